@@ -1,3 +1,3 @@
-//! Tests of the crates together; there is nothing here for anybody to use.
+//! Tests of the crates together. The library itself is empty.
 
 #![forbid(unsafe_code)]

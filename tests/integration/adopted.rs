@@ -1,4 +1,4 @@
-//! An engine's own tensors, offloaded and brought back.
+//! Offloads and restores an engine's own tensors.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use terrane_testkit::pattern::Pattern;
 
 use crate::support::*;
 
-/// A tensor as an engine holds it: memory of its own allocator, shared by whoever uses it.
+/// An engine's tensor: memory of its own allocator, shared by its users.
 struct Tensor(Box<[u8]>);
 
 #[test]
@@ -27,8 +27,8 @@ fn tensors_of_an_engine_are_offloaded_and_brought_back_without_a_copy_of_their_o
         let location = Location::Host(HostAddress::new(first));
         let length = ByteCount::new(a_layer);
         let span = Span { kind: StorageKind::System, location, length };
-        // SAFETY: the tensor is the owner, its bytes are initialised and stay where they are, and
-        // this test looks at them only when no transfer is in flight.
+        // SAFETY: the tensor is the owner, and its bytes are initialised and do not move. This test
+        // reads them only when no transfer is in flight.
         unsafe { ForeignMemory::new(span, Arc::clone(tensor)) }
     });
     let builder = LayoutBuilder::new(config).kind(LayoutKind::ALL[2]).adopt_memory(memories);
@@ -44,7 +44,7 @@ fn tensors_of_an_engine_are_offloaded_and_brought_back_without_a_copy_of_their_o
     moved(&manager, (&cache, &blocks), (&disk, &blocks));
     Pattern::new(10).fill(&cache).unwrap();
     moved(&manager, (&disk, &blocks), (&cache, &blocks));
-    pattern.verify(&cache).unwrap().assert_clean("what came back into the tensors");
+    pattern.verify(&cache).unwrap().assert_clean("the bytes that were restored to the tensors");
 
     drop(cache);
     assert_eq!(Arc::strong_count(&tensors[0]), 1);

@@ -12,7 +12,7 @@ use crate::support::*;
 fn refusal(error: &LayoutError) -> &AllocateError {
     match error {
         LayoutError::Allocate { source } => source,
-        other => panic!("refused, but by no allocator: {other}"),
+        other => panic!("refused by something other than an allocator: {other}"),
     }
 }
 
@@ -27,7 +27,8 @@ fn tiers_share_a_budget_and_what_is_freed_on_one_is_there_for_the_other() {
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
     let disk = Limit::new(files, all.child("disk", ByteCount::mib(16)));
 
-    // 160 blocks of 48 KiB are 7.5 MiB: one on each tier fits, a second one on either does not.
+    // 160 blocks of 48 KiB are 7.5 MiB. One such layout on each tier fits; a second one on either
+    // does not.
     let compute = endpoint(160, LayoutKind::ALL[2], &memory);
     let tier = endpoint(160, LayoutKind::FullyContiguous, &disk);
     let error = layout(160, LayoutKind::FullyContiguous, &disk).unwrap_err();
@@ -42,7 +43,7 @@ fn tiers_share_a_budget_and_what_is_freed_on_one_is_there_for_the_other() {
     let blocks: Vec<u32> = (0..160).collect();
     let report = moved(&manager, (&compute, &blocks), (&tier, &blocks));
     assert_eq!(report.explanation.bytes, config(160).total_bytes());
-    pattern.verify(&tier).unwrap().assert_clean("what came to the disk");
+    pattern.verify(&tier).unwrap().assert_clean("the bytes that were written to disk");
 
     drop(compute);
     assert_eq!(all.live(), ByteCount::new(7_864_320));

@@ -5,7 +5,7 @@
     clippy::expect_used,
     clippy::panic,
     missing_docs,
-    reason = "tests say what they expect by unwrapping it"
+    reason = "a test fails by unwrapping"
 )]
 
 mod adopted;

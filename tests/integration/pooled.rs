@@ -1,4 +1,4 @@
-//! Layouts whose memory comes from a pool, and goes back to it when nothing uses it any more.
+//! Layouts whose memory comes from a pool, and returns to it when it is no longer used.
 
 use terrane::core::ByteCount;
 use terrane::layout::LayoutKind;
@@ -9,8 +9,8 @@ use terrane_testkit::pattern::Pattern;
 
 use crate::support::*;
 
-/// 12 MiB: more than a thread keeps to itself, so that what an engine's thread gives back is there
-/// for all.
+/// 12 MiB: more than a thread caches. So memory that an engine's thread frees is available to all
+/// threads.
 const BLOCKS: u32 = 256;
 
 #[test]
@@ -26,7 +26,7 @@ fn a_layout_s_memory_goes_back_to_its_pool_when_its_last_transfer_has_ended() {
     let blocks: Vec<u32> = (0..BLOCKS).collect();
     let transfer = Transfer::new(&staging, &host).blocks(&blocks, &blocks);
     let completion = manager.submit(transfer, ()).unwrap();
-    // The transfer alone keeps the staging blocks from the pool now.
+    // Now only the transfer keeps the staging blocks.
     drop(staging);
     completion.wait().result.unwrap();
     pattern.verify(&host).unwrap().assert_clean("what was staged");
@@ -34,7 +34,7 @@ fn a_layout_s_memory_goes_back_to_its_pool_when_its_last_transfer_has_ended() {
     let before = pool.snapshot();
     let again = endpoint(BLOCKS, LayoutKind::ALL[1], &pool);
     let after = pool.snapshot();
-    assert_eq!(after.held, before.held, "the memory of the staging blocks serves again");
+    assert_eq!(after.held, before.held, "the memory of the staging blocks is reused");
     assert!(after.cached < before.cached && after.live > before.live, "{before:?} {after:?}");
     drop((again, host));
     assert_eq!(pool.snapshot().live, ByteCount::ZERO);

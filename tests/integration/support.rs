@@ -1,11 +1,11 @@
-//! What these tests begin with.
+//! The setup of these tests.
 
 use terrane::core::Allocate;
 use terrane::layout::model::{ModelGeometry, ModelOptions};
 use terrane::layout::{LayoutBuilder, LayoutConfig, LayoutError, LayoutKind, PhysicalLayout};
 use terrane::transfer::{Endpoint, Report, Transfer, TransferManager};
 
-/// A small model with grouped heads and 16-bit elements, in the words of a model hub.
+/// A small model with grouped heads and 16-bit elements, as a hub's `config.json`.
 const MODEL: &str = r#"{
     "model_type": "qwen3", "torch_dtype": "bfloat16", "num_hidden_layers": 6,
     "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64
@@ -15,7 +15,7 @@ const MODEL: &str = r#"{
 pub fn config(num_blocks: u32) -> LayoutConfig {
     let model = ModelGeometry::from_json(MODEL, &ModelOptions::default()).unwrap();
     let configs = model.layout_configs(num_blocks, 16).unwrap();
-    assert_eq!(configs.len(), 1, "all layers are of one group");
+    assert_eq!(configs.len(), 1, "all layers are in one group");
     configs[0]
 }
 

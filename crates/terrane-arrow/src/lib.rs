@@ -1,11 +1,11 @@
-//! Arrow arrays and columns over Terrane's memory, in and out, without a copy.
+//! Imports and exports Arrow arrays and columns over Terrane's memory, without a copy.
 //!
 //! # Should I be using this crate?
 //!
-//! Use it to exchange arrays with libraries that speak Arrow's C interfaces (pyarrow, cuDF, arrow-rs),
-//! on the host or on a device, or to keep rows of typed columns in memory of any kind. Tensors are in
-//! `terrane-interop`, which this crate builds upon. The crate handles the C structures, not Python: the
-//! caller takes a pointer out of a capsule.
+//! Use it to exchange arrays with libraries that support Arrow's C interfaces (pyarrow, cuDF,
+//! arrow-rs), on the host or on a device. It also keeps rows of typed columns in memory of any
+//! kind. Tensors are in `terrane-interop`, on which this crate is built. It handles the C
+//! structures, not Python: the caller takes a pointer out of a capsule.
 //!
 //! # What it does not do
 //!
@@ -15,16 +15,16 @@
 //!
 //! # What there is
 //!
-//! - [`arrays`]: Arrow arrays and schemas out and in, for the host and with their device, and arrays of
-//!   arrow-rs.
-//! - [`columns`]: typed columns over own or foreign memory, and columnar buffers whose row count kernels
-//!   write.
+//! - [`arrays`]: import and export of Arrow arrays and schemas, on the host and on devices, and
+//!   arrays of arrow-rs.
+//! - [`columns`]: typed columns over own or foreign memory, and columnar buffers whose row count
+//!   kernels write.
 //! - [`ExchangeError`]: one error that the errors of both parts convert into.
 //!
 //! # Example
 //!
-//! A column of own memory becomes an Arrow array. Another library would take it; here it comes back, and
-//! is recognised as the same memory.
+//! A column of own memory becomes an Arrow array. Another library would import it; here it comes
+//! back, and is recognised as the same memory.
 //!
 //! ```
 //! use arrow_schema::DataType;
@@ -62,3 +62,11 @@ pub mod columns;
 mod error;
 
 pub use error::ExchangeError;
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;
+#[doc(no_inline)]
+pub use terrane_cuda;
+#[doc(no_inline)]
+pub use terrane_interop;

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 
 use terrane_core::{Allocate, ByteCount, DeviceId, HostAddress, Location, Memory, RegionRequest};
 use terrane_cuda::{
-    BlockIds, Context, CopyEnd, DeviceAllocator, DeviceMemory, Event, GridCopy, Kernels,
+    BlockIds, Context, DeviceAllocator, DeviceMemory, Event, GridLaunch, Kernels, LaunchEnd,
     PinnedAllocator, PinnedMemory, PinnedOptions, Stream, Timing,
 };
 
@@ -57,7 +57,7 @@ fn main() -> Result<(), Failure> {
         let (all, few) = (rates.kernel(&grid, everywhere)?, rates.kernel(&grid, 24)?);
         let grid = rates.relayout(piece, &ids, device, pinned);
         let direct = rates.kernel(&grid, 32)?;
-        let grid = GridCopy { source: grid.destination, destination: grid.source, ..grid };
+        let grid = GridLaunch { source: grid.destination, destination: grid.source, ..grid };
         let from_pinned = rates.kernel(&grid, 32)?;
         println!(
             "{length:>7} bytes: {all:.0} ({:.3}) on the device, {few:.0} by 24 blocks; by 32, \
@@ -69,7 +69,7 @@ fn main() -> Result<(), Failure> {
     }
     for length in [64, 128, 256] {
         let there = rates.transposition(length, device, packed);
-        let again = GridCopy { source: there.destination, destination: there.source, ..there };
+        let again = GridLaunch { source: there.destination, destination: there.source, ..there };
         let (there, again) = (rates.kernel(&there, everywhere)?, rates.kernel(&again, everywhere)?);
         println!(
             "{length:>7} bytes: {there:.0} ({:.3}) token-major to head-major, {again:.0} ({:.3}) back",
@@ -88,7 +88,7 @@ struct Rates {
     events: [Event; 2],
     device: [DeviceMemory; 2],
     pinned: PinnedMemory,
-    /// Of the pinned memory, for the device.
+    /// The device's addresses of the pinned memory.
     alias: u64,
     bytes: ByteCount,
     rounds: usize,
@@ -145,7 +145,7 @@ impl Rates {
         })
     }
 
-    fn kernel(&self, grid: &GridCopy, thread_blocks: u32) -> Result<f64, Failure> {
+    fn kernel(&self, grid: &GridLaunch, thread_blocks: u32) -> Result<f64, Failure> {
         let counts = [grid.pairs, grid.layers, grid.outers, grid.rows, grid.columns];
         let cells: u64 = counts.into_iter().map(u64::from).product();
         self.rate(ByteCount::new(cells * grid.bytes), || {
@@ -179,47 +179,47 @@ impl Rates {
         ids: &DeviceMemory,
         from: u64,
         to: u64,
-    ) -> GridCopy {
+    ) -> GridLaunch {
         let block = u64::from(layers) * u64::from(outers) * bytes;
         let pairs = u32::try_from(self.bytes.get() / block).unwrap_or(0);
         let of_layer = u64::from(outers) * bytes;
-        let mut grid = GridCopy { pairs, layers, outers, bytes, ..GridCopy::EMPTY };
-        grid.source = CopyEnd {
+        let mut grid = GridLaunch { pairs, layers, outers, bytes, ..GridLaunch::EMPTY };
+        grid.source = LaunchEnd {
             base: from,
             block_ids: BlockIds::Listed,
             blocks: ids.address().get(),
             block_stride: of_layer,
             layer_stride: u64::from(pairs) * of_layer,
             outer_stride: bytes,
-            ..CopyEnd::default()
+            ..LaunchEnd::default()
         };
-        grid.destination = CopyEnd {
+        grid.destination = LaunchEnd {
             base: to,
             block_stride: block,
             layer_stride: of_layer,
             outer_stride: bytes,
-            ..CopyEnd::default()
+            ..LaunchEnd::default()
         };
         grid
     }
 
     /// Blocks token by token, to blocks head by head.
-    fn transposition(&self, bytes: u64, from: u64, to: u64) -> GridCopy {
+    fn transposition(&self, bytes: u64, from: u64, to: u64) -> GridLaunch {
         let piece = u64::from(TOKENS) * u64::from(HEADS) * bytes;
         let (layers, outers) = (32, 2);
         let layer = u64::from(outers) * piece;
         let block = u64::from(layers) * layer;
         let pairs = u32::try_from(self.bytes.get() / block).unwrap_or(0);
-        let end = |base, row_stride, column_stride| CopyEnd {
+        let end = |base, row_stride, column_stride| LaunchEnd {
             base,
             block_stride: block,
             layer_stride: layer,
             outer_stride: piece,
             row_stride,
             column_stride,
-            ..CopyEnd::default()
+            ..LaunchEnd::default()
         };
-        GridCopy {
+        GridLaunch {
             pairs,
             layers,
             outers,
@@ -228,7 +228,7 @@ impl Rates {
             bytes,
             source: end(from, u64::from(HEADS) * bytes, bytes),
             destination: end(to, bytes, u64::from(TOKENS) * bytes),
-            ..GridCopy::EMPTY
+            ..GridLaunch::EMPTY
         }
     }
 }

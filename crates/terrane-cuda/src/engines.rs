@@ -6,11 +6,13 @@ use terrane_core::BoxedCause;
 use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
-use terrane_transfer::{CopyEngine, TransferError};
+use terrane_transfer::{CopyEngine, TransferError, TransferManagerBuilder};
 
-use crate::context::Context;
-use crate::engine::{DeviceEngine, DeviceEngineOptions};
-use crate::memory::{PinnedAllocator, PinnedOptions};
+use crate::engine::DeviceEngine;
+use crate::engine::options::DeviceEngineOptions;
+use crate::memory::pinned::PinnedAllocator;
+use crate::memory::pinned::options::PinnedOptions;
+use crate::runtime::context::Context;
 
 /// The options of [`engines`].
 #[derive(Clone, Debug, Default)]
@@ -26,6 +28,41 @@ pub struct EnginesOptions {
     pub relay: RelayOptions,
     /// Options of the relays' pinned memory.
     pub pinned: PinnedOptions,
+}
+
+/// Adds devices to the builder of a manager.
+pub trait WithDevices: Sized {
+    /// Adds the [`engines`] of these devices with their default options. They include the engines
+    /// of host memory and of files, so `host` and `disk` of the builder are not called as well.
+    ///
+    /// ```no_run
+    /// use terrane_core::DeviceId;
+    /// use terrane_cuda::{Context, WithDevices};
+    /// use terrane_transfer::TransferManager;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let context = Context::primary(DeviceId::new(0))?;
+    /// let manager = TransferManager::builder().devices([&context])?.build();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`engines`].
+    fn devices<'a>(
+        self,
+        contexts: impl IntoIterator<Item = &'a Context>,
+    ) -> Result<Self, TransferError>;
+}
+
+impl WithDevices for TransferManagerBuilder {
+    fn devices<'a>(
+        self,
+        contexts: impl IntoIterator<Item = &'a Context>,
+    ) -> Result<Self, TransferError> {
+        Ok(self.engines(engines(contexts, &EnginesOptions::default())?))
+    }
 }
 
 /// Returns the engines between devices, pinned and system memory, and files. Together they serve

@@ -11,7 +11,8 @@ use terrane_pool::managed::ManagedError;
 use terrane_storage::StorageError;
 use terrane_transfer::LayerError;
 
-use crate::driver::{DriverCode, DriverVersion};
+use crate::driver::code::DriverCode;
+use crate::driver::version::DriverVersion;
 
 /// The reason why a CUDA operation failed.
 ///
@@ -21,7 +22,7 @@ use crate::driver::{DriverCode, DriverVersion};
 pub enum CudaError {
     /// This machine has no driver library, or it cannot be loaded.
     #[error(
-        "the CUDA driver library {library} cannot be loaded; install NVIDIA's driver, or work \
+        "the CUDA driver library {library} cannot be loaded; install NVIDIA's driver, or run \
          without a device"
     )]
     LibraryMissing {
@@ -44,12 +45,14 @@ pub enum CudaError {
     },
     /// The driver works, but reports no device.
     #[error(
-        "the CUDA driver finds no device; check that one is fitted, that the process may use it, \
+        "the CUDA driver reports no device; check the hardware, the permissions of the process, \
          and CUDA_VISIBLE_DEVICES"
     )]
     NoDevice,
     /// No device has this ordinal.
-    #[error("there is no CUDA device {device}; the driver counts {count}, from 0")]
+    #[error(
+        "there is no CUDA device {device}; the driver reports {count} devices, numbered from 0"
+    )]
     UnknownDevice {
         /// The ordinal.
         device: DeviceId,
@@ -58,12 +61,12 @@ pub enum CudaError {
     },
     /// A parent of this process loaded the driver, and this process was forked afterwards.
     #[error(
-        "the CUDA driver was loaded before this process was forked, and does not work in a child; \
-         fork before CUDA is first used, or start the child with `exec`"
+        "the CUDA driver was loaded before the fork, and does not work in the child; fork before \
+         CUDA is first used, or start the child with `exec`"
     )]
     Forked,
     /// The device, or the process's context on it, is lost.
-    #[error("the CUDA context is lost ({operation}: {code}); end the process and start another")]
+    #[error("the CUDA context is lost ({operation}: {code}); restart the process")]
     DeviceLost {
         /// The call that reported the loss. Another call may have caused it.
         operation: &'static str,
@@ -80,7 +83,8 @@ pub enum CudaError {
     },
     /// Two objects that must share a context belong to different contexts.
     #[error(
-        "the {what} belongs to another CUDA context; use one of device {device}'s primary context"
+        "the {what} belongs to another CUDA context; pass a {what} of the primary context of device \
+         {device}"
     )]
     WrongContext {
         /// The object that belongs to another context.
@@ -93,12 +97,14 @@ pub enum CudaError {
     /// Its handle, 2, names a different stream on each thread. Records, waits and frees of one
     /// thread on it do not order the work of another.
     #[error(
-        "the per-thread default stream (handle 2) is another stream on each thread; use a stream of \
-         its own, or an event that the submitting thread records by `record_on_thread_stream`"
+        "the per-thread default stream (handle 2) is a different stream on each thread; pass another \
+         stream, or an event that this thread records with `record_on_thread_stream`"
     )]
     PerThreadStream,
     /// A number that names no stream of this source, or a stream that has been destroyed.
-    #[error("no stream has the number {number}; it was destroyed, or belongs to another source")]
+    #[error(
+        "no stream has the number {number}; it was destroyed, or belongs to other `CudaStreams`"
+    )]
     UnknownStream {
         /// The number.
         number: u64,
@@ -108,22 +114,22 @@ pub enum CudaError {
     /// The capture of a stream continues. The capture of an event does not: the driver ends it on
     /// any query of the capture's events.
     #[error(
-        "the {what} that the transfer is to run after is captured into a graph, of which a transfer \
-         is no part; submit the transfer before the capture, or after it behind the stream that the \
-         graph is launched on"
+        "the transfer's order is a {what} that is being captured into a graph, and transfers cannot \
+         be captured; submit it before the capture, or afterwards with the order of the stream on \
+         which the graph is launched"
     )]
     Captured {
         /// `"stream"` or `"event"`.
         what: &'static str,
     },
-    /// The event's last record failed, so it proves nothing.
-    #[error("the event was not recorded; record it again before asking it")]
+    /// The event was never recorded, or its last record failed. It proves nothing.
+    #[error("the event is not recorded; record it on a stream first, and check the result")]
     NotRecorded,
     /// A time was requested of an event without timing.
-    #[error("the event keeps no time; take it with `Timing::On`, and record both events")]
+    #[error("the event has no time; create both events with `Timing::On`, and record them")]
     NoTiming,
     /// A span that does not lie wholly in the device's memory.
-    #[error("the {length} at {address:#x} are not one allocation of memory of device {device}")]
+    #[error("{length} at {address:#x} are not within one allocation of memory of device {device}")]
     NotDeviceMemory {
         /// The address.
         address: u64,
@@ -133,13 +139,13 @@ pub enum CudaError {
         device: DeviceId,
     },
     /// A location that this operation cannot access.
-    #[error("a stream copies between host and device addresses, not {location}")]
+    #[error("a stream copies between host and device addresses; {location} is neither")]
     Unreachable {
         /// The location, as displayed.
         location: terrane_core::Location,
     },
     /// A request exceeds the maximum size.
-    #[error("{requested} exceed the largest region, {largest}; split it")]
+    #[error("{requested} exceed the largest region, {largest}; request several regions")]
     TooLarge {
         /// The requested bytes.
         requested: ByteCount,
@@ -147,7 +153,7 @@ pub enum CudaError {
         largest: ByteCount,
     },
     /// The alignment is not supported.
-    #[error("memory at multiples of {requested} cannot be had; {largest} is the strictest")]
+    #[error("alignment {requested} is not supported; the maximum is {largest}")]
     TooStrictlyAligned {
         /// The requested alignment.
         requested: Alignment,
@@ -157,7 +163,7 @@ pub enum CudaError {
     /// A unit that does not fit into one registration.
     #[error(
         "a registration of at most {largest} cannot hold whole pages and whole units of {unit}; \
-         choose a smaller unit, or a multiple of the page"
+         choose a smaller unit, or a multiple of the page size"
     )]
     UnitTooLarge {
         /// The unit that must not be split.
@@ -167,9 +173,9 @@ pub enum CudaError {
     },
     /// The driver cannot compile the kernels for the device.
     #[error(
-        "the driver does not take the copy kernels: {code}; it needs a device of compute \
-         capability 8.0 or newer, and the driver to be of CUDA 12.0 or newer{}",
-        if .log.is_empty() { String::new() } else { format!(" (it says: {log})") }
+        "the driver refused the copy kernels: {code}; they need compute capability 8.0 and a driver \
+         of CUDA 12.0, or newer{}",
+        if .log.is_empty() { String::new() } else { format!(" (driver log: {log})") }
     )]
     KernelsRefused {
         /// The driver's code.
@@ -178,12 +184,12 @@ pub enum CudaError {
         log: String,
     },
     /// A launch without thread blocks.
-    #[error("a kernel cannot run on no thread blocks; allow one at least")]
+    #[error("a kernel needs at least one thread block; 0 were requested")]
     NoThreadBlocks,
     /// More cells than one launch supports.
     #[error(
-        "{} cells of {bytes} bytes are more than one launch counts, which is {most} cells and as \
-         many tiles of 128 words; copy them in parts, of fewer pairs each",
+        "{} cells of {bytes} bytes exceed one launch; the maximum is {most} cells and as many tiles \
+         of 128 words; use several launches with fewer pairs each",
         .counts.map(|count| count.to_string()).join(" * ")
     )]
     TooManyCells {
@@ -196,8 +202,8 @@ pub enum CudaError {
     },
     /// More runs, or longer runs, than one launch supports.
     #[error(
-        "these {runs} runs are more, or longer, than one launch counts, which is {most} runs and \
-         as many tiles; copy them in parts"
+        "{runs} runs exceed one launch; the maximum is {most} runs and as many tiles; use several \
+         launches"
     )]
     TooManyRuns {
         /// The number of runs.
@@ -207,8 +213,8 @@ pub enum CudaError {
     },
     /// Block ids beyond those that a copy carries.
     #[error(
-        "{pairs} block ids from number {first} on are more than the {most} that a copy carries; \
-         list them in memory that the device reads"
+        "{pairs} block ids from index {first} exceed the {most} that a launch carries; put them into \
+         device memory (`BlockIds::Listed`)"
     )]
     InlineBlocks {
         /// The first requested id.
@@ -218,8 +224,8 @@ pub enum CudaError {
         /// The number of ids that the copy carries.
         most: usize,
     },
-    /// Runs that did not come from `RunCopy::arrange`.
-    #[error("the runs were not arranged; make the copy with `RunCopy::arrange`")]
+    /// Runs that did not come from `RunLaunch::arrange`.
+    #[error("the runs are not arranged; create the launch with `RunLaunch::arrange`")]
     RunsNotArranged,
     /// A capability that a policy requires was not granted.
     #[error(transparent)]
@@ -237,8 +243,8 @@ pub enum CudaError {
     /// A device's copies or kernels cannot access this memory, although a quote had assumed that
     /// they can.
     #[error(
-        "device {device} does not reach an end of the transfer; lock host memory with the driver, \
-         and see that the transfer is as it was quoted"
+        "device {device} cannot access the memory at one end of the transfer; keep host memory \
+         pinned, and peer access enabled, until the transfer has ended"
     )]
     NotReached {
         /// The device.
@@ -264,7 +270,7 @@ pub enum CudaError {
     },
     /// A calibration was measured on a different device model.
     #[error(
-        "the calibration {} was measured on {measured_on}, and the device is {device}; measure \
+        "the calibration {} was measured on {measured_on}, but the device is {device}; measure it \
          again",
         .path.display()
     )]
@@ -280,7 +286,7 @@ pub enum CudaError {
     #[error(transparent)]
     Layer(#[from] LayerError),
     /// Managed memory could not be used.
-    #[error("the managed memory cannot be used by a stream")]
+    #[error("a stream cannot use the managed memory; see the cause")]
     Managed {
         /// The reason.
         #[source]
@@ -288,18 +294,18 @@ pub enum CudaError {
     },
     /// Memory without a manager that keeps it until a stream has run.
     #[error(
-        "no manager keeps the memory at {location} until the stream has run; allocate it through \
-         a `MemoryManager`, or promise that it stays (`read_unmanaged`)"
+        "no manager keeps the memory at {location} until the stream has passed; allocate it from a \
+         `MemoryManager`, or use `read_unmanaged` or `write_unmanaged`"
     )]
     Unmanaged {
         /// The location of the bytes.
         location: terrane_core::Location,
     },
     /// A part that a region does not contain.
-    #[error("the argument leaves its region")]
+    #[error("the argument exceeds its region")]
     View(#[from] terrane_core::ViewOutOfBounds),
     /// Host memory could not be allocated.
-    #[error("the host memory that was to be pinned could not be brought up")]
+    #[error("the host memory to be pinned could not be allocated; see the cause")]
     HostMemory {
         /// The reason.
         #[source]

@@ -20,21 +20,21 @@
 //! - [`probe`] reports a missing requirement, or lists the [`Device`]s; [`Driver`] is the library.
 //! - [`Context`] is a device's primary context. Each call binds it on the calling thread.
 //! - [`Stream`]s are owned or borrowed. [`Event`]s are pooled; timing is optional. A transfer can
-//!   [run after](Stream::order) either, and a stream can [wait](Stream::wait_for_layer) for one
+//!   [run after](Stream::order) either, and a stream can [wait](Stream::wait_for_layers) for one
 //!   layer of a transfer. [`CudaStreams`] provides both to a pool, as its
 //!   [`FenceSource`](terrane_pool::FenceSource) and [`StreamSource`](terrane_pool::StreamSource).
-//! - [`Kernels`] copy many scattered cells ([`GridCopy`]) or runs ([`RunCopy`]) in one launch.
+//! - [`Kernels`] copy many scattered cells ([`GridLaunch`]) or runs ([`RunLaunch`]) in one launch.
 //! - [`DeviceEngine`] copies blocks between layouts in the device's memory and in pinned memory,
 //!   for a [`TransferManager`](terrane_transfer::TransferManager). It takes the [`CopyPath`] that a
 //!   [`Calibration`] predicts to be the fastest.
 //! - [`DeviceAllocator`] and [`DevicePool`] allocate device memory. [`PinnedAllocator`] allocates
-//!   pinned host memory, optionally [in the background](PinnedAllocator::bring_up_in_background).
-//!   [`Context::holdings`] counts all live memory, streams and events. [`Context::device_span`]
+//!   pinned host memory, optionally [in the background](PinnedAllocator::allocate_in_background).
+//!   [`Context::usage`] counts all live memory, streams and events. [`Context::device_span`]
 //!   checks device memory of another library, which [`ForeignMemory`](terrane_core::ForeignMemory)
 //!   adopts.
 //! - [`engines`] combines the [`DeviceEngine`] with the engines of host memory and files, and with
 //!   relays for the remaining routes.
-//! - [`kernel_argument`] makes managed memory an argument of `cudarc`'s kernels and copies.
+//! - [`mod@cudarc`] makes managed memory an argument of `cudarc`'s kernels and copies.
 //!   [`CudaFill`] lets poison and guards reach device memory.
 //!
 //! # Example
@@ -55,7 +55,7 @@
 //!
 //!     let stream = Stream::new(&context)?;
 //!     for (from, to) in [(pinned.location(), device.location()), (device.location(), pinned.location())] {
-//!         // SAFETY: both live until the stream has been waited for, and nobody else uses them.
+//!         // SAFETY: both live until the stream has been waited for, and no other code uses them.
 //!         unsafe { stream.copy(from, to, request.bytes) }?;
 //!     }
 //!     stream.synchronize()?;
@@ -76,40 +76,48 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod context;
-mod device;
+mod bridges;
 mod driver;
 mod engine;
 mod engines;
 mod error;
-mod event;
-mod fill;
-mod holdings;
-pub mod kernel_argument;
 mod kernels;
 mod memory;
-mod order;
-mod stream;
-mod streams;
+mod runtime;
 
-pub use context::Context;
-pub use device::Device;
-pub use driver::{Availability, Driver, DriverCode, DriverVersion, probe};
-pub use engine::{
-    Calibration, CalibrationOptions, CopyPath, DeviceEngine, DeviceEngineOptions, Direction,
-    PathCost,
-};
-pub use engines::{EnginesOptions, engines};
+pub use bridges::cudarc;
+pub use bridges::debug_fill::CudaFill;
+pub use bridges::pool_streams::CudaStreams;
+pub use driver::Driver;
+pub use driver::code::DriverCode;
+pub use driver::version::DriverVersion;
+pub use engine::DeviceEngine;
+pub use engine::options::DeviceEngineOptions;
+pub use engine::path::calibration::measure::CalibrationOptions;
+pub use engine::path::calibration::{Calibration, PathCost};
+pub use engine::path::{CopyPath, Direction};
+pub use engines::{EnginesOptions, WithDevices, engines};
 pub use error::CudaError;
-pub use event::{Event, Timing};
-pub use fill::CudaFill;
-pub use holdings::{Held, Holdings};
 pub use kernels::{
-    BlockIds, CopyEnd, CopyRun, CopyWidth, GridCopy, INLINE_BLOCKS, KernelFigures, Kernels, RunCopy,
+    BlockIds, CopyWidth, GridLaunch, INLINE_BLOCKS, KernelFigures, Kernels, LaunchEnd, LaunchRun,
+    RunLaunch,
 };
 pub use memory::{
     DeviceAllocator, DeviceMemory, DevicePool, DevicePoolMemory, OrderedMemory, PinnedAllocator,
     PinnedBringUp, PinnedMemory, PinnedNuma, PinnedOptions,
 };
-pub use stream::{Stream, StreamPriority};
-pub use streams::CudaStreams;
+pub use runtime::context::Context;
+pub use runtime::device::{Availability, Device, probe};
+pub use runtime::event::{Event, Timing};
+pub use runtime::stream::{Stream, StreamPriority};
+pub use runtime::usage::{ResourceCount, ResourceUsage};
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;
+#[doc(no_inline)]
+pub use terrane_pool;
+#[doc(no_inline)]
+pub use terrane_storage;
+#[doc(no_inline)]
+pub use terrane_transfer;

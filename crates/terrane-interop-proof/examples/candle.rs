@@ -1,8 +1,9 @@
 //! A cache of candle's tensors as a layout, without DLPack and without a copy.
 //!
-//! The tensors are those of paged attention in candle-vllm and mistral.rs: for each layer keys
-//! `[blocks, heads, size / x, tokens, x]` and values `[blocks, heads, size, tokens]`. Blocks are copied to a
-//! tier of another layout and back, and every byte is compared with what candle reads.
+//! The tensors are those of paged attention in candle-vllm and mistral.rs. Each layer has keys
+//! `[blocks, heads, size / x, tokens, x]` and values `[blocks, heads, size, tokens]`. Blocks are
+//! copied to a tier with another layout and back. Every byte is compared with the bytes that candle
+//! reads.
 //!
 //! ```text
 //! cargo run -p terrane-interop-proof --example candle
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let keys = caches(&[BLOCKS, HEADS, SIZE / X, TOKENS, X], 1.0)?;
     let values = caches(&[BLOCKS, HEADS, SIZE, TOKENS], 2.0)?;
 
-    // The dimensions of each tensor by their meaning. Sizes and strides are candle's.
+    // The meanings of each tensor's dimensions. Sizes and strides come from candle.
     let layers = u32::try_from(LAYERS)?;
     let of_keys = StridedForm::new(&[SectionName::K])
         .tensors(Axis::Layer, layers)
@@ -52,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let cache = adopt_strided_parts(&parts)?.unregistered().build()?;
     cache.verify()?;
 
-    // A tier for the same blocks, with all layers of a block together and elements innermost.
+    // A tier for the same blocks. All layers of a block are contiguous, and elements are innermost.
     let config = LayoutConfig::builder()
         .num_blocks(3)
         .num_layers(layers)
@@ -71,7 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (cache, tier) = (Endpoint::new(cache)?, Endpoint::new(tier)?);
     let manager = TransferManager::with_default_engines()?;
     let before = numbers(&keys, &values)?;
-    // Blocks 0, 2 and 5 leave, and come back to 1, 3 and 4.
+    // Blocks 0, 2 and 5 are offloaded, and restored to 1, 3 and 4.
     let out = Transfer::new(&cache, &tier).blocks(&[0, 2, 5], &[0, 1, 2]);
     manager.submit(out, ()).map_err(|refused| refused.cause)?.wait().result?;
     let back = Transfer::new(&tier, &cache).blocks(&[0, 1, 2], &[1, 3, 4]);
@@ -93,7 +94,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(writeln!(io::stdout(), "{compared} bytes of candle's tensors verified")?)
 }
 
-/// A tensor for each layer, in which all numbers differ.
+/// A tensor for each layer, with different numbers.
 fn caches(sizes: &[usize], sign: f64) -> Result<Vec<Tensor>, candle_core::Error> {
     let elements: usize = sizes.iter().product();
     (0..LAYERS)
@@ -114,15 +115,16 @@ fn numbers(keys: &[Tensor], values: &[Tensor]) -> Result<Vec<Vec<f32>>, candle_c
 fn adopted(tensor: &Tensor) -> Result<StridedTensor, Box<dyn Error>> {
     let found = FirstElement(Mutex::new(None));
     tensor.inplace_op1(&found)?;
-    let first = found.0.into_inner()?.ok_or("the tensor has no elements of 4 bytes on the host")?;
+    let first =
+        found.0.into_inner()?.ok_or("the tensor does not have 4-byte elements on the host")?;
     let at = (StorageKind::System, Location::Host(first));
     let (dims, strides) = (tensor.dims().iter().copied(), tensor.stride().iter().copied());
-    // SAFETY: candle allocated the storage, initialised it, and never moves it; the clone keeps it. This
-    // program uses the tensor only when no transfer is in flight.
+    // SAFETY: candle allocated and initialised the storage, and never moves it; the clone keeps it.
+    // This program uses the tensor only when no transfer is in flight.
     Ok(unsafe { StridedTensor::from_raw(at, 4, dims, strides, tensor.clone()) }?)
 }
 
-/// Finds the first element of a tensor: an operation gets storage that it may write to.
+/// Finds the first element of a tensor, with an operation that gets writable storage.
 struct FirstElement(Mutex<Option<HostAddress>>);
 
 impl InplaceOp1 for FirstElement {

@@ -6,7 +6,7 @@ from ctypes import POINTER, Structure, c_int32, c_int64, c_uint32, c_uint64, c_v
 from proof import function
 
 SCHEMA, ARRAY, DEVICE_ARRAY = b"arrow_schema", b"arrow_array", b"arrow_device_array"
-# What the structures take, and where their callbacks stand.
+# The sizes of the structures, and the offsets of their callbacks.
 SIZES = {SCHEMA: 72, ARRAY: 80, DEVICE_ARRAY: 128}
 RELEASE = {SCHEMA: 56, ARRAY: 64, DEVICE_ARRAY: 64}
 
@@ -58,7 +58,7 @@ _drop = function("terrane_proof_arrow_drop", c_void_p, c_int32)
 
 
 class Place:
-    """Room for a structure, which is released, unless somebody took it, before the room goes."""
+    """Memory for a structure. Unless a consumer took the structure, it is released with the memory."""
 
     def __init__(self, name):
         self.name = name
@@ -82,20 +82,20 @@ def let_go(name, pointer):
 
 @ctypes.PYFUNCTYPE(None, c_void_p)
 def destroy(capsule):
-    """What the protocol asks of a capsule: the structure is released if nobody moved it away."""
+    """The destructor of a capsule: releases the structure unless a consumer moved it away."""
     for name in SIZES:
         if is_valid_at(capsule, name):
             let_go(name, pointer_at(capsule, name))
 
 
 def capsule(name):
-    """A capsule with room for a structure, and where that is."""
+    """A capsule with memory for a structure, and its address."""
     pointer = allocate(1, SIZES[name])
     return new_capsule(pointer, name, ctypes.cast(destroy, c_void_p)), pointer
 
 
 class Column:
-    """A column in Terrane's hands: an array, or a record batch as its struct."""
+    """A column that Terrane owns: an array, or a record batch as its struct."""
 
     def __init__(self, handle):
         self.handle = handle
@@ -115,13 +115,13 @@ class Column:
 
     @classmethod
     def of(cls, array):
-        """What another library hands over by the capsules of the data interface."""
+        """Imports from another library, by the capsules of the data interface."""
         schema, array = array.__arrow_c_array__()
         return cls.of_pointers(pointer_of(schema, SCHEMA), pointer_of(array, ARRAY))
 
     @classmethod
     def of_device(cls, array):
-        """The same by the device interface."""
+        """Imports by the device interface."""
         schema, array = array.__arrow_c_device_array__()
         pointers = pointer_of(schema, SCHEMA), pointer_of(array, DEVICE_ARRAY)
         return cls.of_pointers(*pointers, on_device=True)
@@ -157,7 +157,7 @@ class Column:
 
 
 class OnDevice:
-    """A column as a library sees it that hands over arrays with their device."""
+    """A column of a library that exports arrays with their device."""
 
     def __init__(self, column):
         self.column = column

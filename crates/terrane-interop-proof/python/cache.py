@@ -1,4 +1,4 @@
-"""KV caches of other libraries, offloaded to a tier of Terrane's and brought back."""
+"""KV caches of other libraries, offloaded to a tier of Terrane and restored."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
@@ -32,7 +32,7 @@ _release = function("terrane_proof_cache_release", c_void_p)
 
 
 class Handed:
-    """A tensor that is handed over once."""
+    """A tensor that is passed on once."""
 
     def __init__(self, pointer):
         self.capsule = capsule(pointer)
@@ -46,7 +46,7 @@ class Handed:
 
 
 class Cache:
-    """Tensors of a cache in Terrane's hands, and the tier beside it."""
+    """Imported tensors of a cache, and a tier for them."""
 
     def __init__(self, tensors, **dimensions):
         dimensions = {"device": -1, "outer_dim": 2, **dimensions}
@@ -71,7 +71,7 @@ class Cache:
         _copy(self.handle, direction, ours, theirs, len(ours), stream)
 
     def tier(self, dtype, count):
-        """The tier as read-only tensors in the form of the cache."""
+        """The tier as read-only tensors in the axis order of the cache."""
         pointers = (c_void_p * count)()
         _tier(self.handle, *dtype, pointers, count)
         return [Handed(pointer) for pointer in pointers]

@@ -1,4 +1,4 @@
-"""DLPack between Python and Terrane: its structures, capsules, and what the library does with both."""
+"""DLPack between Python and Terrane: structures, capsules, and functions of the library."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32
@@ -66,13 +66,13 @@ rename = capsule_function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, c
 
 
 def capsule(pointer, is_legacy=False):
-    """A tensor in the capsule by which the standard hands it over."""
+    """A tensor in a capsule, as the standard passes it."""
     name = LEGACY_NAME if is_legacy else NAME
     return python.PyCapsule_New(pointer, name, ctypes.cast(library.terrane_proof_destroy_capsule, c_void_p))
 
 
 def take(handed_over):
-    """The pointer in a capsule, which is the taker's from then on, and whether it is legacy."""
+    """Takes the pointer out of a capsule. Returns it, and whether it is legacy."""
     if is_valid(handed_over, NAME):
         pointer = pointer_of(handed_over, NAME)
         rename(handed_over, USED_NAME)
@@ -83,7 +83,7 @@ def take(handed_over):
 
 
 def hand_over(array, **arguments):
-    """The capsule of an array's tensor, in the newest structure that its library has."""
+    """The capsule of an array's tensor, in the newest structure that its library supports."""
     try:
         return array.__dlpack__(max_version=(1, 3), **arguments)
     except TypeError:
@@ -137,7 +137,7 @@ def numbers(values, kind=c_uint64):
 
 
 class Exported:
-    """A tensor of Terrane's memory, as an array library sees one of another library."""
+    """A tensor of Terrane's memory, with the interface that array libraries expect."""
 
     def __init__(
         self, dtype, sizes, strides=None, read_only=False, by_offset=False, device=-1, pinned=False
@@ -152,12 +152,12 @@ class Exported:
         return (CPU, 0) if self.device < 0 else (CUDA, self.device)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        # Pinned memory is the host's as well, without a copy.
+        # Pinned memory is also host memory, without a copy.
         is_host = self.pinned and dl_device == (CPU, 0)
         if not is_host and dl_device not in (None, self.__dlpack_device__()):
             raise BufferError(f"the tensor is not on {dl_device}")
         handshake(-1 if self.pinned else self.device, stream or 0, stream is not None)
-        # Who names no version takes none but the legacy structure.
+        # A consumer that names no version only takes the legacy structure.
         is_legacy = max_version is None or max_version < (1, 0)
         strides = self.strides and numbers(self.strides)
         options = self.options + is_legacy * 2 + is_host * 16
@@ -172,7 +172,7 @@ class Exported:
 
 
 class Imported:
-    """A tensor of another library, in Terrane's hands until it is released."""
+    """An imported tensor of another library, until it is released."""
 
     def __init__(self, array=None, pointer=None, is_legacy=False, device=-1, **arguments):
         if pointer is None:

@@ -1,4 +1,4 @@
-"""What the tests share: the library with its C interface, errors, accounts, and measured memory."""
+"""The shared parts of the tests: the library with its C interface, errors, counters, and measured memory."""
 
 import ctypes
 import os
@@ -12,11 +12,11 @@ library.terrane_proof_live_imports.restype = ctypes.c_int64
 
 
 class ProofError(Exception):
-    """What Terrane refused, in its words."""
+    """An error of Terrane, with its text."""
 
 
 def function(name, *argument_types):
-    """A function of the library that answers 0 or -1; calling it raises what it says."""
+    """A function of the library that returns 0 or -1; -1 raises its error."""
     raw = getattr(library, name)
     raw.argtypes = argument_types
     raw.restype = ctypes.c_int32
@@ -31,7 +31,7 @@ def function(name, *argument_types):
 
 
 def live():
-    """How many pieces of Terrane's memory, and how many foreign things, are alive."""
+    """The numbers of live allocations of Terrane, and of live imports."""
     return library.terrane_proof_live_memory(), library.terrane_proof_live_imports()
 
 
@@ -42,7 +42,7 @@ def resident_bytes():
 
 
 class ProofTest(unittest.TestCase):
-    """A test after which nothing may be alive that was not before it."""
+    """A test that must leave no allocation or import alive."""
 
     def setUp(self):
         self.live_before = live()

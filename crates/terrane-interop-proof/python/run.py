@@ -13,7 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Report(unittest.TestResult):
-    """One line a test; what cannot run is named with its reason."""
+    """One line per test; a skipped test is named with its reason."""
 
     passed = 0
 

@@ -12,7 +12,7 @@ from proof import ProofError, ProofTest, live
 
 
 def expected(rows):
-    """What Terrane fills its record batches with."""
+    """The contents of Terrane's record batches."""
     schema = pyarrow.schema(
         [
             pyarrow.field("token", pyarrow.uint32(), nullable=False),
@@ -29,7 +29,7 @@ def expected(rows):
 
 
 def arrays():
-    """Arrays of every shape, with nulls where they can have some, and parts of them."""
+    """Arrays of every shape, with nulls if the type permits them, and slices of them."""
     number = pyarrow.array([1, None, 3, 4])
     text = pyarrow.array(["one", "", None, "four"])
     whole = [
@@ -137,7 +137,7 @@ class Inward(ProofTest):
         for array in arrays():
             with self.subTest(type=str(array.type), offset=array.offset):
                 for take in (Column.of, Column.of_device):
-                    # An array without buffers has nothing that keeps it.
+                    # An array without buffers has nothing that keeps it alive.
                     kept = (0, int(not pyarrow.types.is_null(array.type)))
                     with take(array) as column:
                         self.assertEqual(live(), kept)
@@ -145,7 +145,7 @@ class Inward(ProofTest):
                         back = pyarrow.array(column)
                     back.validate(full=True)
                     self.assertTrue(back.equals(array), f"{back} is not {array}")
-                    self.assertEqual(live(), kept, "pyarrow keeps what it gave, through Terrane")
+                    self.assertEqual(live(), kept, "pyarrow keeps its memory, through Terrane")
                     del back
                     self.assertEqual(live(), (0, 0))
 
@@ -183,7 +183,7 @@ class Inward(ProofTest):
                 Column.of_pointers(*pointers)
 
     def test_spoiled_structures_are_refused_and_released(self):
-        # But for n_children, which the callback of pyarrow believes.
+        # Not n_children, which the callback of pyarrow trusts.
         for offset, value, reason in (
             (0, -1, "length is -1"),
             (8, 9, "9 nulls among 3 values"),
@@ -206,7 +206,7 @@ class Around(ProofTest):
                 for same in (back, device):
                     self.assertEqual(same.facts().origin, OWNED)
                     self.assertEqual(same.facts(0).address, column.facts(0).address)
-                self.assertEqual(live(), (1, 0), "no import: it never was anybody else's")
+                self.assertEqual(live(), (1, 0), "no import: it is Terrane's own memory")
 
     def test_what_comes_back_through_pyarrow_is_the_same_memory(self):
         with Column.made(100) as column:
@@ -217,7 +217,7 @@ class Around(ProofTest):
                     for child in range(3):
                         address = column.facts(child).address
                         self.assertEqual(back.facts(child).address, address)
-                    self.assertEqual(live(), (1, 0), "pyarrow's array has been let go of")
+                    self.assertEqual(live(), (1, 0), "pyarrow's array has been released")
             del batch
         self.assertEqual(live(), (0, 0))
 

@@ -1,4 +1,4 @@
-"""KV caches of NumPy in the forms of serving engines, offloaded and brought back."""
+"""KV caches of NumPy in the axis orders of serving engines, offloaded and restored."""
 
 import numpy
 
@@ -20,7 +20,7 @@ SHAPES = {
 
 
 def block_of(form, array, block):
-    """All of one block in a tensor of this form."""
+    """The bytes of one block in a tensor with this axis order."""
     if form == VLLM:
         return array[:, block]
     if form in (SGLANG, SGLANG_LATENT):
@@ -61,7 +61,7 @@ class Caches(ProofTest):
                     for array in arrays:
                         for block in (1, 3, 4):
                             block_of(form, array, block)[:] = 0
-                    # Back to other blocks than they came from.
+                    # Restored to other blocks.
                     cache.restore([4, 1, 3], [8, 0, 5])
                 for array, old in zip(arrays, before):
                     for now, then in ((4, 1), (1, 3), (3, 4), (0, 0), (2, 2), (5, 5)):
@@ -80,7 +80,7 @@ class Caches(ProofTest):
                         for mine, theirs in ((2, 0), (5, 7)):
                             same = block_of(form, array, mine) == block_of(form, tier, theirs)
                             self.assertTrue(same.all())
-                    # While they are seen, nothing is written there.
+                    # While they are exported, nothing is written there.
                     with self.assertRaisesRegex(ProofError, "conflict|read"):
                         cache.offload([1], [0])
                     cache.restore([0], [7])
@@ -88,7 +88,7 @@ class Caches(ProofTest):
                     cache.offload([1], [0])
 
     def test_head_major_by_strides(self):
-        # vLLM's own way: the shape stays, and the memory is head-major.
+        # As in vLLM: the shape stays, and the memory is head-major.
         arrays = [
             numpy.arange(2 * BLOCKS * PAGE * HEADS * DIM, dtype=numpy.uint16)
             .reshape(2, BLOCKS, HEADS, PAGE, DIM)
@@ -96,7 +96,7 @@ class Caches(ProofTest):
             for _ in range(LAYERS)
         ]
         before = [array.copy() for array in arrays]
-        # The tensors' own strides count; the order of the configuration is the tier's.
+        # The tensors' own strides are used; the order of the configuration is the tier's.
         for changes in ({}, {"token_order": HEAD_MAJOR}):
             with self.subTest(changes=changes), self.cache(VLLM, arrays, **changes) as cache:
                 cache.offload([0], [3])
@@ -122,14 +122,14 @@ class Caches(ProofTest):
         for changes, text in (
             ({"num_heads": 4, "head_dim": 4}, r"layer 0, axis 3 \(heads\): 4 expected, 2 found"),
             ({"num_blocks": 7}, r"axis 1 \(blocks\): 7 expected, 6 found"),
-            ({"num_layers": 4}, "the tensors are 3, but the configuration has 4 layers"),
-            ({"element_bytes": 4}, "do not fit a layout whose elements have 4 B"),
+            ({"num_layers": 4}, "there are 3 tensors, and the configuration has 4 layers"),
+            ({"element_bytes": 4}, "the layout has elements of 4 B"),
             ({"outer_dim": 1}, r"axis 0 \(outer \(K, V\)\): 1 expected, 2 found"),
         ):
             with self.assertRaisesRegex(ProofError, text):
                 self.cache(VLLM, arrays, **changes)
         arrays[1].flags.writeable = False
-        with self.assertRaisesRegex(ProofError, "layer 1 cannot be adopted: .* only be read"):
+        with self.assertRaisesRegex(ProofError, "layer 1 cannot be adopted: .* read-only"):
             self.cache(VLLM, arrays)
 
     def test_rounds_without_growth(self):

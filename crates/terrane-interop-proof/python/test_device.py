@@ -1,4 +1,4 @@
-"""Tensors of a device's memory: a real one, or the simulated one under which the gate runs."""
+"""Tensors of a device's memory: a real one, or the simulated one of the gate."""
 
 import os
 
@@ -15,7 +15,7 @@ SHAPE = [2, BLOCKS, PAGE, HEADS, DIM]
 
 
 def expected():
-    """What Terrane fills a tensor of that shape with."""
+    """The contents of a tensor of that shape."""
     count = 2 * BLOCKS * PAGE * HEADS * DIM * 2
     filled = (numpy.arange(count, dtype=numpy.uint64) * 7 + 3).astype(numpy.uint8)
     return filled.view(numpy.uint16).reshape(SHAPE)
@@ -24,7 +24,7 @@ def expected():
 class Devices(ProofTest):
     def setUp(self):
         super().setUp()
-        # Where one was asked for, there has to be one.
+        # If a device was requested, it must exist.
         if "TERRANE_SIMULATED_CUDA" in os.environ:
             return
         try:
@@ -37,7 +37,7 @@ class Devices(ProofTest):
             facts = tensor.facts()
             self.assertEqual((facts.device_type, facts.device_id, facts.bytes), (CUDA, 0, 32))
             self.assertEqual(live(), (1, 1))
-            with self.assertRaisesRegex(ProofError, "not the host's"):
+            with self.assertRaisesRegex(ProofError, "not host memory"):
                 tensor.reverse()
 
     def test_pinned_memory_is_the_host_s_for_who_asks(self):
@@ -52,7 +52,7 @@ class Devices(ProofTest):
             pinned.__dlpack__(dl_device=(CUDA, 0))
 
     def test_a_device_has_to_be_known(self):
-        for device, text in ((-1, "give the importer a context"),):
+        for device, text in ((-1, "no context of it"),):
             with self.assertRaisesRegex(ProofError, text):
                 Imported(Exported(UINT, [8], device=0), max_version=(1, 3), device=device)
 
@@ -60,7 +60,7 @@ class Devices(ProofTest):
         for stream in (-1, 1, 2):
             handshake(0, stream, True)
         handshake(0, 0, False)
-        for stream, text in ((0, "ambiguous"), (-2, "is none")):
+        for stream, text in ((0, "ambiguous"), (-2, "does not exist")):
             with self.assertRaisesRegex(ProofError, text):
                 handshake(0, stream, True)
 
@@ -75,7 +75,7 @@ class Devices(ProofTest):
                 )
                 with taken:
                     taken.offload([1, 4], [7, 2])
-                    # To other blocks, and from there again.
+                    # To other blocks, and from there back.
                     taken.restore([0, 5], [7, 2])
                     taken.offload([0, 5], [1, 0])
                     tier = [numpy.from_dlpack(it) for it in taken.tier(U16, LAYERS)]

@@ -14,7 +14,7 @@ from proof import ProofError, ProofTest, live
 
 
 def pattern(length):
-    """What Terrane fills its tensors with."""
+    """The contents of Terrane's tensors."""
     return (numpy.arange(length, dtype=numpy.uint64) * 7 + 3).astype(numpy.uint8)
 
 
@@ -24,7 +24,7 @@ class Outward(ProofTest):
         self.assertEqual((array.shape, array.strides), ((4, 5), (5, 1)))
         self.assertTrue((array.ravel() == pattern(20)).all())
         self.assertEqual(live(), (1, 0))
-        # It is the memory itself, not a copy of it.
+        # It is the memory itself, not a copy.
         array[1, 2] = 99
         with Imported(array) as back:
             self.assertEqual(back.facts().address, array.ctypes.data)
@@ -41,7 +41,7 @@ class Outward(ProofTest):
         array = numpy.from_dlpack(Exported(UINT, [8], read_only=True))
         self.assertFalse(array.flags.writeable)
         self.assertTrue(numpy.from_dlpack(Exported(UINT, [8])).flags.writeable)
-        with self.assertRaisesRegex(ProofError, "legacy tensors cannot be read-only"):
+        with self.assertRaisesRegex(ProofError, "a legacy tensor cannot be read-only"):
             Exported(UINT, [8], read_only=True).__dlpack__()
 
     def test_legacy_tensors(self):
@@ -57,7 +57,7 @@ class Outward(ProofTest):
         self.assertEqual(numpy.from_dlpack(Exported(FLOAT, [3, 0, 2])).shape, (3, 0, 2))
 
     def test_a_tensor_is_taken_whatever_comes_of_it(self):
-        # There is no such device, which is the call's fault and not the tensor's.
+        # The device does not exist; the call is wrong, not the tensor.
         with self.assertRaises(ProofError):
             Imported(Exported(UINT, [8]), max_version=(1, 3), device=99)
         self.assertEqual(live(), (0, 0))
@@ -98,7 +98,7 @@ class Outward(ProofTest):
         for stream in (-1, 0, 1, 2, 4096):
             with self.assertRaisesRegex(ProofError, "has no streams"):
                 Exported(UINT, [8]).__dlpack__(stream=stream)
-        for stream, text in ((0, "ambiguous"), (-2, "is none")):
+        for stream, text in ((0, "ambiguous"), (-2, "does not exist")):
             with self.assertRaisesRegex(ProofError, text):
                 handshake(0, stream, True)
 
@@ -136,7 +136,7 @@ class Inward(ProofTest):
         array.flags.writeable = False
         with Imported(array, max_version=(1, 3)) as tensor:
             self.assertEqual(tensor.facts().is_read_only, 1)
-            with self.assertRaisesRegex(ProofError, "may only be read"):
+            with self.assertRaisesRegex(ProofError, "the tensor is read-only"):
                 tensor.reverse()
         with Imported(array, max_version=(1, 3), copy=True) as tensor:
             self.assertEqual(tensor.facts().is_copied, 1)
@@ -147,9 +147,9 @@ class Inward(ProofTest):
             self.assertEqual(tensor.facts().is_dense, 0)
             with self.assertRaisesRegex(ProofError, "do not fill"):
                 tensor.reverse()
-        with self.assertRaisesRegex(ProofError, "axis 0 has a stride of -6; hand over"):
+        with self.assertRaisesRegex(ProofError, "axis 0 has the stride -6; strides"):
             Imported(array[::-1], max_version=(1, 3))
-        with self.assertRaisesRegex(ProofError, "before broadcasting"):
+        with self.assertRaisesRegex(ProofError, "before it is broadcast"):
             repeated = numpy.lib.stride_tricks.as_strided(array, (4, 6), (0, 4))
             Imported(repeated, max_version=(1, 3))
 
@@ -163,7 +163,7 @@ class Inward(ProofTest):
 
 
 class Hostile(ProofTest):
-    """Structures that no library would make."""
+    """Structures that no correct library makes."""
 
     def setUp(self):
         super().setUp()
@@ -207,23 +207,23 @@ class Hostile(ProofTest):
         self.check("version 1", major=0)
         self.check("has -1 axes", tensor__ndim=-1)
         self.check("2147483647 axes", tensor__ndim=2**31 - 1)
-        self.check("cannot be read: its pointer is 0x0", tensor__shape=None)
+        self.check("cannot be read from the pointer 0x0", tensor__shape=None)
         self.check("cannot be read", tensor__strides=at(zero) + 1)
-        self.check("axis 1 has a size of -1", tensor__shape=at(negative))
-        self.check("more elements than can be counted", tensor__shape=at(large))
-        self.check("axis 1 has a stride of -1", tensor__strides=at(negative))
-        self.check("before broadcasting", tensor__strides=at(zero))
+        self.check("axis 1 has the size -1", tensor__shape=at(negative))
+        self.check(r"more than 2\^63", tensor__shape=at(large))
+        self.check("axis 1 has the stride -1", tensor__strides=at(negative))
+        self.check("before it is broadcast", tensor__strides=at(zero))
         far = (ctypes.c_int64 * 2)(2**63 - 1, 1)
-        self.check("leads further", tensor__strides=at(far))
+        self.check("ends past the address space", tensor__strides=at(far))
         self.check("device type 77", tensor__device__device_type=77)
         self.check("device type 1, number 4", tensor__device__device_id=4)
-        self.check("give the importer a context", tensor__device__device_type=2)
+        self.check("no context of it", tensor__device__device_type=2)
         self.check("code 200", tensor__dtype__code=200)
-        self.check("with 0 bits", tensor__dtype__bits=0)
-        self.check("no lanes", tensor__dtype__lanes=0)
+        self.check("0 bits were requested", tensor__dtype__bits=0)
+        self.check("0 lanes", tensor__dtype__lanes=0)
         self.check("data pointer is null", tensor__data=None)
-        self.check("leave the address space", tensor__byte_offset=2**64 - 1)
-        self.check("is aligned|are aligned", tensor__dtype__bits=64, tensor__byte_offset=1)
+        self.check("past the end of the address space", tensor__byte_offset=2**64 - 1)
+        self.check("need an alignment", tensor__dtype__bits=64, tensor__byte_offset=1)
 
     def test_pointers_that_are_none(self):
         with self.assertRaisesRegex(ProofError, "is null"):

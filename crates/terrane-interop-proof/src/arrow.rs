@@ -1,4 +1,4 @@
-//! Arrow arrays and record batches, both ways, for the host and with their device.
+//! Imports and exports of Arrow arrays and record batches, on the host and with their device.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema};
 use terrane_arrow::arrays::abi::{ArrowArray, ArrowDeviceArray, ArrowSchema, Owned, Released};
 use terrane_arrow::arrays::{
-    Done, Ready, export_array, export_device_array, export_field, import_array,
+    Ready, ReleaseOrder, export_array, export_device_array, export_field, import_array,
     import_device_array, import_field, is_exported, to_arrow,
 };
 use terrane_arrow::columns::{
@@ -15,43 +15,43 @@ use terrane_arrow::columns::{
 use terrane_core::{BoxedCause, ByteCount, Location};
 use terrane_storage::{SystemAllocator, SystemOptions};
 
-use crate::accounts::{Account, Entry};
-use crate::calls::{answer, let_go};
+use crate::calls::{answer, drop_value};
 use crate::dlpack::counted;
+use crate::live_counts::{LiveCount, Resource};
 
-/// A column and its field, in Python's hands.
+/// A column and its field, owned by Python.
 pub struct Held {
     field: Field,
     column: Column,
 }
 
-/// What is known of a column.
+/// The properties of a column.
 #[repr(C)]
 pub struct ColumnFacts {
     rows: u64,
     offset: u64,
-    /// −1 if it is not known.
+    /// −1 if it is unknown.
     null_count: i64,
     buffers: u64,
     children: u64,
-    /// Where the second buffer begins; of a type without it, 0.
+    /// The start of the second buffer; 0 for a type without one.
     address: u64,
     /// 0: this library's own, 1: by DLPack, 2: by Arrow.
     origin: u32,
 }
 
-/// An array of somebody else's, which is in the accounts until its own callback is called.
+/// A foreign array that is counted until its own callback is called.
 struct Watched {
     theirs: ArrowArray,
-    _entry: Entry,
+    _entry: LiveCount,
 }
 
-/// Puts a counter before an array's callback.
+/// Wraps an array's callback with a counter.
 fn watched(array: Owned<ArrowArray>) -> Owned<ArrowArray> {
     let theirs = array.into_inner();
     let ArrowArray { length, null_count, offset, n_buffers, n_children, .. } = theirs;
     let ArrowArray { buffers, children, dictionary, .. } = theirs;
-    let watched = Box::new(Watched { theirs, _entry: Entry::new(Account::Imports) });
+    let watched = Box::new(Watched { theirs, _entry: LiveCount::new(Resource::Imports) });
     let array = ArrowArray {
         length,
         null_count,
@@ -64,7 +64,7 @@ fn watched(array: Owned<ArrowArray>) -> Owned<ArrowArray> {
         release: Some(release_watched),
         private_data: Box::into_raw(watched).cast(),
     };
-    // SAFETY: the callback may be called once, wherever the array is and on any thread.
+    // SAFETY: the callback may be called once, after any move and on any thread.
     unsafe { Owned::new(array) }
 }
 
@@ -72,20 +72,20 @@ fn watched(array: Owned<ArrowArray>) -> Owned<ArrowArray> {
 ///
 /// The array was made by [`watched`], or moved from one that was.
 unsafe extern "C" fn release_watched(array: *mut ArrowArray) {
-    // SAFETY: the array is the caller's while it is released.
+    // SAFETY: the caller owns the array during its release.
     let array = unsafe { &mut *array };
     if array.release.take().is_none() {
         return;
     }
-    // SAFETY: boxed when it was made, and taken once.
+    // SAFETY: boxed when it was made, and taken back once.
     let mut watched = unsafe { Box::from_raw(array.private_data.cast::<Watched>()) };
-    // SAFETY: it was moved into the box, and is released nowhere else.
+    // SAFETY: it was moved into the box, and is released only here.
     unsafe { watched.theirs.release() };
 }
 
-/// Makes a record batch of `rows` rows in this library's memory: `token` counts up, every third
-/// `score`, from the first on, is null and the others are half their row, and `odd` says so of the
-/// row.
+/// Creates a record batch of `rows` rows in this library's memory. `token` counts up. Every third
+/// `score` is null, beginning with the first; the others are half their row. `odd` states whether
+/// the row is odd.
 ///
 /// # Safety
 ///
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_make(rows: u64, held: *mut *mut Hel
         let schema = Arc::new(Schema::new(fields));
         let plan = ColumnarPlan::new(schema, rows, ColumnarOptions::default())?;
         let memory = counted(&SystemAllocator::new(SystemOptions::default()), plan.size())?;
-        // SAFETY: the memory is new, and nobody else's.
+        // SAFETY: the memory is new, and no other code uses it.
         let mut buffer = unsafe { plan.over(memory, &HostOrder) }?;
         let tokens: Vec<u8> = (0..u32::try_from(rows)?).flat_map(u32::to_ne_bytes).collect();
         let halves = (0..u32::try_from(rows)?).map(|row| f64::from(row) / 2.0);
@@ -132,15 +132,15 @@ fn write(columns: &[Column], at: usize, buffer: usize, bytes: &[u8]) -> Result<(
     if buffer.region().is_err() || buffer.length() < ByteCount::from_usize(bytes.len()) {
         return Err("a buffer that cannot be written".into());
     }
-    // SAFETY: the buffer is as long, and was made for this call.
+    // SAFETY: the buffer has that length, and was made for this call.
     Ok(unsafe { HostOrder.write(bytes, buffer.location()) }?)
 }
 
-/// Takes an array in by its structures, whatever comes of it.
+/// Imports an array from its structures. It takes them even if the import fails.
 ///
 /// # Safety
 ///
-/// The structures are ones of Arrow's that are the caller's to give; `held` may be written.
+/// The structures are Arrow's, and the caller owns them. `held` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_arrow_import(
     schema: *mut ArrowSchema,
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_import(
     })
 }
 
-/// As [`terrane_proof_arrow_import`], of a device array in memory of the host.
+/// As [`terrane_proof_arrow_import`], for a device array in host memory.
 ///
 /// # Safety
 ///
@@ -198,12 +198,12 @@ pub unsafe extern "C" fn terrane_proof_arrow_import_device(
     })
 }
 
-/// Writes structures of a column, to places of the caller's.
+/// Writes the structures of a column to the caller's memory.
 ///
 /// # Safety
 ///
-/// `held` came from here, and nobody writes its memory until the array is released; both places may
-/// be written, and hold nothing that is to be released.
+/// `held` came from here, and no code writes its memory until the array is released. Both
+/// destinations may be written, and contain nothing to release.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_arrow_export(
     held: *const Held,
@@ -239,8 +239,9 @@ pub unsafe extern "C" fn terrane_proof_arrow_export_device(
         // SAFETY: the caller's promise.
         let held = unsafe { &*held };
         let field = export_field(&held.field)?;
-        // SAFETY: the caller's promise; no device uses the host's memory.
-        let column = unsafe { export_device_array(&held.column, Ready::Now, Done::AtRelease) }?;
+        // SAFETY: the caller's promise; no device uses host memory.
+        let column =
+            unsafe { export_device_array(&held.column, Ready::Now, ReleaseOrder::AtRelease) }?;
         // SAFETY: the caller's promise.
         unsafe { field.give(schema) };
         // SAFETY: the caller's promise.
@@ -249,11 +250,11 @@ pub unsafe extern "C" fn terrane_proof_arrow_export_device(
     })
 }
 
-/// Releases what is left of structures that nobody took. Either may be null, or released already.
+/// Releases structures that no consumer took. Either may be null, or already released.
 ///
 /// # Safety
 ///
-/// They are null, or structures of Arrow's that are the caller's.
+/// They are null, or structures of Arrow that the caller owns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_arrow_release(
     schema: *mut ArrowSchema,
@@ -268,7 +269,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_release(
     })
 }
 
-/// Writes what is known of a column, or of the child of that number if it is not negative.
+/// Writes the properties of a column, or of the child with that number if it is not negative.
 ///
 /// # Safety
 ///
@@ -317,7 +318,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_facts(
 ///
 /// # Safety
 ///
-/// Both came from here, and nobody writes their memory; `equal` may be written.
+/// Both came from here, and no code writes their memory; `equal` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_arrow_equal(
     first: *const Held,
@@ -338,7 +339,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_equal(
     })
 }
 
-/// Lets go of a column, on a thread of its own if asked for.
+/// Drops a column, on another thread if requested.
 ///
 /// # Safety
 ///
@@ -347,6 +348,6 @@ pub unsafe extern "C" fn terrane_proof_arrow_equal(
 pub unsafe extern "C" fn terrane_proof_arrow_drop(held: *mut Held, elsewhere: i32) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let_go(unsafe { Box::from_raw(held) }, elsewhere != 0)
+        drop_value(unsafe { Box::from_raw(held) }, elsewhere != 0)
     })
 }

@@ -1,4 +1,4 @@
-//! What every function of the interface has in common: how it answers, and how it fails.
+//! The common parts of all functions of the interface: results and errors.
 
 use std::cell::RefCell;
 use std::ffi::c_char;
@@ -6,11 +6,11 @@ use std::ffi::c_char;
 use terrane_core::BoxedCause;
 
 thread_local! {
-    /// Why the last call on this thread failed.
+    /// The error of the last call on this thread.
     static ERROR: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs one call: 0 if it succeeded, else −1, with the error and its sources noted.
+/// Runs one call. Returns 0 if it succeeded, otherwise −1, and stores the error and its sources.
 pub(crate) fn answer(body: impl FnOnce() -> Result<(), BoxedCause>) -> i32 {
     let Err(error) = body() else { return 0 };
     let mut text = error.to_string();
@@ -23,8 +23,8 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<(), BoxedCause>) -> i32 {
     -1
 }
 
-/// Drops what another library is to get back, on a thread of its own if asked for.
-pub(crate) fn let_go<T: Send + 'static>(value: T, elsewhere: bool) -> Result<(), BoxedCause> {
+/// Drops a value that returns to another library, on another thread if requested.
+pub(crate) fn drop_value<T: Send + 'static>(value: T, elsewhere: bool) -> Result<(), BoxedCause> {
     if !elsewhere {
         drop(value);
         return Ok(());
@@ -34,8 +34,8 @@ pub(crate) fn let_go<T: Send + 'static>(value: T, elsewhere: bool) -> Result<(),
     thread.join().map_err(|_| "the thread that released it panicked".into())
 }
 
-/// Writes why the last call on this thread failed to `buffer`, as text that ends with a zero and
-/// is cut off after `capacity` bytes. Answers how many bytes the whole text has.
+/// Writes the error of the last call on this thread to `buffer`, as text that ends with a zero. It
+/// is cut off after `capacity` bytes. Returns the length of the whole text.
 ///
 /// # Safety
 ///
@@ -45,7 +45,8 @@ pub unsafe extern "C" fn terrane_proof_error(buffer: *mut c_char, capacity: usiz
     ERROR.with_borrow(|text| {
         let length = text.len().min(capacity.saturating_sub(1));
         if capacity > 0 {
-            // SAFETY: both have that many bytes, by the caller's promise and by the minimum.
+            // SAFETY: both have that many bytes: `buffer` by the caller's promise, and the text by
+            // the minimum.
             unsafe { text.as_ptr().copy_to_nonoverlapping(buffer.cast(), length) };
             // SAFETY: `length` is less than `capacity`.
             unsafe { buffer.wrapping_add(length).write(0) };

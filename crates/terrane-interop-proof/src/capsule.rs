@@ -1,25 +1,25 @@
-//! What Python calls when a capsule goes that nobody took the tensor from.
+//! The destructor of a capsule whose tensor no consumer took.
 //!
-//! It is here, and not in Python, as it may be called while an exception is on its way, when no
-//! Python may run.
+//! It is not written in Python, because it may be called during an exception, when no Python code
+//! may run.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use terrane_interop::dlpack::Structure;
 use terrane_interop::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 
-// SAFETY: these are functions of Python's stable interface, with their signatures. They are there
-// when Python has loaded this library, and nothing else loads it.
+// SAFETY: these are functions of Python's stable interface, with their signatures. They exist,
+// because only Python loads this library.
 unsafe extern "C" {
     fn PyCapsule_IsValid(capsule: *mut c_void, name: *const c_char) -> c_int;
     fn PyCapsule_GetPointer(capsule: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// Calls the deleter of the tensor in a capsule, unless its name says that it was taken.
+/// Calls the deleter of the tensor in a capsule, unless its name shows that it was taken.
 ///
 /// # Safety
 ///
-/// Only Python calls it, with a capsule that it was given for.
+/// Only Python calls it, with a capsule whose destructor it is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_destroy_capsule(capsule: *mut c_void) {
     // SAFETY: the caller's promise.
@@ -28,7 +28,7 @@ pub unsafe extern "C" fn terrane_proof_destroy_capsule(capsule: *mut c_void) {
         let tensor: *mut DLManagedTensorVersioned = tensor.cast();
         // SAFETY: the capsule has the tensor, by its name.
         if let Some(deleter) = unsafe { (*tensor).deleter } {
-            // SAFETY: nobody has taken it, so that nobody else calls it.
+            // SAFETY: no consumer has taken it, so no other code calls the deleter.
             unsafe { deleter(tensor) };
         }
     }
@@ -38,13 +38,13 @@ pub unsafe extern "C" fn terrane_proof_destroy_capsule(capsule: *mut c_void) {
         let tensor: *mut DLManagedTensor = tensor.cast();
         // SAFETY: the capsule has the tensor, by its name.
         if let Some(deleter) = unsafe { (*tensor).deleter } {
-            // SAFETY: nobody has taken it, so that nobody else calls it.
+            // SAFETY: no consumer has taken it, so no other code calls the deleter.
             unsafe { deleter(tensor) };
         }
     }
 }
 
-/// What is in the capsule, if that is its name.
+/// The contents of the capsule, if it has this name.
 ///
 /// # Safety
 ///
@@ -54,6 +54,6 @@ unsafe fn content(capsule: *mut c_void, name: &CStr) -> Option<*mut c_void> {
     if unsafe { PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {
         return None;
     }
-    // SAFETY: as above, and the name is its name.
+    // SAFETY: as above, and the capsule has this name.
     Some(unsafe { PyCapsule_GetPointer(capsule, name.as_ptr()) })
 }

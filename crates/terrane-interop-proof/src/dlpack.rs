@@ -1,4 +1,4 @@
-//! Single tensors, both ways.
+//! Imports and exports of single tensors.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -14,32 +14,32 @@ use terrane_interop::dlpack::{
 };
 use terrane_storage::{SystemAllocator, SystemOptions};
 
-use crate::accounts::{Account, Entry};
-use crate::calls::{answer, let_go};
+use crate::calls::{answer, drop_value};
+use crate::live_counts::{LiveCount, Resource};
 
-/// Memory that is in the accounts until it drops.
+/// Memory that is counted until it drops.
 #[derive(Debug)]
 struct Counted<M> {
     memory: M,
-    _entry: Entry,
+    _entry: LiveCount,
 }
 
-// SAFETY: every answer is that of the memory, which is neither moved nor dropped before `self`.
+// SAFETY: all methods delegate to the memory, which is neither moved nor dropped before `self`.
 unsafe impl<M: Memory> Memory for Counted<M> {
     delegate_memory!(self, self.memory);
 }
 
-/// So many bytes of `allocator`, in the accounts.
+/// So many bytes of `allocator`, counted.
 pub(crate) fn counted<A: Allocate<Memory: Memory>>(
     allocator: &A,
     bytes: ByteCount,
 ) -> Result<Region, BoxedCause> {
     let request = RegionRequest::new(bytes).aligned_to(Alignment::SECTOR).labelled("proof");
     let memory = allocator.allocate(&request)?;
-    Ok(Region::new(Counted { memory, _entry: Entry::new(Account::Memory) }))
+    Ok(Region::new(Counted { memory, _entry: LiveCount::new(Resource::Memory) }))
 }
 
-/// What a tensor to be made is like.
+/// The properties of a tensor to export.
 #[repr(C)]
 pub struct TensorRequest {
     code: u8,
@@ -64,17 +64,17 @@ const BY_OFFSET: u32 = 4;
 const PINNED: u32 = 8;
 const AS_HOST: u32 = 16;
 
-/// How far into its memory a tensor begins.
+/// The offset of a tensor in its memory.
 const LEAD: u64 = 256;
 
-/// Makes a tensor of this library's memory, whose byte `i` is `i` · 7 + 3, and writes the pointer
-/// to its managed structure. Of a device's memory, the deleter waits for the consumer's stream.
+/// Creates a tensor of this library's memory, whose byte `i` is `i` · 7 + 3. Writes the pointer to
+/// its managed structure. For device memory, the deleter waits for the consumer's stream.
 ///
 /// # Safety
 ///
-/// `request` is one, with as many sizes and strides as axes; its stream, if it is a handle, lives
-/// for as long as the tensor; of a tensor without one (−1), and of pinned memory, the consumer waits
-/// before it lets go. `tensor` may be written.
+/// `request` is valid, with as many sizes and strides as axes. Its stream, if it is a handle, lives
+/// as long as the tensor. Without a stream (−1), and for pinned memory, the consumer waits before
+/// it releases the tensor. `tensor` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_export(
     request: *const TensorRequest,
@@ -117,18 +117,18 @@ pub unsafe extern "C" fn terrane_proof_export(
             }
         };
         let region = region.view(ByteCount::new(LEAD), shape.bytes())?;
-        // SAFETY: nobody but the consumer touches memory that was allocated just now.
+        // SAFETY: only the consumer uses the memory, which was allocated above.
         let mut export = unsafe { TensorExport::new(region, shape) }?;
         let stated = (request.is_stated != 0).then_some(request.stream);
         let consumer = ConsumerStream::from_python(export.device(), stated)?;
         let stream = match &context {
-            // SAFETY: the caller's promise of the stream.
+            // SAFETY: the caller's promise about the stream.
             Some(context) if !is(PINNED) => unsafe { consumer.to_stream(context, ()) }?,
             _ => None,
         };
         export = match stream {
             Some(stream) => export.released_after(stream),
-            // SAFETY: the caller's promise of the consumer.
+            // SAFETY: the caller's promise about the consumer.
             None => unsafe { export.released_when_done() },
         };
         if is(AS_HOST) {
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn terrane_proof_export(
     })
 }
 
-/// Bytes of a tensor, counted from its first.
+/// The bytes of a tensor, counted from its first.
 fn pattern(length: ByteCount, lead: u64) -> Vec<u8> {
     let seven = |at: u64| at.wrapping_sub(lead).wrapping_mul(7).wrapping_add(3);
     (0..length.get()).map(|at| seven(at).to_le_bytes()[0]).collect()
@@ -160,7 +160,7 @@ fn pattern(length: ByteCount, lead: u64) -> Vec<u8> {
 fn fill_host(region: &Region, lead: u64) {
     let Location::Host(address) = region.location() else { return };
     let bytes = pattern(region.length(), lead);
-    // SAFETY: the memory was allocated just now, with that many bytes.
+    // SAFETY: the memory was allocated above, with that many bytes.
     unsafe { address.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
 }
 
@@ -168,18 +168,18 @@ fn fill_device(context: &Context, region: &Region) -> Result<(), BoxedCause> {
     let host = counted(&SystemAllocator::new(SystemOptions::default()), region.length())?;
     fill_host(&host, LEAD);
     let stream = Stream::new(context)?;
-    // SAFETY: both were allocated just now, and live until the stream has been waited for.
+    // SAFETY: both were allocated above, and live until the stream has been waited for.
     unsafe { stream.copy(host.location(), region.location(), region.length()) }?;
     Ok(stream.synchronize()?)
 }
 
-/// A tensor that was taken in.
+/// An imported tensor.
 pub struct Import {
     pub(crate) tensor: ImportedTensor,
-    _entry: Entry,
+    _entry: LiveCount,
 }
 
-/// What is known of a tensor that was taken in.
+/// The properties of an imported tensor.
 #[repr(C)]
 pub struct TensorFacts {
     address: u64,
@@ -196,8 +196,8 @@ pub struct TensorFacts {
     is_dense: u32,
 }
 
-/// An importer of the host's tensors, and of a device's if there is a number. If there is no such
-/// device, the error is for after the tensors have been taken.
+/// An importer of host tensors, and of a device's tensors if its number is given. An error about
+/// the device is returned separately, so that the tensors are taken first.
 pub(crate) fn importer(device: i32) -> (Importer, Result<(), BoxedCause>) {
     match u32::try_from(device).map(|device| Context::primary(DeviceId::new(device))) {
         Ok(Ok(context)) => (Importer::new().with_device(context), Ok(())),
@@ -206,12 +206,12 @@ pub(crate) fn importer(device: i32) -> (Importer, Result<(), BoxedCause>) {
     }
 }
 
-/// Takes a tensor in, whatever comes of it.
+/// Imports a tensor. It takes the tensor even if the import fails.
 ///
 /// # Safety
 ///
-/// The pointer is one of DLPack to a versioned structure, or a legacy one, that is the caller's to
-/// give; `import` may be written.
+/// The pointer is DLPack's, to a versioned or a legacy structure that the caller owns. `import` may
+/// be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_import(
     tensor: *mut c_void,
@@ -229,14 +229,14 @@ pub unsafe extern "C" fn terrane_proof_import(
             unsafe { importer.legacy(tensor.cast()) }
         };
         found?;
-        let taken = Import { tensor: taken?, _entry: Entry::new(Account::Imports) };
+        let taken = Import { tensor: taken?, _entry: LiveCount::new(Resource::Imports) };
         // SAFETY: the caller's promise.
         unsafe { import.write(Box::into_raw(Box::new(taken))) };
         Ok(())
     })
 }
 
-/// Writes what is known of a tensor.
+/// Writes the properties of a tensor.
 ///
 /// # Safety
 ///
@@ -276,27 +276,27 @@ pub unsafe extern "C" fn terrane_proof_facts(
     })
 }
 
-/// Reverses the bytes of a tensor of the host as memory, in its place.
+/// Reverses the bytes of a host tensor in place, as memory.
 ///
 /// # Safety
 ///
-/// `import` came from [`terrane_proof_import`], and nobody uses the tensor just now.
+/// `import` came from [`terrane_proof_import`], and no code uses the tensor during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_reverse(import: *const Import) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
         let memory = unsafe { &(*import).tensor }.memory()?;
         let Location::Host(address) = memory.location() else {
-            return Err("the bytes are not the host's".into());
+            return Err("the bytes are not in host memory".into());
         };
         let length = memory.length().to_usize();
-        // SAFETY: it is memory, and nobody uses it just now.
+        // SAFETY: it is writable memory, and no other code uses it during the call.
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), length) }.reverse();
         Ok(())
     })
 }
 
-/// Lets go of a tensor, on a thread of its own if asked for.
+/// Drops a tensor, on another thread if requested.
 ///
 /// # Safety
 ///
@@ -305,11 +305,11 @@ pub unsafe extern "C" fn terrane_proof_reverse(import: *const Import) -> i32 {
 pub unsafe extern "C" fn terrane_proof_release(import: *mut Import, elsewhere: i32) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let_go(unsafe { Box::from_raw(import) }, elsewhere != 0)
+        drop_value(unsafe { Box::from_raw(import) }, elsewhere != 0)
     })
 }
 
-/// Succeeds if there is a device; the error says why there is none.
+/// Succeeds if there is a device; otherwise the error has the reason.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrane_proof_probe() -> i32 {
@@ -319,8 +319,8 @@ pub extern "C" fn terrane_proof_probe() -> i32 {
     })
 }
 
-/// Lets the stream that a consumer names (`stream`, if `is_stated`) wait for what is complete, as
-/// `__dlpack__` has it: refuses the numbers that the standard does.
+/// Lets the stream that a consumer names (`stream`, if `is_stated`) wait for completed work, as
+/// `__dlpack__` requires. Refuses the numbers that the standard refuses.
 ///
 /// # Safety
 ///
@@ -335,7 +335,7 @@ pub unsafe extern "C" fn terrane_proof_handshake(device: i32, stream: i64, is_st
         };
         let consumer = ConsumerStream::from_python(TensorDevice::Cuda(device), stream)?;
         let context = Context::primary(device)?;
-        // SAFETY: the caller's promise of the stream.
+        // SAFETY: the caller's promise about the stream.
         unsafe { handshake(&context, ProducerStream::Complete, consumer) }?;
         Ok(())
     })

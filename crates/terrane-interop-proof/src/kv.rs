@@ -1,4 +1,4 @@
-//! KV caches of other libraries, offloaded and brought back.
+//! Offloads and restores KV caches of other libraries.
 
 use std::ffi::c_void;
 
@@ -7,16 +7,16 @@ use terrane_cuda::{Context, EnginesOptions, PinnedAllocator, PinnedOptions, Stre
 use terrane_interop::dlpack::{
     ConsumerStream, ElementType, ImportedTensor, ProducerStream, TensorDevice, handshake,
 };
-use terrane_interop::tensors::{KvForm, KvTensors, adopt_kv, kv_tensors};
+use terrane_interop::tensors::{KvAxisOrder, KvTensors, adopt_kv, kv_tensors};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, TokenOrder};
 use terrane_storage::{SystemAllocator, SystemOptions};
-use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
+use terrane_transfer::{Access, Endpoint, Transfer, TransferManager};
 
-use crate::accounts::{Account, Entry};
 use crate::calls::answer;
 use crate::dlpack::{counted, importer};
+use crate::live_counts::{LiveCount, Resource};
 
-/// A cache, and the tensors that it is in.
+/// A cache, and its tensors.
 #[repr(C)]
 pub struct CacheRequest {
     /// 0: vLLM, 1: FlashInfer NHD, 2: FlashInfer HND, 3: SGLang (K, V, K, V, …), 4: vLLM latent,
@@ -31,7 +31,7 @@ pub struct CacheRequest {
     element_bytes: u32,
     /// 0: token-major, 1: head-major.
     token_order: u32,
-    /// The blocks of the tier that it is offloaded to.
+    /// The number of blocks of the tier.
     tier_blocks: u32,
     /// A device's number, or −1 for the host.
     device: i32,
@@ -39,22 +39,23 @@ pub struct CacheRequest {
     plain_tier: u32,
 }
 
-/// A cache of another library's, and a tier beside it.
+/// A cache of another library, and a tier for it.
 pub struct Cache {
     engine: Endpoint,
     tier: Endpoint,
     manager: TransferManager,
     context: Option<Context>,
-    form: KvForm,
-    _entry: Entry,
+    form: KvAxisOrder,
+    _entry: LiveCount,
 }
 
-/// Takes the tensors of a cache in, all of them whatever comes of it, and makes a tier beside it.
+/// Imports the tensors of a cache, and creates a tier for it. It takes all tensors even if it
+/// fails.
 ///
 /// # Safety
 ///
-/// `request` is one; there are `count` structures of DLPack, the caller's to give, legacy where the
-/// number at their place is not 0; `cache` may be written.
+/// `request` is valid. There are `count` structures of DLPack that the caller owns; one is legacy
+/// if its number in `are_legacy` is not 0. `cache` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_cache(
     request: *const CacheRequest,
@@ -71,7 +72,7 @@ pub unsafe extern "C" fn terrane_proof_cache(
         let (importer, found) = importer(request.device);
         // SAFETY: the caller's promise.
         let are_legacy = unsafe { std::slice::from_raw_parts(are_legacy, count) };
-        // All are taken before any is judged, so that all are released.
+        // All are taken before any is checked, so that all are released.
         let tensors: Vec<_> = tensors
             .iter()
             .zip(are_legacy)
@@ -93,12 +94,12 @@ pub unsafe extern "C" fn terrane_proof_cache(
 
 fn make(request: &CacheRequest, tensors: &[ImportedTensor]) -> Result<Cache, BoxedCause> {
     let form = match request.form {
-        0 => KvForm::VLLM,
-        1 => KvForm::FLASHINFER_NHD,
-        2 => KvForm::FLASHINFER_HND,
-        3 => KvForm::SGLANG,
-        4 => KvForm::VLLM_LATENT,
-        _ => KvForm::SGLANG_LATENT,
+        0 => KvAxisOrder::VLLM,
+        1 => KvAxisOrder::FLASHINFER_NHD,
+        2 => KvAxisOrder::FLASHINFER_HND,
+        3 => KvAxisOrder::SGLANG,
+        4 => KvAxisOrder::VLLM_LATENT,
+        _ => KvAxisOrder::SGLANG_LATENT,
     };
     let order = match request.token_order {
         0 => TokenOrder::TokenMajor,
@@ -149,18 +150,18 @@ fn make(request: &CacheRequest, tensors: &[ImportedTensor]) -> Result<Cache, Box
         None => TransferManager::with_default_engines()?,
     };
     let (engine, tier) = (Endpoint::new(engine)?, Endpoint::new(tier)?);
-    let entry = Entry::new(Account::Imports);
+    let entry = LiveCount::new(Resource::Imports);
     Ok(Cache { engine, tier, manager, context, form, _entry: entry })
 }
 
 /// Copies blocks of the cache to blocks of the tier, or back (`direction` 1), and waits. On a
-/// device, it begins after what `stream` (a handle, or 0) has been given, and `stream` goes on after
-/// it has ended.
+/// device, the copy begins after the work given to `stream` (a handle, or 0), and `stream`
+/// continues after it has ended.
 ///
 /// # Safety
 ///
 /// `cache` came from [`terrane_proof_cache`], there are `count` block numbers each, and the stream
-/// is alive. Nobody uses the blocks meanwhile but by that stream.
+/// is alive. Only that stream uses the blocks during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_copy(
     cache: *const Cache,
@@ -186,11 +187,9 @@ pub unsafe extern "C" fn terrane_proof_copy(
             return Ok(());
         };
         let handle = std::ptr::with_exposed_provenance_mut(usize::try_from(stream)?);
-        // SAFETY: the caller's promise of the stream.
+        // SAFETY: the caller's promise about the stream.
         let borrowed = unsafe { Stream::borrow(context, handle, ()) }?;
-        // SAFETY: it is waited for, here, before the stream can go.
-        let order: DeviceOrder = unsafe { borrowed.order() };
-        let transfer = transfer.device_order(order);
+        let transfer = transfer.device_order(borrowed.order());
         cache.manager.submit(transfer, ()).map_err(|refused| refused.cause)?.wait().result?;
         let consumer = ConsumerStream::of(&borrowed);
         // SAFETY: the stream is alive.
@@ -199,8 +198,8 @@ pub unsafe extern "C" fn terrane_proof_copy(
     })
 }
 
-/// Hands the tier out as tensors in the form of the cache, read-only, and writes as many pointers to
-/// versioned structures as there is room for; all are released that there is no room for.
+/// Exports the tier as read-only tensors in the form of the cache. Writes as many pointers to
+/// versioned structures as fit into `room`, and releases the others.
 ///
 /// # Safety
 ///
@@ -224,7 +223,7 @@ pub unsafe extern "C" fn terrane_proof_tier_tensors(
             // SAFETY: the consumer is NumPy, or PyTorch on the processor: no device reads the tier.
             let export = unsafe { export.released_when_done() };
             let pointer = export.into_versioned()?.into_raw().cast();
-            // SAFETY: the caller's promise of as much room.
+            // SAFETY: the caller promised that much room.
             let to = unsafe { tensors.add(number) };
             // SAFETY: as above.
             unsafe { to.write(pointer.as_ptr()) };
@@ -233,7 +232,7 @@ pub unsafe extern "C" fn terrane_proof_tier_tensors(
     })
 }
 
-/// Lets go of a cache, its tensors, and the tier.
+/// Drops a cache, its tensors, and the tier.
 ///
 /// # Safety
 ///

@@ -1,12 +1,13 @@
-//! A C interface over `terrane-interop` and `terrane-arrow`, which Python tests load: tensors and arrays
-//! of other libraries go in, Terrane's come out, and the accounts say what is still alive.
+//! A C interface over `terrane-interop` and `terrane-arrow`, which Python tests load. Tensors and
+//! arrays of other libraries are imported, and Terrane's are exported. Counters show what is still
+//! alive.
 //!
-//! Every function answers 0, or −1 after having noted why for `terrane_proof_error`. What
-//! is handed out by pointer is owned by the caller until it calls what takes it back.
+//! Every function returns 0, or −1 after storing the error for `terrane_proof_error`. The caller
+//! owns a returned pointer until it calls the matching release function.
 
-mod accounts;
 mod arrow;
 mod calls;
 mod capsule;
 mod dlpack;
 mod kv;
+mod live_counts;

@@ -1,7 +1,7 @@
 //! One error for all parts of this crate.
 
 use crate::dlpack::{ElementTypeError, ExportError, ImportError, ShapeError, StreamError};
-use crate::tensors::{InvalidForm, KvError, StridedError};
+use crate::tensors::{InvalidAxisOrder, KvError, StridedError};
 
 /// The error of this crate. Each function returns the narrower error of its part. All of those
 /// convert into this one, so that `?` works where several parts are used.
@@ -31,14 +31,14 @@ pub enum InteropError {
     Strided(#[from] StridedError),
     /// Axes that no KV tensor has.
     #[error(transparent)]
-    Form(#[from] InvalidForm),
+    AxisOrder(#[from] InvalidAxisOrder),
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::dlpack::{ElementType, TensorShape};
-    use crate::tensors::KvForm;
+    use crate::tensors::KvAxisOrder;
 
     fn shape(sizes: &[u64]) -> Result<TensorShape, InteropError> {
         let element = ElementType::new(crate::dlpack::TypeCode::Float, 16, 1)?;
@@ -51,7 +51,7 @@ mod tests {
         let refused = shape(&[u64::MAX, 2]).unwrap_err();
         let InteropError::Shape(source) = &refused else { panic!("{refused:?}") };
         assert_eq!(refused.to_string(), source.to_string());
-        let form = || -> Result<KvForm, InteropError> { Ok(KvForm::new(&[])?) };
-        assert!(matches!(form(), Err(InteropError::Form(_))));
+        let axis_order = || -> Result<KvAxisOrder, InteropError> { Ok(KvAxisOrder::new(&[])?) };
+        assert!(matches!(axis_order(), Err(InteropError::AxisOrder(_))));
     }
 }

@@ -84,3 +84,14 @@ pub mod release_order;
 pub mod tensors;
 
 pub use error::InteropError;
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;
+#[cfg(feature = "cuda")]
+#[doc(no_inline)]
+pub use terrane_cuda;
+#[doc(no_inline)]
+pub use terrane_layout;
+#[doc(no_inline)]
+pub use terrane_transfer;

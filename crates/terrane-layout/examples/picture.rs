@@ -1,4 +1,4 @@
-//! Draws where the bytes of one block lie: `cargo run --example picture [FILE.svg]`.
+//! Draws the bytes of one block: `cargo run --example picture [FILE.svg]`.
 //!
 //! The text goes to standard output, and the SVG to the file.
 

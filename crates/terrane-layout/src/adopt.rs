@@ -1,4 +1,4 @@
-//! What is checked of the caller's regions before they become a layout.
+//! Checks the caller's regions before they become a layout.
 
 use terrane_core::{AgentName, ByteCount, Memory, Region, Span, StorageKind};
 
@@ -6,7 +6,7 @@ use crate::error::{LayoutError, Part, RegionRole};
 use crate::physical::{PhysicalLayout, RegistrationState};
 use crate::plan::{LayoutPlan, PaddingReport};
 
-/// What is known of adopted regions once they have been checked.
+/// The results of the checks of adopted regions.
 pub(crate) struct Adoptable {
     storage_kind: StorageKind,
     padding: PaddingReport,
@@ -21,7 +21,7 @@ impl Adoptable {
         Ok(Self { storage_kind, padding })
     }
 
-    /// The layout over the regions that were checked, registered by now or not.
+    /// The layout over the checked regions, which may have been registered in between.
     pub(crate) fn into_layout(
         self,
         plan: &LayoutPlan,
@@ -57,7 +57,7 @@ fn check_regions(plan: &LayoutPlan, regions: &[Region]) -> Result<StorageKind, L
         plan.check_size(part, region.length())?;
     }
 
-    // Each with each: a layout has as many regions as a model has layers, some dozens.
+    // Each pair is compared: a layout has as many regions as a model has layers, some dozens.
     for (second, region) in numbered(regions) {
         let span = used(plan, second, region);
         let others = numbered(regions).take_while(|&(first, _)| first < second);
@@ -95,8 +95,7 @@ pub(crate) fn check_registrations(
     Ok(())
 }
 
-/// The bytes of a region that the layout uses. What an adopted region has beyond them may be
-/// anybody's.
+/// The bytes of a region that the layout uses. Other code may use the rest of an adopted region.
 fn used(plan: &LayoutPlan, number: u32, region: &Region) -> Span {
     Span { length: plan.geometry().region_bytes(number), ..region.span() }
 }

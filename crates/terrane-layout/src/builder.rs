@@ -31,8 +31,8 @@ use crate::state::{
 ///    [`register_if_supported`](LayoutBuilder::register_if_supported).
 /// 5. `build`.
 ///
-/// Nothing is acquired before `build`, and `build` plans and checks everything, under the limits
-/// of the allocator and the registrar, before it allocates or registers anything.
+/// Nothing is acquired before `build`. `build` first plans and checks everything under the limits
+/// of the allocator and the registrar. Only then does it allocate or register.
 #[derive(Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct LayoutBuilder<S = NeedsKind> {
@@ -40,7 +40,7 @@ pub struct LayoutBuilder<S = NeedsKind> {
 }
 
 impl LayoutBuilder<NeedsKind> {
-    /// Begins with what is to be laid out.
+    /// Starts with the dimensions.
     pub fn new(config: LayoutConfig) -> Self {
         Self { state: NeedsKind(config) }
     }
@@ -50,24 +50,24 @@ impl LayoutBuilder<NeedsKind> {
         self.kind(LayoutKind::FullyContiguous)
     }
 
-    /// One region a layer.
+    /// One region for each layer.
     pub fn layer_separate(self, block_dimension: BlockDimension) -> LayoutBuilder<NeedsMemory> {
         self.kind(LayoutKind::LayerSeparate { block_dimension })
     }
 
-    /// A kind that is known at run time only.
+    /// A kind that is known only at run time.
     pub fn kind(self, kind: LayoutKind) -> LayoutBuilder<NeedsMemory> {
         LayoutBuilder { state: NeedsMemory { geometry: Planning::Config(self.state.0, kind) } }
     }
 }
 
 impl LayoutBuilder<NeedsMemory> {
-    /// Begins with a geometry: its sections say what is laid out, and in which order.
+    /// Starts with a geometry, whose sections define the contents and their order.
     pub fn from_geometry(geometry: Geometry) -> Self {
         Self { state: NeedsMemory { geometry: Planning::Geometry(geometry) } }
     }
 
-    /// One base allocation of `allocator`, cut into the regions at the plan's alignment.
+    /// One base allocation of `allocator`, split into the regions at the plan's alignment.
     pub fn allocate<A: Allocate>(
         self,
         allocator: &A,
@@ -75,12 +75,12 @@ impl LayoutBuilder<NeedsMemory> {
         self.with_memory(FromAllocator(allocator))
     }
 
-    /// The caller's regions: one, or one a layer in the order of the layers.
+    /// The caller's regions: one, or one for each layer, in the order of the layers.
     ///
-    /// `build` checks the count, every size, one storage kind, that none overlap, and that each
-    /// begins at a multiple of the block alignment and of what the registrar demands. Foreign
-    /// memory comes with the alignment that it has, so the 512 bytes of a planned region are not
-    /// asked of it; [`PhysicalLayout::alignment_class`] says what it has.
+    /// `build` checks the count, every size, that all have one storage kind, and that none overlap.
+    /// Each region must begin at a multiple of the block alignment and of the registrar's
+    /// alignment. The 512 bytes of a planned region are not required, as foreign memory has a given
+    /// alignment; [`PhysicalLayout::alignment_class`] returns the actual one.
     pub fn adopt(
         self,
         regions: impl IntoIterator<Item = Region>,
@@ -88,7 +88,7 @@ impl LayoutBuilder<NeedsMemory> {
         self.with_memory(Adopted { regions: regions.into_iter().collect() })
     }
 
-    /// As [`adopt`](Self::adopt), with memory that is no region yet.
+    /// As [`adopt`](Self::adopt), for memory that is not a region yet.
     pub fn adopt_memory(
         self,
         memory: impl IntoIterator<Item = impl Memory>,
@@ -96,10 +96,9 @@ impl LayoutBuilder<NeedsMemory> {
         self.adopt(memory.into_iter().map(Region::new))
     }
 
-    /// The caller's regions, which the caller has registered with `agent`. Nothing is left to
-    /// choose.
+    /// The caller's regions, which the caller has registered with `agent`. No choice is left.
     ///
-    /// Besides what [`adopt`](Self::adopt) has checked, every region has to lie within a
+    /// In addition to the checks of [`adopt`](Self::adopt), every region must lie within a
     /// registration of that agent.
     pub fn adopt_registered(
         self,
@@ -123,13 +122,14 @@ impl<M> LayoutBuilder<NeedsRegistration<M>> {
         self.with_policy(Policy::Unregistered)
     }
 
-    /// Registers the base allocation, or each adopted region; if that fails, so does `build`.
+    /// Registers the base allocation, or each adopted region. If that fails, `build` fails.
     pub fn register(self, registrar: &dyn Register) -> LayoutBuilder<Ready<'_, M>> {
         self.with_policy(Policy::Required(registrar))
     }
 
-    /// Registers the base allocation, or all adopted regions, if the registrar takes them.
-    /// Otherwise nothing stays registered, and [`PhysicalLayout::registration_state`] says why.
+    /// Registers the base allocation, or all adopted regions, if the registrar accepts them.
+    /// Otherwise nothing stays registered, and [`PhysicalLayout::registration_state`] has the
+    /// reason.
     pub fn register_if_supported(self, registrar: &dyn Register) -> LayoutBuilder<Ready<'_, M>> {
         self.with_policy(Policy::IfSupported(registrar))
     }
@@ -141,13 +141,13 @@ impl<M> LayoutBuilder<NeedsRegistration<M>> {
 }
 
 impl<A: Allocate> LayoutBuilder<Ready<'_, FromAllocator<'_, A>>> {
-    /// Plans, allocates, registers and cuts.
+    /// Plans, allocates, registers and splits.
     ///
     /// # Errors
     ///
-    /// [`LayoutError`]; then nothing stays allocated or registered. Before anything is allocated:
-    /// sizes that overflow or exceed the limits. After it: the allocator's and the registrar's
-    /// refusals, and memory that is not what was asked for.
+    /// [`LayoutError`]; nothing stays allocated or registered. Sizes that overflow or exceed the
+    /// limits are refused before the allocation. After it, the allocator and the registrar may
+    /// refuse, or the memory may not match the request.
     pub fn build(self) -> Result<PhysicalLayout, LayoutError> {
         let Ready { geometry, memory: FromAllocator(allocator), policy } = self.state;
         let planned = Planned::new(geometry, allocator.limits(), policy, |plan| plan.check_base())?;
@@ -155,7 +155,7 @@ impl<A: Allocate> LayoutBuilder<Ready<'_, FromAllocator<'_, A>>> {
         let memory = allocator
             .allocate(&plan.base_request())
             .map_err(|source| LayoutError::Allocate { source: Box::new(source) })?;
-        // A source that breaks its contract shows before a peer can reach the memory.
+        // This finds an allocator that breaks its contract before a peer can access the memory.
         Part::Base.check(&memory, plan.base_bytes(), plan.alignment())?;
         let (storage_kind, held) = (memory.kind(), memory.length());
         let (base, registration) = planned.policy.register_base(memory)?;
@@ -170,7 +170,7 @@ impl LayoutBuilder<Ready<'_, Adopted>> {
     ///
     /// # Errors
     ///
-    /// [`BuildFailed`] gives the regions back, registered as they came, with the cause.
+    /// [`BuildFailed`] returns the regions, registered as before the call, with the cause.
     pub fn build(self) -> Result<PhysicalLayout, BuildFailed> {
         let Ready { geometry, memory: Adopted { regions }, policy } = self.state;
         let planned =
@@ -190,7 +190,7 @@ impl LayoutBuilder<Ready<'_, AdoptedRegistered>> {
     ///
     /// # Errors
     ///
-    /// [`BuildFailed`] gives the regions back, still registered, with the cause.
+    /// [`BuildFailed`] returns the regions, still registered, with the cause.
     pub fn build(self) -> Result<PhysicalLayout, BuildFailed> {
         let Ready { geometry, memory: AdoptedRegistered { regions, agent }, policy } = self.state;
         let planned = Planned::new(geometry, Limits::NONE, policy, |plan| {
@@ -208,7 +208,7 @@ impl LayoutBuilder<Ready<'_, AdoptedRegistered>> {
     }
 }
 
-/// A build over adopted regions that failed: the regions, as they were given, and the cause.
+/// A failed build over adopted regions: the regions, as they were given, and the cause.
 #[derive(Debug)]
 pub struct BuildFailed {
     /// The regions, in the order in which they were given.
@@ -236,20 +236,20 @@ impl From<BuildFailed> for LayoutError {
     }
 }
 
-/// A plan, and what is left of the registration policy under it.
+/// A plan, and the registration policy under it.
 struct Planned<'r, T> {
     plan: LayoutPlan,
-    /// What the check of the plan found out.
+    /// The result of the checks of the plan.
     checked: T,
     policy: Effective<'r>,
 }
 
-/// What is to be done about registration, once the registrar's limits have been heard.
+/// The registration to perform, given the registrar's limits.
 enum Effective<'r> {
     Unregistered,
     Required(&'r dyn Register),
     IfSupported(&'r dyn Register),
-    /// The registrar cannot take this layout, and need not.
+    /// The registrar cannot register this layout, and the caller permits that.
     Refused {
         agent: AgentName,
         cause: LayoutError,
@@ -257,8 +257,8 @@ enum Effective<'r> {
 }
 
 impl<'r, T> Planned<'r, T> {
-    /// Plans under the limits of the memory and of the registrar; where the registrar is
-    /// dispensable and only its limits stand in the way, without them.
+    /// Plans under the limits of the memory and of the registrar. If registration is optional and
+    /// only the registrar's limits prevent the layout, plans without them.
     fn new(
         geometry: Planning,
         limits: Limits,
@@ -331,13 +331,13 @@ impl Effective<'_> {
             Self::IfSupported(registrar) => (registrar, false),
         };
         let agent = registrar.agent().clone();
-        // Clones of the regions are registered; the originals are what is given back.
+        // Clones of the regions are registered; on failure the originals are returned.
         let mut registered = Vec::with_capacity(regions.len());
         for (number, region) in (0_u32..).zip(&regions) {
             match Registered::new(registrar, region.clone()) {
                 Ok(region) => registered.push(Region::new(region)),
                 Err(failed) => {
-                    // The latest first, as if each had been undone by hand.
+                    // The latest first, in the reverse order of registration.
                     while registered.pop().is_some() {}
                     let source = Box::new(failed.cause);
                     let cause = LayoutError::Register { part: Part::Region(number), source };

@@ -1,32 +1,33 @@
-//! How the elements of a token's row are stored.
+//! The storage format of the elements of a token's row.
 
 use std::fmt;
 
 use terrane_core::ByteCount;
 
-use crate::LayoutError;
-use crate::config::{Field, in_range};
+use crate::config::field::{Field, in_range};
+use crate::error::LayoutError;
 
-/// How elements become bytes. Only sizes matter to a layout: two dtypes of one width are the same
-/// to it.
+/// The size of elements in bytes. A layout depends only on sizes, so two dtypes of one width are
+/// equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementFormat {
-    /// Each element takes this many bytes, 1 to 8: 1 for fp8 and int8, 2 for bfloat16 and fp16,
-    /// 4 for fp32.
+    /// Each element has this many bytes, 1 to 8: 1 for fp8 and int8, 2 for bfloat16 and fp16, 4 for
+    /// fp32.
     Width(u8),
-    /// Groups of elements that share a scale, stored together with it.
+    /// Groups of elements that share a scale, which is stored with them.
     ///
-    /// MXFP4 has 32 elements in 17 bytes (32 half bytes and a scale of 8 bits; OCP Microscaling
-    /// Formats specification 1.0), MXFP8 32 in 33, NVFP4 16 in 9. A format of half bytes without
-    /// scales is 2 elements in 1 byte. The inner dimension has to be a multiple of the group.
+    /// MXFP4 has 32 elements in 17 bytes: 32 half bytes and a scale of 8 bits (OCP Microscaling
+    /// Formats specification 1.0). MXFP8 has 32 in 33, and NVFP4 has 16 in 9. A format of half
+    /// bytes without scales is 2 elements in 1 byte. The inner dimension must be a multiple of the
+    /// group.
     BlockScaled {
-        /// Elements a group; at least 1.
+        /// Elements per group; at least 1.
         elements: u32,
-        /// Bytes a group, scale included; at least 1.
+        /// Bytes per group, scale included; at least 1.
         bytes: u32,
     },
-    /// A token's row, all its elements together, takes this many bytes; at least 1. For formats
-    /// that the others do not describe, such as scales kept after the elements.
+    /// A token's row has this many bytes for all its elements; at least 1. It is for all other
+    /// formats, such as scales that are stored after the elements.
     RowBytes(u32),
 }
 
@@ -42,8 +43,8 @@ impl ElementFormat {
     ///
     /// # Errors
     ///
-    /// [`LayoutError::FieldOutOfRange`] if the format itself is not valid, and
-    /// [`LayoutError::InnerDimNotGrouped`] if its groups do not fit evenly into the row.
+    /// [`LayoutError::FieldOutOfRange`] if the format is invalid, and
+    /// [`LayoutError::InnerDimNotGrouped`] if the row is not a multiple of its groups.
     pub fn row_bytes(self, inner_dim: u32) -> Result<ByteCount, LayoutError> {
         match self {
             Self::Width(width) => {
@@ -74,9 +75,9 @@ fn product(a: u32, b: u32) -> ByteCount {
 impl fmt::Display for ElementFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Width(width) => write!(f, "{width} B an element"),
+            Self::Width(width) => write!(f, "{width} B per element"),
             Self::BlockScaled { elements, bytes } => write!(f, "{elements} elements in {bytes} B"),
-            Self::RowBytes(bytes) => write!(f, "{bytes} B a token row"),
+            Self::RowBytes(bytes) => write!(f, "{bytes} B per token row"),
         }
     }
 }

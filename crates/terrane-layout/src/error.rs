@@ -1,4 +1,4 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use terrane_core::{
     StorageKind, ViewOutOfBounds,
 };
 
-use crate::config::{Field, LARGEST_LAYOUT};
+use crate::config::field::{Field, LARGEST_LAYOUT};
 use crate::geometry::{GeometryError, IndexOutOfRange};
 use crate::verify::Violation;
 
@@ -16,122 +16,126 @@ use crate::verify::Violation;
 #[non_exhaustive]
 pub enum LayoutError {
     /// A field of the configuration was not set.
-    #[error("{field} is not set; a layout needs it")]
+    #[error("{field} is not set; set it on the builder")]
     MissingField {
         /// The field.
         field: Field,
     },
-    /// A field of the configuration has a value that no layout can have.
+    /// A field of the configuration is out of range.
     #[error("{field} is {value}; it must be {}", range(*.least, *.largest))]
     FieldOutOfRange {
         /// The field.
         field: Field,
         /// Its value.
         value: u32,
-        /// The least that it may be.
+        /// The smallest valid value.
         least: u32,
-        /// The most that it may be.
+        /// The largest valid value.
         largest: u32,
     },
-    /// Groups of elements that share a scale do not fit evenly into a row.
+    /// A row is not a multiple of the groups of elements that share a scale.
     #[error(
-        "inner_dim is {inner_dim}, no multiple of the {elements} elements that share a scale; \
-         choose another format, or state the bytes of a row (ElementFormat::RowBytes)"
+        "inner_dim is {inner_dim}, which is not a multiple of the {elements} elements that share a \
+         scale; choose another format, or state the bytes of a row (ElementFormat::RowBytes)"
     )]
     InnerDimNotGrouped {
-        /// Elements a row.
+        /// Elements per row.
         inner_dim: u32,
-        /// Elements a group.
+        /// Elements per group.
         elements: u32,
     },
-    /// The heads do not divide a row.
+    /// The heads do not divide the row.
     #[error(
-        "inner_dim is {inner_dim}, no multiple of the {num_heads} heads; it is heads · head dimension"
+        "inner_dim is {inner_dim}, which is not a multiple of the {num_heads} heads; it must be \
+         heads · head dimension"
     )]
     HeadsNotDivided {
-        /// Elements a row.
+        /// Elements per row.
         inner_dim: u32,
         /// Heads.
         num_heads: u32,
     },
-    /// The bytes of a head cannot be told from those of its neighbours.
+    /// A head is not a whole number of bytes.
     #[error(
-        "with {num_heads} heads, {element} does not give each of them bytes of its own; \
-         leave num_heads out, and pieces move whole"
+        "with {num_heads} heads, a row of {element} does not give each head whole bytes; leave \
+         num_heads unset, and pieces are moved whole"
     )]
     HeadNotWhole {
         /// Heads.
         num_heads: u32,
-        /// How elements are stored.
+        /// The element format.
         element: crate::ElementFormat,
     },
-    /// Heads were to be told apart, and their number is not stated.
-    #[error("num_heads is not set; a head-major layout, or one of other heads, needs it")]
+    /// An operation on heads needs their number.
+    #[error(
+        "num_heads is not set; head-major layouts, and layouts with another number of heads, need \
+         it"
+    )]
     HeadsNotStated,
     /// A size does not fit in 64 bits.
     #[error(transparent)]
     Overflow(#[from] SizeOverflow),
-    /// The layout is larger than any memory or file can be.
+    /// The layout exceeds [`LARGEST_LAYOUT`].
     #[error(
-        "the layout takes {bytes}, and nothing can be larger than {LARGEST_LAYOUT}; \
-         make a dimension or an alignment smaller"
+        "the layout takes {bytes}, and the maximum is {LARGEST_LAYOUT}; make a dimension or an \
+         alignment smaller"
     )]
     TooLarge {
         /// The bytes of all regions.
         bytes: ByteCount,
     },
-    /// A region, or the base allocation, is larger than the limits allow.
+    /// A region, or the base allocation, exceeds the limits.
     #[error(
-        "{part} takes {bytes}, more than the largest region of {largest}; {}", smaller(*.part)
+        "{part} takes {bytes}, and the largest region has {largest}; {}", smaller(*.part)
     )]
     RegionTooLarge {
-        /// What is too large.
+        /// The part that is too large.
         part: Part,
         /// Its bytes.
         bytes: ByteCount,
-        /// The largest that the allocator and the registrar take.
+        /// The largest region that the allocator and the registrar accept.
         largest: ByteCount,
     },
     /// An index of a piece is out of range.
     #[error(transparent)]
     IndexOutOfRange(#[from] IndexOutOfRange),
-    /// The number of adopted regions is not that of the layout.
+    /// The number of adopted regions does not match the layout.
     #[error("the layout has {expected} regions, and {actual} were given; give one {role}")]
     RegionCount {
-        /// The regions of the layout.
+        /// The number of regions of the layout.
         expected: u32,
-        /// The regions that were given.
+        /// The number of given regions.
         actual: usize,
-        /// What a region is for.
+        /// The content of a region.
         role: RegionRole,
     },
-    /// A region, or the base allocation, has too few bytes.
+    /// A region, or the base allocation, is too small.
     #[error(
         "{part} has {} bytes, and {} are needed; give a larger one, or use fewer blocks",
         .actual.get(), .needed.get()
     )]
     RegionTooSmall {
-        /// What is too small.
+        /// The part that is too small.
         part: Part,
         /// The bytes that it needs.
         needed: ByteCount,
         /// The bytes that it has.
         actual: ByteCount,
     },
-    /// A region, or the base allocation, does not begin where it must.
-    #[error("{part} begins at {location}, no multiple of {needed}; align it")]
+    /// A region, or the base allocation, is misaligned.
+    #[error("{part} begins at {location}, and needs an alignment of {needed}; align it")]
     RegionMisaligned {
-        /// What is misaligned.
+        /// The misaligned part.
         part: Part,
-        /// Where it begins.
+        /// Its start.
         location: Location,
-        /// What it must begin at a multiple of.
+        /// The required alignment.
         needed: Alignment,
     },
-    /// Adopted regions are not of one storage kind.
+    /// Adopted regions have different storage kinds.
     #[error(
-        "region {region} is {actual} memory and region 0 is {first}; a layout has one storage \
-         kind, so give regions of one kind"
+        "region {region} is {actual} memory, and region 0 is {first} memory; a layout has one \
+         storage kind, so give regions of one kind"
     )]
     MixedStorage {
         /// The first region that differs.
@@ -141,7 +145,7 @@ pub enum LayoutError {
         /// The kind of the region that differs.
         actual: StorageKind,
     },
-    /// Two adopted regions share bytes.
+    /// Two adopted regions overlap.
     #[error("regions {first} and {second} overlap; give each its own bytes")]
     RegionsOverlap {
         /// One of them.
@@ -149,10 +153,10 @@ pub enum LayoutError {
         /// The other.
         second: u32,
     },
-    /// An adopted region that should be registered with an agent is not.
+    /// An adopted region is not registered with the required agent.
     #[error(
-        "region {region} is not registered with agent {agent}, but with {}; \
-         register it there, or adopt it unregistered",
+        "region {region} is not registered with agent {agent}, but with {}; register it with that \
+         agent, or adopt it unregistered",
         names(.found)
     )]
     NotRegistered {
@@ -160,63 +164,63 @@ pub enum LayoutError {
         region: u32,
         /// The agent that should own its registration.
         agent: AgentName,
-        /// The agents that hold one.
+        /// The agents with which it is registered.
         found: Vec<AgentName>,
     },
-    /// An adopted region is registered with the agent, but not all of its bytes.
-    #[error(
-        "region {region} lies outside what is registered with agent {agent}; register all of it"
-    )]
+    /// An adopted region is only partly registered with the agent.
+    #[error("region {region} extends past its registration with agent {agent}; register all of it")]
     NotCovered {
         /// The first such region.
         region: u32,
         /// The agent.
         agent: AgentName,
     },
-    /// Sections are not a geometry.
+    /// The sections do not form a geometry.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
-    /// The layout has rows that are apart, where whole pieces were asked for.
+    /// Whole pieces were requested, and the layout's rows are apart.
     #[error(
-        "the pieces of this layout are not contiguous or not alike; use its sections, or a layout \
-         of a config"
+        "the pieces of this layout are not contiguous, or differ in size; use its sections, or a \
+         layout made from a config"
     )]
     NoPieces,
-    /// The layout does not hold what it claims.
+    /// The layout violates its guarantees.
     #[error(transparent)]
     Violation(#[from] Violation),
     /// A model's configuration could not be read.
     #[cfg(feature = "model-config")]
     #[error(transparent)]
     Model(Box<crate::model::ModelError>),
-    /// A region's location plus an offset leaves the address space, which
-    /// [`Memory`]'s contract rules out.
+    /// A region's location plus an offset exceeds the address space, which the contract of
+    /// [`Memory`] excludes.
     #[error(
-        "{} bytes from the beginning of {part} is outside the address space; its memory breaks \
-         the contract of Memory",
+        "{} bytes from the start of {part} is outside the address space; its memory breaks the \
+         contract of Memory",
         .offset.get()
     )]
     AddressOverflow {
         /// The memory.
         part: Part,
-        /// Bytes from its beginning.
+        /// Bytes from its start.
         offset: ByteCount,
     },
-    /// A view was out of the bounds of its region.
+    /// A view exceeds its region.
     #[error(transparent)]
     View(#[from] ViewOutOfBounds),
-    /// The memory was refused.
-    #[error("no memory for the layout; use fewer blocks, or see the cause for another remedy")]
+    /// The allocator refused.
+    #[error(
+        "the memory for the layout could not be allocated; use fewer blocks, or follow the cause"
+    )]
     Allocate {
-        /// What the allocator said.
+        /// The allocator's error.
         source: Box<AllocateError>,
     },
-    /// The registration was refused, and what had been registered before it was undone.
-    #[error("{part} could not be registered; see the cause, or register only if it is supported")]
+    /// The registrar refused. Earlier registrations were undone.
+    #[error("{part} could not be registered; see the cause, or use register_if_supported")]
     Register {
-        /// What was to be registered.
+        /// The part to register.
         part: Part,
-        /// What the registrar said.
+        /// The registrar's error.
         source: Box<RegisterError>,
     },
 }
@@ -238,7 +242,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// Whether `memory`, which is this part, is large enough and begins where it must.
+    /// Checks that `memory` is large enough for this part and aligned.
     pub(crate) fn check(
         self,
         memory: &dyn Memory,
@@ -268,7 +272,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// What each region of a layout is for.
+/// The content of each region of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegionRole {
     /// One region holds all layers.
@@ -305,7 +309,7 @@ fn range(least: u32, largest: u32) -> String {
 
 fn names(agents: &[AgentName]) -> String {
     if agents.is_empty() {
-        return "nobody".to_owned();
+        return "no agent".to_owned();
     }
     agents.iter().map(AgentName::as_str).collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,4 @@
-//! Names for the shape of blocks and for layouts, which travel with descriptors and files.
+//! Identifiers of block shapes and of layouts, for descriptors and files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,38 +9,40 @@ use crate::geometry::encoding::VERSION;
 use crate::geometry::{Geometry, Section};
 use crate::physical::PhysicalLayout;
 
-/// What a text begins with.
+/// The start of each text.
 const PREFIX: &str = "v2-";
 
-/// 128 bits that name what a block holds: shape, elements, sections, group and a salt.
+/// A 128-bit identifier of the contents of a block: shape, elements, sections, group and a salt.
 ///
-/// It is equal on every tier and for every order of strides, so a block that was stored from one
-/// layout can be read into another one. The salt is the caller's: a model's name and revision, for
-/// instance. The hash is XXH3 of a fixed little-endian encoding. It is no proof against forgery.
+/// It is equal on every tier and for every order of strides. So a block that was stored from one
+/// layout can be read into another one. The caller chooses the salt, for example a model's name and
+/// revision. The hash is XXH3 of a fixed little-endian encoding. It does not protect against
+/// forgery.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockFingerprint(u128);
 
-/// 128 bits that name a layout: its blocks' shape, every stride, and the number of blocks.
+/// A 128-bit identifier of a layout: its blocks' shape, every stride, and the number of blocks.
 ///
-/// Two peers whose fingerprints are equal agree on where each element lies within its region. It says
-/// nothing of where the regions lie.
+/// Two peers with equal fingerprints agree on the position of each element within its region. The
+/// locations of the regions are not part of it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LayoutFingerprint(u128);
 
 impl BlockFingerprint {
-    /// The fingerprint of blocks of `geometry`. `group` tells apart the cache groups of one model.
+    /// The fingerprint of blocks of `geometry`. `group` distinguishes the cache groups of one
+    /// model.
     #[must_use]
     pub fn new(geometry: &Geometry, group: u32, salt: &[u8]) -> Self {
         let mut encoded = Vec::with_capacity(128);
         encoded.extend([VERSION, b'B']);
         encoded.extend(group.to_le_bytes());
         encode_shapes(geometry, &mut encoded);
-        // Last, so that no length is needed to tell it from the rest.
+        // The salt is last, so its length need not be encoded.
         encoded.extend(salt);
         Self(xxh3_128(&encoded))
     }
 
-    /// A fingerprint that was taken before, from [`to_u128`](Self::to_u128).
+    /// Restores a fingerprint from [`to_u128`](Self::to_u128).
     #[must_use]
     pub const fn from_u128(bits: u128) -> Self {
         Self(bits)
@@ -54,7 +56,7 @@ impl BlockFingerprint {
 }
 
 impl LayoutFingerprint {
-    /// The fingerprint of a geometry: XXH3 of its one [encoding](Geometry::encode).
+    /// The fingerprint of a geometry: XXH3 of its [encoding](Geometry::encode).
     #[must_use]
     pub fn new(geometry: &Geometry) -> Self {
         let mut encoded = geometry.encode();
@@ -62,7 +64,7 @@ impl LayoutFingerprint {
         Self(xxh3_128(&encoded))
     }
 
-    /// A fingerprint that was taken before, from [`to_u128`](Self::to_u128).
+    /// Restores a fingerprint from [`to_u128`](Self::to_u128).
     #[must_use]
     pub const fn from_u128(bits: u128) -> Self {
         Self(bits)
@@ -76,7 +78,7 @@ impl LayoutFingerprint {
 }
 
 impl PhysicalLayout {
-    /// The fingerprint of the geometry; the same wherever the memory lies.
+    /// The fingerprint of the geometry. It does not depend on the location of the memory.
     #[must_use]
     pub fn fingerprint(&self) -> LayoutFingerprint {
         LayoutFingerprint::new(self.geometry())
@@ -91,7 +93,7 @@ fn encode_shapes(geometry: &Geometry, encoded: &mut Vec<u8>) {
     for section in sections {
         let shape = section.shape();
         encode_name(section, encoded);
-        // Zero heads stand for heads that are not stated.
+        // Zero means that heads are not stated.
         let heads = shape.heads.unwrap_or(0);
         for number in [shape.layers, heads, shape.tokens, shape.elements, shape.element_bytes] {
             encoded.extend(number.to_le_bytes());
@@ -144,20 +146,23 @@ macro_rules! text {
 
 text!(BlockFingerprint, LayoutFingerprint);
 
-/// A text that is no fingerprint of this version.
+/// A text that is not a fingerprint of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidFingerprint {
-    /// The text has another form.
-    #[error("a fingerprint is `v2-` and 32 hexadecimal digits; this text has {length} bytes")]
+    /// The text has another format.
+    #[error(
+        "the text has {length} bytes and is not a fingerprint; a fingerprint is `v2-` and 32 \
+         hexadecimal digits"
+    )]
     Text {
         /// The length of the text.
         length: usize,
     },
     /// The text is a fingerprint of version 1.
     #[error(
-        "this is a fingerprint of version 1, and this library compares version 2; take it again \
-         from the layout"
+        "the fingerprint has version 1, and this library compares version 2; compute it again from \
+         the layout"
     )]
     Version1,
 }
@@ -187,7 +192,7 @@ mod tests {
 
     const KIND: LayoutKind = LayoutKind::FullyContiguous;
 
-    /// These travel in files: a change of any is a new `VERSION`.
+    /// Files contain these fingerprints. A change of any of them requires a new `VERSION`.
     #[test]
     fn pinned() {
         let layouts =
@@ -215,7 +220,7 @@ mod tests {
             builder().page_size(17),
             builder().inner_dim(2048),
             builder().element(ElementFormat::Width(3)),
-            // The same bytes, of another element.
+            // The same bytes with another element.
             builder().element(ElementFormat::RowBytes(2048)),
             builder().inner_dim(2048).element(ElementFormat::Width(1)),
             builder().block_alignment(Alignment::PAGE),

@@ -1,19 +1,19 @@
-//! The orders in which blocks, layers and outers are laid out, and tokens and heads within them.
+//! The order of blocks, layers and outers in memory, and of tokens and heads within them.
 
 use std::fmt;
 
-/// Which dimensions are outermost in memory.
+/// The outermost dimensions in memory.
 ///
-/// With B blocks, L layers, O outers and pieces of R bytes; strides grow with the
+/// Formulas use B blocks, L layers, O outers and pieces of R bytes. Strides grow with the
 /// [block alignment](crate::LayoutConfig::block_alignment).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayoutKind {
     /// One region in which each block is contiguous over all layers and outers:
-    /// `base + b·L·O·R + l·O·R + o·R`. The kind of host and disk tiers.
+    /// `base + b·L·O·R + l·O·R + o·R`. Host and disk tiers use it.
     FullyContiguous,
-    /// One region a layer, as engines hold their caches on the device.
+    /// One region for each layer, as in the device caches of engines.
     LayerSeparate {
-        /// Where the block dimension stands within a layer.
+        /// The place of the block dimension within a layer.
         block_dimension: BlockDimension,
     },
 }
@@ -23,23 +23,23 @@ pub enum LayoutKind {
 pub enum BlockDimension {
     /// Block first, outer second: `base[l] + b·O·R + o·R`.
     First,
-    /// Outer first, block second: `base[l] + o·B·R + b·R`; all K blocks lie before all V blocks.
+    /// Outer first, block second: `base[l] + o·B·R + b·R`. All K blocks precede all V blocks.
     Second,
 }
 
-/// Which of tokens and heads is outermost within a piece.
+/// Whether tokens or heads are outermost within a piece.
 ///
-/// With T tokens a block, H heads and heads of h bytes; other systems know the two as NHD and HND.
-/// To everything that moves whole pieces they are the same; a transfer between the two re-lays
-/// every piece.
+/// Formulas use T tokens per block, H heads and heads of h bytes. Other systems call the two orders
+/// NHD and HND. Code that moves whole pieces does not distinguish them. A transfer between the two
+/// rearranges every piece.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TokenOrder {
     /// `[tokens][heads][dim]`, NHD: head `i` of token `t` at `(t·H + i)·h`.
     #[default]
     TokenMajor,
     /// `[heads][tokens][dim]`, HND: head `i` of token `t` at `(i·T + t)·h`. Some heads of all
-    /// tokens are contiguous in it, which is what a tensor-parallel rank has of a page that holds
-    /// all heads.
+    /// tokens are contiguous. A tensor-parallel rank needs exactly those from a page that has all
+    /// heads.
     HeadMajor,
 }
 

@@ -1,34 +1,34 @@
-//! Where every byte of every KV-cache block lies.
+//! The position of every byte of every KV-cache block.
 //!
-//! A serving engine's KV cache consists of blocks of tokens. A block is a list of sections: K and V,
-//! one latent, or values and their scales ([`Section`]). Each section has strides of its own over
-//! blocks, layers, heads, tokens and elements. The crate proves that sections lie within their regions
-//! and apart ([`Geometry`]). It plans the memory ([`LayoutPlan`]), computes addresses
-//! ([`PhysicalLayout`]), checks them ([`verify()`]), and names layouts, so that two parties know that
-//! they agree ([`BlockFingerprint`], [`LayoutFingerprint`]).
+//! A serving engine's KV cache consists of blocks of tokens. A block is a list of sections: K and
+//! V, one latent, or values and their scales ([`Section`]). Each section has its own strides over
+//! blocks, layers, heads, tokens and elements. The crate proves that sections are within their
+//! regions and do not overlap ([`Geometry`]). It plans the memory ([`LayoutPlan`]), computes
+//! addresses ([`PhysicalLayout`]) and checks them ([`verify()`]). Fingerprints let two processes
+//! compare layouts ([`BlockFingerprint`], [`LayoutFingerprint`]).
 //!
 //! # Should I be using this crate?
 //!
-//! Use it directly to describe or address KV blocks in memory that you have already, or to plan
-//! memory that you will allocate. To get that memory, or to move blocks between two layouts, use
-//! the crates beside and above it, or all of them through the facade `terrane`.
+//! Use it directly to describe or address KV blocks in existing memory, or to plan memory that you
+//! will allocate. To get that memory, or to move blocks between two layouts, use the crates beside
+//! and above it, or the facade `terrane`.
 //!
 //! # What it does not do
 //!
-//! It does no I/O, names no driver, starts no thread, reads and writes no byte of a block, and
-//! has no unsafe code. Memory comes from an [`Allocate`] or from the caller, registration from a
-//! [`Register`]; the caller synchronises whatever touches the blocks.
+//! It does no I/O, names no driver, starts no thread, accesses no byte of a block, and has no
+//! unsafe code. Memory comes from an [`Allocate`] or from the caller, registration from a
+//! [`Register`]. The caller synchronises all accesses to the blocks.
 //!
 //! # From config to address
 //!
-//! | step | type | what has been checked by then |
+//! | step | type | checked by then |
 //! |---|---|---|
 //! | dimensions | [`LayoutConfig`] | every field and every product |
 //! | order | [`LayoutKind`], or the form of an engine's tensors ([`TensorForm`]) | – |
-//! | strides | [`Geometry`] | nested strides, bounds of regions, sections apart |
+//! | strides | [`Geometry`] | nested strides, bounds of regions, no overlap of sections |
 //! | plan, under [`Limits`] | [`LayoutPlan`] | padding, alignment, the largest region |
 //! | memory and registration | [`LayoutBuilder`] | count, sizes, alignment, kind and overlap of regions |
-//! | address | [`PhysicalLayout`] | – ([`verify`](PhysicalLayout::verify) checks all of it again, on the addresses) |
+//! | address | [`PhysicalLayout`] | – ([`verify`](PhysicalLayout::verify) checks everything again, with the addresses) |
 //!
 //! Nothing is allocated or registered before all checks that need no memory have passed.
 //!
@@ -121,3 +121,7 @@ pub use verify::{Extent, Piece, VerifyReport, Violation, verify, verify_map};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;

@@ -11,10 +11,10 @@ use crate::error::{LayoutError, Part};
 use crate::geometry::{Geometry, RegionOffset};
 use crate::plan::{LayoutPlan, PaddingReport};
 
-/// KV blocks in memory: a geometry, and the regions that it is laid out in.
+/// KV blocks in memory: a geometry, and its regions.
 ///
-/// It keeps its memory alive, hands out where every piece is, and never touches a byte. It is not
-/// `Clone`: whoever tracks which blocks are being read or written tracks them in one place.
+/// It keeps its memory alive and computes the location of every piece. It never accesses a byte. It
+/// is not `Clone`, so that the reads and writes of its blocks are tracked in one place.
 #[derive(Debug)]
 pub struct PhysicalLayout {
     geometry: Geometry,
@@ -26,8 +26,8 @@ pub struct PhysicalLayout {
 }
 
 impl PhysicalLayout {
-    /// Joins what the builder has checked: one region or more, all of one kind, each large
-    /// enough.
+    /// Joins the parts that the builder has checked: one region or more, all of one kind, each
+    /// large enough.
     pub(crate) fn new(
         plan: &LayoutPlan,
         regions: Vec<Region>,
@@ -53,8 +53,8 @@ impl PhysicalLayout {
         &self.geometry
     }
 
-    /// The regions, one or one a layer. Their beginnings, with [`Geometry::offset`], are all that
-    /// a planner of many spans needs.
+    /// The regions: one, or one for each layer. Their starts, with [`Geometry::offset`], are enough
+    /// for a planner of many spans.
     #[inline]
     #[must_use]
     pub fn regions(&self) -> &[Region] {
@@ -67,7 +67,7 @@ impl PhysicalLayout {
         self.storage_kind
     }
 
-    /// Where the rows of (`block`, `layer`, `section`) begin.
+    /// The location of the rows of (`block`, `layer`, `section`).
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl PhysicalLayout {
         self.location_at(at).ok_or_else(|| overflow(at))
     }
 
-    /// The location of a place in the regions; `None` if there is no such place.
+    /// The location of a position in the regions; `None` if it does not exist.
     #[inline]
     #[must_use]
     pub fn location_at(&self, at: RegionOffset) -> Option<Location> {
@@ -89,8 +89,8 @@ impl PhysicalLayout {
     ///
     /// # Errors
     ///
-    /// [`LayoutError::IndexOutOfRange`] names the index, its value and its bound, and
-    /// [`LayoutError::NoPieces`] says that the layout's pieces are not contiguous.
+    /// [`LayoutError::IndexOutOfRange`] names the index, its value and its bound.
+    /// [`LayoutError::NoPieces`] if the layout's pieces are not contiguous.
     #[inline]
     pub fn span(&self, block: u32, layer: u32, section: u32) -> Result<Span, LayoutError> {
         let location = self.location(block, layer, section)?;
@@ -113,8 +113,8 @@ impl PhysicalLayout {
     }
 
     /// The device address of the rows of (`block`, `layer`, `section`), in about a nanosecond.
-    /// `None` if an index is out of range, or the layout is not in device memory: the
-    /// [alias](Memory::device_alias) of host memory is the region's to say.
+    /// `None` if an index is out of range, or the layout is not in device memory. For host memory,
+    /// see the region's [alias](Memory::device_alias).
     #[inline]
     #[must_use]
     pub fn device_address(&self, block: u32, layer: u32, section: u32) -> Option<DeviceAddress> {
@@ -141,8 +141,8 @@ impl PhysicalLayout {
         }
     }
 
-    /// The largest power of two that divides the beginning and the length of every contiguous
-    /// stretch, where the memory is now.
+    /// The largest power of two that divides the start and the length of every contiguous stretch
+    /// at its actual location.
     #[must_use]
     pub fn alignment_class(&self) -> Alignment {
         self.regions
@@ -151,28 +151,28 @@ impl PhysicalLayout {
             .fold(self.geometry.alignment_class(), Ord::min)
     }
 
-    /// What padding costs. Of adopted regions, all bytes beyond what the geometry needs count as
-    /// region padding.
+    /// The size of the padding. For adopted regions, all bytes that the geometry does not need
+    /// count as region padding.
     #[must_use]
     pub const fn padding(&self) -> PaddingReport {
         self.padding
     }
 
-    /// What became of the registration policy.
+    /// The outcome of the registration policy.
     #[must_use]
     pub const fn registration_state(&self) -> &RegistrationState {
         &self.registration
     }
 
-    /// Every registration that is in force, with the regions that it covers: one for the base
-    /// allocation, or one and more for each adopted region.
+    /// Every active registration, with the regions that it covers: one for the base allocation, or
+    /// at least one for each adopted region.
     #[must_use]
     pub fn registrations(&self) -> Vec<RegionRegistration> {
         let mut found: Vec<RegionRegistration> = Vec::new();
         let mut previous: Option<&Region> = None;
         for (number, region) in (0_u32..).zip(&self.regions) {
             if previous.is_some_and(|previous| previous.same_memory(region)) {
-                // The same registrations reach one region further.
+                // The same registrations cover one more region.
                 let (last, first) = (number, found.last().map(|entry| entry.first_region));
                 found
                     .iter_mut()
@@ -193,8 +193,8 @@ impl PhysicalLayout {
         found
     }
 
-    /// What was wished for and granted when the memory was made. Of adopted regions in several
-    /// memories, the outcomes of each that says something new.
+    /// The requested and granted capabilities of the memory. For adopted regions in several
+    /// memories, duplicates are left out.
     #[must_use]
     pub fn capabilities(&self) -> CapabilityReport {
         let mut report = CapabilityReport::default();
@@ -212,20 +212,20 @@ impl PhysicalLayout {
         report
     }
 
-    /// Gives the regions back, with whatever registrations they hold.
+    /// Returns the regions with their registrations.
     #[must_use]
     pub fn into_regions(self) -> Vec<Region> {
         self.regions.into_vec()
     }
 }
 
-/// What became of the registration policy of a layout.
+/// The outcome of a layout's registration policy.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum RegistrationState {
     /// The caller chose to register nothing.
     Unregistered,
-    /// The builder registered the memory, and it stays registered for as long as it lives.
+    /// The builder registered the memory. It stays registered while it lives.
     Registered {
         /// The agent that owns the registration.
         agent: AgentName,
@@ -235,17 +235,17 @@ pub enum RegistrationState {
         /// The agent that owns the registration.
         agent: AgentName,
     },
-    /// Registration was wished for if supported, and was refused.
+    /// Registration was requested if supported, and was refused.
     Refused {
         /// The agent that refused, or whose limits the layout does not meet.
         agent: AgentName,
-        /// Why.
+        /// The reason.
         cause: Arc<LayoutError>,
     },
 }
 
 impl RegistrationState {
-    /// The agent with which all the memory is registered, if it is.
+    /// The agent with which all memory is registered, if there is one.
     #[must_use]
     pub const fn agent(&self) -> Option<&AgentName> {
         match self {
@@ -255,19 +255,19 @@ impl RegistrationState {
     }
 }
 
-/// One registration, and which regions lie in the memory that holds it.
+/// One registration, and the regions in its memory.
 #[derive(Clone, Debug)]
 pub struct RegionRegistration {
     /// The first of the regions.
     pub first_region: u32,
     /// The last of the regions.
     pub last_region: u32,
-    /// What is registered, with whom.
+    /// The registered bytes and the agent.
     pub record: RegistrationRecord,
 }
 
-/// The builder checked that every region ends within its address space, so that only memory that
-/// breaks its contract comes here.
+/// The builder checked that every region ends within its address space. So only memory that breaks
+/// its contract causes this error.
 #[cold]
 fn overflow(at: RegionOffset) -> LayoutError {
     LayoutError::AddressOverflow {
@@ -276,13 +276,13 @@ fn overflow(at: RegionOffset) -> LayoutError {
     }
 }
 
-/// Where the regions begin, by their kind of address, so that a look-up touches nothing else.
+/// The starts of the regions by their kind of address, so that a look-up reads nothing else.
 #[derive(Debug)]
 enum Bases {
     Host(Box<[HostAddress]>),
     Device(DeviceId, Box<[DeviceAddress]>),
     File(Box<[FilePosition]>),
-    /// Kinds that are newer than this crate, or several of them.
+    /// Kinds that are newer than this crate, or several kinds.
     Other(Box<[Location]>),
 }
 
@@ -324,6 +324,7 @@ impl Bases {
 /// A region's number as an index.
 #[inline]
 fn at_index(region: u32) -> usize {
-    // `usize::from` a number of 32 bits does not exist; terrane-core builds for 64 bits only.
+    // `usize::from` a number of 32 bits does not exist; terrane-core supports only 64-bit
+    // platforms.
     ByteCount::new(u64::from(region)).to_usize()
 }

@@ -1,5 +1,4 @@
-//! The states of a [`LayoutBuilder`](crate::LayoutBuilder), each of which holds what has been
-//! chosen so far.
+//! The states of a [`LayoutBuilder`](crate::LayoutBuilder). Each holds the choices made so far.
 
 use std::fmt;
 
@@ -10,7 +9,7 @@ use crate::error::LayoutError;
 use crate::geometry::Geometry;
 use crate::kind::LayoutKind;
 
-/// A geometry that is there, or is made when the layout is built.
+/// An existing geometry, or one that is made when the layout is built.
 #[derive(Clone, Debug)]
 pub(crate) enum Planning {
     Config(LayoutConfig, LayoutKind),
@@ -26,24 +25,24 @@ impl Planning {
     }
 }
 
-/// A config is there; the kind is to be chosen.
+/// The config is known; the kind is the next choice.
 #[derive(Debug)]
 pub struct NeedsKind(pub(crate) LayoutConfig);
 
-/// The kind is there; the memory is to be chosen.
+/// The kind is known; the memory is the next choice.
 #[derive(Debug)]
 pub struct NeedsMemory {
     pub(crate) geometry: Planning,
 }
 
-/// The memory is there; whether to register it is to be chosen.
+/// The memory is known; its registration is the next choice.
 #[derive(Debug)]
 pub struct NeedsRegistration<M> {
     pub(crate) geometry: Planning,
     pub(crate) memory: M,
 }
 
-/// Everything has been chosen.
+/// All choices are made.
 #[derive(Debug)]
 pub struct Ready<'r, M> {
     pub(crate) geometry: Planning,
@@ -51,7 +50,7 @@ pub struct Ready<'r, M> {
     pub(crate) policy: Policy<'r>,
 }
 
-/// Memory that is still to be allocated.
+/// Memory that is not allocated yet.
 pub struct FromAllocator<'a, A>(pub(crate) &'a A);
 
 impl<A> fmt::Debug for FromAllocator<'_, A> {
@@ -73,7 +72,7 @@ pub struct AdoptedRegistered {
     pub(crate) agent: AgentName,
 }
 
-/// Whether to register.
+/// The registration policy.
 #[derive(Clone, Copy)]
 pub(crate) enum Policy<'r> {
     Unregistered,

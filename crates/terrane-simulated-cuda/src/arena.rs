@@ -39,7 +39,7 @@ impl Arena {
         match unsafe { mmap_anonymous(ptr::null_mut(), length, rights, flags) } {
             Ok(bytes) => Ok(Self { addresses, bytes, length }),
             Err(error) => {
-                // SAFETY: mapped above, and known to nobody.
+                // SAFETY: mapped above, and not yet in use.
                 let _ = unsafe { munmap(addresses, length) };
                 Err(error)
             }
@@ -77,8 +77,8 @@ impl Arena {
         let (Some(at), Ok(pages)) = (self.bytes(first, pages), usize::try_from(pages)) else {
             return;
         };
-        // SAFETY: the pages are this mapping's, and what they hold is wanted by nobody. Should
-        // the system refuse, they keep their bytes, which is as good.
+        // SAFETY: the pages are this mapping's, and their contents are not needed. If
+        // the system refuses, they keep their bytes, which is equivalent.
         let _ = unsafe { madvise(at.cast(), pages, Advice::LinuxDontNeed) };
     }
 }
@@ -95,6 +95,11 @@ impl Drop for Arena {
 /// A size as a number of 64 bits, which it fits in.
 pub fn wide(size: usize) -> u64 {
     u64::try_from(size).unwrap_or(u64::MAX)
+}
+
+/// A length that the address space of the host holds.
+pub fn to_usize(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

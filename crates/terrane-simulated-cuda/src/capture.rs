@@ -3,10 +3,10 @@
 use crate::code::{Code, Outcome};
 use crate::state::State;
 
-/// Which calls a capture forbids, and which calls a thread may make beside one.
+/// The calls that a capture forbids, and the calls that a thread may make beside one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
-    /// Of a capture: no thread makes calls that might disturb it. Of a thread: it makes none.
+    /// For a capture: no thread may make calls that might disturb it. For a thread: it makes none.
     Global,
     /// Only the thread that captures makes none.
     ThreadLocal,
@@ -41,8 +41,8 @@ pub struct Capture {
     is_invalid: bool,
 }
 
-/// What might disturb a capture of another thread: calls that wait or ask, and those that may do so
-/// in a driver that has to make room.
+/// Calls that might disturb a capture of another thread: calls that wait or query, and those that
+/// may do so in a driver that has to free memory.
 const UNSAFE: [&str; 15] = [
     "cuCtxSynchronize",
     "cuEventQuery",
@@ -95,8 +95,8 @@ impl State {
         Ok(())
     }
 
-    /// Ends a capture. What was dragged into it has to come back to its first stream, which is not
-    /// simulated: here a capture that has spread cannot be ended.
+    /// Ends a capture. Streams that joined it must be joined back to its first stream, which is not
+    /// simulated: here a capture of several streams cannot be ended.
     pub fn end_capture(&mut self, stream: u64, thread: u64) -> Outcome {
         let own = self.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
         let number = own.capture.ok_or(Code::STREAM_CAPTURE_UNMATCHED)?;

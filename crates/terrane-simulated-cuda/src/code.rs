@@ -6,7 +6,7 @@ use std::ffi::CStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// What a call answers.
+/// The answer of a call.
 pub type Outcome<T = ()> = Result<T, Code>;
 
 impl Code {
@@ -101,6 +101,13 @@ const NAMES: [(u32, &CStr); 51] = [
     (908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"),
     (999, c"CUDA_ERROR_UNKNOWN"),
 ];
+
+/// How far a step came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Some,
+    Finished,
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! What is simulated, as `TERRANE_SIMULATED_CUDA` says it.
+//! The settings of `TERRANE_SIMULATED_CUDA`.
 
 /// In which order, and how early, work of different streams runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub enum Policy {
     Random,
 }
 
-/// What is simulated.
+/// The simulated machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// How many devices there are.
@@ -26,8 +26,8 @@ pub struct Config {
     pub policy: Policy,
     /// Whether one device's kernels reach another's memory, once that is enabled.
     pub peers: bool,
-    /// Whether work also goes on when nobody has called for a while. Without it, a single thread
-    /// sees the same run for the same seed, and one that only looks at memory waits for ever.
+    /// Whether work also runs after a while without calls. Without it, a single thread sees the same
+    /// run for the same seed, and one that only reads memory waits without end.
     pub background: bool,
 }
 
@@ -47,7 +47,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// What is not understood.
+    /// The unknown setting.
     pub fn from_env() -> Result<Self, String> {
         #[expect(clippy::disallowed_methods, reason = "the documented place that reads it")]
         match std::env::var("TERRANE_SIMULATED_CUDA") {
@@ -60,7 +60,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// What is not understood.
+    /// The unknown setting.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut config = Self::default();
         for setting in text.split(',').map(str::trim).filter(|setting| !setting.is_empty()) {

@@ -1,4 +1,4 @@
-//! What a test makes go wrong.
+//! Faults that a test requests.
 
 use crate::code::{Code, Outcome};
 

@@ -1,5 +1,5 @@
-//! A simulated CUDA driver: a `libcuda.so.1` for machines without a device, and for whoever wants a
-//! device that is as awkward as the documentation allows.
+//! A simulated CUDA driver: a `libcuda.so.1` for machines without a device, and for tests that
+//! want a device as awkward as the documentation allows.
 //!
 //! A program that loads the driver at run time finds this one instead when `LD_LIBRARY_PATH` names
 //! the folder that it lies in; nothing in the program changes:
@@ -18,9 +18,9 @@
 //!
 //! - **Order.** Streams (default, per-thread, non-blocking), events, waits across streams and
 //!   devices, functions of the host. Work runs in small steps; which stream goes on is drawn from a
-//!   seed, or work runs as late as can be, or at once ([`Policy`]). What the documentation leaves
-//!   open comes in any order: copies of a batch, warps of a grid, streams without a common event. A
-//!   copy that nobody has waited for is seen half done.
+//!   seed, or work runs as late as can be, or at once ([`Policy`]). Everything that the documentation
+//!   leaves open comes in any order: copies of a batch, warps of a grid, streams without a common event. A
+//!   copy that has not been waited for is seen half done.
 //! - **Addresses.** Device memory is at addresses that the host cannot dereference; the alias of
 //!   registered host memory is another number than the host's address. An address that was freed
 //!   is not given again soon. Every copy, fill, load and store is checked against what is
@@ -30,7 +30,7 @@
 //!   goes in the order of streams; registrations, which do not overlap, and which no copy crosses;
 //!   pageable memory, whose copies read before they return and write before they return.
 //! - **Kernels.** PTX is interpreted, thread by thread: integers, branches, vectors, shared memory,
-//!   barriers. What the interpreter lacks is refused by name when the module is loaded.
+//!   barriers. Unsupported instructions are refused by name when the module is loaded.
 //! - **Errors.** Sticky ones stay until the context is gone; handles are never given twice, so that
 //!   a stale one is refused. Calls that fail, contexts that are lost and streams that are held, at
 //!   a test's request: the functions called `terraneSimulated…` in [`exports`].
@@ -41,7 +41,7 @@
 //! is captured is forgotten, and the graph is empty; that calls of other threads end a capture, and
 //! that events drag other streams into one, is simulated. Arrays, textures, managed and virtual memory, exports to other processes, floating-point arithmetic, atomics and
 //! operations of a warp. A lost context leaves the process usable, as another one can be retained
-//! on the same device once the last owner has let go; real drivers often do not. Where real drivers
+//! on the same device once the last owner has released it; real drivers often do not. Where real drivers
 //! differ from each other, what the documentation says is done, and the stricter reading of it.
 //!
 //! # Repeating a run
@@ -60,6 +60,7 @@ mod faults;
 mod pools;
 mod ptx;
 mod random;
+mod run;
 mod schedule;
 mod session;
 mod simulator;

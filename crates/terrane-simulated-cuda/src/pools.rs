@@ -18,7 +18,7 @@ pub struct Pool {
     used_high: u64,
     reserved: u64,
     reserved_high: u64,
-    /// Which memory it may use again: followed events, luck, dependencies of its own.
+    /// The memory that it may reuse: followed events, opportunistic, internal dependencies.
     reuse: [u64; 3],
     is_destroyed: bool,
 }
@@ -133,7 +133,7 @@ impl State {
         }
     }
 
-    /// What pools do whenever something is waited for: each keeps what its threshold says.
+    /// Pools free memory beyond their thresholds at every wait.
     pub fn release_beyond_thresholds(&mut self) {
         let pools: Vec<(u64, u64)> =
             self.pools.iter().map(|(&pool, state)| (pool, state.threshold)).collect();

@@ -1,9 +1,9 @@
-//! Which stream goes on, and when.
+//! The choice of the stream that runs next.
 
-use crate::code::{Code, Outcome};
+use crate::code::{Code, Outcome, Progress};
 use crate::config::Policy;
 use crate::state::{Mark, Operation, State, StreamKind};
-use crate::work::{Progress, Work};
+use crate::work::Work;
 
 /// How many streams a chain of waits is followed through. Waits point into the past, so that
 /// chains end; this is only against a chain that is longer than the stack.

@@ -5,7 +5,7 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::code::{Code, Outcome};
 use crate::config::Config;
-use crate::exports::{attach, mark_as_callback};
+use crate::exports::entry::{attach, mark_as_callback};
 use crate::simulator::Simulator;
 
 /// A simulated driver that is not the process's: for tests in Rust that link this crate, and call
@@ -39,7 +39,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.simulator.end();
         for thread in self.threads.drain(..) {
-            // What it panicked with, it has printed.
+            // It has printed its panic.
             let _ = thread.join();
         }
     }
@@ -56,7 +56,7 @@ impl Drop for Attached {
     }
 }
 
-/// Starts a driver and its two threads: one that does work when nobody calls, and one that calls
+/// Starts a driver and its two threads: one that does work when there are no calls, and one that calls
 /// functions of the host's.
 pub fn start(config: Config) -> Outcome<(Arc<Simulator>, Vec<JoinHandle<()>>)> {
     let simulator = Arc::new(Simulator::new(config)?);

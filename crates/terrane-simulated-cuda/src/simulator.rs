@@ -7,7 +7,7 @@ use crate::code::{Code, Outcome};
 use crate::config::{Config, Policy};
 use crate::state::{Caller, Mark, State};
 
-/// How many steps the background does at once when nobody has called for a while.
+/// The number of steps that the background does at once after a while without calls.
 const BACKGROUND_STEPS: u64 = 16;
 
 /// A simulated driver with its devices.
@@ -91,8 +91,8 @@ impl Simulator {
         self.with(|state| state.is_ending = true);
     }
 
-    /// Does work whenever nobody has called for a while, so that who only looks at memory, or asks
-    /// seldom, sees it happen. Returns at the [end](Self::end).
+    /// Does work after a while without calls, so that a program which only reads memory, or calls
+    /// seldom, sees progress. Returns at the [end](Self::end).
     pub fn drive(&self) {
         let pause = match self.policy {
             Policy::Lazy => Duration::from_millis(10),
@@ -122,7 +122,7 @@ impl Simulator {
     ///
     /// # Safety
     ///
-    /// What was submitted as a host's function is one, for the data that came with it.
+    /// Everything that was submitted as a host function is one, for the data that came with it.
     pub unsafe fn call_back(&self) {
         let mut state = self.lock();
         while !state.is_ending {
@@ -132,7 +132,7 @@ impl Simulator {
             };
             drop(state);
             // SAFETY: the caller's promise.
-            unsafe { crate::exports::call(callback.function, callback.data) };
+            unsafe { call(callback.function, callback.data) };
             state = self.lock();
             state.returned(callback.stream);
             self.changed.notify_all();
@@ -142,4 +142,18 @@ impl Simulator {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Calls a function of the host's.
+///
+/// # Safety
+///
+/// `function` is the address of one that takes one pointer, and `data` is such a pointer.
+unsafe fn call(function: usize, data: usize) {
+    let function = std::ptr::with_exposed_provenance::<()>(function);
+    // SAFETY: the caller's promise.
+    let function =
+        unsafe { std::mem::transmute::<*const (), unsafe extern "C" fn(*mut ())>(function) };
+    // SAFETY: the caller's promise.
+    unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
 }

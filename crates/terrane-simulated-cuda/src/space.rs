@@ -1,4 +1,4 @@
-//! Who has which addresses: device memory, pinned host memory, and everything else.
+//! The address space: device memory, pinned host memory, and everything else.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -7,10 +7,10 @@ use crate::arena::Arena;
 use crate::code::{Code, Outcome};
 
 /// By how much the device's address of registered host memory differs from the host's own. No
-/// address of a process is as large, so that whoever mixes them up is caught.
+/// address of a process is as large, so that mixing them up is detected.
 const ALIAS: u64 = 1 << 52;
 
-/// Between two allocations lie as many bytes at least that are nobody's.
+/// The minimum number of unowned bytes between two allocations.
 const GAP: u64 = 256;
 
 const PAGE: u64 = 4096;
@@ -18,7 +18,7 @@ const PAGE: u64 = 4096;
 /// How much of fresh and of freed memory is overwritten at either end.
 const POISONED: u64 = 256 << 10;
 
-/// Whose a device's memory is.
+/// The owner of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// Allocated at once, in a context.
@@ -27,7 +27,7 @@ pub enum Owner {
     Pool(u64),
 }
 
-/// What the driver says of memory that was allocated at once.
+/// The driver's report of memory that was allocated at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pieces {
     /// That it is one allocation.
@@ -78,7 +78,7 @@ pub struct Pinned {
     pub flags: u32,
 }
 
-/// What lies at an address.
+/// The memory at an address.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
     Device {
@@ -90,7 +90,7 @@ pub enum Place {
     Pageable,
 }
 
-/// Who reaches for memory.
+/// The accessor of memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Reach<'a> {
     /// A copy engine, which reaches everything that is pinned or a device's.
@@ -129,7 +129,7 @@ pub struct Space {
 
 impl Space {
     pub fn new(arenas: Vec<Arena>) -> Self {
-        // What comes before the first is nobody's, either.
+        // The bytes before the first allocation are unowned, too.
         let cursors = arenas.iter().map(|arena| arena.start() + GAP).collect();
         Self { arenas, cursors, allocations: BTreeMap::new(), pinned: BTreeMap::new() }
     }
@@ -234,7 +234,7 @@ impl Space {
         own.map(|pinned| pinned.host).collect()
     }
 
-    /// What lies at a span, which has to be of one sort, and of one allocation or registration.
+    /// The memory of a span, which must be of one kind, and of one allocation or registration.
     ///
     /// # Errors
     ///
@@ -275,7 +275,7 @@ impl Space {
         if is_alias || runs_into { Err(Code::INVALID_VALUE) } else { Ok(Place::Pageable) }
     }
 
-    /// Where the bytes of a span are, for whoever reaches for them while work runs.
+    /// The address of a span's bytes, for an access while work runs.
     ///
     /// # Errors
     ///
@@ -327,13 +327,13 @@ pub fn host_pointer(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
 }
 
-/// Overwrites memory that nobody may expect anything of: both ends of it, so that large
-/// allocations cost no more than small ones.
+/// Overwrites memory whose contents are undefined: both ends of it, so that large allocations
+/// cost no more than small ones.
 fn poison(arena: &Arena, base: u64, length: u64, value: u8) {
     let part = length.min(POISONED);
     for at in [base, base + length - part] {
         if let (Some(bytes), Ok(part)) = (arena.bytes(at, part), usize::try_from(part)) {
-            // SAFETY: within the arena's mapping, and nobody's but this allocation's.
+            // SAFETY: within the arena's mapping, and only this allocation's.
             unsafe { bytes.write_bytes(value, part) };
         }
     }

@@ -15,7 +15,7 @@ use crate::random::Random;
 use crate::space::{Owner, Space, host_pointer};
 use crate::work::Work;
 
-/// Who calls: the context that is current on the thread, and the thread.
+/// The caller: the context that is current on the thread, and the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     pub context: u64,
@@ -76,7 +76,7 @@ pub struct Stream {
 
 #[derive(Debug)]
 pub struct Operation {
-    /// What has to have run before it.
+    /// The work that has to run before it.
     pub after: Vec<Mark>,
     pub work: Work,
 }
@@ -85,7 +85,7 @@ pub struct Operation {
 pub struct Event {
     pub context: u64,
     pub flags: u32,
-    /// What the last record marks.
+    /// The mark of the last record.
     pub mark: Option<Mark>,
     /// When the stream came to a mark.
     pub time: Option<(Mark, Instant)>,
@@ -123,7 +123,7 @@ pub struct State {
     pub faults: Faults,
     pub captures: BTreeMap<u64, Capture>,
     pub callbacks: VecDeque<Callback>,
-    /// Calls so far: the background waits until nobody calls.
+    /// Calls so far: the background waits until there are no calls.
     pub activity: u64,
     pub is_ending: bool,
     next_handle: u64,

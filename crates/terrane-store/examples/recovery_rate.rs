@@ -8,9 +8,8 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use terrane_store::disk::{
-    Catalog, CatalogOptions, GroupSlots, Namespace, PutRecord, Recovered,
-};
+use terrane_store::KeyHash;
+use terrane_store::disk::{Catalog, CatalogOptions, GroupSlots, Namespace, PutRecord, Recovered};
 
 /// The records of one append.
 const BATCH: u32 = 64;
@@ -41,8 +40,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let (catalog, _) = open(path, blocks, false)?;
     let start = Instant::now();
-    let report = catalog
-        .checkpoint(|writer| (0..blocks).try_for_each(|slot| writer.add(&record(slot, &key(slot)))))?;
+    let report = catalog.checkpoint(|writer| {
+        (0..blocks).try_for_each(|slot| writer.add(&record(slot, &key(slot))))
+    })?;
     let seconds = start.elapsed().as_secs_f64();
     println!("checkpoint of {} bytes written and synced in {seconds:.3} s", report.bytes);
     drop(catalog);
@@ -68,11 +68,7 @@ fn measure(name: &str, path: &Path, blocks: u32) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn open(
-    path: &Path,
-    blocks: u32,
-    keep_keys: bool,
-) -> Result<(Catalog, Recovered), Box<dyn Error>> {
+fn open(path: &Path, blocks: u32, keep_keys: bool) -> Result<(Catalog, Recovered), Box<dyn Error>> {
     let namespace = Namespace::new("model", [("rank", "0")])?;
     let groups = [GroupSlots { slot_bytes: 1 << 20, slots: blocks, fingerprint: [1; 16] }];
     let options = CatalogOptions { keep_keys, ..CatalogOptions::default() };
@@ -82,6 +78,7 @@ fn open(
 fn record(slot: u32, key: &[u8]) -> PutRecord<'_> {
     let number = u128::from(slot) + 1;
     let key_hash = number.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
+    let key_hash = KeyHash::new(key_hash);
     PutRecord { key_hash, group: 0, slot, length: 1 << 20, checksum: u64::from(slot), key }
 }
 

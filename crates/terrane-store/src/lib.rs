@@ -1,6 +1,7 @@
-//! The metadata of a keyed, bounded store of KV-cache blocks, so far that of its disk tier.
+//! Parts of a block store: keyed KV-cache blocks over tiers.
 //!
-//! [`disk`] records which block is in which slot of a file, and finds the blocks again after a crash.
+//! [`TierIndex`] finds the slot of a key, [`EvictionPolicy`] chooses the block that makes room, and
+//! [`CompletionQueue`] delivers ended jobs. [`disk`] records which block is in which slot of a file, and finds the blocks again after a crash.
 //!
 //! # Should I be using this crate?
 //!
@@ -10,12 +11,13 @@
 //!
 //! # What it does not do
 //!
-//! It does not read or write payloads, does not choose slots or evict blocks, and starts no thread
-//! that outlives a call. It has no unsafe code.
+//! It does not read or write payloads, and starts no thread that outlives a call. It has no unsafe
+//! code.
 //!
 //! # Example
 //!
 //! ```
+//! use terrane_store::KeyHasher;
 //! use terrane_store::disk::{Catalog, CatalogOptions, GroupSlots, Namespace, PutRecord};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,16 +29,18 @@
 //!
 //! let (catalog, recovered) = Catalog::open(directory, &namespace, &groups, options)?;
 //! assert!(recovered.live.is_empty());
+//! let hasher = KeyHasher::new(&catalog.secret());
 //! let block = PutRecord {
-//!     key_hash: 42,
+//!     key_hash: hasher.hash(b"prefix 42")?,
 //!     group: 0,
 //!     slot: 5,
 //!     length: 1 << 20,
 //!     checksum: 0x1234,
 //!     key: b"prefix 42",
 //! };
-//! catalog.append_puts(&[block, PutRecord { key_hash: 43, slot: 6, ..block }])?;
-//! catalog.append_removes(&[43])?;
+//! let other = hasher.hash(b"prefix 43")?;
+//! catalog.append_puts(&[block, PutRecord { key_hash: other, slot: 6, key: b"prefix 43", ..block }])?;
+//! catalog.append_removes(&[other])?;
 //! catalog.sync()?;
 //! drop(catalog);
 //!
@@ -51,6 +55,18 @@
 #![forbid(unsafe_code)]
 
 pub mod disk;
+mod error;
+mod eviction;
+mod index;
+mod key;
+mod queue;
+mod sync;
+
+pub use error::{KeyError, QueueError};
+pub use eviction::{EvictionPolicy, Lru, S3Fifo};
+pub use index::{Freed, StoredBlock, TierIndex};
+pub use key::{KeyHash, KeyHasher, MAX_KEY_BYTES};
+pub use queue::{CompletionQueue, QueuePlace};
 
 /// The README's example is compiled and run with the documentation's.
 #[cfg(doctest)]

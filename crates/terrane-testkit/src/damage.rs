@@ -1,27 +1,27 @@
-//! What may happen to bytes on their way, or be done to them.
+//! Random changes of bytes, as on an unreliable path or by an attacker.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// One change of some bytes. Positions are shares of their length, whatever that is.
+/// One change of some bytes. Positions are fractions of their length.
 #[derive(Clone, Debug)]
 pub enum Damage {
-    /// Exchanges the bits of one byte that are set here.
+    /// Inverts the bits of one byte that are set here.
     Flip(Index, u8),
-    /// Leaves out all from there on.
+    /// Removes everything from there on.
     Cut(Index),
     /// Adds these at the end.
     Append(Vec<u8>),
     /// Adds these in the middle.
     Insert(Index, Vec<u8>),
-    /// Leaves out so many.
+    /// Removes so many.
     Remove(Index, u8),
-    /// Has so many twice.
+    /// Repeats so many.
     Repeat(Index, u8),
 }
 
 impl Damage {
-    /// Up to so many changes, one after the other.
+    /// At most so many changes, one after the other.
     pub fn up_to(most: usize) -> impl Strategy<Value = Vec<Self>> {
         prop::collection::vec(Self::any(), 1..=most)
     }
@@ -49,7 +49,7 @@ impl Damage {
         ]
     }
 
-    /// Does it to these bytes; to none, nothing.
+    /// Applies the change to these bytes. Empty bytes do not change.
     pub fn apply(&self, bytes: &mut Vec<u8>) {
         let length = bytes.len();
         if length == 0 {

@@ -1,7 +1,7 @@
-//! Simulated devices: address spaces, streams and events without any hardware.
+//! Simulated devices: address spaces, streams and events without hardware.
 //!
-//! The addresses are no addresses of the host and are never used twice, so code that mixes the
-//! two up, or that uses memory after it was freed, finds nothing there.
+//! The addresses are not addresses of the host and are never reused. Code that confuses the two, or
+//! that uses freed memory, finds nothing there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ static DEVICES: Mutex<BTreeMap<DeviceId, Space>> = Mutex::new(BTreeMap::new());
 /// The address space of one device.
 struct Space {
     next: u64,
-    /// By where they begin.
+    /// By their start.
     live: BTreeMap<u64, Backing>,
 }
 
@@ -23,12 +23,12 @@ struct Backing {
     bytes: ByteCount,
 }
 
-/// Where the addresses of a device begin: beyond what x86-64 and aarch64 give to programs
-/// (2^47 and 2^48 bytes), so that none is mistaken for the host's.
+/// The first address of a device. It is above the addresses that x86-64 and aarch64 give to
+/// programs (2^47 and 2^48 bytes), so no address of a device is one of the host.
 const BEGIN: u64 = 1 << 52;
 
-/// Maps host bytes into a device's address space, at an address that is a multiple of
-/// `alignment` and of no larger power of two.
+/// Maps host bytes into a device's address space. The address is a multiple of `alignment` and of
+/// no larger power of two.
 pub(crate) fn map(
     device: DeviceId,
     host: HostAddress,
@@ -39,7 +39,7 @@ pub(crate) fn map(
     let space =
         devices.entry(device).or_insert_with(|| Space { next: BEGIN, live: BTreeMap::new() });
     let address = space.next.next_multiple_of(2 * alignment.get()) + alignment.get();
-    // A gap, so that whoever runs past the end runs into nothing.
+    // A gap, so that an access past the end finds nothing.
     space.next = address + bytes.get() + 1;
     space.live.insert(address, Backing { host, bytes });
     DeviceAddress::new(address)
@@ -50,8 +50,8 @@ pub(crate) fn unmap(device: DeviceId, address: DeviceAddress) {
     assert!(found.is_some(), "{address:?} of device {device} is freed twice");
 }
 
-/// The host bytes behind a span of a simulated device; `None` if it is not (any more) within one
-/// allocation there.
+/// The host bytes of a span of a simulated device; `None` if it is not, or no longer, within one
+/// allocation.
 #[must_use]
 pub fn resolve(device: DeviceId, address: DeviceAddress, bytes: ByteCount) -> Option<*mut u8> {
     let devices = lock(&DEVICES);
@@ -61,8 +61,7 @@ pub fn resolve(device: DeviceId, address: DeviceAddress, bytes: ByteCount) -> Op
     (end <= backing.bytes).then(|| backing.host.as_ptr().wrapping_add(offset.to_usize()))
 }
 
-/// A stream of a simulated device: work that is launched in order and that ends when the test
-/// says so.
+/// A stream of a simulated device: work that is launched in order and ends when the test says so.
 #[derive(Debug)]
 pub struct SimulatedStream {
     device: DeviceId,
@@ -70,8 +69,7 @@ pub struct SimulatedStream {
     work: Arc<Mutex<Work>>,
 }
 
-/// An event of a simulated device: it has happened when all work is done that was launched on its
-/// stream before it was recorded.
+/// An event of a simulated device. It has happened when all earlier work on its stream has ended.
 #[derive(Debug)]
 pub struct SimulatedEvent {
     device: DeviceId,
@@ -127,7 +125,7 @@ impl SimulatedStream {
         work.finished += 1;
     }
 
-    /// Records an event after what has been launched so far.
+    /// Records an event after the work launched so far.
     #[must_use]
     pub fn record(&self) -> SimulatedEvent {
         let after = lock(&self.work).launched;
@@ -138,8 +136,10 @@ impl SimulatedStream {
     /// The order of a transfer that runs after this stream's work.
     #[must_use]
     pub fn order(&self) -> DeviceOrder {
-        // SAFETY: simulated engines look handles up and decline those that are gone.
-        DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(self.device, self.handle) })
+        let owner = Arc::new(());
+        // SAFETY: simulated engines look handles up and decline unknown ones.
+        let handle = unsafe { StreamHandle::from_raw(self.device, self.handle, owner) };
+        DeviceOrder::AfterStream(handle)
     }
 }
 
@@ -147,34 +147,40 @@ impl SimulatedEvent {
     /// The order of a transfer that runs after this event.
     #[must_use]
     pub fn order(&self) -> DeviceOrder {
-        DeviceOrder::AfterEvent(self.handle())
+        // SAFETY: simulated engines look handles up and decline unknown ones.
+        let handle = unsafe { EventHandle::from_raw(self.device, self.handle, Arc::new(())) };
+        DeviceOrder::AfterEvent(handle)
     }
 
-    /// The event as engines hand it out.
-    #[must_use]
-    pub fn handle(&self) -> EventHandle {
-        // SAFETY: simulated engines look handles up and decline those that are gone.
-        unsafe { EventHandle::from_raw(self.device, self.handle) }
+    /// The event as engines hand it out. It lives with the handle, together with `stream`.
+    pub(crate) fn into_handle(self, stream: Arc<SimulatedStream>) -> EventHandle {
+        let (device, handle) = (self.device, self.handle);
+        // SAFETY: the owner keeps the event.
+        unsafe { EventHandle::from_raw(device, handle, Arc::new((self, stream))) }
+    }
+
+    /// An order that owns this event.
+    pub(crate) fn into_order(self) -> DeviceOrder {
+        let (device, handle) = (self.device, self.handle);
+        // SAFETY: the owner keeps the event.
+        let handle = unsafe { EventHandle::from_raw(device, handle, Arc::new(self)) };
+        DeviceOrder::AfterEvent(handle)
     }
 }
 
-/// An event that marks what an order means now; `None` if its handle is no simulated device's, or it
-/// has none.
-pub(crate) fn pin(order: DeviceOrder) -> Option<SimulatedEvent> {
-    let device = match order {
-        DeviceOrder::AfterStream(stream) => stream.device(),
-        DeviceOrder::AfterEvent(event) => event.device(),
-        _ => return None,
-    };
+/// An event that marks what an order means now; `None` if its handle is not a
+/// simulated device's, or it has none.
+pub(crate) fn capture(order: &DeviceOrder) -> Option<SimulatedEvent> {
+    let device = order.device()?;
     let (work, after) = Gate::of(Some(order))?.0?;
     let handle = lock(&WAITABLES).insert(Waitable::Event(work, after));
     Some(SimulatedEvent { device, handle })
 }
 
-/// Whether a simulated event has happened; `None` if there is no such event (any more).
+/// Whether a simulated event has happened; `None` if it does not, or no longer, exist.
 #[must_use]
-pub fn has_happened(event: EventHandle) -> Option<bool> {
-    Gate::of(Some(DeviceOrder::AfterEvent(event))).map(|gate| gate.is_open())
+pub fn has_happened(event: &EventHandle) -> Option<bool> {
+    Gate::of(Some(&DeviceOrder::AfterEvent(event.clone()))).map(|gate| gate.is_open())
 }
 
 impl Drop for SimulatedStream {
@@ -189,13 +195,13 @@ impl Drop for SimulatedEvent {
     }
 }
 
-/// What a job has to wait for on its device.
+/// The event of its device that a job waits for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gate(Option<(Arc<Mutex<Work>>, u64)>);
 
 impl Gate {
-    /// The gate of an order; `None` if its handle is no simulated device's.
-    pub(crate) fn of(order: Option<DeviceOrder>) -> Option<Self> {
+    /// The gate of an order; `None` if its handle is not a simulated device's.
+    pub(crate) fn of(order: Option<&DeviceOrder>) -> Option<Self> {
         let handle = match order {
             None | Some(DeviceOrder::AlreadySynchronised) => return Some(Self(None)),
             Some(DeviceOrder::AfterStream(stream)) => stream.raw(),
@@ -217,7 +223,7 @@ impl Gate {
     }
 }
 
-/// Also after a panic: a failed test must not make others fail.
+/// Ignores poisoning: a failed test must not make others fail.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -232,7 +238,7 @@ mod tests {
         stream.launch();
         let event = stream.record();
         stream.launch();
-        let (event, all) = (Gate::of(Some(event.order())), Gate::of(Some(stream.order())));
+        let (event, all) = (Gate::of(Some(&event.order())), Gate::of(Some(&stream.order())));
         let (event, all) = (event.expect("known"), all.expect("known"));
         assert!(!event.is_open() && !all.is_open());
         stream.finish_one();
@@ -244,6 +250,6 @@ mod tests {
     #[test]
     fn a_stream_that_is_gone_is_unknown() {
         let order = SimulatedStream::new(DeviceId::new(0)).order();
-        assert!(Gate::of(Some(order)).is_none());
+        assert!(Gate::of(Some(&order)).is_none());
     }
 }

@@ -1,10 +1,10 @@
-//! What a test does at the events that code tells `tracing` of.
+//! Runs a test's function at events of `tracing`.
 
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// A subscriber that calls a function at each event, on the thread that tells of it: so a test looks
-/// at a state in between, or has foreign code do there what it must not.
+/// A subscriber that calls a function at each event, on the thread of the event. A test can inspect
+/// an intermediate state there, or run foreign code at that point.
 pub struct AtEvents<F> {
     target: &'static str,
     run: F,
@@ -16,7 +16,7 @@ impl<F: Fn(&Event<'_>) + Send + Sync + 'static> AtEvents<F> {
         Self::of("", run)
     }
 
-    /// At the events whose target begins so: those of a module, and of the modules in it.
+    /// At the events whose target has this prefix: those of a module, and of its submodules.
     pub const fn of(target: &'static str, run: F) -> Self {
         Self { target, run }
     }

@@ -1,4 +1,4 @@
-//! Every named format, in the sizes that the oracle is asked for.
+//! Every named format, in the sizes of the oracle.
 
 use terrane_layout::formats::vllm::PackedOrder;
 use terrane_layout::formats::{
@@ -25,10 +25,10 @@ pub struct Sizes {
     pub width: u8,
 }
 
-/// Those of `expected.txt`.
+/// The sizes in `expected.txt`.
 pub const SMALL: Sizes = Sizes { blocks: 4, layers: 3, heads: 2, tokens: 2, elements: 4, width: 2 };
 
-/// Elements that stay together in paged attention, and elements of a scale.
+/// Elements that stay together in paged attention, and elements per scale.
 const GROUP: u32 = 2;
 
 /// Blocks of a chunk.
@@ -38,7 +38,7 @@ const CHUNK: u32 = 2;
 ///
 /// # Panics
 ///
-/// If no cache has these sizes.
+/// If no cache can have these sizes.
 #[must_use]
 pub fn keys_and_values(sizes: Sizes) -> LayoutConfig {
     LayoutConfig::builder()
@@ -57,7 +57,7 @@ pub fn keys_and_values(sizes: Sizes) -> LayoutConfig {
 ///
 /// # Panics
 ///
-/// If no cache has these sizes.
+/// If no cache can have these sizes.
 #[must_use]
 pub fn latent(sizes: Sizes) -> LayoutConfig {
     LayoutConfig::builder()
@@ -71,7 +71,7 @@ pub fn latent(sizes: Sizes) -> LayoutConfig {
         .unwrap()
 }
 
-/// A format by the name that the oracle knows it by.
+/// A format, with its name in the oracle.
 pub type Case = (&'static str, Result<Geometry, LayoutError>);
 
 /// Every format.
@@ -116,10 +116,12 @@ pub fn all(sizes: Sizes) -> Vec<Case> {
         ("sglang.page_first", sglang::page_first(kv)),
         ("sglang.page_first_direct", sglang::page_first_direct(kv)),
         ("sglang.page_head", sglang::page_head(kv)),
+        ("sglang.page_unified", sglang::page_unified(kv, 1)),
         ("sglang.page_first_direct_unequal", sglang::page_first_direct_unequal(kv, unequal)),
         ("sglang.mla_layer_first", sglang::layer_first(one)),
         ("sglang.mla_page_first", sglang::page_first(one)),
         ("sglang.mla_page_first_direct", sglang::page_first_direct(one)),
+        ("sglang.mla_page_unified", sglang::page_unified(one, 1)),
         ("tensorrt_llm.pool", tensorrt_llm::pool(kv)),
         ("tensorrt_llm.latent_pool", tensorrt_llm::pool(one)),
         ("lmcache.kv_2ltd", lmcache::kv_2ltd(kv, CHUNK)),
@@ -128,6 +130,7 @@ pub fn all(sizes: Sizes) -> Vec<Case> {
         ("lmcache.mla", lmcache::mla(one, CHUNK)),
         ("flexkv.layer_first", flexkv::layer_first(kv)),
         ("flexkv.block_first", flexkv::block_first(kv)),
+        ("flexkv.layer_block", flexkv::layer_block(kv)),
         ("dynamo.fully_contiguous", dynamo::fully_contiguous(kv)),
         ("dynamo.layer_separate_block_first", dynamo::layer_separate(kv, BlockDimension::First)),
         ("dynamo.layer_separate_outer_first", dynamo::layer_separate(kv, BlockDimension::Second)),

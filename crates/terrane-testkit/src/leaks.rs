@@ -1,15 +1,15 @@
-//! Open descriptors and mappings of this process, counted before and after.
+//! Counts open descriptors and mappings of this process before and after an action.
 
 use std::fs;
 
 use terrane_core::ByteCount;
 
-/// What this process holds of the kernel, just now.
+/// The kernel resources of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// What each open descriptor leads to.
+    /// The target of each open descriptor.
     pub descriptors: Vec<String>,
-    /// All bytes that are mapped, whether they are in memory or not.
+    /// All mapped bytes, resident or not.
     pub mapped: ByteCount,
 }
 
@@ -21,12 +21,11 @@ impl Held {
     }
 }
 
-/// Panics if `action`, done so many times, left a descriptor or `bytes` of mappings behind each
-/// time. Only for tests [alone in their process](crate::process::in_child), as what others open
-/// meanwhile would count; what few threads of the action come and go is told from a leak by the
-/// number.
+/// Panics if `action`, done so many times, left a descriptor or `bytes` of mappings each time. It
+/// is only for tests [alone in their process](crate::process::in_child), because resources of other
+/// tests would count. A few threads that come and go are distinguished from a leak by the number.
 ///
-/// It is done once beforehand, so that what is made once and kept does not count.
+/// The action is run once before, so that resources which it keeps on purpose do not count.
 #[track_caller]
 pub fn assert_no_growth(times: u32, bytes: ByteCount, mut action: impl FnMut()) {
     action();
@@ -39,19 +38,19 @@ pub fn assert_no_growth(times: u32, bytes: ByteCount, mut action: impl FnMut()) 
     let more = after.descriptors.len().saturating_sub(before.descriptors.len());
     assert!(
         more < times,
-        "{more} descriptors were left behind in {times} rounds; open now: {:#?}",
+        "{more} descriptors were leaked in {times} rounds; open now: {:#?}",
         after.descriptors
     );
     let leak = bytes.checked_mul("rounds", ByteCount::from_usize(times).get()).expect("it fits");
     let grown = after.mapped.checked_sub(before.mapped).unwrap_or(ByteCount::ZERO);
     assert!(
         bytes.is_zero() || grown < leak,
-        "{grown} of mappings were left behind in {times} rounds of {bytes}"
+        "{grown} of mappings were leaked in {times} rounds of {bytes}"
     );
 }
 
-/// Panics if `action` leaves any descriptor behind. Only for tests whose process does nothing
-/// else meanwhile.
+/// Panics if `action` leaves any descriptor open. It is only for tests whose process does nothing
+/// else at the same time.
 #[track_caller]
 pub fn assert_descriptors_unchanged<T>(action: impl FnOnce() -> T) -> T {
     let before = descriptors();
@@ -61,9 +60,10 @@ pub fn assert_descriptors_unchanged<T>(action: impl FnOnce() -> T) -> T {
 }
 
 fn descriptors() -> Vec<String> {
-    let entries = fs::read_dir("/proc/self/fd").expect("Linux says what is open");
+    let entries = fs::read_dir("/proc/self/fd").expect("Linux lists open descriptors");
     let links = entries.filter_map(|entry| {
-        // One is the directory that is being read, and others may close meanwhile.
+        // One is the directory that is being read, and other threads may close descriptors
+        // meanwhile.
         let link = fs::read_link(entry.ok()?.path()).ok()?;
         let link = link.to_string_lossy().into_owned();
         (!link.starts_with("/proc/")).then_some(link)
@@ -74,7 +74,7 @@ fn descriptors() -> Vec<String> {
 }
 
 fn mapped() -> ByteCount {
-    let maps = fs::read_to_string("/proc/self/maps").expect("Linux says what is mapped");
+    let maps = fs::read_to_string("/proc/self/maps").expect("Linux lists mappings");
     let length = |line: &str| {
         let (begin, end) = line.split_whitespace().next()?.split_once('-')?;
         let address = |text| u64::from_str_radix(text, 16).ok();
@@ -92,7 +92,7 @@ mod tests {
     fn a_descriptor_that_stays_open_is_noticed_and_one_that_closes_is_not() {
         const TEST: &str =
             "leaks::tests::a_descriptor_that_stays_open_is_noticed_and_one_that_closes_is_not";
-        // Alone in its process: what another test closes meanwhile would hide a leak.
+        // Alone in its process, because another test that closes descriptors would hide a leak.
         in_child(TEST, || {
             let open = || fs::File::open("/dev/null").expect("/dev/null");
             assert_no_growth(16, ByteCount::ZERO, || drop(open()));

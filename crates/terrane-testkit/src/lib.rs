@@ -1,29 +1,32 @@
-//! What Terrane's crates, and backends of others, are tested with.
+//! Tools for the tests of Terrane's crates and of other backends.
 //!
-//! - [`pattern`]: bytes that say where they belong, and their verification at memory speed.
-//! - [`memory`]: heap memory that plays every kind of storage, with odd alignments, poison and
+//! - [`pattern`]: bytes that identify their block, layer and offset, and their verification at
+//!   memory speed.
+//! - [`memory`]: heap memory that acts as every kind of storage, with odd alignments, poison and
 //!   counters; [`device`]: the address spaces and streams of simulated devices.
-//! - [`recorder`]: a journal that proves in which order things were acquired and let go.
-//! - [`fault`]: an allocator that fails when it is told to.
-//! - [`engine`]: a copy engine whose order, delays, failures and very steps a test decides.
-//! - [`model`]: what a transfer should do, computed byte by byte; [`regions`]: the same for layouts of
-//!   any strides; [`formats`]: every named format in small sizes.
-//! - [`conformance`]: the rules that every `Memory`, `Allocate` and `CopyEngine` has to keep.
+//! - [`recorder`]: a journal that proves the order of acquisitions and releases.
+//! - [`fault`]: an allocator with injected failures; [`delayed`]: one that frees memory late.
+//! - [`simulated`]: device memory that is only addresses, and streams whose work runs on request.
+//! - [`engine`]: a copy engine whose order, delays and failures are controlled by a test.
+//! - [`model`]: the expected bytes of a transfer; [`regions`]: the same for layouts of any strides;
+//!   [`formats`]: every named format in small sizes.
+//! - [`conformance`]: the rules of every `Memory`, `Allocate`, `Register` and `CopyEngine`.
 //! - [`references`]: the transfer tests of vLLM, SGLang and LMCache, written again.
-//! - [`damage`]: what may happen to bytes on their way.
-//! - [`strided`]: copies of cells with strides, and what they should do.
-//! - [`leaks`]: open descriptors and mappings, counted before and after.
-//! - [`mounted`]: small file systems, to fill them.
-//! - [`process`]: tests that need a process to themselves; [`peer`]: tests of two that talk; [`port`]:
+//! - [`damage`]: random changes of bytes.
+//! - [`strided`]: copies of cells with strides, and their expected bytes.
+//! - [`leaks`]: counts of open descriptors and mappings, before and after.
+//! - [`mounted`]: small file systems that a test can fill.
+//! - [`process`]: tests that need their own process; [`peer`]: tests of two processes; [`port`]:
 //!   ports to listen on.
 //! - [`priced`]: an upstream without memory whose calls take a stated time.
-//! - [`simulated_cuda`]: faults of the simulated CUDA driver, streams that are held, leaks.
+//! - [`ptx`]: a kernel to launch through another library.
+//! - [`simulated_cuda`]: faults, held streams and counts of the simulated CUDA driver.
 //!
 //! # What it does not do
 //!
-//! It is not published, and nothing that is published depends on it but for tests and examples.
-//! As asserting is its purpose, it panics where a library must not: a panic here is a failed
-//! test, and says what was expected and what was found.
+//! It is not published, and published crates depend on it only for tests and examples. It panics
+//! where a library must not: a panic here is a failed test, and states the expected and the actual
+//! value.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -33,6 +36,7 @@
 
 pub mod conformance;
 pub mod damage;
+pub mod delayed;
 pub mod device;
 pub mod engine;
 pub mod events;
@@ -48,10 +52,12 @@ pub mod peer;
 pub mod port;
 pub mod priced;
 pub mod process;
+pub mod ptx;
 pub mod random;
 pub mod recorder;
 pub mod references;
 pub mod regions;
+pub mod simulated;
 pub mod simulated_cuda;
 pub mod strided;
 

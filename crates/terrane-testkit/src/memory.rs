@@ -1,4 +1,4 @@
-//! Heap memory that plays any kind of storage that the processor can reach.
+//! Heap memory that acts as any kind of storage that the processor can access.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
@@ -14,16 +14,16 @@ use terrane_core::{
 
 use crate::device::{self, lock};
 
-/// What freed memory is overwritten with.
+/// The value that overwrites freed memory.
 pub const POISON: u8 = 0xDD;
 
-/// Allocates from the heap, and plays the kind of storage that it is told to.
+/// Allocates from the heap, and acts as the given kind of storage.
 ///
-/// - The memory is aligned exactly as asked for and no better, so that code that relies on more
-///   fails at once: it begins at an odd multiple of the alignment.
-/// - Its bytes are [`POISON`] when they are freed. In [quarantine](Self::with_quarantine) they
-///   stay mapped, and a late write to them is found.
-/// - What is alive is counted.
+/// - The memory has exactly the requested alignment: it begins at an odd multiple of it. Code that
+///   relies on more fails at once.
+/// - Its bytes are set to [`POISON`] when they are freed. In [quarantine](Self::with_quarantine)
+///   they stay mapped, so that a late write is found.
+/// - Live allocations and bytes are counted.
 ///
 /// Cloning it shares the counters and the capacity.
 #[derive(Clone, Debug)]
@@ -43,44 +43,44 @@ struct Shared {
 }
 
 impl HeapAllocator {
-    /// An allocator that plays `kind`.
+    /// An allocator that acts as `kind`.
     ///
     /// # Panics
     ///
-    /// If the kind is [`StorageKind::Disk`]: a heap is no file.
+    /// If the kind is [`StorageKind::Disk`]: a heap is not a file.
     #[must_use]
     pub fn new(kind: StorageKind) -> Self {
         let plays = kind.is_host() || kind.is_device();
-        assert!(plays, "heap memory cannot play {kind} storage");
+        assert!(plays, "heap memory cannot act as {kind} storage");
         Self { kind, limits: Limits::NONE, shared: Arc::default() }
     }
 
-    /// Memory of the host, as it is.
+    /// System memory.
     #[must_use]
     pub fn system() -> Self {
         Self::new(StorageKind::System)
     }
 
-    /// Memory that says it is pinned.
+    /// Memory with the kind of pinned memory.
     #[must_use]
     pub fn pinned() -> Self {
         Self::new(StorageKind::Pinned)
     }
 
-    /// Memory of a simulated device: its addresses are no host addresses, and only
-    /// [`device::resolve`] knows what is behind them.
+    /// Memory of a simulated device. Its addresses are not host addresses, and only
+    /// [`device::resolve`] finds its bytes.
     #[must_use]
     pub fn simulated_device(device: u32) -> Self {
         Self::new(StorageKind::Device(DeviceId::new(device)))
     }
 
-    /// The same allocator under these limits, which it keeps to.
+    /// The same allocator with these limits, which it meets.
     #[must_use]
     pub fn with_limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// Refuses what would make more than so many bytes live.
+    /// Refuses a request that would make more than so many bytes live.
     #[must_use]
     pub fn with_capacity(self, capacity: ByteCount) -> Self {
         *lock(&self.shared.capacity) = Some(capacity);
@@ -95,36 +95,37 @@ impl HeapAllocator {
         self
     }
 
-    /// How many allocations are alive; of zero bytes, too.
+    /// The number of live allocations, including those of zero bytes.
     #[must_use]
     pub fn live(&self) -> u64 {
         self.shared.live.load(Ordering::Acquire)
     }
 
-    /// How many bytes are alive.
+    /// The number of live bytes.
     #[must_use]
     pub fn live_bytes(&self) -> ByteCount {
         ByteCount::new(self.shared.live_bytes.load(Ordering::Acquire))
     }
 
-    /// How many allocations there have ever been.
+    /// The number of allocations so far.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.shared.allocated.load(Ordering::Acquire)
     }
 
-    /// Panics if anything is alive.
+    /// Panics if anything is live.
     #[track_caller]
     pub fn assert_all_freed(&self) {
         let (live, bytes) = (self.live(), self.live_bytes());
         assert!(live == 0, "{live} allocations of {bytes} of {} memory are leaked", self.kind);
     }
 
-    /// Panics if somebody has written to memory in quarantine since it was freed.
+    /// Panics if memory in quarantine was written since it was freed.
     #[track_caller]
     pub fn assert_quarantine_untouched(&self) {
         let quarantine = lock(&self.shared.quarantine);
-        let blocks = quarantine.as_ref().expect("the allocator has a quarantine");
+        let blocks =
+            quarantine.as_ref().expect("the allocator has no quarantine; use with_quarantine");
         for (number, block) in blocks.iter().enumerate() {
             let touched = block.bytes().iter().position(|&byte| byte != POISON);
             assert!(touched.is_none(), "freed memory {number} was written at {touched:?}");
@@ -141,7 +142,7 @@ impl HeapAllocator {
         }
     }
 
-    /// Counts the bytes, unless the capacity forbids.
+    /// Counts the bytes, unless they exceed the capacity.
     fn reserve(&self, request: &RegionRequest, bytes: ByteCount) -> Result<(), AllocateError> {
         let capacity = lock(&self.shared.capacity);
         let available = capacity
@@ -154,7 +155,7 @@ impl HeapAllocator {
     }
 }
 
-// SAFETY: each region is an allocation of its own.
+// SAFETY: each region is a separate allocation.
 unsafe impl Allocate for HeapAllocator {
     type Memory = HeapMemory;
 
@@ -197,19 +198,19 @@ unsafe impl Allocate for HeapAllocator {
 pub struct HeapMemory {
     kind: StorageKind,
     device: Option<(DeviceId, DeviceAddress)>,
-    /// Taken when it drops, and only then.
+    /// Taken only on drop.
     block: Option<Block>,
     shared: Arc<Shared>,
 }
 
 impl HeapMemory {
     fn block(&self) -> &Block {
-        self.block.as_ref().expect("the block is there until the memory drops")
+        self.block.as_ref().expect("the block exists until the memory drops")
     }
 }
 
-// SAFETY: the block is allocated, initialised and stays where it is until this value drops, and
-// all answers are about it. Addresses of a simulated device stand for its bytes.
+// SAFETY: the block is allocated and initialised, and does not move until this value drops; all
+// methods return its properties. Addresses of a simulated device identify its bytes.
 unsafe impl Memory for HeapMemory {
     fn kind(&self) -> StorageKind {
         self.kind
@@ -252,22 +253,22 @@ impl fmt::Debug for HeapMemory {
     }
 }
 
-/// A stretch of the heap.
+/// A span of the heap.
 #[derive(Debug)]
 struct Block {
     begin: HostAddress,
     bytes: ByteCount,
-    /// What was allocated; `None` for no bytes.
+    /// The allocation; `None` for no bytes.
     allocation: Option<(NonNull<u8>, Layout)>,
 }
 
-// SAFETY: the block owns its stretch, whichever thread holds it.
+// SAFETY: the block owns its span on any thread.
 unsafe impl Send for Block {}
-// SAFETY: a shared block only tells where it is; who touches the bytes owes the synchronisation.
+// SAFETY: a shared block only returns its location; users of the bytes synchronise themselves.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Zeroed bytes at an odd multiple of `alignment`; `None` if the heap has no such stretch.
+    /// Zeroed bytes at an odd multiple of `alignment`; `None` if the heap has no such span.
     fn new(bytes: ByteCount, alignment: Alignment) -> Option<Self> {
         let step = usize::try_from(alignment.get()).ok()?;
         if bytes.is_zero() {
@@ -279,7 +280,7 @@ impl Block {
                 .ok()?;
         // SAFETY: the size is not zero, as neither addend is.
         let allocated = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        // SAFETY: the allocation has `step` bytes more than `bytes`.
+        // SAFETY: the allocation is `step` bytes longer than `bytes`.
         let begin = unsafe { allocated.add(step) };
         let begin = HostAddress::new(begin);
         Some(Self { begin, bytes, allocation: Some((allocated, layout)) })
@@ -287,9 +288,9 @@ impl Block {
 
     fn poison(&self) {
         if self.allocation.is_some() {
-            // SAFETY: the stretch is this block's, and whoever held the memory has gone.
+            // SAFETY: the span is this block's, and its memory has been dropped.
             unsafe { self.begin.as_ptr().write_bytes(POISON, self.bytes.to_usize()) };
-            // The bytes are about to be freed, so that the compiler could leave the writes out.
+            // The bytes are freed next, so the compiler could remove the writes.
             std::hint::black_box(self.begin.as_ptr());
         }
     }
@@ -298,8 +299,8 @@ impl Block {
         if self.allocation.is_none() {
             return &[];
         }
-        // SAFETY: called for blocks in quarantine only, whose bytes are initialised and which
-        // nobody writes any more; whoever does so all the same is what is looked for.
+        // SAFETY: called only for blocks in quarantine, whose bytes are initialised and no longer
+        // written by correct code; this function looks for incorrect code.
         unsafe { std::slice::from_raw_parts(self.begin.as_ptr(), self.bytes.to_usize()) }
     }
 }

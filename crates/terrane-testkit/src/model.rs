@@ -1,8 +1,8 @@
-//! What a transfer should do, computed byte by byte.
+//! The expected bytes of a transfer, computed byte by byte.
 //!
-//! An [`Image`] is a copy of all bytes of a layout, padding included. The places of pieces are
-//! computed here from the documented formulas by naive indexing, so that a mistake in the
-//! geometry's code does not hide itself.
+//! An [`Image`] is a copy of all bytes of a layout, padding included. The positions of pieces are
+//! computed here from the documented formulas by naive indexing. So an error in the geometry's code
+//! is not repeated here.
 
 use std::ops::Range;
 
@@ -22,21 +22,21 @@ pub struct Image {
     regions: Vec<Vec<u8>>,
 }
 
-/// The config and the kind that a layout was made of. An imported layout has only sections: then it is a
-/// config and a kind that give the same places.
+/// The config and the kind of a layout. An imported layout has only sections; for it, this is a
+/// config and a kind with the same positions.
 ///
 /// # Panics
 ///
-/// If the layout is that of no config.
+/// If no config gives the layout.
 #[must_use]
 #[track_caller]
 pub fn origin(end: &Endpoint) -> (LayoutConfig, LayoutKind) {
     let geometry = end.layout().geometry();
     let found = geometry.origin().copied().or_else(|| same_places(geometry));
-    found.unwrap_or_else(|| panic!("the layout is that of no config: {geometry:?}"))
+    found.unwrap_or_else(|| panic!("no config gives this layout: {geometry:?}"))
 }
 
-/// The elements of a group that a section does not tell.
+/// The elements of a group, which a section does not state.
 const GROUP: u32 = 32;
 
 fn same_places(geometry: &Geometry) -> Option<(LayoutConfig, LayoutKind)> {
@@ -70,7 +70,7 @@ fn same_places(geometry: &Geometry) -> Option<(LayoutConfig, LayoutKind)> {
     None
 }
 
-/// Where a piece lies: the region, and the bytes in it.
+/// The position of a piece: the region, and the bytes in it.
 #[must_use]
 pub fn place(
     config: &LayoutConfig,
@@ -101,7 +101,7 @@ pub fn place(
     (region, begin..begin + piece)
 }
 
-/// Where one head of one token lies within its piece.
+/// The bytes of one head of one token within its piece.
 ///
 /// # Panics
 ///
@@ -123,7 +123,7 @@ pub fn place_in_piece(config: &LayoutConfig, token: u32, head: u32) -> Range<usi
 }
 
 impl Image {
-    /// The bytes of an endpoint as they are. No transfer may be writing there.
+    /// The current bytes of an endpoint. No transfer may be writing them.
     #[must_use]
     pub fn of(end: &Endpoint, access: &dyn PieceAccess) -> Self {
         Self::made_of(end, RegionBytes::of(end, access))
@@ -139,14 +139,13 @@ impl Image {
         Self { config, kind, regions: bytes.regions().to_vec() }
     }
 
-    /// Does to this image what a transfer from `source` should do to the layout: head by head, if
-    /// both state theirs.
+    /// Applies a transfer from `source` to this image: head by head, if both state their heads.
     pub fn transfer(&mut self, source: &Self, from: &[u32], to: &[u32], layers: Range<u32>) {
         if let (Some(read), Some(written)) = (source.config.num_heads(), self.config.num_heads()) {
             assert_eq!(read, written, "as many heads");
             return self.transfer_heads(source, from, to, layers, [0..read, 0..written]);
         }
-        assert_eq!(from.len(), to.len(), "as many source blocks as destination blocks");
+        assert_eq!(from.len(), to.len(), "equally many source blocks and destination blocks");
         for (&from, &to) in from.iter().zip(to) {
             for layer in layers.clone() {
                 for outer in 0..self.config.outer_dim() {
@@ -159,7 +158,7 @@ impl Image {
         }
     }
 
-    /// Does to this image what a transfer of these heads should do to the layout.
+    /// Applies a transfer of these heads to this image.
     pub fn transfer_heads(
         &mut self,
         source: &Self,
@@ -168,8 +167,8 @@ impl Image {
         layers: Range<u32>,
         [read, written]: [Range<u32>; 2],
     ) {
-        assert_eq!(from.len(), to.len(), "as many source blocks as destination blocks");
-        assert_eq!(read.len(), written.len(), "as many source heads as destination heads");
+        assert_eq!(from.len(), to.len(), "equally many source blocks and destination blocks");
+        assert_eq!(read.len(), written.len(), "equally many source heads and destination heads");
         for (&from, &to) in from.iter().zip(to) {
             for layer in layers.clone() {
                 for outer in 0..self.config.outer_dim() {
@@ -189,9 +188,9 @@ impl Image {
         }
     }
 
-    /// Panics unless one layer of these blocks is in memory as it is in this image.
+    /// Panics unless one layer of these blocks is the same in memory and in this image.
     ///
-    /// Other layers may be written meanwhile; whoever calls knows that this one is not.
+    /// Other layers may be written at the same time; the caller ensures that this one is not.
     #[track_caller]
     pub fn assert_layer(
         &self,
@@ -219,7 +218,7 @@ impl Image {
         assert_eq!(self.regions.len(), expected.regions.len(), "{what}: number of regions");
         for (number, (found, expected)) in self.regions.iter().zip(&expected.regions).enumerate() {
             assert_eq!(found.len(), expected.len(), "{what}: bytes of region {number}");
-            // As slices: bytes one by one take their time in a build that is not optimised.
+            // Compared as slices, because single bytes are slow without optimisation.
             if found == expected {
                 continue;
             }
@@ -236,7 +235,7 @@ impl Image {
         }
     }
 
-    /// In words, which piece a byte belongs to.
+    /// Describes the piece of a byte.
     fn owner_of(&self, region: usize, at: usize) -> String {
         for block in 0..self.config.num_blocks() {
             for layer in 0..self.config.num_layers() {

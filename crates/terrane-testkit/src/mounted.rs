@@ -1,20 +1,20 @@
-//! File systems that a test mounts, to fill them.
+//! File systems that a test mounts and fills.
 
 use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A mounted file system, which goes when this drops, so that its folder can go, too.
+/// A mounted file system. It is unmounted on drop, so that its folder can be removed.
 #[derive(Debug)]
 pub struct Mounted(CString);
 
-/// Mounts a tmpfs of `bytes` bytes on `directory`, seen by this thread, and those that it starts,
-/// alone. A process of its own for it: [`in_child`](crate::process::in_child).
+/// Mounts a tmpfs of `bytes` bytes on `directory`, visible only to this thread and those that it
+/// starts. It needs its own process: [`in_child`](crate::process::in_child).
 ///
 /// # Errors
 ///
-/// Why it cannot: most users may not.
+/// The system's error: most users may not mount.
 pub fn tmpfs(directory: &Path, bytes: u64) -> Result<Mounted, io::Error> {
     let path = CString::new(directory.as_os_str().as_bytes())?;
     let options = CString::new(format!("size={bytes}"))?;

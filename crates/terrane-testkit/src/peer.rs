@@ -1,4 +1,5 @@
-//! Tests of two processes: this one and a child of the same binary, which talk over a socket.
+//! Tests of two processes: this one and a child of the same binary, which communicate over a
+//! socket.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -10,11 +11,11 @@ use std::time::Duration;
 
 use crate::process::{again, failure, is_child};
 
-/// How long one process waits for a word of the other before the test fails.
+/// The time that one process waits for a message of the other before the test fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Runs `here` in this process and `there` in a child, at the same time. To be called once, with
-/// all of a test in the two; `test` is the test's path, `module::name`.
+/// Runs `here` in this process and `there` in a child, at the same time. Call it once, with the
+/// whole test in the two closures. `test` is the test's path, `module::name`.
 ///
 /// ```no_run
 /// use terrane_testkit::peer::with_peer;
@@ -34,8 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 ///
 /// # Panics
 ///
-/// If either fails, with what the child said; if the test is not found; if one waits in vain for a
-/// word of the other.
+/// If either fails, with the child's output; if the test is not found; if one waits in vain for a
+/// message of the other.
 #[track_caller]
 pub fn with_peer(test: &str, here: impl FnOnce(&mut Peer), there: impl FnOnce(&mut Link)) {
     if is_child(test) {
@@ -48,7 +49,7 @@ pub fn with_peer(test: &str, here: impl FnOnce(&mut Peer), there: impl FnOnce(&m
 
 /// The child.
 ///
-/// Dropping it ends the child.
+/// Dropping it kills the child.
 #[derive(Debug)]
 pub struct Peer {
     link: Link,
@@ -59,12 +60,12 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The way to talk to it.
+    /// The connection to it.
     pub fn link(&mut self) -> &mut Link {
         &mut self.link
     }
 
-    /// Ends it at once, wherever it is, and waits until it is gone.
+    /// Kills it at once, and waits until it has ended.
     ///
     /// # Panics
     ///
@@ -82,7 +83,7 @@ impl Peer {
     fn start(test: &str) -> Self {
         let (mine, theirs) = UnixStream::pair().expect("a pair of sockets can be made");
         let mut child = again(test)
-            // The child's way to talk to this process; it reads nothing else.
+            // The child's connection to this process; it reads nothing else.
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -97,17 +98,17 @@ impl Peer {
         if self.killed {
             return;
         }
-        // It need not wait for a word that will not come; that it has ended is fine as well.
+        // The child need not wait for a message that never arrives; it may also have ended.
         let _: std::io::Result<()> = self.link.stream.shutdown(Shutdown::Write);
         let status = self.child.wait().expect("a child can be waited for");
         let [result, text] = self.said();
         let how = failure(&status, &result);
         assert!(status.success(), "{test} {how} in the peer: {status}\n{text}");
-        // libtest is content if there is no test of this name.
+        // libtest succeeds if there is no test of this name.
         assert!(self.link.was_taken(), "{test} is not the path of a test");
     }
 
-    /// What it wrote on standard output and standard error, once it has ended.
+    /// Its standard output and standard error, after it has ended.
     fn said(&mut self) -> [String; 2] {
         self.said.each_mut().map(|said| {
             let said = said.take().map(JoinHandle::join);
@@ -118,51 +119,51 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended already, and a test that fails is not to wait for what is left.
+        // It may have ended already, and a failed test need not wait for the rest.
         let _: std::io::Result<()> = self.child.kill();
         let _: std::io::Result<ExitStatus> = self.child.wait();
         let _: [String; 2] = self.said();
     }
 }
 
-/// One end of the way between the two processes.
+/// One end of the connection between the two processes.
 #[derive(Debug)]
 pub struct Link {
     stream: UnixStream,
     heard: bool,
 }
 
-/// The first word of a child, so that one which does not run the test is told from one that does.
+/// The first message of a child. It shows that the child runs the test.
 const HELLO: &[u8] = b"terrane peer";
 
 impl Link {
-    /// Sends a word, of any bytes.
+    /// Sends a message of any bytes.
     ///
     /// # Panics
     ///
-    /// If the other process is gone.
+    /// If the other process has ended.
     #[track_caller]
     pub fn send(&mut self, word: &[u8]) {
         let length = u64::try_from(word.len()).expect("a word's length is a number").to_le_bytes();
         let sent = self.stream.write_all(&length).and_then(|()| self.stream.write_all(word));
-        sent.expect("the other process takes a word");
+        sent.expect("the other process receives messages");
     }
 
-    /// The next word of the other process.
+    /// The next message of the other process.
     ///
     /// # Panics
     ///
-    /// If it is gone, or says nothing for two minutes.
+    /// If it has ended, or sends nothing for two minutes.
     #[track_caller]
     pub fn receive(&mut self) -> Vec<u8> {
         self.receive_unless_gone().expect("the other process has ended, or closed its end")
     }
 
-    /// The next word of the other process, or none if it has ended.
+    /// The next message of the other process, or `None` if it has ended.
     ///
     /// # Panics
     ///
-    /// If it says nothing for two minutes.
+    /// If it sends nothing for two minutes.
     #[track_caller]
     pub fn receive_unless_gone(&mut self) -> Option<Vec<u8>> {
         if !std::mem::replace(&mut self.heard, true) {
@@ -189,7 +190,7 @@ impl Link {
         }
     }
 
-    /// Whether the other process runs the test, which it says first of all.
+    /// Whether the other process runs the test, which its first message states.
     #[track_caller]
     fn was_taken(&mut self) -> bool {
         self.heard || self.word().is_some_and(|word| word == HELLO)
@@ -209,17 +210,17 @@ impl Link {
     }
 }
 
-/// An ended process closes its socket, or resets it if it had not read all.
+/// An ended process closes its socket, or resets it if it had not read everything.
 fn is_end(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
 }
 
-/// Reads all that the child says, so that it never waits for a reader.
+/// Reads all output of the child, so that it never waits for a reader.
 #[track_caller]
 fn collect(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
     let read = move || {
         let mut bytes = Vec::new();
-        // What was read until then is all there is.
+        // After an error, the bytes read so far are the output.
         let _: std::io::Result<usize> = from.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     };

@@ -3,9 +3,9 @@
 use std::fmt::Debug;
 use std::net::TcpListener;
 
-/// What `listen` makes of a TCP port that was free a moment ago, and the port. Somebody else may take
-/// the port in between: where `is_taken` says so of the error, there is another attempt with another
-/// port.
+/// Calls `listen` with a TCP port that was free a moment ago, and returns its result and the port.
+/// Another process may take the port in between. If `is_taken` recognises that error, another port
+/// is tried.
 ///
 /// # Panics
 ///
@@ -21,7 +21,7 @@ pub fn listening<T, E: Debug>(
         match listen(port) {
             Ok(listening) => return (listening, port),
             Err(error) if is_taken(&error) => {}
-            Err(error) => panic!("nobody listens on port {port}: {error:?}"),
+            Err(error) => panic!("listening on port {port} failed: {error:?}"),
         }
     }
 }
@@ -37,7 +37,7 @@ mod tests {
         let is_taken = |error: &std::io::Error| error.kind() == ErrorKind::AddrInUse;
         let bind = |port| {
             tried.push(port);
-            // Twice, somebody is faster, and stays.
+            // Twice, another process is faster and keeps the port.
             if taken.len() < 2 {
                 taken.push(TcpListener::bind(("127.0.0.1", port))?);
             }
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "nobody listens")]
+    #[should_panic(expected = "listening on port")]
     fn any_other_error_is_a_failure() {
         listening(|_| Err::<(), _>("refused"), |error| *error == "taken");
     }

@@ -1,4 +1,4 @@
-//! An upstream for benchmarks: addresses without memory, at a price.
+//! An upstream for benchmarks: addresses without memory, whose calls take a stated time.
 
 use std::hint;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use terrane_core::{
     RegionRequest, StorageKind,
 };
 
-/// No driver counts devices up to here.
+/// No driver numbers devices as high as this.
 const DEVICE: DeviceId = DeviceId::new(0xFFFF_1000);
 
-/// What a pair of `cuMemAllocAsync` and `cuMemFreeAsync` takes on an H200.
+/// The time of a pair of `cuMemAllocAsync` and `cuMemFreeAsync` on an H200.
 pub const DRIVER: Duration = Duration::from_nanos(660);
 
 /// A device of a given capacity. An allocation and a free each take half of a given time.
@@ -90,7 +90,7 @@ impl State {
     }
 }
 
-// SAFETY: no address is handed out twice, and nothing lies behind them.
+// SAFETY: no address is given out twice, and there is no memory at them.
 unsafe impl Allocate for PricedDevice {
     type Memory = PricedRegion;
 
@@ -113,7 +113,7 @@ unsafe impl Allocate for PricedDevice {
     }
 }
 
-// SAFETY: the span is of a device that does not exist; there are no bytes behind it.
+// SAFETY: the span belongs to a device that does not exist, and has no bytes.
 unsafe impl Memory for PricedRegion {
     fn kind(&self) -> StorageKind {
         StorageKind::Device(DEVICE)

@@ -1,4 +1,4 @@
-//! Tests that need a process to themselves, in which they may forbid system calls.
+//! Tests that need their own process, in which they may forbid system calls.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
@@ -6,9 +6,9 @@ use std::process::{Command, ExitStatus};
 /// Names the test that a child process was started for.
 const VARIABLE: &str = "TERRANE_TEST_IN_CHILD";
 
-/// Runs `body` in a process in which nothing else runs, so that it may count what the process
-/// holds, set its limits, or forbid it system calls. To be called once, with all of a test in its
-/// `body`; `test` is the test's path, `module::name`.
+/// Runs `body` in a process in which nothing else runs. It may count the resources of the process,
+/// set its limits, or forbid it system calls. Call it once, with the whole test in `body`. `test`
+/// is the test's path, `module::name`.
 ///
 /// # Panics
 ///
@@ -24,7 +24,7 @@ pub fn in_child(test: &str, body: impl FnOnce()) {
 ///
 /// As [`in_child`] does.
 #[track_caller]
-#[expect(clippy::print_stderr, reason = "what could not run is said on standard error")]
+#[expect(clippy::print_stderr, reason = "skipped tests are reported on standard error")]
 pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     if is_child(test) {
         return body();
@@ -38,11 +38,11 @@ pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()
     let how = failure(&output.status, &stdout);
     assert!(output.status.success(), "{test} {how} in a child: {}\n{text}", output.status);
     assert!(stdout.contains("1 passed"), "{test} is not the path of a test: {stdout}");
-    // What the child skipped is said here too.
+    // Tests that the child skipped are reported here too.
     text.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
 }
 
-/// This test binary once more, for one test alone.
+/// This test binary again, for one test alone.
 #[track_caller]
 pub(crate) fn again(test: &str) -> Command {
     let binary = std::env::current_exe().expect("the path of the test binary");
@@ -51,7 +51,7 @@ pub(crate) fn again(test: &str) -> Command {
     command
 }
 
-/// How a child failed that wrote this on standard output: before libtest gave its result, or after.
+/// How a child with this standard output failed: before libtest printed its result, or after.
 pub(crate) fn failure(status: &ExitStatus, stdout: &str) -> &'static str {
     match (status.signal(), stdout.contains("test result: ok.")) {
         (Some(_), true) => "passed, and then the process crashed as it exited,",
@@ -63,31 +63,31 @@ pub(crate) fn failure(status: &ExitStatus, stdout: &str) -> &'static str {
 
 /// Whether this process was started for `test`.
 #[must_use]
-#[expect(clippy::disallowed_methods, reason = "tests find out in which process they run")]
+#[expect(clippy::disallowed_methods, reason = "tests find out which process they run in")]
 pub fn is_child(test: &str) -> bool {
     std::env::var_os(VARIABLE).is_some_and(|value| value == *test)
 }
 
-/// How many seconds a forked process may take before it counts as hung.
+/// The seconds after which a forked process counts as hung.
 const FORK_SECONDS: libc::c_uint = 60;
 
 /// Runs `body` in a process that is forked from this one, and waits for that process.
 ///
-/// The forked process has the memory of this one, and none of its other threads. To be called within
+/// The forked process has the memory of this one, and none of its other threads. Call it within
 /// [`in_child`], so that no other test runs during the fork.
 ///
 /// # Panics
 ///
-/// If the process cannot be forked; if `body` panics, aborts or hangs there.
+/// If the process cannot be forked, or if `body` panics, aborts or hangs there.
 #[track_caller]
-#[expect(clippy::print_stderr, reason = "the forked process has no other way to say why it failed")]
+#[expect(clippy::print_stderr, reason = "the forked process can only report its failure like this")]
 pub fn in_fork(body: impl FnOnce()) {
-    // SAFETY: the forked process runs `body` only, and leaves by `_exit`. The C library keeps its
+    // SAFETY: the forked process only runs `body`, and leaves by `_exit`. The C library keeps its
     // allocator usable in it.
     let process = unsafe { libc::fork() };
     assert!(process >= 0, "fork: {}", std::io::Error::last_os_error());
     if process == 0 {
-        // SAFETY: the call takes a number. Its signal ends a process that hangs.
+        // SAFETY: the call takes a number. Its signal kills a process that hangs.
         unsafe { libc::alarm(FORK_SECONDS) };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         if outcome.is_err() {
@@ -106,12 +106,12 @@ pub fn in_fork(body: impl FnOnce()) {
     assert_eq!(libc::WEXITSTATUS(status), 0, "the forked process failed");
 }
 
-/// Lets these system calls fail with `error` on this thread and those that it starts, for good, as
-/// the profiles of containers do.
+/// Makes these system calls fail with `error` on this thread and those that it starts, permanently,
+/// as container profiles do.
 ///
 /// # Errors
 ///
-/// What the system said, if it lets nobody forbid anything.
+/// The system's error, if it does not permit such filters.
 ///
 /// # Panics
 ///
@@ -120,7 +120,7 @@ pub fn forbid(calls: &[libc::c_long], error: libc::c_int) -> std::io::Result<()>
     filter(calls, error, 0)
 }
 
-/// As [`forbid`], on every thread of the process, as a sandbox does that starts late.
+/// As [`forbid`], on every thread of the process, as a late sandbox does.
 ///
 /// # Errors
 ///
@@ -137,7 +137,7 @@ fn filter(calls: &[libc::c_long], error: libc::c_int, flags: libc::c_ulong) -> s
     let code = |code: u32| u16::try_from(code).expect("a code of 16 bits");
     let statement = |operation, k, jt| libc::sock_filter { code: code(operation), jt, jf: 0, k };
     let refuse = libc::SECCOMP_RET_ERRNO | u32::try_from(error).expect("a positive number");
-    // The number of the system call is the first word of what the filter sees.
+    // The number of the system call is the first word of the filter's input.
     let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
     for (index, call) in calls.iter().enumerate() {
         let number = u32::try_from(*call).expect("the number of a system call");
@@ -195,7 +195,7 @@ mod tests {
             std::process::abort();
         }
         let body = || {
-            // SAFETY: the function takes nothing, and stays for as long as the process.
+            // SAFETY: the function takes nothing, and exists as long as the process.
             assert_eq!(unsafe { libc::atexit(crash) }, 0);
         };
         if is_child(TEST) {

@@ -1,7 +1,7 @@
-//! Numbers that look random and are the same for the same seed.
+//! Pseudo-random numbers that are the same for the same seed.
 
-/// A generator of numbers (SplitMix64: Steele, Lea and Flood, OOPSLA 2014), which is small, fast
-/// and good enough to put things out of order.
+/// A generator of numbers (SplitMix64: Steele, Lea and Flood, OOPSLA 2014). It is small and fast,
+/// and good enough to change orders.
 #[derive(Clone, Debug)]
 pub struct Seeded(u64);
 
@@ -25,6 +25,13 @@ impl Seeded {
         usize::try_from(number).expect("smaller than a length")
     }
 
+    /// Returns a number below `bound`, or 0 if that is 0. The bias is below `bound` / 2^64.
+    pub fn below_u64(&mut self, bound: u64) -> u64 {
+        let wide = u128::from(self.next_u64()) * u128::from(bound);
+        // The high half of a product with `bound` is below it.
+        u64::try_from(wide >> 64).unwrap_or(0)
+    }
+
     /// True once in `times` calls, on average.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
@@ -41,7 +48,7 @@ impl Seeded {
 /// The step of SplitMix64: 2^64 divided by the golden ratio.
 pub(crate) const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The finaliser of SplitMix64: every bit of the answer depends on every bit of the input.
+/// The finaliser of SplitMix64: every bit of the result depends on every bit of the input.
 pub(crate) const fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

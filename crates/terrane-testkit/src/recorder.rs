@@ -1,4 +1,4 @@
-//! A journal that proves in which order things were acquired and let go.
+//! A journal that proves the order of acquisitions and releases.
 //!
 //! ```
 //! use terrane_core::{Allocate, ByteCount, RegionRequest, Register};
@@ -24,7 +24,7 @@ use terrane_core::{
 
 use crate::device::lock;
 
-/// What happened, line by line, in order. Cloning it shares the lines.
+/// The events, line by line, in order. Clones share the lines.
 #[derive(Clone, Debug, Default)]
 pub struct Journal(Arc<Mutex<Lines>>);
 
@@ -34,7 +34,7 @@ struct Lines {
     next: u64,
     /// The memory that is alive, by its number.
     live: BTreeMap<u64, Span>,
-    /// How many registrations there were, and the spans of those that are in force.
+    /// The number of registrations, and the spans of the active ones.
     registrations: u64,
     registered: BTreeMap<u64, Span>,
 }
@@ -63,13 +63,13 @@ impl Journal {
         lock(&self.0).lines.clone()
     }
 
-    /// Whether there is such a line.
+    /// Whether the journal has this line.
     #[must_use]
     pub fn contains(&self, line: &str) -> bool {
         lock(&self.0).lines.iter().any(|l| l == line)
     }
 
-    /// Panics unless both lines are there once, and in this order.
+    /// Panics unless both lines occur once, in this order.
     #[track_caller]
     pub fn assert_before(&self, earlier: &str, later: &str) {
         let lines = self.lines();
@@ -85,13 +85,13 @@ impl Journal {
         assert!(in_order, "{earlier:?} did not happen before {later:?}: {lines:#?}");
     }
 
-    /// Whether a span is within one that is registered, and was not deregistered.
+    /// Whether a span is within an active registration.
     #[must_use]
     pub fn is_registered(&self, span: &Span) -> bool {
         lock(&self.0).registered.values().any(|registered| registered.covers(span))
     }
 
-    /// The number of the live memory that a location is in.
+    /// The number of the live memory that contains a location.
     fn number_of(&self, span: &Span) -> Option<u64> {
         let lines = lock(&self.0);
         lines.live.iter().find(|(_, live)| live.overlaps(span)).map(|(&number, _)| number)
@@ -111,7 +111,7 @@ impl Drop for NoteOnDrop {
     }
 }
 
-/// Records allocations and releases of another allocator, whose memory it numbers from 0:
+/// Records allocations and releases of another allocator, and numbers its memory from 0:
 /// `allocate 0`, `refuse`, `release 0`.
 #[derive(Clone, Debug)]
 pub struct RecordingAllocator<A> {
@@ -120,18 +120,18 @@ pub struct RecordingAllocator<A> {
 }
 
 impl<A> RecordingAllocator<A> {
-    /// Records what `inner` does.
+    /// Records the calls of `inner`.
     pub fn new(inner: A, journal: &Journal) -> Self {
         Self { inner, journal: journal.clone() }
     }
 
-    /// The allocator that does the work.
+    /// The inner allocator.
     pub fn inner(&self) -> &A {
         &self.inner
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other code.
 unsafe impl<A: Allocate> Allocate for RecordingAllocator<A> {
     type Memory = RecordedMemory<A::Memory>;
 
@@ -158,7 +158,7 @@ unsafe impl<A: Allocate> Allocate for RecordingAllocator<A> {
 /// Memory whose release is recorded.
 #[derive(Debug)]
 pub struct RecordedMemory<M> {
-    // Fields drop in this order: the line says that the memory has been released.
+    // Fields drop in this order: the line is added after the release.
     memory: M,
     _release: Release,
 }
@@ -177,13 +177,13 @@ impl Drop for Release {
     }
 }
 
-// SAFETY: every answer is that of the memory, which lives as long as this value.
+// SAFETY: all methods delegate to the memory, which lives as long as this value.
 unsafe impl<M: Memory> Memory for RecordedMemory<M> {
     terrane_core::delegate_memory!(self, self.memory);
 }
 
-/// Plays an agent that registers memory, and records it: `register 0`, `deregister 0`, with the
-/// numbers that a [`RecordingAllocator`] over the same journal gave, and `refuse registration`.
+/// Acts as an agent that registers memory, and records it: `register 0`, `deregister 0` and
+/// `refuse registration`. The numbers are those of a [`RecordingAllocator`] over the same journal.
 pub struct RecordingRegistrar {
     agent: AgentName,
     journal: Journal,
@@ -195,13 +195,13 @@ pub struct RecordingRegistrar {
 
 type AcceptsKind = fn(StorageKind) -> bool;
 
-/// Why a recording registrar refused.
+/// The refusal of a recording registrar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the test told this backend to refuse")]
+#[error("the test configured this backend to refuse")]
 pub struct ToldToRefuse;
 
 impl RecordingRegistrar {
-    /// An agent of this name, with one backend `"RECORDING"` that takes every kind.
+    /// An agent of this name, with one backend `"RECORDING"` that accepts every kind.
     #[must_use]
     pub fn new(agent: &str, journal: &Journal) -> Self {
         Self {
@@ -214,13 +214,13 @@ impl RecordingRegistrar {
         }
     }
 
-    /// The same agent under these limits.
+    /// The same agent with these limits.
     #[must_use]
     pub fn with_limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// The same agent with these backends, each of which takes the kinds that it says.
+    /// The same agent with these backends, each of which accepts the given kinds.
     #[must_use]
     pub fn with_backends(
         self,
@@ -230,7 +230,7 @@ impl RecordingRegistrar {
         Self { backends: backends.collect(), ..self }
     }
 
-    /// The same agent, all of whose backends refuse the n-th call, counted from 0.
+    /// The same agent, whose backends all refuse the n-th call, counted from 0.
     #[must_use]
     pub fn refusing_call(self, call: u64) -> Self {
         Self { refuse_call: Some(call), ..self }
@@ -283,7 +283,7 @@ impl Register for RecordingRegistrar {
     }
 }
 
-/// Ends a registration in the journal.
+/// Records the end of a registration in the journal.
 struct Deregister {
     journal: Journal,
     number: String,

@@ -1,4 +1,4 @@
-//! All bytes of a layout's regions, whatever its strides.
+//! All bytes of a layout's regions, with any strides.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::random::Seeded;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionBytes(Vec<Vec<u8>>);
 
-/// What a transfer copies.
+/// The parts that a transfer copies.
 #[derive(Clone, Debug)]
 pub struct Copied {
     /// Blocks of the source.
@@ -29,7 +29,7 @@ pub struct Copied {
 }
 
 impl RegionBytes {
-    /// The bytes of an endpoint as they are. No transfer may be writing there.
+    /// The current bytes of an endpoint. No transfer may be writing them.
     #[must_use]
     pub fn of(end: &Endpoint, access: &dyn PieceAccess) -> Self {
         let blocks: Vec<u32> = (0..end.layout().geometry().num_blocks()).collect();
@@ -46,7 +46,8 @@ impl RegionBytes {
     /// Overwrites all bytes of an endpoint, padding included, with random ones, and returns them.
     pub fn scribble(end: &Endpoint, access: &dyn PieceAccess, seed: u64) -> Self {
         let all: Vec<u32> = (0..end.layout().geometry().num_blocks()).collect();
-        // What a failed transfer left in part may be read, as all of it is overwritten below.
+        // A block that a failed transfer left incomplete may be read after this, because all of it
+        // is overwritten below.
         drop(end.hold_for_write(&all).expect("no transfer uses the blocks"));
         let mut image = Self::of(end, access);
         let mut random = Seeded::new(seed);
@@ -66,12 +67,12 @@ impl RegionBytes {
         &self.0
     }
 
-    /// The bytes of each region, to be changed.
+    /// The bytes of each region, mutable.
     pub fn regions_mut(&mut self) -> &mut [Vec<u8>] {
         &mut self.0
     }
 
-    /// Does to these bytes what a transfer should do: element by element, section by section.
+    /// Applies a transfer to these bytes: element by element, section by section.
     ///
     /// # Panics
     ///
@@ -139,6 +140,6 @@ fn at(place: RegionOffset) -> (usize, usize) {
 }
 
 fn write_all(access: &dyn PieceAccess, at: Location, bytes: &[u8]) {
-    // SAFETY: the caller holds the layout, and keeps transfers off its blocks.
+    // SAFETY: the caller holds the layout, and keeps transfers away from its blocks.
     unsafe { access.write(at, bytes) }.expect("the region is writable");
 }

@@ -1,4 +1,4 @@
-//! What a test asks of the simulated CUDA driver, where that is the one which is loaded.
+//! Controls the simulated CUDA driver, if it is the loaded one.
 
 use std::ffi::{CString, c_char, c_void};
 
@@ -8,7 +8,7 @@ use libloading::Library;
 #[derive(Debug)]
 pub struct SimulatedCuda(Library);
 
-/// A sort of things that the simulated driver counts.
+/// A kind of resource that the simulated driver counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Live {
     /// Contexts.
@@ -29,29 +29,38 @@ pub enum Live {
     Operations,
 }
 
-/// What the simulated driver says of memory that was allocated at once.
+/// The simulated driver's answer about memory that was allocated at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pieces {
-    /// That each 2 MiB were mapped to their place beside the ones before, as PyTorch's expandable
-    /// segments are.
+    /// Each 2 MiB were mapped beside the previous ones, as PyTorch's expandable segments are.
     Mapped,
-    /// That each 2 MiB are an allocation of their own, beside the others by chance.
+    /// Each 2 MiB are a separate allocation, adjacent to the others by chance.
     Neighbours,
 }
 
 impl SimulatedCuda {
-    /// The driver, if there is one in this process and it is simulated. It has to be initialised
-    /// before it is asked anything.
+    /// The driver, if this process has one and it is simulated. It must be initialised before other
+    /// calls.
     #[must_use]
     pub fn find() -> Option<Self> {
         // SAFETY: the driver's initialisers are harmless, simulated or not.
         let library = unsafe { Library::new("libcuda.so.1") }.ok()?;
-        // SAFETY: only whether it is there is asked.
+        // SAFETY: only the existence of the symbol is checked.
         let is_simulated = unsafe { library.get::<*const ()>("terraneSimulatedCount") }.is_ok();
         is_simulated.then_some(Self(library))
     }
 
-    /// The call of `function` (`"cuMemAlloc_v2"`) after `spared` further ones answers with `code`.
+    /// As [`find`](Self::find). On a real device, reports the test as skipped and returns `None`.
+    #[expect(clippy::print_stderr, reason = "skipped tests are reported on standard error")]
+    pub fn find_or_skip(test: &str) -> Option<Self> {
+        let driver = Self::find();
+        if driver.is_none() {
+            eprintln!("skipped: {test}: a simulated device needed, this one is real");
+        }
+        driver
+    }
+
+    /// Makes the call of `function` (`"cuMemAlloc_v2"`) after `spared` further ones return `code`.
     pub fn fail(&self, function: &str, spared: u64, code: u32) {
         let function = CString::new(function).expect("a name without a zero byte");
         let call = self.function::<unsafe extern "C" fn(*const c_char, u64, u32) -> u32>(
@@ -61,7 +70,7 @@ impl SimulatedCuda {
         succeeded(unsafe { call(function.as_ptr(), spared, code) });
     }
 
-    /// Every call of `function` answers with `code`, until that is [forgiven](Self::forgive).
+    /// Makes every call of `function` return `code`, until [`forgive`](Self::forgive).
     pub fn refuse(&self, function: &str, code: u32) {
         let function = CString::new(function).expect("a name without a zero byte");
         let call = self
@@ -79,7 +88,7 @@ impl SimulatedCuda {
         succeeded(unsafe { call(device, spared, code) });
     }
 
-    /// Forgets what was to fail and has not failed yet; answers how much that was.
+    /// Removes all faults that have not occurred yet, and returns their number.
     pub fn forgive(&self) -> u64 {
         let mut count = 0;
         let call =
@@ -89,7 +98,7 @@ impl SimulatedCuda {
         count
     }
 
-    /// Says from now on that the device's memory which was allocated at an address is in pieces.
+    /// From now on, reports the device memory that was allocated at an address as several pieces.
     pub fn in_pieces(&self, address: u64, pieces: Pieces) {
         let sort = match pieces {
             Pieces::Mapped => 1,
@@ -100,14 +109,14 @@ impl SimulatedCuda {
         succeeded(unsafe { call(address, sort) });
     }
 
-    /// Holds a stream's work back until the answer drops. The thread that has the answer must not
-    /// wait for it meanwhile, nor free memory of its context: that waits for all streams.
+    /// Holds a stream's work back until the returned value drops. Until then, its thread must not
+    /// wait for the stream or free memory of its context, which waits for all streams.
     pub fn hold(&self, stream: *mut c_void) -> Held<'_> {
         self.on_stream("terraneSimulatedHold", stream);
         Held { driver: self, stream }
     }
 
-    /// Does up to `most` steps of streams that can go on; answers how many there were.
+    /// Runs up to `most` steps of streams that can continue, and returns their number.
     pub fn step(&self, most: u64) -> u64 {
         let mut done = 0;
         let call =
@@ -117,8 +126,8 @@ impl SimulatedCuda {
         done
     }
 
-    /// How often this thread has called a function of the driver (`"cuMemAlloc_v2"`); all of them,
-    /// where none is named.
+    /// The number of this thread's calls of a driver function (`"cuMemAlloc_v2"`), or of all
+    /// functions.
     pub fn calls(&self, function: Option<&str>) -> u64 {
         let name = function.map(|name| CString::new(name).expect("a name without a zero byte"));
         let name = name.as_deref().map_or(std::ptr::null(), std::ffi::CStr::as_ptr);
@@ -131,7 +140,7 @@ impl SimulatedCuda {
         count
     }
 
-    /// How many there are of one sort.
+    /// The number of resources of one kind.
     pub fn count(&self, sort: Live) -> u64 {
         let number = match sort {
             Live::Contexts => 0,
@@ -153,17 +162,17 @@ impl SimulatedCuda {
 
     fn on_stream(&self, name: &str, stream: *mut c_void) {
         let call = self.function::<unsafe extern "C" fn(*mut c_void) -> u32>(name);
-        // SAFETY: the handle is a number to the simulated driver, which checks it.
+        // SAFETY: the simulated driver treats the handle as a number, and checks it.
         succeeded(unsafe { call(stream) });
     }
 
     fn function<F: Copy>(&self, name: &str) -> F {
-        // SAFETY: each caller names the type that the simulated driver's function has.
+        // SAFETY: each caller names the type of the simulated driver's function.
         *unsafe { self.0.get::<F>(name) }.expect("a function of the simulated driver")
     }
 }
 
-/// A stream whose work is held back, for as long as this lives.
+/// A stream whose work is held back while this lives.
 #[derive(Debug)]
 pub struct Held<'a> {
     driver: &'a SimulatedCuda,

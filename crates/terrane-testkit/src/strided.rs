@@ -1,4 +1,4 @@
-//! Copies of cells between two buffers, each with strides of its own, and what they should do.
+//! Copies of cells between two buffers, each with its own strides, and their expected bytes.
 
 use crate::random::Seeded;
 
@@ -9,30 +9,30 @@ pub struct StridedCase {
     pub counts: [u32; 5],
     /// The length of a cell.
     pub bytes: u64,
-    /// Where the cells come from.
+    /// The source of the cells.
     pub source: StridedEnd,
-    /// Where they go.
+    /// The destination of the cells.
     pub destination: StridedEnd,
 }
 
 /// One end of a [`StridedCase`]: offsets into a buffer.
 #[derive(Clone, Debug)]
 pub struct StridedEnd {
-    /// The length of the buffer. No cell touches its last byte.
+    /// The length of the buffer. No cell uses its last byte.
     pub length: usize,
     /// The offset that is added to every other.
     pub base: u64,
-    /// The offset of each layer's region, where layers have regions of their own.
+    /// The offset of each layer's region, if layers have separate regions.
     pub bases: Option<Vec<u64>>,
-    /// How the block ids are to be given.
+    /// How the block ids are passed.
     pub ids: StridedIds,
     /// The block id of each pair.
     pub blocks: Vec<u32>,
-    /// From a block, layer, outer, row, column to the next.
+    /// The distance from a block, layer, outer, row and column to the next.
     pub strides: [u64; 5],
 }
 
-/// How the block ids of an end are to be given.
+/// How the block ids of an end are passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StridedIds {
     /// They are 0, 1, 2 and so on.
@@ -44,9 +44,9 @@ pub enum StridedIds {
 }
 
 impl StridedCase {
-    /// A case of these counts whose everything else the seed decides: which dimension lies within
-    /// which, gaps, regions, block ids, and the first offset. All offsets and strides are multiples
-    /// of `unit`, and no two cells overlap.
+    /// A case with these counts. The seed determines everything else: the nesting of dimensions,
+    /// gaps, regions, block ids, and the first offset. All offsets and strides are multiples of
+    /// `unit`, and no two cells overlap.
     #[must_use]
     pub fn new(seed: u64, counts: [u32; 5], bytes: u64, unit: u64) -> Self {
         let mut random = Seeded::new(seed);
@@ -54,7 +54,7 @@ impl StridedCase {
         Self { counts, bytes, source: end(), destination: end() }
     }
 
-    /// A case whose counts and unit the seed decides as well, with about `cells` cells.
+    /// A case with about `cells` cells. The seed also determines the counts and the unit.
     #[must_use]
     pub fn of_about(seed: u64, cells: u32, bytes: u64) -> Self {
         let mut random = Seeded::new(seed ^ 0x5eed);
@@ -76,7 +76,7 @@ impl StridedCase {
         Self::new(seed, counts, bytes, 1 << random.below(5))
     }
 
-    /// Copies every cell, one byte buffer to the other.
+    /// Copies every cell from one byte buffer to the other.
     pub fn copy(&self, source: &[u8], destination: &mut [u8]) {
         let [pairs, layers, outers, rows, columns] = self.counts;
         for pair in 0..pairs {
@@ -144,7 +144,7 @@ impl StridedEnd {
         Self { length, base, bases, ids, blocks, strides }
     }
 
-    /// Where a cell begins; the indices are of pair, layer, outer, row and column.
+    /// The start of a cell; the indices are pair, layer, outer, row and column.
     fn offset(&self, [pair, layer, outer, row, column]: [u32; 5]) -> usize {
         let at = |index: u32| usize::try_from(index).expect("a length");
         let region = self.bases.as_ref().map_or(0, |bases| bases[at(layer)]);

@@ -29,6 +29,25 @@ use crate::{Layers, Progress, Report, Ticket, TransferError};
 /// waited for it. These drops, and wakers, must not wait for another transfer
 /// ([`TransferManager::submit`](crate::TransferManager::submit) says why).
 ///
+/// `completion.await` returns the guard and the result. Combinators that take futures, such as
+/// `join_all`, get [`into_future`](IntoFuture::into_future). The completion itself is no future: a
+/// transfer whose outcome has been taken could then be waited for again, without end.
+///
+/// ```
+/// # use terrane_transfer::{Completion, Outcome, TransferError};
+/// # async fn example(completion: Completion<Vec<u32>>) -> Result<(), TransferError> {
+/// let ticket = completion.ticket(); // Its `cancel` stops the transfer.
+/// let Outcome { guard, result } = completion.await;
+/// match result {
+///     Ok(report) => println!("{guard:?}: {report}"),
+///     Err(TransferError::Cancelled { started, .. }) => println!("cancelled; {started}"),
+///     Err(other) => return Err(other),
+/// }
+/// # drop(ticket);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// In a forked child, a completion of the parent reports at once that the transfer has ended, with
 /// [`TransferError::LostByFork`].
 #[must_use = "a dropped completion lets the transfer go on, and loses its result"]
@@ -84,6 +103,13 @@ impl<G> Completion<G> {
     #[must_use]
     pub fn copied(&self) -> ByteCount {
         self.progress.copied()
+    }
+
+    /// Requests that the transfer stops; see [`Ticket::cancel`]. The outcome says whether it did.
+    ///
+    /// A completion that is awaited or waited for is cancelled through its [ticket](Self::ticket).
+    pub fn cancel(&self) {
+        self.ticket.cancel();
     }
 
     /// Blocks the thread until the transfer has ended. Meanwhile an engine may [copy on this
@@ -213,10 +239,6 @@ struct Shared<G> {
     changed: Condvar,
 }
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one for each transfer, and nearly all of them come to hold the outcome"
-)]
 enum State {
     InFlight { waker: Option<Waker>, attendant: Option<Attendant> },
     Ended(Result<Report, TransferError>),

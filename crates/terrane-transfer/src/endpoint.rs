@@ -219,6 +219,11 @@ impl Endpoint {
         self.0.group
     }
 
+    /// What is in flight on the blocks.
+    pub(crate) fn hazards(&self) -> &HazardTable {
+        &self.0.hazards
+    }
+
     /// Fails in a process that was forked from the endpoint's.
     pub(crate) fn check_owner(&self) -> Result<(), ForkedProcess> {
         self.0.hazards.check_owner()

@@ -7,25 +7,7 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, ByteCount, ForkedProcess, SizeOverflow, StorageKind};
 use terrane_layout::{LayoutError, SectionName};
 
-use crate::{BlockConflict, Declined, TransferId};
-
-/// An end of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Side {
-    /// The bytes come from this end.
-    Source,
-    /// The bytes go to this end.
-    Destination,
-}
-
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Source => "source",
-            Self::Destination => "destination",
-        })
-    }
-}
+use crate::{BlockConflict, Declined, Side, TransferId};
 
 /// Why a transfer was refused before it started, or why it failed afterwards.
 ///
@@ -312,6 +294,17 @@ pub enum TransferError {
         /// The bytes to copy.
         total: ByteCount,
     },
+    /// The transfer was [cancelled](crate::Ticket::cancel).
+    #[error("the transfer was cancelled {}", cancelled_text(*.started, *.done, *.total))]
+    Cancelled {
+        /// Whether the copy had started. If not, the destination is unchanged. If it had, any of
+        /// the runs may have been copied.
+        started: bool,
+        /// The bytes copied by then.
+        done: ByteCount,
+        /// The bytes to copy.
+        total: ByteCount,
+    },
     /// The engine dropped the transfer without a result.
     #[error(
         "the engine stopped before the transfer had ended; any of its runs may have been copied"
@@ -320,7 +313,7 @@ pub enum TransferError {
 }
 
 impl TransferError {
-    /// Whether the transfer was refused before it started: nothing was copied.
+    /// Whether the transfer was refused, or cancelled, before it started: nothing was copied.
     #[must_use]
     pub const fn is_refusal(&self) -> bool {
         !matches!(
@@ -328,6 +321,7 @@ impl TransferError {
             Self::Copy { .. }
                 | Self::Engine { .. }
                 | Self::DeadlineExceeded { .. }
+                | Self::Cancelled { started: true, .. }
                 | Self::EngineStopped
                 | Self::LostByFork
         )
@@ -378,6 +372,14 @@ fn seconds(duration: &Duration) -> String {
     format!("{:.3} s", duration.as_secs_f64())
 }
 
+fn cancelled_text(started: bool, done: ByteCount, total: ByteCount) -> String {
+    if started {
+        format!("when {done} of {total} had been copied; write its destination again")
+    } else {
+        "before it started; nothing was copied".to_owned()
+    }
+}
+
 fn declined_text(declined: &[(&'static str, Declined)]) -> String {
     if declined.is_empty() {
         return "; the manager has no engine at all".to_owned();
@@ -402,7 +404,10 @@ fn conflict_text(conflicts: &[BlockConflict]) -> String {
     let mut blocks: Vec<_> = conflicts
         .iter()
         .take(SHOWN)
-        .map(|c| format!("block {} is being {} by transfer {}", c.block, c.held, c.holder))
+        .map(|c| {
+            let BlockConflict { side, block, held, holder, .. } = c;
+            format!("{side} block {block} is being {held} by transfer {holder}")
+        })
         .collect();
     if conflicts.len() > SHOWN {
         blocks.push(format!("and {} more", conflicts.len() - SHOWN));

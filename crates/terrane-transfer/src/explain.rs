@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use terrane_core::{Alignment, ByteCount, StorageKind};
 
+use crate::engine::SharedDecision;
 use crate::{CopyEngine, Declined, Quote, TransferPlan};
 
 /// How a transfer is executed: its pieces and runs, the path, the reason and the prediction.
@@ -28,15 +29,12 @@ pub struct Explanation {
     pub destination_alignment: Alignment,
     /// The engine that copies.
     pub engine: &'static str,
-    /// The engine's path.
-    pub path: Cow<'static, str>,
-    /// Why that path.
-    pub reason: Cow<'static, str>,
     /// How long the copy should take once started.
     pub predicted: Duration,
     /// The engines that declined, with their reasons. An engine that would serve these kinds of
     /// storage, such as NIXL's between a device and a file, shows here why it does not.
     pub declined: Vec<(&'static str, Declined)>,
+    pub(crate) decision: SharedDecision,
 }
 
 impl Explanation {
@@ -56,11 +54,22 @@ impl Explanation {
             source_alignment: plan.source().alignment(),
             destination_alignment: plan.destination().alignment(),
             engine: engine.name(),
-            path: quote.path,
-            reason: quote.reason,
             predicted: quote.predicted,
             declined,
+            decision: quote.decision,
         }
+    }
+
+    /// The engine's path.
+    #[must_use]
+    pub fn path(&self) -> Cow<'_, str> {
+        self.decision.get().path()
+    }
+
+    /// Why the engine chose that path.
+    #[must_use]
+    pub fn reason(&self) -> Cow<'_, str> {
+        self.decision.get().reason()
     }
 
     /// The mean length of a run.
@@ -85,9 +94,9 @@ impl fmt::Display for Explanation {
             self.mean_run(),
             self.source_alignment,
             self.destination_alignment,
-            self.path,
+            self.path(),
             self.engine,
-            self.reason,
+            self.reason(),
             self.predicted.as_secs_f64() * 1e3,
         )?;
         let mut others = self.declined.iter().filter(|(_, why)| *why != Declined::Kinds);

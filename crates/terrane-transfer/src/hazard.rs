@@ -23,7 +23,7 @@ use slab::Slab;
 use terrane_core::{ForkedProcess, OwnerProcess};
 
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::{Ticket, TransferError, TransferId};
+use crate::{Side, Ticket, TransferError, TransferId};
 use blocks::Blocks;
 use counts::BlockCounts;
 use incomplete::{Area, Incomplete};
@@ -49,6 +49,9 @@ impl fmt::Display for Access {
 /// A block that something else in flight reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockConflict {
+    /// The end of the refused transfer that the block belongs to. A hold for reading counts as a
+    /// source, and one for writing as a destination.
+    pub side: Side,
     /// The block.
     pub block: u32,
     /// The access that the refused transfer requested.
@@ -92,6 +95,8 @@ struct Claims {
     /// How many of them have holders that failed while something may still touch the blocks.
     left: usize,
     incomplete: Incomplete,
+    /// The ranges of blocks that have an allocator of slots.
+    slots: Vec<Range<u32>>,
 }
 
 struct Entry {
@@ -127,7 +132,7 @@ impl HazardTable {
     fn build(num_blocks: u32, incomplete: Incomplete) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (counts, in_flight) = (BlockCounts::new(num_blocks), Slab::new());
-        let claims = Claims { counts, in_flight, left: 0, incomplete };
+        let claims = Claims { counts, in_flight, left: 0, incomplete, slots: Vec::new() };
         let owner = OwnerProcess::current();
         // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, atomic::Ordering::Relaxed);
@@ -168,7 +173,8 @@ impl HazardTable {
 /// A locked table.
 ///
 /// Two tables are locked in the order of their numbers. Tickets are locked one at a time, inside of
-/// them. In no other case does this crate hold two locks.
+/// them. An allocator of slots locks a table inside of its own lock. In no other case does this crate
+/// hold two locks.
 pub(crate) struct LockedHazards<'a> {
     table: &'a Arc<Shared>,
     claims: MutexGuard<'a, Claims>,
@@ -187,6 +193,27 @@ impl LockedHazards<'_> {
     /// The wanted blocks that a failed transfer may have written in part.
     pub(crate) fn incomplete(&self, wanted: &Use<'_>) -> Vec<u32> {
         self.claims.incomplete.among(wanted.blocks, wanted.group, &wanted.area())
+    }
+
+    /// Whether nothing claims any of the blocks, not even a transfer that was given up.
+    pub(crate) fn are_unclaimed(&self, blocks: &[u32]) -> bool {
+        self.claims.counts.are_free(blocks, Access::Write)
+    }
+
+    /// Records that these blocks have an allocator of slots. Fails with a range of another one that
+    /// has some of them.
+    pub(crate) fn add_slots(&mut self, blocks: &Range<u32>) -> Result<(), Range<u32>> {
+        let slots = &mut self.claims.slots;
+        if let Some(owned) = slots.iter().find(|owned| meet(owned, blocks)) {
+            return Err(owned.clone());
+        }
+        slots.push(blocks.clone());
+        Ok(())
+    }
+
+    /// The allocator of slots of exactly these blocks has dropped.
+    pub(crate) fn remove_slots(&mut self, blocks: &Range<u32>) {
+        self.claims.slots.retain(|owned| owned != blocks);
     }
 
     /// Claims the blocks for `holder`. The caller has checked for conflicts under the same lock,
@@ -211,6 +238,10 @@ impl Claims {
         counts: impl Fn(&Entry) -> bool,
     ) -> Vec<BlockConflict> {
         let mut conflicts = Vec::new();
+        let side = match wanted.access {
+            Access::Read => Side::Source,
+            Access::Write => Side::Destination,
+        };
         if self.counts.are_free(wanted.blocks, wanted.access) {
             return conflicts;
         }
@@ -222,7 +253,7 @@ impl Claims {
                 if entry.excludes(wanted) && entry.blocks.has(block) && counts(entry) {
                     let (held, holder) = (entry.access, entry.holder);
                     let wanted = wanted.access;
-                    conflicts.push(BlockConflict { block, wanted, held, holder });
+                    conflicts.push(BlockConflict { side, block, wanted, held, holder });
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! The engine's end of a transfer.
 
+mod cancelling;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,8 +18,8 @@ use crate::hazard::{Claim, Written};
 use crate::sync::per_thread;
 use crate::ticket::Dependent;
 use crate::{
-    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, PinnedOrder, Report, Ticket,
-    TransferError, TransferId, TransferPlan,
+    Decision, DeviceOrder, Durability, EngineTimes, Explanation, ForeignDecision, LayerSignals,
+    Report, Ticket, TransferError, TransferId, TransferPlan,
 };
 
 /// A validated transfer that an engine executes: the plan, and the duty to report how it ended.
@@ -34,16 +36,17 @@ pub struct CopyJob {
     /// Whether it is a part of another job, which owns the claims.
     is_part: bool,
     terms: Terms,
-    /// Keeps the handle of the order in `terms` valid.
-    order: Option<PinnedOrder>,
     progress: Arc<Progress>,
     ending: Ending,
 }
 
-/// The claims of a transfer on the blocks of its two ends.
+/// The claims of a transfer on the blocks of its two ends. The transfer and all its parts share
+/// them.
 pub(crate) struct Claims {
     pub(crate) reading: Claim,
     pub(crate) writing: Claim,
+    /// Says whether the transfer was cancelled.
+    pub(crate) ticket: Ticket,
 }
 
 /// Options of a transfer beyond the copy itself.
@@ -72,11 +75,10 @@ impl CopyJob {
         plan: TransferPlan,
         claims: Claims,
         terms: Terms,
-        order: Option<PinnedOrder>,
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: Arc::new(claims), is_part: false, terms, order, progress, ending }
+        Self { plan, claims: Arc::new(claims), is_part: false, terms, progress, ending }
     }
 
     /// A part of another job. Both hold the claims on the transfer's blocks. All other memory of
@@ -89,7 +91,7 @@ impl CopyJob {
         ending: Ending,
     ) -> Self {
         let claims = Arc::clone(claims);
-        Self { plan, claims, is_part: true, terms, order: None, progress, ending }
+        Self { plan, claims, is_part: true, terms, progress, ending }
     }
 
     /// The claims, which parts of this job share.
@@ -103,10 +105,13 @@ impl CopyJob {
         &self.plan
     }
 
-    /// The path that the engine quoted.
-    #[must_use]
-    pub fn path(&self) -> &str {
-        &self.ending.explanation.path
+    /// The decision of the engine's [quote](crate::CopyEngine::quote).
+    ///
+    /// # Errors
+    ///
+    /// [`ForeignDecision`] if it has another type, as another engine made the quote.
+    pub fn decision<T: Decision>(&self) -> Result<&T, ForeignDecision> {
+        self.ending.explanation.decision.downcast()
     }
 
     /// How long the engine predicted that the copy would take.
@@ -150,6 +155,9 @@ impl CopyJob {
     }
 
     /// Marks the start of the copy, after any time in a queue. Later calls change nothing.
+    ///
+    /// An engine calls it before it copies the first byte. If a job is cancelled before that, its
+    /// destination counts as unchanged.
     pub fn start(&self) {
         self.ending.started.get_or_init(Instant::now);
     }
@@ -177,8 +185,8 @@ impl CopyJob {
         self.ending.result = Some(Err(self.describe(failure)));
         self.leave_claims();
         self.leaves_remains();
-        let Self { plan, claims, is_part: _, terms: _, order, progress: _, ending } = self;
-        shielded(|| drop((order, ending)));
+        let Self { plan, claims, is_part: _, terms, progress: _, ending } = self;
+        shielded(|| drop((terms, ending)));
         Remains { plan, _claims: claims }
     }
 
@@ -201,7 +209,7 @@ impl CopyJob {
         match &result {
             Ok(()) if self.is_part => {}
             Ok(()) => self.claims.writing.has_written(Written::All),
-            Err(_) => self.leave_shared_claims(),
+            Err(cause) => self.release_after(cause),
         }
         self.ending.result = Some(result);
         shielded(|| drop(self));
@@ -210,11 +218,7 @@ impl CopyJob {
     /// Ends the job with this error, as it is: the job never reached an engine, or its engine got
     /// the error from another.
     pub(crate) fn abandon(mut self, cause: TransferError) {
-        if cause.is_refusal() {
-            self.claims.writing.has_written(Written::Nothing);
-        } else {
-            self.leave_shared_claims();
-        }
+        self.release_after(&cause);
         self.ending.result = Some(Err(cause));
         shielded(|| drop(self));
     }
@@ -223,6 +227,15 @@ impl CopyJob {
     pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
         self.claims.reading.check_start(allow_incomplete)?;
         self.claims.writing.check_start(allow_incomplete)
+    }
+
+    /// The transfer fails with this error.
+    fn release_after(&self, cause: &TransferError) {
+        if !cause.is_refusal() {
+            self.leave_shared_claims();
+        } else if !self.is_part {
+            self.claims.writing.has_written(Written::Nothing);
+        }
     }
 
     /// The transfer fails. If a part of it was given up, that part keeps the claims, and may still
@@ -264,6 +277,7 @@ impl CopyJob {
                 done: self.progress.copied(),
                 total: self.plan.bytes(),
             },
+            CopyFailure::Cancelled => self.cancelled(),
         }
     }
 }
@@ -317,6 +331,8 @@ pub enum CopyFailure {
     },
     /// The job's deadline passed.
     DeadlineExceeded,
+    /// The job was [cancelled](CopyJob::is_cancelled).
+    Cancelled,
 }
 
 /// The progress of a transfer.
@@ -351,6 +367,8 @@ pub(crate) struct Ending {
     started: OnceLock<Instant>,
     engine_times: Option<EngineTimes>,
     result: Option<Result<(), TransferError>>,
+    /// Whether the ticket ends later, by other means.
+    leaves_ticket: bool,
 }
 
 impl Ending {
@@ -369,6 +387,7 @@ impl Ending {
             started: OnceLock::new(),
             engine_times: None,
             result: None,
+            leaves_ticket: false,
         }
     }
 }
@@ -391,7 +410,7 @@ impl Drop for Ending {
         });
         let succeeded = result.is_ok();
         // The ticket ends first: a thread that has the outcome finds the ticket ended.
-        let dependents = self.ticket.end(succeeded);
+        let dependents = if self.leaves_ticket { Vec::new() } else { self.ticket.end(succeeded) };
         // The layers end next, for the same reason.
         if let Some(layers) = self.layers.take() {
             shielded(|| layers.end(succeeded));

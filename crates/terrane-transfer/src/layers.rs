@@ -1,12 +1,13 @@
 //! The state of each layer of a transfer, before the whole transfer has ended.
 
-use std::any::Any;
+mod future;
+
+pub use future::LayerFuture;
+
 use std::fmt;
-use std::future::Future;
 use std::ops::Range;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 use terrane_core::{ByteCount, OwnerProcess};
@@ -14,13 +15,14 @@ use terrane_core::{ByteCount, OwnerProcess};
 use crate::EventHandle;
 use crate::attend::{self, Attend, Attendant, Helping};
 use crate::job::shielded;
+use crate::layer_range::LayerRange;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 
 /// The caller's view of the layers of a transfer in flight, from
 /// [`Completion::layers`](crate::Completion::layers). Cloning it costs a reference count.
 ///
 /// Compute on layer 0 can begin while layer 1 travels. Either its stream waits for the layer's
-/// [`event`](Self::event) (`Stream::wait_for_layer` of `terrane-cuda`), or a host thread waits for
+/// [`event`](Self::event) (`Stream::wait_for_layers` of `terrane-cuda`), or a host thread waits for
 /// the layer. A layer that is done stays done, even if others fail. Its blocks stay claimed until
 /// the whole transfer has ended.
 ///
@@ -35,7 +37,7 @@ pub struct Layers {
 }
 
 /// The state of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayerState {
     /// The engine has reported nothing yet.
     Waiting,
@@ -90,11 +92,12 @@ impl Layers {
         Ok(lock(&self.shared.state).layer(index))
     }
 
-    /// Whether the bytes of a layer are at the destination; `false` for one that is not
+    /// Whether the bytes of these layers are at the destination; `false` if one of them is not
     /// transferred.
     #[must_use]
-    pub fn is_done(&self, layer: u32) -> bool {
-        self.state(layer) == Ok(LayerState::Done)
+    pub fn is_done(&self, layers: impl LayerRange) -> bool {
+        let mut layers = layers.of(self.range());
+        layers.all(|layer| self.state(layer) == Ok(LayerState::Done))
     }
 
     /// The event behind the copies of a layer, for a stream to wait for; `None` if the layer is
@@ -103,38 +106,60 @@ impl Layers {
     /// done.
     ///
     /// When the event has completed, the bytes are at the destination, unless the device failed;
-    /// only the transfer's outcome reports that. The handle is valid while this value or a clone of
-    /// it lives, even after the transfer has ended.
+    /// only the transfer's outcome reports that. The handle owns the event, and may be used after the
+    /// transfer has ended.
     ///
     /// # Errors
     ///
     /// [`LayerError`], if the layer will not arrive.
     pub fn event(&self, layer: u32) -> Result<Option<EventHandle>, LayerError> {
-        self.wait_for(layer, |state| state != LayerState::Waiting).map(|state| match state {
+        self.wait_for(layer, |state| *state != LayerState::Waiting).map(|state| match state {
             LayerState::Submitted(event) => Some(event),
             LayerState::Waiting | LayerState::Done | LayerState::Failed => None,
         })
     }
 
-    /// Blocks the thread until the bytes of a layer are at the destination.
+    /// The events behind the copies of these layers, for a stream to wait for all of them, as for
+    /// [`event`](Self::event). Layers that are done have none, and layers that share an event add
+    /// it once.
     ///
     /// # Errors
     ///
-    /// [`LayerError`], if the layer will not arrive.
-    pub fn wait(&self, layer: u32) -> Result<(), LayerError> {
-        self.wait_for(layer, LayerState::is_final).map(|_| ())
+    /// [`LayerError::NotTransferred`] at once, or [`LayerError::Failed`] of the first layer that
+    /// will not arrive.
+    pub fn events(&self, layers: impl LayerRange) -> Result<Vec<EventHandle>, LayerError> {
+        let mut events = Vec::new();
+        for layer in self.shared.check(layers.of(self.range()))? {
+            let event = self.event(layer)?;
+            events.extend(event.filter(|event| !events.contains(event)));
+        }
+        Ok(events)
     }
 
-    /// A future that is ready when the layer is done, for any runtime.
-    pub fn done(&self, layer: u32) -> LayerFuture {
-        let number = if self.shared.is_lost() {
-            0
-        } else {
-            let mut state = lock(&self.shared.state);
-            state.futures += 1;
-            state.futures
-        };
-        LayerFuture { shared: Arc::clone(&self.shared), layer, number }
+    /// Blocks the thread until the bytes of these layers are at the destination.
+    ///
+    /// ```
+    /// # use terrane_transfer::{LayerError, Layers};
+    /// # fn example(layers: &Layers) -> Result<(), LayerError> {
+    /// layers.wait(0)?;
+    /// layers.wait(1..4)?;
+    /// layers.wait(..)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LayerError::NotTransferred`] at once, or [`LayerError::Failed`] of the first layer that
+    /// will not arrive.
+    pub fn wait(&self, layers: impl LayerRange) -> Result<(), LayerError> {
+        let mut layers = self.shared.check(layers.of(self.range()))?;
+        layers.try_for_each(|layer| self.wait_for(layer, LayerState::is_final).map(|_| ()))
+    }
+
+    /// A future that is ready when these layers are done, for any runtime.
+    pub fn done(&self, layers: impl LayerRange) -> LayerFuture {
+        LayerFuture::new(&self.shared, layers.of(self.range()))
     }
 
     /// Waits until `enough` is true of the layer, and helps meanwhile. Fails if the layer has
@@ -142,7 +167,7 @@ impl Layers {
     fn wait_for(
         &self,
         layer: u32,
-        enough: impl Fn(LayerState) -> bool,
+        enough: impl Fn(&LayerState) -> bool,
     ) -> Result<LayerState, LayerError> {
         let index = self.shared.index(layer)?;
         if self.shared.is_lost() {
@@ -153,7 +178,7 @@ impl Layers {
         loop {
             match state.layer(index) {
                 LayerState::Failed => return Err(LayerError::Failed { layer }),
-                found if enough(found) => return Ok(found),
+                found if enough(&found) => return Ok(found),
                 _ => {}
             }
             match &state.attendant {
@@ -176,74 +201,8 @@ impl fmt::Debug for Layers {
 }
 
 impl LayerState {
-    fn is_final(self) -> bool {
+    fn is_final(&self) -> bool {
         matches!(self, Self::Done | Self::Failed)
-    }
-}
-
-/// A future of a layer's completion; from [`Layers::done`].
-///
-/// It is ready with an error if the layer will not arrive. Dropping it changes nothing else.
-#[must_use = "a future does nothing unless it is polled"]
-pub struct LayerFuture {
-    shared: Arc<Shared>,
-    layer: u32,
-    /// The number of this future among those of these layers.
-    number: u64,
-}
-
-impl Future for LayerFuture {
-    type Output = Result<(), LayerError>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let layer = self.layer;
-        let index = match self.shared.index(layer) {
-            Ok(index) => index,
-            Err(error) => return Poll::Ready(Err(error)),
-        };
-        if self.shared.is_lost() {
-            return Poll::Ready(Err(LayerError::Failed { layer }));
-        }
-        self.shared.help();
-        // Cloning a waker runs foreign code, so it does not happen under the lock. Nor does its
-        // drop: this one is declared first.
-        let waker = context.waker().clone();
-        let mut state = lock(&self.shared.state);
-        match state.layer(index) {
-            LayerState::Done => return Poll::Ready(Ok(())),
-            LayerState::Failed => return Poll::Ready(Err(LayerError::Failed { layer })),
-            LayerState::Waiting | LayerState::Submitted(_) => {}
-        }
-        let replaced = match state.wakers.iter_mut().find(|entry| entry.future == self.number) {
-            Some(entry) => Some(std::mem::replace(&mut entry.waker, waker)),
-            None => {
-                state.wakers.push(Waiter { future: self.number, index, waker });
-                None
-            }
-        };
-        // A waker may own a task with futures of layers, whose drop needs the lock.
-        drop(state);
-        drop(replaced);
-        Poll::Pending
-    }
-}
-
-impl Drop for LayerFuture {
-    fn drop(&mut self) {
-        if self.shared.is_lost() {
-            return;
-        }
-        let mut state = lock(&self.shared.state);
-        let place = state.wakers.iter().position(|entry| entry.future == self.number);
-        let waiter = place.map(|place| state.wakers.swap_remove(place));
-        drop(state);
-        drop(waiter);
-    }
-}
-
-impl fmt::Debug for LayerFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LayerFuture").field("layer", &self.layer).finish_non_exhaustive()
     }
 }
 
@@ -267,16 +226,11 @@ impl LayerSignals {
     /// Copies of these layers have been submitted to a stream, and `event` is recorded behind the
     /// last of them. When it has completed, the bytes of the layers are at the destination.
     ///
-    /// `owner` keeps the event valid. It is kept until the job and every view of its layers have
-    /// dropped. That is later than the job's end, as a stream of the caller may start to wait for
-    /// the event by then. It may drop on any thread.
-    pub fn submitted(
-        &self,
-        layers: Range<u32>,
-        event: EventHandle,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) {
-        self.shared.set(layers, LayerState::Submitted(event), Some(owner));
+    /// The event is kept until the job and every view of its layers have dropped. That is later than
+    /// the job's end, as a stream of the caller may start to wait for the event by then. Its owner
+    /// may drop on any thread.
+    pub fn submitted(&self, layers: Range<u32>, event: EventHandle) {
+        self.shared.set(layers, LayerState::Submitted(event.clone()), Some(event));
     }
 
     /// The bytes of these layers are at the destination, and visible to every thread that observes
@@ -306,7 +260,7 @@ impl LayerSignals {
                 .layers
                 .iter_mut()
                 .filter(|layer| !layer.is_final())
-                .for_each(|layer| *layer = end);
+                .for_each(|layer| layer.clone_from(&end));
         });
     }
 }
@@ -321,7 +275,7 @@ impl fmt::Debug for LayerSignals {
 pub(crate) fn pair(range: Range<u32>, attention: Duration) -> (Layers, LayerSignals) {
     let state = State {
         layers: range.clone().map(|_| LayerState::Waiting).collect(),
-        owners: Vec::new(),
+        events: Vec::new(),
         attendant: None,
         wakers: Vec::new(),
         futures: 0,
@@ -342,8 +296,8 @@ struct Shared {
 
 struct State {
     layers: Box<[LayerState]>,
-    /// The owners of all reported events.
-    owners: Vec<Arc<dyn Any + Send + Sync>>,
+    /// All reported events. So no change of a layer drops the last clone of one under the lock.
+    events: Vec<EventHandle>,
     attendant: Option<Attendant>,
     wakers: Vec<Waiter>,
     /// Futures made so far.
@@ -360,11 +314,21 @@ struct Waiter {
 impl State {
     fn layer(&self, index: usize) -> LayerState {
         // Indices come from `Shared::index`.
-        self.layers.get(index).copied().unwrap_or(LayerState::Failed)
+        self.layers.get(index).cloned().unwrap_or(LayerState::Failed)
     }
 }
 
 impl Shared {
+    /// Returns the layers if all of them are transferred.
+    fn check(&self, layers: Range<u32>) -> Result<Range<u32>, LayerError> {
+        if !layers.is_empty() {
+            self.index(layers.start)?;
+            // The first layer that is not transferred, if one is not.
+            self.index((layers.end - 1).min(self.range.end))?;
+        }
+        Ok(layers)
+    }
+
     fn index(&self, layer: u32) -> Result<usize, LayerError> {
         if self.range.contains(&layer) {
             Ok(ByteCount::new((layer - self.range.start).into()).to_usize())
@@ -387,13 +351,13 @@ impl Shared {
         }
     }
 
-    fn set(&self, layers: Range<u32>, to: LayerState, owner: Option<Arc<dyn Any + Send + Sync>>) {
+    fn set(&self, layers: Range<u32>, to: LayerState, event: Option<EventHandle>) {
         let layers = layers.start.max(self.range.start)..layers.end.min(self.range.end);
         let Ok(first) = self.index(layers.start) else { return };
         self.update(|state| {
             let slots = state.layers.iter_mut().skip(first).take(layers.len());
-            slots.filter(|layer| !layer.is_final()).for_each(|layer| *layer = to);
-            state.owners.extend(owner);
+            slots.filter(|layer| !layer.is_final()).for_each(|layer| layer.clone_from(&to));
+            state.events.extend(event);
         });
     }
 

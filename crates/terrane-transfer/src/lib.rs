@@ -16,10 +16,10 @@
 //!    read of blocks that a failed transfer may have written in part is refused as well;
 //! 5. **executed** by an engine ([`CopyEngine`]). This crate has the engines that need no driver
 //!    ([`engines`]); other crates add more;
-//! 6. **completed**: waited for, polled or awaited on any runtime ([`Completion`]). On request,
-//!    each layer completes on its own before that ([`Layers`]). The transfer owns all that the copy
-//!    needs until the copy has ended. So the caller cannot free memory under a running copy, even
-//!    if it forgets the completion.
+//! 6. **completed**: waited for, polled or awaited on any runtime ([`Completion`]), or
+//!    [cancelled](Completion::cancel). On request, each layer completes on its own before that
+//!    ([`Layers`]). The transfer owns all that the copy needs until the copy has ended. So the
+//!    caller cannot free memory under a running copy, even if it forgets the completion.
 //!
 //! # Should I be using this crate?
 //!
@@ -29,9 +29,9 @@
 //! # What it does not do
 //!
 //! It never decides *which* blocks to move: no eviction, no prefix matching, no index of cached
-//! blocks. It does not see accesses that bypass it, unless they are declared
-//! ([`Endpoint::hold_for_write`]). It requires no runtime. Only engines start threads; these are
-//! named and joined.
+//! blocks. [`Slots`] only says which block ids are free. The crate does not see accesses that
+//! bypass it, unless they are declared ([`Endpoint::hold_for_write`]). It requires no runtime. Only
+//! engines start threads; these are named and joined.
 //!
 //! # Example
 //!
@@ -88,12 +88,15 @@ mod explain;
 mod group;
 mod hazard;
 mod job;
+mod layer_range;
 mod layers;
 mod manager;
 mod order;
 mod plan;
 mod request;
 mod set;
+mod side;
+mod slots;
 mod sync;
 mod ticket;
 mod ticket_end;
@@ -103,18 +106,29 @@ pub use attend::{Attend, DEFAULT_ATTENTION};
 pub use builder::TransferManagerBuilder;
 pub use completion::{Completion, CompletionFuture, Outcome};
 pub use endpoint::{BytesInUse, Endpoint, EndpointId, Hold, WeakEndpoint};
-pub use engine::{CopyEngine, Declined, Quote};
-pub use error::{Rejected, Side, TransferError};
+pub use engine::{CopyEngine, Decision, Declined, EndpointCache, ForeignDecision, OnlyPath, Quote};
+pub use error::{Rejected, TransferError};
 pub use explain::{EngineTimes, Explanation, Report};
 pub use group::{GroupRefusal, GroupsRefused};
 pub use hazard::{Access, BlockConflict};
 pub use job::{CopyFailure, CopyJob, Progress, Remains, Terms};
+pub use layer_range::LayerRange;
 pub use layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
 pub use manager::TransferManager;
-pub use order::{DeviceOrder, EventHandle, PinnedOrder, StreamHandle};
+pub use order::{DeviceOrder, EventHandle, StreamHandle};
 pub use plan::{CopyGrid, CopyRun, GridEnd, Planner, TransferPlan};
 pub use request::Transfer;
 pub use set::{CompletionSet, CompletionSetFuture, RejectedSet, SetOutcome};
+pub use side::{Ends, Side};
+pub use slots::{SlotSet, Slots, SlotsError};
 pub use terrane_core::Durability;
 pub use ticket::{Ticket, TransferId};
 pub use ticket_end::{TicketEnd, TicketFuture};
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;
+#[doc(no_inline)]
+pub use terrane_layout;
+#[doc(no_inline)]
+pub use terrane_storage;

@@ -12,7 +12,7 @@ use crate::job::{Claims, Ending, tell};
 use crate::waiting::submit_after;
 use crate::{
     Access, Completion, CopyEngine, CopyJob, DEFAULT_ATTENTION, Declined, DeviceOrder, Durability,
-    Endpoint, Explanation, PinnedOrder, Planner, Progress, Quote, Rejected, Side, Ticket, Transfer,
+    Endpoint, Explanation, Planner, Progress, Quote, Rejected, Side, Ticket, Transfer,
     TransferError, TransferPlan, layers,
 };
 
@@ -101,8 +101,9 @@ impl TransferManager {
     ///
     /// # What runs as a transfer ends
     ///
-    /// Some foreign code runs on the thread that ends the transfer: wakers, and two kinds of drops.
-    /// These are the drop of adopted memory's owner, and of a guard whose completion was dropped.
+    /// Some foreign code runs on the thread that ends the transfer: wakers, and three kinds of drops.
+    /// These are the drops of the owner of adopted memory, of the owner of an adopted stream or
+    /// event, and of a guard whose completion was dropped.
     /// The thread is an engine's, or one that waits for another transfer.
     ///
     /// This code must not wait for a transfer, nor for a thread that does. The blocked thread may
@@ -128,10 +129,10 @@ impl TransferManager {
         let (engine, quote, declined) = self.choose(&transfer, &plan)?;
         let explanation = Explanation::new(&plan, &**engine, quote, declined);
         let engine = Arc::clone(engine);
-        let order = pin_order(&mut transfer, &*engine)?;
+        capture_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
         let attention = self.attention;
-        Ok(Prepared { transfer, plan, engine, explanation, order, attention, ticket, claims })
+        Ok(Prepared { transfer, plan, engine, explanation, attention, ticket, claims })
     }
 
     /// The engine that predicts the shortest time, its quote, and the reasons of engines that
@@ -172,7 +173,6 @@ pub(crate) struct Prepared {
     plan: TransferPlan,
     engine: Arc<dyn CopyEngine>,
     explanation: Explanation,
-    order: Option<PinnedOrder>,
     attention: Duration,
     ticket: Ticket,
     claims: Claims,
@@ -192,14 +192,14 @@ impl Prepared {
     }
 
     pub(crate) fn start<G: Send + 'static>(self, guard: G) -> Completion<G> {
-        let Self { transfer, plan, engine, explanation, order, attention, ticket, claims } = self;
+        let Self { transfer, plan, engine, explanation, attention, ticket, claims } = self;
         let progress = Arc::<Progress>::default();
         let layer_wise = transfer.terms.layer_wise.then(|| layers::pair(plan.layers(), attention));
         let (layers, signals) = layer_wise.unzip();
         let (completion, settle) =
             pair(ticket.clone(), Arc::clone(&progress), layers, attention, guard);
         let ending = Ending::new(ticket, settle, signals, explanation);
-        let job = CopyJob::new(plan, claims, transfer.terms, order, progress, ending);
+        let job = CopyJob::new(plan, claims, transfer.terms, progress, ending);
         submit_after(&transfer.after, transfer.allow_incomplete, job, engine);
         completion
     }
@@ -209,7 +209,7 @@ impl Prepared {
 fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
     let ends = [(Side::Source, &transfer.source), (Side::Destination, &transfer.destination)];
     let device = ends.into_iter().find(|(_, end)| matches!(end.kind(), StorageKind::Device(_)));
-    match (device, transfer.terms.device_order) {
+    match (device, &transfer.terms.device_order) {
         (Some((side, end)), None) => Err(TransferError::OrderNotStated { side, kind: end.kind() }),
         (None, Some(_)) => Err(TransferError::OrderWithoutDevice),
         _ if transfer.terms.durability != Durability::None
@@ -229,20 +229,17 @@ fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
 
 /// Captures the device order of a transfer that waits for others, as of now. Later work on the
 /// stream, or another recording of the event, does not change it.
-fn pin_order(
-    transfer: &mut Transfer,
-    engine: &dyn CopyEngine,
-) -> Result<Option<PinnedOrder>, TransferError> {
-    let order = match transfer.terms.device_order {
-        None | Some(DeviceOrder::AlreadySynchronised) => return Ok(None),
-        Some(_) if transfer.after.is_empty() => return Ok(None),
+fn capture_order(transfer: &mut Transfer, engine: &dyn CopyEngine) -> Result<(), TransferError> {
+    let order = match &transfer.terms.device_order {
+        None | Some(DeviceOrder::AlreadySynchronised) => return Ok(()),
+        Some(_) if transfer.after.is_empty() => return Ok(()),
         Some(order) => order,
     };
-    let pinned = engine
-        .pin(order)
+    let captured = engine
+        .capture_order(order)
         .map_err(|source| TransferError::OrderNotPinned { engine: engine.name(), source })?;
-    transfer.terms.device_order = Some(pinned.order());
-    Ok(Some(pinned))
+    transfer.terms.device_order = Some(captured);
+    Ok(())
 }
 
 /// Checks for conflicts at both ends and claims the blocks, atomically.
@@ -274,5 +271,6 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     let ticket = Ticket::new(tickets().cloned());
     let reading = source.claim(&ticket, &read);
     let writing = destination.as_mut().unwrap_or(&mut source).claim(&ticket, &write);
-    Ok((ticket, Claims { reading, writing }))
+    let claims = Claims { reading, writing, ticket: ticket.clone() };
+    Ok((ticket, claims))
 }

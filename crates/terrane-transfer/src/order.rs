@@ -11,7 +11,10 @@ use terrane_core::DeviceId;
 /// A copy that starts before the compute has written the source silently corrupts data. So a
 /// transfer with a device on either side has to state one of these. For CUDA, `terrane-cuda`
 /// creates them from its streams and events (`Stream::order`, `Event::order`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+///
+/// An order owns its stream or event. A transfer keeps its order until it has ended, so the caller
+/// may drop the stream or event before. Two orders are equal if they name the same handle.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceOrder {
     /// All device work on the blocks has finished, and the host knows it.
@@ -23,75 +26,86 @@ pub enum DeviceOrder {
     AfterEvent(EventHandle),
 }
 
-/// A captured order, and the owner that keeps its handle valid; from
-/// [`CopyEngine::pin`](crate::CopyEngine::pin).
-#[derive(Clone)]
-pub struct PinnedOrder {
-    order: DeviceOrder,
-    _owner: Arc<dyn Any + Send + Sync>,
-}
-
-impl PinnedOrder {
-    /// An order whose handle is valid, and marks the same work, as long as `owner` lives.
+impl DeviceOrder {
+    /// The device of the stream or event; `None` without one.
     #[must_use]
-    pub fn new(order: DeviceOrder, owner: impl Any + Send + Sync) -> Self {
-        Self { order, _owner: Arc::new(owner) }
-    }
-
-    /// The order.
-    #[must_use]
-    pub fn order(&self) -> DeviceOrder {
-        self.order
-    }
-}
-
-impl fmt::Debug for PinnedOrder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PinnedOrder").field(&self.order).finish()
+    pub const fn device(&self) -> Option<DeviceId> {
+        match self {
+            Self::AlreadySynchronised => None,
+            Self::AfterStream(stream) => Some(stream.device()),
+            Self::AfterEvent(event) => Some(event.device()),
+        }
     }
 }
 
 macro_rules! handle_type {
     ($(#[$documentation:meta])* $name:ident, $what:literal) => {
         $(#[$documentation])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        ///
+        /// Cloning it costs a reference count. Two handles are equal if device and number are.
+        #[derive(Clone)]
         pub struct $name {
             device: DeviceId,
             raw: u64,
+            _owner: Arc<dyn Any + Send + Sync>,
         }
 
         impl $name {
-            #[doc = concat!("The driver's handle of ", $what, ".")]
+            #[doc = concat!("The driver's handle of ", $what, ", which `owner` keeps valid.")]
+            ///
+            /// The owner drops with the last clone, on any thread. A transfer drops its clone as it
+            /// ends, so the drop [must not wait](crate::TransferManager::submit) for a transfer.
             ///
             /// # Safety
             ///
-            /// The handle is a valid one of that device's driver, and stays valid until every
-            /// transfer that was given it has ended.
+            /// The handle is a valid one of that device's driver, and stays valid while `owner`
+            /// lives.
             #[must_use]
-            pub const unsafe fn from_raw(device: DeviceId, raw: u64) -> Self {
-                Self { device, raw }
+            pub unsafe fn from_raw(
+                device: DeviceId,
+                raw: u64,
+                owner: Arc<dyn Any + Send + Sync>,
+            ) -> Self {
+                Self { device, raw, _owner: owner }
             }
 
             /// The device that it belongs to.
             #[must_use]
-            pub const fn device(self) -> DeviceId {
+            pub const fn device(&self) -> DeviceId {
                 self.device
             }
 
-            /// The driver's handle.
+            /// The driver's handle. It is valid while this value or a clone of it lives.
             #[must_use]
-            pub const fn raw(self) -> u64 {
+            pub const fn raw(&self) -> u64 {
                 self.raw
+            }
+        }
+
+        impl PartialEq for $name {
+            fn eq(&self, other: &Self) -> bool {
+                (self.device, self.raw) == (other.device, other.raw)
+            }
+        }
+
+        impl Eq for $name {}
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("device", &self.device)
+                    .field("raw", &self.raw)
+                    .finish_non_exhaustive()
             }
         }
     };
 }
 
 handle_type! {
-    /// A stream of a device, borrowed from its creator.
+    /// A stream of a device, with its owner.
     StreamHandle, "a stream"
 }
 handle_type! {
-    /// A recorded event of a device, borrowed from its creator.
+    /// A recorded event of a device, with its owner.
     EventHandle, "an event"
 }

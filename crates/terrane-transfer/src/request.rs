@@ -132,7 +132,7 @@ impl Transfer {
 
     /// Sets what the copy runs after on the device, as of the submission. That also holds for a
     /// transfer that runs [after](Self::after) others. It is required if a device takes part, and
-    /// an error otherwise.
+    /// an error otherwise. The transfer keeps the order's stream or event until it has ended.
     pub fn device_order(mut self, order: DeviceOrder) -> Self {
         self.terms.device_order = Some(order);
         self

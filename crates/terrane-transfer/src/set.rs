@@ -66,7 +66,7 @@ impl TransferManager {
             }
         }
         let tickets: Box<[Ticket]> = members.0.iter().map(|each| each.ticket().clone()).collect();
-        let ticket = Ticket::new(tickets.iter().cloned());
+        let ticket = Ticket::of_set(tickets.iter().cloned());
         let state = Mutex::new(State { remaining: tickets.len(), succeeded: true });
         let end = Arc::new(SetEnd { ticket: ticket.clone(), state });
         if tickets.is_empty() {
@@ -190,7 +190,13 @@ impl<G> CompletionSet<G> {
             Member::InFlight(completion) => !completion.has_ended(),
             Member::Ended(_) => false,
         };
-        self.members.iter().filter(in_flight).count() == 0 && self.ticket.has_ended()
+        self.members.iter().filter(in_flight).count() == 0
+            && (self.ticket.has_ended() || !has_ended(&self.tickets))
+    }
+
+    /// Requests that all transfers stop; see [`Ticket::cancel`].
+    pub fn cancel(&self) {
+        self.ticket.cancel();
     }
 
     /// A ticket of the set, to run others after all of its transfers. It succeeds if all of them
@@ -236,7 +242,7 @@ impl<G> CompletionSet<G> {
             Member::InFlight(completion) => completion.wait(),
             Member::Ended(outcome) => outcome,
         });
-        ended(&self.ticket, outcomes.collect())
+        ended(&self.ticket, &self.tickets, outcomes.collect())
     }
 
     /// Blocks the thread until all transfers have ended or `deadline` has passed.
@@ -264,11 +270,17 @@ impl<G> CompletionSet<G> {
 }
 
 /// Returns the outcome after the ticket has ended. It notifies the dependents if no other thread
-/// has.
-fn ended<G>(ticket: &Ticket, outcomes: Vec<Outcome<G>>) -> SetOutcome<G> {
+/// has. A member that was cancelled while it waited ends its ticket later, and so does the set.
+fn ended<G>(ticket: &Ticket, members: &[Ticket], outcomes: Vec<Outcome<G>>) -> SetOutcome<G> {
     let outcome = SetOutcome { outcomes };
-    end_set(ticket, outcome.succeeded());
+    if has_ended(members) {
+        end_set(ticket, outcome.succeeded());
+    }
     outcome
+}
+
+fn has_ended(members: &[Ticket]) -> bool {
+    members.iter().all(Ticket::has_ended)
 }
 
 impl<G> fmt::Debug for CompletionSet<G> {
@@ -289,7 +301,11 @@ impl<G> IntoFuture for CompletionSet<G> {
             Member::InFlight(completion) => Polled::InFlight(completion.into_future()),
             Member::Ended(outcome) => Polled::Ended(outcome),
         });
-        CompletionSetFuture { members: Some(members.collect()), ticket: self.ticket }
+        CompletionSetFuture {
+            members: Some(members.collect()),
+            tickets: self.tickets,
+            ticket: self.ticket,
+        }
     }
 }
 
@@ -300,6 +316,7 @@ impl<G> IntoFuture for CompletionSet<G> {
 pub struct CompletionSetFuture<G> {
     /// `None` once it has been ready.
     members: Option<Vec<Polled<G>>>,
+    tickets: Box<[Ticket]>,
     ticket: Ticket,
 }
 
@@ -336,7 +353,7 @@ impl<G> Future for CompletionSetFuture<G> {
             Polled::Ended(outcome) => Some(outcome),
             Polled::InFlight(_) => None,
         });
-        Poll::Ready(ended(&this.ticket, outcomes.collect()))
+        Poll::Ready(ended(&this.ticket, &this.tickets, outcomes.collect()))
     }
 }
 

@@ -1,8 +1,9 @@
 //! Tickets of transfers in flight, and the order between them.
 
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -43,13 +44,28 @@ struct Inner {
     /// A forked process does not lock the state: a thread that does not exist there may hold the
     /// lock.
     owner: OwnerProcess,
+    is_cancelled: AtomicBool,
+    /// Whether the predecessors are the members of a set, which are cancelled with it.
+    is_of_set: bool,
     state: Mutex<State>,
 }
 
 enum State {
-    InFlight { predecessors: SmallVec<[Ticket; 2]>, dependents: Vec<Arc<dyn Dependent>> },
+    InFlight(InFlight),
     Ended { succeeded: bool },
 }
+
+struct InFlight {
+    predecessors: SmallVec<[Ticket; 2]>,
+    dependents: Vec<Arc<dyn Dependent>>,
+    /// Values that drop as the transfer ends.
+    kept: Vec<Kept>,
+    /// Ends the transfer if it is cancelled before its engine has it.
+    deferred: Option<Weak<dyn Cancel>>,
+}
+
+/// A value that only has to live.
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 
 /// Something that waits for tickets to end.
 pub(crate) trait Dependent: Send + Sync {
@@ -57,13 +73,32 @@ pub(crate) trait Dependent: Send + Sync {
     fn predecessor_ended(&self, predecessor: TransferId, succeeded: bool);
 }
 
+/// A transfer that can be ended before its engine has it.
+pub(crate) trait Cancel: Send + Sync {
+    /// Ends the transfer, unless its engine has it.
+    fn cancel(&self);
+}
+
 impl Ticket {
     pub(crate) fn new(predecessors: impl IntoIterator<Item = Ticket>) -> Self {
+        Self::build(predecessors, false)
+    }
+
+    /// The ticket of a set, from those of its members.
+    pub(crate) fn of_set(members: impl IntoIterator<Item = Ticket>) -> Self {
+        Self::build(members, true)
+    }
+
+    fn build(predecessors: impl IntoIterator<Item = Ticket>, is_of_set: bool) -> Self {
         let predecessors = predecessors.into_iter().filter(|p| !p.has_ended()).collect();
+        let (dependents, kept) = (Vec::new(), Vec::new());
+        let in_flight = InFlight { predecessors, dependents, kept, deferred: None };
         Self(Arc::new(Inner {
             id: TransferId::next(),
             owner: OwnerProcess::current(),
-            state: Mutex::new(State::InFlight { predecessors, dependents: Vec::new() }),
+            is_cancelled: AtomicBool::new(false),
+            is_of_set,
+            state: Mutex::new(State::InFlight(in_flight)),
         }))
     }
 
@@ -78,6 +113,78 @@ impl Ticket {
     #[must_use]
     pub fn has_ended(&self) -> bool {
         !self.is_of_this_process() || matches!(*lock(&self.0.state), State::Ended { .. })
+    }
+
+    /// Requests that the transfer stops, and returns at once. Later calls change nothing.
+    ///
+    /// | the transfer | what happens |
+    /// |---|---|
+    /// | waits for others ([`Transfer::after`](crate::Transfer::after)) | ends now, with [`TransferError::Cancelled`]; nothing is copied |
+    /// | is queued in its engine | ends so when its turn comes; nothing is copied |
+    /// | is being copied by the host, disk or device engine or a relay | ends so before the next chunk or request; those in progress complete |
+    /// | is being copied by an engine that cannot stop it | continues, and ends as if it had not been cancelled |
+    /// | has ended, or has copied all bytes | nothing |
+    ///
+    /// So the outcome says whether the transfer was stopped. Its guard returns with the outcome, as
+    /// always. If it was stopped half-way, its destination is
+    /// [incomplete](TransferError::Incomplete); if it had not started, the destination is
+    /// unchanged. Transfers that run after it see a failed predecessor.
+    ///
+    /// The ticket of a transfer that waited for others ends only when those have ended, although
+    /// the outcome is available before. Transfers that run after this one rely on that order.
+    ///
+    /// The ticket of a [set](crate::CompletionSet) cancels all its transfers. The ticket of a
+    /// [hold](crate::Hold) ignores the request, and so does a process that was forked from the
+    /// transfer's.
+    ///
+    /// A transfer that waits ends on this thread, which then runs what
+    /// [`TransferManager::submit`](crate::TransferManager::submit) lists. No call waits for a copy.
+    ///
+    /// [`TransferError::Cancelled`]: crate::TransferError::Cancelled
+    /// [`TransferError::Incomplete`]: crate::TransferError::Incomplete
+    pub fn cancel(&self) {
+        if !self.is_of_this_process() {
+            return;
+        }
+        // Relaxed: nothing is published with it. An engine that reads it late stops late.
+        self.0.is_cancelled.store(true, Ordering::Relaxed);
+        let state = lock(&self.0.state);
+        let State::InFlight(in_flight) = &*state else { return };
+        if self.0.is_of_set {
+            let members = in_flight.predecessors.clone();
+            drop(state);
+            return members.iter().for_each(Self::cancel);
+        }
+        let deferred = in_flight.deferred.clone();
+        drop(state);
+        if let Some(deferred) = deferred.and_then(|deferred| deferred.upgrade()) {
+            deferred.cancel();
+        }
+    }
+
+    /// Whether the transfer was requested to stop.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Lets a cancel end the transfer through `deferred`, which may have dropped by then.
+    pub(crate) fn set_deferred(&self, deferred: Weak<dyn Cancel>) {
+        if let State::InFlight(in_flight) = &mut *lock(&self.0.state) {
+            in_flight.deferred = Some(deferred);
+        }
+    }
+
+    /// Drops `value` as the transfer ends, before anyone sees the end; at once if it has ended.
+    pub(crate) fn keep(&self, value: Kept) {
+        if !self.is_of_this_process() {
+            return;
+        }
+        let mut state = lock(&self.0.state);
+        if let State::InFlight(in_flight) = &mut *state {
+            return in_flight.kept.push(value);
+        }
+        // The value drops after the lock is released.
+        drop(state);
     }
 
     /// Whether it belongs to a transfer of this process, not of the parent that this was forked
@@ -96,8 +203,8 @@ impl Ticket {
             if !seen.insert(ticket.id()) || !ticket.is_of_this_process() {
                 continue;
             }
-            if let State::InFlight { predecessors, .. } = &*lock(&ticket.0.state) {
-                pending.extend(predecessors.iter().cloned());
+            if let State::InFlight(in_flight) = &*lock(&ticket.0.state) {
+                pending.extend(in_flight.predecessors.iter().cloned());
             }
         }
         seen
@@ -110,7 +217,7 @@ impl Ticket {
         }
         let mut state = lock(&self.0.state);
         match &mut *state {
-            State::InFlight { dependents, .. } => dependents.push(dependent),
+            State::InFlight(in_flight) => in_flight.dependents.push(dependent),
             State::Ended { succeeded } => {
                 let succeeded = *succeeded;
                 drop(state);
@@ -125,8 +232,16 @@ impl Ticket {
             return Vec::new();
         }
         let mut state = lock(&self.0.state);
-        if matches!(*state, State::Ended { .. }) {
-            return Vec::new();
+        loop {
+            let State::InFlight(in_flight) = &mut *state else { return Vec::new() };
+            if in_flight.kept.is_empty() {
+                break;
+            }
+            let kept = std::mem::take(&mut in_flight.kept);
+            // Their drop takes locks. Others may be added meanwhile.
+            drop(state);
+            drop(kept);
+            state = lock(&self.0.state);
         }
         let ended = std::mem::replace(&mut *state, State::Ended { succeeded });
         // A predecessor that drops here may hold the last reference to a transfer that others wait
@@ -134,7 +249,7 @@ impl Ticket {
         drop(state);
         match ended {
             // The predecessors drop with the state, so that chains of transfers do not grow.
-            State::InFlight { dependents, .. } => dependents,
+            State::InFlight(in_flight) => in_flight.dependents,
             State::Ended { .. } => Vec::new(),
         }
     }

@@ -1,11 +1,13 @@
 //! Jobs that wait for other transfers to end.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use crate::engines::threads;
+use crate::job::{shielded, tell};
 use crate::request::Predecessor;
 use crate::sync::{Mutex, lock};
-use crate::ticket::Dependent;
-use crate::{CopyEngine, CopyJob, TransferError, TransferId};
+use crate::ticket::{Cancel, Dependent};
+use crate::{CopyEngine, CopyJob, Ticket, TransferError, TransferId};
 
 /// A job that is submitted to its engine once every predecessor has ended. It fails instead if a
 /// predecessor failed that had to succeed.
@@ -17,7 +19,22 @@ struct Waiting {
 struct State {
     remaining: usize,
     failed: Option<TransferId>,
-    parked: Option<(CopyJob, Arc<dyn CopyEngine>)>,
+    parked: Parked,
+}
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each transfer that waits, and nearly all of them hold the job"
+)]
+enum Parked {
+    Job(CopyJob, Arc<dyn CopyEngine>),
+    /// A thread is ending the cancelled job, and has not released its blocks yet.
+    Cancelling,
+    /// The job was cancelled and has ended. Its ticket ends with the last predecessor, as
+    /// transfers that run after this one may use blocks of the predecessors.
+    Cancelled(EndsTicket),
+    /// The engine has the job.
+    Gone,
 }
 
 /// Waits for the end of a predecessor that may fail.
@@ -34,8 +51,12 @@ pub(crate) fn submit_after(
         engine.submit(job);
         return;
     }
-    let state = State { remaining: predecessors.len(), failed: None, parked: Some((job, engine)) };
+    let ticket = job.ticket().clone();
+    let parked = Parked::Job(job, engine);
+    let state = State { remaining: predecessors.len(), failed: None, parked };
     let waiting = Arc::new(Waiting { state: Mutex::new(state), allow_incomplete });
+    let cancels: Weak<Waiting> = Arc::downgrade(&waiting);
+    ticket.set_deferred(cancels);
     for predecessor in predecessors {
         predecessor.ticket.notify(match predecessor.has_to_succeed {
             true => waiting.clone(),
@@ -51,15 +72,20 @@ impl Dependent for Waiting {
             state.failed.get_or_insert(predecessor);
         }
         state.remaining -= 1;
-        if state.remaining > 0 {
+        if state.remaining > 0 || matches!(state.parked, Parked::Cancelling) {
             return;
         }
-        let (parked, failed) = (state.parked.take(), state.failed);
+        let (parked, failed) = (std::mem::replace(&mut state.parked, Parked::Gone), state.failed);
         // The lock is released first, as the job may end right here.
         drop(state);
-        let Some((job, engine)) = parked else { return };
+        let (job, engine) = match parked {
+            Parked::Job(job, engine) => (job, engine),
+            Parked::Cancelled(ended) => return drop(ended),
+            Parked::Cancelling | Parked::Gone => return,
+        };
         let may_start = match failed {
             Some(predecessor) => Err(TransferError::PredecessorFailed { predecessor }),
+            None if job.is_cancelled() => Err(job.cancelled()),
             None => job.check_start(self.allow_incomplete),
         };
         match may_start {
@@ -72,5 +98,42 @@ impl Dependent for Waiting {
 impl Dependent for ForTheEnd {
     fn predecessor_ended(&self, predecessor: TransferId, _: bool) {
         self.0.predecessor_ended(predecessor, true);
+    }
+}
+
+impl Cancel for Waiting {
+    fn cancel(&self) {
+        let mut state = lock(&self.state);
+        let (job, engine) = match std::mem::replace(&mut state.parked, Parked::Cancelling) {
+            Parked::Job(job, engine) => (job, engine),
+            other => {
+                state.parked = other;
+                return;
+            }
+        };
+        drop(state);
+        let ended = EndsTicket(job.ticket().clone());
+        // This must not wait, so an engine that drops here does not join its threads.
+        threads::finishing(|| {
+            job.end_before_predecessors();
+            shielded(|| drop(engine));
+        });
+        let mut state = lock(&self.state);
+        if state.remaining > 0 {
+            state.parked = Parked::Cancelled(ended);
+        } else {
+            state.parked = Parked::Gone;
+            drop(state);
+            drop(ended);
+        }
+    }
+}
+
+/// Ends the ticket of a cancelled job as it drops.
+struct EndsTicket(Ticket);
+
+impl Drop for EndsTicket {
+    fn drop(&mut self) {
+        tell(self.0.end(false), self.0.id(), false);
     }
 }

@@ -13,6 +13,8 @@
     reason = "tests say what they expect by unwrapping it"
 )]
 
+#[path = "loom/cancels.rs"]
+mod cancels;
 #[path = "loom/helping.rs"]
 mod helping;
 #[path = "loom/layers.rs"]
@@ -33,8 +35,8 @@ use loom::thread;
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::{
-    Attend, Completion, CopyEngine, CopyFailure, CopyJob, Declined, Endpoint, LayerError, Outcome,
-    Quote, Terms, Transfer, TransferError, TransferManager, TransferPlan,
+    Attend, Completion, CopyEngine, CopyFailure, CopyJob, Declined, Endpoint, LayerError, OnlyPath,
+    Outcome, Quote, Terms, Transfer, TransferError, TransferManager, TransferPlan,
 };
 
 /// Almost all bugs of this sort show with two preemptions (Musuvathi and Qadeer, PLDI 2007).
@@ -116,11 +118,7 @@ unsafe impl CopyEngine for Engine {
     }
 
     fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
-        Ok(Quote {
-            path: "none".into(),
-            reason: "a model copies nothing".into(),
-            predicted: Default::default(),
-        })
+        Ok(Quote::constant(Default::default(), &OnlyPath { path: "none", reason: "of a model" }))
     }
 
     fn submit(&self, job: CopyJob) {

@@ -5,12 +5,12 @@
 
 pub use terrane_core::{
     Alignment, Allocate, ByteCount, DeviceId, ForeignMemory, HostBytes, Memory, Region,
-    StorageKind, Wish,
+    Requirement, StorageKind,
 };
 #[cfg(feature = "cuda")]
 pub use terrane_cuda::{
-    Context, CudaError, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
-    PinnedOptions, Stream,
+    Context, CudaError, DeviceAllocator, DeviceEngine, DeviceEngineOptions, Event, PinnedAllocator,
+    PinnedOptions, Stream, Timing, WithDevices,
 };
 pub use terrane_layout::{
     BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind,
@@ -18,13 +18,16 @@ pub use terrane_layout::{
 };
 #[cfg(feature = "nixl")]
 pub use terrane_nixl::{
-    Agent, AgentBuilder, BackendConfig, ForeignLayout, NixlEngine, NixlEngineOptions, RemoteLayout,
+    AddNixl, Agent, AgentBuilder, BackendConfig, ForeignLayout, NixlEngine, NixlEngineOptions,
+    RemoteLayout,
 };
+#[cfg(feature = "pool")]
 pub use terrane_pool::{Pool, PoolOptions};
 pub use terrane_storage::{
-    DiskAllocator, DiskOptions, HugePages, NamedFileAllocator, SystemAllocator, SystemOptions,
+    DiskAllocator, DiskFile, DiskOptions, HugePages, NamedFileAllocator, SystemAllocator,
+    SystemOptions,
 };
 pub use terrane_transfer::{
-    Completion, DeviceOrder, Durability, Endpoint, Layers, Outcome, Rejected, Report, Ticket,
-    Transfer, TransferError, TransferManager,
+    Completion, DeviceOrder, Durability, Endpoint, Explanation, Layers, Outcome, Rejected, Report,
+    SlotSet, Slots, Ticket, Transfer, TransferError, TransferManager,
 };

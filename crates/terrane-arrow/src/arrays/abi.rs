@@ -1,9 +1,9 @@
-//! The C structures of the Arrow C Data and C Device Data interfaces, as plain data, and their
+//! The C structures of the Arrow C Data and C Device Data interfaces as plain data, and their
 //! owner.
 //!
-//! arrow-rs has those of the data interface, with private fields and accessors that trust what they
-//! read; of the device interface it has none. The structures here hold the same fields in the same
-//! order as the specification.
+//! arrow-rs defines the structures of the data interface, with private fields and accessors that
+//! trust their values. It defines none for the device interface. The structures here have the
+//! specification's fields in its order.
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
@@ -12,8 +12,8 @@ use std::ptr;
 
 /// `ArrowSchema`: a type, by its format string.
 ///
-/// Plain data, of the layout of [`FFI_ArrowSchema`](arrow_schema::ffi::FFI_ArrowSchema), which owns
-/// what this only shows.
+/// Plain data with the layout of [`FFI_ArrowSchema`](arrow_schema::ffi::FFI_ArrowSchema), which
+/// owns the structure that this only describes.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "the specification's own names and meanings")]
@@ -58,7 +58,7 @@ pub struct ArrowDeviceArray {
     pub reserved: [i64; 3],
 }
 
-/// `ArrowDeviceType`: a sort of device, by the numbers of DLPack.
+/// `ArrowDeviceType`: a kind of device, with DLPack's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct DeviceType(pub i32);
@@ -68,7 +68,7 @@ impl DeviceType {
     pub const CPU: Self = Self(1);
     /// Memory of a CUDA device.
     pub const CUDA: Self = Self(2);
-    /// Host memory locked for CUDA devices.
+    /// Host memory that is page-locked for CUDA devices.
     pub const CUDA_HOST: Self = Self(3);
     /// Memory that CUDA moves between host and devices.
     pub const CUDA_MANAGED: Self = Self(13);
@@ -87,15 +87,15 @@ impl fmt::Display for DeviceType {
 }
 
 mod sealed {
-    /// What keeps others from having their structures taken to any thread.
+    /// Prevents implementations in other crates, whose callbacks might not work on any thread.
     pub trait Sealed {}
     impl Sealed for super::ArrowSchema {}
     impl Sealed for super::ArrowArray {}
     impl Sealed for super::ArrowDeviceArray {}
 }
 
-/// A structure with a release callback, which may be called on any thread. It is implemented for
-/// the three of Arrow's, and for nothing else.
+/// A structure with a release callback that may be called on any thread. Only Arrow's three
+/// structures implement it.
 pub trait Released: sealed::Sealed + Sized {
     /// A structure that has been released.
     const EMPTY: Self;
@@ -107,8 +107,7 @@ pub trait Released: sealed::Sealed + Sized {
     ///
     /// # Safety
     ///
-    /// The structure is its producer's, or a copy of that which was moved here, and was not
-    /// released before.
+    /// The structure is its producer's, or was moved here from it, and has not been released.
     unsafe fn release(&mut self);
 }
 
@@ -177,33 +176,33 @@ impl Released for ArrowDeviceArray {
     }
 
     unsafe fn release(&mut self) {
-        // SAFETY: the caller's promise; the callback is to be called with the array within.
+        // SAFETY: the caller's promise; the callback belongs to the inner array.
         unsafe { self.array.release() };
     }
 }
 
-/// A structure that is owned: it is released once, when this drops, on any thread.
+/// An owned structure. It is released once, on drop, on any thread.
 ///
-/// The producer of a structure ensures that its callback may be called on any thread, as the
-/// specification says.
+/// The specification requires that the callback may be called on any thread; the producer ensures
+/// it.
 pub struct Owned<T: Released>(T);
 
-// SAFETY: the three structures that there are have callbacks that work on any thread, by the
-// specification, and the maker of this value vouched for it; everything else is numbers.
+// SAFETY: the callbacks of Arrow's three structures work on any thread, by the specification, and
+// the creator of this value guaranteed it. All other fields are numbers.
 unsafe impl<T: Released> Send for Owned<T> {}
-// SAFETY: a shared reference gives the plain fields, and does nothing with them.
+// SAFETY: a shared reference only returns the plain fields.
 unsafe impl<T: Released> Sync for Owned<T> {}
 
 impl<T: Released> Owned<T> {
-    /// Moves a structure here, as the specification has it: the source counts as released
-    /// afterwards, so that its callback is called once. `None` if the pointer is null or the
-    /// structure has been released already.
+    /// Moves a structure here, by the rules of the specification: the source counts as released
+    /// afterwards, so the callback is called once. `None` if the pointer is null or the structure
+    /// has been released.
     ///
     /// # Safety
     ///
-    /// The pointer is null, or aligned and valid for reads and writes of a structure that no code
-    /// else uses meanwhile. Unless it is released, its callback is one that may be called with the
-    /// structure, once, wherever it has been moved to and on any thread.
+    /// The pointer is null, or aligned and valid for reads and writes of a structure that no other
+    /// code uses during the call. Unless the structure is released, its callback may be called once
+    /// with it, after any move and on any thread.
     pub unsafe fn take(source: *mut T) -> Option<Self> {
         if source.is_null() {
             return None;
@@ -213,17 +212,17 @@ impl<T: Released> Owned<T> {
         (!taken.0.is_released()).then_some(taken)
     }
 
-    /// A structure that is held by value.
+    /// Takes a structure by value.
     ///
     /// # Safety
     ///
-    /// As for [`take`](Self::take); and it is not released through a copy.
+    /// As for [`take`](Self::take). In addition, no copy of the structure is released.
     pub unsafe fn new(structure: T) -> Self {
         Self(structure)
     }
 
-    /// Moves the structure out, to a place of the consumer's that holds no structure, or one that has
-    /// been released. Releasing it is the consumer's from now on.
+    /// Moves the structure to a place of the consumer, which holds no structure or a released one.
+    /// The consumer then releases it.
     ///
     /// # Safety
     ///
@@ -233,14 +232,14 @@ impl<T: Released> Owned<T> {
         unsafe { destination.write(self.into_inner()) };
     }
 
-    /// The structure, whose release is the caller's from now on; it is leaked otherwise.
+    /// The structure. The caller releases it; otherwise it is leaked.
     pub fn into_inner(self) -> T {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used again, nor dropped.
         unsafe { ptr::read(&raw const this.0) }
     }
 
-    /// The structure, to be looked at.
+    /// The structure, for reading.
     #[must_use]
     pub const fn get(&self) -> &T {
         &self.0
@@ -250,7 +249,7 @@ impl<T: Released> Owned<T> {
 impl<T: Released> Drop for Owned<T> {
     fn drop(&mut self) {
         if !self.0.is_released() {
-            // SAFETY: the structure is this value's, and has not been released.
+            // SAFETY: this value owns the structure, which has not been released.
             unsafe { self.0.release() };
         }
     }
@@ -263,7 +262,7 @@ impl<T: Released + fmt::Debug> fmt::Debug for Owned<T> {
 }
 
 impl From<Owned<ArrowDeviceArray>> for Owned<ArrowArray> {
-    /// The array without its device; what stands for the device is plain data.
+    /// The array without its device, whose description is plain data.
     fn from(array: Owned<ArrowDeviceArray>) -> Self {
         Self(array.into_inner().array)
     }
@@ -293,9 +292,9 @@ mod tests {
     fn a_structure_is_released_once_however_it_is_moved() {
         /// # Safety
         ///
-        /// The array is the caller's, and its private data are a counter.
+        /// The array belongs to the caller, and its private data is a counter.
         unsafe extern "C" fn count(array: *mut ArrowArray) {
-            // SAFETY: the caller of a release hands over the structure.
+            // SAFETY: the caller of a release owns the structure.
             let array = unsafe { &mut *array };
             // SAFETY: the test keeps the counter.
             unsafe { *array.private_data.cast::<u32>() += 1 };
@@ -304,7 +303,7 @@ mod tests {
         let mut released = 0_u32;
         let private_data = (&raw mut released).cast();
         let mut theirs = ArrowArray { release: Some(count), private_data, ..ArrowArray::EMPTY };
-        // SAFETY: a structure with a callback that may be called with it.
+        // SAFETY: the structure's callback may be called with it.
         let taken = unsafe { Owned::take(&raw mut theirs) }.unwrap();
         assert!(theirs.is_released());
         // SAFETY: as above; it has been released.

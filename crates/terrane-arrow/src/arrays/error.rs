@@ -1,4 +1,4 @@
-//! What is wrong with a foreign structure, or keeps a column from leaving.
+//! Why a foreign structure is refused, or a column cannot be exported.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use terrane_cuda::CudaError;
 use super::DeviceType;
 use crate::columns::ColumnError;
 
-/// Where in a nested type something is: the names of the fields that lead there, or their numbers
-/// where they have no name.
+/// The position of a field in a nested type: the names of the fields above it and its own. A field
+/// without a name has its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldPath(Box<str>);
 
@@ -28,7 +28,7 @@ impl fmt::Display for FieldPath {
     }
 }
 
-/// A path while it is walked, which costs nothing until it is wanted.
+/// A path during a walk. It costs nothing until it is printed.
 #[derive(Clone, Copy)]
 pub(crate) struct Trail<'a> {
     parent: Option<&'a Trail<'a>>,
@@ -74,7 +74,7 @@ impl<'a> Trail<'a> {
     }
 }
 
-/// Refuses a pointer that leads to where no `T` can be. Null is aligned.
+/// Refuses a pointer that is misaligned for `T`. Null is aligned.
 pub(crate) fn aligned<T>(
     pointer: *const T,
     what: &'static str,
@@ -87,214 +87,237 @@ pub(crate) fn aligned<T>(
     Err(ImportError::MisalignedPointer { what, address, at: trail.path() })
 }
 
-/// Why a foreign structure was refused. It has been released when this is returned.
+/// Why a foreign structure was refused. It has been released by then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// A pointer that has to lead somewhere does not.
+    /// A required pointer is null.
     #[error("at {at}: {what} is null; the producer has to set it")]
     Null {
         /// The pointer.
         what: &'static str,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
-    /// A pointer leads to where no such structure can be.
-    #[error("at {at}: {what} at {address:#x} is not aligned as its structure has to be")]
+    /// A pointer is misaligned for its structure.
+    #[error(
+        "at {at}: {what} at {address:#x} is misaligned for its structure; ask its producer for an \
+         aligned one"
+    )]
     MisalignedPointer {
         /// The pointer.
         what: &'static str,
-        /// Where it leads.
+        /// Its address.
         address: u64,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
     /// The structure has been moved away or released.
-    #[error("at {at}: the {what} has been released or moved; hand over one that has not")]
+    #[error("at {at}: the {what} has been released or moved; pass one that has not")]
     Released {
         /// Which structure.
         what: &'static str,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
-    /// A number that may not be negative is.
-    #[error("at {at}: {what} is {value}, below zero")]
+    /// A number is negative, which it must not be.
+    #[error("at {at}: {what} is {value}; it must be at least 0")]
     Negative {
         /// The number.
         what: &'static str,
         /// Its value.
         value: i64,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
-    /// There are more or fewer buffers or children than the type has.
-    #[error("at {at}: {what} is {found}, where {data_type} has {expected}")]
+    /// The number of buffers or children does not match the type.
+    #[error("at {at}: {what} is {found}; {data_type} has {expected}")]
     WrongCount {
         /// `n_buffers` or `n_children`.
         what: &'static str,
-        /// How many the type has; of types with any number, the fewest.
+        /// The number for the type. For types with any number, the smallest.
         expected: u64,
-        /// How many there are.
+        /// The actual number.
         found: i64,
         /// The type.
         data_type: Box<str>,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
-    /// There is more of something than is ever of use.
-    #[error("at {at}: {what} exceeds {limit}, the most that is taken")]
+    /// A number or a size exceeds the limit of this crate.
+    #[error("at {at}: {what} exceeds the limit of {limit}")]
     TooMany {
-        /// What there is too much of.
+        /// The number or size.
         what: &'static str,
         /// The limit.
         limit: u64,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
-    /// More rows are null than there are.
-    #[error("at {at}: {null_count} nulls among {length} values")]
+    /// More rows are null than exist.
+    #[error(
+        "at {at}: {null_count} nulls among {length} values; there can be no more nulls than values"
+    )]
     NullCount {
-        /// `null_count`, which is −1 where it is not known.
+        /// `null_count`; −1 if it is unknown.
         null_count: i64,
         /// `length`.
         length: u64,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
     /// A size does not fit in 64 bits.
-    #[error("at {at}: the array is larger than any memory")]
+    #[error("at {at}: the array is larger than any memory; ask its producer for a smaller one")]
     Overflow {
-        /// Of which field.
+        /// The field.
         at: FieldPath,
         /// The size.
         #[source]
         source: SizeOverflow,
     },
-    /// A buffer would reach past the end of the address space, or is larger than any.
-    #[error("at {at}: {length} of {buffer} from {address:#x} on leave the address space")]
+    /// A buffer extends past the end of the address space, or is larger than any buffer.
+    #[error(
+        "at {at}: {length} of {buffer} from {address:#x} on extend past the end of the address \
+         space"
+    )]
     AddressOverflow {
         /// The buffer.
         buffer: &'static str,
-        /// Where it begins.
+        /// Its start.
         address: u64,
-        /// How long it would be.
+        /// The length that it would have.
         length: ByteCount,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
-    /// A buffer begins where its values cannot.
-    #[error("at {at}: {buffer} at {address:#x} are not aligned to {required}; copy them")]
+    /// A buffer is misaligned for its values.
+    #[error("at {at}: {buffer} at {address:#x} need an alignment of {required}; copy them")]
     Misaligned {
         /// The buffer.
         buffer: &'static str,
-        /// Where it begins.
+        /// Its start.
         address: u64,
-        /// What that has to be a multiple of.
+        /// The required alignment.
         required: Alignment,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
     /// A child is shorter than its parent needs.
-    #[error("at {at}: {found} values, where the array above needs {needed}")]
+    #[error("at {at}: the child has {found} values; the array above it needs {needed}")]
     ShortChild {
-        /// How many are needed.
+        /// The number that the parent needs.
         needed: u64,
-        /// How many there are.
+        /// The number that exists.
         found: u64,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
     /// Offsets begin below zero, or end before they begin.
-    #[error("at {at}: offsets run from {first} to {last}")]
+    #[error(
+        "at {at}: the offsets run from {first} to {last}; they must begin at 0 or more and not \
+         decrease"
+    )]
     Offsets {
         /// The first offset.
         first: i64,
         /// The last offset.
         last: i64,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
-    /// A text has no end within reach, or is not UTF-8.
-    #[error("at {at}: the {what} of the schema is no text of at most {limit} bytes in UTF-8")]
+    /// A text has no end within the limit, or is not UTF-8.
+    #[error("at {at}: the {what} of the schema is not a text of at most {limit} bytes in UTF-8")]
     Text {
         /// `format` or `name`.
         what: &'static str,
-        /// The longest text that is taken.
+        /// The longest accepted text.
         limit: u64,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
-    /// The metadata of a schema does not add up.
-    #[error("at {at}: the metadata of the schema says {what} {value}")]
+    /// The metadata of a schema is inconsistent.
+    #[error("at {at}: in the metadata of the schema, {what} {value}, which is impossible")]
     Metadata {
-        /// What is out of bounds.
+        /// The value's name.
         what: &'static str,
         /// Its value.
         value: i64,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
     },
-    /// The type is none that Arrow has, or one that this version of arrow-rs does not know.
-    #[error("at {at}: the schema's format `{format}` is no type that is known")]
+    /// The type is not one of Arrow's, or this version of arrow-rs does not know it.
+    #[error("at {at}: the schema's format `{format}` is not a known type")]
     Format {
         /// The format string.
         format: Box<str>,
-        /// Of which field.
+        /// The field.
         at: FieldPath,
-        /// What arrow-rs says.
+        /// The error of arrow-rs.
         #[source]
         source: Option<ArrowError>,
     },
-    /// The array is not of the type that was said.
-    #[error("the array is of {found}, and was said to be of {expected}")]
+    /// The array does not have the requested type.
+    #[error("the array has the type {found}, and {expected} was requested")]
     WrongType {
-        /// What was said.
+        /// The requested type.
         expected: DataType,
-        /// What it is.
+        /// The array's type.
         found: DataType,
     },
-    /// An array that came from here was changed before it came back.
-    #[error("an array of this library came back with its {what} changed; export it again instead")]
+    /// An array that this crate exported was changed before it came back.
+    #[error(
+        "an array of this library came back with changed contents ({what}); export it again \
+         instead"
+    )]
     Changed {
-        /// What was changed.
+        /// The changed part.
         what: &'static str,
     },
     /// Memory of a device that is not supported.
-    #[error("memory of device type {device_type}, device {device_id}, is not supported; copy it")]
+    #[error(
+        "memory of device type {device_type}, device {device_id}, is not supported; copy it to the \
+         host or a CUDA device"
+    )]
     Device {
-        /// The sort of device.
+        /// The kind of device.
         device_type: DeviceType,
         /// Its number.
         device_id: i64,
     },
-    /// A synchronisation event came with memory whose device has none.
-    #[error("a synchronisation event came with memory of device type {device_type}")]
+    /// A synchronisation event was given for memory whose device has none.
+    #[error(
+        "a synchronisation event was given for memory of device type {device_type}, which has no \
+         events; pass null"
+    )]
     UnexpectedEvent {
-        /// The sort of device.
+        /// The kind of device.
         device_type: DeviceType,
     },
     /// The array is not ready on the host.
-    #[error("the array is not the host's, or not ready; wait for it on a stream, or by a context")]
+    #[error("the array is not in host memory, or not ready; wait for it with `wait_on` or `wait`")]
     NotReady,
-    /// The stream or context is of another device than the array.
-    #[error("the array is on device {array}, and was waited for on device {waited}")]
+    /// The stream or context belongs to another device than the array.
+    #[error(
+        "the array is on device {array}, and the wait is on device {waited}; use a stream or \
+         context of the array's device"
+    )]
     WrongDevice {
         /// The array's device.
         array: DeviceId,
-        /// The stream's or context's.
+        /// The device of the stream or context.
         waited: DeviceId,
     },
     /// The driver refused.
     #[error("the CUDA driver refused the array")]
     Cuda {
-        /// What it said.
+        /// The driver's error.
         #[source]
         source: CudaError,
     },
     /// arrow-rs refused.
     #[error("arrow-rs refused the array")]
     Arrow {
-        /// What it said.
+        /// The error of arrow-rs.
         #[source]
         source: ArrowError,
     },
@@ -306,70 +329,73 @@ impl From<CudaError> for ImportError {
     }
 }
 
-/// Why a column cannot be handed out.
+/// Why a column cannot be exported.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
     /// The processor cannot reach the bytes.
-    #[error("{kind} memory is not the host's; export it with its device")]
+    #[error("{kind} memory is not host memory; export it with its device")]
     NotHost {
         /// The kind of memory.
         kind: StorageKind,
     },
-    /// Arrow has no name for such memory.
-    #[error("{kind} memory is none that Arrow's device interface knows; copy it to the host")]
+    /// Arrow's device interface has no type for such memory.
+    #[error("Arrow's device interface has no type for {kind} memory; copy it to the host")]
     NoDevice {
         /// The kind of memory.
         kind: StorageKind,
     },
-    /// Buffers of one array are in different memories.
-    #[error("buffers of one array are in {first} and in {second} memory; bring them together")]
+    /// Buffers of one array are in different kinds of memory.
+    #[error("the array has buffers in {first} and in {second} memory; copy them into one kind")]
     Mixed {
-        /// The kind of one.
+        /// The kind of one buffer.
         first: StorageKind,
-        /// The kind of another.
+        /// The kind of another buffer.
         second: StorageKind,
     },
-    /// A number is larger than the 63 bits that Arrow has.
-    #[error("{what} is {value}, more than Arrow's 63 bits hold")]
+    /// A number exceeds 63 bits, Arrow's limit.
+    #[error("{what} is {value}; Arrow's limit is 2^63 − 1")]
     TooLarge {
         /// The number's name.
         what: &'static str,
         /// The number.
         value: u64,
     },
-    /// The event that consumers are to wait for proves nothing.
-    #[error("the event after which the array is ready cannot be handed out")]
+    /// The event that consumers must wait for is not valid.
+    #[error("the array cannot be exported, because the last record of its event failed")]
     Event {
-        /// What the driver says of it.
+        /// The driver's error.
         #[source]
         source: CudaError,
     },
-    /// An event of another device than the memory's, where consumers look for one of the same.
-    #[error("the column is on CUDA device {device}, and the event is of device {found}")]
+    /// The event belongs to another device than the memory.
+    #[error(
+        "the column is on CUDA device {device}, and the event is of device {found}; use an event \
+         of the column's device"
+    )]
     EventOfOther {
         /// The memory's device.
         device: DeviceId,
         /// The event's.
         found: DeviceId,
     },
-    /// An event was given for memory that has none.
-    #[error("an event was given for {kind} memory, which is ready once it is written")]
+    /// An event was given for memory that has no events.
+    #[error("an event was given for {kind} memory, which has no events; use `Ready::Now`")]
     UnexpectedEvent {
         /// The kind of memory.
         kind: StorageKind,
     },
-    /// The column as such.
+    /// The column is invalid.
     #[error("the column cannot be exported")]
     Column {
-        /// Why not.
+        /// The error of the column.
         #[source]
         source: ColumnError,
     },
     /// arrow-rs refused the schema or the array.
-    #[error("arrow-rs refused")]
+    #[error("arrow-rs refused the schema or the array")]
     Arrow {
-        /// What it said.
+        /// The error of arrow-rs.
         #[source]
         source: ArrowError,
     },

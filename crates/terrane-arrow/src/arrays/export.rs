@@ -1,8 +1,7 @@
-//! Columns as Arrow arrays, for the host and with their device.
+//! Exports columns as Arrow arrays, on the host and with their device.
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
 use terrane_core::{ByteCount, Location, StorageKind};
@@ -11,27 +10,27 @@ use terrane_interop::release_order::{catch_panic, release_after};
 
 use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned, Released};
 use super::error::ExportError;
-use super::release_order::Done;
+use super::release_order::ReleaseOrder;
 use crate::columns::exported_memory::ExportedMemory;
 use crate::columns::{Column, ColumnBuffer, shape};
 
-/// When the bytes of a column on a device may be read.
+/// When the consumer may read the bytes of a column on a device.
 #[derive(Debug, Default)]
 pub enum Ready {
-    /// Now: whatever writes them has run, and no code will write them while the consumer has them.
+    /// Now: all writers have completed, and no code writes the bytes while the consumer has them.
     #[default]
     Now,
-    /// After what the event marks, for which the consumer waits on a stream of its own. No other code
-    /// has the event, so that it goes on marking that.
+    /// After this event, for which the consumer waits on its own stream. No other code has the
+    /// event, so nothing records it again.
     After(Event),
 }
 
 impl Ready {
-    /// After everything that has been submitted to `stream` so far.
+    /// After all work submitted to `stream` so far.
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`] and [`CudaError::DeviceLost`].
     pub fn after(stream: &Stream) -> Result<Self, CudaError> {
         let event = Event::new(stream.context(), Timing::Off)?;
         event.record(stream)?;
@@ -39,9 +38,9 @@ impl Ready {
     }
 }
 
-/// A column of host memory as an Arrow array, by the C Data Interface.
+/// Exports a column of host memory as an Arrow array, by the C Data Interface.
 ///
-/// The array keeps the memory alive until its consumer releases it, on whatever thread.
+/// The array keeps the memory alive until its consumer releases it, on any thread.
 ///
 /// ```
 /// use arrow_schema::{DataType, Field};
@@ -74,10 +73,10 @@ impl Ready {
 ///
 /// # Safety
 ///
-/// Consumers take arrays to be immutable and of their type. So until the array is released no code
-/// writes the column's memory, transfers included; and the values are what their type asks for,
-/// where it asks for something: offsets that do not decrease and lead to bytes that there are, texts
-/// in UTF-8, keys that are in their dictionary. [`to_arrow`](super::to_arrow) checks them.
+/// Consumers rely on immutable arrays with valid values. Until the array is released, no code
+/// writes the column's memory, transfers included. The values obey the rules of their type. Offsets
+/// do not decrease and stay within their data. Texts are UTF-8. Keys are in their dictionary.
+/// [`to_arrow`](super::to_arrow) checks these rules.
 pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
     if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
         return Err(ExportError::NotHost { kind });
@@ -85,28 +84,29 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
     array(column, None, None)
 }
 
-/// A column as an Arrow array with its device, by the C Device Data Interface: of system memory,
-/// pinned memory, or memory of a CUDA device. Its memory is freed when the consumer is [`Done`].
+/// Exports a column as an Arrow array with its device, by the C Device Data Interface. The column
+/// is in system memory, in pinned memory, or on a CUDA device. [`ReleaseOrder`] states when its
+/// memory may be freed.
 ///
-/// Pinned memory is every device's, and goes as that of device 0, as with DLPack. An array on a
-/// device, or in pinned memory, is ready after an event, if it is given one; the event is kept until
-/// the array is released.
+/// Pinned memory is exported as memory of device 0, as with DLPack. An array on a device, or in
+/// pinned memory, may have an event after which it is ready. The event is kept until the array is
+/// released.
 ///
 /// # Errors
 ///
-/// [`ExportError::NoDevice`] for other kinds of memory, [`ExportError::Mixed`] for several,
-/// [`ExportError::Event`] if the event's last record failed, [`ExportError::UnexpectedEvent`] for
-/// one with system memory, and [`ExportError::EventOfOther`] for one of another device.
+/// [`ExportError::NoDevice`] for other kinds of memory. [`ExportError::Mixed`] for several kinds.
+/// [`ExportError::Event`] if the event's last record failed. [`ExportError::UnexpectedEvent`] for
+/// an event with system memory. [`ExportError::EventOfOther`] for an event of another device.
 ///
 /// # Safety
 ///
-/// As for [`export_array`], from when the array is [`Ready`] until the consumer is done. With
-/// [`Done::AtRelease`], when the consumer releases the array, or a child that it has moved out, all
-/// that it had devices do with its memory has run, or nothing did.
+/// As for [`export_array`], from when the array is [`Ready`] until the consumer has finished.
+/// [`ReleaseOrder::AtRelease`] adds a condition for the release of the array, or of a child that
+/// the consumer moved out: all device work that the consumer submitted on the memory has completed.
 pub unsafe fn export_device_array(
     column: &Column,
     ready: Ready,
-    done: Done,
+    release: ReleaseOrder,
 ) -> Result<Owned<ArrowDeviceArray>, ExportError> {
     let kind = column.kind().unwrap_or(StorageKind::System);
     if let Some(second) = other_kind(column, kind) {
@@ -134,32 +134,32 @@ pub unsafe fn export_device_array(
             Some(HeldEvent { handle: Box::new(AtomicPtr::new(event.handle())), _event: event })
         }
     };
-    let consumer = match done {
-        Done::AtRelease => None,
-        Done::After(stream) => Some(Arc::new(stream)),
+    let consumer = match release {
+        ReleaseOrder::AtRelease => None,
+        ReleaseOrder::After(stream) => Some(stream),
     };
     let array = array(column, event, consumer.as_ref())?.into_inner();
     let private: *const Exported = array.private_data.cast();
-    // SAFETY: the private data of an array that was made just now, where they stay until it is
+    // SAFETY: the private data of the array created above, which stays there until the array is
     // released.
     let private = unsafe { &*private };
-    // Now that the handle moves no more.
+    // The handle has its final address now.
     let sync_event = private.event.as_ref().map_or(ptr::null_mut(), HeldEvent::pointer);
     let array =
         ArrowDeviceArray { array, device_id, device_type, sync_event, ..ArrowDeviceArray::EMPTY };
-    // SAFETY: the array within was this crate's, taken out of its owner just now.
+    // SAFETY: the inner array is this crate's, taken out of its owner above.
     Ok(unsafe { Owned::new(array) })
 }
 
-/// Whether an array is one that [`export_array`] or [`export_device_array`] made: its import gives
-/// the column back that it was made of.
+/// Whether [`export_array`] or [`export_device_array`] made the array. Its import then returns the
+/// original column.
 #[must_use]
 pub fn is_exported(array: &ArrowArray) -> bool {
-    // One static, so that the function has one address.
+    // One static, so that the comparison uses one address of the function.
     array.release.is_some_and(|release| ptr::fn_addr_eq(release, RELEASE))
 }
 
-/// The column that an array is, if this crate made the array and no code has released it.
+/// The original column, if this crate made the array and no code has released it.
 ///
 /// # Safety
 ///
@@ -169,7 +169,8 @@ pub(crate) unsafe fn exported(array: &ArrowArray) -> Option<Result<Column, &'sta
         return None;
     }
     let private: *const Exported = array.private_data.cast();
-    // SAFETY: with this callback go private data of this crate, which are alive until it is called.
+    // SAFETY: an array with this callback has private data of this crate, which is alive until the
+    // callback is called.
     let private = unsafe { private.as_ref() }?;
     Some(private.unchanged(array).map(|()| private.column.clone()))
 }
@@ -178,24 +179,24 @@ type Release = unsafe extern "C" fn(*mut ArrowArray);
 
 static RELEASE: Release = release_exported;
 
-/// What an array keeps alive: all that its pointers lead to.
+/// The private data of an exported array: everything that its pointers refer to.
 struct Exported {
-    /// Before the column, which keeps what this stands for.
+    /// Dropped before the column, whose memory it describes.
     out: ExportedMemory,
     column: Column,
     buffers: Box<[*const c_void]>,
-    /// Of views, the lengths of their data, which the last of the buffers leads to.
+    /// The lengths of the data of views, which the last buffer points to.
     _sizes: Option<Box<[i64]>>,
     children: Box<[*mut ArrowArray]>,
     dictionary: *mut ArrowArray,
     event: Option<HeldEvent>,
-    /// What is waited for before the memory is freed.
-    consumer: Option<Arc<Stream>>,
+    /// The stream to wait for before the memory is freed.
+    consumer: Option<Stream>,
 }
 
-/// An event, and the place where its handle stands: consumers get a pointer to the handle.
+/// An event, and the address of its handle: consumers get a pointer to the handle.
 struct HeldEvent {
-    /// Never changed; atomic only so that it goes to any thread. It is laid out as a pointer is.
+    /// Never changed. It is atomic only to be `Send`, and has the layout of a pointer.
     handle: Box<AtomicPtr<c_void>>,
     _event: Event,
 }
@@ -207,7 +208,7 @@ impl HeldEvent {
 }
 
 impl Exported {
-    /// Whether the array says what it said when it was made.
+    /// Whether the array has the same contents as when it was made.
     fn unchanged(&self, array: &ArrowArray) -> Result<(), &'static str> {
         let same = |found: i64, made: u64| u64::try_from(found) == Ok(made);
         let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
@@ -238,7 +239,7 @@ impl Exported {
             _ => return Err("null_count"),
         }
         for &below in self.children.iter().chain([&self.dictionary]) {
-            // SAFETY: null, or boxed when the array was made, which frees it when it is released.
+            // SAFETY: null, or boxed when the array was made, which frees it on release.
             let below = unsafe { below.as_ref() };
             if below.is_some_and(Released::is_released) {
                 return Err("children (some were moved away)");
@@ -251,7 +252,7 @@ impl Exported {
 fn array(
     column: &Column,
     event: Option<HeldEvent>,
-    consumer: Option<&Arc<Stream>>,
+    consumer: Option<&Stream>,
 ) -> Result<Owned<ArrowArray>, ExportError> {
     let number =
         |what, value: u64| i64::try_from(value).map_err(|_| ExportError::TooLarge { what, value });
@@ -269,7 +270,7 @@ fn array(
     let children = column.children().iter().map(|child| array(child, None, consumer));
     let children = children.collect::<Result<Vec<_>, _>>()?;
     let dictionary = column.dictionary().map(|values| array(values, None, consumer)).transpose()?;
-    // Nothing fails from here on, so that nothing boxed is lost.
+    // Nothing fails from here on, so nothing boxed is leaked.
     let boxed = |array: Owned<ArrowArray>| Box::into_raw(Box::new(array.into_inner()));
     let private = Box::new(Exported {
         out: ExportedMemory::new(column),
@@ -294,12 +295,13 @@ fn array(
         release: Some(RELEASE),
         private_data: Box::into_raw(private).cast(),
     };
-    // SAFETY: the callback takes the private data that stand beside it, once, on any thread: all
-    // that they own is `Send`.
+    // SAFETY: the callback takes the private data beside it, once, on any thread; everything that
+    // it owns is `Send`.
     Ok(unsafe { Owned::new(array) })
 }
 
-/// How long the data of views are. Consumers read it on the host, wherever the rest is.
+/// The lengths of the data of views. Consumers read them on the host, wherever the other buffers
+/// are.
 fn sizes_of_data(column: &Column) -> Result<Option<Box<[i64]>>, ExportError> {
     if !shape::is_view(column.data_type()) {
         return Ok(None);
@@ -313,7 +315,7 @@ fn sizes_of_data(column: &Column) -> Result<Option<Box<[i64]>>, ExportError> {
     data.iter().map(size).collect::<Result<_, _>>().map(Some)
 }
 
-/// The kind of a buffer that is not of this kind.
+/// The kind of a buffer that is in another kind of memory.
 fn other_kind(column: &Column, kind: StorageKind) -> Option<StorageKind> {
     let own = shape::placed(column.data_type(), column.buffers()).iter().flatten();
     let own = own.map(ColumnBuffer::kind);
@@ -323,7 +325,7 @@ fn other_kind(column: &Column, kind: StorageKind) -> Option<StorageKind> {
         .or_else(|| below.find_map(|column| other_kind(column, kind)))
 }
 
-/// Where a buffer begins, as a pointer; null for one that is left out.
+/// The start of a buffer as a pointer; null if it is left out.
 fn pointer(buffer: &Option<ColumnBuffer>) -> *const c_void {
     match buffer.as_ref().map(ColumnBuffer::location) {
         Some(Location::Host(address)) => address.as_ptr().cast_const().cast(),
@@ -335,35 +337,36 @@ fn pointer(buffer: &Option<ColumnBuffer>) -> *const c_void {
     }
 }
 
-/// The callback: frees the memory, the children and the dictionary that no code has moved
-/// away. Harmless where it has been called already. A panic of what the memory belongs to ends here,
-/// and keeps nothing else: the consumer's code is not Rust.
+/// The release callback. It frees the memory, and the children and the dictionary that no code has
+/// moved away. A second call does nothing. A panic in the drop of the memory's owner is caught,
+/// because the consumer's code is not Rust; everything else is still freed.
 ///
 /// # Safety
 ///
-/// The pointer is null, or leads to an array that this module made, or to one that it was moved to.
+/// The pointer is null, or points to an array that this module made, or to one that it was moved
+/// to.
 unsafe extern "C" fn release_exported(array: *mut ArrowArray) {
-    // SAFETY: null, or an array that is the caller's alone while it is released.
+    // SAFETY: null, or an array that only the caller uses during its release.
     let Some(array) = (unsafe { array.as_mut() }) else { return };
     let private: *mut Exported = array.private_data.cast();
     if array.release.take().is_none() || private.is_null() {
         return;
     }
     array.private_data = ptr::null_mut();
-    // SAFETY: it was boxed when the array was made, and the array, which is the only one that has
-    // not been released, forgets it.
+    // SAFETY: it was boxed when the array was made. The array, which is the only one that has not
+    // been released, drops its pointer.
     let private = unsafe { Box::from_raw(private) };
     for &child in private.children.iter().chain([&private.dictionary]) {
         if child.is_null() {
             continue;
         }
-        // SAFETY: boxed when the array was made, and freed nowhere else.
+        // SAFETY: boxed when the array was made, and freed only here.
         let mut child = unsafe { Box::from_raw(child) };
         if !child.is_released() {
-            // SAFETY: it has not been released, nor moved: that would have marked it released.
+            // SAFETY: it has not been released or moved: a move would have marked it released.
             unsafe { child.release() };
         }
     }
     let Exported { out, column, event, consumer, .. } = *private;
-    catch_panic(|| release_after(consumer.as_deref(), (out, column, event)));
+    catch_panic(|| release_after(consumer.as_ref(), (out, column, event)));
 }

@@ -1,4 +1,4 @@
-//! Arrays of arrow-rs, in and out, without a copy.
+//! Imports and exports arrays of arrow-rs without a copy.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,43 +17,44 @@ use crate::columns::exported_memory::ExportedMemory;
 use crate::columns::shape::{self, Extent};
 use crate::columns::{Column, ColumnBuffer, ColumnError};
 
-/// An array of arrow-rs as a column, over the same buffers, which it keeps alive.
+/// A column over the buffers of an array of arrow-rs, which it keeps alive.
 ///
-/// `array` is what [`Array::to_data`](https://docs.rs/arrow-array/60/arrow_array/trait.Array.html)
-/// gives; a record batch is its struct array. Only a validity bitmap that begins at another bit than
-/// the values do is copied, as the C interface has one offset for both.
+/// `array` comes from
+/// [`Array::to_data`](https://docs.rs/arrow-array/60/arrow_array/trait.Array.html); for a record
+/// batch, from its struct array. A validity bitmap is copied if it begins at another bit than the
+/// values, because the C interface has one offset for both. Nothing else is copied.
 ///
 /// # Errors
 ///
-/// [`ImportError::Misaligned`] where values are aligned to less than Arrow asks for.
+/// [`ImportError::Misaligned`] if values are aligned to less than Arrow requires.
 pub fn from_arrow(array: &ArrayData) -> Result<Column, ImportError> {
     check_type(array.data_type())?;
     let structure = std::mem::ManuallyDrop::new(FFI_ArrowArray::new(array));
     let ours: *const ArrowArray = (&raw const *structure).cast();
-    // SAFETY: the same fields in the same order (a test compares them), and what was read is not
-    // dropped.
+    // SAFETY: both types have the same fields in the same order (a test compares them), and the
+    // source is not dropped.
     let structure = unsafe { ours.read() };
-    // SAFETY: arrow-rs's callback may be called once, wherever the structure is and on any thread
-    // (`FFI_ArrowArray` is `Send`); only this value calls it.
+    // SAFETY: arrow-rs's callback may be called once, after any move and on any thread
+    // (`FFI_ArrowArray` is `Send`). Only this value calls it.
     let structure = unsafe { Owned::new(structure) };
-    // SAFETY: arrow-rs made it of a valid array, whose buffers no code writes as long as it lives.
+    // SAFETY: arrow-rs made it from a valid array, whose buffers no code writes while it lives.
     unsafe { import_array(array.data_type(), structure) }
 }
 
-/// A column of host memory as an array of arrow-rs, over the same memory, which it keeps alive.
+/// An array of arrow-rs over the host memory of a column, which it keeps alive.
 ///
-/// All values are checked, as far as the type has rules for them: offsets, UTF-8, keys of
-/// dictionaries. `arrow_array::make_array` makes an array of the answer.
+/// All values are checked against the rules of their type: offsets, UTF-8, keys of dictionaries.
+/// `arrow_array::make_array` accepts the result.
 ///
 /// # Errors
 ///
-/// [`ExportError::NotHost`] for memory that the processor does not reach, [`ExportError::Arrow`]
-/// for values that break the rules of their type, or memory that is aligned to less than arrow-rs
-/// asks for.
+/// [`ExportError::NotHost`] for memory that the processor cannot access. [`ExportError::Arrow`] for
+/// values that break the rules of their type, and for memory that is aligned to less than arrow-rs
+/// requires.
 ///
 /// # Safety
 ///
-/// No code writes the column's memory for as long as the array, or what is made of it, lives.
+/// No code writes the column's memory while the array, or anything made from it, lives.
 pub unsafe fn to_arrow(column: &Column) -> Result<ArrayData, ExportError> {
     if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
         return Err(ExportError::NotHost { kind });
@@ -64,10 +65,10 @@ pub unsafe fn to_arrow(column: &Column) -> Result<ArrayData, ExportError> {
     Ok(data)
 }
 
-/// Checks the values of an array and of all below it, as [`ArrayData::validate_full`] does.
+/// Checks the values of an array and of all arrays below it, as [`ArrayData::validate_full`] does.
 ///
-/// That one repeats each bit of a list's validity for each value, also where the values have no
-/// nulls: values that take no memory can be 2^31 in each list.
+/// That function repeats each bit of a list's validity for each value, even without nulls. A list
+/// can have 2^31 values that take no memory.
 fn check_values(data: &ArrayData) -> Result<(), ArrowError> {
     if data.child_data().iter().any(|child| child.nulls().is_some()) {
         data.validate_nulls()?;
@@ -76,7 +77,7 @@ fn check_values(data: &ArrayData) -> Result<(), ArrowError> {
     data.child_data().iter().try_for_each(check_values)
 }
 
-/// The array, whose values have not been looked at.
+/// The array, with unchecked values.
 fn unchecked(column: &Column) -> Result<ArrayData, ExportError> {
     let data_type = column.data_type();
     let size = |number: u64| ByteCount::new(number).to_usize();
@@ -87,9 +88,9 @@ fn unchecked(column: &Column) -> Result<ArrayData, ExportError> {
     let shapes = shape::buffers(data_type, rows, column.buffers().len());
     let shapes = shapes.map_err(ColumnError::from)?;
     for (shape, part) in shapes.iter().zip(column.buffers()) {
-        // What is needed and no more: arrow-rs reads a buffer of offsets as whole numbers, all of it.
+        // Only the needed bytes: arrow-rs reads a whole buffer of offsets as numbers.
         let bytes = match (shape.extent, part) {
-            // Made by arrow-rs where it is wanted.
+            // arrow-rs makes this buffer when it needs it.
             (Extent::Sizes(_), _) => continue,
             (Extent::Exact(bytes), _) => bytes,
             (Extent::ByOffsets | Extent::Listed, part) => {
@@ -102,8 +103,8 @@ fn unchecked(column: &Column) -> Result<ArrayData, ExportError> {
                 let bits = BooleanBuffer::new(buffer(part, bytes)?, offset, length);
                 builder = builder.nulls(Some(NullBuffer::new(bits)));
             }
-            // It may be anywhere, also where no value could be. arrow-rs compares arrays by their
-            // first offset, also where there are no rows.
+            // An empty buffer may have any address, also a misaligned one. arrow-rs compares arrays
+            // by their first offset, even without rows.
             _ if bytes.is_zero() => {
                 let offset = match (shape.name, shape::offset_width(data_type)) {
                     ("offsets", Some(width)) => size(width),
@@ -121,8 +122,8 @@ fn unchecked(column: &Column) -> Result<ArrayData, ExportError> {
     for child in column.children().iter().chain(column.dictionary()) {
         builder = builder.add_child_data(unchecked(child)?);
     }
-    // SAFETY: the sizes of all buffers have been checked against the type, and `to_arrow` has the
-    // values checked before it hands the array out.
+    // SAFETY: the sizes of all buffers have been checked against the type, and `to_arrow` checks
+    // the values before it returns the array.
     Ok(unsafe { builder.build_unchecked() })
 }
 
@@ -136,9 +137,9 @@ fn buffer(part: &ColumnBuffer, bytes: ByteCount) -> Result<Buffer, ExportError> 
     let Some(pointer) = std::ptr::NonNull::new(address.as_ptr()) else {
         return Err(ColumnError::NotHost { kind }.into());
     };
-    // The region keeps what the entry before it stands for.
+    // The region keeps the memory that the entry before it describes.
     let owner = Arc::new(AssertUnwindSafe((ExportedMemory::of([part]), region)));
-    // SAFETY: the region keeps the bytes, which are initialised host memory, and no code writes them,
+    // SAFETY: the region keeps the bytes, which are initialised host memory. No code writes them,
     // as the caller of the export promised.
     Ok(unsafe { Buffer::from_custom_allocation(pointer, bytes.to_usize(), owner) })
 }

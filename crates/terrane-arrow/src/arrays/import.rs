@@ -1,4 +1,4 @@
-//! Foreign arrays as columns, checked field by field, without a copy.
+//! Imports foreign arrays as columns without a copy, checked field by field.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -17,28 +17,26 @@ use super::schema::check_type;
 use super::walk::{Import, Place};
 use crate::columns::{Column, exported_memory};
 
-/// Takes a foreign array of host memory as a column of this type, without a copy.
+/// Imports a foreign array of host memory as a column of this type, without a copy.
 ///
-/// The column keeps the array, which is released when the last user of the memory has gone, or
-/// before this returns if it is refused. An array that [`export_array`](super::export_array) made
-/// gives the column back that it was made of, for reading only as far as its memory is still out to
-/// others; and where another library hands memory of ours over that is out just now, the column has
-/// that very memory, for reading only.
+/// The column keeps the array, which is released when the last user of the memory drops. A refused
+/// array is released before this returns. An array that [`export_array`](super::export_array) made
+/// returns its original column; it is read-only if other libraries still have its memory. An array
+/// of another library over memory that Terrane has exported returns that memory, read-only.
 ///
-/// What can be seen from the structures is checked, and the first and last offsets; the values in
-/// between, and that texts are UTF-8, are not looked at:
-/// [`to_arrow`](super::to_arrow) does that.
+/// All structures are checked, and the first and last offsets. Other values are not: neither the
+/// offsets in between, nor that texts are UTF-8. [`to_arrow`](super::to_arrow) checks these.
 ///
 /// # Errors
 ///
-/// [`ImportError`], and the array has been released.
+/// [`ImportError`]; the array has been released.
 ///
 /// # Safety
 ///
-/// - The array was made as the specification says: its pointers, where they are not null, lead to as
-///   many buffers and children as it counts, and each buffer has as many bytes as its type, length,
-///   offset and offsets ask for. A C pointer tells nothing of where it leads.
-/// - The bytes stay as they are until the array is released, and are of host memory.
+/// - The array obeys the specification. Its non-null pointers refer to as many buffers and children
+///   as it states. Each buffer has as many bytes as its type, length, offset and offsets require. A
+///   C pointer does not tell its target's size, so this cannot be checked.
+/// - The bytes are in host memory, and do not change until the array is released.
 pub unsafe fn import_array(
     data_type: &DataType,
     array: Owned<ArrowArray>,
@@ -46,7 +44,7 @@ pub unsafe fn import_array(
     check_type(data_type)?;
     // SAFETY: the caller's promise.
     if let Some(column) = unsafe { came_back(data_type, array.get()) }? {
-        // First, so that this array is not what the memory is out to.
+        // Dropped first, so that this array does not count as a user of the memory.
         drop(array);
         return Ok(exported_memory::returned(column));
     }
@@ -56,26 +54,26 @@ pub unsafe fn import_array(
     unsafe { import.column(data_type, owner.get(), Trail::TOP) }
 }
 
-/// Takes a foreign array with its device as a column of this type, without a copy: of host memory,
-/// pinned memory, or memory of a CUDA device.
+/// Imports a foreign array with its device as a column of this type, without a copy. It is in host
+/// memory, pinned memory, or memory of a CUDA device.
 ///
-/// What can be checked without the device is checked at once. The rest, and the column, come with
-/// the [wait](ImportedArray::wait_on) for the producer's event.
+/// Everything that does not need the device is checked at once. The remaining checks, and the
+/// column, follow with the [wait](ImportedArray::wait_on) for the producer's event.
 ///
 /// # Errors
 ///
-/// [`ImportError`], and the array has been released.
+/// [`ImportError`]; the array has been released.
 ///
 /// # Safety
 ///
-/// As for [`import_array`], of the memory of the device that the array names; the event is null, or
-/// leads to an event of that device, which lives until the array is released.
+/// As for [`import_array`], for memory of the device that the array names. The event is null, or an
+/// event of that device that lives until the array is released.
 pub unsafe fn import_device_array(
     data_type: &DataType,
     array: Owned<ArrowDeviceArray>,
 ) -> Result<ImportedArray, ImportError> {
     check_type(data_type)?;
-    // The reserved fields are not looked at: Arrow C++ leaves in them what was there before.
+    // The reserved fields are not checked: Arrow C++ leaves them uninitialised.
     let ArrowDeviceArray { device_id, device_type, sync_event, .. } = *array.get();
     let place = Place::new(device_type, device_id)?;
     if place.kind == StorageKind::System && !sync_event.is_null() {
@@ -83,8 +81,8 @@ pub unsafe fn import_device_array(
     }
     aligned(sync_event.cast::<*mut c_void>(), "sync_event", Trail::TOP)?;
     let event = NonNull::new(sync_event.cast::<*mut c_void>()).map(|event| {
-        // SAFETY: it leads to an event's handle until the array is released, by the caller's
-        // promise.
+        // SAFETY: it points to an event's handle until the array is released, as the caller
+        // promises.
         EventHandle(unsafe { event.read() })
     });
     if event.as_ref().is_some_and(|event| event.0.is_null()) {
@@ -95,15 +93,14 @@ pub unsafe fn import_device_array(
     let owner = Arc::new(Owned::<ArrowArray>::from(array));
     if came_back.is_none() {
         let import = Import { owner: owner.clone(), place, reader: &NotYet };
-        // SAFETY: the caller's promise; nothing that the device may still write is read.
+        // SAFETY: the caller's promise; no bytes that the device may still write are read.
         unsafe { import.column(data_type, owner.get(), Trail::TOP) }?;
     }
     Ok(ImportedArray { data_type: data_type.clone(), owner, place, event, came_back })
 }
 
-/// A foreign array that has been checked, and may not be ready: its producer's work may still be
-/// running.
-#[must_use = "dropped, the array is released"]
+/// A foreign array that has been checked. Its producer's work may still be running.
+#[must_use = "if it is dropped, the array is released"]
 pub struct ImportedArray {
     data_type: DataType,
     owner: Arc<Owned<ArrowArray>>,
@@ -112,10 +109,10 @@ pub struct ImportedArray {
     came_back: Option<Column>,
 }
 
-/// A `CUevent` of the producer's, which lives until the array is released.
+/// The producer's `CUevent`, which lives until the array is released.
 struct EventHandle(*mut c_void);
 
-// SAFETY: the driver takes an event's handle on any thread, and synchronises.
+// SAFETY: the driver accepts an event's handle on any thread, and synchronises.
 unsafe impl Send for EventHandle {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for EventHandle {}
@@ -133,16 +130,16 @@ impl ImportedArray {
         self.event.is_some()
     }
 
-    /// The column, for work that is submitted to `stream` from now on: the stream waits for the
-    /// producer's event, the thread does not. Offsets of types that have them are read in the
-    /// stream's order, for which the thread waits.
+    /// The column, for work that is submitted to `stream` from now on. The stream waits for the
+    /// producer's event; the thread does not. If the type has offsets, they are read in the
+    /// stream's order, and the thread waits for that.
     ///
-    /// The driver is asked whether the buffers are memory of its device.
+    /// The driver checks that the buffers are memory of its device.
     ///
     /// # Errors
     ///
     /// [`ImportError::WrongDevice`] if the stream is of another device, [`ImportError::Cuda`], and
-    /// what [`import_array`] refuses. The array has been released then.
+    /// the errors of [`import_array`]. The array has been released.
     pub fn wait_on(self, stream: &Stream) -> Result<Column, ImportError> {
         let waited = stream.context().device().id;
         if let StorageKind::Device(array) = self.place.kind
@@ -151,14 +148,14 @@ impl ImportedArray {
             return Err(ImportError::WrongDevice { array, waited });
         }
         if let Some(event) = &self.event {
-            // SAFETY: the event lives until the array is released, which `self` keeps, and the
-            // importer vouched for it.
+            // SAFETY: the event lives until the array is released, and `self` keeps the array. The
+            // importer guaranteed that it is valid.
             unsafe { stream.wait_for_handle(event.0) }?;
         }
         self.column(&InOrder(stream))
     }
 
-    /// The column, when the producer's event has come: the thread waits.
+    /// The column, after the thread has waited for the producer's event.
     ///
     /// # Errors
     ///
@@ -174,8 +171,8 @@ impl ImportedArray {
     ///
     /// # Errors
     ///
-    /// [`ImportError::NotReady`] if it is not, and what [`import_array`] refuses. The array has been
-    /// released then.
+    /// [`ImportError::NotReady`] if it is not, and the errors of [`import_array`]. The array has
+    /// been released.
     pub fn into_host(self) -> Result<Column, ImportError> {
         if !self.place.kind.is_host() || self.event.is_some() {
             return Err(ImportError::NotReady);
@@ -186,12 +183,12 @@ impl ImportedArray {
     fn column(self, reader: &dyn OffsetReader) -> Result<Column, ImportError> {
         let Self { data_type, owner, place, came_back, .. } = self;
         if let Some(column) = came_back {
-            // First, so that this array is not what the memory is out to.
+            // Dropped first, so that this array does not count as a user of the memory.
             drop(owner);
             return Ok(exported_memory::returned(column));
         }
         let import = Import { owner: owner.clone(), place, reader };
-        // SAFETY: the importer of the array vouched for it, and nothing has been released.
+        // SAFETY: the importer guaranteed the array, and nothing has been released.
         unsafe { import.column(&data_type, owner.get(), Trail::TOP) }
     }
 }
@@ -206,7 +203,7 @@ impl fmt::Debug for ImportedArray {
     }
 }
 
-/// The column of an array that this crate made.
+/// The original column of an array that this crate made.
 ///
 /// # Safety
 ///

@@ -1,49 +1,50 @@
-//! Arrow arrays: columns handed to other libraries and taken from them, by the [C Data Interface]
-//! and the [C Device Data Interface], and arrays of arrow-rs.
+//! Arrow arrays: columns exported to other libraries and imported from them, by the
+//! [C Data Interface] and the [C Device Data Interface], and arrays of arrow-rs.
 //!
-//! Schemas are arrow-rs's ([`arrow_schema`]); so are arrays of the host, where they are wanted as
-//! such ([`from_arrow`], [`to_arrow`]). The C structures of arrays are defined [here](abi), to be
-//! looked at before they are believed.
+//! Schemas, and arrays on the host ([`from_arrow`], [`to_arrow`]), are types of arrow-rs
+//! ([`arrow_schema`]). The C structures of arrays are defined in [`abi`], so that they can be
+//! checked before they are trusted.
 //!
 //! # Out
 //!
-//! [`export_array`] and [`export_device_array`] make a structure of a
-//! [`Column`](crate::columns::Column). It keeps the memory, until its consumer calls the release
-//! callback, once, on any thread; children may be moved away before, as the specification has it.
-//! An array on a device comes with what it is [`Ready`] after: an event, for which the consumer's
-//! stream waits. When it is released, the consumer is [`Done`] with it, or a stream says when it is.
+//! [`export_array`] and [`export_device_array`] make a structure from a
+//! [`Column`](crate::columns::Column). It keeps the memory until its consumer calls the release
+//! callback, on any thread. The consumer may move children out before, as the specification
+//! permits. An array on a device states when it is [`Ready`]: after an event, for which the
+//! consumer's stream waits. [`ReleaseOrder`] states when the consumer has finished: when it
+//! releases the array, or when a stream has completed.
 //!
 //! # In
 //!
-//! [`import_array`] and [`import_device_array`] check a structure and make a column of it, whose
-//! memory is the producer's own and for reading only. The structure is released once: at once if it
-//! is refused, else with the last user of its memory. Structures are taken as the specification
-//! moves them ([`Owned::take`](abi::Owned::take)): the source counts as released.
+//! [`import_array`] and [`import_device_array`] check a structure and make a read-only column over
+//! the producer's memory. The structure is released once: at once if it is refused, otherwise with
+//! the last user of its memory. Structures are moved as the specification requires
+//! ([`Owned::take`](abi::Owned::take)): the source counts as released.
 //!
-//! | field | what is refused |
+//! | field | refused values |
 //! |---|---|
 //! | the structure | null, misaligned, released, a child that was moved away |
-//! | `length`, `offset`, `null_count` | negative (but −1 for nulls), sums past 63 bits, more nulls than rows |
-//! | `n_buffers`, `n_children` | other numbers than the type has; of views, more than a million buffers |
-//! | `buffers`, `children` | null where there are some, misaligned |
-//! | each buffer | null where it may not be, misaligned, past the end of the address space |
-//! | offsets | a first below zero, a last before the first, a child that is shorter than the last |
+//! | `length`, `offset`, `null_count` | negative (except −1 for nulls), sums past 63 bits, more nulls than rows |
+//! | `n_buffers`, `n_children` | a number that does not match the type; for views, more than a million buffers |
+//! | `buffers`, `children` | null although the count is not 0, misaligned |
+//! | each buffer | null where it is required, misaligned, past the end of the address space |
+//! | offsets | a negative first one, a last one before the first, a child that is shorter than the last |
 //! | children, dictionary | missing, surplus, too short for their parent |
-//! | `device_type`, `device_id` | other than the host, pinned memory, and CUDA devices that can be |
+//! | `device_type`, `device_id` | other than the host, pinned memory, and possible CUDA devices |
 //! | `sync_event` | for host memory, misaligned, or a null event |
-//! | the schema | formats that are no type, texts without end or not UTF-8, nesting deeper than 64, more than 2^20 fields, more than 2^26 bytes of names and metadata, metadata whose lengths cannot be |
+//! | the schema | unknown formats, texts without an end or not UTF-8, nesting deeper than 64, more than 2^20 fields, more than 2^26 bytes of names and metadata, impossible lengths in metadata |
 //!
-//! What a pointer leads to cannot be checked, which is why importing is unsafe. On a device its
-//! driver is asked whether a buffer lies within one of its allocations, when the array is
+//! The targets of pointers cannot be checked, so importing is unsafe. On a device, its driver
+//! checks that each buffer lies within one allocation, when the array is
 //! [waited for](ImportedArray::wait_on).
 //!
-//! Memory of ours is recognised when it comes back: an array that was exported gives its very
-//! column, and where another library hands over parts of memory that is out just now, those are
-//! regions of it, writable as before.
+//! Terrane's memory is recognised when it comes back. An exported array returns its original
+//! column. Parts of exported memory that come back through another library are regions of that
+//! memory.
 //!
 //! # Example
 //!
-//! arrow-rs on the other side; it works the same with every library that speaks the interface.
+//! arrow-rs is the other side here; every library with the interface works the same.
 //!
 //! ```
 //! use arrow_array::{Array, Int32Array, make_array};
@@ -113,5 +114,5 @@ pub use error::{ExportError, FieldPath, ImportError};
 pub use export::{Ready, export_array, export_device_array, is_exported};
 pub use host::{from_arrow, to_arrow};
 pub use import::{ImportedArray, import_array, import_device_array};
-pub use release_order::Done;
+pub use release_order::ReleaseOrder;
 pub use schema::{export_field, export_schema, import_field, import_schema};

@@ -1,5 +1,4 @@
-//! Looking at the offsets of an array that is being imported: at once, in a stream's order, or not
-//! yet.
+//! Reads the offsets of an array during its import: at once, in a stream's order, or later.
 
 use std::ptr::{self, NonNull};
 
@@ -8,16 +7,16 @@ use terrane_cuda::Stream;
 
 use super::error::ImportError;
 
-/// How to look at bytes of a foreign array. Its user was promised that they are there.
+/// Reads bytes of a foreign array. The importer promised that they exist.
 pub(super) trait OffsetReader {
-    /// Copies bytes from `at`; false if that cannot be done yet.
+    /// Copies bytes from `at`; false if that is not possible yet.
     fn read(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError>;
 
-    /// Copies numbers that the producer has for the host, or in the array's memory; false if that
-    /// cannot be done yet.
+    /// Copies numbers that the producer stores on the host, or in the array's memory; false if that
+    /// is not possible yet.
     fn sizes(&self, at: NonNull<u8>, into: &mut [u8]) -> Result<bool, ImportError>;
 
-    /// Whether the span is what it is said to be, as far as can be told.
+    /// Checks that the span is the stated kind of memory, as far as possible.
     fn admit(&self, span: Span) -> Result<(), ImportError>;
 }
 
@@ -27,8 +26,8 @@ pub(super) struct InHost;
 impl OffsetReader for InHost {
     fn read(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError> {
         let Some(from) = at.as_host() else { return Err(ImportError::NotReady) };
-        // SAFETY: the bytes are there and no code writes them, as the importer of the array promised;
-        // `into` is a place of our own.
+        // SAFETY: the bytes exist and no code writes them, as the importer of the array promised.
+        // `into` is an exclusive reference.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(true)
     }
@@ -42,7 +41,7 @@ impl OffsetReader for InHost {
     }
 }
 
-/// Memory whose producer may not be done.
+/// Memory whose producer may not have finished.
 pub(super) struct NotYet;
 
 impl OffsetReader for NotYet {
@@ -65,15 +64,14 @@ pub(super) struct InOrder<'a>(pub &'a Stream);
 impl OffsetReader for InOrder<'_> {
     fn read(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError> {
         if at.as_host().is_some() {
-            // What the stream waits for may be what writes the host's memory.
+            // The work that the stream waits for may write host memory.
             self.0.synchronize()?;
             return InHost.read(at, into);
         }
         let length = ByteCount::from_usize(into.len());
         let to = HostAddress::new(NonNull::from(into).cast::<u8>());
-        // SAFETY: the bytes are there, as the importer of the array promised, and the device has
-        // been asked (`admit`); the other end is a place of our own, which outlives the copy, as the
-        // stream is waited for.
+        // SAFETY: the bytes exist, as the importer of the array promised, and the device was asked
+        // (`admit`). The destination outlives the copy, because the stream is waited for.
         unsafe { self.0.copy(at, Location::Host(to), length) }?;
         self.0.synchronize()?;
         Ok(true)
@@ -85,7 +83,7 @@ impl OffsetReader for InOrder<'_> {
         match self.0.context().device_span(address, length) {
             Ok(span) => self.read(span.location, into),
             Err(error) if error.is_device_lost() => Err(error.into()),
-            // The host's, where they stand since the array was made.
+            // Host memory, written when the array was made.
             Err(_) => InHost.sizes(at, into),
         }
     }

@@ -1,5 +1,5 @@
-//! Schemas in and out: arrow-rs reads and writes them; what it would panic on, or read without
-//! bound, is checked before.
+//! Imports and exports schemas. arrow-rs reads and writes them. Input on which it would panic, or
+//! which it would read without a limit, is refused before.
 
 use std::ffi::{CStr, c_char};
 use std::mem::ManuallyDrop;
@@ -15,29 +15,30 @@ use super::error::{ExportError, ImportError, Trail, aligned};
 use crate::columns::shape;
 use crate::columns::types::{self, MOST_FIELDS, MOST_LEVELS};
 
-/// The longest format string that is taken; those of unions list a number for each field.
+/// The longest accepted format string. The formats of unions list a number for each field.
 const LONGEST_FORMAT: usize = 4096;
-/// The longest name of a field that is taken.
+/// The longest accepted name of a field.
 const LONGEST_NAME: usize = 1 << 16;
-/// The most bytes of all formats, names and metadata of a schema that are taken. Structures that are
-/// children of several others are read as often, so that a limit for each field bounds nothing.
+/// The most bytes of all formats, names and metadata of a schema. A structure that is a child of
+/// several others is read several times, so limits for each field are not enough.
 pub const MOST_TEXT: u64 = 1 << 26;
-/// The most entries, and bytes, of a field's metadata that are taken.
+/// The most entries, and bytes, of a field's metadata.
 const MOST_METADATA: i64 = 1 << 24;
 
-/// Takes a foreign schema: moves it here, reads it as a field, and releases it.
+/// Imports a foreign schema: moves it here, reads it as a field, and releases it.
 ///
 /// An array's schema is a field; that of a record batch is a field of a struct type.
 ///
 /// # Errors
 ///
-/// [`ImportError`] if it is not one; it has been released then, too.
+/// [`ImportError`] if it is not one; it has been released in that case, too.
 ///
 /// # Safety
 ///
-/// The pointer is null, or [`Owned::take`]'s conditions hold of it; and every pointer in it that is
-/// not null leads to what the specification says: texts that end with a zero, metadata as long as
-/// it says, as many pointers to children as it counts, and structures of which the same holds.
+/// The pointer is null, or meets the conditions of [`Owned::take`]. Every non-null pointer in the
+/// structure has the target that the specification requires. Texts end with a zero. Metadata is as
+/// long as it states. There are as many pointers to children as it counts, and the same holds for
+/// the children.
 pub unsafe fn import_field(source: *mut ArrowSchema) -> Result<Field, ImportError> {
     let null = || ImportError::Null { what: "the ArrowSchema", at: Trail::TOP.path() };
     if source.is_null() {
@@ -48,11 +49,11 @@ pub unsafe fn import_field(source: *mut ArrowSchema) -> Result<Field, ImportErro
     let released = || ImportError::Released { what: "ArrowSchema", at: Trail::TOP.path() };
     let schema = owned.ok_or_else(released)?;
     let mut read = Read::default();
-    // SAFETY: the structure is alive until `schema` drops, and its pointers lead where they
-    // should, by the caller's promise.
+    // SAFETY: the structure is alive until `schema` drops, and its pointers are valid, as the
+    // caller promised.
     unsafe { check(schema.get(), Trail::TOP, &mut read) }?;
-    // arrow-rs's structure has the same fields in the same order. It is read through, and not
-    // dropped: `schema` releases it.
+    // arrow-rs's structure has the same fields in the same order. It is only read, not dropped:
+    // `schema` releases it.
     let theirs: *const FFI_ArrowSchema = ptr::from_ref(schema.get()).cast();
     // SAFETY: it is alive, as above.
     let field = Field::try_from(unsafe { &*theirs });
@@ -61,11 +62,11 @@ pub unsafe fn import_field(source: *mut ArrowSchema) -> Result<Field, ImportErro
     Ok(field)
 }
 
-/// Takes the foreign schema of a record batch.
+/// Imports the foreign schema of a record batch.
 ///
 /// # Errors
 ///
-/// [`ImportError`] if it is none; it has been released then, too.
+/// [`ImportError`] if it is not one; it has been released in that case, too.
 ///
 /// # Safety
 ///
@@ -88,8 +89,8 @@ pub unsafe fn import_schema(source: *mut ArrowSchema) -> Result<Schema, ImportEr
 ///
 /// # Errors
 ///
-/// [`ExportError::Arrow`] if a name has a zero byte in it, [`ExportError::Column`] for a type that no
-/// column can have.
+/// [`ExportError::Arrow`] if a name contains a zero byte. [`ExportError::Column`] for a type that
+/// no column can have.
 pub fn export_field(field: &Field) -> Result<Owned<ArrowSchema>, ExportError> {
     types::check(std::iter::once(field.data_type()))?;
     Ok(owned(FFI_ArrowSchema::try_from(field)?))
@@ -108,14 +109,14 @@ pub fn export_schema(schema: &Schema) -> Result<Owned<ArrowSchema>, ExportError>
 fn owned(schema: FFI_ArrowSchema) -> Owned<ArrowSchema> {
     let schema = ManuallyDrop::new(schema);
     let ours: *const ArrowSchema = (&raw const *schema).cast();
-    // SAFETY: the same fields in the same order, and what was read is not dropped.
+    // SAFETY: both types have the same fields in the same order, and the source is not dropped.
     let schema = unsafe { ours.read() };
-    // SAFETY: arrow-rs's callback may be called once, wherever the structure is and on any thread
-    // (`FFI_ArrowSchema` is `Send`); only this value calls it.
+    // SAFETY: arrow-rs's callback may be called once, after any move and on any thread
+    // (`FFI_ArrowSchema` is `Send`). Only this value calls it.
     unsafe { Owned::new(schema) }
 }
 
-/// What has been read of a schema so far.
+/// The amount read from a schema so far.
 #[derive(Default)]
 struct Read {
     fields: u64,
@@ -148,11 +149,12 @@ impl Read {
     }
 }
 
-/// Checks a structure and all below it for what arrow-rs asserts or trusts.
+/// Checks a structure and all structures below it for everything that arrow-rs asserts or trusts.
 ///
 /// # Safety
 ///
-/// The pointers in the structure, and in those below it, lead to what the specification says.
+/// The pointers in the structure, and in those below it, have the targets that the specification
+/// requires.
 unsafe fn check(
     schema: &ArrowSchema,
     trail: Trail<'_>,
@@ -219,7 +221,7 @@ fn count(children: i64, trail: Trail<'_>) -> Result<usize, ImportError> {
     fits.ok_or_else(too_many)
 }
 
-/// That there are as many children as arrow-rs is going to ask for.
+/// Checks that there are as many children as arrow-rs will read.
 fn check_format(
     format: &str,
     schema: &ArrowSchema,
@@ -249,12 +251,12 @@ fn check_format(
     })
 }
 
-/// A text of the producer's; `None` for null.
+/// A text of the producer; `None` for null.
 ///
 /// # Safety
 ///
-/// The pointer is null, or leads to a text that ends with a zero, which is not written for as long
-/// as the answer lives.
+/// The pointer is null, or points to a text that ends with a zero. No code writes the text while
+/// the result lives.
 unsafe fn text<'a>(
     pointer: *const c_char,
     what: &'static str,
@@ -270,7 +272,7 @@ unsafe fn text<'a>(
         at: trail.path(),
     };
     let ends = (0..=longest).any(|index| {
-        // SAFETY: within the text, as it has not ended before.
+        // SAFETY: within the text, as it has not ended yet.
         let character = unsafe { pointer.add(index) };
         // SAFETY: as above.
         let character = unsafe { *character };
@@ -279,25 +281,25 @@ unsafe fn text<'a>(
     if !ends {
         return Err(refused());
     }
-    // SAFETY: it ends with a zero, as was just seen.
+    // SAFETY: it ends with a zero, as checked above.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map(Some).map_err(|_| refused())
 }
 
-/// That the lengths in a field's metadata are possible; how many bytes it has.
+/// Checks the lengths in a field's metadata, and returns its number of bytes.
 ///
 /// # Safety
 ///
-/// The pointer is null, or leads to metadata as long as it says.
+/// The pointer is null, or points to metadata as long as it states.
 unsafe fn check_metadata(pointer: *const c_char, trail: Trail<'_>) -> Result<usize, ImportError> {
     if pointer.is_null() {
         return Ok(0);
     }
     let refused = |what, value| ImportError::Metadata { what, value, at: trail.path() };
     let number = |position: usize| -> i32 {
-        // SAFETY: within the metadata, as long as what it says itself is heeded.
+        // SAFETY: within the metadata, because the lengths that it states are respected.
         let at = unsafe { pointer.add(position) };
-        // SAFETY: as above; nothing is said of the alignment.
+        // SAFETY: as above; the read does not need an alignment.
         unsafe { at.cast::<i32>().read_unaligned() }
     };
     let in_bounds = |what, value: i64| match usize::try_from(value) {
@@ -309,7 +311,7 @@ unsafe fn check_metadata(pointer: *const c_char, trail: Trail<'_>) -> Result<usi
     for _ in 0..entries {
         for what in ["the length of a key is", "the length of a value is"] {
             let length = in_bounds(what, i64::from(number(position)))?;
-            // Both are bounded, so that this does not overflow.
+            // Both are bounded, so this does not overflow.
             position += 4 + length;
             in_bounds("its length is", i64::try_from(position).unwrap_or(i64::MAX))?;
         }
@@ -317,13 +319,12 @@ unsafe fn check_metadata(pointer: *const c_char, trail: Trail<'_>) -> Result<usi
     Ok(position)
 }
 
-/// Refuses what a format string can say, and no array can be.
+/// Refuses types that a format string can express and no array can have.
 pub(crate) fn check_type(data_type: &DataType) -> Result<(), ImportError> {
     check_below(data_type, Trail::TOP, &mut Read::default())
 }
 
-/// A type's name without those of the types below it: of a type that was not checked, those can be
-/// 2^40 letters.
+/// A type's name without the types below it. In an unchecked type, those can have 2^40 letters.
 fn brief(data_type: &DataType) -> Box<str> {
     use DataType as T;
     match data_type {

@@ -1,4 +1,4 @@
-//! An array, and those below it, on their way to a column: every field looked at.
+//! Converts an array, and those below it, to a column, and checks every field.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -18,12 +18,12 @@ use crate::columns::shape::{self, BufferShape, ChildRows, Extent};
 use crate::columns::types::MOST_ROWS;
 use crate::columns::{Column, ColumnBuffer, ColumnParts, Origin};
 
-/// The most buffers of one array that are taken; only views have more than three.
+/// The most buffers of one array. Only views have more than three.
 const MOST_BUFFERS: u64 = 1 << 20;
-/// The most bytes of one buffer that are taken: no processor has more address space for one process.
+/// The most bytes of one buffer. No processor gives more address space to one process.
 const MOST_BYTES: u64 = 1 << 56;
 
-/// What kind of memory an array's addresses are of.
+/// The memory that an array's addresses belong to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) kind: StorageKind,
@@ -46,7 +46,7 @@ impl Place {
         Ok(Self { kind })
     }
 
-    /// A pointer as a place of that memory.
+    /// A pointer as a location of that memory.
     fn location(self, pointer: NonNull<u8>) -> Location {
         match self.kind {
             StorageKind::Device(device) => {
@@ -58,7 +58,7 @@ impl Place {
     }
 }
 
-/// An array on its way to a column.
+/// The import of an array.
 pub(super) struct Import<'a> {
     pub(super) owner: Arc<Owned<ArrowArray>>,
     pub(super) place: Place,
@@ -66,12 +66,12 @@ pub(super) struct Import<'a> {
 }
 
 impl Import<'_> {
-    /// The column of an array, which is the one at hand or below it.
+    /// The column of an array: the imported one, or one below it.
     ///
     /// # Safety
     ///
-    /// The array's pointers lead to as much as it says; no code writes the buffers meanwhile, as far
-    /// as they are peeked at.
+    /// The array's pointers are valid for the sizes that it states. No code writes buffers that are
+    /// read here.
     pub(super) unsafe fn column(
         &self,
         data_type: &DataType,
@@ -88,7 +88,7 @@ impl Import<'_> {
         let can_be_null =
             shape::fewest_buffers(data_type).0 > 0 && !matches!(data_type, DataType::Union(..));
         let null_count = match (rows.null_count, can_be_null, has_nulls) {
-            // Without a bitmap there are none, and of unions and runs the values say.
+            // Without a bitmap there are no nulls. For unions and runs, the values decide.
             (None, true, false) | (_, false, _) => Some(0),
             (Some(nulls), true, false) if nulls > 0 => {
                 return Err(ImportError::Null { what: "the validity bitmap", at: trail.path() });
@@ -107,7 +107,7 @@ impl Import<'_> {
         Ok(Column::of_checked(parts, Origin::Arrow))
     }
 
-    /// The buffers, and the last of the offsets, where it has been read.
+    /// The buffers, and the last of the offsets, if it has been read.
     ///
     /// # Safety
     ///
@@ -122,8 +122,8 @@ impl Import<'_> {
         let count = count_buffers(data_type, array, trail)?;
         let overflow = |source| ImportError::Overflow { at: trail.path(), source };
         let shapes = shape::buffers(data_type, rows.end, count).map_err(overflow)?;
-        // SAFETY: as many pointers as the array counts, by the caller's promise, which was just
-        // found to be what the type has.
+        // SAFETY: the array has as many pointers as it counts, as the caller promised, and that
+        // count was compared with the type.
         let pointers = unsafe { pointers(array.buffers, count, "buffers", trail) }?;
         let listed = self.listed(&shapes, &pointers, trail)?;
         let mut last_offset = None;
@@ -133,11 +133,11 @@ impl Import<'_> {
                 Extent::Exact(bytes) => bytes,
                 Extent::ByOffsets => ByteCount::new(last_offset.unwrap_or(0)),
                 Extent::Listed => match &listed {
-                    // The data come after validity and views.
+                    // The data comes after validity and views.
                     Some(sizes) => sizes.get(index.wrapping_sub(2)).copied().unwrap_or_default(),
                     None => ByteCount::ZERO,
                 },
-                // Looked at above, and made again when the column goes out.
+                // Read above, and made again when the column is exported.
                 Extent::Sizes(_) => {
                     buffers.push(None);
                     continue;
@@ -154,8 +154,8 @@ impl Import<'_> {
         Ok((buffers, last_offset))
     }
 
-    /// The lengths of the data of views, which stand in the last buffer: on the host, as Arrow C++
-    /// has them wherever the array is, or where the driver says.
+    /// The lengths of the data of views, which the last buffer holds. Arrow C++ always stores them
+    /// on the host; otherwise the driver names their location.
     fn listed(
         &self,
         shapes: &[BufferShape],
@@ -178,7 +178,7 @@ impl Import<'_> {
             return Err(ImportError::Misaligned { buffer, address, required, at: trail.path() });
         }
         let mut read = vec![0; bytes.to_usize()];
-        // The producer wrote them for us to read: what the caller of the import promised.
+        // The producer wrote them for the consumer, as the caller of the import promised.
         if !self.reader.sizes(pointer, &mut read)? {
             return Ok(None);
         }
@@ -223,9 +223,9 @@ impl Import<'_> {
             return Ok(Some(ours));
         }
         self.reader.admit(span)?;
-        // SAFETY: the importer of the array promises that the bytes are there, stay as they are, and
-        // are of this memory until the array is released, which happens when the last owner drops.
-        // No code writes them: the buffer is for reading only.
+        // SAFETY: the importer of the array promises that the bytes exist, do not change, and are
+        // in this memory until the array is released. The array is released when the last owner
+        // drops. No code writes them, because the buffer is read-only.
         let memory = unsafe { ForeignMemory::new(span, Arc::clone(&self.owner)) };
         Ok(Some(ColumnBuffer::foreign(Region::new(memory), Origin::Arrow).as_read_only()))
     }
@@ -336,11 +336,11 @@ impl Import<'_> {
     }
 }
 
-/// How many rows an array has, and where.
+/// The rows of an array.
 struct Rows {
     length: u64,
     offset: u64,
-    /// The offset and the length.
+    /// The offset plus the length.
     end: u64,
     null_count: Option<u64>,
 }
@@ -419,6 +419,7 @@ unsafe fn pointers<P: Copy>(
         return Err(ImportError::Null { what, at: trail.path() });
     }
     aligned(array, what, trail)?;
-    // SAFETY: as many as the caller promised, aligned; no code writes them while they are copied.
+    // SAFETY: the array has so many pointers, as the caller promised, and is aligned. No code
+    // writes them during the copy.
     Ok(unsafe { std::slice::from_raw_parts(array, count) }.to_vec())
 }

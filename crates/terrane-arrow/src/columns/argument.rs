@@ -1,26 +1,25 @@
-//! Columns and row counts as arguments of kernels that `cudarc` launches, and the managed blocks that
-//! they lie in.
+//! Columns and row counts as arguments of kernels that `cudarc` launches, and their managed blocks.
 
 use bytemuck::Pod;
 use terrane_core::{ByteCount, Region};
-use terrane_cuda::kernel_argument::{CudaArgument, CudaArgumentMut, CudarcStream};
+use terrane_cuda::cudarc::{CudaArgument, CudaArgumentMut, CudarcStream};
 use terrane_pool::managed::ManagedBlock;
 
 use super::{Column, ColumnBuffer, ColumnError, ColumnarBuffer, shape};
 
 impl ColumnBuffer {
-    /// The block of a memory manager that the buffer lies in; `None` for other memory.
+    /// The block of a memory manager that contains the buffer; `None` for other memory.
     #[must_use]
     pub fn block(&self) -> Option<&ManagedBlock> {
         ManagedBlock::of(self.inner())
     }
 
-    /// As many elements as fit the buffer, for work on a stream that reads them: after what other
-    /// streams have been given to write the block, and before its memory goes back.
+    /// As many elements as fit the buffer, for work on a stream that reads them. The work runs
+    /// after writes that other streams were given, and before the memory is freed.
     ///
     /// # Errors
     ///
-    /// As for [`CudarcStream::read_region`]: the memory has to be a managed block's.
+    /// As for [`CudarcStream::read_region`]: the memory must belong to a managed block.
     pub fn read_on<'a, T: Pod>(
         &'a self,
         stream: &'a CudarcStream,
@@ -32,7 +31,7 @@ impl ColumnBuffer {
     ///
     /// # Errors
     ///
-    /// As for [`read_on`](Self::read_on); [`ColumnError::ReadOnly`] if it is for reading only.
+    /// As for [`read_on`](Self::read_on), and [`ColumnError::ReadOnly`] if the buffer is read-only.
     pub fn write_on<'a, T: Pod>(
         &'a self,
         stream: &'a CudarcStream,
@@ -46,8 +45,8 @@ impl ColumnBuffer {
 }
 
 impl Column {
-    /// The block of a memory manager that the column's first buffer lies in, or, without buffers, its
-    /// first child's; `None` for other memory.
+    /// The block of a memory manager that contains the column's first buffer, or, without buffers,
+    /// its first child's. `None` for other memory.
     #[must_use]
     pub fn block(&self) -> Option<&ManagedBlock> {
         let below = || self.children().iter().chain(self.dictionary()).find_map(Self::block);
@@ -55,13 +54,13 @@ impl Column {
     }
 
     /// The values of a column of fixed width, from its first row to its last, for work on a stream
-    /// that reads them: after what other streams have been given to write the block, and before its
-    /// memory goes back. Other buffers are arguments [on their own](ColumnBuffer::read_on).
+    /// that reads them. The work runs after writes that other streams were given, and before the
+    /// memory is freed. Other buffers are [separate arguments](ColumnBuffer::read_on).
     ///
     /// # Errors
     ///
-    /// As for [`CudarcStream::read_region`]: the memory has to be a managed block's.
-    /// [`ColumnError::WrongElement`] if the values are not as wide as a `T`.
+    /// As for [`CudarcStream::read_region`]: the memory must belong to a managed block.
+    /// [`ColumnError::WrongElement`] if the values have another width than `T`.
     pub fn read_on<'a, T: Pod>(
         &'a self,
         stream: &'a CudarcStream,
@@ -74,8 +73,7 @@ impl Column {
     ///
     /// # Errors
     ///
-    /// As for [`read_on`](Self::read_on); [`ColumnError::ReadOnly`] if the column is for reading
-    /// only.
+    /// As for [`read_on`](Self::read_on), and [`ColumnError::ReadOnly`] if the column is read-only.
     pub fn write_on<'a, T: Pod>(
         &'a self,
         stream: &'a CudarcStream,
@@ -84,7 +82,7 @@ impl Column {
         Ok(stream.write_region(values.region()?, skipped, len)?)
     }
 
-    /// The values, the bytes before the first, and how many there are.
+    /// The values, the bytes before the first one, and their number.
     fn values_as<T: Pod>(&self) -> Result<(&ColumnBuffer, ByteCount, usize), ColumnError> {
         let refused = || ColumnError::WrongElement {
             data_type: self.data_type().clone(),
@@ -101,19 +99,19 @@ impl Column {
 }
 
 impl ColumnarBuffer {
-    /// The block of a memory manager that the row count lies in, with all of the columns if the
-    /// buffer was [planned](super::ColumnarPlan); `None` for other memory.
+    /// The block of a memory manager that contains the row count. It also contains all columns if
+    /// the buffer was [planned](super::ColumnarPlan). `None` for other memory.
     #[must_use]
     pub fn block(&self) -> Option<&ManagedBlock> {
         ManagedBlock::of(self.row_count())
     }
 
-    /// The row count, for work on a stream that reads it: a `u32` or a `u64`, as
-    /// [`row_count_width`](Self::row_count_width) says.
+    /// The row count, for work on a stream that reads it: a `u32` or a `u64`, see
+    /// [`row_count_width`](Self::row_count_width).
     ///
     /// # Errors
     ///
-    /// As for [`CudarcStream::read_region`]: the memory has to be a managed block's.
+    /// As for [`CudarcStream::read_region`]: the memory must belong to a managed block.
     /// [`ColumnError::WrongElement`] for a number of another width.
     pub fn read_rows_on<'a, T: Pod>(
         &'a self,
@@ -122,7 +120,7 @@ impl ColumnarBuffer {
         Ok(stream.read_region(self.count_as::<T>()?, ByteCount::ZERO, 1)?)
     }
 
-    /// The row count, for work on a stream that writes it: what the host knows of it is
+    /// The row count, for work on a stream that writes it. The host's copy is
     /// [stale](super::CachedRows::Stale) from now on.
     ///
     /// # Errors

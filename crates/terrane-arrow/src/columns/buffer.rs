@@ -1,4 +1,4 @@
-//! A buffer of a column: a region, and whether it may be written.
+//! A buffer of a column: a region that is writable or read-only.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use super::{ColumnError, Origin};
 
 /// The bytes of one buffer of a column, kept alive.
 ///
-/// What came from another library is for reading only, also where it is memory of ours that the
-/// library had: its region can be had by unsafe code, which promises to write nothing.
+/// Memory that came from another library is read-only, even if it is Terrane's own memory that the
+/// library had. Unsafe code can get its region, and promises to write nothing.
 #[derive(Clone)]
 pub struct ColumnBuffer {
     region: Region,
@@ -18,44 +18,43 @@ pub struct ColumnBuffer {
 }
 
 impl ColumnBuffer {
-    /// A buffer of ours that may be written.
+    /// A writable buffer of Terrane's memory.
     #[must_use]
     pub const fn writable(region: Region) -> Self {
         Self { region, is_read_only: false, origin: Origin::Owned }
     }
 
-    /// A buffer of ours that may be read only.
+    /// A read-only buffer of Terrane's memory.
     #[must_use]
     pub const fn read_only(region: Region) -> Self {
         Self { region, is_read_only: true, origin: Origin::Owned }
     }
 
-    /// A buffer of another library's that may be written.
+    /// A writable buffer of another library's memory.
     pub(crate) const fn foreign(region: Region, origin: Origin) -> Self {
         Self { region, is_read_only: false, origin }
     }
 
-    /// The same buffer, to be read only.
+    /// The same buffer, read-only.
     pub(crate) fn as_read_only(&self) -> Self {
         Self { is_read_only: true, ..self.clone() }
     }
 
-    /// The same buffer, to be written.
+    /// The same buffer, writable.
     ///
-    /// This is for memory of ours that has come back: of another library's structures nothing tells
-    /// who else still reads them.
+    /// This is for Terrane's memory that has come back. For structures of other libraries, it is
+    /// unknown who else reads them.
     ///
     /// # Safety
     ///
-    /// The bytes may be written, and for as long as the answer, or what is made of it, lives,
-    /// every other user of them (another library that has the memory as well, for example)
-    /// synchronises with its users.
+    /// The bytes may be written. Another library may still have the memory. So all other users of
+    /// the bytes synchronise with the users of the result, and of anything made from it.
     #[must_use]
     pub unsafe fn into_writable(self) -> Self {
         Self { is_read_only: false, ..self }
     }
 
-    /// Whose memory it is.
+    /// The owner of the memory.
     #[must_use]
     pub const fn origin(&self) -> Origin {
         self.origin
@@ -67,11 +66,11 @@ impl ColumnBuffer {
         self.is_read_only
     }
 
-    /// The region, to read and write.
+    /// The region, for reading and writing.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::ReadOnly`] if it is for reading only.
+    /// [`ColumnError::ReadOnly`] if the buffer is read-only.
     pub fn region(&self) -> Result<&Region, ColumnError> {
         if self.is_read_only {
             return Err(ColumnError::ReadOnly { location: self.region.location() });
@@ -79,18 +78,18 @@ impl ColumnBuffer {
         Ok(&self.region)
     }
 
-    /// The region, to read: the source of a transfer, never its destination.
+    /// The region, for reading: as the source of a transfer, never its destination.
     ///
     /// # Safety
     ///
-    /// If the buffer [is for reading only](Self::is_read_only), no code writes through the region or
-    /// what is made of it.
+    /// If the buffer [is read-only](Self::is_read_only), no code writes through the region or
+    /// anything made from it.
     #[must_use]
     pub const unsafe fn region_to_read(&self) -> &Region {
         &self.region
     }
 
-    /// Kind, place and length.
+    /// Its kind, location and length.
     #[must_use]
     pub fn span(&self) -> Span {
         self.region.span()
@@ -102,13 +101,13 @@ impl ColumnBuffer {
         self.region.kind()
     }
 
-    /// Where the first byte lies.
+    /// The location of the first byte.
     #[must_use]
     pub fn location(&self) -> Location {
         self.region.location()
     }
 
-    /// How many bytes there are.
+    /// The number of bytes.
     #[must_use]
     pub fn length(&self) -> ByteCount {
         self.region.length()
@@ -124,13 +123,13 @@ impl ColumnBuffer {
         Ok(Self { region, ..*self })
     }
 
-    /// Whether both are parts of one and the same memory.
+    /// Whether both are parts of one memory.
     #[must_use]
     pub fn same_memory(&self, other: &Self) -> bool {
         self.region.same_memory(&other.region)
     }
 
-    /// The region for the crate, which writes through it only if it may.
+    /// The region, for this crate. It writes through it only if the buffer is writable.
     pub(crate) const fn inner(&self) -> &Region {
         &self.region
     }

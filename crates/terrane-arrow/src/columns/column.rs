@@ -8,43 +8,43 @@ use terrane_core::{ByteCount, Location, Region, StorageKind};
 use super::shape::{self, ChildRows, Extent};
 use super::{ColumnBuffer, ColumnError, types};
 
-/// Whose memory a column is.
+/// The owner of a column's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
-    /// Terrane's: what is handed out and comes back is known to be the same memory.
+    /// Terrane's: memory that is exported and comes back is recognised.
     Owned,
-    /// A tensor of another library, that came by DLPack.
+    /// A tensor of another library, imported by DLPack.
     DlPack,
-    /// An array of another library, that came by the Arrow C interfaces.
+    /// An array of another library, imported by the Arrow C interfaces.
     Arrow,
 }
 
-/// The parts that a column is made of, as Arrow's columnar format names and orders them.
+/// The parts of a column, with the names and the order of Arrow's columnar format.
 #[derive(Clone, Debug)]
 pub struct ColumnParts {
     /// The type of the values.
     pub data_type: DataType,
-    /// How many rows there are.
+    /// The number of rows.
     pub length: u64,
-    /// How many rows of the buffers come before the first.
+    /// The number of rows in the buffers before the first one.
     pub offset: u64,
-    /// How many rows are null, where that is known.
+    /// The number of null rows, if it is known.
     pub null_count: Option<u64>,
-    /// The buffers, the validity bitmap first where the type has one; `None` where it is left out.
-    /// Of views, the last one, with the lengths of the data, may be left out, or in host memory: it
-    /// is made again from the data when the column is handed out.
+    /// The buffers, the validity bitmap first if the type has one; `None` if it is left out. The
+    /// last buffer of views has the lengths of the data. It may be left out, or be in host memory:
+    /// the export makes it again from the data.
     pub buffers: Vec<Option<ColumnBuffer>>,
     /// The children: a struct's columns, a list's values.
     pub children: Vec<Column>,
-    /// The values that a dictionary's keys stand for.
+    /// The values that a dictionary's keys refer to.
     pub dictionary: Option<Column>,
 }
 
-/// Values of one type, one after the other, in memory of the host or of a device.
+/// Values of one type, one after the other, on the host or on a device.
 ///
-/// A clone shares the memory and costs a reference count. What the buffers hold is not looked at
-/// here: they are checked to be there, long enough, aligned and in one memory.
+/// A clone shares the memory and costs a reference count. The buffers are checked here: they exist,
+/// are long enough and aligned, and are in one memory. Their contents are not.
 ///
 /// ```
 /// use arrow_schema::DataType;
@@ -68,12 +68,12 @@ pub struct Column {
     size: Size,
 }
 
-/// How far a column is nested. Columns are shared, so that few of them can stand in many places.
+/// The nesting of a column. Columns are shared, so a few of them can occur in many places.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     /// The levels below this one.
     levels: u64,
-    /// The columns, this one included, counted at each place where they stand.
+    /// The columns, this one included, counted at each place where they occur.
     columns: u64,
 }
 
@@ -83,15 +83,16 @@ impl Size {
         let alone = Self { levels: 0, columns: 1 };
         below.fold(alone, |all, size| Self {
             levels: all.levels.max(size.levels + 1),
-            // Each is checked before it is a part of another, so that this does not overflow.
+            // Each column is checked before it becomes a part of another, so this does not
+            // overflow.
             columns: all.columns + size.columns,
         })
     }
 }
 
 impl Column {
-    /// A column of ours without nulls, whose values stand one after the other in `values`: of a type
-    /// of fixed width, or of booleans, eight to a byte.
+    /// A column of Terrane's memory without nulls, whose values are adjacent in `values`. Its type
+    /// has a fixed width, or is boolean with eight values in a byte.
     ///
     /// # Errors
     ///
@@ -109,11 +110,11 @@ impl Column {
         Self::from_parts(parts)
     }
 
-    /// A column of any type. Whose it is, its buffers and children say.
+    /// A column of any type. Its buffers and children determine its origin.
     ///
     /// # Errors
     ///
-    /// [`ColumnError`] if the parts do not make up a column.
+    /// [`ColumnError`] if the parts do not form a column.
     pub fn from_parts(parts: ColumnParts) -> Result<Self, ColumnError> {
         check(&parts)?;
         Ok(Self::of_checked(parts, Origin::Owned))
@@ -125,7 +126,7 @@ impl Column {
         &self.parts.data_type
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.parts.length
@@ -137,19 +138,19 @@ impl Column {
         self.parts.length == 0
     }
 
-    /// How many rows of the buffers come before the first.
+    /// The number of rows in the buffers before the first one.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.parts.offset
     }
 
-    /// How many rows are null, where that is known.
+    /// The number of null rows, if it is known.
     #[must_use]
     pub fn null_count(&self) -> Option<u64> {
         self.parts.null_count
     }
 
-    /// The buffers, the validity bitmap first where the type has one.
+    /// The buffers, the validity bitmap first if the type has one.
     #[must_use]
     pub fn buffers(&self) -> &[Option<ColumnBuffer>] {
         &self.parts.buffers
@@ -161,34 +162,36 @@ impl Column {
         &self.parts.children
     }
 
-    /// The values that a dictionary's keys stand for.
+    /// The values that a dictionary's keys refer to.
     #[must_use]
     pub fn dictionary(&self) -> Option<&Self> {
         self.parts.dictionary.as_ref()
     }
 
-    /// Whose memory it is: Terrane's, if all of it is, else that of the first part which is not.
+    /// The owner of the memory: Terrane if it owns all of it, otherwise the owner of the first part
+    /// that is not Terrane's.
     #[must_use]
     pub fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// The kind of memory, which is one for all buffers and children; `None` for a column without
-    /// any.
+    /// The kind of memory, which is the same for all buffers and children; `None` for a column
+    /// without any.
     #[must_use]
     pub fn kind(&self) -> Option<StorageKind> {
         kind_of(&self.parts)
     }
 
-    /// Where the values begin: the last buffer of a type of fixed width. `None` for other types.
+    /// The location of the values: the last buffer of a type of fixed width. `None` for other
+    /// types.
     #[must_use]
     pub fn values(&self) -> Option<Location> {
         shape::width(self.data_type())?;
         Some(self.parts.buffers.get(1)?.as_ref()?.location())
     }
 
-    /// Whether both are one and the same column: the same rows of the same buffers, not of equal
-    /// ones. Whether those may be written is not looked at.
+    /// Whether both are the same rows of the same buffers, as opposed to equal ones. Whether they
+    /// are writable is not compared.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let (one, two) = (&*self.parts, &*other.parts);
@@ -206,18 +209,18 @@ impl Column {
                 }
     }
 
-    /// The same column with every buffer to be written: for memory of ours that has come back.
+    /// The same column with writable buffers, for Terrane's memory that has come back.
     ///
     /// # Safety
     ///
-    /// That of [`ColumnBuffer::into_writable`], of every buffer.
+    /// That of [`ColumnBuffer::into_writable`], for every buffer.
     #[must_use]
     pub unsafe fn into_writable(self) -> Self {
         // SAFETY: the caller's promise.
         self.with_buffers(&|buffer| unsafe { buffer.clone().into_writable() })
     }
 
-    /// The `length` rows from `offset` on, of the same memory.
+    /// The `length` rows from `offset` on, in the same memory.
     ///
     /// # Errors
     ///
@@ -230,14 +233,13 @@ impl Column {
             _ => return Err(out),
         }
         let Some(offset) = self.offset().checked_add(offset) else { return Err(out) };
-        // What of the nulls is in the part, only the bits say.
+        // The number of nulls in the part is unknown without reading the bits.
         let null_count = self.null_count().filter(|nulls| *nulls == 0 || length == rows);
         let parts = ColumnParts { offset, length, null_count, ..(*self.parts).clone() };
         Ok(Self { parts: Arc::new(parts), ..*self })
     }
 
-    /// A column of parts that have been checked, which is of `empty` if there is nothing in it that
-    /// says whose it is.
+    /// A column of checked parts. If they contain nothing that has an owner, its origin is `empty`.
     pub(crate) fn of_checked(parts: ColumnParts, empty: Origin) -> Self {
         let buffers = parts.buffers.iter().flatten().filter(|buffer| !buffer.length().is_zero());
         let below = parts.children.iter().chain(&parts.dictionary).map(Self::origin);
@@ -247,7 +249,7 @@ impl Column {
         Self { size: Size::of(&parts), parts: Arc::new(parts), origin }
     }
 
-    /// The same column with other buffers, those of its children included.
+    /// The same column with other buffers, including those of its children.
     pub(crate) fn with_buffers(&self, change: &dyn Fn(&ColumnBuffer) -> ColumnBuffer) -> Self {
         let below = |column: &Self| column.with_buffers(change);
         let parts = ColumnParts {
@@ -259,19 +261,19 @@ impl Column {
         Self { parts: Arc::new(parts), ..*self }
     }
 
-    /// Whether some buffer is so, those of its children included.
+    /// Whether some buffer meets the condition, including those of its children.
     pub(crate) fn has_buffer(&self, is_so: &dyn Fn(&ColumnBuffer) -> bool) -> bool {
         let mut below = self.children().iter().chain(self.dictionary());
         self.buffers().iter().flatten().any(is_so) || below.any(|column| column.has_buffer(is_so))
     }
 }
 
-/// Whether both have as many, each of which fits the one at its place.
+/// Whether both have the same length, and each pair meets the condition.
 fn all<T>(one: &[T], two: &[T], fits: impl Fn(&T, &T) -> bool) -> bool {
     one.len() == two.len() && one.iter().zip(two).all(|(one, two)| fits(one, two))
 }
 
-/// The kind of memory of the first buffer that is found.
+/// The kind of memory of the first buffer found.
 fn kind_of(parts: &ColumnParts) -> Option<StorageKind> {
     let placed = shape::placed(&parts.data_type, &parts.buffers);
     let own = placed.iter().flatten().map(ColumnBuffer::kind).next();

@@ -1,4 +1,4 @@
-//! A columnar buffer: columns with room for rows, and how many there are, on the device.
+//! A columnar buffer: columns with space for rows, and the row count on the device.
 
 use arrow_schema::{DataType, Schema, SchemaRef};
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, StorageKind};
@@ -7,7 +7,7 @@ use super::order::AccessOrder;
 use super::plan::ColumnarPlan;
 use super::{Column, ColumnError, ColumnParts, Growth};
 
-/// How wide the row count is that kernels write.
+/// The width of the row count that kernels write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowCountWidth {
     /// 32 bits.
@@ -18,7 +18,7 @@ pub enum RowCountWidth {
 }
 
 impl RowCountWidth {
-    /// How many bytes that is.
+    /// The width in bytes.
     #[must_use]
     pub const fn bytes(self) -> ByteCount {
         match self {
@@ -27,7 +27,7 @@ impl RowCountWidth {
         }
     }
 
-    /// The most rows that it counts.
+    /// The largest row count.
     #[must_use]
     pub fn most(self) -> u64 {
         match self {
@@ -37,24 +37,24 @@ impl RowCountWidth {
     }
 }
 
-/// What the host knows of a row count that the device keeps.
+/// The host's knowledge of a row count on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachedRows {
-    /// So many rows, when it was last read or written, and nothing has changed it since.
+    /// The number of rows when the count was last read or written. Nothing has changed it since.
     Known(u64),
     /// The device may have changed it.
     Stale,
 }
 
-/// Columns with room for a number of rows, and the number of rows that there are, which kernels
-/// write in the order of a stream.
+/// Columns with space for a number of rows, and the actual number of rows, which kernels write in
+/// the order of a stream.
 ///
-/// The host has a copy of the row count, which is [stale](CachedRows::Stale) from when the
-/// submitter of a kernel [says so](Self::mark_stale), until it is [read again](Self::refresh) in the
-/// kernel's order; what needs the number refuses a stale one.
+/// The host has a copy of the row count. It is [stale](CachedRows::Stale) from when the submitter
+/// of a kernel [marks it](Self::mark_stale) until it is [read again](Self::refresh) in the kernel's
+/// order. Methods that need the number refuse a stale one.
 ///
-/// It is made by a [`ColumnarPlan`], over any allocator, or [of columns](Self::from_columns) that
-/// there are already.
+/// A [`ColumnarPlan`] makes it over any allocator, or [`from_columns`](Self::from_columns) over
+/// existing columns.
 #[derive(Debug)]
 pub struct ColumnarBuffer {
     schema: SchemaRef,
@@ -64,18 +64,19 @@ pub struct ColumnarBuffer {
     width: RowCountWidth,
     cached: CachedRows,
     growth: Growth,
-    /// What it was allocated by; `None` for columns of others.
+    /// The plan and the memory; `None` for existing columns.
     planned: Option<(ColumnarPlan, Region)>,
 }
 
 impl ColumnarBuffer {
-    /// A buffer of columns that there are already, ours or others', with a place for the row count
-    /// beside them. What stands there is not known until it is read.
+    /// A buffer of existing columns of any owner, with memory for the row count beside them. The
+    /// count is unknown until it is read.
     ///
     /// # Errors
     ///
-    /// [`ColumnError`] if the columns are not those of the schema, have no room for `capacity` rows,
-    /// or are in different memories, or the row count is not where a number can be.
+    /// [`ColumnError`] if the columns do not match the schema, have no space for `capacity` rows,
+    /// or are in different memories. Also if the memory of the row count is too short or
+    /// misaligned.
     pub fn from_columns(
         schema: SchemaRef,
         columns: Vec<Column>,
@@ -97,7 +98,7 @@ impl ColumnarBuffer {
         Ok(buffer)
     }
 
-    /// The same buffer under a policy of growth.
+    /// The same buffer with a growth policy.
     #[must_use]
     pub fn with_growth(self, growth: Growth) -> Self {
         Self { growth, ..self }
@@ -109,19 +110,19 @@ impl ColumnarBuffer {
         &self.schema
     }
 
-    /// How many rows there is room for.
+    /// The number of rows that fit.
     #[must_use]
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// The columns, each with as many rows as there is room for.
+    /// The columns, each with `capacity` rows.
     #[must_use]
     pub fn columns(&self) -> &[Column] {
         &self.columns
     }
 
-    /// The column of a name.
+    /// The column with this name.
     #[must_use]
     pub fn column(&self, name: &str) -> Option<&Column> {
         let (index, _) = self.schema.column_with_name(name)?;
@@ -134,36 +135,36 @@ impl ColumnarBuffer {
         self.count.kind()
     }
 
-    /// All of its memory, if it was allocated by a plan.
+    /// All of its memory, if a plan allocated it.
     #[must_use]
     pub fn memory(&self) -> Option<&Region> {
         self.planned.as_ref().map(|(_, memory)| memory)
     }
 
-    /// Where the row count stands, for kernels that write it. The code that submits one says so
-    /// ([`mark_stale`](Self::mark_stale)).
+    /// The memory of the row count, for kernels that write it. The code that submits one calls
+    /// [`mark_stale`](Self::mark_stale).
     #[must_use]
     pub const fn row_count(&self) -> &Region {
         &self.count
     }
 
-    /// How wide the row count is.
+    /// The width of the row count.
     #[must_use]
     pub const fn row_count_width(&self) -> RowCountWidth {
         self.width
     }
 
-    /// What the host knows of the row count.
+    /// The host's knowledge of the row count.
     #[must_use]
     pub const fn cached_rows(&self) -> CachedRows {
         self.cached
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::StaleRowCount`] if that is not known.
+    /// [`ColumnError::StaleRowCount`] if it is unknown.
     pub const fn rows(&self) -> Result<u64, ColumnError> {
         match self.cached {
             CachedRows::Known(rows) => Ok(rows),
@@ -171,41 +172,42 @@ impl ColumnarBuffer {
         }
     }
 
-    /// Says that the device may change the row count from now on: to be called when a kernel is
-    /// submitted that writes it.
+    /// Declares that the device may change the row count from now on. Call it when a kernel that
+    /// writes the count is submitted.
     pub const fn mark_stale(&mut self) {
         self.cached = CachedRows::Stale;
     }
 
-    /// States how many rows there are, where the host knows: nothing is written or read, and no
-    /// stream is waited for. What stands in the memory stays, so that a kernel that reads the count
-    /// there needs [`set_rows`](Self::set_rows), or to have been preceded by one that writes it.
+    /// States the number of rows if the host knows it. Nothing is written or read, and no stream is
+    /// waited for. The count in memory does not change. A kernel that reads it needs
+    /// [`set_rows`](Self::set_rows) before, or an earlier kernel that writes it.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::OverCapacity`] for more rows than fit; what was known stays known.
+    /// [`ColumnError::OverCapacity`] for more rows than fit; the previous state stays.
     pub fn state_rows(&mut self, rows: u64) -> Result<(), ColumnError> {
         self.check_rows(rows)?;
         self.cached = CachedRows::Known(rows);
         Ok(())
     }
 
-    /// Reads the row count, after what came before in `order`, and answers it.
+    /// Reads the row count after the previous work in `order`, and returns it.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::OverCapacity`] if the device says that there are more rows than fit; it stays
-    /// stale then. What `order` cannot do.
+    /// [`ColumnError::OverCapacity`] if the device states more rows than fit; the count stays
+    /// stale. The errors of `order`.
     ///
     /// # Safety
     ///
-    /// Whatever writes the row count came before in this order: it was submitted to this stream, or
-    /// to one that this stream was made to wait for.
+    /// All writers of the row count precede this call in `order`. They were submitted to this
+    /// stream, or to one that this stream was made to wait for.
     pub unsafe fn refresh(&mut self, order: &dyn AccessOrder) -> Result<u64, ColumnError> {
         self.cached = CachedRows::Stale;
         let mut bytes = [0; 8];
         let (read, _) = bytes.split_at_mut(self.width.bytes().to_usize());
-        // SAFETY: the region is valid and as wide, and its writers came before.
+        // SAFETY: the region is valid and has that width, and its writers come before in this
+        // order.
         unsafe { order.read(self.count.location(), read) }?;
         let [a, b, c, d, ..] = bytes;
         let rows = match self.width {
@@ -217,16 +219,16 @@ impl ColumnarBuffer {
         Ok(rows)
     }
 
-    /// Writes the row count, after what came before in `order`.
+    /// Writes the row count after the previous work in `order`.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::OverCapacity`] for more rows than fit, and nothing is written. What `order`
-    /// cannot do; the row count is stale then.
+    /// [`ColumnError::OverCapacity`] for more rows than fit; nothing is written. The errors of
+    /// `order`; the row count is stale then.
     ///
     /// # Safety
     ///
-    /// No code uses the row count meanwhile, except before in this order.
+    /// No code uses the row count during the call, except for earlier work in this order.
     pub unsafe fn set_rows(
         &mut self,
         rows: u64,
@@ -236,21 +238,22 @@ impl ColumnarBuffer {
         self.cached = CachedRows::Stale;
         let location = self.count.location();
         match (self.width, u32::try_from(rows)) {
-            // SAFETY: the region is valid and as wide; of its users, the caller promised.
+            // SAFETY: the region is valid and has that width; the caller promised that no other
+            // code uses it.
             (RowCountWidth::U32, Ok(rows)) => unsafe { order.write(&rows.to_ne_bytes(), location) },
-            // SAFETY: as above. More rows than 32 bits count were refused.
+            // SAFETY: as above. More rows than 32 bits can count were refused.
             _ => unsafe { order.write(&rows.to_ne_bytes(), location) },
         }?;
         self.cached = CachedRows::Known(rows);
         Ok(())
     }
 
-    /// Checks that the columns are those of the schema, with room for as many rows as they are said
-    /// to have, in one memory, and that no more rows are known than fit.
+    /// Checks that the columns match the schema, have space for the stated rows and are in one
+    /// memory. A known row count must not exceed the capacity.
     ///
     /// # Errors
     ///
-    /// [`ColumnError`] that says what does not fit.
+    /// [`ColumnError`] names the mismatch.
     pub fn validate(&self) -> Result<(), ColumnError> {
         let (expected, found) = (self.schema.fields().len(), self.columns.len());
         if expected != found {
@@ -281,12 +284,12 @@ impl ColumnarBuffer {
         }
     }
 
-    /// The rows that there are, as one column of a struct type: what is handed out as a record
-    /// batch. It shares the memory.
+    /// The existing rows as one column of a struct type, for export as a record batch. It shares
+    /// the memory.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::StaleRowCount`] if it is not known how many there are.
+    /// [`ColumnError::StaleRowCount`] if the number of rows is unknown.
     pub fn record_batch(&self) -> Result<Column, ColumnError> {
         let rows = self.rows()?;
         let columns = self.columns.iter().map(|column| column.slice(0, rows));
@@ -302,19 +305,20 @@ impl ColumnarBuffer {
         Column::from_parts(parts)
     }
 
-    /// A buffer with room for `needed` rows, by the policy of growth, with what this one holds, its
-    /// row count included; this one stays as it is.
+    /// A buffer with space for at least `needed` rows, by the growth policy. It has this one's
+    /// contents, including the row count. This one is unchanged.
     ///
     /// Space for texts and binary data grows with the rows.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::FixedCapacity`] if the policy forbids it, or the columns were adopted and not
-    /// planned here, [`ColumnError::Allocate`], and what `order` cannot do.
+    /// [`ColumnError::FixedCapacity`] if the policy forbids growth, or the columns were not planned
+    /// here. [`ColumnError::Allocate`], and the errors of `order`.
     ///
     /// # Safety
     ///
-    /// Until this returns, no code writes this buffer's memory, except before in this order.
+    /// Until this returns, no code writes this buffer's memory, except for earlier work in this
+    /// order.
     pub unsafe fn grown<A: Allocate>(
         &self,
         needed: u64,
@@ -329,7 +333,7 @@ impl ColumnarBuffer {
         let plan = ColumnarPlan::new(schema, capacity, plan.options().clone())?;
         let mut larger = plan.allocate(allocator, order)?.with_growth(self.growth);
         for (from, to) in self.columns.iter().zip(&larger.columns) {
-            // SAFETY: the caller's promise of these columns; the others are new, and unused yet.
+            // SAFETY: the caller's promise for these columns; the others are new and not used yet.
             unsafe { copy(from, to, order) }?;
         }
         let (from, to) = (self.count.location(), larger.count.location());
@@ -339,7 +343,7 @@ impl ColumnarBuffer {
         Ok(larger)
     }
 
-    /// Says what the buffer was allocated by.
+    /// Records the plan and the memory of the buffer.
     pub(super) fn keep_plan(&mut self, plan: ColumnarPlan, memory: Region) {
         self.planned = Some((plan, memory));
     }
@@ -365,7 +369,7 @@ impl ColumnarBuffer {
     }
 }
 
-/// The schema of a buffer's record batches, as a field: what goes with the exported column.
+/// The schema of a buffer's record batches as a field, to go with the exported column.
 impl From<&ColumnarBuffer> for arrow_schema::Field {
     fn from(buffer: &ColumnarBuffer) -> Self {
         let schema: &Schema = &buffer.schema;
@@ -374,17 +378,17 @@ impl From<&ColumnarBuffer> for arrow_schema::Field {
     }
 }
 
-/// Copies what fits of each buffer.
+/// Copies the part of each buffer that fits.
 ///
 /// # Safety
 ///
-/// Both columns are of one type; no code writes the one, and no code uses the other, except before in
-/// this order.
+/// Both columns have one type. No code writes the first, and no code uses the second, except for
+/// earlier work in this order.
 unsafe fn copy(from: &Column, to: &Column, order: &dyn AccessOrder) -> Result<(), ColumnError> {
     for (from, to) in from.buffers().iter().zip(to.buffers()) {
         if let (Some(from), Some(to)) = (from, to) {
             let length = from.length().min(to.length());
-            // SAFETY: valid, of different memories, and otherwise as the caller promised.
+            // SAFETY: both are valid and in different memories; the rest is the caller's promise.
             unsafe { order.copy(from.location(), to.region()?.location(), length) }?;
         }
     }

@@ -1,4 +1,4 @@
-//! Why something is no column, or a column buffer cannot do what it was asked.
+//! Why parts do not form a column, or a columnar buffer refuses a request.
 
 use arrow_schema::DataType;
 use terrane_core::{
@@ -7,126 +7,125 @@ use terrane_core::{
 };
 use terrane_cuda::CudaError;
 
-/// What is wrong with a column or a columnar buffer.
+/// Why a column or a columnar buffer was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ColumnError {
-    /// A type whose values are less than nothing long.
-    #[error("{data_type} has a width below zero")]
+    /// A type whose values have a negative width.
+    #[error("{data_type} has a negative width; use a width of at least 0")]
     NegativeWidth {
         /// The type.
         data_type: DataType,
     },
     /// A type that no values can have.
-    #[error("{data_type} {reason}; no column can be of it")]
+    #[error("{data_type} {reason}; no column can have this type")]
     InvalidType {
         /// The type.
         data_type: DataType,
-        /// What is wrong with it, as the rest of a sentence about it.
+        /// The fault, as the rest of a sentence about the type.
         reason: &'static str,
     },
-    /// There are more rows than Arrow can count, or a type is nested deeper or has more fields than
-    /// is taken.
-    #[error("more than {limit} {what}, which is the most that a column may have")]
+    /// A column exceeds a limit of rows, levels or fields.
+    #[error("the column has more than {limit} {what}, the maximum")]
     TooMany {
-        /// What there is too much of.
+        /// The counted things.
         what: &'static str,
-        /// The most that are taken.
+        /// The maximum.
         limit: u64,
     },
-    /// A column of this type has another number of buffers.
-    #[error("{found} buffers, where {data_type} has {expected}")]
+    /// The number of buffers does not match the type.
+    #[error("{found} buffers were given; {data_type} has {expected}")]
     BufferCount {
         /// The type.
         data_type: DataType,
-        /// How many it has; of types with any number, the fewest.
+        /// The number for the type. For types with any number, the smallest.
         expected: usize,
-        /// How many there are.
+        /// The actual number.
         found: usize,
     },
-    /// A column of this type has another number of children.
-    #[error("{found} children, where {data_type} has {expected}")]
+    /// The number of children does not match the type.
+    #[error("{found} children were given; {data_type} has {expected}")]
     ChildCount {
         /// The type.
         data_type: DataType,
-        /// How many it has.
+        /// The number for the type.
         expected: usize,
-        /// How many there are.
+        /// The actual number.
         found: usize,
     },
-    /// A child or the dictionary is of another type than its parent says.
-    #[error("`{name}` is of {found}, where {expected} belongs")]
+    /// A child or the dictionary does not have the type that its parent states.
+    #[error("`{name}` has the type {found}; its parent requires {expected}")]
     WrongType {
         /// The child's name.
         name: Box<str>,
-        /// What belongs there.
+        /// The required type.
         expected: DataType,
-        /// What is there.
+        /// The actual type.
         found: DataType,
     },
-    /// A buffer that the type needs is missing.
-    #[error("{data_type} needs its buffer of {buffer}, and it is missing")]
+    /// A required buffer is missing.
+    #[error("{data_type} requires a buffer of {buffer}, and none was given")]
     MissingBuffer {
         /// The type.
         data_type: DataType,
-        /// What the buffer holds.
+        /// The contents of the buffer.
         buffer: &'static str,
     },
     /// A buffer is too short.
-    #[error("{found} of {buffer}, where {rows} rows of {data_type} need {needed}")]
+    #[error("the buffer of {buffer} has {found}; {rows} rows of {data_type} need {needed}")]
     ShortBuffer {
         /// The type.
         data_type: DataType,
-        /// What the buffer holds.
+        /// The contents of the buffer.
         buffer: &'static str,
-        /// How many rows.
+        /// The number of rows.
         rows: u64,
-        /// How long it has to be.
+        /// The required length.
         needed: ByteCount,
-        /// How long it is.
+        /// The actual length.
         found: ByteCount,
     },
     /// A child is too short.
-    #[error("`{name}` has {found} values, where {rows} rows above it need {needed}")]
+    #[error("`{name}` has {found} values; {rows} rows above it need {needed}")]
     ShortChild {
         /// The child's name.
         name: Box<str>,
-        /// How many rows the parent has.
+        /// The number of rows of the parent.
         rows: u64,
-        /// How many the child needs.
+        /// The number of values that they need.
         needed: u64,
-        /// How many it has.
+        /// The actual number of values.
         found: u64,
     },
-    /// A buffer begins where its values cannot.
-    #[error("{buffer} at {location} are not aligned to {required}")]
+    /// A buffer is misaligned for its values.
+    #[error("{buffer} at {location} need an alignment of {required}; copy them")]
     Misaligned {
-        /// What the buffer holds.
+        /// The contents of the buffer.
         buffer: &'static str,
-        /// Where it begins.
+        /// Its start.
         location: Location,
-        /// What that has to be a multiple of.
+        /// The required alignment.
         required: Alignment,
     },
-    /// Elements of another width than the values of a column, or values that are not one after the
-    /// other.
-    #[error("values of {data_type} are not elements of {element}")]
+    /// The requested elements have another width than the values of the column, or the values are
+    /// not adjacent.
+    #[error("values of {data_type} cannot be accessed as elements of {element}")]
     WrongElement {
         /// The type of the values.
         data_type: DataType,
-        /// The size of an element that was asked for.
+        /// The size of a requested element.
         element: ByteCount,
     },
-    /// Parts of one column or buffer are in different memories.
-    #[error("parts in {first} memory and in {second} memory; bring them together")]
+    /// Parts of one column or buffer are in different kinds of memory.
+    #[error("parts are in {first} memory and in {second} memory; copy them into one kind")]
     MixedMemory {
-        /// The kind of one.
+        /// The kind of one part.
         first: StorageKind,
-        /// The kind of another.
+        /// The kind of another part.
         second: StorageKind,
     },
     /// There are more nulls than rows.
-    #[error("{null_count} nulls among {rows} rows")]
+    #[error("{null_count} nulls were stated for {rows} rows; state at most {rows}")]
     NullCount {
         /// The nulls.
         null_count: u64,
@@ -136,24 +135,27 @@ pub enum ColumnError {
     /// A size does not fit in 64 bits.
     #[error("the column is larger than any memory")]
     Overflow(#[from] SizeOverflow),
-    /// A part of a column that it does not have.
-    #[error("rows {offset}..{} of a column of {rows}", .offset.saturating_add(*.length))]
+    /// The requested rows exceed the column.
+    #[error(
+        "rows {offset}..{} were requested from a column of {rows}",
+        .offset.saturating_add(*.length)
+    )]
     OutOfBounds {
-        /// The first row of the part.
+        /// The first requested row.
         offset: u64,
-        /// How many rows it has.
+        /// The number of requested rows.
         length: u64,
-        /// How many rows the column has.
+        /// The number of rows of the column.
         rows: u64,
     },
-    /// A tensor or array that came from elsewhere is not to be written.
-    #[error("the buffer at {location} came from elsewhere, and is for reading only; copy it")]
+    /// The buffer came from another library, and is read-only.
+    #[error("the buffer at {location} came from another library and is read-only; copy it")]
     ReadOnly {
-        /// Where it begins.
+        /// Its start.
         location: Location,
     },
     /// The processor cannot reach the bytes.
-    #[error("{kind} memory is not the host's; copy it there first")]
+    #[error("{kind} memory is not host memory; copy it to the host first")]
     NotHost {
         /// The kind of memory.
         kind: StorageKind,
@@ -161,79 +163,90 @@ pub enum ColumnError {
     /// arrow-rs refused the values.
     #[error("arrow-rs refused the values")]
     Arrow(#[from] arrow_schema::ArrowError),
-    /// Buffers of this type cannot be laid out by rows alone.
-    #[error("`{name}` is of {data_type}, which a columnar buffer cannot reserve rows of")]
+    /// A column of this type cannot be planned from the number of rows.
+    #[error(
+        "`{name}` has the type {data_type}, for which a columnar buffer cannot reserve rows; adopt \
+         a column instead"
+    )]
     Unsupported {
         /// The column.
         name: Box<str>,
         /// Its type.
         data_type: DataType,
     },
-    /// The number of columns is not that of the schema.
-    #[error("{found} columns, where the schema has {expected}")]
+    /// The number of columns does not match the schema.
+    #[error("{found} columns were given; the schema has {expected}")]
     ColumnCount {
-        /// How many the schema has.
+        /// The number in the schema.
         expected: usize,
-        /// How many there are.
+        /// The actual number.
         found: usize,
     },
-    /// A column that may not be null has room for nulls, or the reverse.
-    #[error("`{name}` has nulls, and the schema says that it has none")]
+    /// A column has nulls, or a bitmap for them, although the schema says that it has none.
+    #[error("`{name}` has nulls, and the schema declares it as not nullable")]
     UnexpectedNulls {
         /// The column.
         name: Box<str>,
     },
-    /// A column has not as many rows as the buffer's capacity.
-    #[error("`{name}` has room for {found} rows, where the capacity is {capacity}")]
+    /// A column has fewer rows than the capacity of the buffer.
+    #[error("`{name}` has space for {found} rows; the capacity is {capacity}")]
     ShortColumn {
         /// The column.
         name: Box<str>,
         /// The capacity of the buffer.
         capacity: u64,
-        /// How many rows the column has.
+        /// The number of rows of the column.
         found: u64,
     },
-    /// There are more rows than fit.
-    #[error("{rows} rows in a buffer with room for {capacity}; grow it before")]
+    /// More rows were requested than fit.
+    #[error("{rows} rows do not fit into a buffer with a capacity of {capacity}; grow it first")]
     OverCapacity {
-        /// How many rows there are.
+        /// The requested rows.
         rows: u64,
-        /// How many fit.
+        /// The capacity.
         capacity: u64,
     },
-    /// The count of rows on the device may have changed since it was last read.
-    #[error("the row count was last read before the device may have changed it; refresh it first")]
+    /// The device may have changed the row count since it was last read.
+    #[error(
+        "the device may have changed the row count since it was last read; call `refresh` first"
+    )]
     StaleRowCount,
-    /// The buffer may not grow.
-    #[error("{needed} rows are needed, and the buffer stays at {capacity} by its policy")]
+    /// The growth policy forbids a larger capacity.
+    #[error(
+        "{needed} rows are needed, and the capacity is fixed at {capacity}; use another growth \
+         policy"
+    )]
     FixedCapacity {
-        /// How many rows fit.
+        /// The capacity.
         capacity: u64,
-        /// How many are needed.
+        /// The needed rows.
         needed: u64,
     },
     /// The memory is too small for the buffer's plan.
-    #[error("{found} of memory, where the plan needs {needed}")]
+    #[error("the memory has {found}; the plan needs {needed}")]
     ShortMemory {
-        /// What the plan needs.
+        /// The size that the plan needs.
         needed: ByteCount,
-        /// What there is.
+        /// The size of the memory.
         found: ByteCount,
     },
     /// Memory was refused.
-    #[error("memory for the columns was refused")]
+    #[error("the memory for the columns could not be allocated")]
     Allocate(#[from] AllocateError),
     /// The device's driver refused.
     #[error("the CUDA driver refused")]
     Cuda(#[from] CudaError),
-    /// The bytes cannot be reached from here.
-    #[error("{location} cannot be reached in this order; use a stream of its device")]
+    /// The bytes cannot be accessed in this order.
+    #[error("{location} cannot be accessed in this order; use a stream of its device")]
     Unreachable {
-        /// Where the bytes are.
+        /// The location of the bytes.
         location: Location,
     },
-    /// The stream is of another device than the memory.
-    #[error("the columns are on device {columns}, and the stream is of device {stream}")]
+    /// The stream belongs to another device than the memory.
+    #[error(
+        "the columns are on device {columns}, and the stream is of device {stream}; use a stream \
+         of the columns' device"
+    )]
     WrongDevice {
         /// The columns' device.
         columns: DeviceId,
@@ -241,29 +254,29 @@ pub enum ColumnError {
         stream: DeviceId,
     },
     /// A tensor cannot be a column.
-    #[error("a tensor of {element:?} cannot be a column: it {reason}")]
+    #[error("a tensor of {element:?} cannot become a column: it {reason}")]
     Tensor {
         /// Its elements.
         element: terrane_interop::dlpack::ElementType,
-        /// What keeps it from being one.
+        /// The obstacle, as the rest of a sentence about the tensor.
         reason: &'static str,
     },
     /// A column cannot be a tensor.
-    #[error("a column of {data_type} is no tensor: only numbers without nulls are")]
+    #[error("a column of {data_type} cannot become a tensor; only numbers without nulls can")]
     NoTensor {
         /// The column's type.
         data_type: DataType,
     },
     /// A tensor's row has more values than a list of fixed size.
-    #[error("{values} values in a row, more than a list of fixed size has")]
+    #[error("a row has {values} values, more than a list of fixed size can have")]
     WideRow {
-        /// How many.
+        /// The number of values.
         values: u64,
     },
     /// The tensor was refused.
-    #[error("the column cannot be handed out as a tensor")]
+    #[error("the column could not be exported as a tensor")]
     Export(#[from] terrane_interop::dlpack::ExportError),
-    /// A view left its region: the plan and the memory disagree.
-    #[error("a column leaves its memory")]
+    /// A view exceeds its region: the plan and the memory disagree.
+    #[error("a column exceeds its memory")]
     View(#[from] ViewOutOfBounds),
 }

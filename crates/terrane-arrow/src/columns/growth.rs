@@ -1,36 +1,36 @@
-//! How a columnar buffer's capacity follows the rows that it is to hold.
+//! The growth policy of a columnar buffer.
 
 use std::num::NonZeroU64;
 
 use super::ColumnError;
 
-/// What capacity a buffer gets that is too small.
+/// The new capacity of a buffer that is too small.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Growth {
-    /// The one it has: a request for more is refused.
+    /// The same: a request for more is refused.
     #[default]
     Fixed,
-    /// What is needed, and no more.
+    /// The needed capacity.
     Exact,
-    /// Twice its own, again and again until that is enough.
+    /// The current capacity, doubled until it is enough.
     Doubling,
     /// The next multiple of so many rows.
     Steps(NonZeroU64),
 }
 
 impl Growth {
-    /// The capacity for `needed` rows of a buffer that has room for `capacity`: never less than it
-    /// has.
+    /// The new capacity for `needed` rows of a buffer with this `capacity`. It is never smaller
+    /// than before.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::FixedCapacity`] if it may not grow.
+    /// [`ColumnError::FixedCapacity`] if the policy forbids growth.
     pub fn capacity(self, capacity: u64, needed: u64) -> Result<u64, ColumnError> {
         if needed <= capacity {
             return Ok(capacity);
         }
-        // What does not fit in 64 bits by the rule is what is needed, which memory refuses anyway.
+        // If the rule overflows, the needed capacity is returned; no allocator can provide it.
         Ok(match self {
             Self::Fixed => return Err(ColumnError::FixedCapacity { capacity, needed }),
             Self::Exact => needed,

@@ -1,15 +1,16 @@
-//! Columns: typed values in memory of the host or of a device, ours or somebody else's, and buffers
-//! of them that grow by rows.
+//! Columns: typed values on the host or on a device, in Terrane's or foreign memory, and buffers of
+//! columns that grow by rows.
 //!
-//! A [`Column`] is of one type and lies in one memory. Where it comes from, [`Origin`] says: what
-//! is ours and was handed out is recognised when it comes back; what is another library's is kept
-//! alive. Arrays of another library are for reading only, and so is memory of ours that comes back
-//! through one: it may still have it. Only the structure that went out gives a column back as it was,
-//! once no other code has its memory; for the rest there is [`Column::into_writable`], which is unsafe.
-//! Columns and buffers in memory of a [`MemoryManager`](terrane_pool::managed::MemoryManager) are
-//! arguments of kernels ([`Column::read_on`], [`ColumnarBuffer::write_rows_on`]), and name their block.
-//! A [`ColumnarBuffer`] has columns by a schema, room for a number of rows, and the count of those
-//! that there are, which kernels write on the device.
+//! A [`Column`] has one type and one kind of memory. Its [`Origin`] names the owner of the memory.
+//! Exported memory of Terrane is recognised when it comes back; memory of other libraries is kept
+//! alive. Arrays of another library are read-only. So is Terrane's memory that comes back through
+//! one, because that library may still have it. Only the exported structure itself returns a column
+//! as it was, once no other code has its memory. For other cases there is the unsafe
+//! [`Column::into_writable`]. Columns and buffers in memory of a
+//! [`MemoryManager`](terrane_pool::managed::MemoryManager) are arguments of kernels
+//! ([`Column::read_on`], [`ColumnarBuffer::write_rows_on`]), and know their block. A
+//! [`ColumnarBuffer`] has the columns of a schema, space for a number of rows, and the row count,
+//! which kernels write on the device.
 //!
 //! ```
 //! use std::sync::Arc;

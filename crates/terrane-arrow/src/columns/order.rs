@@ -1,4 +1,4 @@
-//! In which order bytes of columns are read and written: the thread's own, or a stream's.
+//! The order in which bytes of columns are read and written: the thread's own, or a stream's.
 
 use std::ptr::{self, NonNull};
 
@@ -7,27 +7,29 @@ use terrane_cuda::Stream;
 
 use super::ColumnError;
 
-/// An order of accesses to memory: each runs after what came before it in the same order, and has
-/// run when the call returns.
+/// An order of memory accesses. Each access runs after the earlier work in the same order, and has
+/// completed when the call returns.
 ///
-/// [`HostOrder`] is the calling thread's, for host memory; a [`Stream`] is the order of its work,
-/// for memory that its device reaches.
+/// [`HostOrder`] is the calling thread's order, for host memory. A [`Stream`] is the order of its
+/// work, for memory that its device can access.
 ///
 /// # Safety
 ///
-/// The implementer ensures that [`copy`](Self::copy), when it returns `Ok`, has copied all of the bytes, and when it returns at all, uses neither place any more: its callers borrow the bytes at
-/// one end only until then, and take what stands there for the bytes at the other.
+/// When [`copy`](Self::copy) returns `Ok`, it has copied all bytes. When it returns at all, it uses
+/// neither location any more. Its callers borrow the bytes at one end until then, and treat the
+/// destination as initialised.
 pub unsafe trait AccessOrder {
-    /// Copies `length` bytes from one place to another.
+    /// Copies `length` bytes.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::Unreachable`] for places that are out of reach, [`ColumnError::Cuda`].
+    /// [`ColumnError::Unreachable`] for locations that this order cannot access, and
+    /// [`ColumnError::Cuda`].
     ///
     /// # Safety
     ///
-    /// Both spans are valid and do not overlap. But for what came before in this order, no code
-    /// writes the source, and no code uses the destination, until the call returns.
+    /// Both spans are valid and do not overlap. Until the call returns, no code writes the source
+    /// and no code uses the destination, except for earlier work in this order.
     unsafe fn copy(
         &self,
         from: Location,
@@ -35,7 +37,7 @@ pub unsafe trait AccessOrder {
         length: ByteCount,
     ) -> Result<(), ColumnError>;
 
-    /// Copies bytes here.
+    /// Copies bytes to a slice.
     ///
     /// # Errors
     ///
@@ -43,16 +45,16 @@ pub unsafe trait AccessOrder {
     ///
     /// # Safety
     ///
-    /// As for [`copy`](Self::copy), of the source.
+    /// As for [`copy`](Self::copy), for the source.
     unsafe fn read(&self, from: Location, into: &mut [u8]) -> Result<(), ColumnError> {
         let length = ByteCount::from_usize(into.len());
         let to = HostAddress::new(NonNull::from(into).cast::<u8>());
-        // SAFETY: the caller's promise of the source; the destination is borrowed until the copy
-        // has run.
+        // SAFETY: the caller's promise for the source; the destination is borrowed until the copy
+        // has completed.
         unsafe { self.copy(from, Location::Host(to), length) }
     }
 
-    /// Copies bytes there.
+    /// Copies bytes from a slice.
     ///
     /// # Errors
     ///
@@ -60,21 +62,22 @@ pub unsafe trait AccessOrder {
     ///
     /// # Safety
     ///
-    /// As for [`copy`](Self::copy), of the destination.
+    /// As for [`copy`](Self::copy), for the destination.
     unsafe fn write(&self, bytes: &[u8], to: Location) -> Result<(), ColumnError> {
         let length = ByteCount::from_usize(bytes.len());
         let from = HostAddress::new(NonNull::from(bytes).cast::<u8>());
-        // SAFETY: the caller's promise of the destination; the source is borrowed until the copy
-        // has run.
+        // SAFETY: the caller's promise for the destination; the source is borrowed until the copy
+        // has completed.
         unsafe { self.copy(Location::Host(from), to, length) }
     }
 }
 
-/// The calling thread's order, in host memory.
+/// The calling thread's order, for host memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostOrder;
 
-// SAFETY: the processor has copied the bytes when the call returns, and nothing after an error.
+// SAFETY: the processor has copied the bytes when the call returns, and accesses nothing after an
+// error.
 unsafe impl AccessOrder for HostOrder {
     unsafe fn copy(
         &self,
@@ -85,14 +88,14 @@ unsafe impl AccessOrder for HostOrder {
         let host =
             |location: Location| location.as_host().ok_or(ColumnError::Unreachable { location });
         let (from, to) = (host(from)?.as_ptr(), host(to)?.as_ptr());
-        // SAFETY: the caller's promise of both.
+        // SAFETY: the caller's promise for both.
         unsafe { ptr::copy_nonoverlapping(from.cast_const(), to, length.to_usize()) };
         Ok(())
     }
 }
 
-// SAFETY: the stream has run when it has been waited for; one that cannot be is given nothing, unless
-// it is lost, and runs nothing any more.
+// SAFETY: the copy has completed when the stream has been waited for. A stream that cannot be
+// waited for gets no copy, unless it is lost; then it runs nothing.
 unsafe impl AccessOrder for Stream {
     unsafe fn copy(
         &self,
@@ -108,9 +111,9 @@ unsafe impl AccessOrder for Stream {
                 return Err(ColumnError::WrongDevice { columns: device, stream: own });
             }
         }
-        // A stream that is being captured would run the copy at some other time: it refuses this.
+        // A stream that is being captured would run the copy later. This refuses such a stream.
         self.is_idle()?;
-        // SAFETY: the caller's promise of both, until the wait below is over.
+        // SAFETY: the caller's promise for both, until the wait below returns.
         unsafe { Self::copy(self, from, to, length) }?;
         Ok(self.synchronize()?)
     }

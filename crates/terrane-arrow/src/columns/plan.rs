@@ -1,4 +1,5 @@
-//! Where the columns of a columnar buffer lie within one region, before there is any memory.
+//! Plans the locations of the columns of a columnar buffer within one region, before any memory
+//! exists.
 
 use arrow_schema::{DataType, Field, SchemaRef};
 use terrane_core::{
@@ -11,18 +12,18 @@ use super::{
     Column, ColumnBuffer, ColumnError, ColumnParts, ColumnarBuffer, Growth, RowCountWidth, types,
 };
 
-/// What a columnar buffer is like, besides its schema and capacity.
+/// The options of a columnar buffer, besides its schema and capacity.
 #[derive(Clone, Debug)]
 pub struct ColumnarOptions {
-    /// How wide the row count on the device is.
+    /// The width of the row count on the device.
     pub row_count: RowCountWidth,
-    /// What every buffer of a column begins at a multiple of: 64 bytes, as Arrow recommends.
+    /// The alignment of each buffer of a column: 64 bytes, as Arrow recommends.
     pub alignment: Alignment,
-    /// How many bytes of text or binary data to reserve for each row of such a column.
+    /// The bytes of text or binary data to reserve for each row of such a column.
     pub variable_bytes_per_row: ByteCount,
-    /// What capacity the buffer gets when it is too small.
+    /// The growth policy.
     pub growth: Growth,
-    /// What the memory is for, as it appears in errors, traces and snapshots.
+    /// The purpose of the memory, for errors, traces and snapshots.
     pub label: Label,
 }
 
@@ -38,11 +39,11 @@ impl Default for ColumnarOptions {
     }
 }
 
-/// The plan of a columnar buffer: how large it is and where each buffer of each column lies, for a
-/// schema and a capacity.
+/// The plan of a columnar buffer for a schema and a capacity: its size, and the location of each
+/// buffer of each column.
 ///
-/// All lie in one region: the row count first, then the columns in the order of the schema, each
-/// with its bitmap of nulls, if it may be null, before its values.
+/// All are in one region: the row count first, then the columns in the order of the schema. A
+/// nullable column has its validity bitmap before its values.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -71,12 +72,12 @@ pub struct ColumnarPlan {
     schema: SchemaRef,
     capacity: u64,
     options: ColumnarOptions,
-    /// Of all columns, depth first, in the order in which they are asked for again.
+    /// The buffers of all columns, depth first.
     buffers: Vec<Option<Placed>>,
     size: ByteCount,
 }
 
-/// Where a buffer lies within the region.
+/// The location of a buffer within the region.
 #[derive(Clone, Copy, Debug)]
 struct Placed {
     offset: ByteCount,
@@ -84,15 +85,15 @@ struct Placed {
 }
 
 impl ColumnarPlan {
-    /// Plans a buffer with room for `capacity` rows.
+    /// Plans a buffer with space for `capacity` rows.
     ///
-    /// Types of fixed width can be planned, booleans, texts and binary data, and structs and lists
+    /// Supported are types of fixed width, booleans, texts and binary data, and structs and lists
     /// of fixed size of these.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::Unsupported`] for other types, [`ColumnError::Overflow`], and what says that no
-    /// column can be of a type.
+    /// [`ColumnError::Unsupported`] for other types, [`ColumnError::Overflow`], and the errors for
+    /// types that no column can have.
     pub fn new(
         schema: SchemaRef,
         capacity: u64,
@@ -114,13 +115,13 @@ impl ColumnarPlan {
         Ok(plan)
     }
 
-    /// What is asked of an allocator: known before there is any memory.
+    /// The size to request from an allocator, before any memory exists.
     #[must_use]
     pub const fn size(&self) -> ByteCount {
         self.size
     }
 
-    /// What an allocator with these limits gives: the size, rounded up to the granule.
+    /// The size that an allocator with these limits returns: rounded up to the granule.
     ///
     /// # Errors
     ///
@@ -129,7 +130,7 @@ impl ColumnarPlan {
         self.size.align_up(limits.granule)
     }
 
-    /// The request that an allocator is given.
+    /// The request to an allocator.
     #[must_use]
     pub fn request(&self) -> RegionRequest {
         RegionRequest::new(self.size)
@@ -137,7 +138,7 @@ impl ColumnarPlan {
             .labelled(self.options.label.as_str().to_owned())
     }
 
-    /// How many rows there is room for.
+    /// The number of rows that fit.
     #[must_use]
     pub const fn capacity(&self) -> u64 {
         self.capacity
@@ -155,31 +156,31 @@ impl ColumnarPlan {
         &self.options
     }
 
-    /// Allocates the buffer, with a row count of 0. What the columns hold at first is what the
-    /// memory held.
+    /// Allocates the buffer, with a row count of 0. The contents of the columns are those of the
+    /// memory.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::Allocate`], and what `order` cannot do.
+    /// [`ColumnError::Allocate`], and the errors of `order`.
     pub fn allocate<A: Allocate>(
         &self,
         allocator: &A,
         order: &dyn AccessOrder,
     ) -> Result<ColumnarBuffer, ColumnError> {
         let memory = Region::new(allocator.allocate(&self.request())?);
-        // SAFETY: it was allocated for this call, and is no other code's.
+        // SAFETY: it was allocated for this call, and no other code uses it.
         unsafe { self.over(memory, order) }
     }
 
-    /// A buffer in memory that there is already, with a row count of 0.
+    /// A buffer in existing memory, with a row count of 0.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::ShortMemory`], [`ColumnError::Misaligned`], and what `order` cannot do.
+    /// [`ColumnError::ShortMemory`], [`ColumnError::Misaligned`], and the errors of `order`.
     ///
     /// # Safety
     ///
-    /// Until this returns, no other code uses the memory, except before in this order.
+    /// Until this returns, no other code uses the memory, except for earlier work in this order.
     pub unsafe fn over(
         &self,
         memory: Region,
@@ -210,7 +211,7 @@ impl ColumnarPlan {
         Ok(buffer)
     }
 
-    /// Places the buffers of one column, and of those below it.
+    /// Places the buffers of one column and of the columns below it.
     fn place(&mut self, field: &Field, rows: u64) -> Result<(), ColumnError> {
         let data_type = field.data_type();
         if !is_supported(data_type) {
@@ -235,7 +236,7 @@ impl ColumnarPlan {
             .try_for_each(|(field, needed)| self.place(field, at_least(needed)))
     }
 
-    /// The column whose buffers come next.
+    /// The column of the next buffers.
     fn column<'a>(
         field: &Field,
         rows: u64,
@@ -264,10 +265,10 @@ impl ColumnarPlan {
     }
 }
 
-/// The least alignment of a buffer: that of the widest values that Arrow aligns.
+/// The smallest alignment of a buffer: that of the widest values that Arrow aligns.
 const EIGHT: Alignment = Alignment::of(8);
 
-/// Whether the buffers follow from the number of rows, but for bytes that are reserved for each.
+/// Whether the sizes of the buffers follow from the number of rows and the reserved bytes for each.
 fn is_supported(data_type: &DataType) -> bool {
     use DataType as T;
     let is_variable = matches!(data_type, T::Utf8 | T::LargeUtf8 | T::Binary | T::LargeBinary);
@@ -276,7 +277,7 @@ fn is_supported(data_type: &DataType) -> bool {
     is_plain || is_variable || is_nested
 }
 
-/// How many values a child of a supported type has.
+/// The number of values in a child of a supported type.
 const fn at_least(needed: ChildRows) -> u64 {
     match needed {
         ChildRows::AtLeast(rows) => rows,

@@ -1,48 +1,49 @@
-//! What the buffers and children of each type have to hold, as Arrow's columnar format has it.
+//! The required buffers and children of each type, as in Arrow's columnar format.
 
 use arrow_data::{BufferSpec, layout};
 use arrow_schema::{DataType, Field, UnionMode};
 use terrane_core::{Alignment, ByteCount, SizeOverflow};
 
-/// What one buffer has to hold.
+/// The requirements of one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BufferShape {
-    /// What it holds, as it appears in errors.
+    /// Its contents, as they appear in errors.
     pub name: &'static str,
     pub extent: Extent,
-    /// What its address has to be a multiple of.
+    /// Its required alignment.
     pub alignment: Alignment,
     /// Whether it may be missing although there are rows.
     pub optional: bool,
 }
 
-/// How long a buffer is.
+/// The length of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// So many bytes.
     Exact(ByteCount),
-    /// As many bytes as the last of the offsets in the buffer before says.
+    /// The last offset in the buffer before it.
     ByOffsets,
-    /// As many bytes as its number in the last buffer says.
+    /// The number for it in the last buffer.
     Listed,
-    /// So many bytes, with the lengths of the data before it. It is read on the host, in whatever
-    /// memory the others are, and may be left out of a column: the data know how long they are.
+    /// This many bytes, with the lengths of the data buffers. It is read on the host, whatever
+    /// memory the others are in. A column may leave it out, because the data buffers know their
+    /// lengths.
     Sizes(ByteCount),
 }
 
-/// How many values a child has to have.
+/// The number of values that a child needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChildRows {
     /// At least so many.
     AtLeast(u64),
-    /// At least as many as the last offset says.
+    /// At least the last offset.
     ByOffsets,
-    /// What the values say, which are not looked at.
+    /// Unknown without reading the values, which are not read.
     Unknown,
 }
 
-/// The buffers of `rows` values of a type, in the order of the C interface. Of a type with any
-/// number of buffers, `buffers` says how many there are.
+/// The buffers of `rows` values of a type, in the order of the C interface. `buffers` is their
+/// number, for types with any number of buffers.
 pub(crate) fn buffers(
     data_type: &DataType,
     rows: u64,
@@ -75,7 +76,7 @@ pub(crate) fn buffers(
     })
 }
 
-/// How many buffers a type has; of a type with any number, the fewest.
+/// The number of buffers of a type; for types with any number, the smallest.
 pub(crate) fn fewest_buffers(data_type: &DataType) -> (usize, bool) {
     use DataType as T;
     match data_type {
@@ -89,7 +90,7 @@ pub(crate) fn fewest_buffers(data_type: &DataType) -> (usize, bool) {
     }
 }
 
-/// A type's children, and how many values each needs for `rows` rows.
+/// A type's children, and the number of values that each needs for `rows` rows.
 pub(crate) fn children(
     data_type: &DataType,
     rows: u64,
@@ -122,7 +123,7 @@ pub(crate) fn children(
     })
 }
 
-/// The width of a type's offsets, where the length of something follows from them.
+/// The width of a type's offsets, if a length follows from them.
 pub(crate) fn offset_width(data_type: &DataType) -> Option<u64> {
     use DataType as T;
     match data_type {
@@ -132,8 +133,8 @@ pub(crate) fn offset_width(data_type: &DataType) -> Option<u64> {
     }
 }
 
-/// The width of each value and the alignment of all, in bytes, for types whose values stand one
-/// after the other. No stricter than 8 bytes: Arrow asks for no more.
+/// The width of each value and the alignment of all, in bytes, for types with adjacent values. The
+/// alignment is at most 8 bytes, as Arrow requires no more.
 pub(crate) fn width(data_type: &DataType) -> Option<(u64, u64)> {
     if let DataType::FixedSizeBinary(width) = data_type {
         return Some((u64::try_from(*width).ok()?, 1));
@@ -153,7 +154,7 @@ pub(crate) const fn bitmap(rows: u64) -> ByteCount {
     ByteCount::new(rows.div_ceil(8))
 }
 
-/// How many offsets `rows` values have: one more, but none where there are none.
+/// The number of offsets of `rows` values: one more, or none for no values.
 fn offset_rows(rows: u64) -> Result<u64, SizeOverflow> {
     if rows == 0 {
         return Ok(0);
@@ -180,12 +181,12 @@ fn views(rows: u64, count: usize) -> Result<Vec<BufferShape>, SizeOverflow> {
     Ok(shapes)
 }
 
-/// Whether the values are views of data, as many as there are.
+/// Whether the values are views of data buffers, of any number.
 pub(crate) const fn is_view(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Utf8View | DataType::BinaryView)
 }
 
-/// Those of a type's buffers that are in the column's memory.
+/// The buffers of a type that are in the column's memory.
 pub(crate) fn placed<'a, T>(data_type: &DataType, buffers: &'a [T]) -> &'a [T] {
     match buffers {
         [placed @ .., _sizes] if is_view(data_type) => placed,

@@ -1,4 +1,4 @@
-//! Columns of tensors, and tensors of columns.
+//! Columns from tensors, and tensors from columns.
 
 use arrow_schema::{DataType, Field};
 use terrane_core::{ByteCount, ForeignMemory, Region};
@@ -8,45 +8,46 @@ use super::{Column, ColumnBuffer, ColumnError, ColumnParts, Origin, shape};
 use terrane_interop::dlpack::{ElementType, ImportedTensor, TensorExport, TensorShape, TypeCode};
 
 impl Column {
-    /// A tensor of another library as a column, over the same memory: a row for each step along the
-    /// first axis. Further axes are lists of fixed size; a tensor without axes is one row.
+    /// A tensor of another library as a column over the same memory, with a row for each position
+    /// of the first axis. Further axes become lists of fixed size. A tensor without axes is one
+    /// row.
     ///
-    /// Elements that Arrow has no type for (bfloat16, FP8, complex numbers, vectors) are binary data
-    /// of their width. A tensor over memory of ours that is out just now gives that very memory, for
-    /// reading only: the tensor goes back, and who else has the memory is not known. Of other
-    /// tensors, those that may be written give columns that may.
+    /// Elements without an Arrow type (bfloat16, FP8, complex numbers, vectors) become binary data
+    /// of their width. A tensor over exported memory of Terrane returns that memory, read-only: the
+    /// tensor is released, and other users of the memory are unknown. For other tensors, the column
+    /// is writable if the tensor is.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::Tensor`] if the elements do not stand one after the other, the last axis
-    /// fastest, or are no whole bytes, or are truth values, which Arrow packs eight to a byte.
+    /// [`ColumnError::Tensor`] if the elements are not adjacent with the last axis fastest, or are
+    /// not whole bytes. Also for truth values, because Arrow packs them into bits.
     pub fn from_tensor(tensor: &ImportedTensor) -> Result<Self, ColumnError> {
         let element = tensor.shape().element();
         let refused = |reason| ColumnError::Tensor { element, reason };
         let sizes = tensor.shape().sizes().iter().map(|size| u64::try_from(*size));
         let sizes = sizes.collect::<Result<Vec<_>, _>>();
-        let sizes = sizes.map_err(|_| refused("has an axis of a size below zero"))?;
+        let sizes = sizes.map_err(|_| refused("has an axis of a negative size"))?;
         let compact = TensorShape::compact(element, &sizes);
         let is_compact = compact.is_ok_and(|compact| compact.bytes() == tensor.span().length)
             && tensor.shape().is_dense()
             && is_row_major(&sizes, tensor.shape().strides());
         if !is_compact {
-            return Err(refused("has gaps, or another axis than the last is the fastest"));
+            return Err(refused("has gaps, or its last axis is not the fastest"));
         }
         let value = match element.code() {
             TypeCode::Bool => {
-                return Err(refused("has a byte for each truth value, and Arrow a bit"));
+                return Err(refused("has a byte for each truth value, and Arrow has a bit"));
             }
             _ => value_type(element)
-                .ok_or_else(|| refused("has elements that are no whole bytes"))?,
+                .ok_or_else(|| refused("has elements that are not whole bytes"))?,
         };
         let values = match (exported_memory::find(tensor.span()), tensor.memory()) {
             (Some(ours), _) => ours,
             (None, Ok(memory)) => ColumnBuffer::foreign(Region::new(memory), Origin::DlPack),
             (None, Err(_)) => {
-                // SAFETY: the tensor was imported under the promise that its elements are there for
-                // as long as it is not released, and it is the owner; it has no gaps, and as the
-                // buffer is for reading only, no code writes them.
+                // SAFETY: the tensor was imported with the promise that its elements exist until it
+                // is released, and it is the owner. It has no gaps. No code writes the elements,
+                // because the buffer is read-only.
                 let memory = unsafe { ForeignMemory::new(tensor.span(), tensor.clone()) };
                 ColumnBuffer::foreign(Region::new(memory), Origin::DlPack).as_read_only()
             }
@@ -55,18 +56,18 @@ impl Column {
         rows(value, sizes.first().copied().unwrap_or(1), inner, values)
     }
 
-    /// The values as a tensor of one axis, which keeps the memory until its consumer has done. When
-    /// it comes back, by whichever interface and through whomever, it is recognised.
+    /// The values as a tensor of one axis, which keeps the memory until its consumer has finished.
+    /// It is recognised when it comes back, through any library and any interface.
     ///
     /// # Errors
     ///
     /// [`ColumnError::NoTensor`] for types other than integers and floating-point numbers, and for
-    /// columns that may have nulls; [`ColumnError::Export`].
+    /// columns with a validity bitmap. [`ColumnError::Export`].
     ///
     /// # Safety
     ///
-    /// As for [`TensorExport::new`], for as long as the tensor, or what comes back of it, is used. A
-    /// column that is for reading only gives a tensor that says so.
+    /// As for [`TensorExport::new`], while the tensor, or anything made from it, is used. A
+    /// read-only column gives a read-only tensor.
     pub unsafe fn to_tensor(&self) -> Result<TensorExport, ColumnError> {
         let refused = || ColumnError::NoTensor { data_type: self.data_type().clone() };
         let element = element_type(self.data_type()).ok_or_else(refused)?;
@@ -82,12 +83,12 @@ impl Column {
         // SAFETY: the caller's promise.
         let export = unsafe { TensorExport::new(region, shape) }?;
         let export = if values.is_read_only() { export.read_only() } else { export };
-        // The column keeps what its entry stands for.
+        // The column keeps the memory that its entry describes.
         Ok(export.guarded_by((ExportedMemory::new(self), self.clone())))
     }
 }
 
-/// `length` rows of lists of these sizes, whose values stand one after the other.
+/// `length` rows of lists of these sizes, with adjacent values.
 fn rows(
     value: DataType,
     length: u64,
@@ -122,8 +123,8 @@ fn rows(
     Column::from_parts(parts)
 }
 
-/// Whether the last axis is the fastest, and there is nothing between its elements. Axes of one
-/// element, and tensors of none, have any strides.
+/// Whether the last axis is the fastest, without gaps between elements. Axes of one element, and
+/// empty tensors, may have any strides.
 fn is_row_major(sizes: &[u64], strides: &[i64]) -> bool {
     let mut expected = Some(1_u64);
     sizes.contains(&0)
@@ -134,7 +135,7 @@ fn is_row_major(sizes: &[u64], strides: &[i64]) -> bool {
         })
 }
 
-/// The type of a tensor's elements; `None` if they are no whole bytes.
+/// The type of a tensor's elements; `None` if they are not whole bytes.
 fn value_type(element: ElementType) -> Option<DataType> {
     use DataType as T;
     let width = element.width()?;
@@ -157,7 +158,7 @@ fn value_type(element: ElementType) -> Option<DataType> {
     })
 }
 
-/// The type of the elements that a column's values are.
+/// The element type of a column's values.
 fn element_type(data_type: &DataType) -> Option<ElementType> {
     use DataType as T;
     let (code, bits) = match data_type {

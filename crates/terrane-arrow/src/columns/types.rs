@@ -1,4 +1,4 @@
-//! Which types can have values, and how far they may be nested.
+//! Checks which types can have values, and their nesting.
 
 use arrow_schema::{
     DECIMAL32_MAX_PRECISION, DECIMAL64_MAX_PRECISION, DECIMAL128_MAX_PRECISION,
@@ -7,19 +7,19 @@ use arrow_schema::{
 
 use super::{ColumnError, shape};
 
-/// The most levels below the top: each costs stack where types and columns are walked.
+/// The most levels below the top. Each level costs stack when types and columns are walked.
 pub(crate) const MOST_LEVELS: u64 = 64;
-/// The most fields of a type, counted at each place where they stand: fields are shared, so that a
-/// small type can have 2^40 of them.
+/// The most fields of a type, counted at each place where they occur. Fields are shared, so a small
+/// type can have 2^40 of them.
 pub(crate) const MOST_FIELDS: u64 = 1 << 20;
 
-/// The most rows, those before the first included: Arrow counts them with a sign.
+/// The most rows, including those before the first. Arrow counts rows in signed integers.
 pub(crate) const MOST_ROWS: u64 = i64::MAX.cast_unsigned();
 
-/// What keeps a type from having values, whatever the types below it are.
+/// Why a type cannot have values, regardless of the types below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Its values have a width below zero.
+    /// Its values have a negative width.
     NegativeWidth,
     /// Another reason.
     Other(&'static str),
@@ -50,25 +50,25 @@ pub(crate) fn check_level(data_type: &DataType) -> Result<(), Fault> {
         | T::Decimal256(precision, scale)
             if !has_digits(data_type, *precision, *scale) =>
         {
-            refused("has no such precision and scale")
+            refused("has an invalid precision or scale")
         }
         T::Dictionary(key, _) if !key.is_dictionary_key_type() => {
-            refused("has keys that are no integers")
+            refused("has keys that are not integers")
         }
         T::RunEndEncoded(ends, _)
             if !matches!(ends.data_type(), T::Int16 | T::Int32 | T::Int64) =>
         {
-            refused("has run ends that are no integers with a sign of 16, 32 or 64 bits")
+            refused("has run ends that are not signed integers of 16, 32 or 64 bits")
         }
         T::Map(field, _) => match field.data_type() {
             T::Struct(entries) if entries.len() == 2 => Ok(()),
-            _ => refused("has entries that are no struct of a key and a value"),
+            _ => refused("has entries that are not a struct of a key and a value"),
         },
         _ => Ok(()),
     }
 }
 
-/// Checks all levels of types that stand side by side, as the fields of a schema do.
+/// Checks all levels of adjacent types, such as the fields of a schema.
 pub(crate) fn check<'a>(types: impl Iterator<Item = &'a DataType>) -> Result<(), ColumnError> {
     let mut fields = 0;
     for data_type in types {
@@ -90,7 +90,7 @@ fn check_below(data_type: &DataType, levels: u64, fields: &mut u64) -> Result<()
     }
 }
 
-/// Checks how many levels and fields there are.
+/// Checks the number of levels and fields.
 pub(crate) const fn check_size(levels: u64, fields: u64) -> Result<(), ColumnError> {
     if levels > MOST_LEVELS {
         return Err(ColumnError::TooMany { what: "levels of nesting", limit: MOST_LEVELS });
@@ -101,7 +101,7 @@ pub(crate) const fn check_size(levels: u64, fields: u64) -> Result<(), ColumnErr
     Ok(())
 }
 
-/// Checks the number of rows, those before the first included.
+/// Checks the number of rows, including those before the first.
 pub(crate) const fn check_rows(rows: u64) -> Result<(), ColumnError> {
     if rows > MOST_ROWS {
         return Err(ColumnError::TooMany { what: "rows", limit: MOST_ROWS });
@@ -109,7 +109,7 @@ pub(crate) const fn check_rows(rows: u64) -> Result<(), ColumnError> {
     Ok(())
 }
 
-/// Whether decimals of the type have so many digits, and so many of them behind the point.
+/// Whether decimals of the type can have this precision and scale.
 fn has_digits(data_type: &DataType, precision: u8, scale: i8) -> bool {
     use DataType as T;
     let most = match data_type {

@@ -9,43 +9,16 @@ use terrane_arrow::columns::{
     RowCountWidth,
 };
 use terrane_core::{ByteCount, Region};
-use terrane_cuda::kernel_argument::CudarcStream;
+use terrane_cuda::cudarc::CudarcStream;
 use terrane_cuda::{Context, CudaError, CudaStreams, DeviceAllocator, Stream};
 use terrane_interop::dlpack::Importer;
 use terrane_pool::adaptors::Budget;
 use terrane_pool::managed::{ManagedBlock, ManagerOptions, MemoryManager};
 use terrane_pool::{Access, Pool, PoolOptions};
+use terrane_testkit::needs::LITTLE;
+use terrane_testkit::ptx::ADD_ONE;
 
-use crate::needs::{LITTLE, device};
-
-/// Adds one to each of `count` numbers.
-const PTX: &str = "
-.version 7.0
-.target sm_50
-.address_size 64
-.visible .entry add_one(.param .u64 numbers, .param .u32 count)
-{
-    .reg .pred %p<2>;
-    .reg .b32 %r<8>;
-    .reg .b64 %rd<5>;
-    ld.param.u64 %rd1, [numbers];
-    ld.param.u32 %r1, [count];
-    mov.u32 %r2, %ctaid.x;
-    mov.u32 %r3, %ntid.x;
-    mov.u32 %r4, %tid.x;
-    mad.lo.s32 %r5, %r2, %r3, %r4;
-    setp.ge.u32 %p1, %r5, %r1;
-    @%p1 bra DONE;
-    cvta.to.global.u64 %rd2, %rd1;
-    mul.wide.u32 %rd3, %r5, 4;
-    add.s64 %rd4, %rd2, %rd3;
-    ld.global.u32 %r6, [%rd4];
-    add.s32 %r7, %r6, 1;
-    st.global.u32 [%rd4], %r7;
-DONE:
-    ret;
-}
-";
+use crate::needs::device;
 
 struct Setup {
     device: DeviceAllocator,
@@ -67,7 +40,7 @@ impl Setup {
         let cudarc = CudaContext::new(0).unwrap();
         let theirs = cudarc.new_stream().unwrap();
         let stream = CudarcStream::new(&streams, &theirs).unwrap();
-        let kernel = cudarc.load_module(PTX.into()).unwrap().load_function("add_one").unwrap();
+        let kernel = cudarc.load_module(ADD_ONE.into()).unwrap().load_function("add_one").unwrap();
         let order = Stream::new(context).unwrap();
         Self { device, manager, theirs, stream, kernel, order }
     }
@@ -101,7 +74,7 @@ fn columns_and_row_counts_are_arguments_and_name_their_block() {
     let numbers: Vec<u32> = (0..1000).collect();
     theirs.memcpy_htod(&numbers, &mut column.write_on(stream).unwrap()).unwrap();
     let (values, count) = (column.write_on::<u32>(stream).unwrap(), 1000_u32);
-    // SAFETY: the kernel takes a pointer to numbers, and how many there are.
+    // SAFETY: the kernel takes a pointer to numbers, and their count.
     unsafe {
         let launch = LaunchConfig::for_num_elems(count);
         theirs.launch_builder(kernel).arg(&values).arg(&count).launch(launch)
@@ -116,7 +89,7 @@ fn columns_and_row_counts_are_arguments_and_name_their_block() {
 
     for _ in 0..3 {
         let (rows, one) = (buffer.write_rows_on::<u32>(stream).unwrap(), 1_u32);
-        // SAFETY: as above, of one number.
+        // SAFETY: as above, for one number.
         unsafe {
             let launch = LaunchConfig::for_num_elems(one);
             theirs.launch_builder(kernel).arg(&rows).arg(&one).launch(launch)
@@ -128,15 +101,15 @@ fn columns_and_row_counts_are_arguments_and_name_their_block() {
     theirs.memcpy_dtoh(&buffer.read_rows_on::<u32>(stream).unwrap(), &mut rows).unwrap();
     theirs.synchronize().unwrap();
     assert_eq!(rows, [3]);
-    // SAFETY: what writes the count has run.
+    // SAFETY: all writers of the count have completed.
     assert_eq!(unsafe { buffer.refresh(&setup.order) }.unwrap(), 3);
 
-    // The block goes back when the stream has come past it.
+    // The block is freed when the stream has passed it.
     drop((buffer, part, column));
     assert_eq!(manager.pending(), 1);
     theirs.synchronize().unwrap();
     assert_eq!((manager.reap(), manager.allocated()), (1, ByteCount::ZERO));
-    theirs.context().check_err().expect("nothing was left for the next caller");
+    theirs.context().check_err().expect("the next caller got no freed memory");
 }
 
 #[test]
@@ -144,7 +117,7 @@ fn a_column_that_was_a_tensor_names_the_same_block() {
     let name = "a_column_that_was_a_tensor_names_the_same_block";
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(&context);
-    let slice = setup.manager.alloc::<u32>(100).unwrap();
+    let slice = setup.manager.allocate_slice::<u32>(100).unwrap();
     let handle = slice.block().handle();
     let column = Column::new(DataType::UInt32, 100, Region::new(slice.into_block())).unwrap();
     // SAFETY: no code writes the column.
@@ -153,7 +126,7 @@ fn a_column_that_was_a_tensor_names_the_same_block() {
     let export = unsafe { export.released_when_done() };
     let tensor = export.into_versioned().unwrap().into_raw();
     let importer = Importer::new().with_device(context.clone());
-    // SAFETY: the tensor was made just now, and is handed over once.
+    // SAFETY: the tensor was created above, and is passed on once.
     let tensor = unsafe { importer.versioned(tensor.as_ptr()) }.unwrap();
     let back = Column::from_tensor(&tensor).unwrap();
     assert_eq!(back.block().map(ManagedBlock::handle), Some(handle));
@@ -186,8 +159,7 @@ fn what_is_no_argument_is_refused() {
     assert!(column.block().is_none() && ColumnBuffer::from(region.clone()).block().is_none());
     let error = column.read_on::<u32>(stream).unwrap_err();
     assert!(matches!(error, ColumnError::Cuda(CudaError::Unmanaged { .. })), "{error}");
-    // Who promises that it stays may.
-    // SAFETY: nothing is submitted.
+    // A caller that keeps the memory may use it. SAFETY: nothing is submitted.
     let argument = unsafe { stream.read_unmanaged::<u32>(&region, ByteCount::new(4), 99) }.unwrap();
     assert!(!format!("{argument:?}").is_empty());
     for (offset, len) in [(4, 100), (u64::MAX, 1), (0, usize::MAX)] {

@@ -1,4 +1,4 @@
-//! Arrays of a device, out and in.
+//! Imports and exports of arrays on a device.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arrow_schema::DataType;
 use terrane_arrow::arrays::abi::{ArrowArray, ArrowDeviceArray, Owned, Released};
 use terrane_arrow::arrays::{
-    DeviceType, Done, ExportError, ImportError, Ready, export_array, export_device_array,
+    DeviceType, ExportError, ImportError, Ready, ReleaseOrder, export_array, export_device_array,
     import_device_array,
 };
 use terrane_arrow::columns::{Column, ColumnBuffer, ColumnParts, Origin};
@@ -17,11 +17,12 @@ use terrane_core::{
     StorageKind,
 };
 use terrane_cuda::{Context, Event, PinnedAllocator, PinnedOptions, Stream};
+use terrane_testkit::needs::LITTLE;
 
-use crate::needs::{LITTLE, device, two_devices};
-use crate::support::{Sees, filled, read, simulated};
+use crate::needs::{device, two_devices};
+use crate::support::{RecordsIdle, filled, read, simulated};
 
-/// An array of somebody else's, of a column without children in memory that is not out.
+/// A foreign array, of a column without children in memory that is not exported.
 pub fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
     struct Theirs {
         _column: Column,
@@ -32,10 +33,10 @@ pub fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
     ///
     /// The array was made here, or moved from one that was.
     unsafe extern "C" fn release(array: *mut ArrowArray) {
-        // SAFETY: the array is the caller's while it is released.
+        // SAFETY: the caller owns the array during its release.
         let array = unsafe { &mut *array };
         assert!(array.release.take().is_some(), "released once");
-        // SAFETY: boxed below, and taken once.
+        // SAFETY: boxed below, and taken back once.
         drop(unsafe { Box::from_raw(array.private_data.cast::<Theirs>()) });
     }
     let address = |buffer: &Option<ColumnBuffer>| match buffer.as_ref().map(ColumnBuffer::location)
@@ -72,7 +73,7 @@ pub fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
         sync_event: handle.unwrap_or(ptr::null_mut()),
         reserved: [0; 3],
     };
-    // SAFETY: the callback may be called once, wherever the array is and on any thread.
+    // SAFETY: the callback may be called once, after any move and on any thread.
     unsafe { Owned::new(array) }
 }
 
@@ -106,7 +107,8 @@ fn arrays_of_the_device_come_back_as_what_they_were() {
     assert!(matches!(refused, Err(ExportError::NotHost { .. })));
     for ready in [Ready::Now, Ready::after(&stream).unwrap()] {
         // SAFETY: no code writes the column.
-        let array = unsafe { export_device_array(&column, ready, Done::AtRelease) }.unwrap();
+        let array =
+            unsafe { export_device_array(&column, ready, ReleaseOrder::AtRelease) }.unwrap();
         assert_eq!((array.get().device_type.0, array.get().device_id), (2, 0));
         // SAFETY: this crate made the array.
         let back = unsafe { import_device_array(&DataType::Utf8, array) }.unwrap();
@@ -119,12 +121,12 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
     let name = "foreign_arrays_of_the_device_are_columns_without_a_copy";
     let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
-    let before = context.holdings().device;
+    let before = context.usage().device;
     let column = texts(&context, &stream);
     for by_stream in [true, false] {
         let ready = Ready::after(&stream).unwrap();
         let array = foreign(&column, ready);
-        // SAFETY: it was made as the specification says.
+        // SAFETY: it obeys the specification.
         let array = unsafe { import_device_array(&DataType::Utf8, array) }.unwrap();
         assert!(array.has_event());
         assert_eq!(array.kind(), StorageKind::Device(DeviceId::new(0)));
@@ -144,7 +146,7 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
         assert!(read_data.as_ref().unwrap().region().is_err(), "for reading only");
     }
     drop(column);
-    let after = context.holdings().device;
+    let after = context.usage().device;
     assert_eq!(after, before, "all of it has been released");
 }
 
@@ -153,31 +155,31 @@ fn an_array_is_let_go_of_when_the_consumers_stream_has_run() {
     let name = "arrays::an_array_is_let_go_of_when_the_consumers_stream_has_run";
     terrane_testkit::process::in_child(name, || {
         let Some(context) = device(name, LITTLE) else { return };
-        let stream = Arc::new(Stream::new(&context).unwrap());
+        let stream = Stream::new(&context).unwrap();
         let bytes = filled(&context, &stream, &[7; 64]);
         let target = filled(&context, &stream, &[0; 64]);
         let had_run = Arc::new(AtomicBool::new(false));
-        let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
+        let sees = RecordsIdle { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let span = bytes.span();
         // SAFETY: the allocation is kept, and only the consumer's stream uses its bytes.
         let memory = unsafe { ForeignMemory::new(span, (sees, bytes)) };
         let column = Column::new(DataType::Int8, 64, Region::new(memory)).unwrap();
-        // SAFETY: the stream outlives the borrowed one, which goes with the array.
+        // SAFETY: the stream outlives the borrowed one, which drops with the array.
         let consumer = unsafe { Stream::borrow(&context, stream.handle(), ()) }.unwrap();
-        let done = Done::After(consumer);
+        let done = ReleaseOrder::After(consumer);
         // SAFETY: no code writes the column.
         let array = unsafe { export_device_array(&column, Ready::Now, done) }.unwrap();
         drop(column);
         // SAFETY: the array keeps the source until the stream has run; the target lives longer.
         unsafe { stream.copy(span.location, target.location(), span.length) }.unwrap();
         drop(array);
-        assert!(had_run.load(Ordering::SeqCst), "the memory was freed under the copy");
+        assert!(had_run.load(Ordering::SeqCst), "the memory was freed during the copy");
         assert_eq!(read(&stream, target.location(), 64), [7; 64]);
         assert_eq!(context.failed_drops(), 0);
     });
 }
 
-/// A view of `text`, which is longer than a view holds itself.
+/// A view of `text`, which is too long to be inline.
 fn view(text: &[u8]) -> [u8; 16] {
     let mut view = [0; 16];
     view[..4].copy_from_slice(&i32::try_from(text.len()).unwrap().to_ne_bytes());
@@ -201,7 +203,7 @@ fn views_have_the_lengths_of_their_data_on_the_host() {
     let Location::Host(place) = host.location() else { panic!("{host:?}") };
     // SAFETY: eight bytes, and no other code's.
     unsafe { place.as_ptr().copy_from_nonoverlapping(lengths.as_ptr(), 8) };
-    // As Arrow C++ has them; on the device, where others may; and not at all.
+    // On the host, as in Arrow C++; on the device, as in other libraries; and missing.
     let on_device = filled(&context, &stream, &lengths);
     for sizes in [Some(host), Some(on_device), None] {
         let is_stated = sizes.is_some();
@@ -222,17 +224,18 @@ fn views_have_the_lengths_of_their_data_on_the_host() {
         let column = Column::from_parts(parts).unwrap();
         assert_eq!(column.kind(), Some(StorageKind::Device(DeviceId::new(0))));
         // SAFETY: no code writes the column.
-        let out = unsafe { export_device_array(&column, Ready::Now, Done::AtRelease) }.unwrap();
+        let out =
+            unsafe { export_device_array(&column, Ready::Now, ReleaseOrder::AtRelease) }.unwrap();
         // SAFETY: there are four buffers.
         let last = unsafe { *out.get().array.buffers.wrapping_add(3) };
-        // SAFETY: the last leads to one length, on the host.
+        // SAFETY: the last one points to one length, on the host.
         assert_eq!(unsafe { last.cast::<i64>().read() }, 24);
         drop(out);
         if !is_stated {
             continue;
         }
         let array = foreign(&column, Ready::after(&stream).unwrap());
-        // SAFETY: it was made as the specification says.
+        // SAFETY: it obeys the specification.
         let array = unsafe { import_device_array(&DataType::Utf8View, array) }.unwrap();
         let back = array.wait_on(&stream).unwrap();
         let data = back.buffers()[2].as_ref().unwrap();
@@ -248,10 +251,10 @@ fn memory_of_ours_is_recognised_whoever_hands_it_over() {
     let stream = Stream::new(&context).unwrap();
     let column = texts(&context, &stream);
     let theirs = foreign(&column, Ready::Now);
-    // As long as the column is out, another library's array over the same bytes is over ours.
+    // While the column is exported, a foreign array over the same bytes is over Terrane's memory.
     // SAFETY: no code writes the column.
-    let out = unsafe { export_device_array(&column, Ready::Now, Done::AtRelease) }.unwrap();
-    // SAFETY: it was made as the specification says.
+    let out = unsafe { export_device_array(&column, Ready::Now, ReleaseOrder::AtRelease) }.unwrap();
+    // SAFETY: it obeys the specification.
     let back = unsafe { import_device_array(&DataType::Utf8, theirs) }.unwrap();
     let back = back.wait_on(&stream).unwrap();
     drop(out);
@@ -272,13 +275,13 @@ fn what_is_no_memory_of_the_device_is_refused() {
     let spoiled = |spoil: fn(&mut ArrowDeviceArray)| {
         let mut array = foreign(&column, Ready::Now).into_inner();
         spoil(&mut array);
-        // SAFETY: the callback looks at nothing that was spoiled.
+        // SAFETY: the callback reads no changed field.
         let array = unsafe { Owned::new(array) };
         // SAFETY: the driver is asked before anything is used.
         unsafe { import_device_array(&DataType::Int64, array) }.unwrap().wait_on(&stream)
     };
     assert!(spoiled(|_| ()).is_ok());
-    // Longer than the allocation, whatever the driver rounds it up to.
+    // Longer than the allocation, even if the driver rounds its size up.
     let error = spoiled(|array| array.array.length = 1 << 40).unwrap_err();
     assert!(matches!(error, ImportError::Cuda { .. }), "{error}");
     let error = spoiled(|array| array.device_id = 1).unwrap_err();
@@ -287,7 +290,7 @@ fn what_is_no_memory_of_the_device_is_refused() {
     let mut buffers: [*const c_void; 2] = [ptr::null(), (&raw mut on_the_host).cast()];
     let mut array = foreign(&column, Ready::Now).into_inner();
     array.array.buffers = (&raw mut buffers).cast();
-    // SAFETY: the callback looks at no buffer.
+    // SAFETY: the callback reads no buffer.
     let array = unsafe { Owned::new(array) };
     // SAFETY: the driver is asked before anything is used.
     let array = unsafe { import_device_array(&DataType::Int64, array) }.unwrap();
@@ -308,12 +311,12 @@ fn pinned_arrays_wait_for_their_event_too() {
     unsafe { stream.copy(source.location(), pinned.location(), source.length()) }.unwrap();
     let array = foreign(&column, Ready::after(&stream).unwrap());
     assert_eq!((array.get().device_type.0, array.get().device_id), (3, 0));
-    // SAFETY: it was made as the specification says.
+    // SAFETY: it obeys the specification.
     let array = unsafe { import_device_array(&DataType::UInt8, array) }.unwrap();
     let column = array.wait(&context).unwrap();
     // SAFETY: no code writes the memory any more.
     let array = unsafe { terrane_arrow::arrays::to_arrow(&column) }.unwrap();
-    assert!(array.buffers()[0].iter().all(|byte| *byte == 7), "the copy has run");
+    assert!(array.buffers()[0].iter().all(|byte| *byte == 7), "the copy has completed");
 }
 
 #[test]
@@ -328,7 +331,7 @@ fn a_consumers_stream_runs_behind_what_the_producer_was_still_doing() {
         // SAFETY: the memory lives until the streams have been waited for.
         unsafe { producer.fill(region.location(), 9, region.length()) }.unwrap();
         let array = foreign(&column, Ready::after(&producer).unwrap());
-        // SAFETY: it was made as the specification says.
+        // SAFETY: it obeys the specification.
         let array = unsafe { import_device_array(&DataType::UInt8, array) }.unwrap();
         let back = array.wait_on(&consumer).unwrap();
         for _ in 0..100 {
@@ -349,16 +352,16 @@ fn ten_thousand_arrays_leave_nothing_on_the_device() {
         let round = || {
             let ready = Ready::after(&stream).unwrap();
             let array = foreign(&column, ready);
-            // SAFETY: it was made as the specification says.
+            // SAFETY: it obeys the specification.
             let array = unsafe { import_device_array(&DataType::Utf8, array) }.unwrap();
             drop(array.wait_on(&stream).unwrap());
         };
         round();
-        let before = (context.holdings(), terrane_testkit::leaks::Held::now().descriptors);
+        let before = (context.usage(), terrane_testkit::leaks::Held::now().descriptors);
         for _ in 0..10_000 {
             round();
         }
-        let after = (context.holdings(), terrane_testkit::leaks::Held::now().descriptors);
+        let after = (context.usage(), terrane_testkit::leaks::Held::now().descriptors);
         assert_eq!(format!("{after:?}"), format!("{before:?}"));
         assert_eq!((context.lost(), context.failed_drops()), (None, 0));
     });
@@ -372,7 +375,8 @@ fn an_event_of_another_device_is_refused() {
     let column = texts(&context, &stream);
     let ready = Ready::after(&Stream::new(&other).unwrap()).unwrap();
     // SAFETY: no code writes the column.
-    let refused = unsafe { export_device_array(&column, ready, Done::AtRelease) }.unwrap_err();
+    let refused =
+        unsafe { export_device_array(&column, ready, ReleaseOrder::AtRelease) }.unwrap_err();
     let (device, found) = (context.device().id, other.device().id);
     assert!(
         matches!(refused, ExportError::EventOfOther { device: d, found: f } if (d, f) == (device, found)),

@@ -1,9 +1,9 @@
-//! Columnar buffers on a device, whose row count is written there.
+//! Columnar buffers on a device, where kernels write the row count.
 
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema};
-use terrane_arrow::arrays::{Done, Ready, export_device_array, import_device_array};
+use terrane_arrow::arrays::{Ready, ReleaseOrder, export_device_array, import_device_array};
 use terrane_arrow::columns::{
     AccessOrder, CachedRows, ColumnError, ColumnarBuffer, ColumnarOptions, ColumnarPlan, Growth,
     HostOrder, RowCountWidth,
@@ -12,8 +12,9 @@ use terrane_core::{Allocate, ByteCount, Location, Memory, Region};
 use terrane_cuda::{Context, DeviceAllocator, DevicePool, PinnedAllocator, PinnedOptions, Stream};
 use terrane_pool::adaptors::{Budget, Limit};
 use terrane_pool::{Pool, PoolOptions};
+use terrane_testkit::needs::{LITTLE, Needs};
 
-use crate::needs::{LITTLE, Needs, device};
+use crate::needs::device;
 use crate::support::{read, simulated};
 
 fn plan(capacity: u64, width: RowCountWidth) -> ColumnarPlan {
@@ -29,7 +30,7 @@ fn plan(capacity: u64, width: RowCountWidth) -> ColumnarPlan {
     ColumnarPlan::new(Arc::new(Schema::new(fields)), capacity, options).unwrap()
 }
 
-/// Where a device reaches a region.
+/// The location of a region for a device.
 fn reached(context: &Context, region: &Region) -> Location {
     let device = context.device().id;
     match region.device_alias() {
@@ -38,7 +39,7 @@ fn reached(context: &Context, region: &Region) -> Location {
     }
 }
 
-/// What a kernel does: writes values and their count, in the stream's order.
+/// Acts as a kernel: writes values and their count in the stream's order.
 fn produce(stream: &Stream, buffer: &mut ColumnarBuffer, rows: u8) {
     let tokens = buffer.columns()[0].buffers()[1].clone().unwrap();
     let tokens = reached(stream.context(), tokens.region().unwrap());
@@ -49,7 +50,7 @@ fn produce(stream: &Stream, buffer: &mut ColumnarBuffer, rows: u8) {
     unsafe { stream.fill(tokens, rows, bytes) }.unwrap();
     // SAFETY: as above.
     unsafe { stream.fill(count, 0, length) }.unwrap();
-    // SAFETY: as above; the lowest byte, as devices are little-endian.
+    // SAFETY: as above; the lowest byte comes first, as devices are little-endian.
     unsafe { stream.fill(count, rows, ByteCount::new(1)) }.unwrap();
     buffer.mark_stale();
 }
@@ -65,7 +66,7 @@ fn check<A: Allocate>(context: &Context, allocator: &A) {
             produce(&stream, &mut buffer, rows);
             assert_eq!(buffer.cached_rows(), CachedRows::Stale);
             assert!(matches!(buffer.record_batch(), Err(ColumnError::StaleRowCount)));
-            // SAFETY: what writes the count was submitted to this stream.
+            // SAFETY: the writer of the count was submitted to this stream.
             assert_eq!(unsafe { buffer.refresh(&stream) }.unwrap(), u64::from(rows));
         }
         produce(&stream, &mut buffer, 101);
@@ -84,7 +85,7 @@ fn check<A: Allocate>(context: &Context, allocator: &A) {
         let batch = larger.record_batch().unwrap();
         let ready = Ready::after(&stream).unwrap();
         // SAFETY: no code writes the batch from then on.
-        let array = unsafe { export_device_array(&batch, ready, Done::AtRelease) }.unwrap();
+        let array = unsafe { export_device_array(&batch, ready, ReleaseOrder::AtRelease) }.unwrap();
         drop(larger);
         // SAFETY: this crate made the array.
         let back = unsafe { import_device_array(batch.data_type(), array) }.unwrap();
@@ -103,7 +104,7 @@ fn columnar_buffers_stand_over_device_memory_and_pools_and_budgets() {
     let device = DeviceAllocator::new(&context);
     check(&context, &device);
     check(&context, &DevicePool::new(&context, ByteCount::mib(16)).unwrap());
-    // The device has to be able to hold a block of the largest class.
+    // The device must be able to hold a block of the largest class.
     let options = PoolOptions { largest_class: ByteCount::mib(16), ..PoolOptions::default() };
     check(&context, &Pool::new(device.clone(), options).unwrap());
     let budget = Budget::new("columns", ByteCount::mib(1));
@@ -119,25 +120,25 @@ fn the_estimate_is_what_the_device_is_asked_for() {
     let (stream, allocator) = (Stream::new(&context).unwrap(), DeviceAllocator::new(&context));
     for capacity in [0, 1, 63, 64, 65, 10_000] {
         let plan = plan(capacity, RowCountWidth::U64);
-        let before = context.holdings().device;
+        let before = context.usage().device;
         let buffer = plan.allocate(&allocator, &stream).unwrap();
-        let held = context.holdings().device;
+        let held = context.usage().device;
         let more = held.bytes.checked_sub(before.bytes).unwrap();
         assert_eq!(more, plan.size(), "{capacity}");
         assert_eq!(plan.size_under(allocator.limits()).unwrap(), plan.size());
         drop(buffer);
-        assert_eq!(context.holdings().device, before);
+        assert_eq!(context.usage().device, before);
     }
 }
 
 #[test]
 fn a_device_is_out_of_the_hosts_reach() {
     let Some(context) = device("a_device_is_out_of_the_hosts_reach", LITTLE) else { return };
-    let before = context.holdings().device;
+    let before = context.usage().device;
     let plan = plan(10, RowCountWidth::U64);
     let error = plan.allocate(&DeviceAllocator::new(&context), &HostOrder).unwrap_err();
     assert!(matches!(error, ColumnError::Unreachable { .. }), "{error}");
-    assert_eq!(context.holdings().device, before);
+    assert_eq!(context.usage().device, before);
 }
 
 #[test]
@@ -152,7 +153,7 @@ fn a_count_is_read_behind_the_kernel_that_writes_it() {
         produce(&stream, &mut buffer, 42);
         std::thread::scope(|scope| {
             let (reader, stream) = (&mut buffer, &stream);
-            // SAFETY: what writes the count was submitted to this stream.
+            // SAFETY: the writer of the count was submitted to this stream.
             let read = move || unsafe { reader.refresh(stream) }.unwrap();
             let thread = std::thread::Builder::new().name("reader".into());
             let thread = thread.spawn_scoped(scope, read).unwrap();

@@ -1,14 +1,14 @@
-//! Memory of a device that is in pieces, and releases that cannot wait for their stream.
+//! Device memory that was mapped in pieces, and releases that cannot wait for their stream.
 
 use arrow_schema::DataType;
-use terrane_arrow::arrays::{Done, Ready, export_device_array, import_device_array};
+use terrane_arrow::arrays::{Ready, ReleaseOrder, export_device_array, import_device_array};
 use terrane_arrow::columns::Column;
 use terrane_core::{Allocate, ByteCount, Location, Memory, Region, RegionRequest};
 use terrane_cuda::{Context, DeviceAllocator, Stream};
+use terrane_testkit::needs::{LITTLE, Needs};
 use terrane_testkit::simulated_cuda::Pieces;
 
 use crate::arrays::foreign;
-use crate::needs::{LITTLE, Needs};
 use crate::support::simulated;
 
 fn memory(context: &Context, bytes: u64) -> Region {
@@ -30,7 +30,7 @@ fn an_array_in_pieces_is_taken_if_it_was_mapped_as_one() {
         let array = || {
             let column = Column::new(DataType::Int8, bytes, region.clone()).unwrap();
             let array = foreign(&column, Ready::Now);
-            // SAFETY: it was made as the specification says.
+            // SAFETY: it obeys the specification.
             unsafe { import_device_array(&DataType::Int8, array) }.unwrap().wait_on(&stream)
         };
         assert!(array().is_ok());
@@ -45,17 +45,17 @@ fn an_array_in_pieces_is_taken_if_it_was_mapped_as_one() {
 fn an_array_whose_stream_cannot_be_waited_for_is_kept() {
     let name = "device::an_array_whose_stream_cannot_be_waited_for_is_kept";
     terrane_testkit::process::in_child(name, || {
-        /// What the driver answers for a stream that is being captured.
+        /// The driver's error for a stream that is being captured.
         const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
         let Some((context, driver)) = simulated(name, LITTLE) else { return };
         let column = Column::new(DataType::Int64, 8, memory(&context, 64)).unwrap();
-        let done = Done::After(Stream::new(&context).unwrap());
+        let done = ReleaseOrder::After(Stream::new(&context).unwrap());
         // SAFETY: no code writes the column.
         let array = unsafe { export_device_array(&column, Ready::Now, done) }.unwrap();
         drop(column);
         driver.fail("cuStreamSynchronize", 0, STREAM_CAPTURE_UNSUPPORTED);
         drop(array);
         assert_eq!((context.failed_drops(), context.lost()), (1, None));
-        assert_ne!(context.holdings().device.bytes, ByteCount::ZERO);
+        assert_ne!(context.usage().device.bytes, ByteCount::ZERO);
     });
 }

@@ -1,5 +1,5 @@
-//! Tests that need a device. Each declares its needs; where they are not met, it prints
-//! `skipped: NAME: REASON`. Run one at a time (`--test-threads=1`).
+//! Tests that need a device. Each test declares its needs. If they are not met, it prints
+//! `skipped: NAME: REASON`. Run them one at a time (`--test-threads=1`).
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -7,7 +7,7 @@
     clippy::panic,
     clippy::print_stderr,
     clippy::missing_errors_doc,
-    reason = "a test says what it expects by panicking"
+    reason = "a test fails by panicking"
 )]
 
 mod arguments;

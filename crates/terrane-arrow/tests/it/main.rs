@@ -1,4 +1,4 @@
-//! What the crate guarantees of whole arrays, columns and buffers.
+//! Integration tests of whole arrays, columns and buffers.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -6,7 +6,7 @@
     clippy::panic,
     clippy::print_stderr,
     clippy::missing_errors_doc,
-    reason = "a test says what it expects by panicking"
+    reason = "a test fails by panicking"
 )]
 
 mod arrays;

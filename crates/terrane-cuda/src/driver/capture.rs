@@ -3,7 +3,8 @@
 use std::ffi::c_uint;
 use std::marker::PhantomData;
 
-use super::{Driver, Functions};
+use crate::driver::Driver;
+use crate::driver::functions::Functions;
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_uint = 2;
@@ -15,7 +16,7 @@ const RELAXED: c_uint = 2;
 /// default as well. These calls query an event or a stream, wait for one, or allocate. The capture
 /// is then lost. The engine's calls concern only its own streams, which are part of no graph.
 #[derive(Debug)]
-pub(crate) struct BesideCaptures {
+pub(crate) struct RelaxedCaptureMode {
     driver: Driver,
     /// The thread's previous mode; `None` if it was not changed.
     before: Option<c_uint>,
@@ -23,7 +24,7 @@ pub(crate) struct BesideCaptures {
     _thread: PhantomData<*const ()>,
 }
 
-impl BesideCaptures {
+impl RelaxedCaptureMode {
     pub(crate) fn new(driver: Driver) -> Self {
         let mode = if driver.is_of_parent() { None } else { exchange(driver.functions(), RELAXED) };
         let before = mode.filter(|before| *before != RELAXED);
@@ -31,7 +32,7 @@ impl BesideCaptures {
     }
 }
 
-impl Drop for BesideCaptures {
+impl Drop for RelaxedCaptureMode {
     fn drop(&mut self) {
         if let Some(before) = self.before {
             exchange(self.driver.functions(), before);

@@ -1,10 +1,9 @@
 //! The driver's codes, as printable numbers.
 
 use std::ffi::CStr;
-use std::fmt;
-use std::ptr;
+use std::{fmt, ptr};
 
-use super::Driver;
+use crate::driver::Driver;
 
 /// A code of the CUDA driver. Zero is success.
 ///

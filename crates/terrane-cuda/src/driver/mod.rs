@@ -1,21 +1,19 @@
 //! The driver: loaded at run time, once, and never unloaded.
 
-mod capture;
-mod code;
-mod functions;
+pub(crate) mod capture;
+pub(crate) mod code;
+pub(crate) mod functions;
+pub(crate) mod version;
 
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libloading::Library;
-use terrane_core::{DeviceId, OwnerProcess};
+use terrane_core::OwnerProcess;
 
-pub(crate) use capture::BesideCaptures;
-pub use code::DriverCode;
-pub(crate) use functions::{CopyAttributes, Functions, PoolProperties};
-
-use crate::device::Device;
+use crate::driver::functions::Functions;
+use crate::driver::version::DriverVersion;
 use crate::error::{CudaError, check};
 
 /// The functions, once they have been found. The library is never unloaded, because its threads and
@@ -24,61 +22,6 @@ static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
 /// The process that loaded the driver. The driver works only in this process.
 static OWNER: OnceLock<OwnerProcess> = OnceLock::new();
-
-/// Checks whether CUDA is usable here, and lists the devices.
-///
-/// Never panics and never aborts, whatever is missing. The only lasting effect is the loaded
-/// library. A call can be repeated: failures are not cached.
-///
-/// ```
-/// match terrane_cuda::probe() {
-///     Ok(found) => println!("CUDA {}: {} devices", found.version, found.devices.len()),
-///     Err(reason) => println!("no CUDA: {reason}"),
-/// }
-/// ```
-///
-/// # Errors
-///
-/// [`CudaError::LibraryMissing`], [`CudaError::DriverTooOld`] with the function that is missing,
-/// [`CudaError::NoDevice`], [`CudaError::DeviceLost`], [`CudaError::Forked`], or
-/// [`CudaError::Driver`] with the driver's code.
-pub fn probe() -> Result<Availability, CudaError> {
-    let driver = Driver::load()?;
-    let devices = driver.devices()?;
-    Ok(Availability { version: driver.version()?, devices })
-}
-
-/// The result of [`probe`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Availability {
-    /// The newest CUDA version that the driver supports.
-    pub version: DriverVersion,
-    /// All devices, by ordinal; at least one.
-    pub devices: Vec<Device>,
-}
-
-/// A version of CUDA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DriverVersion {
-    /// The major version.
-    pub major: u32,
-    /// The minor version.
-    pub minor: u32,
-}
-
-impl DriverVersion {
-    /// Converts the driver's number: 13000 is 13.0, 12080 is 12.8.
-    fn from_number(number: u32) -> Self {
-        Self { major: number / 1000, minor: number % 1000 / 10 }
-    }
-}
-
-impl fmt::Display for DriverVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
 
 /// The driver of this process, loaded and initialised. A copy costs nothing.
 #[derive(Clone, Copy)]
@@ -165,28 +108,6 @@ impl Driver {
             Ok(0) | Err(_) => Err(CudaError::NoDevice),
             Ok(count) => Ok(count),
         }
-    }
-
-    /// All devices, by ordinal.
-    ///
-    /// # Errors
-    ///
-    /// [`CudaError::NoDevice`], [`CudaError::Driver`], [`CudaError::DeviceLost`].
-    pub fn devices(self) -> Result<Vec<Device>, CudaError> {
-        (0..self.device_count()?).map(|ordinal| self.device(DeviceId::new(ordinal))).collect()
-    }
-
-    /// Returns one device.
-    ///
-    /// # Errors
-    ///
-    /// [`CudaError::UnknownDevice`], and as for [`devices`](Self::devices).
-    pub fn device(self, id: DeviceId) -> Result<Device, CudaError> {
-        let count = self.device_count()?;
-        if id.get() >= count {
-            return Err(CudaError::UnknownDevice { device: id, count });
-        }
-        Device::read(self, id)
     }
 }
 

@@ -1,72 +1,12 @@
 //! The options of an engine, and its ways to copy.
 
-use std::fmt;
 use std::num::NonZeroU32;
 
-use terrane_core::{ByteCount, Wish};
+use terrane_core::{ByteCount, Requirement};
 
-use super::calibration::Calibration;
-use crate::stream::StreamPriority;
-
-/// A way to copy blocks. A [`Calibration`] decides which one a transfer takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum CopyPath {
-    /// One request to the device's copy engines per run, if runs are few and long.
-    Contiguous,
-    /// The same if runs are not few and long. All other paths are measured against this one.
-    CopyEach,
-    /// Many runs in one driver call, if the driver has such a call.
-    Batched,
-    /// A kernel that reads or writes pinned memory in place.
-    Direct,
-    /// A kernel that gathers blocks in a buffer on the device, which then travel as few long
-    /// requests. In the other direction, a kernel scatters them.
-    Staged,
-    /// A kernel on all multiprocessors, within the device's memory.
-    Relayout,
-    /// A kernel that reads or writes another device's memory in place.
-    Peer,
-}
-
-impl CopyPath {
-    /// Every path.
-    pub const ALL: [Self; 7] = [
-        Self::Contiguous,
-        Self::CopyEach,
-        Self::Batched,
-        Self::Direct,
-        Self::Staged,
-        Self::Relayout,
-        Self::Peer,
-    ];
-
-    /// The path's name in explanations.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Contiguous => "contiguous copies",
-            Self::CopyEach => "a copy for each run",
-            Self::Batched => "batched copies",
-            Self::Direct => "direct kernel",
-            Self::Staged => "staged",
-            Self::Relayout => "relayout kernel",
-            Self::Peer => "peer kernel",
-        }
-    }
-
-    /// Returns the path with a [name](Self::name).
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|path| path.name() == name)
-    }
-}
-
-impl fmt::Display for CopyPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
+use crate::engine::path::CopyPath;
+use crate::engine::path::calibration::Calibration;
+use crate::runtime::stream::StreamPriority;
 
 /// The options of a [`DeviceEngine`](super::DeviceEngine).
 ///
@@ -82,7 +22,7 @@ pub struct DeviceEngineOptions {
     /// Whether to copy with kernels. Without them, all transfers use the driver's copies, which are
     /// slower for short pieces. The same applies if the driver or the device is too old for
     /// kernels.
-    pub kernels: Wish,
+    pub kernels: Requirement,
     /// The size of one buffer of the staged path.
     pub scratch_bytes: ByteCount,
     /// The number of such buffers per direction, at least 2. They are allocated when a transfer
@@ -112,7 +52,7 @@ pub struct DeviceEngineOptions {
     pub streams: NonZeroU32,
     /// The number of threads that wait for transfers to end. If more transfers than that are on the
     /// device, one thread polls the remaining ones every 100 µs instead of sleeping.
-    pub watchers: NonZeroU32,
+    pub completion_threads: NonZeroU32,
     /// Whether measured transfer times correct the calibration, by at most a quarter. Transfers
     /// between devices do not correct it.
     pub learns: bool,
@@ -134,7 +74,7 @@ impl Default for DeviceEngineOptions {
         Self {
             path: None,
             calibration: None,
-            kernels: Wish::Preferred,
+            kernels: Requirement::Preferred,
             scratch_bytes: ByteCount::mib(32),
             scratch_buffers: number(3),
             pack_ctas: number(24),
@@ -145,21 +85,8 @@ impl Default for DeviceEngineOptions {
             relayout_bytes: ByteCount::gib(1),
             priority: StreamPriority::Default,
             streams: number(24),
-            watchers: number(4),
+            completion_threads: number(4),
             learns: true,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_unique_and_found_again() {
-        for path in CopyPath::ALL {
-            assert_eq!(CopyPath::from_name(path.name()), Some(path));
-        }
-        assert_eq!(CopyPath::from_name("teleported"), None);
     }
 }

@@ -7,18 +7,18 @@
 //! and `NAME_1`. It is launched with any number of one-dimensional blocks of 512 threads, and no
 //! dynamic shared memory:
 //!
-//! - `terrane_grid_copy_WIDTH(GridCopy, GridSchedule)` copies every cell of the [`GridCopy`].
-//!   [`GridCopy::for_each_cell`] is the model of it in Rust. The second parameter only splits the
+//! - `terrane_grid_copy_WIDTH(GridLaunch, GridSchedule)` copies every cell of the [`GridLaunch`].
+//!   [`GridLaunch::for_each_cell`] is the model of it in Rust. The second parameter only splits the
 //!   work among the threads.
-//! - `terrane_run_copy_WIDTH(RunCopy, u32)` copies [`RunCopy::count`] runs, which are contiguous
-//!   [`CopyRun`]s at the address [`RunCopy::runs`]. The second parameter only splits the work.
+//! - `terrane_run_copy_WIDTH(RunLaunch, u32)` copies [`RunLaunch::count`] runs, which are contiguous
+//!   [`LaunchRun`]s at the address [`RunLaunch::runs`]. The second parameter only splits the work.
 //!
 //! Both parameters are passed by value. The order in which bytes are copied is undefined, and the
 //! width changes no result: it divides every address, stride and length that is used.
 
 use std::mem::offset_of;
 
-/// The number of block ids that a [`GridCopy`] carries itself, both ends together.
+/// The number of block ids that a [`GridLaunch`] carries itself, both ends together.
 pub const INLINE_BLOCKS: usize = 256;
 
 /// Nested counts of cells, and where they lie at both ends: `pairs · layers · outers · rows ·
@@ -39,7 +39,7 @@ pub const INLINE_BLOCKS: usize = 256;
 /// Rows and columns may be exchanged, at both ends, to choose which end that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct GridCopy {
+pub struct GridLaunch {
     /// Pairs of blocks.
     pub pairs: u32,
     /// Layers of a block.
@@ -55,17 +55,17 @@ pub struct GridCopy {
     /// The length of a cell in bytes.
     pub bytes: u64,
     /// The source of the cells.
-    pub source: CopyEnd,
+    pub source: LaunchEnd,
     /// The destination of the cells.
-    pub destination: CopyEnd,
+    pub destination: LaunchEnd,
     /// The ids of the ends that are [`BlockIds::Inline`].
     pub inline_blocks: [u32; INLINE_BLOCKS],
 }
 
-/// One end of a [`GridCopy`]. Strides are in bytes. The stride of a dimension of one is ignored.
+/// One end of a [`GridLaunch`]. Strides are in bytes. The stride of a dimension of one is ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct CopyEnd {
+pub struct LaunchEnd {
     /// The address of the first cell of block 0. With a table, it is added to each of the table's
     /// addresses.
     pub base: u64,
@@ -79,7 +79,7 @@ pub struct CopyEnd {
     pub blocks: u64,
     /// The source of the block ids.
     pub block_ids: BlockIds,
-    /// The index of pair 0 in [`GridCopy::inline_blocks`], with [`BlockIds::Inline`].
+    /// The index of pair 0 in [`GridLaunch::inline_blocks`], with [`BlockIds::Inline`].
     pub first_inline: u32,
     /// From a block to the next id.
     pub block_stride: u64,
@@ -100,31 +100,31 @@ pub enum BlockIds {
     /// The id is the pair's number. Scratch buffers and packed sides are described like this.
     #[default]
     Identity = 0,
-    /// From the list at [`CopyEnd::blocks`].
+    /// From the list at [`LaunchEnd::blocks`].
     Listed = 1,
-    /// From [`GridCopy::inline_blocks`], starting at [`CopyEnd::first_inline`].
+    /// From [`GridLaunch::inline_blocks`], starting at [`LaunchEnd::first_inline`].
     Inline = 2,
 }
 
-/// One contiguous copy of a [`RunCopy`].
+/// One contiguous copy of a [`RunLaunch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct CopyRun {
+pub struct LaunchRun {
     /// The address of the first byte to read.
     pub source: u64,
     /// The address of the first byte to write.
     pub destination: u64,
     /// The length, which may be 0.
     pub bytes: u64,
-    /// The number of tiles in the runs before this one; [`RunCopy::arrange`] sets it.
+    /// The number of tiles in the runs before this one; [`RunLaunch::arrange`] sets it.
     pub first_tile: u64,
 }
 
 /// A list of runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct RunCopy {
-    /// The address of the first [`CopyRun`], in memory that the device reads.
+pub struct RunLaunch {
+    /// The address of the first [`LaunchRun`], in memory that the device reads.
     pub runs: u64,
     /// The number of runs.
     pub count: u32,
@@ -136,7 +136,7 @@ pub struct RunCopy {
     pub width: u32,
 }
 
-impl GridCopy {
+impl GridLaunch {
     /// An empty copy to be filled in: one cell of no bytes.
     pub const EMPTY: Self = Self {
         pairs: 1,
@@ -146,8 +146,8 @@ impl GridCopy {
         columns: 1,
         reserved: 0,
         bytes: 0,
-        source: CopyEnd::AT_ZERO,
-        destination: CopyEnd::AT_ZERO,
+        source: LaunchEnd::AT_ZERO,
+        destination: LaunchEnd::AT_ZERO,
         inline_blocks: [0; INLINE_BLOCKS],
     };
 
@@ -222,7 +222,7 @@ impl GridCopy {
     }
 }
 
-impl CopyEnd {
+impl LaunchEnd {
     const AT_ZERO: Self = Self {
         base: 0,
         bases: 0,
@@ -238,7 +238,7 @@ impl CopyEnd {
     };
 
     /// The id of a pair's block among the inline ones, if it is present.
-    fn inline_block(&self, grid: &GridCopy, pair: u32) -> Option<u32> {
+    fn inline_block(&self, grid: &GridLaunch, pair: u32) -> Option<u32> {
         let index = usize::try_from(u64::from(self.first_inline) + u64::from(pair)).ok()?;
         grid.inline_blocks.get(index).copied()
     }
@@ -264,11 +264,11 @@ fn element(first: u64, index: u32, size: usize) -> u64 {
 }
 
 // copy.cu asserts the same sizes.
-const _: () = assert!(size_of::<CopyEnd>() == 80 && align_of::<CopyEnd>() == 8);
-const _: () = assert!(size_of::<GridCopy>() == 1216 && align_of::<GridCopy>() == 8);
-const _: () = assert!(offset_of!(GridCopy, inline_blocks) == 192);
-const _: () = assert!(size_of::<CopyRun>() == 32 && align_of::<CopyRun>() == 8);
-const _: () = assert!(size_of::<RunCopy>() == 24 && align_of::<RunCopy>() == 8);
+const _: () = assert!(size_of::<LaunchEnd>() == 80 && align_of::<LaunchEnd>() == 8);
+const _: () = assert!(size_of::<GridLaunch>() == 1216 && align_of::<GridLaunch>() == 8);
+const _: () = assert!(offset_of!(GridLaunch, inline_blocks) == 192);
+const _: () = assert!(size_of::<LaunchRun>() == 32 && align_of::<LaunchRun>() == 8);
+const _: () = assert!(size_of::<RunLaunch>() == 24 && align_of::<RunLaunch>() == 8);
 
 #[cfg(test)]
 mod tests {
@@ -287,34 +287,34 @@ mod tests {
     }
 
     macro_rules! in_order {
-        ($name:ident: $($field:ident),*) => {
+        ($name:ident, $source:literal: $($field:ident),*) => {
             let ours = [$((offset_of!($name, $field), stringify!($field))),*];
             assert!(ours.is_sorted(), "{ours:?}");
-            assert_eq!(ours.map(|(_, name)| name), fields_in_source(stringify!($name))[..]);
+            assert_eq!(ours.map(|(_, name)| name), fields_in_source($source)[..]);
         };
     }
 
     #[test]
     fn the_fields_stand_in_the_order_of_the_source() {
-        in_order!(CopyEnd: base, bases, bases_bits, blocks, block_ids, first_inline, block_stride,
-            layer_stride, outer_stride, row_stride, column_stride);
-        in_order!(GridCopy: pairs, layers, outers, rows, columns, reserved, bytes, source,
-            destination, inline_blocks);
-        in_order!(CopyRun: source, destination, bytes, first_tile);
-        in_order!(RunCopy: runs, count, tiles, lanes_log2, width);
+        in_order!(LaunchEnd, "CopyEnd": base, bases, bases_bits, blocks, block_ids, first_inline,
+            block_stride, layer_stride, outer_stride, row_stride, column_stride);
+        in_order!(GridLaunch, "GridCopy": pairs, layers, outers, rows, columns, reserved, bytes,
+            source, destination, inline_blocks);
+        in_order!(LaunchRun, "CopyRun": source, destination, bytes, first_tile);
+        in_order!(RunLaunch, "RunCopy": runs, count, tiles, lanes_log2, width);
     }
 
     /// Three blocks of two layers of two outers of 2 · 3 cells, from scattered blocks in a region
     /// for each layer to packed ones.
-    fn sample() -> GridCopy {
-        let mut grid = GridCopy {
+    fn sample() -> GridLaunch {
+        let mut grid = GridLaunch {
             pairs: 3,
             layers: 2,
             outers: 2,
             rows: 2,
             columns: 3,
             bytes: 4,
-            source: CopyEnd {
+            source: LaunchEnd {
                 base: 16,
                 bases: 1000,
                 block_ids: BlockIds::Inline,
@@ -323,24 +323,24 @@ mod tests {
                 outer_stride: 24,
                 row_stride: 12,
                 column_stride: 4,
-                ..CopyEnd::default()
+                ..LaunchEnd::default()
             },
-            destination: CopyEnd {
+            destination: LaunchEnd {
                 base: 5000,
                 block_stride: 96,
                 layer_stride: 48,
                 outer_stride: 24,
                 row_stride: 4,
                 column_stride: 8,
-                ..CopyEnd::default()
+                ..LaunchEnd::default()
             },
-            ..GridCopy::EMPTY
+            ..GridLaunch::EMPTY
         };
         grid.inline_blocks[5..8].copy_from_slice(&[7, 0, 2]);
         grid
     }
 
-    fn cells(grid: &GridCopy) -> Vec<(u64, u64, u64)> {
+    fn cells(grid: &GridLaunch) -> Vec<(u64, u64, u64)> {
         let mut cells = Vec::new();
         let address = |at| match at {
             1000 => 10_000,

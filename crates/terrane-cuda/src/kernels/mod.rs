@@ -1,26 +1,23 @@
 //! Kernels that copy scattered blocks: loaded once for a context, launched without a look-up.
 
-mod arguments;
-#[cfg(test)]
-mod on_host;
-mod schedule;
-mod width;
+pub(crate) mod arguments;
+pub(crate) mod schedule;
+pub(crate) mod width;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::fmt;
-use std::ptr;
 use std::sync::Arc;
+use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
 
-pub use arguments::{BlockIds, CopyEnd, CopyRun, GridCopy, INLINE_BLOCKS, RunCopy};
-pub use width::CopyWidth;
-
-use crate::context::Context;
-use crate::driver::Functions;
+use crate::driver::functions::Functions;
 use crate::error::{CudaError, check};
-use crate::stream::Stream;
-use schedule::{BLOCK_THREADS, GridSchedule};
+use crate::kernels::schedule::{BLOCK_THREADS, GridSchedule};
+use crate::runtime::context::Context;
+use crate::runtime::stream::Stream;
+
+pub use arguments::{BlockIds, GridLaunch, INLINE_BLOCKS, LaunchEnd, LaunchRun, RunLaunch};
+pub use width::CopyWidth;
 
 /// The result of `cargo xtask kernels build` for copy.cu.
 const PTX: &str = concat!(include_str!("copy.ptx"), "\0");
@@ -125,12 +122,12 @@ impl Kernels {
     /// Until the stream has passed the copy, these kernels are loaded. Until then, all cells at
     /// both ends, all tables and all lists are memory that the stream's device can access at the
     /// given address. Nothing writes the bytes that are read, and nothing else reads or writes the
-    /// destination. No destination cell overlaps another or a source cell. [`CopyEnd::bases_bits`]
+    /// destination. No destination cell overlaps another or a source cell. [`LaunchEnd::bases_bits`]
     /// matches its description.
     pub unsafe fn copy(
         &self,
         stream: &Stream,
-        grid: &GridCopy,
+        grid: &GridLaunch,
         thread_blocks: u32,
     ) -> Result<(), CudaError> {
         let width = grid.width();
@@ -140,12 +137,12 @@ impl Kernels {
         let mut parameters =
             [ptr::from_ref(grid).cast_mut().cast(), ptr::from_ref(&schedule).cast_mut().cast()];
         let function = pick(&self.0.grid_copies, width);
-        // SAFETY: the function takes a `GridCopy` and a `GridSchedule`. The caller guarantees that
+        // SAFETY: the function takes a `GridLaunch` and a `GridSchedule`. The caller guarantees that
         // the copy they describe is allowed, and the width divides it.
         unsafe { self.launch(stream, function, schedule.blocks(thread_blocks), &mut parameters) }
     }
 
-    /// Submits the copies of a list of runs, prepared by [`RunCopy::arrange`], by at most
+    /// Submits the copies of a list of runs, prepared by [`RunLaunch::arrange`], by at most
     /// `thread_blocks` blocks, as for [`copy`](Self::copy).
     ///
     /// # Errors
@@ -155,7 +152,7 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// Until the stream has passed the copy, these kernels are loaded. [`runs`](RunCopy::runs) is
+    /// Until the stream has passed the copy, these kernels are loaded. [`runs`](RunLaunch::runs) is
     /// the address of the list as it was arranged with this copy. The runs and the list are memory
     /// that the stream's device can access at the given address. Nothing writes the bytes that are
     /// read, and nothing else reads or writes the destinations. No destination overlaps another or
@@ -163,7 +160,7 @@ impl Kernels {
     pub unsafe fn copy_runs(
         &self,
         stream: &Stream,
-        runs: &RunCopy,
+        runs: &RunLaunch,
         thread_blocks: u32,
     ) -> Result<(), CudaError> {
         let width = CopyWidth::ALL.into_iter().find(|width| runs.width == u32::from(width.bytes()));
@@ -178,7 +175,7 @@ impl Kernels {
         let mut parameters =
             [ptr::from_ref(runs).cast_mut().cast(), ptr::from_ref(&share).cast_mut().cast()];
         let function = pick(&self.0.run_copies, width);
-        // SAFETY: the function takes a `RunCopy` and a number. The caller guarantees that the copy
+        // SAFETY: the function takes a `RunLaunch` and a number. The caller guarantees that the copy
         // they describe is allowed.
         unsafe { self.launch(stream, function, blocks, &mut parameters) }
     }

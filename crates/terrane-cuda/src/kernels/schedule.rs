@@ -15,9 +15,11 @@
 
 use std::mem::offset_of;
 
-use super::arguments::{BlockIds, CopyEnd, CopyRun, GridCopy, INLINE_BLOCKS, RunCopy};
-use super::width::CopyWidth;
 use crate::error::CudaError;
+use crate::kernels::arguments::{
+    BlockIds, GridLaunch, INLINE_BLOCKS, LaunchEnd, LaunchRun, RunLaunch,
+};
+use crate::kernels::width::CopyWidth;
 
 /// The threads of a block.
 pub(super) const BLOCK_THREADS: u32 = 512;
@@ -85,7 +87,7 @@ impl GridSchedule {
     /// # Errors
     ///
     /// [`CudaError::InlineBlocks`] if a block id is missing, [`CudaError::TooManyCells`].
-    pub(super) fn of(grid: &GridCopy, width: CopyWidth) -> Result<Option<Self>, CudaError> {
+    pub(super) fn of(grid: &GridLaunch, width: CopyWidth) -> Result<Option<Self>, CudaError> {
         check_inline_blocks(grid, &grid.source)?;
         check_inline_blocks(grid, &grid.destination)?;
         let counts = [grid.pairs, grid.layers, grid.outers, grid.rows, grid.columns];
@@ -147,7 +149,7 @@ fn fills_tiles(words: u64) -> bool {
     cut * 4 <= u128::from(words) * 5
 }
 
-fn check_inline_blocks(grid: &GridCopy, end: &CopyEnd) -> Result<(), CudaError> {
+fn check_inline_blocks(grid: &GridLaunch, end: &LaunchEnd) -> Result<(), CudaError> {
     let most = INLINE_BLOCKS;
     let last = u64::from(end.first_inline) + u64::from(grid.pairs);
     if end.block_ids == BlockIds::Inline && usize::try_from(last).is_ok_and(|last| last > most) {
@@ -176,7 +178,7 @@ impl Divisor {
     }
 }
 
-impl RunCopy {
+impl RunLaunch {
     /// Prepares a list of runs. Sets the fields that the kernel needs to split them, and returns
     /// their copy. The caller must set [`runs`](Self::runs) of the copy to the address of the list.
     ///
@@ -186,8 +188,8 @@ impl RunCopy {
     /// # Errors
     ///
     /// [`CudaError::TooManyRuns`].
-    pub fn arrange(runs: &mut [CopyRun]) -> Result<Self, CudaError> {
-        let numbers = |run: &CopyRun| [run.source, run.destination, run.bytes];
+    pub fn arrange(runs: &mut [LaunchRun]) -> Result<Self, CudaError> {
+        let numbers = |run: &LaunchRun| [run.source, run.destination, run.bytes];
         let used = runs.iter().filter(|run| run.bytes != 0);
         let width = CopyWidth::of(used.flat_map(numbers));
         let words: u128 = runs.iter().map(|run| u128::from(run.bytes >> width.index())).sum();
@@ -248,9 +250,9 @@ mod tests {
         }
     }
 
-    fn grid(counts: [u32; 5], bytes: u64) -> GridCopy {
+    fn grid(counts: [u32; 5], bytes: u64) -> GridLaunch {
         let [pairs, layers, outers, rows, columns] = counts;
-        GridCopy { pairs, layers, outers, rows, columns, bytes, ..GridCopy::EMPTY }
+        GridLaunch { pairs, layers, outers, rows, columns, bytes, ..GridLaunch::EMPTY }
     }
 
     fn split(counts: [u32; 5], bytes: u64) -> (Split, u32) {
@@ -313,24 +315,24 @@ mod tests {
         assert!(matches!(error, CudaError::InlineBlocks { first: 1, pairs: 256, .. }), "{error}");
     }
 
-    fn run(source: u64, destination: u64, bytes: u64) -> CopyRun {
-        CopyRun { source, destination, bytes, first_tile: 0 }
+    fn run(source: u64, destination: u64, bytes: u64) -> LaunchRun {
+        LaunchRun { source, destination, bytes, first_tile: 0 }
     }
 
     #[test]
     fn runs_are_numbered_by_their_tiles() {
         let mut runs = [run(0, 4096, 2048), run(1, 1, 0), run(4096, 0, 2064), run(16, 32, 16)];
-        let copy = RunCopy::arrange(&mut runs).unwrap();
+        let copy = RunLaunch::arrange(&mut runs).unwrap();
         // An empty run at an odd address does not narrow the others.
         assert_eq!((copy.count, copy.width, copy.lanes_log2), (4, 16, 5));
         assert_eq!(runs.map(|run| run.first_tile), [0, 1, 1, 3]);
         assert_eq!(copy.tiles, 4);
-        let mut short: Vec<CopyRun> = (0..100).map(|at| run(at * 128, at * 64, 64)).collect();
-        let copy = RunCopy::arrange(&mut short).unwrap();
+        let mut short: Vec<LaunchRun> = (0..100).map(|at| run(at * 128, at * 64, 64)).collect();
+        let copy = RunLaunch::arrange(&mut short).unwrap();
         assert_eq!((copy.lanes_log2, copy.tiles), (1, 100));
         let mut odd = [run(3, 0, 7)];
-        assert_eq!(RunCopy::arrange(&mut odd).unwrap().width, 1);
-        let none = RunCopy::arrange(&mut []).unwrap();
+        assert_eq!(RunLaunch::arrange(&mut odd).unwrap().width, 1);
+        let none = RunLaunch::arrange(&mut []).unwrap();
         assert_eq!((none.count, none.tiles), (0, 0));
     }
 
@@ -338,7 +340,7 @@ mod tests {
     fn shares_cover_all_tiles_whatever_the_number_of_blocks() {
         for tiles in [1, 2, 15, 16, 17, 1000, 100_003, MOST] {
             for (lanes_log2, most) in [(5, 1), (5, 24), (1, 132), (5, u32::MAX)] {
-                let copy = RunCopy { tiles, lanes_log2, count: 1, ..RunCopy::default() };
+                let copy = RunLaunch { tiles, lanes_log2, count: 1, ..RunLaunch::default() };
                 let (blocks, share) = copy.shares(most);
                 assert!(blocks >= 1 && blocks <= most.min(MOST_BLOCKS));
                 let workers = u64::from(blocks) * u64::from(BLOCK_THREADS >> lanes_log2);
@@ -350,7 +352,7 @@ mod tests {
     #[test]
     fn runs_that_one_launch_cannot_count_are_refused() {
         let mut runs = [run(0, 0, u64::MAX), run(0, 0, u64::MAX)];
-        let error = RunCopy::arrange(&mut runs).unwrap_err();
+        let error = RunLaunch::arrange(&mut runs).unwrap_err();
         assert!(matches!(error, CudaError::TooManyRuns { runs: 2, .. }), "{error}");
     }
 }

@@ -1,6 +1,6 @@
 //! The width of a copy's memory accesses.
 
-use super::arguments::{BlockIds, CopyEnd, GridCopy};
+use crate::kernels::arguments::{BlockIds, GridLaunch, LaunchEnd};
 
 /// The number of bytes that a thread of a copy kernel reads and writes at once.
 ///
@@ -56,12 +56,12 @@ impl CopyWidth {
     }
 }
 
-impl GridCopy {
+impl GridLaunch {
     /// The widest width that divides every address and length of the copy. It depends only on the
     /// copy itself; tables and lists are not read.
     #[must_use]
     pub fn width(&self) -> CopyWidth {
-        let numbers = |end: &CopyEnd| {
+        let numbers = |end: &LaunchEnd| {
             let only_block_zero = end.block_ids == BlockIds::Identity && self.pairs <= 1;
             let stride = |is_used: bool, stride: u64| if is_used { stride } else { 0 };
             [
@@ -106,8 +106,8 @@ mod tests {
 
     #[test]
     fn each_number_of_a_grid_counts_where_it_is_used() {
-        let end = CopyEnd { bases: 8, ..CopyEnd::default() };
-        let aligned = GridCopy {
+        let end = LaunchEnd { bases: 8, ..LaunchEnd::default() };
+        let aligned = GridLaunch {
             pairs: 2,
             layers: 2,
             outers: 2,
@@ -116,10 +116,10 @@ mod tests {
             bytes: 64,
             source: end,
             destination: end,
-            ..GridCopy::EMPTY
+            ..GridLaunch::EMPTY
         };
         assert_eq!(aligned.width(), CopyWidth::Sixteen, "where tables lie does not count");
-        let numbers: [fn(&mut GridCopy) -> &mut u64; 8] = [
+        let numbers: [fn(&mut GridLaunch) -> &mut u64; 8] = [
             |grid| &mut grid.bytes,
             |grid| &mut grid.source.base,
             |grid| &mut grid.destination.bases_bits,
@@ -135,11 +135,11 @@ mod tests {
             assert_eq!(grid.width(), CopyWidth::Four, "{number}");
         }
         for of in &numbers[3..] {
-            let mut grid = GridCopy { bytes: 64, ..GridCopy::EMPTY };
+            let mut grid = GridLaunch { bytes: 64, ..GridLaunch::EMPTY };
             *of(&mut grid) += 1;
             assert_eq!(grid.width(), CopyWidth::Sixteen, "a dimension of one has no stride");
         }
-        let mut grid = GridCopy { bytes: 64, ..GridCopy::EMPTY };
+        let mut grid = GridLaunch { bytes: 64, ..GridLaunch::EMPTY };
         grid.source.block_stride = 2;
         grid.source.block_ids = BlockIds::Inline;
         assert_eq!(grid.width(), CopyWidth::Two, "the one block may have any id");

@@ -11,11 +11,11 @@ use terrane_core::{
 };
 use terrane_pool::TrimUpstream;
 
-use super::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
-use crate::context::Context;
-use crate::driver::PoolProperties;
+use crate::driver::functions::PoolProperties;
 use crate::error::{CudaError, check};
-use crate::stream::Stream;
+use crate::memory::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
+use crate::runtime::context::Context;
+use crate::runtime::stream::Stream;
 
 /// A memory pool of the driver (`cuMemPoolCreate`) with its own release threshold. It is separate
 /// from the pool that the process's other libraries share.
@@ -127,8 +127,8 @@ impl DevicePool {
     ///
     /// # Errors
     ///
-    /// As for [`DeviceAllocator::bring_up`](crate::DeviceAllocator::bring_up).
-    pub fn bring_up(&self, request: &RegionRequest) -> Result<DevicePoolMemory, CudaError> {
+    /// As for [`DeviceAllocator::allocate_memory`](crate::DeviceAllocator::allocate_memory).
+    pub fn allocate_memory(&self, request: &RegionRequest) -> Result<DevicePoolMemory, CudaError> {
         let pool = &self.0;
         check_request(&pool.raw.context, request)?;
         let length = request.bytes;
@@ -155,13 +155,12 @@ impl DevicePool {
     /// to make the memory usable everywhere.
     ///
     /// ```no_run
-    /// # use std::sync::Arc;
     /// # use terrane_core::{ByteCount, DeviceId, RegionRequest};
     /// # use terrane_cuda::{Context, CudaError, DevicePool, Stream};
     /// # fn main() -> Result<(), CudaError> {
     /// let context = Context::primary(DeviceId::new(0))?;
     /// let pool = DevicePool::new(&context, ByteCount::gib(1))?;
-    /// let stream = Arc::new(Stream::new(&context)?);
+    /// let stream = Stream::new(&context)?;
     /// let scratch = pool.allocate_on(&stream, &RegionRequest::new(ByteCount::mib(32)))?;
     /// // SAFETY: the fill runs after the allocation and before the free, which are on its stream.
     /// unsafe { stream.fill(scratch.location(), 0, scratch.length()) }?;
@@ -173,10 +172,10 @@ impl DevicePool {
     /// # Errors
     ///
     /// [`CudaError::WrongContext`] if the stream belongs to another device, and the errors of
-    /// [`bring_up`](Self::bring_up).
+    /// [`allocate_memory`](Self::allocate_memory).
     pub fn allocate_on(
         &self,
-        stream: &Arc<Stream>,
+        stream: &Stream,
         request: &RegionRequest,
     ) -> Result<OrderedMemory, CudaError> {
         let pool = &self.0;
@@ -202,7 +201,7 @@ impl DevicePool {
             first: DeviceAddress::new(first),
             length: request.bytes,
         };
-        Ok(OrderedMemory { memory, stream: Arc::clone(stream) })
+        Ok(OrderedMemory { memory, stream: stream.clone() })
     }
 }
 
@@ -303,7 +302,7 @@ unsafe impl Allocate for DevicePool {
     }
 
     fn allocate(&self, request: &RegionRequest) -> Result<DevicePoolMemory, AllocateError> {
-        self.bring_up(request).map_err(|error| refusal(&self.0.raw.context, error, request))
+        self.allocate_memory(request).map_err(|error| refusal(&self.0.raw.context, error, request))
     }
 }
 
@@ -376,7 +375,7 @@ impl Drop for DevicePoolMemory {
 pub struct OrderedMemory {
     /// The drop takes the base out, so that the memory is not also freed on the pool's stream.
     memory: DevicePoolMemory,
-    stream: Arc<Stream>,
+    stream: Stream,
 }
 
 impl OrderedMemory {
@@ -400,7 +399,7 @@ impl OrderedMemory {
 
     /// The stream on which it is freed.
     #[must_use]
-    pub const fn stream(&self) -> &Arc<Stream> {
+    pub const fn stream(&self) -> &Stream {
         &self.stream
     }
 
@@ -411,13 +410,13 @@ impl OrderedMemory {
     ///
     /// [`CudaError::WrongContext`] if that stream belongs to another device. The memory is then
     /// freed on its own stream.
-    pub fn free_on(mut self, stream: &Arc<Stream>) -> Result<(), CudaError> {
+    pub fn free_on(mut self, stream: &Stream) -> Result<(), CudaError> {
         let context = &self.memory.pool.raw.context;
         if !context.same(stream.context()) {
             let device = context.device().id;
             return Err(CudaError::WrongContext { what: "stream", device });
         }
-        self.stream = Arc::clone(stream);
+        self.stream = stream.clone();
         Ok(())
     }
 

@@ -1,21 +1,19 @@
 //! The kinds of CUDA memory: device memory, and pinned host memory.
 
-mod device;
-mod device_pool;
-mod pinned;
+pub(crate) mod device;
+pub(crate) mod device_pool;
+pub(crate) mod pinned;
 
 use std::ptr::NonNull;
 
 use terrane_core::{Alignment, AllocateError, ByteCount, HostAddress, RegionRequest, StorageKind};
 
+use crate::error::CudaError;
+use crate::runtime::context::Context;
+
 pub use device::{DeviceAllocator, DeviceMemory};
 pub use device_pool::{DevicePool, DevicePoolMemory, OrderedMemory};
 pub use pinned::{PinnedAllocator, PinnedBringUp, PinnedMemory, PinnedNuma, PinnedOptions};
-
-pub(crate) use pinned::device_pointer;
-
-use crate::context::Context;
-use crate::error::CudaError;
 
 /// The minimum alignment of all driver allocations ("Device Memory Accesses" in the CUDA C++
 /// programming guide: 256 bytes).

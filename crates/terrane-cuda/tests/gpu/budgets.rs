@@ -39,14 +39,14 @@ fn device_pinned_system_and_disk_share_one_budget() {
     let file = disk.allocate(&of(1)).unwrap();
     let on_device = device.allocate(&of(1)).unwrap();
     assert_eq!(node.live(), ByteCount::mib(8));
-    let holdings = context.holdings();
+    let usage = context.usage();
     assert_eq!(
-        (holdings.device.bytes, holdings.registered.bytes),
+        (usage.device.bytes, usage.registered.bytes),
         (ByteCount::mib(1), ByteCount::mib(4))
     );
     for tier in [device, disk] {
         match tier.allocate(&of(1)).unwrap_err() {
-            AllocateError::OverBudget { requested, live, limit, label } => {
+            AllocateError::OverBudget { requested, live, limit, label, .. } => {
                 let expected = [ByteCount::mib(1), ByteCount::mib(8), ByteCount::mib(8)];
                 assert_eq!([requested, live, limit], expected);
                 assert_eq!(label.as_str(), "kv");
@@ -59,12 +59,12 @@ fn device_pinned_system_and_disk_share_one_budget() {
     let reserved = node.reserve(ByteCount::mib(1)).unwrap();
     assert!(device.allocate(&of(1)).is_err());
     drop(reserved);
-    // What one tier gives back, another may have.
+    // Memory that one tier frees is available to another.
     assert_eq!(device.allocate(&of(1)).unwrap().length(), ByteCount::mib(1));
     drop((kept, on_device));
     drop(tiers);
     assert_eq!((node.live(), host.live()), (ByteCount::ZERO, ByteCount::ZERO));
     assert_eq!(node.peak(), ByteCount::mib(8));
-    let after = context.holdings();
+    let after = context.usage();
     assert_eq!((after.device.count, after.registered.count), (0, 0));
 }

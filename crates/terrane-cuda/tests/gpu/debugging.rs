@@ -8,15 +8,16 @@ use terrane_cuda::{
     Stream,
 };
 use terrane_pool::adaptors::{
-    Adapt, DebugOptions, Delayed, GuardViolation, Poison, PoisonBytes, Side,
+    Adapt, DebugOptions, GuardViolation, OverwrittenSide, Poison, PoisonBytes,
 };
 use terrane_pool::{Pool, PoolOptions, StreamId, StreamSource};
 use terrane_testkit::conformance::{AllocatorFixture, check_allocator};
+use terrane_testkit::delayed::Delayed;
 use terrane_testkit::pattern::PieceAccess;
 
 use crate::needs::{LITTLE, OnDevice, device};
 
-fn stream_of(context: &Context) -> (CudaStreams, StreamId, Arc<Stream>) {
+fn stream_of(context: &Context) -> (CudaStreams, StreamId, Stream) {
     let streams = CudaStreams::new(context);
     let id = StreamSource::create(&streams).unwrap();
     let stream = streams.get(id).unwrap();
@@ -25,7 +26,7 @@ fn stream_of(context: &Context) -> (CudaStreams, StreamId, Arc<Stream>) {
 
 fn seen(access: &OnDevice, at: Location, length: usize) -> Vec<u8> {
     let mut bytes = vec![0x11; length];
-    // SAFETY: the memory is alive, and nobody else uses it.
+    // SAFETY: the memory is alive, and no other code uses it.
     unsafe { access.read(at, &mut bytes) }.unwrap();
     bytes
 }
@@ -84,7 +85,7 @@ fn guarded<A: Allocate>(context: &Context, upstream: A) {
     assert_eq!(guard.verify(), 0);
     let (at, length) = (block.location(), block.length());
     let (one, behind) = (ByteCount::new(1), at.checked_add(length).unwrap());
-    // SAFETY: within the memory that the guard obtained, which nobody else uses.
+    // SAFETY: within the memory that the guard obtained, which no other code uses.
     unsafe { stream.fill(at, 0, length) }.unwrap();
     assert_eq!(guard.verify(), 0, "within bounds");
     // Not waited for: the canaries are read behind it.
@@ -95,11 +96,11 @@ fn guarded<A: Allocate>(context: &Context, upstream: A) {
     let [GuardViolation::Overwritten { label, side, distance, .. }] = violations.as_slice() else {
         panic!("{violations:?}");
     };
-    assert_eq!((label.as_str(), *side, *distance), ("kv", Side::After, 0));
+    assert_eq!((label.as_str(), *side, *distance), ("kv", OverwrittenSide::After, 0));
     assert_eq!(guard.log().live(), 0);
 }
 
-/// Of every length within a granule, the first byte behind it.
+/// For every length within a granule, the first byte after it.
 fn overrun<A: Allocate>(context: &Context, upstream: A) {
     let (streams, id, stream) = stream_of(context);
     let guard = upstream.guarded_on(CudaFill::new(&streams), id);
@@ -107,7 +108,7 @@ fn overrun<A: Allocate>(context: &Context, upstream: A) {
         let block = guard.allocate(&RegionRequest::new(bytes)).unwrap();
         let (at, length) = (block.location(), block.length());
         assert_eq!(length, bytes);
-        // SAFETY: within the memory that the guard obtained, which nobody else uses.
+        // SAFETY: within the memory that the guard obtained, which no other code uses.
         unsafe { stream.fill(at, 0, length) }.unwrap();
         assert_eq!(guard.verify(), 0, "within bounds");
         let behind = at.checked_add(bytes).unwrap();
@@ -118,7 +119,11 @@ fn overrun<A: Allocate>(context: &Context, upstream: A) {
         let Some(GuardViolation::Overwritten { side, distance, .. }) = violations.last() else {
             panic!("{violations:?}");
         };
-        assert_eq!((guard.log().found(), *side, *distance), (found, Side::After, 0), "{bytes}");
+        assert_eq!(
+            (guard.log().found(), *side, *distance),
+            (found, OverwrittenSide::After, 0),
+            "{bytes}"
+        );
     }
 }
 
@@ -169,12 +174,12 @@ fn variables_put_poison_and_guard_around_device_memory() {
     let source = options.around(DeviceAllocator::new(&context), CudaFill::new(&streams), id);
     let block = source.allocate(&RegionRequest::new(ByteCount::new(1000))).unwrap();
     assert!(seen(&access, block.location(), 1000).iter().all(|&byte| byte == 0x0C));
-    let before = block.location().place().start - 1;
+    let before = block.location().position().start - 1;
     let before = Location::Device {
         device: context.device().id,
         address: terrane_core::DeviceAddress::new(before),
     };
-    // SAFETY: within the memory that the guard obtained, which nobody else uses.
+    // SAFETY: within the memory that the guard obtained, which no other code uses.
     unsafe { stream.fill(before, 0, ByteCount::new(1)) }.unwrap();
     drop(block);
     assert_eq!(source.log().unwrap().found(), 1);

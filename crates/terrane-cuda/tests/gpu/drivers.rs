@@ -51,7 +51,7 @@ fn without(test: &str, functions: &[&str], body: impl FnOnce()) {
     in_child_with(test, &[("LD_LIBRARY_PATH", folder)], body);
 }
 
-/// Makes a symbol of a library one of its own, which nobody else finds by its name.
+/// Makes a symbol of a library one of its own, which no other code finds by its name.
 fn hide(library: &mut [u8], symbol: &str) {
     /// `SHT_DYNSYM`, the sort of section that has the symbols.
     const SYMBOLS: usize = 11;

@@ -1,4 +1,4 @@
-//! What needs a device. Each test declares its needs; where they are not met, it says
+//! Tests that need a device. Each declares its needs; where they are not met, it prints
 //! `skipped: NAME: REASON`. Run one at a time (`--test-threads=1`): some take all there is.
 #![allow(
     missing_docs,
@@ -19,7 +19,6 @@ mod exhaustion;
 mod faults;
 mod forks;
 mod granted;
-mod holdings;
 mod kernel_arguments;
 mod kernels;
 mod ladder;
@@ -37,3 +36,4 @@ mod simulated;
 mod size_classes;
 mod staging;
 mod streams;
+mod usage;

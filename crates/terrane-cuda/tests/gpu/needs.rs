@@ -1,4 +1,4 @@
-//! What a test needs, and how bytes of a device are reached.
+//! The needs of a test, and access to the bytes of a device.
 
 use terrane_core::{
     Allocate, BoxedCause, ByteCount, DeviceId, HostAddress, Location, RegionRequest,
@@ -7,7 +7,7 @@ use terrane_cuda::{Context, DeviceAllocator, DriverVersion, Stream};
 use terrane_testkit::needs as machine;
 use terrane_testkit::pattern::{InProcess, PieceAccess};
 
-/// What a test needs.
+/// The needs of a test.
 #[derive(Clone, Copy)]
 pub struct Needs {
     /// Bytes of the device, of each where there are two, that are free.
@@ -131,7 +131,7 @@ fn what_is_missing_is_named() {
     }
 }
 
-/// What the second device has free is asked of it, and not of the first one.
+/// The free memory of the second device, not of the first one.
 #[test]
 fn a_second_device_that_is_full_is_named() {
     let name = "a_second_device_that_is_full_is_named";

@@ -63,7 +63,7 @@ fn every_thread_may_call_and_keeps_its_own_context() {
                     let piece = Piece { block: number, layer: round, outer: 0 };
                     let mut bytes = vec![0; 1 << 20];
                     pattern.write(piece, 0, &mut bytes);
-                    // SAFETY: nobody else uses this thread's memory.
+                    // SAFETY: no other code uses this thread's memory.
                     unsafe { own.write(from.location(), &bytes) }.unwrap();
                     let stream = if round % 2 == 0 { shared } else { &own.0 };
                     // SAFETY: as above, and the stream is waited for.
@@ -124,7 +124,7 @@ fn streams_and_memory_of_cudarc_are_taken() {
     // SAFETY: both are alive until the stream has been waited for.
     unsafe { borrowed.copy(memory.location(), pinned.location(), length) }.unwrap();
     let streams = CudaStreams::new(&context);
-    let id = streams.add(Arc::new(borrowed)).unwrap();
+    let id = streams.add(borrowed).unwrap();
     let fence = FenceSource::create(&streams).unwrap();
     fence.record(id).unwrap();
     assert!(fence.wait(std::time::Duration::from_secs(120)).unwrap());

@@ -1,7 +1,5 @@
 //! Device memory in the order of streams, from a pool of the driver's.
 
-use std::sync::Arc;
-
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, RegionRequest};
 use terrane_cuda::{DevicePool, Event, PinnedAllocator, PinnedOptions, Stream, Timing};
 use terrane_testkit::pattern::{InProcess, PieceAccess};
@@ -16,7 +14,7 @@ fn memory_is_used_and_freed_in_the_order_of_its_stream() {
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
     let slot = ByteCount::kib(4);
     let seen = pinned.allocate(&RegionRequest::new(ByteCount::kib(4 * 64))).unwrap();
-    let streams = [(); 2].map(|()| Arc::new(Stream::new(&context).unwrap()));
+    let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
     let request = RegionRequest::new(ByteCount::mib(4)).aligned_to(Alignment::PAGE);
     for round in 0..64_u8 {
         let stream = &streams[usize::from(round % 2)];
@@ -44,7 +42,7 @@ fn memory_is_used_and_freed_in_the_order_of_its_stream() {
             .unwrap();
         assert!(found.iter().all(|&byte| byte == round), "round {round}");
     }
-    assert_eq!(context.holdings().pooled.count, 0);
+    assert_eq!(context.usage().pooled.count, 0);
     assert_eq!((context.failed_drops(), context.lost()), (0, None));
 }
 
@@ -52,7 +50,7 @@ fn memory_is_used_and_freed_in_the_order_of_its_stream() {
 fn settled_memory_is_good_for_every_stream() {
     let Some(context) = device("settled_memory_is_good_for_every_stream", LITTLE) else { return };
     let pool = DevicePool::new(&context, ByteCount::mib(64)).unwrap();
-    let [first, second] = [(); 2].map(|()| Arc::new(Stream::new(&context).unwrap()));
+    let [first, second] = [(); 2].map(|()| Stream::new(&context).unwrap());
     let request = RegionRequest::new(ByteCount::mib(1));
     let ordered = pool.allocate_on(&first, &request).unwrap();
     let address = ordered.address();
@@ -60,7 +58,7 @@ fn settled_memory_is_good_for_every_stream() {
     unsafe { first.fill(ordered.location(), 7, request.bytes) }.unwrap();
     let memory = ordered.settle().unwrap();
     assert_eq!((memory.address(), memory.length()), (address, request.bytes));
-    assert_eq!(context.holdings().pooled.count, 1);
+    assert_eq!(context.usage().pooled.count, 1);
     // SAFETY: the memory lives until the stream has been waited for.
     unsafe { second.fill(memory.location(), 9, request.bytes) }.unwrap();
     second.synchronize().unwrap();
@@ -81,7 +79,7 @@ fn settled_memory_is_good_for_every_stream() {
     let nothing = pool.allocate_on(&first, &nothing).unwrap();
     assert!(nothing.length().is_zero() && nothing.stream().is_idle().unwrap());
     drop(nothing);
-    assert_eq!(context.holdings().pooled.count, 0);
+    assert_eq!(context.usage().pooled.count, 0);
     // Waits for the pool's own stream, on which settled memory is freed.
     pool.trim(ByteCount::ZERO).unwrap();
     assert_eq!(pool.in_use().unwrap(), ByteCount::ZERO);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
 use terrane_cuda::{
-    Context, CudaStreams, DeviceAllocator, DevicePool, Held, PinnedAllocator, PinnedOptions,
+    Context, CudaStreams, DeviceAllocator, DevicePool, PinnedAllocator, PinnedOptions,
+    ResourceCount,
 };
 use terrane_pool::{Pool, PoolOptions, SizeClasses, StreamPool, StreamSource};
 
@@ -16,7 +17,7 @@ const CAP: ByteCount = ByteCount::mib(4);
 
 fn capped() -> PoolOptions {
     PoolOptions {
-        classes: SizeClasses::powers_of_two(),
+        classes: SizeClasses::PowerOfTwo,
         cached_bytes: CAP,
         cached_percent: 100,
         blocks_per_class: 2,
@@ -26,10 +27,10 @@ fn capped() -> PoolOptions {
 }
 
 /// Classes are powers of two, caps hold, and what is held of the driver is what the pool says.
-fn classes_caps_and_accounts<A: Allocate>(upstream: A, held: impl Fn() -> Held) {
+fn classes_caps_and_accounts<A: Allocate>(upstream: A, held: impl Fn() -> ResourceCount) {
     let pool = Pool::new(upstream, capped()).unwrap();
     for asked in [1, 5000, 8193, 1 << 20, 3 << 19] {
-        let block = pool.acquire(ByteCount::new(asked)).unwrap();
+        let block = pool.allocate_bytes(ByteCount::new(asked)).unwrap();
         let granted = block.granted().get();
         assert_eq!(block.asked().get(), asked);
         assert!(granted.is_power_of_two() && granted >= asked, "{granted}");
@@ -37,15 +38,15 @@ fn classes_caps_and_accounts<A: Allocate>(upstream: A, held: impl Fn() -> Held) 
         assert_eq!(block.length(), block.granted());
         assert!(block.location().alignment().get() >= 512);
         assert_eq!(pool.snapshot().held, held().bytes);
-        let again = pool.acquire(ByteCount::new(asked)).unwrap();
+        let again = pool.allocate_bytes(ByteCount::new(asked)).unwrap();
         assert_ne!(again.location(), block.location());
     }
     pool.clear();
-    assert_eq!(held(), Held::default(), "cleared to nothing");
+    assert_eq!(held(), ResourceCount::default(), "cleared to nothing");
 
     // Three of each: two may stay in a class, and no more than the cap in all.
     for bytes in [ByteCount::kib(64), ByteCount::mib(1), ByteCount::mib(2)] {
-        let blocks = [(); 3].map(|()| pool.acquire(bytes).unwrap());
+        let blocks = [(); 3].map(|()| pool.allocate_bytes(bytes).unwrap());
         let snapshot = pool.snapshot();
         assert_eq!(snapshot.held, held().bytes);
         assert!(snapshot.live >= bytes.checked_mul("blocks", 3).unwrap());
@@ -62,16 +63,16 @@ fn classes_caps_and_accounts<A: Allocate>(upstream: A, held: impl Fn() -> Held) 
     assert!(after <= ByteCount::kib(64));
     assert_eq!(before.checked_sub(freed), Some(after));
     drop(pool);
-    assert_eq!(held(), Held::default());
+    assert_eq!(held(), ResourceCount::default());
 }
 
 #[test]
 fn device_memory_is_pooled_by_size_classes() {
     let name = "device_memory_is_pooled_by_size_classes";
     let Some(context) = device(name, LITTLE) else { return };
-    classes_caps_and_accounts(DeviceAllocator::new(&context), || context.holdings().device);
+    classes_caps_and_accounts(DeviceAllocator::new(&context), || context.usage().device);
     let pool = DevicePool::new(&context, ByteCount::mib(32)).unwrap();
-    classes_caps_and_accounts(pool, || context.holdings().pooled);
+    classes_caps_and_accounts(pool, || context.usage().pooled);
     assert_eq!((context.failed_drops(), context.lost()), (0, None));
 }
 
@@ -80,7 +81,7 @@ fn pinned_memory_is_pooled_by_size_classes() {
     let name = "pinned_memory_is_pooled_by_size_classes";
     let Some(context) = device(name, LITTLE) else { return };
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
-    classes_caps_and_accounts(pinned, || context.holdings().registered);
+    classes_caps_and_accounts(pinned, || context.usage().registered);
     assert_eq!((context.failed_drops(), context.lost()), (0, None));
 }
 
@@ -96,8 +97,8 @@ fn blocks_of_a_pinned_slab_waste_nothing_and_are_reached_by_the_device() {
         ..PoolOptions::default()
     };
     let pool = Pool::new(pinned, options).unwrap();
-    let blocks: Vec<_> = (0..64).map(|_| pool.acquire(stride).unwrap()).collect();
-    let held = context.holdings().registered;
+    let blocks: Vec<_> = (0..64).map(|_| pool.allocate_bytes(stride).unwrap()).collect();
+    let held = context.usage().registered;
     assert_eq!((held.count, held.bytes), (1, stride.checked_mul("blocks", 64).unwrap()));
     let mut aliases: Vec<u64> =
         blocks.iter().map(|block| block.device_alias().unwrap().get()).collect();
@@ -105,7 +106,7 @@ fn blocks_of_a_pinned_slab_waste_nothing_and_are_reached_by_the_device() {
     assert!(aliases.windows(2).all(|pair| pair[1] - pair[0] == stride.get()));
 }
 
-/// What no hit does: to ask the driver for an event, a stream or memory.
+/// The calls that no hit makes: creating an event, a stream or memory.
 fn hits_ask_the_driver_for_nothing<A: Allocate>(context: &Context, upstream: A) {
     let streams = CudaStreams::new(context);
     let id = StreamSource::create(&streams).unwrap();
@@ -113,15 +114,15 @@ fn hits_ask_the_driver_for_nothing<A: Allocate>(context: &Context, upstream: A) 
     let options = PoolOptions::default();
     let pool = Pool::with_fences(upstream, options, Arc::new(streams.clone())).unwrap();
     let request = RegionRequest::new(ByteCount::kib(64));
-    drop(pool.acquire_on(id, &request).unwrap());
-    let before = context.holdings();
+    drop(pool.allocate_on(id, &request).unwrap());
+    let before = context.usage();
     for _ in 0..10_000 {
-        let block = pool.acquire_on(id, &request).unwrap();
+        let block = pool.allocate_on(id, &request).unwrap();
         // SAFETY: the block is this stream's until it is released on it.
         unsafe { stream.fill(block.location(), 1, ByteCount::new(64)) }.unwrap();
         block.release_on(id).map_err(|(_, error)| error).unwrap();
     }
-    assert_eq!(context.holdings(), before);
+    assert_eq!(context.usage(), before);
     stream.synchronize().unwrap();
     let hits: u64 = pool.snapshot().classes.iter().map(|class| class.magazine_hits).sum();
     let misses: u64 = pool.snapshot().classes.iter().map(|class| class.misses).sum();
@@ -147,7 +148,7 @@ fn streams_are_lent_and_destroyed_with_the_last_handle() {
     let streams = CudaStreams::new(&context);
     let three = NonZeroUsize::new(3).unwrap();
     let pool = StreamPool::new(Arc::new(streams.clone()), three).unwrap();
-    assert_eq!(context.holdings().streams, 3);
+    assert_eq!(context.usage().streams, 3);
     let turns: Vec<_> = (0..6).map(|_| pool.any()).collect();
     assert_eq!(turns[..3], turns[3..]);
     let leases = [(); 3].map(|()| pool.lease().unwrap());
@@ -155,8 +156,8 @@ fn streams_are_lent_and_destroyed_with_the_last_handle() {
     assert!(leases.iter().all(|lease| streams.get(lease.id()).unwrap().is_idle().unwrap()));
     let ids = leases.each_ref().map(|lease| lease.id());
     drop(pool);
-    assert_eq!(context.holdings().streams, 3, "leases keep them");
+    assert_eq!(context.usage().streams, 3, "leases keep them");
     drop(leases);
-    assert_eq!(context.holdings().streams, 0);
+    assert_eq!(context.usage().streams, 0);
     assert!(ids.iter().all(|&id| streams.get(id).is_err()));
 }

@@ -20,7 +20,7 @@ type Pinned = Arc<Pool<Limit<PinnedAllocator>>>;
 struct Setup {
     context: Context,
     id: StreamId,
-    stream: Arc<Stream>,
+    stream: Stream,
     budget: Budget,
     pool: Pinned,
     area: StagingArea<Pinned>,
@@ -126,7 +126,7 @@ fn a_table_that_is_dropped_in_flight_keeps_its_buffers_until_the_copies_are_done
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(context);
     let device = DeviceAllocator::new(&setup.context);
-    let target = device.bring_up(&RegionRequest::new(ByteCount::mib(8))).unwrap();
+    let target = device.allocate_memory(&RegionRequest::new(ByteCount::mib(8))).unwrap();
     let access = OnDevice::new(&setup.context);
     for round in 0..20_u8 {
         // Work that the copies queue behind.
@@ -145,13 +145,13 @@ fn a_table_that_is_dropped_in_flight_keeps_its_buffers_until_the_copies_are_done
         } else {
             drop(copying.submitted())
         }
-        // Nobody else writes to buffers that copies still use.
+        // No other code writes to buffers that copies still use.
         let mut other = setup.area.transfer_table().unwrap();
         other.upload(&vec![!round; 1 << 20]).unwrap();
         drop(other);
         setup.stream.synchronize().unwrap();
         let mut seen = vec![0; 4096];
-        // SAFETY: nobody else uses the memory.
+        // SAFETY: no other code uses the memory.
         unsafe { access.read(target.location(), &mut seen) }.unwrap();
         assert!(seen.iter().all(|&byte| byte == round), "round {round}: {:?}", &seen[..4]);
     }
@@ -166,7 +166,7 @@ fn a_refusal_leaves_the_table_as_it_was_and_pending_buffers_are_waited_for() {
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(context);
     let device = DeviceAllocator::new(&setup.context);
-    let target = device.bring_up(&RegionRequest::new(ByteCount::mib(16))).unwrap();
+    let target = device.allocate_memory(&RegionRequest::new(ByteCount::mib(16))).unwrap();
     let mut table = setup.area.transfer_table().unwrap();
     table.upload(&[7; 1024]).unwrap();
     let error = table.output(ByteCount::mib(17)).unwrap_err();

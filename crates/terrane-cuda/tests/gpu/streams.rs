@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;
 use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
-use terrane_cuda::kernel_argument::CudarcStream;
+use terrane_cuda::cudarc::CudarcStream;
 use terrane_cuda::{
     Context, CudaError, CudaStreams, DeviceAllocator, DeviceMemory, Event, PinnedAllocator,
     PinnedOptions, Stream, StreamPriority, Timing,

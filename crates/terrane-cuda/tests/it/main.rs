@@ -1,4 +1,4 @@
-//! What this crate answers on a machine without a driver: a typed refusal, from every way in.
+//! Without a driver, every entry point returns a typed error.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -40,7 +40,7 @@ fn every_way_in_is_refused_with_the_library_that_is_missing() {
             panic!("{refusal:?}");
         };
         assert_eq!(library, "libcuda.so.1");
-        // What to do, and what the linker said.
+        // The action, and the message of the linker.
         assert!(refusal.to_string().contains("install"), "{refusal}");
         let mut causes = String::new();
         let mut next = refusal.source();

@@ -1,4 +1,4 @@
-"""Tensors between Terrane and PyTorch's CUDA memory, and a KV cache of PyTorch's offloaded by Terrane."""
+"""Tensors between Terrane and PyTorch's CUDA memory, and a KV cache of PyTorch that Terrane offloads."""
 
 import unittest
 
@@ -25,7 +25,7 @@ SHAPES = {
 
 
 def blocks_of(form, tensor, blocks):
-    """These blocks of a tensor of this form, as a copy."""
+    """A copy of these blocks of a tensor with this axis order."""
     if form == cache.VLLM:
         return tensor[:, blocks].clone()
     if form == cache.SGLANG:
@@ -43,7 +43,7 @@ def clear_blocks(form, tensor, blocks):
 
 
 def stream_argument(stream):
-    """A stream as the standard names it: the legacy default one is 1."""
+    """The number of a stream in the standard: the legacy default stream is 1."""
     return stream.cuda_stream or 1
 
 
@@ -102,24 +102,24 @@ class Tensors(TorchTest):
         tensor = torch.zeros(4096, dtype=torch.uint8, pin_memory=True)
         pointer, is_legacy = take(hand_over(tensor))
         with Imported(pointer=pointer, is_legacy=is_legacy) as taken:
-            # Older releases call it memory of the host.
+            # Older releases declare it as host memory.
             self.assertIn(taken.facts().device_type, (1, CUDA_HOST))
 
     def test_terrane_s_pinned_memory_is_pytorch_s_on_the_processor(self):
         pinned = Exported(UINT, [64, 256], device=DEVICE, pinned=True)
         self.assertEqual(pinned.__dlpack_device__(), (CUDA_HOST, 0))
-        # What is called pinned PyTorch refuses; the same memory as the host's it takes.
+        # PyTorch refuses memory declared as pinned, and accepts it as host memory.
         handed = pinned.__dlpack__(max_version=(1, 3), dl_device=(CPU, 0))
         try:
             tensor = torch.from_dlpack(handed)
         except RuntimeError:
-            # Releases older than DLPack 1.0 take capsules of the legacy structure alone.
+            # Releases older than DLPack 1.0 only take capsules of the legacy structure.
             tensor = torch.from_dlpack(pinned.__dlpack__(dl_device=(CPU, 0)))
         del handed
         expected = (torch.arange(64 * 256) * 7 + 3).to(torch.uint8).view(64, 256)
         self.assertEqual(tensor.device, torch.device("cpu"))
         self.assertTrue(torch.equal(tensor, expected) and tensor.is_pinned())
-        # As a source of copies that do not block, by PyTorch's own stream.
+        # A source of non-blocking copies on PyTorch's own stream.
         there = tensor.to("cuda", non_blocking=True)
         torch.cuda.synchronize()
         self.assertTrue(torch.equal(there.cpu(), expected))
@@ -128,7 +128,7 @@ class Tensors(TorchTest):
         self.assertEqual(live(), (0, 0))
 
     def test_expandable_segments_are_one_allocation(self):
-        # Handles of 20 MiB, mapped side by side: to the driver they are many.
+        # Handles of 20 MiB, mapped beside each other: the driver reports several allocations.
         torch.cuda.empty_cache()
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
         try:
@@ -145,7 +145,7 @@ class Tensors(TorchTest):
     def test_tensors_of_a_device_need_its_context(self):
         tensor = torch.zeros(16, device="cuda")
         pointer, is_legacy = take(hand_over(tensor))
-        with self.assertRaisesRegex(ProofError, "give the importer a context"):
+        with self.assertRaisesRegex(ProofError, "no context of it"):
             Imported(pointer=pointer, is_legacy=is_legacy)
         del tensor
 
@@ -191,7 +191,7 @@ class Caches(TorchTest):
         return Cache(tensors, **{**dimensions, **changes})
 
     def there_and_back(self, form, plain_tier):
-        """By the stream of the engine alone: nothing here waits for the device."""
+        """Ordered by the engine's stream alone: nothing here waits for the device."""
         generator = torch.Generator().manual_seed(form)
         chosen = torch.randperm(BLOCKS, generator=generator)[: BLOCKS // 2].tolist()
         back = torch.randperm(BLOCKS, generator=generator)[: BLOCKS // 2].tolist()
@@ -207,7 +207,7 @@ class Caches(TorchTest):
                 taken.restore(back, places, stream.cuda_stream)
                 after = [blocks_of(form, tensor, back) for tensor in tensors]
             for old, new in zip(before, after):
-                # As bits: of random ones, some are no numbers.
+                # Compared as bits: some random values are NaN.
                 self.assertTrue(torch.equal(old.view(torch.int16), new.view(torch.int16)))
             del tensors, before, after, old, new
 

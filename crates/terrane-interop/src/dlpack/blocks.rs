@@ -11,19 +11,19 @@ use super::{ElementType, ExportError, TensorExport, TensorShape};
 impl TensorExport {
     /// One piece of a layout, as a row of elements: read-only, or for reading and writing.
     ///
-    /// The block is held while the tensor is exported. Transfers that would write it (or, if it is
-    /// exported for writing, read it) are refused with the conflict. Or they run after the hold,
-    /// whose [`ticket`](Self::ticket) they name. If transfers already have the block, the export is
-    /// refused instead. The endpoint lives as long as the hold, so no other endpoint has its bytes.
-    /// If the endpoint is [sharing](Endpoint::sharing) its bytes, the other endpoints do not know
-    /// of the hold; the caller of that must keep them apart.
+    /// The block is held while the tensor is exported. A conflicting transfer is refused: one that
+    /// writes the block, or, for a writable export, one that reads it. It can run after the hold
+    /// instead, if it names the hold's [`ticket`](Self::ticket). If transfers already have the
+    /// block, the export is refused. The endpoint lives as long as the hold, so no other endpoint
+    /// can have its bytes. An endpoint that [shares](Endpoint::sharing) its bytes does not tell the
+    /// other endpoints of the hold; the caller keeps them apart.
     ///
     /// # Errors
     ///
     /// [`ExportError::Held`] if the block could not be held. [`ExportError::Layout`] if there is no
     /// such piece. [`ExportError::InParts`] if the layout has no contiguous pieces.
-    /// [`ExportError::NotWhole`] if elements do not fit evenly into it. Otherwise as for
-    /// [`new`](Self::new).
+    /// [`ExportError::NotWhole`] if the bytes of a piece are not a multiple of an element's.
+    /// Otherwise as for [`new`](Self::new).
     pub fn of_piece(
         endpoint: &Endpoint,
         (block, layer, outer): (u32, u32, u32),

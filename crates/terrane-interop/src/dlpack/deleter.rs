@@ -5,28 +5,28 @@ use std::ptr::NonNull;
 
 use super::ImportError;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned};
-use super::live_tensors::TAKEN_IN;
+use super::live_tensors::IMPORTED;
 
-/// A structure that this crate must release once. Its deleter was read at import, so that a
-/// structure without a deleter is not accessed again.
-pub(super) struct Owner(Structure);
+/// A structure that this crate must release once. Its deleter was read at import. A structure
+/// without a deleter is not accessed again.
+pub(super) struct OwnedTensor(Structure);
 
 enum Structure {
     Versioned(NonNull<DLManagedTensorVersioned>, Deleter<DLManagedTensorVersioned>),
     Legacy(NonNull<DLManagedTensor>, Deleter<DLManagedTensor>),
     /// Without a deleter, there is nothing to do.
-    Nobodys,
+    WithoutDeleter,
 }
 
 type Deleter<S> = unsafe extern "C" fn(*mut S);
 
-// SAFETY: the importer of the structure promised that its deleter may be called on any thread;
-// nothing else of it is touched after it was checked.
-unsafe impl Send for Owner {}
+// SAFETY: the importer of the structure promised that its deleter may be called on any thread.
+// Nothing else of the structure is accessed after the checks.
+unsafe impl Send for OwnedTensor {}
 // SAFETY: as for `Send`; a shared reference reaches nothing.
-unsafe impl Sync for Owner {}
+unsafe impl Sync for OwnedTensor {}
 
-impl Owner {
+impl OwnedTensor {
     /// The owner of a structure of DLPack 1.x.
     ///
     /// # Errors
@@ -35,8 +35,8 @@ impl Owner {
     ///
     /// # Safety
     ///
-    /// The structure begins as that of every version does, and is the caller's to give; its deleter
-    /// may be called on any thread.
+    /// The structure begins as every version does, and the caller owns it. Its deleter may be
+    /// called on any thread.
     pub(super) unsafe fn versioned(
         tensor: NonNull<DLManagedTensorVersioned>,
     ) -> Result<Self, ImportError> {
@@ -46,7 +46,7 @@ impl Owner {
         let deleter = unsafe { (*tensor.as_ptr()).deleter };
         Ok(Self(match deleter {
             Some(deleter) => Structure::Versioned(tensor, deleter),
-            None => nobodys(tensor.addr()),
+            None => without_deleter(tensor.addr()),
         }))
     }
 
@@ -65,41 +65,41 @@ impl Owner {
         let deleter = unsafe { (*tensor.as_ptr()).deleter };
         Ok(Self(match deleter {
             Some(deleter) => Structure::Legacy(tensor, deleter),
-            None => nobodys(tensor.addr()),
+            None => without_deleter(tensor.addr()),
         }))
     }
 }
 
 fn enter(address: NonZeroUsize) -> Result<(), ImportError> {
-    match TAKEN_IN.enter(address) {
+    match IMPORTED.enter(address) {
         true => Ok(()),
         false => Err(ImportError::AlreadyImported { address: address.get() }),
     }
 }
 
-/// The lifetime of a structure without a deleter is unknown.
-fn nobodys(address: NonZeroUsize) -> Structure {
-    TAKEN_IN.leave(address);
-    Structure::Nobodys
+/// A structure without a deleter. It has no known lifetime, so it is not entered in the table.
+fn without_deleter(address: NonZeroUsize) -> Structure {
+    IMPORTED.leave(address);
+    Structure::WithoutDeleter
 }
 
-impl Drop for Owner {
+impl Drop for OwnedTensor {
     fn drop(&mut self) {
         // Each entry is removed before its deleter is called: afterwards another structure may have
         // its address.
         match self.0 {
             Structure::Versioned(tensor, deleter) => {
-                TAKEN_IN.leave(tensor.addr());
-                // SAFETY: this is the one call, as an owner drops once, and the structure was given
-                // to be released by it.
+                IMPORTED.leave(tensor.addr());
+                // SAFETY: this is the only call, because an owner drops once. The caller passed the
+                // structure on to be released by it.
                 unsafe { deleter(tensor.as_ptr()) }
             }
             Structure::Legacy(tensor, deleter) => {
-                TAKEN_IN.leave(tensor.addr());
+                IMPORTED.leave(tensor.addr());
                 // SAFETY: as above.
                 unsafe { deleter(tensor.as_ptr()) }
             }
-            Structure::Nobodys => {}
+            Structure::WithoutDeleter => {}
         }
     }
 }

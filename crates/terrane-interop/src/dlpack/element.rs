@@ -243,13 +243,19 @@ impl fmt::Display for ElementType {
 #[non_exhaustive]
 pub enum ElementTypeError {
     /// The code is not one of DLPack's.
-    #[error("the code {code} of the element type is not one that DLPack 1.3 defines")]
+    #[error(
+        "the element type has the code {code}, which DLPack 1.3 does not define; use a code from 0 \
+         to 18"
+    )]
     UnknownCode {
         /// The number.
         code: u8,
     },
     /// The code has no format of so many bits.
-    #[error("elements of {code:?} do not come with {bits} bits")]
+    #[error(
+        "{bits} bits were requested for elements of {code:?}, which DLPack does not define; use \
+         one of the widths of that code"
+    )]
     Bits {
         /// The code.
         code: TypeCode,
@@ -257,7 +263,7 @@ pub enum ElementTypeError {
         bits: u8,
     },
     /// An element without lanes.
-    #[error("elements of {code:?} have no lanes; a plain one has 1")]
+    #[error("elements of {code:?} have 0 lanes; a scalar has 1")]
     NoLanes {
         /// The code.
         code: TypeCode,

@@ -14,23 +14,26 @@ use super::{ElementType, ElementTypeError, ShapeError};
 #[non_exhaustive]
 pub enum ImportError {
     /// The pointer is null.
-    #[error("the pointer to the managed tensor is null")]
+    #[error("the pointer to the managed tensor is null; pass the pointer of the capsule")]
     NullTensor,
     /// No managed tensor can be at the pointer's address; no field was read.
-    #[error("the pointer to the managed tensor, {address:#x}, is not a multiple of 8")]
+    #[error(
+        "the pointer to the managed tensor, {address:#x}, is not a multiple of 8; pass the pointer \
+         of the capsule"
+    )]
     MisalignedTensor {
         /// The address.
         address: usize,
     },
     /// The tensor was already imported, and has not been released since. It stays with its
     /// importer; this call did not call its deleter.
-    #[error("the tensor at {address:#x} was taken in already; ask its producer for another one")]
+    #[error("the tensor at {address:#x} is already imported; ask its producer for another one")]
     AlreadyImported {
         /// The address of its structure.
         address: usize,
     },
     /// A DLPack version with an unknown structure; only the deleter was used.
-    #[error("the tensor is of DLPack {major}.{minor}; ask its producer for one of version 1")]
+    #[error("the tensor has DLPack version {major}.{minor}; ask its producer for version 1")]
     UnknownVersion {
         /// The major version.
         major: u32,
@@ -38,13 +41,16 @@ pub enum ImportError {
         minor: u32,
     },
     /// A negative number of axes.
-    #[error("the tensor has {ndim} axes")]
+    #[error("the tensor has {ndim} axes; a tensor has at least 0")]
     NegativeRank {
         /// The stated number.
         ndim: i32,
     },
     /// Sizes or strides that cannot be read.
-    #[error("the {field} of the tensor's {axes} axes cannot be read: its pointer is {address:#x}")]
+    #[error(
+        "the {field} of the tensor's {axes} axes cannot be read from the pointer {address:#x}; it \
+         must be aligned to 8 bytes and not null"
+    )]
     UnreadableAxes {
         /// `shape` or `strides`.
         field: &'static str,
@@ -54,15 +60,15 @@ pub enum ImportError {
         address: usize,
     },
     /// The element type is invalid.
-    #[error("the tensor's element type is not known")]
+    #[error("the tensor's element type is not supported")]
     ElementType(#[from] ElementTypeError),
     /// The sizes and strides do not describe memory.
     #[error("the tensor's shape is refused")]
     Shape(#[from] ShapeError),
     /// A device for which Terrane has no kind of memory.
     #[error(
-        "the tensor is on DLPack's device type {device_type}, number {device_id}; Terrane takes \
-         the host (1, number 0), CUDA devices (2) and pinned host memory (3)"
+        "the tensor is on DLPack device type {device_type}, number {device_id}; Terrane takes the \
+         host (type 1, number 0), CUDA devices (type 2) and pinned host memory (type 3)"
     )]
     UnknownDevice {
         /// DLPack's number of the type.
@@ -72,8 +78,8 @@ pub enum ImportError {
     },
     /// The importer was given no context of the device.
     #[error(
-        "the tensor is on CUDA device {device}; give the importer a context of it \
-         (`with_device`, feature `cuda`)"
+        "the tensor is on CUDA device {device}, and the importer has no context of it; pass one to \
+         `with_device` (feature `cuda`)"
     )]
     NoContext {
         /// The device.
@@ -81,16 +87,22 @@ pub enum ImportError {
     },
     /// The device's driver does not know the memory as that device's.
     #[cfg(feature = "cuda")]
-    #[error("the tensor's memory is not what it says")]
+    #[error("the driver does not know the tensor's bytes as memory of its device")]
     NotDeviceMemory(#[source] CudaError),
     /// The data is null, but there are elements.
-    #[error("the data pointer is null, but the tensor has {elements} elements")]
+    #[error(
+        "the tensor has {elements} elements, and its data pointer is null; ask its producer for a \
+         tensor with data"
+    )]
     NullData {
         /// The number of elements.
         elements: u64,
     },
     /// The tensor extends past the address space.
-    #[error("{bytes} from {byte_offset} bytes behind {data:#x} on leave the address space")]
+    #[error(
+        "the tensor takes {bytes} from {byte_offset} bytes after {data:#x}, past the end of the \
+         address space"
+    )]
     AddressOverflow {
         /// The data pointer.
         data: u64,
@@ -101,7 +113,8 @@ pub enum ImportError {
     },
     /// The first element is misaligned.
     #[error(
-        "the first element is at {address:#x}, but elements of {element} are aligned to {alignment}"
+        "the first element is at {address:#x}; elements of {element} need an alignment of \
+         {alignment}"
     )]
     MisalignedData {
         /// Its address.
@@ -112,13 +125,15 @@ pub enum ImportError {
         alignment: Alignment,
     },
     /// The tensor is read-only, so it cannot be [`Memory`](terrane_core::Memory).
-    #[error("the tensor may only be read; copy it, or hand over one that may be written")]
+    #[error(
+        "the tensor is read-only, and memory must be writable; copy it, or export it as writable"
+    )]
     ReadOnly,
     /// There are bytes between the elements, or bits after the last one, that do not belong to
     /// them.
     #[error(
-        "the tensor's {elements} elements do not fill the {bytes} that they lie in; hand over a \
-         tensor without gaps, or adopt the gaps as well"
+        "the tensor's {elements} elements do not fill their {bytes}; pass a tensor without gaps, \
+         or import the gaps with `memory_with_gaps`"
     )]
     Gaps {
         /// The number of elements.
@@ -129,8 +144,8 @@ pub enum ImportError {
 }
 
 impl ImportError {
-    /// Whether the tensor was released: its deleter called, if it had one. It was not if no tensor
-    /// was found, or if another import has it.
+    /// Whether the tensor was released: its deleter was called, if it had one. It was not called if
+    /// no tensor was found, or if another import has it.
     #[must_use]
     pub const fn was_released(&self) -> bool {
         !matches!(
@@ -145,13 +160,13 @@ impl ImportError {
 #[non_exhaustive]
 pub enum ExportError {
     /// DLPack has no device for the memory.
-    #[error("{kind} memory has no place in DLPack; copy it to the host or a device first")]
+    #[error("DLPack has no device for {kind} memory; copy it to the host or a device first")]
     NoDevice {
         /// The kind of memory.
         kind: StorageKind,
     },
     /// The processor cannot reach the bytes.
-    #[error("{kind} memory is not the host's; copy it there first")]
+    #[error("{kind} memory is not host memory; copy it to the host first")]
     NotHost {
         /// The kind of memory.
         kind: StorageKind,
@@ -161,7 +176,7 @@ pub enum ExportError {
     OutOfBounds(#[from] ViewOutOfBounds),
     /// The start of the memory is misaligned for an element.
     #[error(
-        "the memory begins at {address:#x}, but elements of {element} are aligned to {alignment}"
+        "the memory begins at {address:#x}; elements of {element} need an alignment of {alignment}"
     )]
     Misaligned {
         /// Its start.
@@ -173,8 +188,8 @@ pub enum ExportError {
     },
     /// The export does not state when the consumer has finished with memory that devices reach.
     #[error(
-        "nothing says when the consumer has done with the {kind} memory, which may be after it has \
-         dropped the tensor: name its stream (`released_after`), or promise that it waits \
+        "the export of {kind} memory does not state when the consumer's device work has completed; \
+         name the consumer's stream (`released_after`), or promise that the consumer waits \
          (`released_when_done`)"
     )]
     ReleaseNotStated {
@@ -182,16 +197,19 @@ pub enum ExportError {
         kind: StorageKind,
     },
     /// The legacy structure cannot mark a tensor as read-only.
-    #[error("legacy tensors cannot be read-only; export a versioned one, or for writing")]
+    #[error("a legacy tensor cannot be read-only; export a versioned one, or a writable one")]
     LegacyReadOnly,
     /// The legacy structure cannot state that each element below eight bits takes a byte.
-    #[error("legacy tensors cannot have {element} padded to whole bytes; export a versioned one")]
+    #[error(
+        "a legacy tensor cannot state that {element} is padded to whole bytes; export a versioned \
+         one"
+    )]
     LegacyPadded {
         /// The element type.
         element: ElementType,
     },
     /// The layout has no region of this number.
-    #[error("there is no region {region}; the layout has {regions}, counted from 0")]
+    #[error("region {region} was requested; the layout has {regions}, counted from 0")]
     NoRegion {
         /// The number.
         region: u32,
@@ -199,7 +217,7 @@ pub enum ExportError {
         regions: usize,
     },
     /// The bytes are not a whole number of elements.
-    #[error("{bytes} are no whole number of elements of {element}")]
+    #[error("{bytes} are not a whole number of elements of {element}; use another element type")]
     NotWhole {
         /// The number of bytes.
         bytes: ByteCount,
@@ -207,18 +225,17 @@ pub enum ExportError {
         element: ElementType,
     },
     /// Sizes that no tensor can have.
-    #[error("the tensor's shape is refused")]
+    #[error("no tensor can have this shape")]
     Shape(#[from] ShapeError),
     /// The layout has no such piece.
     #[error("the layout has no such piece")]
     Layout(#[from] LayoutError),
     /// The layout's sections have strides within a block, so it has no contiguous pieces.
     #[error(
-        "the layout has no contiguous pieces, so no tensor of whole pieces exists; use \
-         `tensors::kv_tensors`, which expresses strides"
+        "the layout has no contiguous pieces; use `tensors::kv_tensors`, which expresses strides"
     )]
     InParts,
     /// The blocks could not be held: a transfer reads or writes them.
-    #[error("the blocks could not be held")]
+    #[error("the blocks could not be held for the export")]
     Held(#[from] TransferError),
 }

@@ -23,11 +23,11 @@ use crate::release_order::ConsumerWork;
 /// The memory lives until the consumer calls the tensor's deleter. So do its guards, such as holds
 /// of blocks. They drop on the thread that calls the deleter.
 ///
-/// For memory that devices reach, including pinned memory, that may be too early. Libraries call
-/// the deleter when they drop a tensor, possibly before their kernels and copies have finished with
-/// it. So an export of such memory must state how their completion is detected, before it becomes a
-/// tensor: by the consumer's stream (`released_after`, feature `cuda`), or by the consumer itself
-/// ([`released_when_done`](Self::released_when_done)).
+/// For memory that devices access, including pinned memory, that may be too early. Libraries call
+/// the deleter when they drop a tensor, possibly before their kernels and copies have completed. An
+/// export of such memory must therefore state how their completion is detected before it becomes a
+/// tensor. Either the consumer's stream tells it (`released_after`, feature `cuda`), or the
+/// consumer guarantees it ([`released_when_done`](Self::released_when_done)).
 pub struct TensorExport {
     region: Region,
     shape: TensorShape,
@@ -53,7 +53,7 @@ enum Release {
 
 impl TensorExport {
     /// Creates the tensor of this shape whose first element is at the start of `region`. It is
-    /// writable, unless it is made [`read_only`](Self::read_only).
+    /// writable unless [`read_only`](Self::read_only) is called.
     ///
     /// # Errors
     ///
@@ -63,9 +63,10 @@ impl TensorExport {
     ///
     /// # Safety
     ///
-    /// From the export of the tensor until the call of its deleter, the caller ensures that no code
-    /// writes bytes of the region that the consumer reads, nor reads or writes bytes that it
-    /// writes. For a read-only tensor, the caller ensures that the consumer does not write.
+    /// The obligation lasts from the export of the tensor until the call of its deleter. The caller
+    /// ensures that no code writes bytes of the region that the consumer reads. No code reads or
+    /// writes bytes that the consumer writes. For a read-only tensor, the caller ensures that the
+    /// consumer does not write.
     pub unsafe fn new(region: Region, shape: TensorShape) -> Result<Self, ExportError> {
         Self::build(region, shape)
     }
@@ -100,16 +101,16 @@ impl TensorExport {
     /// States the tensor's location by the start of its memory and an offset, instead of by the
     /// address of its first element.
     ///
-    /// The standard intends this: the start is as aligned as the allocation was. But some consumers
-    /// ignore the offset, so it is optional.
+    /// The standard intends this, because the start is aligned as the allocation was. But some
+    /// consumers ignore the offset, so it is optional.
     #[must_use]
     pub fn by_offset(self) -> Self {
         Self { by_offset: true, ..self }
     }
 
-    /// Declares the tensor as host memory, although it is pinned. A consumer requests that by
-    /// `dl_device=(1, 0)`. Pinned memory is also host memory, and nothing is copied. PyTorch
-    /// refuses memory declared as pinned; it accepts this, and detects pinned memory by itself.
+    /// Declares pinned memory as host memory. A consumer requests that by `dl_device=(1, 0)`.
+    /// Nothing is copied, as pinned memory is also host memory. PyTorch refuses memory declared as
+    /// pinned; it accepts this, and detects pinned memory by itself.
     ///
     /// # Errors
     ///
@@ -139,9 +140,10 @@ impl TensorExport {
     /// Makes the deleter wait for all work submitted to `consumer` until then, before holds end and
     /// memory is freed. The thread that drops the tensor blocks until its stream has completed.
     ///
-    /// If the stream cannot be waited for, for another reason than a lost context (it is being
-    /// captured, for example), holds and memory are kept until the process ends. The stream's
-    /// context then counts one of its [`failed_drops`](terrane_cuda::Context::failed_drops).
+    /// Some streams cannot be waited for, for example while they are captured. Holds and memory are
+    /// then kept until the process ends, and the stream's context counts one of its
+    /// [`failed_drops`](terrane_cuda::Context::failed_drops). If the context is lost, they are
+    /// released.
     ///
     /// ```no_run
     /// use terrane_cuda::Context;
@@ -207,9 +209,9 @@ impl TensorExport {
         self.read_only
     }
 
-    /// A ticket for the hold of its blocks, to run transfers after the tensor has been released
-    /// ([`Transfer::after`](terrane_transfer::Transfer::after)); `None` for memory that is not an
-    /// endpoint's.
+    /// A ticket for the hold of its blocks: a transfer that names it runs after the tensor has been
+    /// released ([`Transfer::after`](terrane_transfer::Transfer::after)). `None` for memory that is
+    /// not an endpoint's.
     #[must_use]
     pub fn ticket(&self) -> Option<Ticket> {
         self.ticket.clone()
@@ -234,9 +236,9 @@ impl TensorExport {
     ///
     /// # Errors
     ///
-    /// [`ExportError::LegacyReadOnly`] and [`ExportError::LegacyPadded`], as it cannot mark a
-    /// tensor as read-only, or elements below eight bits as padded to a byte each. Otherwise as for
-    /// [`into_versioned`](Self::into_versioned).
+    /// [`ExportError::LegacyReadOnly`] for a read-only tensor, and [`ExportError::LegacyPadded`]
+    /// for elements below eight bits that are padded to a byte each: the structure cannot state
+    /// either. Otherwise as for [`into_versioned`](Self::into_versioned).
     pub fn into_legacy(self) -> Result<ManagedTensor<DLManagedTensor>, ExportError> {
         if self.read_only {
             return Err(ExportError::LegacyReadOnly);
@@ -265,13 +267,13 @@ impl TensorExport {
         };
         let is_empty = shape.elements() == 0;
         let data = match first {
-            // As the standard has it.
+            // The standard asks for null.
             _ if is_empty => null_mut(),
             Location::Host(address) => address.as_ptr().cast(),
             Location::Device { address, .. } => {
                 without_provenance_mut(ByteCount::new(address.get()).to_usize())
             }
-            // `build` has refused it.
+            // `build` has refused such memory.
             _ => null_mut(),
         };
         let byte_offset = if is_empty { 0 } else { byte_offset };

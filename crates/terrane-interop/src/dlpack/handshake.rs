@@ -19,10 +19,10 @@ impl ConsumerStream {
         }
     }
 
-    /// The stream of `context`'s device that it names, to wait for after the consumer has dropped
-    /// the tensor ([`TensorExport::released_after`](super::TensorExport::released_after)). `None`
-    /// if it names none, or the per-thread default stream: another thread that drops the tensor
-    /// cannot wait for that. `owner` is kept for as long as the returned stream lives.
+    /// The named stream of `context`'s device, to wait for after the consumer has dropped the
+    /// tensor ([`TensorExport::released_after`](super::TensorExport::released_after)). `None` if no
+    /// stream is named. `None` also for the per-thread default stream: another thread that drops
+    /// the tensor cannot wait for it. `owner` is kept for as long as the returned stream lives.
     ///
     /// # Errors
     ///
@@ -39,7 +39,7 @@ impl ConsumerStream {
         let Some(handle) = self.handle().filter(|_| self != Self::PerThreadDefault) else {
             return Ok(None);
         };
-        // SAFETY: the caller's promise of a handle; default streams live as long as the context.
+        // SAFETY: the caller promised a valid handle; default streams live as long as the context.
         let stream = unsafe { Stream::borrow(context, handle, owner) };
         let failed = |source| StreamError::Driver { device: context.device().id, source };
         stream.map(Some).map_err(failed)
@@ -74,8 +74,8 @@ pub enum ProducerStream<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Handshake {
-    /// No wait was needed: the data is there, or both sides use one stream, or the consumer wants
-    /// no order.
+    /// No wait was needed: the data is complete, both sides use one stream, or the consumer
+    /// requested no order.
     Nothing,
     /// The consumer's stream waits for an event.
     Waits,
@@ -102,11 +102,11 @@ pub unsafe fn handshake(
     let failed = |source| StreamError::Driver { device: context.device().id, source };
     let delay = |event: &Event| {
         if consumer == ConsumerStream::PerThreadDefault {
-            // The consumer calls on the thread whose stream it names.
+            // The consumer calls this on the thread whose default stream it names.
             return event.delay_thread_stream(context);
         }
-        // SAFETY: the caller's promise of a handle; the legacy default stream lives as long as the
-        // context.
+        // SAFETY: the caller promised a valid handle; the legacy default stream lives as long as
+        // the context.
         unsafe { Stream::borrow(context, to, ()) }?.wait_for(event)
     };
     match producer {
@@ -128,7 +128,7 @@ fn waits(
     let to = consumer.handle()?;
     match producer {
         ProducerStream::Complete => None,
-        // Each device has its own default streams, under the same handles.
+        // Each device has its own default streams under the same handles.
         ProducerStream::Stream(from)
             if from.context().device().id == context.device().id && same(from.handle(), to) =>
         {

@@ -12,13 +12,13 @@ use terrane_core::{
 #[cfg(feature = "cuda")]
 use terrane_cuda::Context;
 
-use super::deleter::Owner;
+use super::deleter::OwnedTensor;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLTensor};
 use super::{ElementType, ImportError, MOST_AXES, ShapeError, TensorDevice, TensorShape};
 
 /// Imports foreign tensors. It accepts host tensors. With a context of a CUDA device (feature
-/// `cuda`) it also accepts tensors of that device, and asks the driver whether the memory matches
-/// the tensor.
+/// `cuda`), it also accepts tensors of that device. It asks the driver whether their memory
+/// matches.
 #[derive(Clone, Debug, Default)]
 pub struct Importer {
     #[cfg(feature = "cuda")]
@@ -53,33 +53,33 @@ impl Importer {
     ///
     /// # Safety
     ///
-    /// If it is neither null nor misaligned, `tensor` is a managed tensor of DLPack that is the
-    /// caller's to give: it begins with its version, its context and its deleter; where the version
-    /// is 1, the other fields follow, and `shape` and `strides`, if they are neither null nor
-    /// misaligned, have `ndim` numbers each. Its deleter may be called on any thread. The structure
-    /// is there until then; without a deleter, until this returns.
+    /// If `tensor` is neither null nor misaligned, it is a managed tensor of DLPack that the caller
+    /// owns. It begins with its version, its context and its deleter. If the version is 1, the
+    /// other fields follow. `shape` and `strides`, if they are neither null nor misaligned, have
+    /// `ndim` numbers each. The deleter may be called on any thread. The structure exists until
+    /// then; without a deleter, until this returns.
     ///
-    /// Until the deleter is called, the bytes from its first element to its last are one live
-    /// allocation's, initialised if they are the host's, and writable unless the tensor is
-    /// read-only; memory that it calls pinned is; and every other user of its elements synchronises
-    /// that with the users of what comes of it here.
+    /// Until the deleter is called, the bytes from the first element to the last lie in one live
+    /// allocation. They are initialised if they are on the host, and writable unless the tensor is
+    /// read-only. Memory that the tensor calls pinned is pinned. All other users of the elements
+    /// synchronise with the users of the imported tensor.
     pub unsafe fn versioned(
         &self,
         tensor: *mut DLManagedTensorVersioned,
     ) -> Result<ImportedTensor, ImportError> {
         let tensor = located(tensor)?;
         // SAFETY: the caller's promise.
-        let owner = unsafe { Owner::versioned(tensor) }?;
+        let owner = unsafe { OwnedTensor::versioned(tensor) }?;
         let tensor = tensor.as_ptr();
-        // SAFETY: every version of the structure begins with its version.
+        // SAFETY: every version of the structure begins with the version.
         let version = unsafe { (*tensor).version };
         let (major, minor) = (version.major, version.minor);
         if major != raw::DLPACK_MAJOR_VERSION {
             return Err(ImportError::UnknownVersion { major, minor });
         }
-        // SAFETY: the version is that of this structure.
+        // SAFETY: the version is that of this structure, so the field exists.
         let flags = unsafe { (*tensor).flags };
-        // SAFETY: as for the flags; the structure is copied, as others may still write to it.
+        // SAFETY: as for the flags. The structure is copied, because other code may still write it.
         let described = unsafe { (*tensor).dl_tensor };
         // SAFETY: the axes are those of the tensor, by the caller's promise.
         unsafe { self.take(owner, &described, flags) }
@@ -101,7 +101,7 @@ impl Importer {
     ) -> Result<ImportedTensor, ImportError> {
         let tensor = located(tensor)?;
         // SAFETY: the caller's promise.
-        let owner = unsafe { Owner::legacy(tensor) }?;
+        let owner = unsafe { OwnedTensor::legacy(tensor) }?;
         // SAFETY: the structure is there, by the caller's promise.
         let described = unsafe { (*tensor.as_ptr()).dl_tensor };
         // SAFETY: the axes are those of the tensor, by the caller's promise.
@@ -112,16 +112,16 @@ impl Importer {
     ///
     /// # Safety
     ///
-    /// That of [`versioned`](Self::versioned), of the tensor that `owner` owns and `tensor`
+    /// As for [`versioned`](Self::versioned), for the tensor that `owner` owns and `tensor`
     /// describes.
     unsafe fn take(
         &self,
-        owner: Owner,
+        owner: OwnedTensor,
         tensor: &DLTensor,
         flags: u64,
     ) -> Result<ImportedTensor, ImportError> {
         let is = |flag: u64| flags & flag != 0;
-        // SAFETY: the caller's promise of the axes.
+        // SAFETY: the caller's promise about the axes.
         let shape = unsafe {
             shape_of(tensor, is(raw::DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED.into()))
         }?;
@@ -269,8 +269,8 @@ unsafe fn shape_of(tensor: &DLTensor, padded: bool) -> Result<TensorShape, Impor
 ///
 /// # Safety
 ///
-/// If it is neither null nor misaligned, there are `axes` of them, and no code writes them while
-/// the answer is used.
+/// If it is neither null nor misaligned, it points to `axes` numbers. No code writes them while the
+/// returned slice is used.
 unsafe fn numbers<'a>(
     field: &'static str,
     pointer: *const i64,
@@ -280,7 +280,7 @@ unsafe fn numbers<'a>(
     if pointer.is_null() || !address.is_multiple_of(align_of::<i64>()) {
         return Err(ImportError::UnreadableAxes { field, axes, address });
     }
-    // SAFETY: the caller's promise; there are at most 64.
+    // SAFETY: the caller's promise; there are at most 64 numbers.
     Ok(unsafe { std::slice::from_raw_parts(pointer, axes) })
 }
 
@@ -303,7 +303,7 @@ struct Imported {
     span: Span,
     read_only: bool,
     copied: bool,
-    _owner: Owner,
+    _owner: OwnedTensor,
 }
 
 impl ImportedTensor {
@@ -343,7 +343,7 @@ impl ImportedTensor {
         self.0.read_only
     }
 
-    /// Whether its producer copied it for this exchange, so that no other code has it.
+    /// Whether its producer copied it for this exchange, so that no other code uses it.
     #[must_use]
     pub fn is_copied(&self) -> bool {
         self.0.copied
@@ -360,8 +360,8 @@ impl ImportedTensor {
     /// # Errors
     ///
     /// [`ImportError::ReadOnly`] if it is read-only: memory must be writable. [`ImportError::Gaps`]
-    /// if there are bytes between its elements, or bits after the last one: other code may own
-    /// them.
+    /// if there are bytes between its elements, or bits after the last one, because other code may
+    /// own them.
     pub fn memory(&self) -> Result<ForeignMemory<Self>, ImportError> {
         if !self.0.shape.is_dense() {
             let (elements, bytes) = (self.0.shape.elements(), self.0.shape.bytes());
@@ -380,14 +380,15 @@ impl ImportedTensor {
     ///
     /// # Safety
     ///
-    /// For as long as the memory lives, the bytes of the gaps obey the same rules as the elements:
-    /// all code that uses them synchronises with the users of the memory.
+    /// While the memory lives, the bytes of the gaps obey the same rules as the elements. All code
+    /// that uses them synchronises with the users of the memory.
     pub unsafe fn memory_with_gaps(&self) -> Result<ForeignMemory<Self>, ImportError> {
         if self.0.read_only {
             return Err(ImportError::ReadOnly);
         }
-        // SAFETY: the tensor's importer guaranteed it for its elements, and the caller for the
-        // bytes between them, for as long as the tensor is not released; it is the owner.
+        // SAFETY: the tensor's importer guaranteed the elements, and the caller guarantees the
+        // bytes between them, until the tensor is released. The memory owns a clone of the tensor,
+        // which prevents that.
         Ok(unsafe { ForeignMemory::new(self.0.span, self.clone()) })
     }
 }

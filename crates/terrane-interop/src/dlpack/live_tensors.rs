@@ -1,24 +1,25 @@
 //! The live managed tensors: imported foreign ones, and exported ones.
 //!
-//! A C structure does not record its owner. This table identifies it by its address. So a structure
-//! that is imported twice is refused, and an exported tensor's deleter does nothing on a second
-//! call. That only guards the contracts of both: once a structure is freed, another may have its
-//! address.
+//! A C structure does not record its owner. This table identifies it by its address. A structure
+//! that is imported twice is refused, and a second call of an exported tensor's deleter does
+//! nothing. This detects some broken contracts only: once a structure is freed, another one may
+//! have its address.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 
 /// Structures by their addresses.
-pub(super) struct Live(Mutex<BTreeSet<NonZeroUsize>>);
+pub(super) struct LiveTensors(Mutex<BTreeSet<NonZeroUsize>>);
 
-/// Imported foreign structures that have a deleter that was not called yet.
-pub(super) static TAKEN_IN: Live = Live(Mutex::new(BTreeSet::new()));
+/// Imported foreign structures whose deleter was not called yet. Structures without a deleter are
+/// not entered.
+pub(super) static IMPORTED: LiveTensors = LiveTensors(Mutex::new(BTreeSet::new()));
 
 /// Exported structures whose deleter was not called yet.
-pub(super) static HANDED_OUT: Live = Live(Mutex::new(BTreeSet::new()));
+pub(super) static EXPORTED: LiveTensors = LiveTensors(Mutex::new(BTreeSet::new()));
 
-impl Live {
+impl LiveTensors {
     /// Adds a structure; false if it is already present.
     pub(super) fn enter(&self, address: NonZeroUsize) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address)

@@ -11,10 +11,10 @@ use smallvec::SmallVec;
 use terrane_core::Region;
 
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
-use super::live_tensors::HANDED_OUT;
+use super::live_tensors::EXPORTED;
 use crate::release_order::{ConsumerWork, catch_panic};
 
-/// The version of exported tensors: its minor guarantees that strides are never null.
+/// The version of exported tensors. Its minor version guarantees that strides are never null.
 const VERSION: DLPackVersion =
     DLPackVersion { major: raw::DLPACK_MAJOR_VERSION, minor: raw::DLPACK_MINOR_VERSION };
 
@@ -24,7 +24,7 @@ mod sealed {
 
     use super::DLTensor;
 
-    /// The common part of the two structures. No others are managed tensors.
+    /// The common part of the two structures. No other type implements it.
     pub trait Sealed: Sized {
         fn around(tensor: DLTensor, flags: u64, context: *mut c_void) -> Self;
 
@@ -80,7 +80,8 @@ impl sealed::Sealed for DLManagedTensorVersioned {
 /// A tensor that is ready for export. Dropping it instead releases it, as its consumer would.
 pub struct ManagedTensor<S: Structure>(NonNull<S>);
 
-// SAFETY: all that the structure owns is `Send`, and a shared reference gives no access to it.
+// SAFETY: everything that the structure owns is `Send`, and a shared reference gives no access to
+// it.
 unsafe impl<S: Structure> Send for ManagedTensor<S> {}
 
 impl<S: Structure> ManagedTensor<S> {
@@ -88,7 +89,7 @@ impl<S: Structure> ManagedTensor<S> {
     pub(super) fn new(kept: Kept, parts: Parts) -> Self {
         let Parts { data, device, dtype, byte_offset, flags } = parts;
         let context = Box::into_raw(Box::new(Context::<S> { tensor: None, kept }));
-        // SAFETY: it was allocated just now, and no other code has it.
+        // SAFETY: it was allocated above, and no other code has it.
         let context_ref = unsafe { &mut *context };
         let axes = context_ref.kept.sizes.len();
         let tensor = DLTensor {
@@ -103,7 +104,7 @@ impl<S: Structure> ManagedTensor<S> {
         };
         let structure = context_ref.tensor.insert(S::around(tensor, flags, context.cast()));
         let structure = NonNull::from(structure);
-        HANDED_OUT.enter(structure.addr());
+        EXPORTED.enter(structure.addr());
         Self(structure)
     }
 
@@ -115,7 +116,7 @@ impl<S: Structure> ManagedTensor<S> {
 
     /// Exports the structure: the holder of the pointer calls its deleter once, when it has
     /// finished.
-    #[must_use = "without its deleter being called, the memory is leaked"]
+    #[must_use = "without a call of its deleter, the memory is leaked"]
     pub fn into_raw(self) -> NonNull<S> {
         ManuallyDrop::new(self).0
     }
@@ -123,7 +124,7 @@ impl<S: Structure> ManagedTensor<S> {
 
 impl<S: Structure> Drop for ManagedTensor<S> {
     fn drop(&mut self) {
-        // SAFETY: `new` made it, and `into_raw` leaves none to drop.
+        // SAFETY: `new` created it, and `into_raw` leaves none to drop.
         unsafe { S::release(self.0) };
     }
 }
@@ -154,7 +155,7 @@ pub(super) struct Kept {
     pub(super) consumer: ConsumerWork,
 }
 
-/// Values that users gave to keep. They drop in the order in which they were given, each
+/// Values that users gave to keep. They drop in the order in which they were given. Each drops
 /// separately, as a second panic during an unwind would abort the process.
 pub(super) struct Guards(pub(super) SmallVec<[Box<dyn Any + Send>; 2]>);
 
@@ -172,14 +173,14 @@ struct Context<S> {
     kept: Kept,
 }
 
-/// Releases the context of an exported structure. A panic of a guard ends here: the consumer's code
-/// is not Rust.
+/// Releases the context of an exported structure. A guard's panic is caught here, because the
+/// consumer's code is not Rust.
 ///
 /// # Safety
 ///
 /// `context` is that of a structure made by [`ManagedTensor::new`], which no code uses any more.
 unsafe fn release<S>(context: *mut c_void) {
-    // SAFETY: it came from `Box::into_raw` of this type, and is taken back once.
+    // SAFETY: it came from `Box::into_raw` of this type, and is taken back only here.
     let context = unsafe { Box::from_raw(context.cast::<Context<S>>()) };
     catch_panic(|| {
         let Kept { guards, region, consumer, .. } = context.kept;
@@ -188,9 +189,9 @@ unsafe fn release<S>(context: *mut c_void) {
     });
 }
 
-/// The structure, if its deleter was not called yet; it counts as called from now on.
+/// The structure, if its deleter was not called yet. From now on it counts as called.
 fn alive<S>(tensor: *mut S) -> Option<NonNull<S>> {
-    NonNull::new(tensor).filter(|tensor| HANDED_OUT.leave(tensor.addr()))
+    NonNull::new(tensor).filter(|tensor| EXPORTED.leave(tensor.addr()))
 }
 
 /// # Safety
@@ -198,7 +199,7 @@ fn alive<S>(tensor: *mut S) -> Option<NonNull<S>> {
 /// `tensor` is null, or a structure of ours whose deleter was not called yet.
 unsafe extern "C" fn delete_legacy(tensor: *mut DLManagedTensor) {
     let Some(tensor) = alive(tensor) else { return };
-    // SAFETY: it is a structure of ours, by the caller's promise, and was not released yet.
+    // SAFETY: it is a structure of ours, as the caller promises, and was not released yet.
     let context = unsafe { (*tensor.as_ptr()).manager_ctx };
     // SAFETY: the context of that structure; its deleter is called once.
     unsafe { release::<DLManagedTensor>(context) }
@@ -209,7 +210,7 @@ unsafe extern "C" fn delete_legacy(tensor: *mut DLManagedTensor) {
 /// `tensor` is null, or a structure of ours whose deleter was not called yet.
 unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
     let Some(tensor) = alive(tensor) else { return };
-    // SAFETY: it is a structure of ours, by the caller's promise, and was not released yet.
+    // SAFETY: it is a structure of ours, as the caller promises, and was not released yet.
     let context = unsafe { (*tensor.as_ptr()).manager_ctx };
     // SAFETY: the context of that structure; its deleter is called once.
     unsafe { release::<DLManagedTensorVersioned>(context) }

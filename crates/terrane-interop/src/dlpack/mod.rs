@@ -9,10 +9,10 @@
 //!
 //! A [`TensorExport`] is a strided view of a [`Region`](terrane_core::Region), or of blocks of an
 //! [`Endpoint`](terrane_transfer::Endpoint). It becomes a [`ManagedTensor`], whose pointer a
-//! consumer takes. The consumer calls its deleter when it has finished, on any thread; until then
-//! the memory lives. A second call of a deleter does nothing, as long as no other tensor has the
-//! same address. Blocks of an endpoint stay held against transfers for as long: nothing is written
-//! under a reader, and nothing moves under a writer. For memory that devices reach, the export also
+//! consumer takes. The consumer calls its deleter on any thread when it has finished. The memory
+//! lives until then. A second call of a deleter does nothing, as long as no other tensor has the
+//! same address. Blocks of an endpoint stay held until the deleter has run: no transfer writes what
+//! the consumer reads, or touches what it writes. For memory that devices access, the export also
 //! states how the end of device work is detected.
 //!
 //! # Import
@@ -22,16 +22,16 @@
 //! tensor is refused. Otherwise it is called when the last clone of the tensor, and the last memory
 //! of it, has dropped. A null deleter is legal and is not called.
 //!
-//! | field | what is refused |
+//! | field | refused values |
 //! |---|---|
-//! | the pointer itself | null, misaligned, one that was taken in already and is still alive |
-//! | version | a major other than 1; nothing but the deleter is looked at then |
+//! | the pointer itself | null, misaligned, already imported and still alive |
+//! | version | a major version other than 1; only the deleter is used then |
 //! | `ndim` | negative, or more than [`MOST_AXES`] |
-//! | `shape` | null or misaligned with axes, a negative size, sizes whose product overflows |
+//! | `shape` | null or misaligned although there are axes, a negative size, sizes whose product overflows |
 //! | `strides` | misaligned, negative, zero with more than one element, elements that overlap. Null is compact |
-//! | `dtype` | unknown code, no bits, no lanes, bits that the code does not have |
-//! | `device` | a type or a number that is not known, a device without a context here, memory that its driver does not know |
-//! | `data`, `byte_offset` | null with elements, sums that overflow, an address that is misaligned for the element |
+//! | `dtype` | an unknown code, no bits, no lanes, bits that the code does not have |
+//! | `device` | an unknown type or number, a device without a context here, memory that its driver does not know |
+//! | `data`, `byte_offset` | null although there are elements, sums that overflow, an address that is misaligned for the element |
 //!
 //! # Stream order
 //!
@@ -65,7 +65,7 @@ pub use managed::{ManagedTensor, Structure};
 pub use shape::{MOST_AXES, ShapeError, TensorShape};
 pub use stream::{ConsumerStream, StreamError};
 
-/// The C definitions: those of `dlpack.h`, under its names.
+/// The C definitions of `dlpack.h`, under its names.
 pub mod ffi {
     pub use dlpack_rs::ffi::{
         DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
@@ -90,6 +90,6 @@ pub mod ffi {
             && offset_of!(DLManagedTensorVersioned, deleter) == 16
             && offset_of!(DLManagedTensorVersioned, flags) == 24
             && offset_of!(DLManagedTensorVersioned, dl_tensor) == 32,
-        "the definitions of DLPack are not those of its header"
+        "the definitions of DLPack differ from those of its header"
     );
 }

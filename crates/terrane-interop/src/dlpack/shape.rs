@@ -7,17 +7,17 @@ use terrane_core::ByteCount;
 
 use super::ElementType;
 
-/// The most axes that a tensor may have: as many as NumPy's and PyTorch's.
+/// The most axes that a tensor may have. NumPy and PyTorch have the same limit.
 pub const MOST_AXES: usize = 64;
 
-/// As many as a KV tensor has, to avoid an allocation.
+/// Inline space for the axes of a KV tensor, which avoids an allocation.
 type Axes = SmallVec<[i64; 6]>;
 
 /// A strided shape whose elements do not overlap, with every product checked.
 ///
-/// Strides count elements, as DLPack's do. None is negative, and none is zero along an axis of more
-/// than one element: a tensor that repeats itself is not memory. Along an axis of one element, and
-/// in an empty tensor, a stride has no meaning.
+/// Strides count elements, as in DLPack. None is negative. None is zero along an axis of more than
+/// one element, because a tensor whose elements share bytes is not memory. Along an axis of one
+/// element, and in an empty tensor, a stride has no meaning.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct TensorShape {
     element: ElementType,
@@ -74,7 +74,7 @@ impl TensorShape {
             let count = u64::try_from(size).map_err(|_| ShapeError::NegativeSize { axis, size })?;
             counts.push(count);
         }
-        // An axis without elements makes any product zero, however large the other sizes are.
+        // One axis without elements makes the product zero, however large the other sizes are.
         if counts.contains(&0) {
             elements = 0;
         } else {
@@ -133,8 +133,8 @@ impl TensorShape {
         self.bytes
     }
 
-    /// Whether the elements fill their bytes: there are no gaps between them, in any order of the
-    /// axes, and no unused bits after the last one within its byte.
+    /// Whether the elements fill their bytes. There are no gaps between them, in any order of the
+    /// axes, and no unused bits in the last byte.
     #[must_use]
     pub const fn is_dense(&self) -> bool {
         self.dense
@@ -175,10 +175,10 @@ fn compact_strides(sizes: &[i64]) -> Axes {
     strides
 }
 
-/// The number of elements from the first to the last one, both included; at least one.
+/// The number of elements from the first to the last, both included; at least one.
 ///
-/// In ascending order, each stride must exceed the span of all smaller ones: then no two elements
-/// share a place.
+/// In ascending order, each stride must be at least the span of all smaller ones. Then no two
+/// elements share a byte.
 fn reach(counts: &[u64], strides: &[i64]) -> Result<u64, ShapeError> {
     let mut steps: SmallVec<[(u64, u64, usize); 6]> = SmallVec::new();
     for (axis, (&count, &stride)) in counts.iter().zip(strides).enumerate() {
@@ -211,13 +211,13 @@ fn reach(counts: &[u64], strides: &[i64]) -> Result<u64, ShapeError> {
 #[non_exhaustive]
 pub enum ShapeError {
     /// More axes than [`MOST_AXES`].
-    #[error("{axes} axes are more than the {MOST_AXES} that a tensor may have")]
+    #[error("the tensor has {axes} axes; a tensor may have {MOST_AXES} at most")]
     TooManyAxes {
         /// The number of axes.
         axes: usize,
     },
     /// The number of strides differs from the number of axes.
-    #[error("{strides} strides for {axes} axes; there has to be one for each")]
+    #[error("there are {strides} strides for {axes} axes; give one for each axis")]
     StrideCount {
         /// The number of axes.
         axes: usize,
@@ -225,7 +225,7 @@ pub enum ShapeError {
         strides: usize,
     },
     /// A size below zero.
-    #[error("axis {axis} has a size of {size}")]
+    #[error("axis {axis} has the size {size}; a size is at least 0")]
     NegativeSize {
         /// The axis, counted from 0.
         axis: usize,
@@ -233,16 +233,20 @@ pub enum ShapeError {
         size: i64,
     },
     /// A stride below zero.
-    #[error("axis {axis} has a stride of {stride}; hand over a tensor that is not reversed")]
+    #[error(
+        "axis {axis} has the stride {stride}; strides must not be negative, so pass a tensor that \
+         is not reversed"
+    )]
     NegativeStride {
         /// The axis, counted from 0.
         axis: usize,
         /// Its stride.
         stride: i64,
     },
-    /// Several elements at one place.
+    /// Several elements at one address.
     #[error(
-        "the {count} elements of axis {axis} are one; hand over the tensor before broadcasting"
+        "the {count} elements of axis {axis} have one address; pass the tensor before it is \
+         broadcast"
     )]
     Repeated {
         /// The axis, counted from 0.
@@ -252,8 +256,8 @@ pub enum ShapeError {
     },
     /// Elements that overlap or are interleaved.
     #[error(
-        "axis {axis} has a stride of {stride} elements, within the {inner} that the axes inside it \
-         take: elements would overlap"
+        "axis {axis} has a stride of {stride} elements, and the axes inside it take {inner}; \
+         elements would overlap"
     )]
     Overlap {
         /// The axis, counted from 0.
@@ -264,7 +268,7 @@ pub enum ShapeError {
         inner: u64,
     },
     /// A number of elements that overflows.
-    #[error("the size {size} of axis {axis} makes more elements than can be counted")]
+    #[error("with the size {size} of axis {axis}, the tensor has more than 2^63 − 1 elements")]
     TooManyElements {
         /// The axis, counted from 0.
         axis: usize,
@@ -272,7 +276,7 @@ pub enum ShapeError {
         size: u64,
     },
     /// A distance that overflows.
-    #[error("the stride {stride} of axis {axis} leads further than memory reaches")]
+    #[error("with the stride {stride} of axis {axis}, the tensor ends past the address space")]
     TooFarApart {
         /// The axis, counted from 0.
         axis: usize,
@@ -280,7 +284,7 @@ pub enum ShapeError {
         stride: u64,
     },
     /// Bytes that overflow.
-    #[error("{elements} elements of {element} are more bytes than memory has")]
+    #[error("{elements} elements of {element} take more than 2^63 − 1 bytes")]
     TooManyBytes {
         /// The number of elements from the first to the last.
         elements: u64,
@@ -355,7 +359,7 @@ mod tests {
     fn elements_below_a_byte_are_packed_unless_padded() {
         let fp4 = ElementType::new(super::super::TypeCode::Float4E2M1Fn, 4, 1).unwrap();
         let odd = TensorShape::compact(fp4, &[3, 3]).unwrap();
-        assert_eq!((odd.bytes().get(), odd.is_dense()), (5, false), "half a byte is another's");
+        assert_eq!((odd.bytes().get(), odd.is_dense()), (5, false), "the byte is shared");
         assert!(TensorShape::compact(fp4, &[3, 4]).unwrap().is_dense());
         let padded = TensorShape::checked(fp4, [3, 3].into_iter().collect(), None, true).unwrap();
         assert_eq!((padded.bytes().get(), padded.is_dense()), (9, true));

@@ -1,7 +1,8 @@
-//! The stream that a consumer names.
+//! The stream that a consumer requests.
 //!
-//! In the array API standard the consumer names a stream, and the producer ensures that work which
-//! runs there from then on finds the data written: [`__dlpack__`], argument `stream`.
+//! In the array API standard, the consumer names a stream in the argument `stream` of
+//! [`__dlpack__`]. The producer ensures that work which the consumer submits to that stream later
+//! finds the data written.
 //!
 //! [`__dlpack__`]: https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html
 
@@ -51,7 +52,7 @@ impl ConsumerStream {
         }
     }
 
-    /// As the standard writes it: `None`, or a number.
+    /// The argument of the standard: `None`, or a number.
     #[must_use]
     pub fn to_python(self) -> Option<i64> {
         match self {
@@ -70,7 +71,7 @@ impl ConsumerStream {
 #[non_exhaustive]
 pub enum StreamError {
     /// A stream for the host.
-    #[error("stream {stream} for a tensor on the host, which has no streams; pass None")]
+    #[error("stream {stream} was given for a tensor on the host, which has no streams; pass None")]
     OnHost {
         /// The number that was passed.
         stream: i64,
@@ -79,7 +80,7 @@ pub enum StreamError {
     #[error("stream 0 is ambiguous; pass None, 1 (legacy default) or 2 (per-thread default)")]
     Ambiguous,
     /// No stream has such a number.
-    #[error("stream {stream} is none; −1 asks for no order")]
+    #[error("stream {stream} does not exist; pass −1 for no order, or None")]
     Negative {
         /// The number that was passed.
         stream: i64,

@@ -8,7 +8,8 @@ use terrane_layout::{
 
 use super::row::Row;
 use super::{
-    KvAxis, KvError, KvForm, StridedError, StridedForm, StridedTensor, TensorName, adopt_strided,
+    KvAxis, KvAxisOrder, KvError, StridedError, StridedForm, StridedTensor, TensorName,
+    adopt_strided,
 };
 use crate::dlpack::ImportedTensor;
 
@@ -35,7 +36,7 @@ pub enum KvTensors<'a> {
 /// this calls. The builder keeps the tensors.
 ///
 /// ```
-/// use terrane_interop::tensors::{KvError, KvForm, KvTensors, adopt_kv};
+/// use terrane_interop::tensors::{KvError, KvAxisOrder, KvTensors, adopt_kv};
 /// use terrane_interop::dlpack::ImportedTensor;
 /// use terrane_layout::{BuildFailed, LayoutConfig, PhysicalLayout};
 ///
@@ -45,7 +46,7 @@ pub enum KvTensors<'a> {
 ///     kv_caches: &[ImportedTensor],
 /// ) -> Result<Result<PhysicalLayout, BuildFailed>, KvError> {
 ///     let tensors = KvTensors::Together(kv_caches);
-///     Ok(adopt_kv(config, &KvForm::VLLM, tensors)?.unregistered().build())
+///     Ok(adopt_kv(config, &KvAxisOrder::VLLM, tensors)?.unregistered().build())
 /// }
 /// ```
 ///
@@ -56,10 +57,10 @@ pub enum KvTensors<'a> {
 /// that no other tensor fills are [`KvError::Memory`]: see [`adopt_kv_with_gaps`].
 pub fn adopt_kv(
     config: &LayoutConfig,
-    form: &KvForm,
+    axis_order: &KvAxisOrder,
     tensors: KvTensors<'_>,
 ) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
-    adopt(config, form, tensors, &|tensor| {
+    adopt(config, axis_order, tensors, &|tensor| {
         StridedTensor::from_imported(tensor).map_err(|source| KvError::Strided { source })
     })
 }
@@ -72,16 +73,16 @@ pub fn adopt_kv(
 ///
 /// # Safety
 ///
-/// For as long as the layout lives, the bytes between elements of each tensor obey the same rules
-/// as the elements. They are of the same live allocation, initialised if they are the host's, and
-/// all code that uses them synchronises with the users of the layout.
+/// While the layout lives, the bytes between the elements of each tensor obey the same rules as the
+/// elements. They are part of the same live allocation, and initialised if they are on the host.
+/// All code that uses them synchronises with the users of the layout.
 pub unsafe fn adopt_kv_with_gaps(
     config: &LayoutConfig,
-    form: &KvForm,
+    axis_order: &KvAxisOrder,
     tensors: KvTensors<'_>,
 ) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
-    let named = in_order(config, form, tensors)?;
-    adopt(config, form, tensors, &|tensor| {
+    let named = in_order(config, axis_order, tensors)?;
+    adopt(config, axis_order, tensors, &|tensor| {
         // SAFETY: the caller's promise.
         let memory = unsafe { tensor.memory_with_gaps() }.map_err(|source| {
             let name = named.iter().find(|(_, other)| other.is(tensor));
@@ -101,19 +102,19 @@ type ToTensor<'a> = &'a dyn Fn(&ImportedTensor) -> Result<StridedTensor, KvError
 
 fn adopt(
     config: &LayoutConfig,
-    form: &KvForm,
+    axis_order: &KvAxisOrder,
     tensors: KvTensors<'_>,
     to_tensor: ToTensor<'_>,
 ) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
-    let tensors = in_order(config, form, tensors)?;
+    let tensors = in_order(config, axis_order, tensors)?;
     check_alike(&tensors)?;
     for &(tensor, imported) in &tensors {
-        check_sizes(tensor, imported, config, form)?;
+        check_sizes(tensor, imported, config, axis_order)?;
     }
     let strided = tensors.iter().map(|(_, imported)| to_tensor(imported));
     let strided = strided.collect::<Result<Vec<_>, _>>()?;
     let width = strided.first().map_or(1, |tensor| tensor.element_bytes);
-    let form = strided_form(config, form, width)?;
+    let form = strided_form(config, axis_order, width)?;
     adopt_strided(&form, &strided).map_err(|source| match source {
         StridedError::Memory { tensor, source } => {
             let tensor = tensors.get(tensor).map_or(TensorName::Layer(0), |&(name, _)| name);
@@ -128,7 +129,7 @@ type Named<'a> = (TensorName, &'a ImportedTensor);
 /// The tensors in the order of a [`StridedForm`]: all of K come before all of V.
 fn in_order<'a>(
     config: &LayoutConfig,
-    form: &KvForm,
+    axis_order: &KvAxisOrder,
     tensors: KvTensors<'a>,
 ) -> Result<Vec<Named<'a>>, KvError> {
     let layers = config.num_layers();
@@ -136,23 +137,23 @@ fn in_order<'a>(
         Ok(found) if found == layers => Ok(()),
         _ => Err(KvError::TensorCount { what, expected: layers, found }),
     };
-    let (has_outer, outer_dim) = (form.has_outer(), config.outer_dim());
+    let (has_outer, outer_dim) = (axis_order.has_outer(), config.outer_dim());
     match tensors {
         KvTensors::Together(tensors) => {
             if !has_outer && outer_dim > 1 {
-                let given = "one tensor a layer was given";
+                let given = "one tensor for each layer was given";
                 return Err(KvError::Outers { has_outer, outer_dim, given });
             }
-            count("the tensors", tensors.len())?;
+            count("tensors", tensors.len())?;
             Ok((0..layers).map(TensorName::Layer).zip(tensors).collect())
         }
         KvTensors::Apart { keys, values } => {
             if has_outer || outer_dim != 2 {
-                let given = "K and V were given apart";
+                let given = "K and V were given as separate tensors";
                 return Err(KvError::Outers { has_outer, outer_dim, given });
             }
-            count("the K tensors", keys.len())?;
-            count("the V tensors", values.len())?;
+            count("K tensors", keys.len())?;
+            count("V tensors", values.len())?;
             let keys = (0..layers).map(TensorName::Key).zip(keys);
             Ok(keys.chain((0..layers).map(TensorName::Value).zip(values)).collect())
         }
@@ -184,10 +185,10 @@ fn check_sizes(
     tensor: TensorName,
     imported: &ImportedTensor,
     config: &LayoutConfig,
-    form: &KvForm,
+    axis_order: &KvAxisOrder,
 ) -> Result<(), KvError> {
     let row = Row::of(config, imported.shape().element())?;
-    let (axes, sizes) = (form.axes(), imported.shape().sizes());
+    let (axes, sizes) = (axis_order.axes(), imported.shape().sizes());
     if sizes.len() != axes.len() {
         return Err(KvError::Rank { tensor, expected: axes.len(), found: sizes.len() });
     }
@@ -200,19 +201,23 @@ fn check_sizes(
     Ok(())
 }
 
-/// The dimensions of a form as those of strided tensors with elements of `width` bytes.
-fn strided_form(config: &LayoutConfig, form: &KvForm, width: u32) -> Result<StridedForm, KvError> {
+/// The dimensions of an axis order as those of strided tensors with elements of `width` bytes.
+fn strided_form(
+    config: &LayoutConfig,
+    axis_order: &KvAxisOrder,
+    width: u32,
+) -> Result<StridedForm, KvError> {
     let names: &[SectionName] = match config.outer_dim() {
         1 => &[SectionName::LATENT],
         _ => &[SectionName::K, SectionName::V],
     };
     let mut strided = StridedForm::new(names);
-    if !form.has_outer() && config.outer_dim() > 1 {
+    if !axis_order.has_outer() && config.outer_dim() > 1 {
         strided = strided.tensors(TensorAxis::Outer, config.outer_dim());
     }
     strided = strided.tensors(Axis::Layer, config.num_layers());
     let row = Row::new(config, width.into())?;
-    for &axis in form.axes() {
+    for &axis in axis_order.axes() {
         strided = match axis {
             KvAxis::Outer => strided.dim(TensorAxis::Outer),
             KvAxis::Block => strided.dim(Axis::Block),

@@ -35,7 +35,10 @@ impl fmt::Display for TensorName {
 #[non_exhaustive]
 pub enum KvError {
     /// The number of tensors does not match the number of layers.
-    #[error("{what} are {found}, but the configuration has {expected} layers")]
+    #[error(
+        "there are {found} {what}, and the configuration has {expected} layers; pass one for each \
+         layer"
+    )]
     TensorCount {
         /// The counted tensors.
         what: &'static str,
@@ -44,26 +47,27 @@ pub enum KvError {
         /// The tensors.
         found: usize,
     },
-    /// K and V are separate in the tensors and joined in the form or the configuration, or the
-    /// other way round.
+    /// K and V are separate in the tensors and one axis in the axis order or the configuration, or
+    /// the other way round.
     #[error(
-        "the form {} outers as an axis, and the configuration has {outer_dim}, but {given}",
+        "the axis order {} an axis for K and V, and the configuration has an outer_dim of \
+         {outer_dim}, but {given}",
         if *.has_outer { "has" } else { "does not have" }
     )]
     Outers {
-        /// Whether the form has them as an axis.
+        /// Whether the axis order has them as an axis.
         has_outer: bool,
         /// The outers of the configuration.
         outer_dim: u32,
         /// How the tensors were given.
         given: &'static str,
     },
-    /// The tensor's number of axes differs from the form's.
-    #[error("{tensor} has {found} axes, the form has {expected}")]
+    /// The tensor's number of axes differs from the axis order's.
+    #[error("{tensor} has {found} axes, and the axis order has {expected}")]
     Rank {
         /// The tensor.
         tensor: TensorName,
-        /// The axes of the form.
+        /// The axes of the axis order.
         expected: usize,
         /// The axes of the tensor.
         found: usize,
@@ -83,7 +87,10 @@ pub enum KvError {
         found: i64,
     },
     /// The width of the elements differs from the configuration's.
-    #[error("elements of {found} do not fit a layout whose elements have {expected}; use others")]
+    #[error(
+        "the tensors have elements of {found}, and the layout has elements of {expected}; use \
+         tensors with that width"
+    )]
     Element {
         /// The bytes of the layout's elements.
         expected: ByteCount,
@@ -91,7 +98,10 @@ pub enum KvError {
         found: ElementType,
     },
     /// Tensors with different element types.
-    #[error("{tensor} has elements of {found}, the first tensor of {expected}")]
+    #[error(
+        "{tensor} has elements of {found}, and the first tensor has elements of {expected}; all \
+         must be equal"
+    )]
     MixedElements {
         /// The tensor.
         tensor: TensorName,
@@ -102,8 +112,8 @@ pub enum KvError {
     },
     /// Elements below eight bits that are padded to a whole byte each, where a layout packs them.
     #[error(
-        "{tensor} has elements of {element} padded to whole bytes, which no layout has; hand it over \
-         packed, or as bytes"
+        "{tensor} has elements of {element} padded to whole bytes, and a layout packs them; pass \
+         it packed, or as bytes"
     )]
     Padded {
         /// The tensor.
@@ -112,7 +122,10 @@ pub enum KvError {
         element: ElementType,
     },
     /// Tensors in different kinds of memory.
-    #[error("{tensor} is in {found} memory, the first one in {expected} memory")]
+    #[error(
+        "{tensor} is in {found} memory, and the first one is in {expected} memory; all must be in \
+         one kind"
+    )]
     MixedMemory {
         /// The tensor.
         tensor: TensorName,
@@ -121,16 +134,16 @@ pub enum KvError {
         /// The memory of this tensor.
         found: StorageKind,
     },
-    /// The form names heads, and the configuration does not.
-    #[error("the form has an axis of heads; state num_heads in the configuration")]
+    /// The axis order names heads, and the configuration does not.
+    #[error("the axis order has an axis of heads; state num_heads in the configuration")]
     HeadsNotStated,
-    /// The layout separates two axes that are one in the form, so no stride covers both.
+    /// The layout separates two axes that are one in the axis order, so no stride covers both.
     #[error(
-        "the {axis} of the form are no axis of the layout: {inner} and {outer} of it do not follow \
-         one another evenly; choose a form that has both"
+        "the axis order has one axis for the {axis}, and the layout separates its {inner} from its \
+         {outer}; choose an axis order that has both"
     )]
     NotJoined {
-        /// The axis of the form.
+        /// The axis of the axis order.
         axis: KvAxis,
         /// The inner part.
         inner: KvAxis,
@@ -139,7 +152,8 @@ pub enum KvError {
     },
     /// An axis is split in two or spread over regions; no tensor stride expresses that.
     #[error(
-        "the layout has the {axis} axis in two parts or regions, and a tensor has one stride for it"
+        "the layout has the {axis} axis in two parts or regions, and a tensor has one stride for \
+         it; choose another layout or axis order"
     )]
     Split {
         /// The axis.
@@ -147,8 +161,8 @@ pub enum KvError {
     },
     /// The sections of the layout differ, or are at unequal distances.
     #[error(
-        "the {sections} sections of the layout have no common shape and strides, or no equal \
-         distances; no KV tensor holds them"
+        "the {sections} sections of the layout differ in shape or strides, or are at unequal \
+         distances; a KV tensor needs equal ones"
     )]
     Sections {
         /// The sections of a block.
@@ -161,7 +175,9 @@ pub enum KvError {
         source: StridedError,
     },
     /// A distance that is not a whole number of elements.
-    #[error("{what}: {bytes} lie between one and the next, which is no whole number of {element}")]
+    #[error(
+        "{what}: positions are {bytes} apart, which is not a multiple of an element of {element}"
+    )]
     NotWhole {
         /// The axis.
         what: KvAxis,
@@ -180,13 +196,13 @@ pub enum KvError {
         source: ImportError,
     },
     /// A shape that no tensor can have.
-    #[error("the layout's tensors would have a shape that is refused")]
+    #[error("no tensor can have the shape of this layout")]
     Shape(#[from] ShapeError),
     /// The configuration is invalid.
-    #[error("the configuration is refused")]
+    #[error("the configuration is invalid")]
     Layout(#[from] LayoutError),
     /// A tensor that could not be exported.
-    #[error("{tensor} was not handed out")]
+    #[error("{tensor} could not be exported")]
     Export {
         /// The tensor.
         tensor: TensorName,

@@ -1,19 +1,19 @@
 //! The KV tensors of serving engines: views of a layout, and a layout over them.
 //!
-//! An engine stores its KV cache as tensors, one or two for each layer, in its own order of axes. A
-//! [`KvForm`] names that order:
+//! An engine stores its KV cache as tensors, one or two for each layer, with its own order of axes.
+//! A [`KvAxisOrder`] names that order:
 //!
-//! | engine | tensors | form |
+//! | engine | tensors | axis order |
 //! |---|---|---|
-//! | vLLM, FlashAttention ([source][vllm]) | one a layer, `[2, blocks, page, heads, dim]`; HND by strides | [`VLLM`](KvForm::VLLM) |
-//! | FlashInfer, and vLLM with it or with Triton ([page layout][flashinfer], [source][triton]) | one a layer, `[blocks, 2, page, heads, dim]` | [`FLASHINFER_NHD`](KvForm::FLASHINFER_NHD), [`VLLM_BLOCKS_FIRST`](KvForm::VLLM_BLOCKS_FIRST) |
-//! | FlashInfer, HND | one a layer, `[blocks, 2, heads, page, dim]` | [`FLASHINFER_HND`](KvForm::FLASHINFER_HND) |
-//! | SGLang ([source][sglang]) | K and V apart, each `[tokens, heads, dim]` a layer | [`SGLANG`](KvForm::SGLANG) |
-//! | vLLM, latent attention ([source][mla]) | one a layer, `[blocks, page, dim]` | [`VLLM_LATENT`](KvForm::VLLM_LATENT) |
-//! | SGLang, latent attention | one a layer, `[tokens, 1, dim]` | [`SGLANG_LATENT`](KvForm::SGLANG_LATENT) |
+//! | vLLM, FlashAttention ([source][vllm]) | one a layer, `[2, blocks, page, heads, dim]`; HND by strides | [`VLLM`](KvAxisOrder::VLLM) |
+//! | FlashInfer, and vLLM with it or with Triton ([page layout][flashinfer], [source][triton]) | one a layer, `[blocks, 2, page, heads, dim]` | [`FLASHINFER_NHD`](KvAxisOrder::FLASHINFER_NHD), [`VLLM_BLOCKS_FIRST`](KvAxisOrder::VLLM_BLOCKS_FIRST) |
+//! | FlashInfer, HND | one a layer, `[blocks, 2, heads, page, dim]` | [`FLASHINFER_HND`](KvAxisOrder::FLASHINFER_HND) |
+//! | SGLang ([source][sglang]) | K and V apart, each `[tokens, heads, dim]` a layer | [`SGLANG`](KvAxisOrder::SGLANG) |
+//! | vLLM, latent attention ([source][mla]) | one a layer, `[blocks, page, dim]` | [`VLLM_LATENT`](KvAxisOrder::VLLM_LATENT) |
+//! | SGLang, latent attention | one a layer, `[tokens, 1, dim]` | [`SGLANG_LATENT`](KvAxisOrder::SGLANG_LATENT) |
 //!
 //! Shape and memory order are independent: vLLM's tensors keep their shape when the memory is
-//! head-major, and FlashInfer's do not. So a form states the order of the axes, the layout's
+//! head-major, and FlashInfer's do not. So an axis order states the order of the axes, the layout's
 //! [`TokenOrder`](terrane_layout::TokenOrder) states the order in memory, and strides connect the
 //! two.
 //!
@@ -31,8 +31,8 @@
 //! configuration. Both return a [`LayoutBuilder`](terrane_layout::LayoutBuilder) over the tensors'
 //! memory. An error names the tensor, the axis, the expected value and the actual value.
 //!
-//! SGLang's buffers have `size + page_size` tokens, and padding is written to the first page. All
-//! of the pages are blocks here; the engine itself must never move block 0.
+//! SGLang's buffers have `size + page_size` tokens, and padding is written to the first page. Here
+//! all pages are blocks, so the engine must never move block 0.
 //!
 //! [vllm]: https://github.com/vllm-project/vllm/blob/0084b783bcda6d7ee15c337b1062cbee9985c954/vllm/v1/attention/backends/flash_attn.py
 //! [triton]: https://github.com/vllm-project/vllm/blob/001ceb3e98e7a19ebe33f542a368fa73bf6c76ad/vllm/v1/attention/backends/triton_attn.py
@@ -41,19 +41,19 @@
 //! [sglang]: https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/mem_cache/memory_pool.py
 
 mod adopt;
+mod axis_order;
 mod error;
-mod form;
-mod places;
+mod list_strides;
 mod row;
-mod steps;
 mod strided;
 mod strided_adopt;
 mod strided_error;
+mod strides;
 mod views;
 
 pub use adopt::{KvTensors, adopt_kv, adopt_kv_with_gaps};
+pub use axis_order::{InvalidAxisOrder, KvAxis, KvAxisOrder};
 pub use error::{KvError, TensorName};
-pub use form::{InvalidForm, KvAxis, KvForm};
 pub use strided::{StridedForm, StridedTensor};
 pub use strided_adopt::{adopt_strided, adopt_strided_parts};
 pub use strided_error::StridedError;

@@ -1,4 +1,4 @@
-//! The sizes of the axes of a form, by a configuration.
+//! The sizes of the axes of an axis order, by a configuration.
 
 use terrane_core::ByteCount;
 use terrane_layout::{ElementFormat, LayoutConfig};
@@ -14,8 +14,8 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// The row, if tensors of these elements can be one of `config`. Where the configuration has groups
-    /// or rows of bytes, the elements are bytes.
+    /// The row, if tensors of these elements can be one of `config`. If the configuration has
+    /// groups or rows of bytes, the elements are bytes.
     pub(super) fn of(config: &LayoutConfig, element: ElementType) -> Result<Self, KvError> {
         let expected = match config.element() {
             ElementFormat::Width(own) => ByteCount::new(own.into()),

@@ -68,8 +68,8 @@ impl StridedTensor {
     ///
     /// # Safety
     ///
-    /// For as long as `owner` lives, the guarantee of [`ForeignMemory::new`] holds for every byte
-    /// from the first element to the last, the bytes between elements included.
+    /// While `owner` lives, the guarantee of [`ForeignMemory::new`] holds for every byte from the
+    /// first element to the last. The bytes between elements are included.
     pub unsafe fn from_raw<S: TryInto<i64>, T: TryInto<i64>>(
         (kind, location): (StorageKind, Location),
         element_bytes: u32,
@@ -87,13 +87,13 @@ impl StridedTensor {
         Ok(shape.at(span, Source::Memory(Region::new(memory))))
     }
 
-    /// A DLPack tensor. Only its elements may be used; the bytes between them may be another
-    /// library's. To use these too, give [`ImportedTensor::memory_with_gaps`] to
+    /// A DLPack tensor. Only its elements may be used, because the bytes between them may belong to
+    /// another library. To use these too, give [`ImportedTensor::memory_with_gaps`] to
     /// [`from_memory`](Self::from_memory).
     ///
     /// # Errors
     ///
-    /// [`StridedError::Element`] for elements that are no whole number of bytes.
+    /// [`StridedError::Element`] for elements that are not a whole number of bytes.
     pub fn from_imported(tensor: &ImportedTensor) -> Result<Self, StridedError> {
         let shape = tensor.shape();
         let element = shape.element();
@@ -232,7 +232,7 @@ pub(super) enum Dimension {
         inner: Axis,
         count: u32,
     },
-    /// One position, which means nothing.
+    /// An axis of size 1 without a meaning.
     One,
 }
 
@@ -265,13 +265,13 @@ impl StridedForm {
         self.with(Dimension::Joined { outer, inner, count })
     }
 
-    /// The next dimension has one position and means nothing.
+    /// The next dimension has the size 1 and no meaning.
     pub fn one(self) -> Self {
         self.with(Dimension::One)
     }
 
-    /// Groups of so many bytes along the elements are never split, as those that share a scale. The
-    /// elements have to lie next to each other.
+    /// Groups of so many bytes along the elements are never split, such as elements that share a
+    /// scale. The elements must be adjacent.
     pub fn grouped(self, bytes: u32) -> Self {
         Self { unit: Some(bytes), ..self }
     }

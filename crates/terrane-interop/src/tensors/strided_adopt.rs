@@ -1,20 +1,23 @@
-//! From strided tensors to a layout.
+//! Builds a layout over strided tensors.
 
 use smallvec::SmallVec;
 use terrane_core::{ByteCount, ForeignMemory, Location, Region, Span};
 use terrane_layout::state::{Adopted, NeedsRegistration};
-use terrane_layout::{Axis, AxisSteps, Geometry, LayoutBuilder, Section, Step, TensorAxis};
+use terrane_layout::{
+    Axis, AxisSteps, Geometry, LayoutBuilder, RegionOffset, Section, Step, TensorAxis,
+};
 
-use super::places::{ListPart, Place, along};
+use super::list_strides::{ListPart, along, moved};
 use super::strided::{Dimension, Source};
 use super::{StridedError, StridedForm, StridedTensor};
 use crate::dlpack::ImportError;
 
-/// A layout over tensors of any strides: its builder, which lacks only the choice of registration.
+/// A layout over tensors of any strides. The returned builder lacks only the choice of
+/// registration.
 ///
-/// Each tensor is a region, but tensors whose bytes lie between each other's are one region together:
-/// views of one tensor, for example. The strides of the sections are those of the tensors, and the
-/// tensors of a list have to follow each other at equal distances. The builder keeps the tensors.
+/// Each tensor is a region. Tensors whose bytes interleave, such as views of one tensor, form one
+/// region together. The strides of the sections are those of the tensors. The tensors of a list
+/// must follow each other at equal distances. The builder keeps the tensors.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -54,8 +57,8 @@ pub fn adopt_strided(
 
 /// As [`adopt_strided`], for a cache whose sections have tensors of different forms.
 ///
-/// Paged attention has keys `[B, H, D/x, N, x]` and values `[B, H, D, N]`, for example: a form with the
-/// section K and its tensors, and one with V. Tensors are counted over all parts.
+/// For example, paged attention has keys `[B, H, D/x, N, x]` and values `[B, H, D, N]`. The section
+/// K and its tensors have one form, and V has another one. Tensors are counted over all parts.
 ///
 /// # Errors
 ///
@@ -89,7 +92,7 @@ pub fn adopt_strided_parts(
 #[derive(Clone, Copy)]
 struct Part<'a> {
     tensors: &'a [StridedTensor],
-    places: &'a [Place],
+    places: &'a [RegionOffset],
     /// The number of tensors of the forms before it.
     begin: usize,
 }
@@ -117,7 +120,7 @@ impl StridedForm {
         let outers = axes.filter(|&axis| axis == TensorAxis::Outer).count();
         let sections = self.sections.len();
         if outers > 1 || (outers == 0 && sections != 1) {
-            let expected = "it occurs once, with a position for each section";
+            let expected = "give it once, with a position for each section";
             return Err(StridedError::Dimension {
                 axis: TensorAxis::Outer,
                 times: outers,
@@ -140,7 +143,7 @@ impl StridedForm {
     /// The number of tensors from one position of a list to the next.
     fn list_stride(&self, list: usize) -> usize {
         let inner = self.lists.iter().skip(list + 1);
-        // The number of tensors has been compared with the product.
+        // The number of tensors was compared with the product before.
         inner.map(|&(_, count)| ByteCount::new(count.into()).to_usize()).product()
     }
 
@@ -150,7 +153,7 @@ impl StridedForm {
         if let Some(&(axis, count)) = outer_list.and_then(|list| self.lists.get(list))
             && ByteCount::new(count.into()).to_usize() != self.sections.len()
         {
-            let expected = "it has a position for each section";
+            let expected = "give it with a position for each section";
             return Err(StridedError::Dimension { axis, times: self.sections.len(), expected });
         }
         let mut sections = Vec::with_capacity(self.sections.len());
@@ -169,7 +172,7 @@ impl StridedForm {
             {
                 let Step { count, stride } = part;
                 if ByteCount::new(count.into()).to_usize() != self.sections.len() {
-                    let expected = "it has a position for each section";
+                    let expected = "give it with a position for each section";
                     let (axis, times) = (TensorAxis::Outer, self.sections.len());
                     return Err(StridedError::Dimension { axis, times, expected });
                 }
@@ -187,7 +190,7 @@ impl StridedForm {
                     continue;
                 }
                 all.extend(parts.into_iter().map(ListPart::Bytes));
-                section = section.axis(axis, steps(axis, all)?);
+                section = section.axis(axis, axis_steps(axis, all)?);
             }
             sections.push(section);
         }
@@ -198,7 +201,7 @@ impl StridedForm {
     fn list_parts(
         &self,
         first: usize,
-        places: &[Place],
+        places: &[RegionOffset],
     ) -> Result<Vec<(TensorAxis, Parts)>, StridedError> {
         let mut found = Vec::new();
         for (list, &(axis, count)) in self.lists.iter().enumerate() {
@@ -207,7 +210,7 @@ impl StridedForm {
             }
             let (stride, count) = (self.list_stride(list), ByteCount::new(count.into()).to_usize());
             let line = places.iter().skip(first).step_by(stride.max(1)).take(count).copied();
-            let line: Vec<Place> = line.collect();
+            let line: Vec<RegionOffset> = line.collect();
             found.push((axis, along(&line).ok_or(StridedError::Uneven { axis })?));
         }
         Ok(found)
@@ -234,7 +237,7 @@ impl StridedForm {
                     is_mine &= position == first / self.list_stride(list).max(1) % count;
                 } else if let Some((_, parts)) = parts.next() {
                     let position = ByteCount::from_usize(position).get();
-                    expected = expected.and_then(|at| at.moved(parts, position));
+                    expected = expected.and_then(|at| moved(at, parts, position));
                     axis = of;
                 }
             }
@@ -243,7 +246,7 @@ impl StridedForm {
             }
             let of = |tensor: &StridedTensor| (tensor.element_bytes, tensor.sizes.clone());
             let far = |tensor: &StridedTensor| -> SmallVec<[u64; 6]> {
-                // Along a dimension of one position, strides lead nowhere.
+                // Along a dimension of one position, strides have no effect.
                 let steps = tensor.sizes.iter().zip(&tensor.strides);
                 steps.map(|(&size, &stride)| if size == 1 { 0 } else { stride }).collect()
             };
@@ -257,7 +260,7 @@ impl StridedForm {
         Ok(())
     }
 
-    /// The steps that the dimensions of a tensor are.
+    /// The axis parts that the dimensions of a tensor describe.
     fn dimension_parts(&self, tensor: &StridedTensor) -> Result<TensorParts, StridedError> {
         let of = Axis::ALL.map(|axis| (axis, SmallVec::new()));
         let mut found = TensorParts { outer: None, of };
@@ -288,7 +291,7 @@ impl StridedForm {
     }
 }
 
-/// The steps of each axis within a tensor, the outermost first.
+/// The parts of each axis within a tensor, the outermost first.
 struct TensorParts {
     outer: Option<Step>,
     of: [(Axis, SmallVec<[Step; 2]>); 5],
@@ -323,8 +326,8 @@ impl TensorParts {
     }
 }
 
-/// The steps of an axis in so many parts, of which neighbours that are one are joined.
-fn steps(axis: Axis, parts: Parts) -> Result<AxisSteps, StridedError> {
+/// The strides of an axis in so many parts. Neighbours that are contiguous are joined.
+fn axis_steps(axis: Axis, parts: Parts) -> Result<AxisSteps, StridedError> {
     let mut joined: Parts = SmallVec::new();
     for part in parts.into_iter().filter(|part| part.count() != 1) {
         match (joined.last_mut(), part) {
@@ -352,13 +355,13 @@ fn steps(axis: Axis, parts: Parts) -> Result<AxisSteps, StridedError> {
     }
 }
 
-/// Tensors whose bytes lie between each other's, and the bytes from the first one to the last.
+/// Tensors whose bytes interleave, and their span from the first byte to the last.
 struct Group {
     members: Vec<usize>,
     span: Span,
 }
 
-/// The bytes of a tensor as numbers, where addresses are: the host's, or a device's.
+/// A tensor's address as a number, with its address space: the host's, or a device's.
 fn address(location: Location) -> Option<(u64, u64)> {
     match location {
         Location::Host(address) => Some((0, address.get())),
@@ -378,7 +381,7 @@ fn groups(tensors: &[StridedTensor]) -> Vec<Group> {
             Some(group) if group.span.overlaps(&span) => {
                 let begin = |span: &Span| address(span.location).map_or(0, |(_, at)| at);
                 let ahead = begin(&span).saturating_sub(begin(&group.span));
-                // The bytes of both, within their address space.
+                // The span of both, within their address space.
                 let end = ByteCount::new(ahead.saturating_add(span.length.get()));
                 group.span.length = group.span.length.max(end);
                 group.members.push(tensor);
@@ -391,15 +394,15 @@ fn groups(tensors: &[StridedTensor]) -> Vec<Group> {
     groups
 }
 
-fn places(tensors: &[StridedTensor], groups: &[Group]) -> Vec<Place> {
-    let mut places = vec![Place { region: 0, offset: 0 }; tensors.len()];
+fn places(tensors: &[StridedTensor], groups: &[Group]) -> Vec<RegionOffset> {
+    let mut places = vec![RegionOffset { region: 0, offset: 0 }; tensors.len()];
     for (region, group) in (0_u32..).zip(groups) {
         for &member in &group.members {
             let at = tensors.get(member).and_then(|tensor| address(tensor.span.location));
             let begin = address(group.span.location);
             let offset = at.zip(begin).map_or(0, |((_, at), (_, begin))| at.saturating_sub(begin));
             if let Some(place) = places.get_mut(member) {
-                *place = Place { region, offset };
+                *place = RegionOffset { region, offset };
             }
         }
     }
@@ -407,7 +410,7 @@ fn places(tensors: &[StridedTensor], groups: &[Group]) -> Vec<Place> {
 }
 
 impl Group {
-    /// The memory of a group whose elements are proved to be apart.
+    /// The memory of a group whose elements were proved not to overlap.
     fn region(&self, tensors: &[StridedTensor]) -> Result<Region, StridedError> {
         let members: Vec<(usize, &StridedTensor)> =
             self.members.iter().filter_map(|&at| Some((at, tensors.get(at)?))).collect();
@@ -439,11 +442,11 @@ impl Group {
             return Err(refused(tensor, ImportError::Gaps { elements, bytes }));
         }
         let owners: Vec<Source> = members.iter().map(|(_, each)| each.source.clone()).collect();
-        // SAFETY: the spans of the tensors overlap one after the other, so that each byte of the span
-        // is one of a tensor's. Where only elements were promised, they fill the span: the proof of the
-        // geometry says that no two elements share a byte, and there are as many bytes of elements as
-        // the span has. The owners keep the promises that were made for each tensor, and none of
-        // them is read-only.
+        // SAFETY: the spans of the tensors overlap one after the other, so each byte of the span is
+        // in a tensor's span. If only elements were promised, they fill the span. The geometry's
+        // proof shows that no two elements share a byte, and the elements have as many bytes as the
+        // span. The owners keep the promises that were made for each tensor, and none of the
+        // tensors is read-only.
         Ok(Region::new(unsafe { ForeignMemory::new(self.span, owners) }))
     }
 }

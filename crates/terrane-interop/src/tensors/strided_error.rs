@@ -10,7 +10,7 @@ use crate::dlpack::{ElementType, ImportError};
 #[non_exhaustive]
 pub enum StridedError {
     /// A size is negative.
-    #[error("dimension {dimension} has the size {size}; the least is 1")]
+    #[error("dimension {dimension} has the size {size}; a size is at least 1")]
     NegativeSize {
         /// The dimension.
         dimension: usize,
@@ -18,15 +18,15 @@ pub enum StridedError {
         size: i64,
     },
     /// A dimension has no positions.
-    #[error("dimension {dimension} has the size 0; the least is 1")]
+    #[error("dimension {dimension} has the size 0; a size is at least 1")]
     ZeroSize {
         /// The dimension.
         dimension: usize,
     },
     /// A stride is negative.
     #[error(
-        "dimension {dimension} has the stride {stride}; a layout has no negative strides, so copy the \
-         tensor"
+        "dimension {dimension} has the stride {stride}; a layout has no negative strides, so copy \
+         the tensor"
     )]
     NegativeStride {
         /// The dimension.
@@ -36,30 +36,31 @@ pub enum StridedError {
     },
     /// A number is too large, or the tensor ends past 2^63 − 1 bytes or its address space.
     #[error(
-        "dimension {dimension} reaches past 2^63 - 1 bytes or 2^32 - 1 positions; make it smaller"
+        "dimension {dimension} reaches past 2^63 − 1 bytes or 2^32 − 1 positions; make it smaller"
     )]
     TooLarge {
         /// The dimension.
         dimension: usize,
     },
     /// The memory ends before the last element.
-    #[error("the tensor reaches over {} bytes, and its memory has {}", .needed.get(), .actual.get())]
+    #[error(
+        "the tensor reaches over {} bytes, and its memory has {}; pass larger memory",
+        .needed.get(), .actual.get()
+    )]
     TooShort {
         /// The bytes from the first element to the last.
         needed: ByteCount,
         /// The bytes of the memory.
         actual: ByteCount,
     },
-    /// Elements are not a whole number of bytes, or are padded to bytes.
-    #[error(
-        "elements of {element} are no whole number of bytes each; hand the tensor over as bytes"
-    )]
+    /// Elements are not a whole number of bytes, or are padded to whole bytes.
+    #[error("elements of {element} are not a whole number of bytes; pass the tensor as bytes")]
     Element {
         /// The element.
         element: ElementType,
     },
     /// The number of dimensions is wrong.
-    #[error("{expected} dimensions expected, {found} found")]
+    #[error("the tensor has {found} dimensions, and {expected} are expected")]
     Rank {
         /// Dimensions of the form, or sizes.
         expected: usize,
@@ -67,7 +68,7 @@ pub enum StridedError {
         found: usize,
     },
     /// The number of tensors is wrong.
-    #[error("the form has {expected} tensors, and {found} were given")]
+    #[error("{found} tensors were given, and the form has {expected}")]
     TensorCount {
         /// The tensors of the form.
         expected: u64,
@@ -86,14 +87,15 @@ pub enum StridedError {
     },
     /// A tensor has another size or stride, or other elements, than the first one of its section.
     #[error(
-        "tensor {tensor} has other sizes, strides or elements than the first one of its section"
+        "tensor {tensor} differs in sizes, strides or elements from the first tensor of its \
+         section; all must be equal"
     )]
     Differs {
         /// The tensor.
         tensor: usize,
     },
     /// A size does not fit the form.
-    #[error("dimension {dimension} has {size} positions; the form asks for {expected}")]
+    #[error("dimension {dimension} has {size} positions, and the form requires {expected}")]
     Size {
         /// The dimension.
         dimension: usize,
@@ -103,16 +105,16 @@ pub enum StridedError {
         expected: String,
     },
     /// Groups of elements do not fit into the elements.
-    #[error("elements of {bytes} contiguous bytes are no whole number of groups of {unit} bytes")]
+    #[error("elements of {bytes} contiguous bytes are not a multiple of a group of {unit} bytes")]
     Groups {
         /// The bytes of a row, or of one element if elements are apart.
         bytes: u64,
         /// The bytes of a group.
         unit: u32,
     },
-    /// An axis is split in more than two parts, tensors included.
+    /// An axis would be split into more than two parts, tensors included.
     #[error(
-        "the {axis} axis would be split in {parts} parts, and two are the most; copy the tensors"
+        "the {axis} axis would be split into {parts} parts; the maximum is 2, so copy the tensors"
     )]
     Split {
         /// The axis.
@@ -122,15 +124,18 @@ pub enum StridedError {
     },
     /// Tensors of a list are at unequal distances.
     #[error(
-        "the tensors of the {axis} list are not in ascending order at equal distances; give them in \
-         order, or adopt each by itself"
+        "the tensors of the {axis} list are not in ascending order at equal distances; reorder \
+         them, or adopt each one separately"
     )]
     Uneven {
         /// The list.
         axis: TensorAxis,
     },
     /// The tensors are in several kinds of memory.
-    #[error("tensor {tensor} is in {found} memory, and tensor 0 in {expected} memory")]
+    #[error(
+        "tensor {tensor} is in {found} memory, and tensor 0 is in {expected} memory; all must be \
+         in one kind"
+    )]
     MixedMemory {
         /// The tensor.
         tensor: usize,
@@ -139,7 +144,7 @@ pub enum StridedError {
         /// The memory of this one.
         found: StorageKind,
     },
-    /// A tensor cannot be written, or the bytes between its elements may be another library's.
+    /// A tensor cannot be written, or the bytes between its elements may belong to another library.
     #[error("tensor {tensor} cannot be adopted")]
     Memory {
         /// The tensor.
@@ -149,6 +154,6 @@ pub enum StridedError {
         source: ImportError,
     },
     /// The strides are not nested, or overlap.
-    #[error("the strides of the tensors are refused: {0}")]
+    #[error("the strides of the tensors cannot form a layout: {0}")]
     Layout(#[from] LayoutError),
 }

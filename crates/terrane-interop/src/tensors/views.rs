@@ -4,42 +4,43 @@ use terrane_core::{ByteCount, Region};
 use terrane_layout::{LayoutError, PhysicalLayout};
 use terrane_transfer::{Access, Endpoint};
 
-use super::steps::steps;
-use super::{KvError, KvForm, TensorName};
+use super::strides::strides;
+use super::{KvAxisOrder, KvError, TensorName};
 use crate::dlpack::blocks::{self, HeldBlocks};
 use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape};
 
-/// One tensor of a layout in an engine's form: a shape, and its bytes.
+/// One tensor of a layout in an engine's axis order: a shape, and its bytes.
 #[derive(Clone, Debug)]
 pub struct KvView {
-    /// The tensor's identity.
+    /// Which tensor it is.
     pub name: TensorName,
-    /// From its first element to its last. The bytes between may belong to other tensors.
+    /// The bytes from its first element to its last. Bytes between the elements may belong to other
+    /// tensors.
     pub region: Region,
     /// Its shape and strides.
     pub shape: TensorShape,
 }
 
-/// The tensors of `layout` in the form of an engine, in the order of the layers. There is one for
-/// each layer, or K and V of each, where the form has no axis for the two.
+/// The tensors of `layout` in the axis order of an engine, in the order of the layers. There is one
+/// for each layer. If the axis order has no outer axis, there are two: K and V.
 ///
 /// # Errors
 ///
 /// [`KvError::Element`] if the elements have another width than the layout's and are not bytes
-/// (groups of elements and rows are bytes). [`KvError::HeadsNotStated`] if the form has heads and
-/// the layout does not. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
-/// [`KvError::NotWhole`] where strides cannot express the form.
+/// (groups of elements and rows are bytes). [`KvError::HeadsNotStated`] if the axis order has heads
+/// and the layout does not. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
+/// [`KvError::NotWhole`] if strides cannot express the axis order.
 pub fn kv_views(
     layout: &PhysicalLayout,
-    form: &KvForm,
+    axis_order: &KvAxisOrder,
     element: ElementType,
 ) -> Result<Vec<KvView>, KvError> {
     let geometry = layout.geometry();
-    let steps = steps(geometry, form, element)?;
-    let sizes: Vec<u64> = steps.iter().map(|step| step.size).collect();
-    let strides: Vec<u64> = steps.iter().map(|step| step.stride).collect();
+    let axes = strides(geometry, axis_order, element)?;
+    let sizes: Vec<u64> = axes.iter().map(|axis| axis.size).collect();
+    let strides: Vec<u64> = axes.iter().map(|axis| axis.stride).collect();
     let shape = TensorShape::strided(element, &sizes, &strides)?;
-    let outers = if form.has_outer() { 1 } else { geometry.section_count() };
+    let outers = if axis_order.has_outer() { 1 } else { geometry.section_count() };
     if outers > 2 {
         return Err(KvError::Sections { sections: geometry.sections().len() });
     }
@@ -69,23 +70,24 @@ pub fn kv_views(
     Ok(views)
 }
 
-/// Exports the tensors of an endpoint in the form of an engine: read-only, or for reading and
+/// Exports the tensors of an endpoint in the axis order of an engine: read-only, or for reading and
 /// writing.
 ///
-/// All blocks are held until the deleter of the last of them has been called. Transfers that would
-/// write them (or, if they are exported for writing, read them) are refused, or run after the hold.
-/// Any of the exports returns the hold's [`ticket`](TensorExport::ticket).
+/// All blocks are held until the deleter of the last tensor has been called. Until then,
+/// conflicting transfers are refused or run after the hold: those that write the blocks, and, for a
+/// writable export, those that read them. Each export returns the hold's
+/// [`ticket`](TensorExport::ticket).
 ///
 /// # Errors
 ///
 /// As for [`kv_views`], and [`KvError::Export`] if transfers have blocks of it just now.
 pub fn kv_tensors(
     endpoint: &Endpoint,
-    form: &KvForm,
+    axis_order: &KvAxisOrder,
     element: ElementType,
     access: Access,
 ) -> Result<Vec<TensorExport>, KvError> {
-    let views = kv_views(endpoint.layout(), form, element)?;
+    let views = kv_views(endpoint.layout(), axis_order, element)?;
     let first = views.first().map_or(TensorName::Layer(0), |view| view.name);
     let held = HeldBlocks::new(endpoint, &blocks::all(endpoint), access)
         .map_err(|source| KvError::Export { tensor: first, source })?;

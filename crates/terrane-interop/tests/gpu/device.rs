@@ -17,31 +17,28 @@ use terrane_interop::dlpack::{
     ConsumerStream, ElementType, ExportError, ImportError, ImportedTensor, Importer, TensorDevice,
     TensorExport, TensorShape,
 };
-use terrane_interop::tensors::{KvForm, KvTensors, adopt_kv};
+use terrane_interop::tensors::{KvAxisOrder, KvTensors, adopt_kv};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
+use terrane_testkit::needs::{LITTLE, Needs};
 use terrane_testkit::pattern::Pattern;
 use terrane_testkit::simulated_cuda::{Pieces, SimulatedCuda};
 use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
 
-use crate::needs::{LITTLE, Needs, device};
+use crate::needs::device;
 
-/// The device and its driver, or `None` after having said that it is not simulated.
+/// The simulated device and its driver. On a real device, reports the test as skipped and returns
+/// `None`.
 fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
-    let context = device(test, needs)?;
-    let driver = SimulatedCuda::find();
-    if driver.is_none() {
-        eprintln!("skipped: {test}: a simulated device needed, this one is real");
-    }
-    Some((context, driver?))
+    Some((device(test, needs)?, SimulatedCuda::find_or_skip(test)?))
 }
 
-/// Notes, when it drops, whether a stream had run by then.
-struct Sees {
-    stream: Arc<Stream>,
+/// Records, when it drops, whether a stream had completed.
+struct RecordsIdle {
+    stream: Stream,
     had_run: Arc<AtomicBool>,
 }
 
-impl Drop for Sees {
+impl Drop for RecordsIdle {
     fn drop(&mut self) {
         self.had_run.store(self.stream.is_idle().unwrap(), Ordering::SeqCst);
     }
@@ -57,7 +54,7 @@ fn address(region: &Region) -> u64 {
     address.get()
 }
 
-/// A tensor of somebody who has no deleter: `bytes` bytes from an address of a device on.
+/// A foreign tensor without a deleter: `bytes` bytes from a device address on.
 fn foreign(
     context: &Context,
     address: u64,
@@ -81,7 +78,7 @@ fn foreign(
         },
     };
     let importer = Importer::new().with_device(context.clone());
-    // SAFETY: the structure is there while it is read, and what comes of it is not used for bytes.
+    // SAFETY: the structure exists while it is read, and the imported tensor's bytes are not used.
     unsafe { importer.versioned(&raw mut tensor) }
 }
 
@@ -110,7 +107,7 @@ fn the_driver_is_asked_what_a_tensor_is() {
     assert!(matches!(gone, ImportError::NotDeviceMemory(_)), "{gone}");
 }
 
-/// What PyTorch's expandable segments are, and what only looks as if it were.
+/// PyTorch's expandable segments are mapped as one; other adjacent allocations are not.
 #[test]
 fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
     let name = "device::memory_in_pieces_is_one_if_it_was_mapped_as_one";
@@ -137,25 +134,25 @@ fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
 #[test]
 fn ours_come_back_as_they_went() {
     let Some(context) = device("device::ours_come_back_as_they_went", LITTLE) else { return };
-    let before = context.holdings().device;
+    let before = context.usage().device;
     let region = memory(&context, 1 << 16);
     let shape = TensorShape::compact(ElementType::BF16, &[4, 64]).unwrap();
-    // SAFETY: nobody touches the bytes.
+    // SAFETY: no code uses the bytes.
     let export = unsafe { TensorExport::new(region.clone(), shape) }.unwrap();
     // SAFETY: as above.
     let export = unsafe { export.released_when_done() };
     let importer = Importer::new().with_device(context.clone());
     let pointer = export.into_versioned().unwrap().into_raw();
-    // SAFETY: as above, and it is nobody else's.
+    // SAFETY: as above, and no other code has the tensor.
     let tensor = unsafe { importer.versioned(pointer.as_ptr()) }.unwrap();
     assert_eq!(tensor.location(), region.location());
     drop(region);
-    assert_ne!(context.holdings().device, before);
+    assert_ne!(context.usage().device, before);
     drop(tensor);
-    assert_eq!(context.holdings().device, before);
+    assert_eq!(context.usage().device, before);
 }
 
-/// What an engine has: a tensor a layer, as it hands them over.
+/// An engine's cache: one exported tensor for each layer.
 fn kv_caches(context: &Context, config: &LayoutConfig) -> Vec<ImportedTensor> {
     let element = ElementType::BF16;
     let sizes = [2, config.num_blocks(), config.page_size(), config.num_heads().unwrap(), 64];
@@ -169,7 +166,7 @@ fn kv_caches(context: &Context, config: &LayoutConfig) -> Vec<ImportedTensor> {
         // SAFETY: the transfers keep the tensors.
         let export = unsafe { export.released_when_done() };
         let pointer = export.into_versioned().unwrap().into_raw();
-        // SAFETY: as above, and it is nobody else's.
+        // SAFETY: as above, and no other code has the tensor.
         unsafe { importer.versioned(pointer.as_ptr()) }.unwrap()
     });
     tensors.collect()
@@ -178,15 +175,15 @@ fn kv_caches(context: &Context, config: &LayoutConfig) -> Vec<ImportedTensor> {
 #[test]
 fn an_engine_s_cache_is_offloaded_and_brought_back() {
     let name = "device::an_engine_s_cache_is_offloaded_and_brought_back";
-    // Most of it are the engine's buffers: three of 32 MiB in each direction, if it wants them.
+    // Most of it is for the engine's buffers: up to three of 32 MiB in each direction.
     let needs = Needs::of_device(ByteCount::mib(224)).and_host(ByteCount::mib(64));
     let Some(context) = device(name, needs) else { return };
-    let before = context.holdings();
+    let before = context.usage();
     let config = LayoutConfig::builder().num_blocks(8).num_layers(4).outer_dim(2).page_size(16);
     let config = config.inner_dim(128).num_heads(2).element(ElementFormat::Width(2));
     let config = config.build().unwrap();
     let tensors = kv_caches(&context, &config);
-    let builder = adopt_kv(&config, &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap();
+    let builder = adopt_kv(&config, &KvAxisOrder::VLLM, KvTensors::Together(&tensors)).unwrap();
     let engine = Endpoint::new(builder.unregistered().build().unwrap()).unwrap();
     drop(tensors);
 
@@ -215,7 +212,7 @@ fn an_engine_s_cache_is_offloaded_and_brought_back() {
     pattern.verify(&check).unwrap().assert_clean("the cache");
 
     drop((engine, filled, tier, check, manager));
-    assert_eq!(context.holdings().device, before.device);
+    assert_eq!(context.usage().device, before.device);
 }
 
 #[test]
@@ -228,7 +225,7 @@ fn memory_is_freed_after_the_consumer_s_stream() {
     let request = RegionRequest::new(ByteCount::kib(64));
     let (from, to) = (memory(&context, 1 << 16), pinned.allocate(&request).unwrap());
     let stream = Stream::new(&context).unwrap();
-    // SAFETY: both live until the stream has been waited for, and nobody else uses them.
+    // SAFETY: both live until the stream has been waited for, and no other code uses them.
     unsafe { stream.fill(from.location(), 0x5A, ByteCount::kib(64)) }.unwrap();
     let (source, destination) = (from.location(), to.location());
     let shape = TensorShape::compact(ElementType::U8, &[1 << 16]).unwrap();
@@ -237,12 +234,12 @@ fn memory_is_freed_after_the_consumer_s_stream() {
     // SAFETY: the stream is kept until the borrowed one has dropped, by the end of this function.
     let consumer = unsafe { Stream::borrow(&context, stream.handle(), ()) }.unwrap();
     let tensor = export.released_after(consumer).into_versioned().unwrap();
-    // SAFETY: the tensor's memory is let go of after the stream, and the other lives longer.
+    // SAFETY: the tensor's memory is released after the stream, and the other memory lives longer.
     unsafe { stream.copy(source, destination, ByteCount::kib(64)) }.unwrap();
     drop(tensor);
     assert!(stream.is_idle().unwrap());
     let Location::Host(address) = destination else { panic!("{destination}") };
-    // SAFETY: the copy has ended.
+    // SAFETY: the copy has completed.
     let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), 1 << 16) };
     assert!(bytes.iter().all(|&byte| byte == 0x5A));
 }
@@ -270,21 +267,21 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
         drop(end.hold_for_write(&[1]).unwrap());
 
         let (end, export) = exported(&context);
-        let stream = Arc::new(Stream::new(&context).unwrap());
+        let stream = Stream::new(&context).unwrap();
         let named = ConsumerStream::of(&stream);
         // SAFETY: the stream outlives the tensor.
         let consumer = unsafe { named.to_stream(&context, ()) }.unwrap().unwrap();
         let had_run = Arc::new(AtomicBool::new(false));
-        // Where the hold is as well.
-        let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
+        // The guard that records is dropped with the hold.
+        let sees = RecordsIdle { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let export = export.guarded_by(sees).released_after(consumer);
         let tensor = export.into_versioned().unwrap();
         let scratch = memory(&context, 1 << 20);
-        // SAFETY: the memory lives until the stream has been waited for, and is nobody else's.
+        // SAFETY: the memory lives until the stream has been waited for, and no other code uses it.
         unsafe { stream.fill(scratch.location(), 1, ByteCount::new(1 << 20)) }.unwrap();
         assert!(end.hold_for_write(&[1]).is_err());
         drop(tensor);
-        assert!(had_run.load(Ordering::SeqCst), "the hold ended under the kernel");
+        assert!(had_run.load(Ordering::SeqCst), "the hold ended before the kernel");
         drop(end.hold_for_write(&[1]).unwrap());
         assert_eq!(context.failed_drops(), 0);
     });
@@ -294,7 +291,7 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
 fn what_cannot_be_waited_for_is_kept_for_ever() {
     let name = "device::what_cannot_be_waited_for_is_kept_for_ever";
     terrane_testkit::process::in_child(name, || {
-        /// What the driver answers for a stream that is being captured.
+        /// The driver's error for a stream that is being captured.
         const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
         let Some((context, driver)) = simulated(name, LITTLE) else { return };
         let (end, export) = exported(&context);
@@ -302,8 +299,11 @@ fn what_cannot_be_waited_for_is_kept_for_ever() {
         driver.fail("cuStreamSynchronize", 0, STREAM_CAPTURE_UNSUPPORTED);
         drop(tensor.unwrap());
         assert_eq!((context.failed_drops(), context.lost()), (1, None));
-        assert!(end.hold_for_write(&[1]).is_err(), "nobody knows whether it is still read");
+        assert!(
+            end.hold_for_write(&[1]).is_err(),
+            "it is unknown whether the memory is still read"
+        );
         drop(end);
-        assert_ne!(context.holdings().device.bytes, ByteCount::ZERO);
+        assert_ne!(context.usage().device.bytes, ByteCount::ZERO);
     });
 }

@@ -1,18 +1,20 @@
-//! What a consumer's stream finds after a handshake.
+//! A consumer's stream reads the producer's data after a handshake.
 
 use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
 use terrane_cuda::{
     Context, DeviceAllocator, Event, PinnedAllocator, PinnedOptions, Stream, Timing,
 };
 use terrane_interop::dlpack::{ConsumerStream, Handshake, ProducerStream, TensorDevice, handshake};
+use terrane_testkit::needs::{NO_MEMORY, Needs};
 
-use crate::needs::{NO_MEMORY, Needs, device, two_devices};
+use crate::needs::{device, two_devices};
 
 const LENGTH: ByteCount = ByteCount::mib(4);
 const EXCHANGE: Needs = Needs::of_device(LENGTH).and_host(LENGTH);
 
-/// Writes `value` on the producer's stream, shakes hands, reads on the consumer's, and looks. Without
-/// a stream the consumer's is the per-thread default stream, which the reader then runs after.
+/// Writes `value` on the producer's stream, performs the handshake, and reads on the consumer's
+/// stream. Without a stream, the consumer uses the per-thread default stream, and the reader runs
+/// after that.
 fn exchange(
     context: &Context,
     value: u8,
@@ -26,13 +28,13 @@ fn exchange(
         DeviceAllocator::new(context).allocate(&request).unwrap(),
         pinned.allocate(&request).unwrap(),
     );
-    // SAFETY: the memory lives until both streams have been waited for; nobody else uses it.
+    // SAFETY: the memory lives until both streams have been waited for; no other code uses it.
     unsafe { producer.fill(from.location(), value, LENGTH) }.unwrap();
     let event = Event::new(context, Timing::Off).unwrap();
     event.record(&producer).unwrap();
     let written =
         if by_event { ProducerStream::Event(&event) } else { ProducerStream::Stream(&producer) };
-    // SAFETY: the stream is the caller's, and alive.
+    // SAFETY: the stream is the caller's and alive.
     let shaken = unsafe { handshake(context, written, consumer.1) }.unwrap();
     let reader = Stream::new(context).unwrap();
     let reader = consumer.0.unwrap_or_else(|| {
@@ -46,7 +48,7 @@ fn exchange(
     reader.synchronize().unwrap();
     producer.synchronize().unwrap();
     let Location::Host(address) = to.location() else { panic!("{to:?}") };
-    // SAFETY: the copy has ended.
+    // SAFETY: the copy has completed.
     let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), LENGTH.to_usize()) };
     assert!(bytes.iter().all(|&byte| byte == value));
     shaken
@@ -58,7 +60,7 @@ fn a_consumer_finds_what_the_producer_wrote() {
     else {
         return;
     };
-    let before = context.holdings().streams;
+    let before = context.usage().streams;
     let own = Stream::new(&context).unwrap();
     // SAFETY: the default stream lives as long as the context.
     let legacy = unsafe { Stream::borrow(&context, std::ptr::null_mut(), ()) }.unwrap();
@@ -79,7 +81,7 @@ fn a_consumer_finds_what_the_producer_wrote() {
         }
     }
     drop((own, legacy));
-    assert_eq!(context.holdings().streams, before);
+    assert_eq!(context.usage().streams, before);
 }
 
 #[test]
@@ -106,7 +108,7 @@ fn a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads() {
     let name = "streams::a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads";
     let Some(context) = device(name, NO_MEMORY) else { return };
     let own = Stream::new(&context).unwrap();
-    // SAFETY: the stream outlives what comes of it.
+    // SAFETY: the stream outlives the returned one.
     let named = |stream: ConsumerStream| unsafe { stream.to_stream(&context, ()) }.unwrap();
     assert_eq!(named(ConsumerStream::of(&own)).unwrap().handle(), own.handle());
     for consumer in [ConsumerStream::Unstated, ConsumerStream::LegacyDefault] {

@@ -1,4 +1,4 @@
-//! Exports of an endpoint's blocks, and the transfers that would come in their way.
+//! Exports of an endpoint's blocks, and the transfers that conflict with them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use terrane_core::{Alignment, ByteCount, Location, Memory, StorageKind};
 use terrane_interop::dlpack::{
     ElementType, ExportError, ImportedTensor, Importer, TensorExport, TensorShape,
 };
-use terrane_interop::tensors::{KvForm, kv_tensors};
+use terrane_interop::tensors::{KvAxisOrder, kv_tensors};
 use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::memory::HeapAllocator;
@@ -39,7 +39,7 @@ fn nothing_is_written_under_a_reader() {
     let manager = manager();
     let piece = |access| TensorExport::of_piece(&exported, (2, 1, 0), ElementType::BF16, access);
     let tensor = piece(Access::Read).unwrap().into_versioned().unwrap();
-    // Others may read as well; nobody may write.
+    // Other users may read as well; none may write.
     let second = piece(Access::Read).unwrap();
     assert!(matches!(piece(Access::Write), Err(ExportError::Held(error)) if is_conflict(&error)));
     let into = || Transfer::new(&other, &exported).blocks(&[0], &[2]);
@@ -72,7 +72,7 @@ fn a_transfer_runs_after_the_tensor_whose_ticket_it_names() {
     assert!(tickets.iter().all(terrane_transfer::Ticket::has_ended));
     let region = exported.layout().regions()[0].clone();
     let shape = TensorShape::compact(element, &[8]).unwrap();
-    // SAFETY: nothing is handed out.
+    // SAFETY: nothing is exported.
     assert!(unsafe { TensorExport::new(region, shape) }.unwrap().ticket().is_none());
 }
 
@@ -82,11 +82,11 @@ fn nothing_moves_under_a_writer() {
     let (exported, other) = (endpoint(&allocator), endpoint(&allocator));
     let manager = manager();
     let export = TensorExport::of_region(&exported, 0, ElementType::U8, Access::Write).unwrap();
-    // Legacy tensors cannot say that they are read-only, and this one is not.
+    // Legacy tensors cannot state that they are read-only, and this one is writable.
     let tensor = export.into_legacy().unwrap();
     let out = || Transfer::new(&exported, &other).blocks(&[3], &[0]);
     assert!(is_conflict(&manager.submit(out(), ()).unwrap_err().cause));
-    // The consumer calls the deleter on a thread of its own.
+    // The consumer calls the deleter on its own thread.
     let thread = std::thread::Builder::new().spawn(move || drop(tensor)).unwrap();
     thread.join().unwrap();
     manager.submit(out(), ()).unwrap().wait().result.unwrap();
@@ -102,13 +102,13 @@ fn an_export_keeps_other_endpoints_from_its_bytes_when_its_own_is_dropped() {
         Endpoint::new(builder.unregistered().build().unwrap())
     };
     let piece = TensorExport::of_piece(&exported, (2, 1, 0), ElementType::BF16, Access::Read);
-    let all = kv_tensors(&exported, &KvForm::VLLM, ElementType::BF16, Access::Read).unwrap();
+    let all = kv_tensors(&exported, &KvAxisOrder::VLLM, ElementType::BF16, Access::Read).unwrap();
     let exports = std::iter::once(piece.unwrap()).chain(all);
     let mut tensors: Vec<_> = exports.map(|export| export.into_versioned().unwrap()).collect();
     drop(exported);
     while !tensors.is_empty() {
         assert!(again().is_err(), "its transfers would not know of the tensors that are out");
-        // What a consumer calls the deleter of.
+        // The consumer calls one deleter.
         drop(tensors.pop());
     }
     drop(again().unwrap());
@@ -119,7 +119,7 @@ fn kv_tensors_hold_all_blocks_until_the_last_has_gone() {
     let allocator = HeapAllocator::system();
     let exported = endpoint(&allocator);
     let mut tensors =
-        kv_tensors(&exported, &KvForm::VLLM, ElementType::BF16, Access::Write).unwrap();
+        kv_tensors(&exported, &KvAxisOrder::VLLM, ElementType::BF16, Access::Write).unwrap();
     assert_eq!(tensors.len(), 2);
     assert!(is_conflict(&exported.hold_for_read(&[0]).unwrap_err()));
     drop(tensors.pop());
@@ -130,7 +130,7 @@ fn kv_tensors_hold_all_blocks_until_the_last_has_gone() {
     assert_eq!(allocator.live(), 0);
 }
 
-/// Where each piece would begin by the tensors' own strides is where it begins by the geometry.
+/// The tensors' own strides give the same address for each piece as the geometry.
 #[test]
 fn blocks_and_layouts_have_their_pieces_where_the_geometry_has_them() {
     let separate = |block_dimension| LayoutKind::LayerSeparate { block_dimension };
@@ -181,7 +181,7 @@ fn blocks_and_layouts_have_their_pieces_where_the_geometry_has_them() {
     }
 }
 
-/// Where the element of two bytes at these indices is, and zeros for the axes after them.
+/// The location of the two-byte element at these indices, with zeros for the remaining axes.
 fn element(tensor: &ImportedTensor, indices: &[i64]) -> Location {
     let steps = indices.iter().zip(tensor.shape().strides());
     let elements: i64 = steps.map(|(index, stride)| index * stride).sum();
@@ -191,7 +191,7 @@ fn element(tensor: &ImportedTensor, indices: &[i64]) -> Location {
 
 fn back(export: TensorExport) -> ImportedTensor {
     let tensor = export.into_versioned().unwrap().into_raw();
-    // SAFETY: it was made just now, and nothing writes the bytes.
+    // SAFETY: it was created above, and no code writes the bytes.
     unsafe { Importer::new().versioned(tensor.as_ptr()) }.unwrap()
 }
 
@@ -235,7 +235,7 @@ fn what_cannot_be_a_tensor_is_refused_and_nothing_stays_held() {
 
     let large = TensorShape::compact(ElementType::U8, &[1 << 20]).unwrap();
     let region = end.layout().regions()[0].clone();
-    // SAFETY: nothing is handed out.
+    // SAFETY: nothing is exported.
     let refused = unsafe { TensorExport::new(region.clone(), large) }.unwrap_err();
     assert!(matches!(refused, ExportError::OutOfBounds(_)));
     let odd = region.view(ByteCount::new(1), ByteCount::new(8)).unwrap();
@@ -268,7 +268,7 @@ fn a_guard_that_panics_ends_at_the_deleter() {
     let export = TensorExport::of_piece(&end, (0, 0, 0), ElementType::U8, Access::Read).unwrap();
     let tensor = export.guarded_by(Panics).into_versioned().unwrap();
     catch_unwind(AssertUnwindSafe(|| drop(tensor))).unwrap();
-    // What was held is free, and the memory goes with its last user.
+    // The blocks are free again, and the memory is freed with its last user.
     drop(end.hold_for_write(&[0]).unwrap());
     drop(end);
     assert_eq!(allocator.live(), 0);

@@ -1,4 +1,4 @@
-//! Tensors of which any field may be anything: refused with a typed error, or taken, and released
+//! Tensors with arbitrary fields. Each one is refused with a typed error or imported, and released
 //! exactly once either way.
 
 use proptest::prelude::*;
@@ -57,7 +57,7 @@ fn any_fields() -> impl Strategy<Value = Fields> {
         })
 }
 
-/// What holds of every tensor that is taken.
+/// Checks that hold for every imported tensor.
 fn check(tensor: &ImportedTensor, fields: &Fields) {
     let shape = tensor.shape();
     assert_eq!(i32::try_from(shape.sizes().len()), Ok(fields.ndim));
@@ -108,11 +108,11 @@ proptest! {
     fn versioned_tensors_of_any_fields(fields in any_fields()) {
         let deleted = Deleted::default();
         let tensor = fields.versioned(&deleted);
-        // SAFETY: the axes are readable as far as a tensor may have any, the deleter takes any
-        // thread, and nothing of what comes of it reads or writes the data.
+        // SAFETY: the axes are readable up to the maximum of a tensor, the deleter takes any
+        // thread, and the imported tensor's data is not accessed.
         settle(unsafe { Importer::new().versioned(tensor) }, &fields, &deleted);
         if !fields.has_deleter {
-            // SAFETY: nobody has it any more.
+            // SAFETY: no code has it any more.
             unsafe { reclaim(tensor) };
         }
     }
@@ -125,13 +125,13 @@ proptest! {
         // SAFETY: as for versioned tensors.
         settle(unsafe { Importer::new().legacy(tensor) }, &fields, &deleted);
         if !fields.has_deleter {
-            // SAFETY: nobody has it any more.
+            // SAFETY: no code has it any more.
             unsafe { reclaim_legacy(tensor) };
         }
     }
 }
 
-/// The error of a tensor that differs from a good one in what `change` changes.
+/// The error for a valid tensor with the fields that `change` changes.
 fn refused(change: impl FnOnce(&mut Fields)) -> ImportError {
     let mut bytes = vec![0_u8; 64];
     let mut fields = Fields::over(&mut bytes, &[2, 3]);
@@ -178,14 +178,14 @@ fn every_field_has_its_error() {
     assert!(matches!(refused(|f| f.data = 0), E::NullData { elements: 6 }));
     assert!(matches!(refused(|f| f.byte_offset = u64::MAX), E::AddressOverflow { .. }));
     assert!(matches!(refused(|f| f.byte_offset = 1), E::MisalignedData { .. }));
-    // Not even the shape is looked at in a version that is not known.
+    // In an unknown version, not even the shape is read.
     let unknown = refused(|f| {
         f.version = (9, 9);
         f.shape = Axes::Null;
     });
     assert_eq!(
         unknown.to_string(),
-        "the tensor is of DLPack 9.9; ask its producer for one of version 1"
+        "the tensor has DLPack version 9.9; ask its producer for version 1"
     );
 }
 
@@ -195,12 +195,12 @@ fn a_tensor_that_was_taken_in_is_not_taken_again() {
     let fields = Fields::over(&mut bytes, &[2, 3]);
     let deleted = Deleted::default();
     let tensor = fields.versioned(&deleted);
-    // SAFETY: the tensor is this test's to give.
+    // SAFETY: the test owns the tensor.
     let first = unsafe { Importer::new().versioned(tensor) }.unwrap();
-    // SAFETY: it was given before, and is alive, which is found out.
+    // SAFETY: it was passed before and is alive, which the importer detects.
     let again = unsafe { Importer::new().versioned(tensor) }.unwrap_err();
     assert!(matches!(again, ImportError::AlreadyImported { address } if address == tensor.addr()));
-    // SAFETY: as above; its structure is not looked at.
+    // SAFETY: as above; its structure is not read.
     let again = unsafe { Importer::new().legacy(tensor.cast()) }.unwrap_err();
     assert!(matches!(again, ImportError::AlreadyImported { .. }) && !again.was_released());
     assert_eq!(deleted.count(), 0);
@@ -214,12 +214,12 @@ fn a_tensor_without_a_deleter_may_come_again() {
     let fields = Fields { has_deleter: false, ..Fields::over(&mut bytes, &[2, 3]) };
     let tensor = fields.versioned(&Deleted::default());
     for _ in 0..2 {
-        // SAFETY: nobody releases it before the test does.
+        // SAFETY: only the test releases it.
         let taken = unsafe { Importer::new().versioned(tensor) }.unwrap();
         // SAFETY: as above.
         assert!(unsafe { Importer::new().versioned(tensor) }.unwrap().shape() == taken.shape());
     }
-    // SAFETY: nobody has it any more.
+    // SAFETY: no code has it any more.
     unsafe { reclaim(tensor) };
 }
 
@@ -227,9 +227,9 @@ fn a_tensor_without_a_deleter_may_come_again() {
 fn legacy_tensors_cannot_say_that_they_are_padded() {
     let mut bytes = vec![0_u8; 64];
     let deleted = Deleted::default();
-    // FP4, each of them in a byte of its own.
+    // FP4 elements, each in a byte of its own.
     let fields = Fields { flags: 4, dtype: (17, 4, 1), ..Fields::over(&mut bytes, &[6]) };
-    // SAFETY: the tensor is this test's to give, and nobody else uses its bytes.
+    // SAFETY: the test owns the tensor, and no other code uses its bytes.
     let tensor = unsafe { Importer::new().versioned(fields.versioned(&deleted)) }.unwrap();
     assert!(tensor.shape().is_padded());
     let region = Region::new(tensor.memory().unwrap());

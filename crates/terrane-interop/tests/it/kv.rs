@@ -1,4 +1,4 @@
-//! KV tensors of every form, out of every layout and back.
+//! KV tensors of every axis order, as views of every layout and as layouts again.
 
 use proptest::prelude::*;
 use terrane_core::{Alignment, ByteCount, Memory, Region};
@@ -6,7 +6,8 @@ use terrane_interop::dlpack::{
     ElementType, ImportError, ImportedTensor, Importer, TensorExport, TensorShape,
 };
 use terrane_interop::tensors::{
-    KvAxis, KvError, KvForm, KvTensors, KvView, TensorName, adopt_kv, adopt_kv_with_gaps, kv_views,
+    KvAxis, KvAxisOrder, KvError, KvTensors, KvView, TensorName, adopt_kv, adopt_kv_with_gaps,
+    kv_views,
 };
 use terrane_layout::{
     BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
@@ -21,7 +22,7 @@ const OUTER_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 pub const BLOCK_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
-pub const FORMS: [KvForm; 6] = KvForm::KNOWN;
+pub const FORMS: [KvAxisOrder; 6] = KvAxisOrder::KNOWN;
 
 /// 3 layers, 5 blocks of 4 tokens of 2 heads of 8 elements of 2 bytes.
 pub fn config(outer_dim: u32, order: TokenOrder) -> LayoutConfig {
@@ -35,15 +36,15 @@ pub fn layout(config: LayoutConfig, kind: LayoutKind) -> PhysicalLayout {
     LayoutBuilder::new(config).kind(kind).allocate(&allocator).unregistered().build().unwrap()
 }
 
-/// A view as a tensor that another library handed over.
+/// A view as a tensor of another library.
 pub fn import(view: &KvView) -> ImportedTensor {
     import_of(view.region.clone(), view.shape.clone())
 }
 
 pub fn import_of(region: Region, shape: TensorShape) -> ImportedTensor {
-    // SAFETY: no test here touches the bytes.
+    // SAFETY: no test accesses the bytes.
     let tensor = unsafe { TensorExport::new(region, shape) }.unwrap().into_versioned().unwrap();
-    // SAFETY: as above, and it is nobody else's.
+    // SAFETY: as above, and no other code has the tensor.
     unsafe { Importer::new().versioned(tensor.into_raw().as_ptr()) }.unwrap()
 }
 
@@ -52,7 +53,7 @@ pub fn config_of(layout: &PhysicalLayout) -> LayoutConfig {
     layout.geometry().origin().unwrap().0
 }
 
-/// Where an element of the layout is: in piece (block, layer, outer), of a token and a head.
+/// The address of an element by the layout: in piece (block, layer, outer), of a token and a head.
 fn element_at(layout: &PhysicalLayout, at: [u64; 6]) -> u64 {
     let [block, layer, outer, token, head, dim] = at;
     let config = config_of(layout);
@@ -67,8 +68,8 @@ fn element_at(layout: &PhysicalLayout, at: [u64; 6]) -> u64 {
     piece + 2 * index
 }
 
-/// Compares the address of every element by the view's strides with that of the layout.
-fn check_view(layout: &PhysicalLayout, form: &KvForm, view: &KvView) {
+/// Compares the address of every element by the view's strides with the layout's.
+fn check_view(layout: &PhysicalLayout, axis_order: &KvAxisOrder, view: &KvView) {
     let (layer, of_outer) = match view.name {
         TensorName::Layer(layer) => (layer, None),
         TensorName::Key(layer) => (layer, Some(0)),
@@ -83,7 +84,7 @@ fn check_view(layout: &PhysicalLayout, form: &KvForm, view: &KvView) {
     for number in 0..sizes.iter().product() {
         let mut rest: u64 = number;
         let (mut address, mut at) = (base, [0, u64::from(layer), of_outer.unwrap_or(0), 0, 0, 0]);
-        let axes = form.axes().iter().zip(&sizes).zip(view.shape.strides());
+        let axes = axis_order.axes().iter().zip(&sizes).zip(view.shape.strides());
         for ((axis, size), &stride) in axes.rev() {
             let index = rest % size;
             rest /= size;
@@ -99,13 +100,13 @@ fn check_view(layout: &PhysicalLayout, form: &KvForm, view: &KvView) {
                 _ => {}
             }
         }
-        assert_eq!(address, element_at(layout, at), "{form:?}, {at:?}");
+        assert_eq!(address, element_at(layout, at), "{axis_order:?}, {at:?}");
     }
 }
 
 fn adopted(
     config: &LayoutConfig,
-    form: &KvForm,
+    axis_order: &KvAxisOrder,
     views: &[KvView],
 ) -> Result<PhysicalLayout, KvError> {
     let tensors: Vec<ImportedTensor> = views.iter().map(import).collect();
@@ -113,14 +114,14 @@ fn adopted(
     let builder = if apart {
         let keys: Vec<_> = tensors.iter().step_by(2).cloned().collect();
         let values: Vec<_> = tensors.iter().skip(1).step_by(2).cloned().collect();
-        adopt_kv(config, form, KvTensors::Apart { keys: &keys, values: &values })?
+        adopt_kv(config, axis_order, KvTensors::Apart { keys: &keys, values: &values })?
     } else {
-        adopt_kv(config, form, KvTensors::Together(&tensors))?
+        adopt_kv(config, axis_order, KvTensors::Together(&tensors))?
     };
     Ok(builder.unregistered().build().unwrap())
 }
 
-/// Both have every piece at the same place, and the same shape.
+/// Both have the same shape and every piece at the same address.
 fn assert_same_places(one: &PhysicalLayout, other: &PhysicalLayout) {
     let geometry = one.geometry();
     for block in 0..geometry.num_blocks() {
@@ -152,15 +153,15 @@ fn every_form_of_every_layout_is_right_or_refused() {
         for order in TokenOrder::ALL {
             for kind in LayoutKind::ALL {
                 let layout = layout(config(outer_dim, order), kind);
-                for form in FORMS {
-                    match kv_views(&layout, &form, ElementType::BF16) {
+                for axis_order in FORMS {
+                    match kv_views(&layout, &axis_order, ElementType::BF16) {
                         Ok(views) => {
-                            let split = outer_dim == 2 && !form.has_outer();
+                            let split = outer_dim == 2 && !axis_order.has_outer();
                             assert_eq!(views.len(), if split { 6 } else { 3 });
                             for view in &views {
-                                check_view(&layout, &form, view);
+                                check_view(&layout, &axis_order, view);
                             }
-                            let back = adopted(&config_of(&layout), &form, &views).unwrap();
+                            let back = adopted(&config_of(&layout), &axis_order, &views).unwrap();
                             assert_same_places(&layout, &back);
                             right += 1;
                         }
@@ -183,34 +184,35 @@ fn every_form_of_every_layout_is_right_or_refused() {
 
 #[test]
 fn shapes_are_those_of_the_engines() {
-    let shape = |kind, form, order| {
-        let views = kv_views(&layout(config(2, order), kind), &form, ElementType::F16).unwrap();
+    let shape = |kind, axis_order, order| {
+        let views =
+            kv_views(&layout(config(2, order), kind), &axis_order, ElementType::F16).unwrap();
         (views[0].shape.sizes().to_vec(), views[0].shape.strides().to_vec())
     };
     let nhd = TokenOrder::TokenMajor;
-    let (sizes, strides) = shape(OUTER_FIRST, KvForm::VLLM, nhd);
+    let (sizes, strides) = shape(OUTER_FIRST, KvAxisOrder::VLLM, nhd);
     assert_eq!((sizes, strides), (vec![2, 5, 4, 2, 8], vec![320, 64, 16, 8, 1]));
-    // vLLM's shape stays, and its strides say HND.
-    let (sizes, strides) = shape(OUTER_FIRST, KvForm::VLLM, TokenOrder::HeadMajor);
+    // vLLM's shape stays, and its strides are HND.
+    let (sizes, strides) = shape(OUTER_FIRST, KvAxisOrder::VLLM, TokenOrder::HeadMajor);
     assert_eq!((sizes, strides), (vec![2, 5, 4, 2, 8], vec![320, 64, 8, 32, 1]));
-    let (sizes, strides) = shape(BLOCK_FIRST, KvForm::FLASHINFER_NHD, nhd);
+    let (sizes, strides) = shape(BLOCK_FIRST, KvAxisOrder::FLASHINFER_NHD, nhd);
     assert_eq!((sizes, strides), (vec![5, 2, 4, 2, 8], vec![128, 64, 16, 8, 1]));
-    let (sizes, strides) = shape(BLOCK_FIRST, KvForm::FLASHINFER_HND, TokenOrder::HeadMajor);
+    let (sizes, strides) = shape(BLOCK_FIRST, KvAxisOrder::FLASHINFER_HND, TokenOrder::HeadMajor);
     assert_eq!((sizes, strides), (vec![5, 2, 2, 4, 8], vec![128, 64, 32, 8, 1]));
-    let (sizes, strides) = shape(OUTER_FIRST, KvForm::SGLANG, nhd);
+    let (sizes, strides) = shape(OUTER_FIRST, KvAxisOrder::SGLANG, nhd);
     assert_eq!((sizes, strides), (vec![20, 2, 8], vec![16, 8, 1]));
-    // Of all layers together, a layer's blocks lie apart.
-    let (_, strides) = shape(LayoutKind::FullyContiguous, KvForm::FLASHINFER_NHD, nhd);
+    // If all layers are contiguous, the blocks of one layer are apart.
+    let (_, strides) = shape(LayoutKind::FullyContiguous, KvAxisOrder::FLASHINFER_NHD, nhd);
     assert_eq!(strides, [384, 64, 16, 8, 1]);
 }
 
 /// The error of adopting vLLM's tensors, with the second one changed.
 fn refused(change: impl FnOnce(&PhysicalLayout, &mut Vec<ImportedTensor>)) -> KvError {
     let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
-    let views = kv_views(&layout, &KvForm::VLLM, ElementType::BF16).unwrap();
+    let views = kv_views(&layout, &KvAxisOrder::VLLM, ElementType::BF16).unwrap();
     let mut tensors: Vec<_> = views.iter().map(import).collect();
     change(&layout, &mut tensors);
-    adopt_kv(&config_of(&layout), &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap_err()
+    adopt_kv(&config_of(&layout), &KvAxisOrder::VLLM, KvTensors::Together(&tensors)).unwrap_err()
 }
 
 fn other_shape(
@@ -227,7 +229,7 @@ fn errors_name_tensor_axis_expected_and_found() {
     let size = refused(other_shape(bf16, &[2, 5, 4, 1, 8]));
     assert_eq!(size.to_string(), "the tensor of layer 1, axis 3 (heads): 2 expected, 1 found");
     let rank = refused(other_shape(bf16, &[2, 5, 4, 16]));
-    assert_eq!(rank.to_string(), "the tensor of layer 1 has 4 axes, the form has 5");
+    assert_eq!(rank.to_string(), "the tensor of layer 1 has 4 axes, and the axis order has 5");
     let mixed = refused(other_shape(ElementType::F16, &[2, 5, 4, 2, 8]));
     assert!(matches!(mixed, KvError::MixedElements { tensor: TensorName::Layer(1), .. }));
     let strides = refused(|layout, tensors| {
@@ -236,17 +238,17 @@ fn errors_name_tensor_axis_expected_and_found() {
     });
     assert_eq!(
         strides.to_string(),
-        "the tensors cannot be adopted: tensor 1 has other sizes, strides or elements than the first \
-         one of its section"
+        "the tensors cannot be adopted: tensor 1 differs in sizes, strides or elements from the \
+         first tensor of its section; all must be equal"
     );
     let count = refused(|_, tensors| drop(tensors.pop()));
     assert!(matches!(count, KvError::TensorCount { expected: 3, found: 2, .. }), "{count}");
-    // Two layers that lie in one place.
+    // Two layers at the same address.
     let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
-    let views = kv_views(&layout, &KvForm::VLLM, bf16).unwrap();
+    let views = kv_views(&layout, &KvAxisOrder::VLLM, bf16).unwrap();
     let tensors = [import(&views[0]), import(&views[0]), import(&views[2])];
     let tensors = KvTensors::Together(&tensors);
-    let failed = adopt_kv(&config_of(&layout), &KvForm::VLLM, tensors).unwrap_err();
+    let failed = adopt_kv(&config_of(&layout), &KvAxisOrder::VLLM, tensors).unwrap_err();
     assert!(failed.to_string().contains("at equal distances"), "{failed}");
 }
 
@@ -256,15 +258,15 @@ fn padded_elements_are_refused() {
     let config = config.inner_dim(16).num_heads(2).element(ElementFormat::Width(1));
     let config = config.build().unwrap();
     let mut bytes = vec![0_u8; 2 * 5 * 4 * 16];
-    // Pairs of 4 bits, in a byte each and in a byte together.
+    // Pairs of 4 bits: each in its own byte, and both in one byte.
     for (padded, flags) in [(true, 4), (false, 0)] {
         let fields = Fields { flags, dtype: (17, 4, 2), ..Fields::over(&mut bytes, &[20, 2, 8]) };
         let deleted = Deleted::default();
-        // SAFETY: the bytes outlive the tensor, and nobody uses them meanwhile.
+        // SAFETY: the bytes outlive the tensor, and no code uses them until then.
         let tensor = unsafe { Importer::new().versioned(fields.versioned(&deleted)) }.unwrap();
         assert_eq!(tensor.shape().is_padded(), padded);
         let tensors = [tensor];
-        let adopted = adopt_kv(&config, &KvForm::SGLANG, KvTensors::Together(&tensors));
+        let adopted = adopt_kv(&config, &KvAxisOrder::SGLANG, KvTensors::Together(&tensors));
         match adopted {
             Err(error) => assert!(padded && error.to_string().contains("padded"), "{error}"),
             Ok(_) => assert!(!padded),
@@ -275,32 +277,33 @@ fn padded_elements_are_refused() {
 #[test]
 fn layers_of_one_tensor_have_to_lie_in_their_order() {
     let layout = layout(config(2, TokenOrder::TokenMajor), LayoutKind::FullyContiguous);
-    let views = kv_views(&layout, &KvForm::VLLM, ElementType::BF16).unwrap();
+    let views = kv_views(&layout, &KvAxisOrder::VLLM, ElementType::BF16).unwrap();
     let tensors = [import(&views[0]), import(&views[2]), import(&views[1])];
     let tensors = KvTensors::Together(&tensors);
-    let refused = adopt_kv(&config_of(&layout), &KvForm::VLLM, tensors).unwrap_err();
+    let refused = adopt_kv(&config_of(&layout), &KvAxisOrder::VLLM, tensors).unwrap_err();
     assert!(refused.to_string().contains("the tensors of the layer list are not in"), "{refused}");
 }
 
 #[test]
 fn what_does_not_fit_the_configuration_is_refused() {
     let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
-    let one = |form, element| kv_views(&layout, &form, element).unwrap_err();
-    assert!(matches!(one(KvForm::VLLM, ElementType::F32), KvError::Element { .. }));
-    let views = kv_views(&layout, &KvForm::SGLANG, ElementType::BF16).unwrap();
+    let one = |axis_order, element| kv_views(&layout, &axis_order, element).unwrap_err();
+    assert!(matches!(one(KvAxisOrder::VLLM, ElementType::F32), KvError::Element { .. }));
+    let views = kv_views(&layout, &KvAxisOrder::SGLANG, ElementType::BF16).unwrap();
     let tensors: Vec<_> = views.iter().take(3).map(import).collect();
     let config = &config_of(&layout);
-    let together = adopt_kv(config, &KvForm::SGLANG, KvTensors::Together(&tensors)).unwrap_err();
+    let together =
+        adopt_kv(config, &KvAxisOrder::SGLANG, KvTensors::Together(&tensors)).unwrap_err();
     assert!(matches!(together, KvError::Outers { has_outer: false, .. }), "{together}");
     let apart = KvTensors::Apart { keys: &tensors, values: &tensors };
-    let outers = adopt_kv(config, &KvForm::VLLM, apart).unwrap_err();
+    let outers = adopt_kv(config, &KvAxisOrder::VLLM, apart).unwrap_err();
     assert!(matches!(outers, KvError::Outers { has_outer: true, .. }), "{outers}");
     let unstated = LayoutConfig::builder().num_blocks(2).num_layers(1).outer_dim(1).page_size(4);
     let unstated = unstated.inner_dim(16).element(ElementFormat::Width(2)).build().unwrap();
     let unstated = self::layout(unstated, BLOCK_FIRST);
-    let heads = kv_views(&unstated, &KvForm::SGLANG, ElementType::BF16).unwrap_err();
+    let heads = kv_views(&unstated, &KvAxisOrder::SGLANG, ElementType::BF16).unwrap_err();
     assert!(matches!(heads, KvError::HeadsNotStated));
-    assert!(kv_views(&unstated, &KvForm::VLLM_LATENT, ElementType::BF16).is_ok());
+    assert!(kv_views(&unstated, &KvAxisOrder::VLLM_LATENT, ElementType::BF16).is_ok());
 }
 
 #[test]
@@ -309,11 +312,11 @@ fn rows_of_bytes_are_tensors_of_bytes() {
     let config = LayoutConfig::builder().num_blocks(3).num_layers(2).outer_dim(1).page_size(4);
     let config = config.inner_dim(576).element(ElementFormat::RowBytes(656)).build().unwrap();
     let layout = layout(config, BLOCK_FIRST);
-    let views = kv_views(&layout, &KvForm::VLLM_LATENT, ElementType::U8).unwrap();
+    let views = kv_views(&layout, &KvAxisOrder::VLLM_LATENT, ElementType::U8).unwrap();
     assert_eq!(views[0].shape.sizes(), [3, 4, 656]);
-    let back = adopted(&config, &KvForm::VLLM_LATENT, &views).unwrap();
+    let back = adopted(&config, &KvAxisOrder::VLLM_LATENT, &views).unwrap();
     assert_same_places(&layout, &back);
-    let wide = kv_views(&layout, &KvForm::VLLM_LATENT, ElementType::F16).unwrap_err();
+    let wide = kv_views(&layout, &KvAxisOrder::VLLM_LATENT, ElementType::F16).unwrap_err();
     assert!(matches!(wide, KvError::Element { .. }));
 }
 
@@ -321,20 +324,21 @@ fn rows_of_bytes_are_tensors_of_bytes() {
 fn padding_between_blocks_has_to_be_adopted_as_well() {
     let padded = config(2, TokenOrder::TokenMajor);
     let padded = padded.with_block_alignment(Alignment::SECTOR).unwrap();
-    let form = KvForm::FLASHINFER_NHD;
+    let axis_order = KvAxisOrder::FLASHINFER_NHD;
     // A tensor a layer, and all layers in one.
     for kind in [BLOCK_FIRST, LayoutKind::FullyContiguous] {
         let layout = layout(padded, kind);
-        let views = kv_views(&layout, &form, ElementType::BF16).unwrap();
-        let refused = adopted(&padded, &form, &views).unwrap_err();
+        let views = kv_views(&layout, &axis_order, ElementType::BF16).unwrap();
+        let refused = adopted(&padded, &axis_order, &views).unwrap_err();
         assert!(
             matches!(refused, KvError::Memory { source: ImportError::Gaps { .. }, .. }),
             "{refused}"
         );
         let tensors: Vec<_> = views.iter().map(import).collect();
         let tensors = KvTensors::Together(&tensors);
-        // SAFETY: the padding is the layout's, which outlives what comes of it; nobody touches it.
-        let builder = unsafe { adopt_kv_with_gaps(&padded, &form, tensors) };
+        // SAFETY: the layout owns the padding and outlives the adopted one; no code accesses the
+        // padding.
+        let builder = unsafe { adopt_kv_with_gaps(&padded, &axis_order, tensors) };
         let back = builder.unwrap().unregistered().build().unwrap();
         assert_same_places(&layout, &back);
     }
@@ -346,8 +350,8 @@ fn layouts_keep_the_tensors() {
     let config = config(2, TokenOrder::TokenMajor);
     let builder = LayoutBuilder::new(config).fully_contiguous().allocate(&allocator);
     let layout = builder.unregistered().build().unwrap();
-    let views = kv_views(&layout, &KvForm::VLLM, ElementType::BF16).unwrap();
-    let back = adopted(&config, &KvForm::VLLM, &views).unwrap();
+    let views = kv_views(&layout, &KvAxisOrder::VLLM, ElementType::BF16).unwrap();
+    let back = adopted(&config, &KvAxisOrder::VLLM, &views).unwrap();
     assert_eq!(back.regions().len(), 1);
     assert_eq!(back.regions()[0].length(), ByteCount::new(3 * 5 * 2 * 128));
     drop((layout, views));
@@ -357,14 +361,14 @@ fn layouts_keep_the_tensors() {
 }
 
 proptest! {
-    /// Any configuration whose form can be expressed comes back with every piece in its place.
+    /// Any configuration that an axis order can express comes back with every piece at its address.
     #[test]
     fn layouts_come_back(
         (blocks, layers, outers) in (1_u32..6, 1_u32..4, 1_u32..3),
         (page, heads, dim, width) in (1_u32..5, 1_u32..4, 1_u32..5, prop::sample::select(vec![1_u8, 2, 4])),
         kind in prop::sample::select(LayoutKind::ALL.to_vec()),
         order in prop::sample::select(TokenOrder::ALL.to_vec()),
-        form in prop::sample::select(FORMS.to_vec()),
+        axis_order in prop::sample::select(FORMS.to_vec()),
     ) {
         let config = LayoutConfig::builder().num_blocks(blocks).num_layers(layers);
         let config = config.outer_dim(outers).page_size(page).inner_dim(heads * dim);
@@ -376,7 +380,7 @@ proptest! {
             2 => ElementType::F16,
             _ => ElementType::F32,
         };
-        // What a block has of one layer and outer, and whether the next block follows on that.
+        // The bytes of one layer and outer in a block, and whether the next block follows them.
         let is_piece = match kind {
             LayoutKind::FullyContiguous => layers * outers == 1,
             BLOCK_FIRST => outers == 1,
@@ -385,12 +389,12 @@ proptest! {
         let is_token_major = order == TokenOrder::TokenMajor || heads == 1;
         let slots = blocks == 1 || page == 1 || (is_piece && is_token_major);
         let rows = page == 1 || is_token_major || dim == 1;
-        let has = |axis| form.axes().contains(&axis);
-        match kv_views(&layout, &form, element) {
+        let has = |axis| axis_order.axes().contains(&axis);
+        match kv_views(&layout, &axis_order, element) {
             Ok(views) => {
                 prop_assert!(slots || !has(KvAxis::Slot));
                 prop_assert!(rows || !has(KvAxis::Row));
-                assert_same_places(&layout, &adopted(&config, &form, &views).unwrap());
+                assert_same_places(&layout, &adopted(&config, &axis_order, &views).unwrap());
             }
             Err(KvError::NotJoined { axis: KvAxis::Slot, .. }) => prop_assert!(!slots),
             Err(KvError::NotJoined { axis: KvAxis::Row, .. }) => prop_assert!(!rows),
@@ -403,11 +407,11 @@ proptest! {
 fn tensors_that_are_adopted_twice_are_one_endpoint_s() {
     let config = config(2, TokenOrder::TokenMajor);
     let layout = layout(config, BLOCK_FIRST);
-    let form = KvForm::VLLM_BLOCKS_FIRST;
-    let tensors: Vec<_> = kv_views(&layout, &form, ElementType::BF16).unwrap();
+    let axis_order = KvAxisOrder::VLLM_BLOCKS_FIRST;
+    let tensors: Vec<_> = kv_views(&layout, &axis_order, ElementType::BF16).unwrap();
     let tensors: Vec<_> = tensors.iter().map(import).collect();
     let adopted = || {
-        let builder = adopt_kv(&config, &form, KvTensors::Together(&tensors)).unwrap();
+        let builder = adopt_kv(&config, &axis_order, KvTensors::Together(&tensors)).unwrap();
         Endpoint::new(builder.unregistered().build().unwrap())
     };
     let first = adopted().unwrap();

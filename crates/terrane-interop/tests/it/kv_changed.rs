@@ -1,4 +1,4 @@
-//! KV tensors of which one is not what it was.
+//! KV tensors of which one was changed.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use terrane_layout::{LayoutKind, TokenOrder};
 use crate::kv::{FORMS, config, import, import_of, layout};
 
 proptest! {
-    /// One tensor of a cache has another shape, or lies elsewhere: it is refused, or the layout has
+    /// One tensor of a cache has another shape or another address. It is refused, or the layout has
     /// its pieces where the tensors have them.
     #[test]
     fn changed_tensors_are_refused_or_adopted_where_they_are(
         kind in prop::sample::select(LayoutKind::ALL.to_vec()),
         order in prop::sample::select(TokenOrder::ALL.to_vec()),
-        form in prop::sample::select(FORMS.to_vec()),
+        axis_order in prop::sample::select(FORMS.to_vec()),
         (which, axis) in (0_usize..6, 0_usize..6),
         (size, stride, shift) in (-1_i64..=1, -8_i64..=8, 0_u64..64),
     ) {
         let config = config(2, order);
         let layout = layout(config, kind);
-        let Ok(views) = kv_views(&layout, &form, ElementType::BF16) else { return Ok(()) };
-        let (which, axis) = (which % views.len(), axis % form.axes().len());
+        let Ok(views) = kv_views(&layout, &axis_order, ElementType::BF16) else { return Ok(()) };
+        let (which, axis) = (which % views.len(), axis % axis_order.axes().len());
         let mut tensors: Vec<_> = views.iter().map(import).collect();
         let (view, shape) = (&views[which], &views[which].shape);
         let changed = |numbers: &[i64], change: i64| -> Option<Vec<u64>> {
@@ -39,28 +39,28 @@ proptest! {
         let from = view.region.offset().checked_add(ByteCount::new(2 * shift)).unwrap();
         let Ok(region) = whole.view(from, shape.bytes()) else { return Ok(()) };
         tensors[which] = import_of(region, shape);
-        let is_apart = !form.has_outer();
+        let is_apart = !axis_order.has_outer();
         let keys: Vec<_> = tensors.iter().step_by(2).cloned().collect();
         let values: Vec<_> = tensors.iter().skip(1).step_by(2).cloned().collect();
         let given = match is_apart {
             true => KvTensors::Apart { keys: &keys, values: &values },
             false => KvTensors::Together(&tensors),
         };
-        let builder = match adopt_kv(&config, &form, given) {
+        let builder = match adopt_kv(&config, &axis_order, given) {
             Ok(builder) => builder,
             Err(error) => {
                 prop_assert!((size, stride, shift) != (0, 0, 0), "{error}");
                 return Ok(());
             }
         };
-        // Tensors that lie over one another are found there.
+        // Tensors that overlap are found there.
         let Ok(back) = builder.unregistered().build() else { return Ok(()) };
         back.verify().unwrap();
         for (number, tensor) in (0_u32..).zip(&tensors) {
             let (layer, section) = if is_apart { (number / 2, number % 2) } else { (number, 0) };
             for block in 0..config.num_blocks() {
                 for outer in 0..if is_apart { 1 } else { 2 } {
-                    let steps = form.axes().iter().zip(tensor.shape().strides());
+                    let steps = axis_order.axes().iter().zip(tensor.shape().strides());
                     let elements: i64 = steps
                         .map(|(axis, stride)| match axis {
                             KvAxis::Block => i64::from(block) * stride,

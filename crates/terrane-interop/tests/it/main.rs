@@ -1,4 +1,4 @@
-//! What the crate promises, of whole tensors and layouts.
+//! Integration tests of whole tensors and layouts.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -6,7 +6,7 @@
     clippy::panic,
     clippy::print_stderr,
     clippy::missing_errors_doc,
-    reason = "a test says what it expects by panicking"
+    reason = "a test fails by panicking"
 )]
 
 mod exports;

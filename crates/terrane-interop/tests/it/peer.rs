@@ -1,4 +1,4 @@
-//! The other side: a library that hands tensors over and counts what becomes of them.
+//! The other side: a library that exports tensors and counts the calls of their deleters.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use terrane_interop::dlpack::ffi::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
 };
 
-/// How often deleters of the tensors that were made with it were called.
+/// Counts the calls of the deleters of its tensors.
 #[derive(Clone, Debug, Default)]
 pub struct Deleted(Arc<AtomicUsize>);
 
@@ -33,17 +33,17 @@ pub struct Fields {
     pub has_deleter: bool,
 }
 
-/// What a pointer to sizes or strides points to.
+/// The target of a pointer to sizes or strides.
 #[derive(Clone, Debug)]
 pub enum Axes {
     Null,
     /// These numbers, but at an odd address.
     Misaligned(Vec<i64>),
-    /// These numbers, and ones behind them: as many as any tensor may have.
+    /// These numbers, followed by others up to the most that a tensor may have.
     There(Vec<i64>),
 }
 
-/// As many as may be read.
+/// The most numbers that may be read.
 const MOST: usize = 64;
 
 impl Fields {
@@ -102,7 +102,7 @@ impl Fields {
     }
 }
 
-/// Gives back what a tensor without a deleter, or one that was never looked at, has left.
+/// Frees a tensor without a deleter, or one that was never read.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Deleters and guards of users that call the library, or panic.
+//! Users' deleters and guards that call the library, or panic.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -17,12 +17,12 @@ fn region() -> Region {
     Region::new(HeapAllocator::system().allocate(&request).unwrap())
 }
 
-/// Everything that takes a lock: a tensor out, back in, and released.
+/// Takes every lock: exports a tensor, imports it, and releases it.
 fn exchange() {
     let shape = TensorShape::compact(ElementType::F32, &[16]).unwrap();
-    // SAFETY: nobody uses the bytes.
+    // SAFETY: no code uses the bytes.
     let tensor = unsafe { TensorExport::new(region(), shape) }.unwrap().into_versioned().unwrap();
-    // SAFETY: the tensor was made just now, and is handed over once.
+    // SAFETY: the tensor was created above, and is passed on once.
     let tensor = unsafe { Importer::new().versioned(tensor.into_raw().as_ptr()) }.unwrap();
     assert!(tensor.memory().is_ok());
 }
@@ -32,7 +32,7 @@ fn exchange() {
 /// The tensor is one of [`foreign_tensor`]'s, and is not used any more.
 unsafe extern "C" fn delete(tensor: *mut DLManagedTensorVersioned) {
     exchange();
-    // SAFETY: it was boxed when it was made, by the caller's promise.
+    // SAFETY: it was boxed when it was created, as the caller promises.
     let tensor = unsafe { Box::from_raw(tensor) };
     // SAFETY: the shape was boxed with it.
     drop(unsafe { Box::from_raw(tensor.dl_tensor.shape) });
@@ -71,7 +71,7 @@ fn a_deleter_may_use_the_library_whether_its_tensor_is_taken_or_refused() {
     let mut data = [0_i32; 16];
     for (major, times) in [(1, 1), (2, 2)] {
         let tensor = foreign_tensor(data.as_mut_ptr().cast(), major, &count);
-        // SAFETY: the tensor was made just now, and its numbers outlive it.
+        // SAFETY: the tensor was created above, and its numbers outlive it.
         if let Ok(tensor) = unsafe { Importer::new().versioned(tensor) } {
             let memory = tensor.memory().unwrap();
             drop(tensor);
@@ -83,7 +83,7 @@ fn a_deleter_may_use_the_library_whether_its_tensor_is_taken_or_refused() {
     }
 }
 
-/// Uses the library and panics when it drops; so does what the panic carries.
+/// Uses the library and panics when it drops; the payload of the panic does the same.
 struct Panics(Arc<AtomicU32>);
 
 impl Drop for Panics {
@@ -98,7 +98,7 @@ struct Carried;
 
 impl Drop for Carried {
     fn drop(&mut self) {
-        panic!("what a panic carries drops");
+        panic!("the payload of a panic drops");
     }
 }
 
@@ -109,7 +109,7 @@ fn guards_that_panic_are_contained_and_the_memory_goes_back() {
     let request = RegionRequest::new(ByteCount::new(64)).aligned_to(Alignment::of(64));
     let region = Region::new(allocator.allocate(&request).unwrap());
     let shape = TensorShape::compact(ElementType::F32, &[16]).unwrap();
-    // SAFETY: nobody uses the bytes.
+    // SAFETY: no code uses the bytes.
     let export = unsafe { TensorExport::new(region, shape) }.unwrap();
     let export =
         export.guarded_by(Panics(Arc::clone(&count))).guarded_by(Panics(Arc::clone(&count)));

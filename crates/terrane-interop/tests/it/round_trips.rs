@@ -1,4 +1,4 @@
-//! Tensors that are taken in, and tensors that come back from where they were handed to.
+//! Tensors that are imported, and exported tensors that are imported again.
 
 use std::thread;
 
@@ -12,7 +12,7 @@ use terrane_testkit::memory::HeapAllocator;
 
 use crate::peer::{Axes, Deleted, Fields, reclaim};
 
-/// Bytes where numbers may be.
+/// Bytes aligned for numbers.
 fn request(bytes: u64) -> RegionRequest {
     RegionRequest::new(ByteCount::new(bytes)).aligned_to(Alignment::SECTOR)
 }
@@ -22,7 +22,7 @@ fn a_foreign_tensor_is_memory_at_its_place() {
     let mut bytes = vec![7_u8; 64];
     let fields = Fields { byte_offset: 4, ..Fields::over(&mut bytes, &[2, 3]) };
     let deleted = Deleted::default();
-    // SAFETY: the bytes outlive the tensor, and nobody uses them meanwhile.
+    // SAFETY: the bytes outlive the tensor, and no code uses them until then.
     let tensor = unsafe { Importer::new().versioned(fields.versioned(&deleted)) }.unwrap();
     assert_eq!((tensor.shape().sizes(), tensor.shape().strides()), (&[2, 3][..], &[3, 1][..]));
     assert_eq!(tensor.shape().element(), ElementType::BF16);
@@ -67,7 +67,7 @@ fn a_null_deleter_is_not_called() {
     // SAFETY: as above.
     drop(unsafe { Importer::new().versioned(pointer) }.unwrap());
     assert_eq!(deleted.count(), 0);
-    // SAFETY: nobody has it any more.
+    // SAFETY: no code has it any more.
     unsafe { reclaim(pointer) };
 }
 
@@ -88,7 +88,7 @@ fn flags_and_gaps_are_seen() {
     let gaps = import(Fields { strides: Axes::There(vec![8, 1]), ..good.clone() });
     let refused = gaps.memory().unwrap_err();
     assert!(matches!(refused, ImportError::Gaps { elements: 6, .. }), "{refused}");
-    // SAFETY: the bytes between are nobody else's.
+    // SAFETY: no other code has the bytes between.
     assert_eq!(unsafe { gaps.memory_with_gaps() }.unwrap().length(), ByteCount::new(22));
 
     let transposed = import(Fields { strides: Axes::There(vec![1, 2]), ..good.clone() });
@@ -120,7 +120,7 @@ fn ours_come_back_as_they_went() {
     let shape = TensorShape::strided(ElementType::F16, &[4, 3, 8], &[24, 8, 1]).unwrap();
     for by_offset in [false, true] {
         for legacy in [false, true] {
-            // SAFETY: nobody touches the bytes.
+            // SAFETY: no code uses the bytes.
             let export = unsafe { TensorExport::new(part.clone(), shape.clone()) }.unwrap();
             let export = if by_offset { export.by_offset() } else { export };
             // SAFETY: as above.
@@ -128,7 +128,7 @@ fn ours_come_back_as_they_went() {
             let importer = Importer::new();
             let tensor = if legacy {
                 let pointer = export.into_legacy().unwrap().into_raw();
-                // SAFETY: it is nobody else's, and nobody touches the bytes.
+                // SAFETY: no other code has the tensor, and no code uses the bytes.
                 let offset = unsafe { (*pointer.as_ptr()).dl_tensor.byte_offset };
                 assert_eq!(offset, if by_offset { 128 } else { 0 });
                 // SAFETY: as above.
@@ -153,11 +153,11 @@ fn memory_lives_until_the_deleter_of_what_was_never_handed_over() {
     let allocator = HeapAllocator::system();
     let memory = allocator.allocate(&request(64)).unwrap();
     let shape = TensorShape::compact(ElementType::U8, &[64]).unwrap();
-    // SAFETY: nobody touches the bytes.
+    // SAFETY: no code uses the bytes.
     let export = unsafe { TensorExport::new(Region::new(memory), shape) }.unwrap();
     let tensor = export.read_only().into_versioned().unwrap();
     assert_eq!(allocator.live(), 1);
-    // SAFETY: the structure is there until the tensor drops.
+    // SAFETY: the structure exists until the tensor drops.
     let structure = unsafe { &*tensor.as_ptr() };
     assert_eq!((structure.version.major, structure.version.minor, structure.flags), (1, 3, 1));
     assert!(matches!(structure.dl_tensor.device.device_type, 1));
@@ -171,13 +171,13 @@ fn memory_of_a_device_keeps_its_address_and_number() {
     let memory = allocator.allocate(&request(64)).unwrap();
     let Location::Device { address, .. } = memory.location() else { panic!("{memory:?}") };
     let shape = TensorShape::compact(ElementType::BF16, &[32]).unwrap();
-    // SAFETY: nobody touches the bytes.
+    // SAFETY: no code uses the bytes.
     let export = unsafe { TensorExport::new(Region::new(memory), shape) }.unwrap();
     assert_eq!(export.device().to_pair(), (2, 3));
     // SAFETY: as above.
     let export = unsafe { export.released_when_done() };
     let tensor = export.into_versioned().unwrap();
-    // SAFETY: the structure is there until the tensor drops.
+    // SAFETY: the structure exists until the tensor drops.
     let structure = unsafe { &*tensor.as_ptr() };
     assert_eq!(u64::try_from(structure.dl_tensor.data.addr()).unwrap(), address.get());
 }
@@ -188,7 +188,7 @@ fn a_neighbour_s_bits_are_not_given_away() {
     for (elements, is_whole) in [(9, false), (10, true)] {
         let fields = Fields { dtype: (17, 4, 1), ..Fields::over(&mut bytes, &[elements]) };
         let tensor = fields.versioned(&Deleted::default());
-        // SAFETY: the bytes outlive the tensor, and nobody uses them meanwhile.
+        // SAFETY: the bytes outlive the tensor, and no code uses them until then.
         let tensor = unsafe { Importer::new().versioned(tensor) }.unwrap();
         match tensor.memory() {
             Ok(memory) => assert!(is_whole && memory.length() == ByteCount::new(5)),
@@ -207,7 +207,7 @@ fn memory_that_devices_reach_does_not_go_out_before_its_end_is_known() {
     for allocator in [HeapAllocator::pinned(), HeapAllocator::simulated_device(0)] {
         let export = || {
             let memory = allocator.allocate(&request(64)).unwrap();
-            // SAFETY: nobody touches the bytes.
+            // SAFETY: no code uses the bytes.
             unsafe { TensorExport::new(Region::new(memory), shape()) }.unwrap()
         };
         let kind = allocator.kind();
@@ -218,7 +218,7 @@ fn memory_that_devices_reach_does_not_go_out_before_its_end_is_known() {
                 "{refused}"
             );
         }
-        // SAFETY: nobody touches the bytes.
+        // SAFETY: no code uses the bytes.
         drop(unsafe { export().released_when_done() }.into_versioned().unwrap());
         allocator.assert_all_freed();
     }
@@ -229,18 +229,18 @@ fn pinned_memory_is_the_host_s_for_who_asks_for_that() {
     let allocator = HeapAllocator::pinned();
     let memory = Region::new(allocator.allocate(&request(64)).unwrap());
     let shape = TensorShape::compact(ElementType::U8, &[64]).unwrap();
-    // SAFETY: nobody touches the bytes.
+    // SAFETY: no code uses the bytes.
     let export = unsafe { TensorExport::new(memory.clone(), shape.clone()) }.unwrap();
     assert_eq!(export.device(), TensorDevice::PinnedHost);
     let export = export.as_host().unwrap();
     assert_eq!(export.device().to_pair(), (1, 0));
-    // SAFETY: nobody touches the bytes.
+    // SAFETY: no code uses the bytes.
     let tensor = unsafe { export.released_when_done() }.into_versioned().unwrap().into_raw();
-    // SAFETY: as above, and it is nobody else's.
+    // SAFETY: as above, and no other code has the tensor.
     let tensor = unsafe { Importer::new().versioned(tensor.as_ptr()) }.unwrap();
     assert_eq!((tensor.device(), tensor.location()), (TensorDevice::Host, memory.location()));
     let device = HeapAllocator::simulated_device(0).allocate(&request(64)).unwrap();
-    // SAFETY: nobody touches the bytes.
+    // SAFETY: no code uses the bytes.
     let refused = unsafe { TensorExport::new(Region::new(device), shape) }.unwrap().as_host();
     assert!(matches!(refused, Err(ExportError::NotHost { .. })));
 }

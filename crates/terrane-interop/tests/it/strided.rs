@@ -17,7 +17,7 @@ use crate::kv::import_of;
 
 const KV: [SectionName; 2] = [SectionName::K, SectionName::V];
 
-/// Bytes of another library, and what keeps them.
+/// Bytes of another library, and their owner.
 type Owner = Arc<Vec<u64>>;
 
 fn owner(bytes: u64) -> Owner {
@@ -39,7 +39,7 @@ fn tensor(
     let first = Location::Host(HostAddress::new(NonNull::from(&owner[0])));
     let at = first.checked_add(ByteCount::new(offset)).unwrap();
     let (sizes, strides) = (sizes.iter().copied(), strides.iter().copied());
-    // SAFETY: no test touches the bytes, and the owner keeps those that there are.
+    // SAFETY: no test uses the bytes, and the owner keeps all of them.
     unsafe {
         StridedTensor::from_raw((StorageKind::System, at), element, sizes, strides, owner.clone())
     }
@@ -49,7 +49,7 @@ fn build(form: &StridedForm, tensors: &[StridedTensor]) -> Result<PhysicalLayout
     Ok(adopt_strided(form, tensors)?.unregistered().build().unwrap())
 }
 
-/// Where an element of a section is.
+/// The address of an element of a section.
 fn address(layout: &PhysicalLayout, name: SectionName, outer: [u32; 2], inner: [u32; 3]) -> u64 {
     let section = layout.geometry().section(name).unwrap();
     layout.location_at(section.place(outer, inner)).unwrap().as_host().unwrap().get()
@@ -73,7 +73,7 @@ fn rows_of_k_and_v_side_by_side() {
         .dim(Axis::Token)
         .dim(Axis::Element);
     let layout = build(&form, &halves).unwrap();
-    // Their bytes lie between each other's: they are one region.
+    // Their bytes interleave, so they are one region.
     assert_eq!(layout.regions().len(), 1);
     assert_eq!(layout.geometry().block_bytes().get(), 2 * 2 * 4 * 8 * 2);
     for (name, begin) in KV.into_iter().zip([0, 16]) {
@@ -97,7 +97,7 @@ fn layers_of_one_tensor_and_of_several() {
     assert_eq!((layout.regions().len(), layout.geometry().num_layers()), (1, 3));
     let at = address(&layout, SectionName::V, [1, 2], [0, 3, 7]);
     assert_eq!(at, base(&owner) + 192 + 128 + 32 + 24 + 7);
-    // In another order, no stride leads from one to the next.
+    // In another order, no single stride connects them.
     let swapped = [views[0].clone(), views[2].clone(), views[1].clone()];
     assert!(matches!(build(&form, &swapped), Err(StridedError::Uneven { .. })));
 
@@ -148,7 +148,7 @@ fn split_and_joined_dimensions() {
     let refused = build(&form.dim(Axis::Element), &[slots]).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "dimension 0 has 30 positions; the form asks for a multiple of 7"
+        "dimension 0 has 30 positions, and the form requires a multiple of 7"
     );
 }
 
@@ -195,7 +195,7 @@ fn hostile_sizes_and_strides_are_typed_errors() {
     assert!(matches!(build(&outers, &[of_two]), Err(E::Dimension { times: 0, .. })));
 }
 
-/// Of a DLPack tensor only the elements are known to be the importer's.
+/// The importer owns only the elements of a DLPack tensor.
 #[test]
 fn gaps_of_imported_tensors_need_a_promise() {
     let region = Region::new(
@@ -215,12 +215,12 @@ fn gaps_of_imported_tensors_need_a_promise() {
     let E::Memory { tensor: 0, source: ImportError::Gaps { .. } } = &refused else {
         panic!("{refused}")
     };
-    // SAFETY: the region is this test's, and nothing touches it.
+    // SAFETY: the test owns the region, and no code uses it.
     let memory = unsafe { gaps.memory_with_gaps() }.unwrap();
     let promised = StridedTensor::from_memory(memory, 1, [4, 8], [16, 1]).unwrap();
     assert_eq!(promised.span().length, ByteCount::new(3 * 16 + 8));
     build(&form, &[promised]).unwrap();
-    // The gaps of one layer are another one's elements.
+    // The gaps of one layer are elements of another one.
     let layers = [0, 8].map(|at| import(at, &[4, 8], &[16, 1]));
     let layers = layers.each_ref().map(|layer| StridedTensor::from_imported(layer).unwrap());
     let layout = build(&form.tensors(Axis::Layer, 2), &layers).unwrap();
@@ -228,8 +228,8 @@ fn gaps_of_imported_tensors_need_a_promise() {
 }
 
 proptest! {
-    /// Dimensions in any order, with gaps between their positions: every element is where the tensor
-    /// has it.
+    /// Dimensions in any order, with gaps between positions: every element has the tensor's
+    /// address.
     #[test]
     fn every_element_is_where_the_tensor_has_it(
         order in Just([0_usize, 1, 2, 3, 4]).prop_shuffle(),

@@ -1,5 +1,5 @@
-//! A deleter that is called once more. It is a process of its own: nothing else may come to stand
-//! where the tensor was.
+//! A deleter that is called twice. The test has a process of its own, so that no other tensor gets
+//! the same address.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn a_second_call_of_the_deleter_does_nothing() {
         let request = RegionRequest::new(ByteCount::new(64)).aligned_to(Alignment::of(64));
         let memory = allocator.allocate(&request).unwrap();
         let shape = TensorShape::compact(ElementType::F32, &[16]).unwrap();
-        // SAFETY: nobody uses the bytes.
+        // SAFETY: no code uses the bytes.
         let export = unsafe { TensorExport::new(Region::new(memory), shape) }.unwrap();
         export.guarded_by(Arc::clone(&guard))
     };
@@ -27,8 +27,8 @@ fn a_second_call_of_the_deleter_does_nothing() {
     let delete_legacy = unsafe { (*legacy).deleter }.unwrap();
     assert_eq!((allocator.live(), Arc::strong_count(&guard)), (2, 3));
     for _ in 0..2 {
-        // SAFETY: the first time the tensor is alive; the second time nothing is there, which the
-        // deleter knows.
+        // SAFETY: at the first call the tensor is alive; at the second one the deleter finds no
+        // entry.
         unsafe { delete(versioned) };
         assert_eq!((allocator.live(), Arc::strong_count(&guard)), (1, 2));
     }

@@ -1,9 +1,12 @@
-//! How the dimensions of a cache are given, and checked.
+//! Sets and checks the dimensions of a cache.
 
 use terrane_core::{Alignment, ByteCount};
 
-use super::{Field, LARGEST_LAYOUT, LayoutConfig, in_range};
-use crate::{ElementFormat, LayoutError, TokenOrder};
+use super::LayoutConfig;
+use super::field::{Field, LARGEST_LAYOUT, in_range};
+use crate::element::ElementFormat;
+use crate::error::LayoutError;
+use crate::kind::TokenOrder;
 
 /// Sets the dimensions of a [`LayoutConfig`], in any order; [`build`](Self::build) checks them.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,68 +35,68 @@ impl LayoutConfigBuilder {
         Self { num_layers: Some(num_layers), ..self }
     }
 
-    /// The number of outers: 2 for K and V, 1 for a latent that serves as both. Nothing else is
-    /// in use, so that any other number is taken for a mistake, such as a swapped dimension.
+    /// The number of outers: 2 for K and V, 1 for a latent that serves as both. Any other number is
+    /// refused, as no cache has it; it is usually a swapped dimension.
     #[must_use]
     pub fn outer_dim(self, outer_dim: u32) -> Self {
         Self { outer_dim: Some(outer_dim), ..self }
     }
 
-    /// Tokens a block; at least 1, and no power of two needed.
+    /// Tokens per block; at least 1. It need not be a power of two.
     #[must_use]
     pub fn page_size(self, page_size: u32) -> Self {
         Self { page_size: Some(page_size), ..self }
     }
 
-    /// Elements for each token, layer and outer (heads on this rank · head dimension); at least 1.
+    /// Elements per token, layer and outer (heads on this rank · head dimension); at least 1.
     #[must_use]
     pub fn inner_dim(self, inner_dim: u32) -> Self {
         Self { inner_dim: Some(inner_dim), ..self }
     }
 
-    /// How elements are stored.
+    /// The element format.
     #[must_use]
     pub fn element(self, element: ElementFormat) -> Self {
         Self { element: Some(element), ..self }
     }
 
-    /// The heads of a token's row; at least 1, and a divisor of the inner dimension. Each takes an
-    /// equal share of the row's bytes, which have to be whole: block-scaled groups do not reach
-    /// across heads, and of [`ElementFormat::RowBytes`] this says that each head's bytes are
-    /// together.
+    /// The heads of a token's row; at least 1, and a divisor of the inner dimension. Each head has
+    /// an equal number of whole bytes of the row. A block-scaled group must not extend over two
+    /// heads. With [`ElementFormat::RowBytes`], this states that the bytes of each head are
+    /// adjacent.
     ///
-    /// It need not be stated; but then pieces only move whole.
+    /// It is optional. Without it, pieces are moved whole.
     #[must_use]
     pub fn num_heads(self, num_heads: u32) -> Self {
         Self { num_heads: Some(num_heads), ..self }
     }
 
-    /// Whether tokens or heads are outermost within a piece; token-major, if not set. The other one
+    /// Whether tokens or heads are outermost within a piece; token-major by default. Head-major
     /// needs [`num_heads`](Self::num_heads).
     #[must_use]
     pub fn token_order(self, token_order: TokenOrder) -> Self {
         Self { token_order, ..self }
     }
 
-    /// What block strides are rounded up to a multiple of; one byte, so no padding, if not set.
+    /// Block strides are rounded up to a multiple of this. The default of one byte adds no padding.
     #[must_use]
     pub fn block_alignment(self, block_alignment: Alignment) -> Self {
         Self { block_alignment, ..self }
     }
 
-    /// Checks every dimension and every product of them.
+    /// Checks every dimension and all their products.
     ///
     /// # Errors
     ///
     /// - [`LayoutError::MissingField`] and [`LayoutError::FieldOutOfRange`] name the field, and
     ///   the value with its bounds.
-    /// - [`LayoutError::InnerDimNotGrouped`] if groups of block-scaled elements do not fit evenly
-    ///   into a row.
-    /// - [`LayoutError::HeadsNotDivided`] if the heads do not divide the inner dimension,
-    ///   [`LayoutError::HeadNotWhole`] if a head's bytes cannot be told apart, and
+    /// - [`LayoutError::InnerDimNotGrouped`] if the inner dimension is not a multiple of a group of
+    ///   block-scaled elements.
+    /// - [`LayoutError::HeadsNotDivided`] if the heads do not divide the inner dimension.
+    ///   [`LayoutError::HeadNotWhole`] if a head is not a whole number of bytes.
     ///   [`LayoutError::HeadsNotStated`] if the order is head-major and no heads are stated.
-    /// - [`LayoutError::Overflow`] and [`LayoutError::TooLarge`] if all the bytes together exceed
-    ///   [`LARGEST_LAYOUT`]; the former names every factor.
+    /// - [`LayoutError::Overflow`] and [`LayoutError::TooLarge`] if all bytes together exceed
+    ///   [`LARGEST_LAYOUT`]. The former names every factor.
     pub fn build(self) -> Result<LayoutConfig, LayoutError> {
         let num_blocks = in_range(Field::NumBlocks, self.num_blocks, 1, u32::MAX)?;
         let num_layers = in_range(Field::NumLayers, self.num_layers, 1, u32::MAX)?;
@@ -109,7 +112,7 @@ impl LayoutConfigBuilder {
             ("num_layers", u64::from(num_layers)),
             ("outer_dim", u64::from(outer_dim)),
             ("page_size", u64::from(page_size)),
-            ("bytes a token row", row_bytes.get()),
+            ("bytes per token row", row_bytes.get()),
         ];
         let total_bytes = ByteCount::product(&factors)?;
         if total_bytes > LARGEST_LAYOUT {

@@ -15,7 +15,7 @@ pub fn fully_contiguous(config: &LayoutConfig) -> Result<Geometry, LayoutError> 
     Sizes::of(config).geometry("BL2NHD")
 }
 
-/// `LayerSeparate`: `L × [B, 2, N, H, D]`, or `L × [2, B, N, H, D]` where `outer_contiguous` holds
+/// `LayerSeparate`: `L × [B, 2, N, H, D]`, or `L × [2, B, N, H, D]` if `outer_contiguous` holds
 /// ([`BlockDimension::Second`]).
 ///
 /// # Errors

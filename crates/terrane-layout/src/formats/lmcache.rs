@@ -1,6 +1,6 @@
-//! LMCache: the values of `MemoryFormat`, whose objects hold chunks of several pages.
+//! LMCache: the values of `MemoryFormat`, whose objects have chunks of several pages.
 //!
-//! A chunk has `pages` blocks; T = `pages` · N tokens. Chunks lie one behind the other.
+//! A chunk has `pages` blocks, and T = `pages` · N tokens. Chunks follow each other.
 
 use super::shape::Sizes;
 use crate::config::LayoutConfig;
@@ -26,7 +26,7 @@ pub fn kv_2td(config: &LayoutConfig, pages: u32) -> Result<Geometry, LayoutError
     chunked(config, "L|C2BNHD", pages)
 }
 
-/// `KV_T2D`, layer by layer: `L ×` chunks of `[T, 2, H, D]`. K and V of a token are side by side.
+/// `KV_T2D`, layer by layer: `L ×` chunks of `[T, 2, H, D]`. K and V of a token are adjacent.
 ///
 /// # Errors
 ///

@@ -7,17 +7,17 @@
 //! |---|---|
 //! | B | blocks |
 //! | L | layers |
-//! | 2 | K and V; dropped by a config of one outer |
+//! | 2 | K and V; absent for a config of one outer |
 //! | N | tokens of a block |
-//! | H | heads; part of D where a config states none |
+//! | H | heads; part of D if a config states none |
 //! | D | elements of a head |
 //!
 //! `L × [2, B, N, H, D]` is one tensor for each layer, and each tensor is a region. Tensors are
 //! contiguous unless the text gives a stride.
 //!
-//! Shapes were compared with these sources:
+//! The shapes were compared with these sources:
 //!
-//! | module | read in |
+//! | module | source |
 //! |---|---|
 //! | [`vllm`] | vLLM 0.33 |
 //! | [`sglang`] | SGLang 0.5.23 |
@@ -32,27 +32,27 @@
 //! | [`model::indexer`] | vLLM 0.33, `cache_kernels.cu`; SGLang's tests of its index buffer |
 //! | [`model::state_pages`] | vLLM 0.33, `MambaSpec` |
 //!
-//! Rows without a version or a date were read in stored revisions of unknown date.
-//! [`model::scales_beside`] was compared with no project.
+//! Rows without a version or a date were compared with revisions of unknown date.
+//! [`model::scales_beside`] was not compared with any project.
 //!
-//! Some projects have further layouts, which have no name here:
+//! Some projects have further layouts, which have no function here:
 //!
-//! - FlashInfer takes K and V as two tensors, and mistral.rs holds them so for it
+//! - FlashInfer accepts K and V as two tensors, and mistral.rs stores them so for it
 //!   (`KvCacheLayout::FlashInferHnd`): `[B, H, N, D]` each.
-//! - FlexKV's `LAYERBLOCK` is `[L, B, 2, N, H, D]`. Its layers are those of [`flashinfer::nhd`].
-//! - TensorRT-LLM holds recurrent states with layers outermost.
-//! - LMCache makes each chunk an allocation of its own. [`TensorForm`](crate::TensorForm) describes
-//!   them as a list of tensors.
+//! - FlexKV's `LAYERBLOCK` is `[L, B, 2, N, H, D]`. Its layers equal those of [`flashinfer::nhd`].
+//! - TensorRT-LLM stores recurrent states with layers outermost.
+//! - LMCache allocates each chunk separately. [`TensorForm`](crate::TensorForm) describes the
+//!   chunks as a list of tensors.
 //! - In vLLM 0.33, AITER's K and V are planes of one tensor. A view of each plane is a region.
-//! - SGLang holds the indexer's rows in 16 bits without scales, too. Rows of 4 bits are
+//! - SGLang can store the indexer's rows in 16 bits without scales. Rows of 4 bits are
 //!   [`model::indexer`] with 64 bytes of values.
 //!
-//! All formats of one config have the same sections with the same shapes, except where they add
-//! scales. So each converts into each other.
+//! All formats of one config have the same sections with the same shapes, except for formats with
+//! scales. So each format converts into each other one.
 //!
-//! A format fixes the order of tokens and heads and all strides. The
+//! A format defines the order of tokens and heads and all strides. The
 //! [token order](LayoutConfig::token_order) and the
-//! [block alignment](LayoutConfig::block_alignment) of the config are not used here.
+//! [block alignment](LayoutConfig::block_alignment) of the config are ignored.
 //!
 //! ```
 //! use terrane_layout::{ElementFormat, LayoutConfig, formats};

@@ -1,4 +1,4 @@
-//! Caches that a kind of model needs, whatever engine serves it.
+//! Caches of one kind of model, independent of the engine.
 
 use terrane_core::ByteCount;
 
@@ -10,7 +10,7 @@ use crate::geometry::{Axis, AxisSteps, Geometry, Section, SectionName, Step};
 /// DeepSeek-V3.2's indexer (`index_k_with_scale_buffer`, `DeepseekV32IndexerCache`): `L × [B, N·132]`
 /// bytes. A block has N rows of 128 bytes, then N scales of 4 bytes.
 ///
-/// `value_bytes` is 128 and `scale_bytes` 4 there.
+/// There, `value_bytes` is 128 and `scale_bytes` is 4.
 ///
 /// # Errors
 ///
@@ -38,12 +38,12 @@ pub fn indexer(
     ])
 }
 
-/// Quantised K and V with their scales beside them: `L × [2, B, N, H, D]`, and `L × [2, B, N, H, D/g]`
-/// of scales, with `group` = g elements a scale. The regions are K and V of all layers, then their
-/// scales.
+/// Quantised K and V with separate scales: `L × [2, B, N, H, D]`, and scales
+/// `L × [2, B, N, H, D/g]`. `group` = g is the number of elements per scale. The regions are K and
+/// V of all layers, then their scales.
 ///
-/// An int8 or fp8 cache with a scale a head has g = D. NVFP4 has g = 16: an element of the config is
-/// then a byte of two values, and `group` is 8.
+/// An int8 or fp8 cache with one scale per head has g = D. NVFP4 has g = 16: an element of the
+/// config is then a byte of two values, and `group` is 8.
 ///
 /// # Errors
 ///
@@ -83,11 +83,11 @@ pub struct PageState {
     pub element_bytes: u32,
 }
 
-/// Pages of recurrent models (vLLM's `MambaSpec`): the states of a block and layer lie one behind the
-/// other, and pages have `page_bytes` bytes each. One tensor `[L, B, page]`.
+/// Pages of recurrent models (vLLM's `MambaSpec`): the states of a block and layer follow each
+/// other, and each page has `page_bytes` bytes. One tensor `[L, B, page]`.
 ///
-/// The order of states and the page are vLLM's: convolution first, then recurrent state. In a hybrid
-/// model the page is that of the attention groups that share the tensor
+/// The order of the states and the page size are vLLM's: first the convolution, then the recurrent
+/// state. In a hybrid model, the page size is that of the attention groups that share the tensor
 /// ([`vllm::page_padded`](super::vllm::page_padded)).
 ///
 /// # Errors

@@ -1,14 +1,14 @@
-//! Paged attention: K with its elements split in groups of x, and V transposed.
+//! Paged attention: K with its elements split into groups of x, and V transposed.
 //!
-//! x elements of K take 16 bytes in all of these, so that x is 16 over the width of an element.
+//! In all of these, x elements of K take 16 bytes, so x is 16 divided by the width of an element.
 
 use super::shape::{Sizes, divide, moved};
 use crate::config::LayoutConfig;
 use crate::error::LayoutError;
 use crate::geometry::{Axis, Geometry, SectionName, TensorForm};
 
-/// vLLM V0 (`PagedAttention.split_kv_cache`): `L ×` one tensor of K, `[B, H, D/x, N, x]`, and behind it
-/// V, `[B, H, D, N]`.
+/// vLLM V0 (`PagedAttention.split_kv_cache`): `L ×` one tensor of K, `[B, H, D/x, N, x]`, followed
+/// by V, `[B, H, D, N]`.
 ///
 /// # Errors
 ///
@@ -74,7 +74,7 @@ fn outside(sizes: &Sizes, name: SectionName) -> Result<TensorForm, LayoutError> 
         .dim(Axis::Head, sizes.stated_heads()?))
 }
 
-/// A region of K and one of V for each layer, in turns.
+/// A region of K and one of V for each layer, alternating.
 fn of_pairs(
     sizes: &Sizes,
     keys: &TensorForm,

@@ -35,7 +35,7 @@ impl Sizes {
         }
     }
 
-    /// The heads, for formats in which no row of a token is contiguous.
+    /// The heads, for formats without contiguous token rows.
     pub(super) fn stated_heads(&self) -> Result<u32, LayoutError> {
         self.heads.ok_or(LayoutError::HeadsNotStated)
     }
@@ -60,12 +60,13 @@ impl Sizes {
         Ok(ByteCount::new(self.row_bytes()?).checked_mul("tokens", self.tokens.into())?.get())
     }
 
-    /// The form of a shape in the letters of [`formats`](super); lists of tensors stand before `|`.
+    /// The form of a shape in the letters of [`formats`](super). Lists of tensors are before `|`.
     pub(super) fn form(&self, shape: &str) -> Result<TensorForm, LayoutError> {
         self.split_form(shape, None, None)
     }
 
-    /// A form as [`form`](Self::form), in which `C` is chunks of blocks and `B` the blocks of one.
+    /// As [`form`](Self::form), for shapes in which `C` is chunks of blocks and `B` the blocks of
+    /// one chunk.
     ///
     /// The dimension before `_` has the stride `padded`, in bytes.
     pub(super) fn split_form(
@@ -88,7 +89,7 @@ impl Sizes {
                 continue;
             }
             if letter == 'H' && self.heads.is_none() {
-                // Nothing tells the heads of a row apart, so the row must stay whole.
+                // Without stated heads, the row must stay whole.
                 if letters.peek() != Some(&'D') {
                     return Err(LayoutError::HeadsNotStated);
                 }
@@ -131,12 +132,12 @@ impl Sizes {
         TensorForm::new(&[name], self.element_bytes)
     }
 
-    /// Refuses a config of another number of outers.
+    /// Refuses a config with another number of outers.
     pub(super) fn of_outers(self, outers: u32) -> Result<Self, LayoutError> {
         if self.outers == outers {
             return Ok(self);
         }
-        let expected = if outers == 1 { "it is 1, a latent" } else { "it is 2, K and V" };
+        let expected = if outers == 1 { "must be 1, a latent" } else { "must be 2, K and V" };
         let times = ByteCount::new(self.outers.into()).to_usize();
         Err(GeometryError::Dimension { dimension: "outer", times, expected }.into())
     }
@@ -154,7 +155,7 @@ pub(super) fn divide(field: &'static str, value: u32, divisor: u32) -> Result<u3
     }
 }
 
-/// The sections of `form`, moved by whole regions and bytes.
+/// The sections of `form`, shifted by whole regions and bytes.
 pub(super) fn moved(
     form: &TensorForm,
     region: u32,
@@ -172,7 +173,7 @@ pub(super) fn moved(
         .collect()
 }
 
-/// The geometry of a form whose regions hold `bytes` each, padding behind the last block included.
+/// The geometry of a form whose regions have `bytes` each, including padding after the last block.
 pub(super) fn in_regions(
     sections: Vec<Section>,
     regions: u32,

@@ -5,12 +5,12 @@ use crate::config::LayoutConfig;
 use crate::error::LayoutError;
 use crate::geometry::Geometry;
 
-/// The primary and secondary pool of `WindowBlockManager`: `[B, L, 2, H, N, D]`, one tensor. A latent
-/// cache (`kvFactor` 1) drops the dimension 2.
+/// The primary and secondary pool of `WindowBlockManager`: `[B, L, 2, H, N, D]`, one tensor. A
+/// latent cache (`kvFactor` 1) has no dimension 2.
 ///
 /// # Errors
 ///
-/// [`LayoutError::HeadsNotStated`] for K and V without heads, and [`LayoutError`] as from
+/// [`LayoutError::HeadsNotStated`] for K and V without heads. [`LayoutError`] as from
 /// [`Geometry::from_form`].
 pub fn pool(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     let sizes = Sizes::of(config);

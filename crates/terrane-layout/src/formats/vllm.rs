@@ -1,5 +1,5 @@
-//! vLLM: K and V apart (until 0.32), K and V packed in a row (`KVCacheLayout`), latents, padded pages
-//! and the host rows of the offloading worker.
+//! vLLM: separate K and V (until 0.32), K and V packed in a row (`KVCacheLayout`), latents, padded
+//! pages, and host rows of the offloading worker.
 
 use terrane_core::ByteCount;
 
@@ -9,7 +9,7 @@ use crate::element::ElementFormat;
 use crate::error::LayoutError;
 use crate::geometry::{Axis, AxisSteps, Geometry, GeometryError, Section, SectionName, Step};
 
-/// K and V apart, tokens first (`FlashAttentionBackend`, NHD): `L × [2, B, N, H, D]`.
+/// Separate K and V, tokens first (`FlashAttentionBackend`, NHD): `L × [2, B, N, H, D]`.
 ///
 /// # Errors
 ///
@@ -18,7 +18,7 @@ pub fn nhd(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     Sizes::of(config).geometry("L|2BNHD")
 }
 
-/// K and V apart, heads first (`FlashAttentionBackend`, HND): `L × [2, B, H, N, D]`.
+/// Separate K and V, heads first (`FlashAttentionBackend`, HND): `L × [2, B, H, N, D]`.
 ///
 /// # Errors
 ///
@@ -64,8 +64,8 @@ pub fn mla_cross_layer(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     Sizes::of(config).of_outers(1)?.geometry("BLNHD")
 }
 
-/// `kv_cache_dtype="fp8_ds_mla"`: `L × [B, N, 656]` bytes. A row has 512 values of 8 bits, 4 scales of
-/// 32 bits and 64 values of 16 bits; it is never split.
+/// `kv_cache_dtype="fp8_ds_mla"`: `L × [B, N, 656]` bytes. A row has 512 values of 8 bits, 4 scales
+/// of 32 bits and 64 values of 16 bits. It is never split.
 ///
 /// # Errors
 ///
@@ -148,10 +148,10 @@ pub fn packed_unequal(
     rows(&sizes, order, &cells(&sizes, value_elements), None)
 }
 
-/// As [`packed`], with a scale for each head of each token (`int8_per_token_head` and its like):
-/// a row is D values of K, the scale of K, D values of V and the scale of V.
+/// As [`packed`], with a scale for each head of each token (`int8_per_token_head` and similar
+/// types). A row is D values of K, the scale of K, D values of V and the scale of V.
 ///
-/// `scale_bytes` is 4 there, and an element of the config has 8 bits.
+/// There, `scale_bytes` is 4, and an element of the config has 8 bits.
 ///
 /// # Errors
 ///
@@ -169,23 +169,23 @@ pub fn packed_with_scales(
 }
 
 /// As [`packed`], with pages of `page_bytes` bytes (`page_size_padded`). A page is one block of one
-/// layer: `[L, B, …]` has its blocks at that stride, and `[B, L, …]` its layers.
+/// layer. It is the stride of blocks in `[L, B, …]`, and of layers in `[B, L, …]`.
 ///
-/// Hybrid models share a tensor between groups whose pages have the same `page_bytes`; see
+/// In hybrid models, groups whose pages have the same `page_bytes` share a tensor; see
 /// [`model::state_pages`](super::model::state_pages).
 ///
 /// # Errors
 ///
-/// As from [`packed`], [`GeometryError::Dimension`] if the order has heads outside blocks or layers,
-/// and [`GeometryError::NotNested`] or [`GeometryError::SectionsOverlap`] if a page does not fit in
-/// `page_bytes`.
+/// As from [`packed`]. [`GeometryError::Dimension`] if the order has heads outside blocks or
+/// layers. [`GeometryError::NotNested`] or [`GeometryError::SectionsOverlap`] if a page does not
+/// fit in `page_bytes`.
 pub fn page_padded(
     config: &LayoutConfig,
     order: PackedOrder,
     page_bytes: u64,
 ) -> Result<Geometry, LayoutError> {
     if matches!(order, PackedOrder::Lhbnc | PackedOrder::Bhlnc) {
-        let expected = "it lies inside blocks and layers, where pages are padded";
+        let expected = "must be inside blocks and layers, because pages are padded";
         return Err(GeometryError::Dimension { dimension: "head", times: 1, expected }.into());
     }
     let sizes = Sizes::of(config);
@@ -206,7 +206,7 @@ fn cells(sizes: &Sizes, value_elements: u32) -> [Cell; 2] {
     [cell(SectionName::K, sizes.elements), cell(SectionName::V, value_elements)]
 }
 
-/// One tensor of rows, each of which holds one cell behind the other.
+/// One tensor of rows, each with all cells one after the other.
 fn rows(
     sizes: &Sizes,
     order: PackedOrder,
@@ -241,18 +241,18 @@ fn rows(
     in_regions(sections, 1, stride)
 }
 
-/// The host rows of the offloading worker (`SharedOffloadRegion`): a row holds `blocks_per_chunk`
-/// blocks of every layer, layer by layer: `[B / b, L, b, N, H, C]` or, heads first,
+/// The host rows of the offloading worker (`SharedOffloadRegion`). A row holds `blocks_per_chunk`
+/// blocks of every layer, layer by layer. It is `[B / b, L, b, N, H, C]`, or heads first,
 /// `[B / b, L, b, H, N, C]`, with `C = 2·D`.
 ///
-/// `order` is that of the device tensors, and only its order of tokens and heads counts. Several
-/// workers may share rows: `row_bytes` is then the stride of rows, and the region begins with the
+/// `order` is that of the device tensors, of which only the order of tokens and heads is used. If
+/// several workers share rows, `row_bytes` is the stride of rows, and the region begins with the
 /// first cell of this worker.
 ///
 /// # Errors
 ///
-/// [`GeometryError::NotDivided`] if the number of blocks is no multiple of `blocks_per_chunk`, and
-/// [`LayoutError`] as from [`packed`].
+/// [`GeometryError::NotDivided`] if the number of blocks is not a multiple of `blocks_per_chunk`,
+/// and [`LayoutError`] as from [`packed`].
 pub fn offload_rows(
     config: &LayoutConfig,
     order: PackedOrder,
@@ -261,7 +261,7 @@ pub fn offload_rows(
 ) -> Result<Geometry, LayoutError> {
     let sizes = Sizes::of(config);
     let chunks = divide("num_blocks", sizes.blocks, blocks_per_chunk)?;
-    // A page as the device has it: one block of one layer.
+    // A page as on the device: one block of one layer.
     let one_page = Sizes { blocks: 1, layers: 1, ..sizes };
     let page = rows(&one_page, order, &cells(&sizes, sizes.elements), None)?;
     let bytes = page.block_bytes();

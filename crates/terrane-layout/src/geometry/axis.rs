@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// An axis that strides run over.
+/// An axis of a section, with its own strides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Axis {
     /// Blocks: the pages of the cache.
@@ -19,7 +19,7 @@ pub enum Axis {
 }
 
 impl Axis {
-    /// Every axis, from the outermost one of a block-first layout to the innermost one.
+    /// All axes, from the outermost one of a block-first layout to the innermost one.
     pub const ALL: [Self; 5] = [Self::Block, Self::Layer, Self::Head, Self::Token, Self::Element];
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Axis {
 /// The most bytes of a section's name.
 const LONGEST_NAME: usize = 15;
 
-/// The name of a section. Two layouts convert section by section, by these names.
+/// The name of a section. Two layouts convert section by section, by name.
 ///
 /// A name has 1 to 15 characters: lower-case letters, digits, `-`, `_` and `.`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,7 +51,7 @@ impl SectionName {
     pub const V: Self = Self::known(b"v");
     /// The compressed vector that serves as key and value (MLA).
     pub const LATENT: Self = Self::known(b"latent");
-    /// Quantised elements, where their scales are a section too.
+    /// Quantised elements whose scales are a separate section.
     pub const VALUES: Self = Self::known(b"values");
     /// Scales of quantised elements.
     pub const SCALES: Self = Self::known(b"scales");
@@ -63,10 +63,10 @@ impl SectionName {
     pub const CONVOLUTION: Self = Self::known(b"conv");
     /// Recurrent state.
     pub const STATE: Self = Self::known(b"state");
-    /// Bytes that no section describes: they move whole.
+    /// Bytes that no section describes. They are moved whole.
     pub const OPAQUE: Self = Self::known(b"opaque");
 
-    /// A name.
+    /// Creates a name.
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ impl fmt::Debug for SectionName {
     }
 }
 
-/// A text that is not the name of a section.
+/// A text that is not a valid section name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not the name of a section; use 1 to {LONGEST_NAME} lower-case letters, digits, \

@@ -1,4 +1,4 @@
-//! Why bytes are not a geometry.
+//! Why bytes could not be decoded to a geometry.
 
 use std::fmt;
 
@@ -21,10 +21,11 @@ pub enum DecodeError {
     },
     /// The bytes end too early.
     #[error(
-        "the layout needs {needed} bytes from byte {offset} on, and {actual} are there; send all of it"
+        "the layout needs {needed} bytes from byte {offset} on, and {actual} are left; send all of \
+         it"
     )]
     Truncated {
-        /// Where the missing part begins.
+        /// The start of the missing part.
         offset: usize,
         /// The bytes of that part.
         needed: usize,
@@ -34,9 +35,9 @@ pub enum DecodeError {
     /// Bytes follow the end.
     #[error("{extra} bytes follow the end of the layout at byte {offset}; pass the layout alone")]
     TrailingBytes {
-        /// Where the layout ends.
+        /// The end of the layout.
         offset: usize,
-        /// The bytes that follow.
+        /// The number of bytes that follow.
         extra: usize,
     },
     /// A count exceeds the reader's limit.
@@ -44,45 +45,45 @@ pub enum DecodeError {
         "the number of {claim} is {count}, and the limit is {limit}; raise the limit if you expect that many"
     )]
     OverLimit {
-        /// What there is too much of.
+        /// The counted things.
         claim: Claim,
         /// The count.
         count: u64,
-        /// The largest count that is taken.
+        /// The largest accepted count.
         limit: u64,
     },
     /// A flag is neither 0 nor 1.
     #[error("byte {offset} of the layout is {value}; a flag is 0 or 1")]
     Flag {
-        /// Where the flag is.
+        /// The position of the flag.
         offset: usize,
         /// Its value.
         value: u8,
     },
-    /// A layout has one encoding, and these bytes are another one.
+    /// The bytes are not the canonical encoding of their layout, which is the only accepted one.
     #[error(
-        "the layout is not in its one encoding at byte {offset}: a stride over one position is 0, and \
-         a split axis or a run of regions is written once"
+        "the layout is not in its one encoding at byte {offset}; encode it again with \
+         Geometry::encode"
     )]
     NotCanonical {
-        /// Where the strides or the run begin.
+        /// The start of the strides or the run.
         offset: usize,
     },
-    /// The name of a section is none.
+    /// A section has an invalid name.
     #[error(transparent)]
     Name(#[from] InvalidSectionName),
-    /// An alignment is no power of two of 64 bits.
-    #[error("the block alignment is 2^{exponent}; the largest is 2^63")]
+    /// An alignment does not fit in 64 bits.
+    #[error("the block alignment is 2^{exponent}; the maximum is 2^63")]
     NoSuchAlignment {
         /// The exponent.
         exponent: u8,
     },
-    /// The strides are not nested, or leave their regions.
+    /// The strides are not nested, or exceed their regions.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }
 
-/// What an encoding claims a number of.
+/// The things that an encoding counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Claim {

@@ -1,4 +1,4 @@
-//! Why sections are not a geometry.
+//! Why sections do not form a geometry.
 
 use super::axis::{Axis, SectionName};
 
@@ -7,11 +7,11 @@ use super::axis::{Axis, SectionName};
 #[non_exhaustive]
 pub enum GeometryError {
     /// The number of sections is zero or too large.
-    #[error("a block has 1 to {most} sections, and {count} were given")]
+    #[error("{count} sections were given; a block has 1 to {most}")]
     SectionCount {
-        /// The sections that were given.
+        /// The number of given sections.
         count: usize,
-        /// The most that a block may have.
+        /// The largest number.
         most: usize,
     },
     /// Two sections have the same name.
@@ -21,44 +21,46 @@ pub enum GeometryError {
         section: SectionName,
     },
     /// A count or a size is zero.
-    #[error("section {section}: the {axis} axis has a count or a size of zero; the least is 1")]
+    #[error(
+        "section {section}: the {axis} axis has a count or a size of zero; both are at least 1"
+    )]
     Zero {
         /// The section.
         section: SectionName,
         /// The axis.
         axis: Axis,
     },
-    /// A section has another number of positions on an axis than the layout.
+    /// A section and the layout have different numbers of positions on an axis.
     #[error(
         "section {section} has {count} positions on the {axis} axis, and the layout has \
-         {expected}; only the layer axis may be absent"
+         {expected}; make them equal (only the layer axis may be absent)"
     )]
     AxisCount {
         /// The section.
         section: SectionName,
         /// The axis.
         axis: Axis,
-        /// The positions of the section.
+        /// The number of positions of the section.
         count: u64,
-        /// The positions of the layout.
+        /// The number of positions of the layout.
         expected: u32,
     },
     /// The bytes or positions of a section do not fit in a layout.
     #[error(
-        "section {section}: the {axis} axis reaches past 2^63 - 1 bytes or 2^32 - 1 positions; \
+        "section {section}: the {axis} axis reaches past 2^63 − 1 bytes or 2^32 − 1 positions; \
          make a count or a stride smaller"
     )]
     TooLarge {
         /// The section.
         section: SectionName,
-        /// The axis at which the limit is passed.
+        /// The axis at which the limit is exceeded.
         axis: Axis,
     },
     /// Two axes of a section are not nested.
     #[error(
-        "section {section}: the {outer} axis steps by {stride}, less than the {span} that the \
-         {inner} axis spans; they first meet at {unit} {address}. A stride must be at least the span \
-         of the axes inside it; interleaved strides are refused even if no bytes overlap"
+        "section {section}: the {outer} axis has a stride of {stride}, less than the {span} that \
+         the {inner} axis spans; they first meet at {unit} {address}. A stride must be at least \
+         the span of the axes inside it; interleaved strides are refused even if no bytes overlap"
     )]
     NotNested {
         /// The section.
@@ -73,8 +75,8 @@ pub enum GeometryError {
         span: u64,
         /// `byte` of its region, or `region` if the axes are spread over regions.
         unit: &'static str,
-        /// The first address, or region, that both reach. If no two elements share bytes, the first
-        /// one of the outer axis that lies within the span.
+        /// The first address, or region, that both use. If no two elements share bytes, the first
+        /// one of the outer axis that is within the span.
         address: u64,
     },
     /// Two sections share bytes, or their strides are not nested.
@@ -89,11 +91,14 @@ pub enum GeometryError {
         second: SectionName,
         /// A region that both use.
         region: u32,
-        /// The first byte that both reach.
+        /// The first byte that both use.
         address: u64,
     },
-    /// A section ends behind its region.
-    #[error("section {section} ends at byte {end} of region {region}, which has {length} bytes")]
+    /// A section extends past its region.
+    #[error(
+        "section {section} ends at byte {end} of region {region}, which has {length} bytes; make \
+         the region larger"
+    )]
     OutOfRegion {
         /// The section.
         section: SectionName,
@@ -104,7 +109,7 @@ pub enum GeometryError {
         /// The length of the region.
         length: u64,
     },
-    /// A region has another number than any that sections use.
+    /// No section uses a region.
     #[error("no section uses region {region} of {regions}; number the regions without gaps")]
     UnusedRegion {
         /// The region.
@@ -112,17 +117,17 @@ pub enum GeometryError {
         /// The number of regions.
         regions: usize,
     },
-    /// A tensor form has a dimension twice too often, or lacks one.
-    #[error("the tensor has the {dimension} dimension {times} times; {expected}")]
+    /// A tensor form has a dimension too often, or lacks one.
+    #[error("the tensor has the {dimension} dimension {times} times; it {expected}")]
     Dimension {
         /// The dimension.
         dimension: &'static str,
-        /// How often it occurs.
+        /// The number of times.
         times: usize,
-        /// How often it may occur.
+        /// The permitted number of times, as the rest of a sentence about the dimension.
         expected: &'static str,
     },
-    /// A dimension does not divide evenly.
+    /// A value is not a multiple of its divisor.
     #[error("{field} is {value}, not a multiple of {divisor}; choose another {field}")]
     NotDivided {
         /// The field.

@@ -1,4 +1,4 @@
-//! The forms of tensors that engines hold their caches in.
+//! The forms of the tensors in which engines store their caches.
 
 use std::fmt;
 
@@ -45,9 +45,9 @@ impl fmt::Display for TensorAxis {
 
 /// The shape of a cache's tensors, outermost dimension first, as engines write it.
 ///
-/// Leading dimensions may be lists of tensors: each tensor is a region. A dimension that occurs twice
-/// is split in two, as `D/x` and `x` are in `[B, H, D/x, N, x]`. Strides are those of a contiguous
-/// tensor, but for dimensions that are [padded](Self::padded).
+/// Leading dimensions may be lists of tensors; each tensor is a region. A dimension that occurs
+/// twice is split in two, as `D/x` and `x` in `[B, H, D/x, N, x]`. Strides are those of a
+/// contiguous tensor, except for dimensions that are [padded](Self::padded).
 ///
 /// ```
 /// use terrane_layout::{Axis, Geometry, SectionName, TensorAxis, TensorForm};
@@ -67,7 +67,7 @@ impl fmt::Display for TensorAxis {
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "a form is made into a geometry by `Geometry::from_form`"]
+#[must_use = "pass the form to `Geometry::from_form`"]
 pub struct TensorForm {
     sections: Vec<SectionName>,
     element_bytes: u32,
@@ -80,7 +80,7 @@ struct Dimension {
     count: u32,
     /// Whether each position is a tensor.
     is_list: bool,
-    /// The stride in bytes, if it is not that of a contiguous tensor.
+    /// The stride in bytes, if the dimension is padded.
     stride: Option<u64>,
 }
 
@@ -95,12 +95,12 @@ impl TensorForm {
         self.with(Dimension { axis: axis.into(), count, is_list: true, stride: None })
     }
 
-    /// A dimension of each tensor, inside those named before.
+    /// A dimension of each tensor, inside the dimensions added before.
     pub fn dim(self, axis: impl Into<TensorAxis>, count: u32) -> Self {
         self.with(Dimension { axis: axis.into(), count, is_list: false, stride: None })
     }
 
-    /// Sets the stride of the dimension named last, in bytes: its rows are padded to it.
+    /// Sets the stride of the last added dimension, in bytes: its rows are padded to it.
     pub fn padded(mut self, stride: u64) -> Self {
         if let Some(last) = self.dimensions.last_mut() {
             last.stride = Some(stride);
@@ -185,30 +185,33 @@ impl TensorForm {
             _ => {
                 return refuse(
                     TensorAxis::Outer,
-                    "it occurs once, with a position for each section",
+                    "must occur once, with a position for each section",
                 );
             }
         }
         for axis in Axis::ALL {
             if times(axis.into()) > 2 {
-                return refuse(axis.into(), "an axis is split in two at most");
+                return refuse(axis.into(), "may be split into at most two parts");
             }
         }
         if times(Axis::Block.into()) == 0 {
-            return refuse(Axis::Block.into(), "it has to occur");
+            return refuse(Axis::Block.into(), "must occur");
         }
         let listed_late = self
             .dimensions
             .windows(2)
             .any(|pair| matches!(pair, [first, second] if !first.is_list && second.is_list));
         if listed_late {
-            return refuse(TensorAxis::Outer, "lists of tensors come before all dimensions");
+            return refuse(
+                TensorAxis::Outer,
+                "must come before all dimensions of tensors, as it is a list of tensors",
+            );
         }
         Ok(())
     }
 }
 
-/// The steps of an axis that occurs once or twice; `None` if it cannot be described.
+/// The steps of an axis that occurs once or twice; `None` if they cannot be described.
 fn steps(
     (first, &stride): (&Dimension, &u64),
     second: Option<(&Dimension, &u64)>,
@@ -232,7 +235,7 @@ impl Geometry {
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Geometry`] names the dimension or the axes at fault.
+    /// [`LayoutError::Geometry`] names the invalid dimension or axes.
     pub fn from_form(form: &TensorForm) -> Result<Self, LayoutError> {
         Self::from_sections(form.sections()?)
     }

@@ -1,13 +1,13 @@
-//! Indices of pieces and places in regions.
+//! Indices of pieces, and positions in regions.
 
 use std::fmt;
 
-/// Where something lies: which region, and how far from its beginning.
+/// A position: the region, and the distance from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionOffset {
     /// The region, counted from 0.
     pub region: u32,
-    /// Bytes from the region's beginning.
+    /// Bytes from the region's start.
     pub offset: u64,
 }
 
@@ -18,7 +18,7 @@ pub enum Index {
     Block,
     /// The layer.
     Layer,
-    /// The section: K or V, for instance.
+    /// The section, for example K or V.
     Section,
 }
 
@@ -34,12 +34,12 @@ impl fmt::Display for Index {
 
 /// An index past the end of its dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{index} {value} is out of range: the layout has {bound}, counted from 0")]
+#[error("{index} {value} is out of range; the layout has {bound}, counted from 0")]
 pub struct IndexOutOfRange {
     /// Which index.
     pub index: Index,
     /// Its value.
     pub value: u32,
-    /// How many there are.
+    /// The number of valid indices.
     pub bound: u32,
 }

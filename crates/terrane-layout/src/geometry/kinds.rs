@@ -1,4 +1,4 @@
-//! The sections of the three orders that a config can be laid out in.
+//! The sections of the three orders of a config.
 
 use terrane_core::ByteCount;
 
@@ -59,7 +59,7 @@ pub(super) fn sections(
     Ok((sections.collect::<Result<_, _>>()?, region_bytes))
 }
 
-/// A section with the rows of one piece, each token or head behind the one before.
+/// A section with the rows of one piece, in the order of tokens or heads.
 fn rows(config: &LayoutConfig, name: SectionName) -> Section {
     let (element_bytes, row_elements) = element(config);
     let tokens = config.page_size();
@@ -72,7 +72,7 @@ fn rows(config: &LayoutConfig, name: SectionName) -> Section {
     };
     let elements = row_elements / heads;
     let head = u64::from(elements) * u64::from(element_bytes);
-    // Products of two numbers of 32 bits; the config has proved that a piece fits.
+    // Products of two numbers of 32 bits; the config has checked that a piece fits.
     let (token_stride, head_stride) = match config.token_order() {
         TokenOrder::TokenMajor => (row, head),
         TokenOrder::HeadMajor => (head, head * u64::from(tokens)),
@@ -83,12 +83,12 @@ fn rows(config: &LayoutConfig, name: SectionName) -> Section {
         .axis(Axis::Element, AxisSteps::new(elements, element_bytes.into()))
 }
 
-/// The bytes of an element that is never split, and how many of them a row has.
+/// The bytes of an element that is never split, and the number of such elements in a row.
 pub(crate) fn element(config: &LayoutConfig) -> (u32, u32) {
     match config.element() {
         ElementFormat::Width(width) => (width.into(), config.inner_dim()),
         ElementFormat::BlockScaled { elements, bytes } => (bytes, config.inner_dim() / elements),
-        // Bytes of a head are together, and nothing is known of their order.
+        // The bytes of a head are adjacent, in an unknown order.
         ElementFormat::RowBytes(bytes) => match config.num_heads() {
             Some(heads) => (bytes / heads, heads),
             None => (bytes, 1),

@@ -1,6 +1,7 @@
-//! Where every piece lies, relative to its region: pure arithmetic.
+//! The position of every piece, relative to its region. This is pure arithmetic.
 
 mod axis;
+mod canonical;
 mod decode_error;
 pub(crate) mod encoding;
 mod error;
@@ -32,7 +33,8 @@ pub use section::{Section, SectionShape};
 pub use steps::{AxisSteps, Step};
 pub use stretches::Stretches;
 
-use crate::config::{LARGEST_LAYOUT, LayoutConfig};
+use crate::config::LayoutConfig;
+use crate::config::field::LARGEST_LAYOUT;
 use crate::error::LayoutError;
 use crate::kind::LayoutKind;
 use crate::verify::findings::Piece;
@@ -42,24 +44,26 @@ use regions::RegionLengths;
 /// The most sections of a block.
 const MOST_SECTIONS: usize = 16;
 
-/// The strides of a layout: the sections of a block, proved to lie within their regions and apart.
+/// The strides of a layout: the sections of a block, with a proof that they are within their
+/// regions and do not overlap.
 ///
-/// A geometry knows no memory. It is the same wherever the regions lie.
+/// A geometry has no memory, and does not depend on the locations of the regions.
 ///
 /// # The proof
 ///
-/// The strides of a section, sorted, must be nested: each is at least the span of all axes inside it.
-/// Interleaved strides are refused even where no bytes overlap. Sections must not share a byte. One may
-/// lie in the rows or gaps of another, at the same outer strides; among many of its positions at
-/// strides that differ, it is refused. So the proof takes a few operations for any number of blocks.
-/// All sums are checked here once, so that addresses of indices within bounds never overflow.
+/// The strides of a section, sorted, must be nested: each is at least the span of all axes inside
+/// it. Interleaved strides are refused even if no bytes overlap. Sections must not share a byte. A
+/// section may lie in the rows or gaps of another one if both have the same outer strides. It is
+/// refused if it lies among many positions of another one with different strides. So the proof
+/// takes a few operations for any number of blocks. All sums are checked here once, so addresses of
+/// indices within bounds never overflow.
 ///
-/// Two geometries are equal if each element lies in the same place in both.
+/// Two geometries are equal if each element has the same position in both.
 #[derive(Clone, Debug)]
 pub struct Geometry {
     num_blocks: u32,
     num_layers: u32,
-    /// The strides of all pieces, if they are as regular as that.
+    /// The strides of all pieces, if they are regular.
     pieces: Option<PieceStrides>,
     page: Option<Page>,
     sections: Arc<[Section]>,
@@ -97,7 +101,7 @@ impl Geometry {
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Geometry`] names the section, the axes and the address at fault.
+    /// [`LayoutError::Geometry`] names the invalid section, axes and address.
     pub fn from_sections(sections: impl IntoIterator<Item = Section>) -> Result<Self, LayoutError> {
         Self::checked(&collect(sections), None)
     }
@@ -115,7 +119,7 @@ impl Geometry {
         Self::checked(&collect(sections), Some(RegionLengths::each(region_bytes)))
     }
 
-    /// Blocks that no section describes. They move whole and convert into no other layout.
+    /// Blocks that no section describes. They are moved whole and convert into no other layout.
     ///
     /// # Errors
     ///
@@ -149,7 +153,7 @@ impl Geometry {
                 same_count(section, Axis::Layer, num_layers)?;
             }
             let shape = section.shape();
-            // A nested section has no fewer bytes of span than it holds, and its span fits.
+            // A nested section has no more bytes than its span, and its span fits.
             let bytes = shape.piece_bytes() * u64::from(shape.layers);
             block_bytes = block_bytes.checked_add(ByteCount::new(bytes))?;
         }
@@ -196,32 +200,33 @@ impl Geometry {
         self.sections.iter().find(|section| section.name() == name)
     }
 
-    /// The strides of pieces, if every (block, layer, section) is one contiguous piece and all lie at
-    /// equal distances.
+    /// The strides of pieces, if every (block, layer, section) is one contiguous piece and all are
+    /// at equal distances.
     #[inline]
     #[must_use]
     pub const fn pieces(&self) -> Option<&PieceStrides> {
         self.pieces.as_ref()
     }
 
-    /// The pages of the blocks, if each block is apart from all others and in one piece of memory.
+    /// The pages of the blocks, if each block is contiguous within one region and separate from all
+    /// others.
     #[inline]
     #[must_use]
     pub fn page(&self) -> Option<&Page> {
         self.page.as_ref().filter(|page| page.is_whole())
     }
 
-    /// The pages of the blocks, if each block is apart from all others: in one part, or in one part for
-    /// each section.
+    /// The pages of the blocks, if each block is separate from all others: in one part, or in one
+    /// part for each section.
     #[must_use]
     pub const fn pages(&self) -> Option<&Page> {
         self.page.as_ref()
     }
 
-    /// Where the rows of (`block`, `layer`, `section`) begin.
+    /// The start of the rows of (`block`, `layer`, `section`).
     ///
-    /// No index is checked: beyond its bound the answer means nothing, though asking is safe and
-    /// never panics. For indices from elsewhere, there is [`try_offset`](Self::try_offset).
+    /// Indices are not checked. Beyond its bound, the result is meaningless, but the call is safe
+    /// and never panics. Use [`try_offset`](Self::try_offset) for indices from elsewhere.
     #[inline]
     #[must_use]
     pub fn offset(&self, block: u32, layer: u32, section: u32) -> RegionOffset {
@@ -231,7 +236,7 @@ impl Geometry {
         }
     }
 
-    /// Where the rows of (`block`, `layer`, `section`) begin.
+    /// The start of the rows of (`block`, `layer`, `section`).
     ///
     /// # Errors
     ///
@@ -253,7 +258,8 @@ impl Geometry {
         }
     }
 
-    /// Where a stretch begins. No index is checked; beyond its bound the answer means nothing.
+    /// The start of a stretch. Indices are not checked; beyond its bound, the result is
+    /// meaningless.
     #[must_use]
     pub fn place_of(&self, piece: Piece) -> RegionOffset {
         let mut at = self.offset(piece.block, piece.layer, piece.section);
@@ -288,7 +294,7 @@ impl Geometry {
         IndexOutOfRange { index, value, bound }
     }
 
-    /// The config and the order, if this geometry was made of them.
+    /// The config and the order, if this geometry was made from them.
     #[must_use]
     pub const fn origin(&self) -> Option<&(LayoutConfig, LayoutKind)> {
         self.origin.as_ref()
@@ -327,7 +333,7 @@ impl Geometry {
         self.total_bytes
     }
 
-    /// The regions must begin at multiples of this.
+    /// Regions must begin at multiples of this.
     #[must_use]
     pub const fn block_alignment(&self) -> Alignment {
         self.block_alignment
@@ -340,7 +346,7 @@ impl Geometry {
         self.regions.count()
     }
 
-    /// The bytes of a region, padding included; zero if there is no such region.
+    /// The bytes of a region, padding included; zero if it does not exist.
     #[must_use]
     pub fn region_bytes(&self, region: u32) -> ByteCount {
         self.regions.get(region)
@@ -353,7 +359,8 @@ impl Geometry {
         self.regions.total().unwrap_or(LARGEST_LAYOUT)
     }
 
-    /// The bytes at whose multiples within a region no block is split, if there are such.
+    /// A number of bytes. No block crosses a multiple of it within a region. `None` if there is no
+    /// such number.
     #[must_use]
     pub fn block_unit(&self) -> Option<ByteCount> {
         let first = self.sections.first()?.steps(Axis::Block);
@@ -374,14 +381,14 @@ impl Geometry {
 
     /// The largest power of two that divides the offset and the length of every contiguous stretch.
     ///
-    /// With regions that begin at multiples of it, every stretch begins and ends at one.
+    /// If regions begin at multiples of it, every stretch begins and ends at one.
     #[must_use]
     pub fn alignment_class(&self) -> Alignment {
         let bits = self.sections.iter().fold(0, |bits, section| {
             let stretches = Stretches::of(section);
             let outside = [Axis::Block, Axis::Layer].map(|axis| section.steps(axis));
             let steps = outside.into_iter().flat_map(|steps| [steps.inner(), steps.outer()]);
-            // A stride over one position never counts. Or-ing keeps the lowest bit of all.
+            // A stride over one position is ignored. The bitwise or keeps the lowest bit of all.
             let strides = steps.filter(|step| step.count > 1).map(|step| step.stride);
             strides
                 .chain(stretches.strides())
@@ -390,14 +397,14 @@ impl Geometry {
         Alignment::of(bits)
     }
 
-    /// Where the rows of a block in the last layer of a section begin, and how far they reach.
+    /// The start of the rows of a block in the last layer of a section, and their span.
     pub(crate) fn last_rows(&self, section: &Section, block: u32) -> (RegionOffset, u64) {
         let shape = section.shape();
         let last = [shape.heads.unwrap_or(1), shape.tokens, shape.elements].map(|count| count - 1);
         (section.place([block, shape.layers - 1], last), section.element_bytes().get())
     }
 
-    /// A few words for labels and errors.
+    /// A short description for labels and errors.
     #[must_use]
     pub fn label(&self) -> String {
         match self.origin {
@@ -425,11 +432,11 @@ impl PartialEq for Geometry {
 impl Eq for Geometry {}
 
 fn collect(sections: impl IntoIterator<Item = Section>) -> Vec<Section> {
-    // One more than a block may have shows that there are too many.
+    // One more than the maximum is enough to detect too many.
     sections.into_iter().take(MOST_SECTIONS + 1).collect()
 }
 
-/// The positions of an axis. The proof has checked that they have 32 bits.
+/// The number of positions on an axis. The proof has checked that it fits in 32 bits.
 pub(crate) fn axis_count(section: &Section, axis: Axis) -> u32 {
     u32::try_from(section.steps(axis).count()).unwrap_or(u32::MAX)
 }

@@ -1,13 +1,13 @@
-//! Blocks that are pages: each lies apart from all others, whole or section by section.
+//! Blocks that are pages: each is separate from all others, as a whole or section by section.
 
 use super::axis::Axis;
 use super::proof::Nest;
 use super::section::Section;
 
-/// The parts of one region that one block has to itself.
+/// The parts of one region that belong to one block alone.
 ///
-/// Part `p` of block `b` lies at `offset + p · part_stride + b · stride` of region 0, and spans `bytes`
-/// there.
+/// Part `p` of block `b` begins at `offset + p · part_stride + b · stride` of region 0, and spans
+/// `bytes` there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Page {
     offset: u64,
@@ -18,8 +18,8 @@ pub struct Page {
 }
 
 impl Page {
-    /// The pages, if there is one region and blocks are the outermost axis of every section: whole
-    /// blocks, or a part for each section if all K lies before all V.
+    /// The pages, if there is one region and blocks are the outermost axis of every section. A page
+    /// is a whole block. If all K precedes all V, it is a part for each section.
     pub(super) fn of(sections: &[Section], nests: &[Nest]) -> Option<Self> {
         let first = sections.first()?;
         let steps = first.steps(Axis::Block);
@@ -45,7 +45,7 @@ impl Page {
         if steps.inner().count == 1 || end <= stride {
             return Some(Self { offset, stride, bytes: end, parts: 1, part_stride: 0 });
         }
-        // Sections of equal spans at equal distances, each with its blocks one after the other.
+        // Sections of equal spans at equal distances, each with its blocks in order.
         let (least, bytes) = spans;
         let second = sections.get(1)?.offset();
         let part_stride = second.checked_sub(first.offset())?;
@@ -70,25 +70,25 @@ impl Page {
         self.parts
     }
 
-    /// Bytes from a part of a block to the next one; zero if a block is one part.
+    /// Bytes from one part of a block to the next; zero if a block is one part.
     #[must_use]
     pub const fn part_stride(&self) -> u64 {
         self.part_stride
     }
 
-    /// Where block 0 begins, in bytes from the beginning of the region.
+    /// The start of block 0, in bytes from the start of the region.
     #[must_use]
     pub const fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Bytes from a block to the next one. It has no meaning for a layout of one block.
+    /// Bytes from one block to the next. It has no meaning for a layout of one block.
     #[must_use]
     pub const fn stride(&self) -> u64 {
         self.stride
     }
 
-    /// Bytes from the first byte of a part to behind its last one.
+    /// Bytes from the start of a part to its end.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes

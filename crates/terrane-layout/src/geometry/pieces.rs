@@ -1,4 +1,4 @@
-//! Sections of contiguous pieces at equal distances: the arithmetic of most caches.
+//! Sections of contiguous pieces at equal distances, as in most caches.
 
 use terrane_core::ByteCount;
 
@@ -7,8 +7,8 @@ use super::index::RegionOffset;
 use super::proof::Nest;
 use super::section::Section;
 
-/// The strides of a layout in which every (block, layer, section) is one contiguous piece, all pieces
-/// have one length, and sections lie at equal distances.
+/// The strides of a regular layout: every (block, layer, section) is one contiguous piece, all
+/// pieces have one length, and sections are at equal distances.
 ///
 /// The piece of (`block`, `layer`, `outer`) begins at
 /// `block · block_stride + layer · layer_stride + outer · outer_stride` of region
@@ -23,7 +23,7 @@ pub struct PieceStrides {
 }
 
 impl PieceStrides {
-    /// The strides of these sections, if they are as regular as that.
+    /// The strides of these sections, if they are regular.
     pub(super) fn of(sections: &[Section], nests: &[Nest]) -> Option<Self> {
         let (first, others) = sections.split_first()?;
         let outer = match others {
@@ -38,7 +38,7 @@ impl PieceStrides {
             let same_steps = Axis::ALL.iter().all(|&axis| section.steps(axis) == first.steps(axis));
             same_steps && section.shape() == first.shape() && section.first_region() == 0
         };
-        // The layer axis may be spread over regions, one a layer.
+        // The layer axis may be spread over regions, one for each layer.
         let layers_fit = is_single(layer) && (layer.outer().count == 1 || layer.inner().count == 1);
         let is_contiguous = |nest: &Nest| contiguous(nest) == bytes;
         let regular = first.offset() == 0
@@ -55,7 +55,7 @@ impl PieceStrides {
         })
     }
 
-    /// Where a piece begins. No index is checked; beyond its bound the answer means nothing.
+    /// The start of a piece. Indices are not checked; beyond its bound, the result is meaningless.
     #[inline]
     #[must_use]
     pub fn offset(&self, block: u32, layer: u32, outer: u32) -> RegionOffset {
@@ -73,35 +73,35 @@ impl PieceStrides {
         ByteCount::new(self.bytes)
     }
 
-    /// Bytes from a block to the next one, in the same layer and section.
+    /// Bytes from one block to the next, in the same layer and section.
     #[inline]
     #[must_use]
     pub const fn block_stride(&self) -> ByteCount {
         ByteCount::new(self.block)
     }
 
-    /// Bytes from a layer to the next one; zero where each layer has its own region.
+    /// Bytes from one layer to the next; zero if each layer has its own region.
     #[inline]
     #[must_use]
     pub const fn layer_stride(&self) -> ByteCount {
         ByteCount::new(self.layer)
     }
 
-    /// Bytes from a section to the next one; the bytes of a piece where there is one section.
+    /// Bytes from one section to the next; the bytes of a piece if there is one section.
     #[inline]
     #[must_use]
     pub const fn outer_stride(&self) -> ByteCount {
         ByteCount::new(self.outer)
     }
 
-    /// Regions from a layer to the next one: 0 or 1.
+    /// Regions from one layer to the next: 0 or 1.
     #[must_use]
     pub const fn regions_per_layer(&self) -> u32 {
         self.regions_per_layer
     }
 }
 
-/// The bytes from the first element on that have no gap within one block and layer.
+/// The bytes from the first element on without a gap, within one block and layer.
 pub(super) fn contiguous(nest: &Nest) -> u64 {
     let steps = nest.steps.iter();
     let within = steps.filter(|step| !matches!(step.axis, Axis::Block | Axis::Layer));

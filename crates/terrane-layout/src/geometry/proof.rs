@@ -1,4 +1,4 @@
-//! The proof that sections lie within their regions and share no byte.
+//! Proves that sections are within their regions and share no byte.
 //!
 //! The steps of a section, sorted by stride, must be nested: each stride is at least the span of all
 //! steps inside it. Then no two elements share a byte. The check takes a few operations for each
@@ -8,10 +8,10 @@ use super::axis::Axis;
 use super::error::GeometryError;
 use super::section::Section;
 use super::steps::Step;
-use crate::config::LARGEST_LAYOUT;
+use crate::config::field::LARGEST_LAYOUT;
 
-/// The most positions of an outer step that another section may lie between. Nested sections need
-/// two.
+/// The largest number of positions of an outer step among which another section may lie. Nested
+/// sections need two.
 const MOST_MEETINGS: u64 = 4;
 
 /// The most comparisons for two sections. Nested sections need a few dozen; hostile strides of ten
@@ -31,11 +31,11 @@ pub(crate) struct NestedStep {
 pub(crate) struct Nest {
     pub(crate) steps: Vec<NestedStep>,
     pub(crate) unit: u64,
-    /// From the first byte to behind the last one.
+    /// From the first byte to the end of the last one.
     pub(crate) span: u64,
 }
 
-/// What is known of a section once it has been checked.
+/// The results of the check of a section.
 #[derive(Clone, Debug)]
 pub(crate) struct Proved {
     /// Its bytes within each of its regions.
@@ -112,8 +112,8 @@ fn nest(
     Ok(Nest { steps, unit, span })
 }
 
-/// The first address that two positions of `step` share around what lies inside it. `None` if they
-/// interleave, or if only positions far apart share one.
+/// The first address that two positions of `step` share, including everything inside it. `None` if
+/// they interleave, or if only distant positions share one.
 fn first_shared(inside: Placed<'_>, step: NestedStep) -> Option<u64> {
     let (mut left, mut found) = (MOST_COMPARISONS, None);
     for ahead in 1..step.count.min(MOST_MEETINGS + 1) {
@@ -148,7 +148,8 @@ pub(crate) fn prove_apart(
     }
 }
 
-/// Nested steps from a beginning on. Positions are signed, as one section may begin before the other.
+/// Nested steps from a start on. Positions are signed, because one section may begin before the
+/// other.
 #[derive(Clone, Copy)]
 struct Placed<'a> {
     start: i128,
@@ -177,8 +178,8 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// The first byte that both may reach, or `None` if they are proved to be apart. `left` counts
-/// comparisons down; at zero, two are taken to meet.
+/// The first byte that both may use, or `None` if they are proved to be separate. `left` counts
+/// comparisons down; at zero, the two count as overlapping.
 fn meeting(a: Placed<'_>, b: Placed<'_>, left: &mut u32) -> Option<i128> {
     if a.start >= b.end() || b.start >= a.end() {
         return None;
@@ -189,12 +190,12 @@ fn meeting(a: Placed<'_>, b: Placed<'_>, left: &mut u32) -> Option<i128> {
     match (a.at(0), b.at(0)) {
         (None, None) => Some(first),
         (Some((_, top)), Some((_, other))) if top.stride == other.stride => {
-            // Both repeat with the same period: only neighbouring positions can meet.
+            // Both have the same period, so only neighbouring positions can overlap.
             let period = i128::from(top.stride);
             let ahead = (b.start - a.start).div_euclid(period);
             let (counts, mut found) = ((i128::from(top.count), i128::from(other.count)), None);
             for shift in [ahead, ahead + 1] {
-                // Position `i` of `a` lies beside position `i - shift` of `b`.
+                // Position `i` of `a` is near position `i - shift` of `b`.
                 let i = shift.max(0);
                 if i < counts.0 && i - shift < counts.1 {
                     let (a, _) = a.at(i)?;
@@ -210,7 +211,7 @@ fn meeting(a: Placed<'_>, b: Placed<'_>, left: &mut u32) -> Option<i128> {
     }
 }
 
-/// `coarse` has the larger stride: which of its positions meet all of `fine`.
+/// Finds the positions of `coarse`, which has the larger stride, that overlap `fine`.
 fn within(coarse: Placed<'_>, fine: Placed<'_>, left: &mut u32) -> Option<i128> {
     let (zero, top) = coarse.at(0)?;
     let stride = i128::from(top.stride);

@@ -9,7 +9,7 @@ use super::error::GeometryError;
 use super::proof::{Nest, Proved};
 use super::section::Section;
 
-/// The most regions of a layout: as many lengths are kept.
+/// The most regions of a layout, as each length is stored.
 const MOST_REGIONS: u64 = 1 << 20;
 
 /// The length of each region. Most layouts have regions of one length.
@@ -34,7 +34,7 @@ impl RegionLengths {
         }
     }
 
-    /// Checks that the sections lie within `given`, or finds the lengths that they need.
+    /// Checks that the sections are within `given`, or computes the lengths that they need.
     pub(super) fn of(
         sections: &[Section],
         proved: &[Proved],
@@ -50,7 +50,7 @@ impl RegionLengths {
             }
             for_each(&proved.regions, section.first_region().into(), &mut |region| {
                 let number = u32::try_from(region).unwrap_or(u32::MAX);
-                // First, so that a region that is not there costs no memory.
+                // Checked first, so that a missing region costs no memory.
                 if let Some(given) = &given
                     && given.get(number).get() < end
                 {

@@ -1,4 +1,4 @@
-//! A section: rows of one kind, and the strides at which they lie.
+//! A section: rows of one kind, and their strides.
 
 use terrane_core::ByteCount;
 
@@ -11,9 +11,9 @@ use super::steps::AxisSteps;
 /// K and V are two sections. So are quantised values and their scales. A section may lack an axis:
 /// the recurrent state of a block has no tokens. Two layouts convert section by section, by name.
 ///
-/// The element (block, layer, head, token, element) begins at the section's offset plus the sum of
-/// what each axis adds ([`AxisSteps::place`]), in the section's first region plus the regions that
-/// the axes add.
+/// The element (block, layer, head, token, element) begins at the section's offset plus the
+/// contribution of each axis ([`AxisSteps::place`]). Its region is the section's first region plus
+/// the regions that the axes add.
 ///
 /// ```
 /// use terrane_layout::{Axis, AxisSteps, Geometry, Section, SectionName};
@@ -47,7 +47,8 @@ pub struct Section {
     element: AxisSteps,
 }
 
-/// What a section holds, without its place. Sections of equal shape convert into each other.
+/// The contents of a section, without its position. Sections of equal shape convert into each
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SectionShape {
     /// Layers; 1 if the section lacks the axis.
@@ -83,7 +84,7 @@ impl SectionShape {
 }
 
 impl Section {
-    /// A section of one element of `element_bytes` bytes, at the beginning of region 0.
+    /// A section of one element of `element_bytes` bytes, at the start of region 0.
     #[must_use]
     pub const fn new(name: SectionName, element_bytes: u32) -> Self {
         Self {
@@ -141,10 +142,10 @@ impl Section {
         }
     }
 
-    /// What it holds.
+    /// The shape of its contents.
     #[must_use]
     pub fn shape(&self) -> SectionShape {
-        // The geometry has checked that counts have 32 bits.
+        // The geometry has checked that counts fit in 32 bits.
         let count = |axis| u32::try_from(self.steps(axis).count()).unwrap_or(u32::MAX);
         SectionShape {
             layers: count(Axis::Layer),
@@ -162,16 +163,16 @@ impl Section {
         self.first_region
     }
 
-    /// Bytes from the beginning of the first region to the first element.
+    /// Bytes from the start of the first region to the first element.
     #[inline]
     #[must_use]
     pub const fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Where the rows of a block and a layer begin: head, token and element are 0.
+    /// The start of the rows of a block and a layer: head, token and element are 0.
     ///
-    /// No index is checked; beyond its bound the answer means nothing.
+    /// Indices are not checked; beyond its bound, the result is meaningless.
     #[inline]
     #[must_use]
     pub fn begin(&self, block: u32, layer: u32) -> RegionOffset {
@@ -183,9 +184,9 @@ impl Section {
         }
     }
 
-    /// Where an element begins.
+    /// The start of an element.
     ///
-    /// No index is checked; beyond its bound the answer means nothing.
+    /// Indices are not checked; beyond its bound, the result is meaningless.
     #[must_use]
     pub fn place(
         &self,
@@ -201,7 +202,7 @@ impl Section {
         at
     }
 
-    /// The same places, without strides that mean nothing.
+    /// The same positions, without meaningless strides.
     #[must_use]
     pub(super) const fn normal(self) -> Self {
         Self {

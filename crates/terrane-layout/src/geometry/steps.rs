@@ -1,11 +1,11 @@
-//! How far apart the positions of an axis lie.
+//! The distances between the positions of an axis.
 
 /// `count` positions, `stride` bytes from one to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Step {
     /// The number of positions, at least 1.
     pub count: u32,
-    /// Bytes from a position to the next one. It has no meaning where the count is 1.
+    /// Bytes from one position to the next. It has no meaning if the count is 1.
     pub stride: u64,
 }
 
@@ -22,13 +22,13 @@ impl Step {
 
 /// The strides of one axis, which may be split in two.
 ///
-/// Position `i` lies at `(i / inner.count) · outer.stride + (i % inner.count) · inner.stride`. If the
+/// Position `i` is at `(i / inner.count) · outer.stride + (i % inner.count) · inner.stride`. If the
 /// axis is spread over regions, its outer part selects a region instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AxisSteps {
     outer: Step,
     inner: Step,
-    /// Regions from one outer position to the next; 0 if all positions lie in one region.
+    /// Regions from one outer position to the next; 0 if all positions are in one region.
     regions: u32,
 }
 
@@ -44,8 +44,8 @@ impl AxisSteps {
 
     /// An axis in two parts: `outer.count` groups of `inner.count` positions.
     ///
-    /// Where one stride is enough for both parts, this is [`new`](Self::new): equal axes are equal
-    /// values.
+    /// If one stride is enough for both parts, this equals [`new`](Self::new), so equal axes are
+    /// equal values.
     #[must_use]
     pub fn split(outer: Step, inner: Step) -> Self {
         if outer.count == 1 || inner.count == 1 {
@@ -59,8 +59,8 @@ impl AxisSteps {
         }
     }
 
-    /// `count` groups of positions, each in a region of its own, `regions` regions after the one
-    /// before. The positions of a group are `inner`; with [`Step::ONE`] a group is one position.
+    /// `count` groups of positions, each in its own region, `regions` regions apart. The positions
+    /// of a group are `inner`; with [`Step::ONE`], a group is one position.
     #[must_use]
     pub const fn spread(count: u32, regions: u32, inner: Step) -> Self {
         if count == 1 {
@@ -69,12 +69,12 @@ impl AxisSteps {
         Self { outer: Step { count, stride: 0 }, inner, regions }
     }
 
-    /// The parts as an encoding has them, whether or not they are [normal](Self::normal).
+    /// The parts of an encoding, which need not be [normal](Self::normal).
     pub(super) const fn of_parts(outer: Step, inner: Step, regions: u32) -> Self {
         Self { outer, inner, regions }
     }
 
-    /// The same places, in the one form that has no part without a meaning.
+    /// The same positions, in the one form without a meaningless part.
     #[must_use]
     pub(super) const fn normal(self) -> Self {
         let Self { mut outer, mut inner, mut regions } = self;
@@ -103,7 +103,7 @@ impl AxisSteps {
         self.inner
     }
 
-    /// Regions from one group to the next; 0 if all groups lie in one region.
+    /// Regions from one group to the next; 0 if all groups are in one region.
     #[must_use]
     pub const fn regions(&self) -> u32 {
         self.regions
@@ -118,7 +118,7 @@ impl AxisSteps {
     /// The region and the byte offset of a position, relative to those of position 0.
     ///
     /// The position is not checked. Nothing overflows within the bounds that a layout has proved;
-    /// beyond them the answer means nothing.
+    /// beyond them the result is meaningless.
     #[inline]
     #[must_use]
     pub fn place(&self, position: u32) -> (u32, u64) {

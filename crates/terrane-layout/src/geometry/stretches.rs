@@ -4,8 +4,8 @@ use super::axis::Axis;
 use super::index::RegionOffset;
 use super::section::Section;
 
-/// The stretches of one block and layer of a section: each is contiguous, and as long as the strides
-/// let it be. Their places are relative to [`Section::begin`].
+/// The stretches of one block and layer of a section: each is contiguous and as long as the strides
+/// permit. Their positions are relative to [`Section::begin`].
 #[derive(Clone, Debug)]
 pub struct Stretches {
     bytes: u64,
@@ -55,12 +55,12 @@ impl Stretches {
         self.steps.iter().map(|&(count, ..)| count).product()
     }
 
-    /// The stride of the innermost positions, and of the next ones and so on, in bytes.
+    /// The strides in bytes, from the innermost positions outwards.
     pub fn strides(&self) -> impl Iterator<Item = u64> + '_ {
         self.steps.iter().map(|&(_, stride, _)| stride)
     }
 
-    /// Where a stretch begins, counted from [`Section::begin`] in regions and bytes.
+    /// The start of a stretch, relative to [`Section::begin`] in regions and bytes.
     #[must_use]
     pub fn place(&self, index: u64) -> RegionOffset {
         let (mut index, mut at) = (index, RegionOffset { region: 0, offset: 0 });

@@ -1,4 +1,4 @@
-//! Places, bounds and what planners ask of a geometry.
+//! Positions, bounds, and the queries of planners.
 
 use super::*;
 use crate::{BlockDimension, ElementFormat, TokenOrder};
@@ -44,7 +44,7 @@ fn axes_that_need_one_stride_are_equal() {
         assert_eq!(split, plain);
     }
     assert_ne!(AxisSteps::split(Step::new(3, 29), Step::new(4, 7)), plain);
-    // More positions than 32 bits stay two parts, and are refused by the proof.
+    // More positions than 32 bits stay in two parts, and the proof refuses them.
     let half = Step::new(1 << 16, 1);
     let large = AxisSteps::split(Step::new(1 << 16, 1 << 16), half);
     assert_eq!((large.outer().count, large.count()), (1 << 16, 1 << 32));
@@ -94,7 +94,7 @@ fn indices_out_of_range_are_named() {
     assert_eq!(geometry.try_offset(4, 2, 1).unwrap(), geometry.offset(4, 2, 1));
 }
 
-/// A section without layers lies in the same place for every layer.
+/// A section without layers has the same position for every layer.
 #[test]
 fn sections_may_lack_layers_tokens_and_heads() {
     let values = Section::new(SectionName::VALUES, 4)
@@ -150,7 +150,8 @@ fn the_unit_of_blocks_is_none_where_blocks_mix() {
     let plain = AxisSteps::new;
     assert_eq!(unit([plain(4, 10), plain(10, 1)]), Some(10));
     assert_eq!(unit([plain(4, 12), plain(10, 1)]), Some(12));
-    // Tokens of all blocks beside each other, as whole multiples of the stride of blocks, and not.
+    // Tokens of all blocks interleave, at multiples of the stride of blocks, and at other
+    // distances.
     assert_eq!(unit([plain(4, 1), plain(10, 4)]), Some(1));
     assert_eq!(unit([plain(4, 2), plain(10, 9)]), None);
     assert_eq!(unit([AxisSteps::split(Step::new(2, 50), Step::new(2, 10)), plain(10, 1)]), None);

@@ -58,7 +58,7 @@ pub(super) fn heads(
     }
 }
 
-/// How many of the layers, from the first on, have caches of their own.
+/// The number of layers, from the first on, with their own caches.
 pub(super) fn cached_layers(
     fields: &Fields<'_>,
     attention: &Attention,
@@ -67,7 +67,7 @@ pub(super) fn cached_layers(
     if matches!(attention.variant, Variant::None | Variant::Unequal) {
         return Ok(num_layers);
     }
-    // One layer at least is there to be shared.
+    // At least one layer must own a cache that others share.
     let shared = fields.integer("num_kv_shared_layers", 0, num_layers.saturating_sub(1))?;
     Ok(num_layers.saturating_sub(shared))
 }
@@ -103,13 +103,13 @@ fn kv_head_count(fields: &Fields<'_>, unstated: KvHeads) -> Result<u32, ModelErr
         Some(all) if !all.is_multiple_of(heads) => Err(fields.contradiction(
             (names.kv_heads.first().copied().unwrap_or_default(), heads.to_string()),
             (names.heads.first().copied().unwrap_or_default(), all.to_string()),
-            "it has to divide the attention heads",
+            "it must divide the attention heads",
         )),
         _ => Ok(heads),
     }
 }
 
-/// KV heads on each rank: a share of them, or one that several ranks hold alike.
+/// KV heads on each rank: a share of them, or one that several ranks replicate.
 fn heads_of_rank(
     fields: &Fields<'_>,
     field: &str,
@@ -144,7 +144,7 @@ fn head_dimension(fields: &Fields<'_>, unstated: HeadDim) -> Result<u32, ModelEr
                 fields.contradiction(
                     (names.hidden.first().copied().unwrap_or_default(), hidden.to_string()),
                     (names.heads.first().copied().unwrap_or_default(), heads.to_string()),
-                    "the heads have to divide it into at most 65535, or head_dim be stated",
+                    "the heads must divide it into at most 65535; otherwise state head_dim",
                 )
             })
         }
@@ -170,7 +170,7 @@ pub(super) fn kinds(
         return Ok((0..num_layers).map(|_| GroupKind::Attention).collect());
     }
     let window = || fields.optional_integer("sliding_window", 1, u32::MAX);
-    // A window that no layer has may be anything.
+    // A window that no layer has may have any value.
     let sliding = |is_sliding: bool| match is_sliding {
         false => Ok(GroupKind::Attention),
         true => match window()? {
@@ -187,7 +187,7 @@ pub(super) fn kinds(
             return Err(fields.contradiction(
                 ("layer_types", "sliding_attention in some layers".to_owned()),
                 ("use_sliding_window", "false".to_owned()),
-                "one of them is wrong",
+                "correct one of them",
             ));
         }
         return types.into_iter().map(|kind| sliding(kind == "sliding_attention")).collect();
@@ -227,7 +227,7 @@ fn chunks(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<GroupKind>, ModelE
     if let Some(types) = fields.layers("layer_types", num_layers, CHUNKED_TYPES)? {
         return Ok(types.into_iter().map(|each| kind(each == "chunked_attention")).collect());
     }
-    // The field's name says the opposite of its values: 1 is a layer with rotary embedding.
+    // The field's name is the opposite of its values: 1 is a layer with rotary embedding.
     let rotary = flags(fields, "no_rope_layers", num_layers)?;
     if !rotary.is_empty() {
         return Ok(rotary.into_iter().map(kind).collect());
@@ -236,7 +236,7 @@ fn chunks(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<GroupKind>, ModelE
     Ok((0..num_layers).map(|layer| kind(!(layer + 1).is_multiple_of(of))).collect())
 }
 
-/// `MiMo` V2: a list of 0 and 1, a number a layer.
+/// `MiMo` V2: a list of 0 and 1, one number per layer.
 fn numbered(
     fields: &Fields<'_>,
     field: &'static str,
@@ -255,7 +255,7 @@ fn numbered(
     Ok(sliding.into_iter().map(kind).collect())
 }
 
-/// A list of 0 and 1, a number a layer; empty if it is absent or empty.
+/// A list of 0 and 1, one number per layer; empty if it is absent or empty.
 fn flags(
     fields: &Fields<'_>,
     name: &'static str,

@@ -3,12 +3,12 @@
 use super::error::{Expected, ModelError};
 use super::fields::{Fields, cut};
 
-/// The dtypes of models that have one width an element, as `torch` names them.
+/// The dtypes with one width per element, by their names in `torch`.
 const DTYPES: &[&str] =
     &["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "half", "float"];
 
-/// Bytes an element of the model, which its caches have too unless the caller says otherwise.
-/// Newer configurations call the field `dtype`, older ones `torch_dtype`.
+/// Bytes per element of the model. Its caches have the same width unless the caller states another
+/// one. Newer configurations call the field `dtype`, older ones `torch_dtype`.
 pub(super) fn model_width(fields: &Fields<'_>) -> Result<u8, ModelError> {
     let (old, new) = (fields.inherited_text("torch_dtype")?, fields.inherited_text("dtype")?);
     if let (Some((old_name, old)), Some((new_name, new))) = (&old, &new)
@@ -19,7 +19,7 @@ pub(super) fn model_width(fields: &Fields<'_>) -> Result<u8, ModelError> {
             first_value: cut(old),
             second: new_name.clone(),
             second_value: cut(new),
-            rule: "they are two names of one field",
+            rule: "both name one field, so state one of them",
         });
     }
     let unstated = fields.family.default_dtype.map(|dtype| ("torch_dtype".to_owned(), dtype));
@@ -27,7 +27,7 @@ pub(super) fn model_width(fields: &Fields<'_>) -> Result<u8, ModelError> {
     width(field, dtype)
 }
 
-/// Bytes an element of the dtype that a field states; `None` if it states none.
+/// Bytes per element of the dtype that a field states; `None` if it states none.
 pub(super) fn stated_width(
     fields: &Fields<'_>,
     name: &'static str,

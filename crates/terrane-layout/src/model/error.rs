@@ -1,4 +1,4 @@
-//! What can be wrong with a model's configuration.
+//! Errors in a model's configuration.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use std::fmt;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The text is no JSON object.
-    #[error("the model's configuration is no JSON object; give the hub's config.json")]
+    /// The text is not a JSON object.
+    #[error("the model's configuration is not a JSON object; give the hub's config.json")]
     Json {
-        /// What the parser said, with line and column.
+        /// The parser's error, with line and column.
         #[source]
         source: serde_json::Error,
     },
-    /// The model type is not one that this version knows.
+    /// This version does not support the model type.
     #[error(
         "{field} is {model_type:?}, which is not supported; supported are {}. For another model, \
          describe its groups with ModelGeometry::from_groups",
@@ -24,25 +24,25 @@ pub enum ModelError {
         field: String,
         /// Its value.
         model_type: String,
-        /// The model types that are supported.
+        /// The supported model types.
         supported: &'static [&'static str],
     },
-    /// A field that this model type needs is missing, or null.
-    #[error("{field} is missing; a configuration of model type {model_type} has to state it")]
+    /// A required field of this model type is missing or null.
+    #[error("{field} is missing; a configuration of model type {model_type} must state it")]
     Missing {
         /// The field, with its path.
         field: String,
         /// The model type.
         model_type: &'static str,
     },
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("{field} is {value}; expected {expected}")]
     Value {
         /// The field, with its path.
         field: String,
-        /// Its value as JSON, cut to a length that can be shown.
+        /// Its value as JSON, shortened for display.
         value: String,
-        /// What it could have been.
+        /// The valid values.
         expected: Expected,
     },
     /// Two fields contradict each other.
@@ -56,24 +56,23 @@ pub enum ModelError {
         second: String,
         /// Its value.
         second_value: String,
-        /// What should hold between them.
+        /// The rule that the two values break.
         rule: &'static str,
     },
-    /// A field means a cache that the reader of this model type does not count.
+    /// A field implies a cache that the reader of this model type does not count.
     #[error(
-        "{field} is {value}, and means caches that are not counted for model type {model_type}; \
-         correct model_type, or describe the groups with ModelGeometry::from_groups"
+        "{field} is {value}, which implies caches that are not counted for model type \
+         {model_type}; correct model_type, or describe the groups with ModelGeometry::from_groups"
     )]
     Uncounted {
         /// The field, with its path.
         field: String,
-        /// Its value as JSON, cut to a length that can be shown.
+        /// Its value as JSON, shortened for display.
         value: String,
         /// The model type.
         model_type: &'static str,
     },
-    /// The ranks do not divide a number. Nor do they hold it alike, as they do with KV heads of
-    /// which they are a multiple.
+    /// The number of ranks neither divides a number nor, for KV heads, is a multiple of it.
     #[error(
         "{field} is {value}, and cannot be divided among {tensor_parallel} tensor-parallel ranks; \
          use a number of ranks that divides it, or for KV heads a multiple of it"
@@ -83,10 +82,10 @@ pub enum ModelError {
         field: String,
         /// Its value.
         value: u64,
-        /// Ranks.
+        /// The number of ranks.
         tensor_parallel: u32,
     },
-    /// A layer's state is empty, or too large to be one.
+    /// A layer's state is empty or too large.
     #[error(
         "a layer's state of model type {model_type} takes {bytes} bytes; expected 1 to 4294967295, \
          so correct the dimensions of its state"
@@ -97,8 +96,8 @@ pub enum ModelError {
         /// The model type.
         model_type: &'static str,
     },
-    /// No element of a recurrent state is that wide.
-    #[error("recurrent_width is {width}; expected 1 to 8 bytes an element")]
+    /// The width of a recurrent state is out of range.
+    #[error("recurrent_width is {width}; expected 1 to 8 bytes per element")]
     RecurrentWidth {
         /// The width.
         width: u8,
@@ -108,30 +107,32 @@ pub enum ModelError {
     GroupField {
         /// The group, counted from 0.
         group: usize,
-        /// What is out of range.
+        /// The name of the number.
         field: &'static str,
         /// Its value.
         value: u64,
-        /// The least.
+        /// The smallest valid value.
         least: u32,
-        /// The most.
+        /// The largest valid value.
         largest: u32,
     },
-    /// The layers of a described group do not ascend.
+    /// The layers of a described group are not in ascending order.
     #[error(
-        "group {group} has layer {after} after layer {before}; state each layer once, ascending"
+        "group {group} has layer {after} after layer {before}; state each layer once, in ascending \
+         order"
     )]
     LayersUnordered {
         /// The group, counted from 0.
         group: usize,
         /// A layer.
         before: u32,
-        /// The one after it.
+        /// The next layer in the list.
         after: u32,
     },
-    /// Two groups of one kind hold the same layer.
+    /// Two groups of one kind have the same layer.
     #[error(
-        "layer {layer} is in group {first} and in group {second} of the same kind; leave it in one"
+        "layer {layer} is in group {first} and in group {second} of the same kind; keep it in one \
+         of them"
     )]
     LayerTwice {
         /// The layer.
@@ -144,33 +145,33 @@ pub enum ModelError {
     /// There are no groups, or too many.
     #[error("the model has {groups} groups; expected 1 to {largest}")]
     GroupCount {
-        /// How many were counted.
+        /// The number of groups.
         groups: usize,
-        /// The most.
+        /// The largest number of groups.
         largest: usize,
     },
-    /// No ranks at all.
-    #[error("tensor_parallel is 0; at least one rank holds the model")]
+    /// The number of ranks is zero.
+    #[error("tensor_parallel is 0; use at least 1")]
     NoRanks,
-    /// There is no group of this number.
-    #[error("group {group} does not exist: the model has {groups}, counted from 0")]
+    /// The model has no group of this number.
+    #[error("group {group} was requested; the model has {groups}, counted from 0")]
     NoSuchGroup {
         /// The number.
         group: usize,
-        /// How many there are.
+        /// The number of groups.
         groups: usize,
     },
 }
 
-/// What a field could have been.
+/// The valid values of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Expected {
-    /// An integer between these two.
+    /// An integer in this range.
     Integer {
-        /// The least.
+        /// The smallest.
         least: u32,
-        /// The most.
+        /// The largest.
         largest: u32,
     },
     /// `true` or `false`.
@@ -183,16 +184,16 @@ pub enum Expected {
     List,
     /// A list of integers.
     Integers {
-        /// The most entries.
+        /// The largest number of entries.
         most: u32,
         /// The largest entry.
         largest: u32,
     },
-    /// A list with an entry a layer, each of which is one of these.
+    /// A list with an entry for each layer.
     Layers {
-        /// How many layers there are.
+        /// The number of layers.
         layers: u32,
-        /// What an entry can be.
+        /// The valid entries.
         of: &'static [&'static str],
     },
     /// One of these texts.
@@ -213,7 +214,7 @@ impl fmt::Display for Expected {
                 write!(f, "a list of at most {most} integers from 0 to {largest}")
             }
             Self::Layers { layers, of } => {
-                write!(f, "a list of {layers} entries, one a layer, of {}", of.join(", "))
+                write!(f, "a list of {layers} entries, one per layer, of {}", of.join(", "))
             }
             Self::OneOf(texts) => write!(f, "one of {}", texts.join(", ")),
         }

@@ -1,13 +1,13 @@
-//! How the configuration of a model type is to be read: the vocabulary of [`table`](super::table).
+//! How to read the configuration of a model type: the vocabulary of [`table`](super::table).
 
-/// How the configurations of a model type are read.
+/// How to read the configurations of a model type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Family {
     /// The value of `model_type`.
     pub model_type: &'static str,
     pub caches: Caches,
     pub names: &'static Names,
-    /// The dtype of the published models, where their configurations state none.
+    /// The dtype of the published models if their configurations state none.
     pub default_dtype: Option<&'static str>,
     /// The guarded fields that this reader counts; see [`guard`](super::guard).
     pub counts: &'static [&'static str],
@@ -23,18 +23,18 @@ pub(super) struct Names {
     pub head_dim: &'static [&'static str],
 }
 
-/// What the layers cache.
+/// The caches of the layers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Caches {
     /// K and V.
     Attention(Attention),
-    /// One latent for all heads (`kv_lora_rank`) beside the rotary key (`qk_rope_head_dim`), this
-    /// many a layer.
+    /// One latent for all heads (`kv_lora_rank`) with the rotary key (`qk_rope_head_dim`), this
+    /// many per layer.
     Latent { each: u32 },
-    /// A latent in every layer, and an indexer's keys in those that select tokens themselves: one
-    /// of so many, unless the configuration states them.
+    /// A latent in every layer, and an indexer's keys in the layers that select tokens: one of so
+    /// many, unless the configuration states them.
     Indexed { every: u32 },
-    /// Some layers have K and V, or a latent; some have a state; some have both or neither.
+    /// Some layers have K and V, or a latent. Some have a state. A layer may have both or neither.
     Hybrid { tokens: Tokens, layers: StateLayers, state: State },
 }
 
@@ -47,21 +47,21 @@ pub(super) struct Attention {
     pub variant: Variant,
 }
 
-/// What sets the attention of some model types apart.
+/// The special attention of some model types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Variant {
     None,
-    /// The last `num_kv_shared_layers` layers read the caches of layers before them.
+    /// The last `num_kv_shared_layers` layers read the caches of earlier layers.
     Shared,
-    /// As `Shared`, and layers with full attention have heads of `global_head_dim`, and
-    /// `num_global_key_value_heads` of them where K serves as V (`attention_k_eq_v`).
+    /// As `Shared`. In addition, layers with full attention have heads of `global_head_dim`. If K
+    /// serves as V (`attention_k_eq_v`), they have `num_global_key_value_heads` heads.
     SharedAndGlobal,
     /// Heads of V have `v_head_dim` elements, and share a row with those of K. Layers with a window
     /// have `swa_num_key_value_heads` of `swa_head_dim` and `swa_v_head_dim`.
     Unequal,
 }
 
-/// The number of KV heads where no field states it.
+/// The number of KV heads if no field states it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum KvHeads {
     Stated,
@@ -69,54 +69,54 @@ pub(super) enum KvHeads {
     OrAllHeads,
     /// As many as query heads, whatever other fields state.
     All,
-    /// These many.
+    /// This number.
     Or(u32),
-    /// The stated number if the flag `grouped` is set; else one if the flag `single` is set; else
-    /// as many as query heads. One of the flags has to be stated.
+    /// The stated number if the flag `grouped` is set; one if the flag `single` is set; otherwise
+    /// as many as query heads. One of the flags must be stated.
     Flags {
         grouped: &'static str,
         single: &'static str,
     },
 }
 
-/// The head dimension where no field states it.
+/// The head dimension if no field states it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum HeadDim {
-    /// One has to: the hidden size over the heads is another number in these models.
+    /// A field must state it: in these models, it is not the hidden size over the heads.
     Stated,
     /// The hidden size over the query heads.
     OrHiddenPerHead,
-    /// This.
+    /// This number.
     Or(u32),
     /// `qk_nope_head_dim + qk_rope_head_dim`, whatever other fields state.
     NopeAndRope,
 }
 
-/// Which layers have a sliding window where `layer_types` does not state it.
+/// The layers with a sliding window, if `layer_types` does not state them.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Windows {
     /// None: a `sliding_window` in these configurations has no meaning.
     Never,
     /// All, if there is a `sliding_window`.
     All,
-    /// With `use_sliding_window`, those from `max_window_layers` on.
+    /// With `use_sliding_window`, the layers from `max_window_layers` on.
     FromLayer,
-    /// With `use_sliding_window`, only `layer_types` can tell.
+    /// With `use_sliding_window`, only `layer_types` can state them.
     LayerTypesOnly,
-    /// Only `layer_types` can tell.
+    /// Only `layer_types` can state them.
     Listed,
-    /// Those that have a 1 in the list of this field. Another one states the window.
+    /// The layers with a 1 in the list of this field. Another field states the window.
     Numbered { field: &'static str, window: &'static str },
-    /// All but the last of each so many layers. The field states another number.
+    /// All but the last of each so many layers. The field can state another number.
     AllButLast { field: &'static str, of: u32 },
     /// All but the first of each so many layers.
     AllButFirst { of: u32 },
-    /// `attention_chunk_size` in place of a window, in all layers but those without rotary
-    /// embedding: `no_rope_layers`, or the last of each `no_rope_layer_interval`.
+    /// `attention_chunk_size` instead of a window, in all layers with rotary embedding. The others
+    /// are in `no_rope_layers`, or are the last of each `no_rope_layer_interval`.
     Chunks,
 }
 
-/// What the layers of a hybrid cache for each token.
+/// The cache per token of a hybrid's layers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tokens {
     None,
@@ -124,10 +124,10 @@ pub(super) enum Tokens {
     Latent,
 }
 
-/// Which layers of a hybrid have a state, and which cache tokens.
+/// The layers of a hybrid that have a state, and those that cache tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum StateLayers {
-    /// All have a state, and tokens if any layer has.
+    /// All have a state, and all cache tokens if any layer does.
     All,
     /// A field states each layer.
     Typed { field: &'static str, of: &'static [&'static str] },
@@ -137,7 +137,7 @@ pub(super) enum StateLayers {
     Indices,
     /// Every layer but those at `attn_layer_offset` of each `attn_layer_period`.
     Period,
-    /// `layers_block_type`, or `hybrid_override_pattern`, a letter a layer.
+    /// `layers_block_type`, or `hybrid_override_pattern` with one letter per layer.
     Letters,
     /// `linear_attn_config` lists the layers of each kind, counted from 1.
     Lists,
@@ -150,29 +150,29 @@ pub(super) struct State {
     pub recurrent: Recurrent,
 }
 
-/// The fields that decide a state's size.
+/// The fields that define a state's size.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum StateShape {
     /// A convolution and a recurrence of `inner` rows.
     Mamba1 { inner: &'static str, expand: &'static str, size: &'static str, conv: &'static str },
-    /// A convolution over heads and groups, and a recurrence a head.
+    /// A convolution over heads and groups, and a recurrence per head.
     Mamba2(&'static Mamba2),
     /// `linear_*`: a gated delta network.
     DeltaNet,
     /// `linear_attn_config`: Kimi's delta attention.
     Kda,
-    /// A convolution alone, over this many channels.
+    /// Only a convolution, over this many channels.
     ShortConv { channels: &'static str },
 }
 
-/// The names of a Mamba 2 layer's fields.
+/// The field names of a Mamba 2 layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mamba2 {
     pub heads: &'static str,
     pub head_dim: &'static str,
-    /// Rows of the recurrence, where a field states them.
+    /// Rows of the recurrence, if a field states them.
     pub inner: &'static str,
-    /// Their number over the hidden size.
+    /// Their number divided by the hidden size.
     pub expand: &'static str,
     pub groups: &'static [&'static str],
     pub size: &'static str,
@@ -184,8 +184,8 @@ pub(super) struct Mamba2 {
 pub(super) enum Recurrent {
     /// The model's.
     Model,
-    /// That of this field, or the model's.
+    /// The dtype in this field, or the model's.
     FieldOrModel(&'static str),
-    /// That of this field, or float32.
+    /// The dtype in this field, or float32.
     FieldOrFloat32(&'static str),
 }

@@ -1,4 +1,4 @@
-//! Fields of a configuration, read one by one so that every error names its field and value.
+//! Reads the fields of a configuration one by one, so that every error names its field and value.
 
 use serde_json::{Map, Value};
 
@@ -6,9 +6,9 @@ use super::error::{Expected, ModelError};
 use super::families::Family;
 use super::table;
 
-/// The object that describes the language model, and those around it.
+/// The object that describes the language model, and the objects around it.
 pub(super) struct Fields<'a> {
-    /// Innermost first; each with the path to its fields.
+    /// Innermost first, each with the path to its fields.
     objects: Vec<(String, &'a Map<String, Value>)>,
     pub family: &'static Family,
 }
@@ -16,12 +16,13 @@ pub(super) struct Fields<'a> {
 /// The longest value that an error shows, in characters.
 const SHOWN: usize = 60;
 
-/// Where multimodal models keep the language model's fields, each within the one before it.
+/// The objects in which multimodal models have the language model's fields, each within the one
+/// before.
 const INNER: [&[&str]; 2] =
     [&["thinker_config"], &["text_config", "llm_config", "language_config"]];
 
 impl<'a> Fields<'a> {
-    /// The language model's fields: those of `text_config` or the like, where there is one.
+    /// The language model's fields: those of `text_config` or a similar object, if there is one.
     pub fn new(root: &'a Map<String, Value>) -> Result<Self, ModelError> {
         let mut objects = vec![(String::new(), root)];
         let (mut prefix, mut innermost) = (String::new(), root);
@@ -40,7 +41,7 @@ impl<'a> Fields<'a> {
             objects.insert(0, (prefix.clone(), inner));
             innermost = inner;
         }
-        // The type of the language model, or of the whole if that is all that is stated.
+        // The type of the language model, or of the whole if nothing else is stated.
         let (path, stated) = objects
             .iter()
             .find_map(|(path, object)| Some((path.as_str(), object.get("model_type")?)))
@@ -58,7 +59,7 @@ impl<'a> Fields<'a> {
         Ok(Self { objects, family })
     }
 
-    /// An integer that has to be stated.
+    /// A required integer.
     pub fn integer(&self, name: &'static str, least: u32, largest: u32) -> Result<u32, ModelError> {
         self.any_integer(&[name], least, largest)?.ok_or_else(|| self.missing(name))
     }
@@ -73,7 +74,7 @@ impl<'a> Fields<'a> {
         self.any_integer(&[name], least, largest)
     }
 
-    /// An integer that one of these names has to state.
+    /// An integer that at least one of these names must state.
     pub fn one_integer(
         &self,
         names: &[&'static str],
@@ -84,7 +85,7 @@ impl<'a> Fields<'a> {
         stated.ok_or_else(|| self.missing(names.first().copied().unwrap_or_default()))
     }
 
-    /// An integer that one of these names may state. Several have to agree.
+    /// An integer that any of these names may state. Several values must be equal.
     pub fn any_integer(
         &self,
         names: &[&'static str],
@@ -103,7 +104,7 @@ impl<'a> Fields<'a> {
                     return Err(self.contradiction(
                         (other, before.to_string()),
                         (name, number.to_string()),
-                        "they are two names of one field",
+                        "both name one field, so state one of them",
                     ));
                 }
                 _ => found = Some((name, number)),
@@ -126,8 +127,8 @@ impl<'a> Fields<'a> {
         Ok(self.optional_flag(name)?.unwrap_or(false))
     }
 
-    /// A text that may be absent or null, with its path; from the outer object if the language
-    /// model's does not state it, as a dtype holds for both.
+    /// A text that may be absent or null, with its path. If the language model does not state it,
+    /// the outer object may, as a dtype applies to both.
     pub fn inherited_text(
         &self,
         name: &'static str,
@@ -155,7 +156,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list with an entry a layer, each one of the texts in `of`; `None` if absent.
+    /// A list with one entry per layer, each from `of`; `None` if absent.
     pub fn layers(
         &self,
         name: &'static str,
@@ -166,7 +167,7 @@ impl<'a> Fields<'a> {
         let Some(value) = self.own(name) else {
             return Ok(None);
         };
-        // Some lists go on with the layers of speculative decoding.
+        // Some lists continue with the layers of speculative decoding.
         let drafts = self.optional_integer("num_nextn_predict_layers", 0, u32::MAX)?.unwrap_or(0);
         let lengths = [Some(layers), layers.checked_add(drafts)];
         let entries = value
@@ -254,7 +255,7 @@ impl<'a> Fields<'a> {
         ModelError::Value { field: self.path(name), value: shown(value), expected }
     }
 
-    /// A field of the language model's own object, or of an object within it, unless absent or
+    /// A field of the language model's own object, or of an object within it. `None` if absent or
     /// null.
     pub fn own(&self, name: &str) -> Option<&'a Value> {
         let (_, object) = self.objects.first()?;
@@ -278,7 +279,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// A configuration may come from anywhere, and an error is no place for megabytes.
+/// A configuration may be untrusted, so an error shows only a short part of it.
 pub(super) fn cut(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),

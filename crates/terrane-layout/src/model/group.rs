@@ -1,4 +1,4 @@
-//! A group of caches that are alike: its kind, its layers and its bytes.
+//! A group of equal caches: its kind, its layers and its bytes.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub struct CacheGroup {
     pub(super) inner_dim: u32,
     pub(super) outer_dim: u32,
     pub(super) element: ElementFormat,
-    /// Bytes of a row; of a state, all of it.
+    /// Bytes of a row, or of a whole state.
     pub(super) row_bytes: ByteCount,
 }
 
@@ -28,7 +28,7 @@ impl CacheGroup {
         self.kind
     }
 
-    /// The numbers of these layers in the model, ascending. A layer can be in several groups.
+    /// The numbers of the group's layers in the model, ascending. A layer can be in several groups.
     #[must_use]
     pub fn layers(&self) -> &[u32] {
         &self.layers
@@ -40,45 +40,45 @@ impl CacheGroup {
         self.heads
     }
 
-    /// Elements a head: of K and V each, or of both where they share a row, or of the latent with
-    /// its rotary part. For an indexer and a state of a configuration, bytes.
+    /// Elements of a head: of K and V each, of both if they share a row, or of the latent with its
+    /// rotary part. For an indexer, and for a state that was read from a configuration, bytes.
     #[must_use]
     pub const fn head_dim(&self) -> u32 {
         self.head_dim
     }
 
-    /// Elements for each token, layer and outer: heads · head dimension.
+    /// Elements per token, layer and outer: heads · head dimension.
     #[must_use]
     pub const fn inner_dim(&self) -> u32 {
         self.inner_dim
     }
 
-    /// 2 for K and V, 1 where one row holds everything.
+    /// 2 for K and V, 1 if one row contains everything.
     #[must_use]
     pub const fn outer_dim(&self) -> u32 {
         self.outer_dim
     }
 
-    /// How elements are stored.
+    /// The element format.
     #[must_use]
     pub const fn element(&self) -> ElementFormat {
         self.element
     }
 
-    /// The bytes of a row: of one token, one layer and one outer, on one rank. `None` for states.
+    /// The bytes of a row: of one token, layer and outer on one rank. `None` for states.
     #[must_use]
     pub fn row_bytes(&self) -> Option<ByteCount> {
         (!self.is_state()).then_some(self.row_bytes)
     }
 
-    /// The bytes of a state: of one sequence and one layer, on one rank. `None` for other kinds.
+    /// The bytes of a state: of one sequence and layer on one rank. `None` for other kinds.
     #[must_use]
     pub fn state_bytes(&self) -> Option<ByteCount> {
         self.is_state().then_some(self.row_bytes)
     }
 
-    /// The bytes that one token takes over all layers of this group, on one rank. A state takes
-    /// none, however long its sequence is.
+    /// The bytes of one token over all layers of this group, on one rank. They are 0 for a state,
+    /// whose size does not depend on the length.
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl CacheGroup {
         Ok(if self.is_state() { ByteCount::new(0) } else { self.unit_bytes()? })
     }
 
-    /// The bytes that one sequence takes whatever its length, over all layers of this group, on one
-    /// rank: those of its states. 0 for other kinds.
+    /// The bytes of one sequence of any length over all layers of this group, on one rank: those of
+    /// its states. They are 0 for other kinds.
     ///
     /// # Errors
     ///
@@ -97,10 +97,11 @@ impl CacheGroup {
         Ok(if self.is_state() { self.unit_bytes()? } else { ByteCount::new(0) })
     }
 
-    /// The layout configuration of this group, token-major. It states the heads, unless the format
-    /// of the cache does not keep them apart.
+    /// The layout configuration of this group, token-major. It states the heads if the format of
+    /// the cache keeps them separate.
     ///
-    /// A block of states holds one state of each layer: its page is one row, whatever `page_size`.
+    /// A block of states has one state for each layer: its page is one row, and `page_size` is
+    /// ignored.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl CacheGroup {
         self.kind == GroupKind::State
     }
 
-    /// Whether each head has bytes of its own. How an engine packs a row is not known here.
+    /// Whether each head has its own bytes. The order within an engine's packed rows is unknown.
     fn has_whole_heads(&self) -> bool {
         match self.element {
             ElementFormat::Width(_) => true,
@@ -153,23 +154,23 @@ impl CacheGroup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum GroupKind {
-    /// K and V of all tokens before.
+    /// K and V of all previous tokens.
     Attention,
-    /// K and V of the last tokens only, so that older ones need not be kept.
+    /// K and V of the last tokens only, so older ones can be dropped.
     SlidingAttention {
-        /// How many tokens.
+        /// The number of tokens.
         window: u32,
     },
     /// K and V of the tokens of the current chunk only.
     ChunkedAttention {
-        /// Tokens a chunk.
+        /// Tokens per chunk.
         chunk: u32,
     },
-    /// One latent a token for all heads, beside its rotary key.
+    /// One latent per token for all heads, with its rotary key.
     Latent,
-    /// The keys by which sparse attention selects tokens.
+    /// The keys with which sparse attention selects tokens.
     Indexer,
-    /// A state of fixed size, for each sequence: of a convolution, of a recurrence, or both.
+    /// A state of fixed size for each sequence: of a convolution, of a recurrence, or both.
     State,
 }
 

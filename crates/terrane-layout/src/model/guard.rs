@@ -1,14 +1,14 @@
-//! Fields that mean a cache which the reader of a model type may not count.
+//! Fields that imply a cache which the reader of a model type may not count.
 
 use serde_json::Value;
 
 use super::error::ModelError;
 use super::fields::Fields;
 
-/// Names of fields, or their beginnings where these end in `_`, that change what a model caches:
-/// a reader that does not name one in [`Family::counts`](super::families::Family) refuses it.
+/// Names of fields, or prefixes that end in `_`, that change a model's caches. A reader that does
+/// not list one in [`Family::counts`](super::families::Family) refuses it.
 const GUARDED: &[&str] = &[
-    // Sparse attention keeps keys to select tokens by, or compressed tokens.
+    // Sparse attention caches the keys for its selection, or compressed tokens.
     "index_",
     "indexer_",
     "sparse_",
@@ -21,7 +21,7 @@ const GUARDED: &[&str] = &[
     "per_layer_config",
     "block_configs",
     "hybrid_",
-    // Rows of another size: a latent, or V with heads of its own.
+    // Rows of another size: a latent, or V with its own heads.
     "kv_lora_rank",
     "use_mla",
     "v_head_dim",
@@ -45,7 +45,7 @@ const GUARDED: &[&str] = &[
     "is_encoder_decoder",
 ];
 
-/// Refuses a field that means more cache, or less, than the reader of this model type counts.
+/// Refuses a field that implies more or fewer caches than the reader of this model type counts.
 pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
     for (name, value) in fields.entries() {
         let covers = |pattern: &&&str| {
@@ -61,7 +61,7 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Whether the value says that there is no such thing.
+/// Whether the value states that there is no such cache.
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,

@@ -1,4 +1,4 @@
-//! JSON as Python writes it.
+//! Reads the JSON that Python writes.
 
 use std::borrow::Cow;
 
@@ -6,16 +6,17 @@ use serde_json::{Map, Value};
 
 use super::error::ModelError;
 
-/// Words that Python's `json` writes for floats that JSON cannot state. Published configurations
-/// of recurrent models have them; no field that is read can be one.
+/// Words that Python's `json` writes for floats without a JSON form. Published configurations of
+/// recurrent models have them, but never in a field that is read here.
 const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
 
-/// The object that the text is.
+/// The JSON object of the text.
 pub(super) fn object(json: &[u8]) -> Result<Map<String, Value>, ModelError> {
     serde_json::from_slice(&without_words(json)).map_err(|source| ModelError::Json { source })
 }
 
-/// The text with `null` in place of these words, and as many bytes, so that positions stay.
+/// The text with `null` instead of these words, and with the same length, so that positions stay
+/// valid.
 fn without_words(json: &[u8]) -> Cow<'_, [u8]> {
     let has_word = |word: &[u8]| json.windows(word.len()).any(|window| window == word);
     if !WORDS.iter().any(|word| has_word(word)) {
@@ -25,7 +26,7 @@ fn without_words(json: &[u8]) -> Cow<'_, [u8]> {
     let (mut rest, mut in_string) = (json, false);
     while let [byte, after @ ..] = rest {
         if in_string && *byte == b'\\' {
-            // An escaped quote ends no string.
+            // An escaped quote does not end a string.
             let (escape, after) = rest.split_at(rest.len().min(2));
             text.extend_from_slice(escape);
             rest = after;
@@ -34,7 +35,7 @@ fn without_words(json: &[u8]) -> Cow<'_, [u8]> {
         if *byte == b'"' {
             in_string = !in_string;
         } else if !in_string && let Some(word) = WORDS.iter().find(|word| rest.starts_with(word)) {
-            // `NaN` is shorter than `null`, and becomes a number instead.
+            // `NaN` is shorter than `null`, so a number replaces it.
             let stand_in: &[u8] = if word.len() < 4 { b"0" } else { b"null" };
             text.extend_from_slice(stand_in);
             text.extend(std::iter::repeat_n(b' ', word.len().saturating_sub(stand_in.len())));

@@ -13,15 +13,15 @@ pub(super) fn latent_dim(fields: &Fields<'_>) -> Result<u32, ModelError> {
     Ok(latent + rotary)
 }
 
-/// Bytes of an indexer's row: an fp8 value an element, and a scale of four bytes for each 128.
-/// An engine keeps the values of a block before its scales; the block's bytes are the same.
+/// Bytes of an indexer's row: one fp8 value per element, and a scale of four bytes for each 128. An
+/// engine stores the values of a block before its scales; the size of the block is the same.
 pub(super) fn indexer_row_bytes(fields: &Fields<'_>) -> Result<u32, ModelError> {
     let dim = fields.integer("index_head_dim", 1, LARGEST_DIMENSION)?;
     Ok(dim + 4 * dim.div_ceil(128))
 }
 
-/// The layers that select tokens themselves, and so have an indexer. The others use the tokens
-/// that the layer before them has selected.
+/// The layers that select tokens, and so have an indexer. The others use the selection of an
+/// earlier layer.
 pub(super) fn indexer_layers(
     fields: &Fields<'_>,
     num_layers: u32,

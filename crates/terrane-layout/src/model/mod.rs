@@ -1,9 +1,9 @@
-//! From a model hub's `config.json`, or from a description, to layout configurations.
+//! Layout configurations from a model hub's `config.json`, or from a description.
 //!
-//! A model is a list of [groups](CacheGroup) of caches that are alike. A group has a
-//! [kind](GroupKind), the layers that have such a cache, and the bytes of one: a row for each token,
-//! or a state for each sequence. Each group becomes a [`LayoutConfig`] of its own, as its blocks
-//! are kept and dropped on their own.
+//! A model is a list of [groups](CacheGroup) of equal caches. A group has a [kind](GroupKind) and
+//! the layers with such a cache. It has the bytes of one row for each token, or of one state for
+//! each sequence. Each group becomes its own [`LayoutConfig`], because its blocks are kept and
+//! dropped separately.
 //!
 //! | model | groups |
 //! |---|---|
@@ -16,12 +16,12 @@
 //! | Kimi Linear | latents in some layers; states in others |
 //! | Mamba | states |
 //!
-//! [`ModelGeometry::from_json`] reads the file that every model on a hub comes with.
-//! [`supported_model_types`] lists the types that it knows. What is read follows the published
-//! configurations, the defaults of the `transformers` library, and the caches that vLLM makes of
-//! them, without speculative decoding. A configuration is refused by name if it has a field that
-//! means a cache which the reader of its type does not count: a guess would move the wrong bytes.
-//! [`ModelGeometry::from_groups`] describes any other model.
+//! [`ModelGeometry::from_json`] reads the `config.json` of a model on a hub.
+//! [`supported_model_types`] lists the supported types. The sizes follow the published
+//! configurations, the defaults of the `transformers` library, and the caches of vLLM without
+//! speculative decoding. If a field implies a cache that the reader of the type does not count, the
+//! configuration is refused. A guess would move the wrong bytes. [`ModelGeometry::from_groups`]
+//! describes any other model.
 //!
 //! ```
 //! use terrane_core::ByteCount;
@@ -70,7 +70,7 @@ pub use options::ModelOptions;
 pub use spec::GroupSpec;
 pub use table::supported_model_types;
 
-/// What one rank has to cache of a model.
+/// The caches of a model on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelGeometry {
     model_type: Cow<'static, str>,
@@ -78,17 +78,17 @@ pub struct ModelGeometry {
 }
 
 impl ModelGeometry {
-    /// Reads a `config.json`. Fields that do not matter to the cache may be there or not. For a
-    /// multimodal model, the language model's configuration (`text_config` or the like) is read.
+    /// Reads a `config.json`. Fields that do not affect the cache are optional. For a multimodal
+    /// model, the language model's configuration (`text_config` or a similar object) is read.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Model`], with a [`ModelError`] that names the field and the value: for an
-    /// unsupported model type, with those that are supported; for a field that is missing, out of
-    /// range, of the wrong type, or in contradiction to another; for a field that means a cache
-    /// which is not counted; for KV heads or states that the ranks do not divide. Also
-    /// [`LayoutError`] as from [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes), if
-    /// the format of the cache does not fit the model. No input panics.
+    /// [`LayoutError::Model`] with a [`ModelError`] that names the field and the value. Refused are
+    /// unsupported model types, and fields that are missing, out of range, of the wrong type, or
+    /// contradictory. So are fields that imply an uncounted cache, and ranks that do not divide the
+    /// KV heads or states. [`LayoutError`] as from
+    /// [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes) if the format of the cache
+    /// does not fit the model. No input panics.
     pub fn from_json(json: impl AsRef<[u8]>, options: &ModelOptions) -> Result<Self, LayoutError> {
         let (model_type, groups) = read::read(json.as_ref(), options)?;
         Ok(Self { model_type: Cow::Borrowed(model_type), groups })
@@ -98,10 +98,10 @@ impl ModelGeometry {
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Model`], with a [`ModelError`] that names the group: for no groups, or more
-    /// than 64; for a group of no layers, or of layers that do not ascend; for a number that is out
-    /// of range; for a layer in two groups of one kind, other than states. Also [`LayoutError`] as
-    /// from [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes).
+    /// [`LayoutError::Model`] with a [`ModelError`] that names the group. Refused are no groups or
+    /// more than 64, groups without layers or whose layers do not ascend, and numbers out of range.
+    /// So is a layer in two groups of one kind, except states. [`LayoutError`] as from
+    /// [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes).
     pub fn from_groups(
         model_type: impl Into<String>,
         groups: impl IntoIterator<Item = GroupSpec>,
@@ -110,19 +110,19 @@ impl ModelGeometry {
         Ok(Self { model_type: Cow::Owned(model_type.into()), groups })
     }
 
-    /// The model type, as the configuration or the caller names it.
+    /// The model type from the configuration or the caller.
     #[must_use]
     pub fn model_type(&self) -> &str {
         &self.model_type
     }
 
-    /// The groups, one or more. Those of a configuration are in the order of [`GroupKind`].
+    /// The groups, at least one. Groups from a configuration are in the order of [`GroupKind`].
     #[must_use]
     pub fn groups(&self) -> &[CacheGroup] {
         &self.groups
     }
 
-    /// The bytes that one token takes over all layers of all groups, on one rank.
+    /// The bytes of one token over all layers of all groups, on one rank.
     ///
     /// # Errors
     ///
@@ -131,8 +131,8 @@ impl ModelGeometry {
         self.sum(CacheGroup::bytes_per_token)
     }
 
-    /// The bytes that one sequence takes whatever its length, over all layers of all groups, on one
-    /// rank: those of its states.
+    /// The bytes of one sequence of any length over all layers of all groups, on one rank: those of
+    /// its states.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl ModelGeometry {
         self.groups.get(group).ok_or(missing)?.layout_config(num_blocks, page_size)
     }
 
-    /// The layout configurations of all groups, each with as many blocks.
+    /// The layout configurations of all groups, each with the same number of blocks.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
-//! How a model is served, which its configuration does not say.
+//! Serving options of a model, which its configuration does not contain.
 
 use crate::ElementFormat;
 
-/// How a model is served, which its configuration does not say.
+/// Serving options of a model, which its configuration does not contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelOptions {
     pub(super) tensor_parallel: u32,
@@ -11,32 +11,32 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// One rank, and the cache in the model's own dtype.
+    /// One rank, and the cache in the model's dtype.
     #[must_use]
     pub const fn new() -> Self {
         Self { tensor_parallel: 1, kv_element: None, recurrent_width: None }
     }
 
-    /// The number of tensor-parallel ranks among which KV heads and states are divided.
+    /// The number of tensor-parallel ranks that share the KV heads and states.
     ///
-    /// With more ranks than heads, each head is held by several ranks, if they divide evenly. A
-    /// latent and an indexer are not divided: each rank holds all of them.
+    /// With more ranks than heads, several ranks replicate each head, if the numbers divide evenly.
+    /// A latent and an indexer are not divided: each rank has all of them.
     #[must_use]
     pub const fn tensor_parallel(self, ranks: u32) -> Self {
         Self { tensor_parallel: ranks, ..self }
     }
 
-    /// The format of K, V and latents, where it is not the model's dtype: [`ElementFormat::Width`]
-    /// of 1 for fp8, or [`ElementFormat::RowBytes`] where an engine packs rows its own way.
+    /// The format of K, V and latents, if it is not the model's dtype. [`ElementFormat::Width`] of
+    /// 1 is fp8. [`ElementFormat::RowBytes`] is for rows that an engine packs in its own way.
     ///
-    /// Indexers have a format of their own, and states stay in the model's dtype.
+    /// Indexers have their own format, and states keep the model's dtype.
     #[must_use]
     pub const fn kv_element(self, element: ElementFormat) -> Self {
         Self { kv_element: Some(element), ..self }
     }
 
-    /// Bytes an element of recurrent states, 1 to 8. If not set, the model type and its
-    /// configuration decide, as they do in vLLM: the model's dtype for most, 4 bytes for others.
+    /// Bytes per element of recurrent states, 1 to 8. By default, the model type and its
+    /// configuration decide, as in vLLM: the model's dtype for most, 4 bytes for others.
     #[must_use]
     pub const fn recurrent_width(self, bytes: u8) -> Self {
         Self { recurrent_width: Some(bytes), ..self }

@@ -1,11 +1,11 @@
-//! Groups that the caller describes, checked.
+//! Groups that the caller describes, and their checks.
 
 use super::error::ModelError;
 use super::group::{CacheGroup, GroupKind};
 use super::limits::{LARGEST_DIMENSION, LARGEST_LAYER_COUNT};
 use crate::{ElementFormat, LayoutError};
 
-/// A group of caches as the caller describes it, on one rank.
+/// The caller's description of a group of caches, on one rank.
 /// [`ModelGeometry::from_groups`](super::ModelGeometry::from_groups) checks it.
 ///
 /// ```
@@ -35,7 +35,7 @@ pub struct GroupSpec {
 
 impl GroupSpec {
     /// A group of any kind: `heads` heads of `head_dim` elements in one row for each token and
-    /// layer, or in two, if [`outer_dim`](Self::outer_dim) says so.
+    /// layer, or in two rows with [`outer_dim`](Self::outer_dim).
     #[must_use]
     pub fn new(
         kind: GroupKind,
@@ -44,13 +44,13 @@ impl GroupSpec {
         head_dim: u32,
         element: ElementFormat,
     ) -> Self {
-        // One more than allowed is enough to refuse them.
+        // One more than the maximum is enough to refuse them.
         let most = usize::try_from(LARGEST_LAYER_COUNT).unwrap_or(usize::MAX).saturating_add(1);
         let layers = layers.into_iter().take(most).collect();
         Self { kind, layers, heads, head_dim, outer_dim: 1, element }
     }
 
-    /// K and V in rows of their own, of all tokens before.
+    /// K and V in separate rows, of all previous tokens.
     #[must_use]
     pub fn attention(
         layers: impl IntoIterator<Item = u32>,
@@ -61,7 +61,7 @@ impl GroupSpec {
         Self::new(GroupKind::Attention, layers, heads, head_dim, element).outer_dim(2)
     }
 
-    /// One latent a token and layer, of `latent_dim` elements with its rotary part.
+    /// One latent per token and layer, of `latent_dim` elements with its rotary part.
     #[must_use]
     pub fn latent(
         layers: impl IntoIterator<Item = u32>,
@@ -71,14 +71,14 @@ impl GroupSpec {
         Self::new(GroupKind::Latent, layers, 1, latent_dim, element)
     }
 
-    /// An indexer's keys: `row_bytes` bytes a token and layer, scales included.
+    /// An indexer's keys: `row_bytes` bytes per token and layer, scales included.
     #[must_use]
     pub fn indexer(layers: impl IntoIterator<Item = u32>, row_bytes: u32) -> Self {
         let element = ElementFormat::RowBytes(row_bytes);
         Self::new(GroupKind::Indexer, layers, 1, row_bytes, element)
     }
 
-    /// States of `state_bytes` bytes a sequence and layer.
+    /// States of `state_bytes` bytes per sequence and layer.
     #[must_use]
     pub fn state(layers: impl IntoIterator<Item = u32>, state_bytes: u32) -> Self {
         Self::new(GroupKind::State, layers, 1, state_bytes, ElementFormat::Width(1))
@@ -90,7 +90,7 @@ impl GroupSpec {
         Self { kind, ..self }
     }
 
-    /// 2 for K and V in rows of their own, 1 where one row holds everything.
+    /// 2 for K and V in separate rows, 1 if one row contains everything.
     #[must_use]
     pub fn outer_dim(self, outer_dim: u32) -> Self {
         Self { outer_dim, ..self }
@@ -114,7 +114,7 @@ impl GroupSpec {
                 return Err(ModelError::LayersUnordered { group, before, after }.into());
             }
         }
-        // A row of one head has no other factor that could overflow.
+        // With one head, the row has no other factor that could overflow.
         let largest = if heads == 1 { u32::MAX } else { LARGEST_DIMENSION };
         let mut fields = vec![
             ("heads", heads, LARGEST_DIMENSION),
@@ -139,7 +139,7 @@ impl GroupSpec {
     }
 }
 
-/// Checks each group, and that no two of one kind hold the same layer.
+/// Checks each group, and that no two of one kind have the same layer.
 pub(super) fn check_groups(
     specs: impl IntoIterator<Item = GroupSpec>,
 ) -> Result<Vec<CacheGroup>, LayoutError> {
@@ -167,5 +167,5 @@ pub(super) fn check_groups(
     Ok(groups)
 }
 
-/// The most groups: an order of magnitude more than the model types that are read have.
+/// The most groups: ten times as many as any supported model type has.
 const MOST_GROUPS: usize = 64;

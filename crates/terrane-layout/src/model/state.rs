@@ -13,7 +13,7 @@ const LARGEST_INNER: u32 = 1 << 24;
 
 const LINEAR: &[&str] = &["full_attention", "linear_attention"];
 
-/// What a layer of a hybrid keeps.
+/// The caches of one layer of a hybrid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Keeps {
     pub tokens: bool,
@@ -93,7 +93,7 @@ fn mamba2(fields: &Fields<'_>, names: &Mamba2, ranks: u32) -> Result<Elements, M
     let size = fields.integer(names.size, 1, LARGEST_DIMENSION)?;
     let groups = fields.one_integer(names.groups, 1, LARGEST_DIMENSION)?;
     let taps = fields.one_integer(names.conv, 1, LARGEST_DIMENSION)? - 1;
-    // Some state "auto" for the quotient.
+    // Some configurations state "auto" for the quotient.
     let is_auto = fields.own(names.head_dim).and_then(Value::as_str) == Some("auto");
     let stated = if is_auto {
         None
@@ -112,14 +112,14 @@ fn mamba2(fields: &Fields<'_>, names: &Mamba2, ranks: u32) -> Result<Elements, M
                 return Err(fields.contradiction(
                     (names.heads, heads.to_string()),
                     (names.expand, format!("{inner} rows")),
-                    "the rows have to be heads times head dimension",
+                    "the rows must be heads times head dimension",
                 ));
             }
             head_dim
         }
     };
     let rows = u64::from(heads) * u64::from(head_dim);
-    // Each rank has a group at least.
+    // Each rank has at least one group.
     let group_name = names.groups.first().copied().unwrap_or_default();
     let heads_here = share(fields, names.heads, heads.into(), ranks)?;
     let groups = groups.max(ranks);
@@ -148,7 +148,7 @@ fn delta_net(fields: &Fields<'_>, ranks: u32) -> Result<Elements, ModelError> {
 }
 
 fn kda(fields: &Fields<'_>, ranks: u32) -> Result<Elements, ModelError> {
-    // Published configurations have an inner object, those of `transformers` 5 have not.
+    // Published configurations have an inner object; those of `transformers` 5 have none.
     let integer = |names: [&'static str; 2]| fields.one_integer(&names, 1, LARGEST_DIMENSION);
     let heads = integer(["linear_attn_config.num_heads", "linear_num_heads"])?;
     let head_dim = integer(["linear_attn_config.head_dim", "linear_head_dim"])?;
@@ -162,7 +162,7 @@ fn kda(fields: &Fields<'_>, ranks: u32) -> Result<Elements, ModelError> {
     })
 }
 
-/// All three factors are below 2^16, but for the heads, which are below 2^17.
+/// All three factors are below 2^16, except the heads, which are below 2^17.
 fn recurrence(heads: u64, rows: u32, columns: u32) -> u64 {
     heads * u64::from(rows) * u64::from(columns)
 }
@@ -173,7 +173,7 @@ fn share(fields: &Fields<'_>, name: &str, all: u64, ranks: u32) -> Result<u64, M
     is_whole.then_some(all / u64::from(ranks)).ok_or_else(|| fields.indivisible(name, all, ranks))
 }
 
-/// The number of layers where only the list of them states it.
+/// The number of layers, if only their list states it.
 pub(super) fn listed_layers(fields: &Fields<'_>, layers: StateLayers) -> Result<u32, ModelError> {
     let names = fields.family.names.layers;
     let name = "layers_block_type";
@@ -190,7 +190,7 @@ pub(super) fn listed_layers(fields: &Fields<'_>, layers: StateLayers) -> Result<
     }
 }
 
-/// What each layer keeps.
+/// The caches of each layer.
 pub(super) fn layers(
     fields: &Fields<'_>,
     layers: StateLayers,
@@ -245,7 +245,7 @@ fn of_types(types: Vec<&'static str>) -> Vec<Keeps> {
         .collect()
 }
 
-/// Nemotron H: a list, or a letter a layer.
+/// Nemotron H: a list, or one letter per layer.
 fn letters(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelError> {
     const BLOCKS: &[&str] =
         &["attention", "full_attention", "mamba", "linear_attention", "mlp", "moe"];
@@ -284,7 +284,7 @@ fn lists(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelError>
                 return Err(fields.contradiction(
                     (full_name, format!("{} layers", full.len())),
                     (state_name, format!("{} layers", state.len())),
-                    "each layer has to be in one of them",
+                    "each layer must be in exactly one of them",
                 ));
             }
             Ok(keeps)

@@ -1,7 +1,7 @@
-//! The model types that can be read.
+//! The supported model types.
 //!
-//! Every entry follows the published configurations of its models and, where those leave a field
-//! out, the defaults of the `transformers` library (`configuration_*.py` of the model type).
+//! Every entry follows the published configurations of its models. If those leave a field out, it
+//! follows the defaults of the `transformers` library (`configuration_*.py` of the model type).
 
 use super::families::{
     Attention, Caches, Family, HeadDim, KvHeads, Mamba2, Names, Recurrent, State, StateLayers,
@@ -44,7 +44,7 @@ const fn indexed(model_type: &'static str, every: u32) -> Family {
     family(model_type, Caches::Indexed { every }, INDEXED)
 }
 
-/// The last of each so many layers is full, unless `sliding_window_pattern` says otherwise.
+/// The last of each so many layers is full, unless `sliding_window_pattern` states another number.
 const fn last_full(of: u32) -> Windows {
     Windows::AllButLast { field: "sliding_window_pattern", of }
 }
@@ -60,7 +60,7 @@ const fn hybrid(
     family(model_type, caches, counts)
 }
 
-/// Mamba 1 with nothing beside it.
+/// Only Mamba 1.
 const fn mamba1(model_type: &'static str) -> Family {
     let shape = StateShape::Mamba1 {
         inner: "intermediate_size",
@@ -175,8 +175,8 @@ const FAMILIES: &[Family] = &[
     heads("gemma", Stated, StatedDim, Never),
     // Every second layer, from the first on, has a window (Gemma2Config).
     heads("gemma2", Stated, StatedDim, last_full(2)),
-    // Multimodal configurations leave out what equals the defaults of Gemma3TextConfig, as those
-    // of the 4B model do: 4 KV heads of 256.
+    // Multimodal configurations leave out fields that equal the defaults of Gemma3TextConfig. Those
+    // of the 4B model leave out 4 KV heads of 256.
     heads("gemma3", KvHeads::Or(4), HeadDim::Or(256), last_full(6)),
     heads("gemma3_text", KvHeads::Or(4), HeadDim::Or(256), last_full(6)),
     heads("gemma3n_text", Stated, StatedDim, last_full(5))
@@ -359,7 +359,7 @@ const FAMILIES: &[Family] = &[
     .names(&ZAMBA),
 ];
 
-/// Their names, in alphabetical order.
+/// The names of all types, in alphabetical order.
 static NAMES: [&str; FAMILIES.len()] = {
     let mut names = [""; FAMILIES.len()];
     let mut n = 0;
@@ -377,7 +377,7 @@ pub fn supported_model_types() -> &'static [&'static str] {
     &NAMES
 }
 
-/// How configurations of this model type are read, if it is supported.
+/// How to read the configurations of this model type, if it is supported.
 pub(super) fn find(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.model_type == model_type)
 }

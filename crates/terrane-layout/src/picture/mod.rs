@@ -1,4 +1,4 @@
-//! Pictures of layouts: where the bytes of one block lie in the regions.
+//! Pictures of layouts: the bytes of one block in the regions.
 
 mod pieces;
 mod svg;
@@ -10,11 +10,11 @@ mod words;
 use crate::geometry::Geometry;
 use pieces::Drawn;
 
-/// Where the bytes of block 0 lie, as text ([`Display`](std::fmt::Display)) and as SVG.
+/// The bytes of block 0 as text ([`Display`](std::fmt::Display)) and as SVG.
 ///
-/// A piece is a range of bytes that one layer of a section holds without a gap. Its name gives the
-/// axes that it does not hold in full. The space between pieces belongs to other blocks, or is
-/// padding. The picture shows the first regions and pieces, and says how many there are.
+/// A piece is a range of bytes of one layer and section without a gap. Its name has the axes that
+/// it contains only in part. The space between pieces belongs to other blocks, or is padding. The
+/// picture shows the first regions and pieces, and states their number.
 ///
 /// ```
 /// use terrane_layout::formats::vllm;

@@ -8,13 +8,13 @@ use crate::geometry::{Axis, Geometry, Section};
 
 use super::words::MOST_REGIONS;
 
-/// The most rows of a section that are looked at.
+/// The most rows of a section that are visited.
 const MOST_ROWS: u64 = 1 << 14;
 
 /// The axes within a block.
 const AXES: [Axis; 4] = [Axis::Layer, Axis::Head, Axis::Token, Axis::Element];
 
-/// Bytes of one section and layer without a gap, and the positions that they hold on each axis.
+/// Bytes of one section and layer without a gap, and their positions on each axis.
 #[derive(Clone, Debug)]
 pub(super) struct DrawnPiece {
     pub(super) start: u64,
@@ -37,7 +37,7 @@ pub(super) struct DrawnRegion {
 pub(super) struct Drawn {
     /// The first regions in which the block has bytes.
     pub(super) regions: Vec<DrawnRegion>,
-    /// Whether some rows were not looked at.
+    /// Whether some rows were not visited.
     pub(super) is_cut: bool,
 }
 
@@ -50,7 +50,8 @@ impl Drawn {
                 let at = regions.partition_point(|other| other.number < region);
                 if regions.get(at).is_none_or(|other| other.number != region) {
                     regions.insert(at, DrawnRegion { number: region, pieces: Vec::new() });
-                    // Later sections may begin in earlier regions; those behind are not drawn.
+                    // Later sections may begin in earlier regions. Regions after the maximum are
+                    // not drawn.
                     regions.truncate(MOST_REGIONS);
                 }
                 if let Some(found) = regions.get_mut(at) {
@@ -69,7 +70,7 @@ impl Drawn {
     }
 }
 
-/// Adds a piece, and merges it with those before as long as they are one box of positions.
+/// Adds a piece, and merges it with earlier ones while they form one box of positions.
 fn push_merged(pieces: &mut Vec<DrawnPiece>, piece: DrawnPiece) {
     let mut piece = piece;
     while let Some(before) = pieces.pop() {
@@ -89,7 +90,7 @@ impl DrawnPiece {
         self.start.saturating_add(self.bytes)
     }
 
-    /// Both as one piece: they touch, are of one layer, and follow each other on one other axis.
+    /// Both as one piece, if they are adjacent, have one layer, and differ on one other axis.
     fn with(&self, next: &Self) -> Option<Self> {
         let [layer, ..] = self.ranges;
         let [other_layer, ..] = next.ranges;
@@ -106,7 +107,7 @@ impl DrawnPiece {
         Some(Self { bytes: self.bytes.saturating_add(next.bytes), ranges, ..self.clone() })
     }
 
-    /// The section, and the axes that the piece does not hold in full.
+    /// The section, and the axes that the piece contains only in part.
     pub(super) fn name(&self, geometry: &Geometry) -> String {
         let Some(section) = geometry.sections().get(self.section) else { return String::new() };
         let mut name = section.name().to_string();
@@ -152,13 +153,13 @@ impl DrawnPiece {
     }
 }
 
-/// Visits the rows of block 0 that are contiguous elements of one head and token. Returns whether
-/// there are more than are visited.
+/// Visits the rows of block 0: contiguous elements of one head and token. Returns whether there are
+/// more than were visited.
 fn for_each_row(section: &Section, mut visit: impl FnMut(u32, DrawnPiece)) -> bool {
     let shape = section.shape();
     let elements = section.steps(Axis::Element);
     let element_bytes = section.element_bytes().get();
-    // Elements that lie one behind the other are one row.
+    // Adjacent elements form one row.
     let inner = elements.inner();
     let together = if inner.stride == element_bytes { inner.count } else { 1 };
     let rows = u64::from(shape.elements / together.max(1));

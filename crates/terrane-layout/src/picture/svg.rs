@@ -12,11 +12,11 @@ const WIDTH: u64 = 960;
 const MARGIN: u64 = 16;
 const LINE: u64 = 20;
 const BAR: u64 = 44;
-/// A gap between pieces, however long it is.
+/// The width of a gap between pieces of any length.
 const GAP: u64 = 14;
 /// The narrowest piece.
 const NARROWEST: u64 = 6;
-/// A letter of a label, for what fits into a piece.
+/// The width of a letter, to find out whether a label fits into a piece.
 const LETTER: u64 = 7;
 
 /// Two shades of each section's colour, for even and odd layers.
@@ -48,7 +48,7 @@ fn write_all(geometry: &Geometry, drawn: &Drawn, height: u64, svg: &mut String) 
     writeln!(svg, "<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\"/>")?;
     let mut y = MARGIN + LINE;
     let title = format!(
-        "{} of {} in {}; where block 0 lies",
+        "{} of {} in {}; the bytes of block 0",
         counted(u64::from(geometry.num_blocks()), "block"),
         counted(geometry.block_bytes().get(), "byte"),
         counted(u64::from(geometry.region_count()), "region"),
@@ -80,7 +80,7 @@ fn write_all(geometry: &Geometry, drawn: &Drawn, height: u64, svg: &mut String) 
     writeln!(svg, "</svg>")
 }
 
-/// One region: its pieces side by side, widths by their bytes, and gaps of one width.
+/// One region: its pieces in order, with widths by their bytes, and gaps of one width.
 fn bar(geometry: &Geometry, region: &DrawnRegion, y: u64, svg: &mut String) -> fmt::Result {
     let bytes = geometry.region_bytes(region.number).get();
     let shown = region.pieces.len().min(MOST_PIECES);

@@ -101,7 +101,7 @@ fn a_split_of_blocks_into_chunks_and_padding() {
     );
 }
 
-/// However large a layout is, its picture is small and soon made.
+/// The picture of a large layout is small and fast to make.
 #[test]
 #[cfg_attr(miri, ignore = "takes minutes under Miri, and has no unsafe code")]
 fn pictures_are_bounded() {

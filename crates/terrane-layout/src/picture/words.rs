@@ -1,4 +1,4 @@
-//! Words and limits that both kinds of pictures use.
+//! Texts and limits of both kinds of pictures.
 
 use std::cmp::Reverse;
 use std::fmt::Display;

@@ -1,4 +1,4 @@
-//! What memory a layout needs: the regions, cut from one base allocation.
+//! The memory that a layout needs: the regions, as parts of one base allocation.
 
 mod padding;
 
@@ -8,18 +8,19 @@ use terrane_core::{Alignment, ByteCount, Limits, Region, RegionRequest};
 
 pub use padding::PaddingReport;
 
-use crate::config::{LARGEST_LAYOUT, LayoutConfig};
+use crate::config::LayoutConfig;
+use crate::config::field::LARGEST_LAYOUT;
 use crate::error::{LayoutError, Part};
 use crate::geometry::{Axis, Geometry};
 use crate::kind::LayoutKind;
 
-/// The least alignment of a planned region, 512 bytes: the sector that most disks address, and
-/// no less than what device copies want.
+/// The smallest alignment of a planned region, 512 bytes: the sector size of most disks, and enough
+/// for device copies.
 pub const LEAST_REGION_ALIGNMENT: Alignment = Alignment::SECTOR;
 
-/// The memory that a layout needs, before any of it exists.
+/// The memory that a layout needs, before it exists.
 ///
-/// A pure function of geometry and limits: it allocates nothing.
+/// A plan is a pure function of geometry and limits. It allocates nothing.
 ///
 /// ```
 /// use terrane_core::{ByteCount, Limits};
@@ -49,7 +50,7 @@ pub struct LayoutPlan {
     geometry: Geometry,
     limits: Limits,
     alignment: Alignment,
-    /// Where each region begins in the base allocation.
+    /// The start of each region in the base allocation.
     offsets: Arc<[ByteCount]>,
     base_bytes: ByteCount,
     padding: PaddingReport,
@@ -82,7 +83,7 @@ impl LayoutPlan {
         let mut base_bytes = ByteCount::ZERO;
         let mut offsets = Vec::new();
         for region in 0..geometry.region_count() {
-            // The last region is not followed by padding of its own.
+            // The last region has no padding after it.
             let begin = base_bytes.align_up(alignment)?;
             offsets.push(begin);
             base_bytes = begin.checked_add(geometry.region_bytes(region))?;
@@ -106,35 +107,36 @@ impl LayoutPlan {
         &self.geometry
     }
 
-    /// The limits under which this was planned.
+    /// The limits of this plan.
     #[must_use]
     pub const fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// What every region begins at a multiple of: the strictest of the limits, the block
-    /// alignment and [`LEAST_REGION_ALIGNMENT`].
+    /// The alignment of every region: the strictest of the limits, the block alignment and
+    /// [`LEAST_REGION_ALIGNMENT`].
     #[must_use]
     pub const fn alignment(&self) -> Alignment {
         self.alignment
     }
 
-    /// Where a region begins in the base allocation; `None` if there is no such region.
+    /// The start of a region in the base allocation; `None` if there is no such region.
     #[must_use]
     pub fn region_offset(&self, region: u32) -> Option<ByteCount> {
         self.offsets.get(ByteCount::new(region.into()).to_usize()).copied()
     }
 
-    /// How many blocks, from block 0 on, lie wholly within the first `prefix` bytes of the base
-    /// allocation: those that can be used while the rest of it still comes up.
+    /// The number of blocks, from block 0 on, that are wholly within the first `prefix` bytes of
+    /// the base allocation. They can be used while the rest is still being allocated.
     ///
     /// A block of a [`LayerSeparate`](LayoutKind::LayerSeparate) layout has a part in the last
-    /// region, so that none is there before that; the blocks of a
-    /// [`FullyContiguous`](LayoutKind::FullyContiguous) one come one after the other.
+    /// region, so it is available only then. The blocks of a
+    /// [`FullyContiguous`](LayoutKind::FullyContiguous) layout become available one after the
+    /// other.
     #[must_use]
     pub fn blocks_within(&self, prefix: ByteCount) -> u32 {
         let fits = |block| self.end_of(block) <= prefix.get();
-        // The ends ascend, as they are those of all blocks up to one.
+        // The ends ascend, because each is the end of all blocks up to one.
         let (mut fitting, mut others) = (0, self.geometry.num_blocks());
         while fitting < others {
             let middle = fitting + (others - fitting) / 2;
@@ -150,13 +152,13 @@ impl LayoutPlan {
     /// The end of the last byte of all blocks up to `block` in the base allocation.
     fn end_of(&self, block: u32) -> u64 {
         let ends = self.geometry.sections().iter().flat_map(|section| {
-            // Blocks of a split axis may lie in another order than they are numbered in. Of those
-            // before, the last one of the group before reaches furthest.
+            // Blocks of a split axis may not be in the order of their numbers. Among earlier
+            // blocks, the last one of the previous group ends last.
             let group = section.steps(Axis::Block).inner().count.max(1);
             let before = block.checked_sub(block % group + 1);
             before.into_iter().chain([block]).map(|block| {
                 let (at, span) = self.geometry.last_rows(section, block);
-                // Below `base_bytes`, as the geometry proved that sections lie within regions.
+                // Below `base_bytes`, as the geometry proved that sections are within regions.
                 self.region_offset(at.region).unwrap_or(self.base_bytes).get() + at.offset + span
             })
         });
@@ -178,7 +180,7 @@ impl LayoutPlan {
             .labelled(format!("KV blocks, {}", self.geometry.label()))
     }
 
-    /// The requests for memory that is allocated region by region, to be adopted.
+    /// The requests for memory that is allocated region by region, and adopted.
     pub fn requests(&self) -> impl ExactSizeIterator<Item = RegionRequest> + '_ {
         (0..self.geometry.region_count()).map(|region| {
             let bytes = self.geometry.region_bytes(region);
@@ -195,9 +197,9 @@ impl LayoutPlan {
         })
     }
 
-    /// The bytes at whose multiples in the base allocation no block, or no block's part in a
-    /// region, is split: the stride of blocks, or that of regions where padding between them
-    /// moves the blocks of one region against those of the next.
+    /// The unit for the base allocation: no block, or no block's part in a region, crosses a
+    /// multiple of it. It is the stride of blocks. If padding between regions shifts the blocks of
+    /// the next region, it is the stride of regions.
     fn unit(&self) -> ByteCount {
         let Some(block) = self.geometry.block_unit() else { return self.base_bytes };
         let is_multiple =
@@ -210,29 +212,29 @@ impl LayoutPlan {
             .unwrap_or(self.base_bytes)
     }
 
-    /// Whether the base allocation is within the limits.
+    /// Checks that the base allocation is within the limits.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::RegionTooLarge`] if not; then allocate each of
+    /// [`LayoutError::RegionTooLarge`] if not. In that case, allocate each of
     /// [`requests`](Self::requests), and adopt them.
     pub fn check_base(&self) -> Result<(), LayoutError> {
         self.check_size(Part::Base, self.base_bytes)
     }
 
-    /// What padding costs.
+    /// The size of the padding.
     #[must_use]
     pub const fn padding(&self) -> PaddingReport {
         self.padding
     }
 
-    /// Cuts a base allocation into the planned regions.
+    /// Splits a base allocation into the planned regions.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::RegionTooSmall`] if the base has fewer than
-    /// [`base_bytes`](Self::base_bytes), and [`LayoutError::RegionMisaligned`] if it does not
-    /// begin at a multiple of [`alignment`](Self::alignment).
+    /// [`LayoutError::RegionTooSmall`] if the base has fewer bytes than
+    /// [`base_bytes`](Self::base_bytes). [`LayoutError::RegionMisaligned`] if it does not begin at
+    /// a multiple of [`alignment`](Self::alignment).
     pub fn cut(&self, base: &Region) -> Result<Vec<Region>, LayoutError> {
         Part::Base.check(base, self.base_bytes, self.alignment)?;
         (0..self.geometry.region_count())
@@ -243,7 +245,7 @@ impl LayoutPlan {
             .collect()
     }
 
-    /// Whether this many bytes are within the limits.
+    /// Checks that this many bytes are within the limits.
     pub(crate) fn check_size(&self, part: Part, bytes: ByteCount) -> Result<(), LayoutError> {
         match self.limits.largest_region {
             Some(largest) if bytes > largest => {

@@ -1,10 +1,10 @@
-//! What a layout takes beyond its blocks.
+//! The bytes of a layout that are not in blocks.
 
 use terrane_core::ByteCount;
 
 use crate::geometry::Geometry;
 
-/// What a layout takes beyond the bytes of its blocks.
+/// The bytes of a layout that are not in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PaddingReport {
     /// The bytes of the blocks themselves.
@@ -16,10 +16,10 @@ pub struct PaddingReport {
 }
 
 impl PaddingReport {
-    /// The report of the regions of `geometry`, which hold `base_bytes` together.
+    /// The report for the regions of `geometry`, which take `base_bytes` together.
     pub(crate) fn new(geometry: &Geometry, base_bytes: ByteCount) -> Self {
         let (in_regions, in_blocks) = (geometry.all_region_bytes(), geometry.total_bytes());
-        // Regions hold the blocks, and the base holds the regions: no difference is negative.
+        // Blocks are within regions, and regions within the base, so no difference is negative.
         let difference = |a: ByteCount, b| a.checked_sub(b).unwrap_or(ByteCount::ZERO);
         Self {
             block_bytes: in_blocks,

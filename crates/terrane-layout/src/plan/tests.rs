@@ -1,4 +1,4 @@
-//! What plans ask for.
+//! The memory that plans request.
 
 use super::*;
 use crate::{BlockDimension, ElementFormat};
@@ -63,7 +63,7 @@ fn blocks_within_a_prefix_have_all_their_pieces_in_it() {
         for block in [Alignment::BYTE, Alignment::SECTOR] {
             let plan = LayoutPlan::new(&config(block), kind, Limits::NONE).unwrap();
             let geometry = plan.geometry();
-            // Where the last byte of each block's pieces is, piece by piece.
+            // The end of each block's last byte, piece by piece.
             let end = |block| {
                 let pieces = (0..4).flat_map(|layer| (0..2).map(move |outer| (layer, outer)));
                 let ends = pieces.map(|(layer, outer)| {
@@ -83,7 +83,7 @@ fn blocks_within_a_prefix_have_all_their_pieces_in_it() {
     }
 }
 
-/// Bytes from a region to the next one; those of the base allocation if there is one region.
+/// Bytes from one region to the next; the base allocation's if there is one region.
 fn region_stride(plan: &LayoutPlan) -> ByteCount {
     plan.region_offset(1).unwrap_or(plan.base_bytes())
 }
@@ -105,7 +105,7 @@ fn no_piece_lies_across_a_multiple_of_a_request_s_unit() {
                 assert_eq!(begin / base, (begin + last) / base, "{kind}");
                 assert_eq!(at.offset / unit, (at.offset + last) / unit, "{kind}");
             }
-            // And no more than that is kept together.
+            // The unit is not larger than a region.
             assert!(base <= region_stride(&plan).get() && unit <= base, "{kind}");
         }
     }

@@ -1,15 +1,15 @@
-//! What a check of a layout finds.
+//! The results of a check of a layout.
 
 use std::fmt;
 
-use terrane_core::{ByteCount, Place};
+use terrane_core::{ByteCount, Position};
 
-/// A span of memory that pieces may lie in: a region.
+/// A span of memory that pieces may be in: a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Where it begins.
-    pub place: Place,
-    /// How long it is.
+    /// Its start.
+    pub place: Position,
+    /// Its length.
     pub length: ByteCount,
 }
 
@@ -34,23 +34,23 @@ impl fmt::Display for Piece {
     }
 }
 
-/// What a check that passed has seen.
+/// The result of a successful check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// The pieces, each of which has a place of its own.
+    /// The number of pieces, none of which overlap.
     pub pieces: u64,
-    /// Bytes between pieces, all of them padding of the block alignment.
+    /// Bytes between pieces: all of them are padding of the block alignment.
     pub padding: ByteCount,
     /// Bytes of the regions after their last pieces.
     pub tail: ByteCount,
 }
 
-/// What is wrong with a layout.
+/// A fault of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// The number of regions is not that of the geometry.
-    #[error("the geometry has {expected} regions, and {actual} were given")]
+    /// The number of regions does not match the geometry.
+    #[error("the geometry has {expected} regions, and {actual} were given; give one for each")]
     RegionCount {
         /// The regions of the geometry.
         expected: u32,
@@ -58,7 +58,7 @@ pub enum Violation {
         actual: usize,
     },
     /// The lengths of the regions together do not fit in 64 bits.
-    #[error("the regions together are longer than 64 bits can say")]
+    #[error("the regions together are longer than 2^64 − 1 bytes")]
     RegionsTooLong,
     /// Two regions share bytes.
     #[error("regions {first} and {second} overlap")]
@@ -68,29 +68,29 @@ pub enum Violation {
         /// The other.
         second: u32,
     },
-    /// A piece has no place.
-    #[error("the piece of {piece} has no place")]
+    /// A piece has no location.
+    #[error("the piece of {piece} has no location")]
     Unmapped {
         /// The piece.
         piece: Piece,
     },
-    /// A piece does not lie within one region.
+    /// A piece is not within one region.
     #[error("the piece of {piece}, at {:#x} of {:?}, is not within a region", .place.start, .place.space)]
     OutOfBounds {
         /// The piece.
         piece: Piece,
-        /// Where it begins.
-        place: Place,
+        /// Its start.
+        place: Position,
     },
     /// Two pieces share bytes.
     #[error("the pieces of {first} and of {second} overlap")]
     Overlap {
         /// The one that begins first.
         first: Piece,
-        /// The other.
+        /// The other one.
         second: Piece,
     },
-    /// Bytes within a region belong to no piece and are no padding.
+    /// Bytes within a region belong to no piece and are not padding.
     #[error(
         "region {region} has a hole of {} bytes before the piece of {next}; padding is at most {} \
          bytes",
@@ -103,7 +103,7 @@ pub enum Violation {
         next: Piece,
         /// The length of the hole.
         bytes: ByteCount,
-        /// What padding can come to at most.
+        /// The most bytes of padding.
         largest_padding: ByteCount,
     },
 }

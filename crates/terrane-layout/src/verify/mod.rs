@@ -1,20 +1,20 @@
-//! The one checker of layouts: every piece in bounds, none overlapping, the map a bijection.
+//! The checker of all layouts: every piece is in bounds, none overlap, and the map is a bijection.
 //!
-//! It does not know how places are computed. It asks for the place of every contiguous stretch of
-//! every (block, layer, section). It compares the places with each other and with the regions. So it
-//! serves the plan ([`verify`]), the layout in memory ([`PhysicalLayout::verify`]) and any other map
-//! of the same shape ([`verify_map`]).
+//! It does not know how locations are computed. It asks for the location of every contiguous
+//! stretch of every (block, layer, section). It compares the locations with each other and with the
+//! regions. So it serves the plan ([`verify`]), the layout in memory ([`PhysicalLayout::verify`])
+//! and any other map of the same shape ([`verify_map`]).
 //!
 //! # Cost
 //!
-//! Pieces are visited in the order of the strides. As long as their places ascend within each region,
-//! one look at each piece is enough: about 10 ns a piece. A place that descends means another order
-//! or a fault. Then all stretches are sorted by place, at 32 bytes each.
+//! Pieces are visited in the order of the strides. While their locations ascend within each region,
+//! one comparison for each piece is enough: about 10 ns. A location that descends means another
+//! order or a fault. Then all stretches are sorted by location, with 32 bytes for each.
 
 pub(crate) mod findings;
 mod walk;
 
-use terrane_core::{ByteCount, Memory, Place, Space};
+use terrane_core::{AddressSpace, ByteCount, Memory, Position};
 
 pub use findings::{Extent, Piece, VerifyReport, Violation};
 
@@ -56,32 +56,32 @@ pub fn verify(
     let extents: Vec<Extent> = (0_u32..)
         .zip(region_lengths)
         .map(|(region, &length)| Extent {
-            place: Place { space: Space::Region(region), start: 0 },
+            place: Position { space: AddressSpace::Region(region), start: 0 },
             length,
         })
         .collect();
     verify_map(geometry, &extents, |piece| {
         let at = geometry.place_of(piece);
-        Some(Place { space: Space::Region(at.region), start: at.offset })
+        Some(Position { space: AddressSpace::Region(at.region), start: at.offset })
     })
 }
 
 impl PhysicalLayout {
-    /// Checks the layout where it lies: the locations of all pieces, against each other and
-    /// against the regions that the memory really has.
+    /// Checks the layout at its actual location: all pieces against each other and against the
+    /// actual regions.
     ///
     /// # Errors
     ///
     /// [`LayoutError::Violation`] with the first violation.
     pub fn verify(&self) -> Result<VerifyReport, LayoutError> {
         let extent = |(number, memory): (u32, &terrane_core::Region)| {
-            let place = memory.location().place();
-            // Others may use the bytes behind those that the layout needs.
+            let place = memory.location().position();
+            // Other code may use the bytes after those that the layout needs.
             Extent { place, length: memory.length().min(self.geometry().region_bytes(number)) }
         };
         let extents: Vec<Extent> = (0_u32..).zip(self.regions()).map(extent).collect();
         let report = verify_map(self.geometry(), &extents, |piece| {
-            Some(self.location_at(self.geometry().place_of(piece))?.place())
+            Some(self.location_at(self.geometry().place_of(piece))?.position())
         })?;
         Ok(report)
     }
@@ -89,17 +89,17 @@ impl PhysicalLayout {
 
 /// Checks that `locate` maps the stretches of `geometry`'s sections one to one into `extents`.
 ///
-/// The geometry gives the dimensions and the length of each stretch. In a layout made of a config,
-/// gaps between pieces have to be smaller than the block alignment.
+/// The geometry gives the dimensions and the length of each stretch. In a layout made from a
+/// config, gaps between pieces must be smaller than the block alignment.
 ///
 /// # Errors
 ///
-/// The first [`Violation`] in the order of memory; before it, in the order of pieces, those that
-/// have no place or lie outside every extent.
+/// The first [`Violation`] in the order of memory. Pieces without a location, or outside every
+/// extent, come before it, in the order of pieces.
 pub fn verify_map(
     geometry: &Geometry,
     extents: &[Extent],
-    locate: impl Fn(Piece) -> Option<Place>,
+    locate: impl Fn(Piece) -> Option<Position>,
 ) -> Result<VerifyReport, Violation> {
     let expected = geometry.region_count();
     if u32::try_from(extents.len()) != Ok(expected) {
@@ -140,7 +140,7 @@ enum Stop {
     Descended,
 }
 
-/// Visits every piece, in ascending order of places if the map has these strides.
+/// Visits every piece, in ascending order of locations if the map has these strides.
 fn for_each_piece<E>(
     geometry: &Geometry,
     pieces: &PieceStrides,
@@ -150,7 +150,7 @@ fn for_each_piece<E>(
     let mut dimensions = [
         (layers_are_outermost, pieces.layer_stride(), Axis::Layer, geometry.num_layers()),
         (false, pieces.block_stride(), Axis::Block, geometry.num_blocks()),
-        // The element axis stands for sections here: it is not walked otherwise.
+        // The element axis represents sections here, because it is not visited otherwise.
         (false, pieces.outer_stride(), Axis::Element, geometry.section_count()),
     ];
     dimensions.sort_by_key(|&(outermost, stride, ..)| std::cmp::Reverse((outermost, stride)));

@@ -1,15 +1,15 @@
-//! How pieces fill the regions, one after the other.
+//! Tracks how pieces fill the regions.
 
-use terrane_core::{ByteCount, Place, Space};
+use terrane_core::{AddressSpace, ByteCount, Position};
 
 use super::findings::{Extent, Piece, VerifyReport, Violation};
 use crate::geometry::Geometry;
 
-/// The regions in the order of memory, and how far pieces have filled each.
+/// The regions in the order of memory, and the filled part of each.
 pub(super) struct Walk {
     regions: Vec<Filled>,
     largest_padding: u64,
-    /// The region of the piece before, where the next piece will mostly be.
+    /// The region of the previous piece, which usually contains the next one.
     latest: usize,
     pieces: u64,
     padding: u64,
@@ -18,7 +18,7 @@ pub(super) struct Walk {
 
 struct Filled {
     number: u32,
-    space: Space,
+    space: AddressSpace,
     start: u64,
     length: u64,
     /// Bytes up to the end of the last piece.
@@ -28,7 +28,7 @@ struct Filled {
 
 impl Walk {
     pub(super) fn new(geometry: &Geometry, extents: &[Extent]) -> Result<Self, Violation> {
-        // So no sum of gaps overflows either.
+        // Checked first, so that no sum of gaps overflows.
         extents
             .iter()
             .try_fold(ByteCount::ZERO, |sum, extent| sum.checked_add(extent.length))
@@ -45,7 +45,7 @@ impl Walk {
             })
             .collect();
         regions.sort_unstable_by_key(|region| (region.space, region.start, region.length));
-        // Of regions with bytes, each begins after the one before has ended.
+        // Among regions with bytes, each must begin after the end of the previous one.
         let mut with_bytes = regions.iter().filter(|region| region.length > 0);
         let mut previous = with_bytes.next();
         for next in with_bytes {
@@ -72,11 +72,11 @@ impl Walk {
         })
     }
 
-    /// The region, by its place in the order of memory, within which a piece lies.
+    /// The index of the region that contains a piece, in the order of memory.
     pub(super) fn find(
         &mut self,
         piece: Piece,
-        place: Place,
+        place: Position,
         length: u64,
     ) -> Result<usize, Violation> {
         let holds = |region: &Filled| {
@@ -99,10 +99,10 @@ impl Walk {
         }
     }
 
-    /// Enters a piece that `find` has found in `region`, behind all pieces entered there before.
+    /// Adds a piece that `find` has found in `region`, after all pieces added there before.
     ///
-    /// An overlap is an error at once. A hole is kept for the end, as a later piece may turn out
-    /// to be out of order and fill it.
+    /// An overlap is an error at once. A hole is reported at the end, as a later piece may be out
+    /// of order and fill it.
     pub(super) fn step(
         &mut self,
         region: usize,
@@ -125,7 +125,8 @@ impl Walk {
                 largest_padding: ByteCount::new(self.largest_padding),
             });
         }
-        // `find` saw that the piece ends within its region, so these sums stay below its length.
+        // `find` checked that the piece ends within its region, so these sums stay below its
+        // length.
         region.filled = offset + length;
         region.last = Some(piece);
         self.padding += gap;

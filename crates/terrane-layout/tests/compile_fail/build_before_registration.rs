@@ -1,4 +1,4 @@
-//! Whether to register is the caller's choice, and has no default.
+//! Registration is the caller's choice, and has no default.
 
 use terrane_core::Region;
 use terrane_layout::{LayoutBuilder, LayoutConfig};

@@ -1,4 +1,4 @@
-//! A layout has one owner, who tracks what is in flight.
+//! A layout has one owner, which tracks its transfers.
 
 use terrane_layout::PhysicalLayout;
 

@@ -1,4 +1,4 @@
-//! Regions that came registered are not registered again.
+//! Regions that were adopted as registered are not registered again.
 
 use terrane_core::{AgentName, Region, Register};
 use terrane_layout::{LayoutBuilder, LayoutConfig};

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Prints what one rank caches of each model in models/*.json, as expected.json has it.
+"""Prints the caches of one rank for each model in models/*.json, in the form of expected.json.
 
     python3 expected_bytes.py > expected.json
 
-Written from the shapes of tensors, layer by layer, to check a program that derives groups of
-layers. A layer has a list of tensors; a tensor is a kind, a shape, and bytes an element. The first
-axis of a cache for tokens is not there: its bytes are those of one token. Groups are the layers
-with tensors of one kind and one size.
+It computes the shapes of tensors layer by layer, to check a program that derives groups of layers.
+A layer has a list of tensors. A tensor is a kind, a shape, and bytes per element. A cache of tokens
+has no token axis: its bytes are those of one token. A group has the layers with tensors of one kind
+and one size.
 """
 
 import json
@@ -29,7 +29,7 @@ def split(number, ranks):
 
 
 def split_heads(heads, ranks):
-    """Ranks beyond the heads hold copies."""
+    """If there are more ranks than heads, several ranks hold copies."""
     if heads % ranks == 0:
         return heads // ranks
     if ranks % heads == 0:
@@ -68,7 +68,7 @@ def latent(c):
 
 
 def indexer(c):
-    """For 64 tokens, 64 rows of fp8 values and then as many rows of fp32 scales: a token's share."""
+    """64 tokens have 64 rows of fp8 values, and then 64 rows of fp32 scales. This is a token's share."""
     dim = c["index_head_dim"]
     block = 64 * dim * 1 + 64 * math.ceil(dim / 128) * 4
     return [(("indexer",), (block // 64,), 1)]
@@ -84,7 +84,7 @@ def mamba1(c, ranks, inner, taps, size):
 
 
 def mamba2(c, ranks, heads, size, groups, state, taps, width=None):
-    # Ranks beyond the groups hold copies of them.
+    # If there are more ranks than groups, several ranks hold copies.
     if groups % ranks:
         groups = max(groups, ranks)
         split(groups, ranks)
@@ -115,7 +115,7 @@ def layers_of(c, ranks):
     if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         return [latent(c) for _ in range(count)]
     if kind == "longcat_flash":
-        # Two attentions a layer.
+        # Two attentions per layer.
         return [latent(c) for _ in range(2 * count)]
     if kind == "deepseek_v32":
         return [latent(c) + indexer(c) for _ in range(count)]

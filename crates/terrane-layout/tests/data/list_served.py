@@ -5,8 +5,8 @@
 
 Both files come from PyPI; neither package is imported. The registry of vLLM names
 architectures; transformers names the model type of an architecture; vLLM adds configurations of
-its own. An architecture that none of them names comes with its file's code on a hub, and its
-model type is not known here.
+its own. An architecture that none of them names has its code on a hub, and its model type is
+unknown here.
 """
 
 import ast
@@ -19,7 +19,7 @@ import zipfile
 # Sections of the registry whose models generate text, and so keep a cache between steps.
 SECTIONS = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
 
-# A word that a model's module contains if its layers keep such a state or cache.
+# A word that a model's module contains if its layers have such a state or cache.
 CACHES = {
     "attention": r"\bAttention\(",
     "chunked": r"ChunkedLocalAttention",
@@ -114,7 +114,7 @@ def types_of_architectures(transformers, vllm):
 
 
 def stem(name):
-    """A name without the endings that say what the model is for, and without signs."""
+    """A name without the endings that state the model's purpose, and without punctuation."""
     name = re.sub(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel|ChatModel)$", "", name)
     return re.sub(r"[^a-z0-9]", "", name.lower())
 

@@ -6,7 +6,7 @@
     clippy::print_stderr,
     missing_docs,
     clippy::missing_panics_doc,
-    reason = "a test says what it expects by unwrapping it, and what it skips"
+    reason = "a test fails by unwrapping, and prints what it skips"
 )]
 
 mod nested;

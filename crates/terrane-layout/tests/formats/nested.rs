@@ -10,7 +10,7 @@ use terrane_layout::{
 
 use crate::oracle::indices;
 
-/// One part of an axis: where it may be split, two parts have one axis.
+/// One part of an axis. A split axis has two parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part {
     axis: Axis,
@@ -22,7 +22,7 @@ struct Part {
     in_regions: bool,
 }
 
-/// A section, as its parts from the innermost one on.
+/// A section as its parts, from the innermost one on.
 #[derive(Clone, Debug)]
 struct Drawn {
     name: &'static str,
@@ -54,8 +54,8 @@ impl Drawn {
         })
     }
 
-    /// The rule, by its words: of two parts, the one with the larger stride steps over all that the
-    /// other and everything inside it can reach.
+    /// The rule: of two parts, the one with the larger stride steps over everything that the other
+    /// and the parts inside it span.
     fn is_nested(&self) -> bool {
         [false, true].into_iter().all(|in_regions| {
             let unit = if in_regions { 1 } else { u64::from(self.element_bytes) };
@@ -72,7 +72,7 @@ impl Drawn {
         })
     }
 
-    /// How many sections bytes belong to, by the position that was asked for.
+    /// Counts the sections of each byte, by their requested position.
     fn mark(&self, marks: &mut HashMap<(u32, u64), u32>) {
         let total: u32 = self.parts.iter().map(|part| part.count).product();
         for position in 0..total {
@@ -119,7 +119,7 @@ fn parts(blocks: u32, layers: u32) -> impl Strategy<Value = Vec<Part>> {
         .prop_shuffle()
 }
 
-/// One to three sections that are nested and lie one behind the other, or within the rows of another.
+/// One to three nested sections, one after the other, or within the rows of another.
 fn layouts() -> impl Strategy<Value = Vec<Drawn>> {
     let sizes =
         (prop::sample::select(vec![1_u32, 2, 3, 4]), prop::sample::select(vec![1_u32, 2, 4]));
@@ -132,7 +132,7 @@ fn layouts() -> impl Strategy<Value = Vec<Drawn>> {
             prop::bool::weighted(0.2),
         );
         prop::collection::vec(section, 1..=3).prop_map(|drawn| {
-            // All begin behind the end of those before, whatever regions they use.
+            // All begin after the end of the previous ones, whatever regions they use.
             let mut end = 0;
             NAMES
                 .into_iter()
@@ -162,17 +162,17 @@ fn build(drawn: &[Drawn]) -> Result<Geometry, LayoutError> {
     Geometry::from_sections(drawn.iter().map(Drawn::section))
 }
 
-/// Whether some byte belongs to two elements, and all the marks.
+/// Whether some byte belongs to two elements, and all marks.
 fn marked(drawn: &[Drawn]) -> (bool, HashMap<(u32, u64), u32>) {
     let mut marks = HashMap::new();
     drawn.iter().for_each(|section| section.mark(&mut marks));
     (marks.values().any(|&times| times > 1), marks)
 }
 
-/// An accepted geometry: no byte twice, all within the regions, and `verify` counts the same.
+/// An accepted geometry has no byte twice, is within its regions, and `verify` counts the same.
 fn check_accepted(geometry: &Geometry, drawn: &[Drawn]) -> Result<(), TestCaseError> {
     let (overlaps, marks) = marked(drawn);
-    prop_assert!(!overlaps, "accepted, and bytes are taken twice");
+    prop_assert!(!overlaps, "a byte of an accepted geometry is used twice");
     for &(region, offset) in marks.keys() {
         prop_assert!(offset < geometry.region_bytes(region).get());
     }
@@ -207,7 +207,7 @@ fn check_accepted(geometry: &Geometry, drawn: &[Drawn]) -> Result<(), TestCaseEr
     check_unit_and_alignment(geometry, &marks)
 }
 
-/// No block lies across a multiple of the unit, and stretches begin at multiples of the alignment.
+/// No block crosses a multiple of the unit, and stretches begin at multiples of the alignment.
 fn check_unit_and_alignment(
     geometry: &Geometry,
     marks: &HashMap<(u32, u64), u32>,
@@ -236,7 +236,7 @@ fn check_unit_and_alignment(
             let at = section.place([block, layer], inside);
             let last = at.offset + section.element_bytes().get() - 1;
             prop_assert_eq!(at.offset / unit.get(), last / unit.get());
-            // A unit of a region holds the bytes of one block.
+            // A unit of a region has the bytes of one block.
             let other = *parts.entry((layer, at.region, at.offset / unit.get())).or_insert(block);
             prop_assert_eq!(other, block);
         }
@@ -259,7 +259,7 @@ proptest! {
         check_accepted(&geometry, &drawn)?;
     }
 
-    /// One stride is another one: by a byte, zero, or that of another part.
+    /// One stride is changed: by a byte, to zero, or to that of another part.
     #[test]
     fn mutated_strides_are_accepted_where_they_are_nested(
         drawn in layouts(),
@@ -302,7 +302,7 @@ proptest! {
         }
     }
 
-    /// Sections moved over each other: accepted only where no byte is shared.
+    /// Shifted sections are accepted only if they share no byte.
     #[test]
     fn moved_sections_never_share_a_byte(
         drawn in layouts(),
@@ -321,7 +321,7 @@ proptest! {
         }
     }
 
-    /// Rows that sections share, each at its own place of the row: K and V packed, whatever the order.
+    /// Rows that sections share, each at its own position: K and V packed, in any order.
     #[test]
     fn sections_interleaved_by_rows_are_accepted(
         drawn in layouts(),
@@ -360,7 +360,7 @@ proptest! {
             .collect();
         let geometry = build(&drawn).map_err(|error| TestCaseError::fail(error.to_string()))?;
         check_accepted(&geometry, &drawn)?;
-        // One byte further, the first section runs into the second one, wherever they meet.
+        // One byte longer, the first section overlaps the second one.
         let mut longer = drawn;
         let grow = u32::try_from(gap).unwrap() + 1;
         longer[0].parts[0].count += grow;

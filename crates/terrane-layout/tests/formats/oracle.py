@@ -1,14 +1,14 @@
-"""Where each element of each format lies, by NumPy, from the tensors' shapes alone.
+"""Computes the position of each element of each format with NumPy, from the tensors' shapes alone.
 
     python3 oracle.py BLOCKS LAYERS HEADS TOKENS ELEMENTS ELEMENT_BYTES
 
 prints one paragraph for each format: its name, the bytes of its regions, and for each section its
-name, its shape (layers, heads, tokens, elements, bytes of an element) and the place of every element.
-Elements come in the order block, layer, head, token, element. A place is 1,000,000 times the region
-plus the bytes from its beginning.
+name, its shape (layers, heads, tokens, elements, bytes of an element) and the position of every element.
+Elements have the order block, layer, head, token, element. A position is 1,000,000 times the region
+plus the bytes from its start.
 
-Nothing here comes from Terrane's strides: a tensor is numbered byte by byte and viewed as its engine
-views it.
+The script does not use Terrane's strides. It numbers the bytes of a tensor, and views the tensor as its
+engine does.
 """
 
 import math
@@ -29,7 +29,7 @@ class Case:
         self.sections = []
 
     def tensor(self, *shape, item=None, size=None):
-        """A contiguous tensor in a region of its own: the place of each element."""
+        """A contiguous tensor in its own region: the position of each element."""
         return self.strided(shape, contiguous(shape, item or W), item or W, size=size)
 
     def strided(self, shape, strides, item, size=None, offset=0, region=None):
@@ -201,7 +201,7 @@ def vllm__page_padded_bl(c):
 
 
 def rows(c, page, letters, row):
-    # A worker's cell of a row. Behind it lie those of other workers, but for the last row.
+    # A worker's cell of a row. The cells of other workers follow, except in the last row.
     cell = L * CHUNK * math.prod(page) * W
     row = row or cell
     shape = (B // CHUNK, L, CHUNK, *page)
@@ -267,6 +267,12 @@ def sglang__page_head(c):
 
 
 @case
+def sglang__page_unified(c):
+    places = c.tensor(B, H, L, 2, N, 1, D).transpose(0, 2, 3, 4, 1, 5, 6)
+    kv(c, places.reshape(B, L, 2, N, H, D), "BL2NHD")
+
+
+@case
 def sglang__page_first_direct_unequal(c):
     c.section("k", c.tensor(B, L, N, H, D), "BLNHD")
     c.section("v", c.tensor(B, L, N, H, UNEQUAL), "BLNHD")
@@ -288,6 +294,11 @@ def sglang__mla_page_first(c):
 def sglang__mla_page_first_direct(c):
     places = c.tensor(B, L, N, 1, LATENT).reshape(B, L, N, LATENT)
     c.section("latent", places, "BLND", heads=False)
+
+
+@case
+def sglang__mla_page_unified(c):
+    c.section("latent", c.tensor(B, L, N, LATENT), "BLND", heads=False)
 
 
 # TensorRT-LLM
@@ -345,6 +356,11 @@ def flexkv__layer_first(c):
 @case
 def flexkv__block_first(c):
     kv(c, c.tensor(B, L, 2, N, H, D), "BL2NHD")
+
+
+@case
+def flexkv__layer_block(c):
+    kv(c, c.tensor(L, B, 2, N, H, D), "LB2NHD")
 
 
 @case

@@ -1,8 +1,8 @@
-//! Every element of every format lies where NumPy has it.
+//! Every element of every format has the position that NumPy gives it.
 //!
-//! `oracle.py` knows the tensors' shapes and nothing of strides. Its answers for the small sizes are in
-//! `expected.txt`, so that they are compared without Python. Where there is Python with NumPy, the file
-//! is compared with what the script says, and other sizes are compared with the script.
+//! `oracle.py` knows the tensors' shapes and no strides. Its output for the small sizes is in
+//! `expected.txt`, so that it is compared without Python. If Python has NumPy, the file is compared
+//! with the script's output, and other sizes with the script.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,7 +19,7 @@ const SCRIPT: &str = "tests/formats/oracle.py";
 /// A region counts as this many bytes in the script's places.
 const REGION: u64 = 1_000_000;
 
-/// A format as the oracle has it.
+/// A format in the oracle's output.
 #[derive(Debug)]
 pub struct Format {
     pub name: String,
@@ -27,7 +27,7 @@ pub struct Format {
     pub sections: Vec<Placed>,
 }
 
-/// A section as the oracle has it.
+/// A section in the oracle's output.
 #[derive(Debug)]
 pub struct Placed {
     pub name: String,
@@ -125,11 +125,11 @@ fn compare_one(geometry: &Geometry, format: &Format) {
     verify(geometry, &regions).unwrap_or_else(|error| panic!("{name}: {error}"));
 }
 
-/// The script's output, or why it cannot run.
+/// The script's output, or the reason why it cannot run.
 fn ask(sizes: Sizes) -> Result<String, String> {
     // `cargo xtask interop` installs NumPy there.
     let installed = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("interop").join("site");
-    #[expect(clippy::disallowed_methods, reason = "the script's modules may lie there")]
+    #[expect(clippy::disallowed_methods, reason = "the script's modules may be there")]
     let given = std::env::var_os("PYTHONPATH").unwrap_or_default();
     let paths = std::env::split_paths(&given).chain([installed]).filter(|path| path.is_dir());
     let output = Command::new("python3")
@@ -142,7 +142,7 @@ fn ask(sizes: Sizes) -> Result<String, String> {
         .map_err(|error| format!("no python3: {error}"))?;
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     if errors.contains("No module named 'numpy'") {
-        return Err("python3 has no NumPy, which `cargo xtask interop` installs".to_owned());
+        return Err("python3 has no NumPy; `cargo xtask interop` installs it".to_owned());
     }
     assert!(output.status.success(), "{errors}");
     Ok(String::from_utf8(output.stdout).unwrap())
@@ -164,7 +164,10 @@ fn the_oracle_says_what_is_checked_in() {
         Ok(text) => {
             let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("expected.txt");
             std::fs::write(&path, text).unwrap();
-            panic!("expected.txt is not what {SCRIPT} prints; that is in {}", path.display());
+            panic!(
+                "expected.txt differs from the output of {SCRIPT}, which is in {}",
+                path.display()
+            );
         }
         Err(reason) => {
             eprintln!("skipped: oracle::the_oracle_says_what_is_checked_in: {reason}");
@@ -172,7 +175,7 @@ fn the_oracle_says_what_is_checked_in() {
     }
 }
 
-/// Sizes of which no two are equal, so that none can stand for another; an odd width; one of all.
+/// No two sizes are equal, so that none is taken for another. Also an odd width, and sizes of one.
 #[test]
 fn other_sizes_agree_with_the_oracle() {
     let all = [

@@ -1,4 +1,4 @@
-//! The picture of the docs is what the library draws.
+//! The picture in the docs is the one that the library draws.
 
 use std::path::Path;
 
@@ -16,6 +16,6 @@ fn the_picture_of_the_docs_is_current() {
     if kept != drawn {
         let new = Path::new(env!("CARGO_TARGET_TMPDIR")).join("layout.svg");
         std::fs::write(&new, drawn).unwrap();
-        panic!("{} is not what is drawn; that is in {}", path.display(), new.display());
+        panic!("{} differs from the drawn picture, which is in {}", path.display(), new.display());
     }
 }

@@ -1,4 +1,4 @@
-//! Strides, counts and sizes that are refused, by name.
+//! Strides, counts and sizes that are refused with the right error.
 
 use terrane_core::ByteCount;
 use terrane_layout::formats::vllm::PackedOrder;
@@ -42,7 +42,10 @@ fn an_overlap_of_one_byte_names_axes_and_address() {
         }
     );
     let text = error.to_string();
-    assert!(text.contains("section k: the block axis steps by 9, less than the 10"), "{text}");
+    assert!(
+        text.contains("section k: the block axis has a stride of 9, less than the 10"),
+        "{text}"
+    );
     let zero = refused([blocks(K, 2, 0, 7)]);
     assert!(matches!(zero, GeometryError::NotNested { stride: 0, address: 7, .. }));
 }
@@ -56,7 +59,7 @@ fn the_address_is_the_first_that_two_elements_share() {
         other => panic!("{other}"),
     };
     assert_eq!(address(95), 1100);
-    // Interleaved, with no byte twice: refused all the same.
+    // Interleaved without a shared byte: also refused.
     assert_eq!(address(75), 1075);
     assert!(Geometry::from_sections([section(110)]).is_ok());
 }
@@ -73,7 +76,7 @@ fn axes_spread_over_the_same_regions_are_refused() {
         let error = refused([spread(regions)]);
         assert!(matches!(error, GeometryError::NotNested { unit: "region", .. }), "{error}");
     }
-    // Over no regions at all, the heads lie on each other.
+    // Over no regions at all, the heads overlap.
     let error = refused([spread(0)]);
     assert!(matches!(error, GeometryError::NotNested { unit: "byte", stride: 0, .. }), "{error}");
 }
@@ -100,7 +103,7 @@ fn a_section_may_lie_in_the_gaps_of_another() {
     assert!(Geometry::from_sections([section(K, 0, 500), section(V, 200, 400)]).is_ok());
     let error = refused([section(K, 0, 500), section(V, 200, 305)]);
     assert!(matches!(error, GeometryError::SectionsOverlap { address: 505, .. }), "{error}");
-    // Ten tokens of V between eleven of K are more than the check compares, and are refused.
+    // Ten tokens of V between eleven of K take more comparisons than the limit, and are refused.
     let many = |name, offset, stride| {
         blocks(name, 1, 0, offset).axis(Axis::Token, AxisSteps::new(10, stride))
     };
@@ -123,13 +126,13 @@ fn sections_of_other_regions_never_meet() {
     assert!(matches!(error, GeometryError::SectionsOverlap { region: 3, .. }), "{error}");
 }
 
-/// Sections that lie in each other's gaps at every level, by strides that differ: no byte is shared,
-/// and a proof would take a million comparisons. It is not attempted.
+/// Sections in each other's gaps at every level, with different strides. No byte is shared, but a
+/// proof would take a million comparisons, so it is not attempted.
 #[test]
 fn sections_that_take_too_many_comparisons_are_refused() {
     let section = |name, offset, first: u32| {
-        // Four positions a step, but `first` of the innermost one: the strides of two sections are
-        // never equal.
+        // Four positions per step, except `first` for the innermost one: the strides of two
+        // sections are never equal.
         let step = |level: u32| match level {
             0 => Step::new(first, 16),
             _ => Step::new(4, (16 * u64::from(first)) << (2 * (level - 1))),
@@ -156,7 +159,7 @@ fn no_section_ends_behind_the_largest_layout() {
     {
         assert!(matches!(refused([section]), GeometryError::TooLarge { .. }));
     }
-    // Each region fits, and all of them together do not.
+    // Each region fits, but all of them together do not.
     let spread = AxisSteps::spread(2, 1, Step::ONE);
     let large = Geometry::from_sections([blocks(K, 1, 0, end - 10).axis(Axis::Layer, spread)]);
     assert!(matches!(large, Err(LayoutError::TooLarge { .. })), "{large:?}");
@@ -187,7 +190,7 @@ fn no_value_of_any_number_panics_or_wraps() {
                         );
                         let end = u128::from(last.offset) + u128::from(width);
                         assert!(end <= u128::from(geometry.region_bytes(last.region).get()));
-                        // Whatever is asked, no answer panics.
+                        // No argument panics.
                         let _ = section.place([u32::MAX; 2], [u32::MAX; 3]);
                         let _ = geometry.offset(u32::MAX, u32::MAX, u32::MAX);
                         let _ = (geometry.block_unit(), geometry.alignment_class());
@@ -238,7 +241,7 @@ fn regions_are_as_long_as_needed_and_all_in_use() {
     }
     let error = refused([blocks(K, 1, 0, 0).at(1, 0)]);
     assert_eq!(error, GeometryError::UnusedRegion { region: 0, regions: 2 });
-    // Nothing as long as the number of regions is ever allocated.
+    // Nothing is allocated for each region.
     let error = refused([blocks(K, 1, 0, 0).at(u32::MAX, 0)]);
     assert!(matches!(error, GeometryError::TooLarge { .. }), "{error}");
 }
@@ -255,11 +258,11 @@ fn forms_without_blocks_or_with_an_axis_thrice_are_refused() {
     let thrice = both().dim(Axis::Block, 2).dim(Axis::Block, 2).dim(Axis::Block, 2);
     assert!(error(thrice).contains("the block dimension 3 times"));
     let late = both().dim(Axis::Block, 2).tensors(Axis::Layer, 3);
-    assert!(error(late).contains("lists of tensors come before"));
+    assert!(error(late).contains("must come before all dimensions of tensors"));
     let huge = both().dim(Axis::Block, u32::MAX).dim(Axis::Token, u32::MAX).dim(Axis::Head, 9);
     assert!(error(huge).contains("the block axis reaches past 2^63"));
     let short = both().dim(Axis::Block, 4).dim(Axis::Token, 4).padded(1);
-    assert!(error(short).contains("the token axis steps by 1"));
+    assert!(error(short).contains("the token axis has a stride of 1"));
 }
 
 #[test]
@@ -277,6 +280,7 @@ fn formats_say_what_does_not_divide_or_is_not_stated() {
     let short = kv.with_num_heads(2).unwrap();
     not_divided(paged::aiter_shuffled(&short, 4), "page_size");
     not_divided(lmcache::kv_2ltd(&kv, 3), "num_blocks");
+    not_divided(sglang::page_unified(&kv, 3), "num_heads");
     not_divided(lmcache::mla(&one, 0), "num_blocks");
     not_divided(vllm::offload_rows(&kv, PackedOrder::Lbnhc, 3, None), "num_blocks");
     not_divided(model::scales_beside(&kv, 3, 1), "head_dim");
@@ -294,6 +298,7 @@ fn formats_say_what_does_not_divide_or_is_not_stated() {
     for result in [
         vllm::hnd(&no_heads),
         sglang::page_head(&no_heads),
+        sglang::page_unified(&no_heads, 1),
         vllm::packed(&no_heads, PackedOrder::Lbnhc),
         paged::vllm_v0(&no_heads, 2),
         model::scales_beside(&no_heads, 2, 1),

@@ -11,7 +11,7 @@ use crate::doubles::{
     Journal, NumberedMemory, Registrar, aligned, at_most, config, device_span, file_span,
 };
 
-/// What a layer of `config` takes.
+/// The bytes of a layer of `config`.
 const BYTES: u64 = 960;
 
 fn regions(journal: &Journal, spans: impl IntoIterator<Item = Span>) -> Vec<Region> {
@@ -112,7 +112,7 @@ fn alignment_is_what_the_blocks_and_the_registrar_demand() {
         };
         assert_eq!(journal, ["release 0"]);
     }
-    // The layout fits, but what would be registered does not.
+    // The layout fits the memory's limits, but not the registrar's.
     let (result, _) = build(config(), 0, at_most(1 << 19));
     assert!(matches!(result, Err(LayoutError::RegionTooLarge { .. })), "{result:?}");
 }
@@ -204,13 +204,15 @@ fn registered_regions_have_to_be_the_agents() {
     let failed = build(registered([Some(&ours), Some(&theirs), None])).unwrap_err();
     assert_eq!(
         failed.to_string(),
-        "region 1 is not registered with agent agent, but with other; register it there, or adopt \
-         it unregistered"
+        "region 1 is not registered with agent agent, but with other; register it with that agent, \
+         or adopt it unregistered"
     );
     assert_eq!(failed.regions.len(), 3);
     let failed = build(registered([Some(&ours), Some(&ours), None])).unwrap_err();
     assert!(
-        failed.to_string().contains("region 2 is not registered with agent agent, but with nobody")
+        failed
+            .to_string()
+            .contains("region 2 is not registered with agent agent, but with no agent")
     );
 }
 

@@ -88,7 +88,7 @@ fn nothing_is_acquired_for_what_cannot_be_planned() {
         .unwrap_err();
     assert!(matches!(region_too_large, LayoutError::RegionTooLarge { part: Part::Region(0), .. }));
 
-    // Each region fits, all of them together do not.
+    // Each region fits, but all of them together do not.
     let medium = Allocator { limits: at_most(1000), ..unlimited() };
     let base_too_large = LayoutBuilder::new(config())
         .layer_separate(BlockDimension::First)

@@ -1,4 +1,4 @@
-//! What must not compile: the builder in the wrong order, and layouts that have two owners.
+//! Code that must not compile: the builder in the wrong order, and layouts with two owners.
 
 #[test]
 fn wrong_orders_do_not_compile() {

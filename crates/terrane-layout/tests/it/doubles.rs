@@ -1,18 +1,18 @@
-//! An allocator and a registrar that write down what is asked of them, over memory that is only a
-//! number: a layout never touches a byte.
+//! An allocator and a registrar that record their requests, over memory that is only a number,
+//! because a layout never accesses a byte.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
 use terrane_core::{
     AgentName, Alignment, Allocate, AllocateError, BackendName, BackendOutcome, ByteCount,
-    Capability, CapabilityReport, DeviceAddress, DeviceId, FileHandle, FileIdentity, FilePosition,
-    Grant, Limits, Location, Memory, RegionRequest, Register, RegisterError, Registration,
-    RegistrationRecord, Span, StorageKind, Wish,
+    Capability, CapabilityReport, CapabilityStatus, DeviceAddress, DeviceId, FileHandle,
+    FileIdentity, FilePosition, Limits, Location, Memory, RegionRequest, Register, RegisterError,
+    Registration, RegistrationRecord, Requirement, Span, StorageKind,
 };
 use terrane_layout::{ElementFormat, LayoutConfig};
 
-/// 5 blocks, 3 layers, K and V, pieces of 6 · 8 · 2 = 96 bytes: regions of 960 bytes a layer.
+/// 5 blocks, 3 layers, K and V, pieces of 6 · 8 · 2 = 96 bytes: regions of 960 bytes per layer.
 pub fn config() -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(5)
@@ -60,7 +60,7 @@ impl NumberedMemory {
     }
 }
 
-// SAFETY: no test reads or writes the span, and every answer is always the same.
+// SAFETY: no test reads or writes the span, and every method always returns the same value.
 unsafe impl Memory for NumberedMemory {
     fn kind(&self) -> StorageKind {
         self.span.kind
@@ -76,7 +76,7 @@ unsafe impl Memory for NumberedMemory {
 
     fn capabilities(&self) -> CapabilityReport {
         let mut report = CapabilityReport::default();
-        report.record(Capability::NumaBinding, Wish::Preferred, Grant::Granted);
+        report.record(Capability::NumaBinding, Requirement::Preferred, CapabilityStatus::Granted);
         report
     }
 }
@@ -100,13 +100,13 @@ pub fn file_span(offset: u64, length: u64) -> Span {
     }
 }
 
-/// Places every request at one address, and does what it is told to do wrong.
+/// Places every request at one address, and makes the configured errors.
 pub struct Allocator {
     pub journal: Journal,
     pub limits: Limits,
     pub kind: StorageKind,
     pub address: u64,
-    /// So many bytes fewer than were asked for.
+    /// This many bytes fewer than requested.
     pub short_by: u64,
     pub refuses: bool,
     pub latest: Cell<Option<ByteCount>>,
@@ -126,7 +126,7 @@ impl Allocator {
     }
 }
 
-// SAFETY: what is handed out is the test's alone.
+// SAFETY: only the test has the memory.
 unsafe impl Allocate for Allocator {
     type Memory = NumberedMemory;
 
@@ -159,7 +159,7 @@ unsafe impl Allocate for Allocator {
     }
 }
 
-/// Registers everything, up to the call that it is told to refuse.
+/// Registers everything until the configured call, which it refuses.
 pub struct Registrar {
     pub agent: AgentName,
     pub journal: Journal,

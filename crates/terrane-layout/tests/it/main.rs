@@ -1,4 +1,4 @@
-//! Integration tests of the layout crate: what users see of it.
+//! Integration tests of the layout crate.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -6,7 +6,7 @@
     clippy::print_stderr,
     missing_docs,
     clippy::missing_errors_doc,
-    reason = "a test says what it expects by unwrapping it, and what it skips"
+    reason = "a test fails by unwrapping, and prints what it skips"
 )]
 
 mod adopt;

@@ -43,7 +43,7 @@ pub fn full() -> Value {
     })
 }
 
-/// The configuration with other fields; `null` takes one out.
+/// The configuration with other fields; `null` removes one.
 pub fn with(mut config: Value, fields: &Value) -> Value {
     for (name, value) in fields.as_object().unwrap() {
         config[name] = value.clone();
@@ -140,7 +140,7 @@ fn groups_become_configs_of_their_own() {
     assert_eq!(model.groups()[0].layers()[..3], [1, 3, 5]);
     assert_eq!(model.groups()[1].layers()[..3], [0, 2, 4]);
     let error = model.layout_config(2, 100, 16).unwrap_err();
-    assert!(error.to_string().contains("group 2 does not exist: the model has 2"), "{error}");
+    assert!(error.to_string().contains("group 2 was requested; the model has 2"), "{error}");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn the_dtype_has_two_names_and_an_override() {
     let new = json!({"torch_dtype": null, "dtype": "float32"});
     assert_eq!(width(new).unwrap(), ElementFormat::Width(4));
     let both = json!({"dtype": "float16"}); // beside bfloat16
-    assert!(width(both).unwrap_err().to_string().contains("two names of one field"));
+    assert!(width(both).unwrap_err().to_string().contains("both name one field"));
     let text = width(json!({"torch_dtype": "int4"})).unwrap_err().to_string();
     assert!(text.contains("torch_dtype is int4") && text.contains("bfloat16"), "{text}");
 
@@ -212,7 +212,7 @@ fn windows_as_each_family_states_them() {
     };
     let all = || vec![0, 1, 2, 3];
 
-    // A window that means nothing, one for all layers, one that is switched off.
+    // A window without a meaning, one for all layers, and one that is switched off.
     assert_eq!(case("llama", json!({})), [(FULL, all())]);
     assert_eq!(case("mistral", json!({})), [(WINDOW, all())]);
     assert_eq!(case("mistral", json!({"sliding_window": null})), [(FULL, all())]);
@@ -236,7 +236,8 @@ fn windows_as_each_family_states_them() {
 
 #[test]
 fn the_language_model_of_a_multimodal_one() {
-    // As the published configuration of Gemma 3 4B: what equals the defaults is left out.
+    // As the published configuration of Gemma 3 4B, which leaves out fields that equal the
+    // defaults.
     let gemma = json!({
         "model_type": "gemma3",
         "torch_dtype": "bfloat16",

@@ -27,7 +27,7 @@ fn the_indexer_is_a_group_of_its_own_and_counts() {
     assert_eq!(block.piece_bytes(), ByteCount::new(64 * 128 + 64 * 4));
     assert_eq!(model.bytes_per_token().unwrap(), ByteCount::new(61 * (576 * 2 + 132)));
 
-    // Latents that an engine packs its own way leave the indexer as it is.
+    // Latents that an engine packs in its own way do not change the indexer.
     let packed = ModelOptions::new().kv_element(ElementFormat::RowBytes(656));
     let config = fixture("deepseek_v32-defaults.json").to_string();
     let packed = ModelGeometry::from_json(config, &packed).unwrap();
@@ -84,7 +84,7 @@ fn what_a_reader_does_not_count_is_refused_by_name() {
             }
             other => panic!("{name}: {other}"),
         }
-        // Fields that say that there is no such thing are no reason.
+        // Fields that state no such cache are accepted.
         for nothing in [json!(null), json!(false), json!(0), json!([]), json!({}), json!("")] {
             read(&with(config.clone(), &json!({ name: nothing }))).unwrap();
         }
@@ -177,7 +177,7 @@ fn layers_of_hybrids_as_each_family_states_them() {
     let model = read(&with(full(), &lfm2)).unwrap();
     assert_eq!(model.groups()[1].layers(), [0, 3]);
     assert_eq!(model.groups()[1].state_bytes(), Some(ByteCount::new(2 * 64 * 2)));
-    // All attention is no state, and the other way round.
+    // Only attention is not a state, and the reverse.
     let lfm2 = with(full(), &with(lfm2, &json!({"full_attn_idxs": [0, 1, 2, 3]})));
     assert_eq!(read(&lfm2).unwrap().groups().len(), 1);
 }
@@ -282,7 +282,7 @@ fn described_groups_that_cannot_be_are_refused() {
         let group = GroupSpec::attention([0], 1, 8, element);
         ModelGeometry::from_groups("mine", [group]).unwrap_err();
     }
-    // Layers far beyond the largest count are names, not memory.
+    // Layers far above the largest count are only numbers, and take no memory.
     let group = GroupSpec::state([0, u32::MAX], u32::MAX);
     assert!(ModelGeometry::from_groups("mine", [group]).unwrap().bytes_per_sequence().is_ok());
 }

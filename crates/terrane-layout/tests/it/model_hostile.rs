@@ -1,4 +1,4 @@
-//! Configurations that nobody should write: typed errors, and no panic.
+//! Invalid configurations: typed errors, and no panic.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use terrane_layout::model::{
 
 use super::model::{fixture, full, refused, with};
 
-/// Files whose every number decides the cache.
+/// Files in which every number affects the cache.
 const FILES: [&str; 12] = [
     "deepseek_v32-defaults.json",
     "falcon_h1-defaults.json",
@@ -59,7 +59,7 @@ fn numbers_that_no_cache_has_are_named() {
 
 #[test]
 fn numbers_that_are_missing_are_named() {
-    // Without them, others decide, or a default of the type does.
+    // Without these fields, other fields or a default of the type decide.
     const OPTIONAL: [&str; 6] = [
         "num_key_value_heads",
         "head_dim",
@@ -96,7 +96,7 @@ fn states_that_overflow_are_refused() {
     });
     let error = refused(&with(mamba2.clone(), &largest));
     assert!(matches!(error, ModelError::StateBytes { .. }), "{error}");
-    // Heads times head dimension has to be what `expand` says.
+    // Heads times head dimension must match `expand`.
     let error = refused(&with(mamba2, &json!({"head_dim": 65_535})));
     assert!(matches!(error, ModelError::Contradiction { .. }), "{error}");
     let delta = json!({
@@ -105,7 +105,7 @@ fn states_that_overflow_are_refused() {
     });
     let error = refused(&with(fixture("qwen3_next-defaults.json"), &delta));
     assert!(matches!(error, ModelError::StateBytes { .. }), "{error}");
-    // One tap is no state of a convolution.
+    // One tap is not a state of a convolution.
     let lfm2 = json!({
         "model_type": "lfm2", "conv_L_cache": 1, "conv_dim": 64, "full_attn_idxs": [1]
     });
@@ -149,7 +149,7 @@ fn layers_that_contradict_each_other_are_refused() {
     }
     let names = json!({"n_layer": 2, "num_hidden_layers": 3});
     let error = refused(&with(fixture("gpt2-defaults.json"), &names));
-    assert!(error.to_string().contains("two names of one field"), "{error}");
+    assert!(error.to_string().contains("both name one field"), "{error}");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn values() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// What most readers need, without what they refuse.
+/// The fields that most readers need, without those that they refuse.
 fn base(model_type: &str) -> Value {
     const LATENT: [&str; 9] = [
         "axk1",

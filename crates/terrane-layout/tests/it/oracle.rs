@@ -6,11 +6,11 @@ use terrane_layout::{
     BlockDimension, ElementFormat, Geometry, LayoutConfig, LayoutKind, LayoutPlan, verify,
 };
 
-/// Which (block, layer, outer, byte of the piece) a byte of memory belongs to; `None` is padding.
+/// The (block, layer, outer, byte of the piece) of a byte of memory; `None` is padding.
 type Cell = Option<(u32, u32, u32, u64)>;
 
-/// The regions as arrays of cells: nested loops in the order of the kind, padding where a block
-/// ends. No multiplication of strides.
+/// The regions as arrays of cells: nested loops in the order of the kind, and padding at the end of
+/// a block. No multiplication of strides.
 fn regions_by_hand(config: &LayoutConfig, kind: LayoutKind, row_bytes: u64) -> Vec<Vec<Cell>> {
     let piece = |cells: &mut Vec<Cell>, block, layer, outer| {
         for byte in 0..u64::from(config.page_size()) * row_bytes {
@@ -64,7 +64,7 @@ fn regions_by_hand(config: &LayoutConfig, kind: LayoutKind, row_bytes: u64) -> V
     }
 }
 
-/// Where pieces begin in the oracle's memory.
+/// The starts of pieces in the oracle's memory.
 fn beginnings(regions: &[Vec<Cell>]) -> impl Iterator<Item = ((u32, u32, u32), (u32, u64))> + '_ {
     (0_u32..).zip(regions).flat_map(|(region, cells)| {
         (0_u64..).zip(cells).filter_map(move |(offset, cell)| match cell {
@@ -141,7 +141,7 @@ proptest! {
         let piece = pieces.piece_bytes().get();
         let at = |block, layer, outer| geometry.offset(block, layer, outer);
 
-        // No block's part of a region lies across a multiple of the unit.
+        // No block's part of a region crosses a multiple of the unit.
         if let Some(unit) = geometry.block_unit() {
             for (region, cells) in regions.iter().enumerate() {
                 for part in cells.chunks(unit.to_usize()) {

@@ -1,4 +1,4 @@
-//! What a layout over memory says of itself.
+//! The properties of a layout over memory.
 
 use terrane_core::{ByteCount, Location, Memory, StorageKind};
 use terrane_layout::{
@@ -77,7 +77,7 @@ fn an_index_out_of_range_is_named() {
         assert_eq!((error.index, error.value, error.bound), (index, value, bound));
         assert_eq!(layout.device_address(at.0, at.1, at.2), None);
     }
-    // Unchecked, out of range: meaningless, and harmless.
+    // Unchecked and out of range: the result is meaningless, and the call harmless.
     let _meaningless = layout.geometry().offset(u32::MAX, u32::MAX, u32::MAX);
 }
 

@@ -1,12 +1,12 @@
-//! Layouts over the memory and the files of this machine: what each step acquires is given back,
-//! and what was wished for is reported.
+//! Layouts over the memory and the files of this machine. Each step returns what it acquired, and
+//! requested capabilities are reported.
 
 use std::error::Error;
 use std::fs;
 
 use terrane_core::{
-    Alignment, Allocate, ByteCount, Capability, CapabilityMissing, Grant, Memory, Region,
-    RegionRequest, StorageKind, Wish,
+    Alignment, Allocate, ByteCount, Capability, CapabilityMissing, CapabilityStatus, Memory,
+    Region, RegionRequest, Requirement, StorageKind,
 };
 use terrane_layout::{
     BlockDimension, LayoutBuilder, LayoutConfig, LayoutError, LayoutKind, Part, PhysicalLayout,
@@ -15,7 +15,7 @@ use terrane_storage::{
     DiskAllocator, DiskFile, DiskOptions, FirstTouch, NamedFileAllocator, NodeId, NumaPolicy,
     StorageError, SystemAllocator, SystemOptions,
 };
-use terrane_testkit::fault::{FaultInjectingAllocator, fail_each_request};
+use terrane_testkit::fault::{FaultPlan, Faulty, fail_each_request};
 use terrane_testkit::leaks::assert_no_growth;
 use terrane_testkit::process::in_child;
 use terrane_testkit::recorder::{Journal, RecordingAllocator, RecordingRegistrar};
@@ -25,7 +25,7 @@ use crate::doubles::config;
 const OUTER_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
-/// 2 MiB a layer.
+/// 2 MiB per layer.
 fn large() -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(32)
@@ -38,8 +38,8 @@ fn large() -> LayoutConfig {
         .unwrap()
 }
 
-/// Every step of every way to a layout fails in its turn, over memory of `allocator`; nothing is
-/// left of any of them, nor of the layouts that come up in between.
+/// Every step of every way to build a layout fails once, over memory of `allocator`. Nothing of
+/// them is left, nor of the layouts that were built in between.
 fn fails_everywhere<A: Allocate + Clone>(allocator: &A)
 where
     A::Memory: Memory,
@@ -65,7 +65,7 @@ where
         assert_eq!(journal.lines(), ["allocate 0", "refuse registration", "release 0"]);
     }
 
-    // Each registration of adopted regions in its turn; then none.
+    // Each registration of adopted regions fails once; then none.
     let bytes = ByteCount::mib(2);
     for refused in 0..4 {
         let journal = Journal::new();
@@ -94,7 +94,7 @@ where
 
 #[test]
 fn system_memory_is_given_back_whatever_fails() {
-    // Alone in its process, as what other tests map meanwhile would count.
+    // Alone in its process, because mappings of other tests would count.
     in_child("storage::system_memory_is_given_back_whatever_fails", || {
         let allocator = SystemAllocator::new(SystemOptions::default());
         assert_no_growth(8, ByteCount::mib(6), || fails_everywhere(&allocator));
@@ -113,10 +113,8 @@ fn disk_files_are_given_back_whatever_fails() {
 
 #[test]
 fn a_config_that_cannot_be_planned_asks_no_allocator() {
-    let allocator = FaultInjectingAllocator::new(
-        SystemAllocator::new(SystemOptions::default()),
-        Default::default(),
-    );
+    let system = SystemAllocator::new(SystemOptions::default());
+    let allocator = Faulty::new(system, FaultPlan::new());
     let aligned = config().with_block_alignment(Alignment::new(1 << 62).unwrap()).unwrap();
     let builder = LayoutBuilder::new(aligned).fully_contiguous().allocate(&allocator);
     builder.unregistered().build().unwrap_err();
@@ -131,10 +129,10 @@ fn on(numa: NumaPolicy) -> Result<PhysicalLayout, LayoutError> {
 
 #[test]
 fn a_numa_wish_is_carried_out_and_reported_through_the_layout() {
-    let layout = on(NumaPolicy::Bind(NodeId::new(0), Wish::Preferred)).unwrap();
+    let layout = on(NumaPolicy::Bind(NodeId::new(0), Requirement::Preferred)).unwrap();
     let report = layout.capabilities();
-    match report.grant(&Capability::NumaBinding) {
-        Some(Grant::Granted) => {
+    match report.status(&Capability::NumaBinding) {
+        Some(CapabilityStatus::Granted) => {
             let base = layout.host_address(0, 0, 0).unwrap().get();
             // "7f0000000000 bind:0 anon=…": the policy of the mapping that begins there.
             let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
@@ -145,30 +143,32 @@ fn a_numa_wish_is_carried_out_and_reported_through_the_layout() {
             });
             assert_eq!(policy.as_deref(), Some("bind:0"), "{maps}");
         }
-        Some(Grant::Refused(reason)) => eprintln!(
+        Some(CapabilityStatus::Refused(reason)) => eprintln!(
             "skipped: a_numa_wish_is_carried_out_and_reported_through_the_layout: {reason}"
         ),
-        other => panic!("a wish without an outcome: {other:?} in {report}"),
+        other => panic!("a request without an outcome: {other:?} in {report}"),
     }
 }
 
 #[test]
 fn a_numa_wish_for_a_node_that_is_not_there_is_reported_or_an_error() {
     let nowhere = NodeId::new(1000);
-    let layout = on(NumaPolicy::Bind(nowhere, Wish::Preferred)).unwrap();
+    let layout = on(NumaPolicy::Bind(nowhere, Requirement::Preferred)).unwrap();
     let report = layout.capabilities();
-    assert!(matches!(report.grant(&Capability::NumaBinding), Some(Grant::Refused(_))), "{report}");
+    assert!(
+        matches!(report.status(&Capability::NumaBinding), Some(CapabilityStatus::Refused(_))),
+        "{report}"
+    );
     assert_eq!(report.degradations().count(), 1, "{report}");
 
-    let error = on(NumaPolicy::Bind(nowhere, Wish::Required)).unwrap_err();
+    let error = on(NumaPolicy::Bind(nowhere, Requirement::Required)).unwrap_err();
     let mut causes = std::iter::successors(error.source(), |&cause| cause.source());
     let missing = causes.find_map(|cause| cause.downcast_ref::<CapabilityMissing>());
-    let missing = missing.expect("the capability that is missing");
+    let missing = missing.expect("the missing capability");
     assert_eq!(missing.outcome.capability, Capability::NumaBinding);
 }
 
-/// Two layouts in one file: each region, and what is registered of it, begins where it lies in
-/// the file.
+/// Two layouts in one file: each region, and its registration, begins at its offset in the file.
 #[test]
 fn regions_of_a_file_are_described_by_their_offset() {
     let directory = tempfile::tempdir().unwrap();
@@ -203,7 +203,7 @@ fn regions_of_a_file_are_described_by_their_offset() {
     }
 }
 
-/// Memory and files of 4.5 GB, of which nothing is touched.
+/// Memory and files of 4.5 GB, which are never accessed.
 #[test]
 fn block_contiguous_layouts_hold_a_thousandth_more_than_their_blocks_at_most() {
     let config = LayoutConfig::builder().num_blocks(4000).num_layers(61).outer_dim(1);
@@ -212,7 +212,7 @@ fn block_contiguous_layouts_hold_a_thousandth_more_than_their_blocks_at_most() {
     let config = config.build().unwrap();
     let directory = tempfile::tempdir().unwrap();
     let untouched = SystemOptions { first_touch: FirstTouch::None, ..SystemOptions::default() };
-    let sparse = DiskOptions { preallocate: Wish::Off, ..DiskOptions::default() };
+    let sparse = DiskOptions { preallocate: Requirement::Off, ..DiskOptions::default() };
     let system = SystemAllocator::new(untouched);
     let disk = DiskAllocator::new(directory.path(), sparse).unwrap();
     for kind in LayoutKind::ALL {
@@ -246,7 +246,7 @@ fn one_named_file_holds_a_layout_of_any_kind_and_is_as_long_as_the_plan() {
         let granule = allocator.limits().granule.get();
         assert_eq!(length, needed.max().unwrap().next_multiple_of(granule));
 
-        // The name is taken, and stays so when the layout drops.
+        // The name is taken, and is still taken after the layout drops.
         let LayoutError::Allocate { source, .. } = build().unwrap_err() else {
             panic!("another error")
         };

@@ -18,17 +18,16 @@ const BLOCKS: u32 = 24;
 const LAYERS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What this process writes into the peer's blocks, and what it reads of them: from where to where.
+/// The blocks that this process writes at the peer, and those that it reads: from and to.
 const WRITTEN: ([u32; 8], [u32; 8]) = ([0, 1, 2, 3, 4, 5, 6, 7], [9, 8, 7, 6, 12, 13, 14, 15]);
 const READ: ([u32; 4], [u32; 4]) = ([20, 21, 3, 2], [16, 17, 18, 23]);
 
-/// What is in the blocks of this process, and of the peer.
+/// The seeds of the blocks of this process and of the peer.
 const MINE: Pattern = Pattern::new(1);
 const THEIRS: Pattern = Pattern::new(2);
 
-/// Blocks of this process go to a peer's memory, which looks at them; what the peer has in other
-/// blocks is read. No other byte changes on either side. Each process says when its blocks may be used
-/// again.
+/// Writes blocks to a peer's memory, which verifies them, and reads other blocks of the peer. No other
+/// byte changes on either side. Each process reports when its blocks may be used again.
 pub fn there_and_back<A: Allocate, B: Allocate>(
     test: &str,
     here: (&A, LayoutKind),
@@ -56,8 +55,8 @@ fn write_and_read<A: Allocate>(
     let engine = NixlEngine::new(&agent, NixlEngineOptions::default()).unwrap();
     let manager = TransferManager::new([Arc::new(engine) as Arc<dyn CopyEngine>]);
     let make = |transfer: Transfer| {
-        let transfer = match order {
-            Some(order) => transfer.device_order(order),
+        let transfer = match &order {
+            Some(order) => transfer.device_order(order.clone()),
             None => transfer,
         };
         eprintln!("{}", manager.submit(transfer, ()).unwrap().wait().result.unwrap());

@@ -1,8 +1,8 @@
 //! Contexts, and which is current on a thread.
 
 use crate::code::{Code, Outcome};
-use crate::exports::devices::known;
-use crate::exports::{CURRENT, Out, caller, exports};
+use crate::exports::arguments::Out;
+use crate::exports::entry::{CURRENT, caller, exports, known};
 use crate::simulator::Simulator;
 
 exports! {

@@ -2,7 +2,8 @@
 
 use crate::arena::wide;
 use crate::code::{Code, Outcome};
-use crate::exports::{In, Out, exports};
+use crate::exports::arguments::{In, Out};
+use crate::exports::entry::exports;
 use crate::simulator::Simulator;
 use crate::space::{Place, Reach, host_pointer};
 use crate::state::{Caller, Mark, State};

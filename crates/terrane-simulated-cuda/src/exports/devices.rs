@@ -3,8 +3,9 @@
 use std::ffi::c_char;
 
 use crate::code::{Code, name};
-use crate::exports::{In, Out, exports, find};
-use crate::simulator::Simulator;
+use crate::exports::arguments::{In, Out};
+use crate::exports::entry::{exports, known};
+use crate::exports::find;
 
 /// CUDA 13.0.
 const VERSION: i32 = 13_000;
@@ -99,7 +100,7 @@ exports! {
     }
 }
 
-/// Which CUDA is simulated.
+/// The simulated version of CUDA.
 ///
 /// # Safety
 ///
@@ -121,7 +122,7 @@ pub unsafe extern "C" fn cuGetErrorName(code: u32, text: Out<*const c_char>) -> 
     if found.is_some() { 0 } else { Code::INVALID_VALUE.0 }
 }
 
-/// What a code means; here, its name.
+/// The description of a code; here, its name.
 ///
 /// # Safety
 ///
@@ -130,12 +131,6 @@ pub unsafe extern "C" fn cuGetErrorName(code: u32, text: Out<*const c_char>) -> 
 pub unsafe extern "C" fn cuGetErrorString(code: u32, text: Out<*const c_char>) -> u32 {
     // SAFETY: the caller's promise.
     unsafe { cuGetErrorName(code, text) }
-}
-
-/// A device that there is.
-pub(super) fn known(simulator: &Simulator, device: i32) -> Result<u32, Code> {
-    let device = u32::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
-    simulator.with(|state| state.device(device).map(|_| device))
 }
 
 fn uuid_of(device: u32) -> [u8; 16] {

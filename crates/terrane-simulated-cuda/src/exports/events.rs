@@ -1,7 +1,8 @@
 //! Events: marks in streams.
 
 use crate::code::{Code, Outcome};
-use crate::exports::{Out, exports};
+use crate::exports::arguments::Out;
+use crate::exports::entry::exports;
 use crate::simulator::Simulator;
 use crate::state::{Caller, Event, Mark, State};
 use crate::work::Work;
@@ -25,7 +26,7 @@ exports! {
         })?)
     }
 
-    /// What waits for it has taken note of what it marks.
+    /// Streams that wait for it have noted its mark.
     fn cuEventDestroy_v2(event: u64) |simulator, caller| {
         simulator.with(|state| {
             alive(state, caller, event)?;

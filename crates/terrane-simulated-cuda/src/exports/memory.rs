@@ -4,15 +4,16 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::arena::wide;
 use crate::code::{Code, Outcome};
+use crate::exports::arguments::{In, Out};
 use crate::exports::contexts::current;
-use crate::exports::{In, Out, exports};
+use crate::exports::entry::exports;
 use crate::space::{Allocation, Owner, Pieces, Pinned, Place, host_pointer};
 use crate::state::{Caller, State, granted};
 
 const PORTABLE: u32 = 1;
 const MAPPED: u32 = 2;
 const WRITE_COMBINED: u32 = 4;
-/// Of registered memory: device registers, and what the device only reads.
+/// Flags of registered memory: device registers, and memory that the device only reads.
 const IO_MEMORY: u32 = 4;
 const READ_ONLY: u32 = 8;
 
@@ -150,7 +151,7 @@ exports! {
             let (attribute, data) = (attributes.get(index)?, data.get(index)?);
             let value =
                 simulator.with(|state| attribute_of(state, caller, attribute, address));
-            // What does not apply to the address is null; only what is no attribute is refused.
+            // An attribute that does not apply to the address is null; an unknown one is refused.
             write(data, match value {
                 Err(Code::NOT_SUPPORTED) => return Err(Code::INVALID_VALUE),
                 value => value.unwrap_or((0, width_of(attribute))),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::arena::wide;
 use crate::code::{Code, Outcome};
-use crate::exports::{In, Out, exports};
+use crate::exports::arguments::{In, Out};
+use crate::exports::entry::exports;
 use crate::ptx::{Launch, Module};
 use crate::simulator::Simulator;
 use crate::state::{Caller, Function};
@@ -19,7 +20,7 @@ exports! {
         load(simulator, caller, module, image).map_err(|(code, _)| code)
     }
 
-    /// What is wrong with the PTX is written into the error log, if the options name one.
+    /// Errors of the PTX are written into the error log, if the options name one.
     fn cuModuleLoadDataEx(
         module: Out<u64>, image: In<c_char>, count: u32, options: In<u32>, values: In<u64>,
     ) |simulator, caller| {

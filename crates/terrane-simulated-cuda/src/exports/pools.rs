@@ -2,7 +2,8 @@
 
 use crate::arena::wide;
 use crate::code::{Code, Outcome};
-use crate::exports::{In, Out, exports};
+use crate::exports::arguments::{In, Out};
+use crate::exports::entry::exports;
 use crate::pools::Pool;
 use crate::simulator::Simulator;
 use crate::space::{Allocation, Owner, Pieces};

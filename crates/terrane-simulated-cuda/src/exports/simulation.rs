@@ -1,11 +1,11 @@
-//! What only a simulation can do. A test finds these functions as it finds the driver's.
+//! Functions that only a simulation has. A test finds them like the driver's.
 
 use std::ffi::c_char;
 
 use crate::arena::wide;
 use crate::code::{Code, Outcome};
-use crate::exports::devices::known;
-use crate::exports::{In, Out, calls_of, exports};
+use crate::exports::arguments::{In, Out};
+use crate::exports::entry::{calls_of, exports, known};
 use crate::space::Pieces;
 use crate::state::{State, Stream, StreamKind};
 
@@ -73,8 +73,8 @@ exports! {
         })
     }
 
-    /// Holds the work of a stream that was created back, what is submitted later included, until
-    /// it is let go.
+    /// Holds back the work of a created stream, including work that is submitted later, until it
+    /// is released.
     fn terraneSimulatedHold(stream: u64) |simulator, _caller| {
         simulator.with(|state| hold(state, stream, true))
     }

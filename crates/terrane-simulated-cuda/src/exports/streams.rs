@@ -2,8 +2,9 @@
 
 use crate::capture::CaptureMode;
 use crate::code::Code;
+use crate::exports::arguments::Out;
 use crate::exports::contexts::HIGHEST_PRIORITY;
-use crate::exports::{CAPTURE_MODE, Out, exports};
+use crate::exports::entry::{CAPTURE_MODE, exports};
 use crate::state::{State, StreamKind};
 use crate::work::Work;
 
@@ -21,7 +22,7 @@ exports! {
         stream.set(handle)
     }
 
-    /// What was submitted still runs.
+    /// Submitted work still runs.
     fn cuStreamDestroy_v2(stream: u64) |simulator, caller| {
         simulator.with(|state| {
             let handle = state.stream(caller, stream)?;
@@ -128,7 +129,7 @@ exports! {
         status.set(is_capturing)
     }
 
-    /// What the calling thread's calls may do to captures; answers what it was before.
+    /// Sets the effect of the calling thread's calls on captures, and returns the previous one.
     fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) |_simulator, _caller| {
         let before = CAPTURE_MODE.get();
         let asked = CaptureMode::of(mode.peek()?)?;

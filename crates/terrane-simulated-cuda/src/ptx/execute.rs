@@ -4,15 +4,15 @@ use super::Kernel;
 use super::instruction::{
     Action, Address, Binary, Comparison, Memory, Operand, Special, Type, Unary,
 };
+use crate::arena::to_usize;
 use crate::code::{Code, Outcome};
 use crate::space::{Reach, Space, Window};
-use crate::work::to_usize;
 
-/// A thread that has run so many instructions runs for ever.
+/// A thread that has run so many instructions never ends.
 const MOST_INSTRUCTIONS: u64 = 1 << 30;
 const LAUNCH_TIMEOUT: Code = Code(702);
 
-/// What the threads of a step have in common.
+/// The state that the threads of a step share.
 pub struct Machine<'a> {
     pub kernel: &'a Kernel,
     pub parameters: &'a [u8],
@@ -52,7 +52,7 @@ impl Thread {
     ///
     /// # Errors
     ///
-    /// What loses the context.
+    /// The code that loses the context.
     pub fn run(&mut self, machine: &mut Machine<'_>, shared: &mut [u8]) -> Outcome<Stop> {
         let code = machine.kernel.code.as_slice();
         for _ in 0..MOST_INSTRUCTIONS {

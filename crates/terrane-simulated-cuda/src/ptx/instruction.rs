@@ -8,7 +8,7 @@ pub struct Type {
 }
 
 impl Type {
-    /// What of a number of 64 bits a value of this type keeps.
+    /// The bits of a 64-bit number that a value of this type keeps.
     pub const fn cut(self, value: u64) -> u64 {
         if self.bits >= 64 { value } else { value & ((1 << self.bits) - 1) }
     }

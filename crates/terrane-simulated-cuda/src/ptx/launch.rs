@@ -1,13 +1,13 @@
-//! A launch: threads in blocks in a grid, in an order that nobody promised.
+//! A launch: threads in blocks in a grid, in no guaranteed order.
 
 use std::sync::Arc;
 
 use super::Kernel;
 use super::execute::{Machine, Stop, Thread};
-use crate::code::{Code, Outcome};
+use crate::arena::to_usize;
+use crate::code::{Code, Outcome, Progress};
 use crate::random::Random;
 use crate::space::{Reach, Space};
-use crate::work::{Progress, to_usize};
 
 /// The most bytes that a block may share.
 const MOST_SHARED: u64 = 227 << 10;
@@ -71,7 +71,7 @@ impl Launch {
     ///
     /// # Errors
     ///
-    /// What loses the context.
+    /// The code that loses the context.
     pub fn step(
         &mut self,
         space: &Space,

@@ -29,7 +29,7 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// What is not understood, in words.
+    /// A description of the unsupported text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let kernels = parse::kernels(text)?;
         let named = kernels.into_iter().map(|kernel| (kernel.name.clone(), Arc::new(kernel)));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::instruction::{Address, Operand, Special, Type};
 
-/// What the names of a kernel stand for.
+/// The meanings of the names in a kernel.
 #[derive(Debug, Default)]
 pub struct Names {
     registers: BTreeMap<String, usize>,

@@ -229,7 +229,7 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
         _ => {}
     }
     let kind = kind(last).ok_or_else(unknown)?;
-    // What is an integer to everyone else, has a fraction here.
+    // An integer type elsewhere; here it has a fraction.
     let is_moved = matches!(base, "mov" | "ld" | "ldu" | "st" | "selp");
     if last.starts_with('f') && !is_moved || has("cc") || has("sat") {
         return Err(unknown());

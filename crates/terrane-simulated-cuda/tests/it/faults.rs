@@ -90,7 +90,7 @@ fn the_context_is_lost_at_the_operation_that_was_chosen() {
 #[test]
 fn nothing_is_there_before_it_is_initialised() {
     let mut count = 0;
-    // This thread is attached to nothing, and nobody in this process calls `cuInit` without.
+    // This thread is attached to nothing, and no other thread of this process calls `cuInit` so.
     // SAFETY: one number is written.
     assert_eq!(unsafe { cuDeviceGetCount(Out::to(&mut count)) }, 3);
     let session = terrane_simulated_cuda::Session::start(terrane_simulated_cuda::Config {

@@ -1,5 +1,5 @@
-//! What the documentation of the driver says, of the simulated one: through the functions that it
-//! exports, each test with devices of its own.
+//! The simulated driver does what the documentation of the driver says. The tests call its exported
+//! functions, each with devices of its own.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

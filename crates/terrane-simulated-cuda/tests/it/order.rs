@@ -143,7 +143,7 @@ fn who_only_looks_sees_it_happen() {
         let stream = stream(NON_BLOCKING);
         ok(fill(memory, 5, BYTES, stream));
         ok(copy(seen.address, memory, BYTES, stream));
-        // Nobody calls any more; the background does it.
+        // There are no more calls; the background does it.
         while seen.bytes().iter().any(|&byte| byte != 5) {
             std::thread::yield_now();
         }
@@ -203,8 +203,8 @@ fn many_threads_share_devices() {
     });
 }
 
-/// What one thread submits by the handle of the per-thread default stream, another one neither waits
-/// for nor marks by the same handle.
+/// By the handle of the per-thread default stream, a thread neither waits for nor marks work that
+/// another thread has submitted by the same handle.
 #[test]
 fn the_per_thread_default_stream_is_another_one_on_each_thread() {
     const PER_THREAD: u64 = 2;

@@ -105,7 +105,7 @@ impl Pinned {
         Self { address, length }
     }
 
-    /// What it holds now, which a copy may be changing.
+    /// Its present bytes, which a copy may be changing.
     pub fn bytes(&self) -> Vec<u8> {
         let start = std::ptr::with_exposed_provenance::<u8>(usize::try_from(self.address).unwrap());
         let each = (0..self.length).map(|index| start.wrapping_add(index));

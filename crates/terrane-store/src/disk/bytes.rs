@@ -1,11 +1,6 @@
 //! Numbers within bytes, little-endian, and the checksum of all files.
 
-use crc_fast::{CrcAlgorithm, checksum};
-
-/// CRC-64/NVME, as NVMe uses it for data integrity.
-pub(crate) fn crc(bytes: &[u8]) -> u64 {
-    checksum(CrcAlgorithm::Crc64Nvme, bytes)
-}
+pub(crate) use terrane_core::checksum::crc64 as crc;
 
 /// Writes `field` at `at`. Offsets are constants of the format, within `bytes`.
 #[inline]

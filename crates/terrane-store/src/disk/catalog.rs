@@ -24,6 +24,7 @@ use super::snapshot::CatalogSnapshot;
 use super::state::State;
 use super::superblock::Superblock;
 use super::superblocks;
+use crate::key::KeyHash;
 
 /// Threads of a recovery, unless the caller names a number. Reading is bound by memory beyond them.
 const MOST_THREADS: usize = 8;
@@ -165,7 +166,7 @@ impl Catalog {
     /// # Errors
     ///
     /// As [`append_puts`](Self::append_puts).
-    pub fn append_removes(&self, keys: &[u128]) -> Result<(), CatalogError> {
+    pub fn append_removes(&self, keys: &[KeyHash]) -> Result<(), CatalogError> {
         self.process.check()?;
         let count = wide(keys.len());
         self.append(count, count, |mut stamp, bytes| {
@@ -285,7 +286,9 @@ impl Catalog {
         let names = self.files.list().unwrap_or_default();
         for name in names {
             let is_older = match names::parse(&name) {
-                Some(names::Name::Journal(other) | names::Name::Checkpoint(other)) => other < number,
+                Some(names::Name::Journal(other) | names::Name::Checkpoint(other)) => {
+                    other < number
+                }
                 Some(names::Name::Unfinished(_)) | None => false,
             };
             if is_older {

@@ -283,7 +283,9 @@ impl fmt::Display for FieldDifference {
             (Some(stored), Some(asked)) => {
                 write!(f, "{field} is {stored:?} in the store and {asked:?} was asked for")
             }
-            (Some(stored), None) => write!(f, "{field} is {stored:?} in the store and was not given"),
+            (Some(stored), None) => {
+                write!(f, "{field} is {stored:?} in the store and was not given")
+            }
             (None, Some(asked)) => write!(f, "{field} is not in the store and {asked:?} was given"),
             (None, None) => write!(f, "{field}"),
         }

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use crate::key::KeyHash;
+
 /// A block that is on disk according to its record. Its payload has not been read: the checksum
 /// decides at the first read whether the slot still holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveRecord {
     /// The keyed hash of the key.
-    pub key_hash: u128,
+    pub key_hash: KeyHash,
     /// The number of the record. Blocks with higher numbers were stored later; the blocks of a
     /// checkpoint have the same number.
     pub sequence: u64,

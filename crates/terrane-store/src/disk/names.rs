@@ -73,9 +73,20 @@ mod tests {
     #[test]
     fn other_names_are_left_alone() {
         for name in [
-            "journal.", "journal.0", "journal.01", "journal.+1", "journal.-1", "journal.1.new",
-            "journal.1x", "journal.18446744073709551616", "journal.18446744073709551615",
-            "checkpoint.new", "checkpoint..new", "slab.0.000", "", "JOURNAL.1",
+            "journal.",
+            "journal.0",
+            "journal.01",
+            "journal.+1",
+            "journal.-1",
+            "journal.1.new",
+            "journal.1x",
+            "journal.18446744073709551616",
+            "journal.18446744073709551615",
+            "checkpoint.new",
+            "checkpoint..new",
+            "slab.0.000",
+            "",
+            "JOURNAL.1",
         ] {
             assert_eq!(parse(name), None, "{name}");
         }

@@ -132,7 +132,8 @@ mod tests {
     fn names_that_leave_the_directory_are_refused() {
         assert_eq!(problem(""), NameProblem::Empty);
         assert_eq!(problem(&"a".repeat(129)), NameProblem::TooLong);
-        for (name, character) in [("a/b", '/'), ("a\\b", '\\'), ("a\0", '\0'), ("ä", 'ä'), ("a b", ' ')]
+        for (name, character) in
+            [("a/b", '/'), ("a\\b", '\\'), ("a\0", '\0'), ("ä", 'ä'), ("a b", ' ')]
         {
             assert_eq!(problem(name), NameProblem::Character(character));
         }

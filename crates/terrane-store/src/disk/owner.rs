@@ -130,9 +130,13 @@ mod tests {
 
     #[test]
     fn other_texts_are_no_owners() {
-        for text in
-            ["", "host a", "host a\nprocess x\nsince 1", "host \nprocess 1\nsince 1", "host \x1b\nprocess 1\nsince 1"]
-        {
+        for text in [
+            "",
+            "host a",
+            "host a\nprocess x\nsince 1",
+            "host \nprocess 1\nsince 1",
+            "host \x1b\nprocess 1\nsince 1",
+        ] {
             assert_eq!(StoreOwner::decode(text), None, "{text:?}");
         }
     }

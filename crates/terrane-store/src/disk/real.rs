@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    self, AtFlags, Dir, FileType, Mode, OFlags, fchmod, fstat, fsync, mkdirat, open, openat, renameat,
-    unlinkat,
+    self, AtFlags, Dir, FileType, Mode, OFlags, fchmod, fstat, fsync, mkdirat, open, openat,
+    renameat, unlinkat,
 };
 use rustix::io::Errno;
 use terrane_core::OsError;

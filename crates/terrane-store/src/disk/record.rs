@@ -3,7 +3,8 @@
 //! A record never straddles a sector, so that a torn write leaves whole records. Each carries its own
 //! checksum and its own sequence number.
 
-use super::bytes::{crc, put, u16_at, u64_at, u128_at, u32_at};
+use super::bytes::{crc, put, u16_at, u32_at, u64_at, u128_at};
+use crate::key::KeyHash;
 
 /// The bytes of a record.
 pub(crate) const RECORD: usize = 128;
@@ -33,7 +34,7 @@ pub(crate) type RecordBytes = [u8; RECORD];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutRecord<'a> {
     /// The keyed hash of the key.
-    pub key_hash: u128,
+    pub key_hash: KeyHash,
     /// The group, by its index among the groups of the catalog.
     pub group: u16,
     /// The slot within the group.
@@ -81,7 +82,7 @@ pub(crate) struct Mark {
 /// The part of a `Put` that is not its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PutFields {
-    pub key_hash: u128,
+    pub key_hash: KeyHash,
     pub group: u16,
     pub slot: u32,
     pub length: u64,
@@ -98,7 +99,7 @@ pub(crate) enum Content {
     /// A block was stored.
     Put(PutFields),
     /// A key was removed.
-    Remove(u128),
+    Remove(KeyHash),
     /// All records up to one are durable.
     Mark(Mark),
     /// The key of the `Put` before it goes on.
@@ -113,7 +114,7 @@ pub(crate) fn decode(bytes: &RecordBytes) -> Option<(Stamp, Content)> {
     let stamp = Stamp { sequence: u64_at(bytes, 8), epoch: u64_at(bytes, 16) };
     let content = match bytes[0] {
         PUT => Content::Put(PutFields {
-            key_hash: u128_at(bytes, 24),
+            key_hash: KeyHash::new(u128_at(bytes, 24)),
             group: u16_at(bytes, 4),
             slot: u32_at(bytes, 40),
             length: u64_at(bytes, 48),
@@ -121,7 +122,7 @@ pub(crate) fn decode(bytes: &RecordBytes) -> Option<(Stamp, Content)> {
             key_length: u16_at(bytes, 2),
             checkpoint: u64_at(bytes, 112),
         }),
-        REMOVE => Content::Remove(u128_at(bytes, 24)),
+        REMOVE => Content::Remove(KeyHash::new(u128_at(bytes, 24))),
         MARK => Content::Mark(Mark {
             durable: u64_at(bytes, 48),
             tombstones: u64_at(bytes, 112),
@@ -167,7 +168,7 @@ pub(crate) fn encode_put(
     };
     put(&mut bytes, 2, &key_length.to_le_bytes());
     put(&mut bytes, 4, &record.group.to_le_bytes());
-    put(&mut bytes, 24, &record.key_hash.to_le_bytes());
+    put(&mut bytes, 24, &record.key_hash.get().to_le_bytes());
     put(&mut bytes, 40, &record.slot.to_le_bytes());
     put(&mut bytes, 48, &record.length.to_le_bytes());
     put(&mut bytes, 56, &record.checksum.to_le_bytes());
@@ -186,9 +187,9 @@ pub(crate) fn encode_put(
 }
 
 /// Adds a tombstone to `into`.
-pub(crate) fn encode_remove(key_hash: u128, stamp: Stamp, into: &mut Vec<u8>) {
+pub(crate) fn encode_remove(key_hash: KeyHash, stamp: Stamp, into: &mut Vec<u8>) {
     let mut bytes = head(REMOVE, stamp);
-    put(&mut bytes, 24, &key_hash.to_le_bytes());
+    put(&mut bytes, 24, &key_hash.get().to_le_bytes());
     finish(bytes, into);
 }
 
@@ -225,7 +226,14 @@ mod tests {
     const STAMP: Stamp = Stamp { sequence: 7, epoch: 3 };
 
     fn put_of(key: &[u8]) -> PutRecord<'_> {
-        PutRecord { key_hash: 1 << 100, group: 2, slot: 9, length: 4096, checksum: 77, key }
+        PutRecord {
+            key_hash: KeyHash::new(1 << 100),
+            group: 2,
+            slot: 9,
+            length: 4096,
+            checksum: 77,
+            key,
+        }
     }
 
     fn records(bytes: &[u8]) -> Vec<&RecordBytes> {
@@ -242,7 +250,10 @@ mod tests {
             let found = records(&bytes);
             assert_eq!(found.len(), 1 + record.key_parts());
             let Some((STAMP, Content::Put(fields))) = decode(found[0]) else { panic!("a put") };
-            assert_eq!((fields.key_hash, fields.group, fields.slot), (1 << 100, 2, 9));
+            assert_eq!(
+                (fields.key_hash, fields.group, fields.slot),
+                (KeyHash::new(1 << 100), 2, 9)
+            );
             assert_eq!((fields.length, fields.checksum), (4096, 77));
             let mut back = key_head(found[0], fields.key_length).to_vec();
             for (part, bytes) in found[1..].iter().enumerate() {
@@ -260,10 +271,10 @@ mod tests {
         let mark = Mark { durable: 6, tombstones: 2, starts_session: true };
         let mut bytes = Vec::new();
         encode_mark(mark, STAMP, &mut bytes);
-        encode_remove(5, STAMP, &mut bytes);
+        encode_remove(KeyHash::new(5), STAMP, &mut bytes);
         let found: Vec<_> = records(&bytes).into_iter().map(|bytes| decode(bytes)).collect();
         assert_eq!(found[0], Some((STAMP, Content::Mark(mark))));
-        assert_eq!(found[1], Some((STAMP, Content::Remove(5))));
+        assert_eq!(found[1], Some((STAMP, Content::Remove(KeyHash::new(5)))));
     }
 
     #[test]

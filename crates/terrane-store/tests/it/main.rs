@@ -12,3 +12,6 @@
 )]
 
 mod disk;
+mod eviction;
+mod index;
+mod queue;

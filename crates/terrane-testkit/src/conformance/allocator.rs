@@ -8,26 +8,26 @@ use super::memory::check_memory;
 use crate::pattern::{InProcess, Pattern, Piece, PieceAccess};
 use crate::random::Seeded;
 
-/// An allocator as its suite needs it described.
+/// Describes an allocator to its suite.
 pub trait AllocatorFixture {
-    /// What is checked.
+    /// The allocator to check.
     type Allocator: Allocate;
 
-    /// A new allocator, from which nothing has been allocated.
+    /// A new allocator without allocations.
     fn allocator(&self) -> Self::Allocator;
 
-    /// How the bytes of its memory are reached.
+    /// Accesses the bytes of its memory.
     fn access(&self) -> &dyn PieceAccess {
         &InProcess
     }
 
-    /// The strictest alignment that it has to serve. By default 4 KiB, or that of its limits.
+    /// The strictest alignment that it must support. By default 4 KiB, or that of its limits.
     fn strictest_alignment(&self) -> Alignment {
         Alignment::PAGE.max(self.allocator().limits().alignment)
     }
 
-    /// How many allocations are alive, or bytes, or whatever goes up with each and comes down
-    /// when it is freed; `None` if that cannot be known.
+    /// A number that grows with each allocation and shrinks when it is freed, such as live
+    /// allocations or live bytes. `None` if it is unknown.
     fn live(&self, allocator: &Self::Allocator) -> Option<u64> {
         let _ = allocator;
         None
@@ -47,7 +47,7 @@ pub fn check_allocator(fixture: &impl AllocatorFixture) {
     random_use_keeps_bytes_apart(fixture, 0x414C_4C4F_4341_5445);
 }
 
-/// At least the bytes and the alignment asked for, of the allocator's kind.
+/// Memory has at least the requested bytes and alignment, and the allocator's kind.
 pub fn memory_is_what_was_asked_for(fixture: &impl AllocatorFixture) {
     let allocator = fixture.allocator();
     for bytes in [1, 7, 512, 4095, 4096, 4097, 1 << 20] {
@@ -63,15 +63,21 @@ pub fn memory_is_what_was_asked_for(fixture: &impl AllocatorFixture) {
     }
 }
 
-/// What the limits say of every region is true of every region.
+/// Every region meets the limits.
 pub fn limits_are_kept(fixture: &impl AllocatorFixture) {
     let allocator = fixture.allocator();
     let Limits { alignment, granule, largest_region } = allocator.limits();
     let memory = allocate(&allocator, &RegionRequest::new(ByteCount::new(1)));
     let location = memory.location();
-    assert!(location.alignment() >= alignment, "limits say {alignment}, the memory is {location}");
+    assert!(
+        location.alignment() >= alignment,
+        "the limits state an alignment of {alignment}, and the memory is at {location}"
+    );
     let length = memory.length();
-    assert!(length.is_aligned_to(granule), "limits say multiples of {granule}, not {length:?}");
+    assert!(
+        length.is_aligned_to(granule),
+        "the limits state multiples of {granule}, and the memory has {length:?}"
+    );
     if let Some(largest) = largest_region {
         let bytes = largest.checked_add(ByteCount::new(1)).expect("it fits");
         let error = refused(&allocator, &RegionRequest::new(bytes));
@@ -79,7 +85,7 @@ pub fn limits_are_kept(fixture: &impl AllocatorFixture) {
     }
 }
 
-/// What comes out keeps the rules of [`Memory`], whatever its length.
+/// Allocated memory of any length meets the rules of [`Memory`].
 pub fn memory_keeps_its_own_rules(fixture: &impl AllocatorFixture) {
     let allocator = fixture.allocator();
     for bytes in [0, 1, 4097, 1 << 18] {
@@ -88,7 +94,7 @@ pub fn memory_keeps_its_own_rules(fixture: &impl AllocatorFixture) {
     }
 }
 
-/// No two allocations that are alive share a byte.
+/// No two live allocations share a byte.
 pub fn nothing_overlaps(fixture: &impl AllocatorFixture) {
     let allocator = fixture.allocator();
     let sizes = [1, 100, 4096, 10_000].into_iter().cycle().take(24);
@@ -102,7 +108,7 @@ pub fn nothing_overlaps(fixture: &impl AllocatorFixture) {
     }
 }
 
-/// A request of zero bytes succeeds, at an aligned place, as often as one likes.
+/// A request of zero bytes succeeds any number of times, with an aligned location.
 pub fn zero_bytes_are_a_request_like_any_other(fixture: &impl AllocatorFixture) {
     let allocator = fixture.allocator();
     let alignment = fixture.strictest_alignment();
@@ -114,21 +120,21 @@ pub fn zero_bytes_are_a_request_like_any_other(fixture: &impl AllocatorFixture) 
     }
 }
 
-/// Dropping the memory gives it back: as much is alive as before.
+/// Dropping the memory frees it: the live number is as before.
 pub fn dropping_gives_back(fixture: &impl AllocatorFixture) {
     let allocator = fixture.allocator();
     let before = fixture.live(&allocator);
     let ask = || allocate(&allocator, &RegionRequest::new(ByteCount::kib(64)));
     let memory = [ask(), ask()];
     if let (Some(before), Some(during)) = (before, fixture.live(&allocator)) {
-        assert!(during > before, "two allocations are alive, and do not count");
+        assert!(during > before, "two allocations are live, and are not counted");
     }
     drop(memory);
-    assert_eq!(fixture.live(&allocator), before, "memory was dropped and is still alive");
+    assert_eq!(fixture.live(&allocator), before, "memory was dropped and is still live");
 }
 
-/// What can never be had is refused with an error that says what was asked for, nothing is left
-/// behind, and the next request is served.
+/// An impossible request is refused with an error that names the request. It leaves nothing
+/// allocated, and the next request succeeds.
 pub fn refusals_are_typed_and_leave_nothing(fixture: &impl AllocatorFixture) {
     let allocator = fixture.allocator();
     let before = fixture.live(&allocator);
@@ -136,7 +142,7 @@ pub fn refusals_are_typed_and_leave_nothing(fixture: &impl AllocatorFixture) {
         let request = RegionRequest::new(ByteCount::new(bytes)).labelled("absurd");
         let error = refused(&allocator, &request).to_string();
         assert!(error.contains("absurd"), "the label is not in the error: {error}");
-        assert_eq!(fixture.live(&allocator), before, "a refused request left something behind");
+        assert_eq!(fixture.live(&allocator), before, "a refused request left something allocated");
     }
     drop(allocate(&allocator, &RegionRequest::new(ByteCount::new(1))));
 }
@@ -149,7 +155,7 @@ pub fn memory_outlives_its_allocator(fixture: &impl AllocatorFixture) {
     check_memory(memory, fixture.access());
 }
 
-/// In random use, everything keeps the bytes that were written to it until it is freed.
+/// In random use, every allocation keeps the written bytes until it is freed.
 pub fn random_use_keeps_bytes_apart(fixture: &impl AllocatorFixture, seed: u64) {
     let allocator = fixture.allocator();
     let access = fixture.access();
@@ -162,16 +168,16 @@ pub fn random_use_keeps_bytes_apart(fixture: &impl AllocatorFixture, seed: u64) 
         let memory = allocate(&allocator, &RegionRequest::new(ByteCount::new(bytes)));
         let mut bytes = vec![0; memory.length().to_usize()];
         pattern.write(piece, 0, &mut bytes);
-        // SAFETY: the memory is alive, and nobody else uses it.
+        // SAFETY: the memory is alive, and no other code uses it.
         unsafe { access.write(memory.location(), &bytes) }.expect("memory is writable");
         live.push((piece, memory));
         if random.once_in(2) {
             let (piece, memory) = live.swap_remove(random.below(live.len()));
             let mut bytes = vec![0; memory.length().to_usize()];
-            // SAFETY: the memory is alive, and nobody else uses it.
+            // SAFETY: the memory is alive, and no other code uses it.
             unsafe { access.read(memory.location(), &mut bytes) }.expect("memory is readable");
             let wrong = pattern.mismatches(piece, 0, &bytes);
-            assert_eq!(wrong, 0, "bytes of {memory:?} changed while others came and went");
+            assert_eq!(wrong, 0, "bytes of {memory:?} changed during other allocations and frees");
         }
     }
 }
@@ -187,7 +193,7 @@ fn allocate<A: Allocate>(allocator: &A, request: &RegionRequest) -> A::Memory {
 #[track_caller]
 fn refused(allocator: &impl Allocate, request: &RegionRequest) -> AllocateError {
     match allocator.allocate(request) {
-        Ok(memory) => panic!("{request:?} cannot be had, and was served with {memory:?}"),
+        Ok(memory) => panic!("{request:?} is impossible, and returned {memory:?}"),
         Err(error) => error,
     }
 }

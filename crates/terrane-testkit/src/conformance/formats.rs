@@ -10,10 +10,10 @@ use crate::pattern::PieceAccess;
 use crate::random::Seeded;
 use crate::regions::{Copied, RegionBytes};
 
-/// Sizes that are no powers of two where formats allow it.
+/// Sizes that are not powers of two where formats permit it.
 pub const SIZES: Sizes = Sizes { blocks: 6, layers: 3, heads: 4, tokens: 6, elements: 8, width: 2 };
 
-/// Every format in these sizes, by its name.
+/// Every format in these sizes, with its name.
 ///
 /// # Panics
 ///
@@ -43,7 +43,7 @@ pub fn shapes(geometry: &Geometry) -> Vec<(SectionName, SectionShape)> {
     shapes
 }
 
-/// All blocks in random pairs, then some of everything that both ends can select.
+/// All blocks in random pairs, and then random selections of everything that both ends can select.
 pub fn selections(geometry: &Geometry, random: &mut Seeded) -> Vec<Copied> {
     let blocks = geometry.num_blocks();
     let shuffled = |random: &mut Seeded| {
@@ -94,12 +94,12 @@ pub fn transfer(source: &Endpoint, destination: &Endpoint, copied: &Copied) -> T
     }
 }
 
-/// Where blocks of a format are tried, and which formats are.
+/// The formats to convert, and their memory.
 #[derive(Debug)]
 pub struct Tried<F> {
-    /// Makes an end.
+    /// Creates an end.
     pub endpoint: F,
-    /// Whether a format is tried, by its name.
+    /// Whether a format is converted, by its name.
     pub is_tried: fn(&str) -> bool,
 }
 
@@ -108,7 +108,7 @@ pub struct Tried<F> {
 ///
 /// # Panics
 ///
-/// If a transfer is refused, fails, or moves another byte than it should.
+/// If a transfer is refused, fails, or copies a wrong byte.
 pub fn convert_all(
     manager: &TransferManager,
     access: &dyn PieceAccess,
@@ -148,7 +148,7 @@ pub fn convert_all(
     transfers
 }
 
-/// The formats that files are likely to have, and some that make the most of their pieces.
+/// The likely formats of files, and some with the most pieces.
 #[must_use]
 pub fn is_of_files(name: &str) -> bool {
     const NAMES: [&str; 8] = [

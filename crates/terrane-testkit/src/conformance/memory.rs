@@ -6,7 +6,7 @@ use terrane_core::{ByteCount, Location, Memory, Region, Span, StorageKind};
 
 use crate::pattern::{Pattern, Piece, PieceAccess};
 
-/// Checks all rules of one memory, which nobody else uses, and whose bytes are overwritten.
+/// Checks all rules of one memory, which no other code uses. Its bytes are overwritten.
 pub fn check_memory<M: Memory>(memory: M, access: &dyn PieceAccess) {
     the_location_fits_the_kind(&memory);
     bytes_keep_what_is_written(&memory, access);
@@ -14,8 +14,8 @@ pub fn check_memory<M: Memory>(memory: M, access: &dyn PieceAccess) {
     moving_changes_nothing(memory, access);
 }
 
-/// Host kinds have host addresses, devices' addresses of that device, disks file positions; only
-/// host memory has an alias on a device.
+/// The location matches the kind: host kinds have host addresses, devices have addresses of that
+/// device, disks have file positions. Only host memory has an alias on a device.
 pub fn the_location_fits_the_kind(memory: &impl Memory) {
     let (kind, location) = (memory.kind(), memory.location());
     let fits = match (kind, location) {
@@ -25,33 +25,36 @@ pub fn the_location_fits_the_kind(memory: &impl Memory) {
         (kind, Location::Host(_)) => kind.is_host(),
         _ => false,
     };
-    assert!(fits, "memory of kind {kind} says that it is at {location}");
+    assert!(fits, "memory of kind {kind} states the location {location}");
     if memory.device_alias().is_some() {
-        assert!(kind.is_host(), "{kind} memory is no host memory, and has a device alias");
+        assert!(kind.is_host(), "{kind} memory is not host memory, and has a device alias");
     }
 }
 
 /// Every byte of the span can be read, written and read again, the first and the last included.
 pub fn bytes_keep_what_is_written(memory: &impl Memory, access: &dyn PieceAccess) {
     let mut bytes = vec![0; memory.length().to_usize()];
-    // SAFETY: the memory is alive, and nobody else uses it.
+    // SAFETY: the memory is alive, and no other code uses it.
     unsafe { access.read(memory.location(), &mut bytes) }.expect("fresh memory is readable");
     write_pattern(memory, access);
     expect_pattern(memory, access, "after it was written");
 }
 
-/// A view begins where it says, and none reaches past the end.
+/// A view begins at its offset, and none extends past the end.
 pub fn views_lie_within(memory: &impl Memory) {
     let (location, length) = (memory.location(), memory.length());
     let end = location.checked_add(length);
-    assert!(end.is_some(), "{length} from {location} on leave the address space");
+    assert!(end.is_some(), "{length} from {location} on extend past the end of the address space");
     let half = ByteCount::new(length.get() / 2);
     let alias_moves = |alias: terrane_core::DeviceAddress| alias.checked_add(half).is_some();
-    assert!(memory.device_alias().is_none_or(alias_moves), "the alias leaves the address space");
+    assert!(
+        memory.device_alias().is_none_or(alias_moves),
+        "the alias extends past the end of the address space"
+    );
 }
 
-/// Kind, location, length and bytes are the same after the value has moved, also to another
-/// thread and into a region.
+/// Kind, location, length and bytes are the same after the value was moved, also to another thread
+/// and into a region.
 pub fn moving_changes_nothing<M: Memory>(memory: M, access: &dyn PieceAccess) {
     let before = Span::of(&memory);
     write_pattern(&memory, access);
@@ -70,10 +73,14 @@ pub fn moving_changes_nothing<M: Memory>(memory: M, access: &dyn PieceAccess) {
     expect_pattern(&region, access, "after the memory moved");
     let (length, half) = (region.length(), ByteCount::new(region.length().get() / 2));
     let rest = length.checked_sub(half).expect("half is no more than all");
-    let view = region.view(half, rest).expect("a view that lies within");
-    assert_eq!(Some(view.location()), before.location.checked_add(half), "a view is misplaced");
+    let view = region.view(half, rest).expect("a view within the memory");
+    assert_eq!(
+        Some(view.location()),
+        before.location.checked_add(half),
+        "a view is at the wrong location"
+    );
     let too_long = rest.checked_add(ByteCount::new(1)).expect("it fits");
-    assert!(region.view(half, too_long).is_err(), "a view reaches past the end");
+    assert!(region.view(half, too_long).is_err(), "a view extends past the end");
 }
 
 const PATTERN: Pattern = Pattern::new(0x4D45_4D4F_5259);
@@ -82,14 +89,14 @@ const PIECE: Piece = Piece { block: 0, layer: 0, outer: 0 };
 fn write_pattern(memory: &impl Memory, access: &dyn PieceAccess) {
     let mut bytes = vec![0; memory.length().to_usize()];
     PATTERN.write(PIECE, 0, &mut bytes);
-    // SAFETY: the memory is alive, and nobody else uses it.
+    // SAFETY: the memory is alive, and no other code uses it.
     unsafe { access.write(memory.location(), &bytes) }.expect("memory is writable");
 }
 
 fn expect_pattern(memory: &impl Memory, access: &dyn PieceAccess, when: &str) {
     let mut bytes = vec![0; memory.length().to_usize()];
-    // SAFETY: the memory is alive, and nobody else uses it.
+    // SAFETY: the memory is alive, and no other code uses it.
     unsafe { access.read(memory.location(), &mut bytes) }.expect("memory is readable");
     let first = PATTERN.first_mismatch(PIECE, 0, &bytes);
-    assert!(first.is_none(), "byte {first:?} of {memory:?} is not what it was, {when}");
+    assert!(first.is_none(), "byte {first:?} of {memory:?} has changed, {when}");
 }

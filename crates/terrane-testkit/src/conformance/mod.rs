@@ -1,7 +1,7 @@
-//! The rules that every implementation of a contract has to keep.
+//! The rules of each contract, for all implementations.
 //!
-//! Each suite takes a fixture, in which a backend describes itself; each rule is a function of
-//! its own, which panics with what the contract says and what was found. `check_…` runs them all.
+//! Each suite takes a fixture, which describes a backend. Each rule is a function, which panics
+//! with the rule and the result. `check_…` runs all rules of a suite.
 
 pub mod allocator;
 pub mod copy_engine;

@@ -10,32 +10,32 @@ use terrane_core::{
 
 use crate::device::lock;
 
-/// A registrar as its suite needs it described.
+/// Describes a registrar to its suite.
 pub trait RegistrarFixture: Sync {
-    /// What is checked. Each is checked from several threads, so it is `Send` and `Sync`.
+    /// The registrar to check. Several threads use it, so it is `Send` and `Sync`.
     type Registrar: Register + Send + Sync + 'static;
-    /// Memory that it takes.
+    /// Memory that it accepts.
     type Memory: Memory;
 
-    /// A new registrar, with which nothing is registered.
+    /// A new registrar without registrations.
     fn registrar(&self) -> Self::Registrar;
 
-    /// New memory that the registrar takes, under its limits, of 8 KiB or more.
+    /// New memory of 8 KiB or more that the registrar accepts, under its limits.
     fn memory(&self, registrar: &Self::Registrar) -> Self::Memory;
 
-    /// Memory of a kind that none of its backends takes; `None` if they take all.
+    /// Memory of a kind that none of its backends accepts; `None` if they accept all.
     fn foreign(&self) -> Option<Region>;
 
-    /// Says whether all of a span is registered, just now, with the agent of this registrar: asked
-    /// of whatever registers and not of the registrar's own books, where that can be. It must not
-    /// keep the registrar or its agent alive; when that is gone, nothing is registered.
+    /// Checks whether a whole span is registered with this registrar's agent. If possible, it asks
+    /// the agent's library, not the registrar's own records. It must not keep the registrar or its
+    /// agent alive; when the agent is gone, nothing is registered.
     fn probe(&self, registrar: &Self::Registrar) -> Probe;
 }
 
-/// Says whether all of a span is registered.
+/// Checks whether a whole span is registered.
 pub type Probe = Arc<dyn Fn(&Span) -> bool + Send + Sync>;
 
-/// Checks all rules. The spans of the fixture's memory are not registered by anybody else.
+/// Checks all rules. Only the suite registers the spans of the fixture's memory.
 pub fn check_registrar(fixture: &impl RegistrarFixture) {
     the_record_says_what_was_registered(fixture);
     registered_memory_is_the_memory_that_it_was(fixture);
@@ -50,16 +50,16 @@ pub fn check_registrar(fixture: &impl RegistrarFixture) {
     threads_register_side_by_side(fixture);
 }
 
-/// The agent, the span and the backends of a record are those that were asked.
+/// A record names the agent, the span and the backends of its registration.
 pub fn the_record_says_what_was_registered(fixture: &impl RegistrarFixture) {
     let (registrar, is_registered) = new(fixture);
     let memory = fixture.memory(&registrar);
     let span = Span::of(&memory);
-    assert!(!is_registered(&span), "fresh memory is registered already");
+    assert!(!is_registered(&span), "fresh memory is already registered");
     let registered = register(&registrar, memory);
     let record = registered.record();
     assert_eq!(record.agent, *registrar.agent(), "the record names another agent");
-    assert_eq!(record.span, span, "the record is about another span");
+    assert_eq!(record.span, span, "the record has another span");
     assert!(record.accepted().next().is_some(), "no backend accepted, and the call succeeded");
     for (index, outcome) in record.backends.iter().enumerate() {
         let others = record.backends.iter().skip(index + 1);
@@ -69,7 +69,7 @@ pub fn the_record_says_what_was_registered(fixture: &impl RegistrarFixture) {
     assert!(is_registered(&span), "the span is not registered");
 }
 
-/// Registered memory answers as the memory does, and shows its registration.
+/// Registered memory has the properties of the inner memory, and its registration.
 pub fn registered_memory_is_the_memory_that_it_was(fixture: &impl RegistrarFixture) {
     let registrar = fixture.registrar();
     let memory = fixture.memory(&registrar);
@@ -83,10 +83,10 @@ pub fn registered_memory_is_the_memory_that_it_was(fixture: &impl RegistrarFixtu
     registered.visit_registrations(&mut |record| {
         seen += u32::from(record.agent == *registrar.agent() && record.span == span);
     });
-    assert_eq!(seen, 1, "the memory shows its registration so many times");
+    assert_eq!(seen, 1, "the memory must show its registration once");
 }
 
-/// While the memory is being released, its span is not registered.
+/// When the memory is released, its span is no longer registered.
 pub fn dropping_deregisters_before_the_memory_is_released(fixture: &impl RegistrarFixture) {
     let registrar = fixture.registrar();
     let (witness, seen) = witness(fixture, &registrar);
@@ -94,34 +94,35 @@ pub fn dropping_deregisters_before_the_memory_is_released(fixture: &impl Registr
     seen.assert_deregistered_first();
 }
 
-/// `into_memory` ends the registration and gives the memory back.
+/// `into_memory` ends the registration and returns the memory.
 pub fn taking_the_memory_out_deregisters_it(fixture: &impl RegistrarFixture) {
     let (registrar, is_registered) = new(fixture);
     let memory = fixture.memory(&registrar);
     let span = Span::of(&memory);
     let memory = register(&registrar, memory).into_memory();
-    assert_eq!(Span::of(&memory), span, "another memory came back");
+    assert_eq!(Span::of(&memory), span, "another memory was returned");
     assert!(!is_registered(&span), "the span is still registered");
     // It can be registered again.
     drop(register(&registrar, memory));
 }
 
-/// Memory of a kind that nobody takes comes back, with an error that names the agent and the kind.
+/// Memory of a kind that no backend accepts is returned, with an error that names the agent and the
+/// kind.
 pub fn refused_memory_comes_back_with_its_cause(fixture: &impl RegistrarFixture) {
     let registrar = fixture.registrar();
     let Some(region) = fixture.foreign() else { return };
-    let failed = registrar.register(region.clone()).expect_err("memory that nobody takes");
-    assert!(failed.memory.same_memory(&region), "another memory came back");
+    let failed = registrar.register(region.clone()).expect_err("memory that no backend accepts");
+    assert!(failed.memory.same_memory(&region), "another memory was returned");
     match failed.cause {
         RegisterError::UnsupportedKind { agent, kind } => {
             assert_eq!(agent, *registrar.agent(), "the error names another agent");
             assert_eq!(kind, region.kind(), "the error names another kind");
         }
-        other => panic!("{} memory was refused as: {other}", region.kind()),
+        other => panic!("{} memory was refused with: {other}", region.kind()),
     }
 }
 
-/// Dropping the registrar ends no registration, and those that are left end as they should.
+/// Dropping the registrar ends no registration. The remaining ones end normally.
 pub fn registrations_outlive_the_registrar(fixture: &impl RegistrarFixture) {
     let (registrar, is_registered) = new(fixture);
     let (witness, seen) = witness(fixture, &registrar);
@@ -133,7 +134,7 @@ pub fn registrations_outlive_the_registrar(fixture: &impl RegistrarFixture) {
     seen.assert_deregistered_first();
 }
 
-/// A registration moves to another thread, and ends there, also as the last of the agent.
+/// A registration moves to another thread and ends there, even as the last of the agent.
 pub fn registrations_end_on_any_thread(fixture: &impl RegistrarFixture) {
     let registrar = fixture.registrar();
     let (witness, seen) = witness(fixture, &registrar);
@@ -157,12 +158,12 @@ pub fn views_keep_the_registration(fixture: &impl RegistrarFixture) {
     let mut records = Vec::new();
     view.visit_registrations(&mut |record| records.push(record.clone()));
     let covered = records.iter().any(|record| record.span.covers(&view.span()));
-    assert!(covered, "no registration that the view shows covers it: {records:?}");
+    assert!(covered, "the view shows no registration that covers it: {records:?}");
     drop(view);
     seen.assert_deregistered_first();
 }
 
-/// Of two registrations of the same bytes either can end first; the other stays in force.
+/// Either of two registrations of the same bytes can end first; the other stays active.
 pub fn two_registrations_of_one_span_do_not_end_each_other(fixture: &impl RegistrarFixture) {
     for first_goes_first in [true, false] {
         let (registrar, is_registered) = new(fixture);
@@ -179,7 +180,7 @@ pub fn two_registrations_of_one_span_do_not_end_each_other(fixture: &impl Regist
     }
 }
 
-/// A view of registered memory can be registered too, and ends without ending the whole.
+/// A view of registered memory can be registered too. It ends without ending the whole.
 pub fn registrations_within_others_are_their_own(fixture: &impl RegistrarFixture) {
     for part_goes_first in [true, false] {
         let (registrar, is_registered) = new(fixture);
@@ -204,7 +205,7 @@ pub fn registrations_within_others_are_their_own(fixture: &impl RegistrarFixture
     }
 }
 
-/// Threads register memory of their own and memory that they share, at the same time.
+/// Threads register their own memory and shared memory at the same time.
 pub fn threads_register_side_by_side(fixture: &impl RegistrarFixture) {
     let (registrar, is_registered) = new(fixture);
     let (witness, seen) = witness(fixture, &registrar);
@@ -219,7 +220,7 @@ pub fn threads_register_side_by_side(fixture: &impl RegistrarFixture) {
                     let own = register(registrar, own);
                     let also = register(registrar, shared.clone());
                     assert!(is_registered(&span), "a thread's own memory");
-                    assert!(is_registered(&Span::of(&also)), "memory that all share");
+                    assert!(is_registered(&Span::of(&also)), "memory that all threads share");
                     drop(own.into_memory());
                     drop(also);
                 }
@@ -254,14 +255,14 @@ fn witness<F: RegistrarFixture>(
     (Witness { memory, probe, seen: seen.clone() }, seen)
 }
 
-/// Memory that sees, as it is released, whether its span is registered.
+/// Memory that records, when it is released, whether its span is registered.
 struct Witness<M: Memory> {
     memory: M,
     probe: Probe,
     seen: Seen,
 }
 
-/// Whether the span of a witness was registered when that was released; `None` before.
+/// Whether the span was registered when the memory was released; `None` before.
 #[derive(Clone, Debug, Default)]
 struct Seen(Arc<Mutex<Option<bool>>>);
 
@@ -288,7 +289,7 @@ impl<M: Memory> fmt::Debug for Witness<M> {
     }
 }
 
-// SAFETY: every answer is that of the memory, which is neither moved nor dropped before `self`.
+// SAFETY: all methods delegate to the memory, which is neither moved nor dropped before `self`.
 unsafe impl<M: Memory> Memory for Witness<M> {
     delegate_memory!(self, self.memory);
 }

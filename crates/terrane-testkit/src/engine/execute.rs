@@ -1,7 +1,7 @@
 //! The copy itself.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use terrane_core::{BoxedCause, ByteCount};
 use terrane_transfer::{CopyFailure, CopyJob, CopyRun, Side, TransferPlan};
@@ -17,6 +17,9 @@ pub(super) fn execute(
     mut random: Seeded,
     options: &SimulatedEngineOptions,
 ) {
+    if job.is_cancelled() {
+        return job.finish(Err(CopyFailure::Cancelled));
+    }
     job.start();
     let order = order(&job, &mut random, options.reorder_runs);
     let runs = order.len();
@@ -28,8 +31,8 @@ pub(super) fn execute(
         Some(Fault::DropJob) => Some(runs / 2),
     };
     for (done, &index) in order.iter().enumerate() {
-        if job.terms().deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return job.finish(Err(CopyFailure::DeadlineExceeded));
+        if let Some(failure) = job.reason_to_stop() {
+            return job.finish(Err(failure));
         }
         if stop_at == Some(done) {
             break;
@@ -62,7 +65,7 @@ pub(super) fn execute(
     }
 }
 
-/// The order in which runs are copied. Of a layer-wise job, one layer after the other.
+/// The order in which runs are copied. A layer-by-layer job copies one layer after the other.
 fn order(job: &CopyJob, random: &mut Seeded, reorder: bool) -> Vec<usize> {
     let plan = job.plan();
     let mut order: Vec<usize> = (0..plan.runs().len()).collect();
@@ -82,8 +85,8 @@ fn copy(plan: &TransferPlan, run: &CopyRun, bytes: ByteCount) -> Result<(), Boxe
     let at = |side| plan.location(run, side).expect("a run of this plan");
     let from = pointer(at(Side::Source), bytes.to_usize())?;
     let to = pointer(at(Side::Destination), bytes.to_usize())?;
-    // SAFETY: the plan was validated: both spans lie in live memory, which the job keeps alive,
-    // they do not overlap, and nothing else in flight uses the destination.
+    // SAFETY: the plan was validated. Both spans are in live memory, which the job keeps alive, and
+    // do not overlap. Nothing else in flight uses the destination.
     unsafe { from.copy_to_nonoverlapping(to, bytes.to_usize()) };
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What a simulated engine says of layers.
+//! The reports of a simulated engine about layers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,24 +6,18 @@ use std::sync::Arc;
 use terrane_core::StorageKind;
 use terrane_transfer::{CopyJob, Side};
 
-use crate::device::{SimulatedEvent, SimulatedStream};
+use crate::device::SimulatedStream;
 use crate::random::Seeded;
 
-/// The layers of a job that have begun and have not been copied yet.
+/// The layers of a job that have begun and are not yet complete.
 #[derive(Default)]
 pub(super) struct LayerNews {
-    /// By layer: how many runs are left, and the stream that they are said to be on.
+    /// By layer: the number of remaining runs, and the stream that was reported for them.
     begun: BTreeMap<u32, (usize, Option<Arc<SimulatedStream>>)>,
 }
 
-/// Keeps an event live, and the stream that it was recorded on.
-struct Owner {
-    event: SimulatedEvent,
-    _stream: Arc<SimulatedStream>,
-}
-
 impl LayerNews {
-    /// Says that the layer of a run is on a stream, if this is its first run and a device takes
+    /// Reports that the layer of a run is on a stream, if this is its first run and a device takes
     /// part.
     pub(super) fn before(&mut self, job: &CopyJob, run: usize) {
         let (plan, Some(signals)) = (job.plan(), job.layers()) else { return };
@@ -38,15 +32,15 @@ impl LayerNews {
             let stream = device.map(|device| {
                 let stream = Arc::new(SimulatedStream::new(device));
                 stream.launch();
-                let owner = Owner { event: stream.record(), _stream: Arc::clone(&stream) };
-                signals.submitted(layer..layer + 1, owner.event.handle(), Arc::new(owner));
+                let event = stream.record().into_handle(Arc::clone(&stream));
+                signals.submitted(layer..layer + 1, event);
                 stream
             });
             (runs, stream)
         });
     }
 
-    /// After the last run of a layer, its event happens; and mostly the engine says so.
+    /// After the last run of a layer, its event happens; usually the engine reports that.
     pub(super) fn after(&mut self, job: &CopyJob, run: usize, random: &mut Seeded) {
         let (plan, Some(signals)) = (job.plan(), job.layers()) else { return };
         let layer = plan.layer(run);

@@ -1,4 +1,4 @@
-//! A copy engine whose order, delays, failures and very steps a test decides.
+//! A copy engine whose order, delays and failures are controlled by a test.
 
 mod execute;
 mod layers;
@@ -14,24 +14,24 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, StorageKind};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Remains, Terms,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, OnlyPath, Quote, Remains, Terms,
     TransferPlan,
 };
 
 use crate::device::{self, Gate, lock};
 use crate::random::Seeded;
 
-/// Copies between host memory and simulated devices, on threads of its own, as
-/// [`SimulatedEngineOptions`] say.
+/// Copies between host memory and simulated devices on its own threads, as
+/// [`SimulatedEngineOptions`] state.
 ///
-/// Of layer-wise transfers it tells layer by layer, in the order that the seed decides: with an event
-/// of a simulated stream, where a device takes part, and that the layer is done, which it leaves
-/// out now and then, as an engine may.
+/// In layer-by-layer transfers it reports each layer, in an order that the seed determines. If a
+/// device takes part, it reports an event of a simulated stream. It also reports that the layer is
+/// complete; sometimes it leaves that out, as an engine may.
 ///
 /// While it [holds](Self::hold) jobs back, they stay in flight until the test
-/// [releases](Self::release) them one by one. When it drops, jobs that neither the test nor a
-/// stream holds back are executed, the others dropped unfinished, and the threads joined,
-/// unless it drops on a thread of an engine.
+/// [releases](Self::release) them one by one. On drop it executes the jobs that neither the test
+/// nor a stream holds back, and drops the others unfinished. It then joins its threads, unless it
+/// drops on a thread of an engine.
 #[derive(Debug)]
 pub struct SimulatedEngine {
     shared: Arc<Shared>,
@@ -48,12 +48,12 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     queue: VecDeque<Queued>,
-    /// How many jobs may still start; `None` for any number.
+    /// The number of jobs that may still start; `None` for any number.
     permits: Option<usize>,
     faults: VecDeque<Fault>,
     /// Jobs whose copies never end.
     hung: Vec<CopyJob>,
-    /// What is left of such jobs when they have been given up.
+    /// The remains of such jobs after they were given up.
     remains: Vec<Remains>,
     random: Seeded,
     running: usize,
@@ -67,7 +67,7 @@ struct Queued {
     gate: Gate,
 }
 
-/// How often a worker looks whether the streams that jobs wait for have come along.
+/// The interval at which a worker checks the streams that jobs wait for.
 const GATE_INTERVAL: Duration = Duration::from_micros(200);
 
 impl Default for SimulatedEngine {
@@ -107,7 +107,7 @@ impl SimulatedEngine {
         lock(&self.shared.state).permits = Some(0);
     }
 
-    /// Lets `jobs` of the jobs that are held, or are yet to come, start.
+    /// Lets the next `jobs` jobs start, whether they are held or not submitted yet.
     pub fn release(&self, jobs: usize) {
         if let Some(permits) = &mut lock(&self.shared.state).permits {
             *permits += jobs;
@@ -115,24 +115,24 @@ impl SimulatedEngine {
         self.shared.changed.notify_all();
     }
 
-    /// Lets all jobs start, from now on at once.
+    /// Lets all jobs start, now and later.
     pub fn release_all(&self) {
         lock(&self.shared.state).permits = None;
         self.shared.changed.notify_all();
     }
 
-    /// The next job that starts meets this fault; the one after it the next fault, and so on.
+    /// The next job that starts has this fault. Several calls apply to several jobs in order.
     pub fn fail_next(&self, fault: Fault) {
         lock(&self.shared.state).faults.push_back(fault);
     }
 
-    /// How many jobs hang: their copies never end.
+    /// The number of jobs that hang: their copies never end.
     #[must_use]
     pub fn hung(&self) -> usize {
         lock(&self.shared.state).hung.len()
     }
 
-    /// Gives up all jobs that hang. Their copies may still go on.
+    /// Gives up all jobs that hang. Their copies may continue.
     pub fn give_up_hung(&self) {
         let hung = std::mem::take(&mut lock(&self.shared.state).hung);
         for job in hung {
@@ -148,13 +148,13 @@ impl SimulatedEngine {
         drop(remains);
     }
 
-    /// How many jobs have been submitted and not started.
+    /// The number of jobs that were submitted and have not started.
     #[must_use]
     pub fn queued(&self) -> usize {
         lock(&self.shared.state).queue.len()
     }
 
-    /// How many jobs have ended.
+    /// The number of jobs that have ended.
     #[must_use]
     pub fn ended(&self) -> usize {
         lock(&self.shared.state).ended
@@ -170,7 +170,10 @@ impl SimulatedEngine {
     }
 }
 
-// SAFETY: `execute` touches the bytes of a plan's runs only, and takes the job by value: it
+const PATH: OnlyPath =
+    OnlyPath { path: "simulated copy", reason: "it is the only path of a simulated engine" };
+
+// SAFETY: `execute` accesses only the bytes of a plan's runs. It takes the job by value, and
 // finishes or drops it last.
 unsafe impl CopyEngine for SimulatedEngine {
     fn name(&self) -> &'static str {
@@ -184,25 +187,21 @@ unsafe impl CopyEngine for SimulatedEngine {
         if !within_reach(kinds.0) || !within_reach(kinds.1) || !(options.serves)(kinds.0, kinds.1) {
             return Err(Declined::Kinds);
         }
-        if Gate::of(terms.device_order).is_none() {
+        if Gate::of(terms.device_order.as_ref()).is_none() {
             return Err(Declined::DeviceOrder);
         }
-        Ok(Quote {
-            path: "simulated copy".into(),
-            reason: "it is the only path of a simulated engine".into(),
-            predicted: options.predicted,
-        })
+        Ok(Quote::constant(options.predicted, &PATH))
     }
 
     fn submit(&self, job: CopyJob) {
-        let gate = Gate::of(job.terms().device_order).unwrap_or_default();
+        let gate = Gate::of(job.terms().device_order.as_ref()).unwrap_or_default();
         lock(&self.shared.state).queue.push_back(Queued { job, gate });
         self.shared.changed.notify_all();
     }
 
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
-        let event = device::pin(order).ok_or(Declined::DeviceOrder)?;
-        Ok(PinnedOrder::new(event.order(), event))
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
+        let event = device::capture(order).ok_or(Declined::DeviceOrder)?;
+        Ok(event.into_order())
     }
 }
 
@@ -215,7 +214,7 @@ impl Drop for SimulatedEngine {
 }
 
 impl Shared {
-    /// What each thread does until the engine is closed.
+    /// The loop of each thread, until the engine is closed.
     fn work(&self) {
         while let Some((job, fault, random)) = self.next_job() {
             let hangs = fault == Some(Fault::Hang);
@@ -236,7 +235,7 @@ impl Shared {
         drop(held);
     }
 
-    /// Waits for a job that may start; `None` when the engine is closed and there is none left.
+    /// Waits for a job that may start; `None` when the engine is closed and none is left.
     fn next_job(&self) -> Option<(CopyJob, Option<Fault>, Seeded)> {
         let mut state = lock(&self.state);
         loop {
@@ -250,7 +249,7 @@ impl Shared {
                 return Some((job, state.faults.pop_front(), Seeded::new(seed)));
             }
             if state.closed {
-                // Whatever is left is held back, by the test or by a stream.
+                // The test or a stream holds back the remaining jobs.
                 return None;
             }
             state = if state.queue.is_empty() || state.permits == Some(0) {

@@ -1,4 +1,4 @@
-//! What a simulated engine is told to do, and to do wrong.
+//! The options and the faults of a simulated engine.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use terrane_core::StorageKind;
 
-/// How a [`SimulatedEngine`](super::SimulatedEngine) behaves. By default: one thread, everything
-/// in order, no delays, all pairs of host and device kinds.
+/// The behaviour of a [`SimulatedEngine`](super::SimulatedEngine). By default: one thread,
+/// everything in order, no delays, all pairs of host and device kinds.
 #[derive(Clone)]
 pub struct SimulatedEngineOptions {
     pub(super) name: &'static str,
@@ -42,31 +42,31 @@ impl SimulatedEngineOptions {
         Self { name, ..self }
     }
 
-    /// The time that it predicts for every plan, by which managers choose between engines.
+    /// The time that it predicts for every plan, with which managers choose between engines.
     #[must_use]
     pub fn predicting(self, predicted: Duration) -> Self {
         Self { predicted, ..self }
     }
 
-    /// So many threads, each with a job of its own.
+    /// The number of threads, each with one job.
     #[must_use]
     pub fn threads(self, threads: NonZeroUsize) -> Self {
         Self { threads, ..self }
     }
 
-    /// Jobs, and the runs of each job, in an order that the seed decides.
+    /// Executes jobs, and the runs of each job, in an order that the seed determines.
     #[must_use]
     pub fn reordering(self, seed: u64) -> Self {
         Self { seed, reorder_runs: true, reorder_jobs: true, ..self }
     }
 
-    /// A pause before each run, of random length up to this.
+    /// Waits before each run, for a random time up to this.
     #[must_use]
     pub fn delaying(self, longest: Duration) -> Self {
         Self { longest_delay: longest, ..self }
     }
 
-    /// Only those pairs of source and destination kinds for which `serves` is true.
+    /// Supports only those pairs of source and destination kinds for which `serves` is true.
     #[must_use]
     pub fn serving(self, serves: fn(StorageKind, StorageKind) -> bool) -> Self {
         Self { serves, ..self }
@@ -83,25 +83,26 @@ impl fmt::Debug for SimulatedEngineOptions {
     }
 }
 
-/// What goes wrong with a job.
+/// A fault of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
     /// After so many runs have been copied, the next one fails half-way.
     ShortCopy {
-        /// How many runs are copied before. At most one less than the plan's runs is taken.
+        /// The number of runs that are copied before. It is limited to one less than the plan's
+        /// runs.
         after_runs: usize,
     },
     /// The engine fails as a whole, before it copies anything.
     Engine,
-    /// The job is dropped without a word, after half of its runs.
+    /// The job is dropped without an outcome, after half of its runs.
     DropJob,
-    /// The copy never ends. The engine keeps the job, and its thread goes on with others, until the
-    /// test has it [given up](super::SimulatedEngine::give_up_hung).
+    /// The copy never ends. The engine keeps the job, and its thread continues with others, until
+    /// the test [gives it up](super::SimulatedEngine::give_up_hung).
     Hang,
 }
 
-/// What a simulated engine says about the faults that it was told to have.
+/// The error of a simulated engine with an injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("injected fault: {0:?}")]
 pub struct InjectedFault(pub Fault);

@@ -1,4 +1,4 @@
-//! How the bytes of a piece are reached.
+//! Accesses the bytes of a piece.
 
 use std::fs::File;
 use std::io;
@@ -9,77 +9,79 @@ use terrane_core::{BoxedCause, ByteCount, FilePosition, Location};
 
 use crate::device;
 
-/// Reads and writes bytes by their location. [`InProcess`] knows the host, files and simulated
-/// devices; a backend whose memory is elsewhere brings its own.
+/// Reads and writes bytes by their location. [`InProcess`] supports the host, files and simulated
+/// devices. A backend with other memory implements it.
 pub trait PieceAccess: Sync {
     /// Reads the bytes from `at` on.
     ///
     /// # Safety
     ///
-    /// They belong to memory that is alive, and nobody writes them meanwhile.
+    /// They belong to live memory, and no code writes them during the call.
     ///
     /// # Errors
     ///
-    /// Whatever the backend says, or [`Unreachable`].
+    /// The error of the backend, or [`Unreachable`].
     unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause>;
 
     /// Writes the bytes from `at` on.
     ///
     /// # Safety
     ///
-    /// They belong to memory that is alive, and nobody reads or writes them meanwhile.
+    /// They belong to live memory, and no code reads or writes them during the call.
     ///
     /// # Errors
     ///
-    /// Whatever the backend says, or [`Unreachable`].
+    /// The error of the backend, or [`Unreachable`].
     unsafe fn write(&self, at: Location, bytes: &[u8]) -> Result<(), BoxedCause>;
 }
 
-/// Reaches host memory by its address, files by their page-cached descriptor, and simulated
-/// devices by way of [`device`].
+/// Accesses host memory by its address, files by their page-cached descriptor, and simulated
+/// devices through [`device`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InProcess;
 
-/// A location that an access does not know how to reach.
+/// A location that an access does not support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{bytes} bytes at {at} cannot be reached from here; bring a `PieceAccess` that does")]
+#[error(
+    "{bytes} bytes at {at} cannot be accessed by this process; implement `PieceAccess` for them"
+)]
 pub struct Unreachable {
-    /// Where it is.
+    /// The location.
     pub at: Location,
-    /// How many bytes were wanted there.
+    /// The number of bytes.
     pub bytes: usize,
 }
 
 impl PieceAccess for InProcess {
     unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause> {
         if let Location::File(position) = at {
-            // SAFETY: the memory is alive, and with it the descriptor.
+            // SAFETY: the memory is alive, so its descriptor is open.
             let file = unsafe { open(position) }?;
             return Ok(file.read_exact_at(bytes, position.offset.get())?);
         }
         let from = pointer(at, bytes.len())?;
-        // SAFETY: the span is alive and nobody writes it, as the caller promised; it cannot
-        // overlap a buffer of the caller's own.
+        // SAFETY: the span is alive and no code writes it, as the caller promised; it cannot
+        // overlap the caller's buffer.
         unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
     unsafe fn write(&self, at: Location, bytes: &[u8]) -> Result<(), BoxedCause> {
         if let Location::File(position) = at {
-            // SAFETY: the memory is alive, and with it the descriptor.
+            // SAFETY: the memory is alive, so its descriptor is open.
             let file = unsafe { open(position) }?;
             return Ok(file.write_all_at(bytes, position.offset.get())?);
         }
         let to = pointer(at, bytes.len())?;
-        // SAFETY: the span is alive and nobody else uses it, as the caller promised; it cannot
-        // overlap a buffer of the caller's own.
+        // SAFETY: the span is alive and no other code uses it, as the caller promised; it cannot
+        // overlap the caller's buffer.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 }
 
-/// The bytes of a location that this process can address. Whether they may be touched is for the
-/// caller to know.
+/// The bytes of a location that this process can address. The caller ensures that an access is
+/// permitted.
 pub(crate) fn pointer(at: Location, bytes: usize) -> Result<*mut u8, Unreachable> {
     match at {
         Location::Host(address) => Some(address.as_ptr()),

@@ -1,4 +1,4 @@
-//! The pattern goes into the blocks of a layout.
+//! Writes the pattern into the blocks of a layout.
 
 use std::ops::Range;
 use std::thread;
@@ -14,7 +14,7 @@ use super::{InProcess, Pattern, Piece, PieceAccess};
 #[non_exhaustive]
 pub enum PatternError {
     /// A block does not exist, or a transfer in flight uses it.
-    #[error("the blocks cannot be used now")]
+    #[error("the blocks cannot be used at the moment")]
     Blocks(#[from] TransferError),
     /// A piece does not exist.
     #[error("the layout has no such piece")]
@@ -24,42 +24,42 @@ pub enum PatternError {
     Access {
         /// The piece.
         piece: Piece,
-        /// Where the failed access began.
+        /// The start of the failed access.
         at: Location,
-        /// Why.
+        /// The reason.
         #[source]
         source: BoxedCause,
     },
 }
 
-/// Pieces are worked on in steps that stay in a core's cache.
+/// Pieces are processed in steps that fit a core's cache.
 const STEP: usize = 64 << 10;
 
 impl Pattern {
-    /// Fills in all blocks of a layout.
+    /// Fills all blocks of a layout.
     ///
     /// # Errors
     ///
-    /// [`PatternError`], among others if a transfer in flight uses one of the blocks.
+    /// [`PatternError`], for example if a transfer in flight uses one of the blocks.
     pub fn fill(&self, end: &Endpoint) -> Result<(), PatternError> {
         let blocks: Vec<u32> = (0..end.layout().geometry().num_blocks()).collect();
         self.fill_blocks(end, &blocks)
     }
 
-    /// Fills in these blocks, in all layers.
+    /// Fills these blocks, in all layers.
     ///
     /// # Errors
     ///
-    /// [`PatternError`], among others if a transfer in flight uses one of the blocks.
+    /// [`PatternError`], for example if a transfer in flight uses one of the blocks.
     pub fn fill_blocks(&self, end: &Endpoint, blocks: &[u32]) -> Result<(), PatternError> {
         self.fill_with(end, blocks, &InProcess)
     }
 
-    /// Fills in these blocks by way of `access`.
+    /// Fills these blocks through `access`.
     ///
     /// # Errors
     ///
-    /// [`PatternError`], among others if a transfer in flight uses one of the blocks.
+    /// [`PatternError`], for example if a transfer in flight uses one of the blocks.
     pub fn fill_with(
         &self,
         end: &Endpoint,
@@ -67,20 +67,20 @@ impl Pattern {
         access: &impl PieceAccess,
     ) -> Result<(), PatternError> {
         let _hold = end.hold_for_write(blocks)?;
-        // SAFETY: the endpoint keeps the memory alive, and no transfer touches the blocks while
-        // the hold is there.
+        // SAFETY: the endpoint keeps the memory alive, and no transfer uses the blocks while they
+        // are held.
         unsafe { self.fill_layout(end.layout(), blocks, access) }
     }
 
-    /// Fills in blocks of a layout that is no endpoint (yet).
+    /// Fills blocks of a layout that is not an endpoint (yet).
     ///
     /// # Safety
     ///
-    /// Nobody else reads or writes the blocks meanwhile.
+    /// No other code reads or writes the blocks during the call.
     ///
     /// # Errors
     ///
-    /// [`PatternError`] of the first piece that failed.
+    /// [`PatternError`] for the first piece that failed.
     pub unsafe fn fill_layout(
         &self,
         layout: &PhysicalLayout,
@@ -92,7 +92,7 @@ impl Pattern {
             let mut buffer = vec![0; STEP];
             let each = |piece, at: Location, offset: u64, step: usize| {
                 self.write(piece, offset, &mut buffer[..step]);
-                // SAFETY: the layout keeps the memory alive, and the caller keeps others off.
+                // SAFETY: the layout keeps the memory alive, and the caller excludes other users.
                 unsafe { access.write(at, &buffer[..step]) }
             };
             in_steps(layout, blocks.iter().copied(), layers.clone(), each)
@@ -100,7 +100,7 @@ impl Pattern {
         Ok(())
     }
 
-    /// Has the pattern's threads work on parts of `items`; the first error wins.
+    /// Processes parts of `items` on the pattern's threads; returns the first error.
     pub(super) fn in_parallel<T: Sync, R: Send>(
         &self,
         items: &[T],
@@ -121,8 +121,8 @@ impl Pattern {
     }
 }
 
-/// Shows `each` every step of every piece: the piece, where the step begins in memory and in the
-/// piece, and how long it is.
+/// Calls `each` with every step of every piece: the piece, the start of the step in memory and in
+/// the piece, and its length.
 pub(super) fn in_steps(
     layout: &PhysicalLayout,
     blocks: impl Iterator<Item = u32>,

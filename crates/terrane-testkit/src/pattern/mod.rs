@@ -1,10 +1,9 @@
-//! Bytes that say where they belong.
+//! Bytes that identify their position.
 //!
 //! Every byte of the pattern depends on the seed, the block, the layer, the outer and the offset
-//! within the piece, and no two of these play the same part: K in V's place, blocks and layers
-//! exchanged, a piece that begins too late or a wrong seed all show. A single byte tells one
-//! place from another with a probability of 255/256, so a piece of some bytes is as good as
-//! certain.
+//! within the piece. The indices are not interchangeable. So verification finds K in V's place,
+//! exchanged blocks and layers, a shifted piece and a wrong seed. A single byte distinguishes two
+//! positions with a probability of 255/256, so a few bytes are practically certain.
 
 mod access;
 mod fill;
@@ -50,13 +49,13 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The pattern of this seed, worked on by one thread.
+    /// The pattern of this seed, on one thread.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { seed, threads: NonZeroUsize::MIN }
     }
 
-    /// The same pattern, filled in and verified by so many threads.
+    /// The same pattern, filled and verified by so many threads.
     #[must_use]
     pub const fn threads(self, threads: NonZeroUsize) -> Self {
         Self { threads, ..self }
@@ -68,7 +67,7 @@ impl Pattern {
         byte_of(self.key(piece), offset)
     }
 
-    /// Writes what belongs at `offset` of a piece.
+    /// Writes the pattern at `offset` of a piece.
     pub fn write(&self, piece: Piece, offset: u64, bytes: &mut [u8]) {
         let key = self.key(piece);
         let (head, index, words, tail) = split_mut(offset, bytes);
@@ -89,7 +88,7 @@ impl Pattern {
         }
     }
 
-    /// How many of the bytes are not what belongs at `offset` of a piece.
+    /// The number of bytes that differ from the pattern at `offset` of a piece.
     #[must_use]
     pub fn mismatches(&self, piece: Piece, offset: u64, bytes: &[u8]) -> u64 {
         let key = self.key(piece);
@@ -107,14 +106,14 @@ impl Pattern {
         if differences == 0 { odd_ends.into_iter().map(slow).sum() } else { slow((offset, bytes)) }
     }
 
-    /// The first of the bytes that is not what belongs there, from the beginning of `bytes`.
+    /// The first byte that differs from the pattern, counted from the start of `bytes`.
     #[must_use]
     pub fn first_mismatch(&self, piece: Piece, offset: u64, bytes: &[u8]) -> Option<usize> {
         let key = self.key(piece);
         (offset..).zip(bytes).position(|(at, &byte)| byte != byte_of(key, at))
     }
 
-    /// The three indices go in one after the other, so that none can stand for another.
+    /// The three indices are mixed one after the other, so that they are not interchangeable.
     const fn key(&self, piece: Piece) -> u64 {
         let Piece { block, layer, outer } = piece;
         let key = mix(self.seed.wrapping_add(STEP));
@@ -130,8 +129,8 @@ const fn state_of(key: u64, word: u64) -> u64 {
     key.wrapping_add(word.wrapping_mul(STEP))
 }
 
-/// Half a finaliser: one multiplication a word, which several GB/s take, and every byte of the
-/// answer still depends on many bits of the state.
+/// Half a finaliser: one multiplication per word, which permits several GB/s. Every byte of the
+/// result still depends on many bits of the state.
 const fn finish(state: u64) -> u64 {
     let product = (state ^ (state >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     product ^ (product >> 29)

@@ -1,4 +1,4 @@
-//! The pattern is looked for where it should be.
+//! Verifies the pattern in the blocks of a layout.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,35 +10,35 @@ use terrane_transfer::Endpoint;
 use super::fill::in_steps;
 use super::{InProcess, Pattern, PatternError, Piece, PieceAccess, length};
 
-/// What verification found.
+/// The result of a verification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use = "a verification that nobody looks at verifies nothing"]
+#[must_use = "check the result of the verification"]
 pub struct Verification {
-    /// How many bytes were looked at.
+    /// The number of verified bytes.
     pub bytes: ByteCount,
-    /// How many of them are not what they should be.
+    /// The number of wrong bytes.
     pub mismatches: u64,
-    /// The first of these.
+    /// The first wrong byte.
     pub first: Option<Mismatch>,
 }
 
-/// A byte that is not what it should be.
+/// A wrong byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Where it is.
+    /// Its piece.
     pub at: Piece,
-    /// Which piece's bytes should be there.
+    /// The piece whose bytes are expected.
     pub expected_piece: Piece,
-    /// Where in the piece, in bytes.
+    /// The position in the piece, in bytes.
     pub offset: u64,
-    /// What should be there.
+    /// The expected value.
     pub expected: u8,
-    /// What is there.
+    /// The actual value.
     pub found: u8,
 }
 
 impl Verification {
-    /// Whether every byte is what it should be.
+    /// Whether every byte is correct.
     #[must_use]
     pub const fn is_clean(&self) -> bool {
         self.mismatches == 0
@@ -92,18 +92,18 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// [`PatternError`] if the bytes could not be looked at.
+    /// [`PatternError`] if the bytes could not be read.
     pub fn verify(&self, end: &Endpoint) -> Result<Verification, PatternError> {
         let blocks: Vec<u32> = (0..end.layout().geometry().num_blocks()).collect();
         self.verify_blocks(end, &blocks, &blocks, 0..end.layout().geometry().num_layers())
     }
 
-    /// Verifies that the n-th of `blocks` holds, in these layers, what belongs into the n-th of
-    /// `filled_as`: after a transfer, the destination's and the source's ids.
+    /// Verifies these layers of the n-th of `blocks` against the pattern of the n-th of
+    /// `filled_as`. After a transfer, these are the ids of the destination and of the source.
     ///
     /// # Errors
     ///
-    /// [`PatternError`] if the bytes could not be looked at.
+    /// [`PatternError`] if the bytes could not be read.
     pub fn verify_blocks(
         &self,
         end: &Endpoint,
@@ -114,11 +114,11 @@ impl Pattern {
         self.verify_with(end, blocks, filled_as, layers, &InProcess)
     }
 
-    /// As [`verify_blocks`](Self::verify_blocks), by way of `access`.
+    /// As [`verify_blocks`](Self::verify_blocks), through `access`.
     ///
     /// # Errors
     ///
-    /// [`PatternError`] if the bytes could not be looked at.
+    /// [`PatternError`] if the bytes could not be read.
     pub fn verify_with(
         &self,
         end: &Endpoint,
@@ -127,24 +127,24 @@ impl Pattern {
         layers: Range<u32>,
         access: &impl PieceAccess,
     ) -> Result<Verification, PatternError> {
-        assert_eq!(blocks.len(), filled_as.len(), "as many blocks as ids that they were filled as");
+        assert_eq!(blocks.len(), filled_as.len(), "as many blocks as ids of their patterns");
         let _hold = end.hold_for_read(blocks)?;
         let pairs: Vec<_> = blocks.iter().copied().zip(filled_as.iter().copied()).collect();
-        // SAFETY: the endpoint keeps the memory alive, and no transfer writes the blocks while
-        // the hold is there.
+        // SAFETY: the endpoint keeps the memory alive, and no transfer writes the blocks while they
+        // are held.
         unsafe { self.verify_layout(end.layout(), &pairs, layers, access) }
     }
 
-    /// Verifies blocks of a layout that is no endpoint (yet): pairs of the block, and of the
-    /// block that it was filled as.
+    /// Verifies blocks of a layout that is not an endpoint (yet): pairs of the block, and of the
+    /// block whose pattern is expected.
     ///
     /// # Safety
     ///
-    /// Nobody writes the blocks meanwhile.
+    /// No code writes the blocks during the call.
     ///
     /// # Errors
     ///
-    /// [`PatternError`] if the bytes could not be looked at.
+    /// [`PatternError`] if the bytes could not be read.
     pub unsafe fn verify_layout(
         &self,
         layout: &PhysicalLayout,
@@ -162,7 +162,8 @@ impl Pattern {
                     layers.clone(),
                     |at, location, offset, step| {
                         let bytes = &mut buffer[..step];
-                        // SAFETY: the layout keeps the memory alive, and the caller keeps writers off.
+                        // SAFETY: the layout keeps the memory alive, and the caller excludes
+                        // writers.
                         unsafe { access.read(location, bytes) }?;
                         found = found.and(self.compare(at, filled_as, offset, bytes));
                         Ok(())

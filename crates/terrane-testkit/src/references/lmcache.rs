@@ -1,7 +1,8 @@
 //! LMCache's formats: chunks of tokens, gathered from a paged cache by slots, and scattered back.
 //!
-//! A slot mapping gives the place of each token of a sequence: page times tokens of a page, plus the
-//! place within the page. A chunk is an object with T tokens, several pages of them.
+//! A slot mapping gives the position of each token of a sequence. It is the page times the tokens
+//! of a page, plus the position within the page. A chunk is an object with T tokens, of several
+//! pages.
 
 use terrane_layout::formats::{flashinfer, lmcache, sglang, vllm};
 use terrane_layout::{
@@ -11,7 +12,7 @@ use terrane_layout::{
 use super::{End, Reference, ids, sample, small};
 use crate::random::Seeded;
 
-/// What holds the paged cache.
+/// The tensors of the paged cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Paged {
     /// A tensor `[2, pages, N, hidden]` a layer.
@@ -24,12 +25,12 @@ enum Paged {
     Latent,
 }
 
-/// How an object of T tokens is ordered.
+/// The order of an object of T tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     /// `[2, L, T, hidden]`.
     Kv2ltd,
-    /// The same, each object an allocation of its own.
+    /// The same, each object in a separate allocation.
     Kv2ltdApart,
     /// An object `[2, T, hidden]` a layer.
     Kv2td,
@@ -50,7 +51,7 @@ struct Sizes {
     hidden: usize,
     heads: usize,
     width: u8,
-    /// Objects that there is room for.
+    /// The number of objects that fit.
     objects: usize,
     /// Pages of an object.
     per_object: usize,
@@ -164,7 +165,7 @@ impl Sizes {
 ///
 /// # Panics
 ///
-/// If Terrane does not know a format.
+/// If Terrane does not support a format.
 #[must_use]
 pub fn references(seed: u64) -> Vec<Reference> {
     let mut random = Seeded::new(seed);
@@ -235,11 +236,11 @@ fn one(
     }
 }
 
-/// `BINARY`: compressed objects, of which nothing is known but their bytes.
+/// `BINARY`: compressed objects, whose contents are unknown.
 ///
 /// # Panics
 ///
-/// If Terrane does not know such objects.
+/// If Terrane does not support such objects.
 #[must_use]
 pub fn binary(seed: u64) -> Vec<Reference> {
     let mut random = Seeded::new(seed);

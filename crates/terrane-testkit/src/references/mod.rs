@@ -1,8 +1,8 @@
 //! References of other projects' transfer tests: copies by plain index arithmetic.
 //!
 //! vLLM's `test_gpu_worker`, SGLang's `test_kvcacheio` and LMCache's connector tests compare their
-//! kernels with such loops. Here the loops are written again over bytes. They use nothing of
-//! `terrane-layout`, so that a wrong stride of a named format cannot agree with itself.
+//! kernels with such loops. The loops are written again here, over bytes. They use nothing of
+//! `terrane-layout`, so that a wrong stride of a named format is found.
 
 pub mod lmcache;
 pub mod sglang;
@@ -26,11 +26,11 @@ pub type Tensors = Vec<Vec<u8>>;
 /// One end of a reference.
 #[derive(Clone, Debug)]
 pub struct End {
-    /// How Terrane describes the tensors.
+    /// Terrane's description of the tensors.
     pub geometry: Geometry,
     /// The bytes of each tensor before the transfer.
     pub tensors: Tensors,
-    /// Bytes of each tensor before those that the geometry describes.
+    /// Bytes of each tensor before the part that the geometry describes.
     pub first: usize,
 }
 
@@ -42,14 +42,14 @@ impl End {
     }
 }
 
-/// A transfer and the bytes that it should leave.
+/// A transfer and its expected bytes.
 #[derive(Clone, Debug)]
 pub struct Reference {
-    /// What is tried.
+    /// The name of the case.
     pub name: String,
-    /// Where blocks come from.
+    /// The source of the blocks.
     pub source: End,
-    /// Where blocks go.
+    /// The destination of the blocks.
     pub destination: End,
     /// Blocks of the source and those of the destination.
     pub blocks: [Vec<u32>; 2],
@@ -59,7 +59,7 @@ pub struct Reference {
     pub expected: Tensors,
 }
 
-/// How long all transfers of a check may take.
+/// The longest time for all transfers of a check.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Starts all transfers as one set, waits for them, and compares every byte of both ends.
@@ -103,11 +103,11 @@ pub fn check(
     }
 }
 
-/// Allocates regions of one allocator.
+/// Allocates regions from one allocator.
 ///
 /// # Panics
 ///
-/// The function that is returned, if there is no memory.
+/// The returned function panics if there is no memory.
 pub fn allocated_by<A: Allocate>(allocator: &A) -> impl Fn(usize) -> Region + '_ {
     |length| {
         let request = RegionRequest::new(ByteCount::from_usize(length));
@@ -115,7 +115,7 @@ pub fn allocated_by<A: Allocate>(allocator: &A) -> impl Fn(usize) -> Region + '_
     }
 }
 
-/// An endpoint over memory that already holds the tensors.
+/// An endpoint over memory with the bytes of the tensors.
 fn adopt(
     end: &End,
     access: &dyn PieceAccess,

@@ -27,11 +27,11 @@ struct Cache {
     elements: usize,
     /// Bytes of an element.
     width: u8,
-    /// Whether the rows are those of two workers, and this is the second.
+    /// Whether the rows belong to two workers, and this is the second.
     shared: bool,
 }
 
-/// What a block of a device tensor is.
+/// The contents of a block of a device tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     /// Bytes: a tensor `[blocks, page]` a layer.
@@ -61,7 +61,7 @@ const FORMS: [Form; 7] = [
 ];
 
 impl Cache {
-    /// Tensors of pages, as the worker sees them.
+    /// The number of tensors of pages, as the worker counts them.
     fn planes(&self) -> usize {
         let keys_first = matches!(self.form, Form::KeysFirst | Form::KeysFirstByHeads);
         if keys_first { self.layers * 2 } else { self.layers }
@@ -203,7 +203,7 @@ fn pages() -> TensorForm {
 ///
 /// # Panics
 ///
-/// If Terrane does not know a cache.
+/// If Terrane does not support a cache.
 #[must_use]
 pub fn references(seed: u64) -> Vec<Reference> {
     let mut random = Seeded::new(seed);
@@ -239,7 +239,7 @@ pub fn references(seed: u64) -> Vec<Reference> {
 ///
 /// # Panics
 ///
-/// If Terrane does not know a cache.
+/// If Terrane does not support a cache.
 #[must_use]
 pub fn groups(seed: u64, stores: bool) -> Vec<Reference> {
     let mut random = Seeded::new(seed);

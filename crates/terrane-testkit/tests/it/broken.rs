@@ -1,4 +1,4 @@
-//! Backends that break one rule each: the suites have to notice every one of them.
+//! Backends that break one rule each. The suites must find every one of them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,9 @@ use terrane_testkit::conformance::{AllocatorFixture, EngineFixture};
 use terrane_testkit::conformance::{allocator, copy_engine, memory};
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 use terrane_testkit::pattern::InProcess;
-use terrane_transfer::{CopyEngine, CopyJob, Declined, Endpoint, Quote, Side, Terms, TransferPlan};
+use terrane_transfer::{
+    CopyEngine, CopyJob, Declined, Endpoint, OnlyPath, Quote, Side, Terms, TransferPlan,
+};
 
 /// The message of the panic that `check` ends with.
 #[track_caller]
@@ -32,14 +34,16 @@ enum Wrong {
     DropsEveryJob,
     TakesEveryKind,
     IgnoresDeadlines,
+    /// It copies without a start, and claims to have stopped.
+    NeverStarts,
 }
 
-/// Copies as a correct engine does, but for one thing.
+/// Copies as a correct engine does, with one error.
 #[derive(Debug)]
 struct Broken(Wrong);
 
-// SAFETY: none; breaking the promise is what it is for. All it touches is within the bytes of
-// the two layouts, which the test alone uses.
+// SAFETY: none; breaking the promise is its purpose. It only accesses bytes of the two layouts,
+// which only the test uses.
 unsafe impl CopyEngine for Broken {
     fn name(&self) -> &'static str {
         "broken"
@@ -50,11 +54,13 @@ unsafe impl CopyEngine for Broken {
         if !host && self.0 != Wrong::TakesEveryKind {
             return Err(Declined::Kinds);
         }
-        Ok(Quote { path: "broken".into(), reason: "none".into(), predicted: Default::default() })
+        Ok(Quote::constant(Default::default(), &OnlyPath { path: "broken", reason: "none" }))
     }
 
     fn submit(&self, job: CopyJob) {
-        job.start();
+        if self.0 != Wrong::NeverStarts {
+            job.start();
+        }
         let deadline = job.terms().deadline;
         if deadline.is_some() && self.0 != Wrong::IgnoresDeadlines {
             return job.finish(Err(terrane_transfer::CopyFailure::DeadlineExceeded));
@@ -89,7 +95,10 @@ unsafe impl CopyEngine for Broken {
             }
             job.progress().add(run.bytes());
         }
-        job.finish(Ok(()));
+        job.finish(match self.0 {
+            Wrong::NeverStarts => Err(terrane_transfer::CopyFailure::Cancelled),
+            _ => Ok(()),
+        });
     }
 }
 
@@ -143,7 +152,11 @@ fn engines_that_do_not_answer_as_they_should_are_noticed() {
     let message = noticed(|| {
         copy_engine::a_deadline_in_the_past_ends_the_transfer(&Broken(Wrong::IgnoresDeadlines));
     });
-    assert!(message.contains("the deadline passed before it began"), "{message}");
+    assert!(message.contains("the deadline had passed before the transfer began"), "{message}");
+    let message = noticed(|| {
+        copy_engine::a_cancelled_transfer_leaves_a_true_outcome(&Broken(Wrong::NeverStarts));
+    });
+    assert!(message.contains("after a cancel before the start"), "{message}");
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -156,7 +169,7 @@ enum Fault {
     IgnoresGranule,
 }
 
-/// Allocates as it should, but for one thing.
+/// Allocates correctly, with one error.
 struct BrokenAllocator {
     fault: Fault,
     heap: HeapAllocator,
@@ -186,7 +199,7 @@ unsafe impl Memory for BrokenMemory {
     }
 }
 
-// SAFETY: not what the suite is told: that is what it has to notice, before it touches a byte.
+// SAFETY: none; the suite must find the error before it accesses a byte.
 unsafe impl Allocate for BrokenAllocator {
     type Memory = BrokenMemory;
 
@@ -258,9 +271,9 @@ fn allocators_that_break_a_rule_are_noticed() {
     noticed(|| allocator::limits_are_kept(&Fault::IgnoresGranule));
     // It keeps the last allocation.
     let message = noticed(|| allocator::dropping_gives_back(&Fault::SameTwice));
-    assert!(message.contains("still alive"), "{message}");
+    assert!(message.contains("still live"), "{message}");
     noticed(|| memory::the_location_fits_the_kind(&wrong_kind()));
-    // The rest of what it does is right.
+    // All other properties are correct.
     memory::bytes_keep_what_is_written(&wrong_kind(), &InProcess);
 }
 

@@ -1,4 +1,4 @@
-//! Registrars that break one rule each: the suite has to notice every one of them.
+//! Registrars that break one rule each. The suite must find every one of them.
 
 use std::sync::{Arc, Mutex};
 
@@ -24,13 +24,13 @@ enum Wrong {
     TakesEveryKind,
 }
 
-/// The spans that are registered.
+/// The registered spans.
 type Spans = Arc<Mutex<Vec<Span>>>;
 
-/// Registers as it should, but for one thing.
+/// Registers correctly, with one error.
 struct Broken(Wrong, AgentName, Spans);
 
-/// Ends a registration, in one way or another.
+/// Ends a registration, correctly or not.
 struct Ends(Wrong, Span, Spans);
 
 impl Drop for Ends {

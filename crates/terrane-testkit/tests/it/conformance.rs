@@ -1,4 +1,4 @@
-//! Every double of the testkit keeps the rules that it is used to check others by.
+//! Every double of the testkit meets the rules that it is used to check in others.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use terrane_testkit::conformance::{
     check_registrar, registrar,
 };
 use terrane_testkit::engine::{SimulatedEngine, SimulatedEngineOptions};
-use terrane_testkit::fault::{Failing, FaultInjectingAllocator};
+use terrane_testkit::fault::{FaultPlan, Faulty};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::recorder::{Journal, RecordedMemory, RecordingAllocator, RecordingRegistrar};
 use terrane_transfer::{CopyEngine, Endpoint};
@@ -45,15 +45,15 @@ fn heap_allocators_conform() {
     }));
 }
 
-/// The adaptors that record, and that fail nothing.
+/// The adaptors that record, and that inject no failure.
 struct Adapted;
 
 impl AllocatorFixture for Adapted {
-    type Allocator = FaultInjectingAllocator<RecordingAllocator<HeapAllocator>>;
+    type Allocator = Faulty<RecordingAllocator<HeapAllocator>>;
 
     fn allocator(&self) -> Self::Allocator {
         let recording = RecordingAllocator::new(HeapAllocator::system(), &Journal::new());
-        FaultInjectingAllocator::new(recording, Failing::Never)
+        Faulty::new(recording, FaultPlan::new())
     }
 
     fn live(&self, allocator: &Self::Allocator) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! What a simulated engine is told to do, it does.
+//! A simulated engine follows its options.
 
 use std::sync::Arc;
 use std::thread;
@@ -81,10 +81,10 @@ fn a_short_copy_fails_at_its_run_after_the_ones_before() {
     let TransferError::Copy { bytes, .. } = error else { panic!("{error:?}") };
     assert_eq!(bytes, ByteCount::new(128));
     assert!(ticket.has_ended());
-    // Blocks that a transfer left in part may be read once they have been written.
+    // Blocks that a transfer left incomplete may be read after they were written.
     drop(rig.destination.hold_for_write(&[1, 3]).unwrap());
     let found = Pattern::new(1).verify_blocks(&rig.destination, &[1, 3], &[0, 2], 0..2).unwrap();
-    // Of 8 runs of 128 bytes three and a half were copied; a byte in 256 is right by chance.
+    // Three and a half of 8 runs of 128 bytes were copied; one byte in 256 is correct by chance.
     assert!((550..=576).contains(&found.mismatches), "{found}");
     assert!(end_of(rig.manager.submit(rig.transfer(), ()).unwrap()).result.is_ok());
 }

@@ -44,7 +44,7 @@ fn in_file(kind: LayoutKind) -> Endpoint {
         location: Location::File(position),
         length: plan.base_bytes(),
     };
-    // SAFETY: the file is open for as long as its owner lives, that long, and nobody else's.
+    // SAFETY: the file is open while its owner lives, and no other code uses it.
     let memory = unsafe { ForeignMemory::new(span, file) };
     let regions = plan.cut(&terrane_core::Region::new(memory)).unwrap();
     Endpoint::new(
@@ -68,7 +68,7 @@ fn what_was_filled_is_verified_wherever_it_is() {
         ];
         for end in &ends {
             let pattern = Pattern::new(11).threads(NonZeroUsize::new(3).unwrap());
-            assert!(!pattern.verify(end).unwrap().is_clean(), "nothing was filled in yet");
+            assert!(!pattern.verify(end).unwrap().is_clean(), "the pattern is not filled yet");
             pattern.fill(end).unwrap();
             let found = pattern.verify(end).unwrap();
             found.assert_clean("just filled");
@@ -83,7 +83,7 @@ fn the_first_mismatch_is_named_with_what_was_expected() {
     let pattern = Pattern::new(2);
     pattern.fill(&end).unwrap();
     let address = end.layout().host_address(4, 1, 1).unwrap();
-    // SAFETY: within the piece, and nobody else uses it.
+    // SAFETY: within the piece, and no other code uses it.
     let byte = unsafe { &mut *address.as_ptr().wrapping_add(50) };
     *byte ^= 0x80;
     let found = pattern.verify(&end).unwrap();

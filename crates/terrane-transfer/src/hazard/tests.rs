@@ -20,8 +20,9 @@ fn readers_share_and_writers_do_not() {
     let mut locked = table.lock();
     assert!(locked.conflicts(&used(Access::Read, &[1, 2, 3], 0..4), &no_predecessor).is_empty());
     let conflicts = locked.conflicts(&used(Access::Write, &[1, 2], 0..4), &no_predecessor);
-    let expected =
-        BlockConflict { block: 1, wanted: Access::Write, held: Access::Read, holder: ticket.id() };
+    let (side, holder) = (Side::Destination, ticket.id());
+    let (wanted, held) = (Access::Write, Access::Read);
+    let expected = BlockConflict { side, block: 1, wanted, held, holder };
     assert_eq!(conflicts, [expected]);
     drop(locked);
     drop(reading);

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrane_core::{
-    Alignment, Allocate, ByteCount, Capability, Durability, FileHandle, FileIdentity, FilePosition,
-    ForeignMemory, Grant, Location, Memory, Region, RegionRequest, Span, StorageKind, Wish,
+    Alignment, Allocate, ByteCount, Capability, CapabilityStatus, Durability, FileHandle,
+    FileIdentity, FilePosition, ForeignMemory, Location, Memory, Region, RegionRequest,
+    Requirement, Span, StorageKind,
 };
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_storage::{
@@ -39,7 +40,7 @@ fn manager(options: &DiskEngineOptions) -> TransferManager {
     TransferManager::new([Arc::new(DiskEngine::new(options).unwrap()) as _])
 }
 
-fn file(directory: &Path, config: LayoutConfig, kind: LayoutKind, direct: Wish) -> Endpoint {
+fn file(directory: &Path, config: LayoutConfig, kind: LayoutKind, direct: Requirement) -> Endpoint {
     let options = DiskOptions { direct, ..DiskOptions::default() };
     endpoint_in(&DiskAllocator::new(directory, options).unwrap(), config, kind)
 }
@@ -60,7 +61,7 @@ fn askew(config: LayoutConfig) -> Endpoint {
 }
 
 fn has_direct_io(end: &Endpoint) -> bool {
-    end.layout().capabilities().grant(&Capability::DirectIo) == Some(&Grant::Granted)
+    end.layout().capabilities().status(&Capability::DirectIo) == Some(&CapabilityStatus::Granted)
 }
 
 /// Explains a transfer of all blocks in reverse, carries it out and compares every byte.
@@ -82,7 +83,7 @@ fn carried_out(manager: &TransferManager, from: &Endpoint, to: &Endpoint) -> Exp
     assert_eq!(report.explanation, explained);
     assert!(report.copied > Duration::ZERO && report.bytes_per_second() > 0.0);
     let text = report.to_string();
-    for part in [&explained.path, &explained.reason, "by disk", "predicted", "took"] {
+    for part in [&*explained.path(), &*explained.reason(), "by disk", "predicted", "took"] {
         assert!(text.contains(part), "{part:?} is not in {text:?}");
     }
     explained
@@ -93,15 +94,15 @@ fn the_path_follows_from_the_file_and_the_alignment_of_both_ends() {
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
     let manager = manager(&DiskEngineOptions::default());
-    let direct = file(directory, even(), CONTIGUOUS, Wish::Preferred);
+    let direct = file(directory, even(), CONTIGUOUS, Requirement::Preferred);
     if !has_direct_io(&direct) {
         return eprintln!(
             "skipped: the_path_follows_from_the_file_and_the_alignment_of_both_ends: no direct I/O \
              in {directory:?}"
         );
     }
-    let buffered = file(directory, even(), BLOCK_FIRST, Wish::Off);
-    let odd_file = file(directory, odd(), CONTIGUOUS, Wish::Preferred);
+    let buffered = file(directory, even(), BLOCK_FIRST, Requirement::Off);
+    let odd_file = file(directory, odd(), CONTIGUOUS, Requirement::Preferred);
     let pages = mapped(even(), OUTER_FIRST);
     let cases: [(Endpoint, Endpoint, &str, &str); 11] = [
         (pages.clone(), direct.clone(), "direct vectored", "aligned in file and memory"),
@@ -115,7 +116,7 @@ fn the_path_follows_from_the_file_and_the_alignment_of_both_ends() {
         (direct.clone(), buffered.clone(), "direct read, buffered write", "in the destination"),
         (buffered, direct.clone(), "buffered read, direct write", "in the source, the file has no"),
         (
-            file(directory, even(), OUTER_FIRST, Wish::Preferred),
+            file(directory, even(), OUTER_FIRST, Requirement::Preferred),
             direct,
             "direct read and write",
             "by way of the engine's buffers",
@@ -123,8 +124,8 @@ fn the_path_follows_from_the_file_and_the_alignment_of_both_ends() {
     ];
     for (from, to, path, reason) in &cases {
         let explained = carried_out(&manager, from, to);
-        assert_eq!(explained.path, *path, "{explained}");
-        assert!(explained.reason.contains(reason), "{explained}");
+        assert_eq!(explained.path(), *path, "{explained}");
+        assert!(explained.reason().contains(reason), "{explained}");
     }
 }
 
@@ -143,7 +144,7 @@ fn a_layout_may_be_in_several_files() {
         Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
     };
     let pages = mapped(even(), OUTER_FIRST);
-    let one = file(here.path(), even(), CONTIGUOUS, Wish::Preferred);
+    let one = file(here.path(), even(), CONTIGUOUS, Requirement::Preferred);
     let mut cases = vec![(in_files([here.path(); 4]), has_direct_io(&one))];
     match tempfile::tempdir_in("/dev/shm") {
         // No file in memory has direct I/O, and one that has none decides for the layout.
@@ -156,7 +157,7 @@ fn a_layout_may_be_in_several_files() {
     for (files, is_direct) in &cases {
         for (from, to) in [(&pages, files), (files, &pages), (&one, files), (files, &one)] {
             let explained = carried_out(&manager, from, to);
-            let is_buffered = explained.path.contains("buffered");
+            let is_buffered = explained.path().contains("buffered");
             assert_eq!(is_buffered, !is_direct, "{explained}");
         }
         let all: Vec<u32> = (0..8).collect();
@@ -173,7 +174,7 @@ fn the_alignment_class_is_that_of_each_end() {
         let explained = manager.explain(&transfer).unwrap();
         (explained.source_alignment, explained.destination_alignment)
     };
-    let file = |config| file(directory.path(), config, CONTIGUOUS, Wish::Preferred);
+    let file = |config| file(directory.path(), config, CONTIGUOUS, Requirement::Preferred);
     let four = Alignment::new(4).unwrap();
     assert_eq!(
         explained(&mapped(even(), OUTER_FIRST), &file(even())),
@@ -197,7 +198,7 @@ fn spans_before_and_after_coalescing_are_counted() {
         assert_eq!(explained.mean_run().get() * explained.runs, explained.bytes.get());
         (explained.pieces, explained.runs)
     };
-    let file = file(directory.path(), even(), CONTIGUOUS, Wish::Preferred);
+    let file = file(directory.path(), even(), CONTIGUOUS, Requirement::Preferred);
     assert_eq!(runs(&mapped(even(), CONTIGUOUS), &file), (64, 1));
     assert_eq!(runs(&mapped(even(), BLOCK_FIRST), &file), (64, 32));
     assert_eq!(runs(&mapped(even(), OUTER_FIRST), &file), (64, 64));
@@ -261,7 +262,7 @@ fn what_an_engine_was_refused_is_seen_through_the_manager() {
     };
     let manager = manager(&options);
     let report = manager.engines()[0].capabilities();
-    assert_eq!(report.grant(&Capability::IoUring), Some(&Grant::NotTried));
+    assert_eq!(report.status(&Capability::IoUring), Some(&CapabilityStatus::NotTried));
     let default = TransferManager::with_default_engines().unwrap();
     let reports: Vec<_> =
         default.engines().iter().map(|engine| engine.capabilities().outcomes().len()).collect();
@@ -291,8 +292,8 @@ fn what_direct_io_wants_beyond_pages_is_left_to_the_page_cache() {
     let builder = LayoutBuilder::new(config).fully_contiguous().adopt_memory([memory]);
     let strict = Endpoint::new(builder.unregistered().build().unwrap()).unwrap();
     let explained = carried_out(&manager, &mapped(even(), CONTIGUOUS), &strict);
-    assert_eq!(explained.path, "buffered");
-    assert!(explained.reason.contains("needs 64 KiB"), "{explained}");
+    assert_eq!(explained.path(), "buffered");
+    assert!(explained.reason().contains("needs 64 KiB"), "{explained}");
 }
 
 /// 16 blocks of `layers` pieces, whose page has `inner` elements of 2 bytes for each of 16 tokens.
@@ -319,7 +320,7 @@ fn long_pieces_on_small_pages_go_the_way_that_was_faster_once_both_were_measured
 fn goes_the_way_that_was_faster(test: &str, config: LayoutConfig, memory: Endpoint) {
     let directory = tempfile::tempdir().unwrap();
     let manager = manager(&DiskEngineOptions::default());
-    let disk = file(directory.path(), config, CONTIGUOUS, Wish::Preferred);
+    let disk = file(directory.path(), config, CONTIGUOUS, Requirement::Preferred);
     if !has_direct_io(&disk) {
         eprintln!("skipped: {test}: there is no direct I/O");
         return;
@@ -332,7 +333,7 @@ fn goes_the_way_that_was_faster(test: &str, config: LayoutConfig, memory: Endpoi
         for (from, to) in [(&memory, &disk), (&disk, &memory)] {
             let transfer = Transfer::new(from, to).blocks(&blocks, &blocks);
             let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
-            let Explanation { path, reason, .. } = &report.explanation;
+            let (path, reason) = (report.explanation.path(), report.explanation.reason());
             assert!(path.starts_with("direct") && path.contains(expected), "{report}");
             let why = if expected.is_empty() { "faster here" } else { "is measured" };
             assert!(reason.contains(why), "{report}");

@@ -1,13 +1,21 @@
 //! How a transfer that was accepted can fail, and what it says then.
 
 use std::error::Error;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use terrane_core::ByteCount;
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::engine::{Fault, InjectedFault, SimulatedEngineOptions};
-use terrane_transfer::{Outcome, Transfer, TransferError};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_transfer::engines::{
+    DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
+};
+use terrane_transfer::{
+    CopyEngine, CopyJob, Declined, ForeignDecision, OnlyPath, Outcome, Quote, Terms, Transfer,
+    TransferError, TransferManager, TransferPlan,
+};
 
 use crate::support::*;
 
@@ -42,6 +50,45 @@ fn blocks_are_named_rightly_where_a_layout_has_a_single_block() {
                 other => panic!("{other:?}"),
             }
         }
+    }
+}
+
+/// Replaces the quotes of another engine.
+#[derive(Debug)]
+struct Requoting<E>(E);
+
+// SAFETY: the other engine executes the jobs.
+unsafe impl<E: CopyEngine> CopyEngine for Requoting<E> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+        Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "another", reason: "a test" }))
+    }
+
+    fn submit(&self, job: CopyJob) {
+        self.0.submit(job);
+    }
+}
+
+#[test]
+fn an_engine_refuses_a_job_that_another_engine_quoted() {
+    let host = HostEngine::new(HostEngineOptions::default()).unwrap();
+    let disk = DiskEngine::new(&DiskEngineOptions::default()).unwrap();
+    let both = [(); 2].map(|()| Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap()));
+    let [one, other] = both;
+    let relay = RelayEngine::new(one, other, HeapAllocator::pinned(), &RelayOptions::default());
+    let engines: [Arc<dyn CopyEngine>; 3] =
+        [Arc::new(Requoting(host)), Arc::new(Requoting(disk)), Arc::new(Requoting(relay.unwrap()))];
+    let rig = Rig::new(2);
+    for engine in engines {
+        let manager = TransferManager::new([engine]);
+        let outcome = end_of(manager.submit(rig.transfer(&[0], &[0]), "guard").unwrap());
+        assert_eq!(outcome.guard, "guard");
+        let error = outcome.result.unwrap_err();
+        let cause = error.source().unwrap().downcast_ref::<ForeignDecision>().unwrap();
+        assert_eq!(cause.path, "another");
     }
 }
 
@@ -97,12 +144,12 @@ fn of_two_engines_the_faster_is_taken_and_of_equal_ones_the_first() {
     let named = |name, millis| {
         let options = SimulatedEngineOptions::default().named(name);
         let options = options.predicting(Duration::from_millis(millis));
-        std::sync::Arc::new(terrane_testkit::engine::SimulatedEngine::new(options)) as _
+        Arc::new(terrane_testkit::engine::SimulatedEngine::new(options)) as _
     };
     let rig = Rig::new(8);
     let taken = |engines: [(&'static str, u64); 3]| {
         let engines = engines.map(|(name, millis)| named(name, millis));
-        let manager = terrane_transfer::TransferManager::new(engines);
+        let manager = TransferManager::new(engines);
         let transfer: Transfer = rig.transfer(&[0], &[0]);
         let explained = manager.explain(&transfer).unwrap();
         let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();

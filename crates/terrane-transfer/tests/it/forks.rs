@@ -86,8 +86,8 @@ impl Setup {
     fn transfer(&self, first: u32) -> Transfer {
         let (from, to) = ([first, first + 1], [first + 1, first]);
         let transfer = Transfer::new(&self.from, &self.to).blocks(&from, &to);
-        match self.order {
-            Some(order) => transfer.device_order(order),
+        match &self.order {
+            Some(order) => transfer.device_order(order.clone()),
             None => transfer,
         }
     }

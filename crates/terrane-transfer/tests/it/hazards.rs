@@ -11,7 +11,7 @@ use terrane_testkit::engine::{Fault, SimulatedEngineOptions};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
 use terrane_transfer::{
-    Access, BlockConflict, Completion, Endpoint, Hold, Transfer, TransferError,
+    Access, BlockConflict, Completion, Endpoint, Hold, Side, Transfer, TransferError,
 };
 
 use crate::support::*;
@@ -40,8 +40,9 @@ fn readers_share_a_block_and_a_writer_does_not() {
     let first = submit(&rig, rig.transfer(&[3, 4], &[0, 1]));
     let second = submit(&rig, rig.transfer(&[4, 3], &[2, 3]));
     let error = rig.refused(rig.back(&[7, 6], &[4, 5]));
-    assert_says(&error, &["block 4 is being read by transfer"]);
+    assert_says(&error, &["destination block 4 is being read by transfer"]);
     let conflict = |holder: &Completion<()>| BlockConflict {
+        side: Side::Destination,
         block: 4,
         wanted: Access::Write,
         held: Access::Read,
@@ -60,7 +61,10 @@ fn a_refusal_lists_the_blocks_of_both_ends_and_claims_none() {
     let writing = submit(&rig, rig.transfer(&[0, 1, 2], &[0, 1, 2]));
     // It would read blocks that are being written, and write blocks that are being read.
     let error = rig.refused(rig.back(&[1, 2, 5], &[7, 0, 2]));
-    assert_says(&error, &["block 1 is being written", "block 0 is being read", "tickets"]);
+    assert_says(
+        &error,
+        &["source block 1 is being written", "destination block 0 is being read", "tickets"],
+    );
     let listed: Vec<_> = conflicts(error).iter().map(|c| (c.block, c.wanted, c.held)).collect();
     // Blocks in the order of the destination: 0 from 2, 2 from 5, 7 from 1.
     let expected = [

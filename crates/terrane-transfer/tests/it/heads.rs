@@ -199,7 +199,7 @@ fn explanations_count_the_runs_of_broken_pieces() {
     let explanation = manager.explain(&transfer).unwrap();
     assert_eq!((explanation.pieces, explanation.runs), (2 * 4, 2 * 4 * 5 * 8));
     assert_eq!(explanation.mean_run().get(), 6);
-    assert_eq!(explanation.path, "re-layout through the cache");
+    assert_eq!(explanation.path(), "re-layout through the cache");
     let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
     assert_eq!(report.explanation, explanation);
 }

@@ -17,8 +17,8 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 use terrane_transfer::{
     Attend, Completion, CopyEngine, CopyFailure, CopyJob, DEFAULT_ATTENTION, Declined, DeviceOrder,
-    Endpoint, EventHandle, LayerError, LayerState, Layers, Planner, Quote, Terms, Transfer,
-    TransferManager, TransferPlan,
+    Endpoint, EventHandle, LayerError, LayerState, Layers, OnlyPath, Planner, Quote, Terms,
+    Transfer, TransferManager, TransferPlan,
 };
 
 use crate::completion::CountsWakes;
@@ -35,7 +35,7 @@ unsafe impl CopyEngine for Keeping {
     }
 
     fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
-        Ok(Quote { path: "none".into(), reason: "of a test".into(), predicted: Default::default() })
+        Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "none", reason: "of a test" }))
     }
 
     fn submit(&self, job: CopyJob) {
@@ -54,8 +54,12 @@ fn ends() -> [Endpoint; 2] {
 }
 
 fn event(raw: u64) -> EventHandle {
-    // SAFETY: nobody hands it to a driver.
-    unsafe { EventHandle::from_raw(Default::default(), raw) }
+    owned_event(raw, &Arc::new(()))
+}
+
+fn owned_event(raw: u64, owner: &Arc<()>) -> EventHandle {
+    // SAFETY: no driver gets the handle.
+    unsafe { EventHandle::from_raw(Default::default(), raw, Arc::clone(owner) as _) }
 }
 
 #[test]
@@ -83,14 +87,14 @@ fn each_layer_goes_its_own_way_and_the_rest_with_the_job() {
 
     // Ranges are cut to the transfer's.
     let owner = Arc::new(());
-    signals.submitted(0..3, event(7), owner.clone());
+    signals.submitted(0..3, owned_event(7, &owner));
     assert_eq!(layers.event(1), Ok(Some(event(7))));
     assert_eq!(layers.event(2), Ok(Some(event(7))));
     assert_eq!(layers.state(3), Ok(LayerState::Waiting));
     signals.done(2..3);
     assert_eq!(layers.event(2), Ok(None));
     // What is done stays done.
-    signals.submitted(2..3, event(8), owner.clone());
+    signals.submitted(2..3, owned_event(8, &owner));
     assert!(layers.is_done(2) && !layers.is_done(1));
     signals.done(9..12);
     signals.done(4..4);
@@ -115,7 +119,7 @@ fn layers_of_a_dropped_job_fail_but_for_those_that_are_done() {
     let layers = completion.layers().unwrap();
     let job = engine.take();
     job.layers().unwrap().done(0..1);
-    job.layers().unwrap().submitted(1..2, event(1), Arc::new(()));
+    job.layers().unwrap().submitted(1..2, event(1));
     drop(job);
     assert_eq!(layers.wait(0), Ok(()));
     for layer in 1..4 {
@@ -207,10 +211,14 @@ fn events_of_layers_outlive_the_transfer() {
     let events: Vec<_> = (0..4).filter_map(|layer| layers.event(layer).unwrap()).collect();
     end_of(completion).result.unwrap();
     for event in &events {
-        assert_eq!(has_happened(*event), Some(true));
+        assert_eq!(has_happened(event), Some(true));
     }
     drop(layers);
-    assert!(events.iter().all(|event| has_happened(*event).is_none()));
+    assert!(events.iter().all(|event| has_happened(event) == Some(true)));
+    // Nothing but the handles keeps the events.
+    let raw: Vec<u64> = events.iter().map(EventHandle::raw).collect();
+    drop(events);
+    assert!(raw.into_iter().all(|raw| has_happened(&event(raw)).is_none()));
 }
 
 #[test]

@@ -11,6 +11,7 @@
 
 mod allocations;
 mod attention;
+mod cancels;
 mod compile_fail;
 mod completion;
 mod disk_faults;
@@ -40,5 +41,6 @@ mod relayed_model;
 mod relays;
 mod sections;
 mod sets;
+mod slots;
 mod support;
 mod tickets;

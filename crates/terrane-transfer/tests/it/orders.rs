@@ -71,7 +71,7 @@ fn an_order_that_cannot_be_kept_until_others_have_ended_is_refused() {
     let [source, destination] = ends();
     let transfer = |block| Transfer::new(&source, &destination).blocks(&[block], &[block]);
     let reached = DeviceOrder::AlreadySynchronised;
-    let first = manager.submit(transfer(0).device_order(reached), ()).unwrap();
+    let first = manager.submit(transfer(0).device_order(reached.clone()), ()).unwrap();
     let stream = SimulatedStream::new(DeviceId::new(0));
     let later = |order| transfer(1).after(&first.ticket()).device_order(order);
     let cause = refused(&manager, later(stream.order()));

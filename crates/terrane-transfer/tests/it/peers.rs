@@ -17,8 +17,8 @@ use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, Durability, Endpoint, Planner, Quote, Remains,
-    Report, Side, Terms, Transfer, TransferError, TransferManager, TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, Durability, Endpoint, OnlyPath, Planner, Quote,
+    Remains, Report, Side, Terms, Transfer, TransferError, TransferManager, TransferPlan,
 };
 
 use crate::support::*;
@@ -156,7 +156,7 @@ unsafe impl CopyEngine for Unanswered {
         if ![plan.source(), plan.destination()].iter().any(|end| end.kind().is_remote()) {
             return Err(Declined::Kinds);
         }
-        Ok(Quote { path: "none".into(), reason: "a test".into(), predicted: Duration::ZERO })
+        Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "none", reason: "a test" }))
     }
 
     fn submit(&self, job: CopyJob) {

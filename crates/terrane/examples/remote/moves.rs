@@ -138,7 +138,7 @@ impl Move {
         let middle = reports.swap_remove(reports.len() / 2);
         let (seconds, report) = middle;
         Ok(Measured {
-            path: report.explanation.path.to_string(),
+            path: report.explanation.path().to_string(),
             bytes: report.explanation.bytes.get(),
             pieces: report.explanation.pieces,
             descriptors: report.explanation.runs,

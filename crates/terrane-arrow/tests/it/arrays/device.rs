@@ -1,4 +1,4 @@
-//! Arrays with their device, as far as no driver is needed.
+//! Arrays with their device, in cases that need no driver.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -24,9 +24,9 @@ fn import(
         reserved: [0; 3],
     };
     spoil(&mut array);
-    // SAFETY: the array's callback may be called once, wherever it is and on any thread.
+    // SAFETY: the array's callback may be called once, after any move and on any thread.
     let array = unsafe { Owned::new(array) };
-    // SAFETY: no driver is asked for the memory, and that of the host is there.
+    // SAFETY: no driver is asked about the memory, and the host memory exists.
     (unsafe { import_device_array(&DataType::Utf8, array) }, releases)
 }
 

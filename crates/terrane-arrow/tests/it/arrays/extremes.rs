@@ -1,4 +1,4 @@
-//! Columns that are legal, and that arrow-rs would panic on, and types that no column may have.
+//! Valid columns on which arrow-rs would panic, and types that no column may have.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::foreign::{Releases, array, owned};
 fn region(content: &[u8]) -> Region {
     let request = RegionRequest::new(ByteCount::from_usize(content.len()));
     let memory = HeapAllocator::system().allocate(&request.aligned_to(Alignment::of(64))).unwrap();
-    // SAFETY: the memory is the test's alone.
+    // SAFETY: only the test uses the memory.
     unsafe { HostOrder.write(content, memory.location()) }.unwrap();
     Region::new(memory)
 }
@@ -35,7 +35,7 @@ fn parts(data_type: DataType, length: u64, buffers: Vec<Option<Region>>) -> Colu
 }
 
 fn arrow(column: &Column) -> Result<arrow_data::ArrayData, ExportError> {
-    // SAFETY: no test writes a column that it has made.
+    // SAFETY: no test writes a column after it was made.
     unsafe { to_arrow(column) }
 }
 
@@ -45,7 +45,7 @@ fn regions_of_no_whole_number_of_values_leave() {
     let ids = UnionFields::try_new([0], vec![Field::new("a", DataType::Int8, true)]).unwrap();
     let keys = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Int8));
     let child = || Column::new(DataType::Int8, 4, region(&[0; 4])).unwrap();
-    // The buffers that are whole numbers of something, and what there is of it for two rows.
+    // The buffers of fixed-size values, and their sizes for two rows.
     for (data_type, sizes) in [
         (DataType::Utf8, vec![12, 0]),
         (DataType::LargeBinary, vec![24, 0]),
@@ -76,7 +76,7 @@ fn regions_of_no_whole_number_of_values_leave() {
             assert_eq!(array.len(), 2, "{data_type} and {more} bytes");
         }
     }
-    // No row needs no offset, however many bytes there are.
+    // Without rows, no offset is needed, however many bytes there are.
     let none = parts(DataType::Utf8, 0, vec![None, Some(region(&[1, 2, 3])), Some(region(b"x"))]);
     let none = make_array(arrow(&Column::from_parts(none).unwrap()).unwrap());
     assert_eq!(none.as_ref(), &StringArray::from(Vec::<&str>::new()) as &dyn Array);
@@ -103,7 +103,7 @@ fn lists_of_values_that_take_no_memory_leave_without_memory() {
         let validity = region(&vec![0x55; 1 << 17]);
         let lists =
             ColumnParts { children: vec![inner], ..parts(list, ROWS, vec![Some(validity)]) };
-        // A bit for each value would be 2^48 bytes, which ends the process.
+        // A bit for each value would take 2^48 bytes, which would abort the process.
         let data = arrow(&Column::from_parts(lists).unwrap()).unwrap();
         assert_eq!(data.null_count(), 1 << 19);
     }
@@ -164,7 +164,7 @@ fn more_rows_than_arrow_counts_are_refused() {
     assert!(matches!(error, ColumnError::TooMany { what: "rows", .. }), "{error}");
 }
 
-/// A struct of a field that stands in it twice.
+/// A struct with one field twice.
 fn doubled(data_type: &DataType) -> DataType {
     let field = Arc::new(Field::new("a", data_type.clone(), true));
     DataType::Struct(vec![Arc::clone(&field), field].into())
@@ -202,13 +202,13 @@ fn what_is_nested_too_deeply_or_shared_too_often_is_refused() {
     assert!(matches!(error, ExportError::Column { .. }), "{error}");
     for data_type in [
         data_type.clone(),
-        // Its name would be as long.
+        // Its name would be equally long.
         DataType::Map(Arc::new(Field::new("entries", data_type.clone(), false)), false),
         DataType::Dictionary(Box::new(data_type), Box::new(DataType::Int8)),
     ] {
         let releases = Releases::default();
         let array = owned(array(&DataType::Int8, &releases));
-        // SAFETY: the array is of another type, and not looked at.
+        // SAFETY: the array has another type, and is not read.
         let error = unsafe { import_array(&data_type, array) }.unwrap_err();
         assert!(
             matches!(error, ImportError::TooMany { .. } | ImportError::Format { .. }),

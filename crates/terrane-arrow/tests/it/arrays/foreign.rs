@@ -1,4 +1,4 @@
-//! Arrays of a producer that a test makes up, and that counts what is released.
+//! Arrays of a producer in the test, which counts its releases.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use arrow_schema::{DataType, Field, Fields, UnionFields, UnionMode};
 use terrane_arrow::arrays::abi::{ArrowArray, Owned, Released};
 
-/// How often what the producer made was released.
+/// Counts the releases of the producer's arrays.
 #[derive(Clone, Debug, Default)]
 pub struct Releases(Arc<AtomicU32>);
 
@@ -18,7 +18,7 @@ impl Releases {
     }
 }
 
-/// What the array's private data are.
+/// The array's private data.
 struct Private {
     releases: Releases,
     is_top: bool,
@@ -29,19 +29,19 @@ struct Private {
     dictionary: *mut ArrowArray,
 }
 
-/// How many bytes each buffer has: more than the rows of any test need.
+/// The bytes of each buffer: more than the rows of any test need.
 pub const BYTES: usize = 1 << 16;
-/// How many rows the arrays have.
+/// The number of rows of the arrays.
 pub const ROWS: i64 = 100;
 
-/// An array of `data_type` with [`ROWS`] rows, all of whose bytes are zero.
+/// An array of `data_type` with [`ROWS`] rows; all bytes are zero.
 pub fn array(data_type: &DataType, releases: &Releases) -> ArrowArray {
     made(data_type, releases, true)
 }
 
-/// As [`array`], in the hands of an owner.
+/// As [`array`], owned.
 pub fn owned(array: ArrowArray) -> Owned<ArrowArray> {
-    // SAFETY: `release` may be called once, wherever the array is and on any thread.
+    // SAFETY: `release` may be called once, after any move and on any thread.
     unsafe { Owned::new(array) }
 }
 
@@ -102,10 +102,10 @@ fn made(data_type: &DataType, releases: &Releases, is_top: bool) -> ArrowArray {
 ///
 /// The array was made here, or moved from one that was.
 unsafe extern "C" fn release(array: *mut ArrowArray) {
-    // SAFETY: the array is the caller's while it is released.
+    // SAFETY: the caller owns the array during its release.
     let array = unsafe { &mut *array };
     assert!(array.release.take().is_some(), "released once");
-    // SAFETY: boxed in `made`, and forgotten by what was released.
+    // SAFETY: boxed in `made`, and the released structure drops its pointer.
     let private = unsafe { Box::from_raw(array.private_data.cast::<Private>()) };
     if private.is_top {
         private.releases.0.fetch_add(1, Ordering::SeqCst);
@@ -125,21 +125,21 @@ unsafe extern "C" fn release(array: *mut ArrowArray) {
 
 /// A child of an array that was made here.
 pub fn child(array: &mut ArrowArray, index: usize) -> &mut ArrowArray {
-    // SAFETY: as many as were made.
+    // SAFETY: the array has that many children.
     let child = unsafe { *array.children.wrapping_add(index) };
-    // SAFETY: alive as long as its parent, and no other code's while that is borrowed.
+    // SAFETY: alive as long as its parent, which is borrowed exclusively.
     unsafe { &mut *child }
 }
 
 /// Sets a buffer's pointer.
 pub fn set_buffer(array: &mut ArrowArray, index: usize, pointer: *const c_void) {
-    // SAFETY: as many as were made.
+    // SAFETY: the array has that many buffers.
     unsafe { *array.buffers.wrapping_add(index) = pointer };
 }
 
 /// A buffer's pointer.
 pub fn get_buffer(array: &ArrowArray, index: usize) -> *const c_void {
-    // SAFETY: as many as were made.
+    // SAFETY: the array has that many buffers.
     unsafe { *array.buffers.wrapping_add(index) }
 }
 
@@ -165,7 +165,7 @@ pub fn types() -> Vec<DataType> {
         DataType::Int64,
         DataType::Decimal128(20, 2),
         DataType::FixedSizeBinary(5),
-        // Of these, any number of rows takes no bytes.
+        // For these, any number of rows takes no bytes.
         DataType::FixedSizeBinary(0),
         DataType::new_fixed_size_list(DataType::Int8, 0, true),
         DataType::Struct(Fields::empty()),

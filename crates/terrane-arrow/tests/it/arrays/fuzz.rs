@@ -1,4 +1,4 @@
-//! Whatever is wrong with an array, it is taken or refused, and released once.
+//! An array with any error is imported or refused, and released once.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -11,8 +11,8 @@ use terrane_arrow::arrays::{DeviceType, ImportError, import_array, import_device
 use super::foreign::{Releases, array, child, get_buffer, owned, set_buffer, types};
 use super::generated::data_type;
 
-/// What is done to an array. Pointers become null or askew, never wild: where those lead, no code
-/// can check. Numbers are so small that the buffers have as many rows, or too large for any memory.
+/// A change to an array. Pointers become null or misaligned, never wild: no code can check their
+/// targets. Numbers are so small that the buffers have as many rows, or too large for any memory.
 #[derive(Clone, Copy, Debug)]
 enum Spoil {
     Length(i64),
@@ -35,13 +35,13 @@ fn number() -> impl Strategy<Value = i64> {
         Just(i64::MIN),
         Just(i64::MAX),
         Just(i64::MAX - 1),
-        // More than any memory, even as bits.
+        // More than any memory, even in bits.
         (1_i64 << 60)..i64::MAX,
     ]
 }
 
 fn spoil() -> impl Strategy<Value = Spoil> {
-    // As many as there are, or fewer; or more than any type has.
+    // The actual number or fewer, or more than any type has.
     let count = || prop_oneof![-2_i64..=0, Just(9), Just(i64::MAX), Just(i64::MIN)];
     prop_oneof![
         number().prop_map(Spoil::Length),
@@ -54,7 +54,7 @@ fn spoil() -> impl Strategy<Value = Spoil> {
         Just(Spoil::NoDictionary),
         (0_usize..3).prop_map(Spoil::NoBuffer),
         (0_usize..3).prop_map(Spoil::Askew),
-        // As 64 or as 32 bits: below zero, or within the buffers.
+        // As 64 or as 32 bits: negative, or within the buffers.
         (0_usize..500, prop_oneof![-3_i64..1000, Just(i64::MIN)])
             .prop_map(|(at, value)| Spoil::Offsets(at, value)),
         Just(Spoil::NotReleasable),
@@ -68,7 +68,7 @@ fn apply(array: &mut ArrowArray, spoil: Spoil, is_top: bool) {
         Spoil::Length(value) => array.length = value,
         Spoil::Offset(value) => array.offset = value,
         Spoil::NullCount(value) => array.null_count = value,
-        // Of views any number is legal, so that it has to be one that there is.
+        // For views any number is valid, so it must not exceed the actual one.
         Spoil::Buffers(value) => array.n_buffers = value.min(0),
         Spoil::Children(value) => array.n_children = value,
         Spoil::NoBuffers => array.buffers = ptr::null_mut(),
@@ -86,7 +86,7 @@ fn apply(array: &mut ArrowArray, spoil: Spoil, is_top: bool) {
                 unsafe { pointer.wrapping_add(at).write_unaligned(value) };
             }
         }
-        // At the top it would not be released at all, which is what it says.
+        // At the top level, the array would not be released at all, as it states.
         Spoil::NotReleasable if !is_top => {
             // SAFETY: it is moved out, and released here.
             drop(unsafe { Owned::take(array) });
@@ -115,8 +115,9 @@ proptest! {
                 apply(&mut array, spoil, true);
             }
         }
-        // SAFETY: pointers are null or lead to the producer's buffers, which have as many rows as
-        // numbers below a thousand ask for; larger numbers are refused before they are used.
+        // SAFETY: pointers are null or point to the producer's buffers, whose size is enough for
+        // rows counted by numbers below a thousand. Larger numbers are refused before they are
+        // used.
         let column = unsafe { import_array(&data_type, owned(array)) };
         if let Ok(column) = column {
             prop_assert_eq!(releases.count(), u32::from(column.kind().is_none()));
@@ -126,7 +127,7 @@ proptest! {
         prop_assert_eq!(releases.count(), 1);
     }
 
-    /// Of any type, whose values nothing reads that is wider than the producer's buffers.
+    /// Arrays of any type. Nothing reads values that are wider than the producer's buffers.
     #[test]
     fn spoiled_arrays_of_any_type_are_taken_or_refused_and_released_once(
         data_type in data_type(),
@@ -135,7 +136,7 @@ proptest! {
         let releases = Releases::default();
         let mut array = array(&data_type, &releases);
         spoils.into_iter().for_each(|spoil| apply(&mut array, spoil, true));
-        // SAFETY: as above; of values, only offsets, views and keys are read, which are not wide.
+        // SAFETY: as above; only offsets, views and keys are read, which are narrow.
         let column = unsafe { import_array(&data_type, owned(array)) };
         if let Ok(column) = column {
             prop_assert_eq!(releases.count(), u32::from(column.kind().is_none()));
@@ -160,7 +161,8 @@ proptest! {
         let releases = Releases::default();
         let mut array = array(&data_type, &releases);
         spoils.into_iter().for_each(|spoil| apply(&mut array, spoil, true));
-        // No handle, half of the time; one that no code asks the driver of; null; and askew.
+        // No handle, half of the time. Otherwise one that no code passes to the driver, a null one,
+        // or a misaligned one.
         let handles: [*mut c_void; 2] = [ptr::dangling_mut(), ptr::null_mut()];
         let place = |index: usize| handles.as_ptr().wrapping_add(index).cast_mut().cast::<c_void>();
         let sync_event = match event {
@@ -171,9 +173,9 @@ proptest! {
         };
         let device_type = DeviceType(device_type);
         let array = ArrowDeviceArray { array, device_id, device_type, sync_event, reserved };
-        // SAFETY: the callback may be called once, wherever the array is and on any thread.
+        // SAFETY: the callback may be called once, after any move and on any thread.
         let array = unsafe { Owned::new(array) };
-        // SAFETY: as for `import_array`; memory that is said to be a device's is not looked at.
+        // SAFETY: as for `import_array`; memory that is declared as a device's is not read.
         let imported = unsafe { import_device_array(&data_type, array) };
         if let Ok(imported) = imported {
             prop_assert!((1..=3).contains(&device_type.0), "{device_type}");
@@ -185,7 +187,7 @@ proptest! {
                     prop_assert_eq!(releases.count(), u32::from(column.kind().is_none()));
                 }
                 Err(ImportError::NotReady) => prop_assert!(!is_ready),
-                // What its offsets say is read only now.
+                // Its offsets are read only now.
                 Err(_) => prop_assert!(is_ready),
             }
         }

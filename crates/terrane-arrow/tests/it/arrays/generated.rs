@@ -1,5 +1,5 @@
-//! Columns of random types over regions of random lengths: each is a column or a typed error, and
-//! each column leaves or is refused.
+//! Columns of random types over regions of random lengths. Each is a column or a typed error, and
+//! each column is exported or refused.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use terrane_arrow::columns::{
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, RegionRequest};
 use terrane_testkit::memory::HeapAllocator;
 
-use super::{hand_out, hand_out_with_device};
+use super::{exported, exported_with_device};
 
-/// Numbers that say what is built, one after the other; zeros when they are used up, which make the
-/// plainest column.
+/// Numbers that decide what is built, one after the other. After the last one they are zeros, which
+/// make the simplest column.
 struct Tape {
     numbers: std::vec::IntoIter<u16>,
 }
@@ -61,7 +61,7 @@ fn field(name: &'static str) -> impl Fn((DataType, bool)) -> Field {
     move |(data_type, is_nullable)| Field::new(name, data_type, is_nullable)
 }
 
-/// Types of any sort and nesting, also those that no column can be of.
+/// Types of any kind and nesting, including those that no column can have.
 pub fn data_type() -> impl Strategy<Value = DataType> {
     use DataType as T;
     leaf().prop_recursive(4, 16, 3, |inner| {
@@ -103,7 +103,7 @@ pub fn data_type() -> impl Strategy<Value = DataType> {
     })
 }
 
-/// Bytes that are zeros, numbers that count up as offsets do, or any.
+/// Bytes that are zeros, increasing numbers like offsets, or random.
 fn region(tape: &mut Tape, bytes: u64) -> Region {
     let alignment = Alignment::of(if tape.one_in(12) { 1 } else { 64 });
     let skipped = u64::from(tape.one_in(12));
@@ -113,22 +113,22 @@ fn region(tape: &mut Tape, bytes: u64) -> Region {
     let content: Vec<u8> = (0..bytes)
         .map(|index| match sort {
             0 => 0,
-            // Little numbers of 32 bits, which do not decrease.
+            // Small numbers of 32 bits that do not decrease.
             1 if index % 4 == 0 => u8::try_from(index / 4 * u64::from(step) % 256).unwrap(),
-            // The same of 64 bits.
+            // The same with 64 bits.
             2 if index % 8 == 0 => u8::try_from((index / 8 + 1) * u64::from(step) % 256).unwrap(),
             1 | 2 => 0,
             _ => u8::try_from(tape.below(256)).unwrap(),
         })
         .collect();
     let location = memory.location().checked_add(ByteCount::new(skipped)).unwrap();
-    // SAFETY: the memory is the test's alone.
+    // SAFETY: only the test uses the memory.
     unsafe { HostOrder.write(&content, location) }.unwrap();
     Region::new(memory).view(ByteCount::new(skipped), ByteCount::new(bytes)).unwrap()
 }
 
-/// As many bytes as rows of this width need, or so many more or fewer that they are no whole number
-/// of values.
+/// The bytes that rows of this width need, or a different number that is not a multiple of the
+/// width.
 fn bytes(tape: &mut Tape, rows: u64, width: u64) -> u64 {
     let needed = rows.saturating_mul(width).min(4096);
     match tape.below(6) {
@@ -149,8 +149,8 @@ fn rows(tape: &mut Tape) -> u64 {
     }
 }
 
-/// How many buffers a type has, and how wide their values are at most; by heart, so that it is not
-/// the library's own table.
+/// The number of buffers of a type, and the largest width of their values. The table is independent
+/// of the library's own.
 fn widths(data_type: &DataType) -> Vec<u64> {
     use DataType as T;
     match data_type {
@@ -188,7 +188,7 @@ fn children(data_type: &DataType) -> Vec<&Field> {
     }
 }
 
-/// A column of a type, or why there is none.
+/// A column of a type, or the reason for its refusal.
 fn column(data_type: &DataType, length: u64, tape: &mut Tape) -> Result<Column, ColumnError> {
     let offset = if tape.one_in(4) { rows(tape) } else { 0 };
     let wanted = length.saturating_add(offset);
@@ -231,7 +231,7 @@ fn column(data_type: &DataType, length: u64, tape: &mut Tape) -> Result<Column, 
     })
 }
 
-/// Hands a column out by every way that there is.
+/// Exports a column in every way.
 fn leaves(column: &Column) {
     // SAFETY: no code writes the column.
     if let Ok(data) = unsafe { to_arrow(column) } {
@@ -241,20 +241,20 @@ fn leaves(column: &Column) {
         assert_eq!(unsafe { to_arrow(&back) }.unwrap(), data);
         drop(make_array(data));
     }
-    if let Ok(array) = hand_out(column) {
-        // SAFETY: it was made here just now, and is handed over once.
+    if let Ok(array) = exported(column) {
+        // SAFETY: it was created above, and is passed on once.
         let back = unsafe { import_array(column.data_type(), array) }.unwrap();
         assert!(back.is_same(column));
     }
-    drop(hand_out_with_device(column));
+    drop(exported_with_device(column));
     // SAFETY: no code writes the column.
     drop(unsafe { column.to_tensor() });
     let field = Field::new("column", column.data_type().clone(), true);
     let mut schema = export_field(&field).unwrap().into_inner();
-    // SAFETY: it was made here just now, and is handed over once.
+    // SAFETY: it was created above, and is passed on once.
     match unsafe { import_field(&raw mut schema) } {
         Ok(back) => assert_eq!(back.data_type(), column.data_type()),
-        // arrow-rs does not read the format of a union of nothing, which it writes.
+        // arrow-rs writes the format of an empty union, but does not read it.
         Err(error) => assert!(matches!(error, ImportError::Arrow { .. }), "{error}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Arrays that are not what they say are refused, and released once.
+//! Arrays with wrong fields are refused, and released once.
 
 use std::ptr;
 
@@ -8,13 +8,13 @@ use terrane_arrow::arrays::{ImportError, import_array};
 
 use super::foreign::{ROWS, Releases, array, child, get_buffer, owned, set_buffer, types};
 
-/// The refusal of an array that was spoiled.
+/// The error for a changed array.
 #[track_caller]
 fn refusal(data_type: &DataType, spoil: impl FnOnce(&mut ArrowArray)) -> ImportError {
     let releases = Releases::default();
     let mut array = array(data_type, &releases);
     spoil(&mut array);
-    // SAFETY: what pointers there are lead to as much as the array says, or it is refused.
+    // SAFETY: the array's pointers are valid for the sizes that it states, or it is refused.
     let error = unsafe { import_array(data_type, owned(array)) }.unwrap_err();
     assert_eq!(releases.count(), 1, "released once, also when it is refused: {error}");
     error
@@ -32,7 +32,7 @@ fn what_is_well_formed_is_taken_and_released_with_its_last_user() {
     for data_type in types() {
         let releases = Releases::default();
         let array = array(&data_type, &releases);
-        // SAFETY: the array is as it says.
+        // SAFETY: the array is valid.
         let column = unsafe { import_array(&data_type, owned(array)) }.unwrap();
         assert_eq!(column.len(), u64::try_from(ROWS).unwrap());
         let part = column.slice(3, 4).unwrap();
@@ -103,9 +103,9 @@ fn every_pointer_is_checked() {
         ImportError::Null { what: "children", .. }
     );
     let dictionary = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
-    // The dictionary is released by the array's private data, which still know it.
+    // The dictionary is released by the array's private data, which still has its pointer.
     assert_refused!(dictionary, |a| a.dictionary = ptr::null_mut(), ImportError::Null { .. });
-    // Of the place in memory, where the dictionary would be, only whether it is null is looked at.
+    // The pointer is only compared with null.
     let with_dictionary = |a: &mut ArrowArray| a.dictionary = ptr::from_mut(a);
     assert_refused!(int, with_dictionary, ImportError::WrongCount { what: "dictionaries", .. });
 }
@@ -136,7 +136,7 @@ fn children_have_to_be_there_and_long_enough() {
     let error = refusal(&structure, |a| child(a, 1).length = -3);
     assert!(error.to_string().contains("`text`"), "{error}");
     let released = |a: &mut ArrowArray| {
-        // SAFETY: moved out, as the specification allows, and released here.
+        // SAFETY: moved out, as the specification permits, and released here.
         drop(unsafe { terrane_arrow::arrays::abi::Owned::take(child(a, 0)) });
     };
     assert_refused!(structure, released, ImportError::Released { .. });
@@ -162,11 +162,11 @@ fn offsets_have_to_run_forward_and_within_their_child() {
         // SAFETY: as above.
         unsafe { get_buffer(a, 2).cast_mut().cast::<i64>().write(-1) };
     };
-    // No data, and so no sizes: what stands there is not looked at.
+    // No data, so no sizes: the buffer is not read.
     let releases = Releases::default();
     let mut array = array(&DataType::Utf8View, &releases);
     views(&mut array);
-    // SAFETY: the array is as it says.
+    // SAFETY: the array is valid.
     assert!(unsafe { import_array(&DataType::Utf8View, owned(array)) }.is_ok());
 }
 
@@ -174,7 +174,7 @@ fn offsets_have_to_run_forward_and_within_their_child() {
 fn a_type_that_no_array_has_is_refused() {
     let releases = Releases::default();
     let negative = DataType::FixedSizeBinary(-4);
-    // SAFETY: nothing of the array is looked at.
+    // SAFETY: no field of the array is used.
     let error =
         unsafe { import_array(&negative, owned(array(&DataType::Int8, &releases))) }.unwrap_err();
     assert!(matches!(error, ImportError::Format { .. }), "{error}");

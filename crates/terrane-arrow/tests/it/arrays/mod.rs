@@ -1,4 +1,4 @@
-//! Arrow arrays, in and out.
+//! Imports and exports of Arrow arrays.
 
 mod device;
 mod extremes;
@@ -11,17 +11,17 @@ mod released;
 mod schemas;
 
 use terrane_arrow::arrays::abi::{ArrowArray, ArrowDeviceArray, Owned};
-use terrane_arrow::arrays::{Done, ExportError, Ready, export_array, export_device_array};
+use terrane_arrow::arrays::{ExportError, Ready, ReleaseOrder, export_array, export_device_array};
 use terrane_arrow::columns::Column;
 
-/// Exports a column of which the other side looks at no value but what the test wrote.
-fn hand_out(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
-    // SAFETY: no test writes a column's memory while an array of it is out.
+/// Exports a column. The consumer reads only values that the test wrote.
+fn exported(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
+    // SAFETY: no test writes a column's memory while an array of it is exported.
     unsafe { export_array(column) }
 }
 
-/// As [`hand_out`], with the device.
-fn hand_out_with_device(column: &Column) -> Result<Owned<ArrowDeviceArray>, ExportError> {
+/// As [`exported`], with the device.
+fn exported_with_device(column: &Column) -> Result<Owned<ArrowDeviceArray>, ExportError> {
     // SAFETY: as above.
-    unsafe { export_device_array(column, Ready::Now, Done::AtRelease) }
+    unsafe { export_device_array(column, Ready::Now, ReleaseOrder::AtRelease) }
 }

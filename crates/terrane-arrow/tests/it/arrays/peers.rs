@@ -1,4 +1,4 @@
-//! Arrays of arrow-rs, by its own types and by its half of the C interface.
+//! Arrays of arrow-rs, by its own types and by its implementation of the C interface.
 
 use std::mem;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use terrane_arrow::columns::{Column, ColumnParts, Origin};
 use terrane_core::{Allocate, ByteCount, ForeignMemory, Location, Region, RegionRequest};
 use terrane_testkit::memory::HeapAllocator;
 
-use super::hand_out;
+use super::exported;
 
-/// Arrays of every shape, with nulls where they can have some.
+/// Arrays of every shape, with nulls where the type permits them.
 fn arrays() -> Vec<ArrayRef> {
     let mut lists = ListBuilder::new(Int32Builder::new());
     lists.append_value([Some(1), None, Some(3)]);
@@ -93,9 +93,9 @@ fn arrays_become_columns_and_arrays_again_without_a_copy() {
     }
 }
 
-/// Our structures as arrow-rs's, of the same layout.
+/// This crate's structures as arrow-rs's, which have the same layout.
 fn theirs(array: Owned<ArrowArray>, schema: Owned<ArrowSchema>) -> ArrayRef {
-    // SAFETY: the same fields in the same order, as the specification has them.
+    // SAFETY: both types have the same fields in the same order, as the specification requires.
     let array = unsafe {
         mem::transmute::<ArrowArray, arrow_array::ffi::FFI_ArrowArray>(array.into_inner())
     };
@@ -118,7 +118,7 @@ fn arrow_rs_takes_what_is_handed_out_and_hands_out_what_is_taken() {
         let taken = unsafe { Owned::<ArrowArray>::take((&raw mut out).cast()) }.unwrap();
         // SAFETY: arrow-rs made it.
         let column = unsafe { import_array(field.data_type(), taken) }.unwrap();
-        let back = theirs(hand_out(&column).unwrap(), export_field(&field).unwrap());
+        let back = theirs(exported(&column).unwrap(), export_field(&field).unwrap());
         assert_eq!(&back, &array, "{}", array.data_type());
     }
 }
@@ -145,7 +145,7 @@ fn our_memory_is_an_array_of_arrow_rs_until_that_drops() {
     assert_eq!(batch.column(0), &expected);
     let values = batch.column(0).to_data().buffers()[0].as_ptr().addr();
     assert_eq!(values, address.as_ptr().addr() + 2 * 4);
-    // Over to a column, and back to what kept it all along.
+    // Converted to a column, and back to the memory that was kept.
     let data = StructArray::from(batch).into_data();
     let column = from_arrow(&data).unwrap();
     assert_eq!(column.children()[0].origin(), Origin::Owned, "recognised");
@@ -164,7 +164,7 @@ fn memory_of_ours_that_another_library_hands_over_is_ours() {
     let region = Region::new(allocator.allocate(&request).unwrap());
     let column = Column::new(DataType::Int32, 10, region).unwrap();
     let field = Field::new("n", DataType::Int32, false);
-    let array = theirs(hand_out(&column).unwrap(), export_field(&field).unwrap());
+    let array = theirs(exported(&column).unwrap(), export_field(&field).unwrap());
     let (part, _) = arrow_array::ffi::to_ffi(&array.slice(3, 4).to_data()).unwrap();
     let mut part = mem::ManuallyDrop::new(part);
     // SAFETY: arrow-rs made it, and no other code releases it.
@@ -174,13 +174,16 @@ fn memory_of_ours_that_another_library_hands_over_is_ours() {
     let values = |column: &Column| column.buffers()[1].clone().unwrap();
     assert_eq!((back.origin(), back.len()), (Origin::Owned, 4));
     assert!(values(&back).same_memory(&values(&column)));
-    assert!(values(&back).region().is_err(), "arrow-rs still has it, and takes it to be immutable");
+    assert!(
+        values(&back).region().is_err(),
+        "arrow-rs still has it, and relies on it not to change"
+    );
     drop((column, array));
     assert_eq!(allocator.live(), 1);
     // SAFETY: no other code has it any more.
     let back = unsafe { back.into_writable() };
     assert!(values(&back).region().is_ok() && back.origin() == Origin::Owned);
-    // Nothing is out any more: what is somebody else's address is somebody else's.
+    // Nothing is exported any more, so the address may belong to other code.
     drop(back);
     allocator.assert_all_freed();
 }
@@ -235,15 +238,15 @@ fn memory_at_the_place_of_one_that_has_gone_is_recognised_when_it_goes_out_again
     let request = RegionRequest::new(ByteCount::new(40)).aligned_to(terrane_core::Alignment::of(8));
     let memory = Region::new(allocator.allocate(&request).unwrap());
     let column = || {
-        // SAFETY: the allocation is kept, and no code touches its bytes.
+        // SAFETY: the allocation is kept, and no code uses its bytes.
         let same = unsafe { ForeignMemory::new(memory.span(), memory.clone()) };
         Column::new(DataType::Int32, 10, Region::new(same)).unwrap()
     };
     let (first, second) = (column(), column());
-    let (gone, _out) = (hand_out(&first).unwrap(), hand_out(&second).unwrap());
+    let (gone, _out) = (exported(&first).unwrap(), exported(&second).unwrap());
     drop((gone, first));
     let field = Field::new("n", DataType::Int32, false);
-    let array = theirs(hand_out(&second).unwrap(), export_field(&field).unwrap());
+    let array = theirs(exported(&second).unwrap(), export_field(&field).unwrap());
     let back = from_arrow(&array.to_data()).unwrap();
     assert_eq!(back.origin(), Origin::Owned);
     let values = |column: &Column| column.buffers()[1].clone().unwrap();

@@ -1,4 +1,4 @@
-//! What is handed out is kept until it is released, and recognised when it comes back.
+//! Exported memory is kept until it is released, and recognised when it comes back.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +13,7 @@ use terrane_core::{
 };
 use terrane_testkit::memory::HeapAllocator;
 
-use super::{hand_out, hand_out_with_device};
+use super::{exported, exported_with_device};
 
 fn region(allocator: &HeapAllocator, bytes: u64) -> Region {
     let alignment = terrane_core::Alignment::of(64);
@@ -47,7 +47,7 @@ fn nested(allocator: &HeapAllocator) -> Column {
 #[test]
 fn memory_lives_until_the_array_is_released_on_whatever_thread() {
     let allocator = HeapAllocator::system();
-    let array = hand_out(&nested(&allocator)).unwrap();
+    let array = exported(&nested(&allocator)).unwrap();
     assert_eq!(allocator.live(), 4, "numbers, keys, offsets, texts");
     let thread = thread::Builder::new().name("consumer".into()).spawn(move || drop(array));
     thread.unwrap().join().unwrap();
@@ -65,7 +65,7 @@ fn a_panic_of_an_owner_ends_at_the_release_and_keeps_nothing() {
     let allocator = HeapAllocator::system();
     let bytes = region(&allocator, 80);
     let span = bytes.span();
-    // SAFETY: the allocation is kept, and no code touches its bytes.
+    // SAFETY: the allocation is kept, and no code uses its bytes.
     let memory = unsafe { ForeignMemory::new(span, (Panics, bytes)) };
     let panics = Column::new(DataType::Int64, 10, Region::new(memory)).unwrap();
     let other = Column::new(DataType::Int64, 10, region(&allocator, 80)).unwrap();
@@ -79,7 +79,7 @@ fn a_panic_of_an_owner_ends_at_the_release_and_keeps_nothing() {
         children: vec![panics, other],
         dictionary: None,
     };
-    let array = hand_out(&Column::from_parts(parts).unwrap()).unwrap();
+    let array = exported(&Column::from_parts(parts).unwrap()).unwrap();
     assert_eq!(allocator.live(), 2);
     drop(array);
     allocator.assert_all_freed();
@@ -88,10 +88,10 @@ fn a_panic_of_an_owner_ends_at_the_release_and_keeps_nothing() {
 #[test]
 fn a_second_release_is_harmless() {
     let allocator = HeapAllocator::system();
-    let mut array = hand_out(&nested(&allocator)).unwrap().into_inner();
+    let mut array = exported(&nested(&allocator)).unwrap().into_inner();
     let release = array.release.unwrap();
     for _ in 0..2 {
-        // SAFETY: the array is alive, and the callback takes what has been released.
+        // SAFETY: the array is alive, and the callback accepts a released one.
         unsafe { release(&raw mut array) };
         assert!(array.is_released());
         allocator.assert_all_freed();
@@ -103,10 +103,10 @@ fn a_second_release_is_harmless() {
 #[test]
 fn children_that_were_moved_away_outlive_their_parent() {
     let allocator = HeapAllocator::system();
-    let array = hand_out(&nested(&allocator)).unwrap();
+    let array = exported(&nested(&allocator)).unwrap();
     // SAFETY: there are two children.
     let second = unsafe { *array.get().children.wrapping_add(1) };
-    // SAFETY: a child may be moved, as the specification has it.
+    // SAFETY: a child may be moved, as the specification permits.
     let child = unsafe { Owned::<ArrowArray>::take(second) }.unwrap();
     drop(array);
     assert_eq!(allocator.live(), 3, "the keys and the texts of the dictionary, below the child");
@@ -117,9 +117,9 @@ fn children_that_were_moved_away_outlive_their_parent() {
 #[test]
 fn a_structure_that_was_moved_is_released_where_it_is() {
     let allocator = HeapAllocator::system();
-    let mut source = hand_out(&nested(&allocator)).unwrap().into_inner();
+    let mut source = exported(&nested(&allocator)).unwrap().into_inner();
     let mut destination = ArrowArray::EMPTY;
-    // SAFETY: a structure of this crate's, moved as the specification has it.
+    // SAFETY: a structure of this crate, moved as the specification permits.
     let moved = unsafe { Owned::take(&raw mut source) }.unwrap();
     // SAFETY: the place is writable.
     unsafe { moved.give(&raw mut destination) };
@@ -137,17 +137,17 @@ fn what_comes_back_is_the_very_same_column() {
 }
 
 fn come_back(column: &Column) {
-    let array = hand_out(column).unwrap();
+    let array = exported(column).unwrap();
     // SAFETY: this crate made the array.
     let back = unsafe { import_array(column.data_type(), array) }.unwrap();
     assert!(back.is_same(column) && back.origin() == Origin::Owned);
-    let array = hand_out_with_device(column).unwrap();
+    let array = exported_with_device(column).unwrap();
     // SAFETY: as above.
     let back = unsafe { terrane_arrow::arrays::import_device_array(column.data_type(), array) };
     let back = back.unwrap().into_host().unwrap();
     assert!(back.is_same(column));
     // A child, moved out.
-    let array = hand_out(column).unwrap();
+    let array = exported(column).unwrap();
     // SAFETY: there are two children.
     let first = unsafe { *array.get().children };
     // SAFETY: a child may be moved.
@@ -172,13 +172,13 @@ fn what_comes_back_is_for_reading_only_while_others_have_its_memory() {
         assert!(back.is_same(&column) && back.origin() == Origin::Owned);
         back
     };
-    let (first, second) = (hand_out(&column).unwrap(), hand_out(&column).unwrap());
+    let (first, second) = (exported(&column).unwrap(), exported(&column).unwrap());
     assert_eq!(is_writable(&back(first)), (false, false));
-    let numbers = hand_out(&column.children()[0]).unwrap();
-    assert_eq!(is_writable(&back(second)), (false, true), "the numbers are still out");
+    let numbers = exported(&column.children()[0]).unwrap();
+    assert_eq!(is_writable(&back(second)), (false, true), "the numbers are still exported");
     drop(numbers);
-    assert_eq!(is_writable(&back(hand_out(&column).unwrap())), (true, true));
-    let (with_device, other) = (hand_out_with_device(&column).unwrap(), hand_out(&column).unwrap());
+    assert_eq!(is_writable(&back(exported(&column).unwrap())), (true, true));
+    let (with_device, other) = (exported_with_device(&column).unwrap(), exported(&column).unwrap());
     let import = terrane_arrow::arrays::import_device_array;
     // SAFETY: this crate made the array.
     let imported = unsafe { import(column.data_type(), with_device) }.unwrap();
@@ -204,15 +204,15 @@ fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
             drop(unsafe { Owned::take(second) });
         },
     ] {
-        let mut array = hand_out(&column).unwrap().into_inner();
+        let mut array = exported(&column).unwrap().into_inner();
         spoil(&mut array);
-        // SAFETY: its callback looks at nothing that was spoiled.
+        // SAFETY: its callback reads no changed field.
         let array = unsafe { Owned::new(array) };
         // SAFETY: this crate made the array.
         let error = unsafe { import_array(column.data_type(), array) }.unwrap_err();
         assert!(matches!(error, ImportError::Changed { .. }), "{error}");
     }
-    let array = hand_out(&column).unwrap();
+    let array = exported(&column).unwrap();
     // SAFETY: this crate made the array.
     let error = unsafe { import_array(&DataType::Int64, array) }.unwrap_err();
     assert!(matches!(error, ImportError::WrongType { .. }), "{error}");
@@ -224,15 +224,15 @@ fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
 fn memory_goes_out_as_what_it_is_or_not_at_all() {
     let device = HeapAllocator::simulated_device(3);
     let column = Column::new(DataType::Int64, 4, region(&device, 32)).unwrap();
-    let error = hand_out(&column).unwrap_err();
+    let error = exported(&column).unwrap_err();
     let kind = StorageKind::Device(DeviceId::new(3));
     assert!(matches!(error, ExportError::NotHost { kind: k } if k == kind), "{error}");
-    let array = hand_out_with_device(&column).unwrap();
+    let array = exported_with_device(&column).unwrap();
     assert_eq!((array.get().device_type.0, array.get().device_id), (2, 3));
     let pinned = HeapAllocator::pinned();
     let column = Column::new(DataType::Int64, 4, region(&pinned, 32)).unwrap();
-    assert!(hand_out(&column).is_ok());
-    let array = hand_out_with_device(&column).unwrap();
+    assert!(exported(&column).is_ok());
+    let array = exported_with_device(&column).unwrap();
     assert_eq!((array.get().device_type.0, array.get().device_id), (3, 0));
 }
 
@@ -245,11 +245,11 @@ fn ten_thousand_rounds_on_four_threads_leave_nothing() {
             let column = Arc::clone(&column);
             let body = move || {
                 for _ in 0..2500 {
-                    let array = hand_out(&column).unwrap();
+                    let array = exported(&column).unwrap();
                     // SAFETY: this crate made the array.
                     let back = unsafe { import_array(column.data_type(), array) }.unwrap();
                     assert!(back.is_same(&column));
-                    drop(hand_out(&back).unwrap());
+                    drop(exported(&back).unwrap());
                 }
             };
             let thread = thread::Builder::new().name(format!("round {number}"));
@@ -260,24 +260,24 @@ fn ten_thousand_rounds_on_four_threads_leave_nothing() {
     allocator.assert_all_freed();
 }
 
-/// Memory that hands another column out whenever it is asked where it is.
+/// Memory that exports another column whenever its span is read.
 #[derive(Debug)]
 struct Talkative {
     memory: Region,
     other: Column,
 }
 
-// SAFETY: every answer is that of the memory.
+// SAFETY: all methods delegate to the inner memory.
 unsafe impl Memory for Talkative {
     fn kind(&self) -> StorageKind {
         self.memory.kind()
     }
     fn location(&self) -> Location {
-        drop(hand_out(&self.other).unwrap());
+        drop(exported(&self.other).unwrap());
         self.memory.location()
     }
     fn length(&self) -> ByteCount {
-        drop(hand_out(&self.other).unwrap());
+        drop(exported(&self.other).unwrap());
         self.memory.length()
     }
 }
@@ -288,7 +288,7 @@ fn memory_is_not_asked_anything_under_a_lock() {
     let other = Column::new(DataType::Int64, 4, region(&allocator, 32)).unwrap();
     let memory = Talkative { memory: region(&allocator, 32), other };
     let column = Column::new(DataType::Int64, 4, Region::new(memory)).unwrap();
-    let array = hand_out(&column).unwrap();
+    let array = exported(&column).unwrap();
     // SAFETY: no code writes the column.
     drop(unsafe { to_arrow(&column) }.unwrap());
     // SAFETY: this crate made the array.

@@ -1,4 +1,4 @@
-//! Schemas, in and out.
+//! Imports and exports of schemas.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char};
@@ -24,7 +24,7 @@ fn what_goes_out_comes_back() {
         let back = unsafe { import_field(&raw mut schema) }.unwrap();
         assert_eq!(back, field);
         assert!(schema.is_released(), "moved away");
-        // SAFETY: a released structure is a legal one.
+        // SAFETY: a released structure is valid.
         let error = unsafe { import_field(&raw mut schema) }.unwrap_err();
         assert!(matches!(error, ImportError::Released { .. }), "{error}");
     }
@@ -39,7 +39,7 @@ fn what_goes_out_comes_back() {
     assert!(matches!(error, ImportError::WrongType { .. }), "{error}");
 }
 
-/// A schema of the test's: its texts, and how often it was released.
+/// A schema of the test: its texts, and the number of its releases.
 struct Made {
     schema: ArrowSchema,
     _texts: [CString; 2],
@@ -53,7 +53,7 @@ fn made(format: &[u8]) -> Box<Made> {
     ///
     /// The structure was made here, or moved from one that was.
     unsafe extern "C" fn release(schema: *mut ArrowSchema) {
-        // SAFETY: the structure is the caller's while it is released.
+        // SAFETY: the caller owns the structure during its release.
         let schema = unsafe { &mut *schema };
         assert!(schema.release.take().is_some(), "released once");
         // SAFETY: the test keeps the counter.
@@ -86,11 +86,11 @@ impl Made {
         self
     }
 
-    /// Imports it, and sees that it was released once.
+    /// Imports it, and checks that it was released once.
     #[track_caller]
     #[expect(clippy::boxed_local, reason = "pointers lead into the box")]
     fn import(mut self: Box<Self>) -> Result<Field, ImportError> {
-        // SAFETY: its pointers are null, or lead to what they should.
+        // SAFETY: its pointers are null or valid.
         let result = unsafe { import_field(&raw mut self.schema) };
         assert_eq!(self.releases.load(Ordering::SeqCst), 1, "{result:?}");
         result
@@ -100,7 +100,7 @@ impl Made {
 #[test]
 fn schemas_that_make_no_sense_are_refused() {
     assert!(made(b"l").import().is_ok());
-    // SAFETY: null is legal.
+    // SAFETY: null is permitted.
     let error = unsafe { import_field(ptr::null_mut()) }.unwrap_err();
     assert!(matches!(error, ImportError::Null { .. }), "{error}");
     let without = |spoil: fn(&mut ArrowSchema)| {
@@ -148,15 +148,15 @@ fn schemas_that_make_no_sense_are_refused() {
 
 #[test]
 fn schemas_that_never_end_are_refused() {
-    // A list of itself, and a struct of itself twice over.
+    // A list of itself, and a struct with itself as both children.
     for (format, times) in [(&b"+l"[..], 1), (b"+s", 2)] {
         let mut made = made(format);
         let own = &raw mut made.schema;
         made.children = vec![own; times];
         made.schema.n_children = i64::try_from(times).unwrap();
         made.schema.children = made.children.as_mut_ptr();
-        // The children are the structure itself, which is to be found where it was: so it is
-        // checked as the child of another.
+        // The structure is its own child, so it must stay at its address: it is checked as the
+        // child of another.
         let mut top = self::made(b"+l");
         top.children = vec![own];
         top.schema.n_children = 1;
@@ -166,8 +166,8 @@ fn schemas_that_never_end_are_refused() {
     }
 }
 
-/// Few structures, each the child of another many times over: what is read of them grows with the
-/// paths, not with the structures.
+/// A few structures, each a child of another many times. The amount read grows with the number of
+/// paths, not of structures.
 #[test]
 fn text_that_is_read_again_and_again_has_a_limit() {
     let with_children = |times: usize| {

@@ -1,4 +1,4 @@
-//! Columnar buffers: how large they are, what they count, how they grow.
+//! Columnar buffers: their size, row count and growth.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn token_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new("token", DataType::UInt32, false)]))
 }
 
-/// Everything that a buffer promises, over one allocator of host memory.
+/// Checks all guarantees of a buffer over one allocator of host memory.
 fn over<A: Allocate>(allocator: &A) {
     for capacity in [0, 1, 7, 1000] {
         let plan = ColumnarPlan::new(schema(), capacity, ColumnarOptions::default()).unwrap();
@@ -63,7 +63,7 @@ fn over<A: Allocate>(allocator: &A) {
     }
 }
 
-/// No two buffers of any column share a byte, and all begin where Arrow wants them.
+/// No two buffers of any column share a byte, and all have Arrow's alignment.
 fn assert_apart(buffer: &ColumnarBuffer) {
     fn spans(column: &Column, into: &mut Vec<terrane_core::Span>) {
         into.extend(column.buffers().iter().flatten().map(|buffer| buffer.span()));
@@ -139,24 +139,24 @@ fn a_count_is_stale_until_it_is_read_again() {
         let kernel = |rows: u64| {
             let bytes = rows.to_le_bytes();
             let bytes = bytes.get(..width.bytes().to_usize()).unwrap();
-            // SAFETY: as a kernel does; no other code uses the count meanwhile.
+            // SAFETY: as a kernel does; no other code uses the count.
             unsafe { HostOrder.write(bytes, buffer.row_count().location()) }.unwrap();
         };
         kernel(60);
-        assert_eq!(buffer.cached_rows(), CachedRows::Known(0), "no code has said so");
+        assert_eq!(buffer.cached_rows(), CachedRows::Known(0), "the count was not marked as stale");
         buffer.mark_stale();
         assert!(matches!(buffer.rows(), Err(ColumnError::StaleRowCount)));
         assert!(matches!(buffer.record_batch(), Err(ColumnError::StaleRowCount)));
-        // SAFETY: what wrote the count has run.
+        // SAFETY: the writer of the count has completed.
         assert_eq!(unsafe { buffer.refresh(&HostOrder) }.unwrap(), 60);
         assert_eq!(buffer.record_batch().unwrap().len(), 60);
         let location = buffer.row_count().location();
         // SAFETY: no other code uses the count.
         unsafe { HostOrder.write(&101_u32.to_le_bytes(), location) }.unwrap();
-        // SAFETY: what wrote the count has run.
+        // SAFETY: the writer of the count has completed.
         let error = unsafe { buffer.refresh(&HostOrder) }.unwrap_err();
         assert!(matches!(error, ColumnError::OverCapacity { rows: 101, capacity: 100 }), "{error}");
-        assert_eq!(buffer.cached_rows(), CachedRows::Stale, "a count that cannot be is none");
+        assert_eq!(buffer.cached_rows(), CachedRows::Stale, "an impossible count is not stored");
     }
 }
 
@@ -236,7 +236,7 @@ fn columns_that_there_are_make_a_buffer_if_they_fit_the_schema() {
     };
     let count = || region(&allocator, 8);
     let buffer = make(vec![column()], 10, count()).unwrap();
-    assert_eq!(buffer.cached_rows(), CachedRows::Stale, "what stands there is not known");
+    assert_eq!(buffer.cached_rows(), CachedRows::Stale, "the count in memory is unknown");
     // SAFETY: no code writes the buffer.
     assert!(unsafe { buffer.grown(11, &allocator, &HostOrder) }.is_err());
     let error = make(vec![], 10, count()).unwrap_err();
@@ -272,16 +272,16 @@ fn what_cannot_be_planned_is_refused_before_there_is_memory() {
     device.assert_all_freed();
     let request = RegionRequest::new(ByteCount::new(64)).aligned_to(Alignment::of(64));
     let short = Region::new(HeapAllocator::system().allocate(&request).unwrap());
-    // SAFETY: the memory is no other code's.
+    // SAFETY: no other code uses the memory.
     let error = unsafe { plan.over(short, &HostOrder) }.unwrap_err();
     assert!(matches!(error, ColumnError::ShortMemory { .. }), "{error}");
 }
 
-/// An order in which nothing can be accessed.
+/// An order that can access nothing.
 #[derive(Debug)]
 struct Nowhere;
 
-// SAFETY: nothing is copied, and nothing is said to have been.
+// SAFETY: nothing is copied, and `Ok` is never returned.
 unsafe impl AccessOrder for Nowhere {
     unsafe fn copy(&self, _: Location, to: Location, _: ByteCount) -> Result<(), ColumnError> {
         Err(ColumnError::Unreachable { location: to })

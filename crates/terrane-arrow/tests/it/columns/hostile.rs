@@ -1,5 +1,5 @@
-//! Columns of tensors with any shape, strides and element type: refused with a typed error, or over the
-//! tensor's own bytes.
+//! Columns from tensors with any shape, strides and element type. Each is refused with a typed
+//! error, or is over the tensor's own bytes.
 
 use std::ptr;
 
@@ -10,7 +10,7 @@ use terrane_interop::dlpack::ffi::{
 };
 use terrane_interop::dlpack::{ImportedTensor, Importer};
 
-/// A column of it has its very bytes, may be written if the tensor may, and is no other code's.
+/// The column has the tensor's bytes, is writable if the tensor is, and has a foreign origin.
 fn check(tensor: &ImportedTensor) {
     let (shape, element) = (tensor.shape(), tensor.shape().element());
     match Column::from_tensor(tensor) {
@@ -36,14 +36,14 @@ fn check(tensor: &ImportedTensor) {
     }
 }
 
-/// As many numbers as a tensor of the generated rank may read.
+/// The most numbers that a tensor of the generated rank may read.
 const MOST: usize = 6;
 
 fn any_axis() -> impl Strategy<Value = i64> {
     prop_oneof![8 => 0_i64..5, 1 => any::<i64>(), 1 => Just(i64::MAX), 1 => -3_i64..0]
 }
 
-/// A whole element, a part of a byte, or anything.
+/// A whole element, a part of a byte, or a random type.
 fn any_element() -> impl Strategy<Value = (u8, u8, u16)> {
     prop_oneof![
         4 => Just((4, 16, 1)),
@@ -92,7 +92,7 @@ proptest! {
                 byte_offset: 0,
             },
         };
-        // SAFETY: the axes are readable, and nothing of what comes of it reads or writes the data.
+        // SAFETY: the axes are readable, and the data is not accessed.
         if let Ok(tensor) = unsafe { Importer::new().versioned(&raw mut structure) } {
             check(&tensor);
         }

@@ -1,4 +1,4 @@
-//! Columns and columnar buffers over every kind of memory that the processor can reach.
+//! Columns and columnar buffers over every kind of memory that the processor can access.
 
 mod buffers;
 mod hostile;

@@ -1,4 +1,4 @@
-//! What makes up a column, and what does not.
+//! Valid and invalid parts of columns.
 
 use arrow_schema::{DataType, Field};
 use terrane_arrow::columns::{Column, ColumnBuffer, ColumnError, ColumnParts};

@@ -1,4 +1,4 @@
-//! Columns of tensors and tensors of columns.
+//! Columns from tensors and tensors from columns.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ fn region(allocator: &HeapAllocator, bytes: u64) -> Region {
     Region::new(allocator.allocate(&request).unwrap())
 }
 
-/// What a consumer gets.
+/// The tensor that a consumer imports.
 fn taken(export: TensorExport) -> ImportedTensor {
     let pointer = export.into_versioned().unwrap().into_raw();
-    // SAFETY: this crate made the tensor, and it is given once.
+    // SAFETY: this crate made the tensor, and it is passed on once.
     unsafe { Importer::new().versioned(pointer.as_ptr()) }.unwrap()
 }
 
@@ -48,7 +48,7 @@ fn a_column_that_comes_back_as_a_tensor_is_the_same_memory() {
     let values = |column: &Column| column.buffers()[1].clone().unwrap();
     assert_eq!((back.origin(), back.len()), (Origin::Owned, 5));
     assert!(values(&back).same_memory(&values(&column)));
-    assert!(values(&back).region().is_err(), "its former owner may have it still");
+    assert!(values(&back).region().is_err(), "its former owner may still have it");
     let from = values(&column).location().checked_add(ByteCount::new(8)).unwrap();
     assert_eq!(back.values(), Some(from));
     drop((column, part, tensor));
@@ -81,7 +81,7 @@ fn what_comes_back_is_whose_it_was_and_for_reading_only() {
         // SAFETY: no code uses the memory.
         let tensor = taken(unsafe { theirs.to_tensor() }.unwrap());
         let back = Column::from_tensor(&tensor).unwrap();
-        assert_eq!(back.origin(), Origin::DlPack, "a round trip makes nothing ours");
+        assert_eq!(back.origin(), Origin::DlPack, "a round trip does not make it Terrane's");
         assert!(back.buffers()[1].as_ref().unwrap().region().is_err());
     }
     let allocator = HeapAllocator::system();

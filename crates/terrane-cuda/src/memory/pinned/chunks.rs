@@ -2,9 +2,9 @@
 
 use terrane_core::{Alignment, ByteCount, DeviceAddress, HostAddress};
 
-use super::options::LARGEST_REGISTRATION;
-use crate::context::Context;
 use crate::error::{CudaError, check};
+use crate::memory::pinned::options::LARGEST_REGISTRATION;
+use crate::runtime::context::Context;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: for every context; `CU_MEMHOSTREGISTER_DEVICEMAP`: in the
 /// device's address space.

@@ -1,12 +1,11 @@
 //! Pinned memory that the driver allocates.
 
-use std::ptr;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use terrane_core::{Alignment, ByteCount, HostAddress};
 
-use crate::context::Context;
 use crate::error::{CudaError, check};
+use crate::runtime::context::Context;
 
 /// `CU_MEMHOSTALLOC_PORTABLE`: for every context; `CU_MEMHOSTALLOC_DEVICEMAP`: in the device's
 /// address space.

@@ -48,7 +48,7 @@ fn one_failure(
     let here = fixture.endpoint(APART, shape, LAYERS_APART);
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
     Image::scribble(&here, fixture.access(), 1);
-    // What the first transfer brings up is there.
+    // The resources of the first transfer exist.
     check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..3);
     for (from, to) in [(&here, &there), (&there, &here)] {
         // Written whole, whatever the transfer before left of it.

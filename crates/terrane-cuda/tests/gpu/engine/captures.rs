@@ -118,8 +118,7 @@ fn an_order_that_is_captured_is_refused() {
             let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);
             end_of(manager.submit(transfer, ()).unwrap()).result
         };
-        // SAFETY: the stream outlives the transfer.
-        let after_stream = unsafe { captured.order() };
+        let after_stream = captured.order();
         let refused = |order: DeviceOrder, what: &str| {
             let error = submit(&here, &there, order).unwrap_err();
             assert!(matches!(error, TransferError::Engine { .. }), "{error}");
@@ -129,12 +128,11 @@ fn an_order_that_is_captured_is_refused() {
             assert!(is_refused, "{cause:?}");
         };
         let capture = Capture::begin(&captured);
-        refused(after_stream, "stream");
+        refused(after_stream.clone(), "stream");
         capture.end();
         let capture = Capture::begin(&captured);
         event.record(&captured).unwrap();
-        // SAFETY: so does the event.
-        refused(unsafe { event.order() }, "event");
+        refused(event.order().unwrap(), "event");
         let (_, code) = capture.finish();
         assert_eq!(code, sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         // Afterwards the same stream is as good as any.

@@ -1,4 +1,4 @@
-//! Transfers that nobody waits for, that have no room, and that outlive their engine.
+//! Transfers without a waiting thread, without memory, and without their engine.
 
 use std::mem::ManuallyDrop;
 use std::num::NonZeroU32;
@@ -47,11 +47,11 @@ fn abandoned_transfers_end_all_the_same() {
             let transfer = Transfer::new(&here, &there).device_order(held.order());
             let completion = manager.submit(transfer.blocks(&ids, &ids), guard).unwrap();
             let ticket = completion.ticket();
-            // What the transfer needs is the transfer's from here on.
+            // From here on the transfer owns its resources.
             drop(here);
             match way {
                 0 => drop(completion),
-                // Nobody drops it.
+                // It is never dropped.
                 1 => {
                     let _leaked = ManuallyDrop::new(completion);
                 }
@@ -81,7 +81,7 @@ fn abandoned_transfers_end_all_the_same() {
 
 /// The device's allocations and their bytes.
 fn held_memory(context: &Context) -> (u64, ByteCount) {
-    let held = context.holdings().device;
+    let held = context.usage().device;
     (held.count, held.bytes)
 }
 
@@ -99,7 +99,7 @@ impl Drop for Telling {
 fn threads_submit_both_ways_at_once() {
     let Some(context) = device("threads_submit_both_ways_at_once", ROOM) else { return };
     let two = NonZeroU32::new(2).unwrap();
-    let options = DeviceEngineOptions { watchers: two, ..options(None) };
+    let options = DeviceEngineOptions { completion_threads: two, ..options(None) };
     let fixture = Fixture::new(&context, options, &ALL);
     let manager = fixture.manager();
     let shape = config(48, 8, 16);
@@ -161,7 +161,7 @@ fn without_memory_for_buffers_transfers_go_on() {
         let access = fixture.access();
         let staged = |from: &Endpoint, to: &Endpoint| {
             let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
-            assert_eq!(manager.explain(&transfer).unwrap().path, CopyPath::Staged.name());
+            assert_eq!(manager.explain(&transfer).unwrap().path(), CopyPath::Staged.name());
         };
         staged(&here, &there);
         let before = held_memory(&context);

@@ -19,8 +19,8 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::pattern::PieceAccess;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, PinnedOrder, Quote, Terms,
-    TransferManager, TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, TransferManager,
+    TransferPlan,
 };
 
 use crate::needs::{OnDevice, is_simulated};
@@ -90,8 +90,8 @@ unsafe impl CopyEngine for Preferring {
         self.first.quote(plan, terms).or_else(|_| self.second.quote(plan, terms))
     }
 
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
-        self.first.pin(order)
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
+        self.first.capture_order(order)
     }
 
     fn submit(&self, job: CopyJob) {
@@ -154,7 +154,7 @@ impl EngineFixture for Fixture {
     }
 }
 
-/// A stream whose work stands still until this drops. Until then nobody may free memory of the
+/// A stream whose work does not run until this drops. Until then no code may free memory of the
 /// device, which waits for all streams.
 pub struct HeldStream {
     stream: Stream,
@@ -187,9 +187,7 @@ impl HeldStream {
 
     /// After what the stream has been given so far.
     pub fn order(&self) -> DeviceOrder {
-        // SAFETY: whoever holds the stream up keeps it until the transfer has ended, or until the
-        // engine has taken note of the order.
-        unsafe { self.stream.order() }
+        self.stream.order()
     }
 }
 

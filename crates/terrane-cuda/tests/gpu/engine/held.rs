@@ -14,8 +14,8 @@ use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{
-    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, PinnedOrder, Quote, Terms,
-    Transfer, TransferManager, TransferPlan,
+    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer,
+    TransferManager, TransferPlan,
 };
 
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
@@ -39,7 +39,7 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
     let path = Some(path);
     let options = DeviceEngineOptions { path, streams, ..DeviceEngineOptions::default() };
     let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
-    // Nobody helps.
+    // No waiting thread polls.
     let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
     let shape = config((WAITING + 2) * blocks_each, 8, 16);
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
@@ -58,15 +58,14 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
     keep_busy(&streams[1], &room);
     let event = Event::new(&context, Timing::Off).unwrap();
     event.record(&streams[0]).unwrap();
-    // SAFETY: the event lives until the transfers have ended.
-    let after_event = unsafe { event.order() };
+    let after_event = event.order().unwrap();
     let waiting: Vec<_> = (0..WAITING)
         .map(|number| {
-            let order = if number % 2 == 0 { after_held } else { after_event };
-            manager.submit(transfer(number).device_order(order), ()).unwrap()
+            let order = if number % 2 == 0 { &after_held } else { &after_event };
+            manager.submit(transfer(number).device_order(order.clone()), ()).unwrap()
         })
         .collect();
-    // What the event marked when they were submitted counts, and not what it marks now.
+    // The mark of the event at their submission counts, not the present one.
     event.record(&streams[1]).unwrap();
     for _ in 0..2 {
         let free = ordered(transfer(WAITING), &here, &there);
@@ -85,8 +84,7 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
 }
 
 fn after(stream: &Stream) -> DeviceOrder {
-    // SAFETY: the stream outlives the transfers.
-    unsafe { stream.order() }
+    stream.order()
 }
 
 fn run(manager: &TransferManager, here: &Endpoint, there: &Endpoint, ids: &[u32]) {
@@ -129,8 +127,8 @@ unsafe impl CopyEngine for Telling {
         self.engine.quote(plan, terms)
     }
 
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
-        self.engine.pin(order)
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
+        self.engine.capture_order(order)
     }
 
     fn submit(&self, job: CopyJob) {
@@ -157,7 +155,7 @@ fn kernels_stay_for_as_long_as_they_run() {
     let (told, dropped) = channel();
     let engine = Telling { engine: DeviceEngine::new(&context, options).unwrap(), _told: told };
     let engine: Arc<dyn CopyEngine> = Arc::new(engine);
-    // Nobody helps, so that the first transfer ends on a thread of the engine.
+    // No waiting thread polls, so the first transfer ends on a thread of the engine.
     let manager = TransferManager::new([engine]).with_attention(Duration::ZERO);
     let [begun, stream] = [(); 2].map(|()| Stream::new(&context).unwrap());
     let [not_begun, held] = [&begun, &stream].map(|stream| driver.hold(stream.handle()));
@@ -171,7 +169,7 @@ fn kernels_stay_for_as_long_as_they_run() {
     let second = manager.submit(second.after(&first.ticket()), ()).unwrap();
     drop(manager);
     drop(writer);
-    // Not before this thread has let go of the engine.
+    // Not before this thread has dropped the engine.
     drop(not_begun);
     assert!(dropped.recv().is_err(), "the engine goes when the second has been submitted");
     for _ in 0..200 {

@@ -1,6 +1,7 @@
-//! What a transfer runs after on the device, and what runs after its layers.
+//! Orders of transfers on the device, and work after their layers.
 
 use std::error::Error as _;
+use std::sync::Arc;
 
 use terrane_core::{ByteCount, Memory};
 use terrane_cuda::{Context, CopyPath, CudaError, DeviceEngineOptions, Event, Stream, Timing};
@@ -47,7 +48,7 @@ fn a_transfer_waits_for_the_stream_that_writes_its_source() {
     let room = much(&context);
     let compute = Stream::new(&context).unwrap();
     let mut value = 0;
-    // One block goes at once, all of them by way of a feeder.
+    // One block goes at once, all of them by way of a submit thread.
     for (path, blocks) in PATHS.into_iter().flat_map(|path| [(path, 1), (path, 64)]) {
         let fixture = fixture(&context, path);
         let manager = fixture.manager();
@@ -60,18 +61,64 @@ fn a_transfer_waits_for_the_stream_that_writes_its_source() {
             write_late(&compute, &room, &here, value);
             let event = Event::new(&context, Timing::Off).unwrap();
             event.record(&compute).unwrap();
-            let order = if by_event {
-                // SAFETY: the event lives until the transfer has ended.
-                unsafe { event.order() }
-            } else {
-                // SAFETY: so does the stream.
-                unsafe { compute.order() }
-            };
+            let order = if by_event { event.order().unwrap() } else { compute.order() };
             let transfer = Transfer::new(&here, &there).blocks(&ids, &ids).device_order(order);
             end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
             assert!(all_are(&there, &fixture, value), "{path:?}, {blocks} blocks: too early");
         }
     }
+}
+
+/// An order owns its stream or event: the caller drops its own handle before the transfer is
+/// submitted. The stream is destroyed, and a borrowed one's owner drops, with the transfer's end.
+#[test]
+fn an_order_keeps_a_stream_or_event_that_its_caller_drops() {
+    let name = "an_order_keeps_a_stream_or_event_that_its_caller_drops";
+    let Some(context) = device(name, ROOM) else { return };
+    let fixture = fixture(&context, None);
+    let (manager, room, shape) = (fixture.manager(), much(&context), config(4, 8, 16));
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let ids = [0, 1, 2, 3];
+    let transfer = |order| Transfer::new(&here, &there).blocks(&ids, &ids).device_order(order);
+    let written = |compute: &Stream, value| write_late(compute, &room, &here, value);
+    let ends = |order, value| {
+        end_of(manager.submit(transfer(order), ()).unwrap()).result.unwrap();
+        assert!(all_are(&there, &fixture, value), "too early: {value}");
+    };
+    // Streams and events of the engine are created by the first transfer.
+    let first = transfer(DeviceOrder::AlreadySynchronised);
+    end_of(manager.submit(first, ()).unwrap()).result.unwrap();
+    let streams = context.usage().streams;
+
+    let compute = Stream::new(&context).unwrap();
+    written(&compute, 1);
+    let order = compute.order();
+    assert_eq!(order, compute.clone().order());
+    drop(compute);
+    assert_eq!(context.usage().streams, streams + 1);
+    ends(order, 1);
+    assert_eq!(context.usage().streams, streams);
+
+    let compute = Stream::new(&context).unwrap();
+    let event = Event::new(&context, Timing::Off).unwrap();
+    assert!(matches!(event.order(), Err(CudaError::NotRecorded)));
+    written(&compute, 2);
+    event.record(&compute).unwrap();
+    let order = event.order().unwrap();
+    drop(event);
+    ends(order, 2);
+
+    let owner = Arc::new(());
+    let handle = compute.handle();
+    // SAFETY: `compute` lives longer than this.
+    let borrowed = unsafe { Stream::borrow(&context, handle, Arc::clone(&owner)) }.unwrap();
+    written(&borrowed, 3);
+    let order = borrowed.order();
+    drop(borrowed);
+    assert_eq!(Arc::strong_count(&owner), 2);
+    ends(order, 3);
+    assert_eq!(Arc::strong_count(&owner), 1);
 }
 
 #[test]
@@ -89,8 +136,7 @@ fn a_transfer_that_waits_holds_up_no_other() {
     let room = much(&context);
     let compute = Stream::new(&context).unwrap();
     write_late(&compute, &room, &held_here, 9);
-    // SAFETY: the stream lives until the transfer has ended.
-    let after_compute = unsafe { compute.order() };
+    let after_compute = compute.order();
     let held = Transfer::new(&held_here, &held_there).blocks(&ids, &ids);
     let held = manager.submit(held.device_order(after_compute), ()).unwrap();
     let other = ordered(Transfer::new(&here, &there), &here, &there).blocks(&ids, &ids);
@@ -118,17 +164,15 @@ fn behind_another_transfer_an_event_marks_what_it_did_at_the_submission() {
         ];
         let ids: Vec<u32> = (0..=blocks).collect();
         keep_busy(&before, &room);
-        // SAFETY: the stream lives until the transfer has ended.
-        let after_before = unsafe { before.order() };
+        let after_before = before.order();
         let first = Transfer::new(&others[0], &others[1]).blocks(&[0], &[0]);
         let first = manager.submit(first.device_order(after_before), ()).unwrap();
         keep_busy(&compute, &room);
         write_late(&compute, &room, &here, round);
         let event = Event::new(&context, Timing::Off).unwrap();
         event.record(&compute).unwrap();
-        // SAFETY: the event lives until the transfer has ended; so does the stream.
-        let orders = [unsafe { event.order() }, unsafe { compute.order() }];
-        let order = orders[usize::from(round > 2)];
+        let orders = [event.order().unwrap(), compute.order()];
+        let order = orders[usize::from(round > 2)].clone();
         let second = Transfer::new(&here, &there).blocks(&ids, &ids).after(&first.ticket());
         let second = manager.submit(second.device_order(order), ()).unwrap();
         event.record(&idle).unwrap();
@@ -189,7 +233,7 @@ fn an_order_of_another_context_is_refused() {
     let other = terrane_core::DeviceId::new(context.device().id.get() + 77);
     // SAFETY: a transfer with the order of a device that takes no part is refused before the
     // handle is used.
-    let handle = unsafe { StreamHandle::from_raw(other, 0) };
+    let handle = unsafe { StreamHandle::from_raw(other, 0, Arc::new(())) };
     let transfer = Transfer::new(&here, &there).blocks(&[0], &[0]);
     let transfer = transfer.device_order(DeviceOrder::AfterStream(handle));
     let rejected = manager.submit(transfer, ()).unwrap_err();
@@ -212,11 +256,10 @@ fn the_context_of_another_device_is_retained_once() {
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
     let there = fixture.endpoint(PEER, shape, LAYERS_APART);
     let theirs = Stream::new(&peer).unwrap();
-    // SAFETY: the stream lives until the transfers have ended.
-    let order = unsafe { theirs.order() };
     let retained = || driver.calls(Some("cuDevicePrimaryCtxRetain"));
     let submit = || {
-        let transfer = Transfer::new(&there, &here).blocks(&[0, 1], &[0, 1]).device_order(order);
+        let transfer = Transfer::new(&there, &here).blocks(&[0, 1], &[0, 1]);
+        let transfer = transfer.device_order(theirs.order());
         end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
     };
     submit();
@@ -235,7 +278,8 @@ fn an_order_after_the_per_thread_default_stream_is_refused() {
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
     Image::scribble(&here, fixture.access(), 1);
     // SAFETY: default streams live as long as the context.
-    let order = DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(context.device().id, 2) });
+    let handle = unsafe { StreamHandle::from_raw(context.device().id, 2, Arc::new(())) };
+    let order = DeviceOrder::AfterStream(handle);
     let transfer = Transfer::new(&here, &there).blocks(&[0], &[1]).device_order(order);
     let error = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap_err();
     let cause = error.source().and_then(|cause| cause.downcast_ref::<CudaError>());

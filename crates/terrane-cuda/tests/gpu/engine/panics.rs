@@ -20,9 +20,9 @@ use crate::needs::{LITTLE, device_with_kernels as device};
 
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// What foreign code does on the threads of feeders.
+/// Foreign code on the submit threads.
 fn panic_on_feeders(_: &Event<'_>) {
-    if thread::current().name().is_some_and(|name| name.starts_with("terrane-cuda-feed-")) {
+    if thread::current().name().is_some_and(|name| name.starts_with("terrane-cuda-submit-")) {
         PANICS.fetch_add(1, Ordering::SeqCst);
         panic!("a subscriber that panics");
     }

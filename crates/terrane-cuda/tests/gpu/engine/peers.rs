@@ -77,8 +77,8 @@ fn of_two_devices_the_destination_reads() {
             let (from, to) = ((from, &*read), (to, &*written));
             let report = check_transfer(&manager, fixture.access(), from, to, 0..4);
             let explanation = report.explanation;
-            assert_eq!(explanation.path, CopyPath::Peer.name(), "{explanation}");
-            assert!(explanation.reason.ends_with(READS), "{explanation}");
+            assert_eq!(explanation.path(), CopyPath::Peer.name(), "{explanation}");
+            assert!(explanation.reason().ends_with(READS), "{explanation}");
         }
     }
     assert_eq!((context.lost(), peer.lost()), (None, None));
@@ -97,7 +97,7 @@ fn one_device_alone_writes_to_the_other_and_reads_from_it() {
         for (seed, from, to, says) in [(1, &here, &there, out), (2, &there, &here, back)] {
             Image::scribble(from, fixture.access(), seed);
             let report = check_transfer(&manager, fixture.access(), (from, &ids), (to, &ids), 0..4);
-            assert!(report.explanation.reason.ends_with(says), "{report}");
+            assert!(report.explanation.reason().ends_with(says), "{report}");
         }
     }
     assert_eq!((context.lost(), peer.lost()), (None, None));
@@ -162,13 +162,7 @@ fn a_transfer_between_devices_runs_after_work_of_either() {
                 fill(stream, ends[late], value);
                 let event = Event::new(stream.context(), Timing::Off).unwrap();
                 event.record(stream).unwrap();
-                let order = if by_event {
-                    // SAFETY: the event lives until the transfer has ended.
-                    unsafe { event.order() }
-                } else {
-                    // SAFETY: so does the stream.
-                    unsafe { stream.order() }
-                };
+                let order = if by_event { event.order().unwrap() } else { stream.order() };
                 let [from, to] = ends;
                 let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);
                 end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();

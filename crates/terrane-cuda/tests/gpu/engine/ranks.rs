@@ -60,7 +60,7 @@ fn orders_of_tokens_and_heads_change_on_the_way() {
                 let heads = Some([0..8, 0..8]);
                 let served = check_heads(&manager, fixture.access(), read, written, 0..3, heads);
                 let explanation = served.unwrap().explanation;
-                assert!(explanation.path.contains("kernel"), "{explanation}");
+                assert!(explanation.path().contains("kernel"), "{explanation}");
             }
         }
     }

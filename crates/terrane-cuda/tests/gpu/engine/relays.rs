@@ -120,7 +120,7 @@ fn device_and_system_memory_conform() {
 #[test]
 fn all_engines_together_serve_every_pair() {
     let Some(context) = device("all_engines_together_serve_every_pair", LITTLE) else { return };
-    let before = context.holdings();
+    let before = context.usage();
     let places = [DEVICE, APART, PINNED, SYSTEM, FILE];
     let fixture = Relayed::new(&context, RelayOptions::default(), &[DEVICE]);
     let manager = TransferManager::new(engines([&context], &EnginesOptions::default()).unwrap());
@@ -143,7 +143,7 @@ fn all_engines_together_serve_every_pair() {
         assert_eq!(report.explanation.engine, engine, "from {from} to {to}: {report}");
     }
     drop((manager, fixture));
-    let after = context.holdings();
+    let after = context.usage();
     assert_eq!((after.device, after.registered), (before.device, before.registered));
     assert_eq!((after.host, after.streams), (before.host, before.streams));
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));

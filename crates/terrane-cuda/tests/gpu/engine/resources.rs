@@ -1,4 +1,4 @@
-//! What callers' threads leave to others: to allocate, free, and make streams. The driver takes its time over
+//! Callers' threads neither allocate, nor free, nor create streams. The driver takes its time over
 //! each, and some wait for the device.
 
 use std::time::Duration;
@@ -46,15 +46,14 @@ fn callers_neither_allocate_nor_free() {
         let mut expected = Image::of(&there, fixture.access());
         for attention in [Duration::ZERO, Duration::from_secs(60)] {
             let manager = TransferManager::new([fixture.engine()]).with_attention(attention);
-            // SAFETY: the stream outlives the transfers.
-            let after_compute = unsafe { compute.order() };
+            let after_compute = compute.order();
             for order in [DeviceOrder::AlreadySynchronised, after_compute] {
                 let held = driver.hold(compute.handle());
                 keep_busy(&compute, &room);
                 let before = slow();
                 let all: Vec<_> = (0..12)
                     .map(|number| {
-                        let transfer = Transfer::new(&here, &there).device_order(order);
+                        let transfer = Transfer::new(&here, &there).device_order(order.clone());
                         let ids = ids(number);
                         manager.submit(transfer.blocks(&ids, &ids), ()).unwrap()
                     })

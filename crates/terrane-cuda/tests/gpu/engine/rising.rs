@@ -32,14 +32,14 @@ fn rising(context: &Context) -> (Endpoint, PinnedBringUp) {
     let pinned = PinnedAllocator::new(context, options).unwrap();
     let plan = LayoutPlan::new(&shape(), LayoutKind::FullyContiguous, pinned.limits()).unwrap();
     assert_eq!(plan.geometry().block_unit(), Some(ByteCount::kib(64)));
-    let (memory, bring_up) = pinned.bring_up_in_background(&plan.base_request()).unwrap();
+    let (memory, bring_up) = pinned.allocate_in_background(&plan.base_request()).unwrap();
     let regions = plan.cut(&Region::new(memory)).unwrap();
     let layout = LayoutBuilder::new(shape()).kind(LayoutKind::FullyContiguous).adopt(regions);
     (Endpoint::new(layout.unregistered().build().unwrap()).unwrap(), bring_up)
 }
 
-/// Of memory that came up to its half, blocks of that half are copied by every path, and others
-/// are refused: no copy blocks its caller, and no kernel is led to what is not locked.
+/// If half of the memory is pinned, every path copies the blocks of that half, and others are
+/// refused: no copy blocks its caller, and no kernel accesses memory that is not pinned.
 #[test]
 fn only_blocks_that_have_come_up_are_copied() {
     let name = "only_blocks_that_have_come_up_are_copied";
@@ -77,7 +77,7 @@ fn only_blocks_that_have_come_up_are_copied() {
     }
 }
 
-/// What is asked of an endpoint before its memory has come up is not what holds afterwards: then
+/// Facts about an endpoint whose memory is still in preparation are queried again afterwards: then
 /// kernels reach it, too.
 #[test]
 fn what_has_come_up_is_copied_by_every_path() {
@@ -96,7 +96,7 @@ fn what_has_come_up_is_copied_by_every_path() {
     assert!(bring_up.wait_for(bring_up.length(), PATIENCE).unwrap());
     assert!(there.layout().regions().iter().all(|region| region.device_alias().is_some()));
     let explained = manager.explain(&transfer()).unwrap();
-    assert_eq!(explained.path, CopyPath::Direct.name());
+    assert_eq!(explained.path(), CopyPath::Direct.name());
     Image::scribble(&here, access, 4);
     check_transfer(&manager, access, (&here, &all), (&there, &all), 0..8);
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));

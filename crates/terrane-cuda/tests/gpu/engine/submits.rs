@@ -1,4 +1,4 @@
-//! What a submit waits for, which is nothing, and what is ordered behind streams of the caller's.
+//! A submit waits for nothing, and its copies run after streams of the caller.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use terrane_transfer::{DeviceOrder, Endpoint, LayerState, Transfer};
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, all_are, config};
 use crate::needs::{Needs, device_with_kernels as device};
 
-/// How long a submit may go on to make what it needs anew.
+/// The time after which a submit must find existing resources.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
@@ -64,16 +64,10 @@ fn a_submit_waits_for_nothing_on_the_device() {
             let event = Event::new(&context, Timing::Off).unwrap();
 
             let held = driver.hold(compute.handle());
-            // What the transfer reads, or would be undone by.
+            // The source of the transfer, or a write that would overwrite its result.
             fill(&compute, &here, value);
             event.record(&compute).unwrap();
-            let order = if blocks == 1 {
-                // SAFETY: the event lives until the transfer has ended.
-                unsafe { event.order() }
-            } else {
-                // SAFETY: so does the stream.
-                unsafe { compute.order() }
-            };
+            let order = if blocks == 1 { event.order().unwrap() } else { compute.order() };
             let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);
             let completion = manager.submit(transfer.layer_wise(), "guard").unwrap();
             let layers = completion.layers().unwrap();
@@ -90,7 +84,7 @@ fn a_submit_waits_for_nothing_on_the_device() {
             if to_device {
                 let mut expected = before;
                 expected.transfer(&Image::of(from, fixture.access()), &ids, &ids, 0..4);
-                let what = report.explanation.path;
+                let what = report.explanation.path();
                 Image::of(to, fixture.access()).assert_equals(&expected, &what);
             } else {
                 assert!(all_are(to, &fixture, value), "{path:?}, {blocks} blocks: too early");
@@ -124,8 +118,7 @@ fn two_threads_move_what_they_wrote_on_one_stream() {
                     for round in 0..6 {
                         let value = 2 * round + number + 1;
                         fill(compute, here, value);
-                        // SAFETY: the stream outlives the threads.
-                        let order = unsafe { compute.order() };
+                        let order = compute.order();
                         let transfer = Transfer::new(here, there).blocks(ids, ids);
                         let transfer = transfer.device_order(order);
                         end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
@@ -140,7 +133,7 @@ fn two_threads_move_what_they_wrote_on_one_stream() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// A stream that runs after a layer of a transfer that waits itself: nobody blocks, and the bytes
+/// A stream that runs after a layer of a transfer that waits itself: no thread blocks, and the bytes
 /// are there when the stream comes to them.
 #[test]
 fn a_stream_of_somebody_elses_follows_layer_by_layer() {
@@ -168,12 +161,12 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
         for (layer, (from, to)) in
             (0..).zip(here.layout().regions().iter().zip(copy.layout().regions())).skip(1)
         {
-            user.wait_for_layer(&layers, layer).unwrap();
+            user.wait_for_layers(&layers, layer).unwrap();
             // SAFETY: the layer has arrived when the stream comes to it, and both ends live until
             // the stream has been waited for.
             unsafe { user.copy(from.location(), to.location(), to.length()) }.unwrap();
         }
-        let error = user.wait_for_layer(&layers, 0).unwrap_err();
+        let error = user.wait_for_layers(&layers, 0).unwrap_err();
         assert!(matches!(error, terrane_cuda::CudaError::Layer(_)), "{error}");
         user.synchronize().unwrap();
         Image::of(&copy, fixture.access()).assert_equals(&expected, &format!("{path:?}"));
@@ -181,7 +174,7 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
     }
 }
 
-/// What a submit of 16 blocks costs the caller, counted in calls of the driver: a launch and an
+/// The driver calls of a submit of 16 blocks on the caller's thread: a launch and an
 /// event; where it is staged, also a copy and a look whether a buffer is free. Nothing is waited for.
 /// A stream that it runs after is asked three things, and an event one, if they have nothing left to
 /// do.
@@ -197,10 +190,8 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
         (Stream::new(&context).unwrap(), Event::new(&context, Timing::Off).unwrap());
     event.record(&idle).unwrap();
     idle.synchronize().unwrap();
-    // SAFETY: the stream outlives the transfers.
-    let after_stream = unsafe { idle.order() };
-    // SAFETY: so does the event.
-    let after_event = unsafe { event.order() };
+    let after_stream = idle.order();
+    let after_event = event.order().unwrap();
     let shape = config(32, 4, 16);
     let [from_ids, to_ids] = [0..16, 16..32].map(|ids| ids.rev().collect::<Vec<u32>>());
     let few = DeviceEngineOptions::default();
@@ -222,15 +213,15 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
         let there = fixture.endpoint(other, shape, LayoutKind::FullyContiguous);
         let order = DeviceOrder::AlreadySynchronised;
         for (from, to, order, more) in [
-            (&here, &there, order, 0),
-            (&there, &here, order, 0),
-            (&here, &there, after_stream, 3),
-            (&there, &here, after_event, 1),
+            (&here, &there, &order, 0),
+            (&there, &here, &order, 0),
+            (&here, &there, &after_stream, 3),
+            (&there, &here, &after_event, 1),
         ] {
             let (least, most) = (least + more, most + more);
             let submit = || {
                 let before = calls(&driver);
-                let transfer = Transfer::new(from, to).device_order(order);
+                let transfer = Transfer::new(from, to).device_order(order.clone());
                 let transfer = transfer.blocks(&from_ids, &to_ids);
                 let completion = manager.submit(transfer, ()).unwrap();
                 let made = calls(&driver) - before;

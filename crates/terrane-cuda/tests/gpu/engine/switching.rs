@@ -48,7 +48,7 @@ fn forgiving(driver: SimulatedCuda) -> impl Subscriber + Send + Sync {
     })
 }
 
-/// After some parts of a staged transfer nobody can say when its buffers are free, and there is no
+/// After some chunks of a staged transfer it is unknown when its buffers are free, and there is no
 /// memory for others: it goes on without, ends behind all that it has submitted, and counts every
 /// byte once.
 #[test]

@@ -1,4 +1,4 @@
-//! A driver that does not say whether work has ended: nothing that the work uses is let go of.
+//! A driver that does not report whether work has ended: the resources of the work are kept.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -60,8 +60,7 @@ fn a_job_ends_no_sooner_than_its_work() {
         let held = driver.hold(compute.handle());
         keep_busy(&compute, &room);
         WAITS.iter().for_each(|call| driver.refuse(call, UNSUPPORTED));
-        // SAFETY: the stream outlives the transfer.
-        let order = unsafe { compute.order() };
+        let order = compute.order();
         let transfer = Transfer::new(&here, &there).blocks(&[0], &[0]).device_order(order);
         let completion = manager.submit(transfer, ()).unwrap();
         for call in QUESTIONS.iter().chain(&QUESTIONS) {
@@ -84,7 +83,7 @@ fn a_job_ends_no_sooner_than_its_work() {
     });
 }
 
-/// The driver says nothing for ever. The caller has its outcome, and the memory and the claims stay
+/// The driver never answers. The caller gets its outcome, and the memory and the claims stay
 /// the engine's; should the driver say something after all, they come back.
 #[test]
 fn a_job_that_is_given_up_keeps_what_its_work_uses() {
@@ -99,8 +98,7 @@ fn a_job_that_is_given_up_keeps_what_its_work_uses() {
         let held = driver.hold(compute.handle());
         keep_busy(&compute, &room);
         WAITS.iter().for_each(|call| driver.refuse(call, UNSUPPORTED));
-        // SAFETY: the stream outlives the transfer's work.
-        let order = unsafe { compute.order() };
+        let order = compute.order();
         let transfer = Transfer::new(&here, &there).blocks(&[0], &[0]).device_order(order);
         let completion = manager.submit(transfer, "guard").unwrap();
         QUESTIONS.iter().for_each(|call| driver.refuse(call, UNSUPPORTED));

@@ -23,7 +23,7 @@ use crate::needs::{LITTLE, device_with_kernels as device};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Wakes nobody: waits for another layer of the same transfer, and says that it has.
+/// A waker that waits for another layer of the same transfer, and records that it has.
 struct WaitsForLayer {
     layers: Layers,
     layer: u32,
@@ -38,8 +38,8 @@ impl Wake for WaitsForLayer {
     }
 }
 
-/// What hears of the first layer waits for the last one: the job ends all the same, whoever it is
-/// that tells of layers.
+/// A waker of the first layer waits for the last one. The job ends all the same, whichever thread
+/// reports the layers.
 #[test]
 fn a_waker_of_a_layer_may_wait_for_another() {
     let name = "a_waker_of_a_layer_may_wait_for_another";
@@ -96,8 +96,8 @@ impl Drop for WaitsForTransfer {
     }
 }
 
-/// Of two threads that wait for the device one looks after what the other has no time for. What it
-/// finishes waits for something else that it looked after: the other thread finds that.
+/// One of two completion threads polls the remaining jobs. A guard that it drops waits for another
+/// of these jobs: the other thread finishes that one.
 #[test]
 fn a_guard_may_wait_for_another_transfer() {
     let name = "a_guard_may_wait_for_another_transfer";
@@ -105,11 +105,12 @@ fn a_guard_may_wait_for_another_transfer() {
     let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
     };
-    let watchers = NonZeroU32::new(2).unwrap();
+    let completion_threads = NonZeroU32::new(2).unwrap();
     let path = Some(CopyPath::Direct);
-    let options = DeviceEngineOptions { path, watchers, ..DeviceEngineOptions::default() };
+    let options =
+        DeviceEngineOptions { path, completion_threads, ..DeviceEngineOptions::default() };
     let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
-    // Nobody helps.
+    // No waiting thread polls.
     let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
     let shape = config(8, 4, 16);
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
@@ -124,8 +125,7 @@ fn a_guard_may_wait_for_another_transfer() {
     let [first, second, third] = [0, 1, 2].map(|number| driver.hold(streams[number].handle()));
     streams.iter().for_each(|stream| keep_busy(stream, &room));
     let transfer = |id: usize, number: usize| {
-        // SAFETY: the stream outlives the transfer.
-        let order = unsafe { streams[number].order() };
+        let order = streams[number].order();
         Transfer::new(&here, &there).blocks(&ids[id..=id], &ids[id..=id]).device_order(order)
     };
     // One thread waits for this; the other looks after all that follows.

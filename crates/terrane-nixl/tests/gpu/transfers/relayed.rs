@@ -1,4 +1,5 @@
-//! A device and a file where no backend of NIXL's takes both: by way of pinned memory, which is said.
+//! A device and a file that no NIXL backend supports together: a relay copies through pinned memory, and
+//! the explanation reports it.
 
 use std::sync::Arc;
 
@@ -80,7 +81,7 @@ fn a_file_that_gds_refuses_goes_by_posix_and_to_a_device_by_way_of_pinned_memory
     data.fill(&host).unwrap();
     let transfer = Transfer::new(&host, &file).blocks(&blocks, &blocks);
     let report = manager.submit(transfer, ()).unwrap().wait().result.unwrap();
-    assert!(report.explanation.path.starts_with("POSIX write"), "{report}");
+    assert!(report.explanation.path().starts_with("POSIX write"), "{report}");
     let access = OnDevice::new(&context);
     data.verify_with(&file, &blocks, &blocks, 0..4, &access).unwrap().assert_clean("by POSIX");
 
@@ -109,7 +110,7 @@ fn exchange(
         let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
         let explanation = manager.explain(&transfer).unwrap();
         assert_eq!(explanation.engine, "relay", "{explanation}");
-        assert!(explanation.reason.contains("by way of pinned memory"), "{explanation}");
+        assert!(explanation.reason().contains("by way of pinned memory"), "{explanation}");
         let declined = ("nixl", reason(device_at));
         assert!(explanation.declined.contains(&declined), "{explanation:?}");
         let said = format!("declined by nixl: {}", declined.1);

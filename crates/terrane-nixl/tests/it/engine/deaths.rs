@@ -1,4 +1,4 @@
-//! Peers that die: in the middle of a transfer, before they are told of one, and between two.
+//! Peers that die: during a transfer, before a notification, and between two transfers.
 
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_nixl::{ImportError, NixlEngineOptions, NixlError, NixlStep, RequestFailed};
+use terrane_nixl::{ImportError, NixlEngineOptions, NixlError, NixlStep, RequestError};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
@@ -19,7 +19,7 @@ use super::peer_process::*;
 #[track_caller]
 fn lost_at(error: &TransferError) -> NixlStep {
     match error.source().and_then(|cause| cause.downcast_ref()) {
-        Some(RequestFailed::PeerLost { step, .. }) => *step,
+        Some(RequestError::PeerLost { step, .. }) => *step,
         other => panic!("{other:?} of {error:?}"),
     }
 }
@@ -42,7 +42,7 @@ fn a_block_each() -> NixlEngineOptions {
     }
 }
 
-/// A transfer of all blocks of which some have been copied. It may have ended by now.
+/// A transfer of all blocks after some have been copied. It may have ended by now.
 fn begun(ends: &Ends) -> Completion<()> {
     let all: Vec<u32> = (0..MANY).collect();
     let write = Transfer::new(&ends.local, ends.remote.endpoint()).blocks(&all, &all);
@@ -55,8 +55,8 @@ fn begun(ends: &Ends) -> Completion<()> {
     completion
 }
 
-/// Waits until nothing ends any more: a peer that is stopped confirms nothing, so all that may be in
-/// flight is, and stays so until the peer dies.
+/// Waits until no more requests complete. A stopped peer confirms nothing, so requests in flight stay
+/// so until the peer dies.
 fn settle(completion: &Completion<()>) {
     let mut copied = ByteCount::ZERO;
     while copied != completion.copied() {
@@ -65,12 +65,12 @@ fn settle(completion: &Completion<()>) {
     }
 }
 
-/// At which step a transfer failed whose peer has died: soon, before all was copied, and at a block
-/// that was not. `None` if it was sooner over than the peer.
+/// The step at which a transfer failed after its peer's death. It must fail soon, and at a block that
+/// was not copied. `None` if the transfer completed before the death.
 #[track_caller]
 fn cut_short(completion: Completion<()>, died: Instant) -> Option<NixlStep> {
     while !completion.has_ended() {
-        assert!(died.elapsed() < NOTICED_WITHIN, "nobody has noticed");
+        assert!(died.elapsed() < NOTICED_WITHIN, "the death was not noticed");
         thread::sleep(Duration::from_millis(1));
     }
     let copied = completion.copied();
@@ -79,7 +79,7 @@ fn cut_short(completion: Completion<()>, died: Instant) -> Option<NixlStep> {
         return None;
     };
     assert!(!copied.is_zero() && copied < ALL, "{copied}: {error}");
-    // What has been copied is counted in order, and what failed comes after it.
+    // Progress counts the bytes before the first failure.
     let TransferError::Copy { source_block, .. } = &error else { panic!("{error:?}") };
     assert!(u64::from(*source_block) * BLOCK.get() >= copied.get(), "{source_block}, {copied}");
     Some(lost_at(&error))
@@ -103,8 +103,9 @@ fn a_peer_that_dies_in_the_middle_is_an_error() {
         ends.process.child.kill().unwrap();
         assert_eq!(cut_short(completion, Instant::now()), Some(NixlStep::Transfer));
         // Its memory is free again once the connection is closed, and further transfers fail as well.
-        for block in [0, MANY / 2, MANY - 1] {
+        for block in [0, 2, MANY / 2, MANY - 1] {
             free(&ends.local, block);
+            free(ends.remote.endpoint(), block);
         }
         let completion = ends.manager.submit(ends.write(2), ()).unwrap();
         assert_eq!(lost_at(&end_of(completion).result.unwrap_err()), NixlStep::Prepare);
@@ -113,8 +114,8 @@ fn a_peer_that_dies_in_the_middle_is_an_error() {
     });
 }
 
-/// As above, by whatever UCX chooses on this machine: where that is memory that both processes can
-/// reach, bytes move without the peer, and it is only found out that it is not there any more.
+/// As above, with the transport that UCX chooses on this machine. With shared memory, bytes move
+/// without the peer, and its death is detected only later.
 #[test]
 fn a_peer_of_this_machine_that_dies_in_the_middle_is_an_error() {
     const TEST: &str = "engine::deaths::a_peer_of_this_machine_that_dies_in_the_middle_is_an_error";
@@ -135,7 +136,7 @@ fn a_peer_of_this_machine_that_dies_in_the_middle_is_an_error() {
     }
 }
 
-/// What has nothing to copy posts no request: the loss is found out as the peer is told.
+/// A transfer without bytes posts no request, so notifying the peer detects the loss.
 #[test]
 fn a_peer_that_has_died_cannot_be_told() {
     const TEST: &str = "engine::deaths::a_peer_that_has_died_cannot_be_told";
@@ -148,18 +149,18 @@ fn a_peer_that_has_died_cannot_be_told() {
         tell().unwrap();
         ends.process.child.kill().unwrap();
         ends.process.child.wait().unwrap();
-        // A message counts as sent as soon as the system has it, and it may take the first of them to
-        // find out that nobody is there.
+        // A message counts as sent once the system has it. So the first one may succeed, and only reveal
+        // that the peer is dead.
         let died = Instant::now();
         let error = loop {
             if let Err(error) = tell() {
                 break error;
             }
-            assert!(died.elapsed() < NOTICED_WITHIN, "nobody has noticed");
+            assert!(died.elapsed() < NOTICED_WITHIN, "the death was not noticed");
             thread::sleep(Duration::from_millis(1));
         };
         assert_eq!(lost_at(&error), NixlStep::Notify);
-        // NIXL does not know it any more, and nothing is copied either.
+        // NIXL no longer knows the peer, so copies fail too.
         let completion = ends.manager.submit(ends.write(0), ()).unwrap();
         assert_eq!(lost_at(&end_of(completion).result.unwrap_err()), NixlStep::Prepare);
     });

@@ -28,7 +28,7 @@ fn expect(agent: &Agent, count: usize) -> Vec<Notification> {
 fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
     let pair = Pair::new();
     let local = pair.local(config(8), CONTIGUOUS);
-    // The peer's own end: here the transfer may still be on its way to its end when the peer is told.
+    // The peer's own end: the local transfer may end later than the peer is notified.
     let theirs = registered(&HeapAllocator::system(), &pair.there, config(8), CONTIGUOUS);
     let theirs = Endpoint::new(theirs).unwrap();
     let remote = pair.here.import(&pair.there.export(theirs.layout()).unwrap()).unwrap();
@@ -94,7 +94,7 @@ fn none_of_many_is_lost() {
 }
 
 #[test]
-fn messages_are_kept_for_whoever_asks_for_those_of_one_peer() {
+fn messages_are_kept_for_calls_that_take_those_of_one_peer() {
     let pair = Pair::new();
     let remote = pair.remote(config(1), CONTIGUOUS);
     let terrane_core::StorageKind::Remote(peer) = remote.kind() else { panic!("{remote:?}") };
@@ -104,7 +104,7 @@ fn messages_are_kept_for_whoever_asks_for_those_of_one_peer() {
     let mut found = Vec::new();
     while found.len() < 2 {
         assert!(Instant::now() < patience, "{found:?}");
-        assert_eq!(pair.there.notifications_from(&"nobody".into()).unwrap(), [b""; 0]);
+        assert_eq!(pair.there.notifications_from(&"unknown".into()).unwrap(), [b""; 0]);
         found.extend(pair.there.notifications_from(pair.here.name()).unwrap());
     }
     assert_eq!(found, [b"one", b"two"]);

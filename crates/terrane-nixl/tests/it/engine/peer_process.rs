@@ -66,7 +66,7 @@ impl PeerProcess {
     }
 
     fn signal(&self, signal: libc::c_int) {
-        // SAFETY: the process is a child of this one that nobody has waited for, so the number is its.
+        // SAFETY: the process is a child of this one that was not waited for yet, so the id is still its.
         assert_eq!(unsafe { libc::kill(self.number(), signal) }, 0);
     }
 
@@ -90,7 +90,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The next line that is a message: whatever else is written stands before an `@` or has none.
+/// The next message. It follows an `@`; other output has none, or precedes it.
 pub fn heard(from: &mut impl BufRead) -> Vec<u8> {
     loop {
         let mut line = String::new();
@@ -112,7 +112,7 @@ pub fn of_the_environment() -> terrane_nixl::Agent {
     AgentBuilder::from_env().unwrap().build().unwrap()
 }
 
-/// The peer: exports so many blocks, and serves until it is told to end.
+/// The peer: exports so many blocks, and serves until it receives the request to end.
 pub fn serve(blocks: u32) {
     let (agent, mut input) = (of_the_environment(), std::io::stdin().lock());
     let layout = registered(&HeapAllocator::system(), &agent, config(blocks), CONTIGUOUS);
@@ -136,7 +136,7 @@ pub fn over_tcp_with(test: &str, blocks: u32, body: impl FnOnce()) {
     in_child_with(test, &[("UCX_TLS", "tcp,self")], body);
 }
 
-/// How many blocks either end has, unless a test says otherwise.
+/// The number of blocks of either end, unless a test sets another.
 const BLOCKS: u32 = 8;
 
 /// An agent, a peer in another process, and an end at each.
@@ -151,11 +151,11 @@ pub struct Ends {
 impl Ends {
     /// With an engine that does not wait when it drops.
     pub fn new(test: &str) -> Self {
-        Self::with_farewell(test, Duration::ZERO)
+        Self::with_drop_timeout(test, Duration::ZERO)
     }
 
-    pub fn with_farewell(test: &str, farewell: Duration) -> Self {
-        Self::with(test, BLOCKS, NixlEngineOptions { farewell, ..NixlEngineOptions::default() })
+    pub fn with_drop_timeout(test: &str, drop_timeout: Duration) -> Self {
+        Self::with(test, BLOCKS, NixlEngineOptions { drop_timeout, ..NixlEngineOptions::default() })
     }
 
     /// With a peer that has so many blocks, and as many here.

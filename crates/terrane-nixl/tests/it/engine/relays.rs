@@ -34,8 +34,8 @@ fn a_file_reaches_a_peer_by_way_of_registered_memory() {
     let transfer = || Transfer::new(&file, &remote).blocks(&blocks, &[0, 1, 2, 3, 4]);
     let explanation = manager.explain(&transfer()).unwrap();
     assert_eq!(explanation.engine, "relay");
-    assert!(explanation.path.contains("UCX write"), "{explanation}");
-    assert!(explanation.reason.contains("by way of pinned memory"), "{explanation}");
+    assert!(explanation.path().contains("UCX write"), "{explanation}");
+    assert!(explanation.reason().contains("by way of pinned memory"), "{explanation}");
 
     let completion = manager.submit(transfer().notify(*b"five blocks"), ()).unwrap();
     let patience = Instant::now() + Duration::from_secs(120);

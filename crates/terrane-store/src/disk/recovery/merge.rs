@@ -8,12 +8,13 @@ use super::slots::Slots;
 use crate::disk::bytes::wide;
 use crate::disk::error::CatalogError;
 use crate::disk::live::LiveRecord;
+use crate::key::KeyHash;
 
 /// All findings for the keys of one part.
 #[derive(Debug, Default)]
 struct Part {
     puts: Vec<LiveRecord>,
-    removes: Vec<(u128, u64)>,
+    removes: Vec<(KeyHash, u64)>,
 }
 
 /// The live blocks, and the number of those that were dropped.
@@ -71,7 +72,7 @@ fn gather(found: Vec<Scanned>) -> Vec<Part> {
 fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<LiveRecord>, u64) {
     part.removes.sort_unstable();
     // Hashes with the places of their records: the records themselves do not move.
-    let mut order: Vec<(u128, usize)> =
+    let mut order: Vec<(KeyHash, usize)> =
         part.puts.iter().enumerate().map(|(at, put)| (put.key_hash, at)).collect();
     order.sort_unstable();
     let mut is_live = vec![false; part.puts.len()];
@@ -99,7 +100,7 @@ fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<LiveRecord
 }
 
 /// The number of the last removal of a key.
-fn removed_at(removes: &[(u128, u64)], key_hash: u128) -> Option<u64> {
+fn removed_at(removes: &[(KeyHash, u64)], key_hash: KeyHash) -> Option<u64> {
     let end = removes.partition_point(|(hash, _)| *hash <= key_hash);
     let last = end.checked_sub(1).and_then(|last| removes.get(last));
     last.filter(|(hash, _)| *hash == key_hash).map(|(_, sequence)| *sequence)

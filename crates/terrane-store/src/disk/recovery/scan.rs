@@ -16,6 +16,7 @@ use crate::disk::live::LiveRecord;
 use crate::disk::record::{
     Content, KEY_HEAD, Mark, PutFields, RECORD, RecordBytes, decode, key_head, key_part, key_parts,
 };
+use crate::key::KeyHash;
 
 /// The records that a thread reads at once.
 const CHUNK: u64 = 8192;
@@ -61,7 +62,7 @@ pub(crate) struct Scanned {
     /// Blocks by the part of their key.
     pub puts: Vec<Vec<LiveRecord>>,
     /// Keys that were removed, with the number of the record, by the part of their key.
-    pub removes: Vec<Vec<(u128, u64)>>,
+    pub removes: Vec<Vec<(KeyHash, u64)>>,
     /// The marks of each file.
     pub marks: Vec<Marks>,
     /// Rows of invalid records, in any order.
@@ -261,9 +262,9 @@ impl Worker<'_, '_> {
     }
 
     /// The part of a key, by the lowest bits of its hash.
-    fn part(&self, key_hash: u128) -> usize {
+    fn part(&self, key_hash: KeyHash) -> usize {
         // The number of parts is a power of two.
-        let [first, second, ..] = key_hash.to_le_bytes();
+        let [first, second, ..] = key_hash.get().to_le_bytes();
         usize::from(u16::from_le_bytes([first, second])) & (self.scan.parts - 1)
     }
 

@@ -180,10 +180,7 @@ impl Reader<'_> {
 
 /// Finds the number of a journal's first record and its epoch, by what most records say at its
 /// beginning, in its middle and at its end. `None` if no record there is valid.
-fn look(
-    file: &dyn OpenFile,
-    records: u64,
-) -> Result<Option<(u64, u64)>, terrane_core::OsError> {
+fn look(file: &dyn OpenFile, records: u64) -> Result<Option<(u64, u64)>, terrane_core::OsError> {
     let last = records.saturating_sub(LOOK);
     let mut starts = [0, last / 2, last].to_vec();
     starts.dedup();

@@ -108,15 +108,18 @@ fn crash_at_random(
 }
 
 /// Blocks that were readable stay durable without another sync: the opening has synced them.
-fn second_life(files: &Recorder<Note>, readable: &[Key], random: &mut Seeded) -> Result<(), String> {
+fn second_life(
+    files: &Recorder<Note>,
+    readable: &[Key],
+    random: &mut Seeded,
+) -> Result<(), String> {
     let error = |error| format!("a second life fails: {error}");
     let mut store = Store::open(files, 0).map_err(error)?;
     let new: Key = 60;
     let slot = (0..SLOTS).find(|slot| !store.index.values().any(|taken| taken == slot));
     let slot = slot.expect("the histories leave a slot free");
     let removed = readable.first().copied();
-    let steps =
-        [Put(new, slot), Sync, Remove(removed.into_iter().collect()), Sync, Put(61, slot)];
+    let steps = [Put(new, slot), Sync, Remove(removed.into_iter().collect()), Sync, Put(61, slot)];
     let steps = &steps[..random.below(steps.len()) + 1];
     for step in steps {
         store.step(step).map_err(error)?;

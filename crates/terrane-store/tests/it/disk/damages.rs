@@ -138,7 +138,11 @@ fn survivable() -> Vec<(&'static str, Damage, Left)> {
             |i| i.file_mut(JOURNAL)[..512].fill(0),
             left(&[6, 9], 4, 0, 4),
         ),
-        ("the journal's end is cut", |i| i.file_mut(JOURNAL).truncate(640), left(&[2, 3, 4, 5], 0, 0, 0)),
+        (
+            "the journal's end is cut",
+            |i| i.file_mut(JOURNAL).truncate(640),
+            left(&[2, 3, 4, 5], 0, 0, 0),
+        ),
         (
             "the journal is cut within a record",
             |i| i.file_mut(JOURNAL).truncate(700),
@@ -261,11 +265,9 @@ fn unusable_superblocks_are_typed_errors() {
             |i| BOTH.iter().for_each(|name| i.file_mut(name).fill(0x55)),
             |e| matches!(e, CatalogError::ForeignSuperblock { .. }),
         ),
-        (
-            "another version",
-            set_version,
-            |e| matches!(e, CatalogError::UnsupportedVersion { found: 2, supported: 1, .. }),
-        ),
+        ("another version", set_version, |e| {
+            matches!(e, CatalogError::UnsupportedVersion { found: 2, supported: 1, .. })
+        }),
     ];
     for (name, damage, judge) in cases {
         let mut image = store();

@@ -39,7 +39,10 @@ fn blocks_come_back_and_removed_ones_do_not() {
 
     let (catalog, recovered) = open(directory.path()).unwrap();
     assert_eq!(catalog.secret(), secret);
-    assert_eq!((recovered.found, recovered.torn, recovered.damaged, recovered.dropped), (9, 0, 0, 0));
+    assert_eq!(
+        (recovered.found, recovered.torn, recovered.damaged, recovered.dropped),
+        (9, 0, 0, 0)
+    );
     let report = catalog
         .checkpoint(|writer| {
             let live = recovered.live.iter().filter(|live| live.slot != 5);
@@ -182,8 +185,7 @@ fn a_renamed_folder_and_other_fields_are_refused_by_name() {
     drop(open(directory.path()).unwrap());
     std::fs::rename(directory.path().join("model"), directory.path().join("other")).unwrap();
     let fields = |namespace: &Namespace, groups: &[GroupSlots]| {
-        let error =
-            Catalog::open(directory.path(), namespace, groups, CatalogOptions::default());
+        let error = Catalog::open(directory.path(), namespace, groups, CatalogOptions::default());
         let CatalogError::NamespaceDiffers { differences, .. } = error.unwrap_err() else {
             panic!("another error")
         };

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use crc_fast::{CrcAlgorithm, checksum};
+use terrane_core::checksum::crc64;
+use terrane_store::KeyHash;
 use terrane_store::disk::{
     Catalog, CatalogError, CatalogOptions, Files, GroupSlots, Namespace, OpenFile, OpenMode,
     PutRecord, Recovered,
@@ -66,17 +67,17 @@ fn byte(number: usize) -> u8 {
     number.try_into().unwrap()
 }
 
-pub fn hash(key: Key) -> u128 {
-    u128::from(key).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) | 1
+pub fn hash(key: Key) -> KeyHash {
+    KeyHash::new(u128::from(key).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) | 1)
 }
 
 /// The key of a hash, among those of the histories.
-pub fn key_of(hash_of_key: u128) -> Option<Key> {
+pub fn key_of(hash_of_key: KeyHash) -> Option<Key> {
     (0..100).find(|key| hash(*key) == hash_of_key)
 }
 
 pub fn sum(bytes: &[u8]) -> u64 {
-    checksum(CrcAlgorithm::Crc64Nvme, bytes)
+    crc64(bytes)
 }
 
 pub fn namespace() -> Namespace {
@@ -175,7 +176,7 @@ impl Store {
             Step::Remove(keys) => {
                 self.note(Note::Removes(keys.clone()));
                 self.index.retain(|key, _| !keys.contains(key));
-                let hashes: Vec<u128> = keys.iter().map(|key| hash(*key)).collect();
+                let hashes: Vec<KeyHash> = keys.iter().map(|key| hash(*key)).collect();
                 let result = self.catalog.append_removes(&hashes);
                 if result.is_err() {
                     self.note(Note::Failed(keys.clone()));

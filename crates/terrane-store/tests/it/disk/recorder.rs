@@ -38,13 +38,32 @@ impl Image {
 /// A change, or a note of the test.
 #[derive(Clone, Debug)]
 pub enum Change<N> {
-    Create { name: String, inode: usize },
-    Rename { from: String, to: String, inode: usize },
-    Unlink { name: String },
+    Create {
+        name: String,
+        inode: usize,
+    },
+    Rename {
+        from: String,
+        to: String,
+        inode: usize,
+    },
+    Unlink {
+        name: String,
+    },
     /// `extends` says whether the file is longer afterwards.
-    Write { inode: usize, offset: u64, bytes: Vec<u8>, extends: bool },
-    SetLength { inode: usize, length: u64 },
-    SyncData { inode: usize },
+    Write {
+        inode: usize,
+        offset: u64,
+        bytes: Vec<u8>,
+        extends: bool,
+    },
+    SetLength {
+        inode: usize,
+        length: u64,
+    },
+    SyncData {
+        inode: usize,
+    },
     SyncDirectory,
     Note(N),
 }

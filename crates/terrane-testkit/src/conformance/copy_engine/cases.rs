@@ -1,4 +1,4 @@
-//! What is transferred: known shapes, and random ones.
+//! The transfers of the suite: known shapes, and random ones.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(super) fn for_all_pairs(fixture: &impl EngineFixture, mut rule: impl FnMut(&
             }
         }
     }
-    assert!(pairs > 0, "the fixture serves no pair, so that nothing was checked");
+    assert!(pairs > 0, "the fixture supports no pair, so nothing was checked");
 }
 
 /// Pieces of 105 bytes, 3 layers, K and V.
@@ -71,8 +71,8 @@ pub(super) fn random_number(random: &mut Seeded, most: u32) -> u32 {
     1 + u32::try_from(below).expect("small")
 }
 
-/// Destination blocks in random order, none twice, and as many source blocks, maybe repeated;
-/// half of the time both ascending.
+/// Destination blocks in random order, none twice, and as many source blocks, possibly repeated. In
+/// half of the cases both ascend.
 pub(super) fn random_blocks(
     random: &mut Seeded,
     from: &Endpoint,

@@ -1,4 +1,4 @@
-//! One transfer, held against the model.
+//! Compares one transfer with the model.
 
 use std::ops::Range;
 use std::thread;
@@ -12,8 +12,8 @@ use terrane_transfer::{
 use crate::model::{Image, origin};
 use crate::pattern::PieceAccess;
 
-/// As long as a rule waits for an engine that should be done long since. Long, as a disk that is
-/// asked to sync while others write to it takes its time, and only what hangs takes all of it.
+/// The time that a rule waits for a transfer that should have ended. It is long, because a disk
+/// that syncs during writes is slow; only a hang takes all of it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Waits for the end of a transfer, and panics if none comes.
@@ -28,7 +28,8 @@ pub fn end_of<G>(completion: Completion<G>) -> Outcome<G> {
     completion.wait()
 }
 
-/// What a device's end demands of transfers between these two; nothing is in flight on it.
+/// Adds the order that a device's end requires of transfers between these two; nothing is in flight
+/// on it.
 pub fn ordered(transfer: Transfer, source: &Endpoint, destination: &Endpoint) -> Transfer {
     if source.kind().is_device() || destination.kind().is_device() {
         transfer.device_order(DeviceOrder::AlreadySynchronised)
@@ -37,7 +38,7 @@ pub fn ordered(transfer: Transfer, source: &Endpoint, destination: &Endpoint) ->
     }
 }
 
-/// Runs one transfer and compares both ends, every byte of them, with the model.
+/// Runs one transfer and compares every byte of both ends with the model.
 #[track_caller]
 pub fn check_transfer(
     manager: &TransferManager,
@@ -50,13 +51,13 @@ pub fn check_transfer(
         .unwrap_or_else(|error| panic!("refused: {error}"))
 }
 
-/// Runs one transfer, of all heads or of some at each end, and compares both ends, every byte of
-/// them, with the model.
+/// Runs one transfer, of all heads or of some at each end, and compares every byte of both ends
+/// with the model.
 ///
 /// # Errors
 ///
-/// The refusal, if it is one of [broken-up pieces](Declined::BrokenPieces) by every engine that
-/// serves the kinds, which engines are free to; any other is a panic.
+/// The refusal, if every engine that supports the kinds declined
+/// [broken-up pieces](Declined::BrokenPieces), which engines may. Any other refusal is a panic.
 #[track_caller]
 pub fn check_heads(
     manager: &TransferManager,
@@ -88,7 +89,7 @@ pub fn check_heads(
         Err(rejected) => panic!("refused: {rejected}"),
     };
     let outcome = end_of(completion);
-    assert_eq!(outcome.guard, "guard", "another guard came back");
+    assert_eq!(outcome.guard, "guard", "the guard of another transfer was returned");
     let report = outcome.result.unwrap_or_else(|error| panic!("{}", with_causes(&error)));
     let origins = [source, destination].map(origin);
     let orders = origins.map(|(config, _)| config.token_order());
@@ -109,7 +110,7 @@ pub fn check_heads(
     Ok(report)
 }
 
-/// Whether a transfer was refused because no engine breaks pieces up.
+/// Whether a transfer was refused because no engine copies broken-up pieces.
 fn breaks_pieces(refusal: &TransferError) -> bool {
     match refusal {
         TransferError::NoEngine { declined, .. } => {

@@ -1,4 +1,4 @@
-//! The rules of re-layouts and of transfers of some heads.
+//! The rules of transfers that change the order of tokens and heads, or copy some heads.
 
 use terrane_core::Alignment;
 use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind, TokenOrder};
@@ -10,8 +10,8 @@ use super::{
 use crate::model::{Image, origin};
 use crate::random::Seeded;
 
-/// Between token-major and head-major, and of some heads, the bytes are those of the model; or the
-/// quote declines them as broken-up pieces.
+/// Transfers between token-major and head-major, and of some heads, have the bytes of the model. Or
+/// the quote declines them as broken-up pieces.
 pub fn relayouts_are_exact_or_declined(fixture: &impl EngineFixture, seed: u64, cases: usize) {
     let manager = TransferManager::new([fixture.engine()]);
     let mut random = Seeded::new(seed);
@@ -42,13 +42,13 @@ pub fn relayouts_are_exact_or_declined(fixture: &impl EngineFixture, seed: u64, 
             let layers = random_range(&mut random, shape.num_layers());
             let ends = ((&from, &read[..]), (&to, &written[..]));
             let access = fixture.access();
-            // Declined is as good as exact.
+            // A decline is as good as an exact copy.
             let _ = check_heads(&manager, access, ends.0, ends.1, layers, Some(heads));
         }
     });
 }
 
-/// A shape of one head, whose number is then varied.
+/// A shape of one head, whose number is changed later.
 fn random_heads(random: &mut Seeded) -> LayoutConfig {
     let element = match random.below(4) {
         0 => ElementFormat::MXFP4,

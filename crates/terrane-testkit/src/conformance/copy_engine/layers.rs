@@ -1,4 +1,4 @@
-//! The rules of layer-wise transfers.
+//! The rules of layer-by-layer transfers.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use terrane_transfer::{LayerState, Layers, Transfer, TransferManager};
 use super::{EngineFixture, PATIENCE, end_of, for_all_pairs, odd_config, ordered, two_ends};
 use crate::model::Image;
 
-/// Of a layer-wise transfer, the bytes of each layer are there when it is said to be done, and all
-/// layers are done at the end, if the engine tells of layers at all or not.
+/// When a layer of a layer-by-layer transfer is reported as complete, its bytes are complete. At
+/// the end all layers are complete, whether or not the engine reports layers.
 pub fn layers_are_done_when_the_engine_says_so(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {
@@ -24,7 +24,7 @@ pub fn layers_are_done_when_the_engine_says_so(fixture: &impl EngineFixture) {
             let transfer = Transfer::new(&from, &to).blocks(&[0, 1, 3], &[3, 2, 1]);
             let transfer = ordered(transfer, &from, &to).layers(range.clone()).layer_wise();
             let completion = manager.submit(transfer, ()).expect("it is accepted");
-            let layers = completion.layers().expect("layers were asked for");
+            let layers = completion.layers().expect("layers were requested");
             assert_eq!(layers.range(), range);
             for layer in range.clone() {
                 match end_of_layer(&layers, layer) {
@@ -38,12 +38,12 @@ pub fn layers_are_done_when_the_engine_says_so(fixture: &impl EngineFixture) {
             end_of(completion).result.expect("it ends well");
             assert!(range.into_iter().all(|layer| layers.is_done(layer)), "{layers:?}");
             let found = Image::of(&to, fixture.access());
-            found.assert_equals(&expected, "after a layer-wise transfer");
+            found.assert_equals(&expected, "after a layer-by-layer transfer");
         }
     });
 }
 
-/// Layers of a transfer that fails are done or have failed; nobody waits for them for ever.
+/// Each layer of a failed transfer is complete or has failed, so no waiting thread hangs.
 pub fn every_layer_of_a_failed_transfer_ends(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {
@@ -51,8 +51,8 @@ pub fn every_layer_of_a_failed_transfer_ends(fixture: &impl EngineFixture) {
         let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&[0, 1], &[3, 2]);
         let transfer = transfer.layer_wise().deadline(Instant::now());
         let completion = manager.submit(transfer, ()).expect("it is accepted");
-        let layers = completion.layers().expect("layers were asked for");
-        end_of(completion).result.expect_err("the deadline passed before it began");
+        let layers = completion.layers().expect("layers were requested");
+        end_of(completion).result.expect_err("the deadline had passed before the transfer began");
         for layer in 0..3 {
             end_of_layer(&layers, layer);
         }
@@ -60,7 +60,7 @@ pub fn every_layer_of_a_failed_transfer_ends(fixture: &impl EngineFixture) {
     });
 }
 
-/// Waits until a layer is done or has failed, and panics if it never is.
+/// Waits until a layer is complete or has failed, and panics if it never is.
 #[track_caller]
 fn end_of_layer(layers: &Layers, layer: u32) -> LayerState {
     let begun = Instant::now();

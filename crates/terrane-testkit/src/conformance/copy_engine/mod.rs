@@ -1,11 +1,13 @@
 //! The rules of [`CopyEngine`].
 
+mod cancels;
 mod cases;
 mod check;
 mod heads;
 mod layers;
 mod orders;
 
+pub use cancels::a_cancelled_transfer_leaves_a_true_outcome;
 pub use check::{check_heads, check_transfer, end_of, ordered};
 pub use heads::relayouts_are_exact_or_declined;
 pub use layers::{every_layer_of_a_failed_transfer_ends, layers_are_done_when_the_engine_says_so};
@@ -32,36 +34,36 @@ use cases::{
 };
 use check::PATIENCE;
 
-/// An engine as its suite needs it described.
+/// Describes an engine to its suite.
 pub trait EngineFixture {
     /// A new engine.
     fn engine(&self) -> Arc<dyn CopyEngine>;
 
-    /// The sorts of ends that it copies between, by names of the fixture's own choice.
+    /// The kinds of ends that it copies between, with names that the fixture chooses.
     fn ends(&self) -> &[&'static str];
 
-    /// A new endpoint of such a sort.
+    /// A new endpoint of such a kind.
     fn endpoint(&self, end: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint;
 
-    /// Whether it copies from one sort to the other.
+    /// Whether it copies from one kind to the other.
     fn serves(&self, source: &str, destination: &str) -> bool {
         let _ = (source, destination);
         true
     }
 
-    /// An endpoint from which, and to which, it does not copy at all.
+    /// An endpoint that it can neither read nor write.
     fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
         let _ = config;
         None
     }
 
-    /// An order of a device that has not been reached, and is when the value beside it drops;
-    /// `None` of a fixture without a device that can be held up.
+    /// A device order that is not reached until the value beside it drops. `None` for a fixture
+    /// whose device cannot be held back.
     fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
         None
     }
 
-    /// How the bytes of its ends are reached.
+    /// Accesses the bytes of its ends.
     fn access(&self) -> &dyn PieceAccess {
         &InProcess
     }
@@ -78,6 +80,7 @@ pub fn check_copy_engine(fixture: &impl EngineFixture) {
     what_it_does_not_serve_it_declines(fixture);
     many_transfers_in_flight_all_end_well(fixture);
     a_deadline_in_the_past_ends_the_transfer(fixture);
+    a_cancelled_transfer_leaves_a_true_outcome(fixture);
     durability_is_granted_or_declined(fixture);
     relayouts_are_exact_or_declined(fixture, 0x4845_4144, 12);
     layers_are_done_when_the_engine_says_so(fixture);
@@ -86,8 +89,8 @@ pub fn check_copy_engine(fixture: &impl EngineFixture) {
     a_waiting_transfer_brings_its_engine_along(fixture);
 }
 
-/// Between all sorts of ends and all kinds of layouts, the bytes asked for arrive, and no other
-/// byte changes: not those of other blocks and layers, not the padding, not the source.
+/// Between all kinds of ends and all kinds of layouts, the requested bytes arrive and no other byte
+/// changes. Other blocks, other layers, the padding and the source stay the same.
 pub fn bytes_are_exact_and_neighbours_untouched(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     let cases: [(&[u32], &[u32], Range<u32>); 4] = [
@@ -117,7 +120,7 @@ pub fn bytes_are_exact_and_neighbours_untouched(fixture: &impl EngineFixture) {
     });
 }
 
-/// Whatever the shapes and the blocks are, the bytes are those of the model.
+/// For any shapes and blocks, the bytes are those of the model.
 pub fn random_transfers_match_the_model(fixture: &impl EngineFixture, seed: u64, cases: usize) {
     let manager = TransferManager::new([fixture.engine()]);
     let mut random = Seeded::new(seed);
@@ -141,7 +144,7 @@ pub fn random_transfers_match_the_model(fixture: &impl EngineFixture, seed: u64,
     });
 }
 
-/// A transfer of no blocks ends well and changes nothing.
+/// A transfer of no blocks succeeds and changes nothing.
 pub fn no_blocks_are_a_transfer_like_any_other(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {
@@ -151,7 +154,7 @@ pub fn no_blocks_are_a_transfer_like_any_other(fixture: &impl EngineFixture) {
     });
 }
 
-/// Asking for a quote changes no byte, and asking twice gives the same path.
+/// A quote changes no byte, and a second quote has the same path.
 pub fn quoting_touches_nothing(fixture: &impl EngineFixture) {
     let engine = fixture.engine();
     for_all_pairs(fixture, |source, destination| {
@@ -163,8 +166,8 @@ pub fn quoting_touches_nothing(fixture: &impl EngineFixture) {
         if from.kind().is_device() || to.kind().is_device() {
             terms.device_order = Some(DeviceOrder::AlreadySynchronised);
         }
-        let quote = || engine.quote(&plan, &terms).expect("the fixture says that it serves this");
-        assert_eq!(quote().path, quote().path, "the same plan is quoted two paths");
+        let quote = || engine.quote(&plan, &terms).expect("the fixture states support for this");
+        assert_eq!(quote().path(), quote().path(), "the same plan was quoted with two paths");
         drop(plan);
         for (end, before) in [&from, &to].into_iter().zip(&before) {
             Image::of(end, fixture.access()).assert_equals(before, "after a quote");
@@ -172,7 +175,7 @@ pub fn quoting_touches_nothing(fixture: &impl EngineFixture) {
     });
 }
 
-/// The report names the engine and the path that was quoted, and counts all the bytes.
+/// The report names the engine and the quoted path, and counts all bytes.
 pub fn reports_say_what_was_done(fixture: &impl EngineFixture) {
     let engine = fixture.engine();
     let name = engine.name();
@@ -190,14 +193,14 @@ pub fn reports_say_what_was_done(fixture: &impl EngineFixture) {
         let report = end_of(completion).result.expect("it ends well");
         let most = begun.elapsed();
         assert_eq!(report.explanation.engine, name);
-        assert_eq!(report.explanation, explained, "done otherwise than explained");
-        assert_eq!(copied, explained.bytes, "the progress at the end is not all the bytes");
-        assert!(report.queued + report.copied <= most, "{report}, which is more than {most:?}");
-        assert!(!report.explanation.reason.is_empty(), "no reason for {}", explained.path);
+        assert_eq!(report.explanation, explained, "the copy differs from the explanation");
+        assert_eq!(copied, explained.bytes, "the final progress is not all bytes");
+        assert!(report.queued + report.copied <= most, "{report}; the most is {most:?}");
+        assert!(!report.explanation.reason().is_empty(), "{} has no reason", explained.path());
     });
 }
 
-/// Kinds that it does not serve are declined, and not tried.
+/// Unsupported kinds are declined, and not tried.
 pub fn what_it_does_not_serve_it_declines(fixture: &impl EngineFixture) {
     let Some(foreign) = fixture.unserved(odd_config(4, 1)) else { return };
     let engine = fixture.engine();
@@ -219,7 +222,7 @@ pub fn what_it_does_not_serve_it_declines(fixture: &impl EngineFixture) {
     }
 }
 
-/// Hundreds of transfers submitted at once, from several threads, all end well.
+/// Hundreds of transfers that several threads submit at once all succeed.
 pub fn many_transfers_in_flight_all_end_well(fixture: &impl EngineFixture) {
     const THREADS: u32 = 4;
     const EACH: u32 = 64;
@@ -242,7 +245,7 @@ pub fn many_transfers_in_flight_all_end_well(fixture: &impl EngineFixture) {
                     let all: Vec<_> = (first..first + EACH).map(submit).collect();
                     for (block, completion) in (first..).zip(all) {
                         let outcome = end_of(completion);
-                        assert_eq!(outcome.guard, block, "the guards are mixed up");
+                        assert_eq!(outcome.guard, block, "the guards were exchanged");
                         outcome.result.expect("it ends well");
                     }
                 });
@@ -255,7 +258,8 @@ pub fn many_transfers_in_flight_all_end_well(fixture: &impl EngineFixture) {
     });
 }
 
-/// A transfer whose deadline has passed ends with that error; it neither hangs nor copies on.
+/// A transfer whose deadline has passed ends with that error. It neither hangs nor continues to
+/// copy.
 pub fn a_deadline_in_the_past_ends_the_transfer(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {
@@ -265,13 +269,14 @@ pub fn a_deadline_in_the_past_ends_the_transfer(fixture: &impl EngineFixture) {
             manager.submit(transfer.deadline(Instant::now()), ()).expect("it is accepted");
         match end_of(completion).result {
             Err(TransferError::DeadlineExceeded { .. }) => {}
-            other => panic!("the deadline passed before it began, and it ended with {other:?}"),
+            other => panic!(
+                "the deadline had passed before the transfer began, and it ended with {other:?}"
+            ),
         }
     });
 }
 
-/// Of files that are written, durability is granted, and the bytes are right then; or the quote
-/// declines it.
+/// For written files, durability is granted, and the bytes are correct; or the quote declines it.
 pub fn durability_is_granted_or_declined(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {
@@ -301,8 +306,8 @@ pub fn durability_is_granted_or_declined(fixture: &impl EngineFixture) {
     });
 }
 
-/// When the engine drops, everything in flight ends: well, with the right bytes, or with an
-/// error. Nothing hangs.
+/// When the engine drops, everything in flight ends: with the right bytes, or with an error.
+/// Nothing hangs.
 pub fn dropping_the_engine_ends_what_is_in_flight(fixture: &impl EngineFixture) {
     for_all_pairs(fixture, |source, destination| {
         let config = odd_config(32, 1);
@@ -320,7 +325,7 @@ pub fn dropping_the_engine_ends_what_is_in_flight(fixture: &impl EngineFixture) 
         for (block, completion) in (0..32).zip(all) {
             match end_of(completion).result {
                 Ok(_) => expected.transfer(&image, &[block], &[block], 0..config.num_layers()),
-                // Whatever was copied before it failed does not matter.
+                // The bytes of a failed copy do not matter.
                 Err(_) => return,
             }
         }
@@ -328,9 +333,9 @@ pub fn dropping_the_engine_ends_what_is_in_flight(fixture: &impl EngineFixture) 
     });
 }
 
-/// A transfer that waits for another one keeps its engine alive: it ends well after the manager
-/// and every other reference to the engine have gone, and so do those that wait for it. The last
-/// reference then drops on the engine's own thread, which must not wait for itself.
+/// A transfer that waits for another one keeps its engine alive. It succeeds after the manager and
+/// every other reference to the engine were dropped, and so do its successors. The last reference
+/// then drops on the engine's own thread, which must not wait for itself.
 pub fn a_waiting_transfer_brings_its_engine_along(fixture: &impl EngineFixture) {
     for_all_pairs(fixture, |source, destination| {
         let [from, to] = two_ends(fixture, source, destination);

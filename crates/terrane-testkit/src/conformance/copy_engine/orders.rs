@@ -1,13 +1,13 @@
 //! The rules of [`CopyEngine`](terrane_transfer::CopyEngine) about a device's order.
 
 use terrane_core::StorageKind;
-use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
+use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
 use super::{EngineFixture, check_transfer, end_of, for_all_pairs, two_ends};
 use crate::model::Image;
 
-/// A transfer ends only when the device's order has been reached, also if it has no blocks: whoever
-/// has to wait for an order asks for such a one.
+/// A transfer ends only when the device's order has been reached, even without blocks. Such a
+/// transfer is used to wait for an order.
 pub fn a_device_order_is_waited_for(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {
@@ -17,23 +17,20 @@ pub fn a_device_order_is_waited_for(fixture: &impl EngineFixture) {
             let mut expected = Image::of(&to, fixture.access());
             expected.transfer(&Image::of(&from, fixture.access()), blocks, blocks, 0..3);
             let Some((order, held)) = fixture.unreached() else { return };
-            let takes_part = |end: &Endpoint| match (end.kind(), order) {
-                (StorageKind::Device(device), DeviceOrder::AfterStream(s)) => s.device() == device,
-                (StorageKind::Device(device), DeviceOrder::AfterEvent(e)) => e.device() == device,
-                _ => false,
-            };
+            let takes_part =
+                |end: &Endpoint| order.device().map(StorageKind::Device) == Some(end.kind());
             if !takes_part(&from) && !takes_part(&to) {
                 return;
             }
             let transfer = Transfer::new(&from, &to).blocks(blocks, blocks).device_order(order);
             let waiting = manager.submit(transfer, ()).expect("it is accepted");
-            // Time enough for an engine that does not wait: another one has ended after it.
+            // Enough time for an engine that does not wait: another transfer has ended after it.
             let access = fixture.access();
             check_transfer(&manager, access, (&other_from, &[]), (&other_to, &[]), 0..3);
             assert!(
                 !waiting.has_ended(),
-                "from {source} to {destination}, a transfer of {} blocks has ended before the \
-                 device's order was reached",
+                "from {source} to {destination}, a transfer of {} blocks ended before the device's \
+                 order was reached",
                 blocks.len()
             );
             drop(held);

@@ -106,11 +106,8 @@ unsafe impl CopyEngine for DiskEngine {
             return Err(Declined::DeviceOrder);
         }
         let route = self.rates.choose(route, plan);
-        Ok(Quote {
-            path: route.path().into(),
-            reason: route.reason(),
-            predicted: self.rates.of(&route).predict(plan.bytes(), plan.run_count()),
-        })
+        let predicted = self.rates.of(&route).predict(plan.bytes(), plan.run_count());
+        Ok(Quote::new(predicted, route))
     }
 
     fn submit(&self, job: CopyJob) {

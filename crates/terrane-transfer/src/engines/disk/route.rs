@@ -6,7 +6,7 @@ use std::fmt;
 use terrane_core::{Alignment, Location, StorageKind};
 
 use super::choice::Segments;
-use crate::{Declined, Endpoint, Side, TransferPlan};
+use crate::{Decision, Declined, Endpoint, Side, TransferPlan};
 
 /// Bounce buffers, and requests for a part of a longer run, begin and end at multiples of this.
 /// Disks need 512 bytes or 4 KiB.
@@ -20,7 +20,7 @@ pub(super) enum Flow {
     BetweenFiles,
 }
 
-/// How a plan is executed. A pure function of the plan.
+/// How a plan is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) flow: Flow,
@@ -144,16 +144,12 @@ impl Route {
     pub(super) fn selected(self, staged: bool, selection: Selection) -> Self {
         Self { staged, selection, ..self }
     }
+}
 
-    /// The route for a quoted path.
-    pub(super) fn quoted(self, path: &str) -> Self {
-        let staged = self.selected(true, self.selection);
-        if self.could_be_staged() && staged.path() == path { staged } else { self }
-    }
-
-    pub(super) fn path(&self) -> &'static str {
+impl Decision for Route {
+    fn path(&self) -> Cow<'_, str> {
         let file_is_direct = self.is_direct(self.file_side());
-        match (self.flow, file_is_direct, self.staged) {
+        Cow::Borrowed(match (self.flow, file_is_direct, self.staged) {
             (Flow::BetweenFiles, ..) => match (file_is_direct, self.is_direct(Side::Destination)) {
                 (true, true) => "direct read and write",
                 (true, false) => "direct read, buffered write",
@@ -163,10 +159,10 @@ impl Route {
             (_, true, false) => "direct vectored",
             (_, true, true) => "direct staged",
             (_, false, _) => "buffered",
-        }
+        })
     }
 
-    pub(super) fn reason(&self) -> Cow<'static, str> {
+    fn reason(&self) -> Cow<'_, str> {
         if self.flow == Flow::BetweenFiles {
             let why = |side, name| match self.reach(side) {
                 Reach::Direct(_) => String::new(),

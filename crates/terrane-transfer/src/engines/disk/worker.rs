@@ -14,9 +14,7 @@ use super::DiskEngineOptions;
 use super::bounce::{BounceBuffer, BounceBuffers};
 use super::choice::Rates;
 use super::extents::{Extents, Part};
-use super::request::{
-    Direction, NotForFiles, QueueFailed, copy_parts, describe, engine_failure, files_to_sync,
-};
+use super::request::{Direction, QueueFailed, copy_parts, describe, engine_failure, files_to_sync};
 use super::route::{Flow, REQUESTS, Route};
 use crate::{CopyFailure, CopyJob, Durability};
 
@@ -146,10 +144,10 @@ impl Worker {
     }
 
     fn begin(&mut self, job: CopyJob) {
-        let Ok(route) = Route::of(job.plan()) else {
-            return job.finish(Err(engine_failure(NotForFiles)));
+        let route = match job.decision::<Route>() {
+            Ok(&route) => route,
+            Err(foreign) => return job.finish(Err(engine_failure(foreign))),
         };
-        let route = route.quoted(job.path());
         let extents = Extents::new(job.plan(), route.file_side());
         let to_sync = files_to_sync(&job);
         let active = Active { job, route, extents, operations: 0, failure: None, to_sync };

@@ -18,7 +18,7 @@ use terrane_core::{ByteCount, OsError, OwnerProcess};
 use crate::engines::copy::{self, Caching};
 use crate::engines::rate::Rate;
 use crate::engines::threads;
-use crate::{CopyEngine, CopyJob, Declined, Quote, Terms, TransferPlan};
+use crate::{CopyEngine, CopyFailure, CopyJob, Decision, Declined, Quote, Terms, TransferPlan};
 use work::{Queued, Work};
 
 /// Copies between host memory and host memory, system or pinned. It uses its own threads and those
@@ -46,8 +46,8 @@ pub struct HostEngineOptions {
     /// processor's memory bandwidth. The default is the number of processors that this process may
     /// use, but at most 8.
     pub threads: NonZeroUsize,
-    /// The bytes that one thread takes at a time, at least 1. It bounds how late a deadline is
-    /// noticed, and how unevenly the threads can finish.
+    /// The bytes that one thread takes at a time, at least 1. It bounds how late a deadline or
+    /// a cancel is noticed, and how unevenly the threads can finish.
     pub chunk: ByteCount,
     /// The size in bytes from which transfers use non-temporal stores. Without effect if the
     /// processor has none.
@@ -74,6 +74,41 @@ impl Default for HostEngineOptions {
     }
 }
 
+/// A path of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HostPath {
+    ThroughCache,
+    Streaming,
+    Relayout,
+}
+
+impl HostPath {
+    fn caching(self) -> Caching {
+        match self {
+            Self::ThroughCache | Self::Relayout => Caching::Through,
+            Self::Streaming => Caching::Past,
+        }
+    }
+}
+
+impl Decision for HostPath {
+    fn path(&self) -> Cow<'_, str> {
+        Cow::Borrowed(match self {
+            Self::ThroughCache => "copy through the cache",
+            Self::Streaming => "streaming copy",
+            Self::Relayout => "re-layout through the cache",
+        })
+    }
+
+    fn reason(&self) -> Cow<'_, str> {
+        Cow::Borrowed(match self {
+            Self::ThroughCache => "small or in short runs",
+            Self::Streaming => "too large to be of use in the cache",
+            Self::Relayout => "token orders differ, or some heads are copied",
+        })
+    }
+}
+
 #[derive(Debug)]
 struct Rates {
     through: Rate,
@@ -82,18 +117,14 @@ struct Rates {
 }
 
 impl Rates {
-    fn of(&self, path: &str) -> &Rate {
+    fn of(&self, path: HostPath) -> &Rate {
         match path {
-            PAST_CACHE => &self.past,
-            RELAYOUT => &self.relayout,
-            _ => &self.through,
+            HostPath::ThroughCache => &self.through,
+            HostPath::Streaming => &self.past,
+            HostPath::Relayout => &self.relayout,
         }
     }
 }
-
-const THROUGH_CACHE: &str = "copy through the cache";
-const PAST_CACHE: &str = "streaming copy";
-const RELAYOUT: &str = "re-layout through the cache";
 
 impl HostEngine {
     /// An engine with these options. Its threads are named `terrane-copy-0` and so on.
@@ -119,12 +150,19 @@ impl HostEngine {
         Ok(engine)
     }
 
-    fn caching(&self, plan: &TransferPlan) -> Caching {
-        let streams = plan.bytes() >= self.options.streaming_from
-            && !plan.breaks_pieces()
-            && plan.mean_run() >= LEAST_STREAMED_RUN
-            && copy::can_stream();
-        if streams { Caching::Past } else { Caching::Through }
+    fn choose(&self, plan: &TransferPlan) -> &'static HostPath {
+        let streams = || {
+            plan.bytes() >= self.options.streaming_from
+                && plan.mean_run() >= LEAST_STREAMED_RUN
+                && copy::can_stream()
+        };
+        if plan.breaks_pieces() {
+            &HostPath::Relayout
+        } else if streams() {
+            &HostPath::Streaming
+        } else {
+            &HostPath::ThroughCache
+        }
     }
 }
 
@@ -145,25 +183,24 @@ unsafe impl CopyEngine for HostEngine {
         if terms.device_order.is_some() {
             return Err(Declined::DeviceOrder);
         }
-        let (path, reason) = match self.caching(plan) {
-            Caching::Through if plan.breaks_pieces() => {
-                (RELAYOUT, "token orders differ, or some heads are copied")
-            }
-            Caching::Through => (THROUGH_CACHE, "small or in short runs"),
-            Caching::Past => (PAST_CACHE, "too large to be of use in the cache"),
-        };
-        let predicted = self.rates.of(path).predict(plan.bytes(), plan.run_count());
-        Ok(Quote { path: Cow::Borrowed(path), reason: Cow::Borrowed(reason), predicted })
+        let path = self.choose(plan);
+        let predicted = self.rates.of(*path).predict(plan.bytes(), plan.run_count());
+        Ok(Quote::constant(predicted, path))
     }
 
     fn submit(&self, job: CopyJob) {
         let Some(queue) = &self.queue else { return };
-        let caching = if job.path() == PAST_CACHE { Caching::Past } else { Caching::Through };
+        let path = match job.decision::<HostPath>() {
+            Ok(&path) => path,
+            Err(foreign) => {
+                return job.finish(Err(CopyFailure::Engine { source: foreign.into() }));
+            }
+        };
         let chunks = job.plan().bytes().get().div_ceil(self.options.chunk.get().max(1));
         // Waking a thread pays off for two chunks: copying one takes about as long as waking.
         let threads =
             ByteCount::from_usize(self.threads.len()).get().min(chunks.div_ceil(2)).max(1);
-        let work = Queued::new(Work::new(job, caching, self.options.chunk, &self.rates));
+        let work = Queued::new(Work::new(job, path, self.options.chunk, &self.rates));
         // One entry for each thread that takes part. If the threads have exited, the work drops
         // here, and the job with it, which notifies its caller.
         for _ in 1..threads {

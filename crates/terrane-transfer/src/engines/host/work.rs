@@ -2,11 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use terrane_core::{ByteCount, HostAddress, Location};
 
-use super::Rates;
+use super::{HostPath, Rates};
 use crate::engines::copy::{self, Caching};
 use crate::{Attend, CopyFailure, CopyJob, CopyRun, Endpoint, Side, TransferPlan};
 
@@ -55,7 +54,7 @@ impl Attend for Queued {
 /// It consists of units. These are the runs of the plan or, where pieces are broken up, its tiles;
 /// their many runs are not listed.
 pub(super) struct Work {
-    caching: Caching,
+    path: HostPath,
     chunk: u64,
     cursor: Mutex<Cursor>,
     failure: Mutex<Option<CopyFailure>>,
@@ -73,14 +72,9 @@ struct Cursor {
 }
 
 impl Work {
-    pub(super) fn new(
-        job: CopyJob,
-        caching: Caching,
-        chunk: ByteCount,
-        rates: &Arc<Rates>,
-    ) -> Self {
+    pub(super) fn new(job: CopyJob, path: HostPath, chunk: ByteCount, rates: &Arc<Rates>) -> Self {
         Self {
-            caching,
+            path,
             chunk: chunk.get().max(1),
             cursor: Mutex::new(Cursor::default()),
             failure: Mutex::new(None),
@@ -92,17 +86,17 @@ impl Work {
 
     /// Copies a chunk that no thread has taken yet. Returns whether there was one.
     fn copy_one_chunk(&self) -> bool {
-        self.job.start();
         let Some((begin, bytes)) = self.take_chunk() else { return false };
-        if self.job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            self.fail(CopyFailure::DeadlineExceeded);
+        if let Some(failure) = self.job.reason_to_stop() {
+            self.fail(failure);
             return false;
         }
+        self.job.start();
         let plan = self.job.plan();
         let copied = if plan.breaks_pieces() {
             copy_tiles(plan, begin.unit, bytes)
         } else {
-            copy_runs(plan, begin, bytes, self.caching)
+            copy_runs(plan, begin, bytes, self.path.caching())
         };
         copy::publish();
         match copied {
@@ -117,11 +111,13 @@ impl Work {
 
     /// Drops a reference. The last one finishes the job.
     fn release(work: Arc<Self>) {
-        let Some(Self { job, failure, rates, .. }) = Arc::into_inner(work) else { return };
+        let Some(Self { job, failure, rates, path, .. }) = Arc::into_inner(work) else { return };
         if let Some(failure) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return job.finish(Err(failure));
         }
-        rates.of(job.path()).learn(job.plan().bytes(), job.running_for());
+        // It may have no bytes.
+        job.start();
+        rates.of(path).learn(job.plan().bytes(), job.running_for());
         job.finish(Ok(()));
     }
 
@@ -308,6 +304,7 @@ mod tests {
 
     use super::*;
     use crate::completion::Settle;
+    use crate::engine::SharedDecision;
     use crate::engines::rate::Rate;
     use crate::hazard::{HazardTable, Use};
     use crate::job::{Claims, Ending};
@@ -336,15 +333,15 @@ mod tests {
             source_alignment: terrane_core::Alignment::BYTE,
             destination_alignment: terrane_core::Alignment::BYTE,
             engine: "host",
-            path: super::super::THROUGH_CACHE.into(),
-            reason: "".into(),
             predicted: Duration::ZERO,
             declined: Vec::new(),
+            decision: SharedDecision::Constant(&HostPath::ThroughCache),
         }
     }
 
-    #[test]
-    fn a_job_ends_well_if_its_waiter_copies_everything_as_it_is_queued() {
+    /// The job of a transfer of one block of two layers, 128 bytes, and its ticket.
+    #[expect(clippy::unwrap_used, reason = "tests say what they expect by unwrapping it")]
+    fn job(settle: Arc<dyn Settle>) -> (CopyJob, Ticket) {
         let endpoint = || {
             let config = LayoutConfig::builder().num_blocks(1).num_layers(2).outer_dim(1);
             let config = config.page_size(4).inner_dim(8).element(ElementFormat::Width(2));
@@ -360,16 +357,60 @@ mod tests {
             let used = Use { access, blocks: &[0], group: 0, layers: 0..2, heads: 0..1 };
             table.lock().claim(&ticket, &used)
         };
-        let claims = Claims { reading: claim(Access::Read), writing: claim(Access::Write) };
-        let (ended, ends) = mpsc::channel();
-        let settle = Arc::new(CopiesAtOnce(ended));
-        let ending = Ending::new(ticket, settle, None, explanation());
-        let job = CopyJob::new(plan, claims, Terms::default(), None, Arc::default(), ending);
+        let (reading, writing) = (claim(Access::Read), claim(Access::Write));
+        let claims = Claims { reading, writing, ticket: ticket.clone() };
+        let ending = Ending::new(ticket.clone(), settle, None, explanation());
+        let job = CopyJob::new(plan, claims, Terms::default(), Arc::default(), ending);
+        (job, ticket)
+    }
+
+    /// The work, in chunks of 16 bytes.
+    fn work(job: CopyJob) -> Work {
         let guess = || Rate::new(1e9, Duration::ZERO, Duration::ZERO);
         let rates = Rates { through: guess(), past: guess(), relayout: guess() };
-        let work = Work::new(job, Caching::Through, ByteCount::new(16), &Arc::new(rates));
-        let queued = Queued::new(work);
+        Work::new(job, HostPath::ThroughCache, ByteCount::new(16), &Arc::new(rates))
+    }
+
+    #[test]
+    fn a_job_ends_well_if_its_waiter_copies_everything_as_it_is_queued() {
+        let (ended, ends) = mpsc::channel();
+        let (job, _) = job(Arc::new(CopiesAtOnce(ended)));
+        let queued = Queued::new(work(job));
         ends.try_recv().expect("it has ended").expect("all bytes are copied");
         assert!(!queued.copy_one_chunk());
+    }
+
+    /// No thread copies until the test does.
+    struct Ends(mpsc::Sender<Result<Report, TransferError>>);
+
+    impl Settle for Ends {
+        fn attend(&self, _: &Arc<dyn Attend>) {}
+
+        fn settle(&self, result: Result<Report, TransferError>) {
+            let _ = self.0.send(result);
+        }
+    }
+
+    #[test]
+    fn a_cancelled_job_ends_before_its_next_chunk() {
+        let cancelled_after = |chunks: u64| {
+            let (ended, ends) = mpsc::channel();
+            let (job, ticket) = job(Arc::new(Ends(ended)));
+            let queued = Queued::new(work(job));
+            (0..chunks).for_each(|_| assert!(queued.copy_one_chunk()));
+            ticket.cancel();
+            assert!(!queued.copy_one_chunk());
+            ends.try_recv().expect("it has ended")
+        };
+        for chunks in [0, 1, 7] {
+            let error = cancelled_after(chunks).unwrap_err();
+            let TransferError::Cancelled { started, done, total } = error else {
+                panic!("{error:?}")
+            };
+            let expected = (chunks > 0, ByteCount::new(16 * chunks), ByteCount::new(128));
+            assert_eq!((started, done, total), expected);
+        }
+        // Nothing is left to stop.
+        cancelled_after(8).expect("all bytes are copied");
     }
 }

@@ -17,6 +17,7 @@ use crate::{CopyJob, Progress, Terms, TransferError, TransferPlan};
 
 /// A transfer in progress.
 pub(super) struct Active {
+    shared: Arc<Shared>,
     pub(super) job: CopyJob,
     pub(super) route: Route,
     /// The pairs of blocks in the order in which they are copied.
@@ -49,13 +50,14 @@ pub(super) struct Held {
 }
 
 impl Active {
-    pub(super) fn new(job: CopyJob, route: Route, shared: &Shared, ordered: bool) -> Self {
+    pub(super) fn new(job: CopyJob, route: Route, shared: &Arc<Shared>, ordered: bool) -> Self {
         let (sources, destinations) = in_order(job.plan());
         let to_arrive = vec![route.cut.groups_of_blocks(); route.cut.groups_of_layers()];
         let to_sync = has_durability(job.plan(), job.terms());
         let to_tell = job.terms().notification.is_some();
         let most = at_a_time(route.cut.slot.total_bytes(), shared.bounce.slots().most);
         Self {
+            shared: Arc::clone(shared),
             job,
             route,
             sources,
@@ -91,11 +93,7 @@ impl Active {
         lanes.push(self.route.lane(step), Part { transfer, step, chunk });
     }
 
-    pub(super) fn plan_hop(
-        &mut self,
-        shared: &Shared,
-        part: Part,
-    ) -> Result<TransferPlan, TransferError> {
+    pub(super) fn plan_hop(&mut self, part: Part) -> Result<TransferPlan, TransferError> {
         let Some(held) = self.chunks.get_mut(part.chunk) else {
             return Err(TransferError::EngineStopped);
         };
@@ -107,7 +105,7 @@ impl Active {
             chunk: Some(held.chunk.clone()),
         };
         let plan = self.job.plan();
-        shared.planner.plan(&match part.step {
+        self.shared.planner.plan(&match part.step {
             RelayStep::OutOfBounce => chunk.outwards(&slot, plan),
             _ => chunk.inwards(plan, &slot),
         })
@@ -122,7 +120,7 @@ impl Active {
         part: Part,
         outbox: &Sender<Message>,
     ) -> bool {
-        let engine = Arc::clone(self.route.engine(part.step));
+        let engine = Arc::clone(self.shared.engine(&self.route, part.step));
         let claims = self.job.claims();
         let job = match step::job(&engine, claims, plan, terms, progress, part, outbox) {
             Ok(job) => job,
@@ -141,8 +139,13 @@ impl Active {
         self.job.terms().deadline.filter(|_| self.failure.is_none())
     }
 
-    pub(super) fn is_late(&self, now: Instant) -> bool {
-        self.deadline().is_some_and(|deadline| deadline <= now)
+    /// Fails the transfer if it is to stop. Returns whether it did so now.
+    pub(super) fn stops(&mut self) -> bool {
+        if self.failure.is_some() {
+            return false;
+        }
+        self.failure = self.job.reason_to_stop().map(Failure::Stopped);
+        self.failure.is_some()
     }
 
     /// Handles the end of a part: takes the slot from the chunk, if it has one, and returns it or
@@ -194,7 +197,7 @@ impl Active {
             let index = pairs.as_ref()?.start + ByteCount::new(in_slot.into()).to_usize();
             Some((*self.sources.get(index)?, *self.destinations.get(index)?))
         };
-        let engine = self.route.engine(part.step).name();
+        let engine = self.shared.engine(&self.route, part.step).name();
         let failure = Failure::of(error, part.step, engine, pair);
         self.failure.get_or_insert(failure);
     }

@@ -46,6 +46,17 @@ pub struct RelaySlots {
     pub given_up: u64,
 }
 
+impl fmt::Display for RelaySlots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { held, most, refused, given_up } = self;
+        write!(
+            f,
+            "{held} of {most} slots; {refused} more refused by the allocator, {given_up} left to \
+             copies that were given up"
+        )
+    }
+}
+
 /// One of the slots, until it is returned.
 pub(super) struct Slot {
     region: Region,

@@ -22,7 +22,7 @@ use terrane_core::{Allocate, BoxedCause, ByteCount, OwnerProcess};
 
 use crate::engines::threads;
 use crate::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, PinnedOrder, Planner, Quote, Terms, TransferError,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Planner, Quote, Terms, TransferError,
     TransferPlan,
 };
 use bounce::Bounce;
@@ -52,7 +52,8 @@ const NAME: &str = "relay";
 ///
 /// A device order is waited for once, as of the submission, before the first chunk begins; no slot
 /// is held meanwhile. Files are made durable once, after the last chunk. The deadline holds for
-/// every part, and for a transfer that waits for its turn. Progress counts bytes that have arrived
+/// every part, and for a transfer that waits for its turn. So does a cancel: no chunk begins after
+/// it. Progress counts bytes that have arrived
 /// at the destination. If a hop fails, the transfer ends once nothing of it is in flight. Its error
 /// names the blocks, and its cause is [`StepFailed`].
 ///
@@ -173,9 +174,9 @@ impl RelayEngine {
     /// The part that waits for the device order of a job.
     fn order(&self, route: &Route, job: &CopyJob, transfer: u64) -> Result<CopyJob, Failure> {
         let part = Part { transfer, step: RelayStep::Order, chunk: 0 };
-        let engine = route.engine(part.step);
+        let engine = self.shared.engine(route, part.step);
         let plan = self.shared.order_plan(route, job.plan())?;
-        let (device_order, deadline) = (job.terms().device_order, job.terms().deadline);
+        let (device_order, deadline) = (job.terms().device_order.clone(), job.terms().deadline);
         let terms = Terms { device_order, deadline, ..Terms::default() };
         step::job(engine, job.claims(), plan, terms, Arc::default(), part, &self.messages)
     }
@@ -195,35 +196,37 @@ unsafe impl CopyEngine for RelayEngine {
         if !self.owner.is_current() {
             return Err(Declined::Forked);
         }
-        Ok(self.shared.route(plan, terms)?.quote(&self.shared.bounce))
+        Ok(self.shared.route(plan, terms)?.into_quote())
     }
 
     fn submit(&self, job: CopyJob) {
         // Relaxed: only uniqueness is needed.
         let transfer = self.next.fetch_add(1, Ordering::Relaxed);
+        let route = match job.decision::<Route>() {
+            Ok(route) => route.clone(),
+            Err(foreign) => {
+                return job.finish(Err(CopyFailure::Engine { source: foreign.into() }));
+            }
+        };
         if !has_order(job.terms()) {
-            return self.begin(Begin { transfer, job, route: None, ordered: false });
+            return self.begin(Begin { transfer, job, route: Ok(route), ordered: false });
         }
-        // Routed here, as the order covers the device's work that was submitted by now.
-        let routed = self.shared.route_job(&job).and_then(|route| {
-            let order = self.order(&route, &job, transfer)?;
-            Ok((route, order))
-        });
-        match routed {
-            Ok((route, order)) => {
-                let engine = Arc::clone(route.engine(RelayStep::Order));
-                self.begin(Begin { transfer, job, route: Some(Ok(route)), ordered: true });
+        // Submitted here, as the order covers the device's work that was submitted by now.
+        match self.order(&route, &job, transfer) {
+            Ok(order) => {
+                let engine = Arc::clone(self.shared.engine(&route, RelayStep::Order));
+                self.begin(Begin { transfer, job, route: Ok(route), ordered: true });
                 step::submit(&engine, order);
             }
             Err(failure) => {
-                self.begin(Begin { transfer, job, route: Some(Err(failure)), ordered: false });
+                self.begin(Begin { transfer, job, route: Err(failure), ordered: false });
             }
         }
     }
 
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
         let [one, other] = &self.shared.engines;
-        one.pin(order).or_else(|_| other.pin(order))
+        one.capture_order(order).or_else(|_| other.capture_order(order))
     }
 }
 

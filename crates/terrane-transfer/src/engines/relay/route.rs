@@ -1,5 +1,6 @@
 //! The engines that copy into and out of the bounce slots, and the predicted time.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +10,9 @@ use terrane_core::{Durability, Location, StorageKind};
 use super::bounce::Bounce;
 use super::cut::{Chunk, Cut, rows_in_slot};
 use super::lanes::LaneNumber;
-use super::step::{self, Failure, RelayStep};
+use super::step::RelayStep;
 use crate::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
+    CopyEngine, Decision, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
     TransferError, TransferPlan,
 };
 
@@ -24,14 +25,14 @@ pub(super) struct Shared {
 }
 
 /// The route of a plan through the relay.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Route {
     pub(super) cut: Cut,
-    /// The engines into and out of the slots.
-    engines: [Arc<dyn CopyEngine>; 2],
-    /// Their numbers in the relay.
+    /// The numbers of the engines into and out of the slots, and their names.
     lanes: [LaneNumber; 2],
+    names: [&'static str; 2],
     quotes: [Quote; 2],
+    bounce: StorageKind,
     /// The hop that the device of the stated order takes part in.
     order_step: RelayStep,
     /// The hop that the peer to notify takes part in.
@@ -68,9 +69,9 @@ impl Shared {
         {
             match quotes(&**into_slots, &**out_of_slots) {
                 Ok(quotes) => {
-                    let engines = [into_slots, out_of_slots].map(Arc::clone);
+                    let names = [into_slots.name(), out_of_slots.name()];
                     let tells_by = telling_step(plan);
-                    return Ok(Route { cut, engines, lanes, quotes, order_step, tells_by });
+                    return Ok(Route { cut, lanes, names, quotes, bounce, order_step, tells_by });
                 }
                 // Returns the more specific of two reasons.
                 Err(Declined::Kinds) => {}
@@ -80,10 +81,10 @@ impl Shared {
         Err(why)
     }
 
-    /// The route of a job that has been accepted.
-    pub(super) fn route_job(&self, job: &CopyJob) -> Result<Route, Failure> {
-        step::guarded(|| self.route(job.plan(), job.terms()))?
-            .map_err(|why| Failure::declined(why, RelayStep::IntoBounce, super::NAME))
+    /// The engine that executes a step.
+    pub(super) fn engine(&self, route: &Route, step: RelayStep) -> &Arc<dyn CopyEngine> {
+        let [one, other] = &self.engines;
+        if route.lane(step) == 0 { one } else { other }
     }
 
     /// The plan of a job that copies nothing, and completes when the device order has been reached.
@@ -147,41 +148,43 @@ impl Shared {
 }
 
 impl Route {
-    /// The engine that executes a step.
-    pub(super) fn engine(&self, step: RelayStep) -> &Arc<dyn CopyEngine> {
-        let [into, out] = &self.engines;
-        let hop = if step == RelayStep::Order { self.order_step } else { step };
-        match hop {
-            RelayStep::Order | RelayStep::IntoBounce => into,
-            RelayStep::OutOfBounce | RelayStep::Durability => out,
-            RelayStep::Notification if self.tells_by == RelayStep::IntoBounce => into,
-            RelayStep::Notification => out,
-        }
-    }
-
-    /// The number of the engine that executes a hop.
+    /// The number of the engine that executes a step.
     pub(super) fn lane(&self, step: RelayStep) -> LaneNumber {
         let [into, out] = self.lanes;
-        if step == RelayStep::OutOfBounce { out } else { into }
+        let hop = match step {
+            RelayStep::Order => self.order_step,
+            RelayStep::Notification => self.tells_by,
+            RelayStep::Durability => RelayStep::OutOfBounce,
+            hop => hop,
+        };
+        if hop == RelayStep::OutOfBounce { out } else { into }
     }
 
     /// The quote of the route.
-    pub(super) fn quote(&self, bounce: &Bounce) -> Quote {
-        let ([into, out], [first, second]) = (&self.engines, &self.quotes);
-        let (into, out) = (into.name(), out.name());
-        let chunks = self.cut.chunks();
-        Quote {
-            path: format!("{} by {into}, then {} by {out}", first.path, second.path).into(),
-            reason: format!(
-                "by way of {} memory, in {chunks} chunks of up to {}; {into}: {}; {out}: {}",
-                bounce.kind(),
-                self.cut.slot.total_bytes(),
-                first.reason,
-                second.reason,
-            )
-            .into(),
-            predicted: pipelined(first.predicted, second.predicted, chunks),
-        }
+    pub(super) fn into_quote(self) -> Quote {
+        let [first, second] = &self.quotes;
+        let predicted = pipelined(first.predicted, second.predicted, self.cut.chunks());
+        Quote::new(predicted, self)
+    }
+}
+
+impl Decision for Route {
+    fn path(&self) -> Cow<'_, str> {
+        let ([into, out], [first, second]) = (self.names, &self.quotes);
+        format!("{} by {into}, then {} by {out}", first.path(), second.path()).into()
+    }
+
+    fn reason(&self) -> Cow<'_, str> {
+        let ([into, out], [first, second]) = (self.names, &self.quotes);
+        format!(
+            "by way of {} memory, in {} chunks of up to {}; {into}: {}; {out}: {}",
+            self.bounce,
+            self.cut.chunks(),
+            self.cut.slot.total_bytes(),
+            first.reason(),
+            second.reason(),
+        )
+        .into()
     }
 }
 
@@ -193,11 +196,7 @@ fn pipelined(first: Duration, second: Duration, chunks: usize) -> Duration {
 
 /// The hop that the device of a stated order takes part in.
 fn order_step(plan: &TransferPlan, terms: &Terms) -> RelayStep {
-    let stated = match terms.device_order {
-        Some(DeviceOrder::AfterStream(stream)) => Some(stream.device()),
-        Some(DeviceOrder::AfterEvent(event)) => Some(event.device()),
-        _ => None,
-    };
+    let stated = terms.device_order.as_ref().and_then(DeviceOrder::device);
     let takes_part = |end: &Endpoint| match end.kind() {
         StorageKind::Device(device) => stated.is_none_or(|stated| stated == device),
         _ => false,
@@ -223,8 +222,8 @@ fn quoted_terms(plan: &TransferPlan, terms: &Terms, shared: &Shared) -> [Terms; 
     let [mut first, mut second] =
         [RelayStep::IntoBounce, RelayStep::OutOfBounce].map(|step| shared.terms(step, plan, terms));
     match order_step(plan, terms) {
-        RelayStep::OutOfBounce => second.device_order = terms.device_order,
-        _ if terms.device_order.is_some() => first.device_order = terms.device_order,
+        RelayStep::OutOfBounce => second.device_order.clone_from(&terms.device_order),
+        _ if terms.device_order.is_some() => first.device_order.clone_from(&terms.device_order),
         _ => {}
     }
     second.durability = terms.durability;

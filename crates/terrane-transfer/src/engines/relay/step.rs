@@ -12,8 +12,8 @@ use super::worker::Message;
 use crate::completion::Settle;
 use crate::job::{Claims, Ending};
 use crate::{
-    Attend, CopyEngine, CopyJob, Declined, Explanation, Progress, Report, Terms, Ticket,
-    TransferError, TransferPlan,
+    Attend, CopyEngine, CopyFailure, CopyJob, Declined, Explanation, Progress, Report, Terms,
+    Ticket, TransferError, TransferPlan,
 };
 
 /// A step that another engine executes for a relay.
@@ -142,7 +142,8 @@ pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, Failure> {
 /// The failure of a relayed transfer.
 #[derive(Debug)]
 pub(super) enum Failure {
-    DeadlineExceeded,
+    /// It was stopped: cancelled, or at its deadline.
+    Stopped(CopyFailure),
     Other(TransferError),
 }
 
@@ -157,7 +158,10 @@ impl Failure {
     ) -> Self {
         let failed = |source| Box::new(StepFailed { step, engine, source });
         Self::Other(match error {
-            TransferError::DeadlineExceeded { .. } => return Self::DeadlineExceeded,
+            TransferError::DeadlineExceeded { .. } => {
+                return Self::Stopped(CopyFailure::DeadlineExceeded);
+            }
+            TransferError::Cancelled { .. } => return Self::Stopped(CopyFailure::Cancelled),
             TransferError::Copy { source_block, destination_block, bytes, source } => {
                 let in_slot = match step {
                     RelayStep::OutOfBounce => source_block,
@@ -187,7 +191,7 @@ impl Failure {
 
     pub(super) fn end(self, job: CopyJob) {
         match self {
-            Self::DeadlineExceeded => job.finish(Err(crate::CopyFailure::DeadlineExceeded)),
+            Self::Stopped(failure) => job.finish(Err(failure)),
             Self::Other(error) => job.abandon(error),
         }
     }

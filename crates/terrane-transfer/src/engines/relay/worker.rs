@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 use rustc_hash::FxHashMap;
@@ -28,8 +27,8 @@ pub(super) enum Message {
 pub(super) struct Begin {
     pub(super) transfer: u64,
     pub(super) job: CopyJob,
-    /// `None` if it has not been computed yet.
-    pub(super) route: Option<Result<Route, Failure>>,
+    /// The route, or the failure of the part that waits for the device's order.
+    pub(super) route: Result<Route, Failure>,
     /// Whether a part that waits for the device's order is in flight.
     pub(super) ordered: bool,
 }
@@ -89,7 +88,7 @@ impl Worker {
             while let Ok(message) = self.inbox.try_recv() {
                 self.take_in(message);
             }
-            self.end_late();
+            self.end_stopped();
             // An allocator that refused may have memory by now.
             self.is_out_of_slots = false;
             while self.fill_slots() || self.feed_engines() {}
@@ -106,17 +105,12 @@ impl Worker {
         })
     }
 
-    /// Fails transfers whose deadline has passed. One that has nothing in flight ends at once;
-    /// another ends once its engines have ended its parts.
-    fn end_late(&mut self) {
-        let now = Instant::now();
-        let late = self.transfers.iter().filter(|(_, active)| active.is_late(now));
-        for transfer in late.map(|(&transfer, _)| transfer).collect::<Vec<_>>() {
-            if let Some(active) = self.transfers.get_mut(&transfer) {
-                active.failure = Some(Failure::DeadlineExceeded);
-            }
-            self.settle(transfer);
-        }
+    /// Fails transfers that are to stop. One that has nothing in flight ends at once; another ends
+    /// once its engines have ended its parts.
+    fn end_stopped(&mut self) {
+        let active = self.transfers.iter_mut();
+        let stopped: Vec<u64> = active.filter_map(|(&id, it)| it.stops().then_some(id)).collect();
+        stopped.into_iter().for_each(|transfer| self.settle(transfer));
     }
 
     /// Recovers from a panic. The thread's progress is unknown, so all transfers that have begun
@@ -144,7 +138,7 @@ impl Worker {
         self.turns.clear();
         self.lanes = Lanes::default();
         for (_, active) in self.transfers.drain() {
-            // The drop of the route may drop engines.
+            // What a job owns drops with it.
             shielded(|| {
                 let mut active = active;
                 active.failure.get_or_insert(TransferError::EngineStopped.into());
@@ -165,7 +159,7 @@ impl Worker {
 
     fn begin(&mut self, begin: Begin) {
         let Begin { transfer, job, route, ordered } = begin;
-        let route = match route.unwrap_or_else(|| self.shared.route_job(&job)) {
+        let route = match route {
             Ok(route) => route,
             Err(failure) => return failure.end(job),
         };
@@ -229,8 +223,7 @@ impl Worker {
         {
             let active = self.transfers.get_mut(&transfer);
             let Some(active) = active.filter(|active| active.wants_slot()) else { continue };
-            if active.is_late(Instant::now()) {
-                active.failure = Some(Failure::DeadlineExceeded);
+            if active.stops() {
                 self.settle(transfer);
                 continue;
             }
@@ -294,7 +287,7 @@ impl Worker {
         if active.failure.is_some() {
             return false;
         }
-        let plan = match active.plan_hop(&self.shared, part) {
+        let plan = match active.plan_hop(part) {
             Ok(plan) => plan,
             Err(error) => {
                 active.failure.get_or_insert(error.into());

@@ -36,8 +36,11 @@ fn both_hops_are_explained_and_the_slower_one_is_predicted() {
             .device_order(DeviceOrder::AlreadySynchronised)
     };
     let explained = manager.explain(&transfer(&[0, 1, 2, 3])).unwrap();
-    assert_eq!(explained.path, "simulated copy by device, then simulated copy by system");
-    assert!(explained.reason.contains("pinned memory, in 4 chunks of up to 480 B"), "{explained}");
+    assert_eq!(explained.path(), "simulated copy by device, then simulated copy by system");
+    assert!(
+        explained.reason().contains("pinned memory, in 4 chunks of up to 480 B"),
+        "{explained}"
+    );
     assert_eq!(explained.predicted, millis(2 + 5 + 3 * 5));
     assert_eq!(manager.explain(&transfer(&[0])).unwrap().predicted, millis(7));
 }
@@ -111,8 +114,8 @@ fn files_are_reached_directly() {
     let by_itself = TransferManager::new([disk.clone() as _]);
     let explained =
         by_itself.explain(&Transfer::new(&system, &file).blocks(&[0, 1], &[0, 1])).unwrap();
-    if explained.path != "direct vectored" {
-        eprintln!("skipped: files_are_reached_directly: {}", explained.reason);
+    if explained.path() != "direct vectored" {
+        eprintln!("skipped: files_are_reached_directly: {}", explained.reason());
         return;
     }
     let engine = Arc::new(SimulatedEngine::new(to_device()));
@@ -121,9 +124,9 @@ fn files_are_reached_directly() {
     let manager = TransferManager::new([Arc::new(relay) as _]);
     let order = DeviceOrder::AlreadySynchronised;
     for (from, to) in [(&device, &file), (&file, &device)] {
-        let transfer = Transfer::new(from, to).blocks(&[0, 1], &[0, 1]).device_order(order);
+        let transfer = Transfer::new(from, to).blocks(&[0, 1], &[0, 1]).device_order(order.clone());
         let explained = manager.explain(&transfer).unwrap();
-        assert!(explained.path.contains("direct vectored by disk"), "{explained}");
+        assert!(explained.path().contains("direct vectored by disk"), "{explained}");
     }
 }
 

@@ -3,7 +3,7 @@
 mod given_up;
 mod hops;
 mod panics;
-mod rig;
+pub mod rig;
 mod steered;
 
 use std::any::Any;
@@ -26,7 +26,7 @@ use terrane_transfer::{CopyEngine, DeviceOrder, Endpoint};
 use crate::support::*;
 
 /// Of `shape()`.
-const BLOCK: u64 = 4 * 2 * PIECE;
+pub const BLOCK: u64 = 4 * 2 * PIECE;
 
 /// An engine between devices and pinned memory, as a driver's is.
 pub fn to_device() -> SimulatedEngineOptions {
@@ -44,7 +44,7 @@ pub fn to_system() -> SimulatedEngineOptions {
     })
 }
 
-fn slots(slots: usize, slot_bytes: u64) -> RelayOptions {
+pub fn slots(slots: usize, slot_bytes: u64) -> RelayOptions {
     RelayOptions { slots, slot_bytes: ByteCount::new(slot_bytes) }
 }
 
@@ -154,7 +154,7 @@ fn blocks_larger_than_a_slot_and_of_its_very_size_are_copied() {
 
 /// Waits for what other threads bring about.
 #[track_caller]
-fn until(condition: impl Fn() -> bool) {
+pub fn until(condition: impl Fn() -> bool) {
     let begun = Instant::now();
     while !condition() {
         assert!(begun.elapsed() < Duration::from_secs(60), "it did not come about");

@@ -1,7 +1,5 @@
 //! Requests that the thread makes of the queue.
 
-use std::time::Instant;
-
 use terrane_core::{FileHandle, Location};
 use terrane_storage::{IoFile, IoRequest};
 
@@ -21,8 +19,8 @@ impl Worker {
         if active.failure.is_some() || !active.has_extents_left() {
             return Ok(Step::NothingLeft);
         }
-        if active.job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return Err(CopyFailure::DeadlineExceeded);
+        if let Some(failure) = active.job.reason_to_stop() {
+            return Err(failure);
         }
         let mut buffer = None;
         let copied = active.route.staged && active.route.flow == Flow::Write;

@@ -1,0 +1,162 @@
+//! Poison and canaries in device and pinned memory.
+
+use std::ptr;
+
+use terrane_core::{BoxedCause, ByteCount, HostAddress, Location, Memory, StorageKind};
+use terrane_pool::StreamId;
+use terrane_pool::adaptors::{CannotFill, CannotReach, Fill};
+
+use crate::bridges::pool_streams::CudaStreams;
+use crate::error::CudaError;
+
+/// Lets [`Poison`](terrane_pool::adaptors::Poison) and [`Guard`](terrane_pool::adaptors::Guard)
+/// access device and host memory, in the order of a stream of [`CudaStreams`].
+///
+/// The device fills device memory on the stream, and canaries are copied on the stream. The calling
+/// thread writes and reads host memory, pinned or not, after the stream has finished its earlier
+/// work.
+///
+/// ```no_run
+/// use terrane_core::DeviceId;
+/// use terrane_cuda::{Context, CudaFill, CudaStreams, DeviceAllocator};
+/// use terrane_pool::StreamSource;
+/// use terrane_pool::adaptors::DebugOptions;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = Context::primary(DeviceId::new(0))?;
+/// let streams = CudaStreams::new(&context);
+/// let stream = StreamSource::create(&streams)?;
+/// // As TERRANE_POISON and TERRANE_GUARD say.
+/// let source = DebugOptions::from_env()?.around(
+///     DeviceAllocator::new(&context),
+///     CudaFill::new(&streams),
+///     stream,
+/// );
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct CudaFill {
+    streams: CudaStreams,
+    waits: bool,
+}
+
+impl CudaFill {
+    /// Fills that are complete when they return. The memory is then usable on any stream, and may
+    /// return to any upstream.
+    #[must_use]
+    pub fn new(streams: &CudaStreams) -> Self {
+        Self { streams: streams.clone(), waits: true }
+    }
+
+    /// Fills of device memory that are submitted to the stream when they return. Use them for
+    /// memory of that stream alone, whose upstream frees it in the order of the stream.
+    #[must_use]
+    pub fn without_waiting(streams: &CudaStreams) -> Self {
+        Self { streams: streams.clone(), waits: false }
+    }
+
+    fn is_own(&self, location: Location) -> bool {
+        let own = self.streams.context().device().id;
+        matches!(location, Location::Device { device, .. } if device == own)
+    }
+
+    /// Copies on the stream between a location and the caller's bytes, and waits.
+    ///
+    /// # Safety
+    ///
+    /// Both spans are valid, and nothing else uses them, except earlier work of the stream. The
+    /// host's span is pageable.
+    unsafe fn copy(
+        &self,
+        from: Location,
+        to: Location,
+        bytes: usize,
+        stream: StreamId,
+    ) -> Result<(), CudaError> {
+        let stream = self.streams.get(stream)?;
+        // SAFETY: the caller guarantees it. The caller's host memory is pageable, and the driver
+        // has finished with pageable memory when the call returns: it has read or written it
+        // before.
+        unsafe { stream.copy(from, to, ByteCount::from_usize(bytes)) }?;
+        stream.synchronize()
+    }
+}
+
+impl Fill for CudaFill {
+    unsafe fn fill(
+        &self,
+        memory: &dyn Memory,
+        byte: u8,
+        stream: StreamId,
+    ) -> Result<(), BoxedCause> {
+        let (kind, location, length) = (memory.kind(), memory.location(), memory.length());
+        match location {
+            Location::Host(address) => {
+                self.streams.get(stream)?.synchronize()?;
+                // SAFETY: a memory's span is valid for writes, and the caller uses it exclusively
+                // except for the stream, which has finished.
+                unsafe { ptr::write_bytes(address.as_ptr(), byte, length.to_usize()) };
+            }
+            _ if self.is_own(location) => {
+                let stream = self.streams.get(stream)?;
+                // SAFETY: the memory is alive until the fill has run, and nothing else uses it, as
+                // the caller guarantees.
+                unsafe { stream.fill(location, byte, length) }?;
+                if self.waits {
+                    stream.synchronize()?;
+                }
+            }
+            _ => return Err(Box::new(CannotFill { kind })),
+        }
+        Ok(())
+    }
+
+    fn reaches(&self, kind: StorageKind) -> bool {
+        kind.is_host() || kind == self.streams.context().kind()
+    }
+
+    unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
+        match at {
+            Location::Host(address) => {
+                self.streams.get(stream)?.synchronize()?;
+                let from = bytes.as_ptr();
+                // SAFETY: the span is valid, and nothing else uses it, as the caller guarantees.
+                unsafe { ptr::copy_nonoverlapping(from, address.as_ptr(), bytes.len()) };
+                Ok(())
+            }
+            _ if self.is_own(at) => {
+                let from = Location::Host(HostAddress::new(ptr::NonNull::from(bytes).cast::<u8>()));
+                // SAFETY: the caller's guarantee, and the bytes are borrowed until the call
+                // returns.
+                Ok(unsafe { self.copy(from, at, bytes.len(), stream) }?)
+            }
+            _ => Err(Box::new(CannotReach { location: at })),
+        }
+    }
+
+    unsafe fn read(
+        &self,
+        at: Location,
+        into: &mut [u8],
+        stream: StreamId,
+    ) -> Result<(), BoxedCause> {
+        let length = into.len();
+        match at {
+            Location::Host(address) => {
+                self.streams.get(stream)?.synchronize()?;
+                let from = address.as_ptr();
+                // SAFETY: the span is valid, and nothing else uses it, as the caller guarantees.
+                unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), length) };
+                Ok(())
+            }
+            _ if self.is_own(at) => {
+                let to = Location::Host(HostAddress::new(ptr::NonNull::from(into).cast::<u8>()));
+                // SAFETY: the caller's guarantee, and the bytes are borrowed until the call
+                // returns.
+                Ok(unsafe { self.copy(at, to, length, stream) }?)
+            }
+            _ => Err(Box::new(CannotReach { location: at })),
+        }
+    }
+}

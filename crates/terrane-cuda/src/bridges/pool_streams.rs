@@ -1,0 +1,146 @@
+//! A context's streams and events, as a pool uses them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use terrane_pool::{Fence, FenceError, FenceSource, StreamError, StreamId, StreamSource};
+
+use crate::error::CudaError;
+use crate::runtime::context::Context;
+use crate::runtime::event::{Event, Timing};
+use crate::runtime::stream::{Stream, StreamPriority};
+
+/// The streams of one context by number, and fences over its events.
+///
+/// A number is given once in a process and never again. A number is refused if its stream is gone,
+/// or if it belongs to other `CudaStreams`; it never names another stream. Cloning gives another
+/// handle to the same streams.
+#[derive(Clone, Debug)]
+pub struct CudaStreams(Arc<Registry>);
+
+#[derive(Debug)]
+struct Registry {
+    context: Context,
+    priority: StreamPriority,
+    streams: RwLock<BTreeMap<StreamId, Stream>>,
+}
+
+impl CudaStreams {
+    /// Creates an empty set of streams of this context. Streams that it creates have the default
+    /// priority.
+    #[must_use]
+    pub fn new(context: &Context) -> Self {
+        Self::with_priority(context, StreamPriority::Default)
+    }
+
+    /// Creates an empty set of streams of this context. Streams that it creates have this priority.
+    #[must_use]
+    pub fn with_priority(context: &Context, priority: StreamPriority) -> Self {
+        Self(Arc::new(Registry { context: context.clone(), priority, streams: RwLock::default() }))
+    }
+
+    /// Gives a stream a number. The stream was created elsewhere, or is borrowed.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::WrongContext`] if the stream belongs to another device; [`CudaError::Forked`].
+    pub fn add(&self, stream: Stream) -> Result<StreamId, CudaError> {
+        if !self.0.context.same(stream.context()) {
+            let device = self.0.context.device().id;
+            return Err(CudaError::WrongContext { what: "stream", device });
+        }
+        self.0.context.driver().check_process()?;
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed));
+        self.0.streams.write().unwrap_or_else(PoisonError::into_inner).insert(id, stream);
+        Ok(id)
+    }
+
+    /// Removes a stream: its number is no longer valid. The stream, if present, is destroyed when
+    /// its last user drops it. In a process that was forked from the streams' process, nothing is
+    /// removed.
+    pub fn remove(&self, id: StreamId) -> Option<Stream> {
+        self.0.context.driver().check_process().ok()?;
+        self.0.streams.write().unwrap_or_else(PoisonError::into_inner).remove(&id)
+    }
+
+    /// Returns the stream with a number.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::UnknownStream`].
+    pub fn get(&self, id: StreamId) -> Result<Stream, CudaError> {
+        self.0.get(id)
+    }
+
+    /// The context.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+}
+
+impl Registry {
+    fn get(&self, id: StreamId) -> Result<Stream, CudaError> {
+        self.context.driver().check_process()?;
+        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        streams.get(&id).cloned().ok_or(CudaError::UnknownStream { number: id.get() })
+    }
+}
+
+impl StreamSource for CudaStreams {
+    fn create(&self) -> Result<StreamId, StreamError> {
+        let made = Stream::with_priority(&self.0.context, self.0.priority);
+        made.and_then(|stream| self.add(stream)).map_err(|error| StreamError {
+            index: 0,
+            count: 1,
+            source: Box::new(error),
+        })
+    }
+
+    fn destroy(&self, stream: StreamId) {
+        drop(self.remove(stream));
+    }
+}
+
+impl FenceSource for CudaStreams {
+    fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
+        let event =
+            Event::new(&self.0.context, Timing::Off).map_err(failed("creating an event"))?;
+        Ok(Arc::new(CudaFence { event, registry: Arc::clone(&self.0) }))
+    }
+}
+
+/// An event that can look up streams by number.
+#[derive(Debug)]
+struct CudaFence {
+    event: Event,
+    registry: Arc<Registry>,
+}
+
+impl Fence for CudaFence {
+    fn record(&self, stream: StreamId) -> Result<(), FenceError> {
+        let stream = self.registry.get(stream).inspect_err(|_| self.event.forget_mark());
+        stream.and_then(|stream| self.event.record(&stream)).map_err(failed("recording an event"))
+    }
+
+    fn is_complete(&self) -> Result<bool, FenceError> {
+        self.event.is_complete().map_err(failed("querying an event"))
+    }
+
+    fn wait(&self, timeout: Duration) -> Result<bool, FenceError> {
+        self.event.wait_timeout(timeout).map_err(failed("waiting for an event"))
+    }
+
+    fn delay(&self, stream: StreamId) -> Result<bool, FenceError> {
+        let stream = self.registry.get(stream);
+        let delayed = stream.and_then(|stream| stream.wait_for(&self.event));
+        delayed.map(|()| true).map_err(failed("delaying a stream"))
+    }
+}
+
+fn failed(operation: &'static str) -> impl Fn(CudaError) -> FenceError {
+    move |error| FenceError { operation, source: Box::new(error) }
+}

@@ -1,0 +1,83 @@
+//! The device order of transfers, and of work after their layers.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use terrane_transfer::{DeviceOrder, EventHandle, LayerRange, Layers, StreamHandle};
+
+use crate::error::CudaError;
+use crate::runtime::event::Event;
+use crate::runtime::stream::Stream;
+
+impl Stream {
+    /// All work submitted to this stream before a transfer is submitted, as the order of that
+    /// [transfer](terrane_transfer::Transfer::device_order): the transfer runs after it. Use the
+    /// stream of the compute that writes a transfer's source, or reads its destination.
+    ///
+    /// The order keeps the stream alive.
+    #[must_use]
+    pub fn order(&self) -> DeviceOrder {
+        let (device, raw) = (self.context().device().id, number(self.handle()));
+        let owner = Arc::clone(self.shared());
+        // SAFETY: the owner keeps the stream alive.
+        DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(device, raw, owner) })
+    }
+
+    /// Makes later work of this stream run after the arrival of these layers of a transfer: `2`,
+    /// `0..4` or `..`.
+    ///
+    /// Blocks the thread until the engine has put the layers on a stream. It does not wait for the
+    /// layers' arrival, so compute on layer 0 is submitted while layer 1 travels. If the device
+    /// fails meanwhile, only the outcome of the transfer reports it.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Layer`] if the transfer failed before a layer was submitted, or does not move
+    /// it; [`CudaError::Driver`]; [`CudaError::DeviceLost`].
+    pub fn wait_for_layers(
+        &self,
+        layers: &Layers,
+        which: impl LayerRange,
+    ) -> Result<(), CudaError> {
+        for event in layers.events(which)? {
+            // SAFETY: the handle keeps the event alive.
+            unsafe { self.wait_for_handle(pointer(&event)) }?;
+        }
+        Ok(())
+    }
+}
+
+impl Event {
+    /// The work that this event marks when a transfer is submitted, as the order of that
+    /// [transfer](terrane_transfer::Transfer::device_order): the transfer runs after it.
+    ///
+    /// The order keeps the event alive.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NotRecorded`] if the event was never recorded, or its last record failed.
+    pub fn order(&self) -> Result<DeviceOrder, CudaError> {
+        if !self.marks_something()? {
+            return Err(CudaError::NotRecorded);
+        }
+        Ok(DeviceOrder::AfterEvent(self.transfer_handle()))
+    }
+
+    /// The event as transfers pass it on.
+    pub(crate) fn transfer_handle(&self) -> EventHandle {
+        let (device, raw) = (self.device(), number(self.handle()));
+        let owner = Arc::clone(self.shared());
+        // SAFETY: the owner keeps the event alive.
+        unsafe { EventHandle::from_raw(device, raw, owner) }
+    }
+}
+
+/// Handles are passed to `terrane-transfer` as numbers.
+fn number(handle: *mut c_void) -> u64 {
+    terrane_core::ByteCount::from_usize(handle.expose_provenance()).get()
+}
+
+fn pointer(event: &EventHandle) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(terrane_core::ByteCount::new(event.raw()).to_usize())
+}

@@ -1,0 +1,239 @@
+//! Jobs whose last work is on a stream.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use terrane_transfer::{Attend, LayerSignals};
+
+use crate::driver::capture::RelaxedCaptureMode;
+use crate::engine::complete::failed_job::{FailedJob, engine_failure};
+use crate::engine::complete::job_resources::JobResources;
+use crate::error::CudaError;
+use crate::runtime::event::{Event, Timing};
+
+/// A job whose last work is on a stream. The first thread, of the engine or of the caller, that
+/// sees its end event complete takes the job out and finishes it.
+pub(crate) struct InFlight {
+    /// The event after the last work. If threads cannot sleep until it completes, the job's first
+    /// stream carries it.
+    end: Event,
+    /// The event after the work before that, if the whole job takes long.
+    before_end: Option<Event>,
+    /// The predicted end, if it is known.
+    due: Option<Range<Instant>>,
+    /// The thread that ends the job takes it out. No foreign code runs while it is locked.
+    resources: Mutex<Option<JobResources>>,
+    /// The receiver of arrived layers. Reporting runs foreign code, which may wait for this same
+    /// job.
+    signals: Option<LayerSignals>,
+    /// Layers to report, with the event after each, in their order.
+    layers: Box<[(Range<u32>, Event)]>,
+    /// The number of reported layers. Only the reporting thread changes it.
+    reported: AtomicUsize,
+    reporting: AtomicBool,
+}
+
+impl InFlight {
+    pub(crate) fn new(
+        resources: JobResources,
+        end: Event,
+        before_end: Option<Event>,
+        layers: VecDeque<(Range<u32>, Event)>,
+        due: Option<Range<Instant>>,
+    ) -> Arc<Self> {
+        let signals = resources.job.layers().cloned();
+        Arc::new(Self {
+            end,
+            before_end,
+            due,
+            resources: Mutex::new(Some(resources)),
+            signals,
+            layers: Vec::from(layers).into(),
+            reported: AtomicUsize::new(0),
+            reporting: AtomicBool::new(false),
+        })
+    }
+
+    /// Lets a thread that waits for the job poll it before it sleeps.
+    pub(crate) fn invite(self: &Arc<Self>) {
+        if let Some(resources) = &*self.lock() {
+            let attendant: Arc<dyn Attend> = self.clone();
+            resources.job.attend(attendant);
+        }
+    }
+
+    /// Whether it should end soon, and its end event is polled.
+    pub(crate) fn is_short(&self) -> bool {
+        self.end.is_only_asked() && self.layers.is_empty()
+    }
+
+    /// Whether the end event is pending, and no layer is left to report.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.is_short() && matches!(self.end.is_complete(), Ok(false))
+    }
+
+    /// Polls whether the job has ended, and finishes it if so. Returns whether it has ended.
+    pub(crate) fn check(&self) -> bool {
+        // On an error it is unknown whether the work has ended. The engine's own thread waits for
+        // it.
+        self.try_check().unwrap_or(false)
+    }
+
+    /// Like [`check`](Self::check), with errors.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it is unknown whether the job has ended.
+    pub(crate) fn try_check(&self) -> Result<bool, CudaError> {
+        if self.end.is_complete()? {
+            if let Some(resources) = self.take() {
+                resources.finish(Ok(()));
+            }
+            return Ok(true);
+        }
+        self.report_layers();
+        Ok(false)
+    }
+
+    /// Waits for the end, and finishes the job. Returns the job if it is unknown whether it has
+    /// ended.
+    pub(crate) fn run_to_end(self: &Arc<Self>) -> Option<FailedJob> {
+        // The failure of an event is also the failure of the end.
+        let reported = self.reported.load(Ordering::Relaxed);
+        for (_, event) in self.layers.get(reported..).unwrap_or_default() {
+            if event.wait().is_err() {
+                break;
+            }
+            self.report_layers();
+        }
+        if let Some(before) = &self.before_end {
+            // From here on the wait is short, and waking up would take as long.
+            if before.wait().is_ok() {
+                self.invite();
+                let begun = Instant::now();
+                while begun.elapsed() < LAST_SPIN {
+                    if self.check() {
+                        return None;
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        let ended = self.await_end();
+        let resources = self.take()?;
+        match ended {
+            Ok(()) => {
+                resources.finish(Ok(()));
+                None
+            }
+            // The streams are queried whether any work still runs.
+            Err(error) => Some(FailedJob::new(Box::new(resources), engine_failure(error))),
+        }
+    }
+
+    /// Sleeps until the end, or until another thread has finished the job.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the driver.
+    fn await_end(&self) -> Result<(), CudaError> {
+        if !self.end.is_only_asked() {
+            return self.end.wait();
+        }
+        let behind = match self.lock().as_ref().map(|resources| resources.streams.first()) {
+            None => return Ok(()),
+            // The stream belongs to the job until the job is taken out, and that is locked.
+            Some(stream) => stream.map(|stream| {
+                let behind = Event::new(self.end.context(), Timing::Off)?;
+                behind.record(stream).map(|()| behind)
+            }),
+        };
+        match behind {
+            Some(Ok(behind)) => {
+                behind.wait()?;
+                // Now the next user of the buffer can see the end.
+                self.end.is_complete().map(|_| ())
+            }
+            // A missing event says nothing about the end.
+            Some(Err(_)) | None => self.end.wait(),
+        }
+    }
+
+    /// Like [`run_to_end`](Self::run_to_end), for a failed end event.
+    pub(crate) fn give_up(&self, error: CudaError) -> Option<FailedJob> {
+        let resources = self.take()?;
+        Some(FailedJob::new(Box::new(resources), engine_failure(error)))
+    }
+
+    /// Reports the layers that have arrived. If another thread, or this thread further up its
+    /// stack, is already reporting, that call continues with them.
+    fn report_layers(&self) {
+        let Some(signals) = &self.signals else { return };
+        while self.arrived().is_some() {
+            if self.reporting.swap(true, Ordering::Acquire) {
+                return;
+            }
+            while let Some((number, layers)) = self.arrived() {
+                self.reported.store(number + 1, Ordering::Relaxed);
+                signals.done(layers.clone());
+            }
+            // A thread that was turned away before this has left a layer. One more check finds it.
+            self.reporting.store(false, Ordering::Release);
+        }
+    }
+
+    /// The next layers to report, if they have arrived.
+    fn arrived(&self) -> Option<(usize, &Range<u32>)> {
+        let reported = self.reported.load(Ordering::Relaxed);
+        let (layers, event) = self.layers.get(reported)?;
+        matches!(event.is_complete(), Ok(true)).then_some((reported, layers))
+    }
+
+    /// Takes the job; only the first caller gets it.
+    fn take(&self) -> Option<JobResources> {
+        self.lock().take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<JobResources>> {
+        self.resources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The time for which a thread polls for an end that is near, before it sleeps.
+const LAST_SPIN: Duration = Duration::from_micros(500);
+
+impl Attend for InFlight {
+    fn poll(&self) {
+        if self.end.context().driver().is_of_parent() {
+            return;
+        }
+        // It runs on callers' threads, while other threads of the caller may be capturing.
+        let relaxed = RelaxedCaptureMode::new(self.end.context().driver());
+        self.check();
+        drop(relaxed);
+    }
+
+    fn due(&self) -> Option<Range<Instant>> {
+        self.due.clone()
+    }
+}
+
+/// The predicted end of a job with this remaining time, as far as it is known, and the time to fall
+/// asleep and wake up. `None` if the end is far off.
+pub(crate) fn due(left: Range<Duration>) -> Option<Range<Instant>> {
+    const FAR: Duration = Duration::from_millis(5);
+    const EARLY: Duration = Duration::from_micros(100);
+    const LATE: Duration = Duration::from_micros(250);
+    /// The tolerance of a prediction for a short job. A thread that wakes too early polls for this
+    /// time. A thread that wakes too late has lost it.
+    const DOUBT: Duration = Duration::from_micros(400);
+    if left.end > FAR {
+        return None;
+    }
+    let (now, start, end) = (Instant::now(), left.start, left.end);
+    let doubt = (start / 8).max((start / 2).min(DOUBT));
+    Some(now + (start - doubt).saturating_sub(EARLY)..now + end + end / 8 + LATE)
+}

@@ -1,0 +1,71 @@
+//! The resources that a job needs until it has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrane_transfer::{CopyFailure, CopyJob};
+
+use crate::engine::complete::orphans::{Orphan, Orphans};
+use crate::engine::complete::progress::JobProgress;
+use crate::engine::path::choice::Corrections;
+use crate::engine::path::{CopyPath, Direction};
+use crate::engine::resources::block_lists::BlockLists;
+use crate::engine::resources::device_mapping::DeviceMapping;
+use crate::engine::resources::job_streams::JobStreams;
+use crate::engine::resources::scratch::Scratch;
+use crate::engine::submit::direction_queue::DirectionQueue;
+use crate::kernels::Kernels;
+
+/// The resources that a job needs until it has ended.
+pub(crate) struct JobResources {
+    /// The streams drop first, so that the rest outlives the work on them.
+    pub(crate) streams: JobStreams,
+    /// A buffer that failed work may still use.
+    pub(crate) scratch: Option<(Scratch, Arc<DirectionQueue>)>,
+    pub(crate) lists: Option<BlockLists>,
+    pub(crate) job: Box<CopyJob>,
+    pub(crate) count: Arc<JobProgress>,
+    pub(crate) ends: [Arc<DeviceMapping>; 2],
+    pub(crate) sample: Option<PathSample>,
+    /// The kernels must stay loaded while they run, even if the engine drops.
+    pub(crate) kernels: Option<Kernels>,
+}
+
+impl JobResources {
+    /// Finishes the job, which has no more work on the device.
+    pub(crate) fn finish(self, result: Result<(), CopyFailure>) {
+        let Self { mut streams, scratch, lists, job, count, ends, sample, kernels } = self;
+        streams.mark_idle();
+        if result.is_ok() {
+            count.complete();
+            if let Some(sample) = sample {
+                let (bytes, took) = (job.plan().bytes().get(), job.running_for());
+                let PathSample { corrections, direction, path, predicted } = sample;
+                corrections.record(direction, path, bytes, predicted, took);
+            }
+        }
+        // The streams are free for others before the caller is notified.
+        drop((streams, lists));
+        if let Some((scratch, queue)) = scratch {
+            queue.give_back(Some(scratch));
+        }
+        job.finish(result);
+        drop((ends, kernels));
+    }
+
+    /// Ends a job whose work may never complete. `orphans` keeps the resources that the device may
+    /// use.
+    pub(crate) fn orphan(self, failure: CopyFailure, orphans: &Orphans) {
+        let Self { streams, scratch, lists, job, count: _, ends, sample: _, kernels } = self;
+        let remains = job.give_up(failure);
+        orphans.keep(Orphan { streams, scratch, lists, remains, ends, kernels });
+    }
+}
+
+/// The data for corrections of the calibration.
+pub(crate) struct PathSample {
+    pub(crate) corrections: Arc<Corrections>,
+    pub(crate) direction: Direction,
+    pub(crate) path: CopyPath,
+    pub(crate) predicted: Duration,
+}

@@ -1,0 +1,57 @@
+//! The progress of a job.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use terrane_core::ByteCount;
+use terrane_transfer::{CopyJob, Progress};
+
+/// The progress of a job. Several threads report it, and it ends at all of the job's bytes.
+#[derive(Debug)]
+pub(crate) struct JobProgress {
+    progress: Arc<Progress>,
+    /// The bytes of the whole job. Parts that are copied twice count once.
+    all: u64,
+    /// `None` once the job has ended.
+    counted: Mutex<Option<u64>>,
+}
+
+impl JobProgress {
+    pub(crate) fn new(job: &CopyJob) -> Arc<Self> {
+        let (progress, all) = (Arc::clone(job.progress()), job.plan().bytes().get());
+        Arc::new(Self { progress, all, counted: Mutex::new(Some(0)) })
+    }
+
+    pub(crate) fn add(&self, bytes: u64) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(so_far) = &mut *counted {
+            let bytes = bytes.min(self.all - *so_far);
+            *so_far += bytes;
+            self.progress.add(ByteCount::new(bytes));
+        }
+    }
+
+    pub(crate) fn complete(&self) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(so_far) = counted.take() {
+            self.progress.add(ByteCount::new(self.all - so_far));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_copied_twice_counts_once() {
+        let progress = Arc::new(Progress::default());
+        let counted = Mutex::new(Some(0));
+        let count = JobProgress { progress: Arc::clone(&progress), all: 100, counted };
+        count.add(60);
+        count.add(60);
+        assert_eq!(progress.copied(), ByteCount::new(100));
+        count.complete();
+        count.add(60);
+        assert_eq!(progress.copied(), ByteCount::new(100));
+    }
+}

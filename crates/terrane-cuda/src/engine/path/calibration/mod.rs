@@ -1,0 +1,195 @@
+//! The cost of each path on a device: measured, saved and loaded.
+
+mod file;
+pub(crate) mod measure;
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::engine::path::{CopyPath, Direction, path_index};
+use crate::error::CudaError;
+use crate::runtime::context::Context;
+
+/// The cost of a path: `fixed + pieces · per_piece_ns + bytes / bytes_per_second`.
+///
+/// A piece is the unit that the path handles: a run of a path of copies, a cell of a kernel, or a
+/// stretch of the packed end of the staged path.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PathCost {
+    /// The fixed cost of a transfer of any size.
+    pub fixed: Duration,
+    /// The cost of each piece besides its bytes, in nanoseconds. It is often a small fraction of
+    /// one.
+    pub per_piece_ns: f64,
+    /// The same for pieces of less than 32 KiB.
+    pub per_short_piece_ns: f64,
+    /// The rate of the bytes.
+    pub bytes_per_second: f64,
+}
+
+/// Pieces of fewer bytes are short.
+const SHORT: u64 = 32 << 10;
+
+impl PathCost {
+    /// The predicted duration of a transfer, in seconds.
+    #[must_use]
+    pub fn predict(&self, bytes: u64, pieces: u64) -> f64 {
+        let is_short = bytes < SHORT.saturating_mul(pieces);
+        let per_piece = if is_short { self.per_short_piece_ns } else { self.per_piece_ns };
+        self.fixed.as_secs_f64()
+            + per_piece * 1e-9 * pieces as f64
+            + bytes as f64 / self.bytes_per_second
+    }
+}
+
+/// The costs of the paths on a device, by direction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    device: String,
+    driver: String,
+    costs: [[Option<PathCost>; CopyPath::ALL.len()]; Direction::ALL.len()],
+}
+
+impl Calibration {
+    /// The figures of an H200 on PCIe 5, driver 580 (CUDA 13.0). Their proportions are right
+    /// wherever a device's copy engines and multiprocessors fill the wire. They are the best
+    /// figures available without a measurement.
+    #[must_use]
+    pub fn built_in() -> Self {
+        use CopyPath::{Batched, Contiguous, CopyEach, Direct, Peer, Relayout, Staged};
+        use Direction::{FromPeer, ToDevice, ToHost, ToPeer, WithinDevice};
+        let mut built_in = Self::empty("NVIDIA H200", "13.0");
+        // Nanoseconds: fixed, per piece, per short piece; then gigabytes per second.
+        let figures: [(Direction, CopyPath, [f64; 4]); 22] = [
+            (ToDevice, Contiguous, [6e3, 2.1e3, 2.1e3, 55.0]),
+            (ToDevice, CopyEach, [6e3, 2.1e3, 2.4e3, 55.0]),
+            (ToDevice, Batched, [9e3, 0.4e3, 2.4e3, 55.0]),
+            (ToDevice, Direct, [9e3, 1.0, 3.5, 51.0]),
+            (ToDevice, Staged, [24e3, 0.4e3, 2.4e3, 54.6]),
+            (ToHost, Contiguous, [6e3, 2.1e3, 2.1e3, 55.3]),
+            (ToHost, CopyEach, [6e3, 2.1e3, 2.2e3, 55.3]),
+            (ToHost, Batched, [9e3, 0.35e3, 0.35e3, 55.3]),
+            (ToHost, Direct, [9e3, 1.0, 3.5, 52.0]),
+            (ToHost, Staged, [24e3, 0.35e3, 0.35e3, 54.9]),
+            (WithinDevice, Contiguous, [5e3, 2.0e3, 2.0e3, 2100.0]),
+            (WithinDevice, CopyEach, [5e3, 2.0e3, 2.0e3, 2100.0]),
+            (WithinDevice, Batched, [9e3, 0.5e3, 0.5e3, 1500.0]),
+            (WithinDevice, Relayout, [5e3, 0.05, 0.05, 1950.0]),
+            (ToPeer, Contiguous, [10e3, 3.0e3, 3.0e3, 390.0]),
+            (ToPeer, CopyEach, [10e3, 3.0e3, 3.0e3, 390.0]),
+            (ToPeer, Batched, [12e3, 1.0e3, 1.0e3, 390.0]),
+            (ToPeer, Peer, [9e3, 0.05, 0.1, 350.0]),
+            (FromPeer, Contiguous, [10e3, 3.0e3, 3.0e3, 390.0]),
+            (FromPeer, CopyEach, [10e3, 3.0e3, 3.0e3, 390.0]),
+            (FromPeer, Batched, [12e3, 1.0e3, 1.0e3, 390.0]),
+            (FromPeer, Peer, [9e3, 0.05, 0.1, 366.0]),
+        ];
+        for (direction, path, [fixed, piece, short, rate]) in figures {
+            built_in.set(
+                direction,
+                path,
+                PathCost {
+                    fixed: Duration::try_from_secs_f64(fixed * 1e-9).unwrap_or_default(),
+                    per_piece_ns: piece,
+                    per_short_piece_ns: short,
+                    bytes_per_second: rate * 1e9,
+                },
+            );
+        }
+        built_in
+    }
+
+    /// Reads a calibration that was [saved](Self::save) on a device of this model.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::CalibrationFile`] if it cannot be read, [`CudaError::CalibrationOfAnother`] if
+    /// it was measured on another model.
+    pub fn load(file: &Path, context: &Context) -> Result<Self, CudaError> {
+        let loaded = file::read(file)?;
+        let device = &context.device().name;
+        if loaded.device == *device {
+            return Ok(loaded);
+        }
+        Err(CudaError::CalibrationOfAnother {
+            path: file.to_owned(),
+            measured_on: loaded.device,
+            device: device.clone(),
+        })
+    }
+
+    /// Writes the calibration to a file, as JSON. The previous contents of the file are replaced as
+    /// a whole.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::CalibrationFile`].
+    pub fn save(&self, file: &Path) -> Result<(), CudaError> {
+        file::write(self, file)
+    }
+
+    /// The device model that it was measured on.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The CUDA version that the driver supported at that time.
+    #[must_use]
+    pub fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    /// The cost of a path; `None` if it does not serve the direction.
+    #[must_use]
+    pub fn cost(&self, direction: Direction, path: CopyPath) -> Option<&PathCost> {
+        self.costs.get(direction.index())?.get(path_index(path))?.as_ref()
+    }
+
+    /// Replaces a figure.
+    pub fn set(&mut self, direction: Direction, path: CopyPath, cost: PathCost) {
+        let slot = self.costs.get_mut(direction.index()).and_then(|d| d.get_mut(path_index(path)));
+        if let Some(slot) = slot {
+            *slot = Some(cost);
+        }
+    }
+
+    fn empty(device: &str, driver: &str) -> Self {
+        let (device, driver) = (device.to_owned(), driver.to_owned());
+        Self { device, driver, costs: [[None; CopyPath::ALL.len()]; Direction::ALL.len()] }
+    }
+}
+
+impl Default for Calibration {
+    fn default() -> Self {
+        Self::built_in()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn predictions_are_those_that_were_measured() {
+        let built_in = Calibration::built_in();
+        let micros = |direction, path, bytes, pieces| {
+            built_in.cost(direction, path).unwrap().predict(bytes, pieces) * 1e6
+        };
+        // A block of 94 layers, K and V of 4 KiB: 20 µs in one piece, 24 by the kernel, 32 staged,
+        // 190 by a copy a piece.
+        let block = 94 * 2 * 4096;
+        let near = |found: f64, measured: f64| (0.8..1.25).contains(&(found / measured));
+        assert!(near(micros(Direction::ToHost, CopyPath::Contiguous, block, 1), 20.0));
+        assert!(near(micros(Direction::ToHost, CopyPath::Direct, block, 188), 24.0));
+        assert!(near(micros(Direction::ToHost, CopyPath::Staged, block, 1), 36.0));
+        assert!(near(micros(Direction::ToHost, CopyPath::CopyEach, block, 94), 230.0));
+    }
+
+    #[test]
+    fn every_path_has_a_place() {
+        for (number, path) in CopyPath::ALL.into_iter().enumerate() {
+            assert_eq!(path_index(path), number);
+        }
+    }
+}

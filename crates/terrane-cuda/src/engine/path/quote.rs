@@ -1,0 +1,152 @@
+//! A transfer's properties for this engine, and its cost by each path.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use terrane_core::{ByteCount, CapabilityReport, StorageKind};
+use terrane_transfer::{
+    CopyGrid, Decision, Declined, DeviceOrder, Quote, Side, Terms, TransferPlan,
+};
+
+use crate::engine::DeviceEngine;
+use crate::engine::geometry::packing::packing_for;
+use crate::engine::path::choice::{Choice, ChoiceReason, Shape};
+use crate::engine::path::{CopyPath, Direction};
+use crate::engine::resources::device_mapping::DeviceMapping;
+use crate::error::CudaError;
+
+/// How the engine copies a plan.
+#[derive(Clone, Debug)]
+pub(crate) struct PathDecision {
+    pub(crate) direction: Direction,
+    pub(crate) path: CopyPath,
+    reason: ChoiceReason,
+    /// The result of the request for kernels, if the engine has none.
+    no_kernels: Option<Arc<CapabilityReport>>,
+}
+
+impl Decision for PathDecision {
+    fn path(&self) -> Cow<'_, str> {
+        Cow::Borrowed(self.path.name())
+    }
+
+    fn reason(&self) -> Cow<'_, str> {
+        // Both devices can copy, so the explanation names the one that does.
+        let device = match self.direction {
+            Direction::ToPeer => "; the source's device writes",
+            Direction::FromPeer => "; the destination's device reads",
+            _ => "",
+        };
+        let reason = &self.reason;
+        Cow::Owned(match &self.no_kernels {
+            Some(report) => format!("{reason}{device}; {report}"),
+            None => format!("{reason}{device}"),
+        })
+    }
+}
+
+impl DeviceEngine {
+    /// The direction of a plan's copy relative to this device, if a device engine copies it.
+    pub(crate) fn direction(&self, plan: &TransferPlan) -> Option<Direction> {
+        let own = self.shared.context.device().id;
+        match (plan.source().kind(), plan.destination().kind()) {
+            (StorageKind::Pinned, StorageKind::Device(to)) if to == own => {
+                Some(Direction::ToDevice)
+            }
+            (StorageKind::Device(from), StorageKind::Pinned) if from == own => {
+                Some(Direction::ToHost)
+            }
+            (StorageKind::Device(from), StorageKind::Device(to)) => {
+                match (from == own, to == own) {
+                    (true, true) => Some(Direction::WithinDevice),
+                    (true, false) => Some(Direction::ToPeer),
+                    (false, true) => Some(Direction::FromPeer),
+                    (false, false) => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// The device's access to both ends; `None` if it cannot access them.
+    pub(crate) fn mapping(
+        &self,
+        plan: &TransferPlan,
+    ) -> Result<Option<[Arc<DeviceMapping>; 2]>, CudaError> {
+        let source = self.shared.mapping.get(plan.source())?;
+        let destination = self.shared.mapping.get(plan.destination())?;
+        Ok(source.zip(destination).map(|(source, destination)| [source, destination]))
+    }
+
+    /// The quote for a plan, by the forced path or by the chosen one.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the engine does not serve it.
+    pub(crate) fn quote_by(
+        &self,
+        plan: &TransferPlan,
+        terms: &Terms,
+        forced: Option<CopyPath>,
+    ) -> Result<Quote, Declined> {
+        let direction = self.direction(plan).ok_or(Declined::Kinds)?;
+        // A lock that another thread held at a fork stays locked in the child.
+        self.shared.context.driver().check_process().map_err(|_| Declined::Kinds)?;
+        if let Some(device) = terms.device_order.as_ref().and_then(DeviceOrder::device) {
+            let is_end = |side| plan.end(side).kind() == StorageKind::Device(device);
+            if !is_end(Side::Source) && !is_end(Side::Destination) {
+                return Err(Declined::DeviceOrder);
+            }
+        }
+        // If a driver query fails, the transfer is not served.
+        let ends = self.mapping(plan).ok().flatten().ok_or(Declined::Kinds)?;
+        let sides = [Side::Source, Side::Destination];
+        if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
+            return Err(Declined::ComingUp);
+        }
+        let shape = self.shape(plan, direction, &ends, terms);
+        let Choice { path, predicted, reason } = shape
+            .choose(&self.shared.calibration, &self.shared.corrections, forced)
+            .ok_or(Declined::Kinds)?;
+        let no_kernels =
+            self.shared.kernels.is_none().then(|| Arc::clone(&self.shared.capabilities));
+        Ok(Quote::new(predicted, PathDecision { direction, path, reason, no_kernels }))
+    }
+
+    /// The properties that determine its cost.
+    fn shape(
+        &self,
+        plan: &TransferPlan,
+        direction: Direction,
+        ends: &[Arc<DeviceMapping>; 2],
+        terms: &Terms,
+    ) -> Shape {
+        let grids = plan.grids().unwrap_or_default();
+        let host = match direction {
+            Direction::ToDevice => Some((Side::Source, plan.source_blocks())),
+            Direction::ToHost => Some((Side::Destination, plan.destination_blocks())),
+            _ => None,
+        };
+        let has_kernels = self.shared.kernels.is_some();
+        let stretches = host.filter(|_| has_kernels).and_then(|(side, blocks)| {
+            let packing = packing_for(plan, &grids, side, terms.layer_wise)?;
+            let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
+            fits.then(|| packing.count_stretches(blocks))
+        });
+        let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
+        let cells_of = |grid: &CopyGrid| {
+            let factors = [grid.layers, grid.outers, grid.rows, grid.columns];
+            factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()))
+        };
+        let cells = grids.iter().map(cells_of).fold(0, u64::saturating_add);
+        Shape {
+            direction,
+            bytes: plan.bytes().get(),
+            runs: plan.run_count(),
+            cells,
+            stretches,
+            kernels: has_kernels && !grids.is_empty() && ends.iter().all(|end| end.has_kernels()),
+            batches: self.shared.has_batches,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Lists of block ids on the device, for kernels that copy more pairs than a launch carries.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use terrane_core::{ByteCount, Memory, RegionRequest, Requirement};
+
+use crate::error::CudaError;
+use crate::memory::device::{DeviceAllocator, DeviceMemory};
+use crate::memory::pinned::options::PinnedOptions;
+use crate::memory::pinned::{PinnedAllocator, PinnedMemory};
+use crate::runtime::context::Context;
+use crate::runtime::stream::Stream;
+
+/// The memory of dropped lists, for reuse.
+#[derive(Debug)]
+pub(crate) struct ListPool {
+    device: DeviceAllocator,
+    /// Pinned memory is copied without the caller's thread. For other memory the driver blocks that
+    /// thread until it has read it.
+    pinned: PinnedAllocator,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    free: Vec<Room>,
+    /// The smallest of the excess rooms. A thread of the engine frees them, because a free waits
+    /// for the device.
+    surplus: Vec<Room>,
+}
+
+/// The memory in which lists are written, and their destination.
+#[derive(Debug)]
+struct Room {
+    host: PinnedMemory,
+    device: DeviceMemory,
+}
+
+/// The minimum memory for lists. It suffices for any transfer that its caller's thread submits.
+const LEAST: u64 = 128 << 10;
+/// The maximum number of pairs that a caller's thread lists, with two ids of four bytes each.
+pub(crate) const MOST_SMALL_PAIRS: u32 = 16 << 10;
+/// The number of rooms that are kept: more than there are large kernels at a time.
+const MOST_FREE: usize = 8;
+
+impl ListPool {
+    pub(crate) fn new(context: &Context) -> Result<Arc<Self>, CudaError> {
+        // The driver allocates memory of this small size.
+        let options = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
+        let pinned = PinnedAllocator::new(context, options)?;
+        let device = DeviceAllocator::new(context);
+        let pool = Arc::new(Self { device, pinned, kept: Mutex::default() });
+        // If there is no memory now, there may be some when it is needed.
+        let first = pool.make(ByteCount::ZERO).ok();
+        pool.kept().free.extend(first);
+        Ok(pool)
+    }
+
+    /// Room for lists of this size, if some is unused.
+    pub(crate) fn take(self: &Arc<Self>, bytes: ByteCount) -> Option<BlockLists> {
+        let mut kept = self.kept();
+        let fitting = kept.free.iter().enumerate().filter(|(_, room)| room.bytes() >= bytes);
+        let smallest = fitting.min_by_key(|(_, room)| room.bytes()).map(|(number, _)| number);
+        let room = smallest.map(|number| kept.free.swap_remove(number))?;
+        drop(kept);
+        Some(self.lend(room))
+    }
+
+    /// The same, newly allocated if necessary, which takes the driver some time.
+    ///
+    /// # Errors
+    ///
+    /// The driver's, if there is no memory.
+    pub(crate) fn take_or_make(
+        self: &Arc<Self>,
+        bytes: ByteCount,
+    ) -> Result<BlockLists, CudaError> {
+        match self.take(bytes) {
+            Some(lists) => Ok(lists),
+            None => self.make(bytes).map(|room| self.lend(room)),
+        }
+    }
+
+    fn lend(self: &Arc<Self>, room: Room) -> BlockLists {
+        BlockLists { addresses: [0; 2], room: Some(room), pool: Arc::clone(self) }
+    }
+
+    fn make(&self, bytes: ByteCount) -> Result<Room, CudaError> {
+        let room = ByteCount::new(bytes.get().max(LEAST).next_power_of_two());
+        let request = RegionRequest::new(room).labelled("block ids of the copy engine");
+        let device = self.device.allocate_memory(&request)?;
+        Ok(Room { host: self.pinned.allocate_memory(&request)?, device })
+    }
+
+    /// Takes a room back. If there are too many, the smallest is removed, whatever its age: a
+    /// larger one can replace it.
+    fn keep(&self, room: Room) {
+        let mut kept = self.kept();
+        kept.free.push(room);
+        if kept.free.len() > MOST_FREE {
+            let all = kept.free.iter().enumerate();
+            if let Some((smallest, _)) = all.min_by_key(|(_, room)| room.bytes()) {
+                let surplus = kept.free.swap_remove(smallest);
+                kept.surplus.push(surplus);
+            }
+        }
+    }
+
+    /// Frees the excess rooms. Only for threads that may wait for the device.
+    pub(crate) fn free_surplus(&self) {
+        let surplus = std::mem::take(&mut self.kept().surplus);
+        // Without the lock.
+        drop(surplus);
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The bytes of both ends' lists.
+pub(crate) fn list_bytes(blocks: [&[u32]; 2]) -> ByteCount {
+    let [sources, destinations] = blocks.map(size_of_val);
+    ByteCount::from_usize(sources + destinations)
+}
+
+impl Room {
+    fn bytes(&self) -> ByteCount {
+        self.device.length().min(self.host.length())
+    }
+}
+
+/// The blocks of a transfer's ends, on the device. It lives until the transfer has ended.
+#[derive(Debug)]
+pub(crate) struct BlockLists {
+    /// The ids of the source's blocks, and of the destination's.
+    pub(crate) addresses: [u64; 2],
+    room: Option<Room>,
+    pool: Arc<ListPool>,
+}
+
+impl BlockLists {
+    /// Copies the block ids of both ends to the device's memory, in the order of `reader`. The
+    /// lists have [room](list_bytes) for them.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub(crate) fn fill(&mut self, blocks: [&[u32]; 2], reader: &Stream) -> Result<(), CudaError> {
+        let device = reader.context().device().id;
+        let Some(room) = &self.room else { return Err(CudaError::NotReached { device }) };
+        let (from, to) = (room.host.location(), room.device.location());
+        let Some(at) = from.as_host() else { return Err(CudaError::NotReached { device }) };
+        let at = at.as_ptr().cast::<u32>();
+        let [sources, destinations] = blocks;
+        // SAFETY: the memory has room for both lists, is aligned to pages, and belongs to this list
+        // alone: the copy of the previous list has ended with its transfer.
+        unsafe { at.copy_from_nonoverlapping(sources.as_ptr(), sources.len()) };
+        // SAFETY: it has room for at least this many.
+        let behind = unsafe { at.add(sources.len()) };
+        // SAFETY: as above.
+        unsafe { behind.copy_from_nonoverlapping(destinations.as_ptr(), destinations.len()) };
+        // SAFETY: both live until the transfer has ended, which is after this copy, and nothing
+        // else uses them.
+        unsafe { reader.copy(from, to, list_bytes(blocks)) }?;
+        let first = room.device.address().get();
+        self.addresses = [first, first + ByteCount::from_usize(size_of_val(sources)).get()];
+        Ok(())
+    }
+}
+
+impl Drop for BlockLists {
+    fn drop(&mut self) {
+        let Some(room) = self.room.take() else { return };
+        if !room.device.context().driver().is_of_parent() {
+            self.pool.keep(room);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_room_holds_what_a_callers_thread_lists() {
+        let list = vec![0_u32; usize::try_from(MOST_SMALL_PAIRS).unwrap()];
+        assert_eq!(list_bytes([&list, &list]), ByteCount::new(LEAST));
+    }
+}

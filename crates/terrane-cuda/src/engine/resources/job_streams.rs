@@ -1,0 +1,279 @@
+//! The engine's streams: one or two for each transfer, so that none waits for another's work.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::engine::geometry::index;
+use crate::error::CudaError;
+use crate::runtime::context::Context;
+use crate::runtime::stream::{Stream, StreamPriority};
+
+/// Streams that are created on first use, and kept.
+#[derive(Debug)]
+pub(crate) struct StreamPool {
+    context: Context,
+    priority: StreamPriority,
+    most: usize,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    idle: Vec<Stream>,
+    all: Vec<Stream>,
+    /// The number of streams that exist or are being created.
+    made: usize,
+    next_shared: usize,
+    /// The number of streams that are lent to jobs that wait on the device for their order.
+    waiting: usize,
+}
+
+impl StreamPool {
+    /// Creates a pool of at most `most` streams. `ready` of them are created at once.
+    ///
+    /// # Errors
+    ///
+    /// The errors of creating a stream.
+    pub(crate) fn new(
+        context: &Context,
+        priority: StreamPriority,
+        most: u32,
+        ready: u32,
+    ) -> Result<Arc<Self>, CudaError> {
+        let make = |_| Stream::with_priority(context, priority);
+        let idle = (0..ready.min(most)).map(make).collect::<Result<Vec<_>, _>>()?;
+        let (context, most, made) = (context.clone(), index(most), idle.len());
+        let kept = Mutex::new(Kept { all: idle.clone(), idle, made, ..Kept::default() });
+        Ok(Arc::new(Self { context, priority, most, kept }))
+    }
+
+    /// Returns an idle stream. If there are enough streams already, it returns one with another
+    /// transfer's work.
+    ///
+    /// # Errors
+    ///
+    /// The errors of creating a stream.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<StreamLease, CudaError> {
+        if let Some(own) = self.take_own()? {
+            return Ok(self.lease(own, Use::Own));
+        }
+        let mut kept = self.kept();
+        let number = kept.next_shared % kept.all.len().max(1);
+        kept.next_shared = number + 1;
+        match kept.all.get(number) {
+            Some(stream) => Ok(self.lease(stream.clone(), Use::Shared)),
+            // Another thread is creating the first one.
+            None => {
+                drop(kept);
+                let own = Stream::with_priority(&self.context, self.priority)?;
+                Ok(self.lease(own, Use::Shared))
+            }
+        }
+    }
+
+    /// Returns an idle stream for a job that will wait there; `None` if half of all streams already
+    /// carry such jobs. The job then waits for no other job's compute, and streams remain for jobs
+    /// that need not wait.
+    ///
+    /// # Errors
+    ///
+    /// The errors of creating a stream.
+    pub(crate) fn take_to_wait(self: &Arc<Self>) -> Result<Option<StreamLease>, CudaError> {
+        {
+            let mut kept = self.kept();
+            if kept.waiting >= self.most / 2 {
+                return Ok(None);
+            }
+            kept.waiting += 1;
+        }
+        let own = self.take_own();
+        if !matches!(own, Ok(Some(_))) {
+            self.kept().waiting -= 1;
+        }
+        Ok(own?.map(|own| self.lease(own, Use::Waiting)))
+    }
+
+    /// An idle stream, or a new one, created while other threads take theirs; `None` if there are
+    /// enough.
+    fn take_own(&self) -> Result<Option<Stream>, CudaError> {
+        {
+            let mut kept = self.kept();
+            if let Some(idle) = kept.idle.pop() {
+                return Ok(Some(idle));
+            }
+            if kept.made >= self.most.max(1) {
+                return Ok(None);
+            }
+            kept.made += 1;
+        }
+        match Stream::with_priority(&self.context, self.priority) {
+            Ok(stream) => {
+                self.kept().all.push(stream.clone());
+                Ok(Some(stream))
+            }
+            Err(error) => {
+                self.kept().made -= 1;
+                Err(error)
+            }
+        }
+    }
+
+    fn lease(self: &Arc<Self>, stream: Stream, used: Use) -> StreamLease {
+        StreamLease { stream, pool: Arc::clone(self), used }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The way in which a stream is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// To one job.
+    Own,
+    /// To one job, which waits on it.
+    Waiting,
+    /// To several jobs.
+    Shared,
+}
+
+/// A stream of the engine, returned when it drops. Its submitted work continues.
+#[derive(Debug)]
+pub(crate) struct StreamLease {
+    stream: Stream,
+    pool: Arc<StreamPool>,
+    used: Use,
+}
+
+impl std::ops::Deref for StreamLease {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+impl Drop for StreamLease {
+    fn drop(&mut self) {
+        if self.used == Use::Shared || self.pool.context.driver().is_of_parent() {
+            return;
+        }
+        let mut kept = self.pool.kept();
+        kept.waiting -= usize::from(self.used == Use::Waiting);
+        kept.idle.push(self.stream.clone());
+    }
+}
+
+/// The streams of one job. If they drop while the job may have work on them, the drop waits for
+/// that work. This applies to every end of a job, including panics. The resources of a job are
+/// declared after the streams, so they outlive the submitted work.
+#[derive(Debug, Default)]
+pub(crate) struct JobStreams {
+    streams: SmallVec<[StreamLease; 2]>,
+    is_used: bool,
+}
+
+impl JobStreams {
+    /// Adds a stream.
+    pub(crate) fn push(&mut self, stream: StreamLease) {
+        self.streams.push(stream);
+    }
+
+    /// Records that work of the job is about to be submitted.
+    pub(crate) fn begin(&mut self) {
+        self.is_used = true;
+    }
+
+    /// Records that no work of the job is on the device any more.
+    pub(crate) fn mark_idle(&mut self) {
+        self.is_used = false;
+    }
+
+    /// Queries whether any work of the job may still be on the device. Never blocks.
+    pub(crate) fn state(&mut self) -> StreamState {
+        if !self.is_used {
+            return StreamState::Idle;
+        }
+        for stream in &self.streams {
+            match stream.is_idle() {
+                Ok(true) => {}
+                Ok(false) => return StreamState::Busy,
+                // Nothing runs in a lost context, nor for a process that was forked.
+                Err(error) if error.is_device_lost() => break,
+                Err(CudaError::Forked) => break,
+                // Any other error concerns the query, and says nothing about the work.
+                Err(error) => return StreamState::Unknown(error),
+            }
+        }
+        self.is_used = false;
+        StreamState::Idle
+    }
+
+    /// Waits for the submitted work, if there is any, however long that takes.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it is unknown whether the work has ended, after repeated queries.
+    pub(crate) fn wait_idle(&mut self) -> Result<(), CudaError> {
+        let mut backoff = Backoff::default();
+        let mut unknown = 0;
+        loop {
+            match self.state() {
+                StreamState::Idle => return Ok(()),
+                StreamState::Busy => unknown = 0,
+                StreamState::Unknown(error) if unknown == MAX_UNANSWERED_QUERIES => {
+                    return Err(error);
+                }
+                StreamState::Unknown(_) => unknown += 1,
+            }
+            backoff.take();
+        }
+    }
+}
+
+/// Whether a job's work has left the device.
+#[derive(Debug)]
+pub(crate) enum StreamState {
+    /// It has.
+    Idle,
+    /// It has not.
+    Busy,
+    /// The driver does not say.
+    Unknown(CudaError),
+}
+
+/// The maximum number of queries without an answer: with the sleeps between, some seconds.
+pub(crate) const MAX_UNANSWERED_QUERIES: u32 = 256;
+
+/// Sleeps between queries, which become longer.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff(u32);
+
+impl Backoff {
+    pub(crate) fn take(&mut self) {
+        const FIRST: Duration = Duration::from_micros(20);
+        const LONGEST_DOUBLING: u32 = 9;
+        std::thread::sleep(FIRST * (1 << self.0));
+        self.0 = (self.0 + 1).min(LONGEST_DOUBLING);
+    }
+}
+
+impl std::ops::Deref for JobStreams {
+    type Target = [StreamLease];
+
+    fn deref(&self) -> &[StreamLease] {
+        &self.streams
+    }
+}
+
+impl Drop for JobStreams {
+    fn drop(&mut self) {
+        // The device may use the resources that drop after this until the work has completed,
+        // and they have no other place. The drop therefore blocks here until the driver gives an
+        // answer.
+        while self.wait_idle().is_err() {}
+    }
+}

@@ -1,0 +1,192 @@
+//! Buffers on the device in which blocks are packed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use terrane_core::{ByteCount, RegionRequest};
+
+use crate::engine::options::DeviceEngineOptions;
+use crate::error::CudaError;
+use crate::memory::device::{DeviceAllocator, DeviceMemory};
+use crate::runtime::context::Context;
+use crate::runtime::event::Event;
+
+/// A buffer of the staged path. Dropping it frees its memory, so that another can be made.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    memory: DeviceMemory,
+    _counted: CountedBuffer,
+    /// The event after its last use. The buffer is free when the event is complete.
+    used_until: Option<Event>,
+}
+
+impl Scratch {
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.address().get()
+    }
+
+    /// Records that the device uses the buffer until `event`.
+    pub(crate) fn in_use_until(&mut self, event: Event) {
+        self.used_until = Some(event);
+    }
+
+    /// Whether the work of its last use has ended.
+    ///
+    /// # Errors
+    ///
+    /// The reason why that is unknown.
+    fn is_free(&self) -> Result<bool, CudaError> {
+        self.used_until.as_ref().map_or(Ok(true), |event| event.is_complete())
+    }
+}
+
+/// One of the existing buffers.
+#[derive(Debug)]
+struct CountedBuffer(Arc<AtomicU32>);
+
+impl Drop for CountedBuffer {
+    fn drop(&mut self) {
+        // Relaxed: a bound, which orders nothing.
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An offer of a pool of buffers.
+#[derive(Debug)]
+pub(crate) enum ScratchOffer {
+    Free(Scratch),
+    ToMake(ScratchAllocation),
+}
+
+/// The means to allocate one more buffer. The driver takes time for that, and no other thread waits
+/// meanwhile.
+#[derive(Debug)]
+pub(crate) struct ScratchAllocation {
+    allocator: DeviceAllocator,
+    bytes: ByteCount,
+    counted: CountedBuffer,
+    is_first: bool,
+}
+
+impl ScratchAllocation {
+    /// Returns the buffer; `None` if there is no memory for one, and another buffer will come back.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error, if there is no memory for even one.
+    pub(crate) fn make(self) -> Result<Option<Scratch>, CudaError> {
+        let request = RegionRequest::new(self.bytes).labelled("scratch of the copy engine");
+        match self.allocator.allocate_memory(&request) {
+            Ok(memory) => Ok(Some(Scratch { memory, _counted: self.counted, used_until: None })),
+            Err(error) if !self.is_first && !error.is_device_lost() => {
+                tracing::debug!(%error, "no memory for another buffer; transfers share the others");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The buffers of one direction. They are allocated on first use, and kept. If memory is short,
+/// there are as many as fit.
+///
+/// A buffer comes back as soon as its work has been submitted, with the event after that work. The
+/// next user checks whether the event is complete, so no thread has to watch it.
+///
+/// The pool is behind a lock, so it drops no event and no buffer: a driver refusal of either drop
+/// is logged.
+#[derive(Debug)]
+pub(crate) struct ScratchPool {
+    allocator: DeviceAllocator,
+    bytes: ByteCount,
+    most: u32,
+    /// The number of buffers, wherever they are.
+    made: Arc<AtomicU32>,
+    free: Vec<Scratch>,
+    /// The buffers that the device uses, in the order of their submission.
+    lent: VecDeque<Scratch>,
+}
+
+impl ScratchPool {
+    pub(crate) fn new(context: &Context, options: &DeviceEngineOptions) -> Self {
+        Self {
+            allocator: DeviceAllocator::new(context),
+            bytes: options.scratch_bytes,
+            most: options.scratch_buffers.get().max(2),
+            made: Arc::default(),
+            free: Vec::new(),
+            lent: VecDeque::new(),
+        }
+    }
+
+    /// A buffer that is allocated and unused.
+    pub(crate) fn take_free(&mut self) -> Option<Scratch> {
+        if let Some(free) = self.free.pop() {
+            return Some(free);
+        }
+        for index in 0..self.lent.len() {
+            match self.lent.get(index).map(Scratch::is_free) {
+                Some(Ok(true)) => return self.lent.remove(index),
+                // It is unknown whether that one is still in use.
+                Some(Err(_)) => {}
+                // Later ones have been submitted later.
+                Some(Ok(false)) | None => return None,
+            }
+        }
+        None
+    }
+
+    /// Returns a buffer, or the means to allocate one more; `None` if all are in use.
+    pub(crate) fn take(&mut self) -> Option<ScratchOffer> {
+        if let Some(free) = self.take_free() {
+            return Some(ScratchOffer::Free(free));
+        }
+        // Relaxed: only this direction's submit thread increases it; others decrease it.
+        let made = self.made.fetch_add(1, Ordering::Relaxed);
+        let counted = CountedBuffer(Arc::clone(&self.made));
+        (made < self.most).then(|| {
+            let (allocator, bytes) = (self.allocator.clone(), self.bytes);
+            ScratchOffer::ToMake(ScratchAllocation {
+                allocator,
+                bytes,
+                counted,
+                is_first: made == 0,
+            })
+        })
+    }
+
+    /// Takes back a buffer that no work on the device uses.
+    pub(crate) fn give_back(&mut self, scratch: Scratch) {
+        self.free.push(scratch);
+    }
+
+    /// Takes back a buffer that the device [uses](Scratch::in_use_until) until an event.
+    pub(crate) fn lend(&mut self, scratch: Scratch) {
+        self.lent.push_back(scratch);
+    }
+
+    /// The event of the buffer that becomes free first.
+    pub(crate) fn next_event(&self) -> Option<Event> {
+        self.lent.front().and_then(|scratch| scratch.used_until.clone())
+    }
+
+    /// The buffers whose events fail. It is unknown whether they are in use, so they must be freed,
+    /// which waits for the device.
+    pub(crate) fn take_broken(&mut self) -> Vec<Scratch> {
+        let (kept, broken) = std::mem::take(&mut self.lent)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|scratch| scratch.is_free().is_ok());
+        self.lent = kept;
+        broken.into()
+    }
+}
+
+impl Drop for ScratchPool {
+    fn drop(&mut self) {
+        for event in self.lent.iter().filter_map(|scratch| scratch.used_until.as_ref()) {
+            // If it fails, the state is unknown; freeing waits for the device in any case.
+            let _ = event.wait();
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The jobs and the buffers of one direction.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::engine::complete::progress::JobProgress;
+use crate::engine::resources::scratch::{Scratch, ScratchPool};
+use crate::engine::shared::Shared;
+use crate::runtime::event::Event;
+
+/// The jobs and buffers of one direction, shared by its submit thread and the threads that enqueue
+/// jobs.
+#[derive(Debug)]
+pub(crate) struct DirectionQueue {
+    pub(crate) scratch: Mutex<ScratchPool>,
+    /// Jobs that are enqueued, and are not completely submitted.
+    jobs: AtomicUsize,
+    /// The same for all directions of the engine.
+    of_all: Arc<AtomicUsize>,
+}
+
+impl DirectionQueue {
+    pub(crate) fn new(shared: &Shared, of_all: &Arc<AtomicUsize>) -> Arc<Self> {
+        let scratch = Mutex::new(ScratchPool::new(&shared.context, &shared.options));
+        Arc::new(Self { scratch, jobs: AtomicUsize::new(0), of_all: Arc::clone(of_all) })
+    }
+
+    /// Counts a job in. Returns whether it is the only one here.
+    pub(crate) fn enter(self: &Arc<Self>) -> (QueueSlot, bool) {
+        // Relaxed, here and below: hints.
+        self.of_all.fetch_add(1, Ordering::Relaxed);
+        let is_only = self.jobs.fetch_add(1, Ordering::Relaxed) == 0;
+        (QueueSlot(Arc::clone(self)), is_only)
+    }
+
+    /// Whether no direction has another job: traffic in the other direction shares the wire.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.of_all.load(Ordering::Relaxed) <= 1
+    }
+
+    pub(crate) fn scratch(&self) -> MutexGuard<'_, ScratchPool> {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records the buffer that a chunk uses until its event.
+    pub(crate) fn lend(&self, mut submitted: SubmittedChunk) -> SubmittedChunk {
+        if let Some(mut scratch) = submitted.scratch.take() {
+            scratch.in_use_until(submitted.event.clone());
+            self.scratch().lend(scratch);
+        }
+        submitted
+    }
+
+    /// Takes back an unused buffer.
+    pub(crate) fn give_back(&self, scratch: Option<Scratch>) {
+        if let Some(scratch) = scratch {
+            self.scratch().give_back(scratch);
+        }
+    }
+}
+
+/// Counts a job in the queue of a direction. Its drop counts the job out.
+#[derive(Debug)]
+pub(crate) struct QueueSlot(Arc<DirectionQueue>);
+
+impl Drop for QueueSlot {
+    fn drop(&mut self) {
+        self.0.jobs.fetch_sub(1, Ordering::Relaxed);
+        self.0.of_all.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A chunk of a job that is on a stream.
+pub(crate) struct SubmittedChunk {
+    pub(crate) event: Event,
+    /// The buffer that it uses until the event.
+    pub(crate) scratch: Option<Scratch>,
+    pub(crate) bytes: u64,
+    pub(crate) count: Arc<JobProgress>,
+}

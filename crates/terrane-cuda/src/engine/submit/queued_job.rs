@@ -1,0 +1,48 @@
+//! Jobs for the thread of a direction, and jobs that wait for their order first.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+
+use crate::engine::complete::failed_job::engine_failure;
+use crate::engine::submit::direction_queue::{DirectionQueue, QueueSlot, SubmittedChunk};
+use crate::engine::submit::order_event::OrderEvent;
+use crate::engine::submit::submission::Submission;
+use crate::error::CudaError;
+
+/// A job for the submit thread of its direction.
+pub(crate) struct QueuedJob {
+    pub(crate) submission: Box<Submission>,
+    pub(crate) predicted: Duration,
+    /// The first chunk, if it is already on the device.
+    pub(crate) begun: Option<SubmittedChunk>,
+    /// The job's place in the count of jobs.
+    pub(crate) slot: QueueSlot,
+}
+
+/// A job that is enqueued when its order is satisfied. Until then it holds no stream, no buffer and no
+/// seat.
+pub(crate) struct WaitingJob {
+    pub(crate) order_event: OrderEvent,
+    pub(crate) submission: Box<Submission>,
+    pub(crate) predicted: Duration,
+    pub(crate) sender: Sender<QueuedJob>,
+    pub(crate) queue: Arc<DirectionQueue>,
+}
+
+impl WaitingJob {
+    /// Enqueues the job for its direction.
+    pub(crate) fn enqueue(self) {
+        let Self { order_event, submission, predicted, sender, queue } = self;
+        drop(order_event);
+        let (slot, _) = queue.enter();
+        // If the submit thread has ended, the job drops here.
+        drop(sender.send(QueuedJob { submission, predicted, begun: None, slot }));
+    }
+
+    /// Ends the job, without any submitted work.
+    pub(crate) fn cancel(self, error: CudaError) {
+        self.submission.into_resources(None).finish(Err(engine_failure(error)));
+    }
+}

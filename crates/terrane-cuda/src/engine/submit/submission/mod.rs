@@ -1,0 +1,364 @@
+//! A job that is being submitted: the chunks that are submitted, and the next chunk.
+
+mod steps;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrane_transfer::{CopyFailure, CopyGrid, CopyJob};
+
+use crate::engine::complete::failed_job::engine_failure;
+use crate::engine::complete::in_flight::InFlight;
+use crate::engine::complete::job_resources::{JobResources, PathSample};
+use crate::engine::complete::progress::JobProgress;
+use crate::engine::path::{CopyPath, Direction};
+use crate::engine::resources::block_lists::{BlockLists, MOST_SMALL_PAIRS, list_bytes};
+use crate::engine::resources::device_mapping::DeviceMapping;
+use crate::engine::resources::job_streams::{JobStreams, StreamLease};
+use crate::engine::resources::scratch::Scratch;
+use crate::engine::shared::Shared;
+use crate::engine::submit::batch;
+use crate::engine::submit::direction_queue::{DirectionQueue, SubmittedChunk};
+use crate::engine::submit::order_event::{OrderEvent, PendingOrder};
+use crate::engine::submit::submission::steps::{Staged, Steps, SubmittedStep};
+use crate::error::CudaError;
+use crate::kernels::Kernels;
+use crate::runtime::event::{Event, Timing};
+
+/// A job, and the progress of its submission.
+pub(crate) struct Submission {
+    /// The streams. For a path with one stream, the first carries all work. For the staged path,
+    /// the first carries the copies and the second the kernels. They drop first, so that the job's
+    /// resources outlive the work on them.
+    streams: JobStreams,
+    /// The buffer of the next chunk, if it needs one.
+    scratch: Option<Scratch>,
+    /// The block lists for the kernels, if a launch does not carry them.
+    lists: Option<BlockLists>,
+    /// The room for these lists, before they are written.
+    room: Option<BlockLists>,
+    job: Box<CopyJob>,
+    /// The kernels outlive the engine, if it drops while they run.
+    kernels: Option<Kernels>,
+    direction: Direction,
+    path: CopyPath,
+    /// The mappings of source and destination.
+    ends: [Arc<DeviceMapping>; 2],
+    /// The copy in the form of strides; none if the driver copies run by run.
+    grids: Box<[CopyGrid]>,
+    steps: Steps,
+    count: Arc<JobProgress>,
+    /// Events behind the latest chunks, with the bytes submitted up to each.
+    marks: VecDeque<(Event, u64)>,
+    submitted: u64,
+    /// The number of submitted layers, counted from the first of the transfer.
+    layers_submitted: u32,
+    layers: VecDeque<(Range<u32>, Event)>,
+    /// Whether its duration can correct the costs of its path.
+    is_sampled: bool,
+    /// Whether all of it is submitted at once, to one stream.
+    is_whole: bool,
+}
+
+/// The number of latest chunks that are kept.
+const MARKS: usize = 4;
+/// The bytes that travel while one thread wakes up, and then another: the end is near when no more
+/// is left.
+const NEAR: u64 = 10 << 20;
+
+impl Submission {
+    /// Prepares a job without submitted work.
+    pub(crate) fn new(
+        shared: &Shared,
+        job: Box<CopyJob>,
+        direction: Direction,
+        path: CopyPath,
+        ends: [Arc<DeviceMapping>; 2],
+    ) -> Self {
+        let grids = job.plan().grids().unwrap_or_default();
+        let layer_wise = job.layers().is_some();
+        let steps = match path {
+            CopyPath::Staged => {
+                match Staged::of(shared, job.plan(), &grids, direction, layer_wise) {
+                    Some(staged) => Steps::Staged(Box::new(staged)),
+                    None => Steps::kernels(shared, job.plan(), &grids, direction, layer_wise),
+                }
+            }
+            CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
+                Steps::kernels(shared, job.plan(), &grids, direction, layer_wise)
+            }
+            CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
+            CopyPath::Batched => Steps::runs(true),
+        };
+        Self {
+            streams: JobStreams::default(),
+            scratch: None,
+            lists: None,
+            room: None,
+            count: JobProgress::new(&job),
+            job,
+            kernels: shared.kernels.clone(),
+            direction,
+            path,
+            ends,
+            grids: grids.into(),
+            steps,
+            marks: VecDeque::new(),
+            submitted: 0,
+            layers_submitted: 0,
+            layers: VecDeque::new(),
+            is_sampled: false,
+            is_whole: false,
+        }
+    }
+
+    pub(crate) fn job(&self) -> &CopyJob {
+        &self.job
+    }
+
+    /// Makes the job, which has one stream, wait on the device for its order.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the driver.
+    pub(crate) fn wait_on(
+        &mut self,
+        stream: StreamLease,
+        pending: &PendingOrder,
+    ) -> Result<(), CudaError> {
+        pending.delay(&stream)?;
+        self.streams.push(stream);
+        Ok(())
+    }
+
+    /// Takes the streams for the next chunk. The job keeps them until it has ended.
+    fn take_streams(&mut self, shared: &Shared) -> Result<(), CudaError> {
+        let wanted = match &self.steps {
+            Steps::Staged(staged) if !staged.is_only() => 2,
+            _ => 1,
+        };
+        while self.streams.len() < wanted {
+            self.streams.push(shared.streams.take()?);
+        }
+        Ok(())
+    }
+
+    /// Sets whether the job has the device to itself.
+    pub(crate) fn sample_if(&mut self, is_alone: bool) {
+        self.is_sampled = is_alone;
+    }
+
+    /// Records that all of it is submitted at once, to one stream, from here on.
+    ///
+    /// Threads that wait for such a short job poll its end themselves. The engine's thread that
+    /// sleeps until the end records a separate event. The polled event and the submitting thread
+    /// are not involved.
+    pub(crate) fn submit_whole(&mut self) {
+        self.is_whole = true;
+    }
+
+    pub(crate) fn needs_scratch(&self) -> bool {
+        matches!(self.steps, Steps::Staged(_))
+    }
+
+    /// Whether all of it fits into one buffer, so that a few driver calls with one buffer suffice.
+    pub(crate) fn fits_one_buffer(&self) -> bool {
+        // Layers are reported one by one.
+        match &self.steps {
+            Steps::Staged(staged) => self.job.layers().is_none() && staged.fits_one_chunk(),
+            _ => false,
+        }
+    }
+
+    /// Submits all of it as one chunk, in the [given](Self::put_scratch) buffer.
+    pub(crate) fn in_one_chunk(&mut self) {
+        if let Steps::Staged(staged) = &mut self.steps {
+            staged.in_one_chunk();
+        }
+    }
+
+    /// Continues without a buffer, on the first stream, if no buffer is available.
+    ///
+    /// The submitted chunks are copied again. The same bytes go to the same places, so layers that
+    /// were already reported do not change.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the driver.
+    pub(crate) fn do_without_scratch(&mut self, shared: &Shared) -> Result<(), CudaError> {
+        if let [first, others @ ..] = &*self.streams
+            && self.submitted > 0
+        {
+            // The end event must come after the first stream's last work.
+            for other in others {
+                first.wait_for(&Event::asked_behind(other)?)?;
+            }
+        }
+        let reached = self.kernels.is_some() && self.ends.iter().all(|end| end.has_kernels());
+        let layer_wise = self.job.layers().is_some();
+        self.steps = if reached {
+            Steps::kernels(shared, self.job.plan(), &self.grids, self.direction, layer_wise)
+        } else {
+            Steps::runs(batch::is_there(&shared.context))
+        };
+        self.submitted = 0;
+        self.marks.clear();
+        Ok(())
+    }
+
+    /// Whether all of it takes a few driver calls, so that the caller's thread may submit it.
+    pub(crate) fn is_small(&self, shared: &Shared) -> bool {
+        /// Copies, each a call of two microseconds.
+        const MOST_COPIES: u64 = 3;
+        /// Runs of a batch, at a third of a microsecond each.
+        const MOST_BATCHED: u64 = 16;
+        /// The bytes of one buffer of the staged path, which one thread also submits. They occupy
+        /// the wire for several times the duration of a thread's wake-up.
+        const MOST_BYTES: u64 = 32 << 20;
+        /// Launches; a list of their pairs may be uploaded for them.
+        const MOST_LAUNCHES: usize = 8;
+        let plan = self.job.plan();
+        // One launch between devices copies up to a gigabyte, whichever thread submits it.
+        let has_host = matches!(self.direction, Direction::ToDevice | Direction::ToHost);
+        let is_large = has_host && plan.bytes().get() > MOST_BYTES;
+        if self.job.layers().is_some() || is_large {
+            return false;
+        }
+        match &self.steps {
+            Steps::Runs { together, .. } => {
+                let most = if *together { MOST_BATCHED } else { MOST_COPIES };
+                plan.run_count() <= most && plan.bytes() <= shared.options.request_bytes
+            }
+            Steps::Kernels { chunker, .. } => {
+                chunker.pairs() <= MOST_SMALL_PAIRS && chunker.clone().nth(MOST_LAUNCHES).is_none()
+            }
+            Steps::Staged(_) => false,
+        }
+    }
+
+    /// Takes the resources that the job needs besides streams, if they exist. Returns whether they
+    /// do. The submit thread creates missing ones, so that no caller waits for that.
+    pub(crate) fn has_resources(&mut self, shared: &Shared) -> bool {
+        let wants_lists = matches!(self.steps, Steps::Kernels { lists: true, .. });
+        if wants_lists && self.room.is_none() {
+            let plan = self.job.plan();
+            let bytes = list_bytes([plan.source_blocks(), plan.destination_blocks()]);
+            self.room = shared.lists.take(bytes);
+        }
+        !wants_lists || self.room.is_some()
+    }
+
+    /// Whether all chunks have been submitted.
+    pub(crate) fn is_submitted(&self) -> bool {
+        match &self.steps {
+            Steps::Runs { next, .. } => *next >= self.job.plan().runs().len(),
+            Steps::Kernels { chunker, .. } => chunker.is_done(),
+            Steps::Staged(staged) => staged.is_submitted(),
+        }
+    }
+
+    /// Gives the job the buffer of its next chunk.
+    pub(crate) fn put_scratch(&mut self, scratch: Scratch) {
+        self.scratch = Some(scratch);
+    }
+
+    /// The buffer that the job was given but did not need.
+    pub(crate) fn take_scratch(&mut self) -> Option<Scratch> {
+        self.scratch.take()
+    }
+
+    /// Submits the next chunk, and returns the submitted work; `None` if no chunk is left. Without a
+    /// [buffer](Self::put_scratch) nothing is staged.
+    ///
+    /// # Errors
+    ///
+    /// The failure. Some of the chunk may have been submitted, and may use the buffer.
+    pub(crate) fn step(&mut self, shared: &Shared) -> Result<Option<SubmittedChunk>, CopyFailure> {
+        if self.needs_scratch() && self.scratch.is_none() && !self.is_submitted() {
+            self.do_without_scratch(shared).map_err(engine_failure)?;
+        }
+        self.take_streams(shared).map_err(engine_failure)?;
+        self.streams.begin();
+        let stepped = match &mut self.steps {
+            Steps::Runs { .. } => self.step_runs(shared)?,
+            Steps::Kernels { .. } => self.step_kernels(shared).map_err(engine_failure)?,
+            Steps::Staged(_) => self.step_staged(shared).map_err(engine_failure)?,
+        };
+        let Some(stepped) = stepped else { return Ok(None) };
+        let SubmittedStep { bytes, stream, layers } = stepped;
+        self.submitted += bytes;
+        let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
+        let count = Arc::clone(&self.count);
+        Ok(Some(SubmittedChunk { event, scratch: self.scratch.take(), bytes, count }))
+    }
+
+    /// An event after a stream's work so far, which is also the event of `layers`.
+    fn mark(&mut self, shared: &Shared, stream: usize, layers: u32) -> Result<Event, CudaError> {
+        let event = match self.streams.get(stream) {
+            Some(stream) if self.is_whole => Event::asked_behind(stream)?,
+            stream => {
+                let event = Event::new(&shared.context, Timing::Off)?;
+                stream.map_or(Ok(()), |stream| event.record(stream))?;
+                event
+            }
+        };
+        if self.marks.len() == MARKS {
+            self.marks.pop_front();
+        }
+        self.marks.push_back((event.clone(), self.submitted));
+        if let Some(signals) = self.job.layers().filter(|_| layers > self.layers_submitted) {
+            let first = self.job.plan().layers().start;
+            let arrived = first + self.layers_submitted..first + layers;
+            signals.submitted(arrived.clone(), event.transfer_handle());
+            self.layers.push_back((arrived, event.clone()));
+            self.layers_submitted = layers;
+        }
+        Ok(event)
+    }
+
+    /// For a job that copies nothing: the work before its end.
+    pub(crate) fn end_with(&mut self, order_event: OrderEvent) {
+        let (event, stream) = order_event.into_parts();
+        self.marks.push_back((event, 0));
+        stream.into_iter().for_each(|stream| self.streams.push(stream));
+    }
+
+    /// All chunks have been submitted.
+    pub(crate) fn into_in_flight(
+        self,
+        shared: &Shared,
+        predicted: Duration,
+        due: Option<Range<Instant>>,
+    ) -> Result<Arc<InFlight>, Box<JobResources>> {
+        let (direction, path, is_sampled) = (self.direction, self.path, self.is_sampled);
+        let Self {
+            streams, lists, job, kernels, count, ends, mut marks, submitted, layers, ..
+        } = self;
+        let end = marks.pop_back().map(|(event, _)| event);
+        let mut before = marks.into_iter().rev();
+        let before_end = before.find(|(_, bytes)| submitted - bytes >= NEAR);
+        let before_end = before_end.map(|(event, _)| event);
+        let corrections = || Arc::clone(&shared.corrections);
+        let sample = is_sampled.then(|| PathSample {
+            corrections: corrections(),
+            direction,
+            path,
+            predicted,
+        });
+        let resources =
+            JobResources { streams, scratch: None, lists, job, count, ends, sample, kernels };
+        match end {
+            Some(end) => Ok(InFlight::new(resources, end, before_end, layers, due)),
+            None => Err(Box::new(resources)),
+        }
+    }
+
+    /// A chunk of it failed. Its buffer, if any, returns to its direction.
+    pub(crate) fn into_resources(self, queue: Option<&Arc<DirectionQueue>>) -> Box<JobResources> {
+        let Self { streams, scratch, lists, job, kernels, count, ends, .. } = self;
+        let scratch = scratch.zip(queue.map(Arc::clone));
+        Box::new(JobResources { streams, scratch, lists, job, count, ends, sample: None, kernels })
+    }
+}

@@ -1,0 +1,397 @@
+//! The paths: how each submits the next chunk of a job.
+
+use std::sync::Arc;
+
+use terrane_core::ByteCount;
+use terrane_transfer::{CopyFailure, CopyGrid, Side, TransferPlan};
+
+use crate::engine::complete::failed_job::engine_failure;
+use crate::engine::geometry::chunker::{ChunkRamp, Chunker};
+use crate::engine::geometry::index;
+use crate::engine::geometry::packing::{Chunk, Packing, packing_for};
+use crate::engine::path::Direction;
+use crate::engine::resources::block_lists::{BlockLists, list_bytes};
+use crate::engine::resources::device_mapping::DeviceMapping;
+use crate::engine::shared::Shared;
+use crate::engine::submit::batch::Batch;
+use crate::engine::submit::launch::{KernelEnd, Launcher};
+use crate::engine::submit::submission::Submission;
+use crate::error::CudaError;
+use crate::kernels::{INLINE_BLOCKS, Kernels};
+use crate::runtime::event::Event;
+use crate::runtime::stream::Stream;
+
+pub(crate) enum Steps {
+    /// The driver's copies, starting at this run, at this offset in it.
+    Runs {
+        next: usize,
+        offset: u64,
+        batch: Batch,
+        together: bool,
+    },
+    /// Kernels that copy from one end to the other.
+    Kernels {
+        chunker: Chunker,
+        ctas: u32,
+        /// Whether the blocks still have to be listed.
+        lists: bool,
+    },
+    Staged(Box<Staged>),
+}
+
+pub(crate) struct Staged {
+    chunker: Chunker,
+    packing: Packing,
+    batch: Batch,
+    /// The blocks in the host's order, if the plan has another order: those of the source, and
+    /// those of the destination.
+    sorted: Option<[Vec<u32>; 2]>,
+    is_first: bool,
+    is_only: bool,
+}
+
+/// The maximum number of driver calls for one chunk, and of runs in one batch.
+const MOST_CALLS: usize = 64;
+const MOST_TOGETHER: usize = 4096;
+/// The maximum size that a layer-wise transfer combines: an event costs as much as 50 KiB.
+const LAYERS_TOGETHER: u64 = 4 << 20;
+
+impl Submission {
+    pub(crate) fn step_runs(
+        &mut self,
+        shared: &Shared,
+    ) -> Result<Option<SubmittedStep>, CopyFailure> {
+        let Steps::Runs { next, offset, batch, together } = &mut self.steps else {
+            return Ok(None);
+        };
+        let Some(stream) = self.streams.first() else { return Ok(None) };
+        let plan = self.job.plan();
+        let most = if *together { MOST_TOGETHER } else { MOST_CALLS };
+        let limit = shared.options.request_bytes.get().max(1);
+        let (mut bytes, mut calls) = (0, 0);
+        let first = (*next, *offset);
+        while let Some(run) = plan.runs().get(*next).filter(|_| bytes < limit && calls < most) {
+            let left = run.bytes().get() - *offset;
+            let places = [(Side::Source, &self.ends[0]), (Side::Destination, &self.ends[1])];
+            let mut length = left.min(limit - bytes);
+            let [source, destination] = places.map(|(side, mapping)| {
+                let at = run.at(side);
+                let address = mapping.copy_address(at.region, at.offset + *offset)?;
+                length = mapping.unsplit(address, length);
+                Some(address)
+            });
+            let (Some(source), Some(destination)) = (source, destination) else {
+                let device = shared.context.device().id;
+                return Err(engine_failure(CudaError::NotReached { device }));
+            };
+            batch.push(source, destination, length);
+            calls += 1;
+            bytes += length;
+            (*next, *offset) =
+                if length == left { (*next + 1, 0) } else { (*next, *offset + length) };
+        }
+        if calls == 0 {
+            return Ok(None);
+        }
+        let submitted = if *together {
+            // SAFETY: the plan's runs lie within the regions of both ends. The job keeps them alive
+            // until the stream has passed the copies, and its claims exclude other users.
+            unsafe { batch.submit(stream) }
+        } else {
+            // SAFETY: as above.
+            unsafe { batch.submit_one_by_one(stream) }
+        };
+        if let Err(error) = submitted {
+            let (index, offset) = first;
+            let (offset, source) = (ByteCount::new(offset), Box::new(error));
+            return Err(CopyFailure::Run { index, offset, source });
+        }
+        let is_left = *next < plan.runs().len();
+        let next_layer = is_left.then(|| plan.layer(*next) - plan.layers().start);
+        let layers = next_layer.unwrap_or(plan.layers().end - plan.layers().start);
+        Ok(Some(SubmittedStep { bytes, stream: 0, layers }))
+    }
+
+    pub(crate) fn step_kernels(
+        &mut self,
+        shared: &Shared,
+    ) -> Result<Option<SubmittedStep>, CudaError> {
+        self.list_blocks(shared)?;
+        let Steps::Kernels { chunker, ctas, .. } = &mut self.steps else { return Ok(None) };
+        let (Some(chunk), Some(stream)) = (chunker.next(), self.streams.first()) else {
+            return Ok(None);
+        };
+        let plan = self.job.plan();
+        let launcher =
+            Launcher { kernels: kernels(shared)?, tables: &shared.tables, stream, ctas: *ctas };
+        for grid in &self.grids {
+            let [source, destination] =
+                layout_ends(plan, grid, &self.ends, None, self.lists.as_ref());
+            // SAFETY: the plan has been validated. The job keeps both ends alive until the stream
+            // has passed the copies, and its claims exclude other users.
+            unsafe { launcher.copy(grid, &chunk, source, destination) }?;
+        }
+        let layers = layers_up_to(&self.grids, plan, &chunk);
+        Ok(Some(SubmittedStep { bytes: chunker.bytes(&chunk), stream: 0, layers }))
+    }
+
+    /// Writes the block ids into the device's memory, if a launch does not carry them all.
+    fn list_blocks(&mut self, shared: &Shared) -> Result<(), CudaError> {
+        let plan = self.job.plan();
+        let Steps::Kernels { lists: wanted, .. } = &mut self.steps else { return Ok(()) };
+        let Some(stream) = self.streams.first().filter(|_| std::mem::take(wanted)) else {
+            return Ok(());
+        };
+        let blocks = [plan.source_blocks(), plan.destination_blocks()];
+        let room = match self.room.take() {
+            Some(room) => Ok(room),
+            None => shared.lists.take_or_make(list_bytes(blocks)),
+        };
+        let filled = room.and_then(|mut room| room.fill(blocks, stream).map(|()| room));
+        match filled {
+            Ok(lists) => self.lists = Some(lists),
+            Err(error) if error.is_device_lost() => return Err(error),
+            // The launches then carry the ids, and there are more launches.
+            Err(error) => tracing::debug!(%error, "no list of blocks"),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn step_staged(
+        &mut self,
+        shared: &Shared,
+    ) -> Result<Option<SubmittedStep>, CudaError> {
+        let Steps::Staged(staged) = &mut self.steps else { return Ok(None) };
+        // A transfer of one chunk uses one stream.
+        let Some(copies) = self.streams.first() else { return Ok(None) };
+        let packing = self.streams.get(1).unwrap_or(copies);
+        let Some(scratch) = &self.scratch else { return Ok(None) };
+        let Some(chunk) = staged.chunker.next() else { return Ok(None) };
+        let plan = self.job.plan();
+        let to_host = self.direction == Direction::ToHost;
+        // No other work runs beside the first chunk to the host, nor beside the only chunk of a
+        // transfer. More thread blocks shorten it, and one stream carries both of its halves.
+        let is_first = std::mem::replace(&mut staged.is_first, false);
+        let is_alone = staged.is_only || (is_first && to_host);
+        let pack = shared.options.pack_ctas.get();
+        let (packing, ctas) =
+            if is_alone { (copies, pack.saturating_mul(3)) } else { (packing, pack) };
+        let (kernels, tables) = (kernels(shared)?, &shared.tables);
+        let launcher = Launcher { kernels, tables, stream: packing, ctas };
+        let sorted = staged.sorted.as_ref();
+        let host = if to_host { 1 } else { 0 };
+        let host_side = if to_host { Side::Destination } else { Side::Source };
+        let Some(host_end) = self.grids.first().map(|grid| grid.end(host_side)) else {
+            return Ok(None);
+        };
+        let page = staged.packing.page;
+        let begin = page.map_or(host_end.offset, |page| page.offset());
+        let outer_stride = page.map_or(host_end.outer_stride, |page| page.part_stride());
+        let host_blocks = match (sorted, to_host) {
+            (Some([sources, _]), false) => sources,
+            (Some([_, destinations]), true) => destinations,
+            (None, false) => plan.source_blocks(),
+            (None, true) => plan.destination_blocks(),
+        };
+        let Some(mapping) = self.ends.get(host) else { return Ok(None) };
+        let most = shared.options.request_bytes.get().max(1);
+        let mut found = Ok(());
+        staged.packing.stretches(&chunk, host_blocks, |stretch| {
+            let layer = u64::from(stretch.layer);
+            let region =
+                u64::from(host_end.first_region) + layer * u64::from(host_end.regions_per_layer);
+            let offset = begin
+                + u64::from(stretch.block) * host_end.block_stride
+                + layer * host_end.layer_stride
+                + u64::from(stretch.outer) * outer_stride;
+            let region = u32::try_from(region).unwrap_or(u32::MAX);
+            let (mut at, mut left) = (scratch.address() + stretch.at, stretch.bytes);
+            let Some(mut address) = mapping.copy_address(region, offset) else {
+                found = Err(CudaError::NotReached { device: shared.context.device().id });
+                return;
+            };
+            while left > 0 {
+                let bytes = mapping.unsplit(address, left.min(most));
+                let (from, to) = if to_host { (at, address) } else { (address, at) };
+                staged.batch.push(from, to, bytes);
+                (at, address, left) = (at + bytes, address + bytes, left - bytes);
+            }
+        });
+        found?;
+        // Later work on the other stream runs after this.
+        let hand_over = |from: &Stream, to: &Stream| {
+            if is_alone {
+                return Ok(());
+            }
+            to.wait_for(&Event::asked_behind(from)?)
+        };
+        let launch = || {
+            for grid in &self.grids {
+                let [source, destination] = layout_ends(plan, grid, &self.ends, sorted, None);
+                let (end, mine) = (grid.end(host_side), staged.packing.of_grid(&chunk, grid));
+                let strides = staged.packing.strides(&chunk, end);
+                let packed = KernelEnd::Packed { address: scratch.address(), strides, end };
+                let (source, destination) =
+                    if to_host { (source, packed) } else { (packed, destination) };
+                // SAFETY: the chunk belongs to a validated plan. The job keeps the plan's ends alive
+                // and exclusive until the streams have passed it. The buffer has room for it and
+                // has no other user.
+                unsafe { launcher.copy(grid, &mine, source, destination) }?;
+            }
+            Ok::<_, CudaError>(())
+        };
+        if to_host {
+            launch()?;
+            hand_over(packing, copies)?;
+            // SAFETY: as above; the stretches are those of the chunk.
+            unsafe { staged.batch.submit(copies) }?;
+        } else {
+            // SAFETY: as above.
+            unsafe { staged.batch.submit(copies) }?;
+            hand_over(copies, packing)?;
+            launch()?;
+        }
+        let whole = self.grids.first().map(|grid| staged.packing.of_grid(&chunk, grid));
+        let layers = whole.map_or(0, |chunk| layers_up_to(&self.grids, plan, &chunk));
+        let bytes = staged.packing.bytes(&chunk);
+        let stream = if to_host || is_alone { 0 } else { 1 };
+        Ok(Some(SubmittedStep { bytes, stream, layers }))
+    }
+}
+
+/// The kernels. A quote for a path with kernels always has them.
+fn kernels(shared: &Shared) -> Result<&Kernels, CudaError> {
+    let device = shared.context.device().id;
+    shared.kernels.as_ref().ok_or(CudaError::NotReached { device })
+}
+
+/// A chunk that has been submitted.
+pub(crate) struct SubmittedStep {
+    pub(crate) bytes: u64,
+    /// The stream that reaches its end.
+    pub(crate) stream: usize,
+    /// The number of complete submitted layers of a layer-wise transfer.
+    pub(crate) layers: u32,
+}
+
+/// The number of layers that are complete with this
+/// chunk.
+fn layers_up_to(grids: &[CopyGrid], plan: &TransferPlan, chunk: &Chunk) -> u32 {
+    // All grids have the layers of the transfer.
+    let layers = grids.first().map_or(1, |grid| grid.layers);
+    let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
+    let is_last = u64::from(chunk.pairs.end) >= pairs;
+    let whole = if is_last { chunk.layers.end } else { chunk.layers.start };
+    if whole >= layers { plan.layers().end - plan.layers().start } else { whole }
+}
+
+fn layout_ends<'a>(
+    plan: &'a TransferPlan,
+    grid: &'a CopyGrid,
+    ends: &'a [Arc<DeviceMapping>; 2],
+    sorted: Option<&'a [Vec<u32>; 2]>,
+    lists: Option<&BlockLists>,
+) -> [KernelEnd<'a>; 2] {
+    let blocks: [&[u32]; 2] = match sorted {
+        Some([sources, destinations]) => [sources, destinations],
+        None => [plan.source_blocks(), plan.destination_blocks()],
+    };
+    let list = lists.map_or([0, 0], |lists| lists.addresses);
+    let ([mapping, to], [blocks, blocks_to], [list, list_to]) = (ends, blocks, list);
+    [
+        KernelEnd::Layout { mapping, end: &grid.source, blocks, list },
+        KernelEnd::Layout { mapping: to, end: &grid.destination, blocks: blocks_to, list: list_to },
+    ]
+}
+
+fn pairs_of(plan: &TransferPlan) -> u32 {
+    u32::try_from(plan.destination_blocks().len()).unwrap_or(u32::MAX)
+}
+
+impl Steps {
+    pub(crate) fn runs(together: bool) -> Self {
+        Self::Runs { next: 0, offset: 0, batch: Batch::default(), together }
+    }
+
+    pub(crate) fn kernels(
+        shared: &Shared,
+        plan: &TransferPlan,
+        grids: &[CopyGrid],
+        direction: Direction,
+        layer_wise: bool,
+    ) -> Self {
+        if grids.is_empty() {
+            return Self::runs(false);
+        }
+        let options = &shared.options;
+        let (ctas, limit) = match direction {
+            Direction::WithinDevice => (shared.relayout_ctas(), options.relayout_bytes),
+            Direction::ToPeer | Direction::FromPeer => {
+                (options.peer_ctas.get(), options.relayout_bytes)
+            }
+            _ => (options.direct_ctas.get(), options.request_bytes),
+        };
+        let packing = Packing::unpacked(grids, layer_wise);
+        let limit = if layer_wise { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
+        // A layer of a block is copied whole, whatever its length.
+        let limit = limit.max(packing.of_layer());
+        match Chunker::new(packing, pairs_of(plan), limit, ChunkRamp::Flat) {
+            Some(chunker) => {
+                // A launch carries this many ids of each end.
+                let most = INLINE_BLOCKS / 2;
+                let lists =
+                    chunker.clone().any(|chunk| index(chunk.pairs.end - chunk.pairs.start) > most);
+                Self::Kernels { chunker, ctas, lists }
+            }
+            None => Self::runs(false),
+        }
+    }
+}
+
+impl Staged {
+    pub(crate) fn fits_one_chunk(&self) -> bool {
+        self.chunker.fits_one_chunk()
+    }
+
+    pub(crate) fn is_submitted(&self) -> bool {
+        self.chunker.is_done()
+    }
+
+    pub(crate) fn is_only(&self) -> bool {
+        self.is_only
+    }
+
+    pub(crate) fn in_one_chunk(&mut self) {
+        (self.chunker, self.is_only) = (self.chunker.flat(), true);
+    }
+
+    /// `None` if the transfer cannot be staged.
+    pub(crate) fn of(
+        shared: &Shared,
+        plan: &TransferPlan,
+        grids: &[CopyGrid],
+        direction: Direction,
+        layer_wise: bool,
+    ) -> Option<Self> {
+        let (side, ramp) = match direction {
+            Direction::ToHost => (Side::Destination, ChunkRamp::Up),
+            _ => (Side::Source, ChunkRamp::Down),
+        };
+        let packing = packing_for(plan, grids, side, layer_wise)?;
+        let largest = shared.options.scratch_bytes.get();
+        let largest =
+            if layer_wise { largest.min(LAYERS_TOGETHER.max(packing.of_layer())) } else { largest };
+        let chunker = Chunker::new(packing, pairs_of(plan), largest, ramp)?;
+        // The plan already has its destinations in order.
+        let is_sorted = side == Side::Destination || plan.source_blocks().is_sorted();
+        let sorted = (!is_sorted).then(|| plan.pairs_by_source());
+        Some(Self {
+            chunker,
+            packing,
+            batch: Batch::default(),
+            sorted,
+            is_first: true,
+            is_only: false,
+        })
+    }
+}

@@ -1,0 +1,240 @@
+//! The threads that submit large jobs, a chunk at a time.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use terrane_core::ByteCount;
+use terrane_transfer::CopyFailure;
+
+use crate::engine::complete::completion_queue::{CompletionThreads, Task};
+use crate::engine::complete::failed_job::{FailedJob, engine_failure};
+use crate::engine::complete::in_flight::due;
+use crate::engine::resources::scratch::ScratchOffer;
+use crate::engine::shared::Shared;
+use crate::engine::submit::direction_queue::{DirectionQueue, SubmittedChunk};
+use crate::engine::submit::queued_job::QueuedJob;
+use crate::engine::submit::submission::Submission;
+use crate::error::CudaError;
+
+/// The thread of one direction. It takes a chunk of each of its jobs in turn, so that a short job
+/// does not wait for the end of a long one. It keeps a bounded number of chunks on the device.
+pub(crate) struct SubmitThread {
+    shared: Arc<Shared>,
+    jobs: Receiver<QueuedJob>,
+    completion_threads: CompletionThreads,
+    queue: Arc<DirectionQueue>,
+    turns: VecDeque<QueuedJob>,
+    /// Parts on the device, in the order of their submission.
+    pending: VecDeque<SubmittedChunk>,
+}
+
+impl SubmitThread {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        queue: Arc<DirectionQueue>,
+        jobs: Receiver<QueuedJob>,
+        completion_threads: CompletionThreads,
+    ) -> Self {
+        let (turns, pending) = (VecDeque::new(), VecDeque::new());
+        Self { shared, jobs, completion_threads, queue, turns, pending }
+    }
+
+    /// Serves jobs until no source of jobs is left, and all jobs are submitted.
+    pub(crate) fn serve(mut self) {
+        loop {
+            let was_idle = self.turns.is_empty();
+            if was_idle {
+                match self.jobs.recv() {
+                    Ok(queued) => self.turns.push_back(queued),
+                    Err(_) => break,
+                }
+            }
+            self.turns.extend(self.jobs.try_iter());
+            let Some(queued) = self.turns.pop_front() else { continue };
+            // Only foreign code can panic, such as a subscriber to traces. The thread must continue
+            // with other jobs. This job drops, which waits for its submitted work.
+            let turn = catch_unwind(AssertUnwindSafe(|| self.turn(queued, was_idle)));
+            if let Ok(Some(queued)) = turn {
+                self.turns.push_back(queued);
+            }
+        }
+        // The buffers are freed with the queue, when nothing uses them any more.
+        while self.retire_oldest() {}
+    }
+
+    /// Submits a chunk of a job. Returns the job if chunks are left.
+    fn turn(&mut self, mut queued: QueuedJob, was_idle: bool) -> Option<QueuedJob> {
+        if was_idle {
+            self.retire_ended();
+            let is_first = self.pending.is_empty() && self.turns.is_empty();
+            queued.submission.sample_if(is_first && self.queue.is_alone());
+        }
+        self.pending.extend(queued.begun.take());
+        if let Some(failure) = queued.submission.job().reason_to_stop() {
+            self.fail(queued, failure);
+            return None;
+        }
+        queued.submission.job().start();
+        if let Err(error) = self.make_room(&mut queued.submission) {
+            self.fail(queued, engine_failure(error));
+            return None;
+        }
+        let shared = &*self.shared;
+        let submission = &mut queued.submission;
+        // The context is bound once for all driver calls of a chunk.
+        let mut stepped = None;
+        let bound = shared.context.bound(|_| {
+            stepped = Some(submission.step(shared));
+            Ok(())
+        });
+        let stepped = match (bound, stepped) {
+            (Ok(()), Some(stepped)) => stepped,
+            (Err(error), _) => Err(engine_failure(error)),
+            (Ok(()), None) => Ok(None),
+        };
+        match stepped {
+            Ok(Some(submitted)) => {
+                self.pending.push_back(self.queue.lend(submitted));
+                if !queued.submission.is_submitted() {
+                    return Some(queued);
+                }
+                // At once, not when another chunk fits: waiting threads must learn of the end while
+                // it is far off.
+                self.all_submitted(queued);
+                None
+            }
+            Ok(None) => {
+                self.queue.give_back(queued.submission.take_scratch());
+                self.all_submitted(queued);
+                None
+            }
+            Err(failure) => {
+                self.fail(queued, failure);
+                None
+            }
+        }
+    }
+
+    fn all_submitted(&self, mut queued: QueuedJob) {
+        if !self.queue.is_alone() {
+            queued.submission.sample_if(false);
+        }
+        let due = self.due(&queued);
+        let QueuedJob { submission, predicted, slot, .. } = queued;
+        drop(slot);
+        let task = match submission.into_in_flight(&self.shared, predicted, due) {
+            Ok(in_flight) => {
+                in_flight.invite();
+                Task::InFlight(in_flight)
+            }
+            Err(resources) => Task::NotSubmitted(resources),
+        };
+        // Completion threads exist as long as submit threads exist.
+        self.completion_threads.send(task);
+    }
+
+    /// The predicted end of the chunks on the device, if the job is alone there.
+    fn due(&self, queued: &QueuedJob) -> Option<Range<Instant>> {
+        let job = queued.submission.job();
+        if !self.turns.is_empty() || job.layers().is_some() {
+            return None;
+        }
+        let all: u64 = self.pending.iter().map(|chunk| chunk.bytes).sum();
+        // The progress of the first chunk is unknown.
+        let first = self.pending.front().map_or(0, |chunk| chunk.bytes);
+        let time = |bytes: u64| {
+            let share = bytes as f64 / job.plan().bytes().get().max(1) as f64;
+            Duration::try_from_secs_f64(queued.predicted.as_secs_f64() * share.min(1.0)).ok()
+        };
+        due(time(all - first)?..time(all)?)
+    }
+
+    /// Finishes a failed job once its submitted chunks complete.
+    fn fail(&mut self, queued: QueuedJob, failure: CopyFailure) {
+        let QueuedJob { submission, slot, .. } = queued;
+        drop(slot);
+        // Not on this thread, where other jobs wait for their turn. The wait may be long, and
+        // finishing a job runs foreign code. Completion threads exist as long as submit threads exist.
+        let failed = FailedJob::new(submission.into_resources(Some(&self.queue)), failure);
+        self.completion_threads.send(Task::Failed(failed));
+        self.retire_ended();
+    }
+
+    /// Waits until another chunk may be submitted. Gives the job a buffer for it, if it needs one.
+    ///
+    /// # Errors
+    ///
+    /// No memory is left for a buffer, and the job cannot continue without one.
+    fn make_room(&mut self, submission: &mut Submission) -> Result<(), CudaError> {
+        self.retire_ended();
+        let most = ByteCount::new(self.shared.options.scratch_buffers.get().max(2).into());
+        while self.pending.len() >= most.to_usize() {
+            self.retire_oldest();
+        }
+        while submission.needs_scratch() {
+            let taken = self.queue.scratch().take();
+            let made = match taken {
+                Some(ScratchOffer::Free(scratch)) => Ok(Some(scratch)),
+                Some(ScratchOffer::ToMake(maker)) => maker.make(),
+                None => Ok(None),
+            };
+            match made {
+                Ok(Some(scratch)) => {
+                    submission.put_scratch(scratch);
+                    break;
+                }
+                Ok(None) => self.await_scratch(submission)?,
+                Err(error) if error.is_device_lost() => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%error, "no memory for a buffer; the transfer goes without");
+                    submission.do_without_scratch(&self.shared)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the buffer that becomes free first.
+    ///
+    /// # Errors
+    ///
+    /// As for [`do_without_scratch`](Submission::do_without_scratch).
+    fn await_scratch(&self, submission: &mut Submission) -> Result<(), CudaError> {
+        let next = self.queue.scratch().next_event();
+        match next.map(|event| event.wait()) {
+            Some(Ok(())) => {}
+            Some(Err(_)) => {
+                // They drop without the lock.
+                let broken = self.queue.scratch().take_broken();
+                drop(broken);
+            }
+            // A failed job holds it.
+            None => return submission.do_without_scratch(&self.shared),
+        }
+        Ok(())
+    }
+
+    /// Removes the chunks that have ended.
+    fn retire_ended(&mut self) {
+        while let Some(submitted) = self.pending.front() {
+            // The job's end also reports the failure.
+            if matches!(submitted.event.is_complete(), Ok(false)) {
+                return;
+            }
+            self.retire_oldest();
+        }
+    }
+
+    /// Waits for the oldest chunk. Returns whether there was one.
+    fn retire_oldest(&mut self) -> bool {
+        let Some(submitted) = self.pending.pop_front() else { return false };
+        if submitted.event.wait().is_ok() {
+            submitted.count.add(submitted.bytes);
+        }
+        true
+    }
+}

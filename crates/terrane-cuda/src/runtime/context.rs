@@ -1,0 +1,422 @@
+//! A device's primary context, bound for each call.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::{fmt, ptr};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUpointer_attribute};
+use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, Span, StorageKind};
+
+use crate::driver::Driver;
+use crate::driver::code::DriverCode;
+use crate::driver::functions::Functions;
+use crate::error::{CudaError, check};
+use crate::runtime::device::{self, Device};
+use crate::runtime::event::IdleEvents;
+use crate::runtime::usage::{Counters, ResourceUsage};
+
+/// The primary context of one device. The CUDA runtime, `cudarc` and PyTorch use the same context,
+/// so their pointers and streams are valid here.
+///
+/// Each call binds the context on the calling thread, and restores the previous current context
+/// afterwards. Cloning costs a reference count. Streams, events and memory hold one reference each.
+/// The context is released with the last reference.
+///
+/// In a process that was forked after the driver was loaded, every call fails with
+/// [`CudaError::Forked`], and drops leave everything to the parent.
+///
+/// Some driver codes mean that [the context is lost](DriverCode::loses_context). A call that gets
+/// such a code returns [`CudaError::DeviceLost`], and the context stores the first such code
+/// ([`lost`](Self::lost)). A drop cannot return an error: its failure is counted
+/// ([`failed_drops`](Self::failed_drops)) and traced. It is never reported to a later caller.
+#[derive(Clone)]
+pub struct Context(Arc<Shared>);
+
+struct Shared {
+    driver: Driver,
+    device: Device,
+    handle: CUdevice,
+    raw: CUcontext,
+    idle_events: IdleEvents,
+    counters: Counters,
+    /// The first code that lost the context, or zero.
+    lost: AtomicU32,
+    failed_drops: AtomicU64,
+}
+
+// SAFETY: the handle is a number to everyone but the driver, which accepts it on any thread.
+unsafe impl Send for Shared {}
+// SAFETY: as for `Send`; all other fields are synchronised.
+unsafe impl Sync for Shared {}
+
+impl Context {
+    /// Returns the primary context of a device. Loads the driver if necessary.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`probe`](crate::probe); [`CudaError::UnknownDevice`]; [`CudaError::Driver`]
+    /// if the device refuses (in exclusive mode, for example, because another process uses it).
+    pub fn primary(device: DeviceId) -> Result<Self, CudaError> {
+        let driver = Driver::load()?;
+        let device = driver.device(device)?;
+        let handle = device::handle(driver, device.id)?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the function writes one handle, and checks the device.
+        let code = unsafe { (driver.functions().cuDevicePrimaryCtxRetain)(&raw mut raw, handle) };
+        check("cuDevicePrimaryCtxRetain", code)?;
+        Ok(Self(Arc::new(Shared {
+            driver,
+            device,
+            handle,
+            raw,
+            idle_events: IdleEvents::default(),
+            counters: Counters::default(),
+            lost: AtomicU32::new(0),
+            failed_drops: AtomicU64::new(0),
+        })))
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// The driver.
+    #[must_use]
+    pub fn driver(&self) -> Driver {
+        self.0.driver
+    }
+
+    /// The kind of the device's memory.
+    #[must_use]
+    pub fn kind(&self) -> StorageKind {
+        StorageKind::Device(self.0.device.id)
+    }
+
+    /// The device's free memory, and its total memory.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn memory(&self) -> Result<(ByteCount, ByteCount), CudaError> {
+        let (mut free, mut total) = (0, 0);
+        self.bound(|functions| {
+            // SAFETY: the function writes two numbers.
+            let code = unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+            check("cuMemGetInfo_v2", code)
+        })?;
+        Ok((ByteCount::from_usize(free), ByteCount::from_usize(total)))
+    }
+
+    /// The code that lost the context; `None` while it works.
+    #[must_use]
+    pub fn lost(&self) -> Option<DriverCode> {
+        match self.0.lost.load(Ordering::Relaxed) {
+            0 => None,
+            code => Some(DriverCode::new(code)),
+        }
+    }
+
+    /// The number of failures without a caller to report to. It counts drops of streams, events and
+    /// memory that the driver answered with an error. It also counts failures to restore a thread's
+    /// current context, and [leaked](Self::leak) values.
+    #[must_use]
+    pub fn failed_drops(&self) -> u64 {
+        self.0.failed_drops.load(Ordering::Relaxed)
+    }
+
+    /// Leaks a value that cannot be freed safely, because the driver did not say whether its device
+    /// still uses it. Counts as one of the [`failed_drops`](Self::failed_drops).
+    pub fn leak<T: Send + 'static>(&self, value: T, why: &CudaError) {
+        let _kept = ManuallyDrop::new(value);
+        note_failed_drop(&self.0, why);
+    }
+
+    /// Counts the memory, streams and events that this context and its clones hold. Other contexts
+    /// of the same device, from another [`primary`](Self::primary), count separately.
+    #[must_use]
+    pub fn usage(&self) -> ResourceUsage {
+        let counters = &self.0.counters;
+        ResourceUsage {
+            device: counters.device.held(),
+            pooled: counters.pooled.held(),
+            registered: counters.registered.held(),
+            host: counters.host.held(),
+            streams: counters.streams.held().count,
+            events_created: counters.events_created.load(Ordering::Relaxed),
+            events: counters.events.held().count,
+            events_idle: self.0.idle_events.count(),
+            handles: Arc::strong_count(&self.0),
+        }
+    }
+
+    /// Checks that `length` bytes starting at `address` lie within one live allocation of this
+    /// device's memory. Any library may have made the allocation. This is the first step of
+    /// adopting it as [`ForeignMemory`](terrane_core::ForeignMemory).
+    ///
+    /// Memory that was mapped piece by piece into one address range (`cuMemMap`, as in PyTorch's
+    /// expandable segments) is several allocations to the driver. It counts as one here. Other
+    /// adjacent allocations do not.
+    ///
+    /// ```
+    /// use terrane_core::{ByteCount, DeviceAddress, ForeignMemory, Region};
+    /// use terrane_cuda::{Context, CudaError};
+    ///
+    /// /// A tensor of another library (PyTorch's `data_ptr()` and `nbytes`), for
+    /// /// `LayoutBuilder::adopt`, which takes one region a layer, or one for all.
+    /// fn adopt<T: Send + Sync + 'static>(
+    ///     context: &Context,
+    ///     tensor: T,
+    ///     address: u64,
+    ///     bytes: u64,
+    /// ) -> Result<Region, CudaError> {
+    ///     let span = context.device_span(DeviceAddress::new(address), ByteCount::new(bytes))?;
+    ///     // SAFETY: the tensor keeps the bytes alive, and every user orders its work with the
+    ///     // transfers: by streams, events, or holds of blocks.
+    ///     Ok(Region::new(unsafe { ForeignMemory::new(span, tensor) }))
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NotDeviceMemory`] if they do not; [`CudaError::DeviceLost`].
+    pub fn device_span(
+        &self,
+        address: DeviceAddress,
+        length: ByteCount,
+    ) -> Result<Span, CudaError> {
+        let device = self.device().id;
+        let refused = || CudaError::NotDeviceMemory { address: address.get(), length, device };
+        let answer = |error: CudaError| if error.is_device_lost() { error } else { refused() };
+        let end = address.checked_add(length).ok_or_else(refused)?.get();
+        let mut at = address;
+        let mut piece_end = self.allocation_end(at).map_err(answer)?;
+        while piece_end < end {
+            let next = DeviceAddress::new(piece_end);
+            if !self.is_mapped(at).map_err(answer)? || !self.is_mapped(next).map_err(answer)? {
+                return Err(refused());
+            }
+            (at, piece_end) = (next, self.allocation_end(next).map_err(answer)?);
+        }
+        Ok(Span { kind: self.kind(), location: Location::Device { device, address }, length })
+    }
+
+    /// The end of the device allocation that contains an address.
+    ///
+    /// # Errors
+    ///
+    /// Any error but [`CudaError::DeviceLost`] if no allocation contains the address.
+    fn allocation_end(&self, address: DeviceAddress) -> Result<u64, CudaError> {
+        let device = self.device().id;
+        let ask = |attribute| self.pointer_attribute(address, attribute);
+        // CU_MEMORYTYPE_DEVICE
+        let is_device = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? == 2;
+        let ordinal = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+        let is_managed = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED)? != 0;
+        let start = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?;
+        let size = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE)?;
+        let is_here = is_device && !is_managed && ordinal == u64::from(device.get());
+        let length = ByteCount::new(1);
+        start
+            .checked_add(size)
+            .filter(|end| is_here && (start..*end).contains(&address.get()))
+            .ok_or(CudaError::NotDeviceMemory { address: address.get(), length, device })
+    }
+
+    /// Whether the device memory at this address was mapped as part of a larger range (`cuMemMap`).
+    /// Memory allocated in one call can be shared with other processes by the legacy IPC interface.
+    /// Memory from a memory pool belongs to that pool.
+    fn is_mapped(&self, address: DeviceAddress) -> Result<bool, CudaError> {
+        // A driver that does not know an attribute has no such memory.
+        let ask = |attribute, otherwise| match self.pointer_attribute(address, attribute) {
+            Err(error) if error.is_device_lost() => Err(error),
+            answer => Ok(answer.unwrap_or(otherwise)),
+        };
+        let shared = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+        let pool = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE;
+        Ok(ask(shared, 1)? == 0 && ask(pool, 0)? == 0)
+    }
+
+    /// Returns an attribute of an address, as a number of at most eight bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`] for an address that the driver does not know;
+    /// [`CudaError::DeviceLost`].
+    pub(crate) fn pointer_attribute(
+        &self,
+        address: DeviceAddress,
+        attribute: CUpointer_attribute,
+    ) -> Result<u64, CudaError> {
+        // The requested attributes have at most eight bytes. The host is little-endian, so a
+        // shorter value is the same number.
+        let mut value = 0_u64;
+        self.bound(|functions| {
+            let to = (&raw mut value).cast();
+            // SAFETY: the function writes at most eight bytes, and checks the address.
+            let code = unsafe { (functions.cuPointerGetAttribute)(to, attribute, address.get()) };
+            check("cuPointerGetAttribute", code)
+        })?;
+        Ok(value)
+    }
+
+    /// Runs `call` with this context current, and then restores the previous current context.
+    pub(crate) fn bound<T>(
+        &self,
+        call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
+    ) -> Result<T, CudaError> {
+        let result = self.0.bound(call);
+        if let Err(CudaError::DeviceLost { code, .. }) = &result {
+            // The first error stays: it is the nearest to the cause.
+            let _ =
+                self.0.lost.compare_exchange(0, code.get(), Ordering::Relaxed, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Like [`bound`](Self::bound), for the calls of a drop.
+    pub(crate) fn bound_in_drop(
+        &self,
+        call: impl FnOnce(&'static Functions) -> Result<(), CudaError>,
+    ) {
+        if let Err(error) = self.bound(call) {
+            note_failed_drop(&self.0, &error);
+        }
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    pub(crate) fn idle_events(&self) -> &IdleEvents {
+        &self.0.idle_events
+    }
+
+    /// Lets kernels and copies of this context access the memory of another device. The access
+    /// stays enabled until the process ends. Returns whether access is enabled.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub(crate) fn reach_peer(&self, peer: &Self) -> Result<bool, CudaError> {
+        /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`: another caller enabled it, which is
+        /// equivalent.
+        const ALREADY: u32 = 704;
+        let functions = self.0.driver.functions();
+        let (Some(can), Some(enable)) =
+            (functions.cuDeviceCanAccessPeer, functions.cuCtxEnablePeerAccess)
+        else {
+            return Ok(false);
+        };
+        let mut answer = 0;
+        // SAFETY: one number is written, and the devices exist.
+        let code = unsafe { can(&raw mut answer, self.0.handle, peer.0.handle) };
+        check("cuDeviceCanAccessPeer", code)?;
+        if answer == 0 {
+            return Ok(false);
+        }
+        self.bound(|_| {
+            // SAFETY: `peer` retains the peer's context; the access is never disabled again.
+            match unsafe { enable(peer.0.raw, 0) } {
+                ALREADY => Ok(true),
+                code => check("cuCtxEnablePeerAccess", code).map(|()| true),
+            }
+        })
+    }
+
+    /// Whether the handle is this context's handle.
+    pub(crate) fn is(&self, raw: CUcontext) -> bool {
+        self.0.raw == raw
+    }
+
+    /// Whether both are the same context.
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        self.0.raw == other.0.raw
+    }
+}
+
+impl Shared {
+    fn bound<T>(
+        &self,
+        call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
+    ) -> Result<T, CudaError> {
+        self.driver.check_process()?;
+        let functions = self.driver.functions();
+        let mut current = ptr::null_mut();
+        // SAFETY: the function writes one handle.
+        check("cuCtxGetCurrent", unsafe { (functions.cuCtxGetCurrent)(&raw mut current) })?;
+        if current == self.raw {
+            return call(functions);
+        }
+        // SAFETY: the context is retained for as long as this value lives.
+        check("cuCtxPushCurrent_v2", unsafe { (functions.cuCtxPushCurrent_v2)(self.raw) })?;
+        let _pushed = Pushed { functions, failed_drops: &self.failed_drops };
+        call(functions)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.driver.is_of_parent() {
+            return;
+        }
+        let events = self.idle_events.take_all();
+        let destroyed = self.bound(|functions| {
+            for event in events {
+                event.destroy(functions)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = destroyed {
+            note_failed_drop(self, &error);
+        }
+        // SAFETY: it was retained once, when this value was made.
+        let code = unsafe { (self.driver.functions().cuDevicePrimaryCtxRelease_v2)(self.handle) };
+        if let Err(error) = check("cuDevicePrimaryCtxRelease_v2", code) {
+            note_failed_drop(self, &error);
+        }
+    }
+}
+
+fn note_failed_drop(shared: &Shared, error: &CudaError) {
+    if matches!(error, CudaError::Forked) {
+        // The context belongs to the parent, which releases it.
+        return;
+    }
+    shared.failed_drops.fetch_add(1, Ordering::Relaxed);
+    if error.code() == Some(DriverCode::DEINITIALIZED) {
+        // The process is ending; the driver has freed everything.
+        return;
+    }
+    tracing::warn!(device = %shared.device.id, %error, "a driver call of a drop failed");
+}
+
+/// A context pushed on this thread's stack, and popped when this value drops.
+struct Pushed<'a> {
+    functions: &'static Functions,
+    failed_drops: &'a AtomicU64,
+}
+
+impl Drop for Pushed<'_> {
+    fn drop(&mut self) {
+        let mut popped = ptr::null_mut();
+        // SAFETY: the function writes one handle. The popped context is the pushed one, because
+        // everything between was balanced.
+        let code = unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut popped) };
+        if check("cuCtxPopCurrent_v2", code).is_err() {
+            // The failure is only counted: callers hold locks under which no foreign code may run.
+            self.failed_drops.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("device", &self.0.device.id)
+            .field("lost", &self.lost())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,426 @@
+//! Events: marks in streams. Creating one costs more than using one, so contexts keep them.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fmt, ptr, thread};
+
+use cudarc::driver::sys::{CUevent, CUstream};
+use terrane_core::{ByteCount, DeviceId};
+
+use crate::driver::functions::Functions;
+use crate::error::{CudaError, check, check_ready};
+use crate::runtime::context::Context;
+use crate::runtime::stream::{Stream, of_this_thread};
+
+/// `CU_EVENT_BLOCKING_SYNC`: a waiting thread sleeps.
+const BLOCKING_SYNC: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`: cheaper to record.
+const DISABLE_TIMING: u32 = 2;
+
+/// The number of idle events of each kind that a context keeps. Creating and destroying one costs
+/// about 2 µs, and an idle one takes about a hundred bytes.
+const MOST_IDLE: usize = 1024;
+
+/// Whether an event stores the time at which the stream reached it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Timing {
+    /// Without timing, which is cheaper.
+    #[default]
+    Off,
+    /// With timing.
+    On,
+}
+
+/// A mark in a stream. The event is borrowed from its context, which keeps it afterwards for reuse.
+///
+/// Cloning gives another handle to the same event. It returns to the context when the last clone
+/// drops, and the last transfer that was given its [order](Self::order) has ended.
+#[derive(Clone)]
+pub struct Event(Arc<BorrowedEvent>);
+
+/// The event that clones and orders share.
+pub(crate) struct BorrowedEvent {
+    raw: RawEvent,
+    context: Context,
+    sort: Sort,
+    state: AtomicU8,
+}
+
+/// The purpose of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    /// Threads can sleep until it completes. The device has to interrupt a processor for that.
+    Waited,
+    /// The same, with timing.
+    Timed,
+    /// Threads query it, and streams wait for it. It is recorded once.
+    Asked,
+}
+
+/// The event is not recorded, and counts as complete.
+const NEW: u8 = 0;
+/// The event is recorded in a stream.
+const RECORDED: u8 = 1;
+/// Recording failed, so the event proves nothing.
+const BROKEN: u8 = 2;
+/// All work before the mark is known to have run. The event will not be recorded again.
+const PASSED: u8 = 3;
+
+impl Event {
+    /// Creates an event that has not been recorded, and so counts as complete.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn new(context: &Context, timing: Timing) -> Result<Self, CudaError> {
+        let sort = if timing == Timing::On { Sort::Timed } else { Sort::Waited };
+        Self::of_sort(context, sort)
+    }
+
+    /// Creates an event after all work submitted to `stream` so far. Threads can query it and
+    /// streams can wait for it.
+    ///
+    /// The device interrupts no processor for it, so recording and completion are faster, by one
+    /// microsecond together. Once it is known to be complete, the driver is not queried again. A
+    /// thread that waits for it polls.
+    ///
+    /// # Errors
+    ///
+    /// As for [`record`](Self::record).
+    pub(crate) fn asked_behind(stream: &Stream) -> Result<Self, CudaError> {
+        let event = Self::of_sort(stream.context(), Sort::Asked)?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    fn of_sort(context: &Context, sort: Sort) -> Result<Self, CudaError> {
+        context.driver().check_process()?;
+        let raw = match context.idle_events().take(sort) {
+            Some(raw) => raw,
+            None => RawEvent::create(context, sort)?,
+        };
+        let (context, state) = (context.clone(), AtomicU8::new(NEW));
+        Ok(Self(Arc::new(BorrowedEvent { raw, context, sort, state })))
+    }
+
+    /// Whether threads cannot sleep until it completes.
+    pub(crate) fn is_only_asked(&self) -> bool {
+        self.0.sort == Sort::Asked
+    }
+
+    /// Records the event after all work submitted to `stream` so far.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::WrongContext`] if the stream belongs to another device, [`CudaError::Driver`],
+    /// [`CudaError::DeviceLost`]. After an error the event proves nothing until it is recorded
+    /// again.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // Before the call: a concurrent query must not report that all work has run.
+        self.0.state.store(BROKEN, Ordering::SeqCst);
+        if !self.0.context.same(stream.context()) {
+            let device = self.0.context.device().id;
+            return Err(CudaError::WrongContext { what: "stream", device });
+        }
+        self.record_on(stream.raw())
+    }
+
+    /// Records the event after all work that the calling thread has submitted so far to its own
+    /// default stream (`CU_STREAM_PER_THREAD`) of the event's context.
+    ///
+    /// # Errors
+    ///
+    /// As for [`record`](Self::record).
+    pub fn record_on_thread_stream(&self) -> Result<(), CudaError> {
+        self.0.state.store(BROKEN, Ordering::SeqCst);
+        self.record_on(of_this_thread())
+    }
+
+    /// Records the event on a stream of its context. The state is `BROKEN` until then.
+    fn record_on(&self, stream: CUstream) -> Result<(), CudaError> {
+        self.0.context.bound(|functions| {
+            // SAFETY: event and stream are alive, and of one context, which is current.
+            check("cuEventRecord", unsafe { (functions.cuEventRecord)(self.0.raw.0, stream) })
+        })?;
+        self.0.state.store(RECORDED, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Makes later work of the calling thread's own default stream (`CU_STREAM_PER_THREAD`) of
+    /// `context` run after the work that the event marks, without blocking. An event that was never
+    /// recorded delays nothing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Stream::wait_for`].
+    pub fn delay_thread_stream(&self, context: &Context) -> Result<(), CudaError> {
+        if !self.marks_something()? {
+            return Ok(());
+        }
+        context.bound(|functions| {
+            // SAFETY: the event is alive, and the context of the stream is current.
+            let code = unsafe { (functions.cuStreamWaitEvent)(of_this_thread(), self.0.raw.0, 0) };
+            check("cuStreamWaitEvent", code)
+        })
+    }
+
+    /// The context of the event.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// Whether everything before the mark has run. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NotRecorded`] if the last record failed, [`CudaError::Driver`],
+    /// [`CudaError::DeviceLost`].
+    pub fn is_complete(&self) -> Result<bool, CudaError> {
+        if !self.is_outstanding()? {
+            return Ok(true);
+        }
+        let is_complete = self.0.context.bound(|functions| {
+            // SAFETY: the event is alive.
+            check_ready("cuEventQuery", unsafe { (functions.cuEventQuery)(self.0.raw.0) })
+        })?;
+        if is_complete && self.is_only_asked() {
+            self.0.state.store(PASSED, Ordering::SeqCst);
+        }
+        Ok(is_complete)
+    }
+
+    /// Blocks, asleep, until everything before the mark has run.
+    ///
+    /// # Errors
+    ///
+    /// As for [`is_complete`](Self::is_complete).
+    pub fn wait(&self) -> Result<(), CudaError> {
+        if self.is_only_asked() {
+            return self.ask_for(Duration::MAX).map(|_| ());
+        }
+        if !self.is_outstanding()? {
+            return Ok(());
+        }
+        self.0.context.bound(|functions| {
+            // SAFETY: the event is alive.
+            check("cuEventSynchronize", unsafe { (functions.cuEventSynchronize)(self.0.raw.0) })
+        })
+    }
+
+    /// Blocks until all work before the mark has run, or `timeout` has passed. Returns whether the
+    /// work has run.
+    ///
+    /// The driver has no wait with a timeout, so the call polls the event. It polls without a pause
+    /// for some microseconds. Then it sleeps between polls; the sleeps grow with the time waited,
+    /// up to a tenth of a millisecond.
+    ///
+    /// # Errors
+    ///
+    /// As for [`is_complete`](Self::is_complete).
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, CudaError> {
+        if Instant::now().checked_add(timeout).is_none() {
+            return self.wait().map(|()| true);
+        }
+        self.ask_for(timeout)
+    }
+
+    /// Polls until the answer is yes, or `timeout` has passed.
+    fn ask_for(&self, timeout: Duration) -> Result<bool, CudaError> {
+        const SPIN: Duration = Duration::from_micros(20);
+        const LONGEST_NAP: Duration = Duration::from_micros(100);
+        let started = Instant::now();
+        loop {
+            if self.is_complete()? {
+                return Ok(true);
+            }
+            let waited = started.elapsed();
+            let Some(left) = timeout.checked_sub(waited).filter(|left| !left.is_zero()) else {
+                return Ok(false);
+            };
+            if waited < SPIN {
+                std::hint::spin_loop();
+            } else {
+                thread::sleep((waited / 4).min(LONGEST_NAP).min(left));
+            }
+        }
+    }
+
+    /// The device time from `earlier` to this event, accurate to about half a microsecond.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NoTiming`] if either event was created without timing or was not recorded.
+    /// [`CudaError::Driver`] if the device has not reached both yet.
+    pub fn elapsed_since(&self, earlier: &Self) -> Result<Duration, CudaError> {
+        for event in [self, earlier] {
+            if event.0.sort != Sort::Timed || !event.marks_something()? {
+                return Err(CudaError::NoTiming);
+            }
+        }
+        let mut milliseconds = 0_f32;
+        self.0.context.bound(|functions| {
+            // SAFETY: both events are alive; one number is written.
+            let code = unsafe {
+                (functions.cuEventElapsedTime)(&raw mut milliseconds, earlier.0.raw.0, self.0.raw.0)
+            };
+            check("cuEventElapsedTime", code)
+        })?;
+        Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
+    }
+
+    /// The driver's handle, a `CUevent`, for other libraries. It is valid for as long as this value
+    /// lives. Other libraries must not destroy it.
+    #[must_use]
+    pub fn handle(&self) -> *mut c_void {
+        self.0.raw.0.cast()
+    }
+
+    /// The device of the event.
+    pub(crate) fn device(&self) -> DeviceId {
+        self.0.context.device().id
+    }
+
+    /// Whether the event is recorded in a stream.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NotRecorded`] if its last record failed.
+    pub(crate) fn marks_something(&self) -> Result<bool, CudaError> {
+        Ok(self.state()? != NEW)
+    }
+
+    /// Whether the driver must be queried to know if the event is complete.
+    ///
+    /// # Errors
+    ///
+    /// As for [`marks_something`](Self::marks_something).
+    fn is_outstanding(&self) -> Result<bool, CudaError> {
+        Ok(self.state()? == RECORDED)
+    }
+
+    fn state(&self) -> Result<u8, CudaError> {
+        match self.0.state.load(Ordering::SeqCst) {
+            BROKEN => Err(CudaError::NotRecorded),
+            state => Ok(state),
+        }
+    }
+
+    /// Marks the event as broken, because a record could not be tried: the event proves nothing.
+    pub(crate) fn forget_mark(&self) {
+        self.0.state.store(BROKEN, Ordering::SeqCst);
+    }
+
+    pub(crate) fn raw(&self) -> CUevent {
+        self.0.raw.0
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<BorrowedEvent> {
+        &self.0
+    }
+}
+
+impl Drop for BorrowedEvent {
+    fn drop(&mut self) {
+        if self.context.driver().is_of_parent() {
+            return;
+        }
+        // The driver has noted the mark for waiting streams, so the event can be recorded elsewhere
+        // at once.
+        if let Some(surplus) = self.context.idle_events().keep(self.raw, self.sort) {
+            self.context.counters().events.subtract(ByteCount::ZERO);
+            self.context.bound_in_drop(|functions| surplus.destroy(functions));
+        }
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event")
+            .field("handle", &self.0.raw.0)
+            .field("device", &self.0.context.device().id)
+            .field("sort", &self.0.sort)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A driver event that its owner must destroy.
+#[derive(Clone, Copy)]
+pub(crate) struct RawEvent(CUevent);
+
+// SAFETY: the driver accepts an event's handle on any thread, and synchronises.
+unsafe impl Send for RawEvent {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for RawEvent {}
+
+impl RawEvent {
+    fn create(context: &Context, sort: Sort) -> Result<Self, CudaError> {
+        let flags = match sort {
+            Sort::Waited => BLOCKING_SYNC | DISABLE_TIMING,
+            Sort::Timed => BLOCKING_SYNC,
+            Sort::Asked => DISABLE_TIMING,
+        };
+        let mut raw = ptr::null_mut();
+        context.bound(|functions| {
+            // SAFETY: the function writes one handle.
+            check("cuEventCreate", unsafe { (functions.cuEventCreate)(&raw mut raw, flags) })
+        })?;
+        context.counters().events_created.fetch_add(1, Ordering::Relaxed);
+        context.counters().events.add(ByteCount::ZERO);
+        Ok(Self(raw))
+    }
+
+    /// Destroys the event, which is no longer in use.
+    pub(crate) fn destroy(self, functions: &Functions) -> Result<(), CudaError> {
+        // SAFETY: an event is destroyed only when its context ends, or when the context keeps no
+        // more. Both took it from its last user.
+        check("cuEventDestroy_v2", unsafe { (functions.cuEventDestroy_v2)(self.0) })
+    }
+}
+
+/// The idle events of a context.
+#[derive(Default)]
+pub(crate) struct IdleEvents {
+    waited: Mutex<Vec<RawEvent>>,
+    timed: Mutex<Vec<RawEvent>>,
+    asked: Mutex<Vec<RawEvent>>,
+}
+
+impl IdleEvents {
+    fn of(&self, sort: Sort) -> MutexGuard<'_, Vec<RawEvent>> {
+        let idle = match sort {
+            Sort::Waited => &self.waited,
+            Sort::Timed => &self.timed,
+            Sort::Asked => &self.asked,
+        };
+        idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, sort: Sort) -> Option<RawEvent> {
+        self.of(sort).pop()
+    }
+
+    /// Keeps an event, or returns it if there are enough.
+    fn keep(&self, event: RawEvent, sort: Sort) -> Option<RawEvent> {
+        let mut idle = self.of(sort);
+        if idle.len() >= MOST_IDLE {
+            return Some(event);
+        }
+        idle.push(event);
+        None
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        let sorts = [Sort::Waited, Sort::Timed, Sort::Asked];
+        ByteCount::from_usize(sorts.map(|sort| self.of(sort).len()).iter().sum()).get()
+    }
+
+    /// Takes all of them, for the context's end.
+    pub(crate) fn take_all(&mut self) -> Vec<RawEvent> {
+        let sorts = [&mut self.waited, &mut self.timed, &mut self.asked];
+        let lists = sorts.map(|idle| idle.get_mut().unwrap_or_else(PoisonError::into_inner));
+        lists.into_iter().flat_map(std::mem::take).collect()
+    }
+}

@@ -1,0 +1,236 @@
+//! Lists the bytes of a block in an order that does not depend on strides.
+
+use super::{Axis, AxisSteps, Geometry, RegionOffset, Section};
+
+/// A loop over positions.
+#[derive(Clone, Copy)]
+struct Level {
+    count: u32,
+    /// Bytes from one position to the next.
+    stride: u64,
+    /// Regions from one position to the next.
+    regions: u32,
+}
+
+impl Geometry {
+    /// Calls `each` with the spans of a block's bytes in canonical order: start and length in bytes.
+    ///
+    /// Canonical order is layer, section by its name, token, head, element. Sections without layers
+    /// follow the last layer. Padding is left out. Two geometries of equal sections list the same
+    /// bytes of a block in the same order. So a checksum over these spans belongs to the block, not
+    /// to the layout.
+    ///
+    /// In sections with tokens, only the first `tokens` tokens are listed. Adjacent spans are
+    /// joined. `block` is not checked; beyond its bound the spans are meaningless.
+    pub fn canonical_spans(
+        &self,
+        block: u32,
+        tokens: u32,
+        each: &mut impl FnMut(RegionOffset, u64),
+    ) {
+        let mut open: Option<(RegionOffset, u64)> = None;
+        let mut add = |at: RegionOffset, bytes: u64| match &mut open {
+            Some((start, length))
+                if start.region == at.region && start.offset.wrapping_add(*length) == at.offset =>
+            {
+                *length += bytes;
+            }
+            _ => {
+                if let Some((start, length)) = open.replace((at, bytes)) {
+                    each(start, length);
+                }
+            }
+        };
+        let mut by_name: Vec<&Section> = self.sections.iter().collect();
+        by_name.sort_by_key(|section| section.name());
+        let has_layers =
+            |section: &&Section| self.num_layers == 1 || section.steps(Axis::Layer).count() > 1;
+        let (layered, others): (Vec<&Section>, Vec<_>) = by_name.into_iter().partition(has_layers);
+        for layer in 0..self.num_layers {
+            layered.iter().for_each(|section| section.rows(block, layer, tokens, &mut add));
+        }
+        others.iter().for_each(|section| section.rows(block, 0, tokens, &mut add));
+        if let Some((start, length)) = open {
+            each(start, length);
+        }
+    }
+}
+
+impl Section {
+    /// Calls `add` with the rows of a block and a layer, in the order token, head, element.
+    fn rows(&self, block: u32, layer: u32, tokens: u32, add: &mut impl FnMut(RegionOffset, u64)) {
+        let begin = self.begin(block, layer);
+        let mut unit = u64::from(self.shape().element_bytes);
+        let [[a, b], [c, d]] = [Axis::Element, Axis::Head].map(|axis| levels_of(self.steps(axis)));
+        let all = [a, b, c, d];
+        let mut levels = &all[..];
+        // Adjacent positions form one span.
+        while let Some((level, outer)) = levels.split_first()
+            && (level.count == 1 || (level.regions == 0 && level.stride == unit))
+        {
+            unit *= u64::from(level.count);
+            levels = outer;
+        }
+        let of_tokens = self.steps(Axis::Token);
+        let count = u32::try_from(of_tokens.count()).unwrap_or(u32::MAX);
+        // A section that lacks the axis has the same bytes for any number of tokens.
+        let count = if count > 1 { count.min(tokens) } else { count };
+        let is_one_span = levels.is_empty()
+            && of_tokens.outer().count == 1
+            && (count <= 1 || of_tokens.inner().stride == unit);
+        if is_one_span {
+            return add(begin, unit * u64::from(count));
+        }
+        for token in 0..count {
+            let (regions, offset) = of_tokens.place(token);
+            walk(moved(begin, regions, offset), levels, unit, add);
+        }
+    }
+}
+
+/// The two parts of an axis, the inner one first.
+fn levels_of(steps: &AxisSteps) -> [Level; 2] {
+    let (inner, outer) = (steps.inner(), steps.outer());
+    [
+        Level { count: inner.count, stride: inner.stride, regions: 0 },
+        Level { count: outer.count, stride: outer.stride, regions: steps.regions() },
+    ]
+}
+
+/// Calls `add` with a span of `unit` bytes for each position, the last level outermost.
+fn walk(at: RegionOffset, levels: &[Level], unit: u64, add: &mut impl FnMut(RegionOffset, u64)) {
+    let Some((outermost, inner)) = levels.split_last() else { return add(at, unit) };
+    let mut at = at;
+    for _ in 0..outermost.count {
+        walk(at, inner, unit, add);
+        at = moved(at, outermost.regions, outermost.stride);
+    }
+}
+
+/// A later position. Nothing overflows within the bounds that the geometry has proved. The step
+/// after the last position may wrap, and is not used.
+fn moved(at: RegionOffset, regions: u32, offset: u64) -> RegionOffset {
+    RegionOffset { region: at.region.wrapping_add(regions), offset: at.offset.wrapping_add(offset) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SectionName, Step};
+
+    /// Every element separately, from the definition.
+    fn elements(geometry: &Geometry, block: u32, tokens: u32) -> Vec<(u32, u64)> {
+        let mut bytes = Vec::new();
+        let mut add = |section: &Section, layer: u32| {
+            let shape = section.shape();
+            let tokens = if shape.tokens > 1 { shape.tokens.min(tokens) } else { 1 };
+            for token in 0..tokens {
+                for head in 0..shape.heads.unwrap_or(1) {
+                    for element in 0..shape.elements {
+                        let at = section.place([block, layer], [head, token, element]);
+                        let span = at.offset..at.offset + u64::from(shape.element_bytes);
+                        bytes.extend(span.map(|offset| (at.region, offset)));
+                    }
+                }
+            }
+        };
+        let layers = geometry.num_layers();
+        let is_in_layers = |section: &Section| layers == 1 || section.shape().layers > 1;
+        let mut sections = geometry.sections().to_vec();
+        sections.sort_by_key(|section| section.name().as_str().to_owned());
+        for layer in 0..layers {
+            let sections = sections.iter().filter(|section| is_in_layers(section));
+            sections.for_each(|section| add(section, layer));
+        }
+        let others = sections.iter().filter(|section| !is_in_layers(section));
+        others.for_each(|section| add(section, 0));
+        bytes
+    }
+
+    fn check(geometry: &Geometry) {
+        for block in 0..geometry.num_blocks() {
+            for tokens in [0, 1, 3, u32::MAX] {
+                let mut found = Vec::new();
+                let mut last = None;
+                geometry.canonical_spans(block, tokens, &mut |at, bytes| {
+                    assert_ne!(last, Some((at.region, at.offset)), "two adjacent spans");
+                    last = Some((at.region, at.offset + bytes));
+                    let span = at.offset..at.offset + bytes;
+                    found.extend(span.map(|offset| (at.region, offset)));
+                });
+                assert_eq!(found, elements(geometry, block, tokens), "{geometry:?}");
+            }
+        }
+    }
+
+    fn section(name: SectionName, axes: [AxisSteps; 5], element_bytes: u32) -> Section {
+        let [block, layer, head, token, element] = axes;
+        Section::new(name, element_bytes)
+            .axis(Axis::Block, block)
+            .axis(Axis::Layer, layer)
+            .axis(Axis::Head, head)
+            .axis(Axis::Token, token)
+            .axis(Axis::Element, element)
+    }
+
+    #[test]
+    fn canonical_spans_are_the_elements_in_the_defined_order() {
+        let step = AxisSteps::new;
+        // One piece per layer: token, head, element. 2 blocks, 3 layers, 4 tokens, 2 heads, 8
+        // elements.
+        let contiguous = section(
+            SectionName::K,
+            [step(2, 384), step(3, 128), step(2, 16), step(4, 32), step(8, 2)],
+            2,
+        );
+        // Heads outside tokens, and elements split around tokens.
+        let head_major = section(
+            SectionName::V,
+            [step(2, 384), step(3, 128), step(2, 64), step(4, 16), step(8, 2)],
+            2,
+        )
+        .at(1, 0);
+        let split = section(
+            SectionName::VALUES,
+            [
+                step(2, 384),
+                step(3, 128),
+                step(2, 64),
+                step(4, 8),
+                AxisSteps::split(Step::new(2, 32), Step::new(4, 2)),
+            ],
+            2,
+        )
+        .at(2, 0);
+        let spread_layers = section(
+            SectionName::SCALES,
+            [
+                step(2, 16),
+                AxisSteps::spread(3, 1, Step::ONE),
+                AxisSteps::ABSENT,
+                step(4, 4),
+                AxisSteps::ABSENT,
+            ],
+            4,
+        )
+        .at(3, 0);
+        let without_layers = Section::new(SectionName::new("state").unwrap(), 1)
+            .at(6, 5)
+            .axis(Axis::Block, step(2, 100))
+            .axis(Axis::Element, step(9, 1));
+        check(&Geometry::from_sections([contiguous]).unwrap());
+        check(&Geometry::from_sections([contiguous, head_major]).unwrap());
+        let all = [contiguous, head_major, split, spread_layers, without_layers];
+        check(&Geometry::from_sections(all).unwrap());
+    }
+
+    #[test]
+    fn a_contiguous_block_is_one_span() {
+        let step = AxisSteps::new;
+        let axes = [step(5, 384), step(3, 128), step(2, 16), step(4, 32), step(8, 2)];
+        let geometry = Geometry::from_sections([section(SectionName::K, axes, 2)]).unwrap();
+        let mut spans = Vec::new();
+        geometry.canonical_spans(3, u32::MAX, &mut |at, bytes| spans.push((at.offset, bytes)));
+        assert_eq!(spans, [(3 * 384, 384)]);
+    }
+}

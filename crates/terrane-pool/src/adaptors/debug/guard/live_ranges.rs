@@ -1,0 +1,102 @@
+//! Live spans, ordered by location.
+
+use std::collections::BTreeMap;
+
+use terrane_core::{Location, Position, Span};
+
+/// Live spans that do not overlap, each with a value.
+///
+/// Spans of no bytes have no particular place and are not entered.
+#[derive(Debug)]
+pub(crate) struct LiveRanges<T> {
+    ranges: BTreeMap<Position, (Span, T)>,
+}
+
+impl<T> LiveRanges<T> {
+    pub(crate) const fn new() -> Self {
+        Self { ranges: BTreeMap::new() }
+    }
+
+    /// Returns the live span that overlaps `span`, if there is one.
+    pub(crate) fn overlapping(&self, span: &Span) -> Option<(&Span, &T)> {
+        let place = span.location.position();
+        // As the live spans are disjoint, only the two neighbours can overlap.
+        let before = self.ranges.range(..=place).next_back();
+        let after = self.ranges.range(place..).next();
+        before
+            .into_iter()
+            .chain(after)
+            .map(|(_, (live, value))| (live, value))
+            .find(|(live, _)| live.overlaps(span))
+    }
+
+    /// Enters a span that overlaps no live span.
+    pub(crate) fn insert(&mut self, span: Span, value: T) {
+        if !span.length.is_zero() {
+            self.ranges.insert(span.location.position(), (span, value));
+        }
+    }
+
+    pub(crate) fn remove(&mut self, span: &Span) -> Option<T> {
+        if span.length.is_zero() {
+            return None;
+        }
+        self.ranges.remove(&span.location.position()).map(|(_, value)| value)
+    }
+
+    /// Returns the span that contains `location`.
+    pub(crate) fn containing(&self, location: Location) -> Option<(&Span, &T)> {
+        let place = location.position();
+        let (start, (span, value)) = self.ranges.range(..=place).next_back()?;
+        let within = start.space == place.space && place.start - start.start < span.length.get();
+        within.then_some((span, value))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Span, &T)> {
+        self.ranges.values().map(|(span, value)| (span, value))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ranges.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use terrane_core::{ByteCount, DeviceAddress, DeviceId, StorageKind};
+
+    fn span(address: u64, length: u64) -> Span {
+        let device = DeviceId::new(0);
+        Span {
+            kind: StorageKind::Device(device),
+            location: Location::Device { device, address: DeviceAddress::new(address) },
+            length: ByteCount::new(length),
+        }
+    }
+
+    #[test]
+    fn neighbours_touch_and_do_not_overlap() {
+        let mut ranges = LiveRanges::new();
+        ranges.insert(span(100, 10), 'a');
+        ranges.insert(span(120, 10), 'b');
+        ranges.insert(span(100, 0), 'z');
+        assert_eq!(ranges.len(), 2);
+        for (start, length, expected) in [
+            (110, 10, None),
+            (110, 11, Some('b')),
+            (90, 10, None),
+            (90, 11, Some('a')),
+            (105, 1, Some('a')),
+            (90, 100, Some('a')),
+            (105, 0, None),
+        ] {
+            let found = ranges.overlapping(&span(start, length)).map(|(_, &value)| value);
+            assert_eq!(found, expected, "{length} from {start}");
+        }
+        let at = |address| ranges.containing(span(address, 0).location).map(|(_, &value)| value);
+        assert_eq!([at(99), at(100), at(109), at(110)], [None, Some('a'), Some('a'), None]);
+        assert_eq!(ranges.remove(&span(100, 0)), None);
+        assert_eq!(ranges.remove(&span(100, 10)), Some('a'));
+    }
+}

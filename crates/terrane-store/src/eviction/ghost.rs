@@ -1,0 +1,116 @@
+//! The keys of blocks that were evicted lately.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashTable;
+
+use crate::KeyHash;
+
+/// A bounded list of evicted keys, the oldest forgotten first.
+///
+/// A key is remembered by the lower half of its hash. Two keys share it with probability 2⁻⁶⁴, which
+/// costs one wrong guess of the policy.
+#[derive(Debug)]
+pub(super) struct Ghost {
+    /// The keys. One that was removed stays here until it is the oldest.
+    order: VecDeque<u64>,
+    /// The numbers of the keys in `order`. Each insertion takes the next number; they wrap.
+    numbers: HashTable<u32>,
+    /// The number of the oldest key in `order`.
+    first: u32,
+    capacity: usize,
+}
+
+impl Ghost {
+    pub(super) fn new(capacity: u32) -> Self {
+        let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
+        Self { order: VecDeque::new(), numbers: HashTable::new(), first: 0, capacity }
+    }
+
+    /// Remembers a key as the newest.
+    pub(super) fn insert(&mut self, key: KeyHash) {
+        if self.capacity == 0 {
+            return;
+        }
+        self.remove(key);
+        while self.order.len() >= self.capacity {
+            self.forget_oldest();
+        }
+        let key = key.low();
+        let number = self.first.wrapping_add(u32::try_from(self.order.len()).unwrap_or(u32::MAX));
+        self.order.push_back(key);
+        let Self { order, numbers, first, .. } = self;
+        numbers.insert_unique(key, number, |&number| key_at(order, *first, number));
+    }
+
+    pub(super) fn has(&self, key: KeyHash) -> bool {
+        let key = key.low();
+        self.numbers.find(key, |&number| key_at(&self.order, self.first, number) == key).is_some()
+    }
+
+    /// Forgets a key. Returns whether it was remembered.
+    pub(super) fn remove(&mut self, key: KeyHash) -> bool {
+        let Self { order, numbers, first, .. } = self;
+        let key = key.low();
+        let is_key = |&number: &u32| key_at(order, *first, number) == key;
+        numbers.find_entry(key, is_key).map(|found| found.remove()).is_ok()
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some(&key) = self.order.front() else { return };
+        let first = self.first;
+        // The entry may belong to a newer eviction of the same key.
+        if let Ok(found) = self.numbers.find_entry(key, |&number| number == first) {
+            found.remove();
+        }
+        self.order.pop_front();
+        self.first = first.wrapping_add(1);
+    }
+}
+
+fn key_at(order: &VecDeque<u64>, first: u32, number: u32) -> u64 {
+    let place = usize::try_from(number.wrapping_sub(first)).ok();
+    place.and_then(|place| order.get(place)).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(value: u64) -> KeyHash {
+        KeyHash::from_halves(7, value)
+    }
+
+    #[test]
+    fn the_oldest_key_is_forgotten_first() {
+        let mut ghost = Ghost::new(3);
+        for value in [1, 2, 3, 4] {
+            ghost.insert(key(value));
+        }
+        assert_eq!([1, 2, 3, 4].map(|value| ghost.has(key(value))), [false, true, true, true]);
+        // It becomes the newest again.
+        ghost.insert(key(2));
+        ghost.insert(key(5));
+        ghost.insert(key(6));
+        assert_eq!([2, 3, 4, 5, 6].map(|v| ghost.has(key(v))), [true, false, false, true, true]);
+    }
+
+    #[test]
+    fn a_removed_key_is_not_found_and_its_place_is_reused() {
+        let mut ghost = Ghost::new(2);
+        ghost.insert(key(1));
+        ghost.insert(key(2));
+        assert!(ghost.remove(key(1)));
+        assert!(!ghost.remove(key(1)));
+        assert!(!ghost.has(key(1)));
+        ghost.insert(key(3));
+        assert!(ghost.has(key(2)) && ghost.has(key(3)));
+    }
+
+    #[test]
+    fn without_room_nothing_is_remembered() {
+        let mut ghost = Ghost::new(0);
+        ghost.insert(key(1));
+        assert!(!ghost.has(key(1)));
+    }
+}

@@ -1,0 +1,48 @@
+//! Which block leaves when a tier is full.
+
+mod ghost;
+mod links;
+mod lru;
+mod s3_fifo;
+
+use std::fmt;
+
+use crate::KeyHash;
+
+pub use lru::Lru;
+pub use s3_fifo::S3Fifo;
+
+/// Chooses the slot whose block is evicted. A slot is a number below the tier's capacity.
+///
+/// A policy synchronises itself, as threads call it at the same time. It knows slots only: the
+/// caller owns keys, bytes and pins.
+///
+/// # Contract
+///
+/// The caller inserts a slot after it has stored a block there, and removes it before it reuses the
+/// slot for another reason than [`evict`](Self::evict). A policy tolerates calls that break this
+/// order: it evicts a worse block, and never panics.
+pub trait EvictionPolicy: Send + Sync + fmt::Debug + 'static {
+    /// A block with this key was stored in `slot`.
+    fn insert(&self, slot: u32, key: KeyHash);
+
+    /// The block in `slot` was used. This is on the path of every hit, so it has to be short.
+    fn hit(&self, slot: u32);
+
+    /// The block in `slot` is gone, for another reason than an eviction. Without effect on a slot
+    /// without a block.
+    fn remove(&self, slot: u32);
+
+    /// Evicts the block that is worth least, and returns its slot.
+    ///
+    /// `take` is called once a candidate, with its slot. It removes the block from the caller's
+    /// index and returns its key, or returns `None` if the block is in use. `evict` returns `None`
+    /// if no block can be taken. It calls `take` while it holds the policy's lock.
+    fn evict(&self, take: &mut dyn FnMut(u32) -> Option<KeyHash>) -> Option<u32>;
+
+    /// Whether a block with this key was evicted lately, as far as the policy remembers.
+    fn was_evicted(&self, key: KeyHash) -> bool {
+        let _ = key;
+        false
+    }
+}

@@ -1,0 +1,108 @@
+//! The block in each slot, in one array.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::StoredBlock;
+use crate::KeyHash;
+
+/// The block of each slot: 40 bytes a slot.
+///
+/// A slot's block is written and read under the lock of its key's shard. The fields are atomic so
+/// that this needs no unsafe code; the lock orders them, so that every access is relaxed.
+pub(super) struct SlotTable {
+    slots: Box<[SlotEntry]>,
+}
+
+#[derive(Default)]
+struct SlotEntry {
+    high: AtomicU64,
+    low: AtomicU64,
+    checksum: AtomicU64,
+    sequence: AtomicU64,
+    length: AtomicU32,
+    /// The number of pins, and [`REMOVED`].
+    pins: AtomicU32,
+}
+
+/// Set in a slot's pins when its block has left the index: the last pin frees the slot.
+const REMOVED: u32 = 1 << 31;
+
+impl SlotTable {
+    pub(super) fn new(slots: u32) -> Self {
+        Self { slots: (0..slots).map(|_| SlotEntry::default()).collect() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(super) const fn bytes_a_slot() -> usize {
+        size_of::<SlotEntry>()
+    }
+
+    fn entry(&self, slot: u32) -> Option<&SlotEntry> {
+        usize::try_from(slot).ok().and_then(|slot| self.slots.get(slot))
+    }
+
+    /// The key of a slot. Without the shard's lock the two halves may belong to different blocks.
+    pub(super) fn key(&self, slot: u32) -> Option<KeyHash> {
+        let entry = self.entry(slot)?;
+        let (high, low) = (&entry.high, &entry.low);
+        Some(KeyHash::from_halves(high.load(Ordering::Relaxed), low.load(Ordering::Relaxed)))
+    }
+
+    pub(super) fn has_key(&self, slot: u32, key: KeyHash) -> bool {
+        self.key(slot) == Some(key)
+    }
+
+    /// The lower half of the key of a slot, by which the shard's table finds it.
+    pub(super) fn low(&self, slot: u32) -> u64 {
+        self.entry(slot).map_or(0, |entry| entry.low.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn block(&self, slot: u32) -> Option<StoredBlock> {
+        let entry = self.entry(slot)?;
+        Some(StoredBlock {
+            slot,
+            length: entry.length.load(Ordering::Relaxed),
+            checksum: entry.checksum.load(Ordering::Relaxed),
+            sequence: entry.sequence.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Sets the block of a free slot, without pins. Returns `false` if there is no such slot.
+    pub(super) fn set(&self, key: KeyHash, block: &StoredBlock) -> bool {
+        let Some(entry) = self.entry(block.slot) else { return false };
+        entry.high.store(key.high(), Ordering::Relaxed);
+        entry.low.store(key.low(), Ordering::Relaxed);
+        entry.checksum.store(block.checksum, Ordering::Relaxed);
+        entry.sequence.store(block.sequence, Ordering::Relaxed);
+        entry.length.store(block.length, Ordering::Relaxed);
+        entry.pins.store(0, Ordering::Relaxed);
+        true
+    }
+
+    pub(super) fn is_pinned(&self, slot: u32) -> bool {
+        self.entry(slot).is_some_and(|entry| entry.pins.load(Ordering::Acquire) != 0)
+    }
+
+    pub(super) fn pin(&self, slot: u32) {
+        if let Some(entry) = self.entry(slot) {
+            entry.pins.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Removes one pin. Returns whether the slot is free now: the block left the index earlier.
+    pub(super) fn unpin(&self, slot: u32) -> bool {
+        // Release: the reads of the block come before its next writer's.
+        let had = self.entry(slot).map(|entry| entry.pins.fetch_sub(1, Ordering::AcqRel));
+        had == Some(REMOVED | 1)
+    }
+
+    /// The block has left the index. Returns whether the slot is free now; otherwise the last pin
+    /// frees it.
+    pub(super) fn leave(&self, slot: u32) -> bool {
+        let had = self.entry(slot).map(|entry| entry.pins.fetch_or(REMOVED, Ordering::AcqRel));
+        had == Some(0)
+    }
+}

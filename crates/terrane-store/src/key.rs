@@ -1,0 +1,150 @@
+//! Keys of blocks, and their hashes.
+
+use std::fmt;
+use std::hash::Hasher;
+
+use siphasher::sip128::{Hasher128, SipHasher24};
+
+use crate::KeyError;
+
+/// The most bytes of a key: its length is stored in 16 bits.
+pub const MAX_KEY_BYTES: usize = 65_535;
+
+/// The 128-bit hash of a key under the secret of a store.
+///
+/// Two keys of one store have equal hashes with probability 2⁻¹²⁸ a pair. Without the secret, a client
+/// cannot choose keys whose hashes are equal.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyHash(u128);
+
+impl KeyHash {
+    /// The hash with this value, as a journal stores it.
+    #[must_use]
+    pub const fn new(value: u128) -> Self {
+        Self(value)
+    }
+
+    /// The value.
+    #[must_use]
+    pub const fn get(self) -> u128 {
+        self.0
+    }
+
+    /// The upper half. The index selects its shard and bucket by it.
+    pub(crate) const fn high(self) -> u64 {
+        let bytes = self.0.to_le_bytes();
+        let [_, _, _, _, _, _, _, _, a, b, c, d, e, f, g, h] = bytes;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// The lower half.
+    pub(crate) const fn low(self) -> u64 {
+        let bytes = self.0.to_le_bytes();
+        let [a, b, c, d, e, f, g, h, ..] = bytes;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// The hash with these halves.
+    pub(crate) fn from_halves(high: u64, low: u64) -> Self {
+        Self(u128::from(high) << 64 | u128::from(low))
+    }
+}
+
+impl fmt::Debug for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyHash({self})")
+    }
+}
+
+/// 32 hexadecimal digits.
+impl fmt::Display for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// Hashes keys with SipHash-2-4-128 under the secret of a store.
+///
+/// Every use of SipHash here has 128 bits of output and a secret key of 16 bytes
+/// (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012).
+#[derive(Clone)]
+pub struct KeyHasher {
+    keyed: SipHasher24,
+}
+
+impl KeyHasher {
+    /// A hasher under a secret of 16 random bytes.
+    #[must_use]
+    pub fn new(secret: &[u8; 16]) -> Self {
+        Self { keyed: SipHasher24::new_with_key(secret) }
+    }
+
+    /// The hash of a key.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`] if the key is empty or longer than [`MAX_KEY_BYTES`].
+    pub fn hash(&self, key: &[u8]) -> Result<KeyHash, KeyError> {
+        if key.is_empty() {
+            return Err(KeyError::Empty);
+        }
+        if key.len() > MAX_KEY_BYTES {
+            return Err(KeyError::TooLong { bytes: key.len() });
+        }
+        let mut hasher = self.keyed;
+        hasher.write(key);
+        Ok(KeyHash(hasher.finish128().as_u128()))
+    }
+}
+
+/// The secret is not printed.
+impl fmt::Debug for KeyHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyHasher").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The secret of the reference implementation's vectors.
+    const SECRET: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+    /// `vectors_sip128` of the reference implementation: the input is 0, 1, 2, … of the length.
+    #[test]
+    fn hashes_are_those_of_the_reference_implementation() {
+        let hasher = KeyHasher::new(&SECRET);
+        let input: Vec<u8> = (0..63).collect();
+        let expected: [(usize, [u8; 16]); 2] = [
+            (1, 0xda87_c1d8_6b99_af44_3476_5911_9b22_fc45_u128.to_be_bytes()),
+            (2, 0x8177_228d_a4a4_5dc7_fca3_8bde_f60a_ffe4_u128.to_be_bytes()),
+        ];
+        for (length, expected) in expected {
+            let hash = hasher.hash(&input[..length]).unwrap();
+            assert_eq!(hash.get().to_le_bytes(), expected, "of {length} bytes");
+        }
+    }
+
+    #[test]
+    fn halves_make_the_hash_again() {
+        let hash = KeyHasher::new(&SECRET).hash(b"block").unwrap();
+        assert_eq!(KeyHash::from_halves(hash.high(), hash.low()), hash);
+        assert_ne!(hash.high(), hash.low());
+    }
+
+    #[test]
+    fn keys_of_no_bytes_and_of_65_536_are_refused() {
+        let hasher = KeyHasher::new(&SECRET);
+        assert_eq!(hasher.hash(b""), Err(KeyError::Empty));
+        assert_eq!(hasher.hash(&[7; 65_536]), Err(KeyError::TooLong { bytes: 65_536 }));
+        assert!(hasher.hash(&[7; MAX_KEY_BYTES]).is_ok());
+    }
+
+    #[test]
+    fn another_secret_gives_another_hash() {
+        let one = KeyHasher::new(&SECRET).hash(b"block").unwrap();
+        let other = KeyHasher::new(&[9; 16]).hash(b"block").unwrap();
+        assert_ne!(one, other);
+    }
+}

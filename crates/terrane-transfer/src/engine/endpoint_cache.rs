@@ -1,0 +1,103 @@
+//! Facts about endpoints, computed once for each.
+
+use std::sync::{PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+
+use crate::endpoint::{Endpoint, EndpointId, WeakEndpoint};
+
+/// What an engine has computed about endpoints. A value is dropped some time after its endpoint.
+///
+/// Values are cheap to clone, such as an [`Arc`](std::sync::Arc).
+#[derive(Debug)]
+pub struct EndpointCache<T> {
+    known: RwLock<Known<T>>,
+}
+
+#[derive(Debug)]
+struct Known<T> {
+    by_endpoint: FxHashMap<EndpointId, (WeakEndpoint, T)>,
+    /// With this many entries, the next insert removes those of dropped endpoints.
+    sweep_at: usize,
+}
+
+/// The number of entries below which dropped endpoints are left.
+const LEAST_SWEPT: usize = 16;
+
+impl<T> Default for EndpointCache<T> {
+    fn default() -> Self {
+        let known = Known { by_endpoint: FxHashMap::default(), sweep_at: LEAST_SWEPT };
+        Self { known: RwLock::new(known) }
+    }
+}
+
+impl<T: Clone> EndpointCache<T> {
+    /// The value of an endpoint, if there is one.
+    pub fn get(&self, endpoint: &Endpoint) -> Option<T> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.by_endpoint.get(&endpoint.id()).map(|(_, value)| value.clone())
+    }
+
+    /// Keeps a value while the endpoint exists. Returns it, or the value that another thread has
+    /// inserted first.
+    pub fn insert(&self, endpoint: &Endpoint, value: T) -> T {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let dropped = known.take_dropped();
+        let weak = || (endpoint.downgrade(), value.clone());
+        let (_, kept) = known.by_endpoint.entry(endpoint.id()).or_insert_with(weak);
+        let kept = kept.clone();
+        drop(known);
+        // Drops of values may be slow, so they run without the lock.
+        drop((dropped, value));
+        kept
+    }
+}
+
+impl<T> Known<T> {
+    /// Removes the entries of dropped endpoints, if there are enough entries.
+    fn take_dropped(&mut self) -> Vec<(WeakEndpoint, T)> {
+        if self.by_endpoint.len() < self.sweep_at {
+            return Vec::new();
+        }
+        let dropped = self.by_endpoint.extract_if(|_, (endpoint, _)| endpoint.has_gone());
+        let dropped = dropped.map(|(_, entry)| entry).collect();
+        self.sweep_at = 2 * self.by_endpoint.len() + LEAST_SWEPT;
+        dropped
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
+    use terrane_testkit::memory::HeapAllocator;
+
+    use super::*;
+
+    #[expect(clippy::unwrap_used, reason = "tests say what they expect by unwrapping it")]
+    fn endpoint() -> Endpoint {
+        let config = LayoutConfig::builder().num_blocks(1).num_layers(1).outer_dim(1);
+        let config = config.page_size(1).inner_dim(1).element(ElementFormat::Width(2));
+        let layout = LayoutBuilder::new(config.build().unwrap()).fully_contiguous();
+        Endpoint::new(layout.allocate(&HeapAllocator::system()).unregistered().build().unwrap())
+            .unwrap()
+    }
+
+    #[test]
+    fn the_first_value_of_an_endpoint_stays() {
+        let (cache, one, other) = (EndpointCache::default(), endpoint(), endpoint());
+        assert_eq!(cache.get(&one), None);
+        assert_eq!([cache.insert(&one, 1), cache.insert(&one, 2)], [1, 1]);
+        assert_eq!((cache.get(&one), cache.get(&other)), (Some(1), None));
+    }
+
+    #[test]
+    fn values_of_dropped_endpoints_are_dropped() {
+        let (cache, value) = (EndpointCache::default(), Arc::new(()));
+        for _ in 0..10 * LEAST_SWEPT {
+            cache.insert(&endpoint(), Arc::clone(&value));
+        }
+        assert!(Arc::strong_count(&value) <= LEAST_SWEPT + 2, "{}", Arc::strong_count(&value));
+    }
+}

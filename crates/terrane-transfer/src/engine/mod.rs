@@ -1,0 +1,90 @@
+//! The contract of copy engines.
+
+mod declined;
+mod endpoint_cache;
+mod quote;
+
+use std::fmt;
+
+use terrane_core::{BoxedCause, CapabilityReport};
+
+pub use declined::Declined;
+pub use endpoint_cache::EndpointCache;
+pub(crate) use quote::SharedDecision;
+pub use quote::{Decision, ForeignDecision, OnlyPath, Quote};
+
+use crate::{CopyJob, DeviceOrder, Terms, TransferPlan};
+
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a copy engine",
+    label = "it does not implement `CopyEngine`",
+    note = "engines are `HostEngine`, `DiskEngine` and `RelayEngine` of `terrane_transfer::engines`, `DeviceEngine` of `terrane-cuda` and `NixlEngine` of `terrane-nixl`; pass an engine that is shared as `Arc<dyn CopyEngine>` to `TransferManagerBuilder::engines`"
+)]
+/// Executes copy runs between some kinds of storage.
+///
+/// # Contract
+///
+/// The transfer manager has validated every plan that an engine sees, in release builds too. All
+/// runs lie within their regions, no two destination runs overlap, and no destination overlaps a
+/// source. Nothing else in flight conflicts with them. An engine need not check again.
+///
+/// An engine guarantees:
+///
+/// - [`quote`](Self::quote) reads a plan and touches no bytes.
+/// - A plan without runs is executed like any other: the job ends once its terms are met, after the
+///   device's order and with durable files.
+/// - [`submit`](Self::submit) returns at once. It neither copies nor waits on the caller's thread.
+/// - The job is [finished](CopyJob::finish) exactly once, whatever happens. A job that is dropped
+///   unfinished ends with [`TransferError::EngineStopped`](crate::TransferError::EngineStopped).
+/// - Its drop joins no thread if it runs on a thread that finishes jobs, its own or another
+///   engine's. A job that waited for a job of another engine may hold the last reference to this
+///   one. Two engines that join each other's threads would deadlock. The functions of
+///   [`threads`](crate::engines::threads) follow this rule.
+///
+/// An engine may also:
+///
+/// - Report each layer of a [layer-wise](CopyJob::layers) job as soon as it can. Plans of such jobs
+///   are in the order of the layers. Layers that it does not report are done, or have failed, with
+///   the job.
+/// - Stop a job that was [cancelled](CopyJob::reason_to_stop).
+/// - Let waiting threads poll the engine, or copy for it: [`CopyJob::attend`].
+///
+/// # Safety
+///
+/// Finishing or dropping a job releases the memory at both ends and the caller's guard, and frees
+/// its blocks for other transfers. So an implementor promises that it touches only the bytes of the
+/// plan's runs, and none of them after it has finished or dropped the job.
+pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
+    /// The engine's name in explanations and errors.
+    fn name(&self) -> &'static str;
+
+    /// Predicts how the engine would execute the plan, and how long that should take.
+    ///
+    /// # Errors
+    ///
+    /// [`Declined`] if it cannot.
+    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined>;
+
+    /// Executes the job in the background, as its [quote](Self::quote) decided
+    /// ([`CopyJob::decision`]).
+    fn submit(&self, job: CopyJob);
+
+    /// Returns an order that keeps the current meaning of `order`, for a job that is
+    /// [submitted](Self::submit) when its predecessors have ended. By then the stream may have more
+    /// work, and the event may be recorded again. Like `submit`, it returns at once.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the engine cannot capture it. By default an engine does not serve orders of
+    /// devices.
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
+        let _ = order;
+        Err(Box::new(Declined::DeviceOrder))
+    }
+
+    /// The capabilities that the engine requested when it was created, with their status. Empty if
+    /// the engine requests nothing that a machine can refuse.
+    fn capabilities(&self) -> CapabilityReport {
+        CapabilityReport::default()
+    }
+}

@@ -1,0 +1,122 @@
+//! What an engine decides about a plan.
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How an engine copies one plan. The transfer manager returns it to the engine with the job
+/// ([`CopyJob::decision`](crate::CopyJob::decision)).
+///
+/// Its texts are made only when an [`Explanation`](crate::Explanation) is read.
+///
+/// Reports keep the decision after the transfer has ended. So it holds plain values, and neither
+/// memory nor an endpoint nor an engine.
+pub trait Decision: Any + fmt::Debug + Send + Sync {
+    /// The path: `"streaming copy"`, `"direct vectored"`.
+    fn path(&self) -> Cow<'_, str>;
+
+    /// Why the engine chose this path.
+    fn reason(&self) -> Cow<'_, str>;
+}
+
+/// The decision of an engine that has one path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnlyPath {
+    /// The path.
+    pub path: &'static str,
+    /// Why the engine takes it.
+    pub reason: &'static str,
+}
+
+impl Decision for OnlyPath {
+    fn path(&self) -> Cow<'_, str> {
+        self.path.into()
+    }
+
+    fn reason(&self) -> Cow<'_, str> {
+        self.reason.into()
+    }
+}
+
+/// The answer of an engine that can copy a plan: its decision, and the predicted time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quote {
+    /// How long the copy should take once started.
+    pub predicted: Duration,
+    pub(crate) decision: SharedDecision,
+}
+
+impl Quote {
+    /// A quote with a decision about this plan.
+    #[must_use]
+    pub fn new(predicted: Duration, decision: impl Decision) -> Self {
+        Self { predicted, decision: SharedDecision::Owned(Arc::new(decision)) }
+    }
+
+    /// A quote with a constant decision, such as a variant of an enum. It allocates nothing.
+    #[must_use]
+    pub fn constant(predicted: Duration, decision: &'static dyn Decision) -> Self {
+        Self { predicted, decision: SharedDecision::Constant(decision) }
+    }
+
+    /// The text of the decision's path.
+    #[must_use]
+    pub fn path(&self) -> Cow<'_, str> {
+        self.decision.get().path()
+    }
+
+    /// The text of the reason.
+    #[must_use]
+    pub fn reason(&self) -> Cow<'_, str> {
+        self.decision.get().reason()
+    }
+}
+
+/// A job that carries a decision of another type than its engine's. Another engine made the quote.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the job carries a decision of another engine ({path}); submit it to the engine whose quote it has"
+)]
+pub struct ForeignDecision {
+    /// The path of that decision.
+    pub path: String,
+}
+
+/// A decision that the quote, the job and the report of a transfer share.
+#[derive(Clone)]
+pub(crate) enum SharedDecision {
+    Constant(&'static dyn Decision),
+    Owned(Arc<dyn Decision>),
+}
+
+impl SharedDecision {
+    pub(crate) fn get(&self) -> &dyn Decision {
+        match self {
+            Self::Constant(decision) => *decision,
+            Self::Owned(decision) => &**decision,
+        }
+    }
+
+    /// The decision, if it has this type.
+    pub(crate) fn downcast<T: Decision>(&self) -> Result<&T, ForeignDecision> {
+        let decision = self.get();
+        let any: &dyn Any = decision;
+        any.downcast_ref().ok_or_else(|| ForeignDecision { path: decision.path().into_owned() })
+    }
+}
+
+/// Decisions are equal if they read the same.
+impl PartialEq for SharedDecision {
+    fn eq(&self, other: &Self) -> bool {
+        let (one, other) = (self.get(), other.get());
+        one.path() == other.path() && one.reason() == other.reason()
+    }
+}
+
+impl fmt::Debug for SharedDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}

@@ -1,0 +1,108 @@
+//! The two ends of a transfer.
+
+use std::fmt;
+
+/// An end of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The bytes come from this end.
+    Source,
+    /// The bytes go to this end.
+    Destination,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        })
+    }
+}
+
+impl Side {
+    /// Both sides, the source first.
+    pub const BOTH: [Self; 2] = [Self::Source, Self::Destination];
+
+    /// The other side.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Source => Self::Destination,
+            Self::Destination => Self::Source,
+        }
+    }
+}
+
+/// A value for each end of a transfer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Ends<T> {
+    /// The value for the end that is read.
+    pub source: T,
+    /// The value for the end that is written.
+    pub destination: T,
+}
+
+impl<T> Ends<T> {
+    /// The values of a function for both sides, the source's first.
+    pub fn from_fn(mut value: impl FnMut(Side) -> T) -> Self {
+        let source = value(Side::Source);
+        Self { source, destination: value(Side::Destination) }
+    }
+
+    /// The value for one side.
+    #[inline]
+    pub const fn get(&self, side: Side) -> &T {
+        match side {
+            Side::Source => &self.source,
+            Side::Destination => &self.destination,
+        }
+    }
+
+    /// The value for one side.
+    #[inline]
+    pub const fn get_mut(&mut self, side: Side) -> &mut T {
+        match side {
+            Side::Source => &mut self.source,
+            Side::Destination => &mut self.destination,
+        }
+    }
+
+    /// References to both values.
+    #[inline]
+    pub const fn as_ref(&self) -> Ends<&T> {
+        Ends { source: &self.source, destination: &self.destination }
+    }
+
+    /// The results of a function of each value, the source's first.
+    #[inline]
+    pub fn map<U>(self, mut change: impl FnMut(T) -> U) -> Ends<U> {
+        let source = change(self.source);
+        Ends { source, destination: change(self.destination) }
+    }
+
+    /// Both values of two pairs of ends.
+    #[inline]
+    pub fn zip<U>(self, other: Ends<U>) -> Ends<(T, U)> {
+        Ends {
+            source: (self.source, other.source),
+            destination: (self.destination, other.destination),
+        }
+    }
+
+    /// The values, the source's first.
+    #[inline]
+    pub fn into_array(self) -> [T; 2] {
+        [self.source, self.destination]
+    }
+}
+
+impl<T> IntoIterator for Ends<T> {
+    type Item = T;
+    type IntoIter = std::array::IntoIter<T, 2>;
+
+    /// The source's value comes first.
+    fn into_iter(self) -> Self::IntoIter {
+        self.into_array().into_iter()
+    }
+}
