@@ -1,10 +1,11 @@
 //! The error types of this crate.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use terrane_core::{AgentName, BackendName, ForkedProcess, OsError, PeerId};
+
+use crate::bindings::status::Status;
 
 /// A cause that several errors may share.
 pub(crate) type SharedCause = Arc<dyn std::error::Error + Send + Sync>;
@@ -15,8 +16,8 @@ pub(crate) type SharedCause = Arc<dyn std::error::Error + Send + Sync>;
 pub enum NixlUnavailable {
     /// The library is not on this machine, or the loader refuses it.
     #[error(
-        "NIXL's library {library} cannot be loaded; install NIXL, and name the library's directory \
-         in LD_LIBRARY_PATH before the process starts"
+        "NIXL's library {library} cannot be loaded; install NIXL, and add the library's directory to \
+         LD_LIBRARY_PATH before the process starts"
     )]
     LibraryMissing {
         /// The library's file name.
@@ -26,7 +27,7 @@ pub enum NixlUnavailable {
         source: SharedCause,
     },
     /// The named file does not exist, or the loader refuses it.
-    #[error("{} cannot be loaded; name the file libnixl_capi.so of an installation", .library.display())]
+    #[error("{} cannot be loaded; pass the path of an installation's libnixl_capi.so", .library.display())]
     FileMissing {
         /// The named file.
         library: PathBuf,
@@ -35,7 +36,7 @@ pub enum NixlUnavailable {
         source: SharedCause,
     },
     /// The library lacks a function.
-    #[error("{} has no `{symbol}`; install NIXL 1.5.1", .library.display())]
+    #[error("{} lacks the function `{symbol}`; install NIXL 1.5.1", .library.display())]
     SymbolMissing {
         /// The library that was loaded.
         library: PathBuf,
@@ -43,7 +44,7 @@ pub enum NixlUnavailable {
         symbol: &'static str,
     },
     /// The library holds only stubs, and the real library is missing.
-    #[error("{} holds only stubs; install the library itself", .library.display())]
+    #[error("{} contains only stubs; install the real library", .library.display())]
     Stub {
         /// The library that was loaded.
         library: PathBuf,
@@ -51,10 +52,10 @@ pub enum NixlUnavailable {
     /// The bindings would find another library, or none. They look for `libnixl_capi.so`, and the
     /// loader finds a loaded library by its soname.
     #[error(
-        "{} is not what NIXL's bindings find as libnixl_capi.so, {}; name the file of an installation \
-         whose library has that name in it (SONAME), and keep others out of LD_LIBRARY_PATH",
-        .library.display(),
-        .found.as_ref().map_or_else(|| "which is nothing".into(), |found| format!("which is {}", found.display()))
+        "NIXL's bindings look up libnixl_capi.so and find {}, not {}; pass a library with that SONAME, \
+         and remove others from LD_LIBRARY_PATH",
+        .found.as_ref().map_or_else(|| "no library".into(), |found| found.display().to_string()),
+        .library.display()
     )]
     NotByName {
         /// The library that was loaded.
@@ -64,8 +65,8 @@ pub enum NixlUnavailable {
     },
     /// The bindings looked for the library before it was installed, and look only once.
     #[error(
-        "NIXL's bindings looked for {} before it could be found, and look only once; start the \
-         process again, and call `probe` first",
+        "NIXL's bindings looked up {} before it was installed, and look it up only once; restart the \
+         process, and call `probe` first",
         .library.display()
     )]
     BindingsGaveUp {
@@ -77,9 +78,9 @@ pub enum NixlUnavailable {
 /// Why a NIXL plugin cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum PluginFailed {
+pub enum PluginError {
     /// The loader refuses the plugin, or a library that it needs.
-    #[error("{} cannot be loaded; provide what the loader misses", .plugin.display())]
+    #[error("{} cannot be loaded; install the library that the loader reports as missing", .plugin.display())]
     NotLoaded {
         /// The plugin's file.
         plugin: PathBuf,
@@ -88,7 +89,7 @@ pub enum PluginFailed {
         source: SharedCause,
     },
     /// The file is a library, but not a plugin.
-    #[error("{} has no `nixl_plugin_init`, so that it is no plugin of NIXL", .plugin.display())]
+    #[error("{} has no function `nixl_plugin_init`, so it is not a NIXL plugin; remove it from the plugin directory", .plugin.display())]
     NoPlugin {
         /// The file.
         plugin: PathBuf,
@@ -105,13 +106,13 @@ pub enum NixlError {
     #[error(transparent)]
     Unavailable(#[from] NixlUnavailable),
     /// The process was forked from one that had built an agent.
-    #[error("NIXL cannot be used in a forked process; start another program with `exec` for that")]
+    #[error("NIXL cannot be used in a forked process; start a new program with `exec` instead")]
     Forked(#[from] ForkedProcess),
     /// An agent without a name.
-    #[error("an agent needs a name; give one, or use `AgentBuilder::unnamed`")]
+    #[error("the agent's name is empty; set one, or use `AgentBuilder::unnamed`")]
     EmptyName,
     /// A text with a NUL byte, which C strings cannot hold.
-    #[error("the {what} {text:?} contains a NUL; give one without")]
+    #[error("the {what} {text:?} contains a NUL byte; remove it")]
     Nul {
         /// The kind of text.
         what: &'static str,
@@ -119,25 +120,25 @@ pub enum NixlError {
         text: String,
     },
     /// A name that peers refuse.
-    #[error("the name {:?} of an agent has a control character; give one that can be printed", .name.as_str())]
+    #[error("the agent name {:?} contains a control character; use printable characters only", .name.as_str())]
     ControlCharacter {
         /// The name.
         name: AgentName,
     },
     /// Another agent of this process has the name.
     #[error(
-        "this process has an agent {name} already; drop it and all that is registered with it, or \
-         give this one another name"
+        "this process already has an agent {name}; drop that agent and its registrations, or choose \
+         another name"
     )]
     NameTaken {
         /// The name.
         name: AgentName,
     },
     /// NIXL would choose the port and not return it.
-    #[error("an agent cannot listen on port 0; name a port")]
+    #[error("an agent cannot listen on port 0; set a port from 1 to 65535")]
     NoPort,
     /// An agent cannot listen on this port.
-    #[error("agent {name} cannot listen on port {port}; choose another")]
+    #[error("agent {name} cannot listen on port {port}; choose another port")]
     Port {
         /// The agent.
         name: AgentName,
@@ -148,13 +149,13 @@ pub enum NixlError {
         source: OsError,
     },
     /// A delay that NIXL cannot represent.
-    #[error("a progress thread cannot rest for {seconds} seconds; choose a shorter delay")]
+    #[error("the progress thread's delay of {seconds} s exceeds 2^64 µs; choose a shorter one")]
     DelayTooLong {
         /// The delay, in seconds.
         seconds: u64,
     },
     /// NIXL refused to create the agent.
-    #[error("NIXL created no agent {name}: {status}; its log on standard error may say why")]
+    #[error("NIXL could not create agent {name}: {status}; see its log on standard error")]
     Agent {
         /// Its name.
         name: AgentName,
@@ -162,13 +163,13 @@ pub enum NixlError {
         status: Status,
     },
     /// A backend was named twice.
-    #[error("backend {backend} is asked for twice; an agent has one of each")]
+    #[error("backend {backend} is configured twice; configure it once")]
     DuplicateBackend {
         /// The backend.
         backend: BackendName,
     },
     /// Two backends that one agent cannot have together.
-    #[error("no agent has {first} and {second} together; choose one of them")]
+    #[error("an agent cannot have both {first} and {second}; choose one of them")]
     IllegalCombination {
         /// One of them.
         first: BackendName,
@@ -177,15 +178,15 @@ pub enum NixlError {
     },
     /// A backend that is not known to be thread-safe.
     #[error(
-        "backend {backend} is not known to stand several threads at once, which it has to in the \
-         mode `ReadWrite`; use `ThreadMode::Strict`"
+        "`ThreadMode::ReadWrite` calls backends from several threads at once, and {backend} is not known \
+         to support that; use `ThreadMode::Strict`"
     )]
     NotSelfLocking {
         /// The backend.
         backend: BackendName,
     },
     /// NIXL finds no plugin of this name.
-    #[error("NIXL has no plugin {backend}; it finds {}", names(.available))]
+    #[error("NIXL has no plugin {backend}; choose one of {}, or install the plugin", names(.available))]
     UnknownPlugin {
         /// The backend.
         backend: BackendName,
@@ -193,24 +194,24 @@ pub enum NixlError {
         available: Vec<BackendName>,
     },
     /// The plugin exists but does not work.
-    #[error("the plugin of backend {backend} does not work")]
+    #[error("the plugin of backend {backend} cannot be used")]
     Plugin {
         /// The backend.
         backend: BackendName,
         /// The plugin's error.
         #[source]
-        source: PluginFailed,
+        source: PluginError,
     },
     /// NIXL has a plugin, but refuses it.
-    #[error("NIXL refuses the plugin of backend {backend}; its log on standard error says why")]
+    #[error("NIXL refused the plugin of backend {backend}; see its log on standard error")]
     PluginRefused {
         /// The backend.
         backend: BackendName,
     },
     /// A parameter that the backend does not know, and would ignore.
     #[error(
-        "backend {backend} knows no parameter {parameter}, but {}; correct it, or pass it \
-         unchecked",
+        "backend {backend} has no parameter {parameter}; choose one of {}, or use \
+         `unchecked_parameter`",
         list(.known)
     )]
     UnknownParameter {
@@ -231,7 +232,7 @@ pub enum NixlError {
     },
     /// The plugin works, but created no backend.
     #[error(
-        "NIXL created no backend {backend}: {status}; check its parameters, and NIXL's log on \
+        "NIXL could not create backend {backend}: {status}; check its parameters, and see NIXL's log on \
          standard error"
     )]
     Backend {
@@ -242,7 +243,7 @@ pub enum NixlError {
     },
     /// The engine's thread could not be started.
     #[error(
-        "the engine's thread could not be started; raise the limit on threads or on memory, or make \
+        "the engine's thread could not be started; raise the limit on threads or on memory, or create \
          fewer engines"
     )]
     Thread {
@@ -251,7 +252,7 @@ pub enum NixlError {
         source: OsError,
     },
     /// A backend that the agent does not have.
-    #[error("agent {agent} has no backend {backend}; it has {}", names(.available))]
+    #[error("agent {agent} has no backend {backend}; choose one of {}", names(.available))]
     NoSuchBackend {
         /// The agent.
         agent: AgentName,
@@ -261,7 +262,7 @@ pub enum NixlError {
         available: Vec<BackendName>,
     },
     /// The agent does not know the peer, or has forgotten it.
-    #[error("agent {agent} knows no peer {peer}; import one of its layouts")]
+    #[error("agent {agent} does not know peer {peer}; import one of its layouts")]
     UnknownPeer {
         /// The agent.
         agent: AgentName,
@@ -270,8 +271,8 @@ pub enum NixlError {
     },
     /// The connection to the peer has broken.
     #[error(
-        "agent {agent} has lost its connection to peer {peer}; import one of its layouts again, or what \
-         it exports now if it was started again"
+        "agent {agent} lost its connection to peer {peer}; import one of its layouts again, or a new \
+         export if the peer was restarted"
     )]
     PeerLost {
         /// The agent.
@@ -280,7 +281,7 @@ pub enum NixlError {
         peer: AgentName,
     },
     /// A query to the library failed.
-    #[error("{operation} failed: {status}; NIXL's log on standard error says more")]
+    #[error("{operation} failed: {status}; see NIXL's log on standard error")]
     Call {
         /// The query.
         operation: &'static str,
@@ -288,7 +289,7 @@ pub enum NixlError {
         status: Status,
     },
     /// An environment variable with an invalid value.
-    #[error("{name}={value:?} means nothing: it should be {expected}")]
+    #[error("{name}={value:?} is invalid; set it to {expected}")]
     InvalidVariable {
         /// The variable.
         name: String,
@@ -298,15 +299,15 @@ pub enum NixlError {
         expected: &'static str,
     },
     /// An environment variable with the settings' prefix that is not a setting.
-    #[error("there is no setting {name}; correct it, or unset it")]
+    #[error("{name} is not a setting; correct its name, or unset it")]
     UnknownVariable {
         /// The variable.
         name: String,
     },
     /// An environment variable for a backend that is not requested.
     #[error(
-        "{name} is about backend {backend}, which TERRANE_NIXL_BACKENDS does not name; name it there, \
-         or unset {name}"
+        "{name} configures backend {backend}, which TERRANE_NIXL_BACKENDS does not list; add it there, or \
+         unset {name}"
     )]
     VariableWithoutBackend {
         /// The variable.
@@ -316,59 +317,14 @@ pub enum NixlError {
     },
 }
 
-/// The status of a NIXL call, as far as its bindings pass it on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Status {
-    /// An argument was refused.
-    InvalidParameter,
-    /// A backend or NIXL itself failed.
-    Backend,
-    /// No item has that name, or no item serves the request.
-    NotFound,
-    /// NIXL refused to create a request, and its bindings do not pass on why.
-    Refused,
-    /// There is no telemetry of a transfer.
-    NoTelemetry,
-    /// The bindings failed before or after the call.
-    Bindings,
-}
-
-impl Status {
-    pub(crate) fn of(error: &nixl_sys::NixlError) -> Self {
-        use nixl_sys::NixlError as E;
-        match error {
-            E::InvalidParam => Self::InvalidParameter,
-            E::BackendError => Self::Backend,
-            E::NotFound => Self::NotFound,
-            E::FailedToCreateXferRequest => Self::Refused,
-            E::NoTelemetry => Self::NoTelemetry,
-            _ => Self::Bindings,
-        }
-    }
-
+impl NixlError {
     /// Converts an error of the bindings in a query that should not fail.
     pub(crate) fn during(
         operation: &'static str,
-    ) -> impl FnOnce(nixl_sys::NixlError) -> NixlError + Copy {
-        move |error| NixlError::Call { operation, status: Self::of(&error) }
+    ) -> impl FnOnce(nixl_sys::NixlError) -> Self + Copy {
+        move |error| Self::Call { operation, status: Status::of(&error) }
     }
 }
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::InvalidParameter => "an argument was refused",
-            Self::Backend => "the backend failed",
-            Self::NotFound => "not found",
-            Self::Refused => "NIXL refused",
-            Self::NoTelemetry => "no telemetry",
-            Self::Bindings => "the bindings failed",
-        })
-    }
-}
-
-impl std::error::Error for Status {}
 
 fn names(backends: &[BackendName]) -> String {
     let names: Vec<_> = backends.iter().map(|name| name.as_str().to_owned()).collect();

@@ -17,7 +17,7 @@
 //!
 //! # What there is
 //!
-//! - [`probe`] returns what is missing, or where NIXL was [`Found`]. It lists which [`Plugin`]s
+//! - [`probe`] returns the [`NixlInstallation`], or the missing part. It lists which [`Plugin`]s
 //!   load, and why the others do not.
 //! - [`AgentBuilder`] creates an [`Agent`] with its backends, from code or from the
 //!   [environment](AgentBuilder::from_env).
@@ -27,8 +27,7 @@
 //!   record lists which backends accepted, and the [`Refusal`] of each other one.
 //!   [`BackendConfig::required`] and [`Agent::registrar`] choose which backends must accept.
 //! - [`Agent::export`] describes a registered layout as bytes. [`Agent::import`] creates a
-//!   [`RemoteLayout`] from them at a peer.
-//!   [`RemoteLayout`] of them at a peer.
+//!   [`RemoteLayout`] from them in another process.
 //! - [`Agent::nixl_metadata`] and [`Agent::import_foreign`] do the same with peers that use NIXL
 //!   without Terrane.
 //! - [`NixlEngine`] copies between local layouts, remote layouts and files.
@@ -103,29 +102,37 @@
 struct Readme;
 
 mod agent;
-mod backend;
+mod bindings;
 mod engine;
 mod error;
-mod notifications;
 mod peers;
 mod probe;
-mod process;
-mod quiet;
-mod refusal;
 mod register;
 
-pub use agent::{Agent, AgentBuilder, ThreadMode};
-pub use backend::{BackendConfig, Demand, FileAccess, MemoryType};
-pub use engine::{NixlEngine, NixlEngineOptions, NixlStep, RequestFailed};
-pub use error::{NixlError, NixlUnavailable, PluginFailed, Status};
-pub use notifications::Notification;
-pub use peers::{
-    ExportError, ForeignLayout, ForgetError, Forgotten, ImportError, MalformedMetadata,
-    NixlMetadata, PeerChange, RemoteLayout,
-};
-pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe, probe_file};
-pub use refusal::Refusal;
-pub use register::{Descriptor, RegisteredAllocator, Registrar};
+pub use agent::Agent;
+pub use agent::builder::AgentBuilder;
+pub use agent::config::{BackendConfig, BackendRequirement, FileAccess};
+pub use agent::thread_mode::ThreadMode;
+pub use bindings::memory_type::MemoryType;
+pub use bindings::status::Status;
+pub use engine::NixlEngine;
+pub use engine::add_nixl::AddNixl;
+pub use engine::error::{NixlStep, RequestError};
+pub use engine::options::NixlEngineOptions;
+pub use error::{NixlError, NixlUnavailable, PluginError};
+pub use peers::error::{ExportError, ForgetError, ImportError, PeerChange};
+pub use peers::foreign::{ForeignLayout, NixlMetadata};
+pub use peers::forget::ForgetOutcome;
+pub use peers::metadata::MalformedMetadata;
+pub use peers::notifications::Notification;
+pub use peers::remote::RemoteLayout;
+pub use probe::plugins::Plugin;
+pub use probe::symbols::REQUIRED_SYMBOLS;
+pub use probe::{NixlInstallation, probe, probe_file};
+pub use register::allocator::RegisteredAllocator;
+pub use register::descriptor::Descriptor;
+pub use register::refusal::Refusal;
+pub use register::registrar::Registrar;
 
 // Crates whose types the public signatures name.
 #[doc(no_inline)]

@@ -1,240 +1,251 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 use std::fmt;
 
 use terrane_core::{BoxedCause, ByteCount, RemoteSpace, StorageKind};
 use terrane_layout::{DecodeError, LayoutFingerprint};
 
+use crate::difference::GeometryMismatch;
 use crate::frame::Content;
-use crate::{GeometryMismatch, Limited};
+use crate::limits::Limited;
 
-/// Why something could not be encoded, or bytes were refused.
+/// Why a value could not be encoded, or bytes were refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// There is more of something than the receiver takes.
+    /// A count or length exceeds the receiver's limit.
     #[error(
-        "{what} is {actual}, and the limit is {limit}; raise it (WireLimits), if that is meant"
+        "{what} is {actual}, and the limit is {limit}; raise it in `WireLimits` if the sender is right"
     )]
     OverLimit {
-        /// What there is too much of.
+        /// What exceeds its limit.
         what: Limited,
-        /// How much.
+        /// The received value.
         actual: u64,
-        /// The most that is taken.
+        /// The limit.
         limit: u64,
     },
-    /// The bytes end before the frame does.
+    /// The input ends before the frame does.
     #[error(
-        "the description of a {content} takes {expected}, and {actual} are here; send all of it"
+        "the description of a {content} needs {expected}, and the input has {actual}; pass all of it"
     )]
     Truncated {
-        /// What was expected.
+        /// The expected content.
         content: Content,
-        /// The bytes of the whole frame; of the shortest that there is, if its length is missing.
+        /// The length of the whole frame; of the shortest valid frame, if the length field is missing.
         expected: ByteCount,
-        /// The bytes that are here.
+        /// The length of the input.
         actual: ByteCount,
     },
-    /// The bytes do not begin as they should.
+    /// The input begins with another magic.
     #[error(
-        "this is no description of a {content}: it begins with \"{}\" and not with \"{}\"",
+        "the input is not the description of a {content}: it begins with \"{}\" instead of \"{}\"; \
+         pass bytes that `encode` returned",
         .found.escape_ascii(), .expected.escape_ascii()
     )]
     WrongMagic {
-        /// What was expected.
+        /// The expected content.
         content: Content,
-        /// How it begins.
+        /// The magic of that content.
         expected: [u8; 8],
-        /// How the bytes begin.
+        /// The first bytes of the input.
         found: [u8; 8],
     },
-    /// Something follows the end.
-    #[error("{extra} follow the end, which is at byte {offset}; pass one description, and no more")]
+    /// Bytes follow the end.
+    #[error(
+        "{extra} follow the end of the description at byte {offset}; pass one description only"
+    )]
     TrailingBytes {
-        /// Where the end is.
+        /// The offset of the end.
         offset: usize,
-        /// What follows.
+        /// The length of what follows.
         extra: ByteCount,
     },
-    /// The bytes were damaged on their way.
+    /// The bytes were damaged in transit.
     #[error(
-        "the description of a {content} is damaged: its CRC-64 is {computed:#018x}, \
-         and it states {stated:#018x}; send it again"
+        "the description of a {content} is damaged: its CRC-64 is {computed:#018x} instead of \
+         {stated:#018x}; send it again"
     )]
     Checksum {
-        /// What was expected.
+        /// The expected content.
         content: Content,
-        /// The checksum that it came with.
+        /// The checksum in the frame.
         stated: u64,
-        /// The checksum that it has.
+        /// The checksum of the received bytes.
         computed: u64,
     },
-    /// The sender is of another time.
+    /// The sender uses another version of the format.
     #[error(
-        "the description of a {content} is of version {version}, and this library reads version \
-         {known}; run the same release on both sides"
+        "the description of a {content} has version {version}, and this library reads version {known}; \
+         run the same release on both sides"
     )]
     UnknownVersion {
-        /// What was expected.
+        /// The expected content.
         content: Content,
         /// Its version.
         version: u32,
-        /// The version that can be read.
+        /// The version that this library reads.
         known: u32,
     },
-    /// A layout is described in version 1, which has a config and a kind in place of strides.
+    /// The description of a layout has version 1, which contains a config and a kind instead of
+    /// strides.
     #[error(
-        "the description of a layout is of version 1, which states no strides, and this library reads \
+        "the description of a layout has version 1, which contains no strides, and this library reads \
          version 2; update the sender and export the layout again"
     )]
     Version1,
-    /// Some part cannot be read at all.
-    #[error("{part}, from byte {offset} on, cannot be read")]
+    /// A part cannot be decoded.
+    #[error("{part} at byte {offset} cannot be decoded; send the description again")]
     Malformed {
         /// The part.
         part: Part,
-        /// Where it begins.
+        /// Its offset.
         offset: usize,
-        /// Why.
+        /// The decoder's error.
         #[source]
         source: BoxedCause,
     },
-    /// A number stands for none of the things that there are.
-    #[error("{field} is {value}; there are {}", list(.known))]
+    /// A tag has no meaning.
+    #[error("{field} has the unknown tag {value}; the known tags are {}", list(.known))]
     UnknownTag {
-        /// What the number is to say.
+        /// The field.
         field: &'static str,
-        /// The number.
+        /// The tag.
         value: u64,
-        /// The numbers that mean something.
+        /// The known tags.
         known: &'static [u32],
     },
-    /// A number stands where none has a meaning.
-    #[error("{field} is {value}, and nothing uses it here; it has to be 0")]
+    /// An unused field is not 0.
+    #[error("{field} is {value}, but it is unused here and must be 0")]
     Unused {
-        /// What the number would say.
+        /// The field.
         field: &'static str,
-        /// The number.
+        /// Its value.
         value: u64,
     },
-    /// A device's number is larger than any.
-    #[error("the device is {device}; devices are numbers of 32 bits")]
+    /// A device number exceeds 32 bits.
+    #[error("the device number is {device}; the maximum is 4294967295")]
     NoSuchDevice {
         /// The number.
         device: u64,
     },
-    /// A space is newer than the format.
-    #[error("a region in {space} space has no form in this version")]
+    /// This version of the format cannot encode an address space.
+    #[error(
+        "this version of the format cannot encode a region in {space} space; update terrane-wire"
+    )]
     UnknownSpace {
         /// The space.
         space: RemoteSpace,
     },
-    /// A region names a set of backends that is not there.
-    #[error("region {region} names set {set} of backends, and there are {sets}, counted from 0")]
+    /// A region refers to a set of backends that does not exist.
+    #[error(
+        "region {region} refers to set {set} of backends, and there are {sets}, counted from 0"
+    )]
     UnknownSet {
         /// The region.
         region: u32,
         /// The set.
         set: u32,
-        /// How many there are.
+        /// The number of sets.
         sets: u32,
     },
-    /// The same thing is to be written in one way only, and this is another.
+    /// The encoding is not the canonical one.
     #[error(
-        "byte {offset} is not as this description is written; \
-         a sender writes numbers in their shortest form, and names sorted and once"
+        "the encoding is not canonical from byte {offset} on; a sender must write numbers in their \
+         shortest form, and names sorted and once"
     )]
     NotCanonical {
         /// The first byte that differs.
         offset: usize,
     },
-    /// A name is no name.
-    #[error("{of} is \"{}\"; a name has a letter at least, and no control characters", .name.escape_debug())]
+    /// A name is invalid.
+    #[error("\"{}\" is not a valid name ({of}); a name must not be empty or contain control characters", .name.escape_debug())]
     Name {
-        /// Whose.
+        /// The part with the name.
         of: Part,
         /// The name.
         name: String,
     },
-    /// The bytes of the geometry are no layout.
+    /// The bytes of the geometry are not a valid geometry.
     #[error(transparent)]
     Geometry(#[from] DecodeError),
-    /// The fingerprint is another geometry's.
+    /// The fingerprint does not match the geometry.
     #[error(
-        "the fingerprint is {stated}, and that of the strides is {computed}; one of the two was \
-         changed on the way, so send the layout again"
+        "the fingerprint is {stated}, and the strides have {computed}; one of them was changed in \
+         transit, so send the layout again"
     )]
     Fingerprint {
-        /// The one that was sent.
+        /// The received fingerprint.
         stated: LayoutFingerprint,
-        /// The one of the strides that were sent.
+        /// The fingerprint of the received strides.
         computed: LayoutFingerprint,
     },
-    /// There are fewer or more regions than the geometry has.
-    #[error("the layout has {expected} regions, and {actual} are described")]
+    /// The number of regions does not match the geometry.
+    #[error(
+        "the geometry has {expected} regions, and {actual} are described; describe each region once"
+    )]
     RegionCount {
-        /// The regions of the geometry.
+        /// The number in the geometry.
         expected: u64,
-        /// The regions that are described.
+        /// The number of described regions.
         actual: u64,
     },
-    /// A region is not as long as the geometry says.
-    #[error("region {region} has {} bytes, and the geometry says {}", .actual.get(), .expected.get())]
+    /// The length of a region does not match the geometry.
+    #[error("region {region} has {} bytes, and the geometry requires {}", .actual.get(), .expected.get())]
     RegionLength {
         /// The region.
         region: u32,
-        /// What the geometry says.
+        /// The length in the geometry.
         expected: ByteCount,
-        /// What is described.
+        /// The described length.
         actual: ByteCount,
     },
-    /// A region ends beyond the last address that there is.
-    #[error("region {region} leaves its address space: {} bytes from {address:#x} on", .length.get())]
+    /// A region ends beyond its address space.
+    #[error("region {region} exceeds its address space: it has {} bytes from {address:#x} on", .length.get())]
     AddressOverflow {
         /// The region.
         region: u32,
-        /// Where it begins.
+        /// Its address.
         address: u64,
-        /// How long it is.
+        /// Its length.
         length: ByteCount,
     },
-    /// A region does not begin where its blocks would be aligned.
+    /// The address of a region is not a multiple of the block alignment.
     #[error(
-        "region {region} begins at {address:#x}, no multiple of the block alignment, {alignment}"
+        "region {region} begins at {address:#x}, which is not a multiple of the block alignment, {alignment}"
     )]
     RegionMisaligned {
         /// The region.
         region: u32,
-        /// Where it begins.
+        /// Its address.
         address: u64,
         /// The block alignment, in bytes.
         alignment: u64,
     },
-    /// A region is not where the layout's kind of storage is.
-    #[error("region {region} is in {space} space, and the layout in {storage} memory")]
+    /// The address space of a region does not match the layout's storage.
+    #[error("region {region} is in {space} space, but the layout is in {storage} memory")]
     WrongSpace {
         /// The region.
         region: u32,
-        /// Where it is.
+        /// Its address space.
         space: RemoteSpace,
-        /// What the layout is in.
+        /// The layout's storage.
         storage: StorageKind,
     },
     /// Two regions share bytes.
-    #[error("regions {first} and {second} overlap")]
+    #[error("regions {first} and {second} overlap; describe disjoint regions")]
     RegionsOverlap {
-        /// One of them.
+        /// The first.
         first: u32,
-        /// The other.
+        /// The second.
         second: u32,
     },
-    /// What is to be described has no description.
+    /// The format cannot describe this kind of memory.
     #[error(
-        "{storage} memory cannot be described to others: it is theirs, or newer than this release"
+        "{storage} memory cannot be described: it belongs to a peer, or is newer than this release"
     )]
     NotOurs {
-        /// The kind.
+        /// Its kind.
         storage: StorageKind,
     },
     /// The geometry is not the expected one.

@@ -1,48 +1,48 @@
-//! What a receiver is prepared to take from a peer.
+//! What a receiver accepts from a peer.
 
 use std::fmt;
 
 use terrane_core::ByteCount;
 
-use crate::WireError;
+use crate::error::WireError;
 
-/// The most that a receiver takes of each thing. Whatever exceeds its limit is refused before
-/// memory is spent on it.
+/// The limits of a receiver. A value that exceeds its limit is refused before memory is allocated
+/// for it.
 ///
 /// ```
 /// use terrane_core::ByteCount;
 /// use terrane_wire::WireLimits;
 ///
-/// // A peer whose agent registers through many backends has more to say.
+/// // A peer whose agent registers with many backends sends more metadata.
 /// let limits = WireLimits { metadata: ByteCount::mib(8), ..WireLimits::default() };
 /// assert!(limits.metadata > WireLimits::default().metadata);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireLimits {
-    /// The whole encoding, frame included.
+    /// The length of the whole encoding, frame included.
     pub bytes: ByteCount,
-    /// The metadata of the agent.
+    /// The length of the agent's metadata.
     pub metadata: ByteCount,
-    /// The name of an agent or of a backend.
+    /// The length of the name of an agent or a backend.
     pub name: ByteCount,
-    /// The blocks of a layout. A receiver may keep a few bytes of state for each block, so this number
-    /// bounds what one description costs it.
+    /// The number of blocks of a layout. A receiver may keep a few bytes of state for each block, so
+    /// this bounds the cost of one description.
     pub blocks: u32,
-    /// Sections of a block.
+    /// The number of sections of a block.
     pub sections: u32,
-    /// Regions.
+    /// The number of regions.
     pub regions: u32,
-    /// Backends that took a region, and different sets of such backends.
+    /// The number of backends that accepted a region, and of different sets of such backends.
     pub backends: u32,
 }
 
 impl WireLimits {
-    /// 4 MiB in all, 2 MiB of metadata, names of 255 bytes, 4,194,304 blocks, 16 sections,
+    /// 4 MiB in total, 2 MiB of metadata, names of 255 bytes, 4,194,304 blocks, 16 sections,
     /// 4,096 regions, 32 backends.
     ///
-    /// Blocks of 64 KiB, which are small ones, make 256 GiB at this limit, and blocks of 1 MiB 4 TiB.
-    /// A layout has a region a layer, so some dozens; the metadata of an agent over UCX is some
-    /// hundred bytes, and as many more for each registration.
+    /// At this limit, blocks of 64 KiB make 256 GiB, and blocks of 1 MiB make 4 TiB. A layout has at
+    /// most one region for each layer. The metadata of an agent with UCX has some hundred bytes, and
+    /// some hundred more for each registration.
     pub const DEFAULT: Self = Self {
         bytes: ByteCount::mib(4),
         metadata: ByteCount::mib(2),
@@ -64,7 +64,7 @@ impl Default for WireLimits {
     }
 }
 
-/// What there is a limit on.
+/// A limited quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Limited {

@@ -1,4 +1,4 @@
-//! `remote`: the examples of two processes in release mode, their output checked line by line.
+//! `remote`: the examples with two processes in release mode. Each line of their output is checked.
 
 use anyhow::{Result, bail};
 
@@ -10,14 +10,18 @@ use crate::workspace::Workspace;
 
 const EXAMPLE: &str = "remote";
 
-/// The example whose other process is Python's.
+/// The example that users copy: one process exports, and the other one reads.
+const TWO_PROCESSES: &str = "two_processes";
+
+/// The example whose other process is a Python program.
 const FOREIGN: &str = "foreign";
 
-/// What each way moves, small: it is for the gate, and not for figures.
+/// The arguments: a small amount, because the gate checks correctness, not speed.
 const SMALL: [&str; 7] = ["--json", "--blocks", "24", "--layers", "5", "--rounds", "3"];
 
-/// Runs the example with `--json` both ways: it must succeed, with every byte verified.
+/// Runs the examples. `remote` runs with `--json` both ways: every byte must be verified.
 pub fn run(workspace: &Workspace) -> Result<()> {
+    two_processes(workspace)?;
     let example = facade_example(workspace, EXAMPLE)?;
     for mode in ["write", "read"] {
         let output = with_nixl(workspace, Tool::cargo(workspace))?
@@ -30,6 +34,20 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     }
     println!("blocks went to another process and were fetched from one, verified");
     foreign(workspace)
+}
+
+/// Runs the short example, which fails by itself if a byte differs.
+fn two_processes(workspace: &Workspace) -> Result<()> {
+    let example = facade_example(workspace, TWO_PROCESSES)?;
+    let output = with_nixl(workspace, Tool::cargo(workspace))?
+        .args(["run", "--quiet", "--release", "--package", example, "--features", "nixl"])
+        .args(["--example", TWO_PROCESSES])
+        .stdout()?;
+    print!("{output}");
+    if !output.contains(" bytes verified") {
+        bail!("the example `{TWO_PROCESSES}` verified no bytes: {output}");
+    }
+    Ok(())
 }
 
 /// Runs the example with an agent of NIXL in Python.
@@ -46,7 +64,7 @@ fn foreign(workspace: &Workspace) -> Result<()> {
         .stdout()?;
     print!("{output}");
     if !output.contains(" verified, and told by ") {
-        bail!("the example `{FOREIGN}` did not say that blocks were verified: {output}");
+        bail!("the example `{FOREIGN}` did not report verified blocks: {output}");
     }
     Ok(())
 }
@@ -58,7 +76,7 @@ fn check(output: &str, mode: &str) -> Result<()> {
     };
     let number = |field: &str| line[field].as_u64().unwrap_or(0);
     if line["mode"] != mode || number("notified") != 3 {
-        bail!("this is not what was asked for: {line}");
+        bail!("the example reported another transfer than the requested one: {line}");
     }
     if number("descriptors") == 0 || number("descriptors") >= number("pieces") {
         bail!("no neighbours were joined: {line}");

@@ -4,35 +4,21 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use terrane_core::{AgentName, OsError};
+use terrane_core::{AgentName, OsError, Requirement};
 
-use super::{Agent, Inner, Parts, create, name};
-use crate::notifications::Mailbox;
-use crate::peers::Peers;
-use crate::register::Table;
-use crate::{BackendConfig, NixlError, Status, probe, process};
-
-/// Which locks NIXL takes within an agent.
-///
-/// NIXL's default, a third mode in which its locks do nothing, is not offered: a registration is
-/// `Send`, and deregisters on the thread that drops it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ThreadMode {
-    /// One lock for every call on the agent (`NIXL_THREAD_SYNC_STRICT`).
-    #[default]
-    Strict,
-    /// A lock that transfers share and changes hold exclusively (`NIXL_THREAD_SYNC_RW`). A backend
-    /// must then accept calls from several threads at once. UCX and POSIX do; an agent with any
-    /// other backend is refused.
-    ///
-    /// With the bindings of 1.5.1, transfers still do not run in parallel. The bindings hold their
-    /// own lock during each call, so one thread at a time posts, polls or registers. The mode
-    /// affects NIXL's own threads, which share the lock.
-    ReadWrite,
-}
+use super::config::BackendConfig;
+use super::mailbox::Mailbox;
+use super::thread_mode::ThreadMode;
+use super::{Agent, AgentState, Inner, create, name};
+use crate::bindings::process;
+use crate::bindings::status::Status;
+use crate::error::NixlError;
+use crate::peers::table::PeerTable;
+use crate::probe::probe;
+use crate::register::table::RegistrationTable;
 
 /// The default delay of a progress thread: the shortest that UCX supports.
-const PROGRESS_REST: Duration = Duration::from_millis(1);
+const PROGRESS_DELAY: Duration = Duration::from_millis(1);
 
 /// Builds an [`Agent`].
 ///
@@ -45,6 +31,7 @@ pub struct AgentBuilder {
     pub(super) progress: Option<Duration>,
     pub(super) listen: Option<u16>,
     pub(super) telemetry: bool,
+    pub(super) metadata_checks: Requirement,
     pub(super) backends: Vec<BackendConfig>,
 }
 
@@ -56,9 +43,10 @@ impl AgentBuilder {
         Self {
             name: name.into(),
             threads: ThreadMode::default(),
-            progress: Some(PROGRESS_REST),
+            progress: Some(PROGRESS_DELAY),
             listen: None,
             telemetry: false,
+            metadata_checks: Requirement::Required,
             backends: Vec::new(),
         }
     }
@@ -97,8 +85,8 @@ impl AgentBuilder {
     /// lifetime. It also contends with transferring threads, as they share a lock. It answers peers
     /// that write by messages some microseconds sooner, and makes transfers of many pieces longer.
     /// Without a thread, requests from peers wait until this agent polls the status of a transfer.
-    pub fn progress_thread(self, rest: Option<Duration>) -> Self {
-        Self { progress: rest, ..self }
+    pub fn progress_thread(self, delay: Option<Duration>) -> Self {
+        Self { progress: delay, ..self }
     }
 
     /// Starts a NIXL thread that exchanges metadata with peers. It listens on this TCP port of
@@ -112,7 +100,7 @@ impl AgentBuilder {
     /// - make the agent forget a peer (`INVL`), which closes its connection under the transfers in
     ///   flight.
     ///
-    /// Those transfers end with [`RequestFailed::PeerLost`](crate::RequestFailed::PeerLost). NIXL
+    /// Those transfers end with [`RequestError::PeerLost`](crate::RequestError::PeerLost). NIXL
     /// can no longer tell whether they go on. Their memory is therefore never used again, and the
     /// peer stays busy for this agent.
     pub fn listen(self, port: u16) -> Self {
@@ -126,6 +114,20 @@ impl AgentBuilder {
     /// times only if this option is set.
     pub fn telemetry(self, telemetry: bool) -> Self {
         Self { telemetry, ..self }
+    }
+
+    /// Sets whether imports need to check peers' metadata before NIXL reads it. The default is
+    /// [`Requirement::Required`].
+    ///
+    /// The checks need a NIXL that writes metadata in the form of NIXL 1.5. With another one, imports
+    /// are [`ImportError::UnknownForm`](crate::ImportError::UnknownForm) if the checks are required.
+    /// If they are [preferred](Requirement::Preferred), NIXL loads the metadata unchecked. With [`Requirement::Off`] it
+    /// always does. [`Agent::capabilities`] reports whether imports are checked.
+    ///
+    /// NIXL trusts metadata: forged metadata can crash the process. Without checks, a process that hangs
+    /// keeps its name. [`Agent::import_foreign`] always checks.
+    pub fn metadata_checks(self, checks: Requirement) -> Self {
+        Self { metadata_checks: checks, ..self }
     }
 
     /// Adds a backend. Registrations try the backends in the order in which they were added.
@@ -144,30 +146,32 @@ impl AgentBuilder {
         let config = self.config()?;
         // Before any lock that the parent of a forked process may have held.
         process::check()?;
-        let found = probe()?;
+        let installation = probe()?;
         let name = name::ClaimedName::claim(self.name)?;
         let raw = nixl_sys::Agent::new_configured(name.get().as_str(), &config);
         let raw = raw.map_err(|error| {
             let (name, status) = (name.get().clone(), Status::of(&error));
-            match self.listen.and_then(why_taken) {
+            match self.listen.and_then(bind_error) {
                 Some((port, source)) => NixlError::Port { name, port, source },
                 None => NixlError::Agent { name, status },
             }
         })?;
-        let backends = create::backends(&raw, &found, self.backends)?;
-        let (table, threads) = (Mutex::new(Table::default()), self.threads);
-        let listens = self.listen.is_some();
-        let (telemetry, peers, mailbox) = (self.telemetry, Peers::default(), Mailbox::default());
-        Ok(Agent(Arc::new(Inner(ManuallyDrop::new(Parts {
+        let backends = create::backends(&raw, &installation, self.backends)?;
+        let (registrations, threads) = (Mutex::new(RegistrationTable::default()), self.threads);
+        let (listens, metadata_checks) = (self.listen.is_some(), self.metadata_checks);
+        let (telemetry, peers, mailbox) =
+            (self.telemetry, PeerTable::default(), Mailbox::default());
+        Ok(Agent(Arc::new(Inner(ManuallyDrop::new(AgentState {
             peers,
             mailbox,
-            table,
+            registrations,
             backends,
             raw,
             name,
             threads,
             listens,
             telemetry,
+            metadata_checks,
         })))))
     }
 
@@ -194,13 +198,13 @@ impl AgentBuilder {
     }
 }
 
-fn microseconds(rest: Duration) -> Result<u64, NixlError> {
-    u64::try_from(rest.as_nanos().div_ceil(1000))
-        .map_err(|_| NixlError::DelayTooLong { seconds: rest.as_secs() })
+fn microseconds(delay: Duration) -> Result<u64, NixlError> {
+    u64::try_from(delay.as_nanos().div_ceil(1000))
+        .map_err(|_| NixlError::DelayTooLong { seconds: delay.as_secs() })
 }
 
-/// Returns why the port cannot be listened on. NIXL reports only that the agent failed.
-fn why_taken(port: u16) -> Option<(u16, OsError)> {
+/// Returns why the agent cannot listen on the port. NIXL reports only that the agent failed.
+fn bind_error(port: u16) -> Option<(u16, OsError)> {
     let error = std::net::TcpListener::bind(("0.0.0.0", port)).err()?;
     Some((port, OsError::from_io("bind", &error)))
 }
@@ -211,35 +215,35 @@ mod tests {
 
     use super::*;
 
-    fn told(builder: AgentBuilder) -> AgentConfig {
+    fn config(builder: AgentBuilder) -> AgentConfig {
         builder.config().unwrap()
     }
 
     #[test]
     fn nixl_is_told_what_was_asked_for() {
         let builder = || AgentBuilder::new("alpha");
-        let usual = told(builder());
-        assert!(matches!(usual.thread_sync, ThreadSync::Strict));
-        assert_eq!((usual.enable_prog_thread, usual.pthr_delay_us), (true, 1000));
-        assert!(!usual.enable_listen_thread && !usual.capture_telemetry);
+        let default = config(builder());
+        assert!(matches!(default.thread_sync, ThreadSync::Strict));
+        assert_eq!((default.enable_prog_thread, default.pthr_delay_us), (true, 1000));
+        assert!(!default.enable_listen_thread && !default.capture_telemetry);
 
-        let read_write = told(builder().thread_mode(ThreadMode::ReadWrite));
+        let read_write = config(builder().thread_mode(ThreadMode::ReadWrite));
         assert!(matches!(read_write.thread_sync, ThreadSync::Rw));
-        assert!(!told(builder().progress_thread(None)).enable_prog_thread);
-        let rest = |rest| told(builder().progress_thread(Some(rest))).pthr_delay_us;
+        assert!(!config(builder().progress_thread(None)).enable_prog_thread);
+        let delay = |delay| config(builder().progress_thread(Some(delay))).pthr_delay_us;
         let nanos = Duration::from_nanos;
-        assert_eq!([rest(nanos(0)), rest(nanos(1)), rest(nanos(1000))], [0, 1, 1]);
-        let listening = told(builder().listen(7_000));
+        assert_eq!([delay(nanos(0)), delay(nanos(1)), delay(nanos(1000))], [0, 1, 1]);
+        let listening = config(builder().listen(7_000));
         assert_eq!((listening.enable_listen_thread, listening.listen_port), (true, 7_000));
-        assert!(told(builder().telemetry(true)).capture_telemetry);
+        assert!(config(builder().telemetry(true)).capture_telemetry);
     }
 
     #[test]
     fn what_nixl_cannot_be_told_is_refused() {
         let error = AgentBuilder::new("alpha").listen(0).config().unwrap_err();
         assert!(matches!(error, NixlError::NoPort), "{error:?}");
-        let rest = Some(Duration::MAX);
-        let error = AgentBuilder::new("alpha").progress_thread(rest).config().unwrap_err();
+        let delay = Some(Duration::MAX);
+        let error = AgentBuilder::new("alpha").progress_thread(delay).config().unwrap_err();
         assert!(matches!(error, NixlError::DelayTooLong { .. }), "{error:?}");
     }
 }

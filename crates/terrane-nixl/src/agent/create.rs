@@ -5,10 +5,16 @@ use std::sync::{Mutex, PoisonError};
 
 use terrane_core::BackendName;
 
-use super::{Backend, Ios, Options, ThreadMode};
-use crate::backend::Parameter;
-use crate::quiet::quietly;
-use crate::{BackendConfig, Found, MemoryType, NixlError, Status};
+use super::backend::Backend;
+use super::config::{BackendConfig, Parameter};
+use super::io_limit::IoLimit;
+use super::options::BackendOptions;
+use super::thread_mode::ThreadMode;
+use crate::bindings::memory_type::MemoryType;
+use crate::bindings::status::Status;
+use crate::bindings::without_tracing::without_tracing;
+use crate::error::NixlError;
+use crate::probe::NixlInstallation;
 
 /// The backends of which an agent can have only one.
 const EXCLUSIVE: [&str; 2] = ["GDS", "GDS_MT"];
@@ -52,38 +58,41 @@ pub(super) fn check_combination(
 /// Creates all backends, in order.
 pub(super) fn backends(
     agent: &nixl_sys::Agent,
-    found: &Found,
+    installation: &NixlInstallation,
     configs: Vec<BackendConfig>,
 ) -> Result<Vec<Backend>, NixlError> {
     let _held = PLUGINS.lock().unwrap_or_else(PoisonError::into_inner);
-    quietly(|| configs.into_iter().map(|config| create(agent, found, config)).collect())
+    without_tracing(|| {
+        configs.into_iter().map(|config| create(agent, installation, config)).collect()
+    })
 }
 
 fn create(
     agent: &nixl_sys::Agent,
-    found: &Found,
+    installation: &NixlInstallation,
     config: BackendConfig,
 ) -> Result<Backend, NixlError> {
     check_texts(&config)?;
-    check_plugin(agent, found, &config.name)?;
+    check_plugin(agent, installation, &config.name)?;
     check_parameters(agent, &config)?;
     let failed =
         |error| NixlError::Backend { backend: config.name.clone(), status: Status::of(&error) };
     let parameters = nixl_sys::Params::from(parameters(&config)).map_err(failed)?;
     let raw = agent.create_backend(config.name.as_str(), &parameters).map_err(failed)?;
-    let asking = Status::during("asking a backend for the memory that it takes");
-    let (types, _) = agent.get_backend_params(&raw).map_err(asking)?;
+    let query = NixlError::during("querying the memory types of a backend");
+    let (types, _) = agent.get_backend_params(&raw).map_err(query)?;
     let mut memory = Vec::new();
-    for index in 0..types.len().map_err(asking)? {
-        memory.extend(MemoryType::from_raw(types.get(index).map_err(asking)?));
+    for index in 0..types.len().map_err(query)? {
+        memory.extend(MemoryType::from_raw(types.get(index).map_err(query)?));
     }
     memory.sort_unstable();
-    let options = Options::of(&raw).map_err(Status::during("naming a backend"))?;
-    let ios = Ios::of(&config);
-    let fails_at_the_end = found.package_version().as_deref() == Some(KNOWN_RELEASE)
+    let options =
+        BackendOptions::of(&raw).map_err(NixlError::during("creating the options of a backend"))?;
+    let ios = IoLimit::of(&config);
+    let fails_at_the_end = installation.package_version().as_deref() == Some(KNOWN_RELEASE)
         && fails_at_the_end(&config, || known_parameters(agent, &config.name).unwrap_or_default());
-    let BackendConfig { name, demand, file_access, .. } = config;
-    Ok(Backend { name, raw, options, memory, demand, file_access, ios, fails_at_the_end })
+    let BackendConfig { name, requirement, file_access, .. } = config;
+    Ok(Backend { name, raw, options, memory, requirement, file_access, ios, fails_at_the_end })
 }
 
 /// The NIXL release whose storage backends' failure behaviour is known.
@@ -111,16 +120,16 @@ fn fails_at_the_end(config: &BackendConfig, known: impl FnOnce() -> Vec<String>)
 /// The parameters passed to the backend: the stated ones, and the defaults.
 fn parameters(config: &BackendConfig) -> Vec<(&str, Cow<'_, str>)> {
     let stated = config.parameters.iter().map(|stated| (&*stated.key, Cow::from(&*stated.value)));
-    let mut told: Vec<_> = stated.collect();
+    let mut all: Vec<_> = stated.collect();
     if config.name.as_str() != "UCX" {
-        return told;
+        return all;
     }
-    match told.iter_mut().find(|(key, _)| *key == ENGINE_CONFIG) {
+    match all.iter_mut().find(|(key, _)| *key == ENGINE_CONFIG) {
         // The last one that names a setting decides.
         Some((_, stated)) => *stated = format!("{READS_BY_CUDA_IPC},{stated}").into(),
-        None => told.push((ENGINE_CONFIG, READS_BY_CUDA_IPC.into())),
+        None => all.push((ENGINE_CONFIG, READS_BY_CUDA_IPC.into())),
     }
-    told
+    all
 }
 
 /// The parameter that holds UCX settings, separated by commas.
@@ -148,16 +157,16 @@ fn check_texts(config: &BackendConfig) -> Result<(), NixlError> {
 /// Checks that NIXL finds the plugin, and that it can be loaded.
 fn check_plugin(
     agent: &nixl_sys::Agent,
-    found: &Found,
+    installation: &NixlInstallation,
     backend: &BackendName,
 ) -> Result<(), NixlError> {
-    let files = found.plugins();
+    let files = installation.plugins();
     if let Some(plugin) = files.iter().find(|plugin| plugin.name() == backend) {
         let failed = |source| NixlError::Plugin { backend: backend.clone(), source };
         return plugin.check().map_err(failed);
     }
     // A plugin that is linked into NIXL, or is in a list of plugins, has no file to check.
-    let available = available(agent, found)?;
+    let available = available(agent, installation)?;
     if available.contains(backend) {
         return Ok(());
     }
@@ -165,15 +174,18 @@ fn check_plugin(
 }
 
 /// The plugins that NIXL finds.
-fn available(agent: &nixl_sys::Agent, found: &Found) -> Result<Vec<BackendName>, NixlError> {
-    if !found.plugin_names_are_text() {
+fn available(
+    agent: &nixl_sys::Agent,
+    installation: &NixlInstallation,
+) -> Result<Vec<BackendName>, NixlError> {
+    if !installation.plugin_names_are_text() {
         // The bindings panic on such a name.
-        return Ok(found.plugins().iter().map(|plugin| plugin.name().clone()).collect());
+        return Ok(installation.plugins().iter().map(|plugin| plugin.name().clone()).collect());
     }
-    let asking = Status::during("asking NIXL for its plugins");
-    let list = agent.get_available_plugins().map_err(asking)?;
-    (0..list.len().map_err(asking)?)
-        .map(|index| Ok(BackendName::from(list.get(index).map_err(asking)?)))
+    let query = NixlError::during("listing the plugins");
+    let list = agent.get_available_plugins().map_err(query)?;
+    (0..list.len().map_err(query)?)
+        .map(|index| Ok(BackendName::from(list.get(index).map_err(query)?)))
         .collect()
 }
 
@@ -203,12 +215,12 @@ fn known_parameters(
 ) -> Result<Vec<String>, NixlError> {
     let refused = |_| NixlError::PluginRefused { backend: backend.clone() };
     let (_, parameters) = agent.get_plugin_params(backend.as_str()).map_err(refused)?;
-    let asking = Status::during("asking a plugin for its parameters");
+    let query = NixlError::during("querying the parameters of a plugin");
     let mut known = Vec::new();
     // Each pair is copied before the next is requested. The bindings claim that the texts live as
     // long as the list, but they live only until the next pair.
-    for pair in parameters.iter().map_err(asking)? {
-        let (key, _) = pair.map_err(asking)?;
+    for pair in parameters.iter().map_err(query)? {
+        let (key, _) = pair.map_err(query)?;
         known.push(key.to_owned());
     }
     known.sort_unstable();
@@ -250,17 +262,17 @@ mod tests {
 
     #[test]
     fn what_is_usual_is_told_before_what_is_stated() {
-        let told = |config: &BackendConfig| {
-            let told = parameters(config);
-            told.iter().map(|(key, value)| format!("{key}: {value}")).collect::<Vec<_>>()
+        let passed = |config: &BackendConfig| {
+            let passed = parameters(config);
+            passed.iter().map(|(key, value)| format!("{key}: {value}")).collect::<Vec<_>>()
         };
         let ucx = || BackendConfig::new("UCX").parameter("num_workers", "2");
         let usual = "engine_config: CUDA_IPC_ENABLE_GET_ZCOPY=y";
-        assert_eq!(told(&ucx()), ["num_workers: 2", usual]);
+        assert_eq!(passed(&ucx()), ["num_workers: 2", usual]);
         let stated = ucx().unchecked_parameter("engine_config", "MAX_RMA_RAILS=1");
-        assert_eq!(told(&stated), ["num_workers: 2", &format!("{usual},MAX_RMA_RAILS=1")]);
+        assert_eq!(passed(&stated), ["num_workers: 2", &format!("{usual},MAX_RMA_RAILS=1")]);
         let other = BackendConfig::new("POSIX").parameter("ios_pool_size", "8");
-        assert_eq!(told(&other), ["ios_pool_size: 8"]);
+        assert_eq!(passed(&other), ["ios_pool_size: 8"]);
     }
 
     #[test]
@@ -269,6 +281,9 @@ mod tests {
         let twice = check(&["UCX", "POSIX", "UCX"]).unwrap_err();
         assert!(matches!(twice, NixlError::DuplicateBackend { .. }), "{twice}");
         let both = check(&["GDS_MT", "UCX", "GDS"]).unwrap_err();
-        assert_eq!(both.to_string(), "no agent has GDS_MT and GDS together; choose one of them");
+        assert_eq!(
+            both.to_string(),
+            "an agent cannot have both GDS_MT and GDS; choose one of them"
+        );
     }
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use terrane_core::BackendName;
 
-use super::{AgentBuilder, ThreadMode};
-use crate::backend::{Demand, Parameter};
-use crate::{BackendConfig, FileAccess, NixlError};
+use super::builder::AgentBuilder;
+use super::config::{BackendConfig, BackendRequirement, FileAccess, Parameter};
+use super::thread_mode::ThreadMode;
+use crate::error::NixlError;
 
 /// The prefix of all settings.
 const PREFIX: &str = "TERRANE_NIXL_";
@@ -24,8 +25,8 @@ const PROGRESS: &str = "TERRANE_NIXL_PROGRESS";
 const LISTEN_PORT: &str = "TERRANE_NIXL_LISTEN_PORT";
 const TELEMETRY: &str = "TERRANE_NIXL_TELEMETRY";
 
-const A_LIST: &str = "names of backends, with commas between them";
-const PAIRS: &str = "`key=value` pairs with semicolons between them, where `\\;` and `\\\\` stand for \
+const A_LIST: &str = "names of backends, separated by commas";
+const PAIRS: &str = "`key=value` pairs, separated by semicolons, where `\\;` and `\\\\` stand for \
                      a semicolon and a backslash, and `!key=value` sets an unchecked parameter";
 
 impl AgentBuilder {
@@ -33,13 +34,13 @@ impl AgentBuilder {
     ///
     /// | variable | value | if not set, or empty |
     /// |---|---|---|
-    /// | `TERRANE_NIXL_BACKENDS` | names of backends in the order in which they are asked: `UCX,GDS_MT` | none |
-    /// | `TERRANE_NIXL_REQUIRED` | those of them that [have to accept](BackendConfig::required) every registration | none |
+    /// | `TERRANE_NIXL_BACKENDS` | names of backends, in the order in which registrations try them: `UCX,GDS_MT` | none |
+    /// | `TERRANE_NIXL_REQUIRED` | the backends that [must accept](BackendConfig::required) every registration | none |
     /// | `TERRANE_NIXL_PARAMETERS_`*NAME* | parameters of the backend *NAME*: `key=value;key=value` | none |
-    /// | `TERRANE_NIXL_FILE_ACCESS_`*NAME* | `buffered` or `direct`: [how it reaches files](FileAccess) | as for [`BackendConfig::file_access`] |
-    /// | `TERRANE_NIXL_AGENT` | the agent's name | one that no other agent has |
+    /// | `TERRANE_NIXL_FILE_ACCESS_`*NAME* | `buffered` or `direct`: [which descriptor it uses for files](FileAccess) | as for [`BackendConfig::file_access`] |
+    /// | `TERRANE_NIXL_AGENT` | the agent's name | a name that is unique across processes |
     /// | `TERRANE_NIXL_THREAD_MODE` | `strict` or `read-write`: [`ThreadMode`] | `strict` |
-    /// | `TERRANE_NIXL_PROGRESS` | `off`, or for how many microseconds the [progress thread](Self::progress_thread) rests | `1000` |
+    /// | `TERRANE_NIXL_PROGRESS` | `off`, or the delay of the [progress thread](Self::progress_thread) in microseconds | `1000` |
     /// | `TERRANE_NIXL_LISTEN_PORT` | a port | the agent does not listen |
     /// | `TERRANE_NIXL_TELEMETRY` | `on` or `off` | `off` |
     ///
@@ -100,10 +101,10 @@ impl AgentBuilder {
         match value(&settings, PROGRESS) {
             None => {}
             Some("off") => builder.progress = None,
-            Some(rest) => {
+            Some(delay) => {
                 let expected = "`off`, or a number of microseconds";
-                let rest = rest.parse().map_err(|_| invalid(PROGRESS, rest, expected))?;
-                builder.progress = Some(Duration::from_micros(rest));
+                let delay = delay.parse().map_err(|_| invalid(PROGRESS, delay, expected))?;
+                builder.progress = Some(Duration::from_micros(delay));
             }
         }
         if let Some(port) = value(&settings, LISTEN_PORT) {
@@ -170,7 +171,7 @@ fn backends(settings: &Settings) -> Result<Vec<BackendConfig>, NixlError> {
     let mut backends: Vec<_> =
         list(settings, BACKENDS)?.into_iter().map(BackendConfig::new).collect();
     for backend in list(settings, REQUIRED)? {
-        configured(&mut backends, REQUIRED, backend)?.demand = Demand::Required;
+        configured(&mut backends, REQUIRED, backend)?.requirement = BackendRequirement::Required;
     }
     for (name, value) in settings {
         if let Some(backend) = name.strip_prefix(PARAMETERS) {

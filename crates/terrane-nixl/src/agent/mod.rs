@@ -1,30 +1,31 @@
 //! Agents.
 
-mod builder;
+pub(crate) mod backend;
+pub(crate) mod builder;
+pub(crate) mod config;
 mod create;
 mod environment;
-mod ios;
+pub(crate) mod io_limit;
+pub(crate) mod mailbox;
 mod name;
-mod options;
+pub(crate) mod options;
+pub(crate) mod thread_mode;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use terrane_core::{AgentName, BackendName};
+use terrane_core::{AgentName, BackendName, Requirement};
 
-pub use builder::{AgentBuilder, ThreadMode};
-pub(crate) use ios::{Ios, TakenIos};
-pub(crate) use options::naming;
-
-use crate::backend::{Demand, FileAccess};
-use crate::notifications::Mailbox;
-use crate::peers::Peers;
-use crate::register::{Registrar, Table};
-use crate::{MemoryType, NixlError, process};
+use crate::bindings::memory_type::MemoryType;
+use crate::bindings::process;
+use crate::peers::table::PeerTable;
+use crate::register::table::RegistrationTable;
+use backend::Backend;
+use mailbox::Mailbox;
 use name::ClaimedName;
-use options::Options;
+use thread_mode::ThreadMode;
 
 /// A NIXL agent with its backends.
 ///
@@ -32,32 +33,33 @@ use options::Options;
 /// on any thread.
 ///
 /// As a [`Register`](terrane_core::Register) it asks every backend, each with its configured
-/// demand. [`registrar`](Self::registrar) chooses others.
+/// requirement. [`registrar`](Self::registrar) chooses others.
 #[derive(Clone)]
 pub struct Agent(Arc<Inner>);
 
 // `Agent` is `Send` and `Sync` because `nixl_sys::Agent` declares so. It declares so for every
 // agent, although NIXL takes no lock in its default mode and the bindings run some calls in
 // parallel. This crate builds agents only in the modes in which NIXL locks.
-struct Inner(ManuallyDrop<Parts>);
+struct Inner(ManuallyDrop<AgentState>);
 
-struct Parts {
+struct AgentState {
     // Fields drop in this order: the agent ends first, then its name is free.
-    peers: Peers,
+    peers: PeerTable,
     mailbox: Mailbox,
-    table: Mutex<Table>,
+    registrations: Mutex<RegistrationTable>,
     backends: Vec<Backend>,
     raw: nixl_sys::Agent,
     name: ClaimedName,
     telemetry: bool,
+    metadata_checks: Requirement,
     listens: bool,
     threads: ThreadMode,
 }
 
 impl Deref for Inner {
-    type Target = Parts;
+    type Target = AgentState;
 
-    fn deref(&self) -> &Parts {
+    fn deref(&self) -> &AgentState {
         &self.0
     }
 }
@@ -69,34 +71,6 @@ impl Drop for Inner {
             // SAFETY: it is dropped only here, once, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.0) };
         }
-    }
-}
-
-/// A backend of an agent.
-#[derive(Debug)]
-pub(crate) struct Backend {
-    pub(crate) name: BackendName,
-    pub(crate) raw: nixl_sys::Backend,
-    options: Options,
-    /// The memory types that it declares.
-    pub(crate) memory: Vec<MemoryType>,
-    pub(crate) demand: Demand,
-    pub(crate) file_access: FileAccess,
-    /// The I/Os that it can have in flight; `None` if unlimited.
-    pub(crate) ios: Option<Arc<Ios>>,
-    /// Whether all I/Os of a request in flight have ended when it reports failure.
-    pub(crate) fails_at_the_end: bool,
-}
-
-impl Backend {
-    /// Options that name only this backend.
-    pub(crate) fn options(&self) -> &nixl_sys::OptArgs {
-        self.options.raw()
-    }
-
-    /// Options that name this backend and carry a notification with the request.
-    pub(crate) fn telling(&self, message: &[u8]) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
-        options::telling(&self.raw, message)
     }
 }
 
@@ -124,41 +98,6 @@ impl Agent {
         self.0.backends.iter().find(|b| b.name == *backend).map(|b| b.memory.as_slice())
     }
 
-    /// Returns a registrar that asks only these backends, in this order.
-    ///
-    /// ```no_run
-    /// use terrane_nixl::{AgentBuilder, BackendConfig, Demand};
-    ///
-    /// let ucx = BackendConfig::new("UCX");
-    /// let agent = AgentBuilder::unnamed().backend(ucx).backend(BackendConfig::new("GDS")).build()?;
-    /// // For the layout on the disk, GDS or nothing.
-    /// let disk = agent.registrar([("GDS", Demand::Required)])?;
-    /// # Ok::<(), terrane_nixl::NixlError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`NixlError::NoSuchBackend`], or [`NixlError::DuplicateBackend`] for one that is named
-    /// twice.
-    pub fn registrar<N: Into<BackendName>>(
-        &self,
-        backends: impl IntoIterator<Item = (N, Demand)>,
-    ) -> Result<Registrar, NixlError> {
-        let mut chosen: Vec<(usize, Demand)> = Vec::new();
-        for (backend, demand) in backends {
-            let backend = backend.into();
-            let Some(index) = self.0.backends.iter().position(|b| b.name == backend) else {
-                let (agent, available) = (self.name().clone(), self.backends().cloned().collect());
-                return Err(NixlError::NoSuchBackend { agent, backend, available });
-            };
-            if chosen.iter().any(|(taken, _)| *taken == index) {
-                return Err(NixlError::DuplicateBackend { backend });
-            }
-            chosen.push((index, demand));
-        }
-        Ok(Registrar::new(self.clone(), chosen))
-    }
-
     /// The agent of the bindings.
     ///
     /// Keep a clone of this agent with anything obtained from it, so that the agent's name stays
@@ -173,11 +112,17 @@ impl Agent {
         self.0.telemetry
     }
 
+    /// Whether imports need to check metadata before NIXL reads it.
+    pub(crate) fn metadata_checks(&self) -> Requirement {
+        self.0.metadata_checks
+    }
+
     /// Whether peers can make NIXL load and forget metadata without notice to this process.
     pub(crate) fn listens(&self) -> bool {
         self.0.listens
     }
 
+    /// Its backends, in the order in which registrations try them.
     pub(crate) fn created(&self) -> &[Backend] {
         &self.0.backends
     }
@@ -186,12 +131,13 @@ impl Agent {
         &self.0.mailbox
     }
 
-    pub(crate) fn peer_table(&self) -> &Peers {
+    pub(crate) fn peer_table(&self) -> &PeerTable {
         &self.0.peers
     }
 
-    pub(crate) fn table(&self) -> &Mutex<Table> {
-        &self.0.table
+    /// Its registrations.
+    pub(crate) fn registrations(&self) -> &Mutex<RegistrationTable> {
+        &self.0.registrations
     }
 }
 

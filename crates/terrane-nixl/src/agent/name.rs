@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use terrane_core::AgentName;
 
-use crate::NixlError;
+use crate::error::NixlError;
 
 /// The names that are taken.
 static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());

@@ -1,17 +1,17 @@
-//! Options of NIXL's calls.
+//! The options of NIXL's calls.
 
 use std::fmt;
 
 /// Options that name only one backend, created once.
-pub(crate) struct Options(nixl_sys::OptArgs);
+pub(crate) struct BackendOptions(nixl_sys::OptArgs);
 
-// SAFETY: the options are a C++ value without thread affinity, so any thread may free it. They are
-// lent only by shared reference, and with that the bindings only let NIXL read them.
-unsafe impl Send for Options {}
+// SAFETY: the options are a C++ value without thread affinity, so any thread may free it. They
+// are lent only by shared reference, through which the bindings only let NIXL read them.
+unsafe impl Send for BackendOptions {}
 // SAFETY: as above: every operation through a shared reference only reads.
-unsafe impl Sync for Options {}
+unsafe impl Sync for BackendOptions {}
 
-impl Options {
+impl BackendOptions {
     pub(super) fn of(backend: &nixl_sys::Backend) -> Result<Self, nixl_sys::NixlError> {
         Ok(Self(naming([backend])?))
     }
@@ -32,8 +32,8 @@ pub(crate) fn naming<'a>(
     Ok(options)
 }
 
-/// Options that name a backend and carry a notification with the request.
-pub(super) fn telling(
+/// Options that name a backend and send a notification with the request.
+pub(super) fn notifying(
     backend: &nixl_sys::Backend,
     message: &[u8],
 ) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
@@ -43,8 +43,8 @@ pub(super) fn telling(
     Ok(options)
 }
 
-impl fmt::Debug for Options {
+impl fmt::Debug for BackendOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options").finish_non_exhaustive()
+        f.debug_struct("BackendOptions").finish_non_exhaustive()
     }
 }

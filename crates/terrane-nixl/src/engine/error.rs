@@ -4,15 +4,15 @@ use std::fmt;
 
 use terrane_core::{AgentName, BackendName, OsError};
 
-use crate::Status;
+use crate::bindings::status::Status;
 
 /// Why a transfer through NIXL failed: the source of the
 /// [`TransferError`](terrane_transfer::TransferError).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RequestFailed {
+pub enum RequestError {
     /// NIXL refused a request, or it failed in flight.
-    #[error("{backend} failed at {step}{}: {status}; NIXL's log on standard error says more", with(.peer))]
+    #[error("{backend} failed while {step}{}: {status}; see NIXL's log on standard error", with(.peer))]
     Status {
         /// The backend.
         backend: BackendName,
@@ -27,8 +27,8 @@ pub enum RequestFailed {
     /// request has failed, parts of it may still be in flight, and the connection is closed for
     /// that reason. No transfer with the peer begins until one of its layouts is imported again.
     #[error(
-        "the connection to peer {peer} was lost at {step}, by {backend}: {status}; import one of its \
-         layouts again, or what it exports now if it was started again"
+        "{backend} lost the connection to peer {peer} while {step}: {status}; import one of its layouts \
+         again, or a new export if the peer was restarted"
     )]
     PeerLost {
         /// The peer.
@@ -42,7 +42,7 @@ pub enum RequestFailed {
     },
     /// The file ends before the end of the read.
     #[error(
-        "the file has {length} bytes and was to be read to {wanted}; somebody has truncated it, so \
+        "the read ends at byte {wanted}, and the file has only {length} bytes; it was truncated, so \
          write its blocks again"
     )]
     FileEnds {
@@ -53,8 +53,8 @@ pub enum RequestFailed {
     },
     /// The file ends before the end of the written bytes, though the backend reported success.
     #[error(
-        "the file has {length} bytes and was written to {wanted}; make room on its file system or raise \
-         RLIMIT_FSIZE, and write its blocks again"
+        "the write ends at byte {wanted}, and the file has only {length} bytes; free space on its file \
+         system or raise RLIMIT_FSIZE, and write its blocks again"
     )]
     WrittenShort {
         /// The length of the file, in bytes.
@@ -64,7 +64,7 @@ pub enum RequestFailed {
     },
     /// The length of a file could not be queried.
     #[error(
-        "the length of the file could not be found out; see whether its file system is still there"
+        "the length of the file could not be queried; check that its file system is still mounted"
     )]
     FileLength {
         /// The system's error.
@@ -72,11 +72,13 @@ pub enum RequestFailed {
         source: OsError,
     },
     /// The quoted transfer is no longer possible: the peer was forgotten meanwhile.
-    #[error("not begun: the engine {0}")]
+    #[error("the transfer was not started: the engine {0}")]
     Declined(#[from] terrane_transfer::Declined),
     /// The plan has an invalid address: a region's memory breaks its contract, and extends beyond
     /// the address space. Memory that keeps its contract never causes this.
-    #[error("a run of the plan lies nowhere; the memory at one end breaks its contract")]
+    #[error(
+        "a run of the plan has no valid address; the memory of one end violates the contract of `Memory`"
+    )]
     NoAddress,
 }
 
@@ -99,8 +101,8 @@ impl fmt::Display for NixlStep {
         f.pad(match self {
             Self::Prepare => "preparing a request",
             Self::Post => "posting a request",
-            Self::Transfer => "a request in flight",
-            Self::Notify => "telling the peer",
+            Self::Transfer => "transferring",
+            Self::Notify => "notifying the peer",
         })
     }
 }

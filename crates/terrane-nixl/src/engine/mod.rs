@@ -1,42 +1,43 @@
 //! The copy engine between registered memory and the memory of peers or files.
 
-mod attended;
-mod end;
-mod error;
-mod file_ends;
-mod flight;
-mod lists;
-mod numbering;
-mod options;
-mod pace;
-mod posted;
-mod prepared;
-mod remains;
+pub(crate) mod add_nixl;
+mod context;
+mod descriptors;
+pub(crate) mod error;
+mod local_and_target;
+pub(crate) mod options;
 mod route;
-mod worker;
+mod thread;
+mod transfer;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use terrane_core::{ByteCount, Durability, Location};
+use terrane_core::{Durability, Location};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, EndpointCache, Quote, Terms,
+    TransferPlan,
 };
 
-pub use error::{NixlStep, RequestFailed};
-pub use options::NixlEngineOptions;
-
-use crate::{Agent, NixlError, process};
-use attended::{Attended, Means};
-use prepared::Prepared;
-use route::{Operation, QuotedRoute, Rates, Route};
-use worker::{Queue, Submitted};
+use crate::agent::Agent;
+use crate::bindings::process;
+use crate::error::NixlError;
+use context::EngineContext;
+use descriptors::prepared::PreparedLists;
+use descriptors::region_bases::RegionBases;
+use error::RequestError;
+use options::NixlEngineOptions;
+use route::rates::Rates;
+use route::{QuotedRoute, Route};
+use thread::EngineThread;
+use thread::queue::{Queue, QueuedJob};
+use transfer::shared::SharedTransfer;
 
 /// The engine's name in explanations and errors.
-pub(crate) const NAME: &str = "nixl";
+const NAME: &str = "nixl";
 
 /// Copies through NIXL: between memory that is registered with an agent and the memory of the
 /// agent's peers, and between such memory and registered files.
@@ -60,8 +61,7 @@ pub(crate) const NAME: &str = "nixl";
 ///   relay lets the device's own engine wait.
 /// - It makes no file durable.
 /// - It tracks only this process's transfers. The peer must not use the blocks that a transfer
-///   reads or writes. A [notification](terrane_transfer::Transfer::notify) tells it when it may use
-///   them again.
+///   reads or writes until a [notification](terrane_transfer::Transfer::notify) arrives.
 ///
 /// # Its thread
 ///
@@ -88,7 +88,7 @@ pub(crate) const NAME: &str = "nixl";
 /// request in flight cannot be cancelled immediately or reliably. When the deadline passes, the
 /// transfer ends with its error. The memory at both ends stays claimed and alive until NIXL reports
 /// that the request has ended too. An engine that drops meanwhile waits for that up to its
-/// [`farewell`](NixlEngineOptions::farewell), and then never frees or reuses the memory. The peer
+/// [`drop_timeout`](NixlEngineOptions::drop_timeout), and then never frees or reuses the memory. The peer
 /// then stays busy in that agent: it can be forgotten, but neither refreshed nor disconnected.
 ///
 /// # When a request fails
@@ -96,7 +96,7 @@ pub(crate) const NAME: &str = "nixl";
 /// NIXL reports that it failed, but not which of its parts may still be in flight. So the transfer
 /// ends with its error. The memory at both ends stays claimed until the connection to the peer is
 /// closed. The engine closes it as soon as nothing else is in flight with the peer, and no transfer
-/// begins meanwhile ([`RequestFailed::PeerLost`]). The next [import](crate::Agent::import)
+/// begins meanwhile ([`RequestError::PeerLost`]). The next [import](crate::Agent::import)
 /// reconnects.
 ///
 /// With a file, POSIX (over the kernel's asynchronous I/O, its default) and GDS_MT of NIXL 1.5.1
@@ -104,8 +104,7 @@ pub(crate) const NAME: &str = "nixl";
 /// the error arrives. With other backends and releases, I/Os may go on, and a file has no
 /// connection to close: that memory is never used again. GDS of NIXL 1.5.1 reports no failure of an
 /// I/O. The engine fails a write after which the file is too short
-/// ([`RequestFailed::WrittenShort`]). Use GDS_MT where other errors must be reported.
-/// ([`RequestFailed::WrittenShort`]); use GDS_MT where other errors must show.
+/// ([`RequestError::WrittenShort`]). Use GDS_MT where other errors must be reported.
 ///
 /// Dropping the engine ends its thread after it has served the submitted transfers. The drop joins
 /// it, unless it runs on an engine's thread.
@@ -146,14 +145,14 @@ pub(crate) const NAME: &str = "nixl";
 /// println!("{}", manager.explain(&write)?);
 /// manager.submit(write.notify(*b"blocks 5 to 7"), ())?.wait().result?;
 ///
-/// let told = decode.wait_for_notifications(Instant::now() + Duration::from_secs(60))?;
-/// assert_eq!(told[0].message, b"blocks 5 to 7");
+/// let received = decode.wait_for_notifications(Instant::now() + Duration::from_secs(60))?;
+/// assert_eq!(received[0].message, b"blocks 5 to 7");
 /// # Ok(())
 /// # }
 /// ```
 pub struct NixlEngine {
-    means: Arc<Means>,
-    known: route::Known,
+    context: Arc<EngineContext>,
+    bases: EndpointCache<Arc<RegionBases>>,
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
@@ -167,27 +166,27 @@ impl NixlEngine {
     pub fn new(agent: &Agent, options: NixlEngineOptions) -> Result<Self, NixlError> {
         process::check()?;
         let rates = Rates::new(agent);
-        let prepared = Arc::new(Prepared::new(&options));
+        let prepared = Arc::new(PreparedLists::new(&options));
         let (agent, options) = (agent.clone(), Arc::new(options));
-        let means = Arc::new(Means { agent, options, rates, prepared });
+        let context = Arc::new(EngineContext { agent, options, rates, prepared });
         let queue = Arc::<Queue>::default();
-        let worker = worker::Worker::new(Arc::clone(&means), Arc::clone(&queue));
-        let thread = threads::spawn("terrane-nixl".to_owned(), move || worker.serve())
+        let engine_thread = EngineThread::new(Arc::clone(&context), Arc::clone(&queue));
+        let thread = threads::spawn("terrane-nixl".to_owned(), move || engine_thread.run())
             .map_err(|source| NixlError::Thread { source })?;
-        Ok(Self { means, known: route::Known::default(), queue, thread: Some(thread) })
+        Ok(Self { context, bases: EndpointCache::default(), queue, thread: Some(thread) })
     }
 
     /// The agent that it copies through.
     #[must_use]
     pub fn agent(&self) -> &Agent {
-        &self.means.agent
+        &self.context.agent
     }
 
     fn route(&self, plan: &TransferPlan, terms: &Terms) -> Result<Route, Declined> {
         if process::is_forked() {
             return Err(Declined::Forked);
         }
-        let route = Route::of(self.agent(), &self.known, plan)?;
+        let route = Route::of(self.agent(), &self.bases, plan)?;
         if !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised)) {
             return Err(Declined::DeviceOrder);
         }
@@ -200,7 +199,7 @@ impl NixlEngine {
 
 // SAFETY: requests consist only of the plan's runs. A job is finished when all of its requests have
 // ended: successfully, by NIXL's report, or with the connection that they used. Otherwise it is
-// given up, and its remains are kept until they have ended, or permanently.
+// orphaned, and its memory is kept until they have ended, or permanently.
 unsafe impl CopyEngine for NixlEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -209,14 +208,14 @@ unsafe impl CopyEngine for NixlEngine {
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
         let route = self.route(plan, terms)?;
         let (backend, runs) = (route.backend_name(self.agent()), plan.run_count());
-        let predicted = self.means.rates.of(&route).predict(plan.bytes(), runs);
+        let predicted = self.context.rates.of(&route).predict(plan.bytes(), runs);
         Ok(Quote::new(predicted, QuotedRoute { route, backend, runs }))
     }
 
     fn submit(&self, job: CopyJob) {
         if process::is_forked() {
             // Its thread does not exist here, and its queue may stay locked.
-            let source = RequestFailed::Declined(Declined::Forked).into();
+            let source = RequestError::Declined(Declined::Forked).into();
             return job.finish(Err(CopyFailure::Engine { source }));
         }
         let route = match job.decision::<QuotedRoute>() {
@@ -225,9 +224,11 @@ unsafe impl CopyEngine for NixlEngine {
                 return job.finish(Err(CopyFailure::Engine { source: foreign.into() }));
             }
         };
-        self.queue.push(match route.begin(self.agent()) {
-            Ok(begun) => Submitted::Flight(Attended::new(job, begun, &self.means, &self.queue)),
-            Err(cause) => Submitted::Refused(Box::new(job), cause),
+        self.queue.push(match route.reserve(self.agent()) {
+            Ok(reserved) => {
+                QueuedJob::Transfer(SharedTransfer::new(job, reserved, &self.context, &self.queue))
+            }
+            Err(cause) => QueuedJob::Refused(Box::new(job), cause),
         });
     }
 }
@@ -236,7 +237,7 @@ impl Drop for NixlEngine {
     fn drop(&mut self) {
         if process::is_forked() {
             // The thread and its part of the engine belong to the parent.
-            let parents = (self.thread.take(), Arc::clone(&self.means), Arc::clone(&self.queue));
+            let parents = (self.thread.take(), Arc::clone(&self.context), Arc::clone(&self.queue));
             let _parents = ManuallyDrop::new(parents);
             return;
         }
@@ -258,18 +259,4 @@ fn durability(plan: &TransferPlan, terms: &Terms) -> Durability {
         _ => None,
     });
     of_files.fold(terms.durability, Ord::max)
-}
-
-/// A 32-bit index as a `usize`.
-fn index(number: u32) -> usize {
-    ByteCount::new(number.into()).to_usize()
-}
-
-impl Operation {
-    fn raw(self) -> nixl_sys::XferOp {
-        match self {
-            Self::Read => nixl_sys::XferOp::Read,
-            Self::Write => nixl_sys::XferOp::Write,
-        }
-    }
 }

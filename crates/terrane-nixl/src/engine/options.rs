@@ -30,20 +30,20 @@ pub struct NixlEngineOptions {
     pub prepared_descriptors: usize,
     /// When such a list is prepared: once the descriptors listed without it, at both ends, reach
     /// this multiple of its length. 0 prepares it for the first request.
-    pub prepare_after: u32,
+    pub prepare_threshold: u32,
     /// How long the engine's thread polls without sleeping after a request has begun or ended. Some
     /// transports of UCX move bytes only while a thread polls. A network card continues by itself,
     /// so a short time is enough with it.
-    pub attention: Duration,
-    /// How long a dropped engine waits for requests that were given up; `Duration::MAX` waits
+    pub busy_poll: Duration,
+    /// How long a dropped engine waits for orphaned requests; `Duration::MAX` waits
     /// without a limit.
-    pub farewell: Duration,
+    pub drop_timeout: Duration,
 }
 
 impl Default for NixlEngineOptions {
     /// A deadline of two minutes. Requests of up to 128 MiB and 16,384 descriptors, 4 at a time.
-    /// Lists of up to 1,048,576 descriptors, prepared once as many were listed without them. An
-    /// attention of 10 ms, and a farewell of 2 seconds.
+    /// Lists of up to 1,048,576 descriptors, prepared once as many were listed without them. Busy
+    /// polling for 10 ms, and a drop timeout of 2 seconds.
     fn default() -> Self {
         Self {
             deadline: Some(Duration::from_secs(120)),
@@ -51,9 +51,9 @@ impl Default for NixlEngineOptions {
             request_descriptors: const { NonZeroUsize::new(16_384).unwrap() },
             requests: const { NonZeroUsize::new(4).unwrap() },
             prepared_descriptors: 1 << 20,
-            prepare_after: 1,
-            attention: Duration::from_millis(10),
-            farewell: Duration::from_secs(2),
+            prepare_threshold: 1,
+            busy_poll: Duration::from_millis(10),
+            drop_timeout: Duration::from_secs(2),
         }
     }
 }

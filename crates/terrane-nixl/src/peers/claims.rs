@@ -11,9 +11,9 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use terrane_core::{AgentName, PeerId};
 use terrane_wire::LayoutDescriptor;
 
-use super::loaded::first_shared;
 use super::metadata::Metadata;
-use crate::process;
+use super::overlap::first_shared;
+use crate::bindings::process;
 
 /// The holders of one agent's layouts.
 type Holders = Vec<Holder>;
@@ -109,10 +109,13 @@ pub(super) fn is_same_process(a: &[u8], b: &[u8]) -> bool {
     each(a).any(|data| each(b).any(|other| data == other))
 }
 
-/// The connection information of each backend.
+/// The connection information of each backend; all of it as one if it cannot be parsed.
 fn each(connection: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let metadata = Metadata::parse(connection).ok();
-    metadata.into_iter().flat_map(|metadata| metadata.connections).map(|c| c.data)
+    let each: Vec<&[u8]> = match Metadata::parse(connection) {
+        Ok(metadata) => metadata.connections.into_iter().map(|c| c.data).collect(),
+        Err(_) => vec![connection],
+    };
+    each.into_iter()
 }
 
 fn claimed() -> MutexGuard<'static, HashMap<Arc<[u8]>, Holders>> {

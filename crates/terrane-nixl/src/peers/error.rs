@@ -4,20 +4,20 @@ use terrane_core::{AgentName, BackendName, ForkedProcess, PeerId, StorageKind};
 use terrane_layout::LayoutError;
 use terrane_wire::WireError;
 
-use super::MalformedMetadata;
-use crate::Status;
+use super::metadata::MalformedMetadata;
+use crate::bindings::status::Status;
 
 /// Why a layout could not be exported.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
     /// The process was forked from one that had built an agent.
-    #[error("NIXL cannot be used in a forked process; start another program with `exec` for that")]
+    #[error("NIXL cannot be used in a forked process; start a new program with `exec` instead")]
     Forked(#[from] ForkedProcess),
     /// A region is not registered with the agent.
     #[error(
-        "region {region} is not registered with agent {agent}, but with {}; \
-         register the layout with this agent (LayoutBuilder::register), or export it from another",
+        "region {region} is not registered with agent {agent}; it is registered with {}; \
+         register the layout with this agent (`LayoutBuilder::register`), or export it from that one",
         names(.found)
     )]
     NotRegistered {
@@ -29,9 +29,7 @@ pub enum ExportError {
         found: Vec<AgentName>,
     },
     /// A region is registered with the agent, but not all of its blocks.
-    #[error(
-        "region {region} lies outside what is registered with agent {agent}; register all of it"
-    )]
+    #[error("region {region} is only partly registered with agent {agent}; register all of it")]
     NotCovered {
         /// The first such region.
         region: u32,
@@ -39,15 +37,15 @@ pub enum ExportError {
         agent: AgentName,
     },
     /// Memory that only its owner can export.
-    #[error("{storage} memory cannot be exported; ask its owner for an export")]
+    #[error("{storage} memory cannot be exported by this process; its owner must export it")]
     NotOurs {
         /// Its kind.
         storage: StorageKind,
     },
     /// No backend that peers can reach has the whole layout.
     #[error(
-        "no backend of agent {agent} that peers can reach has accepted all regions of {storage} \
-         memory; create one that takes it, such as UCX for host and device memory"
+        "no backend of agent {agent} that peers can reach accepted all regions of {storage} memory; \
+         add one that supports it, such as UCX for host and device memory"
     )]
     NoBackend {
         /// The agent.
@@ -57,8 +55,7 @@ pub enum ExportError {
     },
     /// A region's owner declares it registered, but it no longer is.
     #[error(
-        "region {region} is said to be registered with agent {agent}, which has no key for it; \
-         its registration has ended, so register it anew"
+        "agent {agent} has no key for region {region}: its registration has ended; register it again"
     )]
     RegistrationGone {
         /// The first such region.
@@ -67,7 +64,7 @@ pub enum ExportError {
         agent: AgentName,
     },
     /// NIXL refused to return the metadata.
-    #[error("NIXL gave no metadata of agent {agent}: {status}")]
+    #[error("NIXL returned no metadata of agent {agent}: {status}; see its log on standard error")]
     Metadata {
         /// The agent.
         agent: AgentName,
@@ -75,7 +72,7 @@ pub enum ExportError {
         status: Status,
     },
     /// This agent's own metadata is not in the form of NIXL 1.5, so it cannot be parsed.
-    #[error("NIXL writes its metadata in another form than NIXL 1.5; install NIXL 1.5.1")]
+    #[error("this NIXL does not write metadata in the form of NIXL 1.5; install NIXL 1.5.1")]
     UnknownForm,
     /// The description could not be encoded.
     #[error(transparent)]
@@ -88,7 +85,7 @@ pub enum ExportError {
 #[non_exhaustive]
 pub enum ImportError {
     /// The process was forked from one that had built an agent.
-    #[error("NIXL cannot be used in a forked process; start another program with `exec` for that")]
+    #[error("NIXL cannot be used in a forked process; start a new program with `exec` instead")]
     Forked(#[from] ForkedProcess),
     /// The bytes are not a valid layout description.
     #[error(transparent)]
@@ -99,20 +96,20 @@ pub enum ImportError {
     /// This agent's own metadata is not in the form that this crate parses. Peers' metadata then
     /// cannot be checked before NIXL reads it, and NIXL trusts it.
     #[error(
-        "NIXL writes its metadata in another form than NIXL 1.5, so that what peers send cannot be \
-         checked; install NIXL 1.5.1"
+        "this NIXL does not write metadata in the form of NIXL 1.5, so peers' metadata cannot be checked; \
+         install NIXL 1.5.1"
     )]
     UnknownForm,
     /// The layout is in memory of this same agent.
-    #[error("the layout was exported by this agent, {agent}; use the layout itself")]
+    #[error("this same agent, {agent}, exported the layout; use the local layout")]
     OwnLayout {
         /// The agent.
         agent: AgentName,
     },
     /// The layout belongs to another agent with this agent's name.
     #[error(
-        "the layout was exported by another agent of this agent's name, {agent}; agents that \
-         exchange layouts need different names (AgentBuilder::unnamed)"
+        "another agent with this agent's name, {agent}, exported the layout; agents that exchange layouts \
+         need different names (`AgentBuilder::unnamed`)"
     )]
     OwnName {
         /// The name.
@@ -120,8 +117,8 @@ pub enum ImportError {
     },
     /// The metadata is from another agent than the description.
     #[error(
-        "the layout is of agent {described}, and the metadata of agent \"{}\"; take both from one \
-         agent, as it gives them",
+        "the layout belongs to agent {described}, and the metadata to agent \"{}\"; pass both from one \
+         agent",
         .found.escape_debug()
     )]
     OtherAgent {
@@ -132,17 +129,17 @@ pub enum ImportError {
     },
     /// No piece of the metadata has connection data of the agent.
     #[error(
-        "the metadata of agent {peer} does not say how to connect to it; pass all of it, or a part \
-         with connection information"
+        "the metadata of agent {peer} has no connection information; pass all of it, or a part that has \
+         it"
     )]
     NoConnection {
         /// The agent that has the layout.
         peer: AgentName,
     },
-    /// Two pieces of the metadata connect to one backend in different ways.
+    /// Two pieces of the metadata have different connection information for one backend.
     #[error(
-        "two pieces of the metadata of agent {peer} connect to backend {backend} in different ways; \
-         take all pieces from one process"
+        "two pieces of the metadata of agent {peer} have different connection information for backend \
+         {backend}; pass pieces from one process"
     )]
     TwoConnections {
         /// The agent that has the layout.
@@ -152,8 +149,8 @@ pub enum ImportError {
     },
     /// The metadata has no key for a region.
     #[error(
-        "region {region} of agent {peer} is not in what the agent's metadata gives access to, for \
-         any backend that takes all regions"
+        "the metadata of agent {peer} has no key for region {region} that any common backend can use; \
+         export the layout again"
     )]
     NotCovered {
         /// The first such region.
@@ -163,10 +160,10 @@ pub enum ImportError {
     },
     /// The metadata has keys for a backend that does not communicate with peers.
     #[error(
-        "the metadata of agent {peer} has keys for backend {backend}, which talks to no peers; \
-         no agent exports such keys"
+        "the metadata of agent {peer} has keys for backend {backend}, which cannot reach peers; it is \
+         damaged or forged, so discard it"
     )]
-    DeafBackend {
+    BackendNotRemote {
         /// The agent that has the metadata.
         peer: AgentName,
         /// The backend.
@@ -174,8 +171,8 @@ pub enum ImportError {
     },
     /// The agents have no backend in common that reaches the layout.
     #[error(
-        "the layout of agent {peer} is reached through {}, and this agent has {}; \
-         create one of them", list(.theirs), list(.ours)
+        "the layout of agent {peer} is reachable through {}, and this agent has {}; \
+         add a common backend", list(.theirs), list(.ours)
     )]
     NoCommonBackend {
         /// The agent that has the layout.
@@ -187,8 +184,7 @@ pub enum ImportError {
     },
     /// The known peer was restarted, or has registered the same memory again.
     #[error(
-        "agent {peer} has {change} since it was imported; drop what is left of it and refresh \
-         (Agent::refresh) with what it exports now"
+        "agent {peer} has {change} since it was imported; pass its new export to `Agent::refresh`"
     )]
     PeerChanged {
         /// The peer.
@@ -201,10 +197,10 @@ pub enum ImportError {
     /// layout's keys are new to NIXL. NIXL drops a peer whose keys it refuses, with those
     /// transfers. So import a peer's layouts before you transfer.
     ///
-    /// A process that hangs stays busy. So does a process with transfers that an engine abandoned
+    /// A process that hangs stays busy. So does a process with transfers that an engine orphaned
     /// when it dropped. A replacement process under its name is not busy:
     /// [`Agent::refresh`](crate::Agent::refresh) imports its layouts at once.
-    #[error("{transfers} transfers with agent {peer} are in flight; wait for them, and try again")]
+    #[error("{transfers} transfers with agent {peer} are in flight; wait for them, and retry")]
     PeerBusy {
         /// The peer.
         peer: AgentName,
@@ -213,8 +209,8 @@ pub enum ImportError {
     },
     /// Another live layout of the peer has some of the bytes.
     #[error(
-        "region {region} of agent {peer} shares bytes with another layout of that agent that is in \
-         use; transfer through that one, or drop it first"
+        "region {region} of agent {peer} shares bytes with another imported layout of that agent; use \
+         that layout, or drop it first"
     )]
     Overlap {
         /// The first such region.
@@ -225,7 +221,7 @@ pub enum ImportError {
     /// Another agent of this process has imported some of the bytes, and tracks their transfers.
     #[error(
         "region {region} of agent {peer} shares bytes with a layout that agent {by} of this process has \
-         imported; transfer through that agent, or have it drop or forget the layout first"
+         imported; transfer through that agent, or drop or forget the layout there first"
     )]
     InUse {
         /// The first such region.
@@ -236,7 +232,7 @@ pub enum ImportError {
         by: AgentName,
     },
     /// NIXL refused the metadata.
-    #[error("NIXL took no metadata of agent {peer}: {status}; its log on standard error says more")]
+    #[error("NIXL refused the metadata of agent {peer}: {status}; see its log on standard error")]
     Load {
         /// The peer.
         peer: AgentName,
@@ -246,7 +242,7 @@ pub enum ImportError {
     /// NIXL refused the metadata, and has dropped the peer. Its layouts that were imported before
     /// can no longer be used. Its connection stays open until the agent is dropped.
     #[error(
-        "NIXL took no metadata of agent {peer} ({status}) and has lost the agent; import its other \
+        "NIXL refused the metadata of agent {peer} ({status}) and dropped the agent; import its other \
          layouts again"
     )]
     PeerLost {
@@ -257,7 +253,7 @@ pub enum ImportError {
     },
     /// NIXL has loaded the metadata, but does not find the layout in it.
     #[error(
-        "NIXL does not find the layout in the metadata of agent {peer}; have the agent export it again"
+        "NIXL does not find the layout in the metadata of agent {peer}; export the layout again"
     )]
     NotFound {
         /// The peer.
@@ -281,8 +277,8 @@ pub enum PeerChange {
 impl std::fmt::Display for PeerChange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
-            Self::Connection => "been started again, or changed its backends,",
-            Self::Registration => "registered the same memory anew",
+            Self::Connection => "been restarted, or changed its backends,",
+            Self::Registration => "registered the same memory again",
         })
     }
 }
@@ -292,10 +288,12 @@ impl std::fmt::Display for PeerChange {
 #[non_exhaustive]
 pub enum ForgetError {
     /// The process was forked from one that had built an agent.
-    #[error("NIXL cannot be used in a forked process; start another program with `exec` for that")]
+    #[error("NIXL cannot be used in a forked process; start a new program with `exec` instead")]
     Forked(#[from] ForkedProcess),
-    /// There is no such peer; not any more, perhaps.
-    #[error("agent {agent} knows no peer {peer}; it was forgotten, or is another agent's")]
+    /// The agent does not know the peer, or has forgotten it.
+    #[error(
+        "agent {agent} does not know peer {peer}; it was forgotten, or belongs to another agent"
+    )]
     UnknownPeer {
         /// The agent.
         agent: AgentName,
@@ -306,7 +304,7 @@ pub enum ForgetError {
 
 fn names(agents: &[AgentName]) -> String {
     if agents.is_empty() {
-        return "nobody".to_owned();
+        return "no agent".to_owned();
     }
     agents.iter().map(AgentName::as_str).collect::<Vec<_>>().join(", ")
 }

@@ -5,36 +5,40 @@ use terrane_core::{BackendName, ByteCount, Memory, RegistrationRecord, Span};
 use terrane_layout::PhysicalLayout;
 use terrane_wire::{LayoutDescriptor, RegionDescriptor};
 
-use super::import::uncovered;
+use super::error::ExportError;
 use super::metadata::Metadata;
-use super::{ExportError, remote};
-use crate::agent::{Backend, naming};
-use crate::register::Descriptor;
-use crate::{Agent, Status, process};
-
-/// An agent's metadata that is exported with a layout: the connection data, and the keys of the
-/// layout's registrations. NIXL writes and loads each separately.
-pub(super) struct Parts<'a> {
-    pub(super) connection: &'a [u8],
-    pub(super) keys: &'a [u8],
-}
-
-impl<'a> Parts<'a> {
-    /// The length of the first in four bytes, little-endian, followed by both.
-    pub(super) fn join(&self) -> Option<Vec<u8>> {
-        let length = u32::try_from(self.connection.len()).ok()?;
-        Some([&length.to_le_bytes(), self.connection, self.keys].concat())
-    }
-
-    pub(super) fn split(metadata: &'a [u8]) -> Option<Self> {
-        let (&length, rest) = metadata.split_first_chunk::<4>()?;
-        let length = ByteCount::new(u32::from_le_bytes(length).into());
-        let (connection, keys) = rest.split_at_checked(length.to_usize())?;
-        Some(Self { connection, keys })
-    }
-}
+use super::metadata::coverage::uncovered;
+use super::metadata::parts::MetadataParts;
+use super::spaces::space_of;
+use crate::agent::Agent;
+use crate::agent::backend::Backend;
+use crate::agent::options::naming;
+use crate::bindings::process;
+use crate::bindings::status::Status;
+use crate::register::descriptor::Descriptor;
 
 impl Agent {
+    /// Describes a layout that is registered with this agent as bytes, for peers to
+    /// [`import`](Self::import).
+    ///
+    /// It offers only the layout's blocks. However, a peer that has it can reach all registrations
+    /// that the blocks lie in.
+    ///
+    /// A peer reads and writes exported blocks without notice to this process, so this process does
+    /// not track its transfers. The two sides must agree on which of them uses which block when
+    /// ([notifications](Self::notifications) report the arrival of bytes).
+    ///
+    /// # Errors
+    ///
+    /// - [`ExportError::NotRegistered`] and [`ExportError::NotCovered`] if the layout is not, not
+    ///   wholly, or no longer registered with this agent.
+    /// - [`ExportError::NoBackend`] if peers cannot reach it through any backend.
+    /// - [`ExportError::NotOurs`] for a peer's layout.
+    /// - [`ExportError::Metadata`] and [`ExportError::Wire`] if NIXL or the encoding fails.
+    pub fn export(&self, layout: &PhysicalLayout) -> Result<Vec<u8>, ExportError> {
+        Ok(self.describe(layout)?.encode()?)
+    }
+
     /// Describes a layout that is registered with this agent, with all that a peer needs to reach
     /// it. [`export`](Self::export) encodes this description as bytes.
     ///
@@ -103,7 +107,7 @@ impl Agent {
         for (used, index) in of_regions {
             let Some(record) = registered.get(index) else { return Err(no_backend()) };
             let place = Descriptor::of(&used, first.file_access).map_err(|_| no_backend())?;
-            let space = remote::space_of(&used, place.device).ok_or_else(no_backend)?;
+            let space = space_of(&used, place.device).ok_or_else(no_backend)?;
             let address = ByteCount::from_usize(place.address).get();
             regions.push(RegionDescriptor::new(
                 space,
@@ -115,7 +119,7 @@ impl Agent {
         if reached.is_some() {
             self.check_own_keys(&regions, &backends, &keys)?;
         }
-        let parts = Parts { connection: &connection, keys: &keys };
+        let parts = MetadataParts { connection: &connection, keys: &keys };
         let metadata = parts.join().ok_or_else(no_backend)?;
         let (geometry, agent) = (geometry.clone(), self.name().clone());
         Ok(LayoutDescriptor::new(geometry, storage, agent, metadata, regions)?)
@@ -137,7 +141,7 @@ impl Agent {
         };
         let access = record.accepted().find_map(access).ok_or_else(not_ours)?;
         let place = Descriptor::of(&span, access).map_err(|_| not_ours())?;
-        let space = remote::space_of(&span, place.device).ok_or_else(not_ours)?;
+        let space = space_of(&span, place.device).ok_or_else(not_ours)?;
         let address = ByteCount::from_usize(place.address).get();
         Ok(RegionDescriptor::new(space, address, span.length, record.accepted().cloned()))
     }
@@ -192,20 +196,5 @@ impl Agent {
         // NIXL returns it for an empty list, of any memory type.
         let nothing = RegDescList::new(nixl_sys::MemType::Dram)?;
         self.raw().get_local_partial_md(&nothing, None)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_are_joined_and_split() {
-        let joined = Parts { connection: b"connection", keys: b"keys" }.join().unwrap();
-        let parts = Parts::split(&joined).unwrap();
-        assert_eq!((parts.connection, parts.keys), (&b"connection"[..], &b"keys"[..]));
-        for bytes in [&b""[..], b"\x01\0\0", b"\x05\0\0\0four", b"\xff\xff\xff\xff"] {
-            assert!(Parts::split(bytes).is_none(), "{bytes:?}");
-        }
     }
 }

@@ -8,11 +8,13 @@ use terrane_core::{AgentName, BackendName, ByteCount, StorageKind};
 use terrane_layout::{Geometry, PhysicalLayout};
 use terrane_wire::{LayoutDescriptor, RegionDescriptor};
 
-use super::export::Parts;
-use super::import::{Known, covering};
-use super::metadata::{ConnectionInfo, Key, Metadata};
-use super::{ExportError, ImportError, MalformedMetadata, RemoteLayout};
-use crate::Agent;
+use super::error::{ExportError, ImportError};
+use super::import::ImportMode;
+use super::metadata::coverage::covering;
+use super::metadata::parts::MetadataParts;
+use super::metadata::{ConnectionInfo, MalformedMetadata, MemoryKey, Metadata};
+use super::remote::RemoteLayout;
+use crate::agent::Agent;
 
 /// The metadata that a NIXL agent without Terrane needs to reach a layout of this process.
 ///
@@ -86,7 +88,7 @@ impl Agent {
     /// As [`export`](Self::export).
     pub fn nixl_metadata(&self, layout: &PhysicalLayout) -> Result<NixlMetadata, ExportError> {
         let described = self.describe(layout)?;
-        let parts = Parts::split(described.metadata()).ok_or(ExportError::UnknownForm)?;
+        let parts = MetadataParts::split(described.metadata()).ok_or(ExportError::UnknownForm)?;
         let (connection, keys) = (parts.connection.to_vec(), parts.keys.to_vec());
         Ok(NixlMetadata { connection, keys, regions: described.regions().to_vec() })
     }
@@ -112,7 +114,7 @@ impl Agent {
     /// restarted under its name is [`ImportError::PeerChanged`]; see
     /// [`refresh_foreign`](Self::refresh_foreign).
     pub fn import_foreign(&self, layout: &ForeignLayout<'_>) -> Result<RemoteLayout, ImportError> {
-        self.import_described(self.describe_foreign(layout)?, Known::Same)
+        self.import_described(self.describe_foreign(layout)?, ImportMode::Import)
     }
 
     /// Imports a layout of a NIXL agent without Terrane that was restarted under its name, or has
@@ -123,7 +125,7 @@ impl Agent {
     ///
     /// As [`import_foreign`](Self::import_foreign) and [`refresh`](Self::refresh).
     pub fn refresh_foreign(&self, layout: &ForeignLayout<'_>) -> Result<RemoteLayout, ImportError> {
-        self.import_described(self.describe_foreign(layout)?, Known::Replaced)
+        self.import_described(self.describe_foreign(layout)?, ImportMode::Refresh)
     }
 
     /// The description of a foreign layout as an agent of Terrane would export it.
@@ -172,7 +174,7 @@ impl Agent {
         let connection =
             Metadata { agent: name, connections: metadata.connections, memory: Vec::new() };
         let keys = Metadata { agent: name, connections: Vec::new(), memory: keys };
-        let parts = Parts { connection: &connection.write(), keys: &keys.write() };
+        let parts = MetadataParts { connection: &connection.write(), keys: &keys.write() };
         let too_long =
             MalformedMetadata { offset: 0, expected: "connection information below 4 GiB" };
         let metadata = parts.join().ok_or(too_long)?;
@@ -184,7 +186,7 @@ impl Agent {
 /// The pieces of an agent's metadata as one.
 fn joined<'a>(agent: &'a AgentName, pieces: &[&'a [u8]]) -> Result<Metadata<'a>, ImportError> {
     let mut connections: Vec<ConnectionInfo<'a>> = Vec::new();
-    let mut memory: Vec<Key<'a>> = Vec::new();
+    let mut memory: Vec<MemoryKey<'a>> = Vec::new();
     for piece in pieces {
         let piece = Metadata::parse(piece)?;
         if piece.agent != agent.as_str() {
@@ -218,9 +220,9 @@ fn cut(region: &RegionDescriptor, length: ByteCount) -> RegionDescriptor {
 
 /// The keys of one backend, each once and in NIXL's order: several regions may lie in one
 /// registration.
-fn each_once(mut keys: Vec<Key<'_>>) -> Vec<Key<'_>> {
+fn each_once(mut keys: Vec<MemoryKey<'_>>) -> Vec<MemoryKey<'_>> {
     let mut seen = FxHashSet::default();
-    keys.retain(|key| seen.insert(key.place));
-    keys.sort_by_key(|key| (key.place.memory, key.place.device, key.place.address));
+    keys.retain(|key| seen.insert(key.location));
+    keys.sort_by_key(|key| (key.location.memory, key.location.device, key.location.address));
     keys
 }

@@ -4,26 +4,26 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use terrane_core::AgentName;
-use terrane_transfer::WeakEndpoint;
+use terrane_transfer::{Endpoint, WeakEndpoint};
 use terrane_wire::LayoutDescriptor;
 
 use super::claims;
-use super::export::Parts;
-use super::metadata::{Key, Metadata, Place};
-use super::remote::RemoteLayout;
-use super::table::Peer;
-use crate::MemoryType;
+use super::metadata::parts::MetadataParts;
+use super::metadata::{KeyLocation, MemoryKey, Metadata};
+use super::overlap::first_shared;
+use super::peer::Peer;
+use crate::bindings::memory_type::MemoryType;
 
 /// NIXL's data of a peer is reloaded once this many of its layouts have dropped, and at least as
 /// many as live.
-const TOLERATED_LAYOUTS: usize = 256;
+const MAX_DROPPED_LAYOUTS: usize = 256;
 
 /// The number of ended peers that NIXL keeps.
-const TOLERATED_PEERS: usize = 32;
+const MAX_ENDED_PEERS: usize = 32;
 
 /// The peers that NIXL knows.
 #[derive(Default)]
-pub(super) struct Loaded {
+pub(super) struct LoadedPeers {
     /// The latest peer of each name.
     pub(super) peers: HashMap<AgentName, LoadedPeer>,
     /// Peers whose name now belongs to another process, and whose transfers have not ended.
@@ -32,7 +32,7 @@ pub(super) struct Loaded {
     ended: u64,
 }
 
-impl Loaded {
+impl LoadedPeers {
     /// Marks a peer as ended. Another peer can take its name then.
     pub(super) fn end(&mut self, peer: &Peer) {
         let ended = self.ended + 1;
@@ -49,13 +49,13 @@ impl Loaded {
     }
 
     /// Frees a peer's name for another process. The peer is kept until its transfers have ended.
-    pub(super) fn set_aside(&mut self, name: &AgentName) {
+    pub(super) fn set_replaced(&mut self, name: &AgentName) {
         self.replaced.extend(self.peers.remove(name));
     }
 
     /// Removes a peer that NIXL no longer needs: one whose name another has, one that NIXL has
     /// lost, or the one that ended first, if there are too many.
-    pub(super) fn superfluous(&mut self) -> Option<Arc<Peer>> {
+    pub(super) fn take_excess(&mut self) -> Option<Arc<Peer>> {
         if let Some(index) = self.replaced.iter().position(|known| known.ended.is_some()) {
             return Some(self.replaced.swap_remove(index).peer);
         }
@@ -66,7 +66,7 @@ impl Loaded {
             .collect();
         ended.sort_unstable();
         let &(is_whole, _, name) = ended.first()?;
-        if is_whole && ended.len() <= TOLERATED_PEERS {
+        if is_whole && ended.len() <= MAX_ENDED_PEERS {
             return None;
         }
         let name = name.clone();
@@ -87,11 +87,11 @@ pub(super) struct LoadedPeer {
     /// Its connection data.
     pub(super) connection: Box<[u8]>,
     /// The memory that NIXL has a key for, including dropped layouts. NIXL keeps the first key
-    /// loaded for a place, and silently ignores another.
-    pub(super) keys: HashMap<OwnedPlace, Box<[u8]>>,
+    /// loaded for a location, and silently ignores another.
+    pub(super) keys: HashMap<OwnedKeyLocation, Box<[u8]>>,
     pub(super) layouts: Vec<LoadedLayout>,
     /// How many layouts have dropped since the last reload.
-    gone: usize,
+    dropped_layouts: usize,
     /// Its rank among ended peers; `None` while in use.
     pub(super) ended: Option<u64>,
     /// NIXL unexpectedly does not know it.
@@ -99,7 +99,7 @@ pub(super) struct LoadedPeer {
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct OwnedPlace {
+pub(super) struct OwnedKeyLocation {
     backend: Box<str>,
     memory: MemoryType,
     device: u64,
@@ -107,21 +107,22 @@ pub(super) struct OwnedPlace {
     length: u64,
 }
 
-impl OwnedPlace {
+impl OwnedKeyLocation {
     fn space(&self) -> (&str, MemoryType, u64) {
         (&self.backend, self.memory, self.device)
     }
 }
 
-/// The places that a layout came with keys for.
-fn places(layout: &LayoutDescriptor) -> Vec<OwnedPlace> {
-    let keys = Parts::split(layout.metadata()).and_then(|parts| Metadata::parse(parts.keys).ok());
-    keys.into_iter().flat_map(|keys| keys.memory).map(|key| key.place.into()).collect()
+/// The memory that a layout came with keys for.
+fn key_locations(layout: &LayoutDescriptor) -> Vec<OwnedKeyLocation> {
+    let keys =
+        MetadataParts::split(layout.metadata()).and_then(|parts| Metadata::parse(parts.keys).ok());
+    keys.into_iter().flat_map(|keys| keys.memory).map(|key| key.location.into()).collect()
 }
 
-impl From<Place<'_>> for OwnedPlace {
-    fn from(place: Place<'_>) -> Self {
-        let Place { backend, memory, device, address, length } = place;
+impl From<KeyLocation<'_>> for OwnedKeyLocation {
+    fn from(location: KeyLocation<'_>) -> Self {
+        let KeyLocation { backend, memory, device, address, length } = location;
         Self { backend: backend.into(), memory, device, address, length }
     }
 }
@@ -139,28 +140,27 @@ impl LoadedPeer {
             connection: connection.into(),
             keys,
             layouts,
-            gone: 0,
+            dropped_layouts: 0,
             ended: None,
             is_lost: false,
         }
     }
 
-    pub(super) fn add_keys(&mut self, keys: &[Key<'_>]) {
+    pub(super) fn add_keys(&mut self, keys: &[MemoryKey<'_>]) {
         for key in keys {
-            self.keys.entry(key.place.into()).or_insert_with(|| key.key.into());
+            self.keys.entry(key.location.into()).or_insert_with(|| key.key.into());
         }
     }
 
-    pub(super) fn add_layout(&mut self, layout: &RemoteLayout) {
-        let endpoint = layout.endpoint().downgrade();
-        let described = Arc::clone(layout.described());
+    pub(super) fn add_layout(&mut self, endpoint: &Endpoint, described: &Arc<LayoutDescriptor>) {
+        let (endpoint, described) = (endpoint.downgrade(), Arc::clone(described));
         self.layouts.push(LoadedLayout { endpoint, described });
     }
 
     /// Whether NIXL has a different key for one of these places.
-    pub(super) fn contradicts(&self, keys: &[Key<'_>]) -> bool {
-        let differs = |key: &Key<'_>| {
-            self.keys.get(&key.place.into()).is_some_and(|known| **known != *key.key)
+    pub(super) fn contradicts(&self, keys: &[MemoryKey<'_>]) -> bool {
+        let differs = |key: &MemoryKey<'_>| {
+            self.keys.get(&key.location.into()).is_some_and(|known| **known != *key.key)
         };
         keys.iter().any(differs)
     }
@@ -170,38 +170,42 @@ impl LoadedPeer {
     /// it. The peer may have registered it differently since, and NIXL would use either key.
     pub(super) fn is_stale<'a>(
         &self,
-        keys: &[Key<'_>],
+        keys: &[MemoryKey<'_>],
         in_use: impl Iterator<Item = &'a Arc<LayoutDescriptor>>,
     ) -> bool {
-        let keys: HashMap<OwnedPlace, &[u8]> =
-            keys.iter().map(|key| (key.place.into(), key.key)).collect();
-        let is_new = |place: &OwnedPlace, key: &[u8]| keys.get(place).is_none_or(|new| *new != key);
-        let mut others: Vec<&OwnedPlace> = self
+        let keys: HashMap<OwnedKeyLocation, &[u8]> =
+            keys.iter().map(|key| (key.location.into(), key.key)).collect();
+        let is_new = |location: &OwnedKeyLocation, key: &[u8]| {
+            keys.get(location).is_none_or(|new| *new != key)
+        };
+        let mut others: Vec<&OwnedKeyLocation> = self
             .keys
             .iter()
-            .filter(|(place, key)| is_new(place, key))
-            .map(|(place, _)| place)
+            .filter(|(location, key)| is_new(location, key))
+            .map(|(location, _)| location)
             .collect();
         if others.is_empty() {
             return false;
         }
-        let needed: HashSet<OwnedPlace> = in_use.flat_map(|layout| places(layout)).collect();
-        others.retain(|place| !needed.contains(place));
+        let needed: HashSet<OwnedKeyLocation> =
+            in_use.flat_map(|layout| key_locations(layout)).collect();
+        others.retain(|location| !needed.contains(location));
         others.sort_unstable();
         // The highest end of all others up to each one.
         let mut ends: Vec<u64> = Vec::with_capacity(others.len());
-        for (index, place) in others.iter().enumerate() {
+        for (index, location) in others.iter().enumerate() {
             let before = index.checked_sub(1).and_then(|i| Some((others.get(i)?, *ends.get(i)?)));
-            let before = before.filter(|(other, _)| other.space() == place.space());
-            let end = place.address.saturating_add(place.length);
+            let before = before.filter(|(other, _)| other.space() == location.space());
+            let end = location.address.saturating_add(location.length);
             ends.push(before.map_or(end, |(_, before)| before.max(end)));
         }
-        keys.keys().any(|place| {
-            let end = place.address.saturating_add(place.length);
-            let after = others.partition_point(|o| (o.space(), o.address) < (place.space(), end));
+        keys.keys().any(|location| {
+            let end = location.address.saturating_add(location.length);
+            let after =
+                others.partition_point(|o| (o.space(), o.address) < (location.space(), end));
             after.checked_sub(1).is_some_and(|last| {
-                others.get(last).is_some_and(|other| other.space() == place.space())
-                    && ends.get(last).is_some_and(|end| *end > place.address)
+                others.get(last).is_some_and(|other| other.space() == location.space())
+                    && ends.get(last).is_some_and(|end| *end > location.address)
             })
         })
     }
@@ -209,25 +213,23 @@ impl LoadedPeer {
     /// The peer is back under a new number.
     pub(super) fn revive(&mut self, peer: Arc<Peer>) {
         self.peer = peer;
-        self.gone += self.layouts.len();
+        self.dropped_layouts += self.layouts.len();
         self.layouts.clear();
         self.ended = None;
     }
 
     /// Whether NIXL has all of these keys.
-    pub(super) fn has_all(&self, keys: &[Key<'_>]) -> bool {
-        keys.iter().all(|key| self.keys.contains_key(&key.place.into()))
+    pub(super) fn has_all(&self, keys: &[MemoryKey<'_>]) -> bool {
+        keys.iter().all(|key| self.keys.contains_key(&key.location.into()))
     }
 
     /// The layout, if it is imported and live.
-    pub(super) fn find(&self, described: &LayoutDescriptor) -> Option<RemoteLayout> {
-        let same = self.layouts.iter().filter(|layout| *layout.described == *described);
-        same.filter_map(|layout| {
-            let endpoint = layout.endpoint.upgrade()?;
-            let described = Arc::clone(&layout.described);
-            Some(RemoteLayout::from_parts(endpoint, self.peer.id, described))
-        })
-        .next()
+    pub(super) fn find(
+        &self,
+        described: &LayoutDescriptor,
+    ) -> Option<(Endpoint, Arc<LayoutDescriptor>)> {
+        let mut same = self.layouts.iter().filter(|layout| *layout.described == *described);
+        same.find_map(|layout| Some((layout.endpoint.upgrade()?, Arc::clone(&layout.described))))
     }
 
     /// The first region that shares bytes with a live layout.
@@ -237,15 +239,15 @@ impl LoadedPeer {
     }
 
     /// Removes dropped layouts. Returns `true` if they were many: NIXL then has many unused keys.
-    pub(super) fn sweep(&mut self) -> bool {
+    pub(super) fn remove_dropped(&mut self) -> bool {
         let before = self.layouts.len();
         self.layouts.retain(|layout| !layout.endpoint.has_gone());
-        self.gone += before - self.layouts.len();
-        self.gone > TOLERATED_LAYOUTS.max(self.layouts.len())
+        self.dropped_layouts += before - self.layouts.len();
+        self.dropped_layouts > MAX_DROPPED_LAYOUTS.max(self.layouts.len())
     }
 
     /// The descriptions of the live layouts.
-    pub(super) fn live(&self) -> impl Iterator<Item = &Arc<LayoutDescriptor>> {
+    pub(super) fn live_layouts(&self) -> impl Iterator<Item = &Arc<LayoutDescriptor>> {
         let live = self.layouts.iter().filter(|layout| !layout.endpoint.has_gone());
         live.map(|layout| &layout.described)
     }
@@ -253,29 +255,6 @@ impl LoadedPeer {
     /// NIXL's data is empty.
     pub(super) fn reset(&mut self) {
         self.keys.clear();
-        self.gone = 0;
+        self.dropped_layouts = 0;
     }
-}
-
-/// The first region of a layout that shares bytes with `others`, no two of which share any.
-pub(super) fn first_shared<'a>(
-    others: impl Iterator<Item = &'a LayoutDescriptor>,
-    described: &LayoutDescriptor,
-) -> Option<u32> {
-    let mut others: Vec<_> = others
-        .flat_map(LayoutDescriptor::regions)
-        .map(|region| (region.space(), region.address(), region.length()))
-        .collect();
-    others.sort_unstable();
-    // Among those that begin before a region ends, the last also ends last.
-    (0_u32..).zip(described.regions()).find_map(|(number, region)| {
-        // Validated: the sum fits in 64 bits.
-        let end = region.address().saturating_add(region.length().get());
-        let before =
-            others.partition_point(|&(space, address, _)| (space, address) < (region.space(), end));
-        let (space, address, length) = *others.get(before.checked_sub(1)?)?;
-        let shares =
-            space == region.space() && address.saturating_add(length.get()) > region.address();
-        shares.then_some(number)
-    })
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use terrane_core::{
     AgentName, BackendName, BackendOutcome, ByteCount, Location, Memory, PeerId,
-    RegistrationRecord, RemoteAddress, RemoteSpace, Span, StorageKind,
+    RegistrationRecord, RemoteAddress, Span, StorageKind,
 };
 use terrane_layout::{Geometry, LayoutBuilder, LayoutError, LayoutFingerprint};
 use terrane_transfer::Endpoint;
 use terrane_wire::{GeometryMismatch, LayoutDescriptor, RegionDescriptor};
 
-use super::table::Lease;
+use super::lease::Lease;
 
 /// A layout in a peer's memory. It can only be an end of transfers: this process cannot access its
 /// addresses.
@@ -21,7 +21,8 @@ use super::table::Lease;
 ///
 /// # Trust
 ///
-/// An import checks everything that it can:
+/// An import checks everything that it can, unless
+/// [`AgentBuilder::metadata_checks`](crate::AgentBuilder::metadata_checks) permits otherwise:
 /// - the frame, its checksum and its version;
 /// - every count and length, against limits;
 /// - the strides, proved to be nested, with their fingerprint;
@@ -213,24 +214,4 @@ impl fmt::Debug for RemoteMemory {
             .field("length", &self.length)
             .finish_non_exhaustive()
     }
-}
-
-/// A peer's space as NIXL's device number: a device's ordinal, a file's number, 0 for the host.
-pub(super) fn device_of(space: RemoteSpace) -> Option<(crate::MemoryType, u64)> {
-    Some(match space {
-        RemoteSpace::Host => (crate::MemoryType::Host, 0),
-        RemoteSpace::Device(device) => (crate::MemoryType::Device, device.get().into()),
-        RemoteSpace::File(number) => (crate::MemoryType::File, number),
-        _ => return None,
-    })
-}
-
-/// A local span's space as peers see it, with NIXL's number of the device or file.
-pub(super) fn space_of(span: &Span, number: u64) -> Option<RemoteSpace> {
-    Some(match span.location {
-        Location::Host(_) => RemoteSpace::Host,
-        Location::Device { device, .. } => RemoteSpace::Device(device),
-        Location::File(_) => RemoteSpace::File(number),
-        _ => return None,
-    })
 }

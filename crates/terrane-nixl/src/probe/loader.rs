@@ -11,7 +11,7 @@ use crate::error::SharedCause;
 
 /// Loads a NIXL library in the same way as NIXL's bindings, and never unloads it. NIXL is linked
 /// with Abseil, whose thread-local data does not survive an unload.
-pub(super) fn for_good(library: &Path) -> Result<ManuallyDrop<Library>, SharedCause> {
+pub(super) fn load_permanently(library: &Path) -> Result<ManuallyDrop<Library>, SharedCause> {
     // SAFETY: loading runs the initialisers of NIXL, or of a plugin in NIXL's plugin directory, and
     // of the libraries that these need. They are made to be loaded into any process.
     let loaded = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) };

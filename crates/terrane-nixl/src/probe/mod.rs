@@ -2,8 +2,8 @@
 
 mod loader;
 mod netlink;
-mod plugins;
-mod symbols;
+pub(crate) mod plugins;
+pub(crate) mod symbols;
 mod ucx_log;
 mod version;
 
@@ -15,23 +15,22 @@ use std::sync::OnceLock;
 use libloading::os::unix::Library;
 use terrane_core::CapabilityReport;
 
-pub use plugins::Plugin;
-pub use symbols::REQUIRED_SYMBOLS;
-
-use crate::NixlUnavailable;
+use crate::error::NixlUnavailable;
+use plugins::Plugin;
+use symbols::REQUIRED_SYMBOLS;
 
 /// The library's name, as the bindings look it up.
 const LIBRARY: &str = "libnixl_capi.so";
 
 /// A NIXL installation that [`probe`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct NixlInstallation {
     library: PathBuf,
     plugin_directory: PathBuf,
     capabilities: CapabilityReport,
 }
 
-impl Found {
+impl NixlInstallation {
     /// The file that was loaded.
     #[must_use]
     pub fn library(&self) -> &Path {
@@ -75,7 +74,7 @@ impl Found {
 }
 
 /// The first library that was found is the process's.
-static FOUND: OnceLock<Found> = OnceLock::new();
+static INSTALLATION: OnceLock<NixlInstallation> = OnceLock::new();
 
 /// Looks for NIXL's library, and for each of its functions that the bindings call.
 ///
@@ -86,9 +85,9 @@ static FOUND: OnceLock<Found> = OnceLock::new();
 /// # Errors
 ///
 /// [`NixlUnavailable`] names the missing part.
-pub fn probe() -> Result<Found, NixlUnavailable> {
-    found_or(|| {
-        loader::for_good(Path::new(LIBRARY))
+pub fn probe() -> Result<NixlInstallation, NixlUnavailable> {
+    installation_or(|| {
+        loader::load_permanently(Path::new(LIBRARY))
             .map_err(|source| NixlUnavailable::LibraryMissing { library: LIBRARY, source })
     })
 }
@@ -102,26 +101,26 @@ pub fn probe() -> Result<Found, NixlUnavailable> {
 /// # Errors
 ///
 /// [`NixlUnavailable`] names the missing part.
-pub fn probe_file(library: &Path) -> Result<Found, NixlUnavailable> {
-    found_or(|| {
-        loader::for_good(library)
+pub fn probe_file(library: &Path) -> Result<NixlInstallation, NixlUnavailable> {
+    installation_or(|| {
+        loader::load_permanently(library)
             .map_err(|source| NixlUnavailable::FileMissing { library: library.to_owned(), source })
     })
 }
 
-fn found_or(
+fn installation_or(
     load: impl FnOnce() -> Result<ManuallyDrop<Library>, NixlUnavailable>,
-) -> Result<Found, NixlUnavailable> {
-    if let Some(found) = FOUND.get() {
+) -> Result<NixlInstallation, NixlUnavailable> {
+    if let Some(found) = INSTALLATION.get() {
         return Ok(found.clone());
     }
     let library = load()?;
     let found = examine(&library)?;
-    Ok(FOUND.get_or_init(|| found).clone())
+    Ok(INSTALLATION.get_or_init(|| found).clone())
 }
 
 /// Describes a library, if it has all that is needed.
-fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
+fn examine(library: &Library) -> Result<NixlInstallation, NixlUnavailable> {
     let mut path = PathBuf::from(LIBRARY);
     for &symbol in REQUIRED_SYMBOLS {
         let Some(address) = address_of(library, symbol) else {
@@ -140,7 +139,7 @@ fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
         }
     }
     // Loaded before the bindings look, as they look only once.
-    let by_name = loader::for_good(Path::new(LIBRARY)).ok();
+    let by_name = loader::load_permanently(Path::new(LIBRARY)).ok();
     let first = |library: &Library| address_of(library, REQUIRED_SYMBOLS.first()?);
     let of_bindings = by_name.as_ref().and_then(|library| first(library));
     if of_bindings != first(library) {
@@ -154,8 +153,9 @@ fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
     // Plugins lie beside the library that looks for them. This library depends on that one.
     let core = address_of(library, CORE_SYMBOL).and_then(loader::file_at);
     let core = core.as_ref().unwrap_or(&path);
-    let (plugin_directory, capabilities) = (plugins::directory(core), netlink::keep_apart(core));
-    Ok(Found { library: path, plugin_directory, capabilities })
+    let (plugin_directory, capabilities) =
+        (plugins::directory(core), netlink::load_separately(core));
+    Ok(NixlInstallation { library: path, plugin_directory, capabilities })
 }
 
 /// A symbol of NIXL's core: the destructor of an agent.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use terrane_core::BackendName;
 
 use super::{loader, ucx_log};
-use crate::PluginFailed;
+use crate::error::PluginError;
 
 /// The plugin that loads UCX.
 const UCX: &str = "UCX";
@@ -42,16 +42,16 @@ impl Plugin {
     ///
     /// # Errors
     ///
-    /// [`PluginFailed`], with the loader's error.
-    pub fn check(&self) -> Result<(), PluginFailed> {
-        let not_loaded = |source| PluginFailed::NotLoaded { plugin: self.path.clone(), source };
-        let load = || loader::for_good(&self.path).map_err(not_loaded);
+    /// [`PluginError`], with the loader's error.
+    pub fn check(&self) -> Result<(), PluginError> {
+        let not_loaded = |source| PluginError::NotLoaded { plugin: self.path.clone(), source };
+        let load = || loader::load_permanently(&self.path).map_err(not_loaded);
         let library = if self.name.as_str() == UCX { ucx_log::loading(load) } else { load() }?;
         // SAFETY: the symbol is only looked up; the code does not read or call its address.
         let entry = unsafe { library.get::<*const c_void>(b"nixl_plugin_init") };
         match entry {
             Ok(_) => Ok(()),
-            Err(_) => Err(PluginFailed::NoPlugin { plugin: self.path.clone() }),
+            Err(_) => Err(PluginError::NoPlugin { plugin: self.path.clone() }),
         }
     }
 }
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(names, ["GDS_MT", "UCX"]);
         for plugin in plugins {
             let failed = plugin.check().unwrap_err();
-            assert!(matches!(failed, PluginFailed::NotLoaded { .. }), "{failed}");
+            assert!(matches!(failed, PluginError::NotLoaded { .. }), "{failed}");
         }
         assert!(names_are_text(directory.path()));
         let odd = OsStr::from_bytes(b"libplugin_\xff.so");

@@ -2,7 +2,9 @@
 
 use terrane_core::{ByteCount, Location, Span};
 
-use crate::{FileAccess, MemoryType, Refusal};
+use super::refusal::Refusal;
+use crate::agent::config::FileAccess;
+use crate::bindings::memory_type::MemoryType;
 
 /// A span in NIXL's terms: type of memory, address, length and device.
 ///

@@ -9,21 +9,21 @@
 //! queries each backend. NIXL answers such a query from any registration that covers the
 //! descriptor. Where an older one covers it, the backends are asked to register one by one.
 
-use std::sync::PoisonError;
-
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::Descriptor;
-use crate::agent::{Backend, naming};
-use crate::quiet::quietly;
-use crate::{Agent, Demand, Refusal, Status, process};
+use super::descriptor::Descriptor;
+use super::refusal::Refusal;
+use crate::agent::backend::Backend;
+use crate::agent::config::BackendRequirement;
+use crate::agent::options::naming;
+use crate::bindings::status::Status;
 
 /// The registrations of an agent.
 ///
 /// Its lock is taken before the one in the bindings, and never within it.
 #[derive(Debug, Default)]
-pub(crate) struct Table(pub(super) FxHashMap<Descriptor, Entry>);
+pub(crate) struct RegistrationTable(pub(super) FxHashMap<Descriptor, Entry>);
 
 #[derive(Debug, Default)]
 pub(super) struct Entry {
@@ -36,85 +36,41 @@ pub(super) struct Entry {
     pub(super) handles: SmallVec<[nixl_sys::RegistrationHandle; 1]>,
 }
 
-/// A backend that is asked to register, and its answer.
-pub(super) struct Asked<'a> {
+/// A backend that is asked to register, and the outcome.
+pub(super) struct BackendAttempt<'a> {
     /// Its index in the agent.
-    pub(super) place: usize,
+    pub(super) index: usize,
     pub(super) backend: &'a Backend,
-    pub(super) demand: Demand,
+    pub(super) requirement: BackendRequirement,
     /// The descriptor to register, and later registered; or the refusal.
-    pub(super) answer: Result<Descriptor, Refusal>,
+    pub(super) outcome: Result<Descriptor, Refusal>,
 }
 
-impl Asked<'_> {
+impl BackendAttempt<'_> {
     fn is_for(&self, descriptor: &Descriptor) -> bool {
-        self.answer.as_ref() == Ok(descriptor)
+        self.outcome.as_ref() == Ok(descriptor)
     }
 }
 
-/// The descriptors that one registration holds. Dropping it releases them.
-pub(super) struct Held {
-    agent: Agent,
-    descriptors: SmallVec<[Descriptor; 1]>,
-}
-
-impl Held {
-    /// Registers the requested descriptors, and records refusals.
-    pub(super) fn new(agent: &Agent, asked: &mut [Asked<'_>]) -> Self {
-        let mut held = Self { agent: agent.clone(), descriptors: SmallVec::new() };
-        if process::is_forked() {
-            return held;
-        }
-        let mut table = agent.table().lock().unwrap_or_else(PoisonError::into_inner);
-        quietly(|| {
-            for index in 0..asked.len() {
-                let asked_for = asked.get(index).map(|asked| asked.answer);
-                let Some(Ok(descriptor)) = asked_for else { continue };
-                if !held.descriptors.contains(&descriptor) && table.hold(agent, &descriptor, asked)
-                {
-                    held.descriptors.push(descriptor);
-                }
-            }
-        });
-        drop(table);
-        held
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        // The parent of a forked process continues to use its registrations.
-        if process::is_forked() {
-            return;
-        }
-        let mut failed: SmallVec<[_; 1]> = SmallVec::new();
-        let mut table = self.agent.table().lock().unwrap_or_else(PoisonError::into_inner);
-        quietly(|| {
-            for descriptor in &self.descriptors {
-                failed.extend(table.let_go(descriptor).map(|error| (descriptor, error)));
-            }
-        });
-        drop(table);
-        // Outside the lock: a log subscriber may register memory.
-        for (descriptor, error) in failed {
-            tracing::error!(%error, ?descriptor, "memory could not be deregistered");
-        }
-    }
-}
-
-impl Table {
+impl RegistrationTable {
     /// Registers a descriptor for one more user, with the requested backends that do not have it.
     /// Returns true if any backend then has it; the user then holds it.
-    fn hold(&mut self, agent: &Agent, descriptor: &Descriptor, asked: &mut [Asked<'_>]) -> bool {
-        let is_covered =
-            |asked: &Asked<'_>| asked.is_for(descriptor) && self.covers(descriptor, asked.place);
-        let one_by_one = asked.iter().any(is_covered);
+    pub(super) fn hold(
+        &mut self,
+        agent: &nixl_sys::Agent,
+        descriptor: &Descriptor,
+        attempts: &mut [BackendAttempt<'_>],
+    ) -> bool {
+        let is_covered = |attempt: &BackendAttempt<'_>| {
+            attempt.is_for(descriptor) && self.covers(descriptor, attempt.index)
+        };
+        let one_by_one = attempts.iter().any(is_covered);
         let entry = self.0.entry(*descriptor).or_default();
-        let group = if one_by_one { 1 } else { asked.len().max(1) };
-        for group in asked.chunks_mut(group) {
+        let group = if one_by_one { 1 } else { attempts.len().max(1) };
+        for group in attempts.chunks_mut(group) {
             entry.register(agent, descriptor, group);
         }
-        let is_held = asked.iter().any(|asked| asked.is_for(descriptor));
+        let is_held = attempts.iter().any(|attempt| attempt.is_for(descriptor));
         if is_held {
             entry.users += 1;
         } else if entry.users == 0 {
@@ -125,7 +81,7 @@ impl Table {
 
     /// Removes one user. The last of them deregisters under the table's lock: a handle that finds
     /// nothing left must not find another thread's new registration. Returns why that failed.
-    fn let_go(&mut self, descriptor: &Descriptor) -> Option<nixl_sys::NixlError> {
+    pub(super) fn release(&mut self, descriptor: &Descriptor) -> Option<nixl_sys::NixlError> {
         let entry = self.0.get_mut(descriptor)?;
         entry.users = entry.users.saturating_sub(1);
         if entry.users > 0 {
@@ -156,30 +112,35 @@ impl Table {
 impl Entry {
     /// Registers a descriptor with the backends of a group that are asked for it and do not have
     /// it. In a group of several, none may have one that covers it. Records refusals.
-    fn register(&mut self, agent: &Agent, descriptor: &Descriptor, group: &mut [Asked<'_>]) {
-        let is_missing = |asked: &&mut Asked<'_>| {
-            asked.is_for(descriptor) && !self.backends.contains(&asked.place)
+    fn register(
+        &mut self,
+        agent: &nixl_sys::Agent,
+        descriptor: &Descriptor,
+        group: &mut [BackendAttempt<'_>],
+    ) {
+        let is_missing = |attempt: &&mut BackendAttempt<'_>| {
+            attempt.is_for(descriptor) && !self.backends.contains(&attempt.index)
         };
-        let mut missing: SmallVec<[&mut Asked<'_>; 2]> =
+        let mut missing: SmallVec<[&mut BackendAttempt<'_>; 2]> =
             group.iter_mut().filter(is_missing).collect();
         let register =
-            |options: &nixl_sys::OptArgs| agent.raw().register_memory(descriptor, Some(options));
+            |options: &nixl_sys::OptArgs| agent.register_memory(descriptor, Some(options));
         let registered = match missing.as_slice() {
             [] => return,
             [alone] => register(alone.backend.options()),
-            several => naming(several.iter().map(|asked| &asked.backend.raw))
+            several => naming(several.iter().map(|attempt| &attempt.backend.raw))
                 .and_then(|options| register(&options)),
         };
         let is_alone = missing.len() == 1;
-        for asked in &mut missing {
+        for attempt in &mut missing {
             let refused = match &registered {
                 Err(error) => Some(Status::of(error)),
-                Ok(_) if is_alone || is_registered(agent, descriptor, asked.backend) => None,
+                Ok(_) if is_alone || is_registered(agent, descriptor, attempt.backend) => None,
                 Ok(_) => Some(Status::Backend),
             };
             match refused {
-                Some(status) => asked.answer = Err(Refusal::Status(status)),
-                None => self.backends.push(asked.place),
+                Some(status) => attempt.outcome = Err(Refusal::Status(status)),
+                None => self.backends.push(attempt.index),
             }
         }
         // Kept even if no backend accepted: its drop removes the descriptor from every backend.
@@ -190,12 +151,16 @@ impl Entry {
 }
 
 /// Whether NIXL reports that a backend has a descriptor that covers this one.
-pub(super) fn is_registered(agent: &Agent, descriptor: &Descriptor, backend: &Backend) -> bool {
+pub(super) fn is_registered(
+    agent: &nixl_sys::Agent,
+    descriptor: &Descriptor,
+    backend: &Backend,
+) -> bool {
     let Ok(mut list) = nixl_sys::XferDescList::new(descriptor.memory.into_raw()) else {
         return false;
     };
     list.add_desc(descriptor.address, descriptor.length, descriptor.device);
     // Prepared for the agent's own side, which has no name. Released at once, while the agent
     // lives.
-    agent.raw().prepare_xfer_dlist("", &list, Some(backend.options())).is_ok()
+    agent.prepare_xfer_dlist("", &list, Some(backend.options())).is_ok()
 }

@@ -1,10 +1,10 @@
-//! Registration with the real library, which is asked itself what is registered.
+//! Registration with the real library, whose own records are queried.
 
 use std::sync::{Arc, Mutex};
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, Capability, Grant, Limits, Memory, Region,
-    RegionRequest, Register, Span, StorageKind, delegate_memory,
+    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityStatus, Limits, Memory,
+    Region, RegionRequest, Register, Span, StorageKind, delegate_memory,
 };
 use terrane_layout::{
     BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, LayoutPlan,
@@ -17,11 +17,13 @@ use terrane_testkit::pattern::{InProcess, PieceAccess};
 use terrane_transfer::Endpoint;
 
 use super::descriptor::Descriptor;
-use crate::{Agent, AgentBuilder, BackendConfig, Demand, FileAccess};
+use crate::agent::Agent;
+use crate::agent::builder::AgentBuilder;
+use crate::agent::config::{BackendConfig, BackendRequirement, FileAccess};
 
 fn backend(name: &str) -> BackendConfig {
     match name {
-        // Its requests are prepared beforehand, and the default number takes a while.
+        // It allocates its I/Os beforehand, which is slow for the default number.
         "POSIX" => BackendConfig::new(name).parameter("ios_pool_size", "64"),
         _ => BackendConfig::new(name),
     }
@@ -33,8 +35,8 @@ fn agent(backends: &[&str]) -> Agent {
     backends.iter().fold(builder, add).build().unwrap()
 }
 
-/// Says what NIXL says, and keeps NIXL's agent alive, but not Terrane's: what ends with that has
-/// been deregistered one by one.
+/// Queries NIXL. It keeps NIXL's agent alive, but not Terrane's. So registrations that end with
+/// Terrane's agent were deregistered one by one.
 fn probe(agent: &Agent) -> Probe {
     let raw = agent.raw().clone();
     let backends: Vec<_> =
@@ -136,7 +138,7 @@ fn files_conform() {
 fn files_conform_by_their_direct_descriptor() {
     let directory = tempfile::tempdir().unwrap();
     let files = files(&directory);
-    if files.capabilities().grant(&Capability::DirectIo) == Some(&Grant::Granted) {
+    if files.capabilities().status(&Capability::DirectIo) == Some(&CapabilityStatus::Granted) {
         check_registrar(&Files(files, FileAccess::Direct));
     } else {
         let report = files.capabilities();
@@ -215,7 +217,7 @@ fn things(agent: Agent, source: Source<'_>, released: &Released) -> Vec<Thing> {
     let endpoint = Endpoint::new(adopted).unwrap();
     let twice = Region::new(witness(ByteCount::kib(8)));
     let first = agent.register(twice.clone()).unwrap();
-    let registrar = agent.registrar([("POSIX", Demand::Required)]).unwrap();
+    let registrar = agent.registrar([("POSIX", BackendRequirement::Required)]).unwrap();
     let second = Region::new(registrar.register(twice).unwrap());
     assert!([&view, &second].iter().all(|region| probe(&region.span())));
     vec![
@@ -312,8 +314,8 @@ fn two_backends_are_asked_at_once_and_deregistered_at_once() {
 fn a_backend_that_joins_later_registers_alone() {
     let agent = agent(&["UCX", "POSIX"]);
     let is_registered = probe(&agent);
-    let [ucx, posix] =
-        ["UCX", "POSIX"].map(|name| agent.registrar([(name, Demand::IfSupported)]).unwrap());
+    let [ucx, posix] = ["UCX", "POSIX"]
+        .map(|name| agent.registrar([(name, BackendRequirement::IfSupported)]).unwrap());
     let memory = Region::new(Host(&[]).memory(&agent));
     let first = ucx.register(memory.clone()).unwrap();
     let accepted: Vec<_> = first.record().accepted().cloned().collect();
@@ -328,7 +330,7 @@ fn a_backend_that_joins_later_registers_alone() {
 
 /// How many handles each descriptor has.
 fn handles(agent: &Agent) -> Vec<usize> {
-    agent.table().lock().unwrap().0.values().map(|entry| entry.handles.len()).collect()
+    agent.registrations().lock().unwrap().0.values().map(|entry| entry.handles.len()).collect()
 }
 
 /// Hands out one region, once and again.

@@ -9,18 +9,18 @@ use std::path::{Path, PathBuf};
 use terrane_core::RegisterError;
 use terrane_nixl::{Refusal, Status};
 
-/// What cuFile goes by as its driver opens.
+/// The settings that cuFile reads when its driver opens.
 pub struct Driver {
     /// Where the kernel module `nvidia-fs` shows itself.
     pub nvidia_fs: PathBuf,
-    /// What `CUFILE_FORCE_COMPAT_MODE` says.
+    /// The value of `CUFILE_FORCE_COMPAT_MODE`.
     pub forced: Option<String>,
     /// The configuration.
     pub configuration: PathBuf,
 }
 
 impl Driver {
-    /// Of this machine and this process.
+    /// Reads those of this machine and this process.
     #[expect(clippy::disallowed_methods, reason = "cuFile reads these variables")]
     pub fn here() -> Self {
         let configuration = std::env::var_os("CUFILE_ENV_PATH_JSON");
@@ -54,7 +54,7 @@ fn allows_the_host(configuration: &Path) -> bool {
     bare.contains(r#""allow_compat_mode":true"#)
 }
 
-/// What udev knows of drives, a file for each.
+/// Where udev keeps a file for each drive.
 pub const UDEV: &str = "/run/udev/data";
 
 /// Why cuFile cannot learn what file system this file is on, if that is so. `udev` is [`UDEV`].

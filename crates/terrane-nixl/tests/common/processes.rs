@@ -18,11 +18,11 @@ const BLOCKS: u32 = 24;
 const LAYERS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What this process writes into the peer's blocks, and what it reads of them: from where to where.
+/// The blocks that this process writes at the peer, and those that it reads: from and to.
 const WRITTEN: ([u32; 8], [u32; 8]) = ([0, 1, 2, 3, 4, 5, 6, 7], [9, 8, 7, 6, 12, 13, 14, 15]);
 const READ: ([u32; 4], [u32; 4]) = ([20, 21, 3, 2], [16, 17, 18, 23]);
 
-/// What is in the blocks of this process, and of the peer.
+/// The seeds of the blocks of this process and of the peer.
 const MINE: Pattern = Pattern::new(1);
 const THEIRS: Pattern = Pattern::new(2);
 

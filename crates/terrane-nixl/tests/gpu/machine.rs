@@ -1,4 +1,4 @@
-//! What the tests need of the machine: memory, a driver, a device that is real, and what cuFile needs.
+//! The tests' requirements on the machine: memory, a driver, a real device, and cuFile's needs.
 
 use std::error::Error;
 use std::path::Path;

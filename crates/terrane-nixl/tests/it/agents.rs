@@ -1,11 +1,11 @@
-//! Agents: their names, their threads, and what each option does.
+//! Agents: their names, threads and options.
 
 use std::collections::BTreeSet;
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use terrane_core::{AgentName, ByteCount, Register};
+use terrane_core::{AgentName, ByteCount, Capability, CapabilityStatus, Register};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, Status, ThreadMode};
 use terrane_testkit::events::AtEvents;
 use terrane_testkit::port;
@@ -46,7 +46,7 @@ fn a_build_that_fails_leaves_the_name_free() {
     build(posix()).unwrap();
 }
 
-/// NIXL reads some variables itself, and has no agent with one that means nothing to it.
+/// NIXL reads some variables itself, and creates no agent if one is invalid.
 #[test]
 fn an_agent_that_nixl_refuses_is_an_error_and_leaves_the_name_free() {
     const TEST: &str = "agents::an_agent_that_nixl_refuses_is_an_error_and_leaves_the_name_free";
@@ -70,9 +70,10 @@ fn names_that_are_none_are_refused() {
         let error = AgentBuilder::new(name).build().unwrap_err();
         assert!(matches!(error, NixlError::ControlCharacter { .. }), "{error}");
     }
-    // Whatever can be printed, peers take.
+    // Peers accept any printable name.
     let owner = AgentBuilder::new("décode 3|Agent").backend(posix()).build().unwrap();
-    assert!(owner.checks_metadata());
+    let grant = owner.capabilities();
+    assert_eq!(grant.status(&Capability::CheckedMetadata), Some(&CapabilityStatus::Granted));
 }
 
 #[test]
@@ -92,7 +93,7 @@ fn the_progress_thread_is_there_if_it_is_asked_for() {
             let builder = AgentBuilder::unnamed().progress_thread(rest);
             builder.backend(BackendConfig::new("UCX")).build().unwrap()
         };
-        // What UCX starts once for the process is started, and stays.
+        // UCX starts some threads once for the process, which stay.
         let _first = build(None);
         let before = threads();
         let without = build(None);
@@ -106,11 +107,11 @@ fn the_progress_thread_is_there_if_it_is_asked_for() {
 }
 
 #[test]
-fn an_agent_of_which_nobody_asks_anything_takes_no_processor() {
-    in_child("agents::an_agent_of_which_nobody_asks_anything_takes_no_processor", || {
+fn an_idle_agent_uses_no_processor() {
+    in_child("agents::an_idle_agent_uses_no_processor", || {
         let builder = AgentBuilder::unnamed().backend(BackendConfig::new("UCX"));
         let _idle = builder.build().unwrap();
-        // What begins is over, and then nothing is left but to look every millisecond.
+        // After its start, the progress thread only polls every millisecond.
         let share = || {
             let (begun, before) = (Instant::now(), processor_time());
             thread::sleep(Duration::from_millis(300));

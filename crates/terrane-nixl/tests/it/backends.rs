@@ -1,8 +1,9 @@
-//! Backends that cannot be had, each for its own reason.
+//! Backends that cannot be created, each for its own reason.
 
 use terrane_core::BackendName;
 use terrane_nixl::{
-    AgentBuilder, BackendConfig, Demand, MemoryType, NixlError, PluginFailed, Status, probe,
+    AgentBuilder, BackendConfig, BackendRequirement, MemoryType, NixlError, PluginError, Status,
+    probe,
 };
 use terrane_testkit::process::in_child_with;
 
@@ -35,12 +36,12 @@ fn an_unknown_plugin_is_answered_with_those_that_there_are() {
 #[test]
 fn a_plugin_that_does_not_load_says_what_the_loader_misses() {
     const TEST: &str = "backends::a_plugin_that_does_not_load_says_what_the_loader_misses";
-    // GDS, which needs a library that nobody has.
+    // GDS, changed so that it needs a library that does not exist.
     let plugins = probe().unwrap().plugins();
     let gds = plugins.iter().find(|plugin| plugin.name().as_str() == "GDS").unwrap();
     let mut bytes = std::fs::read(gds.path()).unwrap();
     let (runtime, absent) = (b"libcudart.so.", b"libabsent.so.");
-    // The child finds what has been changed.
+    // The child process finds the changed plugin.
     if let Some(at) = bytes.windows(runtime.len()).position(|window| window == runtime) {
         bytes[at..at + runtime.len()].copy_from_slice(absent);
     }
@@ -51,14 +52,14 @@ fn a_plugin_that_does_not_load_says_what_the_loader_misses() {
         let error = refused([BackendConfig::new("GDS")]);
         let NixlError::Plugin { backend, source } = &error else { panic!("{error}") };
         assert_eq!(backend.as_str(), "GDS");
-        assert!(matches!(source, PluginFailed::NotLoaded { .. }), "{source:?}");
+        assert!(matches!(source, PluginError::NotLoaded { .. }), "{source:?}");
         let text = chain(&error);
         assert!(text.contains("libabsent.so."), "{text}");
         assert!(text.contains("cannot open shared object file"), "{text}");
     });
 }
 
-/// Of such a plugin NIXL says no more than that it has none, and it is not asked for a backend.
+/// NIXL reports only that it has no such plugin. No backend is requested then.
 #[test]
 fn a_plugin_that_nixl_refuses_is_told_from_one_that_does_not_load() {
     const TEST: &str = "backends::a_plugin_that_nixl_refuses_is_told_from_one_that_does_not_load";
@@ -73,7 +74,7 @@ fn a_plugin_that_nixl_refuses_is_told_from_one_that_does_not_load() {
         compiler.args(["-shared", "-fPIC", "-o"]).arg(plugin).arg(source);
         assert!(compiler.status().unwrap().success(), "the C compiler that Rust links with");
     };
-    // No description of a plugin, and one of another version of NIXL's.
+    // A plugin without a description, and one of another NIXL version.
     compile("NOTHING", "0");
     compile("OTHER", "version_of_none");
     let directory = directory.path().to_str().unwrap();
@@ -108,7 +109,7 @@ fn a_parameter_that_would_be_ignored_is_refused() {
     assert_eq!(parameter, "device_list");
     assert!(known.contains(&"ucx_devices".to_owned()), "{known:?}");
     assert!(error.to_string().contains("ucx_devices"), "{error}");
-    // On one's own responsibility it is passed on.
+    // An unchecked parameter is passed on.
     agent([posix().unchecked_parameter("device_list", "mlx5_0")]);
 }
 
@@ -141,11 +142,12 @@ fn texts_that_c_cannot_hold_are_refused() {
 #[test]
 fn a_registrar_has_backends_of_its_agent_only() {
     let agent = agent([posix()]);
-    let error = agent.registrar([("UCX", Demand::Required)]).unwrap_err();
+    let error = agent.registrar([("UCX", BackendRequirement::Required)]).unwrap_err();
     let NixlError::NoSuchBackend { backend, available, .. } = &error else { panic!("{error}") };
     assert_eq!(backend.as_str(), "UCX");
     assert_eq!(available, &[BackendName::from("POSIX")]);
-    let twice = [("POSIX", Demand::Required), ("POSIX", Demand::IfSupported)];
+    let twice =
+        [("POSIX", BackendRequirement::Required), ("POSIX", BackendRequirement::IfSupported)];
     let error = agent.registrar(twice).unwrap_err();
     assert!(matches!(error, NixlError::DuplicateBackend { .. }), "{error}");
 }

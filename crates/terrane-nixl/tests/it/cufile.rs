@@ -1,4 +1,4 @@
-//! What tests of GDS may be skipped for.
+//! The reasons for which tests of GDS may be skipped.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

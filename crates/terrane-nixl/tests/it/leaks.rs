@@ -1,4 +1,4 @@
-//! Nothing is left behind, however often it is done.
+//! Repeated operations leak nothing.
 
 use terrane_core::{Allocate, ByteCount, Region, RegionRequest, Register};
 use terrane_nixl::BackendConfig;
@@ -8,11 +8,11 @@ use terrane_testkit::process::in_child_with;
 
 use crate::support::{agent, memory, posix};
 
-/// The sanitizer keeps what is freed, to find late uses; that is not what is measured here.
+/// AddressSanitizer keeps freed memory to detect late uses, which would count as a leak here.
 const FREES_AT_ONCE: [(&str, &str); 1] = [("ASAN_OPTIONS", "detect_leaks=0:quarantine_size_mb=0")];
 
-/// Fails if `action`, done 20 000 times, leaves a descriptor or 128 bytes behind each time. What UCX
-/// makes once, at some time, is a MiB.
+/// Fails if 20,000 calls of `action` leak a descriptor or 128 bytes each. UCX allocates about a MiB
+/// once, at some time.
 fn no_growth(action: impl Fn()) {
     let rounds = 100;
     assert_no_growth(200, ByteCount::new(128 * rounds), || (0..rounds).for_each(|_| action()));
@@ -27,7 +27,7 @@ fn thousands_of_registrations_leave_nothing() {
         let host = Region::new(memory(ByteCount::kib(64)));
         let request = RegionRequest::new(ByteCount::kib(64));
         let file = Region::new(files.allocate(&request).unwrap());
-        // Something is registered all the while, so that lists do not become empty.
+        // One registration stays, so that lists do not become empty.
         let _kept = agent.register(memory(ByteCount::kib(4))).unwrap();
         no_growth(|| {
             let host = agent.register(host.clone()).unwrap();

@@ -1,5 +1,4 @@
-//! The real library, with its UCX and POSIX plugins: what it does, and how each thing that it cannot
-//! do is answered.
+//! Tests with the real library and its UCX and POSIX plugins: functions and errors.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -19,7 +18,7 @@ mod peers;
 mod probing;
 mod processes;
 #[path = "../common/cufile.rs"]
-#[allow(dead_code, reason = "what the tests of a device ask as well is there, too")]
+#[allow(dead_code, reason = "the tests of a device use the rest")]
 mod reasons;
 mod registration;
 mod support;

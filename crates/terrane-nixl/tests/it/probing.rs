@@ -1,10 +1,10 @@
-//! What the probe answers: each case in a process of its own, as a process loads a library once.
+//! Results of the probe. Each case runs in its own process, as a process loads a library once.
 
 use std::fs;
 use std::path::Path;
 
 use terrane_nixl::{
-    AgentBuilder, NixlError, NixlUnavailable, PluginFailed, REQUIRED_SYMBOLS, probe, probe_file,
+    AgentBuilder, NixlError, NixlUnavailable, PluginError, REQUIRED_SYMBOLS, probe, probe_file,
 };
 use terrane_testkit::process::{in_child, in_child_with};
 
@@ -23,7 +23,7 @@ fn the_library_is_found_with_its_plugins() {
         let needed: &[&str] = if is_of_the_machine() {
             &["UCX", "POSIX"]
         } else {
-            // What was fetched is known: all of it is there.
+            // The downloaded release is complete.
             assert_eq!(found.package_version().as_deref(), Some("1.5.1"), "{found:?}");
             &["UCX", "POSIX", "GDS", "GDS_MT"]
         };
@@ -171,11 +171,11 @@ fn plugins_that_do_not_load_say_why() {
         let names: Vec<_> = plugins.iter().map(|plugin| plugin.name().as_str()).collect();
         assert_eq!(names, ["GARBAGE", "OTHER"]);
         let garbage = plugins[0].check().unwrap_err();
-        assert!(matches!(garbage, PluginFailed::NotLoaded { .. }), "{garbage:?}");
+        assert!(matches!(garbage, PluginError::NotLoaded { .. }), "{garbage:?}");
         let text = chain(&garbage);
         assert!(text.contains("libplugin_GARBAGE.so") && text.contains("file too short"), "{text}");
         let other = plugins[1].check().unwrap_err();
-        assert!(matches!(other, PluginFailed::NoPlugin { .. }), "{other:?}");
+        assert!(matches!(other, PluginError::NoPlugin { .. }), "{other:?}");
 
         // The same reasons when they are asked for, and a name of no file is another one.
         let build = |name| {

@@ -1,11 +1,11 @@
-//! Who takes what: the demands on each backend, and what the record says.
+//! Which backends accept which memory: requirements and registration records.
 
 use terrane_core::{
     Alignment, Allocate, BackendOutcome, ByteCount, ForeignMemory, Limits, Memory, Region,
     RegionRequest, Register, RegisterError, Span, StorageKind,
 };
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutError, RegistrationState};
-use terrane_nixl::{BackendConfig, Demand, FileAccess, MemoryType, Refusal, Status};
+use terrane_nixl::{BackendConfig, BackendRequirement, FileAccess, MemoryType, Refusal, Status};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::memory::HeapAllocator;
 
@@ -27,7 +27,7 @@ fn refusal(outcome: &BackendOutcome) -> Option<Refusal> {
 }
 
 #[test]
-fn the_record_says_who_accepted_and_why_not_the_others() {
+fn the_record_lists_the_backends_that_accepted_and_the_refusals() {
     let directory = tempfile::tempdir().unwrap();
     let agent = agent([BackendConfig::new("UCX"), posix()]);
     let registered = agent.register(file(&directory, DiskOptions::default())).unwrap();
@@ -54,7 +54,7 @@ fn a_required_backend_that_refuses_undoes_the_others() {
     assert_eq!(*refusal, Refusal::MemoryType { memory: MemoryType::File });
 
     // Another registrar of the same agent asks less.
-    let registrar = agent.registrar([("POSIX", Demand::Required)]).unwrap();
+    let registrar = agent.registrar([("POSIX", BackendRequirement::Required)]).unwrap();
     let registered = registrar.register(memory).unwrap();
     assert_eq!(registered.record().backends.len(), 1);
     assert_eq!(Register::agent(&registrar), agent.name());
@@ -85,7 +85,7 @@ fn memory_that_every_backend_refuses_comes_back_with_all_reasons() {
 }
 
 #[test]
-fn memory_of_a_kind_that_nobody_takes_is_unsupported() {
+fn memory_of_a_kind_that_no_backend_supports_is_unsupported() {
     let registrars = [agent([posix()]), agent([])];
     for registrar in registrars {
         let failed = registrar.register(device()).unwrap_err();
@@ -111,7 +111,7 @@ fn an_empty_span_is_refused() {
 fn a_backend_that_goes_around_the_page_cache_wants_a_file_that_does() {
     let directory = tempfile::tempdir().unwrap();
     let agent = agent([posix().file_access(FileAccess::Direct)]);
-    let options = DiskOptions { direct: terrane_core::Wish::Off, ..DiskOptions::default() };
+    let options = DiskOptions { direct: terrane_core::Requirement::Off, ..DiskOptions::default() };
     let failed = agent.register(file(&directory, options)).unwrap_err();
     let RegisterError::Refused { backends, .. } = &failed.cause else { panic!("{}", failed.cause) };
     assert_eq!(refusal(&backends[0]), Some(Refusal::NoDirectDescriptor));
@@ -123,7 +123,7 @@ fn limits_are_those_of_the_backends_that_are_asked() {
     let both = agent([BackendConfig::new("UCX"), posix().file_access(FileAccess::Direct)]);
     let pages = Limits { alignment: Alignment::PAGE, granule: Alignment::PAGE, ..Limits::NONE };
     assert_eq!(both.limits(), pages);
-    let ucx = both.registrar([("UCX", Demand::IfSupported)]).unwrap();
+    let ucx = both.registrar([("UCX", BackendRequirement::IfSupported)]).unwrap();
     assert_eq!(ucx.limits(), Limits::NONE);
     assert_eq!(agent([posix()]).limits(), Limits::NONE);
 }
@@ -189,7 +189,7 @@ trait IntoRegion: Memory + Sized {
 impl<M: Memory> IntoRegion for M {}
 
 #[test]
-fn a_layout_that_nobody_takes_says_why_it_is_unregistered() {
+fn a_layout_that_no_backend_accepts_reports_the_refusals() {
     let agent = agent([posix()]);
     let layout = LayoutBuilder::new(config())
         .fully_contiguous()

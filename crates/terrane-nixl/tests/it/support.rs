@@ -1,4 +1,4 @@
-//! What several tests need.
+//! Helpers that several tests share.
 
 use std::error::Error;
 use std::fs;
@@ -9,7 +9,7 @@ use terrane_core::{Allocate, ByteCount, RegionRequest};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig};
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 
-/// The POSIX backend with few requests prepared, which is what takes time.
+/// The POSIX backend with few I/Os, as their allocation is slow.
 pub fn posix() -> BackendConfig {
     BackendConfig::new("POSIX").parameter("ios_pool_size", "64")
 }
@@ -22,7 +22,7 @@ pub fn memory(bytes: ByteCount) -> HeapMemory {
     HeapAllocator::system().allocate(&RegionRequest::new(bytes)).unwrap()
 }
 
-/// An error and all that it came from, in one line.
+/// An error and its sources, in one line.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -34,7 +34,7 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// A library with functions of these names, which answer "yes".
+/// Compiles a library with functions of these names, which return 1.
 pub fn compile<'s>(to: &Path, functions: impl IntoIterator<Item = &'s &'s str>) {
     let source = to.with_extension("c");
     let function = |name: &&str| format!("int {name}(void) {{ return 1; }}\n");

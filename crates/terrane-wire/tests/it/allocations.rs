@@ -1,4 +1,4 @@
-//! What reading allocates, counted.
+//! Counts the allocations of decoding.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -46,7 +46,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What `body` allocates on this thread, all told, whether or not it frees it again.
+/// The bytes that `body` allocates on this thread in total, even if it frees them.
 pub fn allocated<T>(body: impl FnOnce() -> T) -> (u64, T) {
     let before = ALLOCATED.get();
     let result = body();

@@ -1,4 +1,4 @@
-//! Frames that nobody honest sends, and what their refusals have to say: made by hand, and as files.
+//! Forged frames and their expected errors: handmade, and as files.
 
 use std::fmt::Debug;
 use std::fs;
@@ -6,22 +6,26 @@ use std::path::Path;
 
 use terrane_wire::WireError;
 
-/// A name, a frame, and what its refusal says; or one of several things, with `|` in between.
+/// A name, a frame, and its expected error; alternatives are separated by `|`.
 pub type Handmade = (&'static str, Vec<u8>, &'static str);
 
-/// Has every frame refused: those made by hand, and those in this folder of `tests/corpus`.
+/// Checks that every frame is refused: the handmade ones, and those in this folder of `tests/corpus`.
 ///
-/// What was ever found to be read wrongly is a file there, and so is every handmade frame, as it was when
-/// the version was made.
+/// The folder has a file for each former defect, and one for each handmade frame, written when the
+/// version was introduced.
 pub fn refuse<T: Debug>(
     folder: &str,
     handmade: &[Handmade],
     read: impl Fn(&[u8]) -> Result<T, WireError>,
 ) {
+    let mut other_errors = Vec::new();
     for (name, bytes, expected) in handmade {
         let error = read(bytes).expect_err(name);
-        assert!(says(&error, expected), "{name}: {error}");
+        if !says(&error, expected) {
+            other_errors.push(format!("{name}: {error} instead of {expected}"));
+        }
     }
+    assert!(other_errors.is_empty(), "{}", other_errors.join("\n"));
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(folder);
     let mut names: Vec<String> = Vec::new();
     for entry in fs::read_dir(corpus).unwrap() {

@@ -34,7 +34,7 @@ fn changed() -> Vec<(LayoutConfig, GeometryField, &'static str)> {
         (
             builder().page_size(32),
             F::Tokens,
-            "section k: the number of tokens a block is 16 here and 32 there",
+            "section k: the number of tokens of a block is 16 here and 32 there",
         ),
         (
             builder().inner_dim(512),

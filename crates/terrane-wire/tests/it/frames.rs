@@ -1,6 +1,6 @@
-//! Frames around whatever, with the right checksum: what somebody sends who means harm.
+//! Frames around arbitrary payloads, with the right checksum.
 
-use crc_fast::{CrcAlgorithm, checksum};
+use terrane_core::checksum::crc64;
 
 pub const HEADER: usize = 16;
 pub const CHECKSUM: usize = 8;
@@ -12,7 +12,7 @@ pub fn frame(magic: &[u8; 8], version: u32, payload: &[u8]) -> Vec<u8> {
     bytes.extend(version.to_le_bytes());
     bytes.extend(length.to_le_bytes());
     bytes.extend(payload);
-    let sum = checksum(CrcAlgorithm::Crc64Nvme, &bytes);
+    let sum = crc64(&bytes);
     bytes.extend(sum.to_le_bytes());
     bytes
 }
@@ -22,7 +22,7 @@ pub fn layout_frame(payload: &[u8]) -> Vec<u8> {
     frame(b"TerraneL", 2, payload)
 }
 
-/// What is inside a frame.
+/// The payload of a frame.
 pub fn payload(bytes: &[u8]) -> &[u8] {
     &bytes[HEADER..bytes.len() - CHECKSUM]
 }

@@ -1,4 +1,4 @@
-//! What nobody honest sends: refused, by name, for the price of reading it.
+//! Forged descriptions: each is refused with its own error, at the cost of reading it.
 
 use proptest::prelude::*;
 use terrane_core::{BackendName, ByteCount, RemoteSpace, StorageKind};
@@ -11,10 +11,10 @@ use crate::corpus::{Handmade, refuse};
 use crate::frames::{HEADER, frame, layout_frame, payload};
 use crate::layouts::{any_layout, config, describe, geometry, several_sections};
 
-/// What reading may allocate for each byte of input, its own copy of names and metadata, the
+/// How much reading may allocate for each byte of input, its own copy of names and metadata, the
 /// regions, and the encoding that it is compared with included.
 const FOR_EACH_BYTE: u64 = 64;
-/// What an error and an empty list take.
+/// The size of an error and an empty list.
 const BESIDES: u64 = 8 << 10;
 
 /// Reads `bytes`, and holds what that allocates against what they justify.
@@ -50,7 +50,7 @@ proptest! {
         }
     }
 
-    /// Whoever means harm computes the checksum.
+    /// A forger computes the checksum too.
     #[test]
     fn what_is_inside_is_not_believed(
         layout in any_layout(),
@@ -169,57 +169,61 @@ fn handmade() -> Vec<Handmade> {
     };
     let inside = payload(&sent);
     vec![
-        ("empty", vec![], "takes 24 B, and 0 B are here"),
-        ("cut-in-magic", sent[..5].to_vec(), "takes 24 B, and 5 B are here"),
-        ("cut-in-header", sent[..HEADER - 1].to_vec(), "and 15 B are here"),
-        ("cut-in-payload", sent[..HEADER + 9].to_vec(), "send all of it"),
-        ("cut-in-checksum", sent[..sent.len() - 1].to_vec(), "send all of it"),
+        ("empty", vec![], "needs 24 B, and the input has 0 B"),
+        ("cut-in-magic", sent[..5].to_vec(), "needs 24 B, and the input has 5 B"),
+        ("cut-in-header", sent[..HEADER - 1].to_vec(), "and the input has 15 B"),
+        ("cut-in-payload", sent[..HEADER + 9].to_vec(), "pass all of it"),
+        ("cut-in-checksum", sent[..sent.len() - 1].to_vec(), "pass all of it"),
         ("trailing", [&sent[..], b"x"].concat(), "1 B follow the end"),
-        ("other-magic", flipped(0), "begins with \"UerraneL\" and not with \"TerraneL\""),
+        ("other-magic", flipped(0), "begins with \"UerraneL\" instead of \"TerraneL\""),
         ("a-region", frame(b"TerraneR", 1, inside), "begins with \"TerraneR\""),
-        ("version-1", frame(b"TerraneL", 1, inside), "is of version 1, which states no strides"),
+        ("version-1", frame(b"TerraneL", 1, inside), "has version 1, which contains no strides"),
         (
             "version-3",
             frame(b"TerraneL", 3, inside),
-            "is of version 3, and this library reads version 2",
+            "has version 3, and this library reads version 2",
         ),
         (
             "version-0",
             frame(b"TerraneL", 0, inside),
-            "is of version 0, and this library reads version 2",
+            "has version 0, and this library reads version 2",
         ),
         ("damaged-version", flipped(8), "is damaged"),
         ("damaged-payload", flipped(HEADER), "is damaged"),
         ("damaged-checksum", flipped(sent.len() - 1), "is damaged"),
-        ("no-payload", layout_frame(&[]), "the header, from byte 16 on, cannot be read"),
+        ("no-payload", layout_frame(&[]), "the header at byte 16 cannot be decoded"),
         ("trailing-inside", with(|p| p.push(0)), "1 B follow the end"),
-        ("long-number", with(|p| splice(p, REGIONS, 1, &[0x82, 0])), "byte 35 is not as"),
+        ("long-number", with(|p| splice(p, REGIONS, 1, &[0x82, 0])), "not canonical from byte 35"),
         ("endless-number", with(|p| splice(p, REGIONS, 1, &[0xff; 6])), "the header"),
         ("other-fingerprint", with(|p| p[FINGERPRINT] ^= 1), "the fingerprint is"),
-        ("storage-4", with(|p| p[STORAGE] = 4), "storage is 4; there are 0, 1, 2, 3"),
-        ("device-of-host", with(|p| p[DEVICE] = 1), "device is 1, and nothing uses it"),
-        ("most-sets", with(|p| splice(p, SETS, 1, &MOST)), "number of backends is 4294967295"),
-        ("no-sets", with(|p| p[SETS] = 0), "follow the end|region 0 names set"),
-        ("most-regions", with(|p| splice(p, REGIONS, 1, &MOST)), "number of regions is 4294967295"),
-        ("1-region", with(|p| p[REGIONS] = 1), "the geometry, from byte|described"),
-        ("3-regions", with(|p| p[REGIONS] = 3), "region 2 names set|described"),
         (
-            "longest-agent",
-            with(|p| splice(p, AGENT, 1, &MOST)),
-            "the agent's name, from byte 36 on",
+            "storage-4",
+            with(|p| p[STORAGE] = 4),
+            "storage has the unknown tag 4; the known tags are 0, 1, 2, 3",
         ),
-        ("no-agent", with(|p| splice(p, AGENT, 10, &[0])), "the agent's name is \"\""),
-        ("agent-with-nul", with(|p| p[AGENT + 1] = 0), "the agent's name is \"\\0refill-0\""),
-        ("agent-no-text", with(|p| p[AGENT + 1] = 0xff), "the agent's name, from byte 36 on"),
-        ("longest-metadata", with(|p| splice(p, METADATA, 1, &MOST)), "the agent's metadata, from"),
+        ("device-of-host", with(|p| p[DEVICE] = 1), "device is 1, but it is unused"),
+        ("most-sets", with(|p| splice(p, SETS, 1, &MOST)), "number of backends is 4294967295"),
+        ("no-sets", with(|p| p[SETS] = 0), "follow the end|region 0 refers to set"),
+        ("most-regions", with(|p| splice(p, REGIONS, 1, &MOST)), "number of regions is 4294967295"),
+        ("1-region", with(|p| p[REGIONS] = 1), "the geometry at byte|described"),
+        ("3-regions", with(|p| p[REGIONS] = 3), "region 2 refers to set|described"),
+        ("longest-agent", with(|p| splice(p, AGENT, 1, &MOST)), "the agent's name at byte 36"),
+        (
+            "no-agent",
+            with(|p| splice(p, AGENT, 10, &[0])),
+            "\"\" is not a valid name (the agent's name)",
+        ),
+        ("agent-with-nul", with(|p| p[AGENT + 1] = 0), "\"\\0refill-0\" is not a valid name"),
+        ("agent-no-text", with(|p| p[AGENT + 1] = 0xff), "the agent's name at byte 36"),
+        ("longest-metadata", with(|p| splice(p, METADATA, 1, &MOST)), "the agent's metadata at"),
         ("most-names", with(|p| splice(p, NAMES, 1, &MOST)), "number of backends is 4294967295"),
-        ("names-unsorted", with(|p| p[NAMES + 2] = b'Z'), "is not as"),
-        ("name-with-newline", with(|p| p[NAMES + 2] = b'\n'), "is \"\\nOSIX\""),
-        ("unknown-set", with(|p| p[REGION_0 + 3] = 1), "region 0 names set 1 of backends"),
+        ("names-unsorted", with(|p| p[NAMES + 2] = b'Z'), "is not canonical"),
+        ("name-with-newline", with(|p| p[NAMES + 2] = b'\n'), "\"\\nOSIX\" is not a valid name"),
+        ("unknown-set", with(|p| p[REGION_0 + 3] = 1), "region 0 refers to set 1 of backends"),
         (
             "address-overflow",
             with(|p| splice(p, REGION_0, 3, &[255, 255, 255, 255, 255, 255, 255, 255, 255, 1])),
-            "region 0 leaves its address space",
+            "region 0 exceeds its address space",
         ),
         (
             "same-region-twice",
@@ -249,7 +253,7 @@ fn handmade_geometries() -> Vec<Handmade> {
         ("no-geometry", with_geometry(Vec::clear), "needs 1 bytes from byte 0 on"),
         ("alignment-64", byte(ALIGNMENT, 64), "block alignment is 2^64"),
         ("alignment-255", byte(ALIGNMENT, 255), "block alignment is 2^255"),
-        ("alignment-21", byte(ALIGNMENT, 21), "no multiple of the block alignment, 2097152"),
+        ("alignment-21", byte(ALIGNMENT, 21), "not a multiple of the block alignment, 2097152"),
         ("no-sections", byte(SECTIONS, 0), "and 2 are described"),
         ("most-sections", byte(SECTIONS, 255), "number of sections is 255, and the limit is 16"),
         ("name-of-no-bytes", byte(KEYS, 0), "\"\" is not the name of a section"),
@@ -274,7 +278,7 @@ fn handmade_geometries() -> Vec<Handmade> {
         (
             "stride-less-by-one",
             long(HEAD + STRIDE, 255),
-            "the head axis steps by 255, less than the 256",
+            "the head axis has a stride of 255, less than the 256",
         ),
         ("stride-of-a-byte", long(HEAD + STRIDE, 1), nested),
         ("sections-apart-by-one-less", long(OFFSET, 1), "overlap or interleave at byte 32768"),
@@ -361,7 +365,7 @@ fn limits_are_the_receivers() {
     }
 }
 
-/// What cannot be read cannot be made either.
+/// Values that cannot be decoded cannot be created either.
 #[test]
 fn descriptions_are_checked_where_they_are_made() {
     let good = layout();
@@ -383,36 +387,36 @@ fn descriptions_are_checked_where_they_are_made() {
             system,
             "a",
             vec![host(4096), RegionDescriptor::new(RemoteSpace::Host, next, ByteCount::new(1), [])],
-            "region 1 has 1 bytes, and the geometry says 4194304",
+            "region 1 has 1 bytes, and the geometry requires 4194304",
         ),
-        (system, "", vec![host(4096), host(next)], "the agent's name is \"\""),
-        (system, "a\u{7}", vec![host(4096), host(next)], "the agent's name is"),
+        (system, "", vec![host(4096), host(next)], "\"\" is not a valid name (the agent's name)"),
+        (system, "a\u{7}", vec![host(4096), host(next)], "is not a valid name"),
         (system, "a", vec![host(next - 1), host(4096)], "regions 0 and 1 overlap"),
         (system, "a", vec![host(4096), host(4096)], "regions 0 and 1 overlap"),
-        (system, "a", vec![host(4096), host(u64::MAX)], "region 1 leaves its address space"),
+        (system, "a", vec![host(4096), host(u64::MAX)], "region 1 exceeds its address space"),
         (
             system,
             "a",
             vec![host(4096), at(RemoteSpace::File(1), next)],
-            "region 1 is in file 1 space, and the layout in system memory",
+            "region 1 is in file 1 space, but the layout is in system memory",
         ),
         (
             StorageKind::Disk,
             "a",
             vec![at(RemoteSpace::File(1), 0), at(RemoteSpace::File(1), i64::MAX.unsigned_abs())],
-            "region 1 leaves its address space",
+            "region 1 exceeds its address space",
         ),
         (
             StorageKind::Remote(terrane_core::PeerId::next()),
             "a",
             vec![host(4096), host(next)],
-            "cannot be described to others",
+            "memory cannot be described",
         ),
     ] {
         let error = make(storage, agent, regions).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
-    // The same positions of two files, or up to the last address, are nobody else's.
+    // The same positions of two files, or up to the last address, do not overlap.
     let files = vec![at(RemoteSpace::File(1), 0), at(RemoteSpace::File(2), 0)];
     assert_eq!(make(StorageKind::Disk, "a", files), Ok(()));
     let last = u64::MAX - length.get();

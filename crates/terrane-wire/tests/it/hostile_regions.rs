@@ -1,4 +1,4 @@
-//! Descriptions of single regions that nobody honest sends.
+//! Forged descriptions of single regions.
 
 use proptest::prelude::*;
 use terrane_core::{BackendName, ByteCount, DeviceId, RemoteSpace};
@@ -27,7 +27,7 @@ const NUMBER: usize = 1;
 const NAMES: usize = 7;
 
 proptest! {
-    /// Whoever means harm computes the checksum: it is refused, or the one encoding of what is read.
+    /// A forger computes the checksum too. The frame is refused, or it is the canonical encoding.
     #[test]
     fn what_is_inside_is_not_believed(
         space in prop::sample::select(vec![
@@ -65,11 +65,15 @@ fn handmade() -> Vec<Handmade> {
         (
             "version-2",
             frame(b"TerraneR", 2, &inside),
-            "is of version 2, and this library reads version 1",
+            "has version 2, and this library reads version 1",
         ),
-        ("cut-in-payload", sent[..20].to_vec(), "send all of it"),
-        ("no-payload", framed(&[]), "region 0, from byte 16 on, cannot be read"),
-        ("space-3", with(&|p| p[SPACE] = 3), "space is 3; there are 0, 1, 2"),
+        ("cut-in-payload", sent[..20].to_vec(), "pass all of it"),
+        ("no-payload", framed(&[]), "region 0 at byte 16 cannot be decoded"),
+        (
+            "space-3",
+            with(&|p| p[SPACE] = 3),
+            "space has the unknown tag 3; the known tags are 0, 1, 2",
+        ),
         ("number-of-host", with(&|p| p[NUMBER] = 1), "number of a host space is 1"),
         (
             "device-of-33-bits",
@@ -77,17 +81,17 @@ fn handmade() -> Vec<Handmade> {
                 p[SPACE] = 1;
                 p.splice(NUMBER..=NUMBER, [0x80, 0x80, 0x80, 0x80, 0x10]);
             }),
-            "the device is 4294967296",
+            "the device number is 4294967296",
         ),
-        ("long-number", with(&|p| drop(p.splice(NUMBER..=NUMBER, [0x80, 0]))), "is not as"),
+        ("long-number", with(&|p| drop(p.splice(NUMBER..=NUMBER, [0x80, 0]))), "is not canonical"),
         (
             "most-names",
             with(&|p| drop(p.splice(NAMES..=NAMES, most))),
             "number of backends is 4294967295",
         ),
-        ("names-unsorted", with(&|p| p[NAMES + 2] = b'Z'), "is not as"),
-        ("name-with-newline", with(&|p| p[NAMES + 2] = b'\n'), "is \"\\nOSIX\""),
-        ("name-no-text", with(&|p| p[NAMES + 2] = 0xff), "cannot be read"),
+        ("names-unsorted", with(&|p| p[NAMES + 2] = b'Z'), "is not canonical"),
+        ("name-with-newline", with(&|p| p[NAMES + 2] = b'\n'), "\"\\nOSIX\" is not a valid name"),
+        ("name-no-text", with(&|p| p[NAMES + 2] = 0xff), "cannot be decoded"),
         ("trailing-inside", with(&|p| p.push(0)), "1 B follow the end"),
     ]
 }

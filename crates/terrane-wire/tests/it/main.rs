@@ -1,4 +1,4 @@
-//! What `terrane-wire` writes, and what it reads and refuses.
+//! Encoding, decoding and refusals.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

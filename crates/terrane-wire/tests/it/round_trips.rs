@@ -1,4 +1,4 @@
-//! What is written can be read, and is written in one way only.
+//! Encodings can be decoded, and each value has one encoding.
 
 use proptest::prelude::*;
 use terrane_core::{BackendName, ByteCount, DeviceId, RemoteSpace};

@@ -58,7 +58,7 @@ fn cuda() {
 #[cfg(feature = "nixl")]
 #[test]
 fn nixl() {
-    let _: fn() -> Result<terrane::nixl::Found, terrane::nixl::NixlUnavailable> =
+    let _: fn() -> Result<terrane::nixl::NixlInstallation, terrane::nixl::NixlUnavailable> =
         terrane::nixl::probe;
     let builder = terrane::nixl::AgentBuilder::unnamed();
     let builder = builder.backend(terrane::nixl::BackendConfig::new("UCX"));
@@ -114,7 +114,7 @@ fn prelude() {
     use terrane::prelude::*;
 
     let system = SystemAllocator::new(SystemOptions {
-        huge_pages: HugePages::Transparent(Wish::Preferred),
+        huge_pages: HugePages::Transparent(Requirement::Preferred),
         ..SystemOptions::default()
     });
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The metadata of NIXL agents: as NIXL writes it, and malformed.
+//! Valid and malformed metadata of NIXL agents.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -24,8 +24,8 @@ fn number(tag: &str, value: u64) -> Vec<u8> {
 }
 
 fn key(address: u64, length: u64) -> Vec<u8> {
-    let place = [address, length, 0].map(u64::to_ne_bytes).concat();
-    item("", &[place, vec![1, 2, 3]].concat())
+    let location = [address, length, 0].map(u64::to_ne_bytes).concat();
+    item("", &[location, vec![1, 2, 3]].concat())
 }
 
 fn parts() -> Vec<Vec<u8>> {
@@ -46,7 +46,7 @@ fn parts() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A name, metadata in no form of NIXL's, and what is missing from it.
+/// A name, malformed metadata, and the item that the parser misses.
 type Handmade = (String, Vec<u8>, &'static str);
 
 fn handmade() -> Vec<Handmade> {
@@ -95,7 +95,7 @@ fn corpus(folder: &str) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// What was ever found to be read wrongly is a file there, and so is everything that is made by hand.
+/// The corpus has a file for each former defect, and one for each handmade input.
 #[test]
 fn the_corpus_is_refused() {
     let (handmade, files) = (handmade(), corpus("refused"));
@@ -122,12 +122,12 @@ fn what_nixl_wrote_is_read() {
     for (name, bytes) in corpus("written") {
         let metadata = Metadata::parse(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(metadata.agent, "alpha", "{name}");
-        let of_keys: Vec<&str> = metadata.memory.iter().map(|key| key.place.backend).collect();
+        let of_keys: Vec<&str> = metadata.memory.iter().map(|key| key.location.backend).collect();
         let of_connections: Vec<&str> = metadata.connections.iter().map(|c| c.backend).collect();
         match name.as_str() {
             "connection" => assert_eq!((of_connections, of_keys), (vec!["UCX"], vec![])),
             "keys" => assert_eq!((of_connections, of_keys), (vec![], vec!["UCX"])),
-            other => panic!("what is {other}?"),
+            other => panic!("unexpected file {other}"),
         }
         assert_eq!(metadata.write(), bytes, "{name} is written as NIXL wrote it");
     }
@@ -142,8 +142,8 @@ fn what_nixl_writes_is_read() {
     assert_eq!(metadata.connections, [ConnectionInfo { backend: "UCX", data: &[7; 9] }]);
     assert_eq!(metadata.write(), bytes);
     let [first, second] = metadata.memory.as_slice() else { panic!("{metadata:?}") };
-    assert_eq!((first.place.address, second.place.address), (4096, 8192));
-    assert_eq!((first.place.memory, first.key), (MemoryType::Host, &[1, 2, 3][..]));
+    assert_eq!((first.location.address, second.location.address), (4096, 8192));
+    assert_eq!((first.location.memory, first.key), (MemoryType::Host, &[1, 2, 3][..]));
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn every_cut_and_every_changed_byte_is_survived() {
         for flip in 1..=255 {
             let mut bytes = bytes.clone();
             bytes[at] ^= flip;
-            // Some say something else, and none panics or runs on.
+            // Some are valid with other contents. None panics or runs forever.
             let _ = Metadata::parse(&bytes);
         }
     }
@@ -164,25 +164,30 @@ fn every_cut_and_every_changed_byte_is_survived() {
 
 #[test]
 fn coverage_does_not_wrap() {
-    let place =
-        Place { backend: "UCX", memory: MemoryType::Host, device: 0, address: 4096, length: 100 };
+    let location = KeyLocation {
+        backend: "UCX",
+        memory: MemoryType::Host,
+        device: 0,
+        address: 4096,
+        length: 100,
+    };
     let covers =
-        |address, length| place.covers(MemoryType::Host, 0, address, ByteCount::new(length));
+        |address, length| location.covers(MemoryType::Host, 0, address, ByteCount::new(length));
     assert!(covers(4096, 100) && covers(4100, 96) && covers(4196, 0));
     assert!(!covers(4095, 2) && !covers(4100, 97) && !covers(u64::MAX - 10, 20));
-    assert!(!place.covers(MemoryType::Device, 0, 4096, ByteCount::new(1)));
-    assert!(!place.covers(MemoryType::Host, 1, 4096, ByteCount::new(1)));
+    assert!(!location.covers(MemoryType::Device, 0, 4096, ByteCount::new(1)));
+    assert!(!location.covers(MemoryType::Host, 1, 4096, ByteCount::new(1)));
 }
 
-/// What the rest of the crate relies on, of whatever was read.
+/// Checks the properties of parsed metadata that the rest of the crate relies on.
 fn assert_sound(metadata: &Metadata<'_>) {
     let is_name = |name: &str| !name.is_empty() && !name.chars().any(char::is_control);
     assert!(is_name(metadata.agent) && metadata.connections.iter().all(|c| is_name(c.backend)));
     // Written and read again, it is the same.
     assert_eq!(Metadata::parse(&metadata.write()).as_ref(), Ok(metadata));
-    for Key { place, .. } in &metadata.memory {
-        assert!(is_name(place.backend), "{place:?}");
-        assert!(place.address.checked_add(place.length).is_some(), "{place:?}");
+    for MemoryKey { location, .. } in &metadata.memory {
+        assert!(is_name(location.backend), "{location:?}");
+        assert!(location.address.checked_add(location.length).is_some(), "{location:?}");
     }
 }
 
@@ -196,7 +201,7 @@ proptest! {
         }
     }
 
-    /// The items are whole, and what is in them is not.
+    /// The items are well-formed, and their contents are arbitrary.
     #[test]
     fn items_may_hold_anything(
         at in 1_usize..13,

@@ -2,7 +2,7 @@
 
 use terrane_core::ByteCount;
 
-use super::{Key, MAGIC, MEMORY_TYPES, Metadata};
+use super::{MAGIC, MEMORY_TYPES, MemoryKey, Metadata};
 
 impl Metadata<'_> {
     /// The bytes that NIXL loads. Unchanged metadata gives the bytes from which it was parsed.
@@ -15,8 +15,8 @@ impl Metadata<'_> {
             put(&mut output, b"c", &[connection.data]);
         }
         put(&mut output, b"", &[b"MemSection"]);
-        let same_section = |a: &Key<'_>, b: &Key<'_>| {
-            (a.place.backend, a.place.memory) == (b.place.backend, b.place.memory)
+        let same_section = |a: &MemoryKey<'_>, b: &MemoryKey<'_>| {
+            (a.location.backend, a.location.memory) == (b.location.backend, b.location.memory)
         };
         let sections = || self.memory.chunk_by(same_section);
         put_count(&mut output, b"nixlSecElms", sections().count());
@@ -28,17 +28,17 @@ impl Metadata<'_> {
 }
 
 /// The keys of one backend for one type of memory.
-fn put_section(output: &mut Vec<u8>, keys: &[Key<'_>]) {
+fn put_section(output: &mut Vec<u8>, keys: &[MemoryKey<'_>]) {
     let Some(first) = keys.first() else { return };
-    let memory = MEMORY_TYPES.iter().find(|(_, memory)| *memory == first.place.memory);
+    let memory = MEMORY_TYPES.iter().find(|(_, memory)| *memory == first.location.memory);
     let tag = memory.map_or(u32::MAX, |(tag, _)| *tag);
-    put(output, b"bknd", &[first.place.backend.as_bytes()]);
+    put(output, b"bknd", &[first.location.backend.as_bytes()]);
     put(output, b"nixlDList", &[b"nixlSDList"]);
     put(output, b"t", &[&tag.to_ne_bytes()]);
     put_count(output, b"n", keys.len());
-    for Key { place, key } in keys {
+    for MemoryKey { location, key } in keys {
         let [address, length, device] =
-            [place.address, place.length, place.device].map(u64::to_ne_bytes);
+            [location.address, location.length, location.device].map(u64::to_ne_bytes);
         put(output, b"", &[&address, &length, &device, key]);
     }
 }

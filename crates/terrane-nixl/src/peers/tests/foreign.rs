@@ -1,4 +1,4 @@
-//! Layouts of agents that export nothing: NIXL's own metadata, whole and in pieces, and damaged.
+//! Layouts of agents without Terrane: NIXL's own metadata, whole, in pieces, and damaged.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -7,7 +7,7 @@ use terrane_layout::{Axis, AxisSteps, Geometry, Section, SectionName};
 use terrane_testkit::damage::Damage;
 use terrane_wire::RegionDescriptor;
 
-use super::super::metadata::{ConnectionInfo, Key, Metadata, Place};
+use super::super::metadata::{ConnectionInfo, KeyLocation, MemoryKey, Metadata};
 use super::*;
 
 /// A layout as an agent without Terrane describes it, with the agent's whole metadata.
@@ -89,7 +89,7 @@ fn whole_metadata_that_has_grown_is_of_the_same_peer() {
     let source = filled(&owner);
     let whole = owner.raw().get_local_md().unwrap();
     let first = reader.import_foreign(&foreign(&owner, source.layout(), &[&whole])).unwrap();
-    // Also while it is in use: NIXL has to be told nothing.
+    // Also while it is in use, as NIXL need not load anything.
     let in_flight = reader.use_peer(first.peer()).unwrap();
     let further = filled(&owner);
     let grown = owner.raw().get_local_md().unwrap();
@@ -145,7 +145,7 @@ fn a_region_is_cut_to_what_the_layout_uses() {
     assert_eq!(remote.regions()[0].length(), of_blocks(4).region_bytes(0));
     let error =
         reader.import_foreign(&ForeignLayout { geometry: of_blocks(9), ..half }).unwrap_err();
-    assert!(error.to_string().contains("the geometry says"), "{error}");
+    assert!(error.to_string().contains("the geometry requires"), "{error}");
 }
 
 #[test]
@@ -218,7 +218,9 @@ fn keys_of_backends_that_talk_to_no_peers_are_not_told_to_nixl() {
     let mut metadata = Metadata::parse(&whole).unwrap();
     let key = metadata.memory[0];
     for backend in ["POSIX", "FOO"] {
-        metadata.memory.push(Key { place: Place { backend, ..key.place }, key: b"?" });
+        metadata
+            .memory
+            .push(MemoryKey { location: KeyLocation { backend, ..key.location }, key: b"?" });
     }
     let more = metadata.write();
     let remote = reader.import_foreign(&foreign(&owner, source.layout(), &[&more])).unwrap();

@@ -1,4 +1,4 @@
-//! Exports of real agents, damaged where only NIXL looks, in frames that are whole.
+//! Exports of real agents in valid frames, with damaged NIXL metadata.
 
 use std::sync::Arc;
 
@@ -7,10 +7,11 @@ use proptest::test_runner::{Config, TestRunner};
 use terrane_testkit::damage::Damage;
 use terrane_wire::{LayoutDescriptor, WireLimits};
 
-use super::super::export::Parts;
-use super::super::import::uncovered;
 use super::super::metadata::Metadata;
-use super::{Agent, agent, layout};
+use super::super::metadata::coverage::uncovered;
+use super::super::metadata::parts::MetadataParts;
+use super::{agent, layout};
+use crate::agent::Agent;
 
 /// An agent's export with other metadata.
 fn with_metadata(sent: &LayoutDescriptor, metadata: Vec<u8>) -> Option<Arc<LayoutDescriptor>> {
@@ -22,7 +23,7 @@ fn with_metadata(sent: &LayoutDescriptor, metadata: Vec<u8>) -> Option<Arc<Layou
     LayoutDescriptor::decode(&bytes, &WireLimits::default()).ok().map(Arc::new)
 }
 
-/// Refused for a reason that is said, or all that is used of it holds.
+/// Whether the import passes the checks. If so, all that an import uses must hold.
 fn check(reader: &Agent, described: &Arc<LayoutDescriptor>) -> bool {
     match reader.check(described) {
         Err(error) => {
@@ -30,7 +31,7 @@ fn check(reader: &Agent, described: &Arc<LayoutDescriptor>) -> bool {
             false
         }
         Ok(checked) => {
-            let parts = Parts::split(described.metadata()).unwrap();
+            let parts = MetadataParts::split(described.metadata()).unwrap();
             let [connection, keys] =
                 [parts.connection, parts.keys].map(|part| Metadata::parse(part).unwrap());
             assert_eq!([connection.agent, keys.agent], [described.agent().as_str(); 2]);
@@ -51,7 +52,7 @@ fn what_is_damaged_is_refused_or_gives_access_to_all_regions() {
     let sent = owner.describe(&source).unwrap();
     assert!(check(&reader, &with_metadata(&sent, sent.metadata().to_vec()).unwrap()));
 
-    let parts = Parts::split(sent.metadata()).unwrap();
+    let parts = MetadataParts::split(sent.metadata()).unwrap();
     let damage = (Damage::up_to(4), any::<Option<bool>>());
     let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::default() });
     let run = runner.run(&damage, |(damage, part)| {
@@ -60,7 +61,7 @@ fn what_is_damaged_is_refused_or_gives_access_to_all_regions() {
             Some(of_keys) => {
                 let part = if of_keys { &mut keys } else { &mut connection };
                 damage.iter().for_each(|damage| damage.apply(part));
-                Parts { connection: &connection, keys: &keys }.join().unwrap()
+                MetadataParts { connection: &connection, keys: &keys }.join().unwrap()
             }
             None => {
                 let mut whole = sent.metadata().to_vec();

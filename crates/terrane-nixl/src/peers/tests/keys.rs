@@ -1,15 +1,15 @@
-//! Exports whose keys were tampered with: what is refused before NIXL sees it, and what NIXL refuses.
+//! Exports with forged keys. The import refuses some, and NIXL the others.
 
 use terrane_wire::LayoutDescriptor;
 
 use super::*;
 
-/// The export with keys that are made of its own.
+/// The export with changed keys.
 fn with_keys(described: &LayoutDescriptor, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let parts = export::Parts::split(described.metadata()).unwrap();
+    let parts = MetadataParts::split(described.metadata()).unwrap();
     let mut keys = parts.keys.to_vec();
     change(&mut keys);
-    let metadata = export::Parts { connection: parts.connection, keys: &keys }.join().unwrap();
+    let metadata = MetadataParts { connection: parts.connection, keys: &keys }.join().unwrap();
     let (geometry, storage) = (described.geometry().clone(), described.storage());
     let (agent, regions) = (described.agent().clone(), described.regions().to_vec());
     let changed = LayoutDescriptor::new(geometry, storage, agent, metadata, regions);
@@ -20,8 +20,8 @@ fn find(keys: &[u8], text: &[u8]) -> usize {
     keys.windows(text.len()).position(|window| window == text).unwrap()
 }
 
-/// Where the number of the only section's keys is. The key follows after `|`: its length, the place
-/// of the memory in 24 bytes, what UCX needs, and `|`.
+/// The offset of the key count of the only section. The key follows after `|`: its length, the
+/// memory's location in 24 bytes, UCX's data, and `|`.
 fn count_in(keys: &[u8]) -> usize {
     find(keys, b"n\x08\0\0\0\0\0\0\0") + 9
 }
@@ -34,14 +34,14 @@ fn put(keys: &mut [u8], at: usize, number: u64) {
     keys.get_mut(at..at + 8).unwrap().copy_from_slice(&number.to_ne_bytes());
 }
 
-/// Nothing of what UCX needs is what it was.
+/// Overwrites all that UCX needs.
 fn damage(keys: &mut [u8]) {
     let length = count_in(keys) + 9;
     let end = length + 8 + usize::try_from(number_at(keys, length)).unwrap();
     keys.get_mut(length + 32..end).unwrap().fill(0xff);
 }
 
-/// NIXL drops a peer of which it is told something that it does not take, so it is not told.
+/// NIXL drops a peer whose metadata it refuses, so such metadata is not passed to it.
 #[test]
 fn what_nixl_refuses_harms_nothing_that_was_known() {
     let owner = agent();
@@ -50,7 +50,7 @@ fn what_nixl_refuses_harms_nothing_that_was_known() {
     let (first, second) = (layout(&owner), layout(&owner));
     let known = reader.import(&owner.export(&first).unwrap()).unwrap();
 
-    // Keys for a backend that the reader has, and that talks to nobody.
+    // Keys for a backend that the reader has, and that cannot reach peers.
     let hostile = with_keys(&owner.describe(&second).unwrap(), |keys| {
         let section = keys.get(find(keys, b"bknd")..).unwrap();
         let posix = [b"bknd", &5_u64.to_ne_bytes()[..], b"POSIX", section.get(15..).unwrap()];
@@ -61,12 +61,12 @@ fn what_nixl_refuses_harms_nothing_that_was_known() {
     });
 
     let error = reader.import(&hostile).unwrap_err();
-    assert!(matches!(error, ImportError::DeafBackend { .. }), "{error}");
+    assert!(matches!(error, ImportError::BackendNotRemote { .. }), "{error}");
     read_all(&reader, &known);
     let honest = reader.import(&owner.export(&second).unwrap()).unwrap();
     assert_eq!(honest.peer(), known.peer());
     read_all(&reader, &honest);
-    // To somebody who knows nothing of the peer, it leaves nothing either.
+    // A reader that does not know the peer is unchanged too.
     drop((known, honest));
     assert_eq!(reader.disconnect(), 1);
     assert!(reader.import(&hostile).is_err());
@@ -74,9 +74,9 @@ fn what_nixl_refuses_harms_nothing_that_was_known() {
     assert!(reader.import(&owner.export(&second).unwrap()).is_ok());
 }
 
-/// Only UCX can tell, and NIXL has lost the peer by then.
+/// Only UCX detects it, and NIXL has dropped the peer by then.
 #[test]
-fn keys_that_ucx_refuses_cost_the_peer_and_nobody_else() {
+fn keys_that_ucx_refuses_cost_only_their_peer() {
     let (owner, other, reader) = (agent(), agent(), agent());
     let (first, second) = (layout(&owner), layout(&owner));
     let of_other = layout(&other);
@@ -91,14 +91,14 @@ fn keys_that_ucx_refuses_cost_the_peer_and_nobody_else() {
         _ => panic!("{error:?}"),
     }
     assert_eq!(reader.peers(), [(unharmed.peer(), other.name().clone())]);
-    assert_eq!(reader.use_peer(known.peer()).unwrap_err(), NoUse::Unknown);
+    assert_eq!(reader.use_peer(known.peer()).unwrap_err(), PeerUnavailable::Unknown);
     // Its other layouts can be imported again.
     let again = reader.import(&owner.export(&first).unwrap()).unwrap();
     assert_ne!(again.peer(), known.peer());
     read_all(&reader, &again);
     drop(again);
 
-    // Of one that is not, to somebody else.
+    // A reader that does not know the peer.
     let stranger = agent();
     let error = stranger.import(&damaged).unwrap_err();
     assert!(matches!(error, ImportError::Load { .. }), "{error:?}");
@@ -148,7 +148,7 @@ fn by_an_old_key(described: &LayoutDescriptor, longer: u64) -> Vec<u8> {
     })
 }
 
-/// What a reader of memory that is registered anew begins with.
+/// An owner that registers the same memory again, and a reader.
 struct Anew {
     owner: Agent,
     reader: Agent,
@@ -195,7 +195,7 @@ impl Anew {
 
 /// NIXL would go on with the key that it has, and say nothing.
 #[test]
-fn memory_that_was_registered_anew_is_not_imported_beside_what_it_was() {
+fn memory_that_was_registered_again_is_not_imported_beside_its_old_key() {
     let anew = Anew::new();
     let old = anew.import_old(0);
     anew.is_refused();
@@ -203,11 +203,11 @@ fn memory_that_was_registered_anew_is_not_imported_beside_what_it_was() {
     assert_eq!(anew.reader.peers(), [(old.peer(), anew.owner.name().clone())]);
     assert_eq!(anew.import_old(0).endpoint().id(), old.endpoint().id());
     anew.is_read(&anew.reader.refresh(&anew.export).unwrap());
-    assert_eq!(anew.reader.use_peer(old.peer()).unwrap_err(), NoUse::Unknown);
+    assert_eq!(anew.reader.use_peer(old.peer()).unwrap_err(), PeerUnavailable::Unknown);
 }
 
 #[test]
-fn memory_that_was_registered_anew_is_read_by_its_new_key_once_nobody_has_it_by_the_old() {
+fn memory_that_was_registered_again_is_read_by_its_new_key_once_the_old_one_is_unused() {
     for longer in [0, 4096] {
         let anew = Anew::new();
         drop(anew.import_old(longer));
@@ -217,7 +217,7 @@ fn memory_that_was_registered_anew_is_read_by_its_new_key_once_nobody_has_it_by_
 
 /// NIXL reloads a peer while another layout of it is in use, but not during its transfers.
 #[test]
-fn memory_that_was_registered_anew_is_read_by_its_new_key_beside_other_layouts() {
+fn memory_that_was_registered_again_is_read_by_its_new_key_beside_other_layouts() {
     for longer in [0, 4096] {
         let anew = Anew::new();
         let other = layout(&anew.owner);
@@ -229,7 +229,7 @@ fn memory_that_was_registered_anew_is_read_by_its_new_key_beside_other_layouts()
         if longer == 0 {
             anew.is_refused();
         } else {
-            // There is another key, too, and it has yet to be told.
+            // NIXL must still load another key.
             let error = anew.reader.import(&anew.export).unwrap_err();
             assert!(matches!(error, ImportError::PeerBusy { transfers: 1, .. }), "{error}");
         }

@@ -12,7 +12,7 @@ use terrane_transfer::Endpoint;
 use crate::chain;
 use crate::needs::Needs;
 
-/// What a test here needs of either.
+/// The ends that each test needs.
 const SOME: Needs = Needs { device: ByteCount::mib(256), host: ByteCount::mib(256) };
 
 /// As a serving engine has them on the device.

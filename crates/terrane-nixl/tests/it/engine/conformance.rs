@@ -62,7 +62,7 @@ fn requests_that_end_within_runs_conform() {
 
 #[test]
 fn requests_from_prepared_lists_conform() {
-    let options = NixlEngineOptions { prepare_after: 0, ..NixlEngineOptions::default() };
+    let options = NixlEngineOptions { prepare_threshold: 0, ..NixlEngineOptions::default() };
     check_copy_engine(&Peers { pair: Pair::new(), options: options.clone() });
     let request_descriptors = NonZeroUsize::new(3).unwrap();
     let requests = NonZeroUsize::new(2).unwrap();

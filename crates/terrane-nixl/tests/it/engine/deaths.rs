@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_nixl::{ImportError, NixlEngineOptions, NixlError, NixlStep, RequestFailed};
+use terrane_nixl::{ImportError, NixlEngineOptions, NixlError, NixlStep, RequestError};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
@@ -19,7 +19,7 @@ use super::peer_process::*;
 #[track_caller]
 fn lost_at(error: &TransferError) -> NixlStep {
     match error.source().and_then(|cause| cause.downcast_ref()) {
-        Some(RequestFailed::PeerLost { step, .. }) => *step,
+        Some(RequestError::PeerLost { step, .. }) => *step,
         other => panic!("{other:?} of {error:?}"),
     }
 }
@@ -70,7 +70,7 @@ fn settle(completion: &Completion<()>) {
 #[track_caller]
 fn cut_short(completion: Completion<()>, died: Instant) -> Option<NixlStep> {
     while !completion.has_ended() {
-        assert!(died.elapsed() < NOTICED_WITHIN, "nobody has noticed");
+        assert!(died.elapsed() < NOTICED_WITHIN, "the death was not noticed");
         thread::sleep(Duration::from_millis(1));
     }
     let copied = completion.copied();
@@ -79,7 +79,7 @@ fn cut_short(completion: Completion<()>, died: Instant) -> Option<NixlStep> {
         return None;
     };
     assert!(!copied.is_zero() && copied < ALL, "{copied}: {error}");
-    // What has been copied is counted in order, and what failed comes after it.
+    // Progress counts the bytes before the first failure.
     let TransferError::Copy { source_block, .. } = &error else { panic!("{error:?}") };
     assert!(u64::from(*source_block) * BLOCK.get() >= copied.get(), "{source_block}, {copied}");
     Some(lost_at(&error))
@@ -135,7 +135,7 @@ fn a_peer_of_this_machine_that_dies_in_the_middle_is_an_error() {
     }
 }
 
-/// What has nothing to copy posts no request: the loss is found out as the peer is told.
+/// A transfer without bytes posts no request, so notifying the peer detects the loss.
 #[test]
 fn a_peer_that_has_died_cannot_be_told() {
     const TEST: &str = "engine::deaths::a_peer_that_has_died_cannot_be_told";
@@ -155,7 +155,7 @@ fn a_peer_that_has_died_cannot_be_told() {
             if let Err(error) = tell() {
                 break error;
             }
-            assert!(died.elapsed() < NOTICED_WITHIN, "nobody has noticed");
+            assert!(died.elapsed() < NOTICED_WITHIN, "the death was not noticed");
             thread::sleep(Duration::from_millis(1));
         };
         assert_eq!(lost_at(&error), NixlStep::Notify);

@@ -1,4 +1,4 @@
-//! Who goes first: the agent, the engine, either end, or the outcome of a transfer that is on its way.
+//! Drops during a transfer: of the agent, the engine, either end, and the completion, in any order.
 
 use std::any::Any;
 use std::fs::File;
@@ -49,7 +49,7 @@ fn a_transfer_arrives_in_whichever_order_all_else_drops() {
         let image = Image::scribble(&local, &InProcess, number);
         let mut expected = Image::of(&target, &InProcess);
         expected.transfer(&image, &all, &back, 0..2);
-        let options = NixlEngineOptions { prepare_after: 0, ..NixlEngineOptions::default() };
+        let options = NixlEngineOptions { prepare_threshold: 0, ..NixlEngineOptions::default() };
         let engine = NixlEngine::new(&here, options).unwrap();
         let manager = TransferManager::new([std::sync::Arc::new(engine) as _]);
         let write = Transfer::new(&local, remote.endpoint()).blocks(&all, &back);
@@ -105,7 +105,7 @@ fn a_transfer_to_a_file_arrives_in_whichever_order_all_else_drops() {
         // Laid out alike, so that the file becomes what the memory is.
         let region = &local.layout().regions()[0];
         let mut expected = vec![0; region.length().to_usize()];
-        // SAFETY: the memory is alive, and nobody writes to it.
+        // SAFETY: the memory is alive, and no thread writes to it.
         unsafe { InProcess.read(region.location(), &mut expected) }.unwrap();
         // The file, opened once more.
         let descriptor = file.layout().regions()[0].location().as_file().unwrap().file.descriptor;

@@ -5,11 +5,11 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use terrane_core::{ByteCount, Capability, Grant};
+use terrane_core::{ByteCount, Capability, CapabilityStatus};
 use terrane_layout::{ElementFormat, LayoutConfig};
 use terrane_nixl::{
-    AgentBuilder, BackendConfig, FileAccess, NixlEngine, NixlEngineOptions, NixlStep,
-    RequestFailed, probe,
+    AgentBuilder, BackendConfig, FileAccess, NixlEngine, NixlEngineOptions, NixlStep, RequestError,
+    probe,
 };
 use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
@@ -22,7 +22,7 @@ use super::support::*;
 use crate::support::posix;
 
 #[test]
-fn a_file_that_somebody_truncated_is_not_taken_for_read() {
+fn a_read_of_a_truncated_file_fails() {
     let pair = Pair::new();
     let manager = pair.manager();
     let directory = tempfile::tempdir().unwrap();
@@ -42,13 +42,13 @@ fn a_file_that_somebody_truncated_is_not_taken_for_read() {
     let read = |block| Transfer::new(&file, &local).blocks(&[block], &[block]);
     let error = end_of(manager.submit(read(7), ()).unwrap()).result.unwrap_err();
     let TransferError::Engine { source, .. } = &error else { panic!("{error:?}") };
-    let cause = source.downcast_ref::<RequestFailed>();
+    let cause = source.downcast_ref::<RequestError>();
     assert!(
-        matches!(cause, Some(RequestFailed::FileEnds { length: 28_772, wanted: 32_768 })),
+        matches!(cause, Some(RequestError::FileEnds { length: 28_772, wanted: 32_768 })),
         "{:?}",
         error.source()
     );
-    // What is before the end is there.
+    // Blocks before the end can be read.
     end_of(manager.submit(read(6), ()).unwrap()).result.unwrap();
     // A hold for writing says that the block is whole again. None of it was read.
     drop(local.hold_for_write(&[7]).unwrap());
@@ -79,7 +79,7 @@ fn an_error_of_the_disk_costs_the_transfer_and_not_its_memory() {
             let cause = error.source().and_then(|cause| cause.downcast_ref());
             let step = NixlStep::Transfer;
             assert!(
-                matches!(cause, Some(RequestFailed::Status { step: s, peer: None, .. }) if *s == step),
+                matches!(cause, Some(RequestError::Status { step: s, peer: None, .. }) if *s == step),
                 "{cause:?} of {error:?}"
             );
             assert!(
@@ -133,7 +133,7 @@ fn requests_around_the_page_cache_end_at_pages() {
     const TEST: &str = "requests_around_the_page_cache_end_at_pages";
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
-    if files.capabilities().grant(&Capability::DirectIo) != Some(&Grant::Granted) {
+    if files.capabilities().status(&Capability::DirectIo) != Some(&CapabilityStatus::Granted) {
         eprintln!("skipped: {TEST}: {}", files.capabilities());
         return;
     }
@@ -159,7 +159,7 @@ fn requests_around_the_page_cache_end_at_pages() {
     }
 }
 
-/// POSIX has so many I/Os, whoever asks for them, and fails what comes when all are taken.
+/// POSIX has a fixed number of I/Os for all engines, and fails requests that find too few.
 #[test]
 fn transfers_share_the_ios_of_the_backend() {
     const BLOCKS: u32 = 1024;

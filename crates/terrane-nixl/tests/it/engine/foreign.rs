@@ -9,7 +9,7 @@ use std::time::Instant;
 use terrane_core::{ByteCount, Memory};
 use terrane_layout::{Geometry, PhysicalLayout};
 use terrane_nixl::{
-    Agent, ForeignLayout, ImportError, NixlEngine, NixlEngineOptions, Notification, RequestFailed,
+    Agent, ForeignLayout, ImportError, NixlEngine, NixlEngineOptions, Notification, RequestError,
 };
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::memory::HeapAllocator;
@@ -208,7 +208,7 @@ fn killed_in_the_middle(side: &Side, python: &mut Python, transfer: Transfer) ->
         Ok(_) => false,
         Err(error @ (TransferError::Copy { .. } | TransferError::Engine { .. })) => {
             let cause = error.source().and_then(|cause| cause.downcast_ref());
-            assert!(matches!(cause, Some(RequestFailed::PeerLost { .. })), "{error:?}");
+            assert!(matches!(cause, Some(RequestError::PeerLost { .. })), "{error:?}");
             true
         }
         Err(error) => panic!("{error:?}"),

@@ -41,12 +41,12 @@ struct Held {
 
 impl Held {
     fn new(pair: &Pair, options: NixlEngineOptions) -> Self {
-        // Whoever waits helps for as long as it takes.
+        // A waiting thread advances the transfer until it ends.
         let manager = TransferManager::new([pair.engine(options)]).with_attention(PATIENCE);
         let (local, remote) =
             (pair.local(config(1), CONTIGUOUS), pair.remote(config(1), CONTIGUOUS));
         let ((entered, is_entered), (leave, may_leave)) = (channel(), channel());
-        // Nobody waits for it by the time it begins, so the engine's thread ends it.
+        // No thread waits for it when it starts, so the engine's thread ends it.
         let hold = local.hold_for_write(&[0]).unwrap();
         let transfer = Transfer::new(&local, &remote).blocks(&[0], &[0]).after(&hold.ticket());
         drop(manager.submit(transfer, Gate { entered, leave: may_leave }).unwrap());
@@ -56,13 +56,13 @@ impl Held {
     }
 }
 
-/// What `wait` answers on a thread of its own, and with patience.
+/// The result of `wait` on its own thread, within a time limit.
 fn on_a_thread<T: Send + 'static>(wait: impl FnOnce() -> T + Send + 'static) -> T {
     let (told, answer) = channel();
     let waits = move || told.send(wait()).is_ok();
     let waiting = thread::Builder::new().name("waits".to_owned()).spawn(waits).unwrap();
     let answer = match answer.recv_timeout(PATIENCE) {
-        Err(RecvTimeoutError::Timeout) => panic!("nobody copies"),
+        Err(RecvTimeoutError::Timeout) => panic!("no thread copies"),
         answer => answer.unwrap(),
     };
     assert!(waiting.join().unwrap());
@@ -201,7 +201,7 @@ fn many_that_wait_take_turns_with_the_engine() {
 }
 
 #[test]
-fn transfers_end_that_nobody_waits_for() {
+fn transfers_end_even_if_no_thread_waits() {
     let pair = Pair::new();
     let manager = TransferManager::new([pair.engine(NixlEngineOptions::default())]);
     let (local, remote) = (pair.local(config(1), CONTIGUOUS), pair.remote(config(1), CONTIGUOUS));

@@ -94,7 +94,7 @@ fn none_of_many_is_lost() {
 }
 
 #[test]
-fn messages_are_kept_for_whoever_asks_for_those_of_one_peer() {
+fn messages_are_kept_for_calls_that_take_those_of_one_peer() {
     let pair = Pair::new();
     let remote = pair.remote(config(1), CONTIGUOUS);
     let terrane_core::StorageKind::Remote(peer) = remote.kind() else { panic!("{remote:?}") };
@@ -104,7 +104,7 @@ fn messages_are_kept_for_whoever_asks_for_those_of_one_peer() {
     let mut found = Vec::new();
     while found.len() < 2 {
         assert!(Instant::now() < patience, "{found:?}");
-        assert_eq!(pair.there.notifications_from(&"nobody".into()).unwrap(), [b""; 0]);
+        assert_eq!(pair.there.notifications_from(&"unknown".into()).unwrap(), [b""; 0]);
         found.extend(pair.there.notifications_from(pair.here.name()).unwrap());
     }
     assert_eq!(found, [b"one", b"two"]);

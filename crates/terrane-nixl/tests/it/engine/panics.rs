@@ -1,4 +1,4 @@
-//! What becomes of transfers when the engine's thread panics, as a subscriber to `tracing` can make it.
+//! Transfers end when the engine's thread panics. Here a subscriber of `tracing` makes it panic.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +23,8 @@ fn panic_if_armed(event: &Event<'_>) {
 }
 
 #[test]
-fn nobody_waits_for_an_engine_whose_thread_has_panicked() {
-    in_child("engine::panics::nobody_waits_for_an_engine_whose_thread_has_panicked", || {
+fn no_thread_waits_for_an_engine_whose_thread_has_panicked() {
+    in_child("engine::panics::no_thread_waits_for_an_engine_whose_thread_has_panicked", || {
         tracing::subscriber::set_global_default(AtEvents::any(panic_if_armed)).unwrap();
         let pair = Pair::new();
         let manager = TransferManager::new([pair.engine(NixlEngineOptions::default())]);

@@ -66,7 +66,7 @@ impl PeerProcess {
     }
 
     fn signal(&self, signal: libc::c_int) {
-        // SAFETY: the process is a child of this one that nobody has waited for, so the number is its.
+        // SAFETY: the process is a child of this one that was not waited for yet, so the id is still its.
         assert_eq!(unsafe { libc::kill(self.number(), signal) }, 0);
     }
 
@@ -151,11 +151,11 @@ pub struct Ends {
 impl Ends {
     /// With an engine that does not wait when it drops.
     pub fn new(test: &str) -> Self {
-        Self::with_farewell(test, Duration::ZERO)
+        Self::with_drop_timeout(test, Duration::ZERO)
     }
 
-    pub fn with_farewell(test: &str, farewell: Duration) -> Self {
-        Self::with(test, BLOCKS, NixlEngineOptions { farewell, ..NixlEngineOptions::default() })
+    pub fn with_drop_timeout(test: &str, drop_timeout: Duration) -> Self {
+        Self::with(test, BLOCKS, NixlEngineOptions { drop_timeout, ..NixlEngineOptions::default() })
     }
 
     /// With a peer that has so many blocks, and as many here.

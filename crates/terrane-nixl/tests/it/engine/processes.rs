@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_layout::LayoutKind;
-use terrane_nixl::{Forgotten, ImportError};
+use terrane_nixl::{ForgetOutcome, ImportError};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
@@ -52,7 +52,10 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         assert!(ends.local.hold_for_write(&[1]).unwrap_err().is_conflict());
         assert!(ends.remote.endpoint().hold_for_read(&[1]).unwrap_err().is_conflict());
         drop(ends.local.hold_for_write(&[0]).unwrap());
-        assert_eq!(ends.agent.forget(ends.remote.peer()).unwrap(), Forgotten::AfterTransfers(1));
+        assert_eq!(
+            ends.agent.forget(ends.remote.peer()).unwrap(),
+            ForgetOutcome::AfterTransfers(1)
+        );
 
         ends.process.resume();
         free(&ends.local, 1);
@@ -105,19 +108,19 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
         drop(manager);
         assert!(local.hold_for_write(&[1]).unwrap_err().is_conflict());
         // Nor does anybody take down the connection under it.
-        assert_eq!(agent.forget(remote.peer()).unwrap(), Forgotten::AfterTransfers(1));
+        assert_eq!(agent.forget(remote.peer()).unwrap(), ForgetOutcome::AfterTransfers(1));
         assert_eq!(agent.disconnect(), 0);
         let weak = local.downgrade();
         drop((agent, remote, local));
-        assert!(!weak.has_gone(), "the memory of a read that may go on has been let go of");
+        assert!(!weak.has_gone(), "the memory of a read that may go on was released");
     });
 }
 
 #[test]
-fn an_engine_may_wait_for_ever_when_it_drops() {
-    const TEST: &str = "engine::processes::an_engine_may_wait_for_ever_when_it_drops";
+fn an_engine_may_wait_without_a_limit_when_it_drops() {
+    const TEST: &str = "engine::processes::an_engine_may_wait_without_a_limit_when_it_drops";
     over_tcp(TEST, || {
-        let ends = Ends::with_farewell(TEST, Duration::MAX);
+        let ends = Ends::with_drop_timeout(TEST, Duration::MAX);
         let Ends { agent: _agent, process, remote, local, manager } = ends;
         process.stop();
         let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
@@ -140,7 +143,7 @@ fn answer() {
     let endpoint = Endpoint::new(layout).unwrap();
     let told = agent.wait_for_notifications(Instant::now() + PATIENCE).unwrap();
     assert_eq!(told[0].message, b"all written");
-    // The asker's bytes, made anew of their seed.
+    // The requester's bytes, regenerated from their seed.
     let theirs = registered(&HeapAllocator::system(), &agent, config(8), CONTIGUOUS);
     let image = Image::scribble(&Endpoint::new(theirs).unwrap(), &InProcess, 5);
     let (all, found) = ((0..8).collect::<Vec<_>>(), Image::of(&endpoint, &InProcess));

@@ -1,10 +1,10 @@
-//! What the engine does not take, and that it says why.
+//! Transfers that the engine declines, and the reasons.
 
 use std::error::Error;
 
 use terrane_core::{Allocate, StorageKind};
 use terrane_layout::LayoutBuilder;
-use terrane_nixl::{Forgotten, NixlEngine, NixlEngineOptions, NixlError, RequestFailed};
+use terrane_nixl::{ForgetOutcome, NixlEngine, NixlEngineOptions, NixlError, RequestError};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::memory::HeapAllocator;
@@ -95,8 +95,9 @@ fn each_side_goes_by_a_backend_that_accepted_it() {
     assert_eq!(path(&local, &file), "POSIX write, 2 descriptors");
     assert_eq!(path(&file, &local), "POSIX read, 2 descriptors");
 
-    // Of memory that UCX was not asked to register, POSIX's word is of no use to a peer.
-    let posix = pair.here.registrar([("POSIX", terrane_nixl::Demand::Required)]).unwrap();
+    // UCX was not asked to register this memory, and POSIX cannot reach a peer.
+    let posix =
+        pair.here.registrar([("POSIX", terrane_nixl::BackendRequirement::Required)]).unwrap();
     let system = HeapAllocator::system();
     let builder = LayoutBuilder::new(config(4)).kind(CONTIGUOUS).allocate(&system);
     let half = Endpoint::new(builder.register(&posix).build().unwrap()).unwrap();
@@ -129,12 +130,12 @@ fn a_forgotten_peer_is_no_peer() {
     let hold = local.hold_for_write(&[1]).unwrap();
     let waiting = Transfer::new(&local, &remote).blocks(&[1], &[1]).after(&hold.ticket());
     let waiting = manager.submit(waiting, ()).unwrap();
-    assert_eq!(pair.here.forget(peer_of(&remote)).unwrap(), Forgotten::Now);
+    assert_eq!(pair.here.forget(peer_of(&remote)).unwrap(), ForgetOutcome::Now);
     assert_eq!(declined(&manager, &transfer()), Declined::UnknownPeer);
     drop(hold);
     let error = end_of(waiting).result.unwrap_err();
-    let cause = error.source().unwrap().downcast_ref::<RequestFailed>().unwrap();
-    assert!(matches!(cause, RequestFailed::Declined(Declined::UnknownPeer)), "{cause}");
+    let cause = error.source().unwrap().downcast_ref::<RequestError>().unwrap();
+    assert!(matches!(cause, RequestError::Declined(Declined::UnknownPeer)), "{cause}");
     assert!(pair.here.notify(peer_of(&remote), b"?").is_err());
 }
 

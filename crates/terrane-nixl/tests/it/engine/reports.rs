@@ -1,4 +1,4 @@
-//! What the report says of a transfer.
+//! The report of a transfer.
 
 use terrane_nixl::{AgentBuilder, BackendConfig, NixlEngine, NixlEngineOptions};
 use terrane_testkit::conformance::copy_engine::end_of;

@@ -1,4 +1,4 @@
-//! What most tests begin with.
+//! The setup that most tests share.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! What can be exported, and what an export says.
+//! Exports: which layouts, and their contents.
 
 use terrane_core::{
     Allocate, BackendOutcome, ByteCount, ForeignMemory, Memory, Region, RegionRequest, Register,
@@ -88,7 +88,7 @@ fn claimed(agent: &terrane_nixl::Agent, part: u64) -> terrane_layout::PhysicalLa
     };
     // SAFETY: the owner is the memory, and the span is its own.
     let memory = unsafe { ForeignMemory::new(span, memory) };
-    // SAFETY: that it is registered is wrong, which is what is tested: nobody outside reaches it.
+    // SAFETY: the claim of a registration is false, which is the test. No peer accesses the memory.
     let memory = unsafe { memory.with_registration(record) };
     let builder = LayoutBuilder::new(config()).kind(CONTIGUOUS);
     builder.adopt_memory([memory]).unregistered().build().unwrap()
@@ -114,7 +114,7 @@ fn a_registration_that_has_gone_is_noticed() {
 
 #[test]
 fn what_no_peer_can_reach_is_not_exported() {
-    // POSIX takes host memory and files, and talks to nobody.
+    // POSIX supports host memory and files, and cannot reach peers.
     let agent = agent_with("POSIX");
     let error = agent.export(&layout(&agent, CONTIGUOUS)).unwrap_err();
     assert!(matches!(error, ExportError::NoBackend { .. }), "{error}");
@@ -139,7 +139,7 @@ fn what_a_peer_owns_only_the_peer_exports() {
 
 /// A view knows its agent and its place by itself.
 #[test]
-fn views_are_described_by_whoever_registered_them() {
+fn views_are_described_by_the_agent_that_registered_them() {
     let agent = agent();
     let layout = layout(&agent, CONTIGUOUS);
     let [region] = layout.regions() else { panic!("one region") };

@@ -1,10 +1,12 @@
-//! What can be imported, what of it is refused, and what becomes of peers.
+//! Imports, their refusals, and the peers that they create.
 
 use std::sync::Barrier;
 
-use terrane_core::{Memory, PeerId, StorageKind};
+use terrane_core::{Capability, CapabilityStatus, Memory, PeerId, StorageKind};
 use terrane_layout::{BlockDimension, Geometry, LayoutKind};
-use terrane_nixl::{AgentBuilder, BackendConfig, ForgetError, Forgotten, ImportError, PeerChange};
+use terrane_nixl::{
+    AgentBuilder, BackendConfig, ForgetError, ForgetOutcome, ImportError, PeerChange,
+};
 use terrane_wire::{GeometryField, WireError, WireLimits};
 
 use super::support::*;
@@ -121,7 +123,7 @@ fn one_agent_of_a_process_has_the_bytes_of_a_peer() {
         other => panic!("{other:?}"),
     };
     refused();
-    // What is not the same bytes is nobody's business, and changes nothing.
+    // Layouts of other bytes are independent.
     let further = second.import(&others).unwrap();
     refused();
     // An endpoint is as good as the layout.
@@ -131,7 +133,7 @@ fn one_agent_of_a_process_has_the_bytes_of_a_peer() {
     drop(end);
     let held = second.import(&bytes).unwrap();
     assert!(matches!(first.import(&bytes), Err(ImportError::InUse { .. })));
-    // What is forgotten is used no more, whoever has it still.
+    // A forgotten layout cannot be used, even if it still lives.
     second.forget(held.peer()).unwrap();
     let again = first.refresh(&bytes).unwrap();
     drop((held, further));
@@ -176,7 +178,7 @@ fn bytes_that_describe_no_layout_are_refused() {
     assert_eq!(reader.peers(), []);
 }
 
-/// What arrives whole, and lies.
+/// Well-formed descriptions with false contents.
 #[test]
 fn metadata_that_does_not_fit_the_description_is_refused() {
     let (owner, other, reader) = (agent(), agent(), agent());
@@ -227,7 +229,7 @@ fn a_forgotten_peer_comes_back_as_another() {
     let bytes = owner.export(&layout).unwrap();
     let first = reader.import(&bytes).unwrap();
     assert_eq!(reader.peer_name(first.peer()).as_ref(), Some(owner.name()));
-    assert_eq!(reader.forget(first.peer()).unwrap(), Forgotten::Now);
+    assert_eq!(reader.forget(first.peer()).unwrap(), ForgetOutcome::Now);
     assert_eq!((reader.peer_name(first.peer()), reader.peers()), (None, vec![]));
     let gone = reader.forget(first.peer());
     assert!(matches!(gone, Err(ForgetError::UnknownPeer { .. })), "{gone:?}");
@@ -254,7 +256,7 @@ fn a_peer_that_was_started_again_is_refreshed() {
         }
         other => panic!("{other:?}"),
     }
-    // What was known is as it was.
+    // The known peer is unchanged.
     assert_eq!(reader.peer_name(before.peer()), Some(name.clone()));
     let after = reader.refresh(&bytes).unwrap();
     assert_ne!(before.peer(), after.peer());
@@ -262,7 +264,7 @@ fn a_peer_that_was_started_again_is_refreshed() {
     assert_eq!(reader.peer_name(before.peer()), None);
     drop(before);
     assert_eq!(reader.peers().len(), 1);
-    // Nobody has anything of it: then a refresh is not needed.
+    // None of its layouts lives, so an import suffices.
     drop(after);
     assert!(reader.import(&bytes).is_ok());
 }
@@ -278,7 +280,7 @@ fn a_refresh_of_what_has_not_changed_is_another_peer_too() {
     assert_eq!(reader.peers(), [(second.peer(), owner.name().clone())]);
 }
 
-/// Whoever drops, forgets and imports meanwhile: nothing is lost, and nothing is left.
+/// Threads drop, forget and import concurrently. Nothing is lost or leaked.
 #[test]
 fn threads_import_and_forget_side_by_side() {
     let (owner, reader) = (agent(), agent());
@@ -336,13 +338,15 @@ fn keys_for_backends_that_are_not_here_are_passed_over() {
     }
 }
 
-/// What one's own metadata looks like is known even if one has no way to be reached.
+/// An agent knows the form of its own metadata even if no peer can reach it.
 #[test]
-fn an_agent_that_nobody_reaches_checks_what_it_is_given() {
+fn an_agent_that_no_peer_reaches_checks_imports() {
     let owner = agent();
     let bytes = owner.export(&layout(&owner, CONTIGUOUS)).unwrap();
     for reader in [AgentBuilder::unnamed().build().unwrap(), agent_with("POSIX")] {
-        assert!(reader.checks_metadata(), "{reader:?}");
+        let report = reader.capabilities();
+        let grant = report.status(&Capability::CheckedMetadata);
+        assert_eq!(grant, Some(&CapabilityStatus::Granted), "{reader:?}");
         let error = reader.import(&bytes).unwrap_err();
         assert!(matches!(error, ImportError::NoCommonBackend { .. }), "{error}");
     }

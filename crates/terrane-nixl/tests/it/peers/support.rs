@@ -44,7 +44,7 @@ pub fn layout(agent: &Agent, kind: LayoutKind) -> PhysicalLayout {
         .unwrap()
 }
 
-/// What is described in an export.
+/// The description in an export.
 pub fn decoded(bytes: &[u8]) -> LayoutDescriptor {
     LayoutDescriptor::decode(bytes, &WireLimits::default()).unwrap()
 }

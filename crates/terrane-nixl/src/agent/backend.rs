@@ -1,0 +1,41 @@
+//! The backends of an agent.
+
+use std::sync::Arc;
+
+use terrane_core::BackendName;
+
+use super::config::{BackendRequirement, FileAccess};
+use super::io_limit::IoLimit;
+use super::options::{self, BackendOptions};
+use crate::bindings::memory_type::MemoryType;
+
+/// A backend of an agent.
+#[derive(Debug)]
+pub(crate) struct Backend {
+    pub(crate) name: BackendName,
+    pub(crate) raw: nixl_sys::Backend,
+    pub(super) options: BackendOptions,
+    /// The memory types that it declares.
+    pub(crate) memory: Vec<MemoryType>,
+    pub(crate) requirement: BackendRequirement,
+    pub(crate) file_access: FileAccess,
+    /// The I/Os that it can have in flight; `None` if unlimited.
+    pub(crate) ios: Option<Arc<IoLimit>>,
+    /// Whether all I/Os of a request in flight have ended when it reports failure.
+    pub(crate) fails_at_the_end: bool,
+}
+
+impl Backend {
+    /// Options that name only this backend.
+    pub(crate) fn options(&self) -> &nixl_sys::OptArgs {
+        self.options.raw()
+    }
+
+    /// Options that name this backend and send a notification with the request.
+    pub(crate) fn notifying_options(
+        &self,
+        message: &[u8],
+    ) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
+        options::notifying(&self.raw, message)
+    }
+}

@@ -1,0 +1,19 @@
+//! Notifications that have arrived at an agent.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use terrane_core::AgentName;
+
+/// Notifications that arrived and were not taken yet, without a bound.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox(Mutex<Unread>);
+
+/// The messages of each sender, in their order of arrival.
+pub(crate) type Unread = BTreeMap<AgentName, VecDeque<Vec<u8>>>;
+
+impl Mailbox {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Unread> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,178 @@
+//! Prepared descriptor lists of all pieces of an end, from which requests are made by index.
+//!
+//! NIXL keeps raw pointers in such a list: to its backend's data of a local registration, or of a
+//! peer's key. So
+//!
+//! - a list of local memory is prepared only if NIXL can find no registration for it but the
+//!   endpoint's own. Only transfers of that endpoint use it, and they hold the registration;
+//! - a list of a peer's memory is used only while NIXL's data of the peer is unchanged
+//!   ([`PeerUse::generation`]). It is unchanged from when a transfer finds the peer ready until the
+//!   transfer ends;
+//! - an agent with a listener prepares no lists, as its peers can make it forget and reload others.
+//!
+//! A request copies the data that it needs from the lists. NIXL follows no pointer when it releases
+//! a list, so a list may outlive the memory. It must not outlive the agent. Releasing takes the
+//! agent's lock, which a post holds for its whole duration. So posting threads release lists, and
+//! submitting threads never do.
+
+pub(in crate::engine) mod list;
+#[cfg(test)]
+mod tests;
+
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
+use terrane_core::ByteCount;
+use terrane_transfer::{Endpoint, EndpointId, TransferPlan, WeakEndpoint};
+
+use super::piece_index::PieceIndex;
+use crate::agent::Agent;
+use crate::engine::local_and_target::LocalAndTarget;
+use crate::engine::options::NixlEngineOptions;
+use crate::engine::route::{Route, Target};
+use crate::peers::peer_use::PeerUse;
+use list::{ListKey, PreparedList};
+
+/// The prepared lists of the ends of an engine's transfers.
+#[derive(Debug)]
+pub(in crate::engine) struct PreparedLists {
+    /// The most pieces in a list.
+    max_pieces: u64,
+    /// The multiple of its length that must be listed before it is prepared.
+    threshold: u64,
+    ends: Mutex<FxHashMap<EndKey, EndLists>>,
+}
+
+/// An end, and a backend's index in the agent.
+type EndKey = (EndpointId, usize);
+
+/// The list of an end, or how close the end is to having one.
+#[derive(Debug)]
+struct EndLists {
+    endpoint: WeakEndpoint,
+    index: Arc<PieceIndex>,
+    /// The number of descriptors listed so far without a list that a list would have had.
+    listed: u64,
+    /// Whether NIXL failed to prepare the list, or refused the prepared one. The next attempt then
+    /// waits for at least as much work as that one cost.
+    has_failed: bool,
+    list: Option<Arc<PreparedList>>,
+}
+
+/// A list that is missing for a request.
+struct MissingList {
+    key: EndKey,
+    list: ListKey,
+}
+
+impl PreparedLists {
+    pub(in crate::engine) fn new(options: &NixlEngineOptions) -> Self {
+        Self {
+            max_pieces: ByteCount::from_usize(options.prepared_descriptors).get(),
+            threshold: options.prepare_threshold.into(),
+            ends: Mutex::default(),
+        }
+    }
+
+    /// The lists for a request of so many descriptors. Prepares them once as much work has been
+    /// spent without them. `None` if this request does without them.
+    pub(in crate::engine) fn lists(
+        &self,
+        agent: &Agent,
+        route: &Route,
+        plan: &TransferPlan,
+        peer: &PeerUse,
+        descriptors: usize,
+    ) -> Option<LocalAndTarget<Arc<PreparedList>>> {
+        if self.max_pieces == 0 || agent.listens() || !matches!(route.target, Target::Peer { .. }) {
+            return None;
+        }
+        let mut released = Vec::new();
+        let mut ends = self.lock();
+        let mut lists: LocalAndTarget<Option<Arc<PreparedList>>> = LocalAndTarget::default();
+        let (mut missing, mut is_due) = (Vec::new(), true);
+        for (side, generation, list) in [
+            (route.local, 0, &mut lists.local),
+            (route.target_side(), peer.generation(), &mut lists.target),
+        ] {
+            let end = plan.end(side);
+            let key = (end.id(), route.backend);
+            if !ends.contains_key(&key) {
+                // A new endpoint is a good time to remove those that have dropped.
+                let gone = ends.extract_if(|_, known| known.endpoint.has_gone());
+                released.extend(gone.filter_map(|(_, known)| known.list));
+            }
+            let known = match ends.entry(key) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(vacant) => vacant.insert(EndLists::new(end)?),
+            };
+            if let Some(stale) = known.list.take_if(|list| list.generation() != generation) {
+                released.push(stale);
+                known.listed = 0;
+            }
+            *list = known.list.clone();
+            if list.is_none() {
+                let pieces = known.index.count();
+                let threshold =
+                    if known.has_failed { self.threshold.max(1) } else { self.threshold };
+                is_due &=
+                    pieces <= self.max_pieces && known.listed >= pieces.saturating_mul(threshold);
+                let index = Arc::clone(&known.index);
+                missing.push(MissingList { key, list: ListKey { side, index, generation } });
+            }
+        }
+        for missing in &missing {
+            if let Some(known) = ends.get_mut(&missing.key) {
+                let listed = ByteCount::from_usize(descriptors).get();
+                // A transfer that arrives during the preparation continues to list.
+                known.has_failed |= is_due;
+                known.listed = if is_due { 0 } else { known.listed.saturating_add(listed) };
+            }
+        }
+        drop(ends);
+        drop(released);
+        if !is_due {
+            return None;
+        }
+        for missing in missing {
+            let list = Arc::new(PreparedList::prepare(agent, route, plan, &missing.list)?);
+            let mut ends = self.lock();
+            let replaced = ends.get_mut(&missing.key).and_then(|known| {
+                known.has_failed = false;
+                known.list.replace(Arc::clone(&list))
+            });
+            drop(ends);
+            drop(replaced);
+            let is_local = missing.list.side == route.local;
+            *(if is_local { &mut lists.local } else { &mut lists.target }) = Some(list);
+        }
+        Some(LocalAndTarget { local: lists.local?, target: lists.target? })
+    }
+
+    /// Removes the lists of both ends: NIXL refuses them.
+    pub(in crate::engine) fn forget(&self, route: &Route, plan: &TransferPlan) {
+        let keys = [plan.source(), plan.destination()].map(|end| (end.id(), route.backend));
+        let mut ends = self.lock();
+        let lists = keys.map(|key| {
+            let known = ends.get_mut(&key)?;
+            (known.listed, known.has_failed) = (0, true);
+            known.list.take()
+        });
+        drop(ends);
+        drop(lists);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FxHashMap<EndKey, EndLists>> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl EndLists {
+    /// `None` if the end has no pieces to index.
+    fn new(end: &Endpoint) -> Option<Self> {
+        let index = Arc::new(PieceIndex::of(end.layout().geometry())?);
+        let endpoint = end.downgrade();
+        Some(Self { endpoint, index, listed: 0, has_failed: false, list: None })
+    }
+}

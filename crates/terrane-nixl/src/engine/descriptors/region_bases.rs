@@ -1,0 +1,130 @@
+//! The bases of an end's regions in NIXL's terms, computed once for each endpoint.
+
+use terrane_core::{ByteCount, Location, RemoteSpace, Span};
+use terrane_transfer::Endpoint;
+
+use crate::agent::Agent;
+use crate::agent::config::FileAccess;
+use crate::bindings::memory_type::MemoryType;
+use crate::register::descriptor::Descriptor;
+
+/// The memory type of an end, and the bases of its regions for each backend.
+#[derive(Debug)]
+pub(in crate::engine) struct RegionBases {
+    pub(in crate::engine) memory: MemoryType,
+    /// For each backend of the agent, in order: the base of each region; `None` if it does not have
+    /// all of them.
+    bases: Box<[Option<Box<[RegionBase]>>]>,
+    /// Whether any backend has any region.
+    pub(in crate::engine) is_registered: bool,
+}
+
+/// The start of a region in NIXL's terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) struct RegionBase {
+    /// An address, or a position in a file.
+    pub(in crate::engine) address: u64,
+    /// The ordinal of a device, the descriptor of a file, 0 for host memory.
+    pub(in crate::engine) device: u64,
+}
+
+impl RegionBases {
+    /// The bases of an end in local memory or a local file, as far as it is registered with the agent.
+    pub(in crate::engine) fn local(agent: &Agent, endpoint: &Endpoint) -> Option<Self> {
+        let memory = match endpoint.base(0)? {
+            Location::Host(_) => MemoryType::Host,
+            Location::Device { .. } => MemoryType::Device,
+            Location::File(_) => MemoryType::File,
+            _ => return None,
+        };
+        let layout = endpoint.layout();
+        let geometry = layout.geometry();
+        let registrations = layout.registrations();
+        let spans: Vec<Span> = (0_u32..)
+            .zip(layout.regions())
+            .map(|(number, region)| Span {
+                length: geometry.region_bytes(number),
+                ..Span::of(region)
+            })
+            .collect();
+        let bases: Box<[_]> = agent
+            .created()
+            .iter()
+            .map(|backend| {
+                let accepted = |number: u32, span: &Span| {
+                    registrations.iter().any(|found| {
+                        (found.first_region..=found.last_region).contains(&number)
+                            && found.record.agent == *agent.name()
+                            && found.record.span.covers(span)
+                            && found.record.accepted_by(&backend.name)
+                    })
+                };
+                let base = |(number, span): (u32, &Span)| {
+                    accepted(number, span).then(|| base(span, backend.file_access)).flatten()
+                };
+                (0_u32..).zip(&spans).map(base).collect::<Option<Box<[_]>>>()
+            })
+            .collect();
+        let is_registered = bases.iter().any(Option::is_some);
+        Some(Self { memory, bases, is_registered })
+    }
+
+    /// The bases of an end in a peer's memory, as far as the peer declares that its backends accepted it. A
+    /// backend of another name cannot reach it.
+    pub(in crate::engine) fn remote(agent: &Agent, endpoint: &Endpoint) -> Option<Self> {
+        let memory = match endpoint.base(0)?.as_remote()?.space {
+            RemoteSpace::Host => MemoryType::Host,
+            RemoteSpace::Device(_) => MemoryType::Device,
+            RemoteSpace::File(_) => MemoryType::File,
+            _ => return None,
+        };
+        let registrations = endpoint.layout().registrations();
+        let bases: Option<Box<[RegionBase]>> = endpoint
+            .bases()
+            .iter()
+            .map(|location| {
+                let at = location.as_remote()?;
+                let device = match at.space {
+                    RemoteSpace::Host => 0,
+                    RemoteSpace::Device(device) => device.get().into(),
+                    RemoteSpace::File(number) => number,
+                    _ => return None,
+                };
+                Some(RegionBase { address: at.address, device })
+            })
+            .collect();
+        let regions = endpoint.bases().len();
+        let bases: Box<[_]> = agent
+            .created()
+            .iter()
+            .map(|backend| {
+                let accepted = |number: u32| {
+                    registrations.iter().any(|found| {
+                        (found.first_region..=found.last_region).contains(&number)
+                            && found.record.accepted_by(&backend.name)
+                    })
+                };
+                let all = (0_u32..).take(regions).all(accepted);
+                bases.clone().filter(|_| all)
+            })
+            .collect();
+        let is_registered = bases.iter().any(Option::is_some);
+        Some(Self { memory, bases, is_registered })
+    }
+
+    /// The bases of the regions for a backend; `None` if it does not have all of them.
+    pub(in crate::engine) fn of_backend(&self, backend: usize) -> Option<&[RegionBase]> {
+        self.bases.get(backend)?.as_deref()
+    }
+
+    /// The base of a region for a backend.
+    pub(in crate::engine) fn base(&self, backend: usize, region: u32) -> Option<RegionBase> {
+        self.of_backend(backend)?.get(ByteCount::new(region.into()).to_usize()).copied()
+    }
+}
+
+fn base(span: &Span, access: FileAccess) -> Option<RegionBase> {
+    let descriptor = Descriptor::of(span, access).ok()?;
+    let address = ByteCount::from_usize(descriptor.address).get();
+    Some(RegionBase { address, device: descriptor.device })
+}

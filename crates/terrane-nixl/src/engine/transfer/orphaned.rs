@@ -1,0 +1,82 @@
+//! Requests that outlive their transfer.
+
+use std::mem::ManuallyDrop;
+use std::time::{Duration, Instant};
+
+use terrane_transfer::Remains;
+
+use super::request::{Outstanding, Request, poll_failed};
+use crate::agent::Agent;
+use crate::peers::peer_use::PeerUse;
+
+/// The requests of a transfer that was orphaned, and the memory that they may still access.
+pub(in crate::engine) struct OrphanedRequests {
+    // Requests first: NIXL releases them before the memory is freed.
+    requests: Vec<Request>,
+    memory: Option<Remains>,
+    peer: Option<PeerUse>,
+}
+
+impl OrphanedRequests {
+    pub(super) fn new(
+        requests: impl IntoIterator<Item = Request>,
+        memory: Remains,
+        peer: Option<PeerUse>,
+    ) -> Self {
+        Self { requests: requests.into_iter().collect(), memory: Some(memory), peer }
+    }
+
+    /// Polls them, and frees the memory once all have ended. If the result is
+    /// [`Outstanding::Unknowable`], drop this.
+    pub(in crate::engine) fn poll(&mut self, agent: &Agent) -> Outstanding {
+        let outstanding = poll_failed(self.requests.iter_mut(), self.peer.as_mut(), agent);
+        self.requests.retain(|request| !request.has_ended());
+        if outstanding == Outstanding::Nothing {
+            self.requests.clear();
+            self.memory = None;
+        }
+        outstanding
+    }
+}
+
+impl Drop for OrphanedRequests {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            tracing::error!(
+                ?memory,
+                requests = self.requests.len(),
+                peer = self.peer.as_ref().map(|peer| tracing::field::display(peer.name())),
+                "requests of NIXL are not known to have ended; the memory that they may still \
+                 access is never used again, and the agent's peer stays busy"
+            );
+            // Neither the memory nor the requests are released: some backends would free memory
+            // that the kernel still writes to. The requests also keep the peer from being reloaded.
+            let requests = std::mem::take(&mut self.requests);
+            let _leaked = ManuallyDrop::new((requests, memory, self.peer.take()));
+        }
+    }
+}
+
+/// The time of the next poll of orphaned requests. Polls are rare, as no thread waits for them.
+#[derive(Debug)]
+pub(in crate::engine) struct OrphanPoll {
+    next: Instant,
+}
+
+impl OrphanPoll {
+    pub(in crate::engine) const INTERVAL: Duration = Duration::from_millis(5);
+
+    pub(in crate::engine) fn new() -> Self {
+        Self { next: Instant::now() }
+    }
+
+    /// Whether the next poll is due.
+    pub(in crate::engine) fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let due = now >= self.next;
+        if due {
+            self.next = now + Self::INTERVAL;
+        }
+        due
+    }
+}

@@ -1,0 +1,163 @@
+//! Posting the requests of a transfer.
+
+use terrane_transfer::CopyFailure;
+
+use super::request::{Request, RequestState};
+use super::{NixlTransfer, engine_failure, file_length};
+use crate::agent::Agent;
+use crate::bindings::status::Status;
+use crate::engine::descriptors::chunk::{Chunk, ListError, PlanPosition, RequestLimits};
+use crate::engine::error::NixlStep;
+use crate::engine::local_and_target::LocalAndTarget;
+use crate::peers::peer_use::{PeerUse, Readiness};
+
+/// The result of an attempt to post.
+pub(super) enum PostResult {
+    /// A request has been posted, or the peer notified.
+    Posted,
+    /// Posting must wait.
+    MustWait,
+    NothingLeft,
+}
+
+impl NixlTransfer {
+    /// Posts a request, or notifies the peer, if either is possible now.
+    pub(super) fn post_next(&mut self, agent: &Agent) -> Result<PostResult, CopyFailure> {
+        let Some(job) = &self.job else { return Ok(PostResult::NothingLeft) };
+        if self.requests.len() >= self.options.requests.get() {
+            return Ok(PostResult::MustWait);
+        }
+        match self.peer.as_ref().map_or(Readiness::Ready, PeerUse::readiness) {
+            Readiness::Ready => {}
+            Readiness::Later => return Ok(PostResult::MustWait),
+            // NIXL is not called at all.
+            Readiness::Lost => {
+                return Err(self.failed(agent, NixlStep::Prepare, Status::NotFound, None));
+            }
+        }
+        let (plan, terms) = (job.plan(), job.terms());
+        let limits = RequestLimits::of(&self.options, self.route.backend(agent));
+        let Some(chunk) = limits.chunk(plan, self.next, terms.layer_wise) else {
+            return if self.must_notify && self.requests.is_empty() {
+                self.notify(agent)
+            } else {
+                Ok(PostResult::NothingLeft)
+            };
+        };
+        let is_first = self.next == PlanPosition::default();
+        let is_last = chunk.positions.end.run >= plan.runs().len();
+        // The last request notifies the peer, so all others must have ended.
+        if is_last && self.must_notify && !self.requests.is_empty() {
+            return Ok(PostResult::MustWait);
+        }
+        // I/Os are free again when other requests have ended.
+        let ios = match self.route.backend(agent).and_then(|backend| backend.ios.as_ref()) {
+            Some(ios) => match ios.reserve(chunk.descriptors(), chunk.bytes.get()) {
+                Some(reserved) => Some(reserved),
+                None => return Ok(PostResult::MustWait),
+            },
+            None => None,
+        };
+        if is_first {
+            file_length::check_before(&self.route, job.plan()).map_err(engine_failure)?;
+        }
+        let message = terms.notification.as_deref().filter(|_| is_last);
+        let position = Some(chunk.positions.start);
+        let mut indices = std::mem::take(&mut self.piece_indices);
+        let request = self.create_request(agent, &chunk, &mut indices, message);
+        self.piece_indices = indices;
+        let request = request.map_err(|error| match error {
+            ListError::Status(status) => self.failed(agent, NixlStep::Prepare, status, position),
+            ListError::Failed(cause) => engine_failure(cause),
+        })?;
+        let (state, failure) = match agent.raw().post_xfer_req(&request, None) {
+            Ok(true) => (RequestState::InFlight, None),
+            Ok(false) => (RequestState::Completed, None),
+            Err(error) => {
+                let status = Status::of(&error);
+                let failure = self.failed(agent, NixlStep::Post, status, position);
+                if status == Status::NotFound && self.is_peer_unknown(agent) {
+                    // NIXL itself checks that it knows the peer before it posts.
+                    return Err(failure);
+                }
+                (RequestState::FailedInFlight(status), Some(failure))
+            }
+        };
+        self.next = chunk.positions.end;
+        self.must_notify &= !is_last;
+        let is_final = self.route.backend(agent).is_some_and(|backend| backend.fails_at_the_end);
+        self.requests.push_back(Request::new(request, ios, chunk, is_final, state));
+        failure.map_or(Ok(PostResult::Posted), Err)
+    }
+
+    fn create_request(
+        &self,
+        agent: &Agent,
+        chunk: &Chunk,
+        indices: &mut LocalAndTarget<Vec<i32>>,
+        message: Option<&[u8]>,
+    ) -> Result<nixl_sys::XferRequest, ListError> {
+        let Some(job) = &self.job else { return Err(ListError::Status(Status::Bindings)) };
+        let status = |error| ListError::Status(Status::of(&error));
+        let Some(backend) = self.route.backend(agent) else {
+            return Err(ListError::Status(Status::NotFound));
+        };
+        let notifying = message.map(|m| backend.notifying_options(m)).transpose();
+        let notifying = notifying.map_err(status)?;
+        let options = notifying.as_ref().unwrap_or_else(|| backend.options());
+        if let Some(request) = self.create_prepared_request(agent, chunk, indices, options) {
+            return Ok(request);
+        }
+        let LocalAndTarget { local, target } = chunk.descriptor_lists(job.plan(), &self.route)?;
+        let (operation, peer) = (self.route.operation.raw(), self.route.nixl_name(agent).as_str());
+        let raw = agent.raw();
+        raw.create_xfer_req(operation, &local, &target, peer, Some(options)).map_err(status)
+    }
+
+    /// Creates a request from prepared lists. `None` if there are none for it, or NIXL refuses
+    /// them: its descriptors are then listed again, and NIXL reports any error of those.
+    ///
+    /// The peer is known to be ready.
+    fn create_prepared_request(
+        &self,
+        agent: &Agent,
+        chunk: &Chunk,
+        indices: &mut LocalAndTarget<Vec<i32>>,
+        options: &nixl_sys::OptArgs,
+    ) -> Option<nixl_sys::XferRequest> {
+        let (plan, peer) = (self.job.as_ref()?.plan(), self.peer.as_ref()?);
+        if !chunk.is_of_pieces(plan) {
+            return None;
+        }
+        let (route, descriptors) = (&self.route, chunk.descriptors());
+        let lists = self.prepared.lists(agent, route, plan, peer, descriptors)?;
+        let LocalAndTarget { local, target } = indices;
+        chunk.piece_indices(plan, route.local, lists.local.index(), local)?;
+        chunk.piece_indices(plan, route.target_side(), lists.target.index(), target)?;
+        let (operation, options) = (route.operation.raw(), Some(options));
+        let (local_list, target_list) = (lists.local.raw(), lists.target.raw());
+        let raw = agent.raw();
+        match raw.make_xfer_req(operation, local_list, local, target_list, target, options) {
+            Ok(request) => Some(request),
+            Err(error) => {
+                tracing::debug!(agent = %agent.name(), %error, "prepared descriptors were refused");
+                self.prepared.forget(route, plan);
+                None
+            }
+        }
+    }
+
+    /// Notifies the peer of a transfer that had nothing to copy.
+    fn notify(&mut self, agent: &Agent) -> Result<PostResult, CopyFailure> {
+        self.must_notify = false;
+        let message = self.job.as_ref().and_then(|job| job.terms().notification.clone());
+        let (Some(message), Some(peer)) = (message, &self.peer) else {
+            return Ok(PostResult::NothingLeft);
+        };
+        let backend = self.route.backend(agent).map(|backend| &backend.raw);
+        match agent.raw().send_notification(peer.nixl_name().as_str(), &message, backend) {
+            Ok(()) => Ok(PostResult::Posted),
+            Err(error) => Err(self.failed(agent, NixlStep::Notify, Status::of(&error), None)),
+        }
+    }
+}

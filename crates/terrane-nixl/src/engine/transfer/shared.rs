@@ -1,0 +1,175 @@
+//! Transfers that the engine's thread and waiting threads advance, one thread at a time.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+use terrane_transfer::{Attend, CopyJob};
+
+use super::orphaned::OrphanedRequests;
+use super::{NixlTransfer, TransferProgress};
+use crate::bindings::process;
+use crate::engine::context::EngineContext;
+use crate::engine::route::ReservedRoute;
+use crate::engine::thread::queue::Queue;
+
+/// How long the engine's thread leaves a new transfer to the submitting thread, which mostly waits
+/// next. Otherwise the engine's thread would wake, copy, and then have to wake the waiter. If it
+/// wakes on the submitter's processor, the submitter could not even begin to wait.
+///
+/// It is longer than the time from a submit to a wait, and as long as a wake-up.
+pub(in crate::engine) const SUBMITTER_WINDOW: Duration = Duration::from_micros(100);
+
+/// How long the engine's thread does not poll a transfer that another thread advances. A thread
+/// that waits for the end stays until then, or reports that it leaves. It would have to unwind to
+/// leave without a report.
+const RECHECK: Duration = Duration::from_millis(20);
+
+/// The same where a thread may wait only for a layer, and leaves without a report once that is
+/// complete.
+const RECHECK_LAYERS: Duration = Duration::from_millis(1);
+
+/// A transfer that the first thread to arrive advances: a waiting thread, or, after the
+/// [submitter's window](SUBMITTER_WINDOW), the engine's thread.
+///
+/// The lock is held while NIXL posts and polls, and while the job is finished, which runs foreign
+/// code. So no thread ever waits for the lock. If it is taken, another thread advances the
+/// transfer, or this same thread does so further up its stack.
+pub(in crate::engine) struct SharedTransfer {
+    state: Mutex<State>,
+    /// Until then it is left to the submitting thread.
+    window_end: Instant,
+    /// A thread that does not wait here has asked for it, so its window is over.
+    is_requested: AtomicBool,
+    /// How long the engine's thread leaves it to another thread.
+    recheck: Duration,
+    context: Arc<EngineContext>,
+    /// Dangling once the engine's thread has ended.
+    queue: Weak<Queue>,
+}
+
+enum State {
+    Active(Box<NixlTransfer>),
+    /// The engine's thread polls the requests of an orphaned transfer.
+    Ended(Option<Box<OrphanedRequests>>),
+}
+
+/// The result of advancing a transfer on the engine's thread.
+pub(in crate::engine) enum AdvanceResult {
+    /// It is left to the submitting thread until then.
+    LeftToSubmitter(Instant),
+    /// Another thread advances it. Try again after this delay, in case that thread has stopped.
+    OtherThread(Duration),
+    Unchanged,
+    /// Something has been posted, or has ended.
+    Changed,
+    /// It has ended, and these requests have not.
+    Ended(Option<Box<OrphanedRequests>>),
+}
+
+impl SharedTransfer {
+    /// A transfer that has not started. Threads that wait for the job can advance it from now on.
+    pub(in crate::engine) fn new(
+        job: CopyJob,
+        reserved: ReservedRoute,
+        context: &Arc<EngineContext>,
+        queue: &Arc<Queue>,
+    ) -> Arc<Self> {
+        let recheck = if job.terms().layer_wise { RECHECK_LAYERS } else { RECHECK };
+        let transfer = NixlTransfer::new(job, reserved, &context.options, &context.prepared);
+        let shared = Arc::new(Self {
+            state: Mutex::new(State::Active(Box::new(transfer))),
+            window_end: Instant::now() + SUBMITTER_WINDOW,
+            is_requested: AtomicBool::new(false),
+            recheck,
+            context: Arc::clone(context),
+            queue: Arc::downgrade(queue),
+        });
+        // No other thread knows of it yet.
+        if let Ok(state) = shared.state.try_lock()
+            && let State::Active(transfer) = &*state
+        {
+            transfer.let_waiters_advance(shared.clone());
+        }
+        shared
+    }
+
+    /// Until when the engine's thread leaves it to the submitting thread, unless another thread has
+    /// asked for it.
+    pub(in crate::engine) fn window_end(&self) -> Option<Instant> {
+        // A thread that asks later also wakes the engine's thread later.
+        (!self.is_requested.load(Ordering::Relaxed)).then_some(self.window_end)
+    }
+
+    /// Advances the transfer on the engine's thread, unless it is left to another thread now.
+    pub(in crate::engine) fn advance_on_engine(&self, now: Instant) -> AdvanceResult {
+        // A thread that asks also sets the wake-up under the queue's lock, under which this thread
+        // has checked.
+        if let Some(until) = self.window_end().filter(|until| now < *until) {
+            return AdvanceResult::LeftToSubmitter(until);
+        }
+        let Some((mut state, changed)) = self.advance() else {
+            return AdvanceResult::OtherThread(self.recheck);
+        };
+        match &mut *state {
+            State::Active(_) if changed => AdvanceResult::Changed,
+            State::Active(_) => AdvanceResult::Unchanged,
+            State::Ended(orphaned) => AdvanceResult::Ended(orphaned.take()),
+        }
+    }
+
+    /// Advances the transfer and returns whether anything has changed; `None` if another thread
+    /// does so.
+    fn advance(&self) -> Option<(MutexGuard<'_, State>, bool)> {
+        if process::is_forked() {
+            return None;
+        }
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            // After a panic, the state can still be advanced, or has ended.
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let State::Active(transfer) = &mut *state else { return Some((state, false)) };
+        let orphaned = match transfer.advance(&self.context.agent, &self.context.rates) {
+            TransferProgress::Unchanged => return Some((state, false)),
+            TransferProgress::Changed => return Some((state, true)),
+            TransferProgress::Ended => None,
+            TransferProgress::Orphaned(orphaned) => Some(orphaned),
+        };
+        *state = State::Ended(orphaned);
+        Some((state, true))
+    }
+
+    /// Makes the engine's thread advance the transfer.
+    fn request_engine_thread(&self) {
+        if process::is_forked() {
+            return;
+        }
+        self.is_requested.store(true, Ordering::Relaxed);
+        if let Some(queue) = self.queue.upgrade() {
+            queue.wake();
+        }
+    }
+}
+
+impl Attend for SharedTransfer {
+    /// Does not poll, as polling a request may copy for as long as there is data to copy. A caller
+    /// that only polls does not wait, so the engine's thread starts.
+    fn poll(&self) {
+        if !self.is_requested.load(Ordering::Relaxed) {
+            self.request_engine_thread();
+        }
+    }
+
+    fn serve(&self) -> bool {
+        self.advance().is_some_and(|(_, changed)| changed)
+    }
+
+    /// The caller is about to sleep, so the engine's thread takes over.
+    fn due(&self) -> Option<Range<Instant>> {
+        self.request_engine_thread();
+        None
+    }
+}

@@ -1,0 +1,132 @@
+//! The peers that an agent knows, and forgetting them.
+
+use terrane_core::{
+    AgentName, Capability, CapabilityReport, CapabilityStatus, PeerId, Reason, Requirement,
+};
+
+use super::error::ForgetError;
+use super::metadata::Metadata;
+use crate::agent::Agent;
+use crate::bindings::process;
+
+/// The result of forgetting a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ForgetOutcome {
+    /// The peer is forgotten completely.
+    Now,
+    /// This many transfers with it are in flight, and the peer ends with the last of them. No new
+    /// transfer begins.
+    AfterTransfers(usize),
+}
+
+impl Agent {
+    /// Forgets a peer, with everything imported from it. Transfers in flight with it run to their
+    /// end. No new transfer begins, even with the remaining [`RemoteLayout`]s.
+    ///
+    /// A peer is forgotten automatically when the last of its layouts drops; this ends it sooner.
+    /// If it is imported again, it gets another [`PeerId`]. NIXL keeps the connections to the 32
+    /// peers that were forgotten last, so importing them again is cheap; see
+    /// [`disconnect`](Self::disconnect).
+    ///
+    /// # Errors
+    ///
+    /// [`ForgetError::UnknownPeer`] if the peer is unknown or already forgotten.
+    pub fn forget(&self, peer: PeerId) -> Result<ForgetOutcome, ForgetError> {
+        process::check()?;
+        let unknown = || ForgetError::UnknownPeer { agent: self.name().clone(), peer };
+        let known = self.peer_table().get(peer).ok_or_else(unknown)?;
+        let mut loaded = self.peer_table().loaded();
+        let mut transfers = 0;
+        self.peer_table().change(&known, |state| {
+            state.forgotten = true;
+            transfers = state.transfers;
+        });
+        self.end_peers_among(&mut loaded);
+        drop(loaded);
+        self.end_peers();
+        Ok(if transfers == 0 {
+            ForgetOutcome::Now
+        } else {
+            ForgetOutcome::AfterTransfers(transfers)
+        })
+    }
+
+    /// Closes the connections to forgotten peers whose transfers have ended, and returns their
+    /// number.
+    ///
+    /// With NIXL 1.5.1, closing a connection over UCX leaks a file descriptor in both processes.
+    pub fn disconnect(&self) -> usize {
+        if process::is_forked() {
+            return 0;
+        }
+        let mut loaded = self.peer_table().loaded();
+        self.end_peers_among(&mut loaded);
+        let mut closed = 0;
+        while let Some(peer) = loaded.take_ended() {
+            self.invalidate(&peer);
+            closed += 1;
+        }
+        drop(loaded);
+        self.end_peers();
+        closed
+    }
+
+    /// The known peers that are not forgotten, in the order in which they became known.
+    #[must_use]
+    pub fn peers(&self) -> Vec<(PeerId, AgentName)> {
+        if process::is_forked() {
+            return Vec::new();
+        }
+        let known = self.peer_table().all().into_iter();
+        let mut peers: Vec<_> = known
+            .filter(|peer| !peer.state().forgotten)
+            .map(|peer| (peer.id, peer.name.clone()))
+            .collect();
+        peers.sort_unstable_by_key(|(id, _)| *id);
+        peers
+    }
+
+    /// The name of a peer's agent; `None` if this agent does not know the peer, or has forgotten
+    /// it.
+    #[must_use]
+    pub fn peer_name(&self, peer: PeerId) -> Option<AgentName> {
+        self.peer_names(peer).map(|(name, _)| name)
+    }
+
+    /// The name of a peer's agent, and NIXL's name for the peer.
+    pub(crate) fn peer_names(&self, peer: PeerId) -> Option<(AgentName, AgentName)> {
+        process::check().ok()?;
+        let known = self.peer_table().get(peer)?;
+        let forgotten = known.state().forgotten;
+        (!forgotten).then(|| (known.name.clone(), known.nixl_name.clone()))
+    }
+
+    /// Whether imports check peers' metadata before NIXL reads it
+    /// ([`CheckedMetadata`](Capability::CheckedMetadata)). They can if the library writes metadata in the
+    /// form of NIXL 1.5. See [`AgentBuilder::metadata_checks`](crate::AgentBuilder::metadata_checks).
+    #[must_use]
+    pub fn capabilities(&self) -> CapabilityReport {
+        let grant = match (self.metadata_checks(), self.reachable()) {
+            (Requirement::Off, _) => CapabilityStatus::NotTried,
+            (_, Some(_)) => CapabilityStatus::Granted,
+            (_, None) => {
+                CapabilityStatus::Refused(Reason::Unsupported { by: "this release of NIXL" })
+            }
+        };
+        let mut report = CapabilityReport::default();
+        report.record(Capability::CheckedMetadata, self.metadata_checks(), grant);
+        report
+    }
+
+    /// The backends through which peers can reach this agent, according to its own metadata.
+    pub(super) fn reachable(&self) -> Option<&[Box<str>]> {
+        let find_out = || {
+            process::check().ok()?;
+            let own = self.connection_metadata().ok()?;
+            let connections = Metadata::parse(&own).ok().map(|own| own.connections);
+            Some(connections.map(|all| all.iter().map(|c| c.backend.into()).collect()))
+        };
+        // After a failure, the next call queries again; until then the agent counts as unreachable.
+        self.peer_table().reachable(find_out).unwrap_or(Some(&[]))
+    }
+}

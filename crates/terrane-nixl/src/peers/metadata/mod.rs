@@ -1,0 +1,243 @@
+//! Parses the metadata of NIXL agents.
+//!
+//! NIXL's own reader trusts its input. A length that wraps moves it back, a count that is too large
+//! keeps it busy, and a name that is not UTF-8 makes the bindings panic. So this crate parses a
+//! peer's metadata first and trusts nothing: tags, lengths, counts, the agent's name, and the
+//! memory of each backend.
+//!
+//! A backend's connection data and memory keys are opaque, and are not parsed.
+//!
+//! The form is that of NIXL 1.5: `nixlSerDes|`, then items of a tag, a length of 8 bytes, that many
+//! bytes, and `|`, in the order in which `Metadata::parse` takes them.
+
+pub(super) mod coverage;
+pub(super) mod parts;
+mod write;
+
+use terrane_core::ByteCount;
+
+use crate::bindings::memory_type::MemoryType;
+
+const MAGIC: &[u8] = b"nixlSerDes|";
+/// Address, length and device.
+const LOCATION_BYTES: usize = 24;
+
+/// The types of memory, as `nixl_mem_t` numbers them.
+const MEMORY_TYPES: [(u32, MemoryType); 5] = [
+    (0, MemoryType::Host),
+    (1, MemoryType::Device),
+    (2, MemoryType::Block),
+    (3, MemoryType::Object),
+    (4, MemoryType::File),
+];
+
+/// The contents of an agent's metadata.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Metadata<'a> {
+    /// The agent's name.
+    pub(crate) agent: &'a str,
+    /// The connection data of its backends.
+    pub(crate) connections: Vec<ConnectionInfo<'a>>,
+    /// The memory that it has keys for.
+    pub(crate) memory: Vec<MemoryKey<'a>>,
+}
+
+/// The connection data of one backend of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionInfo<'a> {
+    pub(crate) backend: &'a str,
+    /// The bytes that the backend needs for it.
+    pub(crate) data: &'a [u8],
+}
+
+/// Memory of an agent that one backend can reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryKey<'a> {
+    pub(crate) location: KeyLocation<'a>,
+    /// The backend's own data for it.
+    pub(crate) key: &'a [u8],
+}
+
+/// The location of memory for which a backend has a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct KeyLocation<'a> {
+    pub(crate) backend: &'a str,
+    pub(crate) memory: MemoryType,
+    pub(crate) device: u64,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+}
+
+/// Metadata that is not in NIXL's form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the agent's metadata is not in the form of NIXL 1.5: no {expected} at byte {offset}")]
+pub struct MalformedMetadata {
+    /// The offset of the first error, in bytes.
+    pub offset: usize,
+    /// The expected item.
+    pub expected: &'static str,
+}
+
+impl<'a> Metadata<'a> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, MalformedMetadata> {
+        let mut input = Input { rest: bytes, offset: 0 };
+        input.skip(MAGIC, "`nixlSerDes|`")?;
+        let agent = input.text(b"Agent", "name of an agent")?;
+        let count = input.count(b"Conns", "number of connections")?;
+        let mut connections = Vec::new();
+        for _ in 0..count {
+            let backend = input.text(b"t", "backend of a connection")?;
+            let data = input.some(b"c", "data of a connection")?;
+            connections.push(ConnectionInfo { backend, data });
+        }
+        input.exactly(b"", b"MemSection", "`MemSection`")?;
+        let sections = input.count(b"nixlSecElms", "number of sections")?;
+        let mut memory = Vec::new();
+        for _ in 0..sections {
+            let backend = input.text(b"bknd", "backend of a section")?;
+            input.exactly(b"nixlDList", b"nixlSDList", "list of keys")?;
+            let memory_type = input.memory_type()?;
+            let at = input.malformed("key");
+            let keys = input.count(b"n", "number of keys")?;
+            if keys == 0 {
+                // NIXL refuses the whole metadata in that case.
+                return Err(at);
+            }
+            for _ in 0..keys {
+                let (device, address, length, key) = input.key()?;
+                let location =
+                    KeyLocation { backend, memory: memory_type, device, address, length };
+                memory.push(MemoryKey { location, key });
+            }
+        }
+        if !input.rest.is_empty() {
+            return Err(input.malformed("end"));
+        }
+        Ok(Self { agent, connections, memory })
+    }
+}
+
+impl KeyLocation<'_> {
+    /// Whether the key covers these bytes of this type and device.
+    pub(crate) fn covers(
+        &self,
+        memory: MemoryType,
+        device: u64,
+        address: u64,
+        length: ByteCount,
+    ) -> bool {
+        // Neither sum wraps where it is `Some`.
+        let ends = (self.address.checked_add(self.length), address.checked_add(length.get()));
+        self.memory == memory
+            && self.device == device
+            && self.address <= address
+            && matches!(ends, (Some(ours), Some(theirs)) if theirs <= ours)
+    }
+}
+
+struct Input<'a> {
+    rest: &'a [u8],
+    offset: usize,
+}
+
+impl<'a> Input<'a> {
+    fn malformed(&self, expected: &'static str) -> MalformedMetadata {
+        MalformedMetadata { offset: self.offset, expected }
+    }
+
+    fn take(
+        &mut self,
+        bytes: usize,
+        expected: &'static str,
+    ) -> Result<&'a [u8], MalformedMetadata> {
+        let (taken, rest) =
+            self.rest.split_at_checked(bytes).ok_or_else(|| self.malformed(expected))?;
+        self.rest = rest;
+        self.offset += bytes;
+        Ok(taken)
+    }
+
+    fn skip(&mut self, literal: &[u8], expected: &'static str) -> Result<(), MalformedMetadata> {
+        if !self.rest.starts_with(literal) {
+            return Err(self.malformed(expected));
+        }
+        self.take(literal.len(), expected).map(drop)
+    }
+
+    /// A tag, a length, that many bytes, and `|`.
+    fn item(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a [u8], MalformedMetadata> {
+        self.skip(tag, expected)?;
+        let length = self.number(expected)?;
+        // The address space has 64 bits; `take` refuses more than the remaining input.
+        let value = self.take(ByteCount::new(length).to_usize(), expected)?;
+        self.skip(b"|", expected)?;
+        Ok(value)
+    }
+
+    /// In the machine's byte order: metadata is not exchanged between machines of different byte
+    /// order.
+    fn number(&mut self, expected: &'static str) -> Result<u64, MalformedMetadata> {
+        match self.take(8, expected)?.first_chunk() {
+            Some(&bytes) => Ok(u64::from_ne_bytes(bytes)),
+            None => Err(self.malformed(expected)),
+        }
+    }
+
+    fn some(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a [u8], MalformedMetadata> {
+        let at = self.malformed(expected);
+        let value = self.item(tag, expected)?;
+        if value.is_empty() { Err(at) } else { Ok(value) }
+    }
+
+    /// Printable text without NUL bytes.
+    fn text(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a str, MalformedMetadata> {
+        let at = self.malformed(expected);
+        let text = str::from_utf8(self.some(tag, expected)?).map_err(|_| at)?;
+        if text.chars().any(char::is_control) { Err(at) } else { Ok(text) }
+    }
+
+    fn exactly(
+        &mut self,
+        tag: &[u8],
+        value: &[u8],
+        expected: &'static str,
+    ) -> Result<(), MalformedMetadata> {
+        let at = self.malformed(expected);
+        if self.item(tag, expected)? == value { Ok(()) } else { Err(at) }
+    }
+
+    /// The number of items that must follow. Each item takes at least one byte, so a number that is
+    /// too large ends with the input.
+    fn count(&mut self, tag: &[u8], expected: &'static str) -> Result<u64, MalformedMetadata> {
+        let at = self.malformed(expected);
+        let value = self.item(tag, expected)?;
+        <[u8; 8]>::try_from(value).map(u64::from_ne_bytes).map_err(|_| at)
+    }
+
+    fn memory_type(&mut self) -> Result<MemoryType, MalformedMetadata> {
+        const EXPECTED: &str = "type of memory";
+        let at = self.malformed(EXPECTED);
+        let value = self.item(b"t", EXPECTED)?;
+        let tag = <[u8; 4]>::try_from(value).map(u32::from_ne_bytes).map_err(|_| at)?;
+        MEMORY_TYPES.iter().find(|(known, _)| *known == tag).map(|(_, memory)| *memory).ok_or(at)
+    }
+
+    /// Device, address, length, and the remaining data.
+    fn key(&mut self) -> Result<(u64, u64, u64, &'a [u8]), MalformedMetadata> {
+        const EXPECTED: &str = "key of memory";
+        let at = self.malformed(EXPECTED);
+        let value = self.item(b"", EXPECTED)?;
+        let (location, key) = value.split_at_checked(LOCATION_BYTES).ok_or(at)?;
+        let mut location = Input { rest: location, offset: at.offset };
+        let (address, length) = (location.number(EXPECTED)?, location.number(EXPECTED)?);
+        // The device has 8 bytes; the upper half was padding in earlier releases.
+        let device = location.number(EXPECTED)?;
+        match address.checked_add(length) {
+            Some(_) => Ok((device, address, length, key)),
+            None => Err(at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
