@@ -133,15 +133,15 @@ impl Tool {
     /// Hands each line of standard output and standard error, in the order in which they were
     /// written, to `on_line`; answers whether the program succeeded.
     ///
-    /// What a process that outlives the program (a test left it behind, say) writes is not waited
-    /// for.
+    /// It does not wait for output of a process that outlives the program, such as one that a test
+    /// left behind.
     pub fn each_line(mut self, mut on_line: impl FnMut(&str) -> Result<()>) -> Result<bool> {
         // One pipe for both streams: two would lose their common order.
         let (reader, mut writer) = io::pipe().context("cannot create a pipe")?;
         let duplicate = || writer.try_clone().context("cannot duplicate a pipe");
         self.command.stdout(duplicate()?).stderr(duplicate()?);
         let mut child = self.command.spawn().with_context(|| format!("cannot start `{self}`"))?;
-        // The builder keeps its writing ends open, which nobody needs any more.
+        // The builder would keep its writing ends open.
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
 
         // The pipe ends when the last process that holds it does, which may be long after the
@@ -175,7 +175,7 @@ fn lines_until(
         let text = String::from_utf8_lossy(&bytes);
         let line = text.trim_end_matches(['\n', '\r']);
         if let Some(last) = line.strip_suffix(mark) {
-            // What the program wrote last need not end with a line feed.
+            // The last line need not end with a line feed.
             return if last.is_empty() { Ok(()) } else { on_line(last) };
         }
         on_line(line)?;
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_line_that_cannot_be_used_ends_it() {
-        // More than the pipe holds, so that the program has to be ended for it to end.
+        // More than the pipe holds, so that the program ends only if it is killed.
         let tool = shell("yes");
         let error = tool.each_line(|line| bail!("{line} is enough")).unwrap_err();
         assert_eq!(error.to_string(), "y is enough");

@@ -2,7 +2,7 @@
 //!
 //! A PTX file begins with three comments: what it was made of, by which compiler, and the hashes of
 //! the source and of what follows. So a changed source without its PTX is found without a compiler,
-//! and so is a PTX that somebody edited.
+//! and so is an edited PTX.
 
 use sha2::{Digest, Sha256};
 

@@ -1,4 +1,4 @@
-//! Every command that CI, a GPU machine or a person needs: `cargo xtask help` lists them.
+//! The commands of CI, of GPU machines and of developers. `cargo xtask help` lists them.
 
 #![forbid(unsafe_code)]
 #![allow(
@@ -36,111 +36,118 @@ struct Cli {
 enum Task {
     /// Runs the whole gate and stops at the first step that fails
     ///
-    /// Each step prints its name and how long it took; a failed one says which command runs it
-    /// again. The last line is `N passed, N failed, N skipped`, the sum over all test runners;
-    /// every skip is named with its reason above it.
+    /// Each step prints its name and its time. A failed step prints the command that repeats it.
+    /// The last line is `N passed, N failed, N skipped`, the sum over all test runners. The lines
+    /// above it name every skipped test with its reason.
     Ci(commands::ci::Arguments),
-    /// Runs all tests of the workspace, doctests included, and adds them up
+    /// Runs all tests of the workspace, doctests included, and counts them
     ///
-    /// The terminal shows one line per runner, and whole what failed; the full log is
+    /// The terminal shows one line per runner and the full output of failed tests. The full log is
     /// `target/xtask/test.log`. The last line is `N passed, N failed, N skipped`. A test that
-    /// cannot run prints `skipped: NAME: REASON` and is counted as skipped, not as passed.
-    /// Test binaries called `gpu` run twice more, over the simulated CUDA driver: in an order that
-    /// is drawn from a seed (TERRANE_SIMULATED_SEED changes it), and with work as late as can be.
+    /// cannot run prints `skipped: NAME: REASON` and counts as skipped.
+    /// Test binaries named `gpu` also run twice over the simulated CUDA driver: once with work in a
+    /// random order (TERRANE_SIMULATED_SEED sets the seed), and once with all work as late as
+    /// possible.
     Test(commands::test::Arguments),
-    /// Checks what the compiler does not: crate arrows, file heads, unsafe proofs, leftovers
+    /// Checks the rules that the compiler does not check: crate levels, file heads, unsafe proofs
     ///
-    /// Prints one line per finding and fails if there is any. It is also an ordinary test of the
-    /// `xtask` crate. What it checks: crates depend only on lower levels, on the external crates
-    /// that they own, and have at most three features; every file opens with `//!`, is no longer
-    /// than the limit and has a proof at every `unsafe`; no `todo!`, `dbg!`, unexplained
-    /// `#[ignore]`, `cfg(test)` outside test modules or `ignore`d example; every crate has its
-    /// README, CHANGELOG and licences and inherits the workspace's lints; the project's pages speak
-    /// of the project alone; every kernel's PTX was made of its source as it is; published crates have
-    /// the metadata of a package; files import each other in no larger cycles than are known.
+    /// Prints one line per finding and fails if there is any. A test of the `xtask` crate runs the
+    /// same checks:
+    ///
+    /// - Crates depend only on lower levels and on the external crates that they own. They have at
+    ///   most three features. The facade without features needs at most 25 packages.
+    /// - Every file begins with `//!`, is no longer than the limit and has a proof for every
+    ///   `unsafe`.
+    /// - There is no `todo!`, `dbg!`, `#[ignore]` without a reason, `cfg(test)` outside test modules
+    ///   or `ignore`d example.
+    /// - Every crate has its README, CHANGELOG and licences, and inherits the workspace's lints.
+    ///   Published crates have the metadata of a package.
+    /// - No page names an issue by its number alone, or a path of one machine.
+    /// - The PTX of every kernel matches its source.
+    /// - No import cycle has more than three files, except for the known ones.
     Tidy,
-    /// Formats the workspace, or with --check only says what is not formatted
+    /// Formats the workspace, or with --check only lists the files that are not formatted
     Fmt(commands::lint::FmtArguments),
     /// Runs clippy on all targets, with default and with all features, warnings denied
     Lint,
-    /// Builds each library crate alone: without features, with its default ones, with all
+    /// Lints each library crate alone: without features, with the default ones, with each, with all
     Features,
     /// Checks that Terrane builds beside crates that use cudarc in other ways
     ///
-    /// Crates that name what candle-core names of cudarc, or an explicit version of CUDA, are
-    /// generated under `target/compose`, and checked with the facade beside them. Needs no CUDA.
+    /// Generates crates under `target/compose` that use the same features of cudarc as candle-core,
+    /// or an explicit version of CUDA. Checks them together with the facade. Needs no CUDA.
     Compose,
     /// Builds the documentation of the workspace, warnings denied
     ///
-    /// With all features; and each crate whose `[package.metadata.docs.rs]` names fewer also as docs.rs
-    /// will build it.
+    /// Builds with all features. A crate whose `[package.metadata.docs.rs]` names fewer features is also
+    /// built as docs.rs builds it.
     Doc(commands::doc::Arguments),
     /// Packages each published crate, and builds it from the package alone
     ///
-    /// Finds files that `include` leaves out, and dependencies without a version. Publishes nothing,
-    /// and uses what cargo has downloaded already.
+    /// Finds files that `include` omits, and dependencies without a version. Publishes nothing, and
+    /// needs no network.
     Package,
     /// Runs the benchmark suites in release mode, each beside its baseline from the same run
     ///
-    /// Without a suite it runs them all. With --json, standard output holds one JSON object a
-    /// line and nothing else: suite, case, value, unit, baseline, baseline_name, ratio (better is
-    /// larger), target (the least ratio) and ok. Fails if a suite fails to run and, with --check,
-    /// if a target is missed.
+    /// Without a suite it runs all of them. With --json, standard output has one JSON object per
+    /// line and nothing else: suite, case, value, unit, baseline, baseline_name, ratio (larger is
+    /// better), target (the minimum ratio) and ok. Fails if a suite cannot run and, with --check, if
+    /// a target is missed.
     Bench(commands::bench::Arguments),
     /// Measures the copy paths of this machine's GPU, prints them, and saves them to a file
     ///
-    /// Without a GPU it says what is missing and exits with 3. `--output FILE` says where to; the
-    /// program's own `--help` lists the rest.
+    /// Without a GPU it prints what is missing and exits with 3. `--output FILE` sets the file.
+    /// `--help` after `--` lists the other options.
     Calibrate(commands::calibrate::Arguments),
-    /// What needs a GPU, as a folder that runs on a machine without Rust
+    /// Builds or runs a folder of GPU tests and benchmarks, for machines without Rust
     Gpu(commands::gpu::Arguments),
-    /// Compiles the CUDA kernels to the PTX that is committed, or checks that it fits its source
+    /// Compiles the CUDA kernels to the committed PTX, or checks that the PTX matches its source
     #[command(subcommand)]
     Kernels(commands::kernels::Action),
     /// Fetches the NIXL that Terrane is tested with, and libclang, to `target/nixl`
     ///
-    /// Both come from their wheels on PyPI (98 MB, checked by their hashes), for which `python3`
-    /// with pip is needed, whatever its version; the bindings also need g++. What is there already
-    /// is not fetched again. All other commands do it by themselves where they need it, and none
-    /// does if TERRANE_NIXL is `system`. See docs/nixl.md.
+    /// Both come from wheels on PyPI (98 MB, checked by hash). This needs `python3` with pip, of any
+    /// version. The bindings also need g++. Existing files are not fetched again. Other commands
+    /// fetch NIXL when they need it. With TERRANE_NIXL=system, no command fetches it. See
+    /// docs/nixl.md.
     ///
-    /// With `--with-verbs` it runs the tests of NIXL beside RDMA libraries that are not installed. With
-    /// `--bindings` it checks `terrane-nixl` with the lowest and the highest supported `nixl-sys`, which
-    /// takes some minutes and is no step of the gate.
+    /// `--with-verbs` runs the tests of NIXL with RDMA libraries from packages that are not installed.
+    /// `--bindings` checks `terrane-nixl` with the lowest and the highest supported `nixl-sys`. This takes
+    /// some minutes and is no step of the gate.
     Nixl(commands::nixl::Arguments),
     /// Checks licences, bans and sources of all dependencies with cargo-deny
     ///
-    /// Uses the `cargo-deny` on the PATH if it is recent enough, else installs a pinned version
-    /// under `target/tools`. Advisories are not checked: see docs/decisions/0001-tooling.md.
+    /// Uses `cargo-deny` from the PATH if it is recent enough. Otherwise it installs a pinned version
+    /// under `target/tools`. It does not check advisories: see docs/decisions/0001-tooling.md.
     Deny,
     /// Runs the tests of crates with unsafe code under AddressSanitizer (needs a nightly toolchain)
     ///
-    /// Without a nightly toolchain the step is reported as skipped. Compile-fail tests (their
-    /// names contain `compile_fail`) are left out: they test the compiler's messages.
+    /// Without a nightly toolchain the step is skipped. Tests whose names contain `compile_fail` are
+    /// omitted, because they test the messages of the stable compiler.
     Asan,
-    /// Hands tensors and arrays both ways between Terrane and libraries from PyPI
+    /// Exchanges tensors and arrays between Terrane and libraries from PyPI, in both directions
     ///
-    /// Builds `terrane-interop-proof`, installs what its `python/requirements.txt` pins under
-    /// `target/interop` (needs `python3` with pip, and once the network), and runs its Python tests.
+    /// Builds `terrane-interop-proof`, installs the versions in its `python/requirements.txt` under
+    /// `target/interop`, and runs its Python tests. Needs `python3` with pip, and the network once.
     Interop(commands::interop::Arguments),
-    /// Model-checks the crates that have a `tests/loom.rs`, with a bounded number of preemptions
+    /// Model-checks the crates with a `tests/loom.rs`, with a bounded number of preemptions
     Loom,
     /// Runs tests of core, layout, pool and the host path of transfers under Miri
     ///
-    /// Miri detects undefined behaviour. Where it is not installed, the step is skipped by name:
+    /// Miri detects undefined behaviour. If it is not installed, the step is skipped.
     /// `rustup component add miri rust-src --toolchain nightly` installs it.
     Miri,
     /// Runs the offload example in release mode and checks that every hop is verified
     Offload,
-    /// Runs the examples of two processes, and checks that all arrives and is verified
+    /// Runs the examples with two processes, and checks that every byte is verified
     ///
-    /// `two_processes`, `remote` both ways, and `foreign` with an agent of NIXL in Python. NIXL is
-    /// downloaded if it is missing.
+    /// Runs `two_processes`, `remote` in both directions, and `foreign` with a NIXL agent in Python. All
+    /// use real NIXL, which is fetched if necessary.
     Remote,
-    /// Runs pools and stacks of adaptors under random load, and checks that every byte came back
+    /// Runs pools and stacks of adaptors under random load, and checks that no byte is lost
     ///
-    /// Random sizes, threads, streams, trims and faults, in release mode; the accounts have to be
-    /// exact afterwards. The gate runs it for 5 s.
+    /// Sizes, threads, streams, trims and faults are random. Afterwards all counters must be exact.
+    /// The gate runs it for 5 s.
     Soak(commands::soak::Arguments),
 }
 
@@ -194,7 +201,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs something that counts tests and ends with the line that sums them up.
+/// Runs `body`, which counts tests, and prints the sum as the last line.
 fn summed(body: impl FnOnce(&mut Tally) -> anyhow::Result<()>) -> anyhow::Result<ExitCode> {
     let mut tally = Tally::default();
     let result = body(&mut tally);

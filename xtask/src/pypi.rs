@@ -1,7 +1,7 @@
 //! Libraries that come from their wheels on PyPI, checked by hash, and kept under the target folder.
 //!
-//! A folder is there whole or not at all: it is made under another name, and renamed when all of it
-//! is in place. What it was made of stands in it, so that a changed pin makes it anew.
+//! A folder is complete or does not exist: it is created under another name, and renamed at the end.
+//! A file in it lists its sources, so that a changed pin replaces it.
 
 use std::env::consts::ARCH;
 use std::fs::{self, File};
@@ -13,10 +13,10 @@ use anyhow::{Context, Result, bail};
 use crate::command::Tool;
 use crate::workspace::Workspace;
 
-/// What is fetched, and what of it is kept.
+/// The wheels to fetch, and the files of them to keep.
 #[derive(Debug)]
 pub struct Wheels {
-    /// What people call it.
+    /// The name for messages.
     pub name: &'static str,
     /// As in pip's requirements files, each line with the hashes of the wheels that it may be: one
     /// for x86-64 and one for aarch64.
@@ -30,11 +30,11 @@ pub struct Wheels {
 /// In each folder that is complete, with what it was made of.
 const STAMP: &str = "MADE-OF";
 
-/// Wheels for this Python are taken. What is wanted of them does not depend on Python, so this need
-/// not be the version that is installed.
+/// The Python version of the wheels. The files that are kept do not depend on Python, so another
+/// version may be installed.
 const PYTHON: &str = "3.12";
 
-/// What wheels may ask of the C library, up to the newest that a wheel here asks for.
+/// The versions of the C library that wheels may require, up to the newest that one requires.
 const PLATFORMS: [&str; 5] =
     ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux2010"];
 
@@ -66,7 +66,7 @@ pub fn whole(folder: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>)
     if is_whole() {
         return Ok(());
     }
-    create(folder.parent().context("it has to be in a folder")?)?;
+    create(folder.parent().context("the path has no parent folder")?)?;
     let lock = beside(folder, "lock");
     let locked =
         File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
@@ -120,7 +120,7 @@ fn unpack(workspace: &Workspace, wheels: &Wheels, folder: &Path) -> Result<()> {
     remove(&download)
 }
 
-/// Runs one of pip's commands on ready-made wheels alone, and says what it means if it fails.
+/// Runs a command of pip with binary wheels only, and explains its error.
 pub fn pip(workspace: &Workspace, command: &str, with: impl FnOnce(Tool) -> Tool) -> Result<()> {
     let pip = Tool::new(workspace, "python3")
         .args(["-m", "pip", command, "--quiet", "--no-deps", "--only-binary=:all:"])
@@ -132,7 +132,7 @@ pub fn pip(workspace: &Workspace, command: &str, with: impl FnOnce(Tool) -> Tool
     }
 }
 
-/// What pip's complaint means, and what to do.
+/// The meaning of pip's error, and the remedy.
 fn judge(said: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
     if says(&["No module named pip"]) {
@@ -147,7 +147,7 @@ fn judge(said: &str) -> &'static str {
         return "what was sent is not the wheel that is pinned, and nothing of it was kept; if pip \
                 is configured to use a mirror or a proxy, see what that sends";
     }
-    // pip says that nothing matches also when it could not ask; the warnings before tell.
+    // Without a network, pip also reports that no version matches. Its earlier warnings differ.
     if says(&["Retrying (", "connection broken", "ConnectionError", "Max retries", "SSLError"]) {
         return "the package index cannot be reached; this needs the network once (pip's \
                 configuration names a mirror or a proxy, if there is one)";

@@ -9,7 +9,7 @@ pub struct Tally {
     pub passed: u64,
     /// Tests that failed, and runners or steps that ended without a result.
     pub failed: u64,
-    /// What could not run.
+    /// The test or step that could not run.
     pub skips: Vec<Skip>,
 }
 
@@ -18,7 +18,7 @@ pub struct Tally {
 pub struct Skip {
     /// The test or step.
     pub name: String,
-    /// What it would have needed.
+    /// The missing requirement.
     pub reason: String,
 }
 
@@ -45,7 +45,7 @@ impl Tally {
         self.skips.extend(other.skips);
     }
 
-    /// Records something that could not run; says so at once, and again in the summary.
+    /// Records a test or step that could not run. Prints it now, and again in the summary.
     pub fn skip(&mut self, name: &str, reason: &str) {
         println!("{name} does not run: {reason}");
         self.skips.push(Skip { name: name.to_owned(), reason: reason.to_owned() });

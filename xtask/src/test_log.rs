@@ -187,7 +187,7 @@ fn is_report_start(line: &str) -> bool {
         .is_some_and(|rest| rest.ends_with(" test") || rest.ends_with(" tests"))
 }
 
-/// What cargo prints for each of hundreds of dependencies.
+/// The lines that cargo prints for each of hundreds of dependencies.
 fn is_noise(line: &str) -> bool {
     const VERBS: [&str; 8] = [
         "Compiling ",

@@ -1,4 +1,4 @@
-//! What `cargo metadata` knows about this workspace.
+//! The workspace, from `cargo metadata`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

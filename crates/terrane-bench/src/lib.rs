@@ -1,8 +1,8 @@
-//! What the benchmark suites of Terrane share: measuring, comparing and reporting.
+//! The common parts of Terrane's benchmark suites: measuring, comparing and reporting.
 //!
 //! A suite is a binary of this crate (`src/bin/NAME.rs`), run by `cargo xtask bench NAME`. It
-//! measures each case beside a baseline *from the same run*, because figures from another day or
-//! another machine say nothing about this one:
+//! measures each case and a baseline *in the same run*, because figures of another day or machine
+//! are not comparable:
 //!
 //! ```
 //! use terrane_bench::{Direction, Measurement, Reporter, Settings};
@@ -30,10 +30,12 @@
 mod measurement;
 pub mod recorded;
 mod reporter;
+mod run;
 mod settings;
 mod timing;
 
 pub use measurement::{Direction, Measurement};
 pub use reporter::{Outcome, Record, Reporter};
-pub use settings::{Settings, run};
+pub use run::run;
+pub use settings::Settings;
 pub use timing::Spread;

@@ -1,6 +1,6 @@
-//! One measured case: its value, what it is compared with and what it has to reach.
+//! One measured case: its value, baseline and target.
 
-use crate::Spread;
+use crate::timing::Spread;
 
 /// Which way a value improves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum Direction {
     LowerIsBetter,
 }
 
-/// A case of a suite, measured.
+/// A measured case of a suite.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measurement {
     pub(crate) case: String,
@@ -24,8 +24,7 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// A value (its median counts) in a unit such as `ns`, `us`, `GB/s` or `%`, with nothing to
-    /// compare it with yet.
+    /// A value (its median counts) in a unit such as `ns`, `us`, `GB/s` or `%`, without a baseline.
     pub fn new(
         case: impl Into<String>,
         value: Spread,
@@ -43,15 +42,15 @@ impl Measurement {
         self
     }
 
-    /// Asks for a ratio to the baseline of at least `ratio`: 0.9 means nine tenths as good.
+    /// Requires a ratio to the baseline of at least `ratio`. 0.9 means 90 % as good.
     #[must_use]
     pub fn at_least(mut self, ratio: f64) -> Self {
         self.target = Some(ratio);
         self
     }
 
-    /// Asks for a value no worse than `limit`, in the measurement's own unit: no greater, or of
-    /// values that should be high, no less.
+    /// Requires a value no worse than `limit`, in the measurement's unit: at most the limit, or at
+    /// least the limit if higher is better.
     ///
     /// The limit takes the baseline's place under the name `limit`, and the target is a ratio of
     /// 1, so that `ok` always means `ratio >= target`. To show a measured baseline too, report
@@ -74,7 +73,7 @@ impl Measurement {
         self.target.is_some() || self.reason.is_some()
     }
 
-    /// How good the value is beside the baseline's; more is better, whatever the direction.
+    /// The ratio of the value to the baseline, in the direction in which larger is better.
     ///
     /// None without a baseline, and where either value is no finite number above zero: such a
     /// value was not measured.
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_reaches_no_target() {
+    fn an_unmeasured_value_reaches_no_target() {
         for value in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
             let broken = measured(value, Direction::LowerIsBetter).within(2.0);
             assert_eq!((broken.ratio(), broken.is_ok()), (None, false), "{value}");

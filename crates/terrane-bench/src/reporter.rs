@@ -1,30 +1,31 @@
-//! Where measurements go: a table for people, or one JSON object a line for programs.
+//! Reports measurements: as a table, or as one JSON object per line.
 
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
-use crate::{Direction, Measurement, Settings};
+use crate::measurement::{Direction, Measurement};
+use crate::settings::Settings;
 
-/// The JSON form of a measurement. Every field is always there; what does not apply is `null`.
+/// The JSON form of a measurement. Every field is always present, and `null` if it does not apply.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// The suite, as `cargo xtask bench` names it.
     pub suite: String,
-    /// What was measured, unique in its suite.
+    /// The case, unique in its suite.
     pub case: String,
     /// The median of the repeats; `null` if it is no finite number.
     pub value: Option<f64>,
     /// The unit of `value` and `baseline`.
     pub unit: String,
-    /// What `value` is compared with, from the same run.
+    /// The baseline of `value`, from the same run.
     pub baseline: Option<f64>,
-    /// What the baseline is; `limit` for a fixed limit.
+    /// The name of the baseline; `limit` for a fixed limit.
     pub baseline_name: Option<String>,
-    /// `value` beside `baseline`, turned so that larger is better.
+    /// The ratio of `value` to `baseline`, in the direction in which larger is better.
     pub ratio: Option<f64>,
-    /// The least ratio that was promised.
+    /// The minimum ratio.
     pub target: Option<f64>,
     /// Why the row has no target; `null` where it has one.
     #[serde(default)]
@@ -33,7 +34,7 @@ pub struct Record {
     pub ok: bool,
 }
 
-/// How a suite went.
+/// The result of a suite.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Measurements reported.
@@ -68,14 +69,14 @@ impl<W: Write> Reporter<W> {
         }
     }
 
-    /// Whether the user asked for this case; ask before measuring what takes long.
+    /// Whether the filter selects this case. Call it before a long measurement.
     pub fn wants(&self, case: &str) -> bool {
         self.filter.as_ref().is_none_or(|filter| case.contains(filter))
     }
 
-    /// Takes a measurement; JSON is written at once, so that a long run can be watched.
+    /// Reports a measurement. JSON is written at once, so that a long run can be observed.
     ///
-    /// A case that the user did not ask for is dropped.
+    /// A case that the filter does not select is dropped.
     ///
     /// # Errors
     ///
@@ -103,7 +104,7 @@ impl<W: Write> Reporter<W> {
         }
     }
 
-    /// Says on standard error that a case cannot run here, and why.
+    /// Prints on standard error that a case cannot run, with the reason.
     #[expect(clippy::print_stderr, reason = "people read this; standard output is for figures")]
     pub fn skip(&mut self, case: &str, reason: &str) {
         if self.wants(case) {
@@ -112,11 +113,11 @@ impl<W: Write> Reporter<W> {
         }
     }
 
-    /// Writes what is still to be written (the table, if there is a row in it) and sums up.
+    /// Writes the table, if it has a row, and returns the result.
     ///
     /// # Errors
     ///
-    /// What the output refuses.
+    /// Errors of the output.
     pub fn finish(mut self) -> io::Result<Outcome> {
         if !self.json && !self.rows.is_empty() {
             writeln!(self.output, "{}", table(&self.rows))?;
@@ -283,7 +284,7 @@ mod tests {
         let mut output = Vec::new();
         let mut reporter = Reporter::new("layout", &settings, &mut output);
         reporter.report(&address().within(2.0)).unwrap();
-        reporter.skip("address of a view", "not asked for");
+        reporter.skip("address of a view", "not requested");
         assert!(reporter.wants("plan of 16 blocks"));
         assert_eq!(reporter.finish().unwrap(), Outcome::default());
         assert!(output.is_empty());

@@ -3,12 +3,11 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use crate::Settings;
+use crate::settings::Settings;
 
 /// The median of repeated measurements, with the least and the greatest of them.
 ///
-/// The median, because one interrupted repeat moves a mean; the extremes, because a median alone
-/// hides how far the repeats lie apart.
+/// One interrupted repeat changes a mean, but not a median. The extremes show the spread.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
     /// The middle value; of an even number of values, the mean of the two in the middle.
@@ -62,7 +61,7 @@ impl Settings {
 
     /// Seconds that one of `operations` takes, where a call does them all.
     ///
-    /// For operations of a few nanoseconds: let the call loop, and pass what it reads and gives
+    /// For operations of a few nanoseconds, loop in the call, and pass its inputs and results
     /// through [`std::hint::black_box`]. Zero operations count as one.
     pub fn time_batch(&self, operations: u32, mut call: impl FnMut()) -> Spread {
         for _ in 0..self.warm_up {
@@ -79,24 +78,24 @@ impl Settings {
         Spread::of(&seconds).unwrap_or(Spread::single(f64::NAN))
     }
 
-    /// Measures a case and its baseline in turns, so that a machine that slows down, or a
-    /// neighbour that wakes up, meets both alike. Gives seconds a call, the case's first.
+    /// Measures a case and its baseline alternately, so that interference affects both equally.
+    /// Returns seconds per call, the case's first.
     ///
     /// Prefer it to two calls of [`time`](Self::time) wherever the ratio has a target.
-    pub fn time_in_turns<T, U>(
+    pub fn time_interleaved<T, U>(
         &self,
         mut case: impl FnMut() -> T,
         mut baseline: impl FnMut() -> U,
     ) -> (Spread, Spread) {
         let [case, baseline] = self
-            .time_all_in_turns([&mut || drop(black_box(case())), &mut || {
+            .time_all_interleaved([&mut || drop(black_box(case())), &mut || {
                 drop(black_box(baseline()))
             }]);
         (case, baseline)
     }
 
-    /// Measures several calls in turns. Gives seconds a call, in the order of the calls.
-    pub fn time_all_in_turns<const N: usize>(
+    /// Measures several calls alternately. Returns seconds per call, in the order of the calls.
+    pub fn time_all_interleaved<const N: usize>(
         &self,
         mut calls: [&mut dyn FnMut(); N],
     ) -> [Spread; N] {
@@ -147,7 +146,7 @@ mod tests {
     fn turns_alternate() {
         let settings = Settings { warm_up: 1, repeats: 2, ..Settings::default() };
         let order = std::cell::RefCell::new(String::new());
-        settings.time_in_turns(|| order.borrow_mut().push('a'), || order.borrow_mut().push('b'));
+        settings.time_interleaved(|| order.borrow_mut().push('a'), || order.borrow_mut().push('b'));
         assert_eq!(order.into_inner(), "ababab");
     }
 }

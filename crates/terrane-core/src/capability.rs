@@ -1,14 +1,16 @@
-//! Requested and granted capabilities, as values.
+//! Requested capabilities and their results, as values.
 //!
 //! A machine rarely grants everything: huge pages run out, a container forbids NUMA binding, a file
 //! system does not support direct I/O. Each such degradation is an entry in a [`CapabilityReport`].
-//! For a [`Wish::Required`] it is an error.
+//! For a [`Requirement::Required`] it is an error.
 
 use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::{BackendName, ByteCount, OsError};
+use crate::bytes::byte_count::ByteCount;
+use crate::os_error::OsError;
+use crate::register::names::BackendName;
 
 /// A capability that a machine may or may not offer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,7 +70,7 @@ impl fmt::Display for Capability {
 
 /// How strongly a caller requests a capability.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Wish {
+pub enum Requirement {
     /// Not requested, and not tried.
     Off,
     /// Used if available. Otherwise the report has the reason.
@@ -81,7 +83,7 @@ pub enum Wish {
 /// The result of a request for a capability.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Grant {
+pub enum CapabilityStatus {
     /// Not requested, so not tried.
     NotTried,
     /// Granted in full.
@@ -135,9 +137,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Os(error) => fmt::Display::fmt(error, f),
-            Self::Driver { operation, code } => write!(f, "{operation}: the driver's code {code}"),
-            Self::Unsupported { by } => write!(f, "{by} does not offer it"),
-            Self::Disabled { by } => write!(f, "it is switched off by {by}"),
+            Self::Driver { operation, code } => write!(f, "{operation} returned {code}"),
+            Self::Unsupported { by } => write!(f, "{by} does not support it"),
+            Self::Disabled { by } => write!(f, "it is disabled by {by}"),
             Self::Exhausted { needed, available } => {
                 write!(f, "{needed} needed, {available} available")
             }
@@ -152,19 +154,19 @@ pub struct CapabilityOutcome {
     /// The capability.
     pub capability: Capability,
     /// How strongly it was requested.
-    pub wish: Wish,
+    pub requirement: Requirement,
     /// The result.
-    pub grant: Grant,
+    pub status: CapabilityStatus,
 }
 
 impl fmt::Display for CapabilityOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.capability)?;
-        match &self.grant {
-            Grant::NotTried => f.write_str("not asked for"),
-            Grant::Granted => f.write_str("granted"),
-            Grant::Partial { granted, of } => write!(f, "granted for {granted} of {of}"),
-            Grant::Refused(reason) => write!(f, "refused ({reason})"),
+        match &self.status {
+            CapabilityStatus::NotTried => f.write_str("not requested"),
+            CapabilityStatus::Granted => f.write_str("granted"),
+            CapabilityStatus::Partial { granted, of } => write!(f, "granted for {granted} of {of}"),
+            CapabilityStatus::Refused(reason) => write!(f, "refused ({reason})"),
         }
     }
 }
@@ -177,8 +179,13 @@ pub struct CapabilityReport {
 
 impl CapabilityReport {
     /// Adds a result.
-    pub fn record(&mut self, capability: Capability, wish: Wish, grant: Grant) {
-        self.outcomes.push(CapabilityOutcome { capability, wish, grant });
+    pub fn record(
+        &mut self,
+        capability: Capability,
+        requirement: Requirement,
+        status: CapabilityStatus,
+    ) {
+        self.outcomes.push(CapabilityOutcome { capability, requirement, status });
     }
 
     /// All results.
@@ -189,15 +196,15 @@ impl CapabilityReport {
 
     /// The latest result for one capability. `None` if there is no entry.
     #[must_use]
-    pub fn grant(&self, capability: &Capability) -> Option<&Grant> {
-        self.outcomes.iter().rev().find(|o| o.capability == *capability).map(|o| &o.grant)
+    pub fn status(&self, capability: &Capability) -> Option<&CapabilityStatus> {
+        self.outcomes.iter().rev().find(|o| o.capability == *capability).map(|o| &o.status)
     }
 
     /// The requested capabilities that were not granted in full.
     pub fn degradations(&self) -> impl Iterator<Item = &CapabilityOutcome> {
-        self.outcomes
-            .iter()
-            .filter(|o| matches!(o.grant, Grant::Refused(_) | Grant::Partial { .. }))
+        self.outcomes.iter().filter(|o| {
+            matches!(o.status, CapabilityStatus::Refused(_) | CapabilityStatus::Partial { .. })
+        })
     }
 
     /// Checks that every required capability was granted in full.
@@ -206,7 +213,7 @@ impl CapabilityReport {
     ///
     /// Returns [`CapabilityMissing`] with the first requirement that was not met.
     pub fn check(&self) -> Result<(), CapabilityMissing> {
-        match self.degradations().find(|o| o.wish == Wish::Required) {
+        match self.degradations().find(|o| o.requirement == Requirement::Required) {
             Some(outcome) => Err(CapabilityMissing { outcome: outcome.clone() }),
             None => Ok(()),
         }
@@ -232,7 +239,7 @@ impl Extend<CapabilityOutcome> for CapabilityReport {
 
 /// A requirement that was not met.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("required but not available: {outcome}; provide it, or prefer it instead of requiring it")]
+#[error("a required capability is missing: {outcome}; provide it, or request it as `Preferred`")]
 pub struct CapabilityMissing {
     /// The requirement and its result.
     pub outcome: CapabilityOutcome,
@@ -244,14 +251,16 @@ mod tests {
 
     #[test]
     fn a_requirement_is_an_error_and_a_preference_is_not() {
-        let refused = Grant::Refused(Reason::Disabled { by: "/proc/sys/kernel/io_uring_disabled" });
+        let refused = CapabilityStatus::Refused(Reason::Disabled {
+            by: "/proc/sys/kernel/io_uring_disabled",
+        });
         let mut report = CapabilityReport::default();
-        report.record(Capability::IoUring, Wish::Preferred, refused.clone());
-        report.record(Capability::DirectIo, Wish::Required, Grant::Granted);
+        report.record(Capability::IoUring, Requirement::Preferred, refused.clone());
+        report.record(Capability::DirectIo, Requirement::Required, CapabilityStatus::Granted);
         assert_eq!(report.check(), Ok(()));
         assert_eq!(report.degradations().count(), 1);
 
-        report.record(Capability::NumaBinding, Wish::Required, refused);
+        report.record(Capability::NumaBinding, Requirement::Required, refused);
         let error = report.check().unwrap_err();
         assert_eq!(error.outcome.capability, Capability::NumaBinding);
         assert!(error.to_string().contains("io_uring_disabled"), "{error}");
@@ -260,8 +269,9 @@ mod tests {
     #[test]
     fn partial_does_not_satisfy_a_requirement() {
         let mut report = CapabilityReport::default();
-        let grant = Grant::Partial { granted: ByteCount::mib(2), of: ByteCount::mib(4) };
-        report.record(Capability::TransparentHugePages, Wish::Required, grant);
+        let status =
+            CapabilityStatus::Partial { granted: ByteCount::mib(2), of: ByteCount::mib(4) };
+        report.record(Capability::TransparentHugePages, Requirement::Required, status);
         assert!(report.check().is_err());
     }
 }

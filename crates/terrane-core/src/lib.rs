@@ -22,6 +22,12 @@
 //! | [`Allocate`] | bytes for the caller alone, with the requested size and alignment; or a typed error and no leak | requests within the [`Limits`] |
 //! | [`Register`] | deregistration when the handle drops | keeping the memory alive longer than the handle ([`Registered`] does) |
 //!
+//! # Features
+//!
+//! - `checksum` (off by default): CRC-64 of bytes
+#![cfg_attr(feature = "checksum", doc = "  ([`checksum`]).")]
+#![cfg_attr(not(feature = "checksum"), doc = "  (module `checksum`).")]
+//!
 //! # Example
 //!
 //! ```
@@ -41,54 +47,46 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("Terrane addresses more memory than a 32-bit target can; build for a 64-bit one");
 
-mod alignment;
 mod allocate;
-mod byte_count;
+mod bytes;
 mod capability;
-mod durability;
-mod foreign;
-mod host_bytes;
-mod limits;
+#[cfg(feature = "checksum")]
+pub mod checksum;
+pub mod convert;
 mod location;
 mod memory;
 mod os_error;
-mod place;
 mod process;
-mod region;
 mod register;
-mod registered;
-mod remote;
-mod request;
-mod span;
-mod storage_kind;
+pub mod sync;
 
-pub use alignment::{Alignment, InvalidAlignment};
+pub use allocate::limits::Limits;
+pub use allocate::request::{Label, RegionRequest};
 pub use allocate::{Allocate, AllocateError};
-pub use byte_count::{ByteCount, SizeOverflow};
+pub use bytes::alignment::{Alignment, InvalidAlignment};
+pub use bytes::byte_count::{ByteCount, SizeOverflow};
 pub use capability::{
-    Capability, CapabilityMissing, CapabilityOutcome, CapabilityReport, Grant, Reason, Wish,
+    Capability, CapabilityMissing, CapabilityOutcome, CapabilityReport, CapabilityStatus, Reason,
+    Requirement,
 };
-pub use durability::Durability;
-pub use foreign::ForeignMemory;
-pub use host_bytes::HostBytes;
-pub use limits::Limits;
+pub use location::durability::Durability;
+pub use location::position::{AddressSpace, Position};
+pub use location::remote::{PeerId, RemoteAddress, RemoteSpace};
+pub use location::storage_kind::{DeviceId, StorageKind};
 pub use location::{
     DeviceAddress, DirectFile, FileHandle, FileIdentity, FilePosition, HostAddress, Location,
 };
 pub use memory::Memory;
+pub use memory::foreign::ForeignMemory;
+pub use memory::host_bytes::HostBytes;
+pub use memory::region::{Region, ViewOutOfBounds};
+pub use memory::span::Span;
 pub use os_error::OsError;
-pub use place::{Place, Space};
 pub use process::{ForkedProcess, OwnerProcess};
-pub use region::{Region, ViewOutOfBounds};
-pub use register::{
-    AgentName, BackendName, BackendOutcome, Register, RegisterError, Registration,
-    RegistrationRecord,
-};
-pub use registered::{Registered, RegistrationFailed};
-pub use remote::{PeerId, RemoteAddress, RemoteSpace};
-pub use request::{Label, RegionRequest};
-pub use span::Span;
-pub use storage_kind::{DeviceId, StorageKind};
+pub use register::names::{AgentName, BackendName};
+pub use register::registered::{Registered, RegistrationFailed};
+pub use register::registration::{BackendOutcome, Registration, RegistrationRecord};
+pub use register::{Register, RegisterError};
 
 /// The cause of an error, from another library.
 pub type BoxedCause = Box<dyn std::error::Error + Send + Sync + 'static>;

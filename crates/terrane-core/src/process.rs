@@ -51,8 +51,8 @@ impl OwnerProcess {
 /// A value was used in a process that was forked from the value's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error(
-    "this process was forked from the one that made the value, and has none of its threads; make \
-     another one after the fork"
+    "the value was created before this process was forked, and its threads do not exist here; \
+     create it after the fork"
 )]
 pub struct ForkedProcess;
 

@@ -28,7 +28,7 @@
 //!   for a [`TransferManager`](terrane_transfer::TransferManager). It takes the [`CopyPath`] that a
 //!   [`Calibration`] predicts to be the fastest.
 //! - [`DeviceAllocator`] and [`DevicePool`] allocate device memory. [`PinnedAllocator`] allocates
-//!   pinned host memory, optionally [in the background](PinnedAllocator::bring_up_in_background).
+//!   pinned host memory, optionally [in the background](PinnedAllocator::allocate_in_background).
 //!   [`Context::usage`] counts all live memory, streams and events. [`Context::device_span`]
 //!   checks device memory of another library, which [`ForeignMemory`](terrane_core::ForeignMemory)
 //!   adopts.

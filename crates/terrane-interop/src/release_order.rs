@@ -29,7 +29,7 @@ pub fn release_after<T: Send + 'static>(consumer: Option<&Stream>, kept: T) {
     match consumer.map(|stream| (stream, stream.synchronize())) {
         // A lost context runs no more work, so there is nothing to wait for.
         Some((stream, Err(error))) if !error.is_device_lost() => {
-            stream.context().keep_for_ever(kept, &error);
+            stream.context().leak(kept, &error);
         }
         _ => drop(kept),
     }

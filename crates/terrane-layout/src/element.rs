@@ -4,8 +4,8 @@ use std::fmt;
 
 use terrane_core::ByteCount;
 
-use crate::LayoutError;
-use crate::config::{Field, in_range};
+use crate::config::field::{Field, in_range};
+use crate::error::LayoutError;
 
 /// The size of elements in bytes. A layout depends only on sizes, so two dtypes of one width are
 /// equal.

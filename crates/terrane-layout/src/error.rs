@@ -7,7 +7,7 @@ use terrane_core::{
     StorageKind, ViewOutOfBounds,
 };
 
-use crate::config::{Field, LARGEST_LAYOUT};
+use crate::config::field::{Field, LARGEST_LAYOUT};
 use crate::geometry::{GeometryError, IndexOutOfRange};
 use crate::verify::Violation;
 

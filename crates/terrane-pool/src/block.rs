@@ -11,7 +11,7 @@ use terrane_core::{
     ByteCount, CapabilityReport, DeviceAddress, Location, Memory, RegistrationRecord, StorageKind,
 };
 
-use crate::grant::{Grant, GrantRef, Use};
+use crate::grant::{CapabilityStatus, GrantRef, Use};
 use crate::record::Record;
 use crate::stock::Stock;
 use crate::{Access, PoolError, StreamId};
@@ -36,7 +36,7 @@ impl<M: Memory> PoolBlock<M> {
     }
 
     #[inline]
-    fn grant(&self) -> Grant<M> {
+    fn grant(&self) -> CapabilityStatus<M> {
         // SAFETY: the record keeps its stock alive.
         unsafe { self.grant.get() }
     }
@@ -51,7 +51,7 @@ impl<M: Memory> PoolBlock<M> {
     /// Marks the block as used by streams; its record lists them.
     fn set_apart(&mut self) {
         self.record.asked = self.asked().get();
-        let Grant { class, tag, .. } = self.grant();
+        let CapabilityStatus { class, tag, .. } = self.grant();
         self.grant = self.record.stock.grant(class, tag, Use::Apart);
     }
 

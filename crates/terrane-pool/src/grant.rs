@@ -27,7 +27,7 @@ pub(crate) enum Use {
 }
 
 /// The data that all blocks in use of one class, label and kind of use share.
-pub(crate) struct Grant<M: Memory> {
+pub(crate) struct CapabilityStatus<M: Memory> {
     /// The owner of this.
     pub(crate) stock: NonNull<Stock<M>>,
     pub(crate) class: usize,
@@ -37,22 +37,22 @@ pub(crate) struct Grant<M: Memory> {
     pub(crate) is: Use,
 }
 
-impl<M: Memory> Clone for Grant<M> {
+impl<M: Memory> Clone for CapabilityStatus<M> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<M: Memory> Copy for Grant<M> {}
+impl<M: Memory> Copy for CapabilityStatus<M> {}
 
 // SAFETY: the pointer is used only as a shared reference, and all threads may use a stock.
-unsafe impl<M: Memory> Send for Grant<M> {}
+unsafe impl<M: Memory> Send for CapabilityStatus<M> {}
 
 // SAFETY: as for `Send`.
-unsafe impl<M: Memory> Sync for Grant<M> {}
+unsafe impl<M: Memory> Sync for CapabilityStatus<M> {}
 
-/// A reference to a [`Grant`] that is valid as long as its stock is.
-pub(crate) struct GrantRef<M: Memory>(NonNull<Grant<M>>);
+/// A reference to a [`CapabilityStatus`] that is valid as long as its stock is.
+pub(crate) struct GrantRef<M: Memory>(NonNull<CapabilityStatus<M>>);
 
 impl<M: Memory> Clone for GrantRef<M> {
     fn clone(&self) -> Self {
@@ -75,7 +75,7 @@ impl<M: Memory> GrantRef<M> {
     ///
     /// The stock that it came from is alive.
     #[inline]
-    pub(crate) unsafe fn get(self) -> Grant<M> {
+    pub(crate) unsafe fn get(self) -> CapabilityStatus<M> {
         // SAFETY: the stock owns the grant and does not move it. The caller promises that it is
         // alive.
         unsafe { *self.0.as_ref() }
@@ -86,7 +86,7 @@ impl<M: Memory> GrantRef<M> {
 pub(crate) struct Grants<M: Memory>(Box<[OnceLock<Lines<M>>]>);
 
 /// Three grants for each class, and three for blocks that are not pooled.
-type Lines<M> = Box<[[Grant<M>; 3]]>;
+type Lines<M> = Box<[[CapabilityStatus<M>; 3]]>;
 
 impl<M: Memory> Grants<M> {
     pub(crate) fn new() -> Self {
@@ -115,7 +115,13 @@ fn lines<M: Memory>(stock: &Stock<M>, tag: Tag) -> Lines<M> {
     let all = pooled.chain([(UNPOOLED, 0)]);
     let stock = NonNull::from(stock);
     let line = |(class, weight)| {
-        [Use::Plain, Use::Whole, Use::Apart].map(|is| Grant { stock, class, weight, tag, is })
+        [Use::Plain, Use::Whole, Use::Apart].map(|is| CapabilityStatus {
+            stock,
+            class,
+            weight,
+            tag,
+            is,
+        })
     };
     all.map(line).collect()
 }

@@ -1,14 +1,14 @@
-//! How fast system memory comes up, by the number of threads that touch it, beside how fast the
-//! same threads fill memory that is there already: zeroing pages can be no faster than that.
+//! Measures how fast one and several threads touch new system memory, and how fast they fill
+//! allocated memory. The fill is the limit: the kernel cannot zero pages faster.
 //!
 //! `cargo run --release -p terrane-storage --example bring_up -- [GiB] [rounds]`
 
-#![allow(clippy::print_stdout, reason = "printing is what an example is for")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
+use terrane_core::{ByteCount, Memory, RegionRequest, Requirement};
 use terrane_storage::{
     FirstTouch, HugePages, StorageError, SystemAllocator, SystemMemory, SystemOptions,
 };
@@ -21,7 +21,7 @@ fn main() -> Result<(), StorageError> {
 
     for (name, huge_pages) in [
         ("base pages", HugePages::None),
-        ("transparent huge pages", HugePages::Transparent(Wish::Preferred)),
+        ("transparent huge pages", HugePages::Transparent(Requirement::Preferred)),
     ] {
         let (mut one, mut all) = (Vec::new(), Vec::new());
         let (mut fill_one, mut fill_all) = (Vec::new(), Vec::new());
@@ -29,12 +29,12 @@ fn main() -> Result<(), StorageError> {
             for (threads, times, fills) in
                 [(NonZeroUsize::MIN, &mut one, &mut fill_one), (cores, &mut all, &mut fill_all)]
             {
-                let (seconds, memory) = bring_up(gib, huge_pages, threads)?;
+                let (seconds, memory) = allocate(gib, huge_pages, threads)?;
                 times.push(seconds);
                 fills.push(fill(&memory, threads));
             }
         }
-        for (what, one, all) in [("up", one, all), ("filled", fill_one, fill_all)] {
+        for (what, one, all) in [("allocated", one, all), ("filled", fill_one, fill_all)] {
             let (one, all) = (median(one), median(all));
             println!(
                 "{name}: {gib} GiB {what} in {one:.3} s with one thread, {all:.3} s with {cores}: \
@@ -46,7 +46,7 @@ fn main() -> Result<(), StorageError> {
     Ok(())
 }
 
-fn bring_up(
+fn allocate(
     gib: u32,
     huge_pages: HugePages,
     threads: NonZeroUsize,
@@ -57,13 +57,13 @@ fn bring_up(
         ..SystemOptions::default()
     };
     let allocator = SystemAllocator::new(options);
-    let request = RegionRequest::new(ByteCount::gib(gib)).labelled("bring-up");
+    let request = RegionRequest::new(ByteCount::gib(gib)).labelled("example");
     let begin = Instant::now();
-    let memory = allocator.bring_up(&request)?;
+    let memory = allocator.allocate_memory(&request)?;
     Ok((begin.elapsed().as_secs_f64(), memory))
 }
 
-/// Fills the memory with one part a thread; seconds.
+/// Fills the memory, one part for each thread. Returns the seconds.
 fn fill(memory: &SystemMemory, threads: NonZeroUsize) -> f64 {
     let begin = Instant::now();
     if let Some(base) = memory.location().as_host() {

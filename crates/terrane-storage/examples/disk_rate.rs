@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p terrane-storage --example disk_rate -- DIRECTORY [MiB] [rounds] [depth]`
 //!
-//! Runs alternate and medians are printed, as disks are noisy. fio has to be installed.
+//! Runs alternate and medians are printed, because rates of disks vary. It needs fio.
 
 #![allow(clippy::print_stdout, reason = "printing is what an example is for")]
 
@@ -56,8 +56,8 @@ fn compare(file: &DiskFile, path: &Path, rounds: u32, depth: u32) -> Result<(), 
         let options = SystemOptions { huge_pages: pages, ..SystemOptions::default() };
         let allocator = SystemAllocator::new(options);
         let slot = shape.request * 2;
-        let memory =
-            allocator.bring_up(&RegionRequest::new(ByteCount::new(slot * u64::from(depth))))?;
+        let memory = allocator
+            .allocate_memory(&RegionRequest::new(ByteCount::new(slot * u64::from(depth))))?;
         // The first pass writes blocks that were only reserved; it does not count.
         run(file, &memory, shape, true, depth, IoBackend::Auto)?;
         for is_write in [true, false] {

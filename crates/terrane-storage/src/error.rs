@@ -27,11 +27,11 @@ pub enum StorageError {
     Io(#[from] IoFailure),
     /// The machine, or the control group, has too little memory left.
     #[error(
-        "{requested} of memory could not be had{}; free some, ask for less, or raise the limit",
+        "cannot allocate {requested} of memory{}; free some, request less, or raise the limit",
         .available.map(|bytes| format!(" ({bytes} available)")).unwrap_or_default()
     )]
     OutOfMemory {
-        /// The bytes asked for.
+        /// The requested bytes.
         requested: ByteCount,
         /// The available bytes, if the system reports them.
         available: Option<ByteCount>,
@@ -40,39 +40,39 @@ pub enum StorageError {
         source: Option<OsError>,
     },
     /// The kernel refused to map or to prepare memory.
-    #[error("{requested} of memory could not be prepared")]
+    #[error("the kernel refused to map or prepare {requested} of memory")]
     Memory {
-        /// The bytes asked for.
+        /// The requested bytes.
         requested: ByteCount,
         /// The error of the kernel.
         #[source]
         source: OsError,
     },
     /// The alignment is not supported.
-    #[error("memory at multiples of {requested} cannot be had; {largest} is the strictest")]
+    #[error("an alignment of {requested} is not supported; the maximum is {largest}")]
     TooStrictlyAligned {
-        /// The alignment asked for.
+        /// The requested alignment.
         requested: terrane_core::Alignment,
         /// The maximum alignment.
         largest: terrane_core::Alignment,
     },
     /// The bring-up was cancelled through its progress. All memory was freed.
-    #[error("bringing up {of} of memory was cancelled after {ready}")]
+    #[error("the preparation of {of} of memory was cancelled after {ready}")]
     Cancelled {
         /// The bytes that were ready.
         ready: ByteCount,
-        /// The bytes asked for.
+        /// The requested bytes.
         of: ByteCount,
     },
     /// A thread could not be started.
-    #[error("a thread could not be started; use fewer, or raise RLIMIT_NPROC")]
+    #[error("cannot start a thread; use fewer threads, or raise RLIMIT_NPROC")]
     Thread {
         /// The error of the system.
         #[source]
         source: OsError,
     },
-    /// A path holds a NUL byte, which the system does not accept.
-    #[error("the path {path:?} holds a NUL byte; choose another")]
+    /// A path contains a NUL byte, which the system does not accept.
+    #[error("the path {path:?} contains a NUL byte; choose another path")]
     PathContainsNul {
         /// The path.
         path: PathBuf,
@@ -90,7 +90,7 @@ pub enum StorageError {
         path: PathBuf,
     },
     /// The process may not write a file or directory.
-    #[error("{path:?} must not be written; check its permissions and the mount")]
+    #[error("no permission to write {path:?}; check its permissions and the mount")]
     NotWritable {
         /// The path.
         path: PathBuf,
@@ -99,7 +99,7 @@ pub enum StorageError {
         source: OsError,
     },
     /// A path that names something other than a regular file.
-    #[error("{path:?} is {found}; only regular files hold blocks")]
+    #[error("{path:?} is {found}; blocks need a regular file")]
     NotAFile {
         /// The path.
         path: PathBuf,
@@ -107,7 +107,7 @@ pub enum StorageError {
         found: FileType,
     },
     /// A file is shorter than required.
-    #[error("{path:?} has {length} and should have {needed}; it is another file, or was cut")]
+    #[error("{path:?} has {length} and needs {needed}; it is another file, or was truncated")]
     FileTooShort {
         /// The path.
         path: PathBuf,
@@ -118,20 +118,20 @@ pub enum StorageError {
     },
     /// The file system, a quota or a limit on file sizes is exhausted.
     #[error(
-        "{requested} for {path:?} exceed what the file system, a quota or RLIMIT_FSIZE allow; \
+        "{requested} for {path:?} exceed the limit of the file system, a quota or RLIMIT_FSIZE; \
          free space or choose another directory"
     )]
     NoSpace {
         /// The file, or its directory.
         path: PathBuf,
-        /// The bytes asked for.
+        /// The requested bytes.
         requested: ByteCount,
         /// The error of the kernel.
         #[source]
         source: OsError,
     },
     /// Another call on a file failed.
-    #[error("the file {path:?} could not be prepared")]
+    #[error("cannot prepare the file {path:?}")]
     File {
         /// The path.
         path: PathBuf,
@@ -140,21 +140,21 @@ pub enum StorageError {
         source: OsError,
     },
     /// The queue holds as many requests as its depth allows.
-    #[error("all {depth} places of the I/O queue are taken; wait for a completion first")]
+    #[error("all {depth} slots of the I/O queue are in use; wait for a completion first")]
     QueueFull {
         /// The queue's depth.
         depth: usize,
     },
     /// The queue depth is not supported.
-    #[error("an I/O queue of depth {depth} cannot be had; choose 1 to {largest}")]
+    #[error("an I/O queue of depth {depth} is not supported; choose 1 to {largest}")]
     QueueDepth {
-        /// The depth asked for.
+        /// The requested depth.
         depth: u32,
         /// The maximum depth.
         largest: u32,
     },
     /// A request ends past the largest file offset.
-    #[error("{length} at offset {} leave the range of file offsets, 2^63 − 1", .offset.get())]
+    #[error("{length} at offset {} end past the largest file offset, 2^63 − 1", .offset.get())]
     OffsetOutOfRange {
         /// The offset of the request.
         offset: ByteCount,
@@ -162,7 +162,7 @@ pub enum StorageError {
         length: ByteCount,
     },
     /// The kernel refused to serve the queue.
-    #[error("the kernel refused to serve the I/O queue; use its thread backend")]
+    #[error("io_uring failed; use the thread backend of the I/O queue")]
     Queue {
         /// The error of the kernel.
         #[source]
@@ -232,7 +232,7 @@ impl std::fmt::Display for FileType {
             Self::Fifo => "a FIFO",
             Self::Socket => "a socket",
             Self::Device => "a device",
-            Self::Other => "no regular file",
+            Self::Other => "of an unknown type",
         })
     }
 }

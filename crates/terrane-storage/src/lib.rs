@@ -3,7 +3,7 @@
 //! # Should I be using this crate?
 //!
 //! Use it directly to hold KV-cache blocks, or other large and long-lived data, in host memory or
-//! files. It brings memory up in parallel, on huge pages and on a chosen NUMA node. It keeps
+//! files. It prepares memory in parallel, on huge pages and on a chosen NUMA node. It keeps
 //! several direct reads and writes in flight on io_uring. To move blocks between layouts, use
 //! `terrane-transfer` or the facade `terrane`.
 //!
@@ -25,7 +25,7 @@
 //!
 //! A capability that the machine refuses is an entry in a
 //! [`CapabilityReport`](terrane_core::CapabilityReport). It is an error if it was
-//! [required](terrane_core::Wish::Required). Every error is a [`StorageError`].
+//! [required](terrane_core::Requirement::Required). Every error is a [`StorageError`].
 //!
 //! # Example
 //!
@@ -90,8 +90,8 @@ pub use queue::{
     IoOperation, IoQueue, IoQueueOptions, IoRequest, IoWaker,
 };
 pub use system::{
-    BringUp, BringUpEnded, FirstTouch, HugePageSize, HugePages, NumaPolicy, Progress,
-    ProgressEntry, Raising, SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
+    BringUp, BringUpEnded, BringUpProducer, FirstTouch, HugePageSize, HugePages, NumaPolicy,
+    Progress, ProgressEntry, SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
 };
 
 // Crates whose types the public signatures name.

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
-use terrane_core::{Alignment, OwnerProcess, Place, Space, Span};
+use terrane_core::{AddressSpace, Alignment, OwnerProcess, Position, Span};
 
 /// The start and the end of each claimed stretch. Stretches do not overlap.
-type Claimed = BTreeMap<Place, u64>;
+type Claimed = BTreeMap<Position, u64>;
 
 /// The claims of one process. A forked process has its own: endpoints of its parent transfer
 /// nothing there, and a thread that does not exist there may hold the lock.
@@ -25,7 +25,7 @@ static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 #[derive(Debug)]
 pub(crate) struct ExclusiveBytes {
     owner: OwnerProcess,
-    begins: SmallVec<[Place; 1]>,
+    begins: SmallVec<[Position; 1]>,
 }
 
 impl ExclusiveBytes {
@@ -37,7 +37,7 @@ impl ExclusiveBytes {
             let Some((begin, end)) = stretch(span) else { continue };
             // Stretches do not overlap, so the last one that begins before our end reaches
             // furthest.
-            let before_end = Place { start: end, ..begin };
+            let before_end = Position { start: end, ..begin };
             let last = claimed.range(..before_end).next_back();
             if last.is_some_and(|(other, &ends)| other.space == begin.space && ends > begin.start) {
                 return Err(*span);
@@ -93,7 +93,7 @@ fn registry() -> &'static Registry {
 }
 
 /// The stretches of one endpoint's spans, joined, as two of them may share a page.
-fn joined(spans: &[Span]) -> SmallVec<[(Place, u64); 1]> {
+fn joined(spans: &[Span]) -> SmallVec<[(Position, u64); 1]> {
     let mut stretches: SmallVec<[_; 1]> = spans.iter().filter_map(stretch).collect();
     stretches.sort_unstable();
     stretches.dedup_by(|(begin, end), (before, ends)| {
@@ -110,17 +110,17 @@ fn joined(spans: &[Span]) -> SmallVec<[(Place, u64); 1]> {
 ///
 /// Spans of a file are extended to whole pages. The page cache works in pages: two layouts that
 /// share one could access it both through the cache and around it, which loses writes.
-fn stretch(span: &Span) -> Option<(Place, u64)> {
+fn stretch(span: &Span) -> Option<(Position, u64)> {
     if span.length.is_zero() {
         return None;
     }
-    let place = span.location.place();
+    let place = span.location.position();
     let end = place.start.checked_add(span.length.get())?;
     let page = match place.space {
-        Space::File(_) => Alignment::PAGE.get(),
+        AddressSpace::File(_) => Alignment::PAGE.get(),
         _ => Alignment::BYTE.get(),
     };
-    let begin = Place { start: place.start - place.start % page, ..place };
+    let begin = Position { start: place.start - place.start % page, ..place };
     Some((begin, end.checked_next_multiple_of(page)?))
 }
 

@@ -1,7 +1,7 @@
 //! Cache groups that share memory: the proof that only blocks of equal number share bytes.
 
 use smallvec::SmallVec;
-use terrane_core::{Alignment, ByteCount, Memory, Space, Span};
+use terrane_core::{AddressSpace, Alignment, ByteCount, Memory, Span};
 use terrane_layout::{Axis, PhysicalLayout, RegionOffset, Section};
 
 /// The most windows of one group, so that comparing two groups takes milliseconds.
@@ -159,9 +159,9 @@ fn check_windows(groups: [(usize, &PhysicalLayout); 2]) -> Result<(), GroupRefus
 }
 
 fn are_in_one_file(a: &PhysicalLayout, b: &PhysicalLayout) -> bool {
-    let spaces = |layout: &PhysicalLayout| -> Vec<Space> {
-        let spaces = layout.regions().iter().map(|region| region.location().place().space);
-        spaces.filter(|space| matches!(space, Space::File(_))).collect()
+    let spaces = |layout: &PhysicalLayout| -> Vec<AddressSpace> {
+        let spaces = layout.regions().iter().map(|region| region.location().position().space);
+        spaces.filter(|space| matches!(space, AddressSpace::File(_))).collect()
     };
     let others = spaces(b);
     spaces(a).iter().any(|space| others.contains(space))
@@ -179,7 +179,7 @@ fn direct_access(layout: &PhysicalLayout) -> (bool, Alignment) {
 /// `start + i · stride` on.
 #[derive(Clone, Copy, Debug)]
 struct Windows {
-    space: Space,
+    space: AddressSpace,
     start: i128,
     bytes: i128,
     first: i128,
@@ -292,7 +292,7 @@ fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, Gro
         for (begin, first) in begins {
             // The geometry has proved that this position exists.
             let Some(location) = layout.location_at(begin) else { continue };
-            let place = location.place();
+            let place = location.position();
             found.push(Windows {
                 space: place.space,
                 start: place.start.into(),

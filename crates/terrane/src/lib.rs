@@ -6,6 +6,8 @@
 //!
 //! - `cuda` (on by default): CUDA devices and pinned memory (module `cuda`). Building needs no CUDA.
 //! - `interop` (on by default): DLPack tensors and the KV tensors of engines (module `interop`).
+//! - `pool` (on by default): pools, budgets and allocator adaptors (module `pool`). `cuda` needs it.
+//! - `wire` (on by default): layouts as bytes for peers (module `wire`). `nixl` needs it.
 //! - `arrow` (off by default): Arrow arrays and columns (module `arrow`).
 //! - `model-config` (off by default): a model hub's `config.json` to layout configurations
 #![cfg_attr(feature = "model-config", doc = "  ([`layout::model`]).")]
@@ -13,7 +15,7 @@
 //! - `nixl` (off by default): memory registered with NIXL, and blocks that travel between processes
 #![cfg_attr(feature = "nixl", doc = "  ([`nixl`]).")]
 #![cfg_attr(not(feature = "nixl"), doc = "  (module `nixl`).")]
-//!   Building it needs libclang and g++; the library itself is looked for at run time.
+//!   Its bindings need libclang and g++ to build. The library itself is loaded at run time.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "arrow")]
@@ -32,12 +34,14 @@ pub use terrane_layout as layout;
 #[cfg(feature = "nixl")]
 #[doc(inline)]
 pub use terrane_nixl as nixl;
+#[cfg(feature = "pool")]
 #[doc(inline)]
 pub use terrane_pool as pool;
 #[doc(inline)]
 pub use terrane_storage as storage;
 #[doc(inline)]
 pub use terrane_transfer as transfer;
+#[cfg(feature = "wire")]
 #[doc(inline)]
 pub use terrane_wire as wire;
 

@@ -5,7 +5,7 @@
 
 pub use terrane_core::{
     Alignment, Allocate, ByteCount, DeviceId, ForeignMemory, HostBytes, Memory, Region,
-    StorageKind, Wish,
+    Requirement, StorageKind,
 };
 #[cfg(feature = "cuda")]
 pub use terrane_cuda::{
@@ -21,6 +21,7 @@ pub use terrane_nixl::{
     AddNixl, Agent, AgentBuilder, BackendConfig, ForeignLayout, NixlEngine, NixlEngineOptions,
     RemoteLayout,
 };
+#[cfg(feature = "pool")]
 pub use terrane_pool::{Pool, PoolOptions};
 pub use terrane_storage::{
     DiskAllocator, DiskFile, DiskOptions, HugePages, NamedFileAllocator, SystemAllocator,

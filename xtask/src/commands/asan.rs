@@ -14,8 +14,8 @@ use crate::workspace::Workspace;
 /// makes an unoptimised test several times slower, and the full number runs in `test`.
 const PROPTEST_CASES: &str = "32";
 
-/// What runs over the simulated driver, too: where memory is shared with a device, and transfers
-/// fail or are abandoned. Most of the others' time goes into the driver, which is not instrumented.
+/// The tests that also run over the simulated driver: memory is shared with a device, or transfers
+/// fail or are abandoned. Other tests mostly run code of the driver, which is not instrumented.
 const ON_DEVICE: [&str; 7] = [
     "background::",
     "device::",

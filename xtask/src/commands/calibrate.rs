@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 /// The options of `cargo xtask calibrate`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// What the program is given (`--output FILE`, `--device N`; `--help` lists it)
+    /// The arguments of the program (`--output FILE`, `--device N`; `--help` lists them)
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<OsString>,
 }

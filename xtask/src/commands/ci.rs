@@ -22,9 +22,9 @@ pub struct Arguments {
 }
 
 struct Step {
-    /// What `cargo xtask` calls it.
+    /// Its name.
     name: &'static str,
-    /// What follows `cargo xtask` to run only this step.
+    /// The arguments of `cargo xtask` that run only this step.
     rerun: &'static str,
     run: fn(&Workspace, &mut Tally) -> Result<()>,
 }

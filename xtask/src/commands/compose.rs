@@ -14,14 +14,14 @@ use anyhow::{Context, Result};
 use crate::command::Tool;
 use crate::workspace::Workspace;
 
-/// A crate that somebody builds Terrane beside.
+/// A crate in the same build as Terrane.
 struct Neighbour {
     name: &'static str,
     /// Its requirement on cudarc.
     version: &'static str,
     /// The features of cudarc that it names, without the default ones.
     features: &'static [&'static str],
-    /// What of cudarc it uses.
+    /// The item of cudarc that it uses.
     uses: &'static str,
 }
 

@@ -14,14 +14,14 @@ use crate::workspace::{Workspace, crate_folder};
 /// The crate that is the library with the C interface.
 pub const CRATE: &str = "terrane-interop-proof";
 
-/// What cargo makes of it.
+/// The library that cargo builds.
 pub const LIBRARY: &str = "libterrane_interop_proof.so";
 
-/// What runs where there is PyTorch with CUDA, and nothing else is installed.
+/// The files that need only PyTorch with CUDA.
 pub const ON_DEVICE: [&str; 5] =
     ["run.py", "proof.py", "dlpack.py", "cache.py", "gpu/test_torch.py"];
 
-/// What of the device is simulated, as no array library of the gate has one.
+/// The simulated device, because no array library of the gate has one.
 const DEVICE: &str = "devices=1,memory=8GiB,policy=random,seed=1";
 
 /// The options of `cargo xtask interop`.

@@ -8,10 +8,10 @@ use crate::commands::test::run_counted;
 use crate::tally::Tally;
 use crate::workspace::{Workspace, crate_folder};
 
-/// How many times a thread may be taken off the processor at a point where it could have gone on.
+/// The maximum number of preemptions: switches from a thread that could continue.
 ///
 /// The number of interleavings grows exponentially with it; almost all known bugs show with two
-/// (Musuvathi and Qadeer, "Iterative context bounding", PLDI 2007, found all of theirs there).
+/// (Musuvathi and Qadeer, "Iterative context bounding", PLDI 2007).
 const MAX_PREEMPTIONS: &str = "2";
 
 /// Model-checks every crate that has models.

@@ -43,7 +43,7 @@ struct Run {
 /// sound.
 const FLAGS: &str = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
 
-/// rustix makes system calls by assembly, unless it is told to use libc, which Miri emulates.
+/// rustix makes system calls by assembly, unless this flag selects libc, which Miri emulates.
 const RUSTFLAGS: &str = "--cfg rustix_use_libc";
 
 /// The number of cases of a property test, unless `PROPTEST_CASES` is set.

@@ -1,5 +1,5 @@
-//! `offload`: the main job's example in release mode, its output checked line by line, and the example
-//! that newcomers copy.
+//! `offload`: the offload example in release mode, with every line of its output checked, and the
+//! quickstart.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 const CRATE: &str = "terrane";
 const EXAMPLE: &str = "offload";
 
-/// What newcomers copy.
+/// The example that new users copy.
 const QUICKSTART: &str = "quickstart";
 
 /// What newcomers with a device copy. It runs over the simulated driver.
@@ -42,8 +42,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The crate of an example of the facade's. Cargo knows where the example is; a path here would turn
-/// into a silent skip when it moves.
+/// The crate of an example. Cargo finds the example, so that a moved file is no silent skip.
 pub fn facade_example(workspace: &Workspace, example: &str) -> Result<&'static str> {
     let facade =
         workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;

@@ -90,7 +90,7 @@ fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-/// What is not there need not be removed.
+/// Ignores that a file does not exist.
 fn remove(removed: std::io::Result<()>) -> Result<()> {
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! `remote`: the examples of two processes in release mode, their output checked line by line.
+//! `remote`: the examples with two processes in release mode. Each line of their output is checked.
 
 use anyhow::{Result, bail};
 
@@ -13,10 +13,10 @@ const EXAMPLE: &str = "remote";
 /// The example that users copy: one process exports, and the other one reads.
 const TWO_PROCESSES: &str = "two_processes";
 
-/// The example whose other process is Python's.
+/// The example whose other process is a Python program.
 const FOREIGN: &str = "foreign";
 
-/// What each way moves, small: it is for the gate, and not for figures.
+/// The arguments: a small amount, because the gate checks correctness, not speed.
 const SMALL: [&str; 7] = ["--json", "--blocks", "24", "--layers", "5", "--rounds", "3"];
 
 /// Runs the examples. `remote` runs with `--json` both ways: every byte must be verified.
@@ -64,7 +64,7 @@ fn foreign(workspace: &Workspace) -> Result<()> {
         .stdout()?;
     print!("{output}");
     if !output.contains(" verified, and told by ") {
-        bail!("the example `{FOREIGN}` did not say that blocks were verified: {output}");
+        bail!("the example `{FOREIGN}` did not report verified blocks: {output}");
     }
     Ok(())
 }
@@ -76,7 +76,7 @@ fn check(output: &str, mode: &str) -> Result<()> {
     };
     let number = |field: &str| line[field].as_u64().unwrap_or(0);
     if line["mode"] != mode || number("notified") != 3 {
-        bail!("this is not what was asked for: {line}");
+        bail!("the example reported another transfer than the requested one: {line}");
     }
     if number("descriptors") == 0 || number("descriptors") >= number("pieces") {
         bail!("no neighbours were joined: {line}");

@@ -20,10 +20,10 @@ pub const DRIVER: &str = "terrane-simulated-cuda";
 /// The crate that loads it.
 const USER: &str = "terrane-cuda";
 
-/// What tests that need a GPU are called: `[[test]] name = "gpu"`.
+/// The name of tests that need a GPU: `[[test]] name = "gpu"`.
 pub const GPU_TESTS: &str = "gpu";
 
-/// What each device has: enough for every test that does not ask for a real one.
+/// The simulated devices: enough for every test that needs no real one.
 pub const DEVICES: &str = "devices=2,memory=8GiB";
 
 /// Whether tests of the crate can use the driver.
@@ -80,7 +80,7 @@ pub fn run(
     drawn.1.and(late.1)
 }
 
-/// Builds the driver, and puts it where the dynamic linker can be told to look.
+/// Builds the driver, and copies it to a folder for the dynamic linker.
 ///
 /// Other tests than those called `gpu` find it there, too.
 pub fn build(workspace: &Workspace) -> Result<PathBuf> {

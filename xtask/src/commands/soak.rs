@@ -1,4 +1,4 @@
-//! `soak`: pools under random load for a while, with exact accounts at the end.
+//! `soak`: pools under random load, with exact counters at the end.
 
 use anyhow::{Context, Result, bail};
 
@@ -11,25 +11,25 @@ const EXAMPLE: &str = "soak";
 /// The options of `cargo xtask soak`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// How long
+    /// The duration in seconds
     #[arg(long, value_name = "N", default_value_t = 60)]
     seconds: u64,
-    /// What the sizes, faults and choices of the threads are drawn from
+    /// The seed of sizes, faults and choices of the threads
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// How many threads use a pool at once
+    /// The number of threads that use a pool at once
     #[arg(long, value_name = "N", default_value_t = 4)]
     threads: u64,
 }
 
 impl Arguments {
-    /// What the gate has time for: every policy and every stack has at least one turn.
+    /// The options of the gate: every policy and every stack runs at least once.
     pub fn short() -> Self {
         Self { seconds: 5, seed: 1, threads: 4 }
     }
 }
 
-/// Runs the example in release mode; it fails at the first byte that is not accounted for.
+/// Runs the example in release mode; it fails at the first lost byte.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let pool =
         workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;

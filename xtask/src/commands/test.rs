@@ -24,8 +24,8 @@ pub struct Arguments {
     filter: Option<String>,
 }
 
-/// What property tests draw their cases from, unless `PROPTEST_RNG_SEED` says otherwise: the same
-/// cases each time, so that what fails is the change at hand. `cargo test` draws new ones.
+/// The seed of property tests, unless `PROPTEST_RNG_SEED` is set. The cases are the same each time, so
+/// that a failure comes from the current change. `cargo test` draws new cases.
 pub const PROPTEST_SEED: &str = "1";
 
 /// Runs the tests with all features, and those that need a device a second time, over a simulated
@@ -51,7 +51,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
     simulated::run(workspace, &arguments.package, arguments.filter.as_ref(), tally)
 }
 
-/// The members called so, or all of them.
+/// The members with these names, or all of them.
 fn chosen<'a>(workspace: &'a Workspace, names: &[String]) -> Result<Vec<&'a Package>> {
     if names.is_empty() {
         return Ok(workspace.members());
@@ -62,8 +62,8 @@ fn chosen<'a>(workspace: &'a Workspace, names: &[String]) -> Result<Vec<&'a Pack
     names.iter().map(find).collect()
 }
 
-/// How many seconds one test binary may run. A deadlock would hold the gate for ever otherwise;
-/// libtest has named the test that hangs long before ("has been running for over 60 seconds").
+/// The time limit of one test binary in seconds, so that a deadlock ends. libtest names the test that
+/// hangs earlier ("has been running for over 60 seconds").
 ///
 /// The longest runs for a minute under AddressSanitizer; a machine that does other things as well
 /// can take several times as long.

@@ -20,7 +20,7 @@ mod tests {
 
     #[test]
     fn a_comment_about_the_file_comes_first() {
-        for text in ["//! What it is.\n", "\n//! What it is.\n#![allow(x)]\n"] {
+        for text in ["//! A head.\n", "\n//! A head.\n#![allow(x)]\n"] {
             assert_eq!(check(&SourceFile::new("a.rs", text)), None, "{text}");
         }
     }

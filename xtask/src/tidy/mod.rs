@@ -4,6 +4,7 @@ mod compiled_kernels;
 mod crate_arrows;
 mod crate_files;
 mod doc_examples;
+mod facade_size;
 mod file_head;
 mod file_length;
 mod import_cycles;
@@ -81,7 +82,7 @@ pub fn kernel_sources(workspace: &Workspace) -> Result<Vec<PathBuf>> {
 
 /// Applies all rules to the workspace.
 fn check(workspace: &Workspace) -> Result<Vec<Problem>> {
-    let mut problems = Vec::new();
+    let mut problems = Vec::from_iter(facade_size::check(workspace)?);
     for package in workspace.members() {
         problems.extend(crate_arrows::check(package, workspace));
         problems.extend(ownership::check(package));

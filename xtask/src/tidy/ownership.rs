@@ -7,11 +7,12 @@ use crate::workspace::is_published;
 
 /// External crates, and the library crate that may name each; only the C library has two, as it is
 /// also asked where a library was loaded from.
-const OWNERS: [(&str, &str); 12] = [
+const OWNERS: [(&str, &str); 13] = [
     ("arrow-array", "terrane-arrow"),
     ("arrow-buffer", "terrane-arrow"),
     ("arrow-data", "terrane-arrow"),
     ("arrow-schema", "terrane-arrow"),
+    ("crc-fast", "terrane-core"),
     ("cudarc", "terrane-cuda"),
     ("dlpack-rs", "terrane-interop"),
     ("nixl-sys", "terrane-nixl"),

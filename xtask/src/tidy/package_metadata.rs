@@ -1,4 +1,4 @@
-//! A published crate says what crates.io and docs.rs show of it.
+//! A published crate has the metadata that crates.io and docs.rs show.
 
 use anyhow::Result;
 use cargo_metadata::Package;

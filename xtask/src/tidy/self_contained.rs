@@ -1,4 +1,4 @@
-//! The project's pages and comments make sense to whoever has only the project.
+//! The project's pages and comments need nothing from outside the project.
 
 use super::Problem;
 use super::source::SourceFile;
@@ -11,13 +11,12 @@ pub fn check(file: &SourceFile) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (number, line) in file.numbered_lines() {
         if mentions_issue_number(line) {
-            let message =
-                "speaks of an issue by its number; say what it is about, or give the link";
+            let message = "names an issue by its number; state its subject, or give the link";
             problems.push(Problem::at(&file.path, number, message));
         }
         for path in FOREIGN_PATHS.map(|halves| halves.concat()) {
             if mentions_path(line, &path) {
-                let message = format!("speaks of `{path}`, which only its author has");
+                let message = format!("names `{path}`, which only its author has");
                 problems.push(Problem::at(&file.path, number, message));
             }
         }

@@ -101,7 +101,7 @@ fn is_bare_ignore(tokens: &[TokenTree]) -> bool {
     is_word(tokens.first(), "ignore") && !is_sign(tokens.get(1), '=')
 }
 
-/// What stands before and behind the first comma.
+/// The parts before and behind the first comma.
 fn split_at_comma(tokens: &[TokenTree]) -> (&[TokenTree], &[TokenTree]) {
     let comma = tokens.iter().position(|token| is_sign(Some(token), ',')).unwrap_or(tokens.len());
     let (head, tail) = tokens.split_at(comma);

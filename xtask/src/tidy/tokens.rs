@@ -51,7 +51,7 @@ pub struct Attribute {
     pub start: usize,
     /// The first token behind it.
     pub end: usize,
-    /// What the brackets hold.
+    /// The content of the brackets.
     pub content: TokenStream,
     /// Whether it speaks of what encloses it.
     pub inner: bool,

@@ -17,7 +17,7 @@ use super::tokens::{attributes, group, is_sign, is_word, line_of, mentions, visi
 /// The crates that have no use for unsafe code.
 const FORBIDS_UNSAFE: [&str; 4] = ["terrane", "terrane-bench", "terrane-layout", "xtask"];
 
-/// What of them is measured against a driver or a library, and so calls it.
+/// Their programs that call a driver or a library to compare with it.
 const EXCEPTIONS: [(&str, &str); 2] = [("terrane-bench", "gpu"), ("terrane-bench", "nixl")];
 
 /// Each `unsafe` needs a `SAFETY:` comment, or a `# Safety` section in its documentation, directly

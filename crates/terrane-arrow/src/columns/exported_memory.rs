@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use terrane_core::{Memory, Place, Region, Span};
+use terrane_core::{Memory, Position, Region, Span};
 
 use super::{Column, ColumnBuffer, Origin};
 
 /// By the start of each memory. An entry exists while a part of its memory is exported. The export
 /// keeps the memory alive, so no other memory has these addresses.
-static OUT: Mutex<BTreeMap<Place, Entry>> = Mutex::new(BTreeMap::new());
+static OUT: Mutex<BTreeMap<Position, Entry>> = Mutex::new(BTreeMap::new());
 
 struct Entry {
     memory: Weak<dyn Memory>,
@@ -22,7 +22,7 @@ struct Entry {
 
 /// Buffers that another library has until this drops. Its owner keeps the column.
 #[derive(Debug, Default)]
-pub(crate) struct ExportedMemory(Vec<Place>);
+pub(crate) struct ExportedMemory(Vec<Position>);
 
 impl ExportedMemory {
     /// The buffers of a column that are Terrane's, without those of its children.
@@ -39,7 +39,7 @@ impl ExportedMemory {
         // Implementations of `Memory` may be users' code, and are not called under the lock.
         let known = buffers.into_iter().filter(is_known).map(|buffer| {
             let (memory, origin) = (buffer.inner().memory(), buffer.origin());
-            (memory.location().place(), memory, origin)
+            (memory.location().position(), memory, origin)
         });
         let known: Vec<_> = known.collect();
         let mut out = OUT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +78,7 @@ pub(crate) fn find(span: Span) -> Option<ColumnBuffer> {
     if span.length.is_zero() {
         return None;
     }
-    let place = span.location.place();
+    let place = span.location.position();
     // Outside the lock, because it may be the last reference.
     let (memory, origin) = {
         let out = OUT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +87,7 @@ pub(crate) fn find(span: Span) -> Option<ColumnBuffer> {
         (memory, entry.origin)
     };
     let region = Region::from_arc(memory);
-    let skipped = place.start.checked_sub(region.location().place().start)?;
+    let skipped = place.start.checked_sub(region.location().position().start)?;
     let region = region.view(skipped.into(), span.length).ok()?;
     Some(ColumnBuffer::foreign(region, origin).as_read_only())
 }
@@ -105,6 +105,6 @@ pub(crate) fn returned(column: Column) -> Column {
 }
 
 fn is_out(buffer: &ColumnBuffer) -> bool {
-    let place = buffer.inner().memory().location().place();
+    let place = buffer.inner().memory().location().position();
     OUT.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&place)
 }

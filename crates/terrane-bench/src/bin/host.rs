@@ -1,4 +1,4 @@
-//! Copies within host memory, beside a plain memcpy; and how fast system memory comes up.
+//! Copies within host memory, compared with memcpy, and the allocation rate of system memory.
 
 #![forbid(unsafe_code)]
 
@@ -25,12 +25,12 @@ struct Arguments {
     /// How many threads copy, here and in the baseline; all that this process may use if not set
     #[arg(long)]
     threads: Option<NonZeroUsize>,
-    /// How much memory is brought up, in MiB
+    /// The size of the allocated memory, in MiB
     #[arg(long, default_value_t = 4096)]
     bring_up_mib: u32,
 }
 
-/// What is moved in each case.
+/// The bytes of each case.
 const MOVED: ByteCount = ByteCount::mib(256);
 
 /// Scattered pieces have to reach this share of one contiguous memcpy.
@@ -39,7 +39,7 @@ const LEAST_SHARE: f64 = 0.90;
 /// One block, submitted and waited for, may take 1.3 times as long as its memcpy.
 const LEAST_SHARE_OF_ONE_BLOCK: f64 = 1.0 / 1.3;
 
-/// Two threads have to bring memory up this many times as fast as one.
+/// The minimum speedup of two threads over one when they allocate memory.
 const LEAST_SPEED_UP: f64 = 1.6;
 
 fn main() -> ExitCode {
@@ -87,14 +87,14 @@ fn copies<W: Write>(
     let to: Vec<u32> = (0..blocks).map(|n| (n * 5 + 1) % blocks).collect();
     let (read, mut written) = (one_piece(bytes), one_piece(bytes));
 
-    let (ours, memcpy) = settings.time_in_turns(
+    let (terrane, memcpy) = settings.time_interleaved(
         || move_blocks(&manager, &source, &destination, &from, &to),
         || copy_in_parts(&read, &mut written, threads),
     );
     move_blocks(&manager, &source, &destination, &from, &to)?;
     let gigabytes = bytes as f64 * 1e-9;
     let higher = Direction::HigherIsBetter;
-    let measured = Measurement::new(case, ours.rate(gigabytes), "GB/s", higher)
+    let measured = Measurement::new(case, terrane.rate(gigabytes), "GB/s", higher)
         .beside("memcpy of one piece", memcpy.rate(gigabytes).median);
     reporter.report(&match target {
         Some(share) => measured.at_least(share),
@@ -103,7 +103,7 @@ fn copies<W: Write>(
     Ok(())
 }
 
-/// What moving one block costs from submit to the end of the wait.
+/// The time of a transfer of one block, from submit to the end of the wait.
 fn small_transfer<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     let piece = ByteCount::kib(32);
     let [source, destination] =
@@ -112,13 +112,13 @@ fn small_transfer<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> 
     let manager = TransferManager::new([Arc::new(engine) as _]);
     let read = one_piece(64 * piece.get());
     let mut written = one_piece(64 * piece.get());
-    let (ours, memcpy) = settings.time_in_turns(
+    let (terrane, memcpy) = settings.time_interleaved(
         || move_blocks(&manager, &source, &destination, &[1], &[2]),
         || written.copy_from_slice(&read),
     );
     let case = "one block of 2 MiB, submitted and waited for";
     let lower = Direction::LowerIsBetter;
-    let measured = Measurement::new(case, ours.scaled(1e6), "us", lower);
+    let measured = Measurement::new(case, terrane.scaled(1e6), "us", lower);
     let measured = measured.beside("memcpy in place", memcpy.scaled(1e6).median);
     reporter.report(&measured.at_least(LEAST_SHARE_OF_ONE_BLOCK))?;
     Ok(())
@@ -190,9 +190,9 @@ fn bring_up<W: Write>(
             let first_touch = FirstTouch::Threads(threads);
             let options = SystemOptions { huge_pages, first_touch, ..SystemOptions::default() };
             let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
-            SystemAllocator::new(options).bring_up(&request)
+            SystemAllocator::new(options).allocate_memory(&request)
         };
-        let (many, one) = settings.time_in_turns(|| up(threads), || up(NonZeroUsize::MIN));
+        let (many, one) = settings.time_interleaved(|| up(threads), || up(NonZeroUsize::MIN));
         up(threads)?;
         let gigabytes = bytes.get() as f64 * 1e-9;
         let higher = Direction::HigherIsBetter;

@@ -1,13 +1,14 @@
-//! Transfers by way of bounce memory, beside their two hops at once and each by itself.
+//! Transfers through bounce memory, compared with their two hops at once and each hop alone.
 //!
-//! Files to and from memory that says it is pinned, through system memory on huge pages, by the
-//! disk and the host engine: on the heap the slots would have small pages, of each of which a disk
-//! that goes around the page cache makes a segment. Both hops of a relay share the processors and the memory, and here the hop of the host
-//! engine is nothing but processor and memory. So the baseline is both hops at once, of as many
-//! bytes and without waiting for one another, until both have ended: the disk engine between the
-//! file and memory laid out as the slots are, the host engine between the same memory and other
-//! memory. What a relay loses against that, it loses itself. The slower hop by itself is what there
-//! would be if the hops had nothing in common, as those of a device and a disk have little.
+//! The transfers copy between files and memory that reports itself as pinned, through system memory
+//! on huge pages, with the disk and the host engine. Slots on small pages would make direct I/O slow,
+//! because each page becomes a segment of a disk request.
+//!
+//! Both hops share the processors and the memory. So the baseline runs both hops at once, with the
+//! same number of bytes, and neither waits for the other. The disk engine copies between the file and
+//! memory with the layout of the slots. The host engine copies between that memory and other memory.
+//! The difference to this baseline is the overhead of the relay. The slower hop alone is the limit of
+//! hops that share nothing, such as those of a device and a disk.
 
 #![forbid(unsafe_code)]
 
@@ -65,12 +66,12 @@ fn measure<W: Write>(
     if !reporter.wants(NAME) {
         return Ok(());
     }
-    let rig = Rig::new(arguments)?;
+    let setup = Setup::new(arguments)?;
     // The first pass writes what was only reserved, and does not count; nor do those in which an
     // engine measures which way is faster, or memory is touched for the first time.
     for is_write in [true, false, true, false, true, false] {
         for way in Way::ALL {
-            rig.pass(way, is_write)?;
+            setup.pass(way, is_write)?;
         }
     }
     for is_write in [true, false] {
@@ -82,7 +83,7 @@ fn measure<W: Write>(
                 order.reverse();
             }
             for (rates, way) in order {
-                rates.push(rig.pass(way, is_write)?);
+                rates.push(setup.pass(way, is_write)?);
             }
         }
         let spreads = rates.map(|rates| Spread::of(&rates).unwrap_or(Spread::single(f64::NAN)));
@@ -118,7 +119,7 @@ impl Way {
 }
 
 /// A file and memory of the same blocks, and what moves them.
-struct Rig {
+struct Setup {
     relayed: TransferManager,
     disk_alone: TransferManager,
     host_alone: TransferManager,
@@ -129,7 +130,7 @@ struct Rig {
     ids: Vec<u32>,
 }
 
-impl Rig {
+impl Setup {
     fn new(arguments: &Arguments) -> Result<Self> {
         let config = LayoutConfig::builder()
             .num_blocks(arguments.size_mib / 2)

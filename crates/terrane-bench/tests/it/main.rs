@@ -6,7 +6,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stderr,
-    reason = "a test says what it expects by unwrapping it, and what it skipped by printing"
+    reason = "a test unwraps expected values, and prints when it is skipped"
 )]
 
 #[cfg(feature = "nixl")]
@@ -27,8 +27,8 @@ fn suite() -> Command {
     Command::new(env!("CARGO_BIN_EXE_gpu"))
 }
 
-/// The example `calibrate`, which cargo builds with the tests; `None` after having said that it
-/// was told to build some tests only.
+/// The example `calibrate`, which cargo builds with the tests. `None`, after a line about it, if cargo
+/// built only some tests.
 fn calibrate(test: &str) -> Option<Command> {
     let path = profile().join("examples/calibrate");
     if !path.is_file() {

@@ -7,10 +7,10 @@ use terrane_bench::Record;
 
 use crate::{succeeds, text};
 
-/// What the bindings alone may be faster by.
+/// The factor by which the bindings alone may be faster.
 const TARGET: f64 = 1.0 / 1.02;
 
-/// What pieces of 4 KiB have to save where they are joined.
+/// The minimum saving from joining pieces of 4 KiB.
 const JOINED: f64 = 2.0;
 
 /// The cases that take a device.
@@ -20,13 +20,13 @@ const OF_DEVICES: [&str; 3] = [
     "16 MiB of device memory registered with GDS",
 ];
 
-/// What a record should say: the unit, what it is compared with, and what was promised.
+/// The expected case, unit, baseline and target of a record.
 type Expected = (String, &'static str, String, Option<f64>);
 
 #[test]
 fn every_case_of_the_suite_nixl_runs() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_nixl"));
-    // What UCX has to say is not to stand among the figures.
+    // Logs of UCX must not mix with the figures.
     command.args(["--smoke", "--json"]).env("UCX_LOG_LEVEL", "info").env_remove("UCX_LOG_FILE");
     let output = succeeds(command);
     let said = text(&output.stderr);
@@ -35,7 +35,7 @@ fn every_case_of_the_suite_nixl_runs() {
     let records: Vec<Record> =
         lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let mut expected = expected();
-    // What takes a device is measured, or left out with the reason.
+    // A case that needs a device is measured, or skipped with the reason.
     for case in OF_DEVICES {
         if said.contains(&format!("skipped: nixl/{case}: ")) {
             expected.retain(|(expected, ..)| expected != case);
@@ -64,7 +64,7 @@ fn every_case_of_the_suite_nixl_runs() {
 
 fn expected() -> Vec<Expected> {
     let mut all = Vec::new();
-    // What is moved, in which pieces, and how many of them it is.
+    // The amount, the piece and the number of pieces.
     for (moved, pieces, count, target, over_each) in [
         ("2 MiB", "32 KiB", 64, None, None),
         ("2 MiB", "32 KiB, 3 ms apart", 64, None, None),

@@ -1,4 +1,4 @@
-//! What is registered is lent out to be read, whoever owns it.
+//! A registration lends its memory as a shared reference only.
 
 use terrane_core::{Memory, Registered};
 

@@ -1,4 +1,4 @@
-//! What must not compile: memory that is swapped, taken or doubled behind its registration.
+//! Memory cannot be swapped, taken or cloned while it is registered.
 
 #[test]
 fn registered_memory_has_no_mutable_access_and_one_owner() {

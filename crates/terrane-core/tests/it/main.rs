@@ -1,3 +1,3 @@
-//! What users of the crate cannot write.
+//! Programs that must not compile.
 
 mod compile_fail;

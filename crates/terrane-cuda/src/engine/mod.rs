@@ -65,8 +65,6 @@ use crate::runtime::context::Context;
 /// other blocks, layer by layer, while compute on the first layers runs:
 ///
 /// ```
-/// use std::sync::Arc;
-///
 /// use terrane_core::DeviceId;
 /// use terrane_cuda::{
 ///     Context, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
@@ -81,8 +79,8 @@ use crate::runtime::context::Context;
 ///     let config = LayoutConfig::builder().num_blocks(16).num_layers(32).outer_dim(2)
 ///         .page_size(16).inner_dim(8 * 128).element(ElementFormat::Width(2)).build()?;
 ///
-///     // On the device K and V of each layer; in pinned memory each block in one piece. Tensors
-///     // that there are already are adopted: see `Context::device_span`.
+///     // K and V of each layer on the device, whole blocks in pinned memory. Existing tensors are
+///     // adopted: see `Context::device_span`.
 ///     let device = DeviceAllocator::new(&context);
 ///     let cache = LayoutBuilder::new(config).layer_separate(BlockDimension::Second)
 ///         .allocate(&device).unregistered().build()?;
@@ -91,20 +89,21 @@ use crate::runtime::context::Context;
 ///         .allocate(&pinned).unregistered().build()?;
 ///     let (cache, tier) = (Endpoint::new(cache)?, Endpoint::new(tier)?);
 ///     let engine = DeviceEngine::new(&context, DeviceEngineOptions::default())?;
-///     let manager = TransferManager::new([Arc::new(engine) as _]);
+///     let manager = TransferManager::builder().engine(engine).build();
 ///
 ///     // The stream on which the model runs; `Stream::borrow` takes another library's.
 ///     let compute = Stream::new(&context)?;
 ///
-///     // Out, behind what has been submitted to the stream. The submit waits for nothing; the
-///     // guard, whatever it is, comes back with the outcome.
+///     // Offload, after the work on the stream. The submit returns at once. The guard, a value of
+///     // any type, is returned with the outcome.
 ///     let out = Transfer::new(&cache, &tier).blocks(&[5, 9, 2], &[0, 1, 2]);
 ///     let out = out.device_order(compute.order());
 ///     println!("{}", manager.explain(&out)?);
 ///     let completion = manager.submit(out, "my lock on blocks 5, 9 and 2")?;
 ///     println!("{}", completion.wait().result?);
 ///
-///     // Home. Each layer's compute is submitted as soon as the layer is on its way.
+///     // Bring the blocks back. Each layer's compute is submitted as soon as the layer is on a
+///     // stream.
 ///     let home = Transfer::new(&tier, &cache).blocks(&[0, 1, 2], &[7, 8, 3]);
 ///     let completion = manager.submit(home.device_order(compute.order()).layer_wise(), ())?;
 ///     let layers = completion.layers().ok_or("it is layer by layer")?;

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use terrane_core::{ByteCount, Wish};
+use terrane_core::{ByteCount, Requirement};
 
 use crate::engine::path::CopyPath;
 use crate::engine::path::calibration::Calibration;
@@ -22,7 +22,7 @@ pub struct DeviceEngineOptions {
     /// Whether to copy with kernels. Without them, all transfers use the driver's copies, which are
     /// slower for short pieces. The same applies if the driver or the device is too old for
     /// kernels.
-    pub kernels: Wish,
+    pub kernels: Requirement,
     /// The size of one buffer of the staged path.
     pub scratch_bytes: ByteCount,
     /// The number of such buffers per direction, at least 2. They are allocated when a transfer
@@ -74,7 +74,7 @@ impl Default for DeviceEngineOptions {
         Self {
             path: None,
             calibration: None,
-            kernels: Wish::Preferred,
+            kernels: Requirement::Preferred,
             scratch_bytes: ByteCount::mib(32),
             scratch_buffers: number(3),
             pack_ctas: number(24),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use terrane_core::{Capability, CapabilityReport, Grant, Reason, Wish};
+use terrane_core::{Capability, CapabilityReport, CapabilityStatus, Reason, Requirement};
 
 use crate::driver::code::DriverCode;
 use crate::engine::options::DeviceEngineOptions;
@@ -51,22 +51,22 @@ impl Shared {
 /// request.
 pub(crate) fn load_kernels(
     context: &Context,
-    wish: Wish,
+    requirement: Requirement,
 ) -> Result<(Option<Kernels>, CapabilityReport), CudaError> {
-    let loaded = (wish != Wish::Off).then(|| Kernels::load(context));
-    let (kernels, grant) = match loaded {
-        None => (None, Grant::NotTried),
-        Some(Ok(kernels)) => (Some(kernels), Grant::Granted),
+    let loaded = (requirement != Requirement::Off).then(|| Kernels::load(context));
+    let (kernels, status) = match loaded {
+        None => (None, CapabilityStatus::NotTried),
+        Some(Ok(kernels)) => (Some(kernels), CapabilityStatus::Granted),
         // A present lack of memory says nothing about the driver.
         Some(Err(CudaError::KernelsRefused { code, .. }))
-            if wish == Wish::Preferred && code != DriverCode::OUT_OF_MEMORY =>
+            if requirement == Requirement::Preferred && code != DriverCode::OUT_OF_MEMORY =>
         {
             let operation = "cuModuleLoadDataEx";
-            (None, Grant::Refused(Reason::Driver { operation, code: code.get() }))
+            (None, CapabilityStatus::Refused(Reason::Driver { operation, code: code.get() }))
         }
         Some(Err(error)) => return Err(error),
     };
     let mut capabilities = CapabilityReport::default();
-    capabilities.record(Capability::CopyKernels, wish, grant);
+    capabilities.record(Capability::CopyKernels, requirement, status);
     Ok((kernels, capabilities))
 }

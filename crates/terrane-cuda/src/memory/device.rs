@@ -33,7 +33,7 @@ impl DeviceAllocator {
     /// [`CudaError::TooStrictlyAligned`] above 2 MiB; [`CudaError::TooLarge`] for more than the
     /// device's memory; [`CudaError::Driver`] with `CUDA_ERROR_OUT_OF_MEMORY` if less memory is
     /// left; [`CudaError::DeviceLost`].
-    pub fn bring_up(&self, request: &RegionRequest) -> Result<DeviceMemory, CudaError> {
+    pub fn allocate_memory(&self, request: &RegionRequest) -> Result<DeviceMemory, CudaError> {
         check_request(&self.context, request)?;
         let context = self.context.clone();
         let length = request.bytes;
@@ -74,7 +74,7 @@ unsafe impl Allocate for DeviceAllocator {
     }
 
     fn allocate(&self, request: &RegionRequest) -> Result<DeviceMemory, AllocateError> {
-        self.bring_up(request).map_err(|error| refusal(&self.context, error, request))
+        self.allocate_memory(request).map_err(|error| refusal(&self.context, error, request))
     }
 }
 

@@ -127,8 +127,8 @@ impl DevicePool {
     ///
     /// # Errors
     ///
-    /// As for [`DeviceAllocator::bring_up`](crate::DeviceAllocator::bring_up).
-    pub fn bring_up(&self, request: &RegionRequest) -> Result<DevicePoolMemory, CudaError> {
+    /// As for [`DeviceAllocator::allocate_memory`](crate::DeviceAllocator::allocate_memory).
+    pub fn allocate_memory(&self, request: &RegionRequest) -> Result<DevicePoolMemory, CudaError> {
         let pool = &self.0;
         check_request(&pool.raw.context, request)?;
         let length = request.bytes;
@@ -172,7 +172,7 @@ impl DevicePool {
     /// # Errors
     ///
     /// [`CudaError::WrongContext`] if the stream belongs to another device, and the errors of
-    /// [`bring_up`](Self::bring_up).
+    /// [`allocate_memory`](Self::allocate_memory).
     pub fn allocate_on(
         &self,
         stream: &Stream,
@@ -302,7 +302,7 @@ unsafe impl Allocate for DevicePool {
     }
 
     fn allocate(&self, request: &RegionRequest) -> Result<DevicePoolMemory, AllocateError> {
-        self.bring_up(request).map_err(|error| refusal(&self.0.raw.context, error, request))
+        self.allocate_memory(request).map_err(|error| refusal(&self.0.raw.context, error, request))
     }
 }
 

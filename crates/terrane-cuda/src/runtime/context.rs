@@ -121,7 +121,7 @@ impl Context {
 
     /// The number of failures without a caller to report to. It counts drops of streams, events and
     /// memory that the driver answered with an error. It also counts failures to restore a thread's
-    /// current context, and values that were [kept](Self::keep_for_ever).
+    /// current context, and [leaked](Self::leak) values.
     #[must_use]
     pub fn failed_drops(&self) -> u64 {
         self.0.failed_drops.load(Ordering::Relaxed)
@@ -129,7 +129,7 @@ impl Context {
 
     /// Leaks a value that cannot be freed safely, because the driver did not say whether its device
     /// still uses it. Counts as one of the [`failed_drops`](Self::failed_drops).
-    pub fn keep_for_ever<T: Send + 'static>(&self, value: T, why: &CudaError) {
+    pub fn leak<T: Send + 'static>(&self, value: T, why: &CudaError) {
         let _kept = ManuallyDrop::new(value);
         note_failed_drop(&self.0, why);
     }
@@ -390,7 +390,7 @@ fn note_failed_drop(shared: &Shared, error: &CudaError) {
         // The process is ending; the driver has freed everything.
         return;
     }
-    tracing::warn!(device = %shared.device.id, %error, "the driver refused to take something back");
+    tracing::warn!(device = %shared.device.id, %error, "a driver call of a drop failed");
 }
 
 /// A context pushed on this thread's stack, and popped when this value drops.

@@ -7,7 +7,8 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::{
-    Allocate, ByteCount, Capability, Grant, Location, Memory, Reason, Region, RegionRequest, Wish,
+    Allocate, ByteCount, Capability, CapabilityStatus, Location, Memory, Reason, Region,
+    RegionRequest, Requirement,
 };
 use terrane_cuda::{
     Context, CudaError, DeviceAllocator, DriverCode, PinnedAllocator, PinnedOptions, Stream,
@@ -40,7 +41,7 @@ fn a_prefix_is_copied_while_the_rest_comes_up() {
         return;
     };
     let request = RegionRequest::new(ByteCount::mib(46));
-    let (memory, bring_up) = in_steps(&context, STEP).bring_up_in_background(&request).unwrap();
+    let (memory, bring_up) = in_steps(&context, STEP).allocate_in_background(&request).unwrap();
     assert_eq!((memory.length(), bring_up.length()), (request.bytes, request.bytes));
     assert_eq!(memory.registration_length(), Some(STEP));
 
@@ -82,12 +83,16 @@ fn when_all_is_up_it_is_as_memory_that_came_up_at_once() {
     let name = "when_all_is_up_it_is_as_memory_that_came_up_at_once";
     let Some(context) = device(name, LITTLE) else { return };
     let request = RegionRequest::new(ByteCount::mib(10));
-    let (memory, bring_up) = in_steps(&context, STEP).bring_up_in_background(&request).unwrap();
+    let (memory, bring_up) = in_steps(&context, STEP).allocate_in_background(&request).unwrap();
     assert!(complete(&bring_up));
     assert!(bring_up.is_complete() && bring_up.ended().is_none());
     assert_eq!(bring_up.touched(), request.bytes);
     let report = memory.capabilities();
-    assert_eq!(report.grant(&Capability::HostRegistration), Some(&Grant::Granted), "{report}");
+    assert_eq!(
+        report.status(&Capability::HostRegistration),
+        Some(&CapabilityStatus::Granted),
+        "{report}"
+    );
     let alias = memory.device_alias().expect("the device reaches all of it");
     if context.device().uses_host_addresses {
         assert_eq!(alias.get(), memory.address().get());
@@ -140,7 +145,7 @@ fn what_drops_while_it_comes_up_leaves_nothing() {
     let pinned = in_steps(&context, ByteCount::mib(2));
     let request = RegionRequest::new(ByteCount::mib(40));
     for round in 0..20 {
-        let (memory, bring_up) = pinned.bring_up_in_background(&request).unwrap();
+        let (memory, bring_up) = pinned.allocate_in_background(&request).unwrap();
         if round % 2 == 0 {
             bring_up.wait_for(ByteCount::mib(2), PATIENCE).unwrap();
         }
@@ -149,7 +154,7 @@ fn what_drops_while_it_comes_up_leaves_nothing() {
         assert_all_gone(&context);
         assert!(bring_up.is_complete() || bring_up.ended().is_some());
     }
-    let (memory, bring_up) = pinned.bring_up_in_background(&request).unwrap();
+    let (memory, bring_up) = pinned.allocate_in_background(&request).unwrap();
     bring_up.cancel();
     let usable = match bring_up.wait_for(request.bytes, PATIENCE) {
         Ok(is_usable) => {
@@ -175,7 +180,7 @@ fn a_step_that_is_refused_ends_it_and_keeps_what_is_usable() {
             return;
         }
         let request = RegionRequest::new(ByteCount::mib(24));
-        let (memory, bring_up) = in_steps(&context, STEP).bring_up_in_background(&request).unwrap();
+        let (memory, bring_up) = in_steps(&context, STEP).allocate_in_background(&request).unwrap();
         let ended = bring_up.wait_for(request.bytes, PATIENCE).unwrap_err();
         let usable = STEP.checked_mul("steps", refused).unwrap();
         assert_eq!((ended.usable, ended.of), (usable, request.bytes));
@@ -184,11 +189,11 @@ fn a_step_that_is_refused_ends_it_and_keeps_what_is_usable() {
         assert_eq!(context.usage().registered.bytes, usable);
         assert_eq!(memory.device_alias(), None, "no kernel is led beyond the prefix");
         let report = memory.capabilities();
-        match report.grant(&Capability::HostRegistration) {
-            Some(Grant::Partial { granted, of }) => {
+        match report.status(&Capability::HostRegistration) {
+            Some(CapabilityStatus::Partial { granted, of }) => {
                 assert_eq!((*granted, *of), (usable, request.bytes));
             }
-            Some(Grant::Refused(Reason::Driver { operation, code })) if refused == 0 => {
+            Some(CapabilityStatus::Refused(Reason::Driver { operation, code })) if refused == 0 => {
                 assert_eq!((*operation, *code), ("cuMemHostRegister_v2", OUT_OF_MEMORY.get()));
             }
             other => panic!("{other:?}"),
@@ -211,7 +216,7 @@ fn a_registration_that_fails_midway_is_rolled_back_and_replaced_or_refused() {
     if !faults::fail(name, "cuMemHostRegister_v2", 2, OUT_OF_MEMORY) {
         return;
     }
-    let memory = pinned(Wish::Preferred).bring_up(&request).unwrap();
+    let memory = pinned(Requirement::Preferred).allocate_memory(&request).unwrap();
     let usage = context.usage();
     assert_eq!(
         usage.registered,
@@ -220,8 +225,8 @@ fn a_registration_that_fails_midway_is_rolled_back_and_replaced_or_refused() {
     );
     assert_eq!((usage.host.count, usage.host.bytes), (1, request.bytes));
     let report = memory.capabilities();
-    let Some(Grant::Refused(Reason::Driver { code, .. })) =
-        report.grant(&Capability::HostRegistration)
+    let Some(CapabilityStatus::Refused(Reason::Driver { code, .. })) =
+        report.status(&Capability::HostRegistration)
     else {
         panic!("{report}");
     };
@@ -229,7 +234,7 @@ fn a_registration_that_fails_midway_is_rolled_back_and_replaced_or_refused() {
     drop(memory);
 
     assert!(faults::fail(name, "cuMemHostRegister_v2", 3, OUT_OF_MEMORY));
-    let error = pinned(Wish::Required).bring_up(&request).unwrap_err();
+    let error = pinned(Requirement::Required).allocate_memory(&request).unwrap_err();
     assert!(matches!(error, CudaError::Capability(_)), "{error}");
     assert_all_gone(&context);
     assert_eq!(context.usage().host, terrane_cuda::ResourceCount::default());
@@ -237,7 +242,7 @@ fn a_registration_that_fails_midway_is_rolled_back_and_replaced_or_refused() {
     // Neither of the two ways: the driver's own refusal is the error.
     assert!(faults::fail(name, "cuMemHostRegister_v2", 0, OUT_OF_MEMORY));
     assert!(faults::fail(name, "cuMemHostAlloc", 0, OUT_OF_MEMORY));
-    let error = pinned(Wish::Preferred).allocate(&request).unwrap_err();
+    let error = pinned(Requirement::Preferred).allocate(&request).unwrap_err();
     assert!(error.is_exhaustion(), "{error}");
     assert_all_gone(&context);
 }
@@ -259,7 +264,7 @@ fn blocks_of_a_layout_are_usable_one_after_the_other() {
     let pinned = in_steps(&context, STEP);
     let plan = LayoutPlan::new(&config, LayoutKind::FullyContiguous, pinned.limits()).unwrap();
     assert_eq!(plan.geometry().block_unit(), Some(block));
-    let (memory, bring_up) = pinned.bring_up_in_background(&plan.base_request()).unwrap();
+    let (memory, bring_up) = pinned.allocate_in_background(&plan.base_request()).unwrap();
     let regions = plan.cut(&Region::new(memory)).unwrap();
     let stream = Stream::new(&context).unwrap();
     let device = DeviceAllocator::new(&context);
@@ -290,24 +295,24 @@ fn what_is_not_registered_is_up_when_it_is_handed_out() {
         let options = PinnedOptions { registration, is_write_combined, ..PinnedOptions::default() };
         PinnedAllocator::new(&context, options).unwrap()
     };
-    for allocator in [pinned(Wish::Off, false), pinned(Wish::Preferred, true)] {
-        let (memory, bring_up) = allocator.bring_up_in_background(&request).unwrap();
+    for allocator in [pinned(Requirement::Off, false), pinned(Requirement::Preferred, true)] {
+        let (memory, bring_up) = allocator.allocate_in_background(&request).unwrap();
         assert!(bring_up.is_complete());
         assert_eq!(memory.usable_prefix(), memory.length());
         assert!(memory.device_alias().is_some());
     }
     let nothing = RegionRequest::new(ByteCount::ZERO);
-    let (memory, bring_up) = in_steps(&context, STEP).bring_up_in_background(&nothing).unwrap();
+    let (memory, bring_up) = in_steps(&context, STEP).allocate_in_background(&nothing).unwrap();
     assert!(memory.length().is_zero() && bring_up.is_complete());
 
     let cancelled = terrane_storage::Progress::default();
     cancelled.cancel();
     let allocator = in_steps(&context, STEP).reporting_to(cancelled);
-    let (memory, bring_up) = allocator.bring_up_in_background(&request).unwrap();
+    let (memory, bring_up) = allocator.allocate_in_background(&request).unwrap();
     let ended = bring_up.wait_for(request.bytes, PATIENCE).unwrap_err();
     assert!(ended.cause.is_none() && memory.usable_prefix().is_zero(), "{ended}");
     let beyond = RegionRequest::new(ByteCount::new(1 << 60));
-    let error = in_steps(&context, STEP).bring_up_in_background(&beyond).unwrap_err();
+    let error = in_steps(&context, STEP).allocate_in_background(&beyond).unwrap_err();
     let CudaError::HostMemory { source } = &error else { panic!("{error}") };
     assert!(matches!(**source, StorageError::OutOfMemory { .. }), "{source}");
 }
@@ -325,7 +330,7 @@ fn how_soon_the_first_part_of_8_gib_is_usable() {
     let request = RegionRequest::new(ByteCount::gib(8));
     for _ in 0..3 {
         let started = Instant::now();
-        let (memory, bring_up) = pinned.bring_up_in_background(&request).unwrap();
+        let (memory, bring_up) = pinned.allocate_in_background(&request).unwrap();
         let mapped = started.elapsed();
         let mut after = Vec::new();
         for part in [ByteCount::mib(512), ByteCount::gib(1), ByteCount::gib(4), request.bytes] {

@@ -169,7 +169,7 @@ fn variables_put_poison_and_guard_around_device_memory() {
     let source = options.around(DeviceAllocator::new(&context), CudaFill::new(&streams), id);
     let block = source.allocate(&RegionRequest::new(ByteCount::new(1000))).unwrap();
     assert!(seen(&access, block.location(), 1000).iter().all(|&byte| byte == 0x0C));
-    let before = block.location().place().start - 1;
+    let before = block.location().position().start - 1;
     let before = Location::Device {
         device: context.device().id,
         address: terrane_core::DeviceAddress::new(before),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use terrane_core::{Allocate, ByteCount, DeviceId, RegionRequest, Wish};
+use terrane_core::{Allocate, ByteCount, DeviceId, RegionRequest, Requirement};
 use terrane_cuda::{
     Context, CudaError, CudaStreams, DeviceAllocator, DeviceEngine, DeviceEngineOptions,
     DevicePool, Event, PinnedAllocator, PinnedOptions, Stream, Timing, probe,
@@ -51,9 +51,10 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
         let memory =
             (pool.allocate(&request).unwrap(), pool.allocate_on(&stream, &request).unwrap());
         let plain = DeviceAllocator::new(&context).allocate(&request).unwrap();
-        let options = PinnedOptions { registration: Wish::Required, ..PinnedOptions::default() };
+        let options =
+            PinnedOptions { registration: Requirement::Required, ..PinnedOptions::default() };
         let pinned = PinnedAllocator::new(&context, options).unwrap();
-        let (rising, _) = pinned.bring_up_in_background(&request).unwrap();
+        let (rising, _) = pinned.allocate_in_background(&request).unwrap();
         let locked = pinned.allocate(&request).unwrap();
 
         // With a transfer that the device has not come to.
@@ -84,7 +85,7 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
             is_refused(stream.synchronize());
             is_refused(streams.get(number));
             is_refused(streams.add(stream.clone()));
-            is_refused(pool.bring_up(&request));
+            is_refused(pool.allocate_memory(&request));
             assert!(DeviceAllocator::new(&context).allocate(&request).is_err());
             let (in_flight, manager, memory, plain, rising, locked, event, fence) =
                 inherited.take().unwrap();

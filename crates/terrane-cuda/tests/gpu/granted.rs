@@ -2,7 +2,8 @@
 
 use cudarc::driver::{CudaContext, sys};
 use terrane_core::{
-    Allocate, AllocateError, ByteCount, Capability, Grant, Memory, RegionRequest, Wish,
+    Allocate, AllocateError, ByteCount, Capability, CapabilityStatus, Memory, RegionRequest,
+    Requirement,
 };
 use terrane_cuda::{
     Context, CudaStreams, PinnedAllocator, PinnedNuma, PinnedOptions, ResourceCount, Stream,
@@ -62,7 +63,7 @@ fn memory_is_write_combined_only_when_asked() {
     let name = "memory_is_write_combined_only_when_asked";
     let Some(context) = device(name, LITTLE) else { return };
     CudaContext::new(0).unwrap().bind_to_thread().unwrap();
-    let of_driver = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
+    let of_driver = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
     let asked = PinnedOptions { is_write_combined: true, ..PinnedOptions::default() };
     let found = flags(&context, of_driver);
     assert_eq!(found & (WRITE_COMBINED | USUAL), USUAL, "{found:#x}");
@@ -81,7 +82,8 @@ fn what_the_driver_does_not_heed_is_said_or_an_error() {
         let system =
             SystemOptions { huge_pages: HugePages::Transparent(huge), ..SystemOptions::default() };
         let numa = PinnedNuma::Policy(NumaPolicy::Bind(NodeId::new(0), bound));
-        let registration = if is_write_combined { Wish::Preferred } else { Wish::Off };
+        let registration =
+            if is_write_combined { Requirement::Preferred } else { Requirement::Off };
         let options = PinnedOptions {
             system,
             numa,
@@ -92,14 +94,17 @@ fn what_the_driver_does_not_heed_is_said_or_an_error() {
         PinnedAllocator::new(&context, options).unwrap().allocate(&request)
     };
     for is_write_combined in [false, true] {
-        let memory = allocate(Wish::Preferred, Wish::Preferred, is_write_combined).unwrap();
+        let memory =
+            allocate(Requirement::Preferred, Requirement::Preferred, is_write_combined).unwrap();
         let report = memory.capabilities();
         for capability in [Capability::NumaBinding, Capability::TransparentHugePages] {
-            let grant = report.grant(&capability);
-            assert!(matches!(grant, Some(Grant::Refused(_))), "{capability}: {report}");
+            let status = report.status(&capability);
+            assert!(matches!(status, Some(CapabilityStatus::Refused(_))), "{capability}: {report}");
         }
         drop(memory);
-        for (bound, huge) in [(Wish::Required, Wish::Off), (Wish::Off, Wish::Required)] {
+        for (bound, huge) in
+            [(Requirement::Required, Requirement::Off), (Requirement::Off, Requirement::Required)]
+        {
             let error = allocate(bound, huge, is_write_combined).unwrap_err();
             assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
         }

@@ -1,6 +1,6 @@
 //! Every kind of memory keeps the rules of all memory and of all allocators.
 
-use terrane_core::Wish;
+use terrane_core::Requirement;
 use terrane_core::{Alignment, Allocate, AllocateError, ByteCount, Memory, RegionRequest};
 use terrane_cuda::{
     Context, DeviceAllocator, DevicePool, PinnedAllocator, PinnedNuma, PinnedOptions,
@@ -63,8 +63,8 @@ fn pinned_memory_conforms() {
 fn pinned_memory_of_the_driver_conforms() {
     let Some(context) = device("pinned_memory_of_the_driver_conforms", LITTLE) else { return };
     let options = PinnedOptions {
-        registration: Wish::Off,
-        numa: PinnedNuma::NearDevice(Wish::Off),
+        registration: Requirement::Off,
+        numa: PinnedNuma::NearDevice(Requirement::Off),
         ..PinnedOptions::default()
     };
     let make = || PinnedAllocator::new(&context, options.clone()).unwrap();

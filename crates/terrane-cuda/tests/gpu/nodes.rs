@@ -4,8 +4,8 @@ use std::fs;
 
 use tempfile::TempDir;
 use terrane_core::{
-    Allocate, AllocateError, ByteCount, Capability, CapabilityReport, Grant, Memory, Reason,
-    RegionRequest, Wish,
+    Allocate, AllocateError, ByteCount, Capability, CapabilityReport, CapabilityStatus, Memory,
+    Reason, RegionRequest, Requirement,
 };
 use terrane_cuda::{
     Context, CudaError, PinnedAllocator, PinnedMemory, PinnedNuma, PinnedOptions, ResourceCount,
@@ -35,10 +35,10 @@ fn machine(context: &Context, nodes: &str, of_device: Option<u32>) -> (TempDir, 
 }
 
 /// An allocator of registered memory only, near the device.
-fn near(context: &Context, topology: &NumaTopology, wish: Wish) -> PinnedAllocator {
+fn near(context: &Context, topology: &NumaTopology, requirement: Requirement) -> PinnedAllocator {
     let options = PinnedOptions {
-        numa: PinnedNuma::NearDevice(wish),
-        registration: Wish::Required,
+        numa: PinnedNuma::NearDevice(requirement),
+        registration: Requirement::Required,
         background_step: ByteCount::mib(2),
         ..PinnedOptions::default()
     };
@@ -51,8 +51,8 @@ fn both_ways(
     allocator: &PinnedAllocator,
 ) -> Result<([PinnedMemory; 2], CapabilityReport), CudaError> {
     let request = RegionRequest::new(ByteCount::mib(6));
-    let at_once = allocator.bring_up(&request)?;
-    let (rising, bring_up) = allocator.bring_up_in_background(&request)?;
+    let at_once = allocator.allocate_memory(&request)?;
+    let (rising, bring_up) = allocator.allocate_in_background(&request)?;
     let early = rising.capabilities();
     let patience = std::time::Duration::from_secs(120);
     assert!(bring_up.wait_for(request.bytes, patience).unwrap());
@@ -62,22 +62,23 @@ fn both_ways(
 /// How each way to bring memory up is refused, and how the trait says it.
 fn refusals(allocator: &PinnedAllocator) -> ([CudaError; 2], AllocateError) {
     let request = RegionRequest::new(ByteCount::mib(6));
-    let at_once = allocator.bring_up(&request).unwrap_err();
-    let in_background = allocator.bring_up_in_background(&request).unwrap_err();
+    let at_once = allocator.allocate_memory(&request).unwrap_err();
+    let in_background = allocator.allocate_in_background(&request).unwrap_err();
     ([at_once, in_background], allocator.allocate(&request).unwrap_err())
 }
 
 /// The outcome of the NUMA node, which is the same in all reports.
-fn said(memories: &[PinnedMemory; 2], early: &CapabilityReport) -> Grant {
+fn said(memories: &[PinnedMemory; 2], early: &CapabilityReport) -> CapabilityStatus {
     let [at_once, rising] = memories.each_ref().map(Memory::capabilities);
-    let grant = at_once.grant(&Capability::NumaBinding).expect("the wish has an outcome").clone();
-    assert_eq!(early.grant(&Capability::NumaBinding), Some(&grant), "{early}");
-    assert_eq!(rising.grant(&Capability::NumaBinding), Some(&grant), "{rising}");
+    let status =
+        at_once.status(&Capability::NumaBinding).expect("the requirement has an outcome").clone();
+    assert_eq!(early.status(&Capability::NumaBinding), Some(&status), "{early}");
+    assert_eq!(rising.status(&Capability::NumaBinding), Some(&status), "{rising}");
     for report in [at_once, rising] {
-        let registered = report.grant(&Capability::HostRegistration);
-        assert_eq!(registered, Some(&Grant::Granted), "{report}");
+        let registered = report.status(&Capability::HostRegistration);
+        assert_eq!(registered, Some(&CapabilityStatus::Granted), "{report}");
     }
-    grant
+    status
 }
 
 /// The kernel's policy for memory: `"bind:0"`. It shows mappings of one policy that lie side by
@@ -108,18 +109,20 @@ fn pinned_memory_is_bound_to_the_node_of_its_device() {
     // The node that sysfs names, and the only one where it names none.
     for (nodes, of_device) in [("0-1", Some(0)), ("0", None)] {
         let (_root, topology) = machine(&context, nodes, of_device);
-        for wish in [Wish::Preferred, Wish::Required] {
-            let (memories, early) = match both_ways(&near(&context, &topology, wish)) {
+        for requirement in [Requirement::Preferred, Requirement::Required] {
+            let (memories, early) = match both_ways(&near(&context, &topology, requirement)) {
                 Ok(brought) => brought,
-                Err(error) => return skip_without_binding(name, wish, &error),
+                Err(error) => return skip_without_binding(name, requirement, &error),
             };
             match said(&memories, &early) {
-                Grant::Granted => {
+                CapabilityStatus::Granted => {
                     let found = memories.each_ref().map(policy);
                     assert_eq!(found, [(); 2].map(|()| Some("bind:0".to_owned())));
                 }
                 // A container may be kept from it.
-                Grant::Refused(reason @ Reason::Os(_)) if wish == Wish::Preferred => {
+                CapabilityStatus::Refused(reason @ Reason::Os(_))
+                    if requirement == Requirement::Preferred =>
+                {
                     eprintln!("skipped: {name}: {reason}");
                 }
                 other => panic!("{other:?}"),
@@ -130,12 +133,15 @@ fn pinned_memory_is_bound_to_the_node_of_its_device() {
 }
 
 /// A container may be kept from binding memory; then what is required is this error.
-fn skip_without_binding(test: &str, wish: Wish, error: &CudaError) {
+fn skip_without_binding(test: &str, requirement: Requirement, error: &CudaError) {
     let CudaError::HostMemory { source } = error else { panic!("{error}") };
     let StorageError::Capability(missing) = &**source else { panic!("{error}") };
     let outcome = &missing.outcome;
-    assert_eq!((wish, &outcome.capability), (Wish::Required, &Capability::NumaBinding));
-    assert!(matches!(outcome.grant, Grant::Refused(Reason::Os(_))), "{error}");
+    assert_eq!(
+        (requirement, &outcome.capability),
+        (Requirement::Required, &Capability::NumaBinding)
+    );
+    assert!(matches!(outcome.status, CapabilityStatus::Refused(Reason::Os(_))), "{error}");
     eprintln!("skipped: {test}: {error}");
 }
 
@@ -145,12 +151,12 @@ fn a_node_that_is_not_there_is_reported_or_an_error() {
     let name = "a_node_that_is_not_there_is_reported_or_an_error";
     let Some(context) = device(name, LITTLE) else { return };
     let (_root, topology) = machine(&context, "0,1000", Some(NOWHERE));
-    let (memories, early) = both_ways(&near(&context, &topology, Wish::Preferred)).unwrap();
-    let grant = said(&memories, &early);
-    assert!(matches!(grant, Grant::Refused(Reason::Os(_))), "{grant:?}");
+    let (memories, early) = both_ways(&near(&context, &topology, Requirement::Preferred)).unwrap();
+    let status = said(&memories, &early);
+    assert!(matches!(status, CapabilityStatus::Refused(Reason::Os(_))), "{status:?}");
     drop(memories);
 
-    let required = near(&context, &topology, Wish::Required);
+    let required = near(&context, &topology, Requirement::Required);
     let (errors, error) = refusals(&required);
     for error in errors {
         let CudaError::HostMemory { source } = &error else { panic!("{error}") };
@@ -169,15 +175,16 @@ fn a_device_without_a_node_is_reported_or_an_error() {
     let nothing = NumaTopology::read_from(tempfile::tempdir().unwrap().path());
     assert!(nothing.gap().is_some());
     for topology in [two, nothing] {
-        let (memories, early) = both_ways(&near(&context, &topology, Wish::Preferred)).unwrap();
-        let grant = said(&memories, &early);
-        let Grant::Refused(Reason::Needs(what)) = grant else { panic!("{grant:?}") };
+        let (memories, early) =
+            both_ways(&near(&context, &topology, Requirement::Preferred)).unwrap();
+        let status = said(&memories, &early);
+        let CapabilityStatus::Refused(Reason::Needs(what)) = status else { panic!("{status:?}") };
         assert!(what.contains("the device's node"), "{what}");
-        let (memories, early) = both_ways(&near(&context, &topology, Wish::Off)).unwrap();
-        assert_eq!(said(&memories, &early), Grant::NotTried);
+        let (memories, early) = both_ways(&near(&context, &topology, Requirement::Off)).unwrap();
+        assert_eq!(said(&memories, &early), CapabilityStatus::NotTried);
         drop(memories);
 
-        let required = near(&context, &topology, Wish::Required);
+        let required = near(&context, &topology, Requirement::Required);
         let (errors, error) = refusals(&required);
         for error in errors {
             let CudaError::Capability(missing) = &error else { panic!("{error}") };

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use terrane_core::{
-    Allocate, AllocateError, ByteCount, Capability, Grant, Location, Memory, RegionRequest, Wish,
+    Allocate, AllocateError, ByteCount, Capability, CapabilityStatus, Location, Memory,
+    RegionRequest, Requirement,
 };
 use terrane_cuda::{
     Context, CudaError, DeviceAllocator, Event, PinnedAllocator, PinnedOptions, Stream, Timing,
@@ -15,7 +16,7 @@ use terrane_testkit::pattern::{InProcess, PieceAccess};
 use crate::needs::{LITTLE, Needs, device, real_device};
 
 fn registered(context: &Context) -> PinnedAllocator {
-    let options = PinnedOptions { registration: Wish::Required, ..PinnedOptions::default() };
+    let options = PinnedOptions { registration: Requirement::Required, ..PinnedOptions::default() };
     PinnedAllocator::new(context, options).unwrap()
 }
 
@@ -25,7 +26,10 @@ fn the_device_reads_and_writes_it_at_its_alias() {
     let Some(context) = device(name, LITTLE) else { return };
     let memory = registered(&context).allocate(&RegionRequest::new(ByteCount::mib(8))).unwrap();
     eprintln!("{}", memory.capabilities());
-    assert_eq!(memory.capabilities().grant(&Capability::HostRegistration), Some(&Grant::Granted));
+    assert_eq!(
+        memory.capabilities().status(&Capability::HostRegistration),
+        Some(&CapabilityStatus::Granted)
+    );
     let alias = memory.device_alias().expect("registered memory is mapped");
     if context.device().uses_host_addresses {
         assert_eq!(alias.get(), memory.address().get());
@@ -51,7 +55,7 @@ fn chunks_are_registered_apart_and_reached_as_one() {
     let Some(context) = device(name, LITTLE) else { return };
     let chunk = ByteCount::mib(4);
     let options = PinnedOptions {
-        registration: Wish::Required,
+        registration: Requirement::Required,
         largest_registration: chunk,
         unit: ByteCount::mib(2),
         ..PinnedOptions::default()
@@ -97,7 +101,7 @@ fn a_layout_s_blocks_are_not_split_by_registrations() {
     let name = "a_layout_s_blocks_are_not_split_by_registrations";
     let Some(context) = device(name, LITTLE) else { return };
     let options = PinnedOptions {
-        registration: Wish::Required,
+        registration: Requirement::Required,
         largest_registration: ByteCount::mib(4),
         background_step: ByteCount::mib(2),
         ..PinnedOptions::default()
@@ -116,9 +120,9 @@ fn a_layout_s_blocks_are_not_split_by_registrations() {
         (1024, LayoutKind::FullyContiguous, ByteCount::mib(4), ByteCount::mib(2)),
     ] {
         let request = request(pages, kind);
-        let memory = pinned.bring_up(&request).unwrap();
+        let memory = pinned.allocate_memory(&request).unwrap();
         assert_eq!(memory.registration_length(), Some(at_once), "{kind}, {request:?}");
-        let (memory, bring_up) = pinned.bring_up_in_background(&request).unwrap();
+        let (memory, bring_up) = pinned.allocate_in_background(&request).unwrap();
         assert_eq!(memory.registration_length(), Some(in_background), "{kind}, {request:?}");
         assert!(bring_up.wait_for(request.bytes, Duration::from_secs(120)).unwrap());
     }
@@ -144,12 +148,15 @@ fn what_is_not_granted_is_reported_or_refused() {
             PinnedOptions { is_write_combined: true, registration, ..PinnedOptions::default() };
         PinnedAllocator::new(&context, options).unwrap()
     };
-    let memory = combined(Wish::Preferred).allocate(&request).unwrap();
+    let memory = combined(Requirement::Preferred).allocate(&request).unwrap();
     let report = memory.capabilities();
-    assert!(matches!(report.grant(&Capability::HostRegistration), Some(Grant::Refused(_))));
+    assert!(matches!(
+        report.status(&Capability::HostRegistration),
+        Some(CapabilityStatus::Refused(_))
+    ));
     assert_eq!(memory.registration_length(), None);
     assert!(memory.device_alias().is_some());
-    let error = combined(Wish::Required).allocate(&request).unwrap_err();
+    let error = combined(Requirement::Required).allocate(&request).unwrap_err();
     assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
 
     let options = PinnedOptions { unit: ByteCount::gib(65), ..PinnedOptions::default() };
@@ -173,7 +180,7 @@ fn bring_up_of_8_gib_beside_the_drivers_own() {
     let name = "bring_up_of_8_gib_beside_the_drivers_own";
     let Some(context) = real_device(name, needs) else { return };
     let request = RegionRequest::new(ByteCount::gib(8));
-    let options = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
+    let options = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
     let of_driver = PinnedAllocator::new(&context, options).unwrap();
     let registered = registered(&context);
     let (mut ours, mut theirs, mut raw) = (Vec::new(), Vec::new(), Vec::new());

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
+use terrane_core::{ByteCount, Memory, RegionRequest, Requirement};
 use terrane_cuda::{Context, CudaError, DriverCode, PinnedAllocator, PinnedOptions, ResourceCount};
 use terrane_storage::{Progress, StorageError};
 use terrane_testkit::events::AtEvents;
@@ -28,7 +28,7 @@ fn seen(progress: &Progress) -> [ByteCount; 3] {
     [progress.touched(), progress.ready(), progress.total()]
 }
 
-fn in_parts(context: &Context, registration: Wish, progress: &Progress) -> PinnedAllocator {
+fn in_parts(context: &Context, registration: Requirement, progress: &Progress) -> PinnedAllocator {
     let options = PinnedOptions {
         registration,
         largest_registration: PART,
@@ -47,7 +47,7 @@ fn memory_is_ready_when_all_of_it_is_registered() {
     let name = "memory_is_ready_when_all_of_it_is_registered";
     let Some(context) = device(name, LITTLE) else { return };
     let progress = Progress::default();
-    let pinned = in_parts(&context, Wish::Required, &progress);
+    let pinned = in_parts(&context, Requirement::Required, &progress);
     let all = request().bytes;
     for round in 0..2_u64 {
         let before = all.checked_mul("rounds", round).unwrap();
@@ -57,7 +57,7 @@ fn memory_is_ready_when_all_of_it_is_registered() {
             at_events(move || during.lock().unwrap().push(seen(&progress)))
         };
         let memory =
-            tracing::subscriber::with_default(look, || pinned.bring_up(&request()).unwrap());
+            tracing::subscriber::with_default(look, || pinned.allocate_memory(&request()).unwrap());
         let total = before.checked_add(all).unwrap();
         let during = during.lock().unwrap();
         assert_eq!(during.len(), usize::try_from(PARTS).unwrap(), "one for each registration");
@@ -81,8 +81,8 @@ fn in_the_background_what_is_registered_is_ready() {
         };
         // Calls of all threads, because another thread registers.
         tracing::subscriber::set_global_default(look).unwrap();
-        let pinned = in_parts(&context, Wish::Required, &progress);
-        let (_memory, bring_up) = pinned.bring_up_in_background(&request()).unwrap();
+        let pinned = in_parts(&context, Requirement::Required, &progress);
+        let (_memory, bring_up) = pinned.allocate_in_background(&request()).unwrap();
         assert!(bring_up.wait_for(request().bytes, PATIENCE).unwrap());
         assert_eq!(seen(&progress), [request().bytes; 3]);
         let before = (0..PARTS).map(|part| PART.checked_mul("parts", part).unwrap());
@@ -104,25 +104,27 @@ fn a_registration_that_fails_half_way_is_never_ready() {
         if !fail("cuMemHostRegister_v2", spared) {
             return;
         }
-        in_parts(&context, Wish::Required, &progress).bring_up(&request()).unwrap_err();
+        in_parts(&context, Requirement::Required, &progress)
+            .allocate_memory(&request())
+            .unwrap_err();
         assert_eq!(seen(&progress), none, "taken back");
 
         // In the background, also if all was touched before.
         assert!(fail("cuMemHostRegister_v2", spared));
-        let pinned = in_parts(&context, Wish::Required, &progress);
-        let (memory, bring_up) = pinned.bring_up_in_background(&request()).unwrap();
+        let pinned = in_parts(&context, Requirement::Required, &progress);
+        let (memory, bring_up) = pinned.allocate_in_background(&request()).unwrap();
         let ended = bring_up.wait_for(request().bytes, PATIENCE).unwrap_err();
         assert_eq!(ended.usable, PART.checked_mul("parts", spared).unwrap());
         assert_eq!(seen(&progress), none, "taken back");
         drop(memory);
 
         // The driver allocates instead, or does not.
-        let pinned = in_parts(&context, Wish::Preferred, &progress);
+        let pinned = in_parts(&context, Requirement::Preferred, &progress);
         assert!(fail("cuMemHostRegister_v2", spared) && fail("cuMemHostAlloc", 0));
-        pinned.bring_up(&request()).unwrap_err();
+        pinned.allocate_memory(&request()).unwrap_err();
         assert_eq!(seen(&progress), none, "taken back");
         assert!(fail("cuMemHostRegister_v2", spared));
-        let memory = pinned.bring_up(&request()).unwrap();
+        let memory = pinned.allocate_memory(&request()).unwrap();
         assert_eq!(seen(&progress), [memory.length(); 3], "and counted once");
     }
     let usage = context.usage();
@@ -137,16 +139,16 @@ fn memory_of_any_sort_is_ready_at_the_end() {
     let name = "memory_of_any_sort_is_ready_at_the_end";
     let Some(context) = device(name, LITTLE) else { return };
     let progress = Progress::default();
-    let pinned = in_parts(&context, Wish::Required, &progress);
-    let (memory, bring_up) = pinned.bring_up_in_background(&request()).unwrap();
+    let pinned = in_parts(&context, Requirement::Required, &progress);
+    let (memory, bring_up) = pinned.allocate_in_background(&request()).unwrap();
     assert!(bring_up.wait_for(request().bytes, PATIENCE).unwrap());
     assert_eq!(seen(&progress), [request().bytes; 3]);
     drop(memory);
-    let of_driver = in_parts(&context, Wish::Off, &progress);
-    let memory = of_driver.bring_up(&request()).unwrap();
+    let of_driver = in_parts(&context, Requirement::Off, &progress);
+    let memory = of_driver.allocate_memory(&request()).unwrap();
     let twice = request().bytes.checked_add(memory.length()).unwrap();
     assert_eq!(seen(&progress), [twice; 3]);
-    of_driver.bring_up(&RegionRequest::new(ByteCount::ZERO)).unwrap();
+    of_driver.allocate_memory(&RegionRequest::new(ByteCount::ZERO)).unwrap();
     assert_eq!(seen(&progress), [twice; 3]);
 }
 
@@ -155,19 +157,20 @@ fn a_bring_up_is_cancelled_between_registrations() {
     let name = "a_bring_up_is_cancelled_between_registrations";
     let Some(context) = device(name, LITTLE) else { return };
     let progress = Progress::default();
-    let pinned = in_parts(&context, Wish::Preferred, &progress);
+    let pinned = in_parts(&context, Requirement::Preferred, &progress);
     let look = {
         let progress = progress.clone();
         at_events(move || progress.cancel())
     };
     let error =
-        tracing::subscriber::with_default(look, || pinned.bring_up(&request()).unwrap_err());
+        tracing::subscriber::with_default(look, || pinned.allocate_memory(&request()).unwrap_err());
     let CudaError::HostMemory { source } = &error else { panic!("{error}") };
     let StorageError::Cancelled { ready, of } = **source else { panic!("{error}") };
     assert_eq!((ready, of), (PART, request().bytes));
     assert_eq!(seen(&progress), [ByteCount::ZERO; 3]);
-    for registration in [Wish::Off, Wish::Preferred] {
-        let error = in_parts(&context, registration, &progress).bring_up(&request()).unwrap_err();
+    for registration in [Requirement::Off, Requirement::Preferred] {
+        let error =
+            in_parts(&context, registration, &progress).allocate_memory(&request()).unwrap_err();
         let CudaError::HostMemory { source } = &error else { panic!("{error}") };
         assert!(matches!(**source, StorageError::Cancelled { .. }), "{error}");
     }

@@ -32,7 +32,7 @@ fn every_refusal_of_the_driver_undoes_what_was_done_before() {
         let request = RegionRequest::new(ByteCount::mib(6));
         let three = PinnedOptions {
             largest_registration: ByteCount::mib(2),
-            registration: terrane_core::Wish::Required,
+            registration: terrane_core::Requirement::Required,
             ..PinnedOptions::default()
         };
         let pinned = PinnedAllocator::new(&context, three).unwrap();

@@ -126,7 +126,7 @@ fn a_table_that_is_dropped_in_flight_keeps_its_buffers_until_the_copies_are_done
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(context);
     let device = DeviceAllocator::new(&setup.context);
-    let target = device.bring_up(&RegionRequest::new(ByteCount::mib(8))).unwrap();
+    let target = device.allocate_memory(&RegionRequest::new(ByteCount::mib(8))).unwrap();
     let access = OnDevice::new(&setup.context);
     for round in 0..20_u8 {
         // Work that the copies queue behind.
@@ -166,7 +166,7 @@ fn a_refusal_leaves_the_table_as_it_was_and_pending_buffers_are_waited_for() {
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(context);
     let device = DeviceAllocator::new(&setup.context);
-    let target = device.bring_up(&RegionRequest::new(ByteCount::mib(16))).unwrap();
+    let target = device.allocate_memory(&RegionRequest::new(ByteCount::mib(16))).unwrap();
     let mut table = setup.area.transfer_table().unwrap();
     table.upload(&[7; 1024]).unwrap();
     let error = table.output(ByteCount::mib(17)).unwrap_err();

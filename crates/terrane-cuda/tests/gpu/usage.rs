@@ -1,6 +1,6 @@
 //! The resources that a process holds through a context.
 
-use terrane_core::{Allocate, ByteCount, RegionRequest, Wish};
+use terrane_core::{Allocate, ByteCount, RegionRequest, Requirement};
 use terrane_cuda::{
     DeviceAllocator, DevicePool, Event, PinnedAllocator, PinnedOptions, ResourceCount, Stream,
     Timing,
@@ -17,7 +17,7 @@ fn what_is_held_is_counted_and_what_drops_is_not() {
     assert_eq!((before.device, before.registered, before.handles), (held(0, 0), held(0, 0), 1));
     let request = RegionRequest::new(ByteCount::mib(3));
     let pool = DevicePool::new(&context, ByteCount::mib(64)).unwrap();
-    let by_driver = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
+    let by_driver = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
     let in_chunks =
         PinnedOptions { largest_registration: ByteCount::mib(2), ..PinnedOptions::default() };
     let memory = (

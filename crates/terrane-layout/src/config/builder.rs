@@ -2,8 +2,11 @@
 
 use terrane_core::{Alignment, ByteCount};
 
-use super::{Field, LARGEST_LAYOUT, LayoutConfig, in_range};
-use crate::{ElementFormat, LayoutError, TokenOrder};
+use super::LayoutConfig;
+use super::field::{Field, LARGEST_LAYOUT, in_range};
+use crate::element::ElementFormat;
+use crate::error::LayoutError;
+use crate::kind::TokenOrder;
 
 /// Sets the dimensions of a [`LayoutConfig`], in any order; [`build`](Self::build) checks them.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,4 +1,4 @@
-//! FlexKV: two of the values of `KVCacheLayoutType`.
+//! FlexKV: the values of `KVCacheLayoutType`.
 
 use super::shape::Sizes;
 use crate::config::LayoutConfig;
@@ -21,4 +21,13 @@ pub fn layer_first(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
 /// [`LayoutError`] as from [`Geometry::from_form`].
 pub fn block_first(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     Sizes::of(config).geometry("BL2NHD")
+}
+
+/// `LAYERBLOCK`: `[L, B, 2, N, H, D]`, one tensor. FlexKV uses it for the tensors of vLLM 0.23 and later.
+///
+/// # Errors
+///
+/// [`LayoutError`] as from [`Geometry::from_form`].
+pub fn layer_block(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
+    Sizes::of(config).geometry("LB2NHD")
 }

@@ -33,7 +33,8 @@ pub use section::{Section, SectionShape};
 pub use steps::{AxisSteps, Step};
 pub use stretches::Stretches;
 
-use crate::config::{LARGEST_LAYOUT, LayoutConfig};
+use crate::config::LayoutConfig;
+use crate::config::field::LARGEST_LAYOUT;
 use crate::error::LayoutError;
 use crate::kind::LayoutKind;
 use crate::verify::findings::Piece;

@@ -8,7 +8,7 @@ use super::axis::Axis;
 use super::error::GeometryError;
 use super::section::Section;
 use super::steps::Step;
-use crate::config::LARGEST_LAYOUT;
+use crate::config::field::LARGEST_LAYOUT;
 
 /// The largest number of positions of an outer step among which another section may lie. Nested
 /// sections need two.

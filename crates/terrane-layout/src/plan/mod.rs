@@ -8,7 +8,8 @@ use terrane_core::{Alignment, ByteCount, Limits, Region, RegionRequest};
 
 pub use padding::PaddingReport;
 
-use crate::config::{LARGEST_LAYOUT, LayoutConfig};
+use crate::config::LayoutConfig;
+use crate::config::field::LARGEST_LAYOUT;
 use crate::error::{LayoutError, Part};
 use crate::geometry::{Axis, Geometry};
 use crate::kind::LayoutKind;

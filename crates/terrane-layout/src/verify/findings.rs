@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use terrane_core::{ByteCount, Place};
+use terrane_core::{ByteCount, Position};
 
 /// A span of memory that pieces may be in: a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Its start.
-    pub place: Place,
+    pub place: Position,
     /// Its length.
     pub length: ByteCount,
 }
@@ -80,7 +80,7 @@ pub enum Violation {
         /// The piece.
         piece: Piece,
         /// Its start.
-        place: Place,
+        place: Position,
     },
     /// Two pieces share bytes.
     #[error("the pieces of {first} and of {second} overlap")]

@@ -14,7 +14,7 @@
 pub(crate) mod findings;
 mod walk;
 
-use terrane_core::{ByteCount, Memory, Place, Space};
+use terrane_core::{AddressSpace, ByteCount, Memory, Position};
 
 pub use findings::{Extent, Piece, VerifyReport, Violation};
 
@@ -56,13 +56,13 @@ pub fn verify(
     let extents: Vec<Extent> = (0_u32..)
         .zip(region_lengths)
         .map(|(region, &length)| Extent {
-            place: Place { space: Space::Region(region), start: 0 },
+            place: Position { space: AddressSpace::Region(region), start: 0 },
             length,
         })
         .collect();
     verify_map(geometry, &extents, |piece| {
         let at = geometry.place_of(piece);
-        Some(Place { space: Space::Region(at.region), start: at.offset })
+        Some(Position { space: AddressSpace::Region(at.region), start: at.offset })
     })
 }
 
@@ -75,13 +75,13 @@ impl PhysicalLayout {
     /// [`LayoutError::Violation`] with the first violation.
     pub fn verify(&self) -> Result<VerifyReport, LayoutError> {
         let extent = |(number, memory): (u32, &terrane_core::Region)| {
-            let place = memory.location().place();
+            let place = memory.location().position();
             // Other code may use the bytes after those that the layout needs.
             Extent { place, length: memory.length().min(self.geometry().region_bytes(number)) }
         };
         let extents: Vec<Extent> = (0_u32..).zip(self.regions()).map(extent).collect();
         let report = verify_map(self.geometry(), &extents, |piece| {
-            Some(self.location_at(self.geometry().place_of(piece))?.place())
+            Some(self.location_at(self.geometry().place_of(piece))?.position())
         })?;
         Ok(report)
     }
@@ -99,7 +99,7 @@ impl PhysicalLayout {
 pub fn verify_map(
     geometry: &Geometry,
     extents: &[Extent],
-    locate: impl Fn(Piece) -> Option<Place>,
+    locate: impl Fn(Piece) -> Option<Position>,
 ) -> Result<VerifyReport, Violation> {
     let expected = geometry.region_count();
     if u32::try_from(extents.len()) != Ok(expected) {

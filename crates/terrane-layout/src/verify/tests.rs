@@ -21,22 +21,22 @@ fn geometry(kind: LayoutKind, alignment: Alignment) -> Geometry {
 fn extents(geometry: &Geometry, longer: u64) -> Vec<Extent> {
     (0..geometry.region_count())
         .map(|region| Extent {
-            place: Place { space: Space::Region(region), start: 0 },
+            place: Position { space: AddressSpace::Region(region), start: 0 },
             length: ByteCount::new(geometry.region_bytes(0).get() + longer),
         })
         .collect()
 }
 
-fn place(geometry: &Geometry, piece: Piece) -> Place {
+fn place(geometry: &Geometry, piece: Piece) -> Position {
     let at = geometry.place_of(piece);
-    Place { space: Space::Region(at.region), start: at.offset }
+    Position { space: AddressSpace::Region(at.region), start: at.offset }
 }
 
 /// The location of every piece but one, which is moved.
 fn with_fault(
     geometry: &Geometry,
     fault: Piece,
-    elsewhere: impl Fn(Place) -> Option<Place>,
+    elsewhere: impl Fn(Position) -> Option<Position>,
 ) -> Result<VerifyReport, Violation> {
     verify_map(geometry, &extents(geometry, 1000), |piece| {
         let right = place(geometry, piece);
@@ -68,8 +68,8 @@ fn every_kind_passes_and_accounts_for_every_byte() {
 #[test]
 fn a_shift_by_one_byte_is_an_overlap() {
     for geometry in LayoutKind::ALL.map(|kind| geometry(kind, Alignment::BYTE)) {
-        let back = with_fault(&geometry, FAULT, |p| Some(Place { start: p.start - 1, ..p }));
-        let forth = with_fault(&geometry, FAULT, |p| Some(Place { start: p.start + 1, ..p }));
+        let back = with_fault(&geometry, FAULT, |p| Some(Position { start: p.start - 1, ..p }));
+        let forth = with_fault(&geometry, FAULT, |p| Some(Position { start: p.start + 1, ..p }));
         assert!(matches!(back, Err(Violation::Overlap { second: FAULT, .. })), "{back:?}");
         assert!(
             matches!(forth, Err(Violation::Overlap { first: FAULT, .. } | Violation::Hole { .. })),
@@ -93,11 +93,11 @@ fn a_piece_beyond_its_region_is_out_of_bounds() {
     for geometry in geometries() {
         let end = geometry.region_bytes(0).get() + 1000;
         for start in [end - 20, end, u64::MAX] {
-            let found = with_fault(&geometry, FAULT, |p| Some(Place { start, ..p }));
+            let found = with_fault(&geometry, FAULT, |p| Some(Position { start, ..p }));
             assert!(matches!(found, Err(Violation::OutOfBounds { piece: FAULT, .. })));
         }
-        let space = Space::Region(99);
-        let found = with_fault(&geometry, FAULT, |p| Some(Place { space, ..p }));
+        let space = AddressSpace::Region(99);
+        let found = with_fault(&geometry, FAULT, |p| Some(Position { space, ..p }));
         assert!(matches!(found, Err(Violation::OutOfBounds { piece: FAULT, .. })));
     }
 }
@@ -106,7 +106,7 @@ fn a_piece_beyond_its_region_is_out_of_bounds() {
 fn a_piece_moved_behind_all_others_leaves_a_hole() {
     for geometry in geometries() {
         let end = geometry.region_bytes(0).get();
-        let found = with_fault(&geometry, FAULT, |p| Some(Place { start: end + 512, ..p }));
+        let found = with_fault(&geometry, FAULT, |p| Some(Position { start: end + 512, ..p }));
         assert!(matches!(found, Err(Violation::Hole { .. })), "{found:?}");
     }
 }
@@ -115,7 +115,7 @@ fn a_piece_moved_behind_all_others_leaves_a_hole() {
 fn a_hole_of_one_byte_is_found() {
     let last = Piece { block: 4, layer: 2, section: 1, stretch: 0 };
     for geometry in LayoutKind::ALL.map(|kind| geometry(kind, Alignment::BYTE)) {
-        let found = with_fault(&geometry, last, |p| Some(Place { start: p.start + 1, ..p }));
+        let found = with_fault(&geometry, last, |p| Some(Position { start: p.start + 1, ..p }));
         let Err(Violation::Hole { next, bytes, .. }) = found else { panic!("{found:?}") };
         assert_eq!((next, bytes), (last, ByteCount::new(1)));
     }
@@ -145,7 +145,7 @@ fn regions_that_overlap_or_are_too_few_are_refused() {
     let kind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
     let geometry = geometry(kind, Alignment::BYTE);
     let bytes = geometry.region_bytes(0);
-    let at = |start| Extent { place: Place { space: Space::Host, start }, length: bytes };
+    let at = |start| Extent { place: Position { space: AddressSpace::Host, start }, length: bytes };
     let overlapping = [at(10_000), at(0), at(bytes.get() - 1)];
     let found = verify_map(&geometry, &overlapping, |_| None);
     assert_eq!(found, Err(Violation::RegionsOverlap { first: 1, second: 2 }));

@@ -1,6 +1,6 @@
 //! Tracks how pieces fill the regions.
 
-use terrane_core::{ByteCount, Place, Space};
+use terrane_core::{AddressSpace, ByteCount, Position};
 
 use super::findings::{Extent, Piece, VerifyReport, Violation};
 use crate::geometry::Geometry;
@@ -18,7 +18,7 @@ pub(super) struct Walk {
 
 struct Filled {
     number: u32,
-    space: Space,
+    space: AddressSpace,
     start: u64,
     length: u64,
     /// Bytes up to the end of the last piece.
@@ -76,7 +76,7 @@ impl Walk {
     pub(super) fn find(
         &mut self,
         piece: Piece,
-        place: Place,
+        place: Position,
         length: u64,
     ) -> Result<usize, Violation> {
         let holds = |region: &Filled| {

@@ -267,6 +267,12 @@ def sglang__page_head(c):
 
 
 @case
+def sglang__page_unified(c):
+    places = c.tensor(B, H, L, 2, N, 1, D).transpose(0, 2, 3, 4, 1, 5, 6)
+    kv(c, places.reshape(B, L, 2, N, H, D), "BL2NHD")
+
+
+@case
 def sglang__page_first_direct_unequal(c):
     c.section("k", c.tensor(B, L, N, H, D), "BLNHD")
     c.section("v", c.tensor(B, L, N, H, UNEQUAL), "BLNHD")
@@ -288,6 +294,11 @@ def sglang__mla_page_first(c):
 def sglang__mla_page_first_direct(c):
     places = c.tensor(B, L, N, 1, LATENT).reshape(B, L, N, LATENT)
     c.section("latent", places, "BLND", heads=False)
+
+
+@case
+def sglang__mla_page_unified(c):
+    c.section("latent", c.tensor(B, L, N, LATENT), "BLND", heads=False)
 
 
 # TensorRT-LLM
@@ -345,6 +356,11 @@ def flexkv__layer_first(c):
 @case
 def flexkv__block_first(c):
     kv(c, c.tensor(B, L, 2, N, H, D), "BL2NHD")
+
+
+@case
+def flexkv__layer_block(c):
+    kv(c, c.tensor(L, B, 2, N, H, D), "LB2NHD")
 
 
 @case

@@ -280,6 +280,7 @@ fn formats_say_what_does_not_divide_or_is_not_stated() {
     let short = kv.with_num_heads(2).unwrap();
     not_divided(paged::aiter_shuffled(&short, 4), "page_size");
     not_divided(lmcache::kv_2ltd(&kv, 3), "num_blocks");
+    not_divided(sglang::page_unified(&kv, 3), "num_heads");
     not_divided(lmcache::mla(&one, 0), "num_blocks");
     not_divided(vllm::offload_rows(&kv, PackedOrder::Lbnhc, 3, None), "num_blocks");
     not_divided(model::scales_beside(&kv, 3, 1), "head_dim");
@@ -297,6 +298,7 @@ fn formats_say_what_does_not_divide_or_is_not_stated() {
     for result in [
         vllm::hnd(&no_heads),
         sglang::page_head(&no_heads),
+        sglang::page_unified(&no_heads, 1),
         vllm::packed(&no_heads, PackedOrder::Lbnhc),
         paged::vllm_v0(&no_heads, 2),
         model::scales_beside(&no_heads, 2, 1),

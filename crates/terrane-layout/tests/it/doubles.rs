@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use terrane_core::{
     AgentName, Alignment, Allocate, AllocateError, BackendName, BackendOutcome, ByteCount,
-    Capability, CapabilityReport, DeviceAddress, DeviceId, FileHandle, FileIdentity, FilePosition,
-    Grant, Limits, Location, Memory, RegionRequest, Register, RegisterError, Registration,
-    RegistrationRecord, Span, StorageKind, Wish,
+    Capability, CapabilityReport, CapabilityStatus, DeviceAddress, DeviceId, FileHandle,
+    FileIdentity, FilePosition, Limits, Location, Memory, RegionRequest, Register, RegisterError,
+    Registration, RegistrationRecord, Requirement, Span, StorageKind,
 };
 use terrane_layout::{ElementFormat, LayoutConfig};
 
@@ -76,7 +76,7 @@ unsafe impl Memory for NumberedMemory {
 
     fn capabilities(&self) -> CapabilityReport {
         let mut report = CapabilityReport::default();
-        report.record(Capability::NumaBinding, Wish::Preferred, Grant::Granted);
+        report.record(Capability::NumaBinding, Requirement::Preferred, CapabilityStatus::Granted);
         report
     }
 }

@@ -5,8 +5,8 @@ use std::error::Error;
 use std::fs;
 
 use terrane_core::{
-    Alignment, Allocate, ByteCount, Capability, CapabilityMissing, Grant, Memory, Region,
-    RegionRequest, StorageKind, Wish,
+    Alignment, Allocate, ByteCount, Capability, CapabilityMissing, CapabilityStatus, Memory,
+    Region, RegionRequest, Requirement, StorageKind,
 };
 use terrane_layout::{
     BlockDimension, LayoutBuilder, LayoutConfig, LayoutError, LayoutKind, Part, PhysicalLayout,
@@ -131,10 +131,10 @@ fn on(numa: NumaPolicy) -> Result<PhysicalLayout, LayoutError> {
 
 #[test]
 fn a_numa_wish_is_carried_out_and_reported_through_the_layout() {
-    let layout = on(NumaPolicy::Bind(NodeId::new(0), Wish::Preferred)).unwrap();
+    let layout = on(NumaPolicy::Bind(NodeId::new(0), Requirement::Preferred)).unwrap();
     let report = layout.capabilities();
-    match report.grant(&Capability::NumaBinding) {
-        Some(Grant::Granted) => {
+    match report.status(&Capability::NumaBinding) {
+        Some(CapabilityStatus::Granted) => {
             let base = layout.host_address(0, 0, 0).unwrap().get();
             // "7f0000000000 bind:0 anon=…": the policy of the mapping that begins there.
             let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
@@ -145,7 +145,7 @@ fn a_numa_wish_is_carried_out_and_reported_through_the_layout() {
             });
             assert_eq!(policy.as_deref(), Some("bind:0"), "{maps}");
         }
-        Some(Grant::Refused(reason)) => eprintln!(
+        Some(CapabilityStatus::Refused(reason)) => eprintln!(
             "skipped: a_numa_wish_is_carried_out_and_reported_through_the_layout: {reason}"
         ),
         other => panic!("a request without an outcome: {other:?} in {report}"),
@@ -155,12 +155,15 @@ fn a_numa_wish_is_carried_out_and_reported_through_the_layout() {
 #[test]
 fn a_numa_wish_for_a_node_that_is_not_there_is_reported_or_an_error() {
     let nowhere = NodeId::new(1000);
-    let layout = on(NumaPolicy::Bind(nowhere, Wish::Preferred)).unwrap();
+    let layout = on(NumaPolicy::Bind(nowhere, Requirement::Preferred)).unwrap();
     let report = layout.capabilities();
-    assert!(matches!(report.grant(&Capability::NumaBinding), Some(Grant::Refused(_))), "{report}");
+    assert!(
+        matches!(report.status(&Capability::NumaBinding), Some(CapabilityStatus::Refused(_))),
+        "{report}"
+    );
     assert_eq!(report.degradations().count(), 1, "{report}");
 
-    let error = on(NumaPolicy::Bind(nowhere, Wish::Required)).unwrap_err();
+    let error = on(NumaPolicy::Bind(nowhere, Requirement::Required)).unwrap_err();
     let mut causes = std::iter::successors(error.source(), |&cause| cause.source());
     let missing = causes.find_map(|cause| cause.downcast_ref::<CapabilityMissing>());
     let missing = missing.expect("the missing capability");
@@ -211,7 +214,7 @@ fn block_contiguous_layouts_hold_a_thousandth_more_than_their_blocks_at_most() {
     let config = config.build().unwrap();
     let directory = tempfile::tempdir().unwrap();
     let untouched = SystemOptions { first_touch: FirstTouch::None, ..SystemOptions::default() };
-    let sparse = DiskOptions { preallocate: Wish::Off, ..DiskOptions::default() };
+    let sparse = DiskOptions { preallocate: Requirement::Off, ..DiskOptions::default() };
     let system = SystemAllocator::new(untouched);
     let disk = DiskAllocator::new(directory.path(), sparse).unwrap();
     for kind in LayoutKind::ALL {

@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use terrane_core::{AgentName, OsError, Wish};
+use terrane_core::{AgentName, OsError, Requirement};
 
 use super::config::BackendConfig;
 use super::mailbox::Mailbox;
@@ -31,7 +31,7 @@ pub struct AgentBuilder {
     pub(super) progress: Option<Duration>,
     pub(super) listen: Option<u16>,
     pub(super) telemetry: bool,
-    pub(super) metadata_checks: Wish,
+    pub(super) metadata_checks: Requirement,
     pub(super) backends: Vec<BackendConfig>,
 }
 
@@ -46,7 +46,7 @@ impl AgentBuilder {
             progress: Some(PROGRESS_DELAY),
             listen: None,
             telemetry: false,
-            metadata_checks: Wish::Required,
+            metadata_checks: Requirement::Required,
             backends: Vec::new(),
         }
     }
@@ -117,16 +117,16 @@ impl AgentBuilder {
     }
 
     /// Sets whether imports need to check peers' metadata before NIXL reads it. The default is
-    /// [`Wish::Required`].
+    /// [`Requirement::Required`].
     ///
     /// The checks need a NIXL that writes metadata in the form of NIXL 1.5. With another one, imports
     /// are [`ImportError::UnknownForm`](crate::ImportError::UnknownForm) if the checks are required.
-    /// If they are [preferred](Wish::Preferred), NIXL loads the metadata unchecked. With [`Wish::Off`] it
+    /// If they are [preferred](Requirement::Preferred), NIXL loads the metadata unchecked. With [`Requirement::Off`] it
     /// always does. [`Agent::capabilities`] reports whether imports are checked.
     ///
     /// NIXL trusts metadata: forged metadata can crash the process. Without checks, a process that hangs
     /// keeps its name. [`Agent::import_foreign`] always checks.
-    pub fn metadata_checks(self, checks: Wish) -> Self {
+    pub fn metadata_checks(self, checks: Requirement) -> Self {
         Self { metadata_checks: checks, ..self }
     }
 

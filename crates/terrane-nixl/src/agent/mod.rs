@@ -16,7 +16,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use terrane_core::{AgentName, BackendName, Wish};
+use terrane_core::{AgentName, BackendName, Requirement};
 
 use crate::bindings::memory_type::MemoryType;
 use crate::bindings::process;
@@ -51,7 +51,7 @@ struct AgentState {
     raw: nixl_sys::Agent,
     name: ClaimedName,
     telemetry: bool,
-    metadata_checks: Wish,
+    metadata_checks: Requirement,
     listens: bool,
     threads: ThreadMode,
 }
@@ -113,7 +113,7 @@ impl Agent {
     }
 
     /// Whether imports need to check metadata before NIXL reads it.
-    pub(crate) fn metadata_checks(&self) -> Wish {
+    pub(crate) fn metadata_checks(&self) -> Requirement {
         self.0.metadata_checks
     }
 

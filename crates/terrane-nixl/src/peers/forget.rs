@@ -1,6 +1,8 @@
 //! The peers that an agent knows, and forgetting them.
 
-use terrane_core::{AgentName, Capability, CapabilityReport, Grant, PeerId, Reason, Wish};
+use terrane_core::{
+    AgentName, Capability, CapabilityReport, CapabilityStatus, PeerId, Reason, Requirement,
+};
 
 use super::error::ForgetError;
 use super::metadata::Metadata;
@@ -105,9 +107,11 @@ impl Agent {
     #[must_use]
     pub fn capabilities(&self) -> CapabilityReport {
         let grant = match (self.metadata_checks(), self.reachable()) {
-            (Wish::Off, _) => Grant::NotTried,
-            (_, Some(_)) => Grant::Granted,
-            (_, None) => Grant::Refused(Reason::Unsupported { by: "this release of NIXL" }),
+            (Requirement::Off, _) => CapabilityStatus::NotTried,
+            (_, Some(_)) => CapabilityStatus::Granted,
+            (_, None) => {
+                CapabilityStatus::Refused(Reason::Unsupported { by: "this release of NIXL" })
+            }
         };
         let mut report = CapabilityReport::default();
         report.record(Capability::CheckedMetadata, self.metadata_checks(), grant);

@@ -12,7 +12,7 @@
 
 use std::path::{Path, PathBuf};
 
-use terrane_core::{Capability, CapabilityReport, Grant, Reason, Wish};
+use terrane_core::{Capability, CapabilityReport, CapabilityStatus, Reason, Requirement};
 
 use super::loader;
 
@@ -35,18 +35,18 @@ pub(super) fn load_separately(library: &Path) -> CapabilityReport {
     let mut report = CapabilityReport::default();
     // The program's own libraries precede all others in symbol lookup, including the wheel's.
     let programs = loader::address_in_program(FUNCTION).and_then(loader::file_at);
-    let grant = match (programs, bundled_with(library)) {
+    let status = match (programs, bundled_with(library)) {
         (Some(programs), Some(bundled)) if !is_same(&programs, &bundled) => {
-            Grant::Refused(Reason::Needs(NEEDS_SEPARATE_LIBNL))
+            CapabilityStatus::Refused(Reason::Needs(NEEDS_SEPARATE_LIBNL))
         }
-        (Some(_), _) => Grant::Granted,
+        (Some(_), _) => CapabilityStatus::Granted,
         (None, _) => {
             // If there is none, nothing must be separated.
             let _: Option<_> = loader::load_permanently(Path::new(MACHINES)).ok();
-            Grant::Granted
+            CapabilityStatus::Granted
         }
     };
-    report.record(Capability::SeparateRdmaLibraries, Wish::Preferred, grant);
+    report.record(Capability::SeparateRdmaLibraries, Requirement::Preferred, status);
     report
 }
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, Capability, Grant, Limits, Memory, Region,
-    RegionRequest, Register, Span, StorageKind, delegate_memory,
+    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityStatus, Limits, Memory,
+    Region, RegionRequest, Register, Span, StorageKind, delegate_memory,
 };
 use terrane_layout::{
     BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, LayoutPlan,
@@ -138,7 +138,7 @@ fn files_conform() {
 fn files_conform_by_their_direct_descriptor() {
     let directory = tempfile::tempdir().unwrap();
     let files = files(&directory);
-    if files.capabilities().grant(&Capability::DirectIo) == Some(&Grant::Granted) {
+    if files.capabilities().status(&Capability::DirectIo) == Some(&CapabilityStatus::Granted) {
         check_registrar(&Files(files, FileAccess::Direct));
     } else {
         let report = files.capabilities();

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use terrane_core::{AgentName, ByteCount, Capability, Grant, Register};
+use terrane_core::{AgentName, ByteCount, Capability, CapabilityStatus, Register};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, Status, ThreadMode};
 use terrane_testkit::events::AtEvents;
 use terrane_testkit::port;
@@ -73,7 +73,7 @@ fn names_that_are_none_are_refused() {
     // Peers accept any printable name.
     let owner = AgentBuilder::new("décode 3|Agent").backend(posix()).build().unwrap();
     let grant = owner.capabilities();
-    assert_eq!(grant.grant(&Capability::CheckedMetadata), Some(&Grant::Granted));
+    assert_eq!(grant.status(&Capability::CheckedMetadata), Some(&CapabilityStatus::Granted));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::process::Command;
 use std::thread;
 
-use terrane_core::{ByteCount, Capability, Grant, Register};
+use terrane_core::{ByteCount, Capability, CapabilityStatus, Register};
 use terrane_nixl::{BackendConfig, probe};
 use terrane_testkit::process::{in_child, in_child_with, is_child};
 
@@ -72,8 +72,8 @@ fn has_verbs() -> bool {
 fn the_probe_keeps_the_machines_libnl_apart() {
     in_child("exits::the_probe_keeps_the_machines_libnl_apart", || {
         let found = probe().unwrap();
-        let grant = found.capabilities().grant(&Capability::SeparateRdmaLibraries);
-        assert_eq!(grant, Some(&Grant::Granted));
+        let status = found.capabilities().status(&Capability::SeparateRdmaLibraries);
+        assert_eq!(status, Some(&CapabilityStatus::Granted));
     });
 }
 
@@ -95,8 +95,8 @@ fn a_program_that_is_linked_with_another_libnl_is_told() {
             eprintln!("skipped: {TEST}: this NIXL is of no wheel, so it uses the machine's libnl");
             return;
         }
-        let grant = found.capabilities().grant(&Capability::SeparateRdmaLibraries);
-        assert!(matches!(grant, Some(Grant::Refused(_))), "{grant:?}");
+        let status = found.capabilities().status(&Capability::SeparateRdmaLibraries);
+        assert!(matches!(status, Some(CapabilityStatus::Refused(_))), "{status:?}");
         let told = found.capabilities().to_string();
         assert!(told.contains("does not link or preload libnl-route-3"), "{told}");
     });

@@ -111,7 +111,7 @@ fn an_empty_span_is_refused() {
 fn a_backend_that_goes_around_the_page_cache_wants_a_file_that_does() {
     let directory = tempfile::tempdir().unwrap();
     let agent = agent([posix().file_access(FileAccess::Direct)]);
-    let options = DiskOptions { direct: terrane_core::Wish::Off, ..DiskOptions::default() };
+    let options = DiskOptions { direct: terrane_core::Requirement::Off, ..DiskOptions::default() };
     let failed = agent.register(file(&directory, options)).unwrap_err();
     let RegisterError::Refused { backends, .. } = &failed.cause else { panic!("{}", failed.cause) };
     assert_eq!(refusal(&backends[0]), Some(Refusal::NoDirectDescriptor));

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use terrane_core::{Location, Place, Span};
+use terrane_core::{Location, Position, Span};
 
 /// Live spans that do not overlap, each with a value.
 ///
 /// Spans of no bytes have no particular place and are not entered.
 #[derive(Debug)]
 pub(crate) struct LiveRanges<T> {
-    ranges: BTreeMap<Place, (Span, T)>,
+    ranges: BTreeMap<Position, (Span, T)>,
 }
 
 impl<T> LiveRanges<T> {
@@ -19,7 +19,7 @@ impl<T> LiveRanges<T> {
 
     /// Returns the live span that overlaps `span`, if there is one.
     pub(crate) fn overlapping(&self, span: &Span) -> Option<(&Span, &T)> {
-        let place = span.location.place();
+        let place = span.location.position();
         // As the live spans are disjoint, only the two neighbours can overlap.
         let before = self.ranges.range(..=place).next_back();
         let after = self.ranges.range(place..).next();
@@ -33,7 +33,7 @@ impl<T> LiveRanges<T> {
     /// Enters a span that overlaps no live span.
     pub(crate) fn insert(&mut self, span: Span, value: T) {
         if !span.length.is_zero() {
-            self.ranges.insert(span.location.place(), (span, value));
+            self.ranges.insert(span.location.position(), (span, value));
         }
     }
 
@@ -41,12 +41,12 @@ impl<T> LiveRanges<T> {
         if span.length.is_zero() {
             return None;
         }
-        self.ranges.remove(&span.location.place()).map(|(_, value)| value)
+        self.ranges.remove(&span.location.position()).map(|(_, value)| value)
     }
 
     /// Returns the span that contains `location`.
     pub(crate) fn containing(&self, location: Location) -> Option<(&Span, &T)> {
-        let place = location.place();
+        let place = location.position();
         let (start, (span, value)) = self.ranges.range(..=place).next_back()?;
         let within = start.space == place.space && place.start - start.start < span.length.get();
         within.then_some((span, value))

@@ -138,7 +138,7 @@ mod json {
 
     impl Serialize for BlockRecord {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let address = self.span.location.place().start;
+            let address = self.span.location.position().start;
             let mut block = serializer.serialize_struct("BlockRecord", 7)?;
             block.serialize_field("kind", &self.span.kind.to_string())?;
             block.serialize_field("address", &format!("{address:#x}"))?;

@@ -7,7 +7,7 @@ use terrane_core::{ByteCount, Memory};
 
 use super::Stock;
 use crate::barrier;
-use crate::grant::{Grant, GrantRef, Use};
+use crate::grant::{CapabilityStatus, GrantRef, Use};
 use crate::record::{Record, UNPOOLED};
 use crate::seat::Home as _;
 use crate::slot::{Batch, Refusal, Shelf};
@@ -35,8 +35,8 @@ impl<M: Memory> Stock<M> {
     }
 
     /// Takes back a block that is not pooled, or that streams may use.
-    fn give_back_apart(record: Box<Record<M>>, grant: Grant<M>) {
-        let Grant { class, weight, tag, .. } = grant;
+    fn give_back_apart(record: Box<Record<M>>, grant: CapabilityStatus<M>) {
+        let CapabilityStatus { class, weight, tag, .. } = grant;
         if class != UNPOOLED && record.order.is_free() {
             let plain = record.stock.grant(class, tag, Use::Plain);
             return Self::give_back(record, plain);
@@ -108,8 +108,12 @@ impl<M: Memory> Stock<M> {
     }
 
     #[cold]
-    fn give_back_slowly(record: Box<Record<M>>, grant: Grant<M>, refusal: Option<Refusal>) {
-        let Grant { class, weight, tag, .. } = grant;
+    fn give_back_slowly(
+        record: Box<Record<M>>,
+        grant: CapabilityStatus<M>,
+        refusal: Option<Refusal>,
+    ) {
+        let CapabilityStatus { class, weight, tag, .. } = grant;
         // SAFETY: until the block is stored somewhere, it keeps its stock alive. Afterwards `kept`
         // does, or this thread does, because it has settled there. Foreign code may end that, but
         // the thread runs none before the last use of the stock.

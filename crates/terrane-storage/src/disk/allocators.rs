@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, CapabilityReport, Limits, Memory, RegionRequest,
-    StorageKind, Wish,
+    Requirement, StorageKind,
 };
 
 use super::{DiskFile, DiskOptions, open};
@@ -122,7 +122,7 @@ impl NamedFileAllocator {
     /// As [`DiskFile::scratch`], for the path's directory. [`DiskOptions::unnamed`] has no effect
     /// here.
     pub fn new(path: &Path, options: DiskOptions) -> Result<Self, StorageError> {
-        let unnamed = DiskOptions { unnamed: Wish::Preferred, ..options };
+        let unnamed = DiskOptions { unnamed: Requirement::Preferred, ..options };
         let scratch = DiskAllocator::new(open::directory_of(path), unnamed)?;
         Ok(Self { path: path.to_owned(), options, scratch })
     }

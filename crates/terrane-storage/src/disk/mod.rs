@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
 use terrane_core::{
-    Alignment, ByteCount, Capability, CapabilityReport, DirectFile, Durability, FileHandle,
-    FilePosition, Grant, Location, Memory, OsError, Reason, StorageKind, Wish,
+    Alignment, ByteCount, Capability, CapabilityReport, CapabilityStatus, DirectFile, Durability,
+    FileHandle, FilePosition, Location, Memory, OsError, Reason, Requirement, StorageKind,
 };
 
 pub use allocators::{DiskAllocator, NamedFileAllocator};
@@ -125,7 +125,8 @@ impl DiskFile {
                 needed: bytes,
             });
         }
-        let alignments = (options.direct != Wish::Off).then(|| direct::alignments(&opened.file));
+        let alignments =
+            (options.direct != Requirement::Off).then(|| direct::alignments(&opened.file));
         Self::finish(opened, length, alignments, options, CapabilityReport::default(), false)
     }
 
@@ -174,7 +175,8 @@ impl DiskFile {
         mut report: CapabilityReport,
         is_scratch: bool,
     ) -> Result<Self, StorageError> {
-        let alignments = (options.direct != Wish::Off).then(|| direct::alignments(&opened.file));
+        let alignments =
+            (options.direct != Requirement::Off).then(|| direct::alignments(&opened.file));
         let length = bytes.align_up(granule(alignments))?;
         // Check again, as rounding up has increased the length.
         check_limit(&opened.path, length)?;
@@ -201,12 +203,12 @@ impl DiskFile {
                 Some(direct::open(&opened, alignments).map(|file| (file, alignments)))
             }
         };
-        let grant = match &direct {
-            None => Grant::NotTried,
-            Some(Err(reason)) => Grant::Refused(*reason),
-            Some(Ok(_)) => Grant::Granted,
+        let status = match &direct {
+            None => CapabilityStatus::NotTried,
+            Some(Err(reason)) => CapabilityStatus::Refused(*reason),
+            Some(Ok(_)) => CapabilityStatus::Granted,
         };
-        report.record(Capability::DirectIo, options.direct, grant);
+        report.record(Capability::DirectIo, options.direct, status);
         report.check()?;
         let (direct, alignments) = direct.and_then(Result::ok).unzip();
         let identity = opened.identity();
@@ -266,22 +268,22 @@ fn check_limit(path: &Path, length: ByteCount) -> Result<(), StorageError> {
 fn lengthen(
     opened: &Opened,
     length: ByteCount,
-    preallocate: Wish,
+    preallocate: Requirement,
     report: &mut CapabilityReport,
 ) -> Result<(), StorageError> {
     let fail = |error| failure(&opened.path, length, error);
-    let mut grant = Grant::NotTried;
-    if preallocate != Wish::Off && !length.is_zero() {
-        grant = match sys::file::reserve(opened.file.as_fd(), length.get()) {
-            Ok(()) => Grant::Granted,
+    let mut status = CapabilityStatus::NotTried;
+    if preallocate != Requirement::Off && !length.is_zero() {
+        status = match sys::file::reserve(opened.file.as_fd(), length.get()) {
+            Ok(()) => CapabilityStatus::Granted,
             Err(OsError { code: libc::EOPNOTSUPP | libc::ENOSYS, .. }) => {
-                Grant::Refused(Reason::Unsupported { by: "the file system" })
+                CapabilityStatus::Refused(Reason::Unsupported { by: "the file system" })
             }
             Err(error) => return Err(fail(error)),
         };
     }
-    let is_long_enough = grant == Grant::Granted;
-    report.record(Capability::Preallocation, preallocate, grant);
+    let is_long_enough = status == CapabilityStatus::Granted;
+    report.record(Capability::Preallocation, preallocate, status);
     report.check()?;
     if !is_long_enough {
         let result = opened.file.set_len(length.get());

@@ -7,7 +7,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use terrane_core::{
-    ByteCount, Capability, CapabilityReport, FileIdentity, Grant, OsError, Reason, Wish,
+    ByteCount, Capability, CapabilityReport, CapabilityStatus, FileIdentity, OsError, Reason,
+    Requirement,
 };
 
 use crate::error::{FileType, StorageError};
@@ -73,12 +74,12 @@ impl Drop for CreatedName {
 /// Creates a file without a name in `directory`.
 pub(super) fn scratch(
     directory: &Path,
-    unnamed: Wish,
+    unnamed: Requirement,
     report: &mut CapabilityReport,
 ) -> Result<Opened, StorageError> {
     check_path(directory)?;
-    if unnamed == Wish::Off {
-        report.record(Capability::UnnamedFile, unnamed, Grant::NotTried);
+    if unnamed == Requirement::Off {
+        report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::NotTried);
         return unlinked(directory);
     }
     let opened = OpenOptions::new()
@@ -90,7 +91,7 @@ pub(super) fn scratch(
         .open(directory);
     match opened {
         Ok(file) => {
-            report.record(Capability::UnnamedFile, unnamed, Grant::Granted);
+            report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::Granted);
             Opened::new(file, directory)
         }
         Err(error) => {
@@ -99,7 +100,7 @@ pub(super) fn scratch(
                 return Err(creation_failure(directory, directory, error));
             }
             let reason = Reason::Unsupported { by: "the file system" };
-            report.record(Capability::UnnamedFile, unnamed, Grant::Refused(reason));
+            report.record(Capability::UnnamedFile, unnamed, CapabilityStatus::Refused(reason));
             report.check()?;
             unlinked(directory)
         }

@@ -12,7 +12,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrane_core::{Capability, CapabilityReport, Grant, OwnerProcess};
+use terrane_core::{Capability, CapabilityReport, CapabilityStatus, OwnerProcess};
 
 pub use options::{ActiveBackend, IoBackend, IoQueueOptions};
 pub use request::{
@@ -119,20 +119,28 @@ impl IoQueue {
     pub fn new(options: &IoQueueOptions) -> Result<Self, StorageError> {
         let depth = options.checked_depth()?;
         let mut capabilities = CapabilityReport::default();
-        let wish = options.backend.wish();
+        let requirement = options.backend.requirement();
         let ring = match options.backend {
             IoBackend::Threads => {
-                capabilities.record(Capability::IoUring, wish, Grant::NotTried);
+                capabilities.record(Capability::IoUring, requirement, CapabilityStatus::NotTried);
                 None
             }
             IoBackend::Auto | IoBackend::IoUring => match Ring::new(options.depth) {
                 Ok(ring) => {
-                    capabilities.record(Capability::IoUring, wish, Grant::Granted);
+                    capabilities.record(
+                        Capability::IoUring,
+                        requirement,
+                        CapabilityStatus::Granted,
+                    );
                     Some(ring)
                 }
                 Err(reason) => {
                     tracing::debug!(%reason, "io_uring refused");
-                    capabilities.record(Capability::IoUring, wish, Grant::Refused(reason));
+                    capabilities.record(
+                        Capability::IoUring,
+                        requirement,
+                        CapabilityStatus::Refused(reason),
+                    );
                     capabilities.check()?;
                     None
                 }

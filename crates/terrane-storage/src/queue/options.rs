@@ -1,6 +1,6 @@
 //! The options of a queue.
 
-use terrane_core::Wish;
+use terrane_core::Requirement;
 
 use crate::error::StorageError;
 
@@ -20,11 +20,11 @@ pub enum IoBackend {
 impl IoBackend {
     /// How strongly io_uring is requested.
     #[must_use]
-    pub const fn wish(self) -> Wish {
+    pub const fn requirement(self) -> Requirement {
         match self {
-            Self::Auto => Wish::Preferred,
-            Self::IoUring => Wish::Required,
-            Self::Threads => Wish::Off,
+            Self::Auto => Requirement::Preferred,
+            Self::IoUring => Requirement::Required,
+            Self::Threads => Requirement::Off,
         }
     }
 }

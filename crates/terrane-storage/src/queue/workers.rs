@@ -60,7 +60,7 @@ pub(super) struct WakeSender {
 impl WakeSender {
     pub(super) fn wake(&self) {
         if !self.is_pending.swap(true, Ordering::AcqRel) {
-            // If the queue was dropped, the receiver is gone and no thread waits.
+            // If the queue was dropped, the receiver was dropped and no thread waits.
             let _ = self.messages.send(Message::Wake);
         }
     }

@@ -3,10 +3,11 @@
 use std::thread::JoinHandle;
 
 use terrane_core::{
-    ByteCount, Capability, CapabilityReport, Grant, Memory, OsError, Reason, RegionRequest, Wish,
+    ByteCount, Capability, CapabilityReport, CapabilityStatus, Memory, OsError, Reason,
+    RegionRequest, Requirement,
 };
 
-use super::bring_up::{BringUp, Raising};
+use super::bring_up::{BringUp, BringUpProducer};
 use super::first_touch::touch_from_the_front;
 use super::mapping::Mapping;
 use super::{FirstTouch, HugePages, SystemAllocator, SystemMemory, Touching, refusal};
@@ -22,12 +23,15 @@ impl SystemAllocator {
     ///
     /// # Errors
     ///
-    /// As [`bring_up`](Self::bring_up).
-    pub fn map(&self, request: &RegionRequest) -> Result<SystemMemory, StorageError> {
-        Ok(self.bring_up_when(request, Touching::Later)?.0)
+    /// As [`allocate_memory`](Self::allocate_memory).
+    pub fn allocate_untouched(
+        &self,
+        request: &RegionRequest,
+    ) -> Result<SystemMemory, StorageError> {
+        Ok(self.allocate_with(request, Touching::Later)?.0)
     }
 
-    /// Touches memory from [`map`](Self::map), from the first byte on, with the number of threads
+    /// Touches memory from [`allocate_untouched`](Self::allocate_untouched), from the first byte on, with the number of threads
     /// from the options. Returns a report of the capabilities. The memory may be in use: touching
     /// does not change its bytes.
     ///
@@ -36,23 +40,23 @@ impl SystemAllocator {
     /// options disable touching ([`FirstTouch::None`]), or the kernel cannot populate pages without
     /// changing bytes, `reached` is called for every step. Pages are then allocated on first use.
     ///
-    /// In the allocator's [progress](Self::reporting_to), the usable bytes of `raising` count as
+    /// In the allocator's [progress](Self::reporting_to), the usable bytes of `producer` count as
     /// ready. All bytes are ready once it is complete. If it ends in another way, the progress is
     /// reverted.
     ///
     /// # Errors
     ///
     /// [`StorageError::OutOfMemory`] or [`StorageError::Memory`] if the kernel has no pages.
-    /// [`StorageError::Cancelled`] if `raising` or the allocator's progress is cancelled.
+    /// [`StorageError::Cancelled`] if `producer` or the allocator's progress is cancelled.
     pub fn touch_from_the_front<E: Send + Sync>(
         &self,
         memory: &SystemMemory,
         step: ByteCount,
-        raising: &Raising<E>,
+        producer: &BringUpProducer<E>,
         reached: impl FnMut(ByteCount),
     ) -> Result<CapabilityReport, StorageError> {
         match &memory.mapping {
-            Some(mapping) => self.touch_mapping(mapping, &memory.report, step, raising, reached),
+            Some(mapping) => self.touch_mapping(mapping, &memory.report, step, producer, reached),
             None => Ok(CapabilityReport::default()),
         }
     }
@@ -65,25 +69,25 @@ impl SystemAllocator {
     ///
     /// # Errors
     ///
-    /// As [`bring_up`](Self::bring_up), and [`StorageError::Thread`]. The [`BringUp`] has later
+    /// As [`allocate_memory`](Self::allocate_memory), and [`StorageError::Thread`]. The [`BringUp`] has later
     /// errors.
-    pub fn bring_up_in_background(
+    pub fn allocate_in_background(
         &self,
         request: &RegionRequest,
     ) -> Result<(SystemMemory, BringUp), StorageError> {
-        let mut memory = self.map(request)?;
+        let mut memory = self.allocate_untouched(request)?;
         let Some(mapping) = memory.mapping.clone() else {
             return Ok((memory, BringUp::complete(ByteCount::ZERO)));
         };
-        let (bring_up, raising) = BringUp::new(memory.length());
+        let (bring_up, producer) = BringUp::new(memory.length());
         let (allocator, report) = (self.clone(), memory.report.clone());
         let run = move || {
-            let reached = |prefix| raising.usable(prefix);
-            match allocator.touch_mapping(&mapping, &report, STEP, &raising, reached) {
-                Ok(_) => raising.complete(),
-                // Dropping `raising` reports the cancellation.
+            let reached = |prefix| producer.usable(prefix);
+            match allocator.touch_mapping(&mapping, &report, STEP, &producer, reached) {
+                Ok(_) => producer.complete(),
+                // Dropping `producer` reports the cancellation.
                 Err(StorageError::Cancelled { .. }) => {}
-                Err(error) => raising.fail(error),
+                Err(error) => producer.fail(error),
             }
         };
         let thread =
@@ -99,22 +103,22 @@ impl SystemAllocator {
         mapping: &Mapping,
         mapped: &CapabilityReport,
         step: ByteCount,
-        raising: &Raising<E>,
+        producer: &BringUpProducer<E>,
         mut reached: impl FnMut(ByteCount),
     ) -> Result<CapabilityReport, StorageError> {
         let mut report = CapabilityReport::default();
         let length = ByteCount::from_usize(mapping.length());
-        let is_cancelled = || raising.is_cancelled() || self.progress.is_cancelled();
+        let is_cancelled = || producer.is_cancelled() || self.progress.is_cancelled();
         if is_cancelled() {
             return Err(StorageError::Cancelled { ready: ByteCount::ZERO, of: length });
         }
-        let entry = raising.enter(&self.progress);
+        let entry = producer.enter(&self.progress);
         let wants_touch = self.options.first_touch != FirstTouch::None;
         if !wants_touch || !sys::memory::can_populate() {
             if wants_touch {
                 let reason = Reason::Needs("MADV_POPULATE_WRITE (Linux 5.14)");
-                let refused = Grant::Refused(reason);
-                report.record(Capability::ParallelFirstTouch, Wish::Preferred, refused);
+                let refused = CapabilityStatus::Refused(reason);
+                report.record(Capability::ParallelFirstTouch, Requirement::Preferred, refused);
             }
             let mut prefix = ByteCount::ZERO;
             while prefix < length {
@@ -128,11 +132,12 @@ impl SystemAllocator {
             }
             return Ok(report);
         }
-        let is_bound = mapped.grant(&Capability::NumaBinding) == Some(&Grant::Granted);
-        let crew = self.crew_of(is_bound);
+        let is_bound = mapped.status(&Capability::NumaBinding) == Some(&CapabilityStatus::Granted);
+        let threads = self.touch_threads(is_bound);
         let page = match self.options.huge_pages {
             HugePages::Explicit(size, _)
-                if mapped.grant(&Capability::ExplicitHugePages) == Some(&Grant::Granted) =>
+                if mapped.status(&Capability::ExplicitHugePages)
+                    == Some(&CapabilityStatus::Granted) =>
             {
                 size.alignment()
             }
@@ -140,17 +145,17 @@ impl SystemAllocator {
         };
         let advance = |bytes| {
             entry.touched(bytes);
-            raising.touched(bytes);
+            producer.touched(bytes);
             !is_cancelled()
         };
-        let touched = touch_from_the_front(mapping, page, crew, step, &advance, &mut reached);
+        let touched = touch_from_the_front(mapping, page, threads, step, &advance, &mut reached);
         if touched.bytes < length {
             return Err(match touched.failure {
                 Some(error) => refusal(length, error),
                 None => StorageError::Cancelled { ready: touched.bytes, of: length },
             });
         }
-        self.report_crew(crew, &touched, &mut report);
+        self.report_threads(threads, &touched, &mut report);
         Ok(report)
     }
 }

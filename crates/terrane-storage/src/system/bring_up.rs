@@ -1,20 +1,21 @@
-//! The state of memory that is used while it comes up: for code that waits, observes or cancels.
+//! The state of memory that is used before all of it is prepared: to wait, observe or cancel.
 
 use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
+use terrane_core::sync::{lock, unpoisoned};
 
 use super::progress::{Progress, ProgressEntry};
 use crate::error::StorageError;
 
-/// How much of a memory is usable while it comes up, counted from its first byte.
+/// How much of a memory is usable during its preparation, counted from its first byte.
 ///
 /// The producer defines "usable": the pages are allocated, or a device can access them. The usable
 /// prefix only grows. Usable bytes stay usable while the memory lives, even if the bring-up ends
@@ -25,7 +26,7 @@ pub struct BringUp<E = StorageError>(Arc<State<E>>);
 /// The producer's side of a [`BringUp`]. If it drops before [`complete`](Self::complete), the
 /// bring-up ends as cancelled.
 #[derive(Debug)]
-pub struct Raising<E = StorageError> {
+pub struct BringUpProducer<E = StorageError> {
     state: Arc<State<E>>,
     /// Set once the progress that includes this bring-up is known.
     entry: OnceLock<ProgressEntry>,
@@ -57,7 +58,7 @@ enum End<E> {
 impl<E> BringUp<E> {
     /// Creates a bring-up of `length` bytes with no usable bytes, and its producer.
     #[must_use]
-    pub fn new(length: ByteCount) -> (Self, Raising<E>) {
+    pub fn new(length: ByteCount) -> (Self, BringUpProducer<E>) {
         let state = Arc::new(State {
             length,
             touched: AtomicU64::new(0),
@@ -66,14 +67,14 @@ impl<E> BringUp<E> {
             ending: Mutex::new(Ending { end: None, wakers: Vec::new() }),
             changed: Condvar::new(),
         });
-        (Self(Arc::clone(&state)), Raising { state, entry: OnceLock::new() })
+        (Self(Arc::clone(&state)), BringUpProducer { state, entry: OnceLock::new() })
     }
 
     /// Creates a complete bring-up: all of `length` bytes are usable.
     #[must_use]
     pub fn complete(length: ByteCount) -> Self {
-        let (bring_up, raising) = Self::new(length);
-        raising.complete();
+        let (bring_up, producer) = Self::new(length);
+        producer.complete();
         bring_up
     }
 
@@ -98,13 +99,13 @@ impl<E> BringUp<E> {
     /// Whether all bytes are usable.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        matches!(self.0.lock().end, Some(End::Complete))
+        matches!(lock(&self.0.ending).end, Some(End::Complete))
     }
 
     /// Why the bring-up ended early. `None` if it did not.
     #[must_use]
     pub fn ended(&self) -> Option<BringUpEnded<E>> {
-        self.0.lock().end.as_ref().and_then(|end| self.0.early(end))
+        lock(&self.0.ending).end.as_ref().and_then(|end| self.0.early(end))
     }
 
     /// Blocks until the first `bytes` bytes are usable or `timeout` has passed. Returns whether
@@ -115,20 +116,19 @@ impl<E> BringUp<E> {
     /// [`BringUpEnded`] if the bring-up ended before they were usable.
     pub fn wait_for(&self, bytes: ByteCount, timeout: Duration) -> Result<bool, BringUpEnded<E>> {
         let deadline = Instant::now().checked_add(timeout);
-        let mut ending = self.0.lock();
+        let mut ending = lock(&self.0.ending);
         loop {
             if let Some(answer) = self.0.answer(&ending, bytes) {
                 return answer.map(|()| true);
             }
             ending = match deadline {
-                None => self.0.changed.wait(ending).unwrap_or_else(PoisonError::into_inner),
+                None => unpoisoned(self.0.changed.wait(ending)),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Ok(false);
                     }
-                    let waited = self.0.changed.wait_timeout(ending, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
+                    unpoisoned(self.0.changed.wait_timeout(ending, left)).0
                 }
             };
         }
@@ -152,7 +152,7 @@ impl<E> Clone for BringUp<E> {
     }
 }
 
-impl<E> Raising<E> {
+impl<E> BringUpProducer<E> {
     /// Its entry in a progress. The entry is updated before waiting threads are notified.
     pub(super) fn enter(&self, progress: &Progress) -> &ProgressEntry {
         self.entry.get_or_init(|| progress.enter(self.state.length))
@@ -198,7 +198,7 @@ impl<E> Raising<E> {
         self.state.touched.store(self.state.length.get(), Ordering::Relaxed);
         {
             // Waiting threads must see both changes together.
-            let mut ending = self.state.lock();
+            let mut ending = lock(&self.state.ending);
             self.state.usable.store(self.state.length.get(), Ordering::Release);
             ending.end.get_or_insert(End::Complete);
         }
@@ -212,7 +212,7 @@ impl<E> Raising<E> {
     }
 }
 
-impl<E> Drop for Raising<E> {
+impl<E> Drop for BringUpProducer<E> {
     fn drop(&mut self) {
         drop(self.entry.take());
         self.state.wake(Some(End::Cancelled));
@@ -220,18 +220,13 @@ impl<E> Drop for Raising<E> {
 }
 
 impl<E> State<E> {
-    fn lock(&self) -> MutexGuard<'_, Ending<E>> {
-        // The guarded value is consistent at any time, so poisoning is ignored.
-        self.ending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn usable(&self) -> ByteCount {
         ByteCount::new(self.usable.load(Ordering::Acquire))
     }
 
     /// Wakes all waiting threads and tasks. Only the first end is stored.
     fn wake(&self, end: Option<End<E>>) {
-        let mut ending = self.lock();
+        let mut ending = lock(&self.ending);
         if ending.end.is_none() {
             ending.end = end;
         }
@@ -242,7 +237,7 @@ impl<E> State<E> {
             // A waker is foreign code. Its panic must not prevent other notifications. It must not
             // stop the producer either, which may be unwinding already.
             if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
-                tracing::error!("a waker panicked as memory came up");
+                tracing::error!("a waker panicked as memory became usable");
             }
         }
     }
@@ -279,7 +274,10 @@ impl<E> fmt::Display for BringUpEnded<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.cause.is_some() { "failed" } else { "was cancelled" };
         let Self { usable, of, .. } = self;
-        write!(f, "bringing up {of} {how} after {usable}; use those, or drop it and try again")
+        write!(
+            f,
+            "the preparation of {of} {how} after {usable}; use those, or drop the memory and try again"
+        )
     }
 }
 
@@ -314,7 +312,7 @@ impl<E> Future for UsablePrefix<E> {
         let state = &self.bring_up.0;
         // Cloning and dropping a waker runs foreign code, so neither happens under the lock.
         let waker = context.waker().clone();
-        let mut ending = state.lock();
+        let mut ending = lock(&state.ending);
         if let Some(answer) = state.answer(&ending, self.bytes) {
             return Poll::Ready(answer);
         }
@@ -339,28 +337,28 @@ mod tests {
 
     #[test]
     fn the_prefix_only_grows_and_ends_with_the_length() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
         for (said, usable) in [(30, 30), (10, 30), (70, 70), (100, 70), (1000, 70)] {
-            raising.usable(bytes(said));
+            producer.usable(bytes(said));
             assert_eq!(bring_up.usable_prefix(), bytes(usable));
             assert!(bring_up.wait_for(bytes(usable), Duration::ZERO).unwrap());
-            assert!(!bring_up.is_complete(), "that is said apart");
+            assert!(!bring_up.is_complete(), "the producer completes it separately");
         }
-        raising.complete();
+        producer.complete();
         assert!(bring_up.is_complete() && bring_up.ended().is_none());
         assert!(bring_up.wait_for(bytes(u64::MAX), Duration::ZERO).unwrap());
         assert!(BringUp::<StorageError>::complete(bytes(5)).is_complete());
     }
 
     #[test]
-    fn who_waits_is_told_of_the_prefix_or_of_the_end() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+    fn a_waiting_thread_gets_the_prefix_or_the_end() {
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
         assert!(!bring_up.wait_for(bytes(1), Duration::ZERO).unwrap());
         let (half, all) = std::thread::scope(|scope| {
             let half = scope.spawn(|| bring_up.wait_for(bytes(50), ENOUGH).unwrap());
             let all = scope.spawn(|| bring_up.wait_for(bytes(100), ENOUGH).unwrap_err());
-            raising.usable(bytes(60));
-            raising.fail(StorageError::Cancelled { ready: bytes(60), of: bytes(100) });
+            producer.usable(bytes(60));
+            producer.fail(StorageError::Cancelled { ready: bytes(60), of: bytes(100) });
             (half.join().unwrap(), all.join().unwrap())
         });
         assert!(half);
@@ -372,12 +370,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_thread_that_has_gone() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
-        raising.usable(bytes(10));
+    fn no_thread_waits_for_a_producer_that_was_dropped() {
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
+        producer.usable(bytes(10));
         bring_up.cancel();
-        assert!(raising.is_cancelled());
-        drop(raising);
+        assert!(producer.is_cancelled());
+        drop(producer);
         let ended = bring_up.wait_for(bytes(11), ENOUGH).unwrap_err();
         assert!(ended.cause.is_none());
         assert!(ended.to_string().contains("cancelled"), "{ended}");
@@ -410,13 +408,13 @@ mod tests {
 
     #[test]
     fn wakers_are_cloned_without_the_lock() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
         let waker = looking(&bring_up);
         let mut future = bring_up.usable(bytes(50));
         for _ in 0..2 {
             assert!(Pin::new(&mut future).poll(&mut Context::from_waker(&waker)).is_pending());
         }
-        raising.complete();
+        producer.complete();
         assert!(Pin::new(&mut future).poll(&mut Context::from_waker(&waker)).is_ready());
     }
 
@@ -429,21 +427,21 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_that_panics_keeps_nobody_from_being_told() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+    fn a_waker_that_panics_does_not_stop_other_notifications() {
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
         let count = Arc::new(Count::default());
         let (mut first, mut second) = (bring_up.usable(bytes(50)), bring_up.usable(bytes(50)));
         let panics = Waker::from(Arc::new(Panics));
         let counts = Waker::from(Arc::clone(&count));
         assert!(Pin::new(&mut first).poll(&mut Context::from_waker(&panics)).is_pending());
         assert!(Pin::new(&mut second).poll(&mut Context::from_waker(&counts)).is_pending());
-        raising.usable(bytes(60));
+        producer.usable(bytes(60));
         assert_eq!(count.0.load(Ordering::SeqCst), 1);
     }
 
     #[test]
     fn a_future_is_woken_once_a_change() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);
@@ -451,10 +449,10 @@ mod tests {
         for _ in 0..3 {
             assert!(Pin::new(&mut future).poll(&mut context).is_pending());
         }
-        raising.usable(bytes(20));
+        producer.usable(bytes(20));
         assert_eq!(count.0.load(Ordering::SeqCst), 1);
         assert!(Pin::new(&mut future).poll(&mut context).is_pending());
-        raising.complete();
+        producer.complete();
         assert!(matches!(Pin::new(&mut future).poll(&mut context), Poll::Ready(Ok(()))));
     }
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 
+use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::{Alignment, ByteCount, OsError};
 
 use super::mapping::Mapping;
@@ -17,8 +18,8 @@ const CHUNK: usize = 16 << 20;
 
 /// The threads that touch, and their CPUs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Crew<'a> {
-    pub(super) threads: usize,
+pub(super) struct TouchThreads<'a> {
+    pub(super) count: usize,
     /// The CPU affinity of the threads. `None` for any CPU.
     pub(super) cpus: Option<&'a [u32]>,
 }
@@ -41,17 +42,17 @@ pub(super) struct Touched {
 pub(super) fn touch(
     mapping: &Mapping,
     page: Alignment,
-    crew: Crew<'_>,
+    threads: TouchThreads<'_>,
     advance: &(dyn Fn(ByteCount) -> bool + Sync),
 ) -> Touched {
     let work = Work::new(mapping, page, sys::memory::can_populate(), advance);
-    let threads = work.threads(crew);
-    if threads <= 1 && crew.cpus.is_none() {
+    let count = work.thread_count(threads);
+    if count <= 1 && threads.cpus.is_none() {
         work.run(None);
     } else {
-        work.run_with(crew, threads, || {});
+        work.run_with(threads, count, || {});
     }
-    work.touched.into_inner().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(work.touched.into_inner())
 }
 
 /// Touches `mapping`, which may be in use, from the front to the end. It calls `advance` with the
@@ -62,15 +63,15 @@ pub(super) fn touch(
 pub(super) fn touch_from_the_front(
     mapping: &Mapping,
     page: Alignment,
-    crew: Crew<'_>,
+    threads: TouchThreads<'_>,
     step: ByteCount,
     advance: &(dyn Fn(ByteCount) -> bool + Sync),
     reached: &mut dyn FnMut(ByteCount),
 ) -> Touched {
     let work = Work::new(mapping, page, true, advance);
     let (length, step) = (mapping.length(), step.to_usize().max(1));
-    let threads = work.threads(crew).max(1);
-    work.run_with(crew, threads, || {
+    let count = work.thread_count(threads).max(1);
+    work.run_with(threads, count, || {
         let mut told = 0;
         while told < length && !work.is_over.load(Ordering::Relaxed) {
             let next = told.checked_add(step).unwrap_or(length).min(length);
@@ -82,7 +83,7 @@ pub(super) fn touch_from_the_front(
         }
         work.is_over.store(true, Ordering::Relaxed);
     });
-    work.touched.into_inner().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(work.touched.into_inner())
 }
 
 /// Tracks the length of the touched prefix.
@@ -120,7 +121,7 @@ impl Front {
     fn wait_for(&self, end: usize) -> bool {
         let mut state = lock(&self.state);
         while state.front < end && state.running > 0 {
-            state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = unpoisoned(self.moved.wait(state));
         }
         state.front >= end
     }
@@ -179,22 +180,22 @@ impl<'a> Work<'a> {
     }
 
     /// The number of threads that have work to do.
-    fn threads(&self, crew: Crew<'_>) -> usize {
-        crew.threads.min(self.mapping.length().div_ceil(self.chunk))
+    fn thread_count(&self, threads: TouchThreads<'_>) -> usize {
+        threads.count.min(self.mapping.length().div_ceil(self.chunk))
     }
 
-    /// Takes chunks on `threads` threads, while `beside` runs on this thread. If no thread can be
+    /// Takes chunks on `count` threads, while `beside` runs on this thread. If no thread can be
     /// started, this thread touches all chunks first.
-    fn run_with(&self, crew: Crew<'_>, threads: usize, beside: impl FnOnce()) {
+    fn run_with(&self, threads: TouchThreads<'_>, count: usize, beside: impl FnOnce()) {
         let mut refusal = None;
         std::thread::scope(|scope| {
-            let mut started = Vec::with_capacity(threads);
-            for number in 0..threads {
+            let mut started = Vec::with_capacity(count);
+            for number in 0..count {
                 let builder = std::thread::Builder::new().name(format!("terrane-touch-{number}"));
                 let running = Running::new(&self.front);
                 let run = move || {
                     let _running = running;
-                    self.run(crew.cpus);
+                    self.run(threads.cpus);
                 };
                 match builder.spawn_scoped(scope, run) {
                     Ok(thread) => started.push(thread),
@@ -262,11 +263,6 @@ impl<'a> Work<'a> {
     }
 }
 
-/// No thread panics while it holds the lock, and the guarded value is consistent at any time.
-fn lock<T>(guarded: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    guarded.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,8 +282,8 @@ mod tests {
     #[test]
     fn threads_on_cpus_that_do_not_exist_run_elsewhere_and_say_so() {
         let mapping = Mapping::new(ByteCount::mib(40), Alignment::PAGE, None).unwrap();
-        let crew = Crew { threads: 2, cpus: Some(&[8000]) };
-        let touched = touch(&mapping, Alignment::PAGE, crew, &|_| true);
+        let threads = TouchThreads { count: 2, cpus: Some(&[8000]) };
+        let touched = touch(&mapping, Alignment::PAGE, threads, &|_| true);
         assert_eq!(touched.bytes, ByteCount::mib(40));
         assert!(touched.affinity_refusal.is_some());
         assert_eq!(touched.failure, None);
@@ -304,21 +300,21 @@ mod tests {
         }
         assert!(front.wait_for(4));
         drop(running);
-        assert!(!front.wait_for(5), "nobody will touch it");
+        assert!(!front.wait_for(5), "no thread touches it");
     }
 
     #[test]
     fn steps_are_reached_in_order_and_the_last_is_the_end() {
         let mapping = Mapping::new(ByteCount::mib(100), Alignment::PAGE, None).unwrap();
-        for threads in [1, 3] {
-            let crew = Crew { threads, cpus: None };
+        for count in [1, 3] {
+            let threads = TouchThreads { count, cpus: None };
             let mut steps = Vec::new();
             let mut reached = |prefix: ByteCount| steps.push(prefix.get() >> 20);
             let step = ByteCount::mib(40);
             let touched = touch_from_the_front(
                 &mapping,
                 Alignment::PAGE,
-                crew,
+                threads,
                 step,
                 &|_| true,
                 &mut reached,
@@ -331,12 +327,12 @@ mod tests {
     #[test]
     fn touching_stops_when_it_is_told_to() {
         let mapping = Mapping::new(ByteCount::mib(100), Alignment::PAGE, None).unwrap();
-        let crew = Crew { threads: 1, cpus: None };
+        let threads = TouchThreads { count: 1, cpus: None };
         let mut steps = 0;
         let touched = touch_from_the_front(
             &mapping,
             Alignment::PAGE,
-            crew,
+            threads,
             ByteCount::mib(64),
             &|_| false,
             &mut |_| steps += 1,

@@ -14,11 +14,11 @@ mod unmapping;
 use std::sync::Arc;
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, Grant,
-    HostAddress, Limits, OsError, Reason, RegionRequest, StorageKind, Wish,
+    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, CapabilityStatus,
+    HostAddress, Limits, OsError, Reason, RegionRequest, Requirement, StorageKind,
 };
 
-pub use bring_up::{BringUp, BringUpEnded, Raising, UsablePrefix};
+pub use bring_up::{BringUp, BringUpEnded, BringUpProducer, UsablePrefix};
 pub use memory::SystemMemory;
 pub use options::{FirstTouch, HugePageSize, HugePages, NumaPolicy, SystemOptions};
 pub use progress::{Progress, ProgressEntry};
@@ -26,15 +26,10 @@ pub use progress::{Progress, ProgressEntry};
 use crate::error::StorageError;
 use crate::numa::{NodeId, NumaTopology};
 use crate::sys;
-use first_touch::{Crew, Touched, touch};
+use first_touch::{TouchThreads, Touched, touch};
 pub(crate) use mapping::Mapping;
 use memory::huge_bytes;
-
-/// 1 GiB: the largest huge page, and the maximum alignment.
-const GIB: Alignment = match Alignment::new(1 << 30) {
-    Ok(alignment) => alignment,
-    Err(_) => Alignment::HUGE_PAGE,
-};
+use options::GIB;
 
 /// Allocates system memory. Each region is a mapping of its own.
 ///
@@ -78,7 +73,7 @@ impl SystemAllocator {
         Self { options, progress: Progress::default(), topology }
     }
 
-    /// The same allocator, whose bring-ups report to `progress` and can be cancelled through it.
+    /// The same allocator, whose allocations report to `progress` and can be cancelled through it.
     #[must_use]
     pub fn reporting_to(self, progress: Progress) -> Self {
         Self { progress, ..self }
@@ -90,7 +85,7 @@ impl SystemAllocator {
         &self.options
     }
 
-    /// Brings one region up, as [`allocate`](Allocate::allocate) does, but with this crate's error.
+    /// Allocates one region, as [`allocate`](Allocate::allocate) does, but with this crate's error.
     ///
     /// # Errors
     ///
@@ -99,28 +94,28 @@ impl SystemAllocator {
     /// [`StorageError::Capability`] if a required capability was not granted.
     /// [`StorageError::Cancelled`] if the progress was cancelled. [`StorageError::Memory`] if the
     /// kernel refuses for another reason. Nothing stays mapped after an error.
-    pub fn bring_up(&self, request: &RegionRequest) -> Result<SystemMemory, StorageError> {
-        let (memory, entry) = self.bring_up_when(request, Touching::Now)?;
+    pub fn allocate_memory(&self, request: &RegionRequest) -> Result<SystemMemory, StorageError> {
+        let (memory, entry) = self.allocate_with(request, Touching::Now)?;
         entry.into_iter().for_each(ProgressEntry::finish);
         Ok(memory)
     }
 
-    /// As [`bring_up`](Self::bring_up), for callers that must prepare the memory further before it
+    /// As [`allocate_memory`](Self::allocate_memory), for callers that must prepare the memory further before it
     /// can be used. Touched bytes are not ready in the [progress](Self::reporting_to) until the
     /// entry is [finished](ProgressEntry::finish). Dropping the entry reverts the progress.
     ///
     /// # Errors
     ///
-    /// As [`bring_up`](Self::bring_up).
-    pub fn bring_up_unfinished(
+    /// As [`allocate_memory`](Self::allocate_memory).
+    pub fn allocate_unfinished(
         &self,
         request: &RegionRequest,
     ) -> Result<(SystemMemory, ProgressEntry), StorageError> {
-        let (memory, entry) = self.bring_up_when(request, Touching::First)?;
+        let (memory, entry) = self.allocate_with(request, Touching::First)?;
         Ok((memory, entry.unwrap_or_else(|| self.progress.enter(ByteCount::ZERO))))
     }
 
-    fn bring_up_when(
+    fn allocate_with(
         &self,
         request: &RegionRequest,
         touching: Touching,
@@ -136,22 +131,22 @@ impl SystemAllocator {
             return Ok((SystemMemory::empty(request.alignment, report), None));
         }
         let (mapping, entry) = match self.options.huge_pages {
-            HugePages::Explicit(size, wish) if wish != Wish::Off => {
-                match self.try_explicit(request, touching, size, wish, &mut report)? {
-                    Some(brought) => brought,
+            HugePages::Explicit(size, requirement) if requirement != Requirement::Off => {
+                match self.try_explicit(request, touching, size, requirement, &mut report)? {
+                    Some(mapped) => mapped,
                     None => {
-                        let pages = Pages::Transparent(Wish::Preferred);
-                        self.bring_up_on(request, touching, pages, &mut report)?
+                        let pages = Pages::Transparent(Requirement::Preferred);
+                        self.allocate_on(request, touching, pages, &mut report)?
                     }
                 }
             }
-            HugePages::Transparent(wish) if wish != Wish::Off => {
-                self.bring_up_on(request, touching, Pages::Transparent(wish), &mut report)?
+            HugePages::Transparent(requirement) if requirement != Requirement::Off => {
+                self.allocate_on(request, touching, Pages::Transparent(requirement), &mut report)?
             }
-            _ => self.bring_up_on(request, touching, Pages::Base, &mut report)?,
+            _ => self.allocate_on(request, touching, Pages::Base, &mut report)?,
         };
         report.check()?;
-        tracing::debug!(label = %request.label, bytes = mapping.length(), %report, "memory is up");
+        tracing::debug!(label = %request.label, bytes = mapping.length(), %report, "memory is allocated");
         let memory = SystemMemory {
             address: HostAddress::new(mapping.address()),
             length: ByteCount::from_usize(mapping.length()),
@@ -169,43 +164,55 @@ impl SystemAllocator {
         request: &RegionRequest,
         touching: Touching,
         size: HugePageSize,
-        wish: Wish,
+        requirement: Requirement,
         report: &mut CapabilityReport,
-    ) -> Result<Option<Brought>, StorageError> {
+    ) -> Result<Option<Mapped>, StorageError> {
         if self.options.numa != NumaPolicy::Local && !sys::memory::can_populate() {
             // Huge pages are not reserved per node. Without this advice, a page fault on a node
             // without free huge pages kills the process with a signal.
             let reason = Reason::Needs("MADV_POPULATE_WRITE (Linux 5.14) to be bound to a node");
-            report.record(Capability::ExplicitHugePages, wish, Grant::Refused(reason));
+            report.record(
+                Capability::ExplicitHugePages,
+                requirement,
+                CapabilityStatus::Refused(reason),
+            );
             report.check()?;
             return Ok(None);
         }
         let mut own_report = CapabilityReport::default();
-        let brought = self.bring_up_on(request, touching, Pages::Explicit(size), &mut own_report);
-        let error = match brought {
-            Ok(brought) => {
-                report.record(Capability::ExplicitHugePages, wish, Grant::Granted);
+        let mapped = self.allocate_on(request, touching, Pages::Explicit(size), &mut own_report);
+        let error = match mapped {
+            Ok(mapped) => {
+                report.record(
+                    Capability::ExplicitHugePages,
+                    requirement,
+                    CapabilityStatus::Granted,
+                );
                 report.extend(own_report.outcomes().iter().cloned());
-                return Ok(Some(brought));
+                return Ok(Some(mapped));
             }
             Err(StorageError::OutOfMemory { source: Some(error), .. }) => error,
             Err(StorageError::Memory { source, .. }) => source,
             Err(other) => return Err(other),
         };
         let reason = huge::explicit_refusal(size, request.bytes, error);
-        report.record(Capability::ExplicitHugePages, wish, Grant::Refused(reason));
+        report.record(
+            Capability::ExplicitHugePages,
+            requirement,
+            CapabilityStatus::Refused(reason),
+        );
         report.check()?;
         Ok(None)
     }
 
     /// Maps, binds and touches a region with one kind of pages.
-    fn bring_up_on(
+    fn allocate_on(
         &self,
         request: &RegionRequest,
         touching: Touching,
         pages: Pages,
         report: &mut CapabilityReport,
-    ) -> Result<Brought, StorageError> {
+    ) -> Result<Mapped, StorageError> {
         let bytes = request.bytes;
         let wants_touch = self.options.first_touch != FirstTouch::None;
         let is_touched = wants_touch && touching != Touching::Later;
@@ -248,36 +255,41 @@ impl SystemAllocator {
             let is_ready = touching == Touching::Now;
             self.touch(&mapping, pages, is_bound, (entry, is_ready), report)?;
         }
-        if let Pages::Transparent(wish) = pages {
-            let grant = match refused {
-                Some(reason) => Grant::Refused(reason),
-                None if is_touched => huge_grant(&mapping),
-                None => Grant::Granted,
+        if let Pages::Transparent(requirement) = pages {
+            let status = match refused {
+                Some(reason) => CapabilityStatus::Refused(reason),
+                None if is_touched => huge_status(&mapping),
+                None => CapabilityStatus::Granted,
             };
-            report.record(Capability::TransparentHugePages, wish, grant);
+            report.record(Capability::TransparentHugePages, requirement, status);
         }
         Ok((mapping, entry))
     }
 
     /// Sets the nodes of the pages. Returns `true` if the pages are bound to one node.
     fn bind(&self, mapping: &Mapping, report: &mut CapabilityReport) -> Result<bool, StorageError> {
-        let (placement, nodes, wish) = match &self.options.numa {
+        let (placement, nodes, requirement) = match &self.options.numa {
             NumaPolicy::Local => return Ok(false),
-            NumaPolicy::Bind(node, wish) => (sys::memory::Placement::Bind, vec![node.get()], *wish),
-            NumaPolicy::Interleave(nodes, wish) => {
+            NumaPolicy::Bind(node, requirement) => {
+                (sys::memory::Placement::Bind, vec![node.get()], *requirement)
+            }
+            NumaPolicy::Interleave(nodes, requirement) => {
                 let nodes = nodes.iter().copied().map(NodeId::get).collect();
-                (sys::memory::Placement::Interleave, nodes, *wish)
+                (sys::memory::Placement::Interleave, nodes, *requirement)
             }
         };
-        if wish == Wish::Off {
-            report.record(Capability::NumaBinding, wish, Grant::NotTried);
+        if requirement == Requirement::Off {
+            report.record(Capability::NumaBinding, requirement, CapabilityStatus::NotTried);
             return Ok(false);
         }
         // SAFETY: the range is the whole mapping.
         let result =
             unsafe { sys::memory::bind(mapping.address(), mapping.length(), placement, &nodes) };
-        let grant = result.map_or_else(|e| Grant::Refused(Reason::Os(e)), |()| Grant::Granted);
-        report.record(Capability::NumaBinding, wish, grant);
+        let status = result.map_or_else(
+            |e| CapabilityStatus::Refused(Reason::Os(e)),
+            |()| CapabilityStatus::Granted,
+        );
+        report.record(Capability::NumaBinding, requirement, status);
         report.check()?;
         Ok(result.is_ok() && placement == sys::memory::Placement::Bind)
     }
@@ -292,7 +304,7 @@ impl SystemAllocator {
         (entry, is_ready): (&ProgressEntry, bool),
         report: &mut CapabilityReport,
     ) -> Result<(), StorageError> {
-        let crew = self.crew_of(is_bound);
+        let threads = self.touch_threads(is_bound);
         let page = match pages {
             Pages::Explicit(size) => size.alignment(),
             _ => sys::memory::page_size(),
@@ -309,47 +321,54 @@ impl SystemAllocator {
             }
             !self.progress.is_cancelled()
         };
-        let touched = touch(mapping, page, crew, &advance);
+        let touched = touch(mapping, page, threads, &advance);
         if touched.bytes < length {
             return Err(match touched.failure {
                 Some(error) => refusal(length, error),
                 None => StorageError::Cancelled { ready: touched.bytes, of: length },
             });
         }
-        self.report_crew(crew, &touched, report);
+        self.report_threads(threads, &touched, report);
         Ok(())
     }
 
     /// The threads that touch and their CPUs, depending on whether the memory is bound to a node.
-    fn crew_of(&self, is_bound: bool) -> Crew<'_> {
+    fn touch_threads(&self, is_bound: bool) -> TouchThreads<'_> {
         let cpus = match self.options.numa {
             NumaPolicy::Bind(node, _) if is_bound => {
                 self.topology.nearest_with_cpus(node).first().map(|node| node.cpus.as_slice())
             }
             _ => None,
         };
-        let threads = match self.options.first_touch {
+        let count = match self.options.first_touch {
             FirstTouch::Threads(threads) => threads.get(),
             // A container may have fewer CPUs than the node.
             _ => std::thread::available_parallelism()
                 .map_or(1, usize::from)
                 .min(cpus.map_or(usize::MAX, <[u32]>::len)),
         };
-        Crew { threads, cpus }
+        TouchThreads { count, cpus }
     }
 
     /// Records in the report how the pages were touched.
-    fn report_crew(&self, crew: Crew<'_>, touched: &Touched, report: &mut CapabilityReport) {
+    fn report_threads(
+        &self,
+        threads: TouchThreads<'_>,
+        touched: &Touched,
+        report: &mut CapabilityReport,
+    ) {
         let entry = |refusal: Option<OsError>| {
-            refusal.map_or(Grant::Granted, |error| Grant::Refused(Reason::Os(error)))
+            refusal.map_or(CapabilityStatus::Granted, |error| {
+                CapabilityStatus::Refused(Reason::Os(error))
+            })
         };
-        if crew.threads > 1 {
-            let grant = entry(touched.thread_refusal);
-            report.record(Capability::ParallelFirstTouch, Wish::Preferred, grant);
+        if threads.count > 1 {
+            let status = entry(touched.thread_refusal);
+            report.record(Capability::ParallelFirstTouch, Requirement::Preferred, status);
         }
-        if crew.cpus.is_some() {
-            let grant = entry(touched.affinity_refusal);
-            report.record(Capability::ThreadAffinity, Wish::Preferred, grant);
+        if threads.cpus.is_some() {
+            let status = entry(touched.affinity_refusal);
+            report.record(Capability::ThreadAffinity, Requirement::Preferred, status);
         }
     }
 }
@@ -366,14 +385,14 @@ unsafe impl Allocate for SystemAllocator {
     /// huge pages are preferred and granted, lengths are rounded up to whole huge pages.
     fn limits(&self) -> Limits {
         let page = match self.options.huge_pages {
-            HugePages::Explicit(size, Wish::Required) => size.alignment(),
+            HugePages::Explicit(size, Requirement::Required) => size.alignment(),
             _ => sys::memory::page_size(),
         };
         Limits { alignment: page, granule: page, largest_region: None }
     }
 
     fn allocate(&self, request: &RegionRequest) -> Result<SystemMemory, AllocateError> {
-        self.bring_up(request).map_err(|error| {
+        self.allocate_memory(request).map_err(|error| {
             let label = request.label.clone();
             error.into_allocate_error(StorageKind::System, request.bytes, label)
         })
@@ -381,7 +400,7 @@ unsafe impl Allocate for SystemAllocator {
 }
 
 /// Memory with its pages. It has an entry in the progress if the pages were touched.
-type Brought = (Mapping, Option<ProgressEntry>);
+type Mapped = (Mapping, Option<ProgressEntry>);
 
 /// When pages are touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -397,7 +416,7 @@ enum Touching {
 #[derive(Clone, Copy, Debug)]
 enum Pages {
     Base,
-    Transparent(Wish),
+    Transparent(Requirement),
     Explicit(HugePageSize),
 }
 
@@ -425,11 +444,11 @@ fn transparent_refusal(mapping: &Mapping) -> Option<Reason> {
 }
 
 /// Reports how much of a touched mapping the kernel assembled into huge pages.
-fn huge_grant(mapping: &Mapping) -> Grant {
+fn huge_status(mapping: &Mapping) -> CapabilityStatus {
     let of = huge::largest_huge_part(ByteCount::from_usize(mapping.length()));
     match huge_bytes(mapping) {
-        Ok(granted) if granted >= of => Grant::Granted,
-        Ok(granted) => Grant::Partial { granted, of },
-        Err(error) => Grant::Refused(Reason::Os(error)),
+        Ok(granted) if granted >= of => CapabilityStatus::Granted,
+        Ok(granted) => CapabilityStatus::Partial { granted, of },
+        Err(error) => CapabilityStatus::Refused(Reason::Os(error)),
     }
 }

@@ -2,9 +2,15 @@
 
 use std::num::NonZeroUsize;
 
-use terrane_core::{Alignment, Wish};
+use terrane_core::{Alignment, Requirement};
 
 use crate::numa::NodeId;
+
+/// 1 GiB: the largest huge page, and the maximum alignment.
+pub(super) const GIB: Alignment = match Alignment::new(1 << 30) {
+    Ok(alignment) => alignment,
+    Err(_) => Alignment::HUGE_PAGE,
+};
 
 /// Options for system memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,16 +34,16 @@ pub enum HugePages {
     ///
     /// Without first touch no huge page is assembled yet. "Granted" in the report then only means
     /// that the kernel accepted the advice.
-    Transparent(Wish),
+    Transparent(Requirement),
     /// Huge pages that an administrator has reserved (hugetlbfs). Lengths are rounded up to whole
     /// pages. Transparent huge pages replace them if too few are reserved, unless they are
     /// required.
-    Explicit(HugePageSize, Wish),
+    Explicit(HugePageSize, Requirement),
 }
 
 impl Default for HugePages {
     fn default() -> Self {
-        Self::Transparent(Wish::Preferred)
+        Self::Transparent(Requirement::Preferred)
     }
 }
 
@@ -57,7 +63,7 @@ impl HugePageSize {
     pub const fn alignment(self) -> Alignment {
         match self {
             Self::Mib2 => Alignment::HUGE_PAGE,
-            Self::Gib1 => super::GIB,
+            Self::Gib1 => GIB,
         }
     }
 }
@@ -71,9 +77,9 @@ pub enum NumaPolicy {
     Local,
     /// One node. The threads that touch the pages run on that node's CPUs, or on those of the
     /// nearest node with CPUs.
-    Bind(NodeId, Wish),
+    Bind(NodeId, Requirement),
     /// Pages interleaved over several nodes.
-    Interleave(Vec<NodeId>, Wish),
+    Interleave(Vec<NodeId>, Requirement),
 }
 
 /// The threads that touch pages first. The touch makes the kernel allocate and zero the pages.

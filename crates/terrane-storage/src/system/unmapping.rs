@@ -9,10 +9,11 @@
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use terrane_core::OsError;
+use terrane_core::sync::lock;
 
 use crate::sys;
 
@@ -87,7 +88,7 @@ struct Kept {
 impl Kept {
     /// Calls `change` with the ranges, under the lock. `change` runs no foreign code.
     fn with<R>(&self, change: impl FnOnce(&mut BTreeMap<usize, Range>) -> R) -> R {
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ranges = lock(&self.ranges);
         let result = change(&mut ranges);
         self.count.store(ranges.len(), Ordering::Relaxed);
         result

@@ -1,6 +1,6 @@
-//! Both allocators keep the rules that hold for all.
+//! Both allocators pass the conformance suite.
 
-use terrane_core::{Alignment, Wish};
+use terrane_core::{Alignment, Requirement};
 use terrane_storage::{
     DiskAllocator, DiskOptions, FirstTouch, HugePageSize, HugePages, SystemAllocator, SystemOptions,
 };
@@ -30,10 +30,10 @@ fn system_memory() {
     }
 }
 
-/// Where there are no explicit huge pages, this is what takes their place.
+/// Without explicit huge pages, this tests the pages that replace them.
 #[test]
 fn explicit_huge_pages() {
-    let huge_pages = HugePages::Explicit(HugePageSize::Mib2, Wish::Preferred);
+    let huge_pages = HugePages::Explicit(HugePageSize::Mib2, Requirement::Preferred);
     check_allocator(&System(SystemOptions { huge_pages, ..SystemOptions::default() }));
 }
 
@@ -67,11 +67,11 @@ impl AllocatorFixture for Disk {
 
 #[test]
 fn disk_files() {
-    for wish in [Wish::Preferred, Wish::Off] {
+    for requirement in [Requirement::Preferred, Requirement::Off] {
         let options = DiskOptions {
-            direct: wish,
-            preallocate: wish,
-            unnamed: wish,
+            direct: requirement,
+            preallocate: requirement,
+            unnamed: requirement,
             ..DiskOptions::default()
         };
         check_allocator(&Disk { directory: tempfile::tempdir().unwrap(), options });

@@ -1,11 +1,11 @@
-//! What files promise.
+//! The guarantees of disk files.
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 use terrane_core::{
-    Alignment, Allocate, ByteCount, Capability, Durability, Grant, Memory, Region, RegionRequest,
-    StorageKind, Wish,
+    Alignment, Allocate, ByteCount, Capability, CapabilityStatus, Durability, Memory, Region,
+    RegionRequest, Requirement, StorageKind,
 };
 use terrane_storage::{
     DiskAllocator, DiskFile, DiskOptions, IoFile, IoRequest, NamedFileAllocator,
@@ -15,16 +15,16 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use crate::support::{count, drain, entries, queues, skipped};
 
 const OPTIONS: DiskOptions = DiskOptions {
-    direct: Wish::Preferred,
-    preallocate: Wish::Preferred,
-    unnamed: Wish::Preferred,
+    direct: Requirement::Preferred,
+    preallocate: Requirement::Preferred,
+    unnamed: Requirement::Preferred,
     durability: Durability::None,
 };
 
 #[test]
 fn scratch_files_have_no_name() {
     let directory = tempfile::tempdir().unwrap();
-    for unnamed in [Wish::Preferred, Wish::Off] {
+    for unnamed in [Requirement::Preferred, Requirement::Off] {
         let options = DiskOptions { unnamed, ..OPTIONS };
         let file = DiskFile::scratch(directory.path(), count(5000), &options).unwrap();
         assert_eq!(entries(directory.path()), 0);
@@ -92,40 +92,39 @@ fn both_descriptors_close_on_exec() {
 }
 
 #[test]
-fn blocks_are_reserved_where_that_is_wished_for() {
+fn blocks_are_reserved_on_request() {
     let directory = tempfile::tempdir().unwrap();
-    for (preallocate, wanted) in [(Wish::Preferred, true), (Wish::Off, false)] {
+    for (preallocate, wanted) in [(Requirement::Preferred, true), (Requirement::Off, false)] {
         let options = DiskOptions { preallocate, ..OPTIONS };
         let path = directory.path().join(format!("{preallocate:?}"));
         let file = DiskFile::create_new(&path, ByteCount::mib(1), &options).unwrap();
         let report = file.capabilities();
-        let grant = report.grant(&Capability::Preallocation).unwrap();
+        let status = report.status(&Capability::Preallocation).unwrap();
         let metadata = std::fs::metadata(&path).unwrap();
         assert_eq!(metadata.len(), 1 << 20);
-        if wanted && *grant != Grant::Granted {
-            skipped("blocks_are_reserved_where_that_is_wished_for", format!("{grant:?}"));
+        if wanted && *status != CapabilityStatus::Granted {
+            skipped("blocks_are_reserved_on_request", format!("{status:?}"));
         } else {
-            assert_eq!(metadata.blocks() * 512 >= 1 << 20, wanted, "{grant:?}");
+            assert_eq!(metadata.blocks() * 512 >= 1 << 20, wanted, "{status:?}");
         }
     }
 }
 
-/// Whatever the file system grants, the report and the handle agree; and what the handle says of
-/// direct I/O works with exactly that alignment.
+/// The report and the handle agree, and direct I/O works with exactly the alignment of the handle.
 #[test]
 fn direct_io_works_as_the_handle_says() {
     let test = "direct_io_works_as_the_handle_says";
-    // Beside what is built: the system's own folder for temporary files may be in memory.
+    // Under the target directory, because the system's directory for temporary files may be in memory.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = DiskFile::scratch(directory.path(), ByteCount::mib(1), &OPTIONS).unwrap();
     let report = file.capabilities();
     let Some(direct) = file.handle().direct else {
-        assert!(matches!(report.grant(&Capability::DirectIo), Some(Grant::Refused(_))));
+        assert!(matches!(report.status(&Capability::DirectIo), Some(CapabilityStatus::Refused(_))));
         return skipped(test, report);
     };
-    assert_eq!(report.grant(&Capability::DirectIo), Some(&Grant::Granted));
+    assert_eq!(report.status(&Capability::DirectIo), Some(&CapabilityStatus::Granted));
     let system = SystemAllocator::new(SystemOptions::default());
-    let memory = system.bring_up(&RegionRequest::new(ByteCount::mib(1))).unwrap();
+    let memory = system.allocate_memory(&RegionRequest::new(ByteCount::mib(1))).unwrap();
     let at = |offset| terrane_storage::IoBuffer {
         address: memory.location().as_host().unwrap().checked_add(count(offset)).unwrap(),
         length: count(direct.offset_alignment.get()),
@@ -153,11 +152,17 @@ fn memory_file_systems_have_no_direct_io() {
     let file = DiskFile::scratch(directory, count(4096), &OPTIONS).unwrap();
     assert_eq!(file.handle().direct, None);
     let report = file.capabilities();
-    assert!(matches!(report.grant(&Capability::DirectIo), Some(Grant::Refused(_))), "{report}");
+    assert!(
+        matches!(report.status(&Capability::DirectIo), Some(CapabilityStatus::Refused(_))),
+        "{report}"
+    );
 
-    let options = DiskOptions { direct: Wish::Off, ..OPTIONS };
+    let options = DiskOptions { direct: Requirement::Off, ..OPTIONS };
     let file = DiskFile::scratch(directory, count(4096), &options).unwrap();
-    assert_eq!(file.capabilities().grant(&Capability::DirectIo), Some(&Grant::NotTried));
+    assert_eq!(
+        file.capabilities().status(&Capability::DirectIo),
+        Some(&CapabilityStatus::NotTried)
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Files that cannot be had, and what is left behind then: nothing.
+//! Files that cannot be created or opened. Nothing is left behind.
 
 use std::ffi::{CString, OsStr};
 use std::io::{BufRead, BufReader};
@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use terrane_core::{Allocate, ByteCount, RegionRequest, Wish};
+use terrane_core::{Allocate, ByteCount, RegionRequest, Requirement};
 use terrane_storage::{
     DiskAllocator, DiskFile, DiskOptions, FileType, IoBuffer, IoFile, IoQueue, IoQueueOptions,
     IoRequest, StorageError,
@@ -19,17 +19,17 @@ use crate::support::{
 };
 
 const SPARSE: DiskOptions = DiskOptions {
-    direct: Wish::Preferred,
-    preallocate: Wish::Off,
-    unnamed: Wish::Preferred,
+    direct: Requirement::Preferred,
+    preallocate: Requirement::Off,
+    unnamed: Requirement::Preferred,
     durability: terrane_core::Durability::None,
 };
 
-/// Every way of making a file, with each way of making it long.
+/// Every way to create a file, with each way to set its length.
 fn every_creation(directory: &Path, bytes: ByteCount) -> Vec<StorageError> {
     let mut errors = Vec::new();
-    for preallocate in [Wish::Preferred, Wish::Off] {
-        for unnamed in [Wish::Preferred, Wish::Off] {
+    for preallocate in [Requirement::Preferred, Requirement::Off] {
+        for unnamed in [Requirement::Preferred, Requirement::Off] {
             let options = DiskOptions { preallocate, unnamed, ..SPARSE };
             errors.extend(DiskFile::scratch(directory, bytes, &options).err());
         }
@@ -76,7 +76,7 @@ fn paths_that_name_no_usable_file() {
             "{error:?}"
         );
     }
-    // Readable by all and writable by nobody, not even by root.
+    // Readable by all users and writable by none, not even by root.
     let error = open(Path::new("/proc/sys/kernel/osrelease"), 0).unwrap_err();
     assert!(matches!(error, StorageError::NotWritable { .. }), "{error:?}");
 }
@@ -94,15 +94,15 @@ fn what_existed_is_never_touched() {
         StorageError::FileTooShort { length, needed, .. }
             if length == count(8) && needed == count(9)
     ));
-    let options = DiskOptions { direct: Wish::Required, ..SPARSE };
+    let options = DiskOptions { direct: Requirement::Required, ..SPARSE };
     let _ = DiskFile::open_existing(&path, count(8), &options);
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }
 
 #[test]
 fn a_directory_that_must_not_be_written() {
-    // No file can be made there, not even by root.
-    for unnamed in [Wish::Preferred, Wish::Off] {
+    // No user can create a file there, not even root.
+    for unnamed in [Requirement::Preferred, Requirement::Off] {
         let options = DiskOptions { unnamed, ..SPARSE };
         for error in [
             DiskFile::scratch(Path::new("/proc"), count(1), &options).unwrap_err(),
@@ -118,8 +118,8 @@ fn what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file() {
     let test = "disk_faults::what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file";
     in_child(test, || {
         let directory = tempfile::tempdir().unwrap();
-        let named = DiskOptions { unnamed: Wish::Off, ..SPARSE };
-        // A process that cannot unlink leaves what one leaves that is killed just before.
+        let named = DiskOptions { unnamed: Requirement::Off, ..SPARSE };
+        // A process that cannot unlink leaves the same file as one that is killed just before.
         let thread = std::thread::scope(|scope| {
             let leave = || {
                 forbid(&[libc::SYS_unlink, libc::SYS_unlinkat], libc::EPERM)?;
@@ -136,7 +136,7 @@ fn what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file() {
         let _file = DiskFile::scratch(directory.path(), count(1), &named).unwrap();
         assert_eq!(entries(directory.path()), 0);
 
-        // A file with bytes is somebody else's, whatever its name.
+        // A file with bytes belongs to another program, even under this name.
         let precious = directory.path().join(".terrane-scratch-0");
         std::fs::write(&precious, b"precious").unwrap();
         let _file = DiskFile::scratch(directory.path(), count(1), &named).unwrap();
@@ -147,7 +147,7 @@ fn what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file() {
 #[test]
 fn scratch_files_are_made_by_many_threads_at_once() {
     let directory = tempfile::tempdir().unwrap();
-    let named = DiskOptions { unnamed: Wish::Off, ..SPARSE };
+    let named = DiskOptions { unnamed: Requirement::Off, ..SPARSE };
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -236,7 +236,7 @@ fn a_requirement_that_is_not_met_leaves_nothing_behind() {
     let Ok(directory) = tempfile::tempdir_in(shm) else {
         return skipped("a_requirement_that_is_not_met_leaves_nothing_behind", "no /dev/shm");
     };
-    let options = DiskOptions { direct: Wish::Required, ..SPARSE };
+    let options = DiskOptions { direct: Requirement::Required, ..SPARSE };
     let path = directory.path().join("new");
     for error in [
         DiskFile::create_new(&path, count(4096), &options).unwrap_err(),
@@ -257,7 +257,7 @@ fn a_requirement_that_is_not_met_leaves_nothing_behind() {
 #[test]
 fn a_killed_process_leaves_no_scratch_file() {
     const DIRECTORY: &str = "TERRANE_STORAGE_KILLED_IN";
-    #[expect(clippy::disallowed_methods, reason = "the child is told where to write")]
+    #[expect(clippy::disallowed_methods, reason = "the child reads where to write")]
     if let Some(directory) = std::env::var_os(DIRECTORY) {
         write_until_killed(Path::new(&directory));
     }
@@ -276,10 +276,10 @@ fn a_killed_process_leaves_no_scratch_file() {
 }
 
 fn write_until_killed(directory: &Path) -> ! {
-    // Not for ever, should the parent be killed itself.
+    // Limited, in case the parent is killed itself.
     // SAFETY: the call takes plain numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    let files: Vec<DiskFile> = [Wish::Preferred, Wish::Off]
+    let files: Vec<DiskFile> = [Requirement::Preferred, Requirement::Off]
         .map(|unnamed| {
             let options = DiskOptions { unnamed, ..SPARSE };
             DiskFile::scratch(directory, ByteCount::mib(8), &options).unwrap()

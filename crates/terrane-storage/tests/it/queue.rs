@@ -1,10 +1,10 @@
-//! What the queue promises, on both backends.
+//! The guarantees of the queue, on both backends.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use terrane_core::{ByteCount, Capability, Grant};
+use terrane_core::{ByteCount, Capability, CapabilityStatus};
 use terrane_storage::{
     ActiveBackend, IoBackend, IoBuffer, IoFailureReason, IoOperation, IoQueue, IoQueueOptions,
     IoRequest, StorageError,
@@ -157,7 +157,7 @@ fn a_deadline_calls_off_what_the_kernel_waits_for() {
         queue.cancel(2).unwrap();
         let failure = drain(&mut queue).remove(0).outcome.unwrap_err();
         assert_eq!(failure.reason, IoFailureReason::Cancelled);
-        // What is written now goes to whoever reads now: no request is left behind.
+        // A byte that is written now goes to a new reader, because no request is left.
         writer.write_all(&[5; 16]).unwrap();
         let mut seen = [0_u8; 16];
         reader.read_exact(&mut seen).unwrap();
@@ -287,7 +287,10 @@ fn the_report_says_what_serves() {
     let options = IoQueueOptions { backend: IoBackend::Threads, ..IoQueueOptions::default() };
     let queue = IoQueue::new(&options).unwrap();
     assert_eq!(queue.backend(), ActiveBackend::Threads);
-    assert_eq!(queue.capabilities().grant(&Capability::IoUring), Some(&Grant::NotTried));
+    assert_eq!(
+        queue.capabilities().status(&Capability::IoUring),
+        Some(&CapabilityStatus::NotTried)
+    );
     for depth in [0, IoQueueOptions::MAX_DEPTH + 1] {
         let options = IoQueueOptions { depth, ..IoQueueOptions::default() };
         assert!(matches!(IoQueue::new(&options), Err(StorageError::QueueDepth { .. })));

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
-use terrane_core::{Capability, Grant, OsError, Reason};
+use terrane_core::{Capability, CapabilityStatus, OsError, Reason};
 use terrane_storage::{
     ActiveBackend, IoBackend, IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoFile, IoQueue,
     IoQueueOptions, IoRequest, StorageError,
@@ -124,8 +124,8 @@ fn where_io_uring_is_forbidden_threads_serve() {
         assert_eq!(queue.backend(), ActiveBackend::Threads);
         let refused = OsError::new("io_uring_setup", libc::EPERM);
         assert_eq!(
-            queue.capabilities().grant(&Capability::IoUring),
-            Some(&Grant::Refused(Reason::Os(refused)))
+            queue.capabilities().status(&Capability::IoUring),
+            Some(&CapabilityStatus::Refused(Reason::Os(refused)))
         );
         let file = tempfile::tempfile().unwrap();
         let mut bytes = [8_u8; 4096];
@@ -149,8 +149,8 @@ fn where_io_uring_may_be_made_but_not_entered_threads_serve() {
         let queue = IoQueue::new(&IoQueueOptions::default()).unwrap();
         assert_eq!(queue.backend(), ActiveBackend::Threads);
         assert!(matches!(
-            queue.capabilities().grant(&Capability::IoUring),
-            Some(Grant::Refused(_))
+            queue.capabilities().status(&Capability::IoUring),
+            Some(CapabilityStatus::Refused(_))
         ));
     });
 }
@@ -200,7 +200,7 @@ fn a_late_sandbox_ends_what_the_kernel_has_not_taken() {
             let IoCompletion { token, outcome } = completions.remove(0);
             assert_eq!((token, outcome.unwrap_err().reason), (2, IoFailureReason::Os(refusal)));
 
-            // It takes nothing any more, and looks after what the kernel has.
+            // It accepts no more requests, and keeps those that the kernel has.
             let request = IoRequest::sync_data(3, target(file));
             // SAFETY: there are no buffers, and the file outlives the queue.
             unsafe { queue.submit(&request) }.unwrap_err();

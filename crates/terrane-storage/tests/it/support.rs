@@ -1,4 +1,4 @@
-//! What several tests share.
+//! Helpers of several tests.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use terrane_core::{ByteCount, FileIdentity, HostAddress};
 use terrane_storage::{IoBackend, IoBuffer, IoCompletion, IoFile, IoQueue, IoQueueOptions};
 
-/// Says, by name and reason, that a test could not run.
+/// Prints the name of a test that could not run, and the reason.
 pub fn skipped(test: &str, reason: impl std::fmt::Display) {
     eprintln!("skipped: {test}: {reason}");
 }
@@ -58,7 +58,7 @@ pub fn count(bytes: u64) -> ByteCount {
 /// and ignore signals. `test` is the test's path, `module::name`.
 pub fn in_child(test: &str, body: impl FnOnce()) {
     const VARIABLE: &str = "TERRANE_STORAGE_CHILD";
-    #[expect(clippy::disallowed_methods, reason = "tests find out in which process they run")]
+    #[expect(clippy::disallowed_methods, reason = "tests read in which process they run")]
     if std::env::var_os(VARIABLE).is_some_and(|value| value == *test) {
         return body();
     }
@@ -68,14 +68,14 @@ pub fn in_child(test: &str, body: impl FnOnce()) {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
-    // What the child skipped is said here too.
+    // The parent prints the skipped tests of the child.
     eprint!("{text}");
     assert!(output.status.success(), "{test} in a child: {}\n{text}", output.status);
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(stdout.contains("1 passed"), "{test} is not the path of a test: {stdout}");
 }
 
-/// What a process holds: open descriptors, mappings, and threads.
+/// The resources of a process: open descriptors, mappings and threads.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Holdings {
     pub descriptors: usize,
@@ -87,7 +87,7 @@ impl Holdings {
     pub fn now() -> Self {
         let entries = |path| std::fs::read_dir(path).unwrap().count();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        // What cannot be accessed is address space that the C library keeps for its threads.
+        // The C library reserves inaccessible address space for its threads.
         let ours = |line: &&str| !line.contains("[heap]") && !line.contains(" ---p ");
         let sizes = maps.lines().filter(ours).map(|line| {
             let (begin, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
@@ -103,7 +103,7 @@ impl Holdings {
     }
 }
 
-/// Asserts that `body`, when it has been run once, holds nothing more after each further run.
+/// Asserts that `body` holds no more resources after further runs than after its first run.
 pub fn assert_holds_nothing(what: &str, mut body: impl FnMut()) {
     // The first run fills caches: of the allocator, of the stacks of threads.
     body();

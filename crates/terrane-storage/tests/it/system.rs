@@ -1,11 +1,11 @@
-//! What system memory promises.
+//! The guarantees of system memory.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, Capability, Grant, HostAddress, Memory,
-    RegionRequest, StorageKind, Wish,
+    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityStatus, HostAddress,
+    Memory, RegionRequest, Requirement, StorageKind,
 };
 use terrane_storage::{
     FirstTouch, HugePageSize, HugePages, NodeId, NumaPolicy, Progress, StorageError,
@@ -26,8 +26,8 @@ fn address(memory: &SystemMemory) -> HostAddress {
 fn memory_is_zeroed_writable_and_aligned() {
     for huge_pages in [
         HugePages::None,
-        HugePages::Transparent(Wish::Preferred),
-        HugePages::Explicit(HugePageSize::Mib2, Wish::Preferred),
+        HugePages::Transparent(Requirement::Preferred),
+        HugePages::Explicit(HugePageSize::Mib2, Requirement::Preferred),
     ] {
         for (bytes, alignment) in [(1, 0), (5000, 12), (3 << 20, 9), (3 << 20, 25), (70_000, 30)] {
             let alignment = Alignment::new(1 << alignment).unwrap();
@@ -37,7 +37,7 @@ fn memory_is_zeroed_writable_and_aligned() {
             assert!(memory.length() >= count(bytes));
             assert!(memory.location().alignment() >= alignment);
             let length = memory.length().to_usize();
-            // SAFETY: the memory is live, initialised, and nobody else's.
+            // SAFETY: the memory is live and initialised, and only this test uses it.
             let all = unsafe { std::slice::from_raw_parts_mut(address(&memory).as_ptr(), length) };
             assert!(all.iter().all(|&byte| byte == 0));
             all.fill(0xff);
@@ -65,41 +65,42 @@ fn impossible_requests_are_typed() {
         let AllocateError::OutOfMemory { available, .. } = error else { panic!("{error:?}") };
         assert!(available.is_some_and(|available| available < count(bytes)));
     }
-    // Without first touch only the kernel can say no.
+    // Without first touch, only the kernel can refuse.
     let options = SystemOptions { first_touch: FirstTouch::None, ..SystemOptions::default() };
-    let error = SystemAllocator::new(options).bring_up(&RegionRequest::new(count(1 << 50)));
+    let error = SystemAllocator::new(options).allocate_memory(&RegionRequest::new(count(1 << 50)));
     assert!(matches!(error, Err(StorageError::OutOfMemory { source: Some(_), .. })));
 }
 
-/// Whatever the machine grants, the report agrees with what `smaps` says.
+/// The report agrees with `smaps`.
 #[test]
 fn the_report_says_what_is_huge() {
     let request = RegionRequest::new(ByteCount::mib(16));
-    // The kernel may split huge pages, or join small ones, between the report and our look: not
-    // every time.
+    // The kernel may split or join huge pages between the report and this read, but not every
+    // time.
     let looks: Vec<_> = (0..10)
         .map(|_| {
-            let allocator = allocator(HugePages::Transparent(Wish::Preferred));
+            let allocator = allocator(HugePages::Transparent(Requirement::Preferred));
             let memory = allocator.allocate(&request).unwrap();
             let huge = memory.huge_bytes().unwrap();
             let report = memory.capabilities();
-            (report.grant(&Capability::TransparentHugePages).unwrap().clone(), huge)
+            (report.status(&Capability::TransparentHugePages).unwrap().clone(), huge)
         })
         .collect();
-    let agrees = |(grant, huge): &(Grant, ByteCount)| match grant {
-        Grant::Granted => *huge == ByteCount::mib(16),
-        Grant::Partial { granted, of } => granted < of,
-        Grant::Refused(_) => huge.is_zero(),
+    let agrees = |(status, huge): &(CapabilityStatus, ByteCount)| match status {
+        CapabilityStatus::Granted => *huge == ByteCount::mib(16),
+        CapabilityStatus::Partial { granted, of } => granted < of,
+        CapabilityStatus::Refused(_) => huge.is_zero(),
         other => panic!("{other:?}"),
     };
     assert!(looks.iter().any(agrees), "{looks:?}");
 
     let memory = allocator(HugePages::None).allocate(&request).unwrap();
     assert_eq!(memory.huge_bytes(), Ok(ByteCount::ZERO));
-    assert_eq!(memory.capabilities().grant(&Capability::TransparentHugePages), None);
+    assert_eq!(memory.capabilities().status(&Capability::TransparentHugePages), None);
 
     let small = RegionRequest::new(ByteCount::mib(1));
-    let error = allocator(HugePages::Transparent(Wish::Required)).allocate(&small).unwrap_err();
+    let error =
+        allocator(HugePages::Transparent(Requirement::Required)).allocate(&small).unwrap_err();
     assert!(matches!(error, AllocateError::Capability { .. }), "{error:?}");
 }
 
@@ -107,18 +108,21 @@ fn the_report_says_what_is_huge() {
 fn explicit_pages_are_had_replaced_or_refused() {
     for size in [HugePageSize::Mib2, HugePageSize::Gib1] {
         let request = RegionRequest::new(ByteCount::mib(4));
-        let memory = allocator(HugePages::Explicit(size, Wish::Preferred)).allocate(&request);
+        let memory =
+            allocator(HugePages::Explicit(size, Requirement::Preferred)).allocate(&request);
         let memory = memory.unwrap();
         let report = memory.capabilities();
-        let is_granted = report.grant(&Capability::ExplicitHugePages) == Some(&Grant::Granted);
+        let is_granted =
+            report.status(&Capability::ExplicitHugePages) == Some(&CapabilityStatus::Granted);
         if is_granted {
             assert_eq!(memory.huge_bytes(), Ok(memory.length()));
         } else {
             assert_eq!(memory.length(), ByteCount::mib(4));
-            assert!(report.grant(&Capability::TransparentHugePages).is_some());
+            assert!(report.status(&Capability::TransparentHugePages).is_some());
         }
         drop(memory);
-        let required = allocator(HugePages::Explicit(size, Wish::Required)).allocate(&request);
+        let required =
+            allocator(HugePages::Explicit(size, Requirement::Required)).allocate(&request);
         match required {
             Ok(_) => assert!(is_granted),
             Err(error) => assert!(matches!(error, AllocateError::Capability { .. }), "{error:?}"),
@@ -130,24 +134,25 @@ fn explicit_pages_are_had_replaced_or_refused() {
 fn binding_is_granted_refused_or_an_error() {
     let bring_up = |numa| {
         let options = SystemOptions { numa, ..SystemOptions::default() };
-        SystemAllocator::new(options).bring_up(&RegionRequest::new(ByteCount::mib(40)))
+        SystemAllocator::new(options).allocate_memory(&RegionRequest::new(ByteCount::mib(40)))
     };
     let node = NodeId::new(0);
     for numa in [
-        NumaPolicy::Bind(node, Wish::Preferred),
-        NumaPolicy::Interleave(vec![node], Wish::Preferred),
+        NumaPolicy::Bind(node, Requirement::Preferred),
+        NumaPolicy::Interleave(vec![node], Requirement::Preferred),
     ] {
         let memory = bring_up(numa).unwrap();
         let report = memory.capabilities();
-        assert!(report.grant(&Capability::NumaBinding).is_some(), "{report}");
+        assert!(report.status(&Capability::NumaBinding).is_some(), "{report}");
     }
     let nowhere = NodeId::new(1000);
-    let memory = bring_up(NumaPolicy::Bind(nowhere, Wish::Preferred)).unwrap();
+    let memory = bring_up(NumaPolicy::Bind(nowhere, Requirement::Preferred)).unwrap();
     let report = memory.capabilities();
-    assert!(matches!(report.grant(&Capability::NumaBinding), Some(Grant::Refused(_))));
-    let error = bring_up(NumaPolicy::Bind(nowhere, Wish::Required)).unwrap_err();
+    assert!(matches!(report.status(&Capability::NumaBinding), Some(CapabilityStatus::Refused(_))));
+    let error = bring_up(NumaPolicy::Bind(nowhere, Requirement::Required)).unwrap_err();
     assert!(matches!(error, StorageError::Capability(_)), "{error:?}");
-    let error = bring_up(NumaPolicy::Bind(NodeId::new(u32::MAX), Wish::Required)).unwrap_err();
+    let error =
+        bring_up(NumaPolicy::Bind(NodeId::new(u32::MAX), Requirement::Required)).unwrap_err();
     assert!(matches!(error, StorageError::Capability(_)), "{error:?}");
 }
 
@@ -156,18 +161,18 @@ fn progress_is_seen_and_can_be_cancelled() {
     let progress = Progress::default();
     let options = SystemOptions { huge_pages: HugePages::None, ..SystemOptions::default() };
     let allocator = SystemAllocator::new(options).reporting_to(progress.clone());
-    let memory = allocator.bring_up(&RegionRequest::new(ByteCount::mib(64))).unwrap();
+    let memory = allocator.allocate_memory(&RegionRequest::new(ByteCount::mib(64))).unwrap();
     assert_eq!((progress.ready(), progress.total()), (memory.length(), memory.length()));
 
     progress.cancel();
-    let error = allocator.bring_up(&RegionRequest::new(ByteCount::mib(64))).unwrap_err();
+    let error = allocator.allocate_memory(&RegionRequest::new(ByteCount::mib(64))).unwrap_err();
     assert!(matches!(error, StorageError::Cancelled { .. }), "{error:?}");
-    assert_eq!(progress.ready(), memory.length(), "the failed attempt is taken back");
+    assert_eq!(progress.ready(), memory.length(), "the failed attempt was subtracted");
 }
 
 #[test]
 fn cancelling_in_the_middle_ends_it() {
-    // On a busy machine the attempt can be over before the other thread gets to cancel it.
+    // On a busy machine the allocation can end before the other thread cancels it.
     let attempts = (0..200).map(|_| cancel_in_the_middle());
     let cancelled = attempts.filter_map(Result::err).next();
     let Some(StorageError::Cancelled { ready, of }) = cancelled else { panic!("{cancelled:?}") };
@@ -189,7 +194,7 @@ fn cancel_in_the_middle() -> Result<SystemMemory, StorageError> {
             }
             progress.cancel();
         });
-        allocator.bring_up(&RegionRequest::new(ByteCount::mib(512)))
+        allocator.allocate_memory(&RegionRequest::new(ByteCount::mib(512)))
     })
 }
 
@@ -211,28 +216,28 @@ fn nothing_stays_mapped_on_any_path() {
             allocator.allocate(&request).unwrap_err();
         });
         assert_holds_nothing("a binding that is refused", || {
-            let numa = NumaPolicy::Bind(NodeId::new(1000), Wish::Required);
+            let numa = NumaPolicy::Bind(NodeId::new(1000), Requirement::Required);
             let options = SystemOptions { numa, ..SystemOptions::default() };
             SystemAllocator::new(options).allocate(&request).unwrap_err();
         });
         assert_holds_nothing("explicit pages that there are not", || {
-            let pages = HugePages::Explicit(HugePageSize::Gib1, Wish::Required);
+            let pages = HugePages::Explicit(HugePageSize::Gib1, Requirement::Required);
             let _ = allocator(pages).allocate(&request);
         });
     });
 }
 
-/// Long enough for any machine that is not stuck.
+/// Long enough for any machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
-fn memory_is_used_while_it_comes_up() {
+fn memory_is_usable_during_its_bring_up() {
     let allocator = SystemAllocator::new(SystemOptions::default());
     let request = RegionRequest::new(ByteCount::mib(150));
-    let (memory, bring_up) = allocator.bring_up_in_background(&request).unwrap();
+    let (memory, bring_up) = allocator.allocate_in_background(&request).unwrap();
     assert_eq!(bring_up.length(), memory.length());
     let address = address(&memory);
-    // The last byte, which no thread has come to yet or has just touched: it stays as written.
+    // The last byte: a thread may touch it before or after this write, and does not change it.
     let last = address.checked_add(ByteCount::new(memory.length().get() - 1)).unwrap();
     // SAFETY: the byte lies in the memory, which is this test's alone.
     unsafe { last.as_ptr().write(7) };
@@ -252,14 +257,14 @@ fn memory_is_used_while_it_comes_up() {
 }
 
 #[test]
-fn memory_that_drops_while_it_comes_up_takes_its_threads_along() {
+fn memory_that_drops_during_its_bring_up_joins_its_thread() {
     let progress = Progress::default();
     let allocator = SystemAllocator::new(SystemOptions::default()).reporting_to(progress.clone());
     let request = RegionRequest::new(ByteCount::mib(200));
     for _ in 0..20 {
-        let (memory, bring_up) = allocator.bring_up_in_background(&request).unwrap();
+        let (memory, bring_up) = allocator.allocate_in_background(&request).unwrap();
         drop(memory);
-        // The thread was joined, so it has said how it ended, and all it has entered is final.
+        // The thread was joined, so its result and its numbers are final.
         if bring_up.is_complete() {
             assert_eq!(bring_up.usable_prefix(), request.bytes);
         } else {
@@ -268,34 +273,34 @@ fn memory_that_drops_while_it_comes_up_takes_its_threads_along() {
         assert_eq!(progress.ready(), progress.total());
     }
     progress.cancel();
-    let (memory, bring_up) = allocator.bring_up_in_background(&request).unwrap();
+    let (memory, bring_up) = allocator.allocate_in_background(&request).unwrap();
     let ended = bring_up.wait_for(ByteCount::mib(200), PATIENCE).unwrap_err();
     assert!(ended.cause.is_none(), "{ended}");
-    assert_eq!(memory.length(), request.bytes, "it can be used all the same");
+    assert_eq!(memory.length(), request.bytes, "it can still be used");
     let (empty, bring_up) =
-        allocator.bring_up_in_background(&RegionRequest::new(ByteCount::ZERO)).unwrap();
+        allocator.allocate_in_background(&RegionRequest::new(ByteCount::ZERO)).unwrap();
     assert!(empty.length().is_zero() && bring_up.is_complete());
 }
 
 #[test]
-fn what_more_is_to_be_done_to_is_touched_and_not_ready() {
+fn memory_that_needs_further_steps_is_touched_and_not_ready() {
     for first_touch in [FirstTouch::default(), FirstTouch::None] {
         let progress = Progress::default();
         let seen = || [progress.touched(), progress.ready(), progress.total()];
         let options = SystemOptions { first_touch, ..SystemOptions::default() };
         let allocator = SystemAllocator::new(options).reporting_to(progress.clone());
         let request = RegionRequest::new(ByteCount::mib(40));
-        let (memory, entry) = allocator.bring_up_unfinished(&request).unwrap();
+        let (memory, entry) = allocator.allocate_unfinished(&request).unwrap();
         let length = memory.length();
         let touched = if first_touch == FirstTouch::None { ByteCount::ZERO } else { length };
         assert_eq!(seen(), [touched, ByteCount::ZERO, length]);
         drop(entry);
-        assert_eq!(seen(), [ByteCount::ZERO; 3], "it was given up");
-        let (_memory, entry) = allocator.bring_up_unfinished(&request).unwrap();
+        assert_eq!(seen(), [ByteCount::ZERO; 3], "its numbers were subtracted");
+        let (_memory, entry) = allocator.allocate_unfinished(&request).unwrap();
         entry.finish();
         assert_eq!(seen(), [length; 3]);
         let nothing = RegionRequest::new(ByteCount::ZERO);
-        allocator.bring_up_unfinished(&nothing).unwrap().1.finish();
+        allocator.allocate_unfinished(&nothing).unwrap().1.finish();
         assert_eq!(seen(), [length; 3]);
     }
 }

@@ -1,4 +1,4 @@
-//! System memory of a process that has as many mappings as it may.
+//! System memory of a process at its limit on mappings.
 
 use std::ptr::null_mut;
 
@@ -28,7 +28,7 @@ fn resident() -> usize {
     text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE
 }
 
-/// Makes mappings until only `left` more can be had.
+/// Creates mappings until the limit allows only `left` more.
 fn use_up_mappings(limit: usize, left: usize) {
     let count = limit - left - mappings();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -45,7 +45,7 @@ fn use_up_mappings(limit: usize, left: usize) {
 }
 
 fn touched_region(allocator: &SystemAllocator) -> SystemMemory {
-    let memory = allocator.bring_up(&RegionRequest::new(ByteCount::kib(4))).unwrap();
+    let memory = allocator.allocate_memory(&RegionRequest::new(ByteCount::kib(4))).unwrap();
     // SAFETY: the memory is this test's alone, and a page long.
     unsafe { memory.location().as_host().unwrap().as_ptr().write_bytes(1, PAGE) };
     memory
@@ -90,7 +90,7 @@ fn memory_is_given_back_where_no_mapping_can_be_split() {
         let of_regions = mappings().saturating_sub(held);
         assert!(of_regions <= 8, "{of_regions} mappings stay, of {before} before");
 
-        // And memory can be had as before.
+        // Allocation works as before.
         drop(touched_region(&allocator));
     });
 }

@@ -1,6 +1,6 @@
 //! Finds bytes that one transfer would both read and write.
 
-use terrane_core::{ByteCount, Place, Space};
+use terrane_core::{AddressSpace, ByteCount, Position};
 
 use super::TransferPlan;
 use crate::hazard::meet;
@@ -26,7 +26,7 @@ pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferE
     for (index, run) in plan.runs().iter().enumerate() {
         for side in [Side::Source, Side::Destination] {
             if let Some(location) = plan.location(run, side) {
-                let Place { space, start } = location.place();
+                let Position { space, start } = location.position();
                 stretches.push(Stretch { space, start, end: start + run.bytes, side, run: index });
             }
         }
@@ -64,7 +64,7 @@ pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferE
 
 #[derive(Clone, Copy)]
 struct Stretch {
-    space: Space,
+    space: AddressSpace,
     start: u64,
     end: u64,
     side: Side,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrane_core::{ByteCount, Durability, Wish};
+use terrane_core::{ByteCount, Durability, Requirement};
 use terrane_layout::{LayoutBuilder, LayoutConfig};
 use terrane_storage::{
     DiskAllocator, DiskFile, DiskOptions, FirstTouch, IoBackend, IoFailure, IoFailureReason,
@@ -60,8 +60,8 @@ fn host() -> Endpoint {
 }
 
 /// A layout in a new file at `path`, whose blocks of the disk are not reserved.
-fn sparse_file(path: &Path, direct: Wish) -> Endpoint {
-    let options = DiskOptions { direct, preallocate: Wish::Off, ..DiskOptions::default() };
+fn sparse_file(path: &Path, direct: Requirement) -> Endpoint {
+    let options = DiskOptions { direct, preallocate: Requirement::Off, ..DiskOptions::default() };
     let file = DiskFile::create_new(path, even().total_bytes(), &options).unwrap();
     let builder = LayoutBuilder::new(even()).fully_contiguous().adopt_memory([file]);
     Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
@@ -105,7 +105,7 @@ fn transfer_fails(
 
 #[test]
 fn a_file_that_is_truncated_under_us_is_named_with_block_and_offset() {
-    for direct in [Wish::Preferred, Wish::Off] {
+    for direct in [Requirement::Preferred, Requirement::Off] {
         for manager in managers() {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("blocks");
@@ -148,14 +148,14 @@ fn a_full_disk_is_named_with_block_and_offset() {
         };
         for manager in managers() {
             let path = directory.path().join("blocks");
-            let (host, file) = (host(), sparse_file(&path, Wish::Preferred));
+            let (host, file) = (host(), sparse_file(&path, Requirement::Preferred));
             let (_, failure) = fails(&manager, &host, &file);
             assert!(failure.is_exhaustion(), "{failure}");
             assert!(failure.to_string().contains("free space"), "{failure}");
             // With room again, the same manager writes to the same file system.
             std::fs::remove_file(&path).unwrap();
             drop(file);
-            let file = sparse_file(&path, Wish::Preferred);
+            let file = sparse_file(&path, Requirement::Preferred);
             run(&manager, Transfer::new(&host, &file).blocks(&[0, 1], &[6, 2]));
             std::fs::remove_file(&path).unwrap();
         }
@@ -165,7 +165,7 @@ fn a_full_disk_is_named_with_block_and_offset() {
 #[test]
 fn a_limit_on_file_sizes_is_named_with_block_and_offset() {
     in_child("disk_faults::a_limit_on_file_sizes_is_named_with_block_and_offset", || {
-        for direct in [Wish::Preferred, Wish::Off] {
+        for direct in [Requirement::Preferred, Requirement::Off] {
             let directory = tempfile::tempdir().unwrap();
             for (number, manager) in managers().into_iter().enumerate() {
                 limit_file_size(even().total_bytes().get());
@@ -190,7 +190,7 @@ fn the_block_is_that_in_which_a_long_run_stops() {
     for manager in managers_with_requests_of(3) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("blocks");
-        let file = sparse_file(&path, Wish::Preferred);
+        let file = sparse_file(&path, Requirement::Preferred);
         let options = SystemOptions::default();
         let host = endpoint_in(&SystemAllocator::new(options), even(), CONTIGUOUS);
         let explained = manager.explain(&all_blocks(&file, &host)).unwrap();
@@ -211,7 +211,7 @@ fn between_files_the_block_is_that_of_the_write_that_fails() {
         for (number, manager) in managers_with_requests_of(4).into_iter().enumerate() {
             let directory = tempfile::tempdir().unwrap();
             limit_file_size(even().total_bytes().get());
-            let file = |name| sparse_file(&directory.path().join(name), Wish::Preferred);
+            let file = |name| sparse_file(&directory.path().join(name), Requirement::Preferred);
             let (source, destination) = (file("source"), file("destination"));
             limit_file_size(7 * EVEN_BLOCK);
             let transfer = Transfer::new(&source, &destination);
@@ -230,7 +230,8 @@ fn a_failing_transfer_leaves_the_others_alone() {
         let host = host();
         let pattern = Pattern::new(9);
         pattern.fill(&host).unwrap();
-        let [bad_file, good_file] = [&bad, &good].map(|path| sparse_file(path, Wish::Preferred));
+        let [bad_file, good_file] =
+            [&bad, &good].map(|path| sparse_file(path, Requirement::Preferred));
         File::options().write(true).open(&bad).unwrap().set_len(0).unwrap();
         let scratch: Vec<_> = (0..4).map(|_| self::host()).collect();
         let failing: Vec<_> = scratch
@@ -259,7 +260,7 @@ fn a_deadline_ends_a_disk_transfer_in_the_middle() {
         };
         let manager = TransferManager::new([Arc::new(DiskEngine::new(&options).unwrap()) as _]);
         let directory = tempfile::tempdir().unwrap();
-        let files = DiskOptions { preallocate: Wish::Off, ..DiskOptions::default() };
+        let files = DiskOptions { preallocate: Requirement::Off, ..DiskOptions::default() };
         let files = DiskAllocator::new(directory.path(), files).unwrap();
         let file = endpoint_in(&files, config, CONTIGUOUS);
         let system = SystemAllocator::new(SystemOptions::default());
@@ -308,8 +309,8 @@ fn engines_and_failed_transfers_leave_no_descriptor_and_no_mapping() {
         assert_no_growth(8, ByteCount::mib(32), || {
             let engine = DiskEngine::new(&DiskEngineOptions::default()).unwrap();
             let manager = TransferManager::new([Arc::new(engine) as _]);
-            let (host, file) = (host(), sparse_file(&path, Wish::Preferred));
-            let copy = sparse_file(&other, Wish::Preferred);
+            let (host, file) = (host(), sparse_file(&path, Requirement::Preferred));
+            let copy = sparse_file(&other, Requirement::Preferred);
             run(&manager, all_blocks(&host, &file).durability(Durability::Data));
             run(&manager, all_blocks(&file, &copy));
             File::options().write(true).open(&path).unwrap().set_len(EVEN_BLOCK).unwrap();
@@ -328,7 +329,8 @@ fn transfers_end_when_a_late_sandbox_forbids_io_uring() {
     in_child(test, || {
         let [manager, _] = managers();
         let directory = tempfile::tempdir().unwrap();
-        let (host, file) = (host(), sparse_file(&directory.path().join("blocks"), Wish::Off));
+        let (host, file) =
+            (host(), sparse_file(&directory.path().join("blocks"), Requirement::Off));
         Pattern::new(3).fill(&host).unwrap();
         run(&manager, all_blocks(&host, &file));
         if let Err(error) = forbid_to_all_threads(&[libc::SYS_io_uring_enter], libc::EPERM) {

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrane_core::{
-    Alignment, Allocate, ByteCount, Capability, Durability, FileHandle, FileIdentity, FilePosition,
-    ForeignMemory, Grant, Location, Memory, Region, RegionRequest, Span, StorageKind, Wish,
+    Alignment, Allocate, ByteCount, Capability, CapabilityStatus, Durability, FileHandle,
+    FileIdentity, FilePosition, ForeignMemory, Location, Memory, Region, RegionRequest,
+    Requirement, Span, StorageKind,
 };
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_storage::{
@@ -39,7 +40,7 @@ fn manager(options: &DiskEngineOptions) -> TransferManager {
     TransferManager::new([Arc::new(DiskEngine::new(options).unwrap()) as _])
 }
 
-fn file(directory: &Path, config: LayoutConfig, kind: LayoutKind, direct: Wish) -> Endpoint {
+fn file(directory: &Path, config: LayoutConfig, kind: LayoutKind, direct: Requirement) -> Endpoint {
     let options = DiskOptions { direct, ..DiskOptions::default() };
     endpoint_in(&DiskAllocator::new(directory, options).unwrap(), config, kind)
 }
@@ -60,7 +61,7 @@ fn askew(config: LayoutConfig) -> Endpoint {
 }
 
 fn has_direct_io(end: &Endpoint) -> bool {
-    end.layout().capabilities().grant(&Capability::DirectIo) == Some(&Grant::Granted)
+    end.layout().capabilities().status(&Capability::DirectIo) == Some(&CapabilityStatus::Granted)
 }
 
 /// Explains a transfer of all blocks in reverse, carries it out and compares every byte.
@@ -93,15 +94,15 @@ fn the_path_follows_from_the_file_and_the_alignment_of_both_ends() {
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
     let manager = manager(&DiskEngineOptions::default());
-    let direct = file(directory, even(), CONTIGUOUS, Wish::Preferred);
+    let direct = file(directory, even(), CONTIGUOUS, Requirement::Preferred);
     if !has_direct_io(&direct) {
         return eprintln!(
             "skipped: the_path_follows_from_the_file_and_the_alignment_of_both_ends: no direct I/O \
              in {directory:?}"
         );
     }
-    let buffered = file(directory, even(), BLOCK_FIRST, Wish::Off);
-    let odd_file = file(directory, odd(), CONTIGUOUS, Wish::Preferred);
+    let buffered = file(directory, even(), BLOCK_FIRST, Requirement::Off);
+    let odd_file = file(directory, odd(), CONTIGUOUS, Requirement::Preferred);
     let pages = mapped(even(), OUTER_FIRST);
     let cases: [(Endpoint, Endpoint, &str, &str); 11] = [
         (pages.clone(), direct.clone(), "direct vectored", "aligned in file and memory"),
@@ -115,7 +116,7 @@ fn the_path_follows_from_the_file_and_the_alignment_of_both_ends() {
         (direct.clone(), buffered.clone(), "direct read, buffered write", "in the destination"),
         (buffered, direct.clone(), "buffered read, direct write", "in the source, the file has no"),
         (
-            file(directory, even(), OUTER_FIRST, Wish::Preferred),
+            file(directory, even(), OUTER_FIRST, Requirement::Preferred),
             direct,
             "direct read and write",
             "by way of the engine's buffers",
@@ -143,7 +144,7 @@ fn a_layout_may_be_in_several_files() {
         Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
     };
     let pages = mapped(even(), OUTER_FIRST);
-    let one = file(here.path(), even(), CONTIGUOUS, Wish::Preferred);
+    let one = file(here.path(), even(), CONTIGUOUS, Requirement::Preferred);
     let mut cases = vec![(in_files([here.path(); 4]), has_direct_io(&one))];
     match tempfile::tempdir_in("/dev/shm") {
         // No file in memory has direct I/O, and one that has none decides for the layout.
@@ -173,7 +174,7 @@ fn the_alignment_class_is_that_of_each_end() {
         let explained = manager.explain(&transfer).unwrap();
         (explained.source_alignment, explained.destination_alignment)
     };
-    let file = |config| file(directory.path(), config, CONTIGUOUS, Wish::Preferred);
+    let file = |config| file(directory.path(), config, CONTIGUOUS, Requirement::Preferred);
     let four = Alignment::new(4).unwrap();
     assert_eq!(
         explained(&mapped(even(), OUTER_FIRST), &file(even())),
@@ -197,7 +198,7 @@ fn spans_before_and_after_coalescing_are_counted() {
         assert_eq!(explained.mean_run().get() * explained.runs, explained.bytes.get());
         (explained.pieces, explained.runs)
     };
-    let file = file(directory.path(), even(), CONTIGUOUS, Wish::Preferred);
+    let file = file(directory.path(), even(), CONTIGUOUS, Requirement::Preferred);
     assert_eq!(runs(&mapped(even(), CONTIGUOUS), &file), (64, 1));
     assert_eq!(runs(&mapped(even(), BLOCK_FIRST), &file), (64, 32));
     assert_eq!(runs(&mapped(even(), OUTER_FIRST), &file), (64, 64));
@@ -261,7 +262,7 @@ fn what_an_engine_was_refused_is_seen_through_the_manager() {
     };
     let manager = manager(&options);
     let report = manager.engines()[0].capabilities();
-    assert_eq!(report.grant(&Capability::IoUring), Some(&Grant::NotTried));
+    assert_eq!(report.status(&Capability::IoUring), Some(&CapabilityStatus::NotTried));
     let default = TransferManager::with_default_engines().unwrap();
     let reports: Vec<_> =
         default.engines().iter().map(|engine| engine.capabilities().outcomes().len()).collect();
@@ -319,7 +320,7 @@ fn long_pieces_on_small_pages_go_the_way_that_was_faster_once_both_were_measured
 fn goes_the_way_that_was_faster(test: &str, config: LayoutConfig, memory: Endpoint) {
     let directory = tempfile::tempdir().unwrap();
     let manager = manager(&DiskEngineOptions::default());
-    let disk = file(directory.path(), config, CONTIGUOUS, Wish::Preferred);
+    let disk = file(directory.path(), config, CONTIGUOUS, Requirement::Preferred);
     if !has_direct_io(&disk) {
         eprintln!("skipped: {test}: there is no direct I/O");
         return;

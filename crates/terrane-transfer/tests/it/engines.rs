@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use terrane_core::{Alignment, ByteCount, Wish};
+use terrane_core::{Alignment, ByteCount, Requirement};
 use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
 use terrane_storage::{
     DiskAllocator, DiskOptions, IoBackend, IoQueueOptions, SystemAllocator, SystemOptions,
@@ -203,7 +203,7 @@ fn the_disk_engine_conforms_on_threads() {
 
 #[test]
 fn the_disk_engine_conforms_without_direct_io() {
-    let files = DiskOptions { direct: Wish::Off, ..DiskOptions::default() };
+    let files = DiskOptions { direct: Requirement::Off, ..DiskOptions::default() };
     check_copy_engine(&Disk::new(DiskEngineOptions::default(), files));
 }
 

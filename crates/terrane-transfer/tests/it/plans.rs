@@ -279,7 +279,7 @@ fn check_alignments(plan: &TransferPlan, fewest: &[Stretch]) {
             }
         }
         for (region, begin, end) in joined {
-            let base = plan.end(side).base(region).unwrap().place().start;
+            let base = plan.end(side).base(region).unwrap().position().start;
             assert_eq!((base + begin) % alignment, 0, "{side}: {plan:?}");
             assert_eq!((base + end) % alignment, 0, "{side}: {plan:?}");
         }

@@ -12,8 +12,8 @@
 
 pub(crate) mod input;
 
-use crc_fast::{CrcAlgorithm, checksum};
 use terrane_core::ByteCount;
+use terrane_core::checksum::crc64;
 
 use crate::error::WireError;
 use crate::limits::{Limited, WireLimits};
@@ -86,7 +86,7 @@ pub(crate) fn seal(
     if let Some(field) = frame.get_mut(HEADER_BYTES - 4..HEADER_BYTES) {
         field.copy_from_slice(&length.to_le_bytes());
     }
-    let sum = checksum(CrcAlgorithm::Crc64Nvme, &frame);
+    let sum = crc64(&frame);
     frame.extend(sum.to_le_bytes());
     Ok(frame)
 }
@@ -126,7 +126,7 @@ pub(crate) fn open<'a>(
     let (&stated, _) = stated.split_first_chunk::<CHECKSUM_BYTES>().ok_or_else(too_short)?;
     let stated = u64::from_le_bytes(stated);
     let summed = bytes.get(..HEADER_BYTES + length).ok_or_else(too_short)?;
-    let computed = checksum(CrcAlgorithm::Crc64Nvme, summed);
+    let computed = crc64(summed);
     if stated != computed {
         return Err(WireError::Checksum { content, stated, computed });
     }

@@ -1,6 +1,6 @@
 //! Frames around arbitrary payloads, with the right checksum.
 
-use crc_fast::{CrcAlgorithm, checksum};
+use terrane_core::checksum::crc64;
 
 pub const HEADER: usize = 16;
 pub const CHECKSUM: usize = 8;
@@ -12,7 +12,7 @@ pub fn frame(magic: &[u8; 8], version: u32, payload: &[u8]) -> Vec<u8> {
     bytes.extend(version.to_le_bytes());
     bytes.extend(length.to_le_bytes());
     bytes.extend(payload);
-    let sum = checksum(CrcAlgorithm::Crc64Nvme, &bytes);
+    let sum = crc64(&bytes);
     bytes.extend(sum.to_le_bytes());
     bytes
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum, value_parser};
-use terrane::core::Wish;
+use terrane::core::Requirement;
 use terrane::storage::{HugePageSize, HugePages};
 
 use crate::models::BUILT_IN;
@@ -80,8 +80,8 @@ impl From<Pages> for HugePages {
     fn from(pages: Pages) -> Self {
         match pages {
             Pages::None => Self::None,
-            Pages::Transparent => Self::Transparent(Wish::Preferred),
-            Pages::Explicit => Self::Explicit(HugePageSize::Mib2, Wish::Preferred),
+            Pages::Transparent => Self::Transparent(Requirement::Preferred),
+            Pages::Explicit => Self::Explicit(HugePageSize::Mib2, Requirement::Preferred),
         }
     }
 }

@@ -83,7 +83,7 @@ impl Image {
             let length = layout.geometry().region_bytes(number);
             let Location::Device { address, .. } = region.location() else { continue };
             let request = RegionRequest::new(length).labelled("image");
-            let copy = system.bring_up(&request).map_err(Failure::Limit)?;
+            let copy = system.allocate_memory(&request).map_err(Failure::Limit)?;
             let on_device = region.location();
             parts.push(Copied { on_device, begin: address.get(), copy, length });
         }
@@ -153,8 +153,8 @@ impl Wire {
         let request = RegionRequest::new(bytes).labelled("limit");
         Ok(Self {
             stream: Stream::new(&gpu.context).map_err(Failure::Device)?,
-            on_device: gpu.memory.bring_up(&request).map_err(Failure::Device)?,
-            pinned: gpu.pinned.bring_up(&request).map_err(Failure::Device)?,
+            on_device: gpu.memory.allocate_memory(&request).map_err(Failure::Device)?,
+            pinned: gpu.pinned.allocate_memory(&request).map_err(Failure::Device)?,
             bytes,
         })
     }

@@ -13,14 +13,14 @@ use terrane_testkit::pattern::PatternError;
 /// Why the program ends early, or in the end says that it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    #[error("{failed} of {hops} hops left bytes where they do not belong; see the notes above")]
+    #[error("{failed} of {hops} hops produced wrong bytes; see the notes above")]
     Mismatch { failed: usize, hops: usize },
     #[error(
         "there is no model {name:?}, and no file of that name; give the path of a model's \
              config.json, or one of {known}"
     )]
     UnknownModel { name: String, known: String },
-    #[error("{path:?} could not be read; give the path of a model's config.json")]
+    #[error("cannot read {path:?}; give the path of a model's config.json")]
     ModelFile {
         path: PathBuf,
         #[source]
@@ -37,7 +37,7 @@ pub enum Failure {
          available; {}", advice(*.fitting)
     )]
     TooManyBlocks { blocks: u32, needed: ByteCount, available: ByteCount, fitting: u64 },
-    #[error("{blocks} blocks are more than can be numbered twice over; use fewer")]
+    #[error("{blocks} blocks are too many, because each needs two ids of 32 bits; use fewer")]
     TooManyIds { blocks: u32 },
     #[error("the directory {directory:?} cannot hold the disk tier")]
     Disk {
@@ -45,35 +45,35 @@ pub enum Failure {
         #[source]
         source: Box<StorageError>,
     },
-    #[error("the {tier} tier could not be brought up")]
+    #[error("cannot allocate the {tier} tier")]
     Tier {
         tier: &'static str,
         #[source]
         source: LayoutError,
     },
-    #[error("the copies that the hops are compared with could not be made")]
+    #[error("cannot run the copies for comparison")]
     Limit(#[source] StorageError),
-    #[error("the engine for {what} could not be started")]
+    #[error("cannot start the engine for {what}")]
     Engine {
         what: &'static str,
         #[source]
         source: StorageError,
     },
-    #[error("a GPU is required, and cannot be used here")]
+    #[error("a GPU is required, but none can be used")]
     NoGpu(#[source] CudaError),
-    #[error("the device does not do what the job needs of it; `--without gpu` works without it")]
+    #[error("the device failed; `--without gpu` needs none")]
     Device(#[source] CudaError),
-    #[error("the threads that copy could not be started")]
+    #[error("cannot start the copy threads")]
     Threads(#[source] OsError),
     #[error("the memory of a tier is in use")]
     InUse(#[from] BytesInUse),
     #[error("a transfer was refused or failed")]
     Transfer(#[from] TransferError),
-    #[error("the blocks could not be filled in or looked at")]
+    #[error("cannot write or read the blocks")]
     Pattern(#[from] PatternError),
     #[error("the sizes are too large")]
     Size(#[from] SizeOverflow),
-    #[error("standard output could not be written")]
+    #[error("cannot write to standard output")]
     Output(#[from] io::Error),
 }
 

@@ -1,4 +1,4 @@
-//! The job: bring the tiers up, make the hops, verify, and compare with the limits.
+//! The job: allocate the tiers, run the hops, verify, and compare with the limits.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -194,7 +194,7 @@ impl<'a> Job<'a> {
         suffix: &str,
         console: &Console,
     ) -> Result<Vec<Hop>, Failure> {
-        let mut stage = self.bring_up(group, console)?;
+        let mut stage = self.allocate(group, console)?;
         let mut random = Seeded::new(self.options.seed);
         self.fill(&mut stage, &mut random)?;
 
@@ -219,7 +219,7 @@ impl<'a> Job<'a> {
     }
 
     /// Everything that a group needs: first the disk, which is quick to say no.
-    fn bring_up(&self, group: &CacheGroup, console: &Console) -> Result<Stage, Failure> {
+    fn allocate(&self, group: &CacheGroup, console: &Console) -> Result<Stage, Failure> {
         let Counts { moved, in_memory, on_disk } = self.counts;
         let config = group
             .layout_config(moved, self.options.page_size)
@@ -235,8 +235,8 @@ impl<'a> Job<'a> {
             config.block_bytes(),
         ))?;
         let contiguous = LayoutKind::FullyContiguous;
-        let disk = Tier::bring_up("disk", &config, on_disk, contiguous, &self.disk)?;
-        let stage = progress::while_up("memory comes up", &self.progress, || {
+        let disk = Tier::allocate("disk", &config, on_disk, contiguous, &self.disk)?;
+        let stage = progress::while_allocating("memory is allocated", &self.progress, || {
             let bytes = config.total_bytes();
             let setup = Setup {
                 threads: self.threads.get(),
@@ -248,13 +248,13 @@ impl<'a> Job<'a> {
             let memory = &self.memory;
             let (compute, host) = match &self.gpu {
                 Some(gpu) => (
-                    Tier::bring_up("device", &config, in_memory, ON_COMPUTE, &gpu.memory)?
+                    Tier::allocate("device", &config, in_memory, ON_COMPUTE, &gpu.memory)?
                         .seen_through_a_copy(gpu, memory)?,
-                    Tier::bring_up("pinned", &config, in_memory, contiguous, &gpu.pinned)?,
+                    Tier::allocate("pinned", &config, in_memory, contiguous, &gpu.pinned)?,
                 ),
                 None => (
-                    Tier::bring_up("compute", &config, in_memory, ON_COMPUTE, memory)?,
-                    Tier::bring_up("host", &config, in_memory, contiguous, memory)?,
+                    Tier::allocate("compute", &config, in_memory, ON_COMPUTE, memory)?,
+                    Tier::allocate("host", &config, in_memory, contiguous, memory)?,
                 ),
             };
             Ok::<_, Failure>(Stage { compute, host, disk, limits })

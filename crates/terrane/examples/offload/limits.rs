@@ -54,7 +54,8 @@ impl Limits {
     ) -> Result<Self, Failure> {
         let make = || {
             let file = DiskFile::scratch(directory, bytes, &DiskOptions::default())?;
-            let buffer = || memory.bring_up(&RegionRequest::new(file.length()).labelled("limit"));
+            let buffer =
+                || memory.allocate_memory(&RegionRequest::new(file.length()).labelled("limit"));
             let (from, to) = (buffer()?, buffer()?);
             let queue = IoQueue::new(setup.queue)?;
             let (request, threads) = (setup.request, setup.threads);

@@ -11,8 +11,8 @@ use terrane::transfer::{Completion, Outcome};
 /// How often a bar is drawn anew.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Shows how much memory is up while `work` brings it up.
-pub fn while_up<T: Send>(
+/// Shows how much memory is ready while `work` allocates it.
+pub fn while_allocating<T: Send>(
     message: &'static str,
     progress: &Progress,
     work: impl FnOnce() -> T + Send,

@@ -42,7 +42,7 @@ pub struct Tier {
 impl Tier {
     /// Brings up a tier of so many blocks from any allocator: the system's, the disk's, or a
     /// device's. What its bytes are is unknown yet.
-    pub fn bring_up<A: Allocate>(
+    pub fn allocate<A: Allocate>(
         name: &'static str,
         config: &LayoutConfig,
         blocks: u32,

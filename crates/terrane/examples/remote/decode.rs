@@ -26,7 +26,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let mut channel = Channel::new(io::stdin().lock(), io::stdout().lock());
     let side = Side::new(options)?;
     for job in Move::all(options, &model)? {
-        let tier = side.bring_up(job.config)?;
+        let tier = side.allocate(job.config)?;
         tier.fill(&job.poison)?;
         let measured = match options.mode {
             Mode::Write => {

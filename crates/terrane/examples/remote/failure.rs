@@ -14,14 +14,14 @@ use terrane_testkit::pattern::PatternError;
 /// Why the program ends early, or in the end says that it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    #[error("{mismatches} of {bytes} bytes that decode looked at are not what they should be")]
+    #[error("{mismatches} of {bytes} bytes that decode checked are wrong")]
     Mismatch { mismatches: u64, bytes: u64 },
     #[error(
         "there is no model {name:?}, and no file of that name; give the path of a model's \
              config.json, or one of {known}"
     )]
     UnknownModel { name: String, known: String },
-    #[error("{path:?} could not be read; give the path of a model's config.json")]
+    #[error("cannot read {path:?}; give the path of a model's config.json")]
     ModelFile {
         path: PathBuf,
         #[source]
@@ -33,41 +33,41 @@ pub enum Failure {
         #[source]
         source: LayoutError,
     },
-    #[error("there are {layers} layers, so that {asked} cannot be moved; use fewer `--layers`")]
+    #[error("cannot move {asked} layers, as there are {layers}; use fewer `--layers`")]
     TooManyLayers { asked: u32, layers: u32 },
-    #[error("{blocks} blocks are more than can be numbered twice over; use fewer")]
+    #[error("{blocks} blocks are too many, because each needs two ids of 32 bits; use fewer")]
     TooManyIds { blocks: u32 },
     #[error(
         "NIXL cannot be used here; in its repository `cargo xtask nixl` fetches it, and docs/nixl.md says more"
     )]
     Nixl(#[source] NixlError),
-    #[error("there is no GPU to use here; `--tier system` works without one")]
+    #[error("no GPU is available; `--tier system` needs none")]
     NoGpu(#[source] CudaError),
-    #[error("the device does not do what is needed of it; `--tier system` works without it")]
+    #[error("the device failed; `--tier system` needs none")]
     Device(#[source] CudaError),
-    #[error("the blocks' memory could not be brought up and registered; use fewer `--blocks`")]
+    #[error("cannot allocate and register the memory of the blocks; use fewer `--blocks`")]
     Tier(#[source] LayoutError),
-    #[error("the other process could not be started")]
+    #[error("cannot start the other process")]
     Start(#[source] io::Error),
     #[error("the other process has ended: {0}")]
     PeerEnded(ExitStatus),
-    #[error("the other process does not answer, or not as it should")]
+    #[error("the other process did not answer as expected")]
     Channel(#[source] io::Error),
-    #[error("the other process has not said that the blocks have arrived")]
+    #[error("the other process did not report that the blocks arrived")]
     NoNotification,
-    #[error("the layout could not be described for the other process")]
+    #[error("cannot describe the layout for the other process")]
     Export(#[from] ExportError),
-    #[error("the other process's layout could not be taken")]
+    #[error("cannot import the layout of the other process")]
     Import(#[from] ImportError),
     #[error("the memory is in use")]
     InUse(#[from] BytesInUse),
     #[error("a transfer was refused or failed")]
     Transfer(#[from] TransferError),
-    #[error("the blocks could not be filled in or looked at")]
+    #[error("cannot write or read the blocks")]
     Pattern(#[from] PatternError),
     #[error("the sizes are too large")]
     Size(#[from] SizeOverflow),
-    #[error("standard output could not be written")]
+    #[error("cannot write to standard output")]
     Output(#[source] io::Error),
 }
 

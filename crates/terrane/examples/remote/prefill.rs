@@ -38,7 +38,7 @@ fn move_blocks(
     side: &Side,
     channel: &mut Channel<ChildStdout, ChildStdin>,
 ) -> Result<Line, Failure> {
-    let tier = side.bring_up(job.config)?;
+    let tier = side.allocate(job.config)?;
     tier.fill(&job.computed)?;
     let mine = match options.mode {
         Mode::Write => {

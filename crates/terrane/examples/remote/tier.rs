@@ -62,7 +62,7 @@ impl Side {
     }
 
     /// Blocks of this shape, registered.
-    pub fn bring_up(&self, config: LayoutConfig) -> Result<Tier, Failure> {
+    pub fn allocate(&self, config: LayoutConfig) -> Result<Tier, Failure> {
         let system = || SystemAllocator::new(SystemOptions::default());
         let builder = LayoutBuilder::new(config).kind(KIND);
         let layout = match (&self.gpu, self.tier) {

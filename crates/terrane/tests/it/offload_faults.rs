@@ -39,7 +39,7 @@ fn a_gpu_that_is_required_and_missing() {
     let refused = run(&["--require", "gpu", "--json"]);
     let text = errors(&refused);
     assert_eq!(refused.status.code(), Some(3), "{text}");
-    assert!(text.contains("a GPU is required, and cannot be used here"), "{text}");
+    assert!(text.contains("a GPU is required, but none can be used"), "{text}");
     let reasons = ["libcuda.so.1 cannot be loaded", "reports no device", "install a newer driver"];
     assert!(reasons.iter().any(|reason| text.contains(reason)), "{text}");
     assert!(refused.stdout.is_empty());
@@ -65,7 +65,7 @@ fn models_that_cannot_be_read() {
     fails(&["--model", &empty], 2, &["not a JSON object"]);
     let cut = write("cut.json", r#"{"model_type": "llama", "torch_dtype": "bfloat16"}"#);
     fails(&["--model", &cut], 2, &["missing", "llama"]);
-    fails(&["--model", directory.path().to_str().unwrap()], 2, &["could not be read"]);
+    fails(&["--model", directory.path().to_str().unwrap()], 2, &["cannot read"]);
 }
 
 #[test]
@@ -201,8 +201,7 @@ fn a_full_disk_is_an_error() {
     assert!(unmounted.success());
 
     assert_eq!(full.status.code(), Some(3), "{}", errors(&full));
-    for said in ["the disk tier could not be brought up", "free space or choose another directory"]
-    {
+    for said in ["cannot allocate the disk tier", "free space or choose another directory"] {
         assert!(errors(&full).contains(said), "{said:?} is not said: {}", errors(&full));
     }
     assert!(fits.status.success(), "{}", errors(&fits));

@@ -114,7 +114,7 @@ fn prelude() {
     use terrane::prelude::*;
 
     let system = SystemAllocator::new(SystemOptions {
-        huge_pages: HugePages::Transparent(Wish::Preferred),
+        huge_pages: HugePages::Transparent(Requirement::Preferred),
         ..SystemOptions::default()
     });
     let directory = tempfile::tempdir().unwrap();

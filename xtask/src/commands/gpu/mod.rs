@@ -24,27 +24,27 @@ pub struct Arguments {
 enum Action {
     /// Builds all that needs a GPU into one folder with a `run.sh`, 60 MiB at most
     ///
-    /// In it are, in release mode and stripped: every test binary called `gpu`, the benchmark
-    /// suites `gpu` and `nixl`, the calibration, the rates of the kernels, the examples `offload`
-    /// and `remote`, and NIXL itself, which is fetched if it is not there. Copy the folder to a
-    /// machine with an NVIDIA driver and run `./run.sh` there; `./run.sh --help` says what it can
-    /// leave out or add. It needs a POSIX shell and awk, no Rust and no CUDA toolkit.
+    /// The folder has, in release mode and stripped: every test binary named `gpu`, the benchmark
+    /// suites `gpu` and `nixl`, the calibration, the kernel rates, the examples `offload` and
+    /// `remote`, and NIXL itself, which is fetched if necessary. Copy the folder to a machine with
+    /// an NVIDIA driver and run `./run.sh` there. `./run.sh --help` lists its options. It needs a
+    /// POSIX shell and awk, but no Rust and no CUDA toolkit.
     Bundle {
-        /// Where to; what an earlier bundle left there is replaced [default: target/gpu-bundle]
+        /// The folder; an earlier bundle in it is replaced [default: target/gpu-bundle]
         #[arg(long, value_name = "DIRECTORY")]
         output: Option<PathBuf>,
     },
     /// Builds the bundle and runs it here, for machines with Rust and a GPU
     ///
-    /// Without a GPU everything is skipped, with the reason. The arguments are those of `run.sh`.
+    /// Without a GPU everything is skipped, with the reason.
     Test {
-        /// What `run.sh` is given
+        /// The arguments of `run.sh`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
         arguments: Vec<OsString>,
     },
 }
 
-/// Builds the bundle, and runs it if that is asked.
+/// Builds the bundle, and runs it if requested.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
     let default = || workspace.target().join("gpu-bundle");
     match &arguments.action {

@@ -122,7 +122,7 @@ fn after_a_crash_the_other_tests_run() {
         &[
             ("before", ":"),
             ("crash", "echo 'all is ok'; kill -SEGV $$"),
-            // What `timeout` ends looks like this to the script.
+            // The script sees this when `timeout` kills a program.
             ("hang", "exit 124"),
             ("after", ":"),
         ],
@@ -202,13 +202,13 @@ fn benchmarks_write_json_and_take_arguments() {
     let missed = "bench: missed 1 of 1 targets\nmissed: a, b: ratio 0.5 of 0.97\n";
     assert!(text.contains(missed), "{text}");
 
-    // Without a device a benchmark says so, and measures nothing.
+    // Without a device a benchmark reports that, and measures nothing.
     bundle.program("bench", "#!/bin/sh\necho 'skipped: gpu/all: no device' >&2\n");
     let (text, _) = bundle.run(&["--only", "bench"]);
     assert_eq!(last_line(&text), "0 passed, 0 failed, 1 skipped", "{text}");
 }
 
-/// What a suite writes of a target that it missed.
+/// The output of a suite for a missed target.
 fn missed(suite: &str, case: &str) -> String {
     format!(
         r#"{{"suite":"{suite}","case":"{case}","value":1.0,"unit":"ms","baseline":0.5,"baseline_name":"c","ratio":0.5,"target":0.98,"ok":false}}"#
@@ -230,7 +230,7 @@ fn both_benchmarks_write_json_take_arguments_and_own_up() {
     let said = "bench-nixl: missed 1 of 1 targets\nmissed: 64 MiB, read: ratio 0.5 of 0.98\n";
     assert!(text.contains(said), "{text}");
 
-    // Together, each says what it missed itself.
+    // Together, each reports its own missed targets.
     bundle.program("offload", NO_DEVICE).program("calibrate", NO_DEVICE);
     let (text, code) = bundle.run(&[&["--bench"], &asked[..]].concat());
     assert_eq!((last_line(&text), code), ("3 passed, 0 failed, 3 skipped", 0), "{text}");
@@ -242,7 +242,7 @@ fn both_benchmarks_write_json_take_arguments_and_own_up() {
         assert_eq!(arguments, "--json --filter a b\n", "{name}");
     }
 
-    // What was asked for may be the other one's.
+    // The filter may match the other suite.
     bundle.program("bench-nixl", "#!/bin/sh\n");
     let (text, code) = bundle.run(&[&["--only", "bench-nixl"], &asked[..]].concat());
     assert_eq!((last_line(&text), code), ("0 passed, 0 failed, 1 skipped", 0), "{text}");
@@ -257,7 +257,7 @@ fn rates_of_the_kernels_are_shown_when_asked_for() {
     let (text, code) = bundle.run(&["--only", "kernel-rates"]);
     assert_eq!((last_line(&text), code), ("1 passed, 0 failed, 0 skipped", 0), "{text}");
     assert!(text.contains(&format!("== kernel-rates\n{said}\n")), "{text}");
-    assert!(!bundle.run(&["--filter", "none"]).0.contains("kernel-rates"), "it was not asked for");
+    assert!(!bundle.run(&["--filter", "none"]).0.contains("kernel-rates"), "it was not requested");
 
     bundle.program("kernel-rates", "#!/bin/sh\necho 'nothing to measure: there is no driver'\n");
     let (text, code) = bundle.run(&["--only", "kernel-rates"]);

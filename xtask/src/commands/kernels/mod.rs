@@ -11,7 +11,7 @@ use crate::pypi::{self, Wheels};
 use crate::tidy;
 use crate::workspace::Workspace;
 
-/// What can be done with the kernels.
+/// The actions on the kernels.
 #[derive(Debug, clap::Subcommand)]
 pub enum Action {
     /// Compiles every `.cu` file to a `.ptx` file beside it

@@ -36,7 +36,7 @@ fn beside(folders: &[PathBuf], name: &str) -> Option<PathBuf> {
     folders.iter().map(|folder| folder.join(name)).find(|library| Path::is_file(library))
 }
 
-/// What stands in brackets in the lines of readelf that name a needed library.
+/// The text in brackets in the lines of readelf that name a needed library.
 fn needed(text: &str) -> impl Iterator<Item = &str> {
     let lines = text.lines().filter(|line| line.contains("(NEEDED)"));
     lines.filter_map(|line| line.split_once('[')?.1.strip_suffix(']'))

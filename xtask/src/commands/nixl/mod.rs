@@ -66,14 +66,14 @@ const WHEELS: Wheels = Wheels {
 
 /// Where the wheel has the libraries and, below them, the plugins.
 const IN_WHEEL: &str = ".nixl_cu12.mesonpy.libs/";
-/// What UCX and GDS need of the CUDA toolkit. Without the first, UCX cannot watch allocations, and takes
+/// The libraries of the CUDA toolkit that UCX and GDS need. Without the first, UCX cannot watch allocations, and takes
 /// most device memory for the host's.
 const CUDA_IN_WHEELS: [&str; 2] =
     ["nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cufile/lib/libcufile.so.0"];
 /// Where the wheel has libclang.
 const CLANG_IN_WHEEL: &str = "libclang-18.1.1.data/platlib/clang/native/";
 
-/// What tells a probe which release the library is.
+/// The file by which a probe knows the release of the library.
 pub const RELEASE: &str = "nixl_cu12-1.5.1.dist-info/METADATA";
 
 /// The crate that is the bindings.
@@ -96,12 +96,12 @@ const PLUGINS: [&str; 4] = ["UCX", "POSIX", "GDS", "GDS_MT"];
 /// With this value of the variable, what the machine has is used, and nothing is fetched.
 const CHOICE: (&str, &str) = ("TERRANE_NIXL", "system");
 
-/// What `cargo xtask nixl` provided.
+/// The files that `cargo xtask nixl` provided.
 pub struct Nixl {
     folder: PathBuf,
 }
 
-/// Provides both, and says how to use them outside `cargo xtask`.
+/// Provides both, and prints how to use them outside `cargo xtask`.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let nixl = provide(workspace)?;
     if !arguments.print_env {
@@ -118,7 +118,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 
 /// Has what `tool` builds find libclang, and what it runs find NIXL.
 ///
-/// What the machine has itself is used if `TERRANE_NIXL` is `system`: then nothing changes.
+/// With `TERRANE_NIXL=system`, the machine's own NIXL is used and nothing changes.
 pub fn with_nixl(workspace: &Workspace, tool: Tool) -> Result<Tool> {
     if environment(CHOICE.0).as_deref() == Some(CHOICE.1) {
         return Ok(tool);
@@ -187,8 +187,8 @@ impl Nixl {
         closure(workspace, &[own, others], roots)
     }
 
-    /// What building the bindings needs: libclang, and a compiler to ask for its headers, as the
-    /// wheel of libclang has none.
+    /// The variables for the build of the bindings: libclang, and a compiler for its headers, which
+    /// the wheel of libclang lacks.
     fn variables(&self) -> [(&'static str, PathBuf); 2] {
         [("LIBCLANG_PATH", self.folder.join("clang")), ("CLANG_PATH", self.compiler())]
     }
@@ -222,7 +222,7 @@ fn arrange(workspace: &Workspace, folder: &Path) -> Result<()> {
         let from = folder.join(from.trim_end_matches('/'));
         fs::rename(&from, to).with_context(|| format!("the wheels hold no {}", from.display()))?;
     }
-    // Beside NIXL's own, where the plugins look, and the linker if it is told of NIXL.
+    // In NIXL's own folder, where the plugins find them.
     for library in CUDA_IN_WHEELS.map(|library| folder.join(library)) {
         let name = library.file_name().context("a library has a name")?;
         let to = folder.join("lib").join(name);

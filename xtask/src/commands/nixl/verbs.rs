@@ -19,7 +19,7 @@ use crate::workspace::Workspace;
 /// The crate whose tests use NIXL.
 const CRATE: &str = "terrane-nixl";
 
-/// What UCX loads of the packages, directly or not.
+/// The libraries of the packages that UCX loads, directly or indirectly.
 const LIBRARIES: [&str; 4] =
     ["libefa.so.1", "libibverbs.so.1", "libnl-3.so.200", "libnl-route-3.so.200"];
 

@@ -30,9 +30,9 @@ pub struct Module {
     pub parent: Option<usize>,
     /// The modules within it.
     pub children: BTreeMap<String, usize>,
-    /// The names of what it defines otherwise.
+    /// The names of its other items.
     pub items: BTreeSet<String>,
-    /// What it imports.
+    /// Its imports.
     pub imports: Vec<Import>,
     /// The paths of more than one segment in its code.
     pub paths: BTreeSet<Vec<String>>,
@@ -40,7 +40,7 @@ pub struct Module {
 
 /// One imported name.
 pub struct Import {
-    /// What is imported.
+    /// The imported path.
     pub path: Vec<String>,
     /// Its name here; `None` for all names of a module.
     pub name: Option<String>,

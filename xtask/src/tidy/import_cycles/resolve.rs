@@ -24,7 +24,7 @@ impl Modules {
             let imported = imports.filter_map(|import| {
                 match (self.resolve(index, &import.path, MOST_STEPS)?, &import.name) {
                     (Target::Item(found), _) | (Target::Module(found), None) => Some(found),
-                    // The paths that begin with it say what is needed of it.
+                    // The paths that begin with it name its items.
                     (Target::Module(_), Some(_)) => None,
                 }
             });
@@ -56,7 +56,7 @@ impl Modules {
             rest = after;
             here = match next.as_str() {
                 "super" => Target::Module(self.all[module].parent?),
-                // What a macro defines, or another crate, is in that module all the same.
+                // An item that a macro or another crate defines counts as that module's.
                 name => {
                     let unseen = rest.is_empty().then_some(Target::Item(module));
                     self.look_up(module, name, rest.is_empty(), steps).or(unseen)?
@@ -66,8 +66,8 @@ impl Modules {
         Some(here)
     }
 
-    /// What a name is in a module. A module and something else may have the same name: at the end of
-    /// a path it is the latter.
+    /// The target of a name in a module. A module and an item may have the same name. At the end of a
+    /// path, the item is meant.
     fn look_up(&self, module: usize, name: &str, is_last: bool, steps: usize) -> Option<Target> {
         let here = &self.all[module];
         let child = || here.children.get(name).map(|child| Target::Module(*child));

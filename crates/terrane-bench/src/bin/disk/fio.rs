@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::rig::Pages;
+use crate::setup::Pages;
 
 /// How fio makes its requests.
 #[derive(Clone, Copy, Debug)]

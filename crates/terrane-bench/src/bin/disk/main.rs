@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod fio;
-mod rig;
+mod setup;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread, run};
 use terrane_layout::LayoutKind;
 
 use fio::Method;
-use rig::{Pages, Rig};
+use setup::{Pages, Setup};
 
 /// Measures copies between host memory and files.
 #[derive(Parser)]
@@ -100,8 +100,8 @@ fn measure<W: Write>(
         directions.iter().for_each(|&write| reporter.skip(&name(write), &reason));
         return Ok(());
     }
-    let rig = Rig::new(case, pages, arguments)?;
-    if !rig.is_direct() {
+    let setup = Setup::new(case, pages, arguments)?;
+    if !setup.is_direct() {
         let reason = "the file system has no direct I/O for these blocks";
         directions.iter().for_each(|&write| reporter.skip(&name(write), reason));
         return Ok(());
@@ -109,10 +109,10 @@ fn measure<W: Write>(
     // The first pass writes what was only reserved, and does not count; nor do those in which the
     // engine measures which way is faster.
     for is_write in [true, false, true, false, true, false, true, false] {
-        rig.pass(is_write)?;
+        setup.pass(is_write)?;
     }
     for is_write in directions {
-        let compared = Compared::measure(&rig, is_write, settings.repeats.max(1))?;
+        let compared = Compared::measure(&setup, is_write, settings.repeats.max(1))?;
         let report = |suffix, spread, unit| {
             let name = format!("{}{suffix}", name(is_write));
             Measurement::new(name, spread, unit, Direction::HigherIsBetter)
@@ -120,7 +120,8 @@ fn measure<W: Write>(
         let share = report("", compared.ratio, "of fio");
         let best = format!("fio, {}", compared.method);
         reporter.report(&share.beside(best.as_str(), 1.0).at_least(TARGET))?;
-        let rate = report(": rate", compared.ours, "GB/s").beside(best, compared.theirs.median);
+        let rate =
+            report(": rate", compared.terrane, "GB/s").beside(best, compared.baseline.median);
         reporter.report(&rate.without_target("the rates behind the share of fio"))?;
     }
     Ok(())
@@ -130,30 +131,31 @@ fn measure<W: Write>(
 struct Compared {
     method: Method,
     ratio: Spread,
-    ours: Spread,
-    theirs: Spread,
+    terrane: Spread,
+    baseline: Spread,
 }
 
 impl Compared {
     /// Pairs of passes, one of the engine and one of fio, whose order alternates: disks remember.
-    fn measure(rig: &Rig, is_write: bool, pairs: u32) -> Result<Self> {
+    fn measure(setup: &Setup, is_write: bool, pairs: u32) -> Result<Self> {
         let mut passes = Method::ALL.map(|method| (method, Vec::new(), Vec::new()));
         for round in 0..pairs {
-            for (method, ours, theirs) in &mut passes {
+            for (method, terrane, baseline) in &mut passes {
                 if round % 2 == 0 {
-                    ours.push(rig.pass(is_write)?);
-                    theirs.push(rig.fio(*method, is_write)?);
+                    terrane.push(setup.pass(is_write)?);
+                    baseline.push(setup.fio(*method, is_write)?);
                 } else {
-                    theirs.push(rig.fio(*method, is_write)?);
-                    ours.push(rig.pass(is_write)?);
+                    baseline.push(setup.fio(*method, is_write)?);
+                    terrane.push(setup.pass(is_write)?);
                 }
             }
         }
         let spread = |values: &[f64]| Spread::of(values).unwrap_or(Spread::single(f64::NAN));
-        let compared = passes.map(|(method, ours, theirs)| {
-            let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(a, b)| a / b).collect();
-            let [ratio, ours, theirs] = [&ratios, &ours, &theirs].map(|values| spread(values));
-            Self { method, ratio, ours, theirs }
+        let compared = passes.map(|(method, terrane, baseline)| {
+            let ratios: Vec<f64> = terrane.iter().zip(&baseline).map(|(a, b)| a / b).collect();
+            let [ratio, terrane, baseline] =
+                [&ratios, &terrane, &baseline].map(|values| spread(values));
+            Self { method, ratio, terrane, baseline }
         });
         let [first, rest @ ..] = compared;
         let lower = |a: Self, b: Self| if b.ratio.median < a.ratio.median { b } else { a };

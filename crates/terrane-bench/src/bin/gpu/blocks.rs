@@ -12,11 +12,11 @@ use terrane_testkit::pattern::Pattern;
 use terrane_transfer::Endpoint;
 
 use crate::methods::{Methods, NAMES};
-use crate::rig::{Rig, address, explain, in_turns, shuffled, submit, transfer};
+use crate::setup::{Setup, address, explain, interleaved, shuffled, submit, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
 
-/// What a transfer has to reach of one contiguous copy: the blocks out of order on the device,
-/// in order on the host.
+/// The target, as a share of the rate of one contiguous copy: the blocks are out of order on the
+/// device and in order on the host.
 const LEAST_SHARE: f64 = 0.97;
 /// The same with the blocks out of order on both sides.
 const LEAST_SCATTERED: f64 = 0.93;
@@ -42,8 +42,8 @@ impl Way {
 }
 
 /// Both ends of one shape's transfers, with room for the blocks twice.
-struct Cell<'rig> {
-    rig: &'rig Rig,
+struct Cell<'setup> {
+    setup: &'setup Setup,
     device: Endpoint,
     host: Endpoint,
     flat: [DeviceMemory; 2],
@@ -51,12 +51,16 @@ struct Cell<'rig> {
     bytes: ByteCount,
 }
 
-pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
-    for shape in shapes(rig.smoke) {
+pub fn report<W: Write>(
+    setup: &Setup,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    for shape in shapes(setup.smoke) {
         if !cases(shape).iter().any(|case| reporter.wants(case)) {
             continue;
         }
-        let cell = Cell::new(rig, shape)?;
+        let cell = Cell::new(setup, shape)?;
         cell.verify()?;
         for way in Way::ALL {
             cell.one_way(shape, way, settings, reporter)?;
@@ -83,15 +87,15 @@ fn cases(shape: &Shape) -> Vec<String> {
     cases
 }
 
-impl<'rig> Cell<'rig> {
-    fn new(rig: &'rig Rig, shape: &Shape) -> Result<Self> {
-        let blocks = shape.blocks_of(rig.moved)?;
+impl<'setup> Cell<'setup> {
+    fn new(setup: &'setup Setup, shape: &Shape) -> Result<Self> {
+        let blocks = shape.blocks_of(setup.moved)?;
         let bytes = ByteCount::new(shape.block_bytes().get() * u64::from(blocks));
         Ok(Self {
-            rig,
-            device: rig.on_device(shape, blocks * 2, ON_DEVICE)?,
-            host: rig.in_pinned(shape, blocks * 2, ON_HOST)?,
-            flat: [rig.flat(bytes)?, rig.flat(bytes)?],
+            setup,
+            device: setup.on_device(shape, blocks * 2, ON_DEVICE)?,
+            host: setup.in_pinned(shape, blocks * 2, ON_HOST)?,
+            flat: [setup.flat(bytes)?, setup.flat(bytes)?],
             blocks,
             bytes,
         })
@@ -118,8 +122,8 @@ impl<'rig> Cell<'rig> {
         let back: Vec<u32> = self.second().collect();
         let pattern = Pattern::new(7);
         pattern.fill_blocks(&self.host, &host)?;
-        transfer(&self.rig.manager, (&self.host, &host), (&self.device, &device))?;
-        transfer(&self.rig.manager, (&self.device, &device), (&self.host, &back))?;
+        transfer(&self.setup.manager, (&self.host, &host), (&self.device, &device))?;
+        transfer(&self.setup.manager, (&self.device, &device), (&self.host, &back))?;
         let layers = 0..self.host.layout().geometry().num_layers();
         let found = pattern.verify_blocks(&self.host, &back, &host, layers)?;
         ensure!(found.is_clean(), "blocks came back changed: {found}");
@@ -134,14 +138,14 @@ impl<'rig> Cell<'rig> {
         let host = address(region.location())? + offset;
         let flat = self.flat.get(half).ok_or_else(|| anyhow::anyhow!("no such half"))?;
         let device = flat.address().get();
-        let stream = if half == 0 { &self.rig.stream } else { &self.rig.second_stream };
+        let stream = if half == 0 { &self.setup.stream } else { &self.setup.second_stream };
         let (to, from) = match way {
             Way::ToHost => (host, device),
             Way::ToDevice => (device, host),
         };
         // SAFETY: both spans live in this value, and the stream is waited for before anything else
         // uses them.
-        unsafe { self.rig.raw.copy(stream, to, from, self.bytes.get()) }?;
+        unsafe { self.setup.bindings.copy(stream, to, from, self.bytes.get()) }?;
         if wait {
             stream.synchronize()?;
         }
@@ -155,7 +159,7 @@ impl<'rig> Cell<'rig> {
         settings: &Settings,
         reporter: &mut Reporter<W>,
     ) -> Result<()> {
-        let rig = self.rig;
+        let setup = self.setup;
         let (on_device, on_host) = (self.on_device(self.first()), self.first().collect::<Vec<_>>());
         let scattered = shuffled(self.first(), 5);
         let ends = |host: &'_ [u32]| -> [(Endpoint, Vec<u32>); 2] {
@@ -166,28 +170,28 @@ impl<'rig> Cell<'rig> {
         let [source, destination] = ends(&on_host);
         let [scattered_source, scattered_destination] = ends(&scattered);
         let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
-        let mut methods = Methods::new(rig, from, to)?;
-        let explanation = explain(&self.rig.manager, from, to)?;
+        let mut methods = Methods::new(setup, from, to)?;
+        let explanation = explain(&self.setup.manager, from, to)?;
         let scattered_from = (&scattered_source.0, &*scattered_source.1);
         let scattered_to = (&scattered_destination.0, &*scattered_destination.1);
-        let mut of_scattered = Methods::new(rig, scattered_from, scattered_to)?;
+        let mut of_scattered = Methods::new(setup, scattered_from, scattered_to)?;
         let scattered_path =
-            explain(&self.rig.manager, scattered_from, scattered_to)?.path().into_owned();
+            explain(&self.setup.manager, scattered_from, scattered_to)?.path().into_owned();
 
-        let spreads = in_turns(
+        let spreads = interleaved(
             settings,
             &mut [
-                &mut || transfer(&self.rig.manager, from, to),
+                &mut || transfer(&self.setup.manager, from, to),
                 &mut || self.contiguous(way, 0, true),
-                &mut || transfer(&self.rig.manager, scattered_from, scattered_to),
-                &mut || methods.kernel(rig),
-                &mut || of_scattered.kernel(rig),
+                &mut || transfer(&self.setup.manager, scattered_from, scattered_to),
+                &mut || methods.kernel(setup),
+                &mut || of_scattered.kernel(setup),
             ],
         )?;
-        let [ours, contiguous, scattered, kernel, kernel_scattered] = *spreads.as_slice() else {
+        let [terrane, contiguous, scattered, kernel, kernel_scattered] = *spreads.as_slice() else {
             return Ok(());
         };
-        let raw = self.with_copies(kernel, &mut methods, settings)?;
+        let direct = self.with_copies(kernel, &mut methods, settings)?;
         let raw_of_scattered = self.with_copies(kernel_scattered, &mut of_scattered, settings)?;
 
         let case = format!("{}, {}", shape.title(), way.name());
@@ -196,11 +200,11 @@ impl<'rig> Cell<'rig> {
             Measurement::new(case, self.rate(spread), "GB/s", Direction::HigherIsBetter)
                 .beside("contiguous DMA", limit)
         };
-        reporter.report(&beside_limit(case.clone(), ours).at_least(LEAST_SHARE))?;
+        reporter.report(&beside_limit(case.clone(), terrane).at_least(LEAST_SHARE))?;
         let name = format!("{case}, both sides scattered");
         reporter.report(&beside_limit(name.clone(), scattered).at_least(LEAST_SCATTERED))?;
-        rig.predictions.report(&case, explanation.predicted, ours, reporter)?;
-        for (name, spread) in NAMES.into_iter().zip(raw) {
+        setup.predictions.report(&case, explanation.predicted, terrane, reporter)?;
+        for (name, spread) in NAMES.into_iter().zip(direct) {
             let case = format!("{case}, raw {name}");
             match spread {
                 Some(spread) => {
@@ -210,7 +214,7 @@ impl<'rig> Cell<'rig> {
                 None => reporter.skip(&case, "the driver has no cuMemcpyBatchAsync"),
             }
         }
-        self.beside_best(&case, ours, &explanation.path(), raw, reporter)?;
+        self.beside_best(&case, terrane, &explanation.path(), direct, reporter)?;
         self.beside_best(&name, scattered, &scattered_path, raw_of_scattered, reporter)
     }
 
@@ -221,10 +225,10 @@ impl<'rig> Cell<'rig> {
         methods: &mut Methods,
         settings: &Settings,
     ) -> Result<[Option<Spread>; 3]> {
-        let (rig, few) = (self.rig, self.rig.few(settings));
-        let each = in_turns(&few, &mut [&mut || methods.copy_each(rig)])?;
-        let batched = match rig.raw.has_batches() {
-            true => in_turns(&few, &mut [&mut || methods.copy_batch(rig)])?,
+        let (setup, few) = (self.setup, self.setup.few(settings));
+        let each = interleaved(&few, &mut [&mut || methods.copy_each(setup)])?;
+        let batched = match setup.bindings.has_batches() {
+            true => interleaved(&few, &mut [&mut || methods.copy_batch(setup)])?,
             false => Vec::new(),
         };
         Ok([each.first().copied(), batched.first().copied(), Some(kernel)])
@@ -233,18 +237,19 @@ impl<'rig> Cell<'rig> {
     fn beside_best<W: Write>(
         &self,
         case: &str,
-        ours: Spread,
+        terrane: Spread,
         path: &str,
-        raw: [Option<Spread>; 3],
+        direct: [Option<Spread>; 3],
         reporter: &mut Reporter<W>,
     ) -> Result<()> {
-        let rates = NAMES.into_iter().zip(raw);
-        let rates = rates.filter_map(|(name, raw)| Some((name, self.rate(raw?).median)));
+        let rates = NAMES.into_iter().zip(direct);
+        let rates = rates.filter_map(|(name, direct)| Some((name, self.rate(direct?).median)));
         let Some((name, rate)) = rates.max_by(|one, other| one.1.total_cmp(&other.1)) else {
             return Ok(());
         };
         let case = format!("{case}, beside the best raw method");
-        let measured = Measurement::new(case, self.rate(ours), "GB/s", Direction::HigherIsBetter);
+        let measured =
+            Measurement::new(case, self.rate(terrane), "GB/s", Direction::HigherIsBetter);
         let name = format!("{name}; terrane: {path}");
         Ok(reporter.report(&measured.beside(name, rate).at_least(1.0))?)
     }
@@ -257,15 +262,15 @@ impl<'rig> Cell<'rig> {
     ) -> Result<()> {
         let out = (self.on_device(self.first()), self.first().collect::<Vec<_>>());
         let home = (self.on_device(self.second()), self.second().collect::<Vec<_>>());
-        let (rig, device, host) = (self.rig, &self.device, &self.host);
-        let raw_out = Methods::new(rig, (device, &out.0), (host, &out.1))?;
-        let raw_home = Methods::new(rig, (host, &home.1), (device, &home.0))?;
-        let spreads = in_turns(
+        let (setup, device, host) = (self.setup, &self.device, &self.host);
+        let raw_out = Methods::new(setup, (device, &out.0), (host, &out.1))?;
+        let raw_home = Methods::new(setup, (host, &home.1), (device, &home.0))?;
+        let spreads = interleaved(
             settings,
             &mut [
                 &mut || {
-                    let out = submit(&self.rig.manager, (device, &out.0), (host, &out.1))?;
-                    let home = submit(&self.rig.manager, (host, &home.1), (device, &home.0))?;
+                    let out = submit(&self.setup.manager, (device, &out.0), (host, &out.1))?;
+                    let home = submit(&self.setup.manager, (host, &home.1), (device, &home.0))?;
                     out.wait().result?;
                     home.wait().result?;
                     Ok(())
@@ -273,19 +278,20 @@ impl<'rig> Cell<'rig> {
                 &mut || {
                     self.contiguous(Way::ToHost, 0, false)?;
                     self.contiguous(Way::ToDevice, 1, false)?;
-                    self.rig.stream.synchronize()?;
-                    Ok(self.rig.second_stream.synchronize()?)
+                    self.setup.stream.synchronize()?;
+                    Ok(self.setup.second_stream.synchronize()?)
                 },
                 &mut || {
-                    let streams = [(&raw_out, &rig.stream), (&raw_home, &rig.second_stream)];
-                    Methods::kernels_at_once(rig, &streams)
+                    let streams = [(&raw_out, &setup.stream), (&raw_home, &setup.second_stream)];
+                    Methods::kernels_at_once(setup, &streams)
                 },
             ],
         )?;
-        let [ours, contiguous, kernels] = *spreads.as_slice() else { return Ok(()) };
+        let [terrane, contiguous, kernels] = *spreads.as_slice() else { return Ok(()) };
         let sum = |spread: Spread| spread.rate(self.bytes.get() as f64 * 2e-9);
         let case = format!("{}, both directions at once", shape.title());
-        let measured = |case| Measurement::new(case, sum(ours), "GB/s", Direction::HigherIsBetter);
+        let measured =
+            |case| Measurement::new(case, sum(terrane), "GB/s", Direction::HigherIsBetter);
         let beside_limit = measured(case.clone()).beside("contiguous DMAs", sum(contiguous).median);
         reporter.report(&beside_limit.at_least(LEAST_BOTH))?;
         let case = format!("{case}, beside kernels at once");

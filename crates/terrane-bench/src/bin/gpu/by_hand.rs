@@ -6,10 +6,10 @@ use terrane_core::ByteCount;
 use terrane_cuda::{BlockIds, DeviceMemory, GridLaunch, Stream};
 use terrane_transfer::Endpoint;
 
+use crate::bindings::{Mark, Pieces};
 use crate::blocks::Way;
 use crate::methods::{Methods, THREAD_BLOCKS};
-use crate::raw::{Mark, Pieces};
-use crate::rig::{Rig, address};
+use crate::setup::{Setup, address};
 
 /// A buffer of the staged path, and the parts of a transfer that does not fit into one.
 const BUFFER: u64 = 32 << 20;
@@ -19,26 +19,26 @@ const PACK_ALONE: u32 = 72;
 const PACK_BESIDE: u32 = 24;
 
 /// The calls for one transfer.
-pub struct ByHand<'rig> {
+pub struct ByHand<'setup> {
     way: Way,
     grid: GridLaunch,
     thread_blocks: u32,
-    /// What is copied between the buffer and the host; none where the kernel does it all.
+    /// The copies between the buffer and the host. `None` if the kernel copies all.
     copies: Option<Pieces>,
     /// Whether copies and kernel are on a stream each, with an event between them.
-    hand_over: Option<Mark<'rig>>,
-    end: Mark<'rig>,
+    hand_over: Option<Mark<'setup>>,
+    end: Mark<'setup>,
     /// A stream that is asked first whether it is idle.
     asked: bool,
     _methods: Methods,
     _buffer: DeviceMemory,
 }
 
-impl<'rig> ByHand<'rig> {
-    /// The calls of the path that a transfer takes. Of one that is staged in several parts, those for
-    /// the first part, as the submitting thread makes no others.
+impl<'setup> ByHand<'setup> {
+    /// The calls of the path that a transfer takes. For a transfer in several parts, the calls of the
+    /// first part, because the submitting thread makes no others.
     pub fn new(
-        rig: &'rig Rig,
+        setup: &'setup Setup,
         way: Way,
         path: &str,
         (device, on_device): (&Endpoint, &[u32]),
@@ -46,7 +46,7 @@ impl<'rig> ByHand<'rig> {
         asked: bool,
     ) -> Result<Self> {
         let block = host.layout().geometry().block_bytes().get();
-        let buffer = rig.flat(ByteCount::new(BUFFER))?;
+        let buffer = setup.flat(ByteCount::new(BUFFER))?;
         let mut pairs: Vec<(u32, u32)> =
             on_host.iter().copied().zip(on_device.iter().copied()).collect();
         let is_staged = path == "staged";
@@ -66,7 +66,7 @@ impl<'rig> ByHand<'rig> {
             Way::ToHost => ((device, &*on_device), (host, &*on_host)),
             Way::ToDevice => ((host, &*on_host), (device, &*on_device)),
         };
-        let methods = Methods::new(rig, source, destination)?;
+        let methods = Methods::new(setup, source, destination)?;
         let mut grid = methods.grid;
         let thread_blocks = match (is_staged, in_parts && way == Way::ToDevice) {
             (false, _) => THREAD_BLOCKS,
@@ -100,8 +100,8 @@ impl<'rig> ByHand<'rig> {
             None
         };
         let hand_over =
-            if in_parts && way == Way::ToDevice { Some(rig.raw.event()?) } else { None };
-        let end = rig.raw.event()?;
+            if in_parts && way == Way::ToDevice { Some(setup.bindings.event()?) } else { None };
+        let end = setup.bindings.event()?;
         Ok(Self {
             way,
             grid,
@@ -116,24 +116,24 @@ impl<'rig> ByHand<'rig> {
     }
 
     /// Makes the calls.
-    pub fn submit(&mut self, rig: &Rig) -> Result<()> {
-        let (first, second) = (&rig.second_stream, &rig.third_stream);
+    pub fn submit(&mut self, setup: &Setup) -> Result<()> {
+        let (first, second) = (&setup.second_stream, &setup.third_stream);
         if self.asked {
-            rig.raw.is_idle(&rig.stream)?;
+            setup.bindings.is_idle(&setup.stream)?;
         }
-        // SAFETY: the addresses are those of live layouts and of the buffer, which nobody else touches
+        // SAFETY: the addresses are those of live layouts and of the buffer, which no other code accesses
         // before the end has been passed.
         let launch =
-            |stream: &Stream| unsafe { rig.kernels.copy(stream, &self.grid, self.thread_blocks) };
+            |stream: &Stream| unsafe { setup.kernels.copy(stream, &self.grid, self.thread_blocks) };
         let Some(copies) = &mut self.copies else {
             launch(first)?;
             return self.end.record(first);
         };
         let copy = |copies: &mut Pieces| match copies.sizes.len() {
             // SAFETY: as above.
-            1 => unsafe { copies.copy_each(&rig.raw, first) },
+            1 => unsafe { copies.copy_each(&setup.bindings, first) },
             // SAFETY: as above.
-            _ => unsafe { rig.raw.copy_batch(first, copies) },
+            _ => unsafe { setup.bindings.copy_batch(first, copies) },
         };
         match (self.way, &self.hand_over) {
             (Way::ToHost, _) => {

@@ -11,12 +11,12 @@ use terrane_layout::formats::{sglang, vllm};
 use terrane_layout::{Geometry, LayoutBuilder, LayoutConfig, LayoutError, TokenOrder};
 use terrane_transfer::Endpoint;
 
-use crate::rig::{Rig, device_address, explain, in_turns, shuffled, transfer};
+use crate::setup::{Setup, device_address, explain, interleaved, shuffled, transfer};
 use crate::shapes::{Shape, shapes};
 
-/// What a transfer between device and pinned memory has to reach of one contiguous copy.
+/// The target of a transfer between device and pinned memory, as a share of a contiguous copy's rate.
 const LEAST_TO_PINNED: f64 = 0.95;
-/// What a transfer within the device has to reach of a plain copy there.
+/// The target of a transfer within the device, as a share of a plain copy's rate.
 const LEAST_WITHIN: f64 = 0.85;
 
 /// More than over the wire: at the rate of the device, less is over before it has begun.
@@ -34,7 +34,11 @@ fn packed_pages(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     vllm::packed(config, PackedOrder::Blnhc)
 }
 
-pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+pub fn report<W: Write>(
+    setup: &Setup,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
     let within: [(&str, Format, Format); 4] = [
         ("packed to split K and V", packed, vllm::nhd),
         ("split to packed K and V", vllm::nhd, packed),
@@ -50,22 +54,22 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
         ("page_head to layer separate", sglang::page_head, sglang::device, false),
     ];
     // The shapes of a smoke run have no heads.
-    let most = if rig.smoke { 1 } else { usize::MAX };
+    let most = if setup.smoke { 1 } else { usize::MAX };
     for shape in shapes(false).filter(|shape| shape.has_heads()).take(most) {
         for (name, from, to) in within {
             let case = format!("{}, within the device, {name}", shape.title());
             if !reporter.wants(&case) {
                 continue;
             }
-            let (free, _) = rig.context.memory()?;
-            let most = (rig.moved.get() * TIMES_MOVED).min(free.get() / 8);
-            let moved = if rig.smoke { rig.moved } else { ByteCount::new(most) };
-            let ends = Ends::new(shape, moved, (from, &rig.device), (to, &rig.device))?;
-            let flat = [rig.flat(ends.bytes)?, rig.flat(ends.bytes)?];
+            let (free, _) = setup.context.memory()?;
+            let most = (setup.moved.get() * TIMES_MOVED).min(free.get() / 8);
+            let moved = if setup.smoke { setup.moved } else { ByteCount::new(most) };
+            let ends = Ends::new(shape, moved, (from, &setup.device), (to, &setup.device))?;
+            let flat = [setup.flat(ends.bytes)?, setup.flat(ends.bytes)?];
             let address = |memory: &DeviceMemory| memory.address().get();
             let flat_addresses = flat.each_ref().map(address);
             let beside = Beside { name: "device copy", least: LEAST_WITHIN };
-            ends.measure(rig, settings, reporter, &case, flat_addresses, &beside)?;
+            ends.measure(setup, settings, reporter, &case, flat_addresses, &beside)?;
         }
         for (name, from, to, to_host) in over_wire {
             let way = if to_host { "device to pinned" } else { "pinned to device" };
@@ -74,23 +78,23 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
                 continue;
             }
             let ends = if to_host {
-                Ends::new(shape, rig.moved, (from, &rig.device), (to, &rig.pinned))?
+                Ends::new(shape, setup.moved, (from, &setup.device), (to, &setup.pinned))?
             } else {
-                Ends::new(shape, rig.moved, (from, &rig.pinned), (to, &rig.device))?
+                Ends::new(shape, setup.moved, (from, &setup.pinned), (to, &setup.device))?
             };
-            let on_device = rig.flat(ends.bytes)?;
+            let on_device = setup.flat(ends.bytes)?;
             let request = RegionRequest::new(ends.bytes).labelled("contiguous");
-            let on_host = Region::new(rig.pinned.allocate(&request)?);
+            let on_host = Region::new(setup.pinned.allocate(&request)?);
             let (device, host) = (on_device.address().get(), device_address(&on_host)?);
             let (from, to) = if to_host { (device, host) } else { (host, device) };
             let beside = Beside { name: "contiguous DMA", least: LEAST_TO_PINNED };
-            ends.measure(rig, settings, reporter, &case, [from, to], &beside)?;
+            ends.measure(setup, settings, reporter, &case, [from, to], &beside)?;
         }
     }
     Ok(())
 }
 
-/// What a case is compared with.
+/// The baseline of a case.
 struct Beside {
     name: &'static str,
     least: f64,
@@ -122,10 +126,10 @@ impl Ends {
         })
     }
 
-    /// Measures the transfer and a contiguous copy in turns.
+    /// Measures the transfer and a contiguous copy alternately.
     fn measure<W: Write>(
         &self,
-        rig: &Rig,
+        setup: &Setup,
         settings: &Settings,
         reporter: &mut Reporter<W>,
         case: &str,
@@ -134,19 +138,21 @@ impl Ends {
     ) -> Result<()> {
         let (read, written) = (shuffled(0..self.blocks, 3), shuffled(0..self.blocks, 5));
         let ends = [(&self.source, &read[..]), (&self.destination, &written[..])];
-        let explanation = explain(&rig.manager, ends[0], ends[1])?;
-        let spreads = in_turns(
+        let explanation = explain(&setup.manager, ends[0], ends[1])?;
+        let spreads = interleaved(
             settings,
-            &mut [&mut || transfer(&rig.manager, ends[0], ends[1]), &mut || {
+            &mut [&mut || transfer(&setup.manager, ends[0], ends[1]), &mut || {
                 // SAFETY: both spans live in the caller's memory, and the stream is waited for.
-                unsafe { rig.raw.copy(&rig.stream, flat_to, flat_from, self.bytes.get()) }?;
-                Ok(rig.stream.synchronize()?)
+                unsafe {
+                    setup.bindings.copy(&setup.stream, flat_to, flat_from, self.bytes.get())
+                }?;
+                Ok(setup.stream.synchronize()?)
             }],
         )?;
-        let [ours, copy] = spreads.as_slice() else { return Ok(()) };
-        rig.predictions.report(case, explanation.predicted, *ours, reporter)?;
+        let [terrane, copy] = spreads.as_slice() else { return Ok(()) };
+        setup.predictions.report(case, explanation.predicted, *terrane, reporter)?;
         let gigabytes = self.bytes.get() as f64 * 1e-9;
-        let rate = ours.rate(gigabytes);
+        let rate = terrane.rate(gigabytes);
         let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter)
             .beside(beside.name, copy.rate(gigabytes).median)
             .at_least(beside.least);

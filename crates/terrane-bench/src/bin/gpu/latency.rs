@@ -10,7 +10,7 @@ use terrane_transfer::DeviceOrder;
 use crate::blocks::Way;
 use crate::by_hand::ByHand;
 use crate::methods::{Methods, NAMES};
-use crate::rig::{Rig, explain, in_turns, shuffled, submit_after, transfer};
+use crate::setup::{Setup, explain, interleaved, shuffled, submit_after, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
 
 /// A transfer may take this many times as long as the best raw method.
@@ -22,15 +22,19 @@ const MOST_TIMES_BY_HAND: f64 = 1.5;
 /// There are this many blocks to choose from.
 const BLOCKS: u32 = 32;
 
-pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
-    let settings = rig.many(settings);
-    for shape in shapes(rig.smoke) {
+pub fn report<W: Write>(
+    setup: &Setup,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    let settings = setup.many(settings);
+    for shape in shapes(setup.smoke) {
         for way in Way::ALL {
             for blocks in [1, 8] {
-                waited_for(rig, shape, way, blocks, &settings, reporter)?;
+                waited_for(setup, shape, way, blocks, &settings, reporter)?;
             }
             for caller in [Caller::Awake, Caller::OfStream, Caller::Slept] {
-                submitted(rig, shape, way, caller, &settings, reporter)?;
+                submitted(setup, shape, way, caller, &settings, reporter)?;
             }
         }
     }
@@ -38,7 +42,7 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
 }
 
 fn waited_for<W: Write>(
-    rig: &Rig,
+    setup: &Setup,
     shape: &Shape,
     way: Way,
     blocks: usize,
@@ -54,41 +58,41 @@ fn waited_for<W: Write>(
         ids.truncate(blocks);
         ids
     };
-    let device = (rig.on_device(shape, BLOCKS, ON_DEVICE)?, ids(3));
-    let host = (rig.in_pinned(shape, BLOCKS, ON_HOST)?, ids(5));
+    let device = (setup.on_device(shape, BLOCKS, ON_DEVICE)?, ids(3));
+    let host = (setup.in_pinned(shape, BLOCKS, ON_HOST)?, ids(5));
     let (source, destination) =
         if way == Way::ToHost { (&device, &host) } else { (&host, &device) };
     let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
-    let methods = Methods::new(rig, from, to)?;
-    let explanation = explain(&rig.manager, from, to)?;
+    let methods = Methods::new(setup, from, to)?;
+    let explanation = explain(&setup.manager, from, to)?;
     let path = explanation.path();
 
-    let with_batches = rig.raw.has_batches();
-    let mut batches = Methods::new(rig, from, to)?;
-    let spreads = in_turns(
+    let with_batches = setup.bindings.has_batches();
+    let mut batches = Methods::new(setup, from, to)?;
+    let spreads = interleaved(
         settings,
         &mut [
-            &mut || transfer(&rig.manager, from, to),
-            &mut || methods.copy_each(rig),
-            &mut || if with_batches { batches.copy_batch(rig) } else { Ok(()) },
-            &mut || methods.kernel(rig),
+            &mut || transfer(&setup.manager, from, to),
+            &mut || methods.copy_each(setup),
+            &mut || if with_batches { batches.copy_batch(setup) } else { Ok(()) },
+            &mut || methods.kernel(setup),
         ],
     )?;
-    let Some((ours, raw)) = spreads.split_first() else { return Ok(()) };
+    let Some((terrane, direct)) = spreads.split_first() else { return Ok(()) };
     let best = NAMES
         .into_iter()
-        .zip(raw)
+        .zip(direct)
         .filter(|(name, _)| with_batches || *name != "batched copies")
         .min_by(|one, other| one.1.median.total_cmp(&other.1.median));
     let Some((name, best)) = best else { return Ok(()) };
-    rig.predictions.report(&case, explanation.predicted, *ours, reporter)?;
-    let measured = Measurement::new(case, ours.scaled(1e6), "us", Direction::LowerIsBetter)
+    setup.predictions.report(&case, explanation.predicted, *terrane, reporter)?;
+    let measured = Measurement::new(case, terrane.scaled(1e6), "us", Direction::LowerIsBetter)
         .beside(format!("{name}; terrane: {path}"), best.median * 1e6)
         .at_least(1.0 / MOST_TIMES);
     Ok(reporter.report(&measured)?)
 }
 
-/// Who submits.
+/// The submitter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Caller {
     /// A thread that does not sleep while its transfers are under way, as one that schedules the
@@ -112,7 +116,7 @@ impl Caller {
 
 /// How long the calling thread is in `submit` for 16 blocks.
 fn submitted<W: Write>(
-    rig: &Rig,
+    setup: &Setup,
     shape: &Shape,
     way: Way,
     caller: Caller,
@@ -123,8 +127,8 @@ fn submitted<W: Write>(
     if !reporter.wants(&case) {
         return Ok(());
     }
-    let device = rig.on_device(shape, BLOCKS, ON_DEVICE)?;
-    let host = rig.in_pinned(shape, BLOCKS, ON_HOST)?;
+    let device = setup.on_device(shape, BLOCKS, ON_DEVICE)?;
+    let host = setup.in_pinned(shape, BLOCKS, ON_HOST)?;
     let (mut on_device, mut on_host) = (shuffled(0..BLOCKS, 3), shuffled(0..BLOCKS, 5));
     on_device.truncate(16);
     on_host.truncate(16);
@@ -132,44 +136,44 @@ fn submitted<W: Write>(
         Way::ToHost => ((&device, &*on_device), (&host, &*on_host)),
         Way::ToDevice => ((&host, &*on_host), (&device, &*on_device)),
     };
-    rig.stream.synchronize()?;
+    setup.stream.synchronize()?;
     let order = if caller == Caller::OfStream {
-        rig.stream.order()
+        setup.stream.order()
     } else {
         DeviceOrder::AlreadySynchronised
     };
-    let path = explain(&rig.manager, from, to)?.path().into_owned();
+    let path = explain(&setup.manager, from, to)?.path().into_owned();
     let asked = caller == Caller::OfStream;
     let ends = ((&device, &*on_device), (&host, &*on_host));
-    let mut by_hand = ByHand::new(rig, way, &path, ends.0, ends.1, asked)?;
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let mut by_hand = ByHand::new(setup, way, &path, ends.0, ends.1, asked)?;
+    let (mut terrane, mut baseline) = (Vec::new(), Vec::new());
     for round in 0..settings.warm_up + settings.repeats.max(1) {
         let order = order.clone();
         let begin = Instant::now();
-        let completion = submit_after(order, &rig.manager, from, to)?;
+        let completion = submit_after(order, &setup.manager, from, to)?;
         let took = begin.elapsed().as_secs_f64();
         while caller != Caller::Slept && !completion.has_ended() {
             spin_for(BETWEEN_LOOKS);
         }
         completion.wait().result?;
         let begin = Instant::now();
-        by_hand.submit(rig)?;
+        by_hand.submit(setup)?;
         let took_by_hand = begin.elapsed().as_secs_f64();
         while !by_hand.has_ended()? {
             spin_for(BETWEEN_LOOKS);
         }
         if round >= settings.warm_up {
-            ours.push(took);
-            theirs.push(took_by_hand);
+            terrane.push(took);
+            baseline.push(took_by_hand);
         }
     }
     let spread = |all: &[f64]| Spread::of(all).unwrap_or(Spread::single(f64::NAN)).scaled(1e6);
-    let measured = Measurement::new(case, spread(&ours), "us", Direction::LowerIsBetter)
-        .beside(format!("the same calls by hand; {path}"), spread(&theirs).median);
+    let measured = Measurement::new(case, spread(&terrane), "us", Direction::LowerIsBetter)
+        .beside(format!("the same calls by hand; {path}"), spread(&baseline).median);
     let measured = match caller {
         Caller::Awake | Caller::OfStream => measured.at_least(1.0 / MOST_TIMES_BY_HAND),
         Caller::Slept => measured.without_target(
-            "a processor that slept makes the calls several times as slow, and ours alone slept",
+            "a processor that slept makes the calls several times as slow, and only Terrane's processor slept",
         ),
     };
     Ok(reporter.report(&measured)?)

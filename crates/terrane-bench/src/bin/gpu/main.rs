@@ -1,22 +1,22 @@
 //! Blocks between a GPU and pinned memory, beside what the driver itself reaches on the same
 //! machine in the same run.
 
+mod allocation;
+mod bindings;
 mod blocks;
-mod bring_up;
 mod by_hand;
 mod formats;
-mod incumbent;
+mod interference;
 mod latency;
 mod methods;
-mod neighbours;
+mod pageable_baseline;
 mod peer;
 mod pools;
 mod predictions;
 mod product;
-mod raw;
 mod relayout;
 mod relays;
-mod rig;
+mod setup;
 mod shapes;
 
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use terrane_bench::{Settings, run};
 
-use rig::{Rig, first_device};
+use setup::{Setup, first_device};
 
 /// Measures copies between a GPU and pinned memory.
 #[derive(Parser)]
@@ -38,7 +38,7 @@ struct Arguments {
     /// How much is moved in each case, in MiB
     #[arg(long, value_name = "N", default_value_t = 256)]
     moved_mib: u32,
-    /// A calibration that was saved; measured anew if not given
+    /// A saved calibration; measured now if not given
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// cuBLAS, for the matrix product; looked for where it usually is if not given
@@ -66,17 +66,17 @@ fn main() -> ExitCode {
                 return Ok(());
             }
         };
-        let rig = Rig::new(context, &arguments)?;
-        blocks::report(&rig, settings, reporter)?;
-        latency::report(&rig, settings, reporter)?;
-        relayout::report(&rig, settings, reporter)?;
-        formats::report(&rig, settings, reporter)?;
-        incumbent::report(&rig, settings, reporter)?;
-        neighbours::report(&rig, arguments.cublas.as_deref(), settings, reporter)?;
-        bring_up::report(&rig, settings, reporter)?;
-        pools::report(&rig, settings, reporter)?;
-        peer::report(&rig, arguments.cublas.as_deref(), settings, reporter)?;
-        relays::report(&rig, &arguments.directory, settings, reporter)?;
-        rig.predictions.conclude(reporter)
+        let setup = Setup::new(context, &arguments)?;
+        blocks::report(&setup, settings, reporter)?;
+        latency::report(&setup, settings, reporter)?;
+        relayout::report(&setup, settings, reporter)?;
+        formats::report(&setup, settings, reporter)?;
+        pageable_baseline::report(&setup, settings, reporter)?;
+        interference::report(&setup, arguments.cublas.as_deref(), settings, reporter)?;
+        allocation::report(&setup, settings, reporter)?;
+        pools::report(&setup, settings, reporter)?;
+        peer::report(&setup, arguments.cublas.as_deref(), settings, reporter)?;
+        relays::report(&setup, &arguments.directory, settings, reporter)?;
+        setup.predictions.conclude(reporter)
     })
 }

@@ -6,8 +6,8 @@ use terrane_core::{Allocate, ByteCount, HostAddress, Location, Memory, RegionReq
 use terrane_cuda::{BlockIds, DeviceMemory, GridLaunch, LaunchEnd, Stream};
 use terrane_transfer::{DeviceOrder, Endpoint, GridEnd, Planner, Transfer};
 
-use crate::raw::Pieces;
-use crate::rig::{Rig, address, device_address};
+use crate::bindings::Pieces;
+use crate::setup::{Setup, address, device_address};
 
 /// How many thread blocks the kernel has, as the engine's own: enough to fill the wire.
 pub const THREAD_BLOCKS: u32 = 32;
@@ -21,44 +21,44 @@ pub struct Methods {
     _tables: Vec<DeviceMemory>,
 }
 
-/// What a raw method is called in reports.
+/// The names of the raw methods in reports.
 pub const NAMES: [&str; 3] = ["copy each", "batched copies", "kernel"];
 
 impl Methods {
     pub fn new(
-        rig: &Rig,
+        setup: &Setup,
         (source, from): (&Endpoint, &[u32]),
         (destination, to): (&Endpoint, &[u32]),
     ) -> Result<Self> {
         let pieces = pieces((source, from), (destination, to))?;
         let batch = pieces.clone();
         let mut tables = Vec::new();
-        let grid = grid(rig, (source, from), (destination, to), &mut tables)?;
+        let grid = grid(setup, (source, from), (destination, to), &mut tables)?;
         Ok(Self { pieces, batch, grid, _tables: tables })
     }
 
-    pub fn copy_each(&self, rig: &Rig) -> Result<()> {
-        // SAFETY: the addresses are those of live layouts, whose blocks nobody else touches before
-        // the stream has been waited for.
-        unsafe { self.pieces.copy_each(&rig.raw, &rig.stream) }?;
-        Ok(rig.stream.synchronize()?)
+    pub fn copy_each(&self, setup: &Setup) -> Result<()> {
+        // SAFETY: the addresses are those of live layouts. No other code accesses the blocks before
+        // the stream has completed.
+        unsafe { self.pieces.copy_each(&setup.bindings, &setup.stream) }?;
+        Ok(setup.stream.synchronize()?)
     }
 
-    pub fn copy_batch(&mut self, rig: &Rig) -> Result<()> {
+    pub fn copy_batch(&mut self, setup: &Setup) -> Result<()> {
         // SAFETY: as above.
-        unsafe { rig.raw.copy_batch(&rig.stream, &mut self.batch) }?;
-        Ok(rig.stream.synchronize()?)
+        unsafe { setup.bindings.copy_batch(&setup.stream, &mut self.batch) }?;
+        Ok(setup.stream.synchronize()?)
     }
 
-    pub fn kernel(&self, rig: &Rig) -> Result<()> {
-        Self::kernels_at_once(rig, &[(self, &rig.stream)])
+    pub fn kernel(&self, setup: &Setup) -> Result<()> {
+        Self::kernels_at_once(setup, &[(self, &setup.stream)])
     }
 
     /// The kernels of several transfers, each on a stream of its own.
-    pub fn kernels_at_once(rig: &Rig, all: &[(&Self, &Stream)]) -> Result<()> {
+    pub fn kernels_at_once(setup: &Setup, all: &[(&Self, &Stream)]) -> Result<()> {
         for (methods, stream) in all {
             // SAFETY: as above; tables and lists live in these values.
-            unsafe { rig.kernels.copy(stream, &methods.grid, THREAD_BLOCKS) }?;
+            unsafe { setup.kernels.copy(stream, &methods.grid, THREAD_BLOCKS) }?;
         }
         for (_, stream) in all {
             stream.synchronize()?;
@@ -90,7 +90,7 @@ pub fn pieces(
 
 /// The transfer as the kernel's argument, with tables and lists in device memory.
 fn grid(
-    rig: &Rig,
+    setup: &Setup,
     (source, from): (&Endpoint, &[u32]),
     (destination, to): (&Endpoint, &[u32]),
     tables: &mut Vec<DeviceMemory>,
@@ -120,14 +120,14 @@ fn grid(
             [only] => (end.offset + only, 0),
             many => {
                 let bytes: Vec<u8> = many.iter().flat_map(|base| base.to_ne_bytes()).collect();
-                (end.offset, keep(put(rig, &bytes)?))
+                (end.offset, keep(put(setup, &bytes)?))
             }
         };
         Ok(LaunchEnd {
             base,
             bases: bases_at,
             bases_bits: bases.iter().fold(0, |bits, base| bits | base),
-            blocks: keep(put(rig, &ids)?),
+            blocks: keep(put(setup, &ids)?),
             block_ids: BlockIds::Listed,
             first_inline: 0,
             block_stride: end.block_stride,
@@ -152,12 +152,12 @@ fn grid(
 }
 
 /// Puts bytes into device memory.
-pub fn put(rig: &Rig, bytes: &[u8]) -> Result<DeviceMemory> {
+pub fn put(setup: &Setup, bytes: &[u8]) -> Result<DeviceMemory> {
     let length = ByteCount::from_usize(bytes.len());
-    let memory = rig.device.allocate(&RegionRequest::new(length).labelled("table"))?;
+    let memory = setup.device.allocate(&RegionRequest::new(length).labelled("table"))?;
     let from = HostAddress::new(std::ptr::NonNull::from(bytes).cast::<u8>());
-    // SAFETY: both live until the stream has been waited for, and nobody else uses them.
-    unsafe { rig.stream.copy(Location::Host(from), memory.location(), length) }?;
-    rig.stream.synchronize()?;
+    // SAFETY: both live until the stream has completed, and no other code uses them.
+    unsafe { setup.stream.copy(Location::Host(from), memory.location(), length) }?;
+    setup.stream.synchronize()?;
     Ok(memory)
 }

@@ -11,7 +11,7 @@ use terrane_core::{ByteCount, RegionRequest};
 use terrane_cuda::{CudaStreams, Stream};
 use terrane_pool::{Fence, FenceError, FenceSource, Pool, PoolOptions};
 
-use crate::rig::{Rig, in_turns};
+use crate::setup::{Setup, interleaved};
 
 /// A hit may take this share of the driver's pair of calls.
 const LEAST_TIMES: f64 = 10.0;
@@ -33,27 +33,31 @@ impl FenceSource for Counted {
     }
 }
 
-pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+pub fn report<W: Write>(
+    setup: &Setup,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
     for bytes in [ByteCount::kib(64), ByteCount::mib(2), ByteCount::mib(64)] {
         let case = format!("pool hit on a stream, {bytes}");
         let eventless = format!("{case}, hits that made no event");
         if !reporter.wants(&case) && !reporter.wants(&eventless) {
             continue;
         }
-        let streams = CudaStreams::new(&rig.context);
-        let stream = streams.add(Stream::new(&rig.context)?)?;
+        let streams = CudaStreams::new(&setup.context);
+        let stream = streams.add(Stream::new(&setup.context)?)?;
         let fences = Arc::new(Counted { streams, made: AtomicU64::new(0) });
         let pool = Pool::with_fences(
-            rig.device.clone(),
+            setup.device.clone(),
             PoolOptions::default(),
             Arc::clone(&fences) as _,
         )?;
         let request = RegionRequest::new(bytes);
-        rig.raw.keep_default_pool()?;
+        setup.bindings.keep_default_pool()?;
         // The first one is a miss.
         drop(pool.acquire_on(stream, &request)?);
         let before = fences.made.load(Ordering::Relaxed);
-        let spreads = in_turns(
+        let spreads = interleaved(
             settings,
             &mut [
                 &mut || {
@@ -64,17 +68,17 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
                 },
                 &mut || {
                     for _ in 0..PAIRS {
-                        rig.raw.allocate_and_free(&rig.stream, bytes)?;
+                        setup.bindings.allocate_and_free(&setup.stream, bytes)?;
                     }
                     Ok(())
                 },
-                &mut || Ok(rig.stream.synchronize()?),
+                &mut || Ok(setup.stream.synchronize()?),
             ],
         )?;
-        let [ours, driver, _] = spreads.as_slice() else { return Ok(()) };
+        let [terrane, driver, _] = spreads.as_slice() else { return Ok(()) };
         let nanoseconds = |spread: Spread| spread.scaled(1e9 / f64::from(PAIRS));
         let lower = Direction::LowerIsBetter;
-        let measured = Measurement::new(case, nanoseconds(*ours), "ns", lower)
+        let measured = Measurement::new(case, nanoseconds(*terrane), "ns", lower)
             .beside("cuMemAllocAsync and cuMemFreeAsync", nanoseconds(*driver).median)
             .at_least(LEAST_TIMES);
         reporter.report(&measured)?;

@@ -10,7 +10,7 @@ use libloading::Library;
 use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
 use terrane_cuda::{DeviceAllocator, DeviceMemory, Stream};
 
-use crate::raw::{Kernel, Raw};
+use crate::bindings::{Bindings, Kernel};
 
 /// C = A · B in whole numbers, a thread for each element: the loads of a warp are of one row of B.
 /// Two loads an element keep the multiprocessors as busy as they would with other numbers, and the
@@ -62,32 +62,32 @@ LOOP:
 ";
 
 /// Square matrices, and what multiplies them.
-pub struct Product<'rig> {
+pub struct Product<'setup> {
     matrices: [DeviceMemory; 3],
     size: u32,
-    by: By<'rig>,
+    by: By<'setup>,
 }
 
-enum By<'rig> {
+enum By<'setup> {
     Cublas(Cublas),
-    Kernel(Kernel<'rig>),
+    Kernel(Kernel<'setup>),
 }
 
-impl<'rig> Product<'rig> {
+impl<'setup> Product<'setup> {
     /// Matrices of `size` rows and columns, a multiple of 32, on the device of `raw`, which becomes
     /// the thread's current one. `library` is cuBLAS's, if the user named one.
     pub fn new(
-        raw: &'rig Raw,
+        bindings: &'setup Bindings,
         device: &DeviceAllocator,
         stream: &Stream,
         library: Option<&Path>,
         size: u32,
     ) -> Result<Self> {
-        raw.make_current()?;
+        bindings.make_current()?;
         let by = match (Cublas::open(library), library) {
             (Ok(cublas), _) => By::Cublas(cublas),
             (Err(error), Some(_)) => return Err(error),
-            (Err(_), None) => By::Kernel(raw.kernel(PTX, c"product")?),
+            (Err(_), None) => By::Kernel(bindings.kernel(PTX, c"product")?),
         };
         let elements = u64::from(size) * u64::from(size);
         let request = RegionRequest::new(ByteCount::new(elements * 4)).labelled("matrix");
@@ -95,14 +95,14 @@ impl<'rig> Product<'rig> {
         let matrices = [matrix()?, matrix()?, matrix()?];
         for matrix in &matrices {
             // 0x3C3C is a small number in bf16.
-            // SAFETY: the memory lives until the stream has been waited for, and is nobody else's.
+            // SAFETY: the memory lives until the stream has completed, and no other code uses it.
             unsafe { stream.fill(matrix.location(), 0x3C, matrix.length()) }?;
         }
         stream.synchronize()?;
         Ok(Self { matrices, size, by })
     }
 
-    /// What multiplies.
+    /// The implementation.
     pub fn name(&self) -> &'static str {
         match self.by {
             By::Cublas(_) => "cuBLAS, bf16",
@@ -169,7 +169,7 @@ struct Cublas {
     set_stream: SetStream,
     gemm: Gemm,
     destroy: OnHandle,
-    /// What the functions are code of.
+    /// The library of the functions.
     _library: Library,
 }
 

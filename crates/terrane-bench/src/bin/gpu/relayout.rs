@@ -9,10 +9,10 @@ use terrane_layout::TokenOrder::{HeadMajor, TokenMajor};
 use terrane_layout::{LayoutKind, TokenOrder};
 use terrane_transfer::Endpoint;
 
-use crate::rig::{Rig, endpoint_of, explain, in_turns, shuffled, transfer};
+use crate::setup::{Setup, endpoint_of, explain, interleaved, shuffled, transfer};
 use crate::shapes::{BLOCK_FIRST, ON_DEVICE, ON_HOST, Shape, shapes};
 
-/// Of what a plain copy within the device reaches.
+/// The target, as a share of the rate of a plain copy within the device.
 const LEAST_SHARE: f64 = 0.90;
 
 /// More than over the wire: at the rate of the device, less is over before it has begun.
@@ -25,14 +25,18 @@ const fn whole(kind: LayoutKind) -> Form {
     (kind, None)
 }
 
-fn on_device(rig: &Rig, shape: &Shape, blocks: u32, (kind, order): Form) -> Result<Endpoint> {
+fn on_device(setup: &Setup, shape: &Shape, blocks: u32, (kind, order): Form) -> Result<Endpoint> {
     match order {
-        None => rig.on_device(shape, blocks, kind),
-        Some(order) => endpoint_of(shape.in_order(blocks, order)?, kind, &rig.device),
+        None => setup.on_device(shape, blocks, kind),
+        Some(order) => endpoint_of(shape.in_order(blocks, order)?, kind, &setup.device),
     }
 }
 
-pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+pub fn report<W: Write>(
+    setup: &Setup,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
     let pairs: [(&str, Form, Form); 6] = [
         ("layer separate to block contiguous", whole(ON_DEVICE), whole(ON_HOST)),
         ("block contiguous to layer separate", whole(ON_HOST), whole(ON_DEVICE)),
@@ -41,15 +45,15 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
         ("token-major to head-major", (ON_DEVICE, Some(TokenMajor)), (ON_HOST, Some(HeadMajor))),
         ("head-major to token-major", (ON_HOST, Some(HeadMajor)), (ON_DEVICE, Some(TokenMajor))),
     ];
-    let (free, _) = rig.context.memory()?;
+    let (free, _) = setup.context.memory()?;
     // Two layouts and two flat buffers, and room for others.
     let most = free.get() / 8;
-    let bytes = if rig.smoke {
-        rig.moved
+    let bytes = if setup.smoke {
+        setup.moved
     } else {
-        ByteCount::new((rig.moved.get() * TIMES_MOVED).min(most))
+        ByteCount::new((setup.moved.get() * TIMES_MOVED).min(most))
     };
-    for shape in shapes(rig.smoke) {
+    for shape in shapes(setup.smoke) {
         for (name, from, to) in pairs {
             let case = format!("{}, within the device, {name}", shape.title());
             if !reporter.wants(&case) || (from.1.is_some() && !shape.has_heads()) {
@@ -57,30 +61,33 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
             }
             let blocks = shape.blocks_of(bytes)?;
             let bytes = ByteCount::new(shape.block_bytes().get() * u64::from(blocks));
-            let [source, destination] = [from, to].map(|form| on_device(rig, shape, blocks, form));
+            let [source, destination] =
+                [from, to].map(|form| on_device(setup, shape, blocks, form));
             let (source, destination) = (source?, destination?);
-            let flat = [rig.flat(bytes)?, rig.flat(bytes)?].map(|memory| {
+            let flat = [setup.flat(bytes)?, setup.flat(bytes)?].map(|memory| {
                 let address = memory.address().get();
                 (memory, address)
             });
             let [(_from_memory, flat_from), (_to_memory, flat_to)] = &flat;
             let (read, written) = (shuffled(0..blocks, 3), shuffled(0..blocks, 5));
-            let explanation = explain(&rig.manager, (&source, &read), (&destination, &written))?;
-            let spreads = in_turns(
+            let explanation = explain(&setup.manager, (&source, &read), (&destination, &written))?;
+            let spreads = interleaved(
                 settings,
                 &mut [
-                    &mut || transfer(&rig.manager, (&source, &read), (&destination, &written)),
+                    &mut || transfer(&setup.manager, (&source, &read), (&destination, &written)),
                     &mut || {
                         // SAFETY: both spans live in `flat`, and the stream is waited for.
-                        unsafe { rig.raw.copy(&rig.stream, *flat_to, *flat_from, bytes.get()) }?;
-                        Ok(rig.stream.synchronize()?)
+                        unsafe {
+                            setup.bindings.copy(&setup.stream, *flat_to, *flat_from, bytes.get())
+                        }?;
+                        Ok(setup.stream.synchronize()?)
                     },
                 ],
             )?;
-            let [ours, copy] = spreads.as_slice() else { return Ok(()) };
+            let [terrane, copy] = spreads.as_slice() else { return Ok(()) };
             let gigabytes = bytes.get() as f64 * 1e-9;
-            rig.predictions.report(&case, explanation.predicted, *ours, reporter)?;
-            let rate = ours.rate(gigabytes);
+            setup.predictions.report(&case, explanation.predicted, *terrane, reporter)?;
+            let rate = terrane.rate(gigabytes);
             let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter)
                 .beside("device copy", copy.rate(gigabytes).median)
                 .at_least(LEAST_SHARE);

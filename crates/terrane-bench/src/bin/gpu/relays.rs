@@ -16,13 +16,13 @@ use terrane_transfer::engines::{
 };
 use terrane_transfer::{Completion, CopyEngine, Endpoint, Transfer, TransferManager};
 
-use crate::rig::{Rig, endpoint, in_turns};
+use crate::setup::{Setup, endpoint, interleaved};
 use crate::shapes::{ON_DEVICE, ON_HOST, USUAL};
 
 /// The share of the rate of both hops at once that a relay has to reach.
 const LEAST_SHARE: f64 = 0.95;
 
-/// What is on the far side of the pinned memory.
+/// The memory on the far side of the pinned memory.
 #[derive(Clone, Copy)]
 enum Far {
     System,
@@ -30,7 +30,7 @@ enum Far {
 }
 
 pub fn report<W: Write>(
-    rig: &Rig,
+    setup: &Setup,
     directory: &Path,
     settings: &Settings,
     reporter: &mut Reporter<W>,
@@ -45,9 +45,9 @@ pub fn report<W: Write>(
         }
         let settings = match far {
             Far::System => settings.clone(),
-            Far::File => rig.few(settings),
+            Far::File => setup.few(settings),
         };
-        let relay = Relay::new(rig, far, directory)?;
+        let relay = Relay::new(setup, far, directory)?;
         for is_out in [true, false] {
             relay.measure(&case(is_out), is_out, &settings, reporter)?;
         }
@@ -56,10 +56,10 @@ pub fn report<W: Write>(
 }
 
 /// Both ends and the memory between them, and what moves the blocks.
-struct Relay<'rig> {
+struct Relay<'setup> {
     relayed: TransferManager,
     /// Between the device and pinned memory.
-    near_hop: &'rig TransferManager,
+    near_hop: &'setup TransferManager,
     /// Between pinned memory and the far end.
     far_hop: TransferManager,
     device: Endpoint,
@@ -70,11 +70,11 @@ struct Relay<'rig> {
     bytes: ByteCount,
 }
 
-impl<'rig> Relay<'rig> {
-    fn new(rig: &'rig Rig, far: Far, directory: &Path) -> Result<Self> {
+impl<'setup> Relay<'setup> {
+    fn new(setup: &'setup Setup, far: Far, directory: &Path) -> Result<Self> {
         let shape = &USUAL;
-        let blocks = shape.blocks_of(rig.moved)?;
-        // Of their own, as each engine learns from what passes through it.
+        let blocks = shape.blocks_of(setup.moved)?;
+        // Separate engines, because each engine learns from its transfers.
         let engines = || -> Result<Arc<dyn CopyEngine>> {
             Ok(match far {
                 Far::System => Arc::new(HostEngine::new(HostEngineOptions::default())?),
@@ -82,7 +82,7 @@ impl<'rig> Relay<'rig> {
             })
         };
         let options = RelayOptions::default();
-        let relay = RelayEngine::new(rig.engine()?, engines()?, rig.pinned.clone(), &options)?;
+        let relay = RelayEngine::new(setup.engine()?, engines()?, setup.pinned.clone(), &options)?;
         let far = match far {
             Far::System => {
                 endpoint(shape, blocks, ON_HOST, &SystemAllocator::new(SystemOptions::default()))?
@@ -93,12 +93,12 @@ impl<'rig> Relay<'rig> {
                 endpoint(shape, blocks, ON_HOST, &files)?
             }
         };
-        let pinned = || rig.in_pinned(shape, blocks, ON_HOST);
+        let pinned = || setup.in_pinned(shape, blocks, ON_HOST);
         Ok(Self {
             relayed: TransferManager::new([Arc::new(relay) as _]),
-            near_hop: &rig.manager,
+            near_hop: &setup.manager,
             far_hop: TransferManager::new([engines()?]),
-            device: rig.on_device(shape, blocks, ON_DEVICE)?,
+            device: setup.on_device(shape, blocks, ON_DEVICE)?,
             pinned: [pinned()?, pinned()?],
             far,
             ids: (0..blocks).collect(),
@@ -120,12 +120,12 @@ impl<'rig> Relay<'rig> {
         let ended = |completion: Completion<()>| -> Result<()> {
             completion.wait().result.context("the transfer failed").map(drop)
         };
-        // What was only reserved is written, and engines have found out which way is faster.
+        // Reserved disk blocks get written, and the engines learn which way is faster.
         for _ in 0..3 {
             ended(far_hop()?)?;
             ended(relayed()?)?;
         }
-        let spreads = in_turns(
+        let spreads = interleaved(
             settings,
             &mut [
                 &mut || ended(relayed()?),

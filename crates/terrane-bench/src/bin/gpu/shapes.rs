@@ -11,13 +11,13 @@ pub struct Shape {
     layers: u32,
     outer: u32,
     tokens: u32,
-    /// Of one token, layer and outer.
+    /// The bytes of one token, layer and outer.
     row_bytes: u32,
     /// In a row; one that is no heads' counts as one.
     heads: u32,
 }
 
-/// What the product's slowdown is measured beside: pieces of a usual length.
+/// The shape for the slowdown of the product: pieces of a usual length.
 pub const USUAL: Shape = SHAPES[2];
 
 /// By the length of their pieces: one of K or V of a layer for the tokens of a block.

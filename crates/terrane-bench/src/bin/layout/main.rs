@@ -85,7 +85,7 @@ fn addresses<W: Write>(
     let by_hand = ByHand::of(&layout)?;
     let indices = indices();
 
-    let (ours, theirs) = settings.time_in_turns(
+    let (terrane, baseline) = settings.time_interleaved(
         || {
             let addresses = black_box(&indices).iter().map(|&(block, layer, outer)| {
                 layout.host_address(block, layer, outer).map_or(0, |address| address.get())
@@ -101,10 +101,10 @@ fn addresses<W: Write>(
     );
     let nanoseconds = |seconds: Spread| seconds.scaled(1e9 / f64::from(ADDRESSES));
     let measured =
-        |case: String| Measurement::new(case, nanoseconds(ours), "ns", Direction::LowerIsBetter);
+        |case: String| Measurement::new(case, nanoseconds(terrane), "ns", Direction::LowerIsBetter);
     reporter.report(&measured(format!("address, {name}")).within(MOST_NANOSECONDS))?;
     let beside = measured(format!("address beside arithmetic by hand, {name}"));
-    let beside = beside.beside("by hand", nanoseconds(theirs).median);
+    let beside = beside.beside("by hand", nanoseconds(baseline).median);
     reporter.report(&beside.without_target(LIMITED_ABOVE))?;
     Ok(())
 }

@@ -52,7 +52,7 @@ fn case<W: Write>(
     let [source, destination] = [endpoint(kinds[0], blocks)?, endpoint(kinds[1], blocks)?];
     let transfer = scattered(&source, &destination, blocks);
     let planner = Planner::new();
-    let (ours, naive) = settings.time_in_turns(
+    let (terrane, naive) = settings.time_interleaved(
         || {
             for _ in 0..CALLS {
                 black_box(planner.plan(black_box(&transfer)).map(|plan| plan.runs().len()).ok());
@@ -68,13 +68,13 @@ fn case<W: Write>(
     let a_span = a_call / f64::from(blocks * LAYERS);
     let lower = Direction::LowerIsBetter;
     if blocks == 16 {
-        let plan = Measurement::new(planned, ours.scaled(1e6 * a_call), "us", lower);
+        let plan = Measurement::new(planned, terrane.scaled(1e6 * a_call), "us", lower);
         reporter.report(&plan.within(MOST_MICROSECONDS))?;
     } else {
-        let span = Measurement::new(planned, ours.scaled(1e9 * a_span), "ns", lower);
+        let span = Measurement::new(planned, terrane.scaled(1e9 * a_span), "ns", lower);
         reporter.report(&span.within(MOST_NANOSECONDS_A_SPAN))?;
     }
-    let beside = Measurement::new(beside, ours.scaled(1e6 * a_call), "us", lower);
+    let beside = Measurement::new(beside, terrane.scaled(1e6 * a_call), "us", lower);
     let beside = beside.beside("a look-up a span", naive.scaled(1e6 * a_call).median);
     reporter.report(&beside.without_target(LIMITED_ABOVE))?;
     Ok(())
@@ -107,7 +107,7 @@ fn ids(blocks: u32) -> (Vec<u32>, Vec<u32>) {
     (from, to)
 }
 
-/// What one would write without a planner: asks both layouts for every span.
+/// The baseline without a planner: asks both layouts for every span.
 fn every_span(source: &Endpoint, destination: &Endpoint, blocks: u32) -> Vec<(Span, Span)> {
     let (from, to) = ids(blocks);
     let pairs = from.iter().zip(&to);

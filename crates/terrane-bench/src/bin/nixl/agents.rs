@@ -10,9 +10,9 @@ use crate::processors::Processors;
 
 /// How the agents of both sides are set up, and how many sets of them there are.
 ///
-/// What agents allocate, and where their threads come to lie, decides over some hundredths of a
-/// transfer's time for as long as they live. So each case is measured with several sets of agents, and the
-/// [median over those](over_sets) counts.
+/// The addresses and processors that agents get change a transfer's time by a few percent, and stay the
+/// same while the agents live. So each case is measured with several sets of agents, and the
+/// [median over the sets](over_sets) counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Agents {
     pub progress: Progress,
@@ -21,7 +21,7 @@ pub struct Agents {
     pub processors: Option<Processors>,
 }
 
-/// Whose agents of a set are created first, and whose turn comes first.
+/// The side whose agents of a set are created first and run first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First {
     Terrane,
@@ -32,24 +32,24 @@ impl First {
     /// Creates both sides' agents in this order.
     pub fn create<T, U>(
         self,
-        ours: impl FnOnce() -> Result<T>,
-        raw: impl FnOnce() -> Result<U>,
+        terrane: impl FnOnce() -> Result<T>,
+        bindings: impl FnOnce() -> Result<U>,
     ) -> Result<(T, U)> {
         match self {
             Self::Terrane => {
-                let ours = ours()?;
-                Ok((ours, raw()?))
+                let terrane = terrane()?;
+                Ok((terrane, bindings()?))
             }
             Self::Bindings => {
-                let raw = raw()?;
-                Ok((ours()?, raw))
+                let bindings = bindings()?;
+                Ok((terrane()?, bindings))
             }
         }
     }
 }
 
 impl Agents {
-    /// Whose agents of each set come first: in turns.
+    /// The side that comes first in each set: both alternate.
     pub fn sets(self) -> impl Iterator<Item = First> {
         let first = |set| if set % 2 == 0 { First::Terrane } else { First::Bindings };
         (0..self.sets.max(1)).map(first)
@@ -63,7 +63,7 @@ impl Agents {
         }
     }
 
-    /// For agents that answer others: without a progress thread these would wait for ever.
+    /// For agents that answer others: without a progress thread the others would wait forever.
     pub fn answering(self) -> Self {
         let rest = self.progress.0.unwrap_or(Duration::from_millis(1));
         Self { progress: Progress(Some(rest)), ..self }
@@ -82,8 +82,8 @@ pub struct Times<const WAYS: usize> {
     pub bindings: [f64; WAYS],
 }
 
-/// What Terrane took over all sets, and what each way to use the bindings took beside that: by the median
-/// of the ratios within the sets, as what changes from set to set is common to both.
+/// The time of Terrane over all sets, and of each way to use the bindings: from the median of the
+/// ratios within the sets, because differences between sets affect both sides.
 pub fn over_sets<const WAYS: usize>(sets: &[Times<WAYS>]) -> Result<(Spread, [f64; WAYS])> {
     let median = |figures: &[f64]| Spread::of(figures).context("there is a set of agents");
     let terrane = median(&sets.iter().map(|set| set.terrane).collect::<Vec<_>>())?;

@@ -2,14 +2,14 @@
 //! NIXL alone: two agents of one process, over UCX, between the same memory.
 
 mod agents;
+mod bindings;
+mod interleave;
 mod metadata;
-mod ours;
 mod processors;
-mod raw;
 mod registration;
-mod rig;
+mod setup;
+mod terrane;
 mod transfers;
-mod turns;
 
 use std::process::ExitCode;
 
@@ -21,38 +21,38 @@ use agents::{Agents, Progress};
 use processors::Processors;
 use transfers::Amount;
 
-/// Measures what Terrane adds to NIXL, and what it saves.
+/// Compares Terrane's transfers, descriptions and registrations with NIXL's bindings alone.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
     settings: Settings,
-    /// The larger of the two amounts that are moved, in MiB
+    /// The larger of the two amounts, in MiB
     #[arg(long, default_value_t = 1024)]
     size_mib: u32,
-    /// Sets of agents that each case is measured with; a quarter for the larger amount
+    /// The number of sets of agents for each case; a quarter for the larger amount
     #[arg(long, value_name = "N", default_value_t = 16)]
     sets: u32,
-    /// How many microseconds the agents' progress threads rest, as in TERRANE_NIXL_PROGRESS: `off` for
-    /// no such thread where an agent begins transfers; one that answers has one, which rests for 1000
+    /// The pause of the agents' progress threads in microseconds, as in TERRANE_NIXL_PROGRESS. With `off`,
+    /// agents that start transfers have no such thread, and agents that answer pause for 1000
     #[arg(long, value_name = "N", default_value = "1000")]
     progress: Progress,
-    /// Leaves it to the system where threads run. Otherwise agents' threads have a processor, and the one
-    /// that transfers has another, of another core; where that cannot be, standard error says so, and it
-    /// is left to the system as well
+    /// Lets the system choose the processors of threads. Otherwise the agents' threads run on one
+    /// processor, and the transferring thread on one of another core. If that is not possible, a line on
+    /// standard error reports it, and the system chooses
     #[arg(long)]
     unpinned: bool,
-    /// Moves little, a few times: whether everything still runs, not how fast
+    /// Moves a few bytes a few times, to test the suite without a useful measurement
     #[arg(long, conflicts_with_all = ["size_mib", "sets"])]
     smoke: bool,
 }
 
-/// Of the time that the bindings alone take, Terrane's may be so much.
+/// The maximum ratio of Terrane's time to that of the bindings alone.
 const MOST_TIME: f64 = 1.02;
 
-/// What is moved in the smaller cases.
+/// The amount in the smaller cases.
 const SMALL: ByteCount = ByteCount::mib(64);
 
-/// What is moved in a smoke run, once: eight pieces of the longest, as many as it takes to scatter them.
+/// The amount in a smoke run, once: eight pieces of the longest, as many as it takes to scatter them.
 const SMOKE: ByteCount = ByteCount::mib(16);
 
 fn main() -> ExitCode {

@@ -10,11 +10,11 @@ use terrane_nixl::Agent;
 
 use crate::MOST_TIME;
 use crate::agents::{Agents, First, Times, over_sets};
-use crate::ours::{agent, layout};
-use crate::raw::{Bare, Span, UCX};
-use crate::turns::{in_turns, timed};
+use crate::bindings::{Bare, Span, UCX};
+use crate::interleave::{interleaved, timed};
+use crate::terrane::{agent, layout};
 
-/// What a description and its reading may take.
+/// The maximum time to write and read a description.
 const MOST_MILLISECONDS: f64 = 1.0;
 
 const EXPORT: &str = "export of 80 layers";
@@ -23,7 +23,7 @@ const CONNECTING: &str = "import of 80 layers, connecting";
 const NEW_KEYS: &str = "import of 80 layers, connected, with new keys";
 const KNOWN: &str = "import of 80 layers, all of it known";
 
-/// What a case takes of each set of agents.
+/// The times of a case, one for each set of agents.
 #[derive(Default)]
 struct Sets {
     export: Vec<f64>,
@@ -33,9 +33,12 @@ struct Sets {
     known: Vec<f64>,
 }
 
-/// Exports a layout of Llama 3.1 70B with a region a layer, and imports it: by an agent that has connected to
-/// nobody yet; from a peer that NIXL does not know any more, to which that connects; with keys that NIXL is
-/// told of, from one that it is connected to; and once more, so that NIXL is told nothing.
+/// Exports a layout of Llama 3.1 70B with one region per layer, and imports it in four ways:
+///
+/// - by an agent without any connection;
+/// - from a peer that NIXL has forgotten, so that the import connects;
+/// - from a connected peer, with keys that are new to NIXL;
+/// - once more, so that the import makes no call of NIXL.
 pub fn measure<W: Write>(
     agents: Agents,
     settings: &Settings,
@@ -50,16 +53,16 @@ pub fn measure<W: Write>(
     let mut sets = Sets::default();
     // Each connection that is closed leaves a descriptor open with NIXL 1.5.1; they go with the set's agents.
     for first in agents.sets() {
-        let rig = Rig::new(agents, first, settings)?;
-        sets.export.push(rig.export(settings)?);
-        sets.first.push(rig.connecting(&Settings {
+        let setup = Setup::new(agents, first, settings)?;
+        sets.export.push(setup.export(settings)?);
+        sets.first.push(setup.connecting(&Settings {
             warm_up: 0,
             repeats: 1,
             ..settings.clone()
         })?);
-        sets.connecting.push(rig.connecting(settings)?);
-        sets.new_keys.push(rig.new_keys(settings)?);
-        sets.known.push(rig.known(settings)?);
+        sets.connecting.push(setup.connecting(settings)?);
+        sets.new_keys.push(setup.new_keys(settings)?);
+        sets.known.push(setup.known(settings)?);
     }
     let (first, [raw_first]) = over_sets(&sets.first)?;
     let (connecting, [raw_connecting]) = over_sets(&sets.connecting)?;
@@ -76,22 +79,22 @@ pub fn measure<W: Write>(
     ] {
         reporter.report(&row(case, value).within(MOST_MILLISECONDS))?;
     }
-    // Takes NIXL longer than any limit of ours.
+    // NIXL takes longer than any limit here.
     let first = row(FIRST, first).beside("nixl-sys", raw_first * 1e3);
     reporter.report(&first.at_least(1.0 / MOST_TIME))?;
-    for (case, value, raw) in
+    for (case, value, bindings) in
         [(CONNECTING, connecting, raw_connecting), (NEW_KEYS, new_keys, raw_new_keys)]
     {
-        let row = row(&beside(case), value).beside("nixl-sys", raw * 1e3);
+        let row = row(&beside(case), value).beside("nixl-sys", bindings * 1e3);
         reporter.report(&row.without_target("the same case has a limit in the row before"))?;
     }
     Ok(())
 }
 
 /// A set of agents, and layouts whose owners have described them to the others.
-struct Rig {
+struct Setup {
     // Registrations with the bindings go before the memory, and the memory before its agent.
-    raw: Raw,
+    bindings: Bindings,
     here: Agent,
     /// As many as there are rounds, and one that is imported already when their turn comes.
     exported: Vec<Vec<u8>>,
@@ -100,8 +103,8 @@ struct Rig {
     first: First,
 }
 
-/// The same memory, as the bindings are told of it.
-struct Raw {
+/// The same memory for the bindings.
+struct Bindings {
     here: Bare,
     /// How to connect to the agent over there, with the keys of the first layout.
     connecting: Vec<u8>,
@@ -111,10 +114,10 @@ struct Raw {
     there: Bare,
 }
 
-impl Rig {
+impl Setup {
     fn new(agents: Agents, first: First, settings: &Settings) -> Result<Self> {
         let config = LayoutConfig::builder()
-            // Of one block, as there are many layouts: what describes one does not grow with its blocks.
+            // One block is enough, because a description does not grow with the number of blocks.
             .num_blocks(1)
             .num_layers(80)
             .outer_dim(2)
@@ -125,7 +128,7 @@ impl Rig {
         let pair = |name: &str, agents| agent(&format!("terrane-{name}"), UCX, agents);
         let raw_pair = |name: &str, agents| Bare::new(&format!("raw-{name}"), UCX, agents);
         let answering = agents.answering();
-        let ((here, there), raw) = agents.start(|| {
+        let ((here, there), bindings) = agents.start(|| {
             first.create(
                 || Ok((pair("importer", agents)?, pair("exporter", answering)?)),
                 || Ok((raw_pair("importer", agents)?, raw_pair("exporter", answering)?)),
@@ -136,8 +139,8 @@ impl Rig {
         let layouts = layouts.collect::<Result<Vec<_>>>()?;
         let exported = layouts.iter().map(|layout| there.export(layout));
         let exported = exported.collect::<Result<_, _>>()?;
-        let raw = Raw::new(raw, &layouts)?;
-        Ok(Self { raw, here, exported, layouts, there, first })
+        let bindings = Bindings::new(bindings, &layouts)?;
+        Ok(Self { bindings, here, exported, layouts, there, first })
     }
 
     fn first_layout(&self) -> Result<(&PhysicalLayout, &[u8])> {
@@ -147,7 +150,7 @@ impl Rig {
 
     fn export(&self, settings: &Settings) -> Result<f64> {
         let (layout, _) = self.first_layout()?;
-        let [median] = in_turns(
+        let [median] = interleaved(
             settings,
             self.first,
             [&mut || {
@@ -161,8 +164,8 @@ impl Rig {
     /// Before each turn NIXL forgets the peer, which is not counted.
     fn connecting(&self, settings: &Settings) -> Result<Times<1>> {
         let (_, exported) = self.first_layout()?;
-        let Raw { here, there, connecting, .. } = &self.raw;
-        let [terrane, raw] = in_turns(
+        let Bindings { here, there, connecting, .. } = &self.bindings;
+        let [terrane, bindings] = interleaved(
             settings,
             self.first,
             [
@@ -179,18 +182,18 @@ impl Rig {
                 },
             ],
         )?;
-        Ok(Times { terrane, bindings: [raw] })
+        Ok(Times { terrane, bindings: [bindings] })
     }
 
     /// Each turn imports a layout that lies in a registration of its own, of a peer of which another one
     /// is imported and stays so, as those of earlier turns do.
     fn new_keys(&self, settings: &Settings) -> Result<Times<1>> {
-        let Raw { here, there, connecting, keys, .. } = &self.raw;
+        let Bindings { here, there, connecting, keys, .. } = &self.bindings;
         let (_, exported) = self.first_layout()?;
         let mut imported = vec![self.here.import(exported)?];
         here.load(there, connecting)?;
         let (mut exported, mut keys) = (self.exported.iter().skip(1), keys.iter());
-        let [terrane, raw] = in_turns(
+        let [terrane, bindings] = interleaved(
             settings,
             self.first,
             [
@@ -210,15 +213,15 @@ impl Rig {
         drop(imported);
         here.forget(there)?;
         self.disconnect()?;
-        Ok(Times { terrane, bindings: [raw] })
+        Ok(Times { terrane, bindings: [bindings] })
     }
 
-    /// What is imported drops at once, and with it the peer ends. NIXL goes on knowing it, so that the
-    /// next import takes it up without telling NIXL anything.
+    /// The import drops at once, and the peer ends with it. NIXL still knows the peer, so that the next
+    /// import needs no call of NIXL.
     fn known(&self, settings: &Settings) -> Result<f64> {
         let (_, exported) = self.first_layout()?;
         drop(self.here.import(exported)?);
-        let [median] = in_turns(
+        let [median] = interleaved(
             settings,
             self.first,
             [&mut || {
@@ -238,7 +241,7 @@ impl Rig {
     }
 }
 
-impl Raw {
+impl Bindings {
     fn new((here, there): (Bare, Bare), layouts: &[PhysicalLayout]) -> Result<Self> {
         let (mut connecting, mut keys, mut registered) = (None, Vec::new(), Vec::new());
         for layout in layouts {
@@ -246,7 +249,7 @@ impl Raw {
             let span =
                 Span::registered(layout.regions().first().context("a layout has a region")?)?;
             registered.push(there.register(&span)?);
-            // Of the first layout alone, as nothing else is registered yet.
+            // Only the first layout is registered yet.
             match connecting {
                 Some(_) => keys.push(there.keys(&span)?),
                 None => connecting = Some(there.metadata()?),

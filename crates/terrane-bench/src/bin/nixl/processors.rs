@@ -8,7 +8,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// Two processors that share no core: one for the thread that transfers, and one for those that agents
 /// start.
 ///
-/// NIXL's threads share locks with whoever transfers, and may do so with its core and its caches. Where
+/// NIXL's threads share locks, and maybe the core and its caches, with the thread that transfers. Where
 /// the scheduler puts them decides over a tenth of a transfer's time for as long as they live, by
 /// chance; this way it is the same for all agents that are compared.
 #[derive(Debug, Clone, Copy)]

@@ -9,15 +9,15 @@ use terrane_cuda::{Context, DeviceAllocator, PinnedAllocator, PinnedOptions};
 use terrane_storage::{SystemAllocator, SystemOptions};
 
 use crate::agents::{Agents, First, Times, over_sets};
-use crate::ours;
-use crate::raw::{Bare, Span, UCX};
-use crate::turns::{in_turns, timed};
+use crate::bindings::{Bare, Span, UCX};
+use crate::interleave::{interleaved, timed};
+use crate::terrane;
 
 /// How many microseconds longer than the bindings alone a registration may take. Terrane's part does not
 /// depend on how much is registered, and a registration takes the bindings a few microseconds.
 const MOST_MORE: f64 = 1.0;
 
-/// What is registered, and with which backend.
+/// The registered memory, and the backend.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     System,
@@ -63,8 +63,8 @@ impl Kind {
     }
 }
 
-/// Registers the same memory through Terrane and through the bindings. What a machine without a device,
-/// or without what a backend needs for one, cannot register is left out, with the reason.
+/// Registers the same memory through Terrane and through the bindings. A case that needs a device, or a
+/// backend that the machine lacks, is skipped with the reason.
 pub fn measure<W: Write>(
     bytes: ByteCount,
     agents: Agents,
@@ -77,7 +77,7 @@ pub fn measure<W: Write>(
             continue;
         }
         let times = of_sets(kind, bytes, agents, settings);
-        let (terrane, [raw]) = match (kind, times) {
+        let (terrane, [bindings]) = match (kind, times) {
             (Kind::Pinned | Kind::Device | Kind::DeviceWithGds, Err(reason)) => {
                 reporter.skip(&case, &format!("{reason:#}"));
                 continue;
@@ -86,7 +86,7 @@ pub fn measure<W: Write>(
         };
         reporter.report(
             &Measurement::new(case, terrane.scaled(1e6), "us", Direction::LowerIsBetter)
-                .beside("nixl-sys and 1 us", raw * 1e6 + MOST_MORE)
+                .beside("nixl-sys and 1 us", bindings * 1e6 + MOST_MORE)
                 .at_least(1.0),
         )?;
     }
@@ -104,46 +104,46 @@ fn of_sets(
     let mut memory = kind.allocate(bytes)?;
     let mut medians = Vec::new();
     for first in agents.sets() {
-        let (ours, raw) = agents.start(|| {
+        let (terrane, bindings) = agents.start(|| {
             first.create(
-                || ours::agent("terrane-registration", kind.backend(), agents),
+                || terrane::agent("terrane-registration", kind.backend(), agents),
                 || Bare::new("raw-registration", kind.backend(), agents),
             )
         })?;
         let times;
-        (memory, times) = registered(memory, &ours, &raw, &often, first)?;
+        (memory, times) = registered(memory, &terrane, &bindings, &often, first)?;
         medians.push(times);
     }
     Ok(medians)
 }
 
-/// The medians of both, in turns; that the memory is deregistered again in between is not counted.
+/// The interleaved medians of both. Deregistrations are not counted.
 fn registered(
     memory: Box<dyn Memory>,
-    ours: &impl Register,
-    raw: &Bare,
+    terrane: &impl Register,
+    bindings: &Bare,
     settings: &Settings,
     first: First,
 ) -> Result<(Box<dyn Memory>, Times<1>)> {
     let span = Span::of(&memory)?;
     let mut memory = Some(memory);
-    let [terrane, raw] = in_turns(
+    let [terrane, bindings] = interleaved(
         settings,
         first,
         [
             &mut || {
                 let given = memory.take().context("the memory was not given back")?;
-                let registering = || ours.register(given).map_err(|failed| anyhow!("{failed}"));
+                let registering = || terrane.register(given).map_err(|failed| anyhow!("{failed}"));
                 let (taken, registered) = timed(registering)?;
                 memory = Some(registered.into_memory());
                 Ok(taken)
             },
             &mut || {
-                let (taken, _registered) = timed(|| raw.register(&span))?;
+                let (taken, _registered) = timed(|| bindings.register(&span))?;
                 Ok(taken)
             },
         ],
     )?;
     let memory = memory.context("the memory was not given back")?;
-    Ok((memory, Times { terrane, bindings: [raw] }))
+    Ok((memory, Times { terrane, bindings: [bindings] }))
 }

@@ -9,10 +9,10 @@ use terrane_core::ByteCount;
 
 use crate::MOST_TIME;
 use crate::agents::{Agents, Times, over_sets};
-use crate::ours::Way;
-use crate::rig::Rig;
+use crate::setup::Setup;
+use crate::terrane::Way;
 
-/// What is moved.
+/// The amounts.
 #[derive(Debug, Clone, Copy)]
 pub struct Amount {
     pub bytes: ByteCount,
@@ -24,7 +24,7 @@ pub struct Amount {
     pub has_target: bool,
 }
 
-/// What one layer of a block has with 2, 16 and 512 heads of 128, and a whole block of Llama 3.1 8B.
+/// The bytes of one layer of a block with 2, 16 and 512 heads of 128, and of a block of Llama 3.1 8B.
 const PIECES: [(ByteCount, &str); 4] = [
     (ByteCount::kib(4), "4 KiB"),
     OF_A_LAYER,
@@ -32,7 +32,7 @@ const PIECES: [(ByteCount, &str); 4] = [
     (ByteCount::mib(2), "whole blocks of 2 MiB"),
 ];
 
-/// What a layer has of a block of Llama 3.1 8B, of K or of V.
+/// The bytes of K or V of one layer of a block of Llama 3.1 8B.
 const OF_A_LAYER: (ByteCount, &str) = (ByteCount::kib(32), "32 KiB");
 
 /// In pieces of so many bytes a transfer takes longer for its descriptors than for its bytes.
@@ -100,11 +100,11 @@ pub fn measure<W: Write>(
             continue;
         }
         for first in agents.sets() {
-            let rig = Rig::new(amount, piece, agents, first)?;
+            let setup = Setup::new(amount, piece, agents, first)?;
             for case in &mut cases {
                 let times = match case.order {
-                    Order::Scattered => rig.scattered(case.way, settings),
-                    Order::Neighbours => rig.neighbours(case.way, settings),
+                    Order::Scattered => setup.scattered(case.way, settings),
+                    Order::Neighbours => setup.neighbours(case.way, settings),
                 };
                 case.times.push(times.with_context(|| case.name.clone())?);
             }

@@ -1,7 +1,7 @@
 //! The designs that pools are measured beside, behind one trait.
 //!
-//! All of them but malloc take their memory from an [`Upstream`] and give it back there, keep the
-//! same account of it as a pool does, and cache no more than the same [`Limit`].
+//! All of them but malloc take their memory from an [`Upstream`] and return it there. They keep the
+//! same counters as a pool, and cache at most the same [`Limit`].
 
 use std::hint::black_box;
 use std::mem::MaybeUninit;
@@ -56,7 +56,7 @@ impl Source for Upstream {
     }
 }
 
-/// What may be cached: as [`PoolOptions`] says it.
+/// The limits on cached memory, as in [`PoolOptions`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     pub cached_bytes: u64,
@@ -75,7 +75,7 @@ pub fn pool(upstream: &Upstream, options: PoolOptions) -> anyhow::Result<Pool<&U
     Ok(Pool::new(upstream, options)?)
 }
 
-/// What a pool counts: bytes held and the most of them, bytes cached, hits and misses.
+/// The counters of a pool: held and cached bytes, the peak of held bytes, hits and misses.
 #[derive(Debug)]
 struct Account {
     held: AtomicU64,
@@ -288,7 +288,7 @@ struct Arena {
     region: Region,
 }
 
-/// What `offset-allocator` cuts: the offset in an arena, or a region of the upstream that is larger
+/// A block of `offset-allocator`: an offset in an arena, or a region of the upstream that is larger
 /// than an arena.
 pub enum Cut {
     Piece { arena: usize, allocation: offset_allocator::Allocation<u32>, bytes: u64 },

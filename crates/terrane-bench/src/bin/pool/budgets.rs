@@ -1,4 +1,4 @@
-//! What a reservation costs.
+//! The time of a reservation.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -16,8 +16,8 @@ const PAIRS: u32 = 10_000;
 /// Rounds to each repetition: many short ones, see [`crate::pairing`].
 const ROUNDS: u32 = 8;
 
-/// What the budgets are measured beside: adding first, and taking it off again. A limit that did
-/// no more than that would make requests that fit fail beside one that does not.
+/// The baseline of budgets: an addition and a subtraction. A limit that only did this would refuse
+/// requests that fit while a larger one fails.
 const COUNTER: &str = "a shared counter";
 const REASON: &str = "the counter refuses nothing; it shows what the lines in memory cost";
 
@@ -60,7 +60,7 @@ fn both(settings: &Settings, work: &(impl Fn() + Sync)) -> [Spread; 2] {
     [alone, together].map(|times| Spread::of(&times).unwrap_or(Spread::single(f64::NAN)))
 }
 
-/// Reserves and gives back; every request fits, so none may be refused.
+/// Reserves and releases. Every request fits, so none may be refused.
 fn reserve(budget: &Budget) {
     for _ in 0..PAIRS {
         match budget.reserve(black_box(ByteCount::mib(1))) {

@@ -47,7 +47,7 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
     Ok(())
 }
 
-/// The median time of a refusal in nanoseconds, and the mean of what is held over what is asked for
+/// The median time of a refusal in nanoseconds, and the mean ratio of held to requested bytes
 /// at refusals.
 fn fill(classes: SizeClasses) -> anyhow::Result<(f64, f64)> {
     let upstream = Upstream::with_capacity(Duration::ZERO, CAPACITY);

@@ -1,4 +1,4 @@
-//! What a hit costs: one thread, two threads, a producer and a consumer, a stream.
+//! The time of a hit: one thread, two threads, a producer and a consumer, a stream.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -28,19 +28,19 @@ const DASHMAP: &str = "DashMap of ArrayQueues";
 pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
     let (upstream, options) = (Upstream::new(Duration::ZERO), PoolOptions::default());
     let limit = Limit::of(&options);
-    let ours = pool(&upstream, options)?;
+    let terrane = pool(&upstream, options)?;
     let dashmap = DashMapOfQueues::new(&upstream, limit);
     let table = MutexedTable::new(&upstream, limit);
     let offsets = Offsets::new(&upstream, limit);
 
-    // In turns, so that a neighbour on the machine meets all alike.
+    // Alternately, so that interference affects all equally.
     let mut alone = Rounds::default();
     let mut together = Rounds::default();
     for round in 0..settings.warm_up + settings.repeats.max(1) {
         let mut one = Rounds::default();
         for _ in 0..ROUNDS {
             one.push([
-                pairs(&ours),
+                pairs(&terrane),
                 pairs(&dashmap),
                 pairs(&table),
                 pairs(&Malloc),
@@ -48,7 +48,7 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
             ]);
         }
         let two =
-            [by_two(&ours), by_two(&dashmap), by_two(&table), by_two(&Malloc), by_two(&offsets)];
+            [by_two(&terrane), by_two(&dashmap), by_two(&table), by_two(&Malloc), by_two(&offsets)];
         if round >= settings.warm_up {
             alone.extend(one.0);
             together.extend(two);
@@ -78,7 +78,7 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
         };
         reporter.report(&beside)?;
     }
-    labelled(settings, reporter, &ours)
+    labelled(settings, reporter, &terrane)
 }
 
 /// Nanoseconds a pair, by the source, for each round.
@@ -139,7 +139,7 @@ fn labelled<W: Write>(
     Ok(())
 }
 
-/// Nothing at all: what is left is the channel.
+/// An allocator that does nothing, to measure the channel alone.
 struct Nothing;
 
 impl Source for Nothing {
@@ -185,13 +185,13 @@ fn handed_over<S: Source>(source: &S) -> Vec<f64> {
 pub fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
     let (upstream, options) = (Upstream::new(Duration::ZERO), PoolOptions::default());
     let limit = Limit::of(&options);
-    let (ours, malloc) = (pool(&upstream, options)?, Malloc);
+    let (terrane, malloc) = (pool(&upstream, options)?, Malloc);
     let dashmap = DashMapOfQueues::new(&upstream, limit);
     let table = MutexedTable::new(&upstream, limit);
     let mut rounds = Rounds::default();
     for round in 0..settings.warm_up + settings.repeats.max(1) {
         let values = [
-            handed_over(&ours),
+            handed_over(&terrane),
             handed_over(&dashmap),
             handed_over(&table),
             handed_over(&malloc),
@@ -217,7 +217,7 @@ pub fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> an
     // The least that must be there: what is on its way. Beside it, two magazines and what is in
     // the shared queue between them.
     let way = LOAD * (LOADS + 2);
-    let blocks = ours.snapshot().peak_held.get() / (64 << 10);
+    let blocks = terrane.snapshot().peak_held.get() / (64 << 10);
     let peak = Spread::single(blocks as f64);
     let bounded =
         Measurement::new("handover/peak blocks", peak, "blocks", Direction::LowerIsBetter)

@@ -4,9 +4,9 @@
 //! - `handover/…`: blocks acquired by one thread and released by another;
 //! - `stream/…`: a block acquired on a stream and released there;
 //! - `replay/…`: random and serving-like sequences, by one thread and by two, over an upstream that
-//!   all designs share, once at the price of a driver and once free: time of a step, and the most
-//!   bytes held beside the most asked for;
-//! - `full/…`: mixed sizes in a full pool: what is held beside what is asked for, and a refusal;
+//!   all designs share, once at the cost of a driver and once free: the time of a step, and the
+//!   peak of held bytes compared with the peak of requested bytes;
+//! - `full/…`: mixed sizes in a full pool: held and requested bytes, and a refusal;
 //! - `budget/…`: reservations in a tree of budgets.
 #![forbid(unsafe_code)]
 
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 /// How the names of all cases begin.
 const GROUPS: [&str; 6] = ["full/", "hit/", "handover/", "stream/", "budget/", "replay/"];
 
-/// Whether a case of `group` may be asked for: a filter that names another group leaves it out.
+/// Whether the filter may select a case of `group`. A filter that names another group does not.
 fn may_want(settings: &Settings, group: &str) -> bool {
     let named = settings
         .filter

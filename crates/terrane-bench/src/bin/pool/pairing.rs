@@ -110,7 +110,7 @@ pub const LOAD: usize = 64;
 /// How many loads may be on their way.
 pub const LOADS: usize = 8;
 
-/// A ring from one thread to another. The locks keep this free of unsafe code; nobody ever waits
+/// A ring from one thread to another. The locks keep this free of unsafe code. No thread ever waits
 /// for one.
 pub struct Ring<T> {
     slots: [CachePadded<Slot<T>>; LOADS],

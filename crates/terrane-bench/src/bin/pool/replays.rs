@@ -17,10 +17,10 @@ use crate::pairing::side_by_side;
 use crate::programs;
 use terrane_testkit::priced::{DRIVER, PricedDevice as Upstream};
 
-/// What the default classes are beside the best other design: at most 0.8 of its time.
+/// The target of the default classes: at most 0.8 of the time of the best other design.
 const TARGET: f64 = 1.25;
 
-/// What the timed hits may take, in nanoseconds.
+/// The maximum time of the timed hits, in nanoseconds.
 const HITS: f64 = 2_000.0;
 
 pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
@@ -63,10 +63,10 @@ fn beside_others<W: Write>(
                 continue;
             }
             let means = means(settings, program, classes, pair, threads)?;
-            let [ours, others @ ..] =
+            let [terrane, others @ ..] =
                 means.map(|all| Spread::of(&all).unwrap_or(Spread::single(f64::NAN)));
             let row = |what: &str| {
-                Measurement::new(format!("{case}/{what}"), ours, "ns", Direction::LowerIsBetter)
+                Measurement::new(format!("{case}/{what}"), terrane, "ns", Direction::LowerIsBetter)
             };
             let [dashmap, offsets, malloc, _] = others;
             let best = dashmap.median.min(offsets.median).min(malloc.median);
@@ -90,15 +90,15 @@ fn means(
     let options = PoolOptions { classes, ..PoolOptions::default() };
     let limit = Limit::of(&options);
     let upstream = Upstream::new(pair);
-    let ours = pool(&upstream, options)?;
+    let terrane = pool(&upstream, options)?;
     let dashmap = DashMapOfQueues::new(&upstream, limit);
     let offsets = Offsets::new(&upstream, limit);
     let table = MutexedTable::new(&upstream, limit);
     let mut means = Means::default();
-    // In turns, so that a neighbour on the machine meets all alike.
+    // Alternately, so that interference affects all equally.
     for _ in 0..settings.repeats.max(1) {
         let round = [
-            mean(program, &ours, threads),
+            mean(program, &terrane, threads),
             mean(program, &dashmap, threads),
             mean(program, &offsets, threads),
             mean(program, &Malloc, threads),
@@ -152,10 +152,10 @@ fn percentiles<W: Write>(
     classes: SizeClasses,
 ) -> anyhow::Result<()> {
     let upstream = Upstream::new(DRIVER);
-    let ours = pool(&upstream, PoolOptions { classes, ..PoolOptions::default() })?;
+    let terrane = pool(&upstream, PoolOptions { classes, ..PoolOptions::default() })?;
     // The second run finds blocks cached.
-    time(program, &ours);
-    let (mut hits, mut all) = timed(program, &ours, &upstream);
+    time(program, &terrane);
+    let (mut hits, mut all) = timed(program, &terrane, &upstream);
     let lower = Direction::LowerIsBetter;
     for (kind, times) in [("hits", &mut hits), ("steps", &mut all)] {
         times.sort_by(f64::total_cmp);
@@ -173,9 +173,13 @@ fn percentiles<W: Write>(
 }
 
 /// Nanoseconds of each step that left the upstream alone, and of each step.
-fn timed(program: &Program, ours: &Pool<&Upstream>, upstream: &Upstream) -> (Vec<f64>, Vec<f64>) {
+fn timed(
+    program: &Program,
+    terrane: &Pool<&Upstream>,
+    upstream: &Upstream,
+) -> (Vec<f64>, Vec<f64>) {
     let (mut hits, mut all) = (Vec::new(), Vec::with_capacity(program.steps().len()));
-    let mut running = program.replay(ours);
+    let mut running = program.replay(terrane);
     let mut calls = upstream.calls();
     let mut before = Instant::now();
     while running.step().is_some() {
@@ -190,7 +194,7 @@ fn timed(program: &Program, ours: &Pool<&Upstream>, upstream: &Upstream) -> (Vec
     (hits, all)
 }
 
-/// Reports the most held over the most asked for.
+/// Reports the ratio of the peaks of held and requested bytes.
 fn held<W: Write>(
     reporter: &mut Reporter<W>,
     name: &str,
@@ -199,9 +203,9 @@ fn held<W: Write>(
     most: Option<f64>,
 ) -> anyhow::Result<()> {
     let upstream = Upstream::new(Duration::ZERO);
-    let ours = pool(&upstream, PoolOptions { classes, ..PoolOptions::default() })?;
-    let asked = program.replay(&ours).run().peak_asked;
-    let ratio = Spread::single(ours.snapshot().peak_held.get() as f64 / asked.get() as f64);
+    let terrane = pool(&upstream, PoolOptions { classes, ..PoolOptions::default() })?;
+    let asked = program.replay(&terrane).run().peak_asked;
+    let ratio = Spread::single(terrane.snapshot().peak_held.get() as f64 / asked.get() as f64);
     let case = format!("replay/{name}/peak held over peak asked");
     let row = Measurement::new(case, ratio, "×", Direction::LowerIsBetter);
     reporter.report(&match most {

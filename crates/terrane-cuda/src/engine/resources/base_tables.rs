@@ -55,7 +55,7 @@ impl BaseTables {
         let stream = Stream::new(context)?;
         let all = ByteCount::new(place_bytes().get() * u64::from(PLACES));
         let request = RegionRequest::new(all).labelled("bases of regions");
-        let memory = DeviceAllocator::new(context).bring_up(&request).ok();
+        let memory = DeviceAllocator::new(context).allocate_memory(&request).ok();
         let numbers = if memory.is_some() { 0..PLACES } else { 0..0 };
         let places = Arc::new(TableSlots { memory, free: Mutex::new(numbers.rev().collect()) });
         Ok(Self { context: context.clone(), stream, places })
@@ -86,7 +86,7 @@ impl BaseTables {
             }
         }
         let request = RegionRequest::new(bytes).labelled("bases of regions");
-        let memory = DeviceAllocator::new(&self.context).bring_up(&request)?;
+        let memory = DeviceAllocator::new(&self.context).allocate_memory(&request)?;
         Ok((memory.address().get(), TableSlot::Own { _memory: memory }))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
+use terrane_core::{ByteCount, Memory, RegionRequest, Requirement};
 
 use crate::error::CudaError;
 use crate::memory::device::{DeviceAllocator, DeviceMemory};
@@ -46,7 +46,7 @@ const MOST_FREE: usize = 8;
 impl ListPool {
     pub(crate) fn new(context: &Context) -> Result<Arc<Self>, CudaError> {
         // The driver allocates memory of this small size.
-        let options = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
+        let options = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
         let pinned = PinnedAllocator::new(context, options)?;
         let device = DeviceAllocator::new(context);
         let pool = Arc::new(Self { device, pinned, kept: Mutex::default() });
@@ -88,8 +88,8 @@ impl ListPool {
     fn make(&self, bytes: ByteCount) -> Result<Room, CudaError> {
         let room = ByteCount::new(bytes.get().max(LEAST).next_power_of_two());
         let request = RegionRequest::new(room).labelled("block ids of the copy engine");
-        let device = self.device.bring_up(&request)?;
-        Ok(Room { host: self.pinned.bring_up(&request)?, device })
+        let device = self.device.allocate_memory(&request)?;
+        Ok(Room { host: self.pinned.allocate_memory(&request)?, device })
     }
 
     /// Takes a room back. If there are too many, the smallest is removed, whatever its age: a

@@ -1,11 +1,10 @@
 //! The device's access to the two ends of a transfer, determined once for each endpoint.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUpointer_attribute;
-use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, Memory, Region, StorageKind};
-use terrane_transfer::{Endpoint, EndpointId, GridEnd, Side, TransferPlan, WeakEndpoint};
+use terrane_transfer::{Endpoint, EndpointCache, GridEnd, Side, TransferPlan};
 
 use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::geometry::index;
@@ -326,66 +325,32 @@ fn reaches_peer(
     Ok(true)
 }
 
-/// The known facts about endpoints, for as long as these exist.
+/// The device's access to endpoints, determined once for each.
 #[derive(Debug)]
 pub(crate) struct MappingCache {
     context: Context,
     peers: Arc<Peers>,
-    known: RwLock<Known>,
-}
-
-#[derive(Debug, Default)]
-struct Known {
-    by_endpoint: FxHashMap<EndpointId, (WeakEndpoint, Arc<DeviceMapping>)>,
-    /// The number of entries at which entries of dropped endpoints are removed.
-    sweep_at: usize,
+    known: EndpointCache<Arc<DeviceMapping>>,
 }
 
 impl MappingCache {
     pub(crate) fn new(context: &Context, peers: &Arc<Peers>) -> Self {
-        Self { context: context.clone(), peers: Arc::clone(peers), known: RwLock::default() }
+        let (context, peers) = (context.clone(), Arc::clone(peers));
+        Self { context, peers, known: EndpointCache::default() }
     }
 
     /// Returns how the device accesses an endpoint; `None` if it cannot.
     pub(crate) fn get(&self, endpoint: &Endpoint) -> Result<Option<Arc<DeviceMapping>>, CudaError> {
-        let id = endpoint.id();
-        {
-            let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some((_, found)) = known.by_endpoint.get(&id) {
-                return Ok(Some(Arc::clone(found)));
-            }
+        if let Some(known) = self.known.get(endpoint) {
+            return Ok(Some(known));
         }
         let _relaxed = RelaxedCaptureMode::new(self.context.driver());
-        let Some(found) = DeviceMapping::of(&self.context, &self.peers, endpoint)?.map(Arc::new)
-        else {
-            // It may be locked at the next query.
-            return Ok(None);
-        };
-        if found.locked.is_some() {
-            return Ok(Some(found));
-        }
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        let gone = known.take_gone();
-        let entry = known.by_endpoint.entry(id);
-        let entry = entry.or_insert_with(|| (endpoint.downgrade(), Arc::clone(&found)));
-        let first = Arc::clone(&entry.1);
-        drop(known);
-        // Without the lock: freeing device memory waits for the device, and a refusal is logged.
-        drop(gone);
-        Ok(Some(first))
-    }
-}
-
-impl Known {
-    /// The entries of dropped endpoints, if a check for them is due.
-    fn take_gone(&mut self) -> Vec<(WeakEndpoint, Arc<DeviceMapping>)> {
-        if self.by_endpoint.len() < self.sweep_at {
-            return Vec::new();
-        }
-        let gone = self.by_endpoint.extract_if(|_, (endpoint, _)| endpoint.has_gone());
-        let gone = gone.map(|(_, entry)| entry).collect();
-        self.sweep_at = 2 * self.by_endpoint.len() + 16;
-        gone
+        let found = DeviceMapping::of(&self.context, &self.peers, endpoint)?.map(Arc::new);
+        // Memory that is not locked yet may be locked at the next query.
+        Ok(match found {
+            Some(found) if found.locked.is_none() => Some(self.known.insert(endpoint, found)),
+            found => found,
+        })
     }
 }
 

@@ -77,7 +77,7 @@ impl ScratchAllocation {
     /// The driver's error, if there is no memory for even one.
     pub(crate) fn make(self) -> Result<Option<Scratch>, CudaError> {
         let request = RegionRequest::new(self.bytes).labelled("scratch of the copy engine");
-        match self.allocator.bring_up(&request) {
+        match self.allocator.allocate_memory(&request) {
             Ok(memory) => Ok(Some(Scratch { memory, _counted: self.counted, used_until: None })),
             Err(error) if !self.is_first && !error.is_device_lost() => {
                 tracing::debug!(%error, "no memory for another buffer; transfers share the others");

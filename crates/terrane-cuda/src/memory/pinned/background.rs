@@ -5,10 +5,10 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use terrane_core::{
-    ByteCount, Capability, CapabilityReport, DeviceAddress, Grant, HostAddress, Location, Memory,
-    OsError, Reason, RegionRequest, Wish,
+    ByteCount, Capability, CapabilityReport, CapabilityStatus, DeviceAddress, HostAddress,
+    Location, Memory, OsError, Reason, RegionRequest, Requirement,
 };
-use terrane_storage::{BringUp, Raising, StorageError, SystemAllocator, SystemMemory};
+use terrane_storage::{BringUp, BringUpProducer, StorageError, SystemAllocator, SystemMemory};
 
 use crate::error::CudaError;
 use crate::memory::pinned::chunks::Registrations;
@@ -39,7 +39,7 @@ impl PinnedAllocator {
     /// - If the driver refuses a step, or no pages are available, the background work ends with the
     ///   error. Registered steps stay registered for the lifetime of the memory, because copies may
     ///   be using them. There is no fallback. If the driver registers no memory at all, use
-    ///   [`bring_up`](Self::bring_up), where the driver allocates.
+    ///   [`allocate_memory`](Self::allocate_memory), where the driver allocates.
     /// - Dropping the memory during the background work stops that work, waits for the threads, and
     ///   unregisters the registered steps.
     ///
@@ -48,27 +48,27 @@ impl PinnedAllocator {
     ///
     /// # Errors
     ///
-    /// As for [`bring_up`](Self::bring_up), except for errors of the background work.
-    pub fn bring_up_in_background(
+    /// As for [`allocate_memory`](Self::allocate_memory), except for errors of the background work.
+    pub fn allocate_in_background(
         &self,
         request: &RegionRequest,
     ) -> Result<(PinnedMemory, PinnedBringUp), CudaError> {
         let options = self.options();
-        let is_registered = options.registration != Wish::Off && !options.is_write_combined;
+        let is_registered = options.registration != Requirement::Off && !options.is_write_combined;
         if request.bytes.is_zero() || !is_registered {
-            let memory = self.bring_up(request)?;
+            let memory = self.allocate_memory(request)?;
             let bring_up = PinnedBringUp::complete(memory.length());
             return Ok((memory, bring_up));
         }
         let mut report = self.report()?;
         let step = self.length_of_parts(request.unit, options.background_step)?;
-        let memory = self.system.map(request).map_err(host_memory)?;
+        let memory = self.system.allocate_untouched(request).map_err(host_memory)?;
         report.extend(memory.capabilities().outcomes().iter().cloned());
         let (length, location) = (memory.length(), memory.location());
         let Location::Host(address) = location else {
             return Err(CudaError::Unreachable { location });
         };
-        let (bring_up, raising) = PinnedBringUp::new(length);
+        let (bring_up, producer) = PinnedBringUp::new(length);
         let (memory, end) = (Arc::new(memory), Arc::new(End::default()));
         let raise = Raise {
             context: self.context.clone(),
@@ -80,7 +80,7 @@ impl PinnedAllocator {
         };
         let thread = std::thread::Builder::new()
             .name("terrane-pin".to_owned())
-            .spawn(move || raise.run(raising))
+            .spawn(move || raise.run(producer))
             .map_err(|error| {
                 let source = OsError::from_io("pthread_create", &error);
                 host_memory(StorageError::Thread { source })
@@ -90,7 +90,7 @@ impl PinnedAllocator {
             bring_up: bring_up.clone(),
             thread: Some(thread),
             step,
-            wish: options.registration,
+            requirement: options.registration,
             end,
             _memory: memory,
         };
@@ -107,7 +107,7 @@ pub(super) struct Rising {
     /// The drop takes this. The thread's return value unregisters the memory when it drops.
     thread: Option<JoinHandle<Registered>>,
     step: ByteCount,
-    wish: Wish,
+    requirement: Requirement,
     end: Arc<End>,
     _memory: Arc<SystemMemory>,
 }
@@ -148,14 +148,14 @@ impl Rising {
         let ended = self.bring_up.ended();
         let (granted, of) = (self.bring_up.usable_prefix(), self.bring_up.length());
         let refusal = ended.filter(|_| granted.is_zero()).and_then(|ended| ended.cause);
-        let grant = match refusal.as_deref() {
+        let status = match refusal.as_deref() {
             Some(CudaError::Driver { operation, code }) => {
-                Grant::Refused(Reason::Driver { operation, code: code.get() })
+                CapabilityStatus::Refused(Reason::Driver { operation, code: code.get() })
             }
-            _ if granted == of => Grant::Granted,
-            _ => Grant::Partial { granted, of },
+            _ if granted == of => CapabilityStatus::Granted,
+            _ => CapabilityStatus::Partial { granted, of },
         };
-        report.record(Capability::HostRegistration, self.wish, grant);
+        report.record(Capability::HostRegistration, self.requirement, status);
     }
 }
 
@@ -190,12 +190,12 @@ struct Raise {
 
 impl Raise {
     /// Registers the memory step by step, as it is touched.
-    fn run(self, raising: Raising<CudaError>) -> Registered {
+    fn run(self, producer: BringUpProducer<CudaError>) -> Registered {
         let mut registrations = Registrations::none(&self.context, self.step);
         let (mut registered, mut refusal) = (ByteCount::ZERO, None);
         let touched =
-            self.system.touch_from_the_front(&self.memory, self.step, &raising, |prefix| {
-                if refusal.is_some() || raising.is_cancelled() {
+            self.system.touch_from_the_front(&self.memory, self.step, &producer, |prefix| {
+                if refusal.is_some() || producer.is_cancelled() {
                     return;
                 }
                 match self.register(&mut registrations, registered, prefix) {
@@ -205,26 +205,26 @@ impl Raise {
                             // This is the only place that sets it.
                             let _ = self.end.alias.set(registrations.device_alias());
                         }
-                        raising.usable(prefix);
+                        producer.usable(prefix);
                     }
                     Err(error) => {
                         refusal = Some(error);
-                        raising.stop();
+                        producer.stop();
                     }
                 }
             });
         match (refusal, touched) {
-            (Some(error), _) => raising.fail(error),
+            (Some(error), _) => producer.fail(error),
             // Its drop reports the end.
-            (None, Err(StorageError::Cancelled { .. })) => drop(raising),
-            (None, Err(error)) => raising.fail(host_memory(error)),
+            (None, Err(StorageError::Cancelled { .. })) => drop(producer),
+            (None, Err(error)) => producer.fail(host_memory(error)),
             // All was touched, but not all registered.
-            (None, Ok(_)) if registered < self.memory.length() => drop(raising),
+            (None, Ok(_)) if registered < self.memory.length() => drop(producer),
             (None, Ok(touched)) => {
                 // This is the only place that sets it.
                 let _ = self.end.touched.set(touched);
                 tracing::debug!(bytes = %registered, "pinned memory has come up");
-                raising.complete();
+                producer.complete();
             }
         }
         Registered { _registrations: registrations, _memory: self.memory }

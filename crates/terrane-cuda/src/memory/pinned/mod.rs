@@ -9,8 +9,9 @@ pub(crate) mod options;
 use std::sync::Arc;
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, DeviceAddress,
-    Grant, HostAddress, Limits, Location, Memory, Reason, RegionRequest, StorageKind, Wish,
+    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, CapabilityStatus,
+    DeviceAddress, HostAddress, Limits, Location, Memory, Reason, RegionRequest, Requirement,
+    StorageKind,
 };
 use terrane_storage::{
     HugePages, NodeId, NumaPolicy, NumaTopology, Progress, ProgressEntry, StorageError,
@@ -46,7 +47,7 @@ pub struct PinnedAllocator {
     system: SystemAllocator,
     progress: Progress,
     /// The result of the request for memory near the device, if sysfs decided it.
-    near_device: Option<(Wish, Grant)>,
+    near_device: Option<(Requirement, CapabilityStatus)>,
 }
 
 impl PinnedAllocator {
@@ -74,16 +75,16 @@ impl PinnedAllocator {
         let mut near_device = None;
         match &options.numa {
             PinnedNuma::Policy(policy) => system.numa = policy.clone(),
-            PinnedNuma::NearDevice(Wish::Off) => {
+            PinnedNuma::NearDevice(Requirement::Off) => {
                 system.numa = NumaPolicy::Local;
-                near_device = Some((Wish::Off, Grant::NotTried));
+                near_device = Some((Requirement::Off, CapabilityStatus::NotTried));
             }
-            PinnedNuma::NearDevice(wish) => match node_of(context, &topology) {
-                Some(node) => system.numa = NumaPolicy::Bind(node, *wish),
+            PinnedNuma::NearDevice(requirement) => match node_of(context, &topology) {
+                Some(node) => system.numa = NumaPolicy::Bind(node, *requirement),
                 None => {
                     system.numa = NumaPolicy::Local;
                     let reason = Reason::Needs("sysfs to name the device's node");
-                    near_device = Some((*wish, Grant::Refused(reason)));
+                    near_device = Some((*requirement, CapabilityStatus::Refused(reason)));
                 }
             },
         }
@@ -133,7 +134,7 @@ impl PinnedAllocator {
     /// [`CudaError::Capability`] if a required capability was not granted; [`CudaError::Driver`] if
     /// the driver cannot allocate memory either; [`CudaError::DeviceLost`]. After an error nothing
     /// stays mapped or registered.
-    pub fn bring_up(&self, request: &RegionRequest) -> Result<PinnedMemory, CudaError> {
+    pub fn allocate_memory(&self, request: &RegionRequest) -> Result<PinnedMemory, CudaError> {
         let mut report = self.report()?;
         if request.bytes.is_zero() {
             return Ok(PinnedMemory {
@@ -144,18 +145,26 @@ impl PinnedAllocator {
                 report,
             });
         }
-        let wish = self.options.registration;
+        let requirement = self.options.registration;
         let mut entry = None;
         if self.options.is_write_combined {
             let reason = Reason::Unsupported { by: "write-combined memory" };
-            report.record(Capability::HostRegistration, wish, Grant::Refused(reason));
-        } else if wish == Wish::Off {
-            report.record(Capability::HostRegistration, wish, Grant::NotTried);
+            report.record(
+                Capability::HostRegistration,
+                requirement,
+                CapabilityStatus::Refused(reason),
+            );
+        } else if requirement == Requirement::Off {
+            report.record(Capability::HostRegistration, requirement, CapabilityStatus::NotTried);
         } else {
             match self.register(request, &mut report)? {
                 Ok(memory) => return Ok(memory),
                 Err((reason, begun)) => {
-                    report.record(Capability::HostRegistration, wish, Grant::Refused(reason));
+                    report.record(
+                        Capability::HostRegistration,
+                        requirement,
+                        CapabilityStatus::Refused(reason),
+                    );
                     entry = Some(begun);
                 }
             }
@@ -168,8 +177,8 @@ impl PinnedAllocator {
     /// The first entries of a report: the result of the request for memory near the device.
     fn report(&self) -> Result<CapabilityReport, CudaError> {
         let mut report = CapabilityReport::default();
-        if let Some((wish, grant)) = &self.near_device {
-            report.record(Capability::NumaBinding, *wish, grant.clone());
+        if let Some((requirement, status)) = &self.near_device {
+            report.record(Capability::NumaBinding, *requirement, status.clone());
             report.check()?;
         }
         Ok(report)
@@ -178,22 +187,26 @@ impl PinnedAllocator {
     /// The requests that the driver ignores when it allocates: it chooses its pages and their place
     /// itself.
     fn record_unheeded(&self, report: &mut CapabilityReport) {
-        let mut record = |capability, wish| {
-            if wish != Wish::Off {
+        let mut record = |capability, requirement| {
+            if requirement != Requirement::Off {
                 let reason = Reason::Unsupported { by: "the driver's own allocation" };
-                report.record(capability, wish, Grant::Refused(reason));
+                report.record(capability, requirement, CapabilityStatus::Refused(reason));
             }
         };
         let options = self.system.options();
         match &options.numa {
-            NumaPolicy::Bind(_, wish) | NumaPolicy::Interleave(_, wish) => {
-                record(Capability::NumaBinding, *wish);
+            NumaPolicy::Bind(_, requirement) | NumaPolicy::Interleave(_, requirement) => {
+                record(Capability::NumaBinding, *requirement);
             }
             _ => {}
         }
         match options.huge_pages {
-            HugePages::Transparent(wish) => record(Capability::TransparentHugePages, wish),
-            HugePages::Explicit(_, wish) => record(Capability::ExplicitHugePages, wish),
+            HugePages::Transparent(requirement) => {
+                record(Capability::TransparentHugePages, requirement)
+            }
+            HugePages::Explicit(_, requirement) => {
+                record(Capability::ExplicitHugePages, requirement)
+            }
             _ => {}
         }
     }
@@ -206,7 +219,7 @@ impl PinnedAllocator {
         report: &mut CapabilityReport,
     ) -> Result<Result<PinnedMemory, (Reason, ProgressEntry)>, CudaError> {
         let chunk = self.length_of_parts(request.unit, self.options.largest_registration)?;
-        let (memory, entry) = self.system.bring_up_unfinished(request).map_err(host_memory)?;
+        let (memory, entry) = self.system.allocate_unfinished(request).map_err(host_memory)?;
         let (Location::Host(address), length) = (memory.location(), memory.length()) else {
             let reason = Reason::Unsupported { by: "memory that is not the host's" };
             return Ok(Err((reason, entry)));
@@ -224,8 +237,8 @@ impl PinnedAllocator {
         };
         entry.finish();
         report.extend(memory.capabilities().outcomes().iter().cloned());
-        let wish = self.options.registration;
-        report.record(Capability::HostRegistration, wish, Grant::Granted);
+        let requirement = self.options.registration;
+        report.record(Capability::HostRegistration, requirement, CapabilityStatus::Granted);
         Ok(Ok(PinnedMemory {
             alias: registrations.device_alias(),
             backing: Backing::Registered { registrations, _memory: Box::new(memory) },
@@ -296,7 +309,7 @@ unsafe impl Allocate for PinnedAllocator {
     }
 
     fn allocate(&self, request: &RegionRequest) -> Result<PinnedMemory, AllocateError> {
-        self.bring_up(request).map_err(|error| {
+        self.allocate_memory(request).map_err(|error| {
             error.into_allocate_error(PINNED, request.bytes, None, request.label.clone())
         })
     }
@@ -349,7 +362,7 @@ impl PinnedMemory {
 
     /// The number of bytes, counted from the first, that are now locked for the device. These are
     /// all bytes, unless the memory is still [in
-    /// preparation](PinnedAllocator::bring_up_in_background). A copy beyond them is correct, but as
+    /// preparation](PinnedAllocator::allocate_in_background). A copy beyond them is correct, but as
     /// slow as with pageable memory.
     #[must_use]
     pub fn usable_prefix(&self) -> ByteCount {

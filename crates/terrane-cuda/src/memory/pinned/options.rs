@@ -1,6 +1,6 @@
 //! Options of pinned memory.
 
-use terrane_core::{ByteCount, Wish};
+use terrane_core::{ByteCount, Requirement};
 use terrane_storage::{NumaPolicy, SystemOptions};
 
 /// Options of pinned memory.
@@ -15,7 +15,7 @@ pub struct PinnedOptions {
     /// fast as the driver's own `cuMemHostAlloc`. If registration is off, or preferred but refused,
     /// the driver allocates. The driver then ignores nodes and huge pages. The report states this,
     /// and a required one is an error.
-    pub registration: Wish,
+    pub registration: Requirement,
     /// The maximum number of bytes in one registration, at most 64 GiB.
     pub largest_registration: ByteCount,
     /// The unit that no registration splits, for memory whose
@@ -27,7 +27,7 @@ pub struct PinnedOptions {
     /// copy. A split block costs the engine one more copy, and its bytes are correct.
     pub unit: ByteCount,
     /// The number of bytes that
-    /// [`bring_up_in_background`](super::PinnedAllocator::bring_up_in_background) touches and
+    /// [`allocate_in_background`](super::PinnedAllocator::allocate_in_background) touches and
     /// registers before it reports them as usable. This is also the length of each registration. It
     /// is rounded down to whole units (those of the request, as for [`unit`](Self::unit)), but at
     /// least one.
@@ -47,8 +47,8 @@ impl Default for PinnedOptions {
     fn default() -> Self {
         Self {
             system: SystemOptions::default(),
-            numa: PinnedNuma::NearDevice(Wish::Preferred),
-            registration: Wish::Preferred,
+            numa: PinnedNuma::NearDevice(Requirement::Preferred),
+            registration: Requirement::Preferred,
             largest_registration: LARGEST_REGISTRATION,
             unit: ByteCount::mib(2),
             background_step: ByteCount::mib(512),
@@ -62,7 +62,7 @@ impl Default for PinnedOptions {
 #[non_exhaustive]
 pub enum PinnedNuma {
     /// The node that the device is attached to.
-    NearDevice(Wish),
+    NearDevice(Requirement),
     /// The nodes that the policy names.
     Policy(NumaPolicy),
 }

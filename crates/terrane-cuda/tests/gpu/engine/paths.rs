@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrane_core::{Allocate, ByteCount, Region, Wish};
+use terrane_core::{Allocate, ByteCount, Region, Requirement};
 use terrane_cuda::{
     Calibration, CalibrationOptions, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions,
     Direction, PinnedAllocator, PinnedOptions,
@@ -135,7 +135,7 @@ fn split(pinned: &PinnedAllocator, shape: LayoutConfig) -> Endpoint {
     let kind = LayoutKind::FullyContiguous;
     let plan = LayoutPlan::new(&shape, kind, pinned.limits()).unwrap();
     let request = plan.base_request().in_units_of(ByteCount::ZERO);
-    let memory = pinned.bring_up(&request).unwrap();
+    let memory = pinned.allocate_memory(&request).unwrap();
     assert_eq!(memory.registration_length(), Some(ByteCount::mib(2)));
     let regions = plan.cut(&Region::new(memory)).unwrap();
     let layout = LayoutBuilder::new(shape).kind(kind).adopt(regions);
@@ -148,7 +148,7 @@ fn registrations_are_not_crossed() {
     let needs = Needs { device: ByteCount::mib(256), host: ByteCount::mib(512) };
     let Some(context) = device("registrations_are_not_crossed", needs) else { return };
     let options = PinnedOptions {
-        registration: Wish::Required,
+        registration: Requirement::Required,
         largest_registration: ByteCount::mib(2),
         unit: ByteCount::ZERO,
         ..PinnedOptions::default()
@@ -178,7 +178,7 @@ fn registrations_are_not_crossed() {
 #[test]
 fn pinned_memory_of_others_is_served() {
     let Some(context) = device("pinned_memory_of_others_is_served", LITTLE) else { return };
-    let options = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
+    let options = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
     let of_driver = PinnedAllocator::new(&context, options).unwrap();
     let shape = config(8, 3, 4);
     let theirs = endpoint(&of_driver, shape, LayoutKind::FullyContiguous);

@@ -32,7 +32,7 @@ fn rising(context: &Context) -> (Endpoint, PinnedBringUp) {
     let pinned = PinnedAllocator::new(context, options).unwrap();
     let plan = LayoutPlan::new(&shape(), LayoutKind::FullyContiguous, pinned.limits()).unwrap();
     assert_eq!(plan.geometry().block_unit(), Some(ByteCount::kib(64)));
-    let (memory, bring_up) = pinned.bring_up_in_background(&plan.base_request()).unwrap();
+    let (memory, bring_up) = pinned.allocate_in_background(&plan.base_request()).unwrap();
     let regions = plan.cut(&Region::new(memory)).unwrap();
     let layout = LayoutBuilder::new(shape()).kind(LayoutKind::FullyContiguous).adopt(regions);
     (Endpoint::new(layout.unregistered().build().unwrap()).unwrap(), bring_up)

@@ -1,6 +1,6 @@
 //! The engine where the driver does not take its kernels: it goes on by the driver's copies.
 
-use terrane_core::{Capability, Grant, Reason, Wish};
+use terrane_core::{Capability, CapabilityStatus, Reason, Requirement};
 use terrane_cuda::{
     Calibration, CalibrationOptions, CopyPath, CudaError, DeviceEngine, DeviceEngineOptions,
 };
@@ -19,7 +19,7 @@ const ALL: [&str; 3] = [DEVICE, APART, PINNED];
 const TOO_NEW: u32 = 222;
 
 fn without() -> DeviceEngineOptions {
-    DeviceEngineOptions { kernels: Wish::Off, ..DeviceEngineOptions::default() }
+    DeviceEngineOptions { kernels: Requirement::Off, ..DeviceEngineOptions::default() }
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_driver_that_refuses_the_kernels_copies() {
     let engine = fixture.engine();
     let reason = Reason::Driver { operation: "cuModuleLoadDataEx", code: TOO_NEW };
     let report = engine.capabilities();
-    assert_eq!(report.grant(&Capability::CopyKernels), Some(&Grant::Refused(reason)));
+    assert_eq!(report.status(&Capability::CopyKernels), Some(&CapabilityStatus::Refused(reason)));
     drop(engine);
 
     driver.fail("cuModuleLoadDataEx", 0, TOO_NEW);
@@ -76,13 +76,16 @@ fn kernels_that_are_required_are_there_or_an_error() {
         let options = DeviceEngineOptions { kernels, ..DeviceEngineOptions::default() };
         DeviceEngine::new(&context, options).unwrap_err()
     };
-    for (wish, code) in [(Wish::Required, TOO_NEW), (Wish::Preferred, 2)] {
-        let error = wished(wish, code);
+    for (requirement, code) in [(Requirement::Required, TOO_NEW), (Requirement::Preferred, 2)] {
+        let error = wished(requirement, code);
         assert!(matches!(error, CudaError::KernelsRefused { .. }), "{error}");
     }
-    let required = DeviceEngineOptions { kernels: Wish::Required, ..without() };
+    let required = DeviceEngineOptions { kernels: Requirement::Required, ..without() };
     let engine = DeviceEngine::new(&context, required).unwrap();
-    assert_eq!(engine.capabilities().grant(&Capability::CopyKernels), Some(&Grant::Granted));
+    assert_eq!(
+        engine.capabilities().status(&Capability::CopyKernels),
+        Some(&CapabilityStatus::Granted)
+    );
     assert!(engine.has_kernels());
 
     let forced = DeviceEngineOptions { path: Some(CopyPath::Staged), ..without() };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
-use terrane_core::{BackendName, Wish};
+use terrane_core::{BackendName, Requirement};
 use terrane_wire::LayoutDescriptor;
 
 use crate::agent::Agent;
@@ -32,9 +32,11 @@ impl Agent {
         let parts = MetadataParts::split(described.metadata())
             .ok_or(MalformedMetadata { offset: 0, expected: "two parts" })?;
         let reachable = match (self.metadata_checks(), self.reachable()) {
-            (Wish::Required | Wish::Preferred, Some(reachable)) => reachable,
-            (Wish::Required, None) => return Err(ImportError::UnknownForm),
-            (Wish::Off, _) | (Wish::Preferred, None) => return self.unchecked(described, parts),
+            (Requirement::Required | Requirement::Preferred, Some(reachable)) => reachable,
+            (Requirement::Required, None) => return Err(ImportError::UnknownForm),
+            (Requirement::Off, _) | (Requirement::Preferred, None) => {
+                return self.unchecked(described, parts);
+            }
         };
         let connection = Metadata::parse(parts.connection)?;
         let keys = Metadata::parse(parts.keys)?;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
 use nixl_sys::{XferDescList, XferOp, XferRequest, XferStatus};
-use terrane_core::{Capability, Grant, Memory, Wish};
+use terrane_core::{Capability, CapabilityStatus, Memory, Requirement};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
@@ -378,7 +378,7 @@ fn peers_that_ended_long_ago_are_disconnected() {
 }
 
 /// An agent whose library seems to write metadata in another form.
-fn agent_of_unknown_form(checks: Wish) -> Agent {
+fn agent_of_unknown_form(checks: Requirement) -> Agent {
     let builder = AgentBuilder::unnamed().metadata_checks(checks);
     let agent = builder.backend(BackendConfig::new("UCX")).build().unwrap();
     assert_eq!(agent.peer_table().reachable(|| Some(None)), Some(None));
@@ -387,11 +387,11 @@ fn agent_of_unknown_form(checks: Wish) -> Agent {
 
 #[test]
 fn metadata_of_an_unknown_form_is_refused() {
-    let (owner, reader) = (agent(), agent_of_unknown_form(Wish::Required));
+    let (owner, reader) = (agent(), agent_of_unknown_form(Requirement::Required));
     let layout = layout(&owner);
     let report = reader.capabilities();
     let grant = report.grant(&Capability::CheckedMetadata);
-    assert!(matches!(grant, Some(Grant::Refused(_))), "{grant:?}");
+    assert!(matches!(grant, Some(CapabilityStatus::Refused(_))), "{grant:?}");
     let error = reader.import(&owner.export(&layout).unwrap()).unwrap_err();
     assert!(matches!(error, ImportError::UnknownForm), "{error}");
     assert_eq!((reader.peers(), reader.disconnect()), (vec![], 0));
@@ -399,11 +399,11 @@ fn metadata_of_an_unknown_form_is_refused() {
 
 #[test]
 fn metadata_is_loaded_unchecked_if_the_caller_permits_it() {
-    let without_checks = AgentBuilder::unnamed().metadata_checks(Wish::Off);
+    let without_checks = AgentBuilder::unnamed().metadata_checks(Requirement::Off);
     let without_checks = without_checks.backend(BackendConfig::new("UCX")).build().unwrap();
-    for reader in [agent_of_unknown_form(Wish::Preferred), without_checks] {
+    for reader in [agent_of_unknown_form(Requirement::Preferred), without_checks] {
         let report = reader.capabilities();
-        assert_ne!(report.grant(&Capability::CheckedMetadata), Some(&Grant::Granted));
+        assert_ne!(report.grant(&Capability::CheckedMetadata), Some(&CapabilityStatus::Granted));
         let owner = agent();
         let fill = |layout, seed| {
             let endpoint = Endpoint::new(layout).unwrap();
@@ -432,7 +432,7 @@ fn metadata_is_loaded_unchecked_if_the_caller_permits_it() {
         verify(&reader.import(&exported).unwrap(), 1);
         // Backends that the two do not have in common are still detected.
         let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "64");
-        let other = AgentBuilder::unnamed().metadata_checks(Wish::Off).backend(posix);
+        let other = AgentBuilder::unnamed().metadata_checks(Requirement::Off).backend(posix);
         let error = other.build().unwrap().import(&exported).unwrap_err();
         assert!(matches!(error, ImportError::NoCommonBackend { .. }), "{error}");
     }

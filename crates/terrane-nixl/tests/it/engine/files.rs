@@ -5,7 +5,7 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use terrane_core::{ByteCount, Capability, Grant};
+use terrane_core::{ByteCount, Capability, CapabilityStatus};
 use terrane_layout::{ElementFormat, LayoutConfig};
 use terrane_nixl::{
     AgentBuilder, BackendConfig, FileAccess, NixlEngine, NixlEngineOptions, NixlStep, RequestError,
@@ -133,7 +133,7 @@ fn requests_around_the_page_cache_end_at_pages() {
     const TEST: &str = "requests_around_the_page_cache_end_at_pages";
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
-    if files.capabilities().grant(&Capability::DirectIo) != Some(&Grant::Granted) {
+    if files.capabilities().status(&Capability::DirectIo) != Some(&CapabilityStatus::Granted) {
         eprintln!("skipped: {TEST}: {}", files.capabilities());
         return;
     }

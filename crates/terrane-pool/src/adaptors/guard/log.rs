@@ -146,8 +146,8 @@ impl GuardLog {
         let ends = (location.checked_add(length), block.location.checked_add(block.length));
         match ends {
             (Some(end), Some(block_end))
-                if block.location.place() <= location.place()
-                    && end.place() <= block_end.place() =>
+                if block.location.position() <= location.position()
+                    && end.position() <= block_end.position() =>
             {
                 Ok(())
             }

@@ -64,7 +64,7 @@ unsafe impl<A: Allocate, W: Write + Send + 'static> Allocate for Trace<A, W> {
         let (size, stream) = (request.bytes, self.stream);
         match self.upstream.allocate(request) {
             Ok(memory) => {
-                let pointer = memory.location().place().start;
+                let pointer = memory.location().position().start;
                 self.sink.write(TraceAction::Allocate, pointer, size, stream);
                 let sink = self.sink.clone();
                 Ok(Attached::before(TracedBlock { sink, pointer, size, stream }, memory))
@@ -106,7 +106,7 @@ mod tests {
         let source = Trace::new(upstream, sink.clone()).on_stream(7);
         let held = source.allocate(&RegionRequest::new(ByteCount::new(60))).unwrap();
         source.allocate(&RegionRequest::new(ByteCount::new(61))).unwrap_err();
-        let pointer = held.location().place().start;
+        let pointer = held.location().position().start;
         drop((held, source));
 
         let log = sink.finish().unwrap().unwrap();

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use terrane_core::{ByteCount, Capability, CapabilityReport, Grant};
+use terrane_core::{ByteCount, Capability, CapabilityReport, CapabilityStatus};
 
 use super::route::{Flow, Route, Selection};
 use crate::engines::rate::Rate;
@@ -127,9 +127,9 @@ impl Segments {
 /// Whether most of the memory with this report is on huge pages.
 fn are_huge(report: &CapabilityReport) -> bool {
     let kinds = [Capability::ExplicitHugePages, Capability::TransparentHugePages];
-    kinds.iter().any(|kind| match report.grant(kind) {
-        Some(Grant::Granted) => true,
-        Some(Grant::Partial { granted, of }) => granted.get() >= of.get() / 2,
+    kinds.iter().any(|kind| match report.status(kind) {
+        Some(CapabilityStatus::Granted) => true,
+        Some(CapabilityStatus::Partial { granted, of }) => granted.get() >= of.get() / 2,
         _ => false,
     })
 }

@@ -6,9 +6,9 @@ use anyhow::Result;
 use terrane_cuda::{DeviceMemory, Stream};
 use terrane_transfer::Endpoint;
 
+use crate::bindings::Kernel;
 use crate::methods::{pieces, put};
-use crate::raw::Kernel;
-use crate::rig::Rig;
+use crate::setup::Setup;
 
 /// How many thread blocks it has: one or two for each multiprocessor of an H100 or H200.
 pub const THREAD_BLOCKS: [u32; 2] = [132, 264];
@@ -68,27 +68,27 @@ END:
 ";
 
 /// The kernel, on the rig's device.
-pub struct Plain<'rig>(Kernel<'rig>);
+pub struct Plain<'setup>(Kernel<'setup>);
 
 /// Pieces of equal length, with the lists of their addresses in the rig's device's memory.
 pub struct PlainCopy {
     sources: DeviceMemory,
     destinations: DeviceMemory,
-    /// Of a piece.
+    /// The words of a piece.
     words: u32,
     pieces: u32,
 }
 
 impl PlainCopy {
     pub fn new(
-        rig: &Rig,
+        setup: &Setup,
         source: (&Endpoint, &[u32]),
         destination: (&Endpoint, &[u32]),
     ) -> Result<Self> {
         let pieces = pieces(source, destination)?;
         let list = |addresses: &[u64]| {
             let bytes: Vec<u8> = addresses.iter().flat_map(|at| at.to_ne_bytes()).collect();
-            put(rig, &bytes)
+            put(setup, &bytes)
         };
         let bytes = pieces.sizes.first().copied().unwrap_or_default();
         Ok(Self {
@@ -100,12 +100,12 @@ impl PlainCopy {
     }
 }
 
-impl<'rig> Plain<'rig> {
-    pub fn new(rig: &'rig Rig) -> Result<Self> {
-        Ok(Self(rig.raw.kernel(PTX, c"plain_copy")?))
+impl<'setup> Plain<'setup> {
+    pub fn new(setup: &'setup Setup) -> Result<Self> {
+        Ok(Self(setup.bindings.kernel(PTX, c"plain_copy")?))
     }
 
-    /// Submits a copy, whose ends nobody else touches until the stream has come past it.
+    /// Submits a copy. No other code may access its ends until the stream has passed it.
     pub fn submit(&self, stream: &Stream, copy: &PlainCopy, thread_blocks: u32) -> Result<()> {
         let (mut sources, mut destinations) =
             (copy.sources.address().get(), copy.destinations.address().get());

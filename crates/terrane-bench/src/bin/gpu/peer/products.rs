@@ -1,5 +1,5 @@
-//! What blocks on their way to another device cost the work beside them: a matrix product on each
-//! of the two devices.
+//! Interference of copies between devices: how much they slow down a matrix product on each of the
+//! two devices.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,10 +15,10 @@ use terrane_transfer::TransferManager;
 
 use super::plain::{Plain, PlainCopy, THREAD_BLOCKS};
 use super::{CASE, Ends, Peer};
-use crate::neighbours::LEAST_SEEN;
+use crate::bindings::Bindings;
+use crate::interference::LEAST_SEEN;
 use crate::product::Product;
-use crate::raw::Raw;
-use crate::rig::{Rig, submit};
+use crate::setup::{Setup, submit};
 use crate::shapes::USUAL;
 
 /// How often what is compared takes its turn.
@@ -46,24 +46,24 @@ fn rate() -> String {
     format!("{}, {CASE}, beside matrix products", USUAL.title())
 }
 
-/// What goes on beside the products.
+/// The copies that run beside the products.
 #[derive(Clone, Copy)]
 enum Beside {
     Nothing,
     /// By the plain kernel, with so many thread blocks.
     Plain(u32),
-    Ours,
+    Terrane,
 }
 
 const BESIDE: [Beside; 4] = [
     Beside::Nothing,
     Beside::Plain(THREAD_BLOCKS[0]),
     Beside::Plain(THREAD_BLOCKS[1]),
-    Beside::Ours,
+    Beside::Terrane,
 ];
 
 pub fn report<W: Write>(
-    rig: &Rig,
+    setup: &Setup,
     peer: &Peer,
     cublas: Option<&Path>,
     settings: &Settings,
@@ -72,13 +72,14 @@ pub fn report<W: Write>(
     if !cases().any(|case| reporter.wants(&case)) {
         return Ok(());
     }
-    let size = if rig.smoke { 32 } else { 8192 };
-    let here = Place { raw: &rig.raw, context: &rig.context, stream: &rig.stream };
-    let there = Place { raw: &peer.raw, context: &peer.context, stream: &peer.stream };
-    let products = Product::new(&rig.raw, &rig.device, &rig.stream, cublas, size).and_then(|own| {
-        Ok([own, Product::new(&peer.raw, &peer.device, &peer.stream, cublas, size)?])
-    });
-    rig.raw.make_current()?;
+    let size = if setup.smoke { 32 } else { 8192 };
+    let here = Place { bindings: &setup.bindings, context: &setup.context, stream: &setup.stream };
+    let there = Place { bindings: &peer.bindings, context: &peer.context, stream: &peer.stream };
+    let products = Product::new(&setup.bindings, &setup.device, &setup.stream, cublas, size)
+        .and_then(|own| {
+            Ok([own, Product::new(&peer.bindings, &peer.device, &peer.stream, cublas, size)?])
+        });
+    setup.bindings.make_current()?;
     let products = match products {
         Ok(products) => products,
         Err(error) => {
@@ -86,7 +87,7 @@ pub fn report<W: Write>(
             return Ok(());
         }
     };
-    let mover = Mover::new(rig, peer)?;
+    let mover = Mover::new(setup, peer)?;
     let mut found = BESIDE.map(|_| Found::default());
     for _ in 0..ROUNDS {
         for (beside, found) in BESIDE.into_iter().zip(&mut found) {
@@ -97,13 +98,13 @@ pub fn report<W: Write>(
     let reported = report_found(&found, name, reporter);
     let [own, others] = products;
     drop(own);
-    peer.raw.make_current()?;
+    peer.bindings.make_current()?;
     drop(others);
     reported
 }
 
 fn report_found<W: Write>(
-    [alone, few, many, ours]: &[Found; 4],
+    [alone, few, many, terrane]: &[Found; 4],
     name: &str,
     reporter: &mut Reporter<W>,
 ) -> Result<()> {
@@ -112,7 +113,7 @@ fn report_found<W: Write>(
         Measurement::new(case, slowdown, "%", Direction::LowerIsBetter)
             .beside("plain kernel", least)
     };
-    let slowdowns = [few, many, ours].map(|found| found.slowdowns(alone));
+    let slowdowns = [few, many, terrane].map(|found| found.slowdowns(alone));
     let [few_slowed, many_slowed, ours_slowed] = slowdowns;
     let (few_slowed, many_slowed, ours_slowed) = (few_slowed?, many_slowed?, ours_slowed?);
     let plain =
@@ -125,7 +126,7 @@ fn report_found<W: Write>(
     reporter.report(&row(worst(), slower(ours_slowed), least).at_least(1.0))?;
     let rate_of = |found: &Found| Spread::of(&found.rates).context("nothing was moved");
     let best = rate_of(few)?.median.max(rate_of(many)?.median);
-    let measured = Measurement::new(rate(), rate_of(ours)?, "GB/s", Direction::HigherIsBetter);
+    let measured = Measurement::new(rate(), rate_of(terrane)?, "GB/s", Direction::HigherIsBetter);
     let measured = measured.beside("plain kernel", best);
     Ok(reporter.report(&measured.without_target("it explains the slowdown"))?)
 }
@@ -133,12 +134,12 @@ fn report_found<W: Write>(
 /// Where a product runs.
 #[derive(Clone, Copy)]
 struct Place<'a> {
-    raw: &'a Raw,
+    bindings: &'a Bindings,
     context: &'a Context,
     stream: &'a Stream,
 }
 
-/// What was measured beside one thing.
+/// The measurements beside one kind of copies.
 #[derive(Default)]
 struct Found {
     /// That a product took, on each device.
@@ -182,7 +183,7 @@ fn time(
     let mut seconds = [Vec::new(), Vec::new()];
     for round in 0..settings.warm_up + settings.repeats.max(1) {
         for ((place, product), (begin, end)) in places.iter().zip(products).zip(&marks) {
-            place.raw.make_current()?;
+            place.bindings.make_current()?;
             begin.record(place.stream)?;
             for _ in 0..PRODUCTS {
                 product.submit(place.stream)?;
@@ -200,27 +201,27 @@ fn time(
 }
 
 /// Moves blocks to the other device without a pause, two transfers at a time.
-struct Mover<'rig> {
-    manager: &'rig TransferManager,
-    raw: &'rig Raw,
-    context: &'rig Context,
-    plain: Plain<'rig>,
-    /// What each of the two transfers copies.
+struct Mover<'setup> {
+    manager: &'setup TransferManager,
+    bindings: &'setup Bindings,
+    context: &'setup Context,
+    plain: Plain<'setup>,
+    /// The blocks of each of the two transfers.
     copies: [PlainCopy; 2],
     ends: Ends,
 }
 
-impl<'rig> Mover<'rig> {
-    fn new(rig: &'rig Rig, peer: &'rig Peer) -> Result<Self> {
-        let ends = Ends::new(rig, peer, &USUAL, 2)?;
+impl<'setup> Mover<'setup> {
+    fn new(setup: &'setup Setup, peer: &'setup Peer) -> Result<Self> {
+        let ends = Ends::new(setup, peer, &USUAL, 2)?;
         let [first, second] = ends.halves().map(|(read, written)| {
-            PlainCopy::new(rig, (&ends.source, read), (&ends.destination, written))
+            PlainCopy::new(setup, (&ends.source, read), (&ends.destination, written))
         });
         Ok(Self {
             manager: &peer.manager,
-            raw: &rig.raw,
-            context: &rig.context,
-            plain: Plain::new(rig)?,
+            bindings: &setup.bindings,
+            context: &setup.context,
+            plain: Plain::new(setup)?,
             copies: [first?, second?],
             ends,
         })
@@ -247,7 +248,7 @@ impl<'rig> Mover<'rig> {
                 match beside {
                     Beside::Nothing => drop(began.send(())),
                     Beside::Plain(thread_blocks) => self.by_plain_kernel(thread_blocks, until)?,
-                    Beside::Ours => self.by_transfers(until)?,
+                    Beside::Terrane => self.by_transfers(until)?,
                 }
                 let bytes = self.ends.bytes.get() as f64 * f64::from(ended);
                 anyhow::Ok(bytes * 1e-9 / begin.elapsed().as_secs_f64())
@@ -285,7 +286,7 @@ impl<'rig> Mover<'rig> {
 
     /// Asks after each launch whether to stop.
     fn by_plain_kernel(&self, thread_blocks: u32, mut until: impl FnMut() -> bool) -> Result<()> {
-        self.raw.make_current()?;
+        self.bindings.make_current()?;
         let streams = [Stream::new(self.context)?, Stream::new(self.context)?];
         let start = |lane: usize| {
             let (stream, copy) =

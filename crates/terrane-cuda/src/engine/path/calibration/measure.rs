@@ -116,11 +116,11 @@ fn measure(context: &Context, options: &CalibrationOptions) -> Result<Calibratio
     let device = DeviceAllocator::new(context);
     let bench = Bench {
         engine: Arc::new(DeviceEngine::new(context, options.engine.clone())?),
-        first: Region::new(device.bring_up(&request)?),
-        second: Region::new(device.bring_up(&request)?),
+        first: Region::new(device.allocate_memory(&request)?),
+        second: Region::new(device.allocate_memory(&request)?),
         peer: if options.peers { find_peer(context, &request)? } else { None },
         pinned: Region::new(
-            PinnedAllocator::new(context, PinnedOptions::default())?.bring_up(&request)?,
+            PinnedAllocator::new(context, PinnedOptions::default())?.allocate_memory(&request)?,
         ),
         options,
     };
@@ -163,8 +163,9 @@ fn find_peer(context: &Context, request: &RegionRequest) -> Result<Option<Region
         if device.id == own {
             continue;
         }
-        let found = Context::primary(device.id)
-            .and_then(|peer| Ok(Region::new(DeviceAllocator::new(&peer).bring_up(request)?)));
+        let found = Context::primary(device.id).and_then(|peer| {
+            Ok(Region::new(DeviceAllocator::new(&peer).allocate_memory(request)?))
+        });
         match found {
             Ok(peer) => return Ok(Some(peer)),
             Err(error) => tracing::debug!(device = %device.id, %error, "not measured as a peer"),

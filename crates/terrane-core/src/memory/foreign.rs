@@ -1,0 +1,98 @@
+//! Memory that other code allocated.
+
+use std::fmt;
+
+use crate::bytes::byte_count::ByteCount;
+use crate::location::storage_kind::StorageKind;
+use crate::location::{DeviceAddress, Location};
+use crate::memory::Memory;
+use crate::memory::span::Span;
+use crate::register::registration::RegistrationRecord;
+
+/// Adopted memory: a span that other code allocated, with an owner that keeps it alive.
+///
+/// A serving engine has its KV tensors already. Pass the tensor, or a counted reference to it, as
+/// the owner. Every layout, pool and transfer then works on its bytes without a copy. The owner
+/// drops with the last user of the memory.
+pub struct ForeignMemory<O> {
+    span: Span,
+    device_alias: Option<DeviceAddress>,
+    registration: Option<RegistrationRecord>,
+    owner: O,
+}
+
+impl<O: Send + Sync + 'static> ForeignMemory<O> {
+    /// Adopts `span`.
+    ///
+    /// # Safety
+    ///
+    /// While `owner` lives, `span` must meet the contract of [`Memory`]. The bytes are valid for
+    /// reads and writes and do not move. Host bytes are initialised. Every access by other code is
+    /// synchronised with the users of this value. The kind is correct and matches the location.
+    #[must_use]
+    pub unsafe fn new(span: Span, owner: O) -> Self {
+        Self { span, device_alias: None, registration: None, owner }
+    }
+
+    /// Sets the address by which a device reaches these host bytes.
+    ///
+    /// # Safety
+    ///
+    /// While the owner lives, the device can access the whole span from `alias` on.
+    #[must_use]
+    pub unsafe fn with_device_alias(self, alias: DeviceAddress) -> Self {
+        Self { device_alias: Some(alias), ..self }
+    }
+
+    /// States that the owner has registered the memory already.
+    ///
+    /// # Safety
+    ///
+    /// The registration is in force, covers the span, and stays in force while the owner lives.
+    #[must_use]
+    pub unsafe fn with_registration(self, record: RegistrationRecord) -> Self {
+        Self { registration: Some(record), ..self }
+    }
+
+    /// The owner.
+    pub fn owner(&self) -> &O {
+        &self.owner
+    }
+
+    /// Returns the owner.
+    pub fn into_owner(self) -> O {
+        self.owner
+    }
+}
+
+// SAFETY: the caller of `new` guarantees the contract of `Memory` for the span while the owner
+// lives. The owner lives as long as this value.
+unsafe impl<O: Send + Sync + 'static> Memory for ForeignMemory<O> {
+    fn kind(&self) -> StorageKind {
+        self.span.kind
+    }
+
+    fn location(&self) -> Location {
+        self.span.location
+    }
+
+    fn length(&self) -> ByteCount {
+        self.span.length
+    }
+
+    fn device_alias(&self) -> Option<DeviceAddress> {
+        self.device_alias
+    }
+
+    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
+        if let Some(record) = &self.registration {
+            visit(record);
+        }
+    }
+}
+
+impl<O> fmt::Debug for ForeignMemory<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForeignMemory").field("span", &self.span).finish_non_exhaustive()
+    }
+}

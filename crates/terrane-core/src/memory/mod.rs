@@ -1,0 +1,165 @@
+//! The contract of everything that holds bytes.
+
+pub(crate) mod foreign;
+pub(crate) mod host_bytes;
+pub(crate) mod region;
+pub(crate) mod span;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::bytes::byte_count::ByteCount;
+use crate::capability::CapabilityReport;
+use crate::location::storage_kind::StorageKind;
+use crate::location::{DeviceAddress, Location};
+use crate::register::registration::RegistrationRecord;
+
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not memory that Terrane can use",
+    label = "it does not implement `Memory`",
+    note = "allocate memory with an allocator of `terrane-storage`, `terrane-cuda` or `terrane-pool`; for bytes that another library owns, use `ForeignMemory`; for host bytes, `HostBytes`"
+)]
+/// A span of bytes that is valid and does not move until the value drops.
+///
+/// A `Memory` returns the location of its bytes, never the bytes. Only two kinds of code read or
+/// write them. One is unsafe code that knows what is in flight (the copy engines). The other is
+/// typed views that prove that the access is sound.
+///
+/// # Safety
+///
+/// The implementation must guarantee the following from the first call until the value drops:
+///
+/// 1. [`kind`](Self::kind), [`location`](Self::location) and [`length`](Self::length) always return
+///    the same values.
+/// 2. The span of `length` bytes from `location` is valid for reads and writes. Host addresses are
+///    mapped readable and writable. Device addresses belong to a live allocation. File descriptors
+///    are open for reading and writing, and the file is at least that long at that offset. If
+///    other code truncates the file, readers get a typed error. For a peer's memory, the
+///    peer's statement of its registrations is enough. A copy of memory that the peer no longer has
+///    ends with a typed error.
+/// 3. Moving the value does not move the bytes.
+/// 4. Host bytes are initialised. Bytes that the kernel zeroed are initialised.
+/// 5. Only users of this value's location, synchronised among themselves, access the bytes. A
+///    peer's memory is exempt: the peer may access it at any time.
+///
+/// A span of length zero is legal. Its location is then only a well-aligned number.
+pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
+    /// The kind of storage.
+    fn kind(&self) -> StorageKind;
+
+    /// Where the first byte lies.
+    fn location(&self) -> Location;
+
+    /// The length of the span in bytes: at least the requested length, all of it usable.
+    fn length(&self) -> ByteCount;
+
+    /// The address by which a device reaches host memory that is mapped into its address space.
+    ///
+    /// It may differ from the host address even under unified addressing, so it cannot be derived.
+    /// `None` without such a mapping.
+    fn device_alias(&self) -> Option<DeviceAddress> {
+        None
+    }
+
+    /// How many bytes from `offset` on a device may copy in one request.
+    ///
+    /// If the memory was registered with the device's driver in several parts, no request may cross
+    /// from one part into the next. The number then ends at the end of a part. It is zero where
+    /// a part of the memory is not registered yet. `None` if the memory does not know;
+    /// the caller then asks the device's driver. For memory that is not registered with a device,
+    /// the value has no meaning.
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        let _ = offset;
+        None
+    }
+
+    /// The capabilities that were requested for this memory, with their results.
+    fn capabilities(&self) -> CapabilityReport {
+        CapabilityReport::default()
+    }
+
+    /// Calls `visit` with every registration of this memory, the latest first.
+    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
+        let _ = visit;
+    }
+
+    /// The block that contains these bytes, as its manager keeps it. It is for code that knows the
+    /// manager's type (`terrane_pool::managed::ManagedBlock`). `None` for memory without a manager,
+    /// and for parts of a block that have owners of their own, such as a pool's.
+    fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
+        None
+    }
+}
+
+/// Implements all methods of [`Memory`] for a wrapper by delegation to its inner memory. A method
+/// that is added later with a default is delegated as well, so no wrapper misses it.
+///
+/// ```
+/// use terrane_core::{ByteCount, Memory, delegate_memory};
+///
+/// #[derive(Debug)]
+/// struct Labelled<M> {
+///     memory: M,
+///     label: &'static str,
+/// }
+///
+/// // SAFETY: every answer is that of the memory, which is neither moved nor dropped before `self`.
+/// unsafe impl<M: Memory> Memory for Labelled<M> {
+///     delegate_memory!(self, self.memory);
+/// }
+/// ```
+#[macro_export]
+macro_rules! delegate_memory {
+    ($self:ident, $inner:expr) => {
+        fn kind(&$self) -> $crate::StorageKind {
+            $crate::Memory::kind(&$inner)
+        }
+
+        fn location(&$self) -> $crate::Location {
+            $crate::Memory::location(&$inner)
+        }
+
+        fn length(&$self) -> $crate::ByteCount {
+            $crate::Memory::length(&$inner)
+        }
+
+        fn device_alias(&$self) -> ::core::option::Option<$crate::DeviceAddress> {
+            $crate::Memory::device_alias(&$inner)
+        }
+
+        fn copyable_from(
+            &$self,
+            offset: $crate::ByteCount,
+        ) -> ::core::option::Option<$crate::ByteCount> {
+            $crate::Memory::copyable_from(&$inner, offset)
+        }
+
+        fn capabilities(&$self) -> $crate::CapabilityReport {
+            $crate::Memory::capabilities(&$inner)
+        }
+
+        fn visit_registrations(&$self, visit: &mut dyn FnMut(&$crate::RegistrationRecord)) {
+            $crate::Memory::visit_registrations(&$inner, visit);
+        }
+
+        fn managed_block(
+            &$self,
+        ) -> ::core::option::Option<
+            &(dyn ::core::any::Any + ::core::marker::Send + ::core::marker::Sync),
+        > {
+            $crate::Memory::managed_block(&$inner)
+        }
+    };
+}
+
+// SAFETY: every method returns the pointee's value. The pointee lives as long as its last pointer
+// and does not move when a pointer moves.
+unsafe impl<M: Memory + ?Sized> Memory for Arc<M> {
+    delegate_memory!(self, **self);
+}
+
+// SAFETY: as for `Arc`.
+unsafe impl<M: Memory + ?Sized> Memory for Box<M> {
+    delegate_memory!(self, **self);
+}

@@ -1,0 +1,117 @@
+//! The contract of everything that registers memory for transfer.
+
+pub(crate) mod names;
+pub(crate) mod registered;
+pub(crate) mod registration;
+
+use crate::BoxedCause;
+use crate::allocate::limits::Limits;
+use crate::location::storage_kind::StorageKind;
+use crate::memory::Memory;
+use crate::memory::span::Span;
+use crate::register::names::{AgentName, BackendName};
+use crate::register::registered::{Registered, RegistrationFailed};
+use crate::register::registration::{BackendOutcome, Registration};
+
+/// A registrar of memory: an agent with its backends. Memory must be registered before other agents
+/// can access it.
+///
+/// Users call [`register`](Self::register), which takes the memory by value. Backends implement
+/// [`register_span`](Self::register_span).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not register memory",
+    label = "it does not implement `Register`",
+    note = "`Agent` of `terrane-nixl` registers memory; a layout that is not registered is built with `unregistered()`"
+)]
+pub trait Register {
+    /// The agent that registers the memory.
+    fn agent(&self) -> &AgentName;
+
+    /// The limits on regions. Planning reads them once.
+    fn limits(&self) -> Limits;
+
+    /// Registers the span of `memory` with the agent's backends.
+    ///
+    /// The record has the result of each backend, including refusals. If no backend accepts, the
+    /// call fails.
+    ///
+    /// # Safety
+    ///
+    /// The memory must stay alive until the returned [`Registration`] has dropped, because a peer
+    /// may write to it until then. [`register`](Self::register) ensures that.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`RegisterError`] on failure. Nothing is registered then.
+    unsafe fn register_span(&self, memory: &dyn Memory) -> Result<Registration, RegisterError>;
+
+    /// Registers `memory` and holds it with its registration. On drop, the registration ends before
+    /// the memory is freed.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistrationFailed`] with the memory and the cause.
+    fn register<M: Memory>(&self, memory: M) -> Result<Registered<M>, RegistrationFailed<M>>
+    where
+        Self: Sized,
+    {
+        Registered::new(self, memory)
+    }
+}
+
+/// Why a registration failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// None of the agent's backends supports memory of this kind.
+    #[error(
+        "no backend of agent {agent} registers {kind} memory; \
+         add a backend that does, or leave the memory unregistered"
+    )]
+    UnsupportedKind {
+        /// The agent.
+        agent: AgentName,
+        /// The unsupported kind.
+        kind: StorageKind,
+    },
+    /// Every backend that was asked refused.
+    #[error("every backend of agent {agent} refused {} of {} memory: {}", .span.length, .span.kind, refusals(.backends))]
+    Refused {
+        /// The agent.
+        agent: AgentName,
+        /// The span.
+        span: Span,
+        /// The result of each backend.
+        backends: Vec<BackendOutcome>,
+    },
+    /// A required backend refused, so the other registrations were undone.
+    #[error("backend {backend} of agent {agent} refused the memory, and is required")]
+    RequiredBackend {
+        /// The agent.
+        agent: AgentName,
+        /// The required backend.
+        backend: BackendName,
+        /// Why it refused.
+        #[source]
+        source: BoxedCause,
+    },
+    /// The agent failed before any backend was asked.
+    #[error("agent {agent} cannot register {} of {} memory", .span.length, .span.kind)]
+    Agent {
+        /// The agent.
+        agent: AgentName,
+        /// The span.
+        span: Span,
+        /// The error of the agent.
+        #[source]
+        source: BoxedCause,
+    },
+}
+
+fn refusals(backends: &[BackendOutcome]) -> String {
+    let refusals: Vec<_> = backends
+        .iter()
+        .filter_map(|o| o.refusal.as_ref().map(|why| format!("{} ({why})", o.backend)))
+        .collect();
+    refusals.join(", ")
+}
