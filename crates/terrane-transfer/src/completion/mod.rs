@@ -250,10 +250,6 @@ struct SharedCompletion<G> {
     changed: Condvar,
 }
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one for each transfer, and nearly all of them come to hold the outcome"
-)]
 enum CompletionState {
     InFlight { waker: Option<Waker>, invitation: Option<Invitation> },
     Ended(Result<Report, TransferError>),

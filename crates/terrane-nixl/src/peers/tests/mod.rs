@@ -390,8 +390,8 @@ fn metadata_of_an_unknown_form_is_refused() {
     let (owner, reader) = (agent(), agent_of_unknown_form(Requirement::Required));
     let layout = layout(&owner);
     let report = reader.capabilities();
-    let grant = report.status(&Capability::CheckedMetadata);
-    assert!(matches!(grant, Some(CapabilityStatus::Refused(_))), "{grant:?}");
+    let status = report.status(&Capability::CheckedMetadata);
+    assert!(matches!(status, Some(CapabilityStatus::Refused(_))), "{status:?}");
     let error = reader.import(&owner.export(&layout).unwrap()).unwrap_err();
     assert!(matches!(error, ImportError::UnknownForm), "{error}");
     assert_eq!((reader.peers(), reader.disconnect()), (vec![], 0));

@@ -1,14 +1,14 @@
 //! Relays whose parts nobody answers and nobody can stop.
 
 use std::error::Error;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrane_core::AllocateError;
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::engine::{Fault, InjectedFault, SimulatedEngine};
-use terrane_testkit::fault::{Failing, FaultInjectingAllocator};
+use terrane_testkit::fault::{FaultPlan, Faulty};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
 use terrane_transfer::engines::{
@@ -119,14 +119,8 @@ fn a_relay_drops_though_copies_go_on() {
 
 #[test]
 fn without_memory_for_another_slot_transfers_fail() {
-    let only_the_first = Failing::When(Box::new({
-        let calls = Mutex::new(0);
-        move |_| {
-            *calls.lock().unwrap() += 1;
-            *calls.lock().unwrap() > 1
-        }
-    }));
-    let bounce = FaultInjectingAllocator::new(HeapAllocator::pinned(), only_the_first);
+    let only_the_first = FaultPlan::new().fail_from(1);
+    let bounce = Faulty::new(HeapAllocator::pinned(), only_the_first);
     let rig = Steered::over(bounce, &slots(1, BLOCK));
     rig.device.fail_next(Fault::Hang);
     let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
