@@ -331,8 +331,8 @@ mod tests {
     struct CopiesAtOnce(mpsc::Sender<Result<Report, TransferError>>);
 
     impl OutcomeSink for CopiesAtOnce {
-        fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>) {
-            while attend.poll_blocking() {}
+        fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>) {
+            while progress.poll_blocking() {}
         }
 
         fn publish(&self, result: Result<Report, TransferError>) {

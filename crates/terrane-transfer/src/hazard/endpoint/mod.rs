@@ -222,7 +222,7 @@ impl Endpoint {
         self.0.group
     }
 
-    /// What is in flight on the blocks.
+    /// The claims in flight on the blocks.
     pub(crate) fn hazards(&self) -> &HazardTable {
         &self.0.hazards
     }

@@ -20,7 +20,7 @@ use terrane_transfer::{
 use super::{BLOCK, slots, to_device, to_system, until};
 use crate::support::*;
 
-/// Panics as it is told to.
+/// Panics on request.
 #[derive(Debug)]
 struct Panicking {
     inner: SimulatedEngine,
