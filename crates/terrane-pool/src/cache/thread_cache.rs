@@ -198,16 +198,28 @@ pub(crate) enum Refusal {
 }
 
 impl<B> Magazine<B> {
-    /// Inserts the block, and takes its weight from the credit.
+    /// Takes a block, and adds its weight to the credit.
     #[inline]
-    fn keep(&mut self, credit: &mut u64, weight: u64, block: B) -> Result<(), (B, Refusal)> {
+    fn take(&mut self, credit: &mut u64, weight: u64) -> Option<B> {
+        let block = self.blocks.pop()?;
+        self.hits += 1;
+        *credit += weight;
+        Some(block)
+    }
+
+    /// Inserts the block, and takes its weight from the credit. A refused block stays in `block`.
+    #[inline]
+    fn put(&mut self, credit: &mut u64, weight: u64, block: &mut Option<B>) -> Result<(), Refusal> {
         if self.blocks.len() >= self.depth {
-            return Err((block, Refusal::Full));
+            return Err(Refusal::Full);
         }
-        let Some(rest) = credit.checked_sub(weight) else {
-            return Err((block, Refusal::NoCredit));
-        };
-        self.blocks.push(block).map_err(|block| (block, Refusal::Full))?;
+        let rest = credit.checked_sub(weight).ok_or(Refusal::NoCredit)?;
+        if let Some(inserted) = block.take() {
+            self.blocks.push(inserted).map_err(|refused| {
+                *block = Some(refused);
+                Refusal::Full
+            })?;
+        }
         *credit = rest;
         Ok(())
     }
@@ -235,12 +247,9 @@ impl<B> ThreadMagazines<B> {
     /// Takes a block of `class`, each of which counts `weight` bytes of the limit.
     #[inline]
     pub(crate) fn take(&mut self, class: usize, weight: u64, tag: Tag) -> Option<B> {
-        let magazine = self.classes.get_mut(class)?;
-        let record = magazine.blocks.pop()?;
-        magazine.hits += 1;
-        self.credit += weight;
+        let block = self.classes.get_mut(class)?.take(&mut self.credit, weight)?;
         self.count(tag, weight, true);
-        Some(record)
+        Some(block)
     }
 
     /// Inserts a block of `class`, which counts `weight` bytes of the limit, into its magazine, if
@@ -251,23 +260,12 @@ impl<B> ThreadMagazines<B> {
         class: usize,
         weight: u64,
         tag: Tag,
-        record: &mut Option<B>,
+        block: &mut Option<B>,
     ) -> Result<(), Refusal> {
-        let Some(block) = record.take() else { return Ok(()) };
-        let kept = match self.classes.get_mut(class) {
-            Some(magazine) => magazine.keep(&mut self.credit, weight, block),
-            None => Err((block, Refusal::Full)),
-        };
-        match kept {
-            Ok(()) => {
-                self.count(tag, weight, false);
-                Ok(())
-            }
-            Err((block, refusal)) => {
-                *record = Some(block);
-                Err(refusal)
-            }
-        }
+        let magazine = self.classes.get_mut(class).ok_or(Refusal::Full)?;
+        magazine.put(&mut self.credit, weight, block)?;
+        self.count(tag, weight, false);
+        Ok(())
     }
 
     /// Takes a block of `class` that was released on `stream`.
@@ -282,12 +280,9 @@ impl<B> ThreadMagazines<B> {
         if self.stream.id != Some(stream) {
             return None;
         }
-        let magazine = self.stream.classes.get_mut(class)?;
-        let record = magazine.blocks.pop()?;
-        magazine.hits += 1;
-        self.credit += weight;
+        let block = self.stream.classes.get_mut(class)?.take(&mut self.credit, weight)?;
         self.count(tag, weight, true);
-        Some(record)
+        Some(block)
     }
 
     /// Inserts a block that was released on `stream`, and that no other stream uses. The stream
@@ -298,21 +293,16 @@ impl<B> ThreadMagazines<B> {
         stream: StreamId,
         (class, weight): (usize, u64),
         tag: Tag,
-        record: &mut Option<B>,
+        block: &mut Option<B>,
     ) {
         if self.stream.id != Some(stream) {
             self.stream.other_streams += 1;
             return;
         }
         self.stream.other_streams = 0;
-        let Some(block) = record.take() else { return };
-        let kept = match self.stream.classes.get_mut(class) {
-            Some(magazine) => magazine.keep(&mut self.credit, weight, block),
-            None => Err((block, Refusal::Full)),
-        };
-        match kept {
-            Ok(()) => self.count(tag, weight, false),
-            Err((block, _)) => *record = Some(block),
+        let Some(magazine) = self.stream.classes.get_mut(class) else { return };
+        if magazine.put(&mut self.credit, weight, block).is_ok() {
+            self.count(tag, weight, false);
         }
     }
 
