@@ -36,7 +36,7 @@ use quote::Quote;
 /// An engine guarantees:
 ///
 /// - [`quote`](Self::quote) reads a plan and touches no bytes.
-/// - A plan without runs is executed like any other: the job ends once its terms are met, after the
+/// - A plan without runs is executed like any other: the job ends once its options are met, after the
 ///   device's order and with durable files.
 /// - [`submit`](Self::submit) returns at once. It neither copies nor waits on the caller's thread.
 /// - The job is [finished](CopyJob::finish) exactly once, whatever happens. A job that is dropped
