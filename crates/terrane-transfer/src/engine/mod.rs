@@ -44,7 +44,7 @@ use quote::Quote;
 /// - Its drop joins no thread if it runs on a thread that finishes jobs, its own or another
 ///   engine's. A job that waited for a job of another engine may hold the last reference to this
 ///   one. Two engines that join each other's threads would deadlock. The functions of
-///   [`threads`](crate::engines::threads) follow this rule.
+///   [`threads`] follow this rule.
 ///
 /// An engine may also:
 ///
