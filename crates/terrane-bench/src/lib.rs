@@ -29,6 +29,7 @@
 
 mod measurement;
 pub mod recorded;
+pub mod replay;
 mod reporter;
 mod run;
 mod settings;

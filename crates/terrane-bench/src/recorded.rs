@@ -9,8 +9,9 @@
 //! ```
 
 use terrane_core::ByteCount;
-use terrane_pool::adaptors::{TraceError, TraceReader};
-use terrane_pool::replay::{Program, ServingRules};
+use terrane_pool::adaptors::TraceReader;
+
+use crate::replay::{Program, ReplayError, ServingRules};
 
 /// The rules of the engine that was recorded: the default ones for fewer and shorter sequences, so
 /// that the file stays small.
@@ -30,8 +31,8 @@ pub const SERVING: ServingRules = ServingRules {
 ///
 /// # Errors
 ///
-/// [`TraceError`], if the file is not what it was.
-pub fn serving() -> Result<Program, TraceError> {
+/// [`ReplayError`], if the file is not what it was.
+pub fn serving() -> Result<Program, ReplayError> {
     Program::from_events(TraceReader::new(include_bytes!("../data/serving.csv").as_slice())?)
 }
 
@@ -47,7 +48,7 @@ mod tests {
         assert_eq!(ran, model.steps());
         let frees = at_the_end.iter();
         assert!(
-            frees.clone().all(|step| matches!(step, terrane_pool::replay::Step::Free { .. })),
+            frees.clone().all(|step| matches!(step, crate::replay::Step::Free { .. })),
             "what was live when the recording ended is freed"
         );
         assert!(!at_the_end.is_empty());

@@ -1,4 +1,4 @@
-//! What a reservation costs, beside what it would cost to get it wrong.
+//! The cost of a reservation, beside the cost of a wrong one.
 //!
 //! `cargo run --release -p terrane-pool --example budget_cost`
 //!
@@ -17,9 +17,9 @@ const ROUNDS: u32 = 20_000;
 const BATCHES: usize = 200;
 const BYTES: u64 = 4096;
 
-/// Nanoseconds a round, the slowest thread's. Threads begin each batch together, and the best
-/// batch counts of those in which they ran side by side for nine tenths of the time; `NaN` if
-/// something else took a core from them in every one.
+/// Returns the nanoseconds of a round, of the slowest thread. Threads start each batch together.
+/// The best batch counts, of those in which all threads ran in parallel for nine tenths of the
+/// time. `NaN` if no batch did.
 fn time<const THREADS: usize>(work: [&(dyn Fn() + Sync); THREADS]) -> f64 {
     let arrived = AtomicUsize::new(0);
     let arrived = &arrived;
@@ -54,7 +54,7 @@ fn time<const THREADS: usize>(work: [&(dyn Fn() + Sync); THREADS]) -> f64 {
     best.fold(f64::NAN, f64::min)
 }
 
-/// Add first, check afterwards, take back: the way that refuses what fits.
+/// Adds first, checks afterwards and subtracts on failure. This refuses requests that fit.
 fn add_then_check(levels: &[&AtomicU64], limit: u64) {
     for (index, level) in levels.iter().enumerate() {
         if level.fetch_add(BYTES, Ordering::Relaxed) + BYTES > limit {

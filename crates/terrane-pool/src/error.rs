@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use terrane_core::{Alignment, AllocateError, ByteCount, Label, StorageKind};
 
-use crate::adaptors::{OverBudget, TraceError};
+use crate::adaptors::accounting::budget::OverBudget;
+use crate::adaptors::accounting::trace::TraceError;
 use crate::managed::ManagedError;
 use crate::staging::StagingError;
-use crate::{FenceError, StreamError};
+use crate::streams::fence::FenceError;
+use crate::streams::stream_pool::StreamError;
 
 /// The error of this crate. Its own variants report a pool that cannot be made, or a block that
 /// cannot be used as asked. The errors of all other parts of the crate convert into it.
@@ -19,8 +21,8 @@ use crate::{FenceError, StreamError};
 pub enum PoolError {
     /// The size classes span no range.
     #[error(
-        "size classes from {smallest} to {largest} cannot be had: \
-         the smallest is a power of two from 16 B on, the largest no smaller, and at most 2^48 B"
+        "size classes from {smallest} to {largest} are not supported; the smallest must be a power \
+         of two of at least 16 B, and the largest must be between the smallest and 2^48 B"
     )]
     InvalidClassRange {
         /// The smallest class requested.
@@ -30,8 +32,8 @@ pub enum PoolError {
     },
     /// The slab's stride or count is invalid.
     #[error(
-        "a slab of {count} × {stride} cannot be had: the stride is a multiple of the \
-         alignment ({alignment}), there is at least one block, and the product fits in 64 bits"
+        "a slab of {count} × {stride} is not supported; the stride must be a multiple of the \
+         alignment ({alignment}), the count at least 1, and the product must fit in 64 bits"
     )]
     InvalidSlab {
         /// The length of a block.
@@ -43,8 +45,8 @@ pub enum PoolError {
     },
     /// The upstream cannot serve blocks like these.
     #[error(
-        "the upstream of {kind} memory has no regions of {required}, which the largest class \
-         needs, only up to {largest}; lower the largest class or the blocks of a slab"
+        "the largest class needs regions of {required}, and the {kind} upstream allocates at most \
+         {largest}; lower the largest class or the blocks of a slab"
     )]
     UpstreamTooSmall {
         /// The kind of storage.
@@ -56,8 +58,8 @@ pub enum PoolError {
     },
     /// The upstream returned memory that does not hold the request. The pool freed it.
     #[error(
-        "the upstream gave {granted} at a multiple of {available} for {asked} at one of \
-         {alignment}; it breaks the contract of `Allocate`, and cannot be pooled"
+        "the upstream returned {granted} aligned to {available} for a request of {asked} aligned to \
+         {alignment}; fix the upstream, which violates the contract of `Allocate`"
     )]
     UnfitUpstream {
         /// The length requested, in bytes.
@@ -70,7 +72,7 @@ pub enum PoolError {
         available: Alignment,
     },
     /// An environment variable has an invalid value.
-    #[error("{name} is set to {value:?}, which means nothing; see `DebugOptions` for what does")]
+    #[error("{name} has the invalid value {value:?}; see `DebugOptions` for the valid values")]
     InvalidVariable {
         /// The variable.
         name: &'static str,
@@ -78,10 +80,10 @@ pub enum PoolError {
         value: String,
     },
     /// A block was used on a stream, but its pool was made without streams.
-    #[error("the pool knows no streams; make it `with_fences` to use its blocks on one")]
+    #[error("the pool has no fence source; make it with `Pool::with_fences` to use streams")]
     NoFences,
     /// A fence failed.
-    #[error("the order of streams could not be kept")]
+    #[error("a fence failed, so the order of streams is unknown")]
     Fence {
         /// The operation that failed.
         #[from]
@@ -90,7 +92,7 @@ pub enum PoolError {
     /// A typed view does not fit its block.
     #[error(
         "{count} elements of {element} bytes aligned to {alignment} do not fit a block of {asked} \
-         at a multiple of {available}; ask the pool for more, or for that alignment"
+         aligned to {available}; request more bytes or a stricter alignment"
     )]
     ViewDoesNotFit {
         /// The number of elements.
@@ -99,7 +101,7 @@ pub enum PoolError {
         element: usize,
         /// The alignment that an element needs.
         alignment: usize,
-        /// The bytes requested when the block was acquired.
+        /// The bytes requested when the block was allocated.
         asked: ByteCount,
         /// The alignment of the block.
         available: Alignment,
@@ -119,17 +121,17 @@ pub enum PoolError {
     /// A stream could not be made.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// A trace could not be written, read or replayed.
+    /// A trace could not be written or read.
     #[error(transparent)]
     Trace(#[from] TraceError),
 }
 
-/// The state of a pool that could not serve a request after every step of the ladder.
+/// The state of a pool that could not serve a request after every step of a reclaim.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
-    "the pool holds {held}: {live} live, {cached} cached, {pending} pending behind streams; \
-     the largest free class is {}; the most is held by {}; \
-     free blocks, finish streams, or lower the pool's caps",
+    "the pool holds {held}: {live} live, {cached} cached, {pending} pending on streams; \
+     the largest free class is {}; the largest users are {}; \
+     free blocks, finish streams, or lower the pool's limits",
     .largest_free.map_or("none".to_owned(), |size| size.to_string()),
     describe(.top_labels)
 )]
@@ -156,7 +158,7 @@ pub struct Exhausted {
 
 fn describe(labels: &[(Label, ByteCount)]) -> String {
     if labels.is_empty() {
-        return "nothing that was labelled".to_owned();
+        return "not labelled".to_owned();
     }
     let labels: Vec<_> = labels.iter().map(|(label, bytes)| format!("{label} ({bytes})")).collect();
     labels.join(", ")

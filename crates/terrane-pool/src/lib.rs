@@ -3,7 +3,7 @@
 //! A [`Pool`] keeps freed memory in size classes for the next request. A hit and its release cost
 //! about 9 ns together on each thread, for any number of threads. The kept bytes have an exact
 //! limit. Blocks that streams use are reused in the order of the streams. When memory runs out, the
-//! pool tries the steps of a ladder before it refuses. A pool is an
+//! pool reclaims memory in several steps before it refuses. A pool is an
 //! [`Allocate`](terrane_core::Allocate) over another, and so is every adaptor in [`adaptors`], in
 //! any order.
 //!
@@ -23,12 +23,16 @@
 //! # How a pool works
 //!
 //! ```text
-//!  acquire ──► magazine of the thread ──► queue of the class ──► parking ──► upstream ──► ladder
-//!               no lock, no shared line     14 blocks at a time    streams     cached
-//!  release ──► magazine of the thread ──► queue of the class       done        shed first
-//!         └──► lane of the thread, for a block used on one stream
-//!         └──► parking, for a block that other streams use
+//!  allocate ──► magazine of the thread ──► queue of the class ──► pending frees ──► upstream
+//!                no lock, no shared line    14 blocks at a time    whose streams     if exhausted,
+//!                                                                  have finished     reclaim
+//!  release ───► magazine of the thread ──► queue of the class
+//!         ├───► stream magazine of the thread, for a block used on one stream
+//!         └───► pending frees, for a block that other streams use
 //! ```
+//!
+//! Read the folders in this order: `pool` (a pool and its blocks), `cache` (free blocks), `streams`
+//! (fences and pending frees), `adaptors`, `managed`, `staging`.
 //!
 //! Decision records with the measurements: `docs/decisions/0020` to `0033`.
 //!
@@ -46,61 +50,58 @@
 //! - Cached bytes never exceed [`PoolOptions::cached_bytes`]; the queue of a class never exceeds
 //!   [`PoolOptions::blocks_per_class`].
 //! - A thread that ends returns its blocks to the pools.
+//! - Clones of a [`Pool`] are handles to one pool. The last handle closes it.
 //!
 //! # Metrics
 //!
 //! [`Pool::snapshot`] returns all counters as plain numbers. With the feature `metrics`,
-//! `PoolSnapshot::publish` publishes a snapshot through the facade of that name. The pool itself
-//! publishes nothing. [`adaptors::Snapshot`] lists a pool block by block, and the feature `serde`
-//! turns the list into JSON.
+//! `PoolSnapshot::record_metrics` records a snapshot through the facade of that name. The pool
+//! itself records nothing. [`adaptors::Snapshot`] lists a pool block by block, and the feature
+//! `serde` turns the list into JSON.
 //!
-//! Sweeps, the ladder, closing and failures of fences are traced. Hits, misses and releases are
-//! not.
+//! Sweeps, reclaims, closing and failures of fences are traced. Hits, misses and releases are not.
 //!
 //! # Errors
 //!
 //! Every part has its own error type, and all of them convert into [`PoolError`].
 
 pub mod adaptors;
-mod barrier;
-mod block;
-mod depot;
-mod display;
+mod cache;
 mod error;
-mod fence;
-mod grant;
-mod inspect;
-mod ladder;
+mod heap;
 pub mod managed;
-mod options;
-mod parking;
-mod pool;
 #[cfg(feature = "metrics")]
-mod publish;
-mod record;
-pub mod replay;
-mod retired;
-mod seat;
+mod metrics;
+mod options;
+mod pool;
 mod size_class;
-mod slot;
 mod snapshot;
-mod stack;
 pub mod staging;
-mod stock;
-mod stream_pool;
-mod sweep;
+mod streams;
 mod sync;
 mod tags;
 
-pub use block::{PoolBlock, TypedSpan};
+// The testkit's streams implement the traits of the library that other crates use, which are not
+// the traits of this build for tests. So the tests compile the same file here.
+#[cfg(test)]
+#[cfg(not(loom))]
+extern crate self as terrane_pool;
+#[cfg(test)]
+#[cfg(not(loom))]
+#[path = "../../terrane-testkit/src/simulated/streams.rs"]
+#[expect(dead_code, reason = "the unit tests use a part of it")]
+mod simulated_streams;
+
 pub use error::{Exhausted, PoolError};
-pub use fence::{Access, Fence, FenceError, FenceSource, SimulatedStreams, StreamId};
-pub use ladder::{Retry, TrimUpstream};
+pub use heap::{HeapAllocator, HeapMemory};
 pub use options::PoolOptions;
 pub use pool::Pool;
+pub use pool::block::{PoolBlock, TypedSpan};
+pub use pool::reclaim::{Retry, TrimUpstream};
 pub use size_class::SizeClasses;
-pub use snapshot::{ClassSnapshot, LadderSnapshot, PoolSnapshot};
-pub use stream_pool::{StreamError, StreamLease, StreamPool, StreamSource};
+pub use snapshot::{ClassSnapshot, PoolSnapshot, ReclaimSnapshot};
+pub use streams::fence::{Access, Fence, FenceError, FenceSource, StreamId};
+pub use streams::stream_pool::{StreamError, StreamLease, StreamPool, StreamSource};
 pub use tags::Tag;
 
 // Crates whose types the public signatures name.

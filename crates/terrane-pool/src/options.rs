@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use terrane_core::{Alignment, ByteCount};
 
-use crate::SizeClasses;
+use crate::size_class::SizeClasses;
 
 /// Options of a [`Pool`](crate::Pool), with defaults for scratch and staging memory.
 ///

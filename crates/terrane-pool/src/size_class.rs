@@ -2,7 +2,7 @@
 
 use terrane_core::{Alignment, ByteCount};
 
-use crate::PoolError;
+use crate::error::PoolError;
 
 /// How a pool rounds the sizes of its blocks.
 ///
@@ -10,7 +10,7 @@ use crate::PoolError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SizeClasses {
-    /// Powers of two: up to 100 % waste.
+    /// Powers of two: up to 100 % waste, and the fewest classes.
     PowerOfTwo,
     /// Four steps per doubling: up to 25 % waste.
     Steps4,
@@ -19,7 +19,7 @@ pub enum SizeClasses {
     Steps8,
     /// One class of blocks of exactly `stride` bytes, obtained `count` at a time in one region.
     ///
-    /// A slab goes back to the upstream as a whole, when all of its blocks are cached. Larger
+    /// A slab is returned to the upstream as a whole, when all of its blocks are cached. Larger
     /// requests go straight to the upstream.
     ExactSlab {
         /// The length of a block in bytes; a multiple of the pool's alignment.
@@ -27,14 +27,6 @@ pub enum SizeClasses {
         /// The number of blocks in a slab.
         count: u32,
     },
-}
-
-impl SizeClasses {
-    /// One class per doubling: the fewest classes, each shared by the most sizes.
-    #[must_use]
-    pub const fn powers_of_two() -> Self {
-        Self::PowerOfTwo
-    }
 }
 
 /// The classes of one pool, as a table.

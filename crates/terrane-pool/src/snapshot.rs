@@ -1,10 +1,12 @@
 //! The counters of a pool.
 
+use std::fmt;
+
 use terrane_core::{ByteCount, Label, Memory};
 
-use crate::Exhausted;
-use crate::stock::Stock;
-use crate::sweep::Frozen;
+use crate::cache::shared_cache::SharedCache;
+use crate::cache::sweep::SweepGuard;
+use crate::error::Exhausted;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The state of a pool at one instant, and its counters since it was made.
@@ -29,8 +31,8 @@ pub struct PoolSnapshot {
     pub abandoned: ByteCount,
     /// Every class, the smallest first.
     pub classes: Vec<ClassSnapshot>,
-    /// Counters of what the pool did when exhausted.
-    pub ladder: LadderSnapshot,
+    /// Counters of the steps that the pool took when the upstream was exhausted.
+    pub reclaim: ReclaimSnapshot,
     /// Live bytes by label, the largest first. Blocks without a label are not counted.
     pub labels: Vec<(Label, ByteCount)>,
 }
@@ -66,10 +68,10 @@ impl ClassSnapshot {
     }
 }
 
-/// How often each step of the ladder ran or served a request.
+/// How often each step of a reclaim ran or served a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct LadderSnapshot {
+pub struct ReclaimSnapshot {
     /// The upstream refused because it was out of memory.
     pub exhausted: u64,
     /// A freed block served the request, after its streams had finished, with or without a wait.
@@ -86,16 +88,63 @@ pub struct LadderSnapshot {
     pub refused: u64,
 }
 
+/// Prints one line: the bytes by state, and the requests of all classes.
+impl fmt::Display for PoolSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { held, peak_held, live, cached, pending, abandoned, classes, .. } = self;
+        let sum = |count: fn(&ClassSnapshot) -> u64| classes.iter().map(count).sum::<u64>();
+        write!(
+            f,
+            "{held} held: {live} live, {cached} cached, {pending} pending, {abandoned} abandoned; \
+             at most {peak_held}; {} classes: {} requests served from magazines, {} from queues, {} \
+             missed; {} evicted",
+            classes.len(),
+            sum(|class| class.magazine_hits),
+            sum(|class| class.shared_hits),
+            sum(|class| class.misses),
+            sum(|class| class.evictions),
+        )
+    }
+}
+
+/// Prints one line: the size, the requests, and the free blocks.
+impl fmt::Display for ClassSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { size, magazine_hits, shared_hits, misses, evictions, .. } = self;
+        let Self { in_magazines, in_queue, pending, .. } = self;
+        write!(
+            f,
+            "{size}: {magazine_hits} requests served from magazines, {shared_hits} from the queue, \
+             {misses} missed; {evictions} evicted; {in_magazines} free in magazines, {in_queue} in \
+             the queue, {pending} pending"
+        )
+    }
+}
+
+/// Prints one line: the requests that met an exhausted upstream, by the step that served them.
+impl fmt::Display for ReclaimSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { exhausted, pending, larger, trimmed, upstream_trimmed, callback, refused } =
+            self;
+        write!(
+            f,
+            "{exhausted} requests met an exhausted upstream: {pending} got a pending block, \
+             {larger} a cached block, {trimmed} memory after a trim, {upstream_trimmed} after a trim \
+             of the upstream, {callback} after the callback, {refused} were refused"
+        )
+    }
+}
+
 /// The most labels that an error names.
 const TOP: usize = 5;
 
-/// The atomic counters behind [`LadderSnapshot`].
+/// The atomic counters behind [`ReclaimSnapshot`].
 #[derive(Debug, Default)]
-pub(crate) struct LadderCounts([AtomicU64; 7]);
+pub(crate) struct ReclaimCounts([AtomicU64; 7]);
 
-/// A step of the ladder, in the order of the fields of [`LadderSnapshot`].
+/// A step of a reclaim, in the order of the fields of [`ReclaimSnapshot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rung {
+pub(crate) enum ReclaimStage {
     Exhausted,
     Pending,
     Larger,
@@ -105,75 +154,76 @@ pub(crate) enum Rung {
     Refused,
 }
 
-impl LadderCounts {
-    pub(crate) fn count(&self, rung: Rung) {
-        self.of(rung).fetch_add(1, Ordering::Relaxed);
-        tracing::debug!(?rung, "an exhausted pool climbs its ladder");
+impl ReclaimCounts {
+    pub(crate) fn count(&self, stage: ReclaimStage) {
+        self.of(stage).fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(?stage, "the upstream of a pool is exhausted");
     }
 
-    fn of(&self, rung: Rung) -> &AtomicU64 {
+    fn of(&self, stage: ReclaimStage) -> &AtomicU64 {
         let [exhausted, pending, larger, trimmed, upstream, callback, refused] = &self.0;
-        match rung {
-            Rung::Exhausted => exhausted,
-            Rung::Pending => pending,
-            Rung::Larger => larger,
-            Rung::Trimmed => trimmed,
-            Rung::UpstreamTrimmed => upstream,
-            Rung::Callback => callback,
-            Rung::Refused => refused,
+        match stage {
+            ReclaimStage::Exhausted => exhausted,
+            ReclaimStage::Pending => pending,
+            ReclaimStage::Larger => larger,
+            ReclaimStage::Trimmed => trimmed,
+            ReclaimStage::UpstreamTrimmed => upstream,
+            ReclaimStage::Callback => callback,
+            ReclaimStage::Refused => refused,
         }
     }
 
-    pub(crate) fn snapshot(&self) -> LadderSnapshot {
-        let read = |rung| self.of(rung).load(Ordering::Relaxed);
-        LadderSnapshot {
-            exhausted: read(Rung::Exhausted),
-            pending: read(Rung::Pending),
-            larger: read(Rung::Larger),
-            trimmed: read(Rung::Trimmed),
-            upstream_trimmed: read(Rung::UpstreamTrimmed),
-            callback: read(Rung::Callback),
-            refused: read(Rung::Refused),
+    pub(crate) fn snapshot(&self) -> ReclaimSnapshot {
+        let read = |stage| self.of(stage).load(Ordering::Relaxed);
+        ReclaimSnapshot {
+            exhausted: read(ReclaimStage::Exhausted),
+            pending: read(ReclaimStage::Pending),
+            larger: read(ReclaimStage::Larger),
+            trimmed: read(ReclaimStage::Trimmed),
+            upstream_trimmed: read(ReclaimStage::UpstreamTrimmed),
+            callback: read(ReclaimStage::Callback),
+            refused: read(ReclaimStage::Refused),
         }
     }
 }
 
 impl PoolSnapshot {
-    pub(crate) fn new<M: Memory>(stock: &Stock<M>, ladder: &LadderCounts) -> Self {
-        let mut classes: Vec<ClassSnapshot> = (0..stock.table.len())
+    pub(crate) fn new<M: Memory>(cache: &SharedCache<M>, reclaim_counts: &ReclaimCounts) -> Self {
+        let mut classes: Vec<ClassSnapshot> = (0..cache.table.len())
             .map(|class| ClassSnapshot {
-                size: ByteCount::new(stock.table.size(class)),
+                size: ByteCount::new(cache.table.size(class)),
                 ..ClassSnapshot::default()
             })
             .collect();
-        let mut frozen = Frozen::new(stock);
-        let mut in_lanes = 0;
-        frozen.for_each(|shelf| {
-            for (class, magazine) in classes.iter_mut().zip(&shelf.lane.magazines) {
+        let mut sweep = SweepGuard::new(cache);
+        let mut in_stream_magazines = 0;
+        sweep.for_each(|magazines| {
+            for (class, magazine) in classes.iter_mut().zip(&magazines.stream.classes) {
                 class.magazine_hits += magazine.hits;
                 class.pending += magazine.blocks.len();
                 let blocks = ByteCount::from_usize(magazine.blocks.len()).get();
-                in_lanes += class.size.get() * blocks;
+                in_stream_magazines += class.size.get() * blocks;
             }
-            for (class, magazine) in classes.iter_mut().zip(&shelf.magazines) {
+            for (class, magazine) in classes.iter_mut().zip(&magazines.classes) {
                 class.magazine_hits += magazine.hits;
                 class.shared_hits += magazine.shared_hits;
                 class.in_magazines += magazine.blocks.len();
             }
         });
-        let cached = stock.cached_in(&mut frozen);
-        let pending = stock.parking.as_ref().map_or(0, |parking| parking.bytes()) + in_lanes;
-        let held = stock.account.held();
-        for (class, depot) in classes.iter_mut().zip(&stock.depots) {
-            class.shared_hits += depot.shared_hits.load(Ordering::Relaxed);
-            class.misses = depot.misses.load(Ordering::Relaxed);
-            class.evictions = depot.evictions.load(Ordering::Relaxed);
-            class.in_queue = depot.blocks();
+        let cached = cache.cached_in(&mut sweep);
+        let pending =
+            cache.pending.as_ref().map_or(0, |pending| pending.bytes()) + in_stream_magazines;
+        let held = cache.account.held();
+        for (class, queue) in classes.iter_mut().zip(&cache.queues) {
+            class.shared_hits += queue.shared_hits.load(Ordering::Relaxed);
+            class.misses = queue.misses.load(Ordering::Relaxed);
+            class.evictions = queue.evictions.load(Ordering::Relaxed);
+            class.in_queue = queue.blocks();
         }
-        drop(frozen);
+        drop(sweep);
 
-        let census = stock.parking.as_ref().map(|parking| parking.census()).unwrap_or_default();
-        for (class, count) in census {
+        let counts = cache.pending.as_ref().map(|pending| pending.counts()).unwrap_or_default();
+        for (class, count) in counts {
             if let Some(class) = classes.get_mut(class) {
                 class.pending += count;
             }
@@ -181,15 +231,15 @@ impl PoolSnapshot {
         let free = cached.checked_add(pending).unwrap_or(held);
         Self {
             held: ByteCount::new(held),
-            peak_held: ByteCount::new(stock.account.peak()),
+            peak_held: ByteCount::new(cache.account.peak()),
             // Blocks that moved during the summing can make the sum too large.
             live: ByteCount::new(held.saturating_sub(free)),
             cached: ByteCount::new(cached),
             pending: ByteCount::new(pending),
-            abandoned: ByteCount::new(stock.parking.as_ref().map_or(0, |p| p.abandoned())),
+            abandoned: ByteCount::new(cache.pending.as_ref().map_or(0, |p| p.abandoned())),
             classes,
-            ladder: ladder.snapshot(),
-            labels: stock.labels(usize::MAX),
+            reclaim: reclaim_counts.snapshot(),
+            labels: cache.labels(usize::MAX),
         }
     }
 
@@ -209,21 +259,52 @@ impl PoolSnapshot {
     }
 }
 
-impl<M: Memory> Stock<M> {
+impl<M: Memory> SharedCache<M> {
     /// Returns the state of a pool without streams and without magazines. No thread is stopped.
     pub(crate) fn exhausted(&self) -> Exhausted {
-        let (held, cached) = (self.account.held(), self.budget.reserved());
-        let free = self.occupied.iter().filter_map(|class| self.depots.get(class));
-        let free = free.filter(|depot| depot.blocks() > 0).last();
+        let (held, cached) = (self.account.held(), self.limit.reserved());
+        let free = self.occupied.iter().filter_map(|class| self.queues.get(class));
+        let free = free.filter(|queue| queue.blocks() > 0).last();
         Exhausted {
             held: ByteCount::new(held),
             live: ByteCount::new(held.saturating_sub(cached)),
             cached: ByteCount::new(cached),
             pending: ByteCount::ZERO,
-            largest_free: free.map(|depot| ByteCount::new(self.table.size(depot.class()))),
+            largest_free: free.map(|queue| ByteCount::new(self.table.size(queue.class()))),
             top_labels: self.labels(TOP),
             callback_attempts: 0,
             refusal: None,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use terrane_core::ByteCount;
+
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_one_line_with_the_sums_of_its_classes() {
+        let class = ClassSnapshot {
+            size: ByteCount::kib(64),
+            magazine_hits: 5,
+            shared_hits: 2,
+            misses: 1,
+            in_queue: 3,
+            ..ClassSnapshot::default()
+        };
+        assert_eq!(
+            class.to_string(),
+            "64 KiB: 5 requests served from magazines, 2 from the queue, 1 missed; 0 evicted; 0 \
+             free in magazines, 3 in the queue, 0 pending"
+        );
+        let pool = PoolSnapshot { classes: vec![class; 2], ..PoolSnapshot::default() };
+        let text = pool.to_string();
+        assert!(
+            text.contains("2 classes: 10 requests served from magazines, 4 from queues, 2 missed"),
+            "{text}"
+        );
+        assert!(!text.contains('\n'));
     }
 }

@@ -29,7 +29,7 @@ impl Tag {
     }
 }
 
-/// Live bytes by tag: acquired by one thread less released by it, so any may be negative.
+/// Live bytes by tag: allocated by one thread less released by it, so any may be negative.
 ///
 /// These are statistics, and order no other memory access.
 #[derive(Debug)]

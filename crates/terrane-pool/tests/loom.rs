@@ -31,12 +31,12 @@ use terrane_pool::{
 
 const SIZE: ByteCount = ByteCount::new(512);
 
-/// Numbers its blocks from 0, and counts those that are out.
+/// Numbers its blocks from 0, and counts the live ones.
 #[derive(Clone, Debug)]
 struct Numbers {
     out: Arc<AtomicUsize>,
     next: Arc<PlainU64>,
-    /// One cell per block; whoever has the block writes it, so that the model checker sees two
+    /// One cell per block. The owner of the block writes it, so the model checker detects two
     /// owners of one block.
     owners: Arc<Vec<UnsafeCell<()>>>,
     most: usize,
@@ -77,7 +77,7 @@ fn number(block: &PoolBlock<ForeignMemory<Token>>) -> u64 {
     address.get() / SIZE.get()
 }
 
-// SAFETY: what is handed out is the test's alone.
+// SAFETY: the returned memory belongs to the test alone.
 unsafe impl Allocate for Numbers {
     type Memory = ForeignMemory<Token>;
 
@@ -104,7 +104,7 @@ unsafe impl Allocate for Numbers {
         let address = DeviceAddress::new(number * SIZE.get());
         let location = Location::Device { device: DeviceId::new(0), address };
         let span = Span { kind: self.kind(), location, length: request.bytes };
-        // SAFETY: nobody touches memory of a device that does not exist.
+        // SAFETY: no code accesses memory of a device that does not exist.
         Ok(unsafe { ForeignMemory::new(span, Token(Arc::clone(&self.out))) })
     }
 }
@@ -134,18 +134,18 @@ fn a_block_has_one_owner_on_its_way_between_magazines() {
         let upstream = Numbers::new(8);
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());
         // Three blocks: one in this thread's magazine, two in the shared queue.
-        let blocks: Vec<_> = (0..3).map(|_| pool.acquire(SIZE).unwrap()).collect();
+        let blocks: Vec<_> = (0..3).map(|_| pool.allocate_bytes(SIZE).unwrap()).collect();
         drop(blocks);
         let other = {
             let (pool, upstream) = (Arc::clone(&pool), upstream.clone());
             thread::spawn(move || {
-                let block = pool.acquire(SIZE).unwrap();
+                let block = pool.allocate_bytes(SIZE).unwrap();
                 upstream.own(&block);
                 drop(block);
             })
         };
-        let first = pool.acquire(SIZE).unwrap();
-        let second = pool.acquire(SIZE).unwrap();
+        let first = pool.allocate_bytes(SIZE).unwrap();
+        let second = pool.allocate_bytes(SIZE).unwrap();
         upstream.own(&first);
         upstream.own(&second);
         drop((first, second));
@@ -163,14 +163,14 @@ fn a_clear_loses_nothing_that_is_released_meanwhile() {
     model(|| {
         let upstream = Numbers::new(8);
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());
-        let block = pool.acquire(SIZE).unwrap();
+        let block = pool.allocate_bytes(SIZE).unwrap();
         let other = {
             let (pool, upstream) = (Arc::clone(&pool), upstream.clone());
             thread::spawn(move || {
                 upstream.own(&block);
                 drop(block);
-                // A hit, if the clear has not come in between.
-                let block = pool.acquire(SIZE).unwrap();
+                // A hit, if the clear did not run in between.
+                let block = pool.allocate_bytes(SIZE).unwrap();
                 upstream.own(&block);
             })
         };
@@ -187,13 +187,13 @@ fn a_clear_finds_what_is_on_its_way_to_the_shared_queue() {
     model(|| {
         let upstream = Numbers::new(8);
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());
-        let blocks: Vec<_> = (0..2).map(|_| pool.acquire(SIZE).unwrap()).collect();
+        let blocks: Vec<_> = (0..2).map(|_| pool.allocate_bytes(SIZE).unwrap()).collect();
         let released = Arc::new(AtomicBool::new(false));
         let other = {
             let released = Arc::clone(&released);
             thread::spawn(move || {
                 for block in blocks {
-                    // The second one drives the first out of the magazine.
+                    // The second one moves the first out of the magazine.
                     drop(block);
                     released.store(true, Ordering::SeqCst);
                 }
@@ -215,13 +215,13 @@ fn a_cleared_block_was_released_before() {
     model(|| {
         let upstream = Numbers::new(8);
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());
-        // Settled, and with a block in the magazine.
-        drop(pool.acquire(SIZE).unwrap());
+        // Registered, and with a block in the magazine.
+        drop(pool.allocate_bytes(SIZE).unwrap());
         let other = {
             let pool = Arc::clone(&pool);
             thread::spawn(move || pool.clear())
         };
-        let block = pool.acquire(SIZE).unwrap();
+        let block = pool.allocate_bytes(SIZE).unwrap();
         upstream.own(&block);
         other.join().unwrap();
         assert_eq!(upstream.out(), 1);
@@ -234,12 +234,12 @@ fn nothing_is_kept_after_a_close() {
     model(|| {
         let upstream = Numbers::new(8);
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());
-        drop(pool.acquire(SIZE).unwrap());
+        drop(pool.allocate_bytes(SIZE).unwrap());
         let other = {
             let pool = Arc::clone(&pool);
             thread::spawn(move || pool.close())
         };
-        match pool.acquire(SIZE) {
+        match pool.allocate_bytes(SIZE) {
             Ok(block) => {
                 upstream.own(&block);
                 drop(block);
@@ -248,7 +248,7 @@ fn nothing_is_kept_after_a_close() {
         }
         other.join().unwrap();
         assert_eq!(upstream.out(), 0);
-        assert!(pool.acquire(SIZE).is_err());
+        assert!(pool.allocate_bytes(SIZE).is_err());
     });
 }
 
@@ -268,11 +268,11 @@ fn a_close_finds_every_class_whatever_others_evict() {
             ..options()
         };
         let pool = Arc::new(Pool::new(upstream.clone(), options).unwrap());
-        let blocks = [SMALL, LARGE].map(|bytes| pool.acquire(bytes).unwrap());
+        let blocks = [SMALL, LARGE].map(|bytes| pool.allocate_bytes(bytes).unwrap());
         drop(blocks);
         let other = {
             let pool = Arc::clone(&pool);
-            thread::spawn(move || drop(pool.acquire(ByteCount::mib(128))))
+            thread::spawn(move || drop(pool.allocate_bytes(ByteCount::mib(128))))
         };
         pool.close();
         other.join().unwrap();
@@ -285,7 +285,8 @@ fn a_late_release_goes_to_the_upstream() {
     model(|| {
         let upstream = Numbers::new(8);
         let pool = Pool::new(upstream.clone(), options()).unwrap();
-        let (first, second) = (pool.acquire(SIZE).unwrap(), pool.acquire(SIZE).unwrap());
+        let (first, second) =
+            (pool.allocate_bytes(SIZE).unwrap(), pool.allocate_bytes(SIZE).unwrap());
         let other = thread::spawn(move || drop(first));
         drop(pool);
         drop(second);
@@ -299,18 +300,18 @@ fn an_exhausted_pool_finds_the_block_in_the_other_thread() {
     model(|| {
         let upstream = Numbers::new(2);
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());
-        let kept = pool.acquire(SIZE).unwrap();
-        drop(pool.acquire(SIZE).unwrap());
-        // One block is in use, and one in this thread's magazine: the other thread has to reach
-        // for it.
+        let kept = pool.allocate_bytes(SIZE).unwrap();
+        drop(pool.allocate_bytes(SIZE).unwrap());
+        // One block is in use, and one in this thread's magazine: the other thread must take it
+        // from there.
         let other = {
             let (pool, upstream) = (Arc::clone(&pool), upstream.clone());
-            thread::spawn(move || match pool.acquire(SIZE) {
+            thread::spawn(move || match pool.allocate_bytes(SIZE) {
                 Ok(block) => upstream.own(&block),
                 Err(error) => assert!(error.is_exhaustion(), "{error}"),
             })
         };
-        match pool.acquire(SIZE) {
+        match pool.allocate_bytes(SIZE) {
             Ok(block) => upstream.own(&block),
             Err(error) => assert!(error.is_exhaustion(), "{error}"),
         }
@@ -328,11 +329,12 @@ fn the_cap_holds_whoever_releases() {
         let upstream = Numbers::new(8);
         let options = PoolOptions { cached_bytes: SIZE, ..options() };
         let pool = Arc::new(Pool::new(upstream.clone(), options).unwrap());
-        let (first, second) = (pool.acquire(SIZE).unwrap(), pool.acquire(SIZE).unwrap());
+        let (first, second) =
+            (pool.allocate_bytes(SIZE).unwrap(), pool.allocate_bytes(SIZE).unwrap());
         let other = thread::spawn(move || drop(first));
         drop(second);
         other.join().unwrap();
-        // Of two that would fit alone, one is refused, and not both.
+        // Two blocks fit alone. One of them is refused, and not both.
         assert_eq!(pool.snapshot().cached, SIZE);
         assert_eq!(upstream.out(), 1);
     });
@@ -372,7 +374,7 @@ fn another_stream_gets_a_block_after_its_fence_only() {
         let pool = Arc::new(Pool::with_fences(upstream.clone(), options(), fences).unwrap());
         let (compute, copy) = (StreamId::new(1), StreamId::new(2));
         let request = RegionRequest::new(SIZE);
-        let block = pool.acquire_on(compute, &request).unwrap();
+        let block = pool.allocate_on(compute, &request).unwrap();
         let other = {
             let device = device.clone();
             thread::spawn(move || {
@@ -380,13 +382,13 @@ fn another_stream_gets_a_block_after_its_fence_only() {
                 device.reached.store(true, Ordering::Release);
             })
         };
-        let block = pool.acquire_on(copy, &request).unwrap();
+        let block = pool.allocate_on(copy, &request).unwrap();
         if number(&block) == 1 {
             assert!(device.reached.load(Ordering::Relaxed));
         }
         upstream.own(&block);
-        // A thread of the model gives back what it keeps after it was joined, so that no count
-        // is certain here.
+        // A thread of the model releases its blocks after it was joined, so no count is certain
+        // here.
         other.join().unwrap();
         drop(block);
     });
@@ -399,13 +401,13 @@ fn a_close_frees_nothing_that_a_stream_still_uses() {
         let fences = Arc::new(Device { reached: Arc::new(AtomicBool::new(false)) });
         let pool = Arc::new(Pool::with_fences(upstream.clone(), options(), fences).unwrap());
         let (compute, request) = (StreamId::new(1), RegionRequest::new(SIZE));
-        drop(pool.acquire_on(compute, &request).unwrap());
+        drop(pool.allocate_on(compute, &request).unwrap());
         let other = {
             let pool = Arc::clone(&pool);
             thread::spawn(move || pool.close())
         };
         for _ in 0..2 {
-            match pool.acquire_on(compute, &request) {
+            match pool.allocate_on(compute, &request) {
                 Ok(block) => upstream.own(&block),
                 Err(error) => assert!(matches!(error, AllocateError::Closed { .. }), "{error}"),
             }

@@ -5,7 +5,8 @@
 //! - [`memory`]: heap memory that acts as every kind of storage, with odd alignments, poison and
 //!   counters; [`device`]: the address spaces and streams of simulated devices.
 //! - [`recorder`]: a journal that proves the order of acquisitions and releases.
-//! - [`fault`]: an allocator with injected failures.
+//! - [`fault`]: an allocator with injected failures; [`delayed`]: one that frees memory late.
+//! - [`simulated`]: device memory that is only addresses, and streams whose work runs on request.
 //! - [`engine`]: a copy engine whose order, delays and failures are controlled by a test.
 //! - [`model`]: the expected bytes of a transfer; [`regions`]: the same for layouts of any strides;
 //!   [`formats`]: every named format in small sizes.
@@ -35,6 +36,7 @@
 
 pub mod conformance;
 pub mod damage;
+pub mod delayed;
 pub mod device;
 pub mod engine;
 pub mod events;
@@ -55,6 +57,7 @@ pub mod random;
 pub mod recorder;
 pub mod references;
 pub mod regions;
+pub mod simulated;
 pub mod simulated_cuda;
 pub mod strided;
 

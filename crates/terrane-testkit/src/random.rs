@@ -25,6 +25,13 @@ impl Seeded {
         usize::try_from(number).expect("smaller than a length")
     }
 
+    /// Returns a number below `bound`, or 0 if that is 0. The bias is below `bound` / 2^64.
+    pub fn below_u64(&mut self, bound: u64) -> u64 {
+        let wide = u128::from(self.next_u64()) * u128::from(bound);
+        // The high half of a product with `bound` is below it.
+        u64::try_from(wide >> 64).unwrap_or(0)
+    }
+
     /// True once in `times` calls, on average.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0

@@ -117,7 +117,7 @@ fn a_column_that_was_a_tensor_names_the_same_block() {
     let name = "a_column_that_was_a_tensor_names_the_same_block";
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(&context);
-    let slice = setup.manager.alloc::<u32>(100).unwrap();
+    let slice = setup.manager.allocate_slice::<u32>(100).unwrap();
     let handle = slice.block().handle();
     let column = Column::new(DataType::UInt32, 100, Region::new(slice.into_block())).unwrap();
     // SAFETY: no code writes the column.

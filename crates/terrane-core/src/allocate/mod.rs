@@ -108,10 +108,12 @@ pub enum AllocateError {
     },
     /// A budget would be exceeded.
     #[error(
-        "cannot allocate {requested} for {label}: {live} of the budget of {limit} are in use; \
+        "the budget {budget} of {limit} refuses {requested} for {label}: {live} are in use; \
          free some or raise the limit"
     )]
     OverBudget {
+        /// The name of the budget that refused.
+        budget: Label,
         /// The requested bytes.
         requested: ByteCount,
         /// The bytes in use under the budget.

@@ -41,7 +41,7 @@ use crate::runtime::stream::Stream;
 /// let budget = Budget::new("device", ByteCount::gib(1));
 /// let manager = MemoryManager::new(DeviceAllocator::new(&context), budget, options);
 ///
-/// let mut scores = manager.alloc::<f32>(1024)?;
+/// let mut scores = manager.allocate_slice::<f32>(1024)?;
 /// theirs.memcpy_htod(&[1.0; 1024], &mut stream.write(&mut scores)?)?;
 /// let (argument, length) = (stream.write(&mut scores)?, 1024_u32);
 /// // SAFETY: the kernel takes a pointer to that many floats, and their number.

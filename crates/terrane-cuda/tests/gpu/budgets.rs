@@ -46,7 +46,7 @@ fn device_pinned_system_and_disk_share_one_budget() {
     );
     for tier in [device, disk] {
         match tier.allocate(&of(1)).unwrap_err() {
-            AllocateError::OverBudget { requested, live, limit, label } => {
+            AllocateError::OverBudget { requested, live, limit, label, .. } => {
                 let expected = [ByteCount::mib(1), ByteCount::mib(8), ByteCount::mib(8)];
                 assert_eq!([requested, live, limit], expected);
                 assert_eq!(label.as_str(), "kv");

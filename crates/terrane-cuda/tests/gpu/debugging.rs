@@ -8,10 +8,11 @@ use terrane_cuda::{
     Stream,
 };
 use terrane_pool::adaptors::{
-    Adapt, DebugOptions, Delayed, GuardViolation, Poison, PoisonBytes, Side,
+    Adapt, DebugOptions, GuardViolation, OverwrittenSide, Poison, PoisonBytes,
 };
 use terrane_pool::{Pool, PoolOptions, StreamId, StreamSource};
 use terrane_testkit::conformance::{AllocatorFixture, check_allocator};
+use terrane_testkit::delayed::Delayed;
 use terrane_testkit::pattern::PieceAccess;
 
 use crate::needs::{LITTLE, OnDevice, device};
@@ -95,7 +96,7 @@ fn guarded<A: Allocate>(context: &Context, upstream: A) {
     let [GuardViolation::Overwritten { label, side, distance, .. }] = violations.as_slice() else {
         panic!("{violations:?}");
     };
-    assert_eq!((label.as_str(), *side, *distance), ("kv", Side::After, 0));
+    assert_eq!((label.as_str(), *side, *distance), ("kv", OverwrittenSide::After, 0));
     assert_eq!(guard.log().live(), 0);
 }
 
@@ -118,7 +119,11 @@ fn overrun<A: Allocate>(context: &Context, upstream: A) {
         let Some(GuardViolation::Overwritten { side, distance, .. }) = violations.last() else {
             panic!("{violations:?}");
         };
-        assert_eq!((guard.log().found(), *side, *distance), (found, Side::After, 0), "{bytes}");
+        assert_eq!(
+            (guard.log().found(), *side, *distance),
+            (found, OverwrittenSide::After, 0),
+            "{bytes}"
+        );
     }
 }
 

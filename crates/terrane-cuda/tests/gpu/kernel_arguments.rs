@@ -80,7 +80,8 @@ fn a_kernel_of_cudarcs_adds_to_a_tracked_slice() {
     let (theirs, stream) = setup.stream();
     let kernel = setup.kernel();
     let numbers: Vec<u32> = (0..5000).collect();
-    let mut slice = setup.manager.alloc_slice::<u32>(5000, "numbers", Some(stream.id())).unwrap();
+    let mut slice =
+        setup.manager.allocate_slice_tagged::<u32>(5000, "numbers", Some(stream.id())).unwrap();
     theirs.memcpy_htod(&numbers, &mut stream.write(&mut slice).unwrap()).unwrap();
     for _ in 0..3 {
         let (argument, count) = (stream.write(&mut slice).unwrap(), 5000_u32);
@@ -114,7 +115,7 @@ fn ten_thousand_arguments_create_no_event_and_leave_no_reference() {
     let (theirs, stream) = setup.stream();
     let kernel = setup.kernel();
     let round = || {
-        let mut slice = setup.manager.alloc::<u32>(256).unwrap();
+        let mut slice = setup.manager.allocate_slice::<u32>(256).unwrap();
         let (argument, count) = (stream.write(&mut slice).unwrap(), 256_u32);
         // SAFETY: the kernel takes a pointer to numbers, and how many there are.
         unsafe {
@@ -153,8 +154,8 @@ fn a_slice_that_changes_streams_is_used_in_order() {
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(context);
     let [(first, writes), (second, reads)] = [(); 2].map(|()| setup.stream());
-    let mut slice = setup.manager.alloc::<u8>(4 << 20).unwrap();
-    let mut other = setup.manager.alloc::<u8>(4 << 20).unwrap();
+    let mut slice = setup.manager.allocate_slice::<u8>(4 << 20).unwrap();
+    let mut other = setup.manager.allocate_slice::<u8>(4 << 20).unwrap();
     let ours = setup.streams.get(writes.id()).unwrap();
     for round in 0..20_u8 {
         let (at, length) = (slice.location(), slice.bytes());
@@ -192,20 +193,22 @@ fn what_a_device_does_not_reach_is_refused() {
         ..ManagerOptions::default()
     };
     let system = SystemAllocator::new(SystemOptions::default());
-    let of_system = MemoryManager::new(system, budget(), fences()).alloc::<u8>(64).unwrap();
+    let of_system =
+        MemoryManager::new(system, budget(), fences()).allocate_slice::<u8>(64).unwrap();
     let error = stream.read(&of_system).unwrap_err();
     assert!(matches!(error, CudaError::Unreachable { .. }), "{error}");
 
     // Pinned memory is reached by its alias.
     let pinned = PinnedAllocator::new(&setup.context, PinnedOptions::default()).unwrap();
-    let of_pinned = MemoryManager::new(pinned, budget(), fences()).alloc::<u8>(64).unwrap();
+    let of_pinned =
+        MemoryManager::new(pinned, budget(), fences()).allocate_slice::<u8>(64).unwrap();
     let alias = of_pinned.block().device_alias().unwrap();
     let argument = stream.read(&of_pinned).unwrap();
     assert!(format!("{argument:?}").contains(&format!("{:#x}", alias.get())), "{argument:?}");
 
     let device = DeviceAllocator::new(&setup.context);
     let without = MemoryManager::new(device.clone(), budget(), ManagerOptions::default());
-    let slice = without.alloc::<u8>(64).unwrap();
+    let slice = without.allocate_slice::<u8>(64).unwrap();
     let error = stream.read(&slice).unwrap_err();
     assert!(matches!(error, CudaError::Managed { .. }), "{error}");
 

@@ -47,26 +47,26 @@ fn an_exhausted_pool_gives_its_own_back_before_it_refuses() {
     let Some(context) = device(name, LITTLE) else { return };
     let (unit, half) = unit(&context);
     let pool = Pool::new(DeviceAllocator::new(&context), keeping(unit)).unwrap();
-    drop([(); 3].map(|()| pool.acquire(half).unwrap()));
+    drop([(); 3].map(|()| pool.allocate_bytes(half).unwrap()));
     assert_eq!(pool.snapshot().cached, half.checked_mul("blocks", 3).unwrap());
     let greedy = take_all(&context, half);
 
     // A larger class than any that is cached: only what is cached can make room for it.
-    let block = pool.acquire(unit).expect("the cached blocks made room");
-    let ladder = pool.snapshot().ladder;
-    assert_eq!((ladder.exhausted, ladder.trimmed, ladder.refused), (1, 1, 0), "{ladder:?}");
+    let block = pool.allocate_bytes(unit).expect("the cached blocks made room");
+    let reclaim = pool.snapshot().reclaim;
+    assert_eq!((reclaim.exhausted, reclaim.trimmed, reclaim.refused), (1, 1, 0), "{reclaim:?}");
 
-    let error = pool.acquire(unit).unwrap_err();
+    let error = pool.allocate_bytes(unit).unwrap_err();
     assert!(error.is_exhaustion(), "{error}");
     let AllocateError::OutOfMemory { requested, .. } = &error else { panic!("{error:?}") };
     assert!(*requested >= unit);
     let state = error.source().unwrap().downcast_ref::<Exhausted>().unwrap();
     assert_eq!(state.live, block.length(), "{state}");
-    assert_eq!(pool.snapshot().ladder.refused, 1);
+    assert_eq!(pool.snapshot().reclaim.refused, 1);
     assert_eq!(context.lost(), None);
 
     drop(greedy);
-    let second = pool.acquire(unit).expect("there is room again");
+    let second = pool.allocate_bytes(unit).expect("there is room again");
     drop((block, second));
     pool.clear();
     assert_eq!(context.usage().device.count, 0);
@@ -82,7 +82,7 @@ fn a_block_that_a_stream_still_uses_is_waited_for() {
     let upstream = DeviceAllocator::new(&context);
     let pool = Pool::with_fences(upstream, keeping(unit), Arc::new(streams.clone())).unwrap();
     let request = RegionRequest::new(half);
-    let block = pool.acquire_on(id, &request).unwrap();
+    let block = pool.allocate_on(id, &request).unwrap();
     let greedy = take_all(&context, half);
     let stream = streams.get(id).unwrap();
     for round in 0..20 {
@@ -91,7 +91,8 @@ fn a_block_that_a_stream_still_uses_is_waited_for() {
     }
     let at = block.location();
     block.release_on(id).map_err(|(_, error)| error).unwrap();
-    let again = pool.acquire(half).expect("the only block there is, when its stream is done");
+    let again =
+        pool.allocate_bytes(half).expect("the only block there is, when its stream is done");
     assert_eq!(again.location(), at);
     assert!(stream.is_idle().unwrap(), "it was waited for");
     drop((again, greedy));
@@ -113,12 +114,12 @@ fn the_callback_may_make_room() {
         },
     );
     *greedy.lock().unwrap() = take_all(&context, half);
-    let block = pool.acquire(unit).expect("the callback let go of all");
-    let ladder = pool.snapshot().ladder;
-    assert_eq!((ladder.callback, ladder.refused), (1, 0), "{ladder:?}");
+    let block = pool.allocate_bytes(unit).expect("the callback let go of all");
+    let reclaim = pool.snapshot().reclaim;
+    assert_eq!((reclaim.callback, reclaim.refused), (1, 0), "{reclaim:?}");
     // A second time there is nothing to free.
     let rest = take_all(&context, half);
-    let error = pool.acquire(unit).unwrap_err();
+    let error = pool.allocate_bytes(unit).unwrap_err();
     let state = error.source().unwrap().downcast_ref::<Exhausted>().unwrap();
     assert_eq!((state.callback_attempts, state.live), (1, block.length()), "{state}");
     drop((block, rest));

@@ -26,15 +26,15 @@ fn a_budget_holds_and_a_refusal_names_what_is_live() {
     let Some(context) = device(name, LITTLE) else { return };
     let manager = manager(&context, &CudaStreams::new(&context));
     let window = manager.window();
-    let scores = manager.alloc::<f32>(1 << 20).unwrap();
+    let scores = manager.allocate_slice::<f32>(1 << 20).unwrap();
     assert_eq!((manager.allocated(), manager.remaining()), (ByteCount::mib(4), ByteCount::mib(12)));
     assert_eq!(context.usage().device.bytes, ByteCount::mib(4));
-    let error = manager.alloc::<f64>(2 << 20).unwrap_err();
+    let error = manager.allocate_slice::<f64>(2 << 20).unwrap_err();
     assert!(error.is_exhaustion(), "{error}");
     assert!(manager.check(ByteCount::mib(12)).is_ok());
     let over = manager.check(ByteCount::mib(13)).unwrap_err();
     assert!(over.to_string().contains("4 MiB"), "{over}");
-    let more = manager.alloc_raw(ByteCount::mib(12), "rest").unwrap();
+    let more = manager.allocate_bytes(ByteCount::mib(12), "rest").unwrap();
     assert_eq!(manager.peak(), ByteCount::mib(16));
     drop((more, scores));
     assert_eq!((manager.allocated(), manager.requests()), (ByteCount::ZERO, 3));
@@ -45,7 +45,7 @@ fn a_budget_holds_and_a_refusal_names_what_is_live() {
     assert_eq!(context.usage().device.count, 0);
 
     // Nothing is a legal amount, and costs the driver nothing.
-    let nothing = manager.alloc::<u64>(0).unwrap();
+    let nothing = manager.allocate_slice::<u64>(0).unwrap();
     assert!(nothing.is_empty() && nothing.as_bytes().is_empty());
     assert_eq!(context.usage().device.count, 0);
 }
@@ -56,7 +56,7 @@ fn bytes_are_reinterpreted_where_they_lie() {
     let Some(context) = device(name, LITTLE) else { return };
     let manager = manager(&context, &CudaStreams::new(&context));
     let access = OnDevice::new(&context);
-    let words = manager.alloc::<u32>(5).unwrap();
+    let words = manager.allocate_slice::<u32>(5).unwrap();
     // SAFETY: no other code uses the slice.
     unsafe { access.write(words.location(), &[1, 0, 0, 0, 2, 0, 0, 0]) }.unwrap();
     let view = words.view_as::<u16>().unwrap();
@@ -82,7 +82,7 @@ fn a_block_goes_back_when_the_streams_that_use_it_have_come_past() {
     let streams = CudaStreams::new(&context);
     let manager = manager(&context, &streams);
     let ids = [(); 2].map(|()| StreamSource::create(&streams).unwrap());
-    let block = manager.alloc_slice::<u8>(8 << 20, "kv", Some(ids[0])).unwrap();
+    let block = manager.allocate_slice_tagged::<u8>(8 << 20, "kv", Some(ids[0])).unwrap();
     let handle = block.block().handle();
     let identity = manager.identity(handle).unwrap();
     assert_eq!((identity.state, identity.tag.as_str()), (Lifecycle::Live, "kv"));
@@ -110,7 +110,7 @@ fn a_block_goes_back_when_the_streams_that_use_it_have_come_past() {
     assert!(gone.is_use_after_free(), "{gone}");
 
     // A use on an unknown stream cannot be waited for, so the block is kept.
-    let next = manager.alloc_raw(ByteCount::mib(1), "next").unwrap();
+    let next = manager.allocate_bytes(ByteCount::mib(1), "next").unwrap();
     let stale = manager.locate(handle, ByteCount::ZERO, ByteCount::new(1)).unwrap_err();
     assert!(stale.is_use_after_free(), "{stale}");
     next.record_use(StreamId::new(u64::MAX), Access::Read).unwrap();

@@ -32,7 +32,7 @@ fn blocks_change_hands_in_the_order_of_streams() {
     for round in 0..rounds {
         let id = lent.any();
         let stream = streams.get(id).unwrap();
-        let mut block = pool.acquire_on(id, &RegionRequest::new(bytes)).unwrap();
+        let mut block = pool.allocate_on(id, &RegionRequest::new(bytes)).unwrap();
         let offset = slot.checked_mul("round", u64::from(round)).unwrap();
         let out = seen.location().checked_add(offset).unwrap();
         places.insert(block.location().to_string());
@@ -75,7 +75,8 @@ fn a_pool_over_the_drivers_pool_gives_back_when_memory_is_out() {
     let pool = Pool::new(DeviceAllocator::new(&context), PoolOptions::default())
         .unwrap()
         .with_upstream_trim(driver_pool.clone());
-    let block = pool.acquire(ByteCount::gib(2)).expect("the driver's pool was trimmed for it");
+    let block =
+        pool.allocate_bytes(ByteCount::gib(2)).expect("the driver's pool was trimmed for it");
     assert!(block.length() >= ByteCount::gib(2));
     assert!(driver_pool.held().unwrap() < most);
 }

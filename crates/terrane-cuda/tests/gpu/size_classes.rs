@@ -17,7 +17,7 @@ const CAP: ByteCount = ByteCount::mib(4);
 
 fn capped() -> PoolOptions {
     PoolOptions {
-        classes: SizeClasses::powers_of_two(),
+        classes: SizeClasses::PowerOfTwo,
         cached_bytes: CAP,
         cached_percent: 100,
         blocks_per_class: 2,
@@ -30,7 +30,7 @@ fn capped() -> PoolOptions {
 fn classes_caps_and_accounts<A: Allocate>(upstream: A, held: impl Fn() -> ResourceCount) {
     let pool = Pool::new(upstream, capped()).unwrap();
     for asked in [1, 5000, 8193, 1 << 20, 3 << 19] {
-        let block = pool.acquire(ByteCount::new(asked)).unwrap();
+        let block = pool.allocate_bytes(ByteCount::new(asked)).unwrap();
         let granted = block.granted().get();
         assert_eq!(block.asked().get(), asked);
         assert!(granted.is_power_of_two() && granted >= asked, "{granted}");
@@ -38,7 +38,7 @@ fn classes_caps_and_accounts<A: Allocate>(upstream: A, held: impl Fn() -> Resour
         assert_eq!(block.length(), block.granted());
         assert!(block.location().alignment().get() >= 512);
         assert_eq!(pool.snapshot().held, held().bytes);
-        let again = pool.acquire(ByteCount::new(asked)).unwrap();
+        let again = pool.allocate_bytes(ByteCount::new(asked)).unwrap();
         assert_ne!(again.location(), block.location());
     }
     pool.clear();
@@ -46,7 +46,7 @@ fn classes_caps_and_accounts<A: Allocate>(upstream: A, held: impl Fn() -> Resour
 
     // Three of each: two may stay in a class, and no more than the cap in all.
     for bytes in [ByteCount::kib(64), ByteCount::mib(1), ByteCount::mib(2)] {
-        let blocks = [(); 3].map(|()| pool.acquire(bytes).unwrap());
+        let blocks = [(); 3].map(|()| pool.allocate_bytes(bytes).unwrap());
         let snapshot = pool.snapshot();
         assert_eq!(snapshot.held, held().bytes);
         assert!(snapshot.live >= bytes.checked_mul("blocks", 3).unwrap());
@@ -97,7 +97,7 @@ fn blocks_of_a_pinned_slab_waste_nothing_and_are_reached_by_the_device() {
         ..PoolOptions::default()
     };
     let pool = Pool::new(pinned, options).unwrap();
-    let blocks: Vec<_> = (0..64).map(|_| pool.acquire(stride).unwrap()).collect();
+    let blocks: Vec<_> = (0..64).map(|_| pool.allocate_bytes(stride).unwrap()).collect();
     let held = context.usage().registered;
     assert_eq!((held.count, held.bytes), (1, stride.checked_mul("blocks", 64).unwrap()));
     let mut aliases: Vec<u64> =
@@ -114,10 +114,10 @@ fn hits_ask_the_driver_for_nothing<A: Allocate>(context: &Context, upstream: A) 
     let options = PoolOptions::default();
     let pool = Pool::with_fences(upstream, options, Arc::new(streams.clone())).unwrap();
     let request = RegionRequest::new(ByteCount::kib(64));
-    drop(pool.acquire_on(id, &request).unwrap());
+    drop(pool.allocate_on(id, &request).unwrap());
     let before = context.usage();
     for _ in 0..10_000 {
-        let block = pool.acquire_on(id, &request).unwrap();
+        let block = pool.allocate_on(id, &request).unwrap();
         // SAFETY: the block is this stream's until it is released on it.
         unsafe { stream.fill(block.location(), 1, ByteCount::new(64)) }.unwrap();
         block.release_on(id).map_err(|(_, error)| error).unwrap();

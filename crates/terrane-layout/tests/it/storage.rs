@@ -15,7 +15,7 @@ use terrane_storage::{
     DiskAllocator, DiskFile, DiskOptions, FirstTouch, NamedFileAllocator, NodeId, NumaPolicy,
     StorageError, SystemAllocator, SystemOptions,
 };
-use terrane_testkit::fault::{FaultInjectingAllocator, fail_each_request};
+use terrane_testkit::fault::{FaultPlan, Faulty, fail_each_request};
 use terrane_testkit::leaks::assert_no_growth;
 use terrane_testkit::process::in_child;
 use terrane_testkit::recorder::{Journal, RecordingAllocator, RecordingRegistrar};
@@ -113,10 +113,8 @@ fn disk_files_are_given_back_whatever_fails() {
 
 #[test]
 fn a_config_that_cannot_be_planned_asks_no_allocator() {
-    let allocator = FaultInjectingAllocator::new(
-        SystemAllocator::new(SystemOptions::default()),
-        Default::default(),
-    );
+    let system = SystemAllocator::new(SystemOptions::default());
+    let allocator = Faulty::new(system, FaultPlan::new());
     let aligned = config().with_block_alignment(Alignment::new(1 << 62).unwrap()).unwrap();
     let builder = LayoutBuilder::new(aligned).fully_contiguous().allocate(&allocator);
     builder.unregistered().build().unwrap_err();

@@ -125,7 +125,7 @@ fn an_idle_agent_uses_no_processor() {
 /// How long threads of this process have run.
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes a time to the given address.
+    // SAFETY: the call writes a time where it is told to.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     assert_eq!(failed, 0);
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())

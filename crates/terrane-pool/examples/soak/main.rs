@@ -29,10 +29,10 @@ use std::time::{Duration, Instant};
 use terrane_core::ByteCount;
 use terrane_pool::SizeClasses;
 
-/// How long one policy or stack runs before the next has its turn.
+/// The time that one policy or stack runs before the next one.
 const TURN: Duration = Duration::from_millis(400);
 
-/// What the soak was asked to do.
+/// The options of the command line.
 struct Plan {
     seconds: u64,
     seed: u64,
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     let (mut of_pools, mut of_stacks) = (0, 0);
-    // Each has its share of the time, over and over, so that pools come and go as well.
+    // Each policy runs repeatedly for a short time, so pools are made and dropped as well.
     let started = Instant::now();
     let mut round = plan.seed;
     while started.elapsed() < Duration::from_secs(plan.seconds) {
@@ -77,21 +77,4 @@ fn arguments(mut plan: Plan, mut words: impl Iterator<Item = String>) -> Option<
         }
     }
     (plan.threads > 0).then_some(plan)
-}
-
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound.max(1)
-    }
-
-    fn below_u32(&mut self, bound: u32) -> u32 {
-        u32::try_from(self.below(u64::from(bound))).unwrap_or(bound)
-    }
 }

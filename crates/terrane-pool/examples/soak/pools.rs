@@ -6,12 +6,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::{ByteCount, RegionRequest};
-use terrane_pool::{Access, Pool, PoolOptions, Retry, SimulatedStreams, SizeClasses, StreamId};
+use terrane_pool::{Access, Pool, PoolOptions, Retry, SizeClasses, StreamId};
+use terrane_testkit::random::Seeded;
+use terrane_testkit::simulated::SimulatedStreams;
 
-use crate::Random;
 use crate::support::{Block, Counted};
 
-/// One pool with threads on it for `duration`; answers how many blocks were acquired. Panics if
+/// Runs threads on one pool for `duration`, and returns the number of blocks allocated. Panics if
 /// the accounts are not exact afterwards.
 pub fn soak(classes: SizeClasses, seed: u64, threads: u64, duration: Duration) -> u64 {
     let upstream = Counted::new(ByteCount::mib(64));
@@ -33,7 +34,7 @@ pub fn soak(classes: SizeClasses, seed: u64, threads: u64, duration: Duration) -
     let (ended, acquired) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         let start = |worker: u64| {
-            let random = Random(seed.wrapping_mul(0x1_0000).wrapping_add(worker));
+            let random = Seeded::new(seed.wrapping_mul(0x1_0000).wrapping_add(worker));
             let (pool, passed, ended, acquired) = (&pool, &passed, &ended, &acquired);
             let streams = &streams;
             scope.spawn(move || {
@@ -41,11 +42,11 @@ pub fn soak(classes: SizeClasses, seed: u64, threads: u64, duration: Duration) -
             })
         };
         let workers: Vec<_> = (0..threads).map(start).collect();
-        let mut random = Random(seed);
+        let mut random = Seeded::new(seed);
         let deadline = Instant::now() + duration;
         while Instant::now() < deadline {
-            match random.below(4) {
-                0 => drop(pool.trim(ByteCount::kib(random.below_u32(30_000)))),
+            match random.below_u64(4) {
+                0 => drop(pool.trim(ByteCount::new(random.below_u64(30_000 << 10)))),
                 1 => upstream.fail_next(1),
                 2 => streams.run_all(),
                 _ => {
@@ -57,7 +58,7 @@ pub fn soak(classes: SizeClasses, seed: u64, threads: u64, duration: Duration) -
             thread::sleep(Duration::from_micros(200));
         }
         ended.store(true, Ordering::Relaxed);
-        // The end of a scope does not wait for what threads give back as they end, a join does.
+        // The end of a scope does not wait for the destructors of thread-locals. A join does.
         workers.into_iter().for_each(|worker| worker.join().expect("a worker panicked"));
     });
     let mut passed = passed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,27 +78,27 @@ fn work(
     passed: &Mutex<Vec<Block>>,
     streams: &SimulatedStreams,
     ended: &AtomicBool,
-    mut random: Random,
+    mut random: Seeded,
 ) -> u64 {
     let lock = || passed.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut own, mut acquired) = (Vec::new(), 0);
     while !ended.load(Ordering::Relaxed) {
-        let magnitude = random.below(22);
-        let bytes = ByteCount::new(random.below(1 << magnitude));
-        let stream = StreamId::new(1 + random.below(3));
-        let block = match random.below(16) {
-            0 => pool.acquire_on(stream, &RegionRequest::new(bytes).labelled("on a stream")),
-            _ => pool.acquire(bytes),
+        let magnitude = random.below_u64(22);
+        let bytes = ByteCount::new(random.below_u64(1 << magnitude));
+        let stream = StreamId::new(1 + random.below_u64(3));
+        let block = match random.below_u64(16) {
+            0 => pool.allocate_on(stream, &RegionRequest::new(bytes).labelled("on a stream")),
+            _ => pool.allocate_bytes(bytes),
         };
         if let Ok(mut block) = block {
             acquired += 1;
-            if random.below(32) == 0 {
+            if random.below_u64(32) == 0 {
                 streams.submit(stream, || {});
                 block.record_use(stream, Access::Read).expect("the pool knows streams");
             }
             own.push(block);
         }
-        match random.below(64) {
+        match random.below_u64(64) {
             0 => own.clear(),
             1 => lock().append(&mut own),
             2 => drop(lock().pop()),

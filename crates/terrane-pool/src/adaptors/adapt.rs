@@ -5,12 +5,20 @@ use std::num::NonZeroU32;
 
 use terrane_core::Allocate;
 
-use super::{
-    Budget, Counters, Delayed, Erased, Fallback, FaultPlan, Faulty, Fill, Guard, Limit, LiveBlocks,
-    MixedKinds, OnFailure, Poison, PoisonBytes, RefusedRequest, SlabOptions, Slabs, Statistics,
-    Tags, Trace, TraceSink, Verdict,
-};
-use crate::StreamId;
+use super::accounting::budget::Budget;
+use super::accounting::limit::Limit;
+use super::accounting::statistics::{Counters, Statistics};
+use super::accounting::tags::{LiveBlocks, Tags};
+use super::accounting::trace::{Trace, TraceSink};
+use super::compose::either::MixedKinds;
+use super::compose::erased::Erased;
+use super::compose::fallback::Fallback;
+use super::compose::on_failure::{OnFailure, RefusedRequest};
+use super::compose::slabs::{SlabOptions, Slabs};
+use super::debug::guard::Guard;
+use super::debug::poison::{Fill, Poison, PoisonBytes};
+use crate::pool::reclaim::Retry;
+use crate::streams::fence::StreamId;
 
 /// Wraps adaptors around any upstream. Each method wraps its receiver.
 pub trait Adapt: Allocate + Sized {
@@ -53,7 +61,7 @@ pub trait Adapt: Allocate + Sized {
     /// Calls `callback` on exhaustion, up to `retries` times a request.
     fn on_failure<F>(self, retries: NonZeroU32, callback: F) -> OnFailure<Self, F>
     where
-        F: Fn(&RefusedRequest<'_>) -> Verdict,
+        F: Fn(&RefusedRequest<'_>) -> Retry,
     {
         OnFailure::new(self, retries, callback)
     }
@@ -70,16 +78,6 @@ pub trait Adapt: Allocate + Sized {
     /// Cuts small blocks out of large regions.
     fn in_slabs(self, options: SlabOptions) -> Slabs<Self> {
         Slabs::new(self, options)
-    }
-
-    /// Fails the calls that `plan` names.
-    fn failing(self, plan: FaultPlan) -> Faulty<Self> {
-        Faulty::new(self, plan)
-    }
-
-    /// Returns each freed block only after `delay` more have been freed.
-    fn delayed(self, delay: usize) -> Delayed<Self> {
-        Delayed::new(self, delay)
     }
 
     /// Hides the type of the memory.

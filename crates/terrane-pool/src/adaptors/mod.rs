@@ -5,10 +5,11 @@
 //!
 //! ```
 //! use terrane_core::{Allocate, ByteCount, RegionRequest};
-//! use terrane_pool::adaptors::{Adapt, Budget, Counters, LiveBlocks, Simulated, SimulatedOptions};
+//! use terrane_pool::HeapAllocator;
+//! use terrane_pool::adaptors::{Adapt, Budget, Counters, LiveBlocks};
 //!
-//! let budget = Budget::new("device", ByteCount::mib(64));
-//! let source = Simulated::new(SimulatedOptions::default())
+//! let budget = Budget::new("host", ByteCount::mib(64));
+//! let source = HeapAllocator
 //!     .limited(budget.clone())
 //!     .counted(Counters::new())
 //!     .tagged(LiveBlocks::new());
@@ -34,61 +35,35 @@
 //! | [`Binning`] | an upstream for each range of sizes |
 //! | [`Slabs`] | small blocks, cut from large regions |
 //! | [`Erased`] | one type of memory for all upstreams |
-//! | [`Faulty`], [`Delayed`] | failures, and memory that is freed late, for tests |
 //!
-//! [`Simulated`] is an upstream of addresses without memory. Adaptors are for the slow path of a
-//! pool, or for debugging: most take a short lock.
+//! Adaptors are for the slow path of a pool, or for debugging: most take a short lock.
 //!
 //! [`Allocate`]: terrane_core::Allocate
 
-mod adapt;
-mod address_space;
-mod attached;
-mod binning;
-mod budget;
-mod debug;
-mod delayed;
-mod either;
-mod erased;
-mod fallback;
-mod fault;
-mod guard;
-mod limit;
-mod live_ranges;
-mod on_failure;
-mod poison;
-mod random;
-mod simulated;
-mod slabs;
-mod snapshot;
-mod statistics;
-mod tags;
-mod trace;
+pub(crate) mod accounting;
+pub(crate) mod adapt;
+pub(crate) mod attached;
+pub(crate) mod compose;
+pub(crate) mod debug;
 
-pub use adapt::Adapt;
-pub use address_space::Reuse;
-pub use attached::Attached;
-pub use binning::Binning;
-pub use budget::{Budget, OverBudget, Reservation};
-pub use debug::{DebugOptions, Debugged};
-pub use delayed::{Delayed, DelayedMemory};
-pub use either::{Either, MixedKinds};
-pub use erased::{AnyUpstream, Erased};
-pub use fallback::{BothRefused, Fallback};
-pub use fault::{FaultPlan, Faulty, InjectedFault};
-pub use guard::{Guard, GuardLog, GuardViolation, Guarded, Side, StaleReference};
-pub use limit::{Limit, Limited};
-pub use on_failure::{OnFailure, RefusedRequest, Verdict};
-pub use poison::{
-    CannotFill, CannotReach, Fill, FillHost, Poison, PoisonBytes, PoisonReport, Poisoned,
+pub use accounting::budget::{Budget, OverBudget, Reservation};
+pub use accounting::limit::Limit;
+pub use accounting::snapshot::{BlockRecord, BlockState, Inspect, Snapshot, TagTotal};
+pub use accounting::statistics::{Amount, Counters, Statistics, Totals, Window};
+pub use accounting::tags::{LiveBlocks, Tags};
+pub use accounting::trace::{
+    Trace, TraceAction, TraceError, TraceEvent, TraceReader, TraceSink, TraceTime,
 };
-pub(crate) use random::SplitMix64;
-pub use simulated::{Simulated, SimulatedMemory, SimulatedOptions, SimulatedUsage};
-pub use slabs::{SlabBlock, SlabMemory, SlabOptions, SlabUsage, Slabs};
-pub use snapshot::{BlockRecord, BlockState, Inspect, Snapshot, TagTotal};
-pub use statistics::{Amount, Count, Counted, Counters, Statistics, Totals, Window};
-pub use tags::{LiveBlocks, TagEntry, Tagged, Tags};
-pub use trace::{
-    Trace, TraceAction, TraceError, TraceEvent, TraceReader, TraceSink, TraceTime, Traced,
-    TracedBlock,
+pub use adapt::Adapt;
+pub use attached::Attached;
+pub use compose::binning::Binning;
+pub use compose::either::{Either, MixedKinds};
+pub use compose::erased::{AnyUpstream, Erased};
+pub use compose::fallback::{BothRefused, Fallback};
+pub use compose::on_failure::{OnFailure, RefusedRequest};
+pub use compose::slabs::{SlabBlock, SlabMemory, SlabOptions, SlabUsage, Slabs};
+pub use debug::guard::{Guard, GuardLog, GuardViolation, Guarded, OverwrittenSide, StaleReference};
+pub use debug::options::{DebugOptions, Debugged};
+pub use debug::poison::{
+    CannotFill, CannotReach, Fill, FillHost, Poison, PoisonBytes, PoisonReport, Poisoned,
 };

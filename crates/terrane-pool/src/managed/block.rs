@@ -13,8 +13,8 @@ use terrane_core::{
 use super::error::ManagedError;
 use super::identity::{BlockHandle, BlockIdentity};
 use super::manager::{ManagedMemory, Shared};
+use crate::streams::fence::{Access, StreamId};
 use crate::sync::Mutex;
-use crate::{Access, StreamId};
 
 /// An allocation of a [`MemoryManager`](super::MemoryManager), freed on drop.
 ///
@@ -171,7 +171,7 @@ impl<M: Memory> TrackedBlock<M> {
 impl<M: Memory> Drop for TrackedBlock<M> {
     fn drop(&mut self) {
         if let Some(parts) = self.take() {
-            self.shared.give_back(self.block.handle, parts);
+            self.shared.release(self.block.handle, parts);
         }
     }
 }

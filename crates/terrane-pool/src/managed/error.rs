@@ -30,8 +30,8 @@ pub enum ManagedError {
     },
     /// The block was freed, and another block has its place in the table.
     #[error(
-        "use after free: block {handle} has gone, and generation {current} has its place; \
-         whoever presents it kept it too long"
+        "use after free: block {handle} was freed, and generation {current} has its place; \
+         drop handles together with their blocks"
     )]
     Stale {
         /// The handle used.
@@ -40,14 +40,16 @@ pub enum ManagedError {
         current: u32,
     },
     /// No block ever had this handle.
-    #[error("{handle} is no block of this manager; was it truncated, or from another one?")]
+    #[error(
+        "{handle} is not a block of this manager; check that it is complete and from this manager"
+    )]
     Unknown {
         /// The handle used.
         handle: BlockHandle,
     },
     /// A span extends beyond its block.
     #[error(
-        "{} bytes at offset {} leave block {handle} of {tag}, which has {}",
+        "{} bytes at offset {} exceed block {handle} of {tag}, which has {} bytes",
         .length.get(), .offset.get(), .block_length.get()
     )]
     OutOfBounds {
@@ -63,13 +65,13 @@ pub enum ManagedError {
         block_length: ByteCount,
     },
     /// The block is not exported, or was already imported.
-    #[error("block {handle} is live, and in somebody's hands: it was not exported")]
+    #[error("block {handle} has an owner; export it before it is imported")]
     NotExported {
         /// The handle used.
         handle: BlockHandle,
     },
     /// The bytes are not a whole number of elements.
-    #[error("{} bytes are no whole number of elements of {element} bytes", .bytes.get())]
+    #[error("{} bytes are not a multiple of an element of {element} bytes", .bytes.get())]
     PartialElement {
         /// The number of bytes.
         bytes: ByteCount,
@@ -77,7 +79,7 @@ pub enum ManagedError {
         element: usize,
     },
     /// The address is not aligned for the elements.
-    #[error("{location} is aligned to {available}, and the elements need {needed}")]
+    #[error("{location} is aligned to {available}, and the elements need an alignment of {needed}")]
     Misaligned {
         /// The location of the bytes.
         location: Location,
@@ -87,16 +89,16 @@ pub enum ManagedError {
         needed: Alignment,
     },
     /// The processor cannot address the memory.
-    #[error("{kind} memory cannot be read here; copy it to the host first")]
+    #[error("the host cannot read {kind} memory; copy it to the host first")]
     NotHost {
         /// The kind.
         kind: StorageKind,
     },
     /// A block was used on a stream, but the manager has no fences.
-    #[error("the manager knows no streams; give it a fence source in its options")]
+    #[error("the manager has no fence source; set `ManagerOptions::fences` to use streams")]
     NoFences,
     /// There are more blocks than handles.
-    #[error("the manager has no handle left for another block; use a second one")]
+    #[error("the manager has as many blocks as it has handles, 2^32; use a second manager")]
     TooManyBlocks,
 }
 

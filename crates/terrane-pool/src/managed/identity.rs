@@ -4,7 +4,7 @@ use std::fmt;
 
 use terrane_core::{ByteCount, DeviceId, Label, Location, StorageKind};
 
-use crate::StreamId;
+use crate::streams::fence::StreamId;
 
 /// A block as a number, for an FFI boundary, a message or a log.
 ///

@@ -16,13 +16,13 @@ use super::error::ManagedError;
 use super::identity::{BlockHandle, BlockIdentity, Lifecycle};
 use super::registry::Registry;
 use super::slice::TrackedSlice;
-use crate::adaptors::{
-    BlockRecord, BlockState, Budget, Counted, Counters, Inspect, Limit, Limited, OverBudget,
-    Statistics, Window,
-};
-use crate::retired::{Marks, Retired};
+use crate::adaptors::accounting::budget::{Budget, OverBudget};
+use crate::adaptors::accounting::limit::{Limit, Limited};
+use crate::adaptors::accounting::snapshot::{BlockRecord, BlockState, Inspect};
+use crate::adaptors::accounting::statistics::{Counted, Counters, Statistics, Window};
+use crate::streams::deferred::{DeferredFrees, Marks};
+use crate::streams::fence::{FenceSource, StreamId};
 use crate::sync::Mutex;
-use crate::{FenceSource, StreamId};
 
 /// The memory of a manager's blocks: the upstream's, counted and within the budget.
 pub type ManagedMemory<M> = Counted<Limited<M>>;
@@ -39,13 +39,13 @@ pub struct ManagerOptions {
     pub upstream_is_stream_ordered: bool,
     /// The longest time that a manager waits for streams to pass freed blocks, when it is exhausted
     /// or dropped. Blocks that streams still use after the wait on drop are leaked. Default: 1 s.
-    pub patience: Duration,
+    pub pending_wait: Duration,
 }
 
 impl Default for ManagerOptions {
     fn default() -> Self {
-        let patience = Duration::from_secs(1);
-        Self { fences: None, upstream_is_stream_ordered: false, patience }
+        let pending_wait = Duration::from_secs(1);
+        Self { fences: None, upstream_is_stream_ordered: false, pending_wait }
     }
 }
 
@@ -61,7 +61,7 @@ pub struct MemoryManager<A: Allocate> {
 pub(super) struct Shared<M: Memory> {
     registry: Mutex<Registry<Parts<M>>>,
     /// Blocks that were dropped while streams may still use them.
-    retired: Option<Retired<(BlockHandle, Parts<M>)>>,
+    deferred: Option<DeferredFrees<(BlockHandle, Parts<M>)>>,
     upstream_is_stream_ordered: bool,
 }
 
@@ -69,10 +69,10 @@ impl<A: Allocate> MemoryManager<A> {
     /// Makes a manager of memory of `upstream`, within `budget`.
     #[must_use]
     pub fn new(upstream: A, budget: Budget, options: ManagerOptions) -> Self {
-        let ManagerOptions { fences, upstream_is_stream_ordered, patience } = options;
+        let ManagerOptions { fences, upstream_is_stream_ordered, pending_wait } = options;
         let shared = Shared {
             registry: Mutex::new(Registry::new()),
-            retired: fences.map(|fences| Retired::new(fences, patience)),
+            deferred: fences.map(|fences| DeferredFrees::new(fences, pending_wait)),
             upstream_is_stream_ordered,
         };
         let upstream = Statistics::new(Limit::new(upstream, budget), Counters::new());
@@ -85,17 +85,20 @@ impl<A: Allocate> MemoryManager<A> {
     ///
     /// [`ManagedError::Allocate`] if the memory is refused; [`ManagedError::Size`] if the size in
     /// bytes overflows.
-    pub fn alloc<T: Pod>(&self, len: usize) -> Result<TrackedSlice<T, A::Memory>, ManagedError> {
-        self.alloc_slice(len, Label::default(), None)
+    pub fn allocate_slice<T: Pod>(
+        &self,
+        len: usize,
+    ) -> Result<TrackedSlice<T, A::Memory>, ManagedError> {
+        self.allocate_slice_tagged(len, Label::default(), None)
     }
 
-    /// Like [`alloc`](Self::alloc), with a tag, and for work on a stream.
+    /// Like [`allocate_slice`](Self::allocate_slice), with a tag, and for work on a stream.
     ///
     /// # Errors
     ///
-    /// As for [`alloc`](Self::alloc); [`ManagedError::NoFences`] for a stream if the manager has no
-    /// fences.
-    pub fn alloc_slice<T: Pod>(
+    /// As for [`allocate_slice`](Self::allocate_slice); [`ManagedError::NoFences`] for a stream if
+    /// the manager has no fences.
+    pub fn allocate_slice_tagged<T: Pod>(
         &self,
         len: usize,
         tag: impl Into<Label>,
@@ -105,28 +108,28 @@ impl<A: Allocate> MemoryManager<A> {
         let bytes = size.checked_mul("elements", ByteCount::from_usize(len).get())?;
         let alignment = Alignment::of(ByteCount::from_usize(align_of::<T>()).get());
         let request = RegionRequest::new(bytes).aligned_to(alignment).labelled(tag);
-        TrackedSlice::new(self.alloc_block(&request, stream)?, len)
+        TrackedSlice::new(self.allocate_block(&request, stream)?, len)
     }
 
     /// Allocates `bytes` bytes under a tag.
     ///
     /// # Errors
     ///
-    /// As for [`alloc`](Self::alloc).
-    pub fn alloc_raw(
+    /// As for [`allocate_slice`](Self::allocate_slice).
+    pub fn allocate_bytes(
         &self,
         bytes: ByteCount,
         tag: impl Into<Label>,
     ) -> Result<TrackedBlock<A::Memory>, ManagedError> {
-        self.alloc_block(&RegionRequest::new(bytes).labelled(tag), None)
+        self.allocate_block(&RegionRequest::new(bytes).labelled(tag), None)
     }
 
     /// Allocates any request, for work on a stream.
     ///
     /// # Errors
     ///
-    /// As for [`alloc_slice`](Self::alloc_slice).
-    pub fn alloc_block(
+    /// As for [`allocate_slice_tagged`](Self::allocate_slice_tagged).
+    pub fn allocate_block(
         &self,
         request: &RegionRequest,
         stream: Option<StreamId>,
@@ -180,14 +183,14 @@ impl<A: Allocate> MemoryManager<A> {
     /// Frees dropped blocks that no stream uses any more, and returns their number. Never waits. An
     /// exhausted manager does this before it refuses a request.
     pub fn reap(&self) -> usize {
-        let Some(retired) = &self.shared.retired else { return 0 };
-        retired.reap(|(handle, parts)| self.shared.free(handle, parts))
+        let Some(deferred) = &self.shared.deferred else { return 0 };
+        deferred.reap(|(handle, parts)| self.shared.free(handle, parts))
     }
 
     /// Returns the number of dropped blocks that some stream may still use.
     #[must_use]
     pub fn pending(&self) -> usize {
-        self.shared.retired.as_ref().map_or(0, Retired::len)
+        self.shared.deferred.as_ref().map_or(0, DeferredFrees::len)
     }
 
     /// Returns the bytes obtained and not yet freed, pending blocks included.
@@ -248,8 +251,8 @@ impl<A: Allocate> MemoryManager<A> {
 
     fn obtain(&self, request: &RegionRequest) -> Result<ManagedMemory<A::Memory>, AllocateError> {
         let allocate = || self.upstream.allocate(request);
-        match &self.shared.retired {
-            Some(retired) => retired.allocate_or_reclaim(allocate, |(handle, parts)| {
+        match &self.shared.deferred {
+            Some(deferred) => deferred.allocate_or_reclaim(allocate, |(handle, parts)| {
                 self.shared.free(handle, parts);
             }),
             None => allocate(),
@@ -270,7 +273,7 @@ unsafe impl<A: Allocate> Allocate for MemoryManager<A> {
     }
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
-        self.alloc_block(request, None).map_err(|error| match error {
+        self.allocate_block(request, None).map_err(|error| match error {
             ManagedError::Allocate(error) => error,
             other => AllocateError::Backend {
                 kind: self.kind(),
@@ -316,7 +319,7 @@ impl<A: Allocate> fmt::Debug for MemoryManager<A> {
 
 impl<M: Memory> Shared<M> {
     pub(super) fn knows_streams(&self) -> bool {
-        self.retired.is_some()
+        self.deferred.is_some()
     }
 
     pub(super) fn identity(&self, handle: BlockHandle) -> Result<BlockIdentity, ManagedError> {
@@ -328,7 +331,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Frees a block, or keeps it until the streams that use it have passed this point.
-    pub(super) fn give_back(&self, handle: BlockHandle, parts: Parts<M>) {
+    pub(super) fn release(&self, handle: BlockHandle, parts: Parts<M>) {
         let mut streams = parts.uses.streams();
         if !self.upstream_is_stream_ordered
             && let Ok(BlockIdentity { stream: Some(home), .. }) = self.identity(handle)
@@ -336,13 +339,13 @@ impl<M: Memory> Shared<M> {
         {
             streams.push(home);
         }
-        match &self.retired {
-            Some(retired) if !streams.is_empty() => {
+        match &self.deferred {
+            Some(deferred) if !streams.is_empty() => {
                 self.registry.lock().set_pending(handle);
                 // If a fence panics, the block is leaked.
                 let parts = ManuallyDrop::new(parts);
-                let marks = Marks::new(retired.fences(), streams);
-                retired.keep(marks, (handle, ManuallyDrop::into_inner(parts)));
+                let marks = Marks::new(deferred.fences(), streams);
+                deferred.keep(marks, (handle, ManuallyDrop::into_inner(parts)));
             }
             _ => self.free(handle, parts),
         }
@@ -357,7 +360,7 @@ impl<M: Memory> Shared<M> {
 
 impl<M: Memory> Identify for Shared<M> {
     fn knows_streams(&self) -> bool {
-        self.retired.is_some()
+        self.deferred.is_some()
     }
 
     fn identity(&self, handle: BlockHandle) -> Option<BlockIdentity> {
@@ -370,7 +373,7 @@ impl<M: Memory> Drop for Shared<M> {
         // Exported blocks that were never imported: no handle can reach them any more.
         let exported: Vec<_> = self.registry.lock().drain_exported().collect();
         for (handle, parts) in exported {
-            self.give_back(handle, parts);
+            self.release(handle, parts);
         }
     }
 }

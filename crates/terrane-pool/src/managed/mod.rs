@@ -7,18 +7,18 @@
 //!
 //! ```
 //! use terrane_core::ByteCount;
-//! use terrane_pool::adaptors::{Budget, Simulated, SimulatedOptions};
+//! use terrane_pool::HeapAllocator;
+//! use terrane_pool::adaptors::Budget;
 //! use terrane_pool::managed::{ManagerOptions, MemoryManager};
 //!
 //! let budget = Budget::new("device", ByteCount::kib(4));
-//! let device = Simulated::new(SimulatedOptions::default());
-//! let manager = MemoryManager::new(device, budget, ManagerOptions::default());
-//! let scores = manager.alloc::<f32>(256)?;
+//! let manager = MemoryManager::new(HeapAllocator, budget, ManagerOptions::default());
+//! let scores = manager.allocate_slice::<f32>(256)?;
 //! assert_eq!(manager.allocated(), ByteCount::kib(1));
 //! assert_eq!(scores.as_bytes().len(), 1024);
-//! assert!(manager.alloc::<f64>(1024).unwrap_err().is_exhaustion());
+//! assert!(manager.allocate_slice::<f64>(1024).unwrap_err().is_exhaustion());
 //!
-//! // What crosses an FFI boundary is a number with a generation, which cannot be used twice.
+//! // A number with a generation crosses an FFI boundary. It cannot be used twice.
 //! let handle = scores.into_block().export();
 //! drop(manager.import(handle)?);
 //! assert!(manager.import(handle).is_err());

@@ -4,7 +4,7 @@ use terrane_core::{ByteCount, Location, RegionRequest, Span};
 
 use super::error::ManagedError;
 use super::identity::{BlockHandle, BlockIdentity, Lifecycle};
-use crate::StreamId;
+use crate::streams::fence::StreamId;
 
 /// Every block of a manager by its handle. `P` is the part of an exported block that is kept here.
 ///

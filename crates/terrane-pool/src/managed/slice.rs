@@ -100,7 +100,7 @@ impl<T: Pod, M: Memory> TrackedSlice<T, M> {
     /// # Errors
     ///
     /// As for [`view_as`](Self::view_as), with the unchanged slice.
-    #[expect(clippy::result_large_err, reason = "the error is the slice itself, given back")]
+    #[expect(clippy::result_large_err, reason = "the error contains the slice")]
     pub fn try_cast<U: Pod>(self) -> Result<TrackedSlice<U, M>, CastFailed<Self>> {
         match self.view_as::<U>() {
             Ok(TypedView { len, .. }) => {

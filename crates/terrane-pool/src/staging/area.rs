@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use terrane_core::{Allocate, AllocateError, RegionRequest};
 
-use super::dispatch::DispatchSet;
 use super::error::StagingError;
-use super::transfer::TransferTable;
-use crate::retired::Retired;
-use crate::{Fence, FenceError, FenceSource};
+use crate::streams::deferred::DeferredFrees;
+use crate::streams::fence::{Fence, FenceError, FenceSource};
 
 /// A source of staging tables over an upstream. It keeps dropped buffers that streams still use.
 ///
@@ -21,57 +19,37 @@ pub struct StagingArea<A: Allocate>(Arc<Area<A>>);
 
 struct Area<A: Allocate> {
     // Fields drop in this order: buffers are freed before their upstream drops.
-    retired: Retired<Vec<A::Memory>>,
+    deferred: DeferredFrees<Vec<A::Memory>>,
     upstream: A,
     knows_streams: bool,
 }
 
 impl<A: Allocate> StagingArea<A> {
     /// Makes an area over `upstream`, whose buffers are used on the streams of `fences`. The area
-    /// waits for the streams for at most `patience`, when it is exhausted and when it drops.
+    /// waits for the streams for at most `pending_wait`, when it is exhausted and when it drops.
     #[must_use]
-    pub fn new(upstream: A, fences: Arc<dyn FenceSource>, patience: Duration) -> Self {
-        let retired = Retired::new(fences, patience);
-        Self(Arc::new(Area { retired, upstream, knows_streams: true }))
+    pub fn new(upstream: A, fences: Arc<dyn FenceSource>, pending_wait: Duration) -> Self {
+        let deferred = DeferredFrees::new(fences, pending_wait);
+        Self(Arc::new(Area { deferred, upstream, knows_streams: true }))
     }
 
     /// Makes an area whose buffers no stream uses: copies are complete when they are submitted.
     #[must_use]
     pub fn without_streams(upstream: A) -> Self {
-        let retired = Retired::new(Arc::new(NoStreams), Duration::ZERO);
-        Self(Arc::new(Area { retired, upstream, knows_streams: false }))
-    }
-
-    /// Makes an empty table of transfers.
-    ///
-    /// # Errors
-    ///
-    /// [`StagingError::NotHost`] if the upstream's memory is not host memory.
-    pub fn transfer_table(&self) -> Result<TransferTable<A>, StagingError> {
-        let kind = self.0.upstream.kind();
-        if kind.is_host() {
-            Ok(TransferTable::new(self.clone()))
-        } else {
-            Err(StagingError::NotHost { kind })
-        }
-    }
-
-    /// Makes an empty dispatch set.
-    #[must_use]
-    pub fn dispatch_set(&self) -> DispatchSet<A> {
-        DispatchSet::new(self.clone())
+        let deferred = DeferredFrees::new(Arc::new(NoStreams), Duration::ZERO);
+        Self(Arc::new(Area { deferred, upstream, knows_streams: false }))
     }
 
     /// Frees the buffers that no stream uses any more, and returns the number of their tables.
     /// Never waits. An exhausted area does this before it refuses a request.
     pub fn reap(&self) -> usize {
-        self.0.retired.reap(drop)
+        self.0.deferred.reap(drop)
     }
 
     /// Returns the number of dropped tables whose buffers are still in use.
     #[must_use]
     pub fn pending(&self) -> usize {
-        self.0.retired.len()
+        self.0.deferred.len()
     }
 
     /// Returns the upstream.
@@ -80,16 +58,19 @@ impl<A: Allocate> StagingArea<A> {
         &self.0.upstream
     }
 
-    pub(super) fn retired(&self) -> &Retired<Vec<A::Memory>> {
-        &self.0.retired
+    pub(super) fn deferred(&self) -> &DeferredFrees<Vec<A::Memory>> {
+        &self.0.deferred
     }
 
     pub(super) fn knows_streams(&self) -> bool {
         self.0.knows_streams
     }
 
-    pub(super) fn acquire(&self, request: &RegionRequest) -> Result<A::Memory, AllocateError> {
-        self.retired().allocate_or_reclaim(|| self.0.upstream.allocate(request), drop)
+    pub(super) fn allocate_buffer(
+        &self,
+        request: &RegionRequest,
+    ) -> Result<A::Memory, AllocateError> {
+        self.deferred().allocate_or_reclaim(|| self.0.upstream.allocate(request), drop)
     }
 }
 

@@ -8,7 +8,7 @@ use terrane_core::{Allocate, ByteCount, Location, RegionRequest};
 use super::area::StagingArea;
 use super::error::{NotFinished, StagingError};
 use super::lease::{Lease, try_reserve};
-use crate::StreamId;
+use crate::streams::fence::StreamId;
 
 /// The allocations of a dispatch in preparation.
 pub struct DispatchSet<A: Allocate> {
@@ -29,6 +29,14 @@ enum Parameters {
     Buffer(Option<usize>),
 }
 
+impl<A: Allocate> StagingArea<A> {
+    /// Makes an empty dispatch set.
+    #[must_use]
+    pub fn dispatch_set(&self) -> DispatchSet<A> {
+        DispatchSet::new(self.clone())
+    }
+}
+
 impl<A: Allocate> DispatchSet<A> {
     pub(super) fn new(area: StagingArea<A>) -> Self {
         let (lease, parameters) = (Lease::new(area), Parameters::None);
@@ -46,19 +54,19 @@ impl<A: Allocate> DispatchSet<A> {
         try_reserve(&mut self.allocations, additional)
     }
 
-    /// Acquires one more allocation. Zero bytes acquire nothing.
+    /// Allocates one more allocation. Zero bytes allocate nothing.
     ///
     /// # Errors
     ///
     /// [`StagingError::Allocate`] or [`StagingError::Reserve`]. The set is unchanged.
     pub fn allocate(&mut self, request: &RegionRequest) -> Result<AllocationId, StagingError> {
         try_reserve(&mut self.allocations, 1)?;
-        let buffer = self.lease.acquire(request)?;
+        let buffer = self.lease.allocate_buffer(request)?;
         self.allocations.push(buffer);
         Ok(AllocationId(self.allocations.len() - 1))
     }
 
-    /// Acquires the parameter buffer.
+    /// Allocates the parameter buffer.
     ///
     /// # Errors
     ///
@@ -69,7 +77,7 @@ impl<A: Allocate> DispatchSet<A> {
             return Err(StagingError::ParametersTaken);
         }
         let request = RegionRequest::new(bytes).labelled("dispatch parameters");
-        self.parameters = Parameters::Buffer(self.lease.acquire(&request)?);
+        self.parameters = Parameters::Buffer(self.lease.allocate_buffer(&request)?);
         Ok(())
     }
 
@@ -92,7 +100,7 @@ impl<A: Allocate> DispatchSet<A> {
     ///
     /// [`StagingError::NoFences`], with the unchanged set, if there are streams and the area has no
     /// fences.
-    #[expect(clippy::result_large_err, reason = "the error gives the set back")]
+    #[expect(clippy::result_large_err, reason = "the error contains the set")]
     pub fn begin(mut self, streams: &[StreamId]) -> Result<Launched<A>, (Self, StagingError)> {
         match self.lease.begin(streams) {
             Ok(()) => Ok(Launched { set: self }),
@@ -122,7 +130,7 @@ impl<A: Allocate> Launched<A> {
         Ok(buffer.and_then(|index| self.set.lease.location(index)))
     }
 
-    /// Iterates over the locations of all allocations, in the order of acquisition.
+    /// Iterates over the locations of all allocations, in the order of allocation.
     pub fn locations(&self) -> impl Iterator<Item = Option<Location>> {
         self.set
             .allocations
@@ -169,7 +177,7 @@ impl<A: Allocate> PendingDispatch<A> {
     /// # Errors
     ///
     /// [`NotFinished`], with the dispatch, after `timeout` or if a fence fails.
-    #[expect(clippy::result_large_err, reason = "the error gives the dispatch back")]
+    #[expect(clippy::result_large_err, reason = "the error contains the dispatch")]
     pub fn wait(mut self, timeout: Duration) -> Result<(), NotFinished<Self>> {
         self.lease.wait(timeout).map_err(|cause| NotFinished { pending: self, cause })
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use terrane_core::{AllocateError, ByteCount, StorageKind};
 
-use crate::FenceError;
+use crate::streams::fence::FenceError;
 
 /// The error of staging or reading back. Tables and outputs are unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +16,7 @@ pub enum StagingError {
     #[error(transparent)]
     Allocate(#[from] AllocateError),
     /// A table or an output vector could not grow.
-    #[error("a table of {entries} more entries, or an output of as many bytes, cannot be had")]
+    #[error("there is no memory for {entries} more entries or bytes; free some, or stage less")]
     Reserve {
         /// The number of entries, or bytes, requested.
         entries: usize,
@@ -25,13 +25,13 @@ pub enum StagingError {
         source: TryReserveError,
     },
     /// The upstream's memory is not host memory.
-    #[error("{kind} memory cannot be filled from here; a transfer table needs a host upstream")]
+    #[error("the host cannot fill {kind} memory; a transfer table needs a host upstream")]
     NotHost {
         /// The kind.
         kind: StorageKind,
     },
     /// The upstream returned less than requested.
-    #[error("the upstream gave {granted} for {asked}; it breaks its contract")]
+    #[error("the upstream returned {granted} for a request of {asked}; fix the upstream")]
     Short {
         /// The bytes requested.
         asked: ByteCount,
@@ -39,7 +39,7 @@ pub enum StagingError {
         granted: ByteCount,
     },
     /// The padded length is shorter than the data.
-    #[error("{length} do not fit in a padded length of {padded}; pad to no less than the data")]
+    #[error("{length} of data exceed the padded length of {padded}; pad to at least the data")]
     PaddingTooShort {
         /// The length of the data.
         length: ByteCount,
@@ -47,13 +47,13 @@ pub enum StagingError {
         padded: ByteCount,
     },
     /// A stream was named, but the area has no fences.
-    #[error("the staging area knows no streams; make it with a fence source to use one")]
+    #[error("the staging area has no fence source; make it with `StagingArea::new` to use streams")]
     NoFences,
     /// The dispatch set already has a parameter buffer.
-    #[error("the dispatch set has a parameter buffer already; it takes one")]
+    #[error("the dispatch set already has its one parameter buffer")]
     ParametersTaken,
     /// The entry belongs to another table or to the other direction.
-    #[error("entry {index} is no output of this table, which has {entries} entries")]
+    #[error("entry {index} is not an output of this table, which has {entries} entries")]
     NoSuchOutput {
         /// The entry.
         index: usize,
@@ -61,7 +61,7 @@ pub enum StagingError {
         entries: usize,
     },
     /// The allocation belongs to another dispatch set.
-    #[error("allocation {index} is none of this dispatch set, which has {allocations}")]
+    #[error("allocation {index} is not in this dispatch set, which has {allocations}")]
     NoSuchAllocation {
         /// The allocation.
         index: usize,
@@ -70,7 +70,7 @@ pub enum StagingError {
     },
     /// The range extends beyond its output.
     #[error(
-        "{} bytes at offset {} leave output {index}, which has {}",
+        "{} bytes at offset {} exceed output {index}, which has {} bytes",
         .length.get(), .offset.get(), .output.get()
     )]
     OutOfBounds {
@@ -92,7 +92,7 @@ pub enum StagingError {
         given: usize,
     },
     /// The length of a slice differs from the length of its output.
-    #[error("slice {position} has {} bytes, and its output {}", .given.get(), .output.get())]
+    #[error("slice {position} has {} bytes, and its output has {}", .given.get(), .output.get())]
     WrongLength {
         /// The index of the slice, from 0.
         position: usize,
@@ -102,13 +102,13 @@ pub enum StagingError {
         given: ByteCount,
     },
     /// The streams did not finish in time.
-    #[error("the streams were not done after {waited:?}; wait again, or look at what they do")]
+    #[error("the streams did not finish in {waited:?}; wait longer, or check their work")]
     TimedOut {
         /// The time waited.
         waited: Duration,
     },
     /// A fence failed, so it is unknown whether the streams are done.
-    #[error("whether the streams are done cannot be told")]
+    #[error("a fence failed, so it is unknown whether the streams have finished")]
     Fence(#[from] FenceError),
 }
 

@@ -148,7 +148,7 @@ impl<A: Allocate> FinishedTransfer<A> {
         let address =
             buffer.location().as_host().ok_or(StagingError::NotHost { kind: buffer.kind() })?;
         // SAFETY: the buffer holds at least this many bytes, which was checked when it was
-        // acquired. Host memory is initialised. No code writes to it, because every stream that was
+        // allocated. Host memory is initialised. No code writes to it, because every stream that was
         // to use it has passed the end of the work.
         Ok(unsafe { slice::from_raw_parts(address.as_ptr(), entry.length.to_usize()) })
     }

@@ -9,9 +9,8 @@ use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
 
 use super::area::StagingArea;
 use super::error::StagingError;
-use crate::StreamId;
-use crate::fence::deadline_after;
-use crate::retired::Marks;
+use crate::streams::deferred::Marks;
+use crate::streams::fence::{StreamId, deadline_after};
 
 /// The buffers of one table.
 pub(super) struct Lease<A: Allocate> {
@@ -38,8 +37,8 @@ impl<A: Allocate> Lease<A> {
         try_reserve(&mut self.buffers, additional)
     }
 
-    /// Acquires one more buffer, and returns its index. Zero bytes acquire nothing.
-    pub(super) fn acquire(
+    /// Allocates one more buffer, and returns its index. Zero bytes allocate nothing.
+    pub(super) fn allocate_buffer(
         &mut self,
         request: &RegionRequest,
     ) -> Result<Option<usize>, StagingError> {
@@ -47,7 +46,7 @@ impl<A: Allocate> Lease<A> {
             return Ok(None);
         }
         self.try_reserve(1)?;
-        let buffer = self.area.acquire(request)?;
+        let buffer = self.area.allocate_buffer(request)?;
         let (asked, granted) = (request.bytes, buffer.length());
         if granted < asked {
             return Err(StagingError::Short { asked, granted });
@@ -76,7 +75,7 @@ impl<A: Allocate> Lease<A> {
     /// Declares that all the work that uses the buffers has been submitted.
     pub(super) fn submitted(&mut self) {
         if let Hold::Streams(streams) = &self.hold {
-            let marks = Marks::new(self.area.retired().fences(), streams.iter().copied());
+            let marks = Marks::new(self.area.deferred().fences(), streams.iter().copied());
             self.hold = Hold::Marks(marks);
         }
     }
@@ -86,7 +85,7 @@ impl<A: Allocate> Lease<A> {
         match &mut self.hold {
             Hold::Nothing => Ok(true),
             Hold::Streams(streams) => Ok(streams.is_empty()),
-            Hold::Marks(marks) => Ok(marks.are_passed(self.area.retired().fences())?),
+            Hold::Marks(marks) => Ok(marks.are_passed(self.area.deferred().fences())?),
         }
     }
 
@@ -96,7 +95,7 @@ impl<A: Allocate> Lease<A> {
             Hold::Nothing => true,
             Hold::Streams(streams) => streams.is_empty(),
             Hold::Marks(marks) => {
-                marks.wait(self.area.retired().fences(), deadline_after(timeout))?
+                marks.wait(self.area.deferred().fences(), deadline_after(timeout))?
             }
         };
         if is_complete { Ok(()) } else { Err(StagingError::TimedOut { waited: timeout }) }
@@ -112,11 +111,11 @@ impl<A: Allocate> Drop for Lease<A> {
             Hold::Marks(marks) => marks,
             Hold::Nothing | Hold::Streams(_) => Marks::default(),
         };
-        let retired = self.area.retired();
-        let is_passed = marks.are_passed(retired.fences());
+        let deferred = self.area.deferred();
+        let is_passed = marks.are_passed(deferred.fences());
         let buffers = ManuallyDrop::into_inner(buffers);
         if !buffers.is_empty() && !matches!(is_passed, Ok(true)) {
-            retired.keep(marks, buffers);
+            deferred.keep(marks, buffers);
         }
     }
 }

@@ -13,30 +13,20 @@
 //! at any time keeps this order: no buffer is freed under a running copy.
 //!
 //! ```
+//! use std::sync::Arc;
 //! use std::time::Duration;
 //! use terrane_core::ByteCount;
-//! # use terrane_core::*;
-//! # struct Heap;
-//! # // SAFETY: each region is an allocation of its own.
-//! # unsafe impl Allocate for Heap {
-//! #     type Memory = ForeignMemory<Box<[u8]>>;
-//! #     fn kind(&self) -> StorageKind { StorageKind::System }
-//! #     fn limits(&self) -> Limits { Limits::NONE }
-//! #     fn allocate(&self, r: &RegionRequest) -> Result<Self::Memory, AllocateError> {
-//! #         let mut bytes = vec![0_u8; r.bytes.to_usize()].into_boxed_slice();
-//! #         let address = std::ptr::NonNull::new(bytes.as_mut_ptr()).unwrap();
-//! #         let location = Location::Host(HostAddress::new(address));
-//! #         let span = Span { kind: self.kind(), location, length: r.bytes };
-//! #         Ok(unsafe { ForeignMemory::new(span, bytes) })
-//! #     }
-//! # }
-//! # let host_memory = Heap;
 //! use terrane_pool::staging::{Direction, StagingArea};
-//! use terrane_pool::{SimulatedStreams, StreamId};
+//! use terrane_pool::{HeapAllocator, StreamId};
+//! # use terrane_testkit::simulated::SimulatedStreams;
+//! # fn driver() -> SimulatedStreams {
+//! #     let streams = SimulatedStreams::new(0);
+//! #     streams.set_runs_on_wait(true);
+//! #     streams
+//! # }
 //!
-//! let streams = SimulatedStreams::new(0);
-//! streams.set_runs_on_wait(true);
-//! let area = StagingArea::new(host_memory, std::sync::Arc::new(streams), Duration::from_secs(1));
+//! let fences = Arc::new(driver());
+//! let area = StagingArea::new(HeapAllocator, fences, Duration::from_secs(1));
 //!
 //! let mut table = area.transfer_table()?;
 //! table.upload_padded(&[1, 2, 3], ByteCount::new(16))?;

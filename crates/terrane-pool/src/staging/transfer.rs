@@ -10,12 +10,12 @@ use super::area::StagingArea;
 use super::error::{NotFinished, StagingError};
 use super::finished::FinishedTransfer;
 use super::lease::{Lease, try_reserve};
-use crate::StreamId;
+use crate::streams::fence::StreamId;
 
 /// Transfers in preparation, in host memory.
 ///
 /// Uploads are copied in at once, so the caller may reuse its bytes. Outputs are room for data that
-/// the device will write. Entries of zero bytes acquire nothing and are never copied, but keep
+/// the device will write. Entries of zero bytes allocate nothing and are never copied, but keep
 /// their index. An error leaves the table unchanged.
 pub struct TransferTable<A: Allocate> {
     pub(super) lease: Lease<A>,
@@ -61,6 +61,22 @@ pub struct HostCopy {
     pub device_alias: Option<DeviceAddress>,
 }
 
+impl<A: Allocate> StagingArea<A> {
+    /// Makes an empty table of transfers.
+    ///
+    /// # Errors
+    ///
+    /// [`StagingError::NotHost`] if the upstream's memory is not host memory.
+    pub fn transfer_table(&self) -> Result<TransferTable<A>, StagingError> {
+        let kind = self.upstream().kind();
+        if kind.is_host() {
+            Ok(TransferTable::new(self.clone()))
+        } else {
+            Err(StagingError::NotHost { kind })
+        }
+    }
+}
+
 impl<A: Allocate> TransferTable<A> {
     pub(super) fn new(area: StagingArea<A>) -> Self {
         Self { lease: Lease::new(area), entries: Vec::new() }
@@ -97,7 +113,7 @@ impl<A: Allocate> TransferTable<A> {
         padded: ByteCount,
     ) -> Result<EntryId, StagingError> {
         let length = ByteCount::from_usize(bytes.len());
-        let entry = self.acquire(Direction::ToDevice, length, padded)?;
+        let entry = self.allocate_buffer(Direction::ToDevice, length, padded)?;
         if let Some(buffer) = entry.buffer.and_then(|index| self.lease.buffer(index)) {
             write(buffer, bytes, padded)?;
         }
@@ -113,7 +129,7 @@ impl<A: Allocate> TransferTable<A> {
         self.upload(bytemuck::cast_slice(words))
     }
 
-    /// Acquires room for an output of `length` bytes.
+    /// Allocates room for an output of `length` bytes.
     ///
     /// # Errors
     ///
@@ -122,7 +138,7 @@ impl<A: Allocate> TransferTable<A> {
         self.output_padded(length, length)
     }
 
-    /// Acquires room for `padded` bytes to read back. The first `length` are the output.
+    /// Allocates room for `padded` bytes to read back. The first `length` are the output.
     ///
     /// # Errors
     ///
@@ -132,7 +148,7 @@ impl<A: Allocate> TransferTable<A> {
         length: ByteCount,
         padded: ByteCount,
     ) -> Result<EntryId, StagingError> {
-        let entry = self.acquire(Direction::FromDevice, length, padded)?;
+        let entry = self.allocate_buffer(Direction::FromDevice, length, padded)?;
         Ok(self.push(entry))
     }
 
@@ -155,7 +171,7 @@ impl<A: Allocate> TransferTable<A> {
     ///
     /// [`StagingError::NoFences`], with the unchanged table, if there are streams and the area has
     /// no fences.
-    #[expect(clippy::result_large_err, reason = "the error gives the table back")]
+    #[expect(clippy::result_large_err, reason = "the error contains the table")]
     pub fn begin(mut self, streams: &[StreamId]) -> Result<Copying<A>, (Self, StagingError)> {
         match self.lease.begin(streams) {
             Ok(()) => Ok(Copying { table: self }),
@@ -164,7 +180,7 @@ impl<A: Allocate> TransferTable<A> {
     }
 
     /// Makes an entry, and reserves space for it in the table, without adding it yet.
-    fn acquire(
+    fn allocate_buffer(
         &mut self,
         direction: Direction,
         length: ByteCount,
@@ -178,7 +194,7 @@ impl<A: Allocate> TransferTable<A> {
             Direction::ToDevice => "upload",
             Direction::FromDevice => "output",
         };
-        let buffer = self.lease.acquire(&RegionRequest::new(padded).labelled(label))?;
+        let buffer = self.lease.allocate_buffer(&RegionRequest::new(padded).labelled(label))?;
         Ok(Entry { direction, length, padded, buffer })
     }
 
@@ -195,7 +211,7 @@ fn write(buffer: &impl Memory, bytes: &[u8], padded: ByteCount) -> Result<(), St
         buffer.location().as_host().ok_or(StagingError::NotHost { kind: buffer.kind() })?;
     let start = address.as_ptr();
     // SAFETY: the buffer is valid for `padded` bytes, which is at least the length of `bytes`. This
-    // table acquired the buffer and has shown it to no other code, so it does not overlap `bytes`.
+    // table allocated the buffer and has shown it to no other code, so it does not overlap `bytes`.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
     let tail = padded.to_usize() - bytes.len();
     // SAFETY: from the end of the bytes to the end of the padding, within the buffer.
@@ -254,7 +270,7 @@ impl<A: Allocate> PendingTransfer<A> {
     /// # Errors
     ///
     /// [`NotFinished`], with the table, after `timeout` or if a fence fails.
-    #[expect(clippy::result_large_err, reason = "the error gives the table back")]
+    #[expect(clippy::result_large_err, reason = "the error contains the table")]
     pub fn wait(mut self, timeout: Duration) -> Result<FinishedTransfer<A>, NotFinished<Self>> {
         match self.table.lease.wait(timeout) {
             Ok(()) => Ok(FinishedTransfer::new(self.table)),

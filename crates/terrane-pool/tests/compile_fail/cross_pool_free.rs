@@ -1,4 +1,4 @@
-//! A block knows where it goes: there is nothing to release it to.
+//! A block returns to its own pool: no method releases it to another.
 
 use terrane_core::Allocate;
 use terrane_pool::{Pool, PoolBlock};

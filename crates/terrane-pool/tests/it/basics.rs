@@ -7,26 +7,26 @@ use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, DeviceId, ForeignMemory, Limits,
     Location, Memory as _, RegionRequest, Span, StorageKind,
 };
-use terrane_pool::adaptors::{Simulated, SimulatedOptions};
 use terrane_pool::{Pool, PoolError, PoolOptions, SizeClasses, Tag};
 use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
 use crate::support::{Counted, address};
 
 fn powers_of_two() -> PoolOptions {
-    PoolOptions { classes: SizeClasses::powers_of_two(), ..PoolOptions::default() }
+    PoolOptions { classes: SizeClasses::PowerOfTwo, ..PoolOptions::default() }
 }
 
 #[test]
 fn a_released_block_is_the_next_one_acquired() {
     let upstream = Counted::unlimited();
     let pool = Pool::new(upstream.clone(), powers_of_two()).unwrap();
-    let block = pool.acquire(ByteCount::new(5000)).unwrap();
+    let block = pool.allocate_bytes(ByteCount::new(5000)).unwrap();
     assert_eq!((block.asked().get(), block.granted().get()), (5000, 8192));
     assert_eq!(block.length(), block.granted());
     let first = address(&block);
     drop(block);
-    let block = pool.acquire(ByteCount::new(8000)).unwrap();
+    let block = pool.allocate_bytes(ByteCount::new(8000)).unwrap();
     assert_eq!(address(&block), first);
     assert_eq!(block.asked().get(), 8000);
     assert_eq!(upstream.allocations(), 1);
@@ -37,17 +37,17 @@ fn a_released_block_is_the_next_one_acquired() {
     upstream.assert_empty();
 }
 
-/// The kind is the upstream's, and so is what is known of the memory.
+/// The kind and the capabilities are those of the upstream.
 #[test]
 fn pinned_memory_is_pooled_by_the_same_code() {
     let upstream = HeapAllocator::pinned();
     let pool = Pool::new(&upstream, powers_of_two()).unwrap();
-    let block = pool.acquire(ByteCount::new(5000)).unwrap();
+    let block = pool.allocate_bytes(ByteCount::new(5000)).unwrap();
     assert_eq!((pool.kind(), block.kind()), (StorageKind::Pinned, StorageKind::Pinned));
     assert_eq!(block.granted(), ByteCount::kib(8));
     let first = block.location();
     drop(block);
-    assert_eq!(pool.acquire(ByteCount::new(8000)).unwrap().location(), first);
+    assert_eq!(pool.allocate_bytes(ByteCount::new(8000)).unwrap().location(), first);
     assert_eq!(upstream.allocated(), 1);
     drop(pool);
     upstream.assert_all_freed();
@@ -58,9 +58,9 @@ fn what_is_not_pooled_goes_straight_to_the_upstream() {
     let upstream = Counted::unlimited();
     let options = PoolOptions { largest_class: ByteCount::mib(1), ..PoolOptions::default() };
     let pool = Pool::new(upstream.clone(), options).unwrap();
-    let empty = pool.acquire(ByteCount::ZERO).unwrap();
+    let empty = pool.allocate_bytes(ByteCount::ZERO).unwrap();
     assert!(empty.length().is_zero());
-    let large = pool.acquire(ByteCount::mib(3)).unwrap();
+    let large = pool.allocate_bytes(ByteCount::mib(3)).unwrap();
     assert_eq!(large.granted(), ByteCount::mib(3));
     let strict = RegionRequest::new(ByteCount::kib(4)).aligned_to(Alignment::HUGE_PAGE);
     let strict = pool.allocate(&strict).unwrap();
@@ -70,7 +70,7 @@ fn what_is_not_pooled_goes_straight_to_the_upstream() {
     upstream.assert_empty();
 }
 
-/// Gives half of what it is asked for, or all of it at an odd place.
+/// Returns half of the requested bytes, or all of them at an unaligned address.
 #[derive(Debug)]
 struct Careless(Counted, Fault);
 
@@ -80,7 +80,7 @@ enum Fault {
     Unaligned,
 }
 
-// SAFETY: what is handed out is the test's alone.
+// SAFETY: the returned memory belongs to the test alone.
 unsafe impl Allocate for Careless {
     type Memory = <Counted as Allocate>::Memory;
 
@@ -128,13 +128,13 @@ fn memory_that_does_not_hold_the_block_is_refused() {
                 let source = source.downcast_ref::<PoolError>();
                 assert!(matches!(source, Some(PoolError::UnfitUpstream { .. })), "{error}");
             }
-            assert!(pool.acquire(ByteCount::ZERO).is_ok());
+            assert!(pool.allocate_bytes(ByteCount::ZERO).is_ok());
             upstream.assert_empty();
         }
     }
 }
 
-/// Memory whose drop panics while `armed`, after it has gone back.
+/// Memory whose drop panics while `armed`, after it was freed.
 #[derive(Clone, Debug, Default)]
 struct Explosive(Arc<AtomicBool>);
 
@@ -147,7 +147,7 @@ impl Drop for Charge {
     }
 }
 
-// SAFETY: what is handed out is the test's alone.
+// SAFETY: the returned memory belongs to the test alone.
 unsafe impl Allocate for Explosive {
     type Memory = ForeignMemory<Charge>;
 
@@ -163,7 +163,7 @@ unsafe impl Allocate for Explosive {
         let address = DeviceAddress::new(1 << 30);
         let location = Location::Device { device: DeviceId::new(0), address };
         let span = Span { kind: self.kind(), location, length: request.bytes };
-        // SAFETY: nobody touches memory of a device that does not exist.
+        // SAFETY: no code accesses memory of a device that does not exist.
         Ok(unsafe { ForeignMemory::new(span, Charge(Arc::clone(&self.0))) })
     }
 }
@@ -175,7 +175,7 @@ fn a_panic_of_the_upstream_takes_nothing_off_the_cap() {
     let cached_bytes = ByteCount::kib(12);
     let options = PoolOptions { cached_bytes, magazine_depth: 0, ..PoolOptions::default() };
     let pool = Pool::new(upstream.clone(), options).unwrap();
-    let fill = || drop([small, large].map(|bytes| pool.acquire(bytes).unwrap()));
+    let fill = || drop([small, large].map(|bytes| pool.allocate_bytes(bytes).unwrap()));
     fill();
     upstream.0.store(true, Ordering::Relaxed);
     let cleared = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.clear()));
@@ -191,7 +191,7 @@ fn slabs_come_and_go_as_a_whole() {
     let stride = ByteCount::kib(36);
     let classes = SizeClasses::ExactSlab { stride, count: 100 };
     let pool = Pool::new(upstream.clone(), PoolOptions { classes, ..Default::default() }).unwrap();
-    let mut blocks: Vec<_> = (0..100).map(|_| pool.acquire(stride).unwrap()).collect();
+    let mut blocks: Vec<_> = (0..100).map(|_| pool.allocate_bytes(stride).unwrap()).collect();
     assert_eq!(upstream.regions(), 1);
     assert_eq!(pool.snapshot().held.get(), 100 * stride.get());
     let mut addresses: Vec<_> = blocks.iter().map(address).collect();
@@ -216,12 +216,12 @@ fn caps_hold() {
         ..PoolOptions::default()
     };
     let pool = Pool::new(upstream.clone(), options).unwrap();
-    let blocks: Vec<_> = (0..10).map(|_| pool.acquire(ByteCount::kib(4)).unwrap()).collect();
+    let blocks: Vec<_> = (0..10).map(|_| pool.allocate_bytes(ByteCount::kib(4)).unwrap()).collect();
     drop(blocks);
     let seen = pool.snapshot();
     assert_eq!(seen.cached, ByteCount::kib(16), "four blocks of the class");
     assert_eq!(seen.classes.iter().map(|class| class.evictions).sum::<u64>(), 6);
-    let large: Vec<_> = (0..10).map(|_| pool.acquire(ByteCount::kib(16)).unwrap()).collect();
+    let large: Vec<_> = (0..10).map(|_| pool.allocate_bytes(ByteCount::kib(16)).unwrap()).collect();
     drop(large);
     assert!(pool.snapshot().cached <= ByteCount::kib(64));
     assert_eq!(pool.trim(ByteCount::kib(20)).get() % 4096, 0);
@@ -239,9 +239,9 @@ fn an_idle_class_makes_room_for_a_busy_one() {
         ..PoolOptions::default()
     };
     let pool = Pool::new(upstream.clone(), options).unwrap();
-    drop(pool.acquire(ByteCount::kib(64)).unwrap());
+    drop(pool.allocate_bytes(ByteCount::kib(64)).unwrap());
     for _ in 0..200 {
-        drop(pool.acquire(ByteCount::kib(4)).unwrap());
+        drop(pool.allocate_bytes(ByteCount::kib(4)).unwrap());
     }
     let seen = pool.snapshot();
     assert_eq!(seen.cached, ByteCount::kib(4), "the idle block has gone, the busy one is there");
@@ -258,7 +258,7 @@ fn labels_are_counted() {
     let scratch = pool.allocate(&request("scratch")).unwrap();
     let tag = pool.tag(&"scratch".into());
     assert_ne!(tag, Tag::NONE);
-    let more = pool.acquire_tagged(ByteCount::kib(64), tag).unwrap();
+    let more = pool.allocate_tagged(ByteCount::kib(64), tag).unwrap();
     let seen = |pool: &Pool<Counted>| -> Vec<_> {
         let labels = pool.snapshot().labels;
         labels.iter().map(|(label, bytes)| (label.to_string(), bytes.get() >> 10)).collect()
@@ -274,11 +274,11 @@ fn labels_are_counted() {
 fn a_closed_pool_refuses_and_keeps_nothing() {
     let upstream = Counted::unlimited();
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
-    let late = pool.acquire(ByteCount::kib(4)).unwrap();
-    drop(pool.acquire(ByteCount::kib(64)).unwrap());
+    let late = pool.allocate_bytes(ByteCount::kib(4)).unwrap();
+    drop(pool.allocate_bytes(ByteCount::kib(64)).unwrap());
     pool.close();
     assert_eq!(upstream.bytes(), ByteCount::kib(4));
-    let refused = pool.acquire(ByteCount::kib(4)).unwrap_err();
+    let refused = pool.allocate_bytes(ByteCount::kib(4)).unwrap_err();
     assert!(matches!(refused, AllocateError::Closed { .. }), "{refused}");
     drop(late);
     upstream.assert_empty();
@@ -287,7 +287,7 @@ fn a_closed_pool_refuses_and_keeps_nothing() {
 #[test]
 fn typed_views_are_checked() {
     let pool = Pool::new(Counted::unlimited(), PoolOptions::default()).unwrap();
-    let block = pool.acquire(ByteCount::new(100)).unwrap();
+    let block = pool.allocate_bytes(ByteCount::new(100)).unwrap();
     assert_eq!(block.typed::<u64>(12).unwrap().count(), 12);
     let error = block.typed::<u64>(13).unwrap_err();
     assert!(matches!(error, PoolError::ViewDoesNotFit { count: 13, .. }), "{error}");
@@ -298,7 +298,7 @@ fn typed_views_are_checked() {
 #[test]
 fn options_are_checked_against_the_upstream() {
     struct Small(Counted);
-    // SAFETY: what is handed out is the test's alone.
+    // SAFETY: the returned memory belongs to the test alone.
     unsafe impl Allocate for Small {
         type Memory = <Counted as Allocate>::Memory;
         fn kind(&self) -> StorageKind {
@@ -324,8 +324,8 @@ fn a_pool_over_a_pool() {
     let small = PoolOptions { largest_class: ByteCount::mib(1), ..powers_of_two() };
     let inner = Arc::new(Pool::new(upstream.clone(), powers_of_two()).unwrap());
     let outer = Pool::new(Arc::clone(&inner), small).unwrap();
-    let block = outer.acquire(ByteCount::kib(100)).unwrap();
-    let large = outer.acquire(ByteCount::mib(2)).unwrap();
+    let block = outer.allocate_bytes(ByteCount::kib(100)).unwrap();
+    let large = outer.allocate_bytes(ByteCount::mib(2)).unwrap();
     drop((block, large));
     assert_eq!(outer.clear(), ByteCount::kib(128));
     assert_eq!(inner.snapshot().cached.get(), (128 << 10) + (2 << 20));
@@ -333,17 +333,32 @@ fn a_pool_over_a_pool() {
     upstream.assert_empty();
 }
 
-/// What is less than the upstream's granule costs a granule, and is counted as one.
+/// A block below the upstream's granule costs a granule, and is counted as one.
 #[test]
 fn no_class_is_smaller_than_the_granule_of_the_upstream() {
     let limits = Limits { granule: Alignment::PAGE, ..Limits::NONE };
     let upstream = Simulated::new(SimulatedOptions { limits, ..SimulatedOptions::default() });
     let pool = Pool::new(upstream, PoolOptions::default()).unwrap();
     assert_eq!(pool.options().smallest_class, ByteCount::kib(4));
-    let block = pool.acquire(ByteCount::new(1)).unwrap();
+    let block = pool.allocate_bytes(ByteCount::new(1)).unwrap();
     assert_eq!(block.granted(), ByteCount::kib(4));
     assert_eq!(pool.snapshot().held, ByteCount::kib(4));
     drop(block);
     let snapshot = pool.snapshot();
     assert_eq!((snapshot.cached, snapshot.live), (ByteCount::kib(4), ByteCount::ZERO));
+}
+
+#[test]
+fn the_last_handle_closes_the_pool() {
+    let upstream = Counted::unlimited();
+    let pool = Pool::new(upstream.clone(), powers_of_two()).unwrap();
+    let other = pool.clone();
+    drop(pool.allocate_bytes(ByteCount::kib(4)).unwrap());
+    drop(pool);
+    assert_eq!(other.snapshot().cached, ByteCount::kib(4), "both handles are of one pool");
+    let block = other.allocate_bytes(ByteCount::kib(4)).unwrap();
+    assert_eq!(upstream.allocations(), 1);
+    drop(other);
+    drop(block);
+    upstream.assert_empty();
 }

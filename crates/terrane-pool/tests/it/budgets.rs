@@ -105,14 +105,15 @@ proptest! {
 }
 
 proptest! {
-    // Each case has every thread run: with few processors, for as long as many turns of theirs.
+    // Each thread runs in each case. With few processors, a case lasts for many of their time
+    // slices.
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Several threads: while some ask for what never fits, at a level above their own, whoever
-    /// keeps within its share is never refused.
+    /// Several threads: some request too much for a level above their own. A thread within its
+    /// share is never refused.
     #[test]
     fn refusals_never_make_a_fitting_request_fail(share in 1..50_u64, hogs in 1..3_usize) {
-        // Two modest threads of one share each; the root has room for both and no more.
+        // Two threads stay within one share each. The root has room for both and no more.
         let root = Budget::new("root", ByteCount::new(2 * share));
         let parts = [root.child("a", ByteCount::new(1000)), root.child("b", ByteCount::new(1000))];
         let nested = parts[0].child("nested", ByteCount::new(1000));

@@ -1,4 +1,4 @@
-//! What must not compile.
+//! Programs that must not compile.
 
 #[test]
 fn misuse_of_handles_does_not_compile() {

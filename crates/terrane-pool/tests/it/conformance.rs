@@ -1,6 +1,6 @@
-//! The testkit's conformance suite over every upstream and every stack of adaptors, and what this
-//! crate's owe beyond it: typed exhaustion that leaves nothing behind, use by several threads, and
-//! a leak count after each rule.
+//! The testkit's conformance suite over every upstream and every stack of adaptors. Beyond the
+//! suite: typed exhaustion that leaves nothing behind, use by several threads, and a leak count
+//! after each rule.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,12 +10,12 @@ use terrane_core::{Allocate, BoxedCause, ByteCount, Location, Memory, RegionRequ
 use terrane_testkit::conformance::{AllocatorFixture, check_allocator};
 use terrane_testkit::pattern::{InProcess, PieceAccess};
 
-/// A source under test, and what the suite may know of it.
+/// A source under test, with the data that the suite needs.
 pub struct Fixture<A> {
     pub source: A,
-    /// How many blocks the backend has given and not got back.
+    /// The number of live blocks of the backend.
     pub live_blocks: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// Whether a request of 2^40 bytes is more than it has.
+    /// Whether a request of 2^40 bytes exceeds its capacity.
     pub is_bounded: bool,
 }
 
@@ -34,10 +34,10 @@ where
     threads_share_a_source(name, fixture());
 }
 
-/// The fixture as the testkit wants it.
+/// The fixture in the testkit's form.
 struct Suite<'fixture, F> {
     fixture: &'fixture F,
-    /// What the backends of all sources have live.
+    /// The live blocks of the backends of all sources.
     backends: Mutex<Vec<Box<dyn Fn() -> u64 + Send + Sync>>>,
     imagined: Imagined,
 }
@@ -127,7 +127,7 @@ fn threads_share_a_source<A: Allocate + Send + Sync>(name: &str, fixture: Fixtur
                 }
             })
         });
-        // The end of a scope does not wait for what threads do as they end, a join does.
+        // The end of a scope does not wait for the destructors of thread-locals. A join does.
         for thread in threads {
             thread.join().unwrap();
         }

@@ -1,6 +1,6 @@
-//! Code of others, which is called by a pool or an adaptor and uses it meanwhile.
+//! Foreign code that a pool or an adaptor calls, and that uses the pool or the adaptor meanwhile.
 //!
-//! Where it was called under a lock, it would wait for that lock for ever.
+//! If it were called under a lock, it would wait for that lock without end.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
-use terrane_pool::adaptors::{
-    Guard, Inspect, LiveBlocks, Simulated, SimulatedOptions, Tags, Trace, TraceSink,
-};
-use terrane_pool::{
-    Access, Fence, FenceError, FenceSource, Pool, PoolOptions, SimulatedStreams, StreamId,
-};
+use terrane_pool::adaptors::{Guard, Inspect, LiveBlocks, Tags, Trace, TraceSink};
+use terrane_pool::{Access, Fence, FenceError, FenceSource, Pool, PoolOptions, StreamId};
+use terrane_testkit::simulated::{Simulated, SimulatedOptions, SimulatedStreams};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
 use tracing::{Event, Metadata, Subscriber};
@@ -37,9 +34,9 @@ fn request() -> RegionRequest {
     RegionRequest::new(PAGE)
 }
 
-/// Parks a block that two streams use.
+/// Releases a block that two streams use.
 fn park(pool: &Pool<Counted>) {
-    let mut block = pool.acquire_on(A, &request()).unwrap();
+    let mut block = pool.allocate_on(A, &request()).unwrap();
     block.record_use(B, Access::Write).unwrap();
     drop(block);
 }
@@ -59,21 +56,21 @@ fn a_closed_pool_that_holds_a_block_of_the_pool_a_thread_settles_in_is_dropped_w
     ends(|| {
         let second = Arc::new(Pool::new(Counted::unlimited(), PoolOptions::default()).unwrap());
         let acquired = {
-            let acquire = || second.acquire(PAGE).unwrap();
+            let acquire = || second.allocate_bytes(PAGE).unwrap();
             thread::scope(|scope| scope.spawn(acquire).join()).unwrap()
         };
         let fences = Arc::new(Holder(SimulatedStreams::new(1), acquired));
         let first =
             Pool::with_fences(Counted::unlimited(), PoolOptions::default(), fences).unwrap();
-        // This thread settles in the first pool, and is the last to keep it.
-        drop(first.acquire(PAGE).unwrap());
+        // This thread registers with the first pool, and is the last to keep it alive.
+        drop(first.allocate_bytes(PAGE).unwrap());
         drop(first);
-        drop(second.acquire(PAGE).unwrap());
+        drop(second.allocate_bytes(PAGE).unwrap());
         assert_eq!(second.snapshot().live, ByteCount::ZERO);
     });
 }
 
-/// A subscriber that asks something at each event.
+/// A subscriber that queries an object at each event.
 struct Curious(Box<dyn Fn() + Send + Sync>);
 
 impl Subscriber for Curious {
@@ -107,9 +104,10 @@ fn a_subscriber_may_ask_the_pool_whatever_it_is_told() {
                 streams.submit(A, || {});
                 park(&pool);
                 streams.fail_next(failures);
-                // What cannot be created, recorded, asked, waited for or ordered is said.
-                let _ = pool.acquire_on(A, &request()).map(drop);
-                let _ = pool.acquire(PAGE).map(drop);
+                // A fence that cannot be created, recorded, queried, waited for or ordered is
+                // reported.
+                let _ = pool.allocate_on(A, &request()).map(drop);
+                let _ = pool.allocate_bytes(PAGE).map(drop);
                 streams.fail_next(0);
                 streams.run_all();
                 pool.trim(ByteCount::ZERO);
@@ -150,7 +148,7 @@ impl Users {
         let Some(pool) = self.pool.get().and_then(Weak::upgrade) else { return };
         if !self.is_using.swap(true, Ordering::Relaxed) {
             pool.snapshot();
-            drop(pool.acquire(ByteCount::kib(64)));
+            drop(pool.allocate_bytes(ByteCount::kib(64)));
             self.is_using.store(false, Ordering::Relaxed);
         }
     }
@@ -209,8 +207,8 @@ fn a_fence_may_use_the_pool_whatever_it_is_asked() {
             for _ in 0..8 {
                 park(&pool);
             }
-            drop(pool.acquire_on(StreamId::new(3), &request()));
-            drop(pool.acquire(ByteCount::kib(96)));
+            drop(pool.allocate_on(StreamId::new(3), &request()));
+            drop(pool.allocate_bytes(ByteCount::kib(96)));
             users.streams.run_all();
             pool.reap();
         }

@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock};
 use terrane_core::{
     Alignment, Allocate, BoxedCause, ByteCount, Limits, Location, Memory, RegionRequest,
 };
-use terrane_pool::adaptors::{Fill, FillHost, Guard, GuardLog, GuardViolation, Poison, Side};
+use terrane_pool::adaptors::{
+    Fill, FillHost, Guard, GuardLog, GuardViolation, OverwrittenSide, Poison,
+};
 use terrane_pool::{Pool, PoolOptions, StreamId};
 use terrane_testkit::memory::HeapAllocator;
 use tracing::span::{Attributes, Id, Record};
@@ -50,10 +52,13 @@ fn writes_out_of_bounds_are_found_on_both_sides_with_their_distance() {
             other => panic!("{other}"),
         })
         .collect();
-    assert_eq!(found, [(Side::After, 0), (Side::Before, 8), (Side::After, 0)]);
+    assert_eq!(
+        found,
+        [(OverwrittenSide::After, 0), (OverwrittenSide::Before, 8), (OverwrittenSide::After, 0)]
+    );
 }
 
-/// Every length within a granule, over an upstream that rounds up to it.
+/// Every length within a granule, over an upstream that rounds up to the granule.
 #[test]
 fn the_first_byte_behind_what_was_asked_for_is_watched() {
     for granule in [Alignment::BYTE, Alignment::SECTOR, Alignment::PAGE] {
@@ -75,7 +80,7 @@ fn overrun_is_found<A: Allocate>(guard: &Guard<A>, request: &RegionRequest) {
     let before = guard.log().found();
     let block = guard.allocate(request).unwrap();
     assert_eq!(block.length(), request.bytes);
-    // SAFETY: the whole of the block, which nobody else has.
+    // SAFETY: the whole of the block, which this test owns.
     unsafe { address(&block).write_bytes(0, block.length().to_usize()) };
     assert_eq!(guard.verify(), 0, "within bounds: {request:?}");
     // SAFETY: within the memory that the guard obtained, behind the block.
@@ -86,10 +91,10 @@ fn overrun_is_found<A: Allocate>(guard: &Guard<A>, request: &RegionRequest) {
     let Some(GuardViolation::Overwritten { side, distance, .. }) = violations.last() else {
         panic!("{violations:?}");
     };
-    assert_eq!((*side, *distance), (Side::After, 0), "{request:?}");
+    assert_eq!((*side, *distance), (OverwrittenSide::After, 0), "{request:?}");
 }
 
-/// Reaches host memory, and asks the guard's log in between, as a subscriber of traces may.
+/// Accesses host memory, and queries the guard's log in between, as a subscriber of traces may.
 #[derive(Debug, Default)]
 struct Curious {
     log: OnceLock<GuardLog>,
@@ -147,7 +152,7 @@ fn what_reaches_the_canaries_may_ask_the_guard() {
     assert_eq!((guard.log().live(), guard.log().found()), (0, 2));
 }
 
-/// Asks the guard's log whenever something is traced.
+/// Queries the guard's log at each event.
 struct Subscribed(GuardLog);
 
 impl Subscriber for Subscribed {
@@ -187,7 +192,7 @@ fn writes_within_bounds_are_not_found() {
     let guard = Guard::new(heap());
     for bytes in [8, 64, 4096, 5000] {
         let block = guard.allocate(&RegionRequest::new(ByteCount::new(bytes))).unwrap();
-        // SAFETY: the whole of the block, which nobody else has.
+        // SAFETY: the whole of the block, which this test owns.
         unsafe { address(&block).write_bytes(0, block.length().to_usize()) };
     }
     assert_eq!(guard.log().found(), 0);
@@ -196,8 +201,8 @@ fn writes_within_bounds_are_not_found() {
 #[test]
 fn memory_is_poisoned_when_new_and_when_freed() {
     let heap = heap();
-    // It keeps the memory long enough to look at what poison left behind.
-    let delayed = terrane_pool::adaptors::Delayed::new(heap.clone(), 1);
+    // It keeps the memory long enough to check the poison bytes.
+    let delayed = terrane_testkit::delayed::Delayed::new(heap.clone(), 1);
     let poison = Poison::on_host(&delayed);
     let block = poison.allocate(&RegionRequest::new(ByteCount::new(16))).unwrap();
     let pointer = address(&block);

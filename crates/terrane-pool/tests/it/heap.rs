@@ -12,8 +12,8 @@ use terrane_core::{
 
 use crate::support::comes_true;
 
-/// An upstream of zeroed host memory with a capacity. When the last of its clones drops, all of
-/// its memory has to have come back: a leak count after each test.
+/// An upstream of zeroed host memory with a capacity. When the last clone drops, all memory must
+/// have been freed: a leak count after each test.
 #[derive(Clone, Debug)]
 pub struct Heap {
     capacity: u64,
@@ -21,7 +21,7 @@ pub struct Heap {
     audit: Arc<Audit>,
 }
 
-/// Looks at what is live when the last handle drops.
+/// Checks the live memory when the last handle drops.
 #[derive(Debug)]
 struct Audit {
     live: Arc<Live>,
@@ -49,7 +49,7 @@ impl Heap {
         Self { capacity: capacity.get(), live, audit: Arc::new(audit) }
     }
 
-    /// Lets memory be live when the last handle drops, on purpose.
+    /// Allows live memory when the last handle drops.
     pub fn expect_leaks(&self) {
         self.audit.may_leak.store(true, Ordering::Relaxed);
     }
@@ -110,7 +110,7 @@ pub struct HeapMemory {
     live: Option<Arc<Live>>,
 }
 
-// SAFETY: the pointer is owned, and only handed out as an address.
+// SAFETY: the pointer is owned, and only given out as an address.
 unsafe impl Send for HeapMemory {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for HeapMemory {}
@@ -133,10 +133,10 @@ unsafe impl Memory for HeapMemory {
     }
 }
 
-/// How long the stretches are, by address, beyond which no request of a device reaches.
+/// The length of a stretch, by address. No request of a device crosses the end of a stretch.
 pub const STRETCH: u64 = 1000;
 
-/// How many bytes from an offset on are in one stretch.
+/// Returns the number of bytes from an offset to the end of its stretch.
 pub fn to_end_of_stretch(location: Location, offset: ByteCount) -> ByteCount {
     let Location::Host(address) = location else { return ByteCount::ZERO };
     let at = ByteCount::from_usize(address.as_ptr().addr()).get() + offset.get();

@@ -1,17 +1,18 @@
-//! What a hit does not do.
+//! A hit calls no upstream, takes no lock and traces nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrane_core::{Allocate, ByteCount, Label, RegionRequest};
-use terrane_pool::{Access, Pool, PoolOptions, SimulatedStreams, StreamId};
+use terrane_pool::{Access, Pool, PoolOptions, StreamId};
+use terrane_testkit::simulated::SimulatedStreams;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{Interest, with_default};
 use tracing::{Event, Metadata, Subscriber};
 
 use crate::support::Counted;
 
-/// Counts everything that it is told or asked.
+/// Counts all events and queries.
 struct Listener(Arc<AtomicU64>);
 
 impl Listener {
@@ -21,8 +22,8 @@ impl Listener {
 }
 
 impl Subscriber for Listener {
-    /// Asked for every place of the program, on whichever thread comes there first: only what is
-    /// enabled is told by this thread alone.
+    /// Called for every call site of the program, on the thread that reaches it first. Only this
+    /// thread reports the events that are enabled.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
@@ -50,18 +51,19 @@ fn a_miss_returns_cached_blocks_only_to_stay_below_the_peak() {
     let upstream = Counted::unlimited();
     let options = PoolOptions { magazine_depth: 0, ..PoolOptions::default() };
     let pool = Pool::new(upstream.clone(), options).unwrap();
-    let blocks: Vec<_> = (0..100).map(|_| pool.acquire(ByteCount::mib(2)).unwrap()).collect();
+    let blocks: Vec<_> =
+        (0..100).map(|_| pool.allocate_bytes(ByteCount::mib(2)).unwrap()).collect();
     drop(blocks);
     pool.trim(ByteCount::mib(150));
     let cached = pool.snapshot().cached;
     assert!(cached > ByteCount::mib(100), "more than a tenth of what is held");
 
-    let small = pool.acquire(ByteCount::mib(3)).unwrap();
+    let small = pool.allocate_bytes(ByteCount::mib(3)).unwrap();
     assert_eq!(pool.snapshot().cached, cached, "it fits below the peak");
-    let large = pool.acquire(ByteCount::mib(64)).unwrap();
+    let large = pool.allocate_bytes(ByteCount::mib(64)).unwrap();
     let seen = pool.snapshot();
     assert_eq!(seen.peak_held, ByteCount::mib(200));
-    // As many blocks of 2 MiB as make up for what is beyond the peak.
+    // As many blocks of 2 MiB as exceed the peak.
     assert!(seen.held > ByteCount::mib(198), "{}", seen.held);
     assert_eq!(seen.held, upstream.bytes());
     drop((small, large));
@@ -76,12 +78,12 @@ fn what_was_asked_for_is_known_whoever_uses_the_block() {
     // Less than the class, all of it, and more than the largest class.
     for bytes in [4000, 4096, (1 << 30) + 1].map(ByteCount::new) {
         for _ in 0..3 {
-            let mut block = pool.acquire(bytes).unwrap();
+            let mut block = pool.allocate_bytes(bytes).unwrap();
             assert_eq!(block.asked(), bytes);
             block.record_use(stream, Access::Write).unwrap();
             assert_eq!(block.asked(), bytes);
             drop(block);
-            let block = pool.acquire_on(stream, &RegionRequest::new(bytes)).unwrap();
+            let block = pool.allocate_on(stream, &RegionRequest::new(bytes)).unwrap();
             assert_eq!((block.asked(), block.stream()), (bytes, Some(stream)));
             drop(block);
             streams.run_all();
@@ -101,15 +103,15 @@ fn a_hit_traces_nothing_and_asks_the_upstream_for_nothing() {
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
     let request = RegionRequest::new(ByteCount::kib(4)).labelled("kv");
     drop(pool.allocate(&request).unwrap());
-    drop(pool.acquire(ByteCount::kib(64)).unwrap());
+    drop(pool.allocate_bytes(ByteCount::kib(64)).unwrap());
     let (heard, asked) = (Arc::new(AtomicU64::new(0)), upstream.allocations());
     with_default(Listener(Arc::clone(&heard)), || {
         for _ in 0..1000 {
             drop(pool.allocate(&request).unwrap());
-            drop(pool.acquire(ByteCount::kib(64)).unwrap());
+            drop(pool.allocate_bytes(ByteCount::kib(64)).unwrap());
         }
         assert_eq!(heard.load(Ordering::Relaxed), 0, "a hit was traced");
-        // It does listen.
+        // The subscriber is active.
         pool.clear();
     });
     assert!(heard.load(Ordering::Relaxed) > 0, "a trim is traced");

@@ -6,11 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use terrane_core::{Allocate, ByteCount, DeviceId, Label, Memory, RegionRequest, StorageKind};
-use terrane_pool::adaptors::{
-    Adapt, BlockState, Budget, FaultPlan, Simulated, SimulatedOptions, Snapshot,
-};
+use terrane_pool::adaptors::{BlockState, Budget, Snapshot};
 use terrane_pool::managed::{Lifecycle, ManagedError, ManagerOptions, MemoryManager};
-use terrane_pool::{Access, SimulatedStreams, StreamId};
+use terrane_pool::{Access, StreamId};
+use terrane_testkit::fault::{FaultPlan, InjectFaults as _};
+use terrane_testkit::simulated::{Simulated, SimulatedOptions, SimulatedStreams};
 
 use crate::conformance::{Fixture, check};
 use crate::heap::Heap;
@@ -38,7 +38,7 @@ fn on_device(capacity: u64) -> (MemoryManager<Arc<Simulated>>, Arc<Simulated>, S
     let streams = SimulatedStreams::new(1);
     let options = ManagerOptions {
         fences: Some(Arc::new(streams.clone())),
-        patience: Duration::from_millis(20),
+        pending_wait: Duration::from_millis(20),
         ..ManagerOptions::default()
     };
     let manager = MemoryManager::new(Arc::clone(&device), budget(u64::MAX), options);
@@ -61,11 +61,11 @@ fn a_manager_is_an_upstream_like_any_other() {
 #[test]
 fn accounts_count_what_was_obtained() {
     let (manager, heap) = on_heap(1000);
-    let first = manager.alloc::<u8>(5).unwrap();
+    let first = manager.allocate_slice::<u8>(5).unwrap();
     assert_eq!(manager.allocated(), bytes(8), "the heap's granule is 8 bytes");
     let window = manager.window();
-    let second = manager.alloc_raw(bytes(100), "kv").unwrap();
-    let refused = manager.alloc::<u64>(200).unwrap_err();
+    let second = manager.allocate_bytes(bytes(100), "kv").unwrap();
+    let refused = manager.allocate_slice::<u64>(200).unwrap_err();
     assert!(refused.is_exhaustion(), "{refused}");
     assert_eq!(
         (manager.allocated(), manager.peak(), manager.requests()),
@@ -86,27 +86,27 @@ fn accounts_count_what_was_obtained() {
 #[test]
 fn nothing_is_a_legal_amount() {
     let (manager, heap) = on_heap(0);
-    let mut nothing = manager.alloc::<u64>(0).unwrap();
+    let mut nothing = manager.allocate_slice::<u64>(0).unwrap();
     assert!(nothing.is_empty() && nothing.as_bytes().is_empty());
     // SAFETY: there is nothing to access.
     assert_eq!(unsafe { nothing.host_slice() }.unwrap(), &[0_u64; 0]);
-    assert_eq!(manager.alloc::<()>(usize::MAX).unwrap().len(), usize::MAX);
+    assert_eq!(manager.allocate_slice::<()>(usize::MAX).unwrap().len(), usize::MAX);
     assert_eq!(heap.live_blocks(), 0);
-    assert!(matches!(manager.alloc::<u64>(usize::MAX), Err(ManagedError::Size(_))));
+    assert!(matches!(manager.allocate_slice::<u64>(usize::MAX), Err(ManagedError::Size(_))));
 }
 
 #[test]
 fn slices_are_reinterpreted_in_both_directions_and_checked() {
     let (manager, _) = on_heap(1000);
-    let mut words = manager.alloc::<u32>(6).unwrap();
-    // SAFETY: nobody else uses the slice.
+    let mut words = manager.allocate_slice::<u32>(6).unwrap();
+    // SAFETY: no other code uses the slice.
     unsafe { words.host_slice() }.unwrap().copy_from_slice(&[1, 2, 3, 4, 5, 6]);
     assert_eq!(words.view_as::<u64>().unwrap().len(), 3);
     let mut bytes = words.into_bytes();
-    // SAFETY: nobody else uses the slice.
+    // SAFETY: no other code uses the slice.
     assert_eq!(unsafe { bytes.host_slice() }.unwrap()[4..8], 2_u32.to_ne_bytes());
     let mut words = bytes.try_cast::<u32>().unwrap();
-    // SAFETY: nobody else uses the slice.
+    // SAFETY: no other code uses the slice.
     assert_eq!(unsafe { words.host_slice() }.unwrap(), [1, 2, 3, 4, 5, 6]);
 
     let failed = words.try_cast::<[u8; 7]>().unwrap_err();
@@ -116,13 +116,13 @@ fn slices_are_reinterpreted_in_both_directions_and_checked() {
 
 #[test]
 fn a_misaligned_reinterpretation_is_refused() {
-    // Simulated addresses are handed out byte by byte.
+    // Simulated addresses are allocated byte by byte.
     let (manager, ..) = on_device(1000);
-    let _odd = manager.alloc::<u8>(1).unwrap();
-    let bytes = manager.alloc::<u8>(8).unwrap();
+    let _odd = manager.allocate_slice::<u8>(1).unwrap();
+    let bytes = manager.allocate_slice::<u8>(8).unwrap();
     let failed = bytes.try_cast::<u64>().unwrap_err();
     assert!(matches!(failed.cause, ManagedError::Misaligned { .. }), "{failed}");
-    let mut aligned = manager.alloc::<u64>(1).unwrap();
+    let mut aligned = manager.allocate_slice::<u64>(1).unwrap();
     assert_eq!(aligned.location().alignment().get() % 8, 0);
     // SAFETY: a device's memory is never borrowed.
     let error = unsafe { aligned.host_slice() }.unwrap_err();
@@ -132,8 +132,9 @@ fn a_misaligned_reinterpretation_is_refused() {
 #[test]
 fn identities_change_their_state_and_stale_ones_are_told() {
     let (manager, device, streams) = on_device(1 << 20);
-    let block =
-        manager.alloc_block(&RegionRequest::new(bytes(64)).labelled("kv"), Some(COMPUTE)).unwrap();
+    let block = manager
+        .allocate_block(&RegionRequest::new(bytes(64)).labelled("kv"), Some(COMPUTE))
+        .unwrap();
     let handle = block.handle();
     let identity = block.identity().unwrap();
     assert_eq!((identity.state, identity.stream), (Lifecycle::Live, Some(COMPUTE)));
@@ -154,7 +155,7 @@ fn identities_change_their_state_and_stale_ones_are_told() {
     assert_eq!((manager.reap(), manager.allocated()), (1, bytes(0)));
     assert_eq!(manager.identity(handle).unwrap().state, Lifecycle::Freed);
     assert!(manager.locate(handle, bytes(0), bytes(1)).unwrap_err().is_use_after_free());
-    let _successor = manager.alloc_raw(bytes(1), "").unwrap();
+    let _successor = manager.allocate_bytes(bytes(1), "").unwrap();
     let stale = manager.identity(handle).unwrap_err();
     assert!(matches!(stale, ManagedError::Stale { current: 2, .. }), "{stale}");
 }
@@ -169,7 +170,7 @@ fn device_of(device: &Arc<Simulated>) -> Option<DeviceId> {
 #[test]
 fn one_use_is_kept_for_each_stream_and_all_are_waited_for() {
     let (manager, device, streams) = on_device(1 << 20);
-    let block = manager.alloc_raw(bytes(8), "").unwrap();
+    let block = manager.allocate_bytes(bytes(8), "").unwrap();
     for _ in 0..1000 {
         block.record_use(COMPUTE, Access::Read).unwrap();
         block.record_use(COPY, Access::Write).unwrap();
@@ -187,29 +188,32 @@ fn one_use_is_kept_for_each_stream_and_all_are_waited_for() {
     assert_eq!(device.usage().live_blocks, 0);
 
     let (without, _) = on_heap(8);
-    let block = without.alloc_raw(bytes(8), "").unwrap();
+    let block = without.allocate_bytes(bytes(8), "").unwrap();
     assert!(matches!(block.record_use(COPY, Access::Read), Err(ManagedError::NoFences)));
-    assert!(matches!(without.alloc_slice::<u8>(1, "", Some(COPY)), Err(ManagedError::NoFences)));
+    assert!(matches!(
+        without.allocate_slice_tagged::<u8>(1, "", Some(COPY)),
+        Err(ManagedError::NoFences)
+    ));
 }
 
 #[test]
 fn a_fitting_block_that_is_pending_is_waited_for_before_anything_is_refused() {
     let (manager, _, streams) = on_device(64);
     let request = RegionRequest::new(bytes(64));
-    let block = manager.alloc_block(&request, Some(COMPUTE)).unwrap();
+    let block = manager.allocate_block(&request, Some(COMPUTE)).unwrap();
     streams.submit(COMPUTE, || {});
     drop(block);
-    // Nobody runs the stream: refused once patience has run out.
-    assert!(manager.alloc_block(&request, None).unwrap_err().is_exhaustion());
+    // The stream does not run, so the request is refused after the wait.
+    assert!(manager.allocate_block(&request, None).unwrap_err().is_exhaustion());
     streams.set_runs_on_wait(true);
-    assert!(manager.alloc_block(&request, None).is_ok());
+    assert!(manager.allocate_block(&request, None).is_ok());
 }
 
 #[test]
 fn pending_blocks_do_not_pile_up_where_nothing_is_exhausted() {
     let (manager, device, streams) = on_device(1 << 30);
     for _ in 0..1000 {
-        let block = manager.alloc_slice::<u8>(64, "", Some(COMPUTE)).unwrap();
+        let block = manager.allocate_slice_tagged::<u8>(64, "", Some(COMPUTE)).unwrap();
         streams.submit(COMPUTE, || {});
         drop(block);
         streams.run_all();
@@ -224,13 +228,13 @@ fn a_stream_ordered_upstream_gets_blocks_back_at_once() {
     let options = ManagerOptions {
         fences: Some(Arc::new(streams.clone())),
         upstream_is_stream_ordered: true,
-        patience: Duration::ZERO,
+        pending_wait: Duration::ZERO,
     };
     let manager = MemoryManager::new(Arc::clone(&device), budget(u64::MAX), options);
     streams.submit(COMPUTE, || {});
-    drop(manager.alloc_slice::<u8>(64, "", Some(COMPUTE)).unwrap());
+    drop(manager.allocate_slice_tagged::<u8>(64, "", Some(COMPUTE)).unwrap());
     assert_eq!((manager.pending(), device.usage().live_blocks), (0, 0));
-    let shared = manager.alloc_slice::<u8>(64, "", Some(COMPUTE)).unwrap();
+    let shared = manager.allocate_slice_tagged::<u8>(64, "", Some(COMPUTE)).unwrap();
     streams.submit(COPY, || {});
     shared.block().record_use(COPY, Access::Read).unwrap();
     drop(shared);
@@ -242,7 +246,7 @@ fn a_stream_ordered_upstream_gets_blocks_back_at_once() {
 #[test]
 fn exported_blocks_come_back_once() {
     let (manager, heap) = on_heap(1000);
-    let handle = manager.alloc_raw(bytes(16), "ffi").unwrap().export();
+    let handle = manager.allocate_bytes(bytes(16), "ffi").unwrap().export();
     let handle = terrane_pool::managed::BlockHandle::from_raw(handle.to_raw());
     assert_eq!(manager.identity(handle).unwrap().state, Lifecycle::Live);
     let block = manager.import(handle).unwrap();
@@ -251,8 +255,8 @@ fn exported_blocks_come_back_once() {
     drop(block);
     assert!(manager.import(handle).unwrap_err().is_use_after_free());
 
-    let _forgotten = manager.alloc_raw(bytes(16), "ffi").unwrap().export();
-    let outlives = manager.alloc_raw(bytes(16), "").unwrap();
+    let _forgotten = manager.allocate_bytes(bytes(16), "ffi").unwrap().export();
+    let outlives = manager.allocate_bytes(bytes(16), "").unwrap();
     drop(manager);
     assert_eq!(outlives.length(), bytes(16));
     drop(outlives);
@@ -264,7 +268,7 @@ fn faults_leave_the_accounts_as_they_were() {
     let heap = Heap::new(ByteCount::mib(1));
     let upstream = heap.clone().failing(FaultPlan::new().fail_every(2));
     let manager = MemoryManager::new(upstream, budget(1 << 20), ManagerOptions::default());
-    let blocks: Vec<_> = (0..20).filter_map(|_| manager.alloc::<u64>(4).ok()).collect();
+    let blocks: Vec<_> = (0..20).filter_map(|_| manager.allocate_slice::<u64>(4).ok()).collect();
     assert_eq!((blocks.len(), manager.allocated()), (10, bytes(320)));
     assert_eq!(manager.budget().live(), bytes(320));
     drop((blocks, manager));
@@ -290,7 +294,7 @@ fn threads_and_streams_leave_nothing_behind() {
                     for round in 0..300_u64 {
                         let stream = [COMPUTE, COPY][usize::from(round % 3 == 0)];
                         let request = RegionRequest::new(bytes(1 + (round * 37 + worker) % 500));
-                        let block = manager.alloc_block(&request, Some(stream)).unwrap();
+                        let block = manager.allocate_block(&request, Some(stream)).unwrap();
                         streams.submit(stream, || {});
                         block.record_use(COPY, Access::Read).unwrap();
                         if round % 7 == 0 {

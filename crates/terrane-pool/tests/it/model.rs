@@ -62,7 +62,7 @@ proptest! {
             match step {
                 Step::Acquire(bytes) => {
                     let before = upstream.bytes();
-                    match pool.acquire(ByteCount::new(bytes)) {
+                    match pool.allocate_bytes(ByteCount::new(bytes)) {
                         Ok(block) => {
                             prop_assert!(block.granted().get() >= bytes);
                             prop_assert_eq!(block.asked().get(), bytes);
@@ -71,7 +71,7 @@ proptest! {
                             live.push(block);
                         }
                         Err(error) if error.is_exhaustion() => {
-                            // Nothing that was cached, slabs in use aside, is left to free.
+                            // No cached block is left to free, except in slabs in use.
                             prop_assert!(slabs || pool.snapshot().cached == ByteCount::ZERO);
                         }
                         Err(_) => prop_assert!(upstream.bytes() <= before),

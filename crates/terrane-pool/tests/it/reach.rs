@@ -1,9 +1,10 @@
-//! What memory says of itself, its wrappers say, too.
+//! Wrappers report the same facts as the memory that they wrap.
 
 use terrane_core::{Allocate, ByteCount, Memory, Region, RegionRequest};
-use terrane_pool::adaptors::{Budget, Delayed, Either, Guard};
+use terrane_pool::adaptors::{Budget, Either, Guard};
 use terrane_pool::managed::{ManagedBlock, ManagerOptions, MemoryManager};
 use terrane_pool::{Pool, PoolOptions};
+use terrane_testkit::delayed::Delayed;
 
 use crate::heap::{Heap, HeapMemory, to_end_of_stretch};
 
@@ -24,7 +25,7 @@ fn wrappers_say_how_far_a_copy_may_reach() {
         (Pool::new(heap.clone(), PoolOptions::default()).unwrap(), ManagerOptions::default());
     let manager = MemoryManager::new(heap.clone(), Budget::new("all", ByteCount::mib(8)), options);
     check("the memory itself", &heap.allocate(&request).unwrap());
-    check("a block of a pool", &pool.acquire(request.bytes).unwrap());
+    check("a block of a pool", &pool.allocate_bytes(request.bytes).unwrap());
     check("a managed block", &manager.allocate(&request).unwrap());
     check("a guarded block", &Guard::new(heap.clone()).allocate(&request).unwrap());
     check("a block that is freed late", &Delayed::new(heap.clone(), 1).allocate(&request).unwrap());
@@ -52,8 +53,8 @@ fn wrappers_name_the_managed_block_that_they_are_a_part_of() {
 
     assert!(named(&Guard::new(&manager).allocate(&request).unwrap()).is_some());
     assert!(named(&Delayed::new(&manager, 1).allocate(&request).unwrap()).is_some());
-    // A pool hands its blocks to others while the managed one below stays.
+    // A pool gives its blocks to other users while the managed block below stays the same.
     let pool = Pool::new(&manager, PoolOptions::default()).unwrap();
-    assert_eq!(named(&pool.acquire(request.bytes).unwrap()), None);
+    assert_eq!(named(&pool.allocate_bytes(request.bytes).unwrap()), None);
     assert_eq!(named(&heap.allocate(&request).unwrap()), None);
 }

@@ -50,7 +50,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..300)
 }
 
-/// What the usage has to be, from what is live.
+/// The expected usage, computed from the live blocks.
 fn check_usage(source: &Slabs<Counted>, live: &[Block]) -> Result<(), TestCaseError> {
     let (mut regions, mut bytes, mut in_use, mut blocks) = (0, 0, 0, 0);
     let mut slabs = BTreeSet::new();
@@ -69,7 +69,7 @@ fn check_usage(source: &Slabs<Counted>, live: &[Block]) -> Result<(), TestCaseEr
     }
     let held: u64 = slabs.iter().map(|&(_, length)| length).sum();
     let usage = source.usage();
-    // A slab without a block in use has gone back.
+    // A slab without a block in use was freed.
     prop_assert_eq!(usage.slabs, ByteCount::from_usize(slabs.len()).get());
     prop_assert_eq!(usage.held.get(), held);
     prop_assert_eq!(usage.blocks, blocks);
@@ -186,7 +186,7 @@ fn trimming_a_pool_gives_back_the_slabs_whose_blocks_are_all_free() {
     let limited = upstream.clone().limited(budget.clone());
     let source = limited.in_slabs(SlabOptions::default()).limited(above.clone());
     let pool = Pool::new(source, options).unwrap();
-    let acquire = |_| pool.acquire(ByteCount::kib(4)).unwrap();
+    let acquire = |_| pool.allocate_bytes(ByteCount::kib(4)).unwrap();
     let (kept, freed): (Vec<_>, Vec<_>) =
         (0..1000).map(acquire).enumerate().partition(|(index, _)| index % 500 == 0);
     let slabs = || pool.upstream().upstream().usage();
@@ -215,7 +215,7 @@ fn trimming_a_pool_gives_back_the_slabs_whose_blocks_are_all_free() {
 fn an_exhausted_pool_gives_slabs_back_for_another_class() {
     let upstream = Counted::new(ByteCount::mib(1));
     let pool = Pool::new(slabs(&upstream), PoolOptions::default()).unwrap();
-    let acquire = |bytes| pool.acquire(ByteCount::new(bytes));
+    let acquire = |bytes| pool.allocate_bytes(ByteCount::new(bytes));
     let small: Vec<_> = (0..256).map(|_| acquire(4096).unwrap()).collect();
     assert!(acquire(32 << 10).unwrap_err().is_exhaustion());
     drop(small);
@@ -251,7 +251,7 @@ fn a_forked_process_is_refused_and_does_not_hang() {
     });
 }
 
-/// Base pages that come up when they are used.
+/// Base pages, touched when they are first used.
 fn lean() -> SystemOptions {
     SystemOptions {
         huge_pages: HugePages::None,
@@ -273,20 +273,20 @@ fn small_blocks_of_system_memory_need_few_mappings() {
         let source = SystemAllocator::new(lean()).in_slabs(SlabOptions::default());
         let pool = Pool::new(source, PoolOptions::default()).unwrap();
         let before = mappings();
-        let acquire = |_| pool.acquire(ByteCount::kib(4)).unwrap();
+        let acquire = |_| pool.allocate_bytes(ByteCount::kib(4)).unwrap();
         let blocks: Vec<_> = (0..BLOCKS).map(acquire).collect();
         assert!(mappings() - before < 2_000, "{} mappings", mappings() - before);
         assert_eq!(pool.upstream().usage().blocks, 200_000);
 
-        // Every other one goes. Were each a mapping, what stays would be 100,000 of them.
+        // Every other block is dropped. If each were a mapping, 100,000 mappings would stay.
         let (even, odd): (Vec<_>, Vec<_>) =
             blocks.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
         drop(odd);
         pool.clear();
         assert!(mappings() - before < 2_000, "{} mappings", mappings() - before);
         assert_eq!(pool.upstream().usage().blocks, 100_000);
-        // And other memory can still be had.
-        drop(pool.acquire(ByteCount::mib(1)).unwrap());
+        // Other memory can still be mapped.
+        drop(pool.allocate_bytes(ByteCount::mib(1)).unwrap());
 
         drop(even);
         pool.clear();

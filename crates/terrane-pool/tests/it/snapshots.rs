@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::thread;
 
 use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
-use terrane_pool::adaptors::{
-    Adapt, BlockState, Inspect as _, LiveBlocks, Simulated, SimulatedOptions, Snapshot, Tags,
-};
-use terrane_pool::{Pool, PoolOptions, SimulatedStreams, SizeClasses, StreamId};
+use terrane_pool::adaptors::{Adapt, BlockState, Inspect as _, LiveBlocks, Snapshot, Tags};
+use terrane_pool::{Pool, PoolOptions, SizeClasses, StreamId};
+use terrane_testkit::simulated::{Simulated, SimulatedOptions, SimulatedStreams};
 
 use crate::support::Counted;
 
@@ -71,13 +70,13 @@ fn what_other_threads_keep_and_streams_use_is_shown_too() {
     let stream = StreamId::new(1);
     streams.submit(stream, || {});
     let request = RegionRequest::new(ByteCount::kib(1));
-    // More than a magazine has room for, so that some are in the shared queue.
-    let blocks: Vec<_> = (0..20).map(|_| pool.acquire(request.bytes).unwrap()).collect();
-    let on_a_stream: Vec<_> = (0..3).map(|_| pool.acquire_on(stream, &request).unwrap()).collect();
+    // More than fit in a magazine, so some are in the shared queue.
+    let blocks: Vec<_> = (0..20).map(|_| pool.allocate_bytes(request.bytes).unwrap()).collect();
+    let on_a_stream: Vec<_> = (0..3).map(|_| pool.allocate_on(stream, &request).unwrap()).collect();
     drop(blocks);
     drop(on_a_stream);
     thread::scope(|scope| {
-        scope.spawn(|| drop(pool.acquire(ByteCount::kib(2)).unwrap())).join().unwrap();
+        scope.spawn(|| drop(pool.allocate_bytes(ByteCount::kib(2)).unwrap())).join().unwrap();
     });
     let before = pool.snapshot();
     let snapshot = Snapshot::of(&[&pool]);
@@ -86,7 +85,7 @@ fn what_other_threads_keep_and_streams_use_is_shown_too() {
     assert_eq!((cached.len(), pending.as_slice()), (21, &[1024; 3][..]));
     assert_eq!(cached.iter().sum::<u64>(), before.cached.get());
     assert!(before.classes.iter().any(|class| class.in_queue > 0), "{before:?}");
-    // Looking changes nothing.
+    // A snapshot changes nothing.
     assert_eq!(format!("{:?}", pool.snapshot().classes), format!("{:?}", before.classes));
     assert_eq!(Snapshot::of(&[&pool]), snapshot);
     streams.run_all();
@@ -99,11 +98,11 @@ fn whoever_lists_a_pool_may_use_it() {
     let options = PoolOptions { magazine_depth: 1, ..PoolOptions::default() };
     let pool = Pool::new(upstream.clone(), options).unwrap();
     let size = ByteCount::kib(4);
-    drop([(); 3].map(|()| pool.acquire(size).unwrap()));
+    drop([(); 3].map(|()| pool.allocate_bytes(size).unwrap()));
     let (cached, mut seen) = (pool.snapshot().cached, 0);
     pool.inspect(&mut |_| {
         seen += 1;
-        drop(pool.acquire(size).unwrap());
+        drop(pool.allocate_bytes(size).unwrap());
     });
     assert_eq!(seen, 3);
     let listing = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

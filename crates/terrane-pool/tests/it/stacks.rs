@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use terrane_core::{Alignment, ByteCount, Limits};
+use terrane_pool::Retry;
 use terrane_pool::adaptors::{
-    Adapt, Binning, Budget, Counters, Erased, FaultPlan, FillHost, LiveBlocks, PoisonBytes, Reuse,
-    Simulated, SimulatedOptions, SlabOptions, TraceSink, Verdict,
+    Adapt, Binning, Budget, Counters, Erased, FillHost, LiveBlocks, PoisonBytes, SlabOptions,
+    TraceSink,
 };
 use terrane_pool::{Pool, PoolOptions, StreamId};
+use terrane_testkit::fault::{FaultPlan, InjectFaults as _};
+use terrane_testkit::simulated::{Reuse, Simulated, SimulatedOptions};
 
 use crate::conformance::{Fixture, check};
 use crate::heap::Heap;
@@ -73,7 +76,7 @@ fn each_adaptor() {
     check("guard", on_heap(Adapt::guarded));
     check("poison", on_heap(poisoned));
     check("tags", on_heap(|heap| heap.tagged(LiveBlocks::new())));
-    check("on failure", on_heap(|heap| heap.on_failure(RETRIES, |_| Verdict::Retry)));
+    check("on failure", on_heap(|heap| heap.on_failure(RETRIES, |_| Retry::Again)));
     check("fallback", on_heap(|heap| Heap::new(ByteCount::kib(4)).or_else(heap).unwrap()));
     check("no faults", on_heap(|heap| heap.failing(FaultPlan::new())));
     check("delayed", on_heap(|heap| heap.delayed(5)));
@@ -140,13 +143,13 @@ fn stacks_in_several_orders() {
                 .counted(Counters::new())
                 .traced(TraceSink::new(Vec::new()))
                 .tagged(LiveBlocks::new())
-                .on_failure(RETRIES, |_| Verdict::Retry)
+                .on_failure(RETRIES, |_| Retry::Again)
         }),
     );
     check(
         "everything, the other way round",
         on_heap(|heap| {
-            heap.on_failure(RETRIES, |_| Verdict::Retry)
+            heap.on_failure(RETRIES, |_| Retry::Again)
                 .tagged(LiveBlocks::new())
                 .traced(TraceSink::new(Vec::new()))
                 .counted(Counters::new())

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use terrane_core::{ByteCount, HostAddress, RegionRequest};
-use terrane_pool::adaptors::{Adapt, FaultPlan, Simulated, SimulatedOptions};
 use terrane_pool::staging::{Copying, Direction, StagingArea, StagingError, TransferTable};
-use terrane_pool::{Pool, PoolOptions, SimulatedStreams, StreamId};
+use terrane_pool::{Pool, PoolOptions, StreamId};
+use terrane_testkit::fault::{FaultPlan, InjectFaults as _};
+use terrane_testkit::simulated::{Simulated, SimulatedOptions, SimulatedStreams};
 
 use crate::heap::Heap;
 
@@ -48,8 +49,8 @@ fn submit_outputs(streams: &SimulatedStreams, copies: &[(Direction, HostAddress,
     for (index, &(_, at, length)) in outputs.enumerate() {
         streams.submit(COPY, move || {
             for position in 0..length {
-                // SAFETY: the buffer stays until this stream has come past, by the table's
-                // promise, which this test is about.
+                // SAFETY: the table keeps the buffer until this stream has finished. This test
+                // checks that promise.
                 unsafe { at.as_ptr().wrapping_add(position).write(device_byte(index, position)) };
             }
         });
@@ -211,7 +212,7 @@ fn a_fence_that_fails_proves_nothing_and_is_tried_again() {
     assert_eq!(finished.output(output).unwrap(), device_bytes(0, 8));
     drop(finished);
 
-    // The same without an owner.
+    // The same after the owner has dropped.
     let mut table = area.transfer_table().unwrap();
     table.output(bytes(8)).unwrap();
     let copying = begin(table);
@@ -345,7 +346,7 @@ proptest! {
         submit_outputs(&streams, &copies);
         streams.run_all();
 
-        // What the model expects: every entry that is copied, and every output by its entry.
+        // The expectation of the model: every entry that is copied, and every output by its entry.
         let copied = entries.iter().filter(|&&(_, length, padding)| length + padding > 0);
         for (&(is_output, length, padding), &(direction, at, whole)) in copied.zip(&copies) {
             prop_assert_eq!(is_output, direction == Direction::FromDevice);

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, RegionRequest};
-use terrane_pool::{Access, Pool, PoolError, PoolOptions, SimulatedStreams, StreamId};
+use terrane_pool::{Access, Pool, PoolError, PoolOptions, StreamId};
+use terrane_testkit::simulated::SimulatedStreams;
 
 use crate::support::{Block, Counted, address};
 
@@ -22,7 +23,7 @@ fn pool(options: PoolOptions) -> (Pool<Counted>, Counted, SimulatedStreams) {
 }
 
 fn on(pool: &Pool<Counted>, stream: StreamId) -> Block {
-    pool.acquire_on(stream, &RegionRequest::new(PAGE)).unwrap()
+    pool.allocate_on(stream, &RegionRequest::new(PAGE)).unwrap()
 }
 
 #[test]
@@ -41,14 +42,14 @@ fn the_same_stream_reuses_at_once_and_without_a_fence() {
     upstream.assert_empty();
 }
 
-/// Also a block that no magazine has room for, by default: up to a 64th of what may be cached, and
-/// none beyond that, nor where threads are to keep nothing.
+/// By default, this includes a block too large for a magazine, up to a 64th of the cached bytes. It
+/// includes no larger one, and none if threads may keep nothing.
 #[test]
 fn a_thread_keeps_a_large_block_of_its_stream() {
     let hits = |bytes: ByteCount, options: PoolOptions| {
         let (pool, upstream, streams) = pool(options);
         for _ in 0..10 {
-            drop(pool.acquire_on(A, &RegionRequest::new(bytes)).unwrap());
+            drop(pool.allocate_on(A, &RegionRequest::new(bytes)).unwrap());
         }
         assert_eq!((upstream.allocations(), streams.fences_created()), (1, 0));
         let snapshot = pool.snapshot();
@@ -57,7 +58,8 @@ fn a_thread_keeps_a_large_block_of_its_stream() {
         streams.run_all();
         class.magazine_hits
     };
-    // Beyond the first two, which the thread has no lane for yet, none goes through the parking.
+    // After the first two, for which the thread has no stream magazines yet, no block becomes
+    // pending.
     let (mib, default) = (ByteCount::mib, PoolOptions::default);
     let small = PoolOptions { cached_bytes: mib(512), ..default() };
     let none = PoolOptions { magazine_bytes: ByteCount::ZERO, ..default() };
@@ -92,11 +94,11 @@ fn what_a_thread_keeps_of_a_stream_is_found_in_need() {
     let streams = SimulatedStreams::new(3);
     let fences = Arc::new(streams.clone());
     let pool = Pool::with_fences(upstream.clone(), PoolOptions::default(), fences).unwrap();
-    // The second time, the thread has a lane with credit.
+    // The second time, the thread has stream magazines with credit.
     drop(on(&pool, A));
     drop(on(&pool, A));
     let block = on(&pool, B);
-    assert_eq!(pool.snapshot().ladder.pending, 1);
+    assert_eq!(pool.snapshot().reclaim.pending, 1);
     drop(block);
     drop(pool);
     upstream.assert_empty();
@@ -143,7 +145,7 @@ fn one_stream_can_be_ordered_after_another() {
 
 #[test]
 fn fences_are_recorded_once_for_many_frees_and_kept() {
-    // Past the lanes, which need no fences.
+    // More than the stream magazines hold, which need no fences.
     let options = PoolOptions { magazine_depth: 0, ..PoolOptions::default() };
     let (pool, upstream, streams) = pool(options);
     for _ in 0..20 {
@@ -169,7 +171,7 @@ fn a_failing_fence_proves_nothing() {
     streams.run_all();
     streams.fail_next(1);
     let other = on(&pool, B);
-    assert_ne!(address(&other), first, "nobody can tell that the stream has come so far");
+    assert_ne!(address(&other), first, "no fence proves that the stream has finished");
     assert_eq!(address(&on(&pool, B)), first);
     drop(other);
     streams.run_all();
@@ -190,23 +192,23 @@ fn a_block_of_a_stream_that_never_ends_is_abandoned_rather_than_freed() {
 }
 
 #[test]
-fn a_late_release_has_patience_of_its_own() {
-    // On a busy machine even a late release's patience can be over before its stream has moved,
-    // which proves nothing: then again, with more.
-    let patience = [100, 1_000, 10_000, 100_000].map(Duration::from_millis);
-    let Some((abandoned, held)) = patience.into_iter().find_map(release_late) else {
-        panic!("nothing was in time within {patience:?}");
+fn a_late_release_has_a_wait_of_its_own() {
+    // On a busy machine, the wait of a late release can end before its stream has run. That proves
+    // nothing, so the test repeats with a longer wait.
+    let waits = [100, 1_000, 10_000, 100_000].map(Duration::from_millis);
+    let Some((abandoned, held)) = waits.into_iter().find_map(release_late) else {
+        panic!("nothing was in time within {waits:?}");
     };
     assert_eq!((abandoned, held), (PAGE, PAGE));
 }
 
-/// Releases a block half-way through the close of its pool, which waits in vain for another one,
-/// and lets its stream end after the close: what was abandoned then, and what the upstream has
-/// lent. `None` if all that took longer than the patience of the release.
-fn release_late(patience: Duration) -> Option<(ByteCount, ByteCount)> {
+/// Releases a block during the close of its pool, which waits for another block, and runs its
+/// stream after the close. Returns the abandoned bytes and the live bytes of the upstream; `None`
+/// if the wait of the release was too short.
+fn release_late(wait: Duration) -> Option<(ByteCount, ByteCount)> {
     let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
     upstream.expect_leaks(2);
-    let options = PoolOptions { pending_wait: patience, ..PoolOptions::default() };
+    let options = PoolOptions { pending_wait: wait, ..PoolOptions::default() };
     let fences = Arc::new(streams.clone());
     let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
     let (endless, late) = (on(&pool, A), on(&pool, B));
@@ -215,14 +217,14 @@ fn release_late(patience: Duration) -> Option<(ByteCount, ByteCount)> {
     drop(endless);
     let took = std::thread::scope(|scope| {
         let closer = scope.spawn(|| pool.close());
-        std::thread::sleep(patience / 2);
+        std::thread::sleep(wait / 2);
         let released = Instant::now();
         scope.spawn(move || drop(late));
         closer.join().unwrap();
         streams.step(B);
         released.elapsed()
     });
-    (took < patience).then(|| (pool.snapshot().abandoned, upstream.bytes()))
+    (took < wait).then(|| (pool.snapshot().abandoned, upstream.bytes()))
 }
 
 #[test]
@@ -241,7 +243,7 @@ fn a_late_release_on_a_stream_waits_for_it() {
 #[test]
 fn a_closing_pool_that_is_asked_frees_nothing_that_a_stream_still_uses() {
     let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
-    // The close is still waiting when the pool is asked.
+    // The close is still waiting during the request.
     let options = PoolOptions { pending_wait: Duration::from_secs(60), ..PoolOptions::default() };
     let fences = Arc::new(streams.clone());
     let pool = Pool::with_fences(upstream.clone(), options, fences).unwrap();
@@ -250,21 +252,21 @@ fn a_closing_pool_that_is_asked_frees_nothing_that_a_stream_still_uses() {
     drop(block);
     let (refused, held) = std::thread::scope(|scope| {
         scope.spawn(|| pool.close());
-        while pool.acquire(ByteCount::ZERO).is_ok() {
+        while pool.allocate_bytes(ByteCount::ZERO).is_ok() {
             std::thread::yield_now();
         }
-        let refused = pool.acquire_on(A, &RegionRequest::new(PAGE)).is_err();
+        let refused = pool.allocate_on(A, &RegionRequest::new(PAGE)).is_err();
         let held = upstream.bytes();
         streams.run_all();
         (refused, held)
     });
     assert!(refused);
-    assert_eq!(held, PAGE, "the stream had not come past the block");
+    assert_eq!(held, PAGE, "the stream had not finished with the block");
     upstream.assert_empty();
 }
 
 #[test]
-fn patience_may_be_endless() {
+fn a_wait_may_have_no_end() {
     let (upstream, streams) = (Counted::new(PAGE), SimulatedStreams::new(3));
     streams.set_runs_on_wait(true);
     let options = PoolOptions { pending_wait: Duration::MAX, ..PoolOptions::default() };
@@ -274,7 +276,7 @@ fn patience_may_be_endless() {
     streams.submit(A, || {});
     drop(block);
     let block = on(&pool, B);
-    assert_eq!(pool.snapshot().ladder.pending, 1);
+    assert_eq!(pool.snapshot().reclaim.pending, 1);
     streams.submit(B, || {});
     drop(block);
     drop(pool);
@@ -284,8 +286,8 @@ fn patience_may_be_endless() {
 #[test]
 fn without_fences_there_are_no_streams() {
     let pool = Pool::new(Counted::unlimited(), PoolOptions::default()).unwrap();
-    assert!(pool.acquire_on(A, &RegionRequest::new(PAGE)).is_err());
-    let mut block = pool.acquire(PAGE).unwrap();
+    assert!(pool.allocate_on(A, &RegionRequest::new(PAGE)).is_err());
+    let mut block = pool.allocate_bytes(PAGE).unwrap();
     assert!(matches!(block.record_use(A, Access::Read), Err(PoolError::NoFences)));
     let (block, error) = block.release_on(A).unwrap_err();
     assert!(matches!(error, PoolError::NoFences));
@@ -324,8 +326,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Stream 0 stands for the host. The model keeps, for each address, how far each stream has
-    /// to have come before anyone else may have it.
+    /// Stream 0 stands for the host. The model keeps, for each address, the position that each
+    /// stream must reach before another user may have the block.
     #[test]
     fn nobody_gets_a_block_that_a_stream_still_uses(steps in steps(), depth in 0..4_usize) {
         let options = PoolOptions { magazine_depth: depth, ..PoolOptions::default() };
@@ -337,7 +339,7 @@ proptest! {
             match step {
                 Step::Acquire(stream) => {
                     let block = if stream == 0 {
-                        pool.acquire(PAGE).unwrap()
+                        pool.allocate_bytes(PAGE).unwrap()
                     } else {
                         on(&pool, StreamId::new(stream))
                     };

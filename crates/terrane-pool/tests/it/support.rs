@@ -9,8 +9,8 @@ use terrane_core::{
     Memory, RegionRequest, Span, StorageKind,
 };
 
-/// Clones share the account. When the last of them drops, everything has to have come back:
-/// a leak count after each test.
+/// Clones share the account. When the last clone drops, all memory must have been freed: a leak
+/// count after each test.
 #[derive(Clone, Debug)]
 pub struct Counted {
     account: Shared,
@@ -20,7 +20,7 @@ pub struct Counted {
 #[derive(Clone, Debug)]
 struct Shared(Arc<Mutex<Account>>);
 
-/// Looks at the account when the last handle drops.
+/// Checks the account when the last handle drops.
 #[derive(Debug)]
 struct Audit(Shared);
 
@@ -33,14 +33,14 @@ impl Drop for Audit {
 
 #[derive(Debug, Default)]
 struct Account {
-    /// Live regions: where they begin, how long they are.
+    /// Live regions: address to length.
     live: BTreeMap<u64, u64>,
     bytes: u64,
     capacity: u64,
     next: u64,
     faults: u32,
     allocations: u64,
-    /// How many regions may be live at the end.
+    /// The number of regions that may be live at the end.
     leaks: usize,
 }
 
@@ -59,7 +59,7 @@ impl Counted {
         Self { account: account.clone(), _audit: Arc::new(Audit(account)) }
     }
 
-    /// Lets so many regions be live when the last handle drops, on purpose.
+    /// Allows this many live regions when the last handle drops.
     pub fn expect_leaks(&self, count: usize) {
         self.with(|account| account.leaks = count);
     }
@@ -89,12 +89,12 @@ impl Counted {
         self.with(|account| account.capacity = capacity.get());
     }
 
-    /// Lets the next `count` requests fail for no reason of memory.
+    /// Makes the next `count` requests fail with a backend error.
     pub fn fail_next(&self, count: u32) {
         self.with(|account| account.faults = count);
     }
 
-    /// Panics unless everything has come back.
+    /// Panics unless all memory has been freed.
     pub fn assert_empty(&self) {
         comes_true(|| self.regions() == 0);
         let (regions, bytes) = (self.regions(), self.bytes());
@@ -102,8 +102,8 @@ impl Counted {
     }
 }
 
-/// Waits for `condition`, and answers whether it holds: what a thread gives back as it ends may
-/// come after the end of its scope. Long, as only what is wrong takes all of it.
+/// Waits for `condition`, and returns whether it holds. A thread that ends may free memory after
+/// the end of its scope. Only a failure takes the whole time.
 pub fn comes_true(condition: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
@@ -130,7 +130,7 @@ impl Drop for Token {
     }
 }
 
-// SAFETY: what is handed out is the test's alone.
+// SAFETY: the returned memory belongs to the test alone.
 unsafe impl Allocate for Counted {
     type Memory = ForeignMemory<Token>;
 
@@ -174,7 +174,7 @@ unsafe impl Allocate for Counted {
         let device = DeviceId::new(0);
         let location = Location::Device { device, address: DeviceAddress::new(address) };
         let span = Span { kind, location, length: request.bytes };
-        // SAFETY: nobody touches memory of a device that does not exist.
+        // SAFETY: no code accesses memory of a device that does not exist.
         Ok(unsafe { ForeignMemory::new(span, Token { account: self.account.clone(), address }) })
     }
 }

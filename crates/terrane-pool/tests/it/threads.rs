@@ -19,9 +19,9 @@ fn magazines_are_given_back_when_a_thread_ends() {
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
     for _ in 0..20 {
         scope(|scope| {
-            // A scope does not wait for thread-locals to be destroyed; a join does.
+            // The end of a scope does not wait for the destructors of thread-locals. A join does.
             let thread = scope.spawn(|| {
-                let blocks: Vec<_> = (0..5).map(|_| pool.acquire(PAGE).unwrap()).collect();
+                let blocks: Vec<_> = (0..5).map(|_| pool.allocate_bytes(PAGE).unwrap()).collect();
                 drop(blocks);
             });
             thread.join().unwrap();
@@ -45,7 +45,7 @@ fn what_one_thread_releases_another_finds() {
             }
         });
         for _ in 0..100_000 {
-            sender.send(pool.acquire(PAGE).unwrap()).unwrap();
+            sender.send(pool.allocate_bytes(PAGE).unwrap()).unwrap();
         }
         drop(sender);
     });
@@ -60,8 +60,8 @@ fn a_sweep_reaches_idle_threads() {
     let (released, done) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
     scope(|scope| {
         scope.spawn(|| {
-            drop(pool.acquire(PAGE).unwrap());
-            drop(pool.acquire(PAGE).unwrap());
+            drop(pool.allocate_bytes(PAGE).unwrap());
+            drop(pool.allocate_bytes(PAGE).unwrap());
             released.wait();
             done.wait();
         });
@@ -88,7 +88,7 @@ fn no_block_is_handed_out_twice_while_others_trim() {
                     let mut blocks: Vec<Block> = Vec::new();
                     for round in 0..20_000_u64 {
                         let bytes = PAGE.get() << ((round * worker) % 3);
-                        let block = pool.acquire(ByteCount::new(bytes)).unwrap();
+                        let block = pool.allocate_bytes(ByteCount::new(bytes)).unwrap();
                         assert!(owned.lock().unwrap().insert(address(&block)), "two owners");
                         blocks.push(block);
                         if blocks.len() > 20 || round % 7 == 0 {
@@ -129,11 +129,11 @@ fn pools_come_and_go_beneath_threads() {
             scope.spawn(|| {
                 for _ in 0..200 {
                     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
-                    let block = pool.acquire(PAGE).unwrap();
+                    let block = pool.allocate_bytes(PAGE).unwrap();
                     let (sender, receiver) = std::sync::mpsc::channel::<Block>();
                     std::thread::scope(|inner| {
                         inner.spawn(move || receiver.into_iter().for_each(drop));
-                        sender.send(pool.acquire(PAGE).unwrap()).unwrap();
+                        sender.send(pool.allocate_bytes(PAGE).unwrap()).unwrap();
                         drop(sender);
                         drop(pool);
                     });
@@ -148,7 +148,7 @@ fn pools_come_and_go_beneath_threads() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Every thread runs its own steps; afterwards the accounts have to be exact.
+    /// Every thread runs its own steps. Afterwards the accounts must be exact.
     #[test]
     fn accounts_are_exact_after_any_schedule(
         plans in prop::collection::vec(prop::collection::vec((0..100_000_u64, 0..12_u8), 1..400), 2..4),
@@ -177,12 +177,12 @@ proptest! {
                             2 => passed.lock().unwrap().extend(own.pop()),
                             3 => drop(passed.lock().unwrap().pop()),
                             4 | 5 => drop(own.pop()),
-                            _ => own.extend(pool.acquire(ByteCount::new(bytes))),
+                            _ => own.extend(pool.allocate_bytes(ByteCount::new(bytes))),
                         }
                     }
                 })
             };
-            // The end of a scope does not wait for what threads give back as they end; a join does.
+            // The end of a scope does not wait for the destructors of thread-locals. A join does.
             let started: Vec<_> = plans.iter().map(start).collect();
             started.into_iter().for_each(|thread| thread.join().unwrap());
         });

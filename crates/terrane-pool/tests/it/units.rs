@@ -1,4 +1,4 @@
-//! What an upstream is told not to split: the blocks that come of a region, counted from where it begins.
+//! The unit of a request: the length of the blocks that the region is divided into.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +7,7 @@ use terrane_pool::adaptors::{Adapt, Budget};
 use terrane_pool::{Pool, PoolOptions, SizeClasses};
 use terrane_testkit::memory::HeapAllocator;
 
-/// The units that were asked for.
+/// The units of the requests.
 #[derive(Clone, Default)]
 struct Asked(Arc<Mutex<Vec<ByteCount>>>);
 
@@ -39,7 +39,7 @@ unsafe impl Allocate for Asked {
 fn a_pool_names_the_size_of_its_blocks_and_what_it_passes_on_keeps_its_unit() {
     let asked = Asked::default();
     let kib = ByteCount::kib;
-    let classes = SizeClasses::powers_of_two();
+    let classes = SizeClasses::PowerOfTwo;
     let options = PoolOptions { classes, largest_class: kib(64), ..PoolOptions::default() };
     let pool = Pool::new(asked.clone(), options).unwrap();
     let request = |bytes| RegionRequest::new(bytes).in_units_of(kib(3));

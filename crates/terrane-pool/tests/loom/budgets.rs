@@ -88,7 +88,7 @@ fn branches_share_their_root_exactly() {
             })
         });
         let granted = threads.map(|thread| thread.join().unwrap());
-        // The last to give back has room again.
+        // The thread that releases last finds room again.
         assert!(granted.iter().flatten().count() == 1);
         drop(granted);
         assert!(parts[1].reserve(bytes(3)).is_ok());

@@ -12,7 +12,7 @@ use terrane_testkit::conformance::{allocator, copy_engine, memory};
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 use terrane_testkit::pattern::InProcess;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, Endpoint, OnlyPath, Quote, Side, Terms, TransferPlan,
+    CopyEngine, CopyJob, Declined, Endpoint, OnlyPath, Quote, Side, TransferOptions, TransferPlan,
 };
 
 /// The message of the panic that `check` ends with.
@@ -34,6 +34,8 @@ enum Wrong {
     DropsEveryJob,
     TakesEveryKind,
     IgnoresDeadlines,
+    /// It copies without a start, and claims to have stopped.
+    NeverStarts,
 }
 
 /// Copies as a correct engine does, with one error.
@@ -47,7 +49,7 @@ unsafe impl CopyEngine for Broken {
         "broken"
     }
 
-    fn quote(&self, plan: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, plan: &TransferPlan, _: &TransferOptions) -> Result<Quote, Declined> {
         let host = plan.source().kind().is_host() && plan.destination().kind().is_host();
         if !host && self.0 != Wrong::TakesEveryKind {
             return Err(Declined::Kinds);
@@ -56,8 +58,10 @@ unsafe impl CopyEngine for Broken {
     }
 
     fn submit(&self, job: CopyJob) {
-        job.start();
-        let deadline = job.terms().deadline;
+        if self.0 != Wrong::NeverStarts {
+            job.start();
+        }
+        let deadline = job.options().deadline;
         if deadline.is_some() && self.0 != Wrong::IgnoresDeadlines {
             return job.finish(Err(terrane_transfer::CopyFailure::DeadlineExceeded));
         }
@@ -91,7 +95,10 @@ unsafe impl CopyEngine for Broken {
             }
             job.progress().add(run.bytes());
         }
-        job.finish(Ok(()));
+        job.finish(match self.0 {
+            Wrong::NeverStarts => Err(terrane_transfer::CopyFailure::Cancelled),
+            _ => Ok(()),
+        });
     }
 }
 
@@ -146,6 +153,10 @@ fn engines_that_do_not_answer_as_they_should_are_noticed() {
         copy_engine::a_deadline_in_the_past_ends_the_transfer(&Broken(Wrong::IgnoresDeadlines));
     });
     assert!(message.contains("the deadline had passed before the transfer began"), "{message}");
+    let message = noticed(|| {
+        copy_engine::a_cancelled_transfer_leaves_a_true_outcome(&Broken(Wrong::NeverStarts));
+    });
+    assert!(message.contains("after a cancel before the start"), "{message}");
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -11,7 +11,7 @@ use terrane_testkit::conformance::{
     check_registrar, registrar,
 };
 use terrane_testkit::engine::{SimulatedEngine, SimulatedEngineOptions};
-use terrane_testkit::fault::{Failing, FaultInjectingAllocator};
+use terrane_testkit::fault::{FaultPlan, Faulty};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::recorder::{Journal, RecordedMemory, RecordingAllocator, RecordingRegistrar};
 use terrane_transfer::{CopyEngine, Endpoint};
@@ -49,11 +49,11 @@ fn heap_allocators_conform() {
 struct Adapted;
 
 impl AllocatorFixture for Adapted {
-    type Allocator = FaultInjectingAllocator<RecordingAllocator<HeapAllocator>>;
+    type Allocator = Faulty<RecordingAllocator<HeapAllocator>>;
 
     fn allocator(&self) -> Self::Allocator {
         let recording = RecordingAllocator::new(HeapAllocator::system(), &Journal::new());
-        FaultInjectingAllocator::new(recording, Failing::Never)
+        Faulty::new(recording, FaultPlan::new())
     }
 
     fn live(&self, allocator: &Self::Allocator) -> Option<u64> {

@@ -1,10 +1,11 @@
 //! One budget over all tiers.
 
 use terrane::core::{Allocate, AllocateError, ByteCount, RegionRequest, Span, StorageKind};
-use terrane::pool::adaptors::{Adapt, AnyUpstream, Budget, Erased, Simulated, SimulatedOptions};
+use terrane::pool::adaptors::{Adapt, AnyUpstream, Budget, Erased};
 use terrane::pool::{Pool, PoolOptions};
 use terrane::storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
 use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
 /// Device and pinned memory are simulated; system memory, which is pooled, and disk are real.
 #[test]
@@ -35,7 +36,7 @@ fn device_pinned_system_and_disk_share_one_budget() {
     assert_eq!((Span::of(&file).kind, node.live()), (StorageKind::Disk, ByteCount::mib(8)));
     for tier in [device, disk] {
         match tier.allocate(&of(1)).unwrap_err() {
-            AllocateError::OverBudget { requested, live, limit, label } => {
+            AllocateError::OverBudget { requested, live, limit, label, .. } => {
                 let expected = [ByteCount::mib(1), ByteCount::mib(8), ByteCount::mib(8)];
                 assert_eq!([requested, live, limit], expected);
                 assert_eq!(label.as_str(), "kv");

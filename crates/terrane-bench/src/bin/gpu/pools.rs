@@ -55,14 +55,14 @@ pub fn report<W: Write>(
         let request = RegionRequest::new(bytes);
         setup.bindings.keep_default_pool()?;
         // The first one is a miss.
-        drop(pool.acquire_on(stream, &request)?);
+        drop(pool.allocate_on(stream, &request)?);
         let before = fences.made.load(Ordering::Relaxed);
         let spreads = interleaved(
             settings,
             &mut [
                 &mut || {
                     for _ in 0..PAIRS {
-                        drop(pool.acquire_on(stream, &request)?);
+                        drop(pool.allocate_on(stream, &request)?);
                     }
                     Ok(())
                 },

@@ -25,11 +25,11 @@ pub trait Source: Sync {
     fn release(&self, block: Self::Block);
 }
 
-impl<A: Allocate + Sync> Source for Pool<A> {
+impl<A: Allocate + Send + Sync> Source for Pool<A> {
     type Block = PoolBlock<A::Memory>;
 
     fn acquire(&self, bytes: u64) -> Self::Block {
-        match Pool::acquire(self, ByteCount::new(bytes)) {
+        match Pool::allocate_bytes(self, ByteCount::new(bytes)) {
             Ok(block) => block,
             Err(error) => unreachable!("the device is larger than the benchmark: {error}"),
         }

@@ -17,7 +17,7 @@ const REFUSALS: usize = 20_000;
 pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
     let policies = [
         ("default classes", SizeClasses::default()),
-        ("powers of two", SizeClasses::powers_of_two()),
+        ("powers of two", SizeClasses::PowerOfTwo),
         ("4 steps", SizeClasses::Steps4),
     ];
     for (policy, classes) in policies {
@@ -59,7 +59,7 @@ fn fill(classes: SizeClasses) -> anyhow::Result<(f64, f64)> {
         let bytes = mooncake_size(&mut random);
         loop {
             let before = Instant::now();
-            let result = pool.acquire(ByteCount::new(bytes));
+            let result = pool.allocate_bytes(ByteCount::new(bytes));
             let time = before.elapsed();
             if let Ok(block) = result {
                 asked += bytes;

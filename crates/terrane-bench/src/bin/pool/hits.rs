@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
 use terrane_core::{ByteCount, RegionRequest};
-use terrane_pool::{Pool, PoolOptions, SimulatedStreams, StreamId};
+use terrane_pool::{Pool, PoolOptions, StreamId};
 
 use crate::baselines::{DashMapOfQueues, Limit, Malloc, MutexedTable, Offsets, Source, pool};
 use crate::pairing::{LOAD, LOADS, Ring, side_by_side};
 use terrane_testkit::priced::PricedDevice as Upstream;
+use terrane_testkit::simulated::SimulatedStreams;
 
 /// Pairs in one measured round.
 const PAIRS: u32 = 10_000;
@@ -237,7 +238,7 @@ pub fn stream<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyh
     let request = RegionRequest::new(ByteCount::kib(64));
     let time = settings.time_batch(PAIRS, || {
         for _ in 0..PAIRS {
-            let _ = black_box(pool.acquire_on(stream, black_box(&request)));
+            let _ = black_box(pool.allocate_on(stream, black_box(&request)));
         }
     });
     // A tenth of what the driver's own pool takes on an H200, 0.66 µs.

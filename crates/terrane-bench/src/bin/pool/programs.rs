@@ -1,10 +1,10 @@
 //! The sequences that are replayed.
 
 use terrane_bench::recorded;
+use terrane_bench::replay::{Program, RandomRules, ReplayError, ServingRules};
 use terrane_core::ByteCount;
 use terrane_pool::SizeClasses;
-use terrane_pool::adaptors::{TraceAction, TraceError, TraceEvent, TraceTime};
-use terrane_pool::replay::{Program, RandomRules, ServingRules};
+use terrane_pool::adaptors::{TraceAction, TraceEvent, TraceTime};
 
 /// A KV block of 16 tokens, latent attention of 576 values of two bytes, and 8 layers.
 const KV_BLOCK: ByteCount = ByteCount::kib(144);
@@ -13,7 +13,7 @@ const KV_BLOCK: ByteCount = ByteCount::kib(144);
 pub const KV_SLABS: SizeClasses = SizeClasses::ExactSlab { stride: KV_BLOCK, count: 64 };
 
 /// All programs but [`kv_blocks`], with their names.
-pub fn of_mixed_sizes() -> Result<Vec<(String, Program)>, TraceError> {
+pub fn of_mixed_sizes() -> Result<Vec<(String, Program)>, ReplayError> {
     let random = [1, 4, 64].map(|mib| {
         // RMM's rules with N = 10,000.
         let rules = RandomRules {
@@ -43,7 +43,7 @@ pub fn mooncake_size(random: &mut Random) -> u64 {
 
 /// Mooncake's mixed sizes: allocations until 1 GiB is live, and then a free of random blocks before
 /// each allocation that would exceed it.
-fn mooncake() -> Result<Program, TraceError> {
+fn mooncake() -> Result<Program, ReplayError> {
     let mut random = Random(7);
     let mut trace = Trace::default();
     let (mut live, mut live_bytes) = (Vec::new(), 0);
@@ -63,7 +63,7 @@ fn mooncake() -> Result<Program, TraceError> {
 
 /// Requests that take KV blocks as they grow, and give all of them back at their end; at most
 /// 16 GiB of them at once.
-pub fn kv_blocks() -> Result<Program, TraceError> {
+pub fn kv_blocks() -> Result<Program, ReplayError> {
     let most = (16 << 30) / KV_BLOCK.get();
     let mut random = Random(11);
     let mut trace = Trace::default();

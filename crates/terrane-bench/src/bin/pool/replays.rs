@@ -8,8 +8,8 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use terrane_bench::replay::{Program, Step};
 use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
-use terrane_pool::replay::{Program, Step};
 use terrane_pool::{Pool, PoolOptions, SizeClasses};
 
 use crate::baselines::{DashMapOfQueues, Limit, Malloc, MutexedTable, Offsets, Source, pool};
@@ -27,8 +27,7 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
     let clock = Measurement::new("replay/the clock", clock(), "ns", Direction::LowerIsBetter);
     reporter.report(&clock.without_target("part of every percentile"))?;
     let by_default = SizeClasses::default();
-    let others =
-        [("powers of two", SizeClasses::powers_of_two()), ("4 steps", SizeClasses::Steps4)];
+    let others = [("powers of two", SizeClasses::PowerOfTwo), ("4 steps", SizeClasses::Steps4)];
     for (name, program) in programs::of_mixed_sizes()? {
         beside_others(settings, reporter, &name, &program, by_default)?;
         percentiles(reporter, &name, &program, by_default)?;

@@ -144,7 +144,7 @@ fn a_peer_with_transfers_in_flight_is_forgotten_after_them() {
         (reader.use_peer(remote.peer()).unwrap(), reader.use_peer(remote.peer()).unwrap());
     assert_eq!(reader.forget(remote.peer()).unwrap(), ForgetOutcome::AfterTransfers(2));
 
-    // No new transfer begins. The name stays taken until those in flight have ended.
+    // None begins any more, and the name is taken until those that are in flight have ended.
     assert!(reader.use_peer(remote.peer()).is_err());
     assert_eq!((reader.peer_name(remote.peer()), reader.peers()), (None, vec![]));
     let busy = |result: Result<RemoteLayout, ImportError>, expected| match result {
@@ -208,7 +208,7 @@ fn a_peer_that_nixl_has_lost_is_loaded_again() {
     assert_eq!(again.peer(), remote.peer());
     check(&again);
     check(&remote);
-    // After it was forgotten, by `refresh`, and after all of its layouts have dropped.
+    // After it was forgotten, by `refresh`, and when no layout lives any more.
     lose();
     reader.forget(remote.peer()).unwrap();
     check(&reader.import(&bytes).unwrap());

@@ -1,13 +1,13 @@
 //! Relays between engines that the test steers: what happens when, and in which slots.
 
 use std::error::Error;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use terrane_core::{AllocateError, ByteCount};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::device::SimulatedStream;
 use terrane_testkit::engine::{Fault, InjectedFault};
-use terrane_testkit::fault::{Failing, FaultInjectingAllocator};
+use terrane_testkit::fault::{FaultPlan, Faulty};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
 use terrane_transfer::engines::{
@@ -104,25 +104,20 @@ fn idle_slots_are_freed_and_had_again() {
 
 #[test]
 fn without_memory_there_is_no_relay_and_with_little_it_goes_on() {
-    let failing = |which| FaultInjectingAllocator::new(HeapAllocator::pinned(), which);
+    let failing = |which| Faulty::new(HeapAllocator::pinned(), which);
     let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
     let options = slots(3, BLOCK);
     let error =
-        RelayEngine::new(host.clone(), host, failing(Failing::Call(0)), &options).unwrap_err();
+        RelayEngine::new(host.clone(), host, failing(FaultPlan::new().fail_call(0)), &options)
+            .unwrap_err();
     assert!(matches!(error, TransferError::EngineNotStarted { engine: "relay", .. }), "{error:?}");
     assert!(error.source().unwrap().is::<AllocateError>());
 
-    let second_on = Failing::When(Box::new({
-        let calls = Mutex::new(0);
-        move |_| {
-            *calls.lock().unwrap() += 1;
-            *calls.lock().unwrap() > 1
-        }
-    }));
+    let second_on = FaultPlan::new().fail_from(1);
     let rig = Steered::over(failing(second_on), &options);
     let all: Vec<u32> = (0..8).collect();
     end_of(rig.manager.submit(rig.transfer(&all, &all), ()).unwrap()).result.unwrap();
-    let RelaySlots { held, most, refused, given_up: 0 } = rig.relay.slots() else {
+    let RelaySlots { held, most, refused, orphaned: 0 } = rig.relay.slots() else {
         panic!("{:?}", rig.relay.slots());
     };
     assert_eq!((held, most), (1, 3));
@@ -240,7 +235,7 @@ fn layers_are_told_of_as_they_arrive() {
     rig.system.hold();
     // A slot holds one layer of four blocks.
     let blocks = [0, 1, 2, 3];
-    let transfer = rig.transfer(&blocks, &blocks).layer_wise();
+    let transfer = rig.transfer(&blocks, &blocks).layer_by_layer();
     let completion = rig.manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
     for layer in 0..3 {

@@ -1,0 +1,98 @@
+//! Memory from one of two upstreams.
+
+use std::any::Any;
+
+use terrane_core::{
+    Allocate, ByteCount, CapabilityReport, DeviceAddress, Limits, Location, Memory,
+    RegistrationRecord, StorageKind,
+};
+
+/// Memory from one of two upstreams. It records which one.
+#[derive(Debug)]
+pub enum Either<A, B> {
+    /// From the first.
+    First(A),
+    /// From the second.
+    Second(B),
+}
+
+impl<A: Memory, B: Memory> Either<A, B> {
+    /// Returns whether the second upstream served it.
+    #[must_use]
+    pub fn is_second(&self) -> bool {
+        matches!(self, Self::Second(_))
+    }
+
+    fn inner(&self) -> &dyn Memory {
+        match self {
+            Self::First(memory) => memory,
+            Self::Second(memory) => memory,
+        }
+    }
+}
+
+// SAFETY: every method asks the inner memory. It stays the same one, lives as long as `self`, and
+// does not move its bytes when `self` moves.
+unsafe impl<A: Memory, B: Memory> Memory for Either<A, B> {
+    fn kind(&self) -> StorageKind {
+        self.inner().kind()
+    }
+
+    fn location(&self) -> Location {
+        self.inner().location()
+    }
+
+    fn length(&self) -> ByteCount {
+        self.inner().length()
+    }
+
+    fn device_alias(&self) -> Option<DeviceAddress> {
+        self.inner().device_alias()
+    }
+
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        self.inner().copyable_from(offset)
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.inner().capabilities()
+    }
+
+    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
+        self.inner().visit_registrations(visit);
+    }
+
+    fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.inner().managed_block()
+    }
+}
+
+/// The error for upstreams of different kinds where one kind is required.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "upstreams of {first} and {second} memory cannot be combined, because an allocator has one \
+     kind; use one allocator for each kind"
+)]
+pub struct MixedKinds {
+    /// The kind of the first upstream.
+    pub first: StorageKind,
+    /// The other kind.
+    pub second: StorageKind,
+}
+
+impl MixedKinds {
+    pub(super) fn check(first: &impl Allocate, second: &impl Allocate) -> Result<(), Self> {
+        let (first, second) = (first.kind(), second.kind());
+        if first == second { Ok(()) } else { Err(Self { first, second }) }
+    }
+}
+
+/// Returns limits within which one upstream or the other serves every request. Each is the stricter
+/// of the two, except that the largest region is the larger one.
+pub(super) fn limits_of_either(first: Limits, second: Limits) -> Limits {
+    let largest_region = match (first.largest_region, second.largest_region) {
+        (Some(a), Some(b)) => Some(a.max(b)),
+        _ => None,
+    };
+    Limits { largest_region, ..first.and(second) }
+}

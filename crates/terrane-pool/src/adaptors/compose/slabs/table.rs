@@ -1,0 +1,138 @@
+//! The table of slabs and of their free blocks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use terrane_core::{Alignment, Memory};
+
+use super::Slab;
+
+/// The stride that a slab is cut by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stride {
+    /// The length of a block: a multiple of the alignment.
+    pub(super) bytes: u64,
+    pub(super) alignment: Alignment,
+}
+
+/// The number of a slab among those of its stride, and of a block in the slab.
+pub(super) type Place = (u64, u32);
+
+/// The slabs that have a block in use.
+#[derive(Debug)]
+pub(super) struct Table<M: Memory> {
+    strides: FxHashMap<Stride, Family<M>>,
+    slabs: u64,
+    blocks: u64,
+    bytes: u64,
+}
+
+/// The slabs of one stride.
+#[derive(Debug)]
+struct Family<M: Memory> {
+    slabs: BTreeMap<u64, Entry<M>>,
+    /// The slabs with a free block.
+    open: BTreeSet<u64>,
+    /// The bytes of all blocks, free ones included.
+    held: u64,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry<M: Memory> {
+    slab: Arc<Slab<M>>,
+    /// The free blocks. The last one is taken first.
+    free: Vec<u32>,
+}
+
+impl<M: Memory> Family<M> {
+    fn new() -> Self {
+        Self { slabs: BTreeMap::new(), open: BTreeSet::new(), held: 0, next: 0 }
+    }
+}
+
+impl<M: Memory> Slab<M> {
+    /// The bytes of all blocks.
+    fn cut(&self) -> u64 {
+        self.stride.bytes * u64::from(self.blocks)
+    }
+}
+
+impl<M: Memory> Table<M> {
+    pub(super) fn new() -> Self {
+        Self { strides: FxHashMap::default(), slabs: 0, blocks: 0, bytes: 0 }
+    }
+
+    pub(super) fn slabs(&self) -> u64 {
+        self.slabs
+    }
+
+    /// The blocks in use.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// The bytes of the blocks in use.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The bytes of all blocks of a stride.
+    pub(super) fn held(&self, stride: Stride) -> u64 {
+        self.strides.get(&stride).map_or(0, |family| family.held)
+    }
+
+    /// Takes a free block of the oldest slab that has one, so that younger slabs become empty.
+    pub(super) fn take(&mut self, stride: Stride) -> Option<(Arc<Slab<M>>, Place)> {
+        let family = self.strides.get_mut(&stride)?;
+        let number = *family.open.first()?;
+        let entry = family.slabs.get_mut(&number)?;
+        let index = entry.free.pop()?;
+        if entry.free.is_empty() {
+            family.open.remove(&number);
+        }
+        self.blocks += 1;
+        self.bytes += stride.bytes;
+        Some((Arc::clone(&entry.slab), (number, index)))
+    }
+
+    /// Adds a slab, and takes its first block.
+    pub(super) fn add(&mut self, slab: &Arc<Slab<M>>) -> Place {
+        let stride = slab.stride;
+        let family = self.strides.entry(stride).or_insert_with(Family::new);
+        let number = family.next;
+        family.next += 1;
+        family.held += slab.cut();
+        let free: Vec<_> = (1..slab.blocks).rev().collect();
+        if !free.is_empty() {
+            family.open.insert(number);
+        }
+        family.slabs.insert(number, Entry { slab: Arc::clone(slab), free });
+        self.slabs += 1;
+        self.blocks += 1;
+        self.bytes += stride.bytes;
+        (number, 0)
+    }
+
+    /// Makes a block free. If all blocks of its slab are free, removes the slab and returns it.
+    pub(super) fn free(&mut self, stride: Stride, number: u64, index: u32) -> Option<Arc<Slab<M>>> {
+        let family = self.strides.get_mut(&stride)?;
+        let entry = family.slabs.get_mut(&number)?;
+        self.blocks -= 1;
+        self.bytes -= stride.bytes;
+        entry.free.push(index);
+        if u32::try_from(entry.free.len()) != Ok(entry.slab.blocks) {
+            family.open.insert(number);
+            return None;
+        }
+        family.open.remove(&number);
+        let entry = family.slabs.remove(&number)?;
+        family.held -= entry.slab.cut();
+        self.slabs -= 1;
+        if family.slabs.is_empty() {
+            self.strides.remove(&stride);
+        }
+        Some(entry.slab)
+    }
+}

@@ -1,0 +1,168 @@
+//! Canaries: guard bytes around a block that no correct program changes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use terrane_core::{
+    Alignment, BoxedCause, ByteCount, Location, Memory, SizeOverflow, Span, StorageKind,
+};
+
+use crate::adaptors::debug::poison::Fill;
+use crate::streams::fence::StreamId;
+
+/// The canary bytes on each side of a block: more than the widest vector store.
+pub(super) const WIDTH: usize = 64;
+
+/// Writes and reads canaries, in the order of one stream.
+#[derive(Clone, Debug)]
+pub(super) struct Reach {
+    pub(super) fill: Arc<dyn Fill>,
+    pub(super) stream: StreamId,
+}
+
+impl Reach {
+    pub(super) fn reaches(&self, kind: StorageKind) -> bool {
+        self.fill.reaches(kind)
+    }
+}
+
+/// The layout of a block with canaries in the memory that it is cut from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    /// The start of the block. One canary lies just before it.
+    pub(super) offset: ByteCount,
+    /// The length of the block. The other canary lies just behind it.
+    pub(super) length: ByteCount,
+    /// The bytes of memory needed.
+    pub(super) whole: ByteCount,
+}
+
+impl Frame {
+    /// Makes the frame of a block of `length` bytes at multiples of `alignment`.
+    pub(super) fn new(length: ByteCount, alignment: Alignment) -> Result<Self, SizeOverflow> {
+        let offset = ByteCount::from_usize(WIDTH).align_up(alignment)?;
+        let whole = offset.checked_add(length)?.checked_add(ByteCount::from_usize(WIDTH))?;
+        Ok(Self { offset, length, whole })
+    }
+
+    /// Returns the block within the granted span, if that is long enough.
+    pub(super) fn cut(&self, granted: &Span) -> Option<Span> {
+        let location = granted.location.checked_add(self.offset)?;
+        (granted.length >= self.whole).then_some(Span {
+            kind: granted.kind,
+            location,
+            length: self.length,
+        })
+    }
+}
+
+/// The canaries of one live block, by their addresses.
+///
+/// The owner must keep the memory alive whenever the methods run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Canaries {
+    before: Location,
+    after: Location,
+    /// The seed of the bytes, so that a neighbour's canary does not match this one's.
+    seed: u64,
+}
+
+/// The side of a block on which bytes were overwritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OverwrittenSide {
+    /// Below its first byte.
+    Before,
+    /// Above its last byte.
+    After,
+}
+
+impl fmt::Display for OverwrittenSide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Before => "before",
+            Self::After => "after",
+        })
+    }
+}
+
+impl Canaries {
+    /// Writes the canaries around the block that `frame` cuts out of `memory`. Returns `None` if
+    /// the memory is too short.
+    ///
+    /// # Errors
+    ///
+    /// The cause, if they could not be written.
+    ///
+    /// # Safety
+    ///
+    /// No other code accesses the canaries' bytes now, except earlier work on the stream of
+    /// `reach`. No other code may access them until the memory drops.
+    pub(super) unsafe fn write(
+        memory: &impl Memory,
+        frame: &Frame,
+        seed: u64,
+        reach: &Reach,
+    ) -> Result<Option<Self>, BoxedCause> {
+        let Some(canaries) = Self::around(memory, frame, seed) else { return Ok(None) };
+        let bytes = canaries.bytes();
+        for at in [canaries.before, canaries.after] {
+            // SAFETY: both are `WIDTH` bytes within the memory, which `whole` spans. The caller
+            // promises that no other code accesses them.
+            unsafe { reach.fill.write(at, &bytes, reach.stream) }?;
+        }
+        Ok(Some(canaries))
+    }
+
+    fn around(memory: &impl Memory, frame: &Frame, seed: u64) -> Option<Self> {
+        let base = memory.location();
+        if memory.length() < frame.whole {
+            return None;
+        }
+        let width = ByteCount::from_usize(WIDTH);
+        Some(Self {
+            before: base.checked_add(frame.offset.checked_sub(width)?)?,
+            after: base.checked_add(frame.offset.checked_add(frame.length).ok()?)?,
+            seed,
+        })
+    }
+
+    /// Returns the overwritten sides, each with the distance from the block of the nearest byte
+    /// that changed. The distance is 0 for the neighbour of its first or last byte.
+    ///
+    /// # Errors
+    ///
+    /// The cause, if they could not be read.
+    ///
+    /// # Safety
+    ///
+    /// The memory is alive.
+    pub(super) unsafe fn overwritten(
+        &self,
+        reach: &Reach,
+    ) -> Result<impl Iterator<Item = (OverwrittenSide, usize)> + use<>, BoxedCause> {
+        let expected = self.bytes();
+        let (mut before, mut after) = ([0; WIDTH], [0; WIDTH]);
+        // SAFETY: the caller promises that the memory is alive. No correct program writes there.
+        unsafe { reach.fill.read(self.before, &mut before, reach.stream) }?;
+        // SAFETY: as above.
+        unsafe { reach.fill.read(self.after, &mut after, reach.stream) }?;
+        let changed =
+            move |found: [u8; WIDTH]| move |&index: &usize| found[index] != expected[index];
+        let below = (0..WIDTH)
+            .rev()
+            .find(changed(before))
+            .map(|i| (OverwrittenSide::Before, WIDTH - 1 - i));
+        let above = (0..WIDTH).find(changed(after)).map(|i| (OverwrittenSide::After, i));
+        Ok(below.into_iter().chain(above))
+    }
+
+    /// Returns a pattern that is never a run of equal bytes, and never zeros.
+    fn bytes(&self) -> [u8; WIDTH] {
+        let mut bytes = [0; WIDTH];
+        let seed = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
+        for ((byte, index), seed) in bytes.iter_mut().zip(1_u8..).zip(seed.iter().cycle()) {
+            *byte = (seed ^ index.wrapping_mul(0x6D)) | 1;
+        }
+        bytes
+    }
+}

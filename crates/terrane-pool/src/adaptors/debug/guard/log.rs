@@ -1,0 +1,269 @@
+//! The log of a guard: its violations and its live blocks.
+
+use std::sync::{Arc, OnceLock};
+
+use terrane_core::{BoxedCause, ByteCount, Label, Location, Memory, Span};
+
+use super::canary::{Canaries, Frame, OverwrittenSide, Reach};
+use super::live_ranges::LiveRanges;
+use super::violation::{GuardViolation, StaleReference};
+use crate::sync::{Mutex, yield_now};
+
+/// The violations that a [`Guard`](super::Guard) has found. Cloning returns another handle to the
+/// same log.
+#[derive(Clone, Debug)]
+pub struct GuardLog(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    state: Mutex<State>,
+    /// The guard calls neither this nor a subscriber of traces under the lock of the state.
+    reach: Reach,
+}
+
+#[derive(Debug)]
+struct State {
+    live: LiveRanges<Arc<Watched>>,
+    next_generation: u64,
+    violations: Vec<GuardViolation>,
+    found: u64,
+}
+
+/// A live block.
+#[derive(Debug)]
+struct Watched {
+    /// The block within the granted span: all of it, or the part between the canaries.
+    block: Span,
+    generation: u64,
+    label: Label,
+    /// Set once the canaries are written. A thread reads them while it holds a reference to this.
+    /// The block's entry waits for such references before the memory drops.
+    canaries: OnceLock<Canaries>,
+}
+
+/// The most violations that are kept; further ones are only counted.
+const KEPT_VIOLATIONS: usize = 1024;
+
+impl GuardLog {
+    /// Makes an empty log. Canaries are read through `reach`.
+    pub(super) fn new(reach: Reach) -> Self {
+        let state =
+            State { live: LiveRanges::new(), next_generation: 1, violations: Vec::new(), found: 0 };
+        Self(Arc::new(Inner { state: Mutex::new(state), reach }))
+    }
+
+    /// Returns the violations found so far, at most the first 1,024.
+    #[must_use]
+    pub fn violations(&self) -> Vec<GuardViolation> {
+        self.0.state.lock().violations.clone()
+    }
+
+    /// Returns the number of violations found.
+    #[must_use]
+    pub fn found(&self) -> u64 {
+        self.0.state.lock().found
+    }
+
+    /// Returns the number of live blocks.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.0.state.lock().live.len()
+    }
+
+    /// Records a violation, and traces it.
+    pub(super) fn report(&self, violation: GuardViolation) {
+        let text = violation.to_string();
+        {
+            let mut state = self.0.state.lock();
+            state.found += 1;
+            if state.violations.len() < KEPT_VIOLATIONS {
+                state.violations.push(violation);
+            }
+        }
+        tracing::error!(violation = text, "guarded memory was violated");
+    }
+
+    /// Reports each overwritten canary, or that the canaries cannot be read. Returns the number of
+    /// violations.
+    fn report_reading(&self, reading: Reading) -> usize {
+        let Reading { block, label, overwritten } = reading;
+        let found = match overwritten {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(%error, %label, "a block's canaries cannot be read");
+                self.report(GuardViolation::Unwatched { block, label });
+                return 1;
+            }
+        };
+        let count = found.len();
+        for (side, distance) in found {
+            let label = label.clone();
+            self.report(GuardViolation::Overwritten { block, label, side, distance });
+        }
+        count
+    }
+
+    /// Checks the canaries of every live block, and returns the number of violations.
+    pub(super) fn verify(&self) -> usize {
+        let live: Vec<_> =
+            self.0.state.lock().live.iter().map(|(_, watched)| Arc::clone(watched)).collect();
+        // The references end before any report: a subscriber of traces may drop a block.
+        let read = |watched: Arc<Watched>| {
+            // SAFETY: the entry waits for this reference before its memory drops.
+            unsafe { watched.read(&self.0.reach) }
+        };
+        let readings: Vec<_> = live.into_iter().filter_map(read).collect();
+        let mut count = 0;
+        for reading in readings {
+            count += self.report_reading(reading);
+        }
+        count
+    }
+
+    /// Checks that `length` bytes at `location` lie within the live block of this generation.
+    ///
+    /// # Errors
+    ///
+    /// [`StaleReference`] if the block was freed, has been replaced, or is shorter.
+    pub(super) fn check(
+        &self,
+        location: Location,
+        length: ByteCount,
+        generation: u64,
+    ) -> Result<(), StaleReference> {
+        let state = self.0.state.lock();
+        let (_, watched) =
+            state.live.containing(location).ok_or(StaleReference::NotLive { location })?;
+        if watched.generation != generation {
+            return Err(StaleReference::Generation {
+                location,
+                presented: generation,
+                live: watched.generation,
+                label: watched.label.clone(),
+            });
+        }
+        let block = watched.block;
+        let ends = (location.checked_add(length), block.location.checked_add(block.length));
+        match ends {
+            (Some(end), Some(block_end))
+                if block.location.position() <= location.position()
+                    && end.position() <= block_end.position() =>
+            {
+                Ok(())
+            }
+            _ => Err(StaleReference::OutOfBounds { location, length, block_length: block.length }),
+        }
+    }
+
+    /// Records a granted span, canaries included, unless a part of it is live.
+    pub(super) fn enter(
+        &self,
+        memory: &impl Memory,
+        block: Span,
+        frame: Option<&Frame>,
+        label: &Label,
+    ) -> Result<Entry, Box<GuardViolation>> {
+        let granted = Span::of(memory);
+        // A statement of its own, so that the lock is released here.
+        let watched = self.0.state.lock().watch(granted, block, label);
+        let watched = watched.inspect_err(|violation| self.report((**violation).clone()))?;
+        let entry = Entry { log: self.clone(), granted, watched };
+        if let Some(frame) = frame {
+            let seed = entry.watched.generation;
+            // SAFETY: the memory has not been given to a caller, and overlaps no live block. The
+            // caller will get only the block between the canaries.
+            match unsafe { Canaries::write(memory, frame, seed, &self.0.reach) } {
+                Ok(Some(written)) => {
+                    // Only this call sets the canaries, so they are not set yet.
+                    let _: Result<(), _> = entry.watched.canaries.set(written);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(%error, %label, "a block has no canaries");
+                    self.report(GuardViolation::Unwatched { block, label: label.clone() });
+                }
+            }
+        }
+        Ok(entry)
+    }
+}
+
+impl State {
+    /// Records a block of the granted span, without canaries, unless a part of the span is live.
+    fn watch(
+        &mut self,
+        granted: Span,
+        block: Span,
+        label: &Label,
+    ) -> Result<Arc<Watched>, Box<GuardViolation>> {
+        if let Some((_, watched)) = self.live.overlapping(&granted) {
+            return Err(Box::new(GuardViolation::Overlap {
+                new: granted,
+                label: label.clone(),
+                existing: watched.block,
+                existing_label: watched.label.clone(),
+            }));
+        }
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        let canaries = OnceLock::new();
+        let watched = Arc::new(Watched { block, generation, label: label.clone(), canaries });
+        self.live.insert(granted, Arc::clone(&watched));
+        Ok(watched)
+    }
+}
+
+impl Watched {
+    /// Reads the canaries, if the block has any.
+    ///
+    /// # Safety
+    ///
+    /// The memory is alive.
+    unsafe fn read(&self, reach: &Reach) -> Option<Reading> {
+        let canaries = self.canaries.get()?;
+        // SAFETY: the caller promises that the memory is alive.
+        let overwritten = unsafe { canaries.overwritten(reach) };
+        let overwritten = overwritten.map(Iterator::collect);
+        Some(Reading { block: self.block, label: self.label.clone(), overwritten })
+    }
+}
+
+/// The changed canaries of a block: the side, and the distance from the block.
+struct Reading {
+    block: Span,
+    label: Label,
+    overwritten: Result<Vec<(OverwrittenSide, usize)>, BoxedCause>,
+}
+
+/// The entry of a live block. On drop, it checks the canaries and leaves the table.
+pub(super) struct Entry {
+    log: GuardLog,
+    granted: Span,
+    watched: Arc<Watched>,
+}
+
+impl Entry {
+    pub(super) fn block(&self) -> Span {
+        self.watched.block
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.watched.generation
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // A statement of its own, so that the lock is released here.
+        let left = self.log.0.state.lock().live.remove(&self.granted);
+        drop(left);
+        while Arc::get_mut(&mut self.watched).is_none() {
+            yield_now();
+        }
+        // SAFETY: the memory drops after its entry.
+        let reading = unsafe { self.watched.read(&self.log.0.reach) };
+        if let Some(reading) = reading {
+            self.log.report_reading(reading);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Fills memory with a pattern when it is allocated and when it is freed. The pattern shows reads
+//! of uninitialised or freed memory.
+
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use terrane_core::{
+    Allocate, AllocateError, BoxedCause, Limits, Location, Memory, RegionRequest, StorageKind,
+};
+
+use crate::streams::fence::StreamId;
+use crate::sync::{AtomicU64, Mutex, Ordering};
+
+/// Fills memory with a byte in the order of a stream, and writes and reads single bytes of it. A
+/// [`Poison`] and a [`Guard`](super::Guard) access memory through it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not fill memory",
+    label = "it does not implement `Fill`",
+    note = "`FillHost` fills host memory, and `CudaFill` of `terrane-cuda` fills a device's"
+)]
+pub trait Fill: Send + Sync + fmt::Debug + 'static {
+    /// Fills all of `memory` with `byte`: after the work already submitted to `stream`, and before
+    /// later work.
+    ///
+    /// # Safety
+    ///
+    /// Until the fill has finished, the memory is alive, and no other code accesses its bytes,
+    /// except on `stream`. A fill of host memory finishes before the call returns. Device memory is
+    /// freed to its upstream in the order of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error, or [`CannotFill`] for a kind of memory that it does not know.
+    unsafe fn fill(
+        &self,
+        memory: &dyn Memory,
+        byte: u8,
+        stream: StreamId,
+    ) -> Result<(), BoxedCause>;
+
+    /// Returns whether this can write and read memory of this kind. By default, only host memory.
+    fn reaches(&self, kind: StorageKind) -> bool {
+        kind.is_host()
+    }
+
+    /// Writes `bytes` at `at`: after the work already submitted to `stream`, and before the call
+    /// returns. The default writes host memory on the calling thread.
+    ///
+    /// # Safety
+    ///
+    /// The span is valid. No other code accesses it during the call, except earlier work on
+    /// `stream`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error, or [`CannotReach`].
+    unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
+        let _ = stream;
+        let Location::Host(address) = at else {
+            return Err(Box::new(CannotReach { location: at }));
+        };
+        // SAFETY: the caller promises that the span is valid and that no other code accesses it, so
+        // it does not overlap `bytes`.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), address.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Reads the bytes at `at`, in the same order as [`write`](Self::write).
+    ///
+    /// # Safety
+    ///
+    /// As for [`write`](Self::write).
+    ///
+    /// # Errors
+    ///
+    /// As for [`write`](Self::write).
+    unsafe fn read(
+        &self,
+        at: Location,
+        into: &mut [u8],
+        stream: StreamId,
+    ) -> Result<(), BoxedCause> {
+        let _ = stream;
+        let Location::Host(address) = at else {
+            return Err(Box::new(CannotReach { location: at }));
+        };
+        // SAFETY: as for `write`.
+        unsafe { ptr::copy_nonoverlapping(address.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+}
+
+impl<F: Fill + ?Sized> Fill for Arc<F> {
+    unsafe fn fill(
+        &self,
+        memory: &dyn Memory,
+        byte: u8,
+        stream: StreamId,
+    ) -> Result<(), BoxedCause> {
+        // SAFETY: by the caller's promise.
+        unsafe { (**self).fill(memory, byte, stream) }
+    }
+
+    fn reaches(&self, kind: StorageKind) -> bool {
+        (**self).reaches(kind)
+    }
+
+    unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
+        // SAFETY: by the caller's promise.
+        unsafe { (**self).write(at, bytes, stream) }
+    }
+
+    unsafe fn read(
+        &self,
+        at: Location,
+        into: &mut [u8],
+        stream: StreamId,
+    ) -> Result<(), BoxedCause> {
+        // SAFETY: by the caller's promise.
+        unsafe { (**self).read(at, into, stream) }
+    }
+}
+
+/// Fills host memory, on the calling thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FillHost;
+
+impl Fill for FillHost {
+    unsafe fn fill(&self, memory: &dyn Memory, byte: u8, _: StreamId) -> Result<(), BoxedCause> {
+        let kind = memory.kind();
+        let Location::Host(address) = memory.location() else {
+            return Err(Box::new(CannotFill { kind }));
+        };
+        let length = memory.length().to_usize();
+        // SAFETY: a memory's span is valid for writes, and the caller has exclusive access to it.
+        unsafe { ptr::write_bytes(address.as_ptr(), byte, length) };
+        Ok(())
+    }
+}
+
+/// The error for memory of a kind that a [`Fill`] does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this `Fill` cannot fill {kind} memory; use one that supports it")]
+pub struct CannotFill {
+    /// The kind.
+    pub kind: StorageKind,
+}
+
+/// The error for a place that a [`Fill`] cannot reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this `Fill` cannot access {location}; use one that supports its memory")]
+pub struct CannotReach {
+    /// The place.
+    pub location: Location,
+}
+
+/// The bytes that memory is filled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoisonBytes {
+    /// On allocation. The default, `0xFF`, makes every binary floating-point number a NaN.
+    pub allocated: u8,
+    /// On free. The default is `0xDE`.
+    pub freed: u8,
+}
+
+impl Default for PoisonBytes {
+    fn default() -> Self {
+        Self { allocated: 0xFF, freed: 0xDE }
+    }
+}
+
+/// An upstream whose memory is filled with a pattern when it is allocated and when it is freed.
+///
+/// A fill that fails refuses no memory. [`report`](Self::report) gives the number of failures and
+/// the last cause.
+#[derive(Debug)]
+pub struct Poison<A> {
+    upstream: A,
+    painter: Arc<Painter>,
+}
+
+#[derive(Debug)]
+struct Painter {
+    fill: Box<dyn Fill>,
+    bytes: PoisonBytes,
+    stream: StreamId,
+    filled: AtomicU64,
+    failed: AtomicU64,
+    last_failure: Mutex<Option<Arc<dyn std::error::Error + Send + Sync>>>,
+}
+
+/// The counts of a [`Poison`].
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct PoisonReport {
+    /// Fills that were carried out, or submitted to the stream.
+    pub filled: u64,
+    /// Fills that failed, so that memory kept its content.
+    pub failed: u64,
+    /// The cause of the last failure.
+    pub last_failure: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl<A: Allocate> Poison<A> {
+    /// Fills memory of `upstream` through `fill`, in the order of `stream`. Host memory ignores the
+    /// stream.
+    #[must_use]
+    pub fn new(upstream: A, fill: impl Fill, bytes: PoisonBytes, stream: StreamId) -> Self {
+        let painter = Painter {
+            fill: Box::new(fill),
+            bytes,
+            stream,
+            filled: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            last_failure: Mutex::new(None),
+        };
+        Self { upstream, painter: Arc::new(painter) }
+    }
+
+    /// Fills memory of `upstream`, which must be host memory.
+    #[must_use]
+    pub fn on_host(upstream: A) -> Self {
+        Self::new(upstream, FillHost, PoisonBytes::default(), StreamId::new(0))
+    }
+
+    /// Returns the counts of fills and failures.
+    #[must_use]
+    pub fn report(&self) -> PoisonReport {
+        PoisonReport {
+            filled: self.painter.filled.load(Ordering::Relaxed),
+            failed: self.painter.failed.load(Ordering::Relaxed),
+            last_failure: self.painter.last_failure.lock().clone(),
+        }
+    }
+}
+
+impl Painter {
+    /// # Safety
+    ///
+    /// As for [`Fill::fill`].
+    unsafe fn paint(&self, memory: &dyn Memory, byte: u8) {
+        if memory.length().is_zero() {
+            return;
+        }
+        // SAFETY: by the caller's promise.
+        match unsafe { self.fill.fill(memory, byte, self.stream) } {
+            Ok(()) => {
+                self.filled.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                tracing::warn!(%error, kind = %memory.kind(), "memory was not poisoned");
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                let before = self.last_failure.lock().replace(error.into());
+                // Dropping an error may run foreign code.
+                drop(before);
+            }
+        }
+    }
+}
+
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
+unsafe impl<A: Allocate> Allocate for Poison<A> {
+    type Memory = Poisoned<A::Memory>;
+
+    fn kind(&self) -> StorageKind {
+        self.upstream.kind()
+    }
+
+    fn limits(&self) -> Limits {
+        self.upstream.limits()
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+        let memory = self.upstream.allocate(request)?;
+        // SAFETY: only this function has the memory. After that, the caller uses the memory in the
+        // order of the stream.
+        unsafe { self.painter.paint(&memory, self.painter.bytes.allocated) };
+        Ok(Poisoned { memory, painter: Arc::clone(&self.painter) })
+    }
+}
+
+/// Memory from [`Poison`].
+pub struct Poisoned<M: Memory> {
+    memory: M,
+    painter: Arc<Painter>,
+}
+
+impl<M: Memory> Drop for Poisoned<M> {
+    fn drop(&mut self) {
+        // SAFETY: its owner is dropping it, so no code uses it any more, except earlier work on the
+        // stream. It is freed after this.
+        unsafe { self.painter.paint(&self.memory, self.painter.bytes.freed) };
+    }
+}
+
+// SAFETY: every method asks the memory, which is neither moved nor dropped before `self`.
+unsafe impl<M: Memory> Memory for Poisoned<M> {
+    terrane_core::delegate_memory!(self, self.memory);
+}
+
+impl<M: Memory> fmt::Debug for Poisoned<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.memory.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use terrane_core::ByteCount;
+    use terrane_testkit::simulated::{Simulated, SimulatedOptions};
+
+    #[test]
+    fn what_cannot_be_filled_is_reported_and_not_refused() {
+        let source = Poison::on_host(Simulated::new(SimulatedOptions::default()));
+        drop(source.allocate(&RegionRequest::new(ByteCount::new(8))).unwrap());
+        drop(source.allocate(&RegionRequest::new(ByteCount::ZERO)).unwrap());
+        let report = source.report();
+        assert_eq!((report.filled, report.failed), (0, 2));
+        let cause = report.last_failure.unwrap();
+        assert!(cause.downcast_ref::<CannotFill>().is_some(), "{cause}");
+    }
+}

@@ -1,0 +1,267 @@
+//! The free blocks of one class outside the magazines, and the limit on all cached bytes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+// No algorithm depends on the order of these, so they are invisible to the model checker.
+use std::sync::atomic::AtomicU64 as Word;
+
+use crossbeam_utils::CachePadded;
+use terrane_core::ByteCount;
+
+use crate::cache::thread_cache::{BATCH, Batch};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering};
+
+/// The shared queue of a class: blocks behind a lock that is held for a few instructions. The
+/// latest freed block is taken first, because its record is still in a CPU cache. The oldest is
+/// evicted first.
+#[derive(Debug)]
+pub(crate) struct ClassQueue<B> {
+    queue: Mutex<Queue<B>>,
+    /// The number of blocks in the queue; written under its lock, and read without.
+    count: AtomicUsize,
+    class: usize,
+    size: u64,
+    most: usize,
+    occupied: Arc<Occupied>,
+    last_used: AtomicU64,
+    pub(crate) shared_hits: AtomicU64,
+    pub(crate) misses: AtomicU64,
+    pub(crate) evictions: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Queue<B> {
+    blocks: VecDeque<B>,
+    /// The queue accepts no more blocks.
+    is_closed: bool,
+}
+
+impl<B> ClassQueue<B> {
+    /// Makes a queue of at most `most` blocks, of `size` bytes each.
+    pub(crate) fn new(class: usize, size: u64, most: usize, occupied: Arc<Occupied>) -> Self {
+        Self {
+            queue: Mutex::new(Queue { blocks: VecDeque::new(), is_closed: false }),
+            count: AtomicUsize::new(0),
+            class,
+            size,
+            most,
+            occupied,
+            last_used: AtomicU64::new(0),
+            shared_hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+            evictions: AtomicU64::new(0),
+        }
+    }
+
+    /// Runs `work` on the queue. Takes no lock if the queue is empty.
+    fn with_blocks<R>(&self, work: impl FnOnce(&mut VecDeque<B>) -> Option<R>) -> Option<R> {
+        if self.blocks() == 0 {
+            return None;
+        }
+        let mut queue = self.queue.lock();
+        let result = work(&mut queue.blocks);
+        self.count.store(queue.blocks.len(), Ordering::Release);
+        result
+    }
+
+    /// Takes the block that was freed last. `now` is the time.
+    pub(crate) fn take_one(&self, now: u64) -> Option<B> {
+        let block = self.with_blocks(VecDeque::pop_back)?;
+        self.touch(now);
+        Some(block)
+    }
+
+    /// Takes the blocks that were freed last, at most `count`.
+    pub(crate) fn take(&self, count: usize, now: u64) -> Option<Batch<B>> {
+        let taken = self.with_blocks(|blocks| {
+            let mut taken = Batch::new();
+            for _ in 0..count.min(BATCH) {
+                let Some(block) = blocks.pop_back() else { break };
+                // A batch has room for its own length.
+                let _ = taken.push(block);
+            }
+            (taken.len() > 0).then_some(taken)
+        })?;
+        self.touch(now);
+        Some(taken)
+    }
+
+    /// Takes the blocks that were freed first, at most `count` and at most a batch. An eviction
+    /// does not count as a use.
+    pub(crate) fn take_oldest(&self, count: usize) -> Option<Batch<B>> {
+        self.with_blocks(|blocks| {
+            let mut taken = Batch::new();
+            for _ in 0..count.min(BATCH) {
+                let Some(block) = blocks.pop_front() else { break };
+                // A batch has room for its own length.
+                let _ = taken.push(block);
+            }
+            (taken.len() > 0).then_some(taken)
+        })
+    }
+
+    /// Takes all blocks, the earliest freed first.
+    pub(crate) fn take_all(&self) -> VecDeque<B> {
+        self.with_blocks(|blocks| Some(std::mem::take(blocks))).unwrap_or_default()
+    }
+
+    /// Takes all blocks, and closes the queue to others.
+    pub(crate) fn close(&self) -> VecDeque<B> {
+        self.queue.lock().is_closed = true;
+        self.take_all()
+    }
+
+    /// Records that the class was used. Writes only if the value changes.
+    fn touch(&self, now: u64) {
+        if self.last_used.load(Ordering::Relaxed) < now {
+            self.last_used.fetch_max(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Inserts the blocks of `next`, until it has no more or there is no room.
+    pub(crate) fn put(&self, mut next: impl FnMut() -> Option<B>, now: u64) {
+        let mut queue = self.queue.lock();
+        while !queue.is_closed
+            && queue.blocks.len() < self.most
+            && let Some(block) = next()
+        {
+            queue.blocks.push_back(block);
+        }
+        self.count.store(queue.blocks.len(), Ordering::Release);
+        if !queue.blocks.is_empty() {
+            self.occupied.set(self.class);
+        }
+        drop(queue);
+        self.touch(now);
+    }
+
+    /// Returns whether there is no block. If so, the class is no longer occupied.
+    pub(crate) fn is_empty(&self) -> bool {
+        let is_empty = self.blocks() == 0;
+        if is_empty {
+            let queue = self.queue.lock();
+            if queue.blocks.is_empty() {
+                self.occupied.clear(self.class);
+            }
+        }
+        is_empty
+    }
+
+    /// Calls `visit`, which must be code of this crate, with every block, under the lock.
+    pub(crate) fn for_each(&self, visit: impl FnMut(&B)) {
+        self.queue.lock().blocks.iter().for_each(visit);
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn class(&self) -> usize {
+        self.class
+    }
+
+    /// Returns the bytes of the blocks in the queue.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.size * ByteCount::from_usize(self.blocks()).get()
+    }
+
+    pub(crate) fn last_used(&self) -> u64 {
+        self.last_used.load(Ordering::Relaxed)
+    }
+}
+
+/// The classes that may have a block in their queues; every class that has one is included. Written
+/// under the lock of the class, and only to change.
+#[derive(Debug)]
+pub(crate) struct Occupied(Box<[Word]>);
+
+const WORD: usize = 64;
+
+impl Occupied {
+    pub(crate) fn new(classes: usize) -> Arc<Self> {
+        Arc::new(Self((0..classes.div_ceil(WORD)).map(|_| Word::new(0)).collect()))
+    }
+
+    #[inline]
+    fn set(&self, class: usize) {
+        if let Some(word) = self.0.get(class / WORD)
+            && word.load(Ordering::Relaxed) >> (class % WORD) & 1 == 0
+        {
+            word.fetch_or(1 << (class % WORD), Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn clear(&self, class: usize) {
+        if let Some(word) = self.0.get(class / WORD) {
+            word.fetch_and(!(1 << (class % WORD)), Ordering::Relaxed);
+        }
+    }
+
+    /// Iterates over the classes, the smallest first.
+    #[inline]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + Clone {
+        self.0.iter().enumerate().flat_map(|(index, word)| {
+            let mut bits = word.load(Ordering::Relaxed);
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+                bits &= bits - 1;
+                Some(index * WORD + usize::try_from(bit).unwrap_or(0))
+            })
+        })
+    }
+}
+
+/// The limit on cached bytes, by reservation. Bytes are reserved before a block is cached, and
+/// released after it has left the cache. So cached bytes never exceed the limit. A thread reserves
+/// for several blocks at a time and keeps the rest as credit, so a hit reserves nothing.
+#[derive(Debug)]
+pub(crate) struct CacheLimit {
+    /// On a cache line of its own: data that every hit reads must not share the line.
+    reserved: CachePadded<AtomicU64>,
+    limit: u64,
+}
+
+impl CacheLimit {
+    pub(crate) fn new(limit: u64) -> Self {
+        Self { reserved: CachePadded::new(AtomicU64::new(0)), limit }
+    }
+
+    /// Reserves `bytes` completely or not at all. A refusal never makes a concurrent request fail
+    /// that fits, because a refused reservation is never added.
+    #[inline]
+    pub(crate) fn reserve(&self, bytes: u64) -> bool {
+        let within = |reserved: u64| reserved.checked_add(bytes).filter(|&sum| sum <= self.limit);
+        self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
+    }
+
+    /// Returns the reserved bytes: those of cached blocks, and the credit of all threads.
+    #[inline]
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn release(&self, bytes: u64) {
+        if bytes > 0 {
+            self.reserved.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserves_exactly_or_not_at_all() {
+        let limit = CacheLimit::new(100);
+        assert!(limit.reserve(60));
+        assert!(!limit.reserve(41));
+        assert!(!limit.reserve(u64::MAX));
+        assert!(limit.reserve(40));
+        assert!(!limit.reserve(1));
+        limit.release(100);
+        assert!(limit.reserve(100));
+    }
+}

@@ -1,0 +1,139 @@
+//! The data that a block in use carries with it.
+//!
+//! When a block returns, its record is rarely in a CPU cache, and reading its class there takes
+//! longer than the rest of the release. So a block in use carries, beside its record, a reference
+//! to a descriptor. The pool has one set of descriptors for each class and label. They are in a CPU
+//! cache, and two words move in registers.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use terrane_core::Memory;
+
+use crate::cache::shared_cache::SharedCache;
+use crate::pool::record::UNPOOLED;
+use crate::tags::{TAGS, Tag};
+
+/// How a block is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BlockUse {
+    /// By the host alone. The record holds the bytes requested.
+    Plain,
+    /// By the host alone, all of the block's bytes. The record is not even written.
+    Whole,
+    /// Streams may use the block, as its record lists, or the block is not pooled.
+    Listed,
+}
+
+/// The data that all blocks in use of one class, label and kind of use share.
+pub(crate) struct BlockDescriptor<M: Memory> {
+    /// The owner of the descriptor.
+    pub(crate) cache: NonNull<SharedCache<M>>,
+    pub(crate) class: usize,
+    /// The bytes of a block; zero if it is not pooled.
+    pub(crate) weight: u64,
+    pub(crate) tag: Tag,
+    pub(crate) is: BlockUse,
+}
+
+impl<M: Memory> Clone for BlockDescriptor<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Memory> Copy for BlockDescriptor<M> {}
+
+// SAFETY: the pointer is used only as a shared reference, and all threads may use a shared cache.
+unsafe impl<M: Memory> Send for BlockDescriptor<M> {}
+
+// SAFETY: as for `Send`.
+unsafe impl<M: Memory> Sync for BlockDescriptor<M> {}
+
+/// A reference to a [`BlockDescriptor`] that is valid as long as its shared cache is.
+pub(crate) struct DescriptorRef<M: Memory>(NonNull<BlockDescriptor<M>>);
+
+impl<M: Memory> Clone for DescriptorRef<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Memory> Copy for DescriptorRef<M> {}
+
+// SAFETY: it is a shared reference except for its lifetime, and all threads may use a descriptor.
+unsafe impl<M: Memory> Send for DescriptorRef<M> {}
+
+// SAFETY: as for `Send`.
+unsafe impl<M: Memory> Sync for DescriptorRef<M> {}
+
+impl<M: Memory> DescriptorRef<M> {
+    /// Returns the descriptor.
+    ///
+    /// # Safety
+    ///
+    /// The shared cache that it came from is alive.
+    #[inline]
+    pub(crate) unsafe fn get(self) -> BlockDescriptor<M> {
+        // SAFETY: the shared cache owns the descriptor and does not move it. The caller promises
+        // that it is alive.
+        unsafe { *self.0.as_ref() }
+    }
+}
+
+/// The descriptors of a shared cache. Those of a label are made when it is first used.
+pub(crate) struct Descriptors<M: Memory>(Box<[OnceLock<ClassDescriptors<M>>]>);
+
+/// Three descriptors for each class, and three for blocks that are not pooled.
+type ClassDescriptors<M> = Box<[[BlockDescriptor<M>; 3]]>;
+
+impl<M: Memory> Descriptors<M> {
+    pub(crate) fn new() -> Self {
+        Self((0..TAGS).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Returns the descriptor of a block of `class`, or of one that is not pooled. These must be
+    /// the descriptors of `cache`.
+    #[inline]
+    pub(crate) fn get(
+        &self,
+        cache: &SharedCache<M>,
+        class: usize,
+        tag: Tag,
+        is: BlockUse,
+    ) -> DescriptorRef<M> {
+        let all = self.0[tag.index()].get_or_init(|| make(cache, tag));
+        // The last descriptors are for blocks that are not pooled.
+        let [plain, whole, apart] = &all[class.min(all.len() - 1)];
+        DescriptorRef(NonNull::from(match is {
+            BlockUse::Plain => plain,
+            BlockUse::Whole => whole,
+            BlockUse::Listed => apart,
+        }))
+    }
+}
+
+#[cold]
+fn make<M: Memory>(cache: &SharedCache<M>, tag: Tag) -> ClassDescriptors<M> {
+    let table = &cache.table;
+    let pooled = (0..table.len()).map(|class| (class, table.size(class)));
+    let all = pooled.chain([(UNPOOLED, 0)]);
+    let cache = NonNull::from(cache);
+    let descriptors = |(class, weight)| {
+        [BlockUse::Plain, BlockUse::Whole, BlockUse::Listed].map(|is| BlockDescriptor {
+            cache,
+            class,
+            weight,
+            tag,
+            is,
+        })
+    };
+    all.map(descriptors).collect()
+}
+
+impl<M: Memory> fmt::Debug for Descriptors<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Descriptors").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,243 @@
+//! Returns blocks to the shared cache. A block goes into the thread's magazine if possible, else
+//! into the shared queue of its class or to the pending frees. Without room, it goes to the
+//! upstream.
+
+use std::sync::Arc;
+
+use terrane_core::{ByteCount, Memory};
+
+use crate::cache::descriptor::{BlockDescriptor, BlockUse, DescriptorRef};
+use crate::cache::membarrier;
+use crate::cache::shared_cache::SharedCache;
+use crate::cache::thread_cache::{Batch, Refusal, ThreadMagazines};
+use crate::cache::thread_index::ThreadExit as _;
+use crate::pool::record::{Block, Record, UNPOOLED};
+use crate::tags::Tag;
+
+impl<M: Memory> SharedCache<M> {
+    /// Takes a block back from its user. The descriptor must belong to the record's
+    /// shared cache.
+    #[inline]
+    pub(crate) fn release(record: Block<M>, descriptor: DescriptorRef<M>) {
+        // SAFETY: the record keeps its shared cache alive, and this function owns the record.
+        let descriptor = unsafe { descriptor.get() };
+        if descriptor.is == BlockUse::Listed {
+            return Self::release_listed(record, descriptor);
+        }
+        let mut record = Some(record);
+        // SAFETY: as above, while `record` holds the block. If the block has moved into a magazine
+        // of this thread, the thread has registered there, and keeps the shared cache alive.
+        let cache = unsafe { descriptor.cache.as_ref() };
+        let BlockDescriptor { class, weight, tag, .. } = descriptor;
+        let work = |magazines: &mut ThreadMagazines<Block<M>>| {
+            magazines.put(class, weight, tag, &mut record)
+        };
+        let done = cache.enter(work);
+        if let Some(record) = record {
+            Self::release_slowly(record, descriptor, done.and_then(Result::err));
+        }
+    }
+
+    /// Takes back a block that is not pooled, or that streams may use.
+    fn release_listed(record: Block<M>, descriptor: BlockDescriptor<M>) {
+        let BlockDescriptor { class, weight, tag, .. } = descriptor;
+        if class != UNPOOLED && record.uses.is_free() {
+            let plain = record.cache.descriptor(class, tag, BlockUse::Plain);
+            return Self::release(record, plain);
+        }
+        let mut record = Some(record);
+        if class != UNPOOLED
+            && let Some(block) = record.as_ref()
+            && let Some(stream) = block.uses.only_own()
+        {
+            // SAFETY: as in `release`.
+            let cache = unsafe { descriptor.cache.as_ref() };
+            cache.enter(|magazines| magazines.put_on(stream, (class, weight), tag, &mut record));
+        }
+        if let Some(record) = record {
+            Self::release_to_pending(record, tag);
+        }
+    }
+
+    #[cold]
+    fn release_to_pending(record: Block<M>, tag: Tag) {
+        let cache = Arc::clone(&record.cache);
+        cache.register_thread();
+        cache.count(tag, record.granted, false);
+        if record.uses.is_free() {
+            return drop(record);
+        }
+        cache.prepare_stream_magazines(&record);
+        cache.defer([record]);
+    }
+
+    /// Prepares the thread's stream magazines for the next block like this one. They have no credit
+    /// yet, or serve another stream.
+    fn prepare_stream_magazines(&self, record: &Record<M>) {
+        let Some(stream) = record.uses.only_own() else { return };
+        if record.class == UNPOOLED || self.is_closed() {
+            return;
+        }
+        let weight = self.weight(record.class);
+        let credit = self.reserve_credit(record.class, weight);
+        let room = || self.make_room(record.class, weight).then_some(weight);
+        let credit = credit.or_else(room).unwrap_or(0);
+        let mut flushed = Vec::new();
+        let weights = |class| self.weight(class);
+        let entered = self.enter(|magazines| {
+            magazines.credit += credit;
+            magazines.credit += magazines.assign_stream(stream, &mut flushed, weights);
+            magazines.surplus(record.class, weight)
+        });
+        self.limit.release(entered.unwrap_or(credit));
+        self.defer(flushed);
+    }
+
+    /// Keeps blocks that streams use until the streams have finished.
+    pub(crate) fn defer(&self, records: impl IntoIterator<Item = Block<M>>) {
+        let Some(pending) = &self.pending else { return };
+        records.into_iter().for_each(|block| pending.insert(block));
+        self.free_pending_if_closed();
+    }
+
+    /// Frees the pending blocks if the pool is closed: `close` may have missed a block that was
+    /// added later.
+    pub(super) fn free_pending_if_closed(&self) {
+        // `close` sets `closed`, runs a heavy barrier, and then frees the pending blocks.
+        membarrier::light();
+        if let Some(pending) = &self.pending
+            && self.is_closed()
+        {
+            pending.free_all();
+        }
+    }
+
+    #[cold]
+    fn release_slowly(record: Block<M>, descriptor: BlockDescriptor<M>, refusal: Option<Refusal>) {
+        let BlockDescriptor { class, weight, tag, .. } = descriptor;
+        // SAFETY: until the block is stored somewhere, it keeps its shared cache alive. Afterwards
+        // `kept` does, or this thread does, because it has registered there. Foreign code may end
+        // that, but the thread runs none before the last use of the cache.
+        let cache = unsafe { descriptor.cache.as_ref() };
+        let mut kept = None;
+        if !cache.is_registered() {
+            record.cache.register_thread();
+            kept = Some(Arc::clone(&record.cache));
+        }
+        cache.release_registered(record, (class, weight), tag, refusal);
+        drop(kept);
+    }
+
+    /// [`release_slowly`](Self::release_slowly), on a thread that keeps the cache alive. Blocks
+    /// that do not fit drop last.
+    fn release_registered(
+        &self,
+        record: Block<M>,
+        (class, weight): (usize, u64),
+        tag: Tag,
+        refusal: Option<Refusal>,
+    ) {
+        if self.is_closed() {
+            self.count(tag, weight, false);
+            return drop(record);
+        }
+        if !self.has_magazine(class) || self.passes_magazines() {
+            return self.release_shared(class, tag, record);
+        }
+        // Making room runs foreign code. After it, the thread may no longer keep the cache alive.
+        let mut kept = None;
+        // The blocks that a full magazine spills keep their reservation.
+        let reserved = if refusal == Some(Refusal::Full) {
+            let spilled = self.depth(class).div_ceil(2);
+            let weight = weight * ByteCount::from_usize(spilled).get();
+            self.limit.reserve(weight).then_some(weight).or(Some(0))
+        } else {
+            self.reserve_credit(class, weight).or_else(|| {
+                kept = Some(Arc::clone(&record.cache));
+                self.make_room(class, weight).then_some(weight)
+            })
+        };
+        let Some(credit) = reserved else {
+            self.count(tag, weight, false);
+            self.count_eviction(class, 1);
+            return drop(record);
+        };
+        let mut record = Some(record);
+        let done = self.without_sweep(|magazines| {
+            let Some(magazines) = magazines else { return (None, credit) };
+            magazines.credit += credit;
+            let over = magazines.spill(class).map(|batch| self.enqueue_batch(class, batch));
+            // If credit is short, the block goes into the shared queue below.
+            let _ = magazines.put(class, weight, tag, &mut record);
+            (over, 0)
+        });
+        let (over, unused) = done.unwrap_or((None, 0));
+        self.limit.release(unused);
+        if let Some(record) = record {
+            self.release_shared(class, tag, record);
+        }
+        drop(over);
+        drop(kept);
+    }
+
+    /// Reserves credit for a full magazine if there is as much, to save later calls. Otherwise
+    /// reserves credit for one block.
+    fn reserve_credit(&self, class: usize, weight: u64) -> Option<u64> {
+        let most = weight * ByteCount::from_usize(self.depth(class).max(1)).get();
+        if self.limit.reserve(most) {
+            Some(most)
+        } else {
+            self.limit.reserve(weight).then_some(weight)
+        }
+    }
+
+    /// Takes a block back without a magazine. A block that does not fit drops last.
+    pub(crate) fn release_shared(&self, class: usize, tag: Tag, record: Block<M>) {
+        let weight = self.weight(class);
+        self.count(tag, weight, false);
+        let mut kept = None;
+        let has_room = self.limit.reserve(weight) || {
+            // As in `release_registered`.
+            kept = Some(Arc::clone(&record.cache));
+            self.make_room(class, weight)
+        };
+        if has_room {
+            drop(self.enqueue(class, record));
+        } else {
+            self.count_eviction(class, 1);
+            drop(record);
+        }
+        drop(kept);
+    }
+
+    /// Puts a free block of `class`, which already counts to the limit, into the shared queue. If
+    /// the queue is full or the pool is closed, returns the block, which then no longer counts.
+    pub(crate) fn enqueue(&self, class: usize, record: Block<M>) -> Option<Block<M>> {
+        let mut record = Some(record);
+        self.queues.get(class)?.put(|| record.take(), self.now());
+        if record.is_some() {
+            self.unreserve(class, 1);
+            self.count_eviction(class, 1);
+        }
+        record
+    }
+
+    /// Puts new blocks, which do not yet count to the limit, into the shared queue.
+    pub(crate) fn add_new(&self, records: impl IntoIterator<Item = Block<M>>) {
+        for record in records {
+            if self.limit.reserve(self.weight(record.class)) {
+                drop(self.enqueue(record.class, record));
+            }
+        }
+    }
+
+    /// [`enqueue`](Self::enqueue) for several blocks of a class.
+    fn enqueue_batch(&self, class: usize, mut batch: Batch<Block<M>>) -> Batch<Block<M>> {
+        if let Some(queue) = self.queues.get(class) {
+            queue.put(|| batch.pop(), self.now());
+        }
+        self.unreserve(class, batch.len());
+        self.count_eviction(class, batch.len());
+        batch
+    }
+}

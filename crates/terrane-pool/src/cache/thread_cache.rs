@@ -1,0 +1,402 @@
+//! One thread's part of one pool: a magazine of free blocks for every class, and a second set of
+//! magazines for the blocks of one stream.
+//!
+//! The owner enters its cache with plain stores and loads. A sweeper, which may be any thread,
+//! closes the gate first and then waits until the owner is out:
+//!
+//! | owner | sweeper |
+//! |---|---|
+//! | `inside = true` | `gate = CLOSED` |
+//! | [`membarrier::light`] | [`membarrier::heavy`] |
+//! | unless the gate is `OPEN`: leave, and skip the magazines | until not `inside`: wait |
+//! | magazines | magazines |
+//! | `inside = false` (release) | `gate = OPEN` (release) |
+//!
+//! The barriers make at least one of the two see the other's store (Dekker), so they are never in
+//! the magazines at the same time.
+
+use std::sync::Arc;
+
+use terrane_core::{ByteCount, Label};
+
+use crate::cache::membarrier;
+use crate::cache::stack::Stack;
+use crate::streams::fence::StreamId;
+use crate::sync::{AtomicBool, AtomicUsize, Cell, Ordering, yield_now};
+use crate::tags::{Tag, Tally};
+
+/// The most blocks in a magazine: with its counters it fills four cache lines.
+pub(crate) const MAGAZINE: usize = 28;
+/// The most blocks that move between a magazine and the shared queue at a time. It is half a
+/// magazine, so a run of allocations or of releases does not access the queue each time.
+pub(crate) const BATCH: usize = MAGAZINE / 2;
+
+/// Blocks that move between a magazine and a shared queue.
+pub(crate) type Batch<B> = Stack<B, BATCH>;
+
+/// The magazines of one thread behind their gate.
+#[derive(Debug)]
+pub(crate) struct ThreadCache<B> {
+    inside: AtomicBool,
+    gate: AtomicUsize,
+    magazines: Cell<ThreadMagazines<B>>,
+    /// The tally of the magazines, readable from outside the gate.
+    pub(crate) tally: Arc<Tally>,
+}
+
+/// The owner may enter.
+const OPEN: usize = 0;
+/// A sweeper is at work, or the pool is closed.
+const CLOSED: usize = 1;
+/// The owner has ended, and no other thread has registered under its index.
+const UNREGISTERED: usize = 2;
+
+// SAFETY: the owner accesses the magazines inside the gate, and a sweeper accesses them behind the
+// closed gate, never at the same time. All that they hold is `Send`.
+unsafe impl<B: Send> Sync for ThreadCache<B> {}
+
+impl<B> ThreadCache<B> {
+    /// Makes an unregistered cache of empty magazines with the depths `depths`. The magazines for a
+    /// stream have the depths `stream_depths`, if any.
+    pub(crate) fn new(
+        depths: impl Iterator<Item = usize>,
+        stream_depths: impl Iterator<Item = usize>,
+    ) -> Self {
+        let magazines = ThreadMagazines::new(depths, stream_depths);
+        Self {
+            inside: AtomicBool::new(false),
+            gate: AtomicUsize::new(UNREGISTERED),
+            tally: Arc::clone(&magazines.tally),
+            magazines: Cell::new(magazines),
+        }
+    }
+
+    /// Runs `work` on the magazines. Returns `None`, without running it, unless the gate is open.
+    ///
+    /// # Safety
+    ///
+    /// Only the thread that owns this index may call it, and not from within `work`. `work` must
+    /// run no code of the pool's user and must not panic.
+    #[inline]
+    pub(crate) unsafe fn enter<R>(
+        &self,
+        work: impl FnOnce(&mut ThreadMagazines<B>) -> R,
+    ) -> Option<R> {
+        self.inside.store(true, Ordering::Relaxed);
+        membarrier::light();
+        if self.gate.load(Ordering::Acquire) != OPEN {
+            self.inside.store(false, Ordering::Release);
+            return None;
+        }
+        let result = self.magazines.with_mut(|magazines| {
+            // SAFETY: the gate was open after `inside` was set, so every sweeper waits until
+            // `inside` is cleared. There is only one owner.
+            work(unsafe { &mut *magazines })
+        });
+        self.inside.store(false, Ordering::Release);
+        Some(result)
+    }
+
+    /// Opens an unregistered cache for a new owner. The caller holds the pool's sweeping lock.
+    pub(crate) fn register(&self) {
+        if self.gate.load(Ordering::Relaxed) == UNREGISTERED {
+            self.gate.store(OPEN, Ordering::Release);
+        }
+    }
+
+    /// Returns whether a thread has registered here.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) != UNREGISTERED
+    }
+
+    /// Marks that the owner has ended. The caller is the owner and holds the sweeping lock.
+    pub(crate) fn unregister(&self) {
+        self.gate.store(UNREGISTERED, Ordering::Release);
+    }
+
+    /// Closes the gate, if it is open. The caller holds the sweeping lock, and must call
+    /// [`membarrier::heavy`] afterwards.
+    pub(crate) fn close(&self) {
+        if self.gate.load(Ordering::Relaxed) == OPEN {
+            self.gate.store(CLOSED, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until the owner is out.
+    pub(crate) fn wait(&self) {
+        while self.inside.load(Ordering::Acquire) {
+            yield_now();
+        }
+    }
+
+    /// Opens the gate again, if a sweeper closed it. The caller holds the sweeping lock.
+    pub(crate) fn open(&self) {
+        if self.gate.load(Ordering::Relaxed) == CLOSED {
+            self.gate.store(OPEN, Ordering::Release);
+        }
+    }
+
+    /// Runs `work` on the magazines behind the gate.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the pool's sweeping lock. It has [closed](Self::close) the gate, then
+    /// called
+    /// [`membarrier::heavy`], then [`wait`](Self::wait).
+    pub(crate) unsafe fn sweep<R>(&self, work: impl FnOnce(&mut ThreadMagazines<B>) -> R) -> R {
+        self.magazines.with_mut(|magazines| {
+            // SAFETY: the caller promises that the owner is out and stays out.
+            work(unsafe { &mut *magazines })
+        })
+    }
+}
+
+/// A thread's magazines and counters.
+#[derive(Debug)]
+pub(crate) struct ThreadMagazines<B> {
+    /// Bytes reserved from the pool's limit and not yet used. Blocks of as many bytes may still be
+    /// cached here.
+    pub(crate) credit: u64,
+    /// Live bytes by tag: allocated here less released here, so any one may be negative.
+    pub(crate) tally: Arc<Tally>,
+    /// The last label that this thread requested with, to save a look-up.
+    pub(crate) label: Option<(Label, Tag)>,
+    pub(crate) classes: Box<[Magazine<B>]>,
+    pub(crate) stream: StreamMagazines<B>,
+}
+
+/// The blocks that a thread keeps for one stream. It released them there and no other stream uses
+/// them, so that stream can reuse them at once. For all others they are pending.
+#[derive(Debug)]
+pub(crate) struct StreamMagazines<B> {
+    id: Option<StreamId>,
+    /// The number of blocks of other streams since the last block of this stream.
+    other_streams: u32,
+    /// Empty, if the pool was made without streams.
+    pub(crate) classes: Box<[Magazine<B>]>,
+}
+
+/// After this many blocks of other streams, the stream magazines change to one of them.
+const OTHER_STREAMS: u32 = 16;
+
+/// The free blocks of one class in one thread.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Magazine<B> {
+    pub(crate) blocks: Stack<B, MAGAZINE>,
+    pub(crate) depth: usize,
+    pub(crate) hits: u64,
+    /// The number of fills from the shared queue that also served a request.
+    pub(crate) shared_hits: u64,
+}
+
+/// The reason why a block does not fit into a magazine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Full,
+    NoCredit,
+}
+
+impl<B> Magazine<B> {
+    /// Takes a block, and adds its weight to the credit.
+    #[inline]
+    fn take(&mut self, credit: &mut u64, weight: u64) -> Option<B> {
+        let block = self.blocks.pop()?;
+        self.hits += 1;
+        *credit += weight;
+        Some(block)
+    }
+
+    /// Inserts the block, and takes its weight from the credit. A refused block stays in `block`.
+    #[inline]
+    fn put(&mut self, credit: &mut u64, weight: u64, block: &mut Option<B>) -> Result<(), Refusal> {
+        if self.blocks.len() >= self.depth {
+            return Err(Refusal::Full);
+        }
+        let rest = credit.checked_sub(weight).ok_or(Refusal::NoCredit)?;
+        if let Some(inserted) = block.take() {
+            self.blocks.push(inserted).map_err(|refused| {
+                *block = Some(refused);
+                Refusal::Full
+            })?;
+        }
+        *credit = rest;
+        Ok(())
+    }
+}
+
+impl<B> ThreadMagazines<B> {
+    fn new(
+        depths: impl Iterator<Item = usize>,
+        stream_depths: impl Iterator<Item = usize>,
+    ) -> Self {
+        let magazine = |depth| Magazine { blocks: Stack::new(), depth, hits: 0, shared_hits: 0 };
+        Self {
+            credit: 0,
+            tally: Arc::default(),
+            label: None,
+            classes: depths.map(magazine).collect(),
+            stream: StreamMagazines {
+                id: None,
+                other_streams: 0,
+                classes: stream_depths.map(magazine).collect(),
+            },
+        }
+    }
+
+    /// Takes a block of `class`, each of which counts `weight` bytes of the limit.
+    #[inline]
+    pub(crate) fn take(&mut self, class: usize, weight: u64, tag: Tag) -> Option<B> {
+        let block = self.classes.get_mut(class)?.take(&mut self.credit, weight)?;
+        self.count(tag, weight, true);
+        Some(block)
+    }
+
+    /// Inserts a block of `class`, which counts `weight` bytes of the limit, into its magazine, if
+    /// there is room and credit.
+    #[inline]
+    pub(crate) fn put(
+        &mut self,
+        class: usize,
+        weight: u64,
+        tag: Tag,
+        block: &mut Option<B>,
+    ) -> Result<(), Refusal> {
+        let magazine = self.classes.get_mut(class).ok_or(Refusal::Full)?;
+        magazine.put(&mut self.credit, weight, block)?;
+        self.count(tag, weight, false);
+        Ok(())
+    }
+
+    /// Takes a block of `class` that was released on `stream`.
+    #[inline]
+    pub(crate) fn take_on(
+        &mut self,
+        stream: StreamId,
+        class: usize,
+        weight: u64,
+        tag: Tag,
+    ) -> Option<B> {
+        if self.stream.id != Some(stream) {
+            return None;
+        }
+        let block = self.stream.classes.get_mut(class)?.take(&mut self.credit, weight)?;
+        self.count(tag, weight, true);
+        Some(block)
+    }
+
+    /// Inserts a block that was released on `stream`, and that no other stream uses. The stream
+    /// magazines must belong to that stream, and have room and credit.
+    #[inline]
+    pub(crate) fn put_on(
+        &mut self,
+        stream: StreamId,
+        (class, weight): (usize, u64),
+        tag: Tag,
+        block: &mut Option<B>,
+    ) {
+        if self.stream.id != Some(stream) {
+            self.stream.other_streams += 1;
+            return;
+        }
+        self.stream.other_streams = 0;
+        let Some(magazine) = self.stream.classes.get_mut(class) else { return };
+        if magazine.put(&mut self.credit, weight, block).is_ok() {
+            self.count(tag, weight, false);
+        }
+    }
+
+    /// Assigns the stream magazines to `stream`, if they have no stream, or if theirs has not been
+    /// used for long. Moves their blocks into `flushed`, and returns the blocks' weight.
+    pub(crate) fn assign_stream(
+        &mut self,
+        stream: StreamId,
+        flushed: &mut Vec<B>,
+        weight: impl Fn(usize) -> u64,
+    ) -> u64 {
+        let bound = self.stream.id.is_some();
+        let is_recent = bound && self.stream.other_streams < OTHER_STREAMS;
+        if self.stream.id == Some(stream) || is_recent {
+            return 0;
+        }
+        let credit = self.drain_stream_into(flushed, weight);
+        self.stream.id = Some(stream);
+        self.stream.other_streams = 0;
+        credit
+    }
+
+    /// Takes all blocks out of the stream magazines, and returns their weight.
+    pub(crate) fn drain_stream_into(
+        &mut self,
+        records: &mut Vec<B>,
+        weight: impl Fn(usize) -> u64,
+    ) -> u64 {
+        let mut credit = 0;
+        for (class, magazine) in self.stream.classes.iter_mut().enumerate() {
+            credit += weight(class) * ByteCount::from_usize(magazine.blocks.len()).get();
+            records.extend(&mut magazine.blocks);
+        }
+        credit
+    }
+
+    /// Takes about half of a full magazine for the shared queue. They need not be the oldest
+    /// blocks.
+    pub(crate) fn spill(&mut self, class: usize) -> Option<Batch<B>> {
+        let magazine = self.classes.get_mut(class)?;
+        if magazine.depth == 0 || magazine.blocks.len() < magazine.depth {
+            return None;
+        }
+        let count = magazine.depth.div_ceil(2).min(BATCH);
+        let mut batch = Batch::new();
+        for block in magazine.blocks.by_ref().take(count) {
+            // A batch has room for its own length.
+            let _ = batch.push(block);
+        }
+        Some(batch)
+    }
+
+    /// Returns the number of blocks that the magazine of `class` still has room for.
+    pub(crate) fn room(&self, class: usize) -> usize {
+        let magazine = self.classes.get(class);
+        magazine.map_or(0, |magazine| magazine.depth.saturating_sub(magazine.blocks.len()))
+    }
+
+    /// Moves all blocks of a batch, which already count to the limit, into the magazine of `class`.
+    /// The magazine must have [`room`](Self::room) for them.
+    pub(crate) fn refill(&mut self, class: usize, batch: &mut Batch<B>) {
+        let Some(magazine) = self.classes.get_mut(class) else { return };
+        magazine.shared_hits += 1;
+        while magazine.blocks.len() < magazine.depth
+            && let Some(block) = batch.pop()
+        {
+            // The loop condition checked that there is room.
+            let _ = magazine.blocks.push(block);
+        }
+    }
+
+    /// Takes the credit that exceeds the need of the largest magazine of `class`.
+    pub(crate) fn surplus(&mut self, class: usize, weight: u64) -> u64 {
+        let depths = [&self.classes, &self.stream.classes].map(|all| all.get(class));
+        let depth = depths.into_iter().flatten().map(|magazine| magazine.depth).max().unwrap_or(0);
+        let room = weight.checked_mul(ByteCount::from_usize(depth).get()).unwrap_or(0);
+        let surplus = self.credit.saturating_sub(room);
+        self.credit -= surplus;
+        surplus
+    }
+
+    /// Takes all blocks, and returns the credit.
+    pub(crate) fn drain_into(&mut self, blocks: &mut Vec<B>) -> u64 {
+        for magazine in &mut self.classes {
+            blocks.extend(&mut magazine.blocks);
+        }
+        std::mem::take(&mut self.credit)
+    }
+
+    /// Counts bytes of `tag` that became live here, or stopped being live.
+    #[inline]
+    pub(crate) fn count(&mut self, tag: Tag, bytes: u64, live: bool) {
+        if tag != Tag::NONE {
+            self.tally.count(tag, bytes, live);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The bytes that a pool holds of its upstream.
+
+use std::sync::Arc;
+
+use terrane_core::Memory;
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Memory obtained from the upstream, on the pool's account until it is freed.
+#[derive(Debug)]
+pub(crate) struct Held<M> {
+    // Fields drop in this order: memory leaves the account only after it is freed.
+    memory: M,
+    _charge: Charge,
+}
+
+impl<M: Memory> Held<M> {
+    pub(crate) fn new(memory: M, account: &Arc<Account>) -> Self {
+        let bytes = memory.length().get();
+        account.charge(bytes);
+        Self { memory, _charge: Charge { account: Arc::clone(account), bytes } }
+    }
+
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
+    }
+}
+
+#[derive(Debug)]
+struct Charge {
+    account: Arc<Account>,
+    bytes: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.account.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// The bytes that a pool holds of its upstream. Written when blocks are allocated or freed there,
+/// never on a hit.
+#[derive(Debug)]
+pub(crate) struct Account {
+    held: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Account {
+    pub(crate) fn new() -> Self {
+        Self { held: AtomicU64::new(0), peak: AtomicU64::new(0) }
+    }
+
+    fn charge(&self, bytes: u64) {
+        let before = self.held.fetch_add(bytes, Ordering::Relaxed);
+        self.peak.fetch_max(before + bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+}

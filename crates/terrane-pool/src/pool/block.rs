@@ -1,0 +1,242 @@
+//! A block in use: an owned handle that returns to its pool when dropped.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use terrane_core::{
+    ByteCount, CapabilityReport, DeviceAddress, Location, Memory, RegistrationRecord, StorageKind,
+};
+
+use crate::cache::descriptor::{BlockDescriptor, BlockUse, DescriptorRef};
+use crate::cache::shared_cache::SharedCache;
+use crate::error::PoolError;
+use crate::pool::record::Block;
+use crate::streams::fence::{Access, StreamId};
+
+/// A block of a [`Pool`](crate::Pool), for as long as it is in use.
+///
+/// Dropping it, on any thread, returns the block to its pool, even if the pool was dropped. It is
+/// neither `Copy` nor `Clone`, so releasing a block twice, or to another pool, does not compile.
+///
+/// Its [length](Memory::length) is the granted size, which is at least the size
+/// [requested](Self::asked).
+pub struct PoolBlock<M: Memory> {
+    record: ManuallyDrop<Block<M>>,
+    descriptor: DescriptorRef<M>,
+}
+
+impl<M: Memory> PoolBlock<M> {
+    /// Makes the block of a record, with the descriptor of its class. No stream uses it.
+    #[inline]
+    pub(crate) fn new(record: Block<M>, descriptor: DescriptorRef<M>) -> Self {
+        Self { record: ManuallyDrop::new(record), descriptor }
+    }
+
+    #[inline]
+    fn descriptor(&self) -> BlockDescriptor<M> {
+        // SAFETY: the record keeps its cache alive.
+        unsafe { self.descriptor.get() }
+    }
+
+    /// Sets the stream that the block is released on.
+    pub(crate) fn on_stream(mut self, stream: StreamId) -> Self {
+        self.record.uses.own = Some(stream);
+        self.set_listed();
+        self
+    }
+
+    /// Marks the block as used by streams; its record lists them.
+    fn set_listed(&mut self) {
+        self.record.asked = self.asked().get();
+        let BlockDescriptor { class, tag, .. } = self.descriptor();
+        self.descriptor = self.record.cache.descriptor(class, tag, BlockUse::Listed);
+    }
+
+    /// Returns the bytes requested.
+    #[must_use]
+    pub fn asked(&self) -> ByteCount {
+        let descriptor = self.descriptor();
+        ByteCount::new(if descriptor.is == BlockUse::Whole {
+            descriptor.weight
+        } else {
+            self.record.asked
+        })
+    }
+
+    /// Returns the usable bytes: the size of the block.
+    #[must_use]
+    pub fn granted(&self) -> ByteCount {
+        ByteCount::new(self.record.granted)
+    }
+
+    /// Returns the stream that the block was allocated on, and is released on.
+    #[must_use]
+    pub fn stream(&self) -> Option<StreamId> {
+        self.record.uses.own
+    }
+
+    /// Records that work that uses the block has been, or is about to be, submitted to `stream`.
+    ///
+    /// The block is not reused until that stream has passed the point where the block was dropped.
+    /// For several uses on one stream, only the strongest is kept. Uses on the block's own stream
+    /// need no record.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NoFences`] if the pool was made without streams.
+    pub fn record_use(&mut self, stream: StreamId, access: Access) -> Result<(), PoolError> {
+        if !self.record.cache.knows_streams() {
+            return Err(PoolError::NoFences);
+        }
+        self.record.uses.record(stream, access);
+        self.set_listed();
+        Ok(())
+    }
+
+    /// Returns the streams other than the block's own that use it, and how.
+    #[must_use]
+    pub fn uses(&self) -> &[(StreamId, Access)] {
+        self.record.uses.others()
+    }
+
+    /// Releases the block on `stream`. That stream can reuse it at once. Others can reuse it only
+    /// after that stream, and every other stream that uses the block, has passed this point.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NoFences`], with the unchanged block, if the pool was made without streams.
+    #[expect(clippy::result_large_err, reason = "the error contains the block")]
+    pub fn release_on(mut self, stream: StreamId) -> Result<(), (Self, PoolError)> {
+        if !self.record.cache.knows_streams() {
+            return Err((self, PoolError::NoFences));
+        }
+        if let Some(before) = self.record.uses.own.replace(stream)
+            && before != stream
+        {
+            self.record.uses.record(before, Access::Write);
+        }
+        self.record.uses.forget(stream);
+        self.set_listed();
+        Ok(())
+    }
+
+    /// Returns a view of the first `count` elements of the block as `T`s. The view holds their
+    /// location, and proves that they fit the requested bytes and are aligned.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::ViewDoesNotFit`] if they do not fit or are not aligned.
+    pub fn typed<T>(&self, count: usize) -> Result<TypedSpan<'_, T>, PoolError> {
+        let location = self.location();
+        let (element, alignment) = (size_of::<T>(), align_of::<T>());
+        let bytes = count.checked_mul(element).map(ByteCount::from_usize);
+        let fits = bytes.is_some_and(|bytes| bytes <= self.asked());
+        if !fits || location.alignment().get() < ByteCount::from_usize(alignment).get() {
+            return Err(PoolError::ViewDoesNotFit {
+                count,
+                element,
+                alignment,
+                asked: self.asked(),
+                available: location.alignment(),
+            });
+        }
+        Ok(TypedSpan { location, count, block: PhantomData })
+    }
+}
+
+impl<M: Memory> Drop for PoolBlock<M> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the record is not used again, because the handle is being dropped.
+        let record = unsafe { ManuallyDrop::take(&mut self.record) };
+        SharedCache::release(record, self.descriptor);
+    }
+}
+
+// SAFETY: the record owns its memory, or a part of a slab that it keeps alive. Neither moves, and
+// the record's answers never change. A block has one owner at a time.
+unsafe impl<M: Memory> Memory for PoolBlock<M> {
+    fn kind(&self) -> StorageKind {
+        self.record.kind
+    }
+
+    #[inline]
+    fn location(&self) -> Location {
+        self.record.location
+    }
+
+    #[inline]
+    fn length(&self) -> ByteCount {
+        self.granted()
+    }
+
+    fn device_alias(&self) -> Option<DeviceAddress> {
+        self.record.memory().device_alias()?.checked_add(self.record.offset())
+    }
+
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        let within = self.record.offset().checked_add(offset).ok()?;
+        let left = self.granted().checked_sub(offset).unwrap_or(ByteCount::ZERO);
+        Some(self.record.memory().copyable_from(within)?.min(left))
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.record.memory().capabilities()
+    }
+
+    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
+        self.record.memory().visit_registrations(visit);
+    }
+}
+
+impl<M: Memory> fmt::Debug for PoolBlock<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolBlock")
+            .field("asked", &self.asked())
+            .field("granted", &self.granted())
+            .field("location", &self.location())
+            .field("stream", &self.stream())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The location of `count` elements of a type in a block. Their size and alignment were checked.
+///
+/// It borrows the block, so it cannot outlive it.
+#[derive(Debug)]
+pub struct TypedSpan<'block, T> {
+    location: Location,
+    count: usize,
+    block: PhantomData<(&'block (), NonNull<T>)>,
+}
+
+impl<T> TypedSpan<'_, T> {
+    /// Returns the number of elements.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Returns the location of the first element: a multiple of its alignment.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.location
+    }
+
+    /// Returns a pointer to the first element in host memory; `None` for other memory. Access
+    /// through it is the caller's responsibility: the bytes are initialised, but a device may be
+    /// using them.
+    #[must_use]
+    pub fn host_pointer(&self) -> Option<NonNull<T>> {
+        NonNull::new(self.location.as_host()?.as_ptr().cast())
+    }
+}
+
+/// Checks the documented promise that blocks can move to other threads.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<PoolBlock<Arc<dyn Memory>>>();
+};

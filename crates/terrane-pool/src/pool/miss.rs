@@ -1,0 +1,133 @@
+//! Finds a block for a miss: one that streams have finished with, or one of the upstream.
+
+use std::sync::Arc;
+
+use terrane_core::{Allocate, AllocateError, ByteCount, Label, Memory, RegionRequest};
+
+use super::Pool;
+use super::account::Held;
+use super::record::{Block, Record, UNPOOLED};
+use crate::cache::shared_cache::SharedCache;
+use crate::error::PoolError;
+use crate::streams::fence::StreamId;
+use crate::tags::Tag;
+
+impl<A: Allocate> Pool<A> {
+    /// Finds a freed block that is available without waiting.
+    pub(crate) fn take_pending(
+        &self,
+        class: usize,
+        tag: Tag,
+        stream: Option<StreamId>,
+    ) -> Option<Block<A::Memory>> {
+        let pending = self.cache.pending.as_ref()?;
+        if pending.bytes() == 0 {
+            return None;
+        }
+        self.reap();
+        if let Some(record) = self.cache.take_shared(class, tag) {
+            return Some(record);
+        }
+        let free = pending.take_ready(class, stream).or_else(|| {
+            let stream = stream.filter(|_| self.options.order_streams)?;
+            pending.take_after(class, stream).unwrap_or_else(|error| {
+                tracing::warn!(%error, %stream, "one stream could not be ordered after another");
+                None
+            })
+        })?;
+        self.cache.count(tag, free.granted, true);
+        Some(free)
+    }
+
+    /// Allocates a block of `class` from the upstream. It does not yet count as live.
+    pub(crate) fn fetch(
+        &self,
+        class: usize,
+        label: &Label,
+    ) -> Result<Block<A::Memory>, AllocateError> {
+        let size = self.cache.table.size(class);
+        let blocks = self.cache.table.blocks_per_slab();
+        self.cache.limit_peak(size * u64::from(blocks.unwrap_or(1)), self.options.cached_percent);
+        let Some(count) = blocks else {
+            let held = self.obtain(ByteCount::new(size), size, label)?;
+            return Ok(Record::whole(&self.cache, held, class, size));
+        };
+        // Checked when the table was made.
+        let slab = Arc::new(self.obtain(ByteCount::new(size * u64::from(count)), size, label)?);
+        let mut parts = (0..u64::from(count)).filter_map(|number| {
+            Record::part(&self.cache, &slab, ByteCount::new(number * size), class, size)
+        });
+        let first = parts.next();
+        self.cache.add_new(parts);
+        first.ok_or_else(|| {
+            let request =
+                RegionRequest::new(ByteCount::new(size)).labelled(label.as_str().to_owned());
+            self.backend_error(&request, None)
+        })
+    }
+
+    /// Allocates memory of the upstream for blocks of `size` bytes.
+    fn obtain(
+        &self,
+        bytes: ByteCount,
+        size: u64,
+        label: &Label,
+    ) -> Result<Held<A::Memory>, AllocateError> {
+        let alignment = self.options.alignment;
+        let request = RegionRequest {
+            alignment,
+            label: label.clone(),
+            unit: ByteCount::new(size),
+            ..RegionRequest::new(bytes)
+        };
+        Ok(Held::new(self.allocate_fitting(&request)?, &self.cache.account))
+    }
+
+    /// Allocates a block that is not pooled.
+    pub(super) fn fetch_one(
+        &self,
+        request: &RegionRequest,
+    ) -> Result<Block<A::Memory>, AllocateError> {
+        let memory = self.allocate_fitting(request)?;
+        let length = memory.length().get();
+        let held = Held::new(memory, &self.cache.account);
+        Ok(Record::whole(&self.cache, held, UNPOOLED, length))
+    }
+
+    /// Allocates upstream memory, and checks that it holds the request. Safe code may implement
+    /// `Allocate` wrongly, and a block's views rely on its length.
+    fn allocate_fitting(&self, request: &RegionRequest) -> Result<A::Memory, AllocateError> {
+        let memory = self.source.upstream.allocate(request)?;
+        let (asked, granted) = (request.bytes, memory.length());
+        let (alignment, available) = (request.alignment, memory.location().alignment());
+        if asked.is_zero() || (granted >= asked && available >= alignment) {
+            return Ok(memory);
+        }
+        let unfit = PoolError::UnfitUpstream { asked, granted, alignment, available };
+        Err(self.backend_error(request, Some(Box::new(unfit))))
+    }
+
+    pub(super) fn backend_error(
+        &self,
+        request: &RegionRequest,
+        source: Option<terrane_core::BoxedCause>,
+    ) -> AllocateError {
+        let (kind, requested, label) = (self.kind(), request.bytes, request.label.clone());
+        match source {
+            Some(source) => AllocateError::Backend { kind, requested, label, source },
+            None => {
+                AllocateError::OutOfMemory { kind, requested, available: None, label, source: None }
+            }
+        }
+    }
+}
+
+impl<M: Memory> SharedCache<M> {
+    /// Keeps a block that its streams have finished with, if it has a class and there is room.
+    pub(crate) fn keep_freed(self: &Arc<Self>, record: Block<M>) {
+        if record.class != UNPOOLED {
+            // It was counted as released when it became pending.
+            self.release_shared(record.class, Tag::NONE, record);
+        }
+    }
+}

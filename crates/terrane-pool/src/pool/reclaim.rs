@@ -1,0 +1,243 @@
+//! The steps that a pool tries before it refuses.
+//!
+//! When the upstream is exhausted, a pool tries these steps, the cheapest first:
+//!
+//! 1. It waits for freed blocks that streams still use.
+//! 2. It takes a cached block of its own class or of a larger one, if no more than
+//!    [`larger_class_waste`](crate::PoolOptions::larger_class_waste) is wasted.
+//! 3. It returns cached blocks to the upstream and asks it again: first the bytes needed, then all.
+//! 4. It makes the upstream return its own reserves.
+//! 5. It calls the caller's callback, a bounded number of times.
+//! 6. It takes a block of any larger class.
+//!
+//! Each step also finds blocks that another thread releases meanwhile. The error of a pool that
+//! refuses contains the pool's state. A step without anything to work on costs nothing, because
+//! callers that evict on a refusal come here often.
+
+use std::sync::Arc;
+
+use terrane_core::{Allocate, AllocateError, ByteCount, RegionRequest};
+
+use super::Pool;
+use super::record::Block;
+use crate::error::Exhausted;
+use crate::snapshot::ReclaimStage;
+use crate::streams::fence::{StreamId, deadline_after};
+use crate::tags::Tag;
+
+/// An upstream with internal reserves that it can free, such as a driver's pool.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot trim an upstream",
+    label = "it does not implement `TrimUpstream`",
+    note = "a closure `Fn(ByteCount) -> ByteCount` that is `Send` and `Sync` implements it: it gets the wanted bytes and returns the freed bytes"
+)]
+pub trait TrimUpstream: Send + Sync {
+    /// Frees reserves, at least `wanted` bytes if there are that many, and returns the bytes freed.
+    fn trim_upstream(&self, wanted: ByteCount) -> ByteCount;
+}
+
+impl<F: Fn(ByteCount) -> ByteCount + Send + Sync> TrimUpstream for F {
+    fn trim_upstream(&self, wanted: ByteCount) -> ByteCount {
+        self(wanted)
+    }
+}
+
+/// The answer of a callback that may free memory for a refused request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// Memory was freed: try again.
+    Again,
+    /// There is nothing more to free: refuse.
+    GiveUp,
+}
+
+pub(crate) type Callback = Arc<dyn Fn(&Exhausted, ByteCount) -> Retry + Send + Sync>;
+
+/// The block that a step found.
+type Found<A> = Result<Block<<A as Allocate>::Memory>, AllocateError>;
+
+impl<A: Allocate> Pool<A> {
+    /// Returns the block that `fetch` returns, counted as live, or the result of the reclaim if
+    /// the upstream is exhausted.
+    pub(crate) fn or_reclaim(
+        &self,
+        request: &RegionRequest,
+        tag: Tag,
+        class: Option<usize>,
+        stream: Option<StreamId>,
+        fetch: impl Fn() -> Found<A>,
+    ) -> Found<A> {
+        let fetch = || fetch().inspect(|record| self.cache.count(tag, record.granted, true));
+        match fetch() {
+            Err(refusal) if refusal.is_exhaustion() => {
+                tracing::debug!(%refusal, "the upstream is exhausted");
+                self.source.reclaim_counts.count(ReclaimStage::Exhausted);
+                self.reclaim(request, tag, class, stream, fetch, refusal)
+            }
+            result => result,
+        }
+    }
+
+    fn reclaim(
+        &self,
+        request: &RegionRequest,
+        tag: Tag,
+        class: Option<usize>,
+        stream: Option<StreamId>,
+        fetch: impl Fn() -> Found<A>,
+        mut refusal: AllocateError,
+    ) -> Found<A> {
+        self.cache.note_exhaustion();
+        if let Some(record) = self.wait_for_pending(class, tag, stream) {
+            return self.served(ReclaimStage::Pending, record);
+        }
+        if let Some(record) = self.similar(class, request.bytes, tag) {
+            return self.served(ReclaimStage::Larger, record);
+        }
+        let wanted = class.map_or(request.bytes.get(), |class| self.cache.table.size(class));
+        // The upstream may lack fewer bytes than `wanted`, so any eviction is worth another try.
+        if self.cache.evict(wanted) > 0
+            && let Some(record) = ask_again(&fetch, &mut refusal)?
+        {
+            return self.served(ReclaimStage::Trimmed, record);
+        }
+        if self.cache.limit.reserved() > 0
+            && !self.trim(ByteCount::ZERO).is_zero()
+            && let Some(record) = ask_again(&fetch, &mut refusal)?
+        {
+            return self.served(ReclaimStage::Trimmed, record);
+        }
+        if let Some(upstream) = &self.trim_upstream {
+            let freed = upstream.trim_upstream(request.bytes);
+            tracing::debug!(%freed, wanted = %request.bytes, "the upstream trimmed itself");
+            if let Some(record) = ask_again(&fetch, &mut refusal)? {
+                return self.served(ReclaimStage::UpstreamTrimmed, record);
+            }
+        }
+        let mut attempts = 0;
+        while let Some(callback) = &self.callback
+            && attempts < self.options.callback_attempts
+        {
+            attempts += 1;
+            let answer = callback(&self.exhausted(attempts), request.bytes);
+            if let Some(record) = self.released(class, request.bytes, tag, stream) {
+                return self.served(ReclaimStage::Callback, record);
+            }
+            self.trim(ByteCount::ZERO);
+            if let Some(record) = ask_again(&fetch, &mut refusal)? {
+                return self.served(ReclaimStage::Callback, record);
+            }
+            if answer == Retry::GiveUp {
+                break;
+            }
+        }
+        if let Some(record) = self.any_larger(class, tag, stream) {
+            return self.served(ReclaimStage::Larger, record);
+        }
+        self.source.reclaim_counts.count(ReclaimStage::Refused);
+        let mut state = self.exhausted(attempts);
+        state.refusal = Some(Arc::new(refusal));
+        Err(AllocateError::OutOfMemory {
+            kind: self.kind(),
+            requested: request.bytes,
+            available: state.largest_free,
+            label: request.label.clone(),
+            source: Some(Box::new(state)),
+        })
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "the callers return it")]
+    fn served(&self, stage: ReclaimStage, record: Block<A::Memory>) -> Found<A> {
+        self.source.reclaim_counts.count(stage);
+        Ok(record)
+    }
+
+    /// Takes a block that streams have finished with, after a wait if necessary.
+    ///
+    /// With no class, no pooled block serves the request, but freed blocks may make room for it.
+    /// The pool then waits until nothing is pending.
+    fn wait_for_pending(
+        &self,
+        class: Option<usize>,
+        tag: Tag,
+        stream: Option<StreamId>,
+    ) -> Option<Block<A::Memory>> {
+        let pending = self.cache.pending.as_ref()?;
+        self.cache.flush_stream_magazines();
+        let deadline = deadline_after(self.options.pending_wait);
+        while pending.bytes() > 0 && pending.wait(deadline) {
+            match class {
+                Some(class) => {
+                    let found = self.take_pending(class, tag, stream);
+                    if found.is_some() {
+                        return found;
+                    }
+                }
+                None => self.reap(),
+            }
+        }
+        self.reap();
+        class.and_then(|class| self.cache.take_shared(class, tag))
+    }
+
+    /// Takes a cached block of the class, or of a larger one that wastes little.
+    fn similar(
+        &self,
+        class: Option<usize>,
+        asked: ByteCount,
+        tag: Tag,
+    ) -> Option<Block<A::Memory>> {
+        let last = self.cache.table.last_within(class?, asked, self.options.larger_class_waste);
+        self.cache.take_anywhere(class?..=last, tag)
+    }
+
+    /// Takes a block that the caller's callback has released.
+    fn released(
+        &self,
+        class: Option<usize>,
+        asked: ByteCount,
+        tag: Tag,
+        stream: Option<StreamId>,
+    ) -> Option<Block<A::Memory>> {
+        self.take_pending(class?, tag, stream).or_else(|| self.similar(class, asked, tag))
+    }
+
+    /// Takes a freed block of any class that is large enough.
+    fn any_larger(
+        &self,
+        class: Option<usize>,
+        tag: Tag,
+        stream: Option<StreamId>,
+    ) -> Option<Block<A::Memory>> {
+        let class = class?;
+        let last = self.cache.table.len().saturating_sub(1);
+        let pending = self.take_pending(class, tag, stream);
+        pending.or_else(|| self.cache.take_anywhere(class..=last, tag))
+    }
+
+    /// Returns the state of the pool for an error.
+    fn exhausted(&self, callback_attempts: u32) -> Exhausted {
+        let mut state = if self.cache.knows_streams() || self.cache.is_in_threads() {
+            self.snapshot().exhausted()
+        } else {
+            self.cache.exhausted()
+        };
+        state.callback_attempts = callback_attempts;
+        state
+    }
+}
+
+/// Fetches again. Returns `None`, with the new `refusal`, if the upstream is still exhausted.
+fn ask_again<R>(
+    fetch: impl Fn() -> Result<R, AllocateError>,
+    refusal: &mut AllocateError,
+) -> Result<Option<R>, AllocateError> {
+    match fetch() {
+        Ok(record) => Ok(Some(record)),
+        Err(again) if again.is_exhaustion() => {
+            *refusal = again;
+            Ok(None)
+        }
+        Err(other) => Err(other),
+    }
+}

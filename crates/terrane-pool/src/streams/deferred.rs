@@ -1,0 +1,393 @@
+//! Items that are kept until the streams that use them have passed their marks.
+
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use terrane_core::AllocateError;
+
+use crate::streams::fence::{Fence, FenceError, FenceSource, StreamId, deadline_after};
+use crate::sync::{AtomicUsize, Mutex, Ordering};
+
+/// FencePool that are made once and recorded repeatedly.
+#[derive(Debug)]
+pub(crate) struct FencePool {
+    source: Arc<dyn FenceSource>,
+    idle: Mutex<Vec<Arc<dyn Fence>>>,
+}
+
+impl FencePool {
+    pub(crate) fn new(source: Arc<dyn FenceSource>) -> Self {
+        Self { source, idle: Mutex::new(Vec::new()) }
+    }
+
+    fn mark(&self, stream: StreamId) -> Result<Arc<dyn Fence>, FenceError> {
+        let idle = self.idle.lock().pop();
+        let fence = match idle {
+            Some(fence) => fence,
+            None => self.source.create()?,
+        };
+        fence.record(stream)?;
+        Ok(fence)
+    }
+}
+
+/// Marks in streams: the work that must have run before an item is free.
+#[derive(Debug, Default)]
+pub(crate) struct Marks {
+    fences: SmallVec<[Arc<dyn Fence>; 2]>,
+    /// Streams without a mark, because recording failed. A later mark proves the same and more.
+    unmarked: SmallVec<[StreamId; 2]>,
+}
+
+impl Marks {
+    /// Marks the current position of each of `streams`.
+    pub(crate) fn new(fences: &FencePool, streams: impl IntoIterator<Item = StreamId>) -> Self {
+        let mut marks = Self { fences: SmallVec::new(), unmarked: streams.into_iter().collect() };
+        // A mark that fails is tried again at each query.
+        let _ = marks.make(fences);
+        marks
+    }
+
+    /// Returns whether all the marked work has run. Never blocks.
+    pub(crate) fn are_passed(&mut self, fences: &FencePool) -> Result<bool, FenceError> {
+        self.make(fences)?;
+        while let Some(fence) = self.fences.last() {
+            if !fence.is_complete()? {
+                return Ok(false);
+            }
+            fences.idle.lock().extend(self.fences.pop());
+        }
+        Ok(true)
+    }
+
+    /// Waits until all the marked work has run, or until `deadline`. Returns whether it has run.
+    pub(crate) fn wait(
+        &mut self,
+        fences: &FencePool,
+        deadline: Instant,
+    ) -> Result<bool, FenceError> {
+        self.make(fences)?;
+        while let Some(fence) = self.fences.last() {
+            if !fence.wait(deadline.saturating_duration_since(Instant::now()))? {
+                return Ok(false);
+            }
+            fences.idle.lock().extend(self.fences.pop());
+        }
+        Ok(true)
+    }
+
+    fn make(&mut self, fences: &FencePool) -> Result<(), FenceError> {
+        while let Some(&stream) = self.unmarked.last() {
+            self.fences.push(fences.mark(stream)?);
+            self.unmarked.pop();
+        }
+        Ok(())
+    }
+}
+
+/// Items that some stream may still use.
+///
+/// No lock is held while a fence is queried or waited for. The drop waits for the remaining items.
+/// An item that a stream still uses after the wait is leaked, because freeing it would invalidate
+/// memory under the stream's work.
+#[derive(Debug)]
+pub(crate) struct DeferredFrees<T> {
+    fences: FencePool,
+    waiting: Mutex<VecDeque<Waiting<T>>>,
+    /// The number of items that threads have taken out to query, to wait for or to free. It
+    /// increases under the lock. It decreases under the lock for items that are put back.
+    in_progress: AtomicUsize,
+    /// The number of items freed so far.
+    freed: AtomicUsize,
+    pending_wait: Duration,
+}
+
+/// One of the items in progress, until it is put back or freed.
+#[derive(Debug)]
+struct InProgress<'deferred>(&'deferred AtomicUsize);
+
+impl Drop for InProgress<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// An item with its marks. Only an item that has passed them is taken out, and dropped. If a fence
+/// panics, the item is leaked.
+type Waiting<T> = (Marks, ManuallyDrop<T>);
+
+impl<T> DeferredFrees<T> {
+    /// Makes an empty collection. Its drop waits for at most `pending_wait` in all.
+    pub(crate) fn new(source: Arc<dyn FenceSource>, pending_wait: Duration) -> Self {
+        let waiting = Mutex::new(VecDeque::new());
+        let (in_progress, freed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { fences: FencePool::new(source), waiting, in_progress, freed, pending_wait }
+    }
+
+    pub(crate) fn fences(&self) -> &FencePool {
+        &self.fences
+    }
+
+    /// Keeps `item` until its marks have been passed.
+    pub(crate) fn keep(&self, marks: Marks, item: T) {
+        self.waiting.lock().push_back((marks, ManuallyDrop::new(item)));
+    }
+
+    fn put_back(&self, progress: InProgress<'_>, kept: Waiting<T>) {
+        let mut waiting = self.waiting.lock();
+        waiting.push_back(kept);
+        drop(progress);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        let waiting = self.waiting.lock();
+        waiting.len() + self.in_progress.load(Ordering::SeqCst)
+    }
+
+    /// Frees the items that no stream uses any more, and returns their number.
+    pub(crate) fn reap(&self, free: impl FnMut(T)) -> usize {
+        self.reap_of(self.len(), free)
+    }
+
+    /// Like [`reap`](Self::reap), but checks at most `count` items, the oldest if none was checked
+    /// before.
+    fn reap_of(&self, count: usize, mut free: impl FnMut(T)) -> usize {
+        let mut passed = Vec::new();
+        for _ in 0..count {
+            let Some((progress, (mut marks, item))) = self.pop() else { break };
+            match marks.are_passed(&self.fences) {
+                Ok(true) => passed.push((progress, ManuallyDrop::into_inner(item))),
+                Ok(false) | Err(_) => self.put_back(progress, (marks, item)),
+            }
+        }
+        let count = passed.len();
+        passed.into_iter().for_each(|passed| self.free(passed, &mut free));
+        count
+    }
+
+    fn free(&self, (progress, item): (InProgress<'_>, T), free: impl FnOnce(T)) {
+        free(item);
+        // In this order, others never see zero items left before the free is counted.
+        self.freed.fetch_add(1, Ordering::SeqCst);
+        drop(progress);
+    }
+
+    /// Waits for the oldest item until `deadline`, and takes it out.
+    fn wait_for_one(&self, deadline: Instant) -> Option<(InProgress<'_>, T)> {
+        let (progress, (mut marks, item)) = self.pop()?;
+        match marks.wait(&self.fences, deadline) {
+            Ok(true) => Some((progress, ManuallyDrop::into_inner(item))),
+            Ok(false) | Err(_) => {
+                self.put_back(progress, (marks, item));
+                None
+            }
+        }
+    }
+
+    /// Allocates, after a check of a few items, so that items do not accumulate if memory is never
+    /// exhausted. If the request is refused for exhaustion, it is repeated after items have been
+    /// freed. First come the items that need no wait, then one after the other until the wait has
+    /// run out.
+    pub(crate) fn allocate_or_reclaim<M>(
+        &self,
+        mut allocate: impl FnMut() -> Result<M, AllocateError>,
+        mut free: impl FnMut(T),
+    ) -> Result<M, AllocateError> {
+        // More than the one item that each allocation can leave behind.
+        const LOOKS: usize = 2;
+        /// The time between two checks for items that other threads have taken out.
+        const SLICE: Duration = Duration::from_micros(100);
+        // Read before the request: if others free items meanwhile, another request may succeed.
+        let is_hopeful = self.len() > 0;
+        if is_hopeful {
+            self.reap_of(LOOKS, &mut free);
+        }
+        let mut freed = self.freed.load(Ordering::SeqCst);
+        let mut refusal = match allocate() {
+            Err(error) if error.is_exhaustion() && is_hopeful => error,
+            outcome => return outcome,
+        };
+        let deadline = deadline_after(self.pending_wait);
+        self.reap(&mut free);
+        loop {
+            // Until this thread or another has freed an item.
+            while self.freed.load(Ordering::SeqCst) == freed {
+                match self.wait_for_one(deadline) {
+                    Some(passed) => self.free(passed, &mut free),
+                    None if self.in_progress.load(Ordering::SeqCst) > 0
+                        && Instant::now() < deadline =>
+                    {
+                        std::thread::sleep(SLICE);
+                    }
+                    None if self.freed.load(Ordering::SeqCst) == freed => return Err(refusal),
+                    None => {}
+                }
+            }
+            freed = self.freed.load(Ordering::SeqCst);
+            refusal = match allocate() {
+                Err(error) if error.is_exhaustion() => error,
+                outcome => return outcome,
+            };
+        }
+    }
+
+    fn pop(&self) -> Option<(InProgress<'_>, Waiting<T>)> {
+        let mut waiting = self.waiting.lock();
+        let kept = waiting.pop_front()?;
+        self.in_progress.fetch_add(1, Ordering::SeqCst);
+        Some((InProgress(&self.in_progress), kept))
+    }
+}
+
+impl<T> Drop for DeferredFrees<T> {
+    fn drop(&mut self) {
+        let deadline = deadline_after(self.pending_wait);
+        while let Some((_hand, (mut marks, item))) = self.pop() {
+            match marks.wait(&self.fences, deadline) {
+                Ok(true) => drop(ManuallyDrop::into_inner(item)),
+                outcome => {
+                    tracing::error!(?outcome, "memory is leaked, as a stream may still use it");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::simulated_streams::SimulatedStreams;
+    use terrane_core::{ByteCount, Label, StorageKind};
+
+    const STREAM: StreamId = StreamId::new(1);
+
+    fn deferred(pending_wait: Duration) -> (DeferredFrees<Arc<()>>, SimulatedStreams) {
+        let streams = SimulatedStreams::new(0);
+        (DeferredFrees::new(Arc::new(streams.clone()), pending_wait), streams)
+    }
+
+    #[test]
+    fn items_come_back_when_their_stream_has_passed_and_fences_are_reused() {
+        let (deferred, streams) = deferred(Duration::ZERO);
+        for _ in 0..5 {
+            streams.submit(STREAM, || {});
+            deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::new(()));
+            assert_eq!(deferred.reap(drop), 0);
+            streams.run_all();
+            assert_eq!(deferred.reap(drop), 1);
+        }
+        assert_eq!(streams.fences_created(), 1);
+    }
+
+    #[test]
+    fn a_mark_that_fails_is_made_later_and_nothing_is_freed_before() {
+        let (deferred, streams) = deferred(Duration::ZERO);
+        streams.submit(STREAM, || {});
+        streams.fail_next(1);
+        deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::new(()));
+        streams.fail_next(1);
+        assert_eq!(deferred.reap(drop), 0);
+        streams.run_all();
+        assert_eq!(deferred.reap(drop), 1);
+    }
+
+    #[test]
+    fn a_second_request_waits_too() {
+        let (deferred, streams) = deferred(Duration::from_secs(60));
+        let free = AtomicUsize::new(0);
+        let exhausted = || AllocateError::OutOfMemory {
+            kind: StorageKind::System,
+            requested: ByteCount::ZERO,
+            available: None,
+            label: Label::default(),
+            source: None,
+        };
+        streams.submit(STREAM, || {});
+        deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::new(()));
+        // The one item makes room for two.
+        let allocate = || match free.load(Ordering::SeqCst) {
+            0 => Err(exhausted()),
+            _ => Ok(()),
+        };
+        let free_item = |_| free.store(2, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| deferred.allocate_or_reclaim(allocate, free_item));
+            while !deferred.waiting.lock().is_empty() {
+                std::thread::yield_now();
+            }
+            let second = scope.spawn(|| deferred.allocate_or_reclaim(allocate, free_item));
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(deferred.len(), 1, "the stream still uses it");
+            streams.run_all();
+            assert!(first.join().unwrap().is_ok());
+            assert!(second.join().unwrap().is_ok());
+        });
+    }
+
+    #[test]
+    fn a_wait_may_have_no_end() {
+        let (deferred, streams) = deferred(Duration::MAX);
+        streams.set_runs_on_wait(true);
+        streams.submit(STREAM, || {});
+        let used = Arc::new(());
+        deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::clone(&used));
+        drop(deferred);
+        assert_eq!(Arc::strong_count(&used), 1);
+    }
+
+    /// A fence that panics when it is queried or waited for.
+    #[derive(Debug)]
+    struct Broken;
+
+    impl FenceSource for Broken {
+        fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
+            Ok(Arc::new(Self))
+        }
+    }
+
+    impl Fence for Broken {
+        fn record(&self, _: StreamId) -> Result<(), FenceError> {
+            Ok(())
+        }
+
+        fn is_complete(&self) -> Result<bool, FenceError> {
+            std::panic::resume_unwind(Box::new("the driver is gone"))
+        }
+
+        fn wait(&self, _: Duration) -> Result<bool, FenceError> {
+            self.is_complete()
+        }
+    }
+
+    #[test]
+    fn a_fence_that_panics_frees_nothing() {
+        let panics = |work: &mut dyn FnMut()| {
+            let work = std::panic::AssertUnwindSafe(work);
+            assert!(std::panic::catch_unwind(|| { work }.0()).is_err());
+        };
+        let mut deferred = Some(DeferredFrees::new(Arc::new(Broken), Duration::ZERO));
+        let used = [(); 3].map(|()| Arc::new(()));
+        for item in &used {
+            let deferred = deferred.as_ref().unwrap();
+            deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::clone(item));
+        }
+        panics(&mut || assert_eq!(deferred.as_ref().unwrap().reap(drop), 0));
+        panics(&mut || drop(deferred.take()));
+        assert!(used.iter().all(|item| Arc::strong_count(item) == 2));
+    }
+
+    #[test]
+    fn items_that_a_stream_uses_at_the_end_are_leaked_and_the_rest_are_freed() {
+        let (deferred, streams) = deferred(Duration::from_millis(1));
+        let (used, free) = (Arc::new(()), Arc::new(()));
+        deferred.keep(Marks::default(), Arc::clone(&free));
+        streams.submit(STREAM, || {});
+        deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::clone(&used));
+        drop(deferred);
+        assert_eq!((Arc::strong_count(&free), Arc::strong_count(&used)), (1, 2));
+    }
+}

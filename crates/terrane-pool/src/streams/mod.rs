@@ -1,0 +1,10 @@
+//! The order of streams: fences, the streams that use a block, and frees that wait for them.
+//!
+//! [`pending`] holds the freed blocks of a pool, by class and stream, so that a stream finds its
+//! own again at once. [`deferred`] holds any other items until their streams have finished.
+
+pub(crate) mod deferred;
+pub(crate) mod fence;
+pub(crate) mod pending;
+pub(crate) mod stream_pool;
+pub(crate) mod uses;

@@ -1,0 +1,314 @@
+//! Freed blocks that streams may still be using.
+//!
+//! Every stream numbers its frees with *epochs*. All frees since the last fence share the open
+//! epoch. Recording a fence closes it. When the fence completes, that epoch and all before it are
+//! done. A block waits for one epoch per stream that used it. So a fence is recorded only for a
+//! request that needs a block of the open epoch, and one fence serves all frees before it. For
+//! several uses on one stream, only the latest counts.
+//!
+//! A request on the block's last stream needs no fence: its work runs after the earlier work of
+//! that stream.
+//!
+//! Fences are foreign code: they are made, recorded, queried and waited for without the lock.
+
+mod table;
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use terrane_core::ByteCount;
+
+use crate::streams::fence::{FenceError, FenceSource, StreamId, deadline_after};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, yield_now};
+pub(crate) use table::PendingBlock;
+use table::{Entry, PendingTable};
+
+/// The first and the longest time to wait for one fence before checking the others.
+const WAIT_SLICES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(5)];
+
+/// The freed blocks of one pool that streams may still be using.
+pub(crate) struct PendingFrees<B> {
+    source: Arc<dyn FenceSource>,
+    /// The longest wait of a closed pool for its last blocks.
+    pending_wait: Duration,
+    table: Mutex<PendingTable<B>>,
+    /// The bytes in the table, readable without its lock.
+    bytes: AtomicU64,
+    /// The number of fences that threads are recording now.
+    recording: AtomicUsize,
+    abandoned: AtomicU64,
+}
+
+impl<B: PendingBlock> PendingFrees<B> {
+    pub(crate) fn new(source: Arc<dyn FenceSource>, pending_wait: Duration) -> Self {
+        Self {
+            source,
+            pending_wait,
+            table: Mutex::new(PendingTable::new()),
+            bytes: AtomicU64::new(0),
+            recording: AtomicUsize::new(0),
+            abandoned: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the bytes of all pending blocks.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::SeqCst)
+    }
+
+    /// Returns the bytes that were never freed, because it was unknown when their streams would
+    /// end.
+    pub(crate) fn abandoned(&self) -> u64 {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of pending blocks of each class.
+    pub(crate) fn counts(&self) -> FxHashMap<usize, usize> {
+        self.table.lock().counts()
+    }
+
+    /// Calls `visit`, which must be code of this crate, with every pending block, under the lock.
+    pub(crate) fn for_each(&self, visit: impl FnMut(&B)) {
+        self.table.lock().blocks().for_each(visit);
+    }
+
+    /// Adds a block that its user has released.
+    pub(crate) fn insert(&self, block: B) {
+        let mut table = self.table.lock();
+        self.bytes.fetch_add(block.bytes(), Ordering::SeqCst);
+        table.insert(block);
+    }
+
+    /// Takes a block of `class` that was freed on `stream` and can be reused there at once.
+    pub(crate) fn take_on(&self, class: usize, stream: StreamId) -> Option<B> {
+        let entry = self.table.lock().take_latest_on(class, stream)?;
+        Some(self.remove(entry))
+    }
+
+    /// Takes any pending block of `class` that is ready for `stream`, or for the host if `None`.
+    pub(crate) fn take_ready(&self, class: usize, stream: Option<StreamId>) -> Option<B> {
+        let entry = self.table.lock().take_any(class, stream)?;
+        Some(self.remove(entry))
+    }
+
+    /// Takes a pending block of `class` for `stream`, after making `stream` wait for the other
+    /// streams that use the block.
+    ///
+    /// # Errors
+    ///
+    /// [`FenceError`]. After it, the stream may wait for more work than necessary.
+    pub(crate) fn take_after(
+        &self,
+        class: usize,
+        stream: StreamId,
+    ) -> Result<Option<B>, FenceError> {
+        let oldest = self.table.lock().oldest(class);
+        let Some((queue, sequence, epochs)) = oldest else { return Ok(None) };
+        for (other, epoch) in epochs {
+            if other != stream && !self.delay(stream, other, epoch)? {
+                return Ok(None);
+            }
+        }
+        let entry = self.table.lock().take(queue, sequence);
+        Ok(entry.map(|entry| self.remove(entry)))
+    }
+
+    /// Makes `stream` wait until `other` is done with `epoch`. Returns whether it can.
+    fn delay(&self, stream: StreamId, other: StreamId, epoch: u64) -> Result<bool, FenceError> {
+        let open = {
+            let mut table = self.table.lock();
+            if table.is_done(other, epoch) {
+                return Ok(true);
+            }
+            table.close(other, epoch)
+        };
+        if let Some(closed) = open {
+            self.record(other, closed)?;
+        }
+        let fence = self.table.lock().fence_after(other, epoch);
+        fence.map_or(Ok(false), |fence| fence.delay(stream))
+    }
+
+    /// Checks which fences have completed, and records those that are wanted. Returns all blocks
+    /// that are free for any stream now. Never blocks.
+    pub(crate) fn reap(&self) -> Vec<B> {
+        self.poll();
+        if self.record_wanted() {
+            // The fence of an idle stream is complete at once.
+            self.poll();
+        }
+        let mut table = self.table.lock();
+        let free = table.take_ready();
+        table.forget_idle();
+        drop(table);
+        free.into_iter().map(|entry| self.remove(entry)).collect()
+    }
+
+    /// Queries the recorded fences, the oldest of each stream first, and marks the completed ones.
+    fn poll(&self) {
+        let asked = self.table.lock().fences();
+        let mut done = SmallVec::<[(StreamId, u64); 8]>::new();
+        for (id, fences) in &asked {
+            for (epoch, fence) in fences {
+                match fence.is_complete() {
+                    Ok(true) => done.push((*id, *epoch)),
+                    Ok(false) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, "a fence could not be queried");
+                        break;
+                    }
+                }
+            }
+        }
+        let completed = self.table.lock().complete(&done);
+        drop(asked);
+        // A waiter may still hold a fence. That fence is dropped here, or by the waiter. For the
+        // others this is the only owner.
+        let idle = completed.into_iter().filter(|fence| Arc::strong_count(fence) == 1);
+        let idle: SmallVec<[_; 8]> = idle.collect();
+        self.table.lock().keep_idle(idle);
+    }
+
+    /// Records a fence on each stream whose open epoch is wanted, if no other fence of it is in
+    /// flight. Returns whether there was one to record.
+    fn record_wanted(&self) -> bool {
+        let wanted = self.table.lock().close_wanted();
+        for &(id, epoch) in &wanted {
+            let Err(error) = self.record(id, epoch) else { continue };
+            // Each miss tries again, and most failures are permanent, so only the first is
+            // reported.
+            if self.table.lock().should_report(id) {
+                tracing::warn!(
+                    %error,
+                    stream = %id,
+                    "no fence could be recorded; the blocks of the stream stay pending until one can"
+                );
+            }
+        }
+        !wanted.is_empty()
+    }
+
+    /// Records a fence for an epoch of a stream that was closed for it.
+    fn record(&self, id: StreamId, epoch: u64) -> Result<(), FenceError> {
+        self.recording.fetch_add(1, Ordering::SeqCst);
+        let _recording = Recording(&self.recording);
+        let idle = self.table.lock().take_idle();
+        let recorded = idle.map_or_else(|| self.source.create(), Ok).and_then(|fence| match fence
+            .record(id)
+        {
+            Ok(()) => Ok(fence),
+            Err(error) => {
+                self.table.lock().keep_idle([fence]);
+                Err(error)
+            }
+        });
+        let mut table = self.table.lock();
+        match recorded {
+            Ok(fence) => {
+                let unused = table.add_fence(id, epoch, fence);
+                drop(table);
+                drop(unused);
+                Ok(())
+            }
+            Err(error) => {
+                table.mark_unrecorded(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits, without the lock, until a fence has completed or `deadline` has passed. Returns
+    /// whether there is still something to wait for, and time left.
+    pub(crate) fn wait(&self, deadline: Instant) -> bool {
+        let [mut slice, longest] = WAIT_SLICES;
+        loop {
+            self.record_wanted();
+            let recording = self.recording.load(Ordering::SeqCst) > 0;
+            let fences = self.table.lock().oldest_fences();
+            if fences.is_empty() {
+                // The only fence may be one that another thread is recording now.
+                if !recording || Instant::now() >= deadline {
+                    return false;
+                }
+                yield_now();
+                continue;
+            }
+            for fence in fences {
+                let left = deadline.saturating_duration_since(Instant::now());
+                match fence.wait(slice.min(left)) {
+                    // Other threads may free blocks as fast as fences complete, so the deadline
+                    // counts here too.
+                    Ok(true) => return !left.is_zero(),
+                    Ok(false) => {}
+                    Err(error) => {
+                        tracing::warn!(%error, "a wait for a fence failed");
+                        // A driver may fail at once, so sleep instead of looping busily.
+                        std::thread::sleep(slice.min(left));
+                    }
+                }
+                if left.is_zero() {
+                    return false;
+                }
+            }
+            slice = (slice * 2).min(longest);
+        }
+    }
+
+    /// Frees every pending block once its streams are done with it. If they are not done in time,
+    /// the block is abandoned: a leak is better than reuse of memory that a copy still writes. A
+    /// thread that inserts a block meanwhile is responsible for that block.
+    pub(crate) fn free_all(&self) {
+        let last = self.table.lock().inserted;
+        let deadline = deadline_after(self.pending_wait);
+        loop {
+            drop(self.reap());
+            if self.bytes() == 0 || !self.wait(deadline) {
+                break;
+            }
+        }
+        drop(self.reap());
+        let late = self.table.lock().take_up_to(last);
+        for entry in late {
+            let block = ManuallyDrop::new(self.remove(entry));
+            self.abandoned.fetch_add(block.bytes(), Ordering::Relaxed);
+            tracing::error!(
+                bytes = block.bytes(),
+                location = %block.location(),
+                "a block is leaked, because the streams that use it did not finish in time"
+            );
+        }
+    }
+
+    fn remove(&self, entry: Entry<B>) -> B {
+        let mut block = entry.block;
+        self.bytes.fetch_sub(block.bytes(), Ordering::SeqCst);
+        block.clear_uses();
+        block
+    }
+}
+
+/// One of the fences being recorded, until it is recorded or the source panics.
+struct Recording<'pending>(&'pending AtomicUsize);
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl<B: PendingBlock> fmt::Debug for PendingFrees<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingFrees")
+            .field("source", &self.source)
+            .field("bytes", &ByteCount::new(self.bytes()))
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;

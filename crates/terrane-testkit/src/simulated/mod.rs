@@ -1,0 +1,10 @@
+//! Device memory and streams without a device: addresses without bytes, and work that runs when a
+//! test says so.
+
+mod address_space;
+mod memory;
+mod streams;
+
+pub use address_space::Reuse;
+pub use memory::{Simulated, SimulatedMemory, SimulatedOptions, SimulatedUsage};
+pub use streams::SimulatedStreams;
