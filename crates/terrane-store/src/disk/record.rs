@@ -272,7 +272,7 @@ mod tests {
         let mut bytes = Vec::new();
         encode_mark(mark, STAMP, &mut bytes);
         encode_remove(KeyHash::new(5), STAMP, &mut bytes);
-        let found: Vec<_> = records(&bytes).into_iter().map(|bytes| decode(bytes)).collect();
+        let found: Vec<_> = records(&bytes).into_iter().map(decode).collect();
         assert_eq!(found[0], Some((STAMP, Content::Mark(mark))));
         assert_eq!(found[1], Some((STAMP, Content::Remove(KeyHash::new(5)))));
     }

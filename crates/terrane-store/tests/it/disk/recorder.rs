@@ -434,7 +434,7 @@ impl<N: Clone + std::fmt::Debug + Send + Sync> OpenFile for RecordedFile<N> {
         let result = inner.call("pwrite");
         // A write that fails has written some of its bytes.
         let length = if result.is_ok() { bytes.len() } else { bytes.len() / 2 };
-        let extends = inner.now.inodes[self.inode].len() as u64 <= offset + length as u64 - 1;
+        let extends = (inner.now.inodes[self.inode].len() as u64) < offset + length as u64;
         let bytes = bytes[..length].to_vec();
         inner.change(Change::Write { inode: self.inode, offset, bytes, extends });
         result
