@@ -239,10 +239,6 @@ struct Shared<G> {
     changed: Condvar,
 }
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one for each transfer, and nearly all of them come to hold the outcome"
-)]
 enum State {
     InFlight { waker: Option<Waker>, attendant: Option<Attendant> },
     Ended(Result<Report, TransferError>),

@@ -22,6 +22,10 @@ struct State {
     parked: Parked,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each transfer that waits, and nearly all of them hold the job"
+)]
 enum Parked {
     Job(CopyJob, Arc<dyn CopyEngine>),
     /// A thread is ending the cancelled job, and has not released its blocks yet.

@@ -287,21 +287,21 @@ mod tests {
     }
 
     macro_rules! in_order {
-        ($name:ident: $($field:ident),*) => {
+        ($name:ident, $source:literal: $($field:ident),*) => {
             let ours = [$((offset_of!($name, $field), stringify!($field))),*];
             assert!(ours.is_sorted(), "{ours:?}");
-            assert_eq!(ours.map(|(_, name)| name), fields_in_source(stringify!($name))[..]);
+            assert_eq!(ours.map(|(_, name)| name), fields_in_source($source)[..]);
         };
     }
 
     #[test]
     fn the_fields_stand_in_the_order_of_the_source() {
-        in_order!(LaunchEnd: base, bases, bases_bits, blocks, block_ids, first_inline, block_stride,
-            layer_stride, outer_stride, row_stride, column_stride);
-        in_order!(GridLaunch: pairs, layers, outers, rows, columns, reserved, bytes, source,
-            destination, inline_blocks);
-        in_order!(LaunchRun: source, destination, bytes, first_tile);
-        in_order!(RunLaunch: runs, count, tiles, lanes_log2, width);
+        in_order!(LaunchEnd, "CopyEnd": base, bases, bases_bits, blocks, block_ids, first_inline,
+            block_stride, layer_stride, outer_stride, row_stride, column_stride);
+        in_order!(GridLaunch, "GridCopy": pairs, layers, outers, rows, columns, reserved, bytes,
+            source, destination, inline_blocks);
+        in_order!(LaunchRun, "CopyRun": source, destination, bytes, first_tile);
+        in_order!(RunLaunch, "RunCopy": runs, count, tiles, lanes_log2, width);
     }
 
     /// Three blocks of two layers of two outers of 2 · 3 cells, from scattered blocks in a region

@@ -7,11 +7,13 @@ use terrane_cuda::{
     Context, CudaFill, CudaStreams, DeviceAllocator, DevicePool, PinnedAllocator, PinnedOptions,
     Stream,
 };
-use terrane_pool::adaptors::{Adapt, DebugOptions, GuardViolation, Poison, PoisonBytes, OverwrittenSide};
+use terrane_pool::adaptors::{
+    Adapt, DebugOptions, GuardViolation, OverwrittenSide, Poison, PoisonBytes,
+};
 use terrane_pool::{Pool, PoolOptions, StreamId, StreamSource};
 use terrane_testkit::conformance::{AllocatorFixture, check_allocator};
-use terrane_testkit::pattern::PieceAccess;
 use terrane_testkit::delayed::Delayed;
+use terrane_testkit::pattern::PieceAccess;
 
 use crate::needs::{LITTLE, OnDevice, device};
 
@@ -117,7 +119,11 @@ fn overrun<A: Allocate>(context: &Context, upstream: A) {
         let Some(GuardViolation::Overwritten { side, distance, .. }) = violations.last() else {
             panic!("{violations:?}");
         };
-        assert_eq!((guard.log().found(), *side, *distance), (found, OverwrittenSide::After, 0), "{bytes}");
+        assert_eq!(
+            (guard.log().found(), *side, *distance),
+            (found, OverwrittenSide::After, 0),
+            "{bytes}"
+        );
     }
 }
 

@@ -80,7 +80,8 @@ fn a_kernel_of_cudarcs_adds_to_a_tracked_slice() {
     let (theirs, stream) = setup.stream();
     let kernel = setup.kernel();
     let numbers: Vec<u32> = (0..5000).collect();
-    let mut slice = setup.manager.allocate_slice_tagged::<u32>(5000, "numbers", Some(stream.id())).unwrap();
+    let mut slice =
+        setup.manager.allocate_slice_tagged::<u32>(5000, "numbers", Some(stream.id())).unwrap();
     theirs.memcpy_htod(&numbers, &mut stream.write(&mut slice).unwrap()).unwrap();
     for _ in 0..3 {
         let (argument, count) = (stream.write(&mut slice).unwrap(), 5000_u32);
@@ -192,13 +193,15 @@ fn what_a_device_does_not_reach_is_refused() {
         ..ManagerOptions::default()
     };
     let system = SystemAllocator::new(SystemOptions::default());
-    let of_system = MemoryManager::new(system, budget(), fences()).allocate_slice::<u8>(64).unwrap();
+    let of_system =
+        MemoryManager::new(system, budget(), fences()).allocate_slice::<u8>(64).unwrap();
     let error = stream.read(&of_system).unwrap_err();
     assert!(matches!(error, CudaError::Unreachable { .. }), "{error}");
 
     // Pinned memory is reached by its alias.
     let pinned = PinnedAllocator::new(&setup.context, PinnedOptions::default()).unwrap();
-    let of_pinned = MemoryManager::new(pinned, budget(), fences()).allocate_slice::<u8>(64).unwrap();
+    let of_pinned =
+        MemoryManager::new(pinned, budget(), fences()).allocate_slice::<u8>(64).unwrap();
     let alias = of_pinned.block().device_alias().unwrap();
     let argument = stream.read(&of_pinned).unwrap();
     assert!(format!("{argument:?}").contains(&format!("{:#x}", alias.get())), "{argument:?}");

@@ -91,7 +91,8 @@ fn a_block_that_a_stream_still_uses_is_waited_for() {
     }
     let at = block.location();
     block.release_on(id).map_err(|(_, error)| error).unwrap();
-    let again = pool.allocate_bytes(half).expect("the only block there is, when its stream is done");
+    let again =
+        pool.allocate_bytes(half).expect("the only block there is, when its stream is done");
     assert_eq!(again.location(), at);
     assert!(stream.is_idle().unwrap(), "it was waited for");
     drop((again, greedy));

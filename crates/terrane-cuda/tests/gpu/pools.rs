@@ -75,7 +75,8 @@ fn a_pool_over_the_drivers_pool_gives_back_when_memory_is_out() {
     let pool = Pool::new(DeviceAllocator::new(&context), PoolOptions::default())
         .unwrap()
         .with_upstream_trim(driver_pool.clone());
-    let block = pool.allocate_bytes(ByteCount::gib(2)).expect("the driver's pool was trimmed for it");
+    let block =
+        pool.allocate_bytes(ByteCount::gib(2)).expect("the driver's pool was trimmed for it");
     assert!(block.length() >= ByteCount::gib(2));
     assert!(driver_pool.held().unwrap() < most);
 }

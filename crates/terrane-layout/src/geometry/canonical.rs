@@ -83,7 +83,7 @@ impl Section {
         }
         for token in 0..count {
             let (regions, offset) = of_tokens.place(token);
-            walk(moved(begin, regions, offset), &levels, unit, add);
+            walk(moved(begin, regions, offset), levels, unit, add);
         }
     }
 }

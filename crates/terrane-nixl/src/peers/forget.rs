@@ -106,7 +106,7 @@ impl Agent {
     /// form of NIXL 1.5. See [`AgentBuilder::metadata_checks`](crate::AgentBuilder::metadata_checks).
     #[must_use]
     pub fn capabilities(&self) -> CapabilityReport {
-        let grant = match (self.metadata_checks(), self.reachable()) {
+        let status = match (self.metadata_checks(), self.reachable()) {
             (Requirement::Off, _) => CapabilityStatus::NotTried,
             (_, Some(_)) => CapabilityStatus::Granted,
             (_, None) => {
@@ -114,7 +114,7 @@ impl Agent {
             }
         };
         let mut report = CapabilityReport::default();
-        report.record(Capability::CheckedMetadata, self.metadata_checks(), grant);
+        report.record(Capability::CheckedMetadata, self.metadata_checks(), status);
         report
     }
 

@@ -198,8 +198,8 @@ fn host(request: &RegionRequest) -> Region {
 /// One of the things that a user may drop, in whichever order.
 type Thing = Box<dyn Send>;
 
-/// All that can hold on to registered memory, and the agent. Two witnesses are behind it, and nobody
-/// else holds their memory.
+/// The agent, and everything that can hold registered memory. It holds the memory of two witnesses,
+/// which has no other owner.
 fn things(agent: Agent, source: Source<'_>, released: &Released) -> Vec<Thing> {
     let probe = probe(&agent);
     let witness = |bytes| {
@@ -372,7 +372,7 @@ fn a_layout_in_a_file_reaches_the_bytes_at_its_offsets() {
         assert!(record.span.covers(&region.span()), "{region:?}");
     }
 
-    // What NIXL writes to a piece is in the file where the layout says that the piece is.
+    // NIXL writes a piece to the position in the file that the layout returns.
     let piece = layout.span(3, 1, 1).unwrap();
     let source = agent.register(Host(&[]).memory(&agent)).unwrap();
     let from = Span { length: piece.length, ..Span::of(&source) };
@@ -383,7 +383,7 @@ fn a_layout_in_a_file_reaches_the_bytes_at_its_offsets() {
     write_with_nixl(&agent, &from, &piece);
     let offset = piece.location.as_file().unwrap().offset.get();
     let mut bytes = vec![0; file.length().to_usize()];
-    // SAFETY: the file is open and no other code writes to it any more.
+    // SAFETY: the file is open and no other code writes to it.
     unsafe { InProcess.read(file.location(), &mut bytes) }.unwrap();
     let offset = usize::try_from(offset).unwrap();
     let inside = offset..offset + length;

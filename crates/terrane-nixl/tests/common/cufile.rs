@@ -74,8 +74,8 @@ pub fn unknown_drive(udev: &Path, file: &Path) -> Option<String> {
     (!names_it).then(|| format!("udev names no file system of its drive in {}", entry.display()))
 }
 
-/// Whether a registration failed because every backend was asked, and said that it failed, as cuFile
-/// has them do of files that it does not take.
+/// Whether a registration failed because every backend that was asked failed, as backends do if cuFile
+/// refuses a file.
 pub fn is_backend_failure(error: &(dyn Error + 'static)) -> bool {
     if let Some(refusal) = error.downcast_ref() {
         return matches!(refusal, Refusal::Status(Status::Backend));

@@ -26,9 +26,8 @@ const READ: ([u32; 4], [u32; 4]) = ([20, 21, 3, 2], [16, 17, 18, 23]);
 const MINE: Pattern = Pattern::new(1);
 const THEIRS: Pattern = Pattern::new(2);
 
-/// Blocks of this process go to a peer's memory, which looks at them; what the peer has in other
-/// blocks is read. No other byte changes on either side. Each process says when its blocks may be used
-/// again.
+/// Writes blocks to a peer's memory, which verifies them, and reads other blocks of the peer. No other
+/// byte changes on either side. Each process reports when its blocks may be used again.
 pub fn there_and_back<A: Allocate, B: Allocate>(
     test: &str,
     here: (&A, LayoutKind),

@@ -16,8 +16,8 @@ use crate::needs::{self, Needs};
 /// `libcudart.so.12`.
 const OLDEST: DriverVersion = DriverVersion { major: 12, minor: 0 };
 
-/// The first device, a real one, with a driver that NIXL can use; or `None` after having said what is
-/// missing.
+/// The first device, if it is real and has a driver that NIXL can use. Otherwise reports the missing
+/// part and returns `None`.
 pub fn device(test: &str, needs: Needs) -> Option<Context> {
     let context = needs::real_device(test, needs)?;
     match too_old(context.driver().version().unwrap()) {
@@ -50,9 +50,8 @@ fn too_old(driver: DriverVersion) -> Option<String> {
     (driver < OLDEST).then(|| format!("a driver of CUDA {OLDEST} needed, this one is of {driver}"))
 }
 
-/// An agent of this builder, which has GDS; or `None` after having said why cuFile's driver does not
-/// open here. Without a reason of the machine's, that fails the test, and so does whatever else is in
-/// the way: a plugin that does not load, say, or a library.
+/// Builds an agent with GDS. If cuFile's driver does not open for a reason of the machine, reports the
+/// reason and returns `None`. Any other failure fails the test, such as a plugin that does not load.
 #[track_caller]
 pub fn with_gds(test: &str, builder: AgentBuilder) -> Option<Agent> {
     let error = match builder.build() {
@@ -75,8 +74,8 @@ pub fn gds(test: &str) -> Option<Agent> {
     with_gds(test, AgentBuilder::unnamed().backend(BackendConfig::new("GDS")))
 }
 
-/// Says that the test is skipped, as cuFile takes no file that lies where `near` does. Without a
-/// reason of the machine's, the refusal fails the test.
+/// Reports that the test is skipped because cuFile refuses files in the folder of `near`. Without a
+/// reason of the machine, the refusal fails the test.
 #[track_caller]
 pub fn refused_by_cufile(test: &str, near: &Path, error: &(dyn Error + 'static)) {
     let reason = match is_backend_failure(error) {

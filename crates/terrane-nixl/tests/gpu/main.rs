@@ -1,6 +1,6 @@
 //! Memory of a real device, registered with UCX and with GDS.
 //!
-//! Each test says what it needs, and `skipped: NAME: REASON` where that is not there.
+//! Each test states its needs, and prints `skipped: NAME: REASON` where one is missing.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -43,7 +43,7 @@ fn processes_exit_well_where_the_machine_has_no_verbs() {
     hundred_processes(TEST, |modules| assert!(modules.contains("/libuct_"), "{modules}"));
 }
 
-/// Starts processes that use UCX, each of which shows what it has loaded, and exits well.
+/// Starts processes that use UCX. Each one prints its loaded modules, and must exit without an error.
 fn hundred_processes(test: &str, look: impl Fn(&str) + Sync) {
     let body = || {
         let agent = agent([BackendConfig::new("UCX")]);

@@ -201,7 +201,7 @@ fn is_of_the_machine() -> bool {
 
 const ANYWAY: &str = "NIXL is installed where the loader looks by itself, so it is not missing";
 
-/// Whether the library is found without being pointed to, which is said.
+/// Whether the loader finds the library by itself. The skip is then reported.
 fn is_where_the_loader_looks_anyway(test: &str) -> bool {
     let found = probe().is_ok();
     if found {
@@ -210,7 +210,7 @@ fn is_where_the_loader_looks_anyway(test: &str) -> bool {
     found
 }
 
-/// Says to a child where the library is that it does not find.
+/// Passes the library's path to a child process that cannot find it.
 const WHERE: &str = "TERRANE_TEST_NIXL_LIBRARY";
 
 fn library_of_this_process(test: &str) -> String {

@@ -16,7 +16,7 @@ fn file(directory: &tempfile::TempDir, options: DiskOptions) -> impl Memory + us
     allocator.allocate(&RegionRequest::new(ByteCount::kib(64))).unwrap()
 }
 
-/// Memory that claims to be of a device, of which no backend knows.
+/// Memory that claims to be on a device that no backend knows.
 fn device() -> impl Memory {
     let request = RegionRequest::new(ByteCount::kib(64));
     HeapAllocator::simulated_device(0).allocate(&request).unwrap()
@@ -71,8 +71,8 @@ fn memory_that_every_backend_refuses_comes_back_with_all_reasons() {
     let reasons: Vec<_> = backends.iter().map(refusal).collect();
     let not_devices = Refusal::MemoryType { memory: MemoryType::Device };
     assert_eq!(reasons[1], Some(not_devices));
-    // UCX takes memory of devices, and finds none at that address; without a driver it says what it
-    // could not load.
+    // UCX supports device memory, and finds none at that address. Without a driver, the refusal names
+    // the module that it could not load.
     let text = failed.cause.to_string();
     match reasons[0] {
         Some(Refusal::Status(Status::Backend)) => {}

@@ -34,6 +34,8 @@ enum Wrong {
     DropsEveryJob,
     TakesEveryKind,
     IgnoresDeadlines,
+    /// It copies without a start, and claims to have stopped.
+    NeverStarts,
 }
 
 /// Copies as a correct engine does, with one error.
@@ -56,7 +58,9 @@ unsafe impl CopyEngine for Broken {
     }
 
     fn submit(&self, job: CopyJob) {
-        job.start();
+        if self.0 != Wrong::NeverStarts {
+            job.start();
+        }
         let deadline = job.terms().deadline;
         if deadline.is_some() && self.0 != Wrong::IgnoresDeadlines {
             return job.finish(Err(terrane_transfer::CopyFailure::DeadlineExceeded));
@@ -91,7 +95,10 @@ unsafe impl CopyEngine for Broken {
             }
             job.progress().add(run.bytes());
         }
-        job.finish(Ok(()));
+        job.finish(match self.0 {
+            Wrong::NeverStarts => Err(terrane_transfer::CopyFailure::Cancelled),
+            _ => Ok(()),
+        });
     }
 }
 
@@ -146,6 +153,10 @@ fn engines_that_do_not_answer_as_they_should_are_noticed() {
         copy_engine::a_deadline_in_the_past_ends_the_transfer(&Broken(Wrong::IgnoresDeadlines));
     });
     assert!(message.contains("the deadline had passed before the transfer began"), "{message}");
+    let message = noticed(|| {
+        copy_engine::a_cancelled_transfer_leaves_a_true_outcome(&Broken(Wrong::NeverStarts));
+    });
+    assert!(message.contains("after a cancel before the start"), "{message}");
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -75,6 +75,7 @@ mod tests {
 
     use super::*;
 
+    #[expect(clippy::unwrap_used, reason = "tests say what they expect by unwrapping it")]
     fn endpoint() -> Endpoint {
         let config = LayoutConfig::builder().num_blocks(1).num_layers(1).outer_dim(1);
         let config = config.page_size(1).inner_dim(1).element(ElementFormat::Width(2));

@@ -390,8 +390,8 @@ fn metadata_of_an_unknown_form_is_refused() {
     let (owner, reader) = (agent(), agent_of_unknown_form(Requirement::Required));
     let layout = layout(&owner);
     let report = reader.capabilities();
-    let grant = report.grant(&Capability::CheckedMetadata);
-    assert!(matches!(grant, Some(CapabilityStatus::Refused(_))), "{grant:?}");
+    let status = report.status(&Capability::CheckedMetadata);
+    assert!(matches!(status, Some(CapabilityStatus::Refused(_))), "{status:?}");
     let error = reader.import(&owner.export(&layout).unwrap()).unwrap_err();
     assert!(matches!(error, ImportError::UnknownForm), "{error}");
     assert_eq!((reader.peers(), reader.disconnect()), (vec![], 0));
@@ -403,7 +403,7 @@ fn metadata_is_loaded_unchecked_if_the_caller_permits_it() {
     let without_checks = without_checks.backend(BackendConfig::new("UCX")).build().unwrap();
     for reader in [agent_of_unknown_form(Requirement::Preferred), without_checks] {
         let report = reader.capabilities();
-        assert_ne!(report.grant(&Capability::CheckedMetadata), Some(&CapabilityStatus::Granted));
+        assert_ne!(report.status(&Capability::CheckedMetadata), Some(&CapabilityStatus::Granted));
         let owner = agent();
         let fill = |layout, seed| {
             let endpoint = Endpoint::new(layout).unwrap();

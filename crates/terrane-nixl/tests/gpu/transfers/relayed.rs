@@ -1,4 +1,5 @@
-//! A device and a file where no backend of NIXL's takes both: by way of pinned memory, which is said.
+//! A device and a file that no NIXL backend supports together: a relay copies through pinned memory, and
+//! the explanation reports it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Peers that die: in the middle of a transfer, before they are told of one, and between two.
+//! Peers that die: during a transfer, before a notification, and between two transfers.
 
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -42,7 +42,7 @@ fn a_block_each() -> NixlEngineOptions {
     }
 }
 
-/// A transfer of all blocks of which some have been copied. It may have ended by now.
+/// A transfer of all blocks after some have been copied. It may have ended by now.
 fn begun(ends: &Ends) -> Completion<()> {
     let all: Vec<u32> = (0..MANY).collect();
     let write = Transfer::new(&ends.local, ends.remote.endpoint()).blocks(&all, &all);
@@ -55,8 +55,8 @@ fn begun(ends: &Ends) -> Completion<()> {
     completion
 }
 
-/// Waits until nothing ends any more: a peer that is stopped confirms nothing, so all that may be in
-/// flight is, and stays so until the peer dies.
+/// Waits until no more requests complete. A stopped peer confirms nothing, so requests in flight stay
+/// so until the peer dies.
 fn settle(completion: &Completion<()>) {
     let mut copied = ByteCount::ZERO;
     while copied != completion.copied() {
@@ -65,8 +65,8 @@ fn settle(completion: &Completion<()>) {
     }
 }
 
-/// At which step a transfer failed whose peer has died: soon, before all was copied, and at a block
-/// that was not. `None` if it was sooner over than the peer.
+/// The step at which a transfer failed after its peer's death. It must fail soon, and at a block that
+/// was not copied. `None` if the transfer completed before the death.
 #[track_caller]
 fn cut_short(completion: Completion<()>, died: Instant) -> Option<NixlStep> {
     while !completion.has_ended() {
@@ -103,8 +103,9 @@ fn a_peer_that_dies_in_the_middle_is_an_error() {
         ends.process.child.kill().unwrap();
         assert_eq!(cut_short(completion, Instant::now()), Some(NixlStep::Transfer));
         // Its memory is free again once the connection is closed, and further transfers fail as well.
-        for block in [0, MANY / 2, MANY - 1] {
+        for block in [0, 2, MANY / 2, MANY - 1] {
             free(&ends.local, block);
+            free(ends.remote.endpoint(), block);
         }
         let completion = ends.manager.submit(ends.write(2), ()).unwrap();
         assert_eq!(lost_at(&end_of(completion).result.unwrap_err()), NixlStep::Prepare);
@@ -113,8 +114,8 @@ fn a_peer_that_dies_in_the_middle_is_an_error() {
     });
 }
 
-/// As above, by whatever UCX chooses on this machine: where that is memory that both processes can
-/// reach, bytes move without the peer, and it is only found out that it is not there any more.
+/// As above, with the transport that UCX chooses on this machine. With shared memory, bytes move
+/// without the peer, and its death is detected only later.
 #[test]
 fn a_peer_of_this_machine_that_dies_in_the_middle_is_an_error() {
     const TEST: &str = "engine::deaths::a_peer_of_this_machine_that_dies_in_the_middle_is_an_error";
@@ -148,8 +149,8 @@ fn a_peer_that_has_died_cannot_be_told() {
         tell().unwrap();
         ends.process.child.kill().unwrap();
         ends.process.child.wait().unwrap();
-        // A message counts as sent as soon as the system has it, and it may take the first of them to
-        // find out that nobody is there.
+        // A message counts as sent once the system has it. So the first one may succeed, and only reveal
+        // that the peer is dead.
         let died = Instant::now();
         let error = loop {
             if let Err(error) = tell() {
@@ -159,7 +160,7 @@ fn a_peer_that_has_died_cannot_be_told() {
             thread::sleep(Duration::from_millis(1));
         };
         assert_eq!(lost_at(&error), NixlStep::Notify);
-        // NIXL does not know it any more, and nothing is copied either.
+        // NIXL no longer knows the peer, so copies fail too.
         let completion = ends.manager.submit(ends.write(0), ()).unwrap();
         assert_eq!(lost_at(&end_of(completion).result.unwrap_err()), NixlStep::Prepare);
     });

@@ -78,7 +78,7 @@ fn a_transfer_arrives_in_whichever_order_all_else_drops() {
     }
 }
 
-/// Waits until the agent has gone, and all that was registered with it.
+/// Waits until the agent and all of its registrations have been dropped.
 #[track_caller]
 fn wait_for_the_name(name: &AgentName, what: &str) {
     let begun = Instant::now();

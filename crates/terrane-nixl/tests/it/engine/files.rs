@@ -50,7 +50,7 @@ fn a_read_of_a_truncated_file_fails() {
     );
     // Blocks before the end can be read.
     end_of(manager.submit(read(6), ()).unwrap()).result.unwrap();
-    // A hold for writing says that the block is whole again. None of it was read.
+    // A hold for writing succeeds, so the block is not incomplete. None of it was read.
     drop(local.hold_for_write(&[7]).unwrap());
     Image::of(&local, &InProcess).assert_equals(&image, "after the reads");
 }
@@ -191,7 +191,7 @@ fn transfers_share_the_ios_of_the_backend() {
     Image::of(&file, &InProcess).assert_equals(&expected, "with few I/Os");
 }
 
-/// POSIX makes 65,536 I/Os, whatever number it is told, and fails a request that has more.
+/// POSIX allocates at most 65,536 I/Os, whatever its parameter is, and fails a request with more.
 #[test]
 fn more_ios_than_posix_makes_are_not_counted_on() {
     const BLOCKS: u32 = 66_000;

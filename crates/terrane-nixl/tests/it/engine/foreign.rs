@@ -92,7 +92,7 @@ fn copy(from: &[u8], block_from: usize, to: &mut [u8], block_to: usize) {
     to[block_to * BLOCK..][..BLOCK].copy_from_slice(block(from, block_from));
 }
 
-/// Both write and read blocks of the other, and each is told of it.
+/// Each side writes and reads blocks of the other one, and notifies it.
 fn exchange(side: &Side, python: &mut Python, layout: &ForeignLayout<'_>) {
     let (mut ours, mut theirs) = (pattern(3), pattern(5));
     fill(&side.local, &ours);
@@ -192,7 +192,7 @@ const ROUNDS: usize = 30;
 const MANY: u32 = 2048;
 
 /// Starts a transfer of all blocks, kills the other process once some have been copied, and waits for
-/// the end. Says whether the transfer was cut short.
+/// the end. Returns whether the transfer failed.
 fn killed_in_the_middle(side: &Side, python: &mut Python, transfer: Transfer) -> bool {
     let all: Vec<u32> = (0..MANY).collect();
     let deadline = Instant::now() + PATIENCE;

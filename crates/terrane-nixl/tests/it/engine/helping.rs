@@ -19,7 +19,7 @@ use super::support::*;
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Says that it drops, and drops when it may.
+/// Reports that its drop has begun, and ends the drop when permitted.
 struct Gate {
     entered: Sender<()>,
     leave: Receiver<()>,

@@ -28,7 +28,7 @@ fn expect(agent: &Agent, count: usize) -> Vec<Notification> {
 fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
     let pair = Pair::new();
     let local = pair.local(config(8), CONTIGUOUS);
-    // The peer's own end: here the transfer may still be on its way to its end when the peer is told.
+    // The peer's own end: the local transfer may end later than the peer is notified.
     let theirs = registered(&HeapAllocator::system(), &pair.there, config(8), CONTIGUOUS);
     let theirs = Endpoint::new(theirs).unwrap();
     let remote = pair.here.import(&pair.there.export(theirs.layout()).unwrap()).unwrap();

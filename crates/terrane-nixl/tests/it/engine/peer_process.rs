@@ -90,7 +90,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The next line that is a message: whatever else is written stands before an `@` or has none.
+/// The next message. It follows an `@`; other output has none, or precedes it.
 pub fn heard(from: &mut impl BufRead) -> Vec<u8> {
     loop {
         let mut line = String::new();
@@ -112,7 +112,7 @@ pub fn of_the_environment() -> terrane_nixl::Agent {
     AgentBuilder::from_env().unwrap().build().unwrap()
 }
 
-/// The peer: exports so many blocks, and serves until it is told to end.
+/// The peer: exports so many blocks, and serves until it receives the request to end.
 pub fn serve(blocks: u32) {
     let (agent, mut input) = (of_the_environment(), std::io::stdin().lock());
     let layout = registered(&HeapAllocator::system(), &agent, config(blocks), CONTIGUOUS);
@@ -136,7 +136,7 @@ pub fn over_tcp_with(test: &str, blocks: u32, body: impl FnOnce()) {
     in_child_with(test, &[("UCX_TLS", "tcp,self")], body);
 }
 
-/// How many blocks either end has, unless a test says otherwise.
+/// The number of blocks of either end, unless a test sets another.
 const BLOCKS: u32 = 8;
 
 /// An agent, a peer in another process, and an end at each.

@@ -22,12 +22,12 @@ pub fn agent() -> Agent {
     builder.build().unwrap()
 }
 
-/// Two agents, of which the first one imports what the second one exports.
+/// Two agents: the first one imports the exports of the second one.
 pub struct Pair {
     pub here: Agent,
     pub there: Agent,
-    /// Memory of the peer goes with the pair: what the first agent has been told of an address holds
-    /// for as long as it knows the peer.
+    /// The peer's memory lives as long as the pair: the first agent may use an address while it knows
+    /// the peer.
     kept: Mutex<Vec<PhysicalLayout>>,
     /// Keeps the peer known.
     _anchor: RemoteLayout,

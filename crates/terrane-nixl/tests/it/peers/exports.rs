@@ -76,7 +76,7 @@ fn what_is_not_registered_with_the_agent_is_not_exported() {
     }
 }
 
-/// Memory whose owner says that it is registered, wholly or in part.
+/// Memory whose owner claims that it is registered, wholly or in part.
 fn claimed(agent: &terrane_nixl::Agent, part: u64) -> terrane_layout::PhysicalLayout {
     let plan = LayoutPlan::new(&config(), CONTIGUOUS, Default::default()).unwrap();
     let memory = HeapAllocator::system().allocate(&plan.base_request()).unwrap();

@@ -345,8 +345,8 @@ fn an_agent_that_no_peer_reaches_checks_imports() {
     let bytes = owner.export(&layout(&owner, CONTIGUOUS)).unwrap();
     for reader in [AgentBuilder::unnamed().build().unwrap(), agent_with("POSIX")] {
         let report = reader.capabilities();
-        let grant = report.status(&Capability::CheckedMetadata);
-        assert_eq!(grant, Some(&CapabilityStatus::Granted), "{reader:?}");
+        let status = report.status(&Capability::CheckedMetadata);
+        assert_eq!(status, Some(&CapabilityStatus::Granted), "{reader:?}");
         let error = reader.import(&bytes).unwrap_err();
         assert!(matches!(error, ImportError::NoCommonBackend { .. }), "{error}");
     }

@@ -340,6 +340,7 @@ mod tests {
     }
 
     /// The job of a transfer of one block of two layers, 128 bytes, and its ticket.
+    #[expect(clippy::unwrap_used, reason = "tests say what they expect by unwrapping it")]
     fn job(settle: Arc<dyn Settle>) -> (CopyJob, Ticket) {
         let endpoint = || {
             let config = LayoutConfig::builder().num_blocks(1).num_layers(2).outer_dim(1);

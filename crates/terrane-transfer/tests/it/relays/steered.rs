@@ -108,7 +108,8 @@ fn without_memory_there_is_no_relay_and_with_little_it_goes_on() {
     let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
     let options = slots(3, BLOCK);
     let error =
-        RelayEngine::new(host.clone(), host, failing(FaultPlan::new().fail_call(0)), &options).unwrap_err();
+        RelayEngine::new(host.clone(), host, failing(FaultPlan::new().fail_call(0)), &options)
+            .unwrap_err();
     assert!(matches!(error, TransferError::EngineNotStarted { engine: "relay", .. }), "{error:?}");
     assert!(error.source().unwrap().is::<AllocateError>());
 

@@ -173,8 +173,8 @@ fn a_request_that_ends_within_a_piece_is_listed() {
     let setup = Setup::new(NixlEngineOptions { request_bytes: ByteCount::new(1000), ..at_once() });
     setup.copy_and_verify(true);
     setup.copy_and_verify(false);
-    // The first request has five pieces and a bit, and no other begins with one; the last ends with
-    // one all the same.
+    // The first request has five pieces and a part of one. No other request begins at a piece, though
+    // the last one ends with one.
     assert_eq!(setup.has_lists(), [false; 2]);
 }
 
@@ -301,7 +301,7 @@ fn an_endpoint_at_the_address_of_one_that_has_gone_has_a_list_of_its_own() {
         setup.reader.import(&setup.owner.export(setup.blocks.layout()).unwrap()).unwrap();
     let bytes = fixed();
     for round in 0..3 {
-        // Deregistered by then, as the former has gone.
+        // The former layout is dropped, and so deregistered.
         setup.local = Endpoint::new(layout(&setup.reader, APART)).unwrap();
         setup.local = Endpoint::new(layout_in(bytes, &setup.reader)).unwrap();
         setup.copy_and_verify(true);
