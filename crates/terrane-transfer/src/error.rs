@@ -7,7 +7,10 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, ByteCount, ForkedProcess, SizeOverflow, StorageKind};
 use terrane_layout::{LayoutError, SectionName};
 
-use crate::{BlockConflict, Declined, Side, TransferId};
+use crate::engine::declined::Declined;
+use crate::hazard::conflict::BlockConflict;
+use crate::hazard::ticket::TransferId;
+use crate::side::Side;
 
 /// Why a transfer was refused before it started, or why it failed afterwards.
 ///
@@ -171,7 +174,7 @@ pub enum TransferError {
         "engine {engine} cannot take down what the transfer is to run after on the device, as it waits \
          for other transfers first; submit it when those have ended"
     )]
-    OrderNotPinned {
+    OrderNotCaptured {
         /// The engine.
         engine: &'static str,
         /// Why.

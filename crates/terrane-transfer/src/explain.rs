@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use terrane_core::{Alignment, ByteCount, StorageKind};
 
-use crate::engine::SharedDecision;
-use crate::{CopyEngine, Declined, Quote, TransferPlan};
+use crate::engine::declined::Declined;
+use crate::engine::quote::{Quote, SharedDecision};
+use crate::plan::TransferPlan;
 
 /// How a transfer is executed: its pieces and runs, the path, the reason and the prediction.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,10 +39,10 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The quote of `engine` for `plan`, with the engines that declined it.
+    /// The quote of an engine for `plan`, with the engines that declined it.
     pub(crate) fn new(
         plan: &TransferPlan,
-        engine: &dyn CopyEngine,
+        engine: &'static str,
         quote: Quote,
         declined: Vec<(&'static str, Declined)>,
     ) -> Self {
@@ -53,7 +54,7 @@ impl Explanation {
             runs: plan.run_count(),
             source_alignment: plan.source().alignment(),
             destination_alignment: plan.destination().alignment(),
-            engine: engine.name(),
+            engine,
             predicted: quote.predicted,
             declined,
             decision: quote.decision,

@@ -76,54 +76,49 @@
 //! # }
 //! ```
 
-mod attend;
-mod builder;
 mod completion;
-mod endpoint;
 mod engine;
 pub mod engines;
 mod error;
-mod exclusive;
 mod explain;
-mod group;
 mod hazard;
-mod job;
-mod layer_range;
-mod layers;
 mod manager;
-mod order;
 mod plan;
-mod request;
-mod set;
 mod side;
 mod slots;
 mod sync;
-mod ticket;
-mod ticket_end;
-mod waiting;
+mod transfer;
 
-pub use attend::{Attend, DEFAULT_ATTENTION};
-pub use builder::TransferManagerBuilder;
+pub use completion::layers::range::LayerRange;
+pub use completion::layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
+pub use completion::progress::CopyProgress;
+pub use completion::set::{CompletionSet, CompletionSetFuture, SetOutcome};
+pub use completion::waiter_progress::{DEFAULT_SPIN, WaiterProgress};
 pub use completion::{Completion, CompletionFuture, Outcome};
-pub use endpoint::{BytesInUse, Endpoint, EndpointId, Hold, WeakEndpoint};
-pub use engine::{CopyEngine, Decision, Declined, EndpointCache, ForeignDecision, OnlyPath, Quote};
+pub use engine::CopyEngine;
+pub use engine::declined::Declined;
+pub use engine::endpoint_cache::EndpointCache;
+pub use engine::job::{CopyFailure, CopyJob, Orphaned};
+pub use engine::order::{DeviceOrder, EventHandle, StreamHandle};
+pub use engine::quote::{Decision, ForeignDecision, OnlyPath, Quote};
 pub use error::{Rejected, TransferError};
 pub use explain::{EngineTimes, Explanation, Report};
-pub use group::{GroupRefusal, GroupsRefused};
-pub use hazard::{Access, BlockConflict};
-pub use job::{CopyFailure, CopyJob, Progress, Remains, Terms};
-pub use layer_range::LayerRange;
-pub use layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
+pub use hazard::conflict::{Access, BlockConflict};
+pub use hazard::endpoint::{BytesInUse, Endpoint, EndpointId, Hold, WeakEndpoint};
+pub use hazard::group_overlap::{GroupRefusal, GroupsRefused};
+pub use hazard::ticket::{Ticket, TransferId};
+pub use hazard::ticket_end::{TicketEnd, TicketFuture};
 pub use manager::TransferManager;
-pub use order::{DeviceOrder, EventHandle, StreamHandle};
-pub use plan::{CopyGrid, CopyRun, GridEnd, Planner, TransferPlan};
-pub use request::Transfer;
-pub use set::{CompletionSet, CompletionSetFuture, RejectedSet, SetOutcome};
+pub use manager::builder::TransferManagerBuilder;
+pub use manager::submit_all::RejectedSet;
+pub use plan::TransferPlan;
+pub use plan::grid::{CopyGrid, GridEnd};
+pub use plan::planner::Planner;
+pub use plan::run::CopyRun;
 pub use side::{Ends, Side};
 pub use slots::{SlotSet, Slots, SlotsError};
 pub use terrane_core::Durability;
-pub use ticket::{Ticket, TransferId};
-pub use ticket_end::{TicketEnd, TicketFuture};
+pub use transfer::{Transfer, TransferOptions};
 
 // Crates whose types the public signatures name.
 #[doc(no_inline)]

@@ -86,7 +86,7 @@ impl Countdown {
     }
 
     /// Whether there is time left.
-    pub(crate) fn goes_on(&mut self) -> bool {
+    pub(crate) fn has_time_left(&mut self) -> bool {
         !self.span.is_zero() && self.begun.get_or_insert_with(Instant::now).elapsed() < self.span
     }
 }
@@ -107,7 +107,7 @@ impl Countdown {
         Self { over: true }
     }
 
-    pub(crate) fn goes_on(&mut self) -> bool {
+    pub(crate) fn has_time_left(&mut self) -> bool {
         !std::mem::replace(&mut self.over, true)
     }
 }

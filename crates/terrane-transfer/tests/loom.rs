@@ -35,8 +35,9 @@ use loom::thread;
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::{
-    Attend, Completion, CopyEngine, CopyFailure, CopyJob, Declined, Endpoint, LayerError, OnlyPath,
-    Outcome, Quote, Terms, Transfer, TransferError, TransferManager, TransferPlan,
+    Completion, CopyEngine, CopyFailure, CopyJob, Declined, Endpoint, LayerError, OnlyPath,
+    Outcome, Quote, Transfer, TransferError, TransferManager, TransferOptions, TransferPlan,
+    WaiterProgress,
 };
 
 /// Almost all bugs of this sort show with two preemptions (Musuvathi and Qadeer, PLDI 2007).
@@ -117,7 +118,7 @@ unsafe impl CopyEngine for Engine {
         "model"
     }
 
-    fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, _: &TransferPlan, _: &TransferOptions) -> Result<Quote, Declined> {
         Ok(Quote::constant(Default::default(), &OnlyPath { path: "none", reason: "of a model" }))
     }
 

@@ -17,7 +17,9 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{BoxedCause, CapabilityReport};
 use terrane_transfer::engines::threads;
-use terrane_transfer::{CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan};
+use terrane_transfer::{
+    CopyEngine, CopyJob, Declined, DeviceOrder, Quote, TransferOptions, TransferPlan,
+};
 
 use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::complete::completion_queue::{CompletionQueue, CompletionThreads, Task};
@@ -105,7 +107,7 @@ use crate::runtime::context::Context;
 ///     // Bring the blocks back. Each layer's compute is submitted as soon as the layer is on a
 ///     // stream.
 ///     let home = Transfer::new(&tier, &cache).blocks(&[0, 1, 2], &[7, 8, 3]);
-///     let completion = manager.submit(home.device_order(compute.order()).layer_wise(), ())?;
+///     let completion = manager.submit(home.device_order(compute.order()).layer_by_layer(), ())?;
 ///     let layers = completion.layers().ok_or("it is layer by layer")?;
 ///     for layer in layers.range() {
 ///         compute.wait_for_layers(&layers, layer)?;
@@ -267,8 +269,8 @@ unsafe impl CopyEngine for DeviceEngine {
         "cuda"
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        self.quote_by(plan, terms, self.shared.options.path)
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        self.quote_by(plan, options, self.shared.options.path)
     }
 
     fn capabilities(&self) -> CapabilityReport {
@@ -289,7 +291,7 @@ unsafe impl CopyEngine for DeviceEngine {
         }
         // Without an order there is nothing to wait for.
         if job.plan().bytes().is_zero()
-            && job.terms().device_order.as_ref().and_then(DeviceOrder::device).is_none()
+            && job.options().device_order.as_ref().and_then(DeviceOrder::device).is_none()
         {
             return self.send_task(Task::Finish(Box::new(job), Ok(())));
         }

@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use terrane_core::{Durability, Location};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, EndpointCache, Quote, Terms,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, EndpointCache, Quote, TransferOptions,
     TransferPlan,
 };
 
@@ -182,15 +182,15 @@ impl NixlEngine {
         &self.context.agent
     }
 
-    fn route(&self, plan: &TransferPlan, terms: &Terms) -> Result<Route, Declined> {
+    fn route(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Route, Declined> {
         if process::is_forked() {
             return Err(Declined::Forked);
         }
         let route = Route::of(self.agent(), &self.bases, plan)?;
-        if !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised)) {
+        if !matches!(options.device_order, None | Some(DeviceOrder::AlreadySynchronised)) {
             return Err(Declined::DeviceOrder);
         }
-        if durability(plan, terms) > Durability::None {
+        if durability(plan, options) > Durability::None {
             return Err(Declined::Durability);
         }
         Ok(route)
@@ -205,8 +205,8 @@ unsafe impl CopyEngine for NixlEngine {
         NAME
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let route = self.route(plan, terms)?;
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        let route = self.route(plan, options)?;
         let (backend, runs) = (route.backend_name(self.agent()), plan.run_count());
         let predicted = self.context.rates.of(&route).predict(plan.bytes(), runs);
         Ok(Quote::new(predicted, QuotedRoute { route, backend, runs }))
@@ -253,10 +253,10 @@ impl fmt::Debug for NixlEngine {
 }
 
 /// The required durability of written files.
-fn durability(plan: &TransferPlan, terms: &Terms) -> Durability {
+fn durability(plan: &TransferPlan, options: &TransferOptions) -> Durability {
     let of_files = plan.destination().bases().iter().filter_map(|base| match base {
         Location::File(position) => Some(position.file.durability),
         _ => None,
     });
-    of_files.fold(terms.durability, Ord::max)
+    of_files.fold(options.durability, Ord::max)
 }

@@ -14,8 +14,8 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, StorageKind};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, OnlyPath, Quote, Remains, Terms,
-    TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, OnlyPath, Orphaned, Quote,
+    TransferOptions, TransferPlan,
 };
 
 use crate::device::{self, Gate, lock};
@@ -54,7 +54,7 @@ struct State {
     /// Jobs whose copies never end.
     hung: Vec<CopyJob>,
     /// The remains of such jobs after they were given up.
-    remains: Vec<Remains>,
+    remains: Vec<Orphaned>,
     random: Seeded,
     running: usize,
     ended: usize,
@@ -137,7 +137,7 @@ impl SimulatedEngine {
         let hung = std::mem::take(&mut lock(&self.shared.state).hung);
         for job in hung {
             let source = Box::new(InjectedFault(Fault::Hang));
-            let remains = job.give_up(CopyFailure::Engine { source });
+            let remains = job.orphan(CopyFailure::Engine { source });
             lock(&self.shared.state).remains.push(remains);
         }
     }
@@ -180,21 +180,21 @@ unsafe impl CopyEngine for SimulatedEngine {
         self.shared.options.name
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let options = &self.shared.options;
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        let own = &self.shared.options;
         let kinds = (plan.source().kind(), plan.destination().kind());
         let within_reach = |kind: StorageKind| kind.is_host() || kind.is_device();
-        if !within_reach(kinds.0) || !within_reach(kinds.1) || !(options.serves)(kinds.0, kinds.1) {
+        if !within_reach(kinds.0) || !within_reach(kinds.1) || !(own.serves)(kinds.0, kinds.1) {
             return Err(Declined::Kinds);
         }
-        if Gate::of(terms.device_order.as_ref()).is_none() {
+        if Gate::of(options.device_order.as_ref()).is_none() {
             return Err(Declined::DeviceOrder);
         }
-        Ok(Quote::constant(options.predicted, &PATH))
+        Ok(Quote::constant(own.predicted, &PATH))
     }
 
     fn submit(&self, job: CopyJob) {
-        let gate = Gate::of(job.terms().device_order.as_ref()).unwrap_or_default();
+        let gate = Gate::of(job.options().device_order.as_ref()).unwrap_or_default();
         lock(&self.shared.state).queue.push_back(Queued { job, gate });
         self.shared.changed.notify_all();
     }

@@ -12,7 +12,7 @@ use terrane_testkit::conformance::{allocator, copy_engine, memory};
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 use terrane_testkit::pattern::InProcess;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, Endpoint, OnlyPath, Quote, Side, Terms, TransferPlan,
+    CopyEngine, CopyJob, Declined, Endpoint, OnlyPath, Quote, Side, TransferOptions, TransferPlan,
 };
 
 /// The message of the panic that `check` ends with.
@@ -49,7 +49,7 @@ unsafe impl CopyEngine for Broken {
         "broken"
     }
 
-    fn quote(&self, plan: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, plan: &TransferPlan, _: &TransferOptions) -> Result<Quote, Declined> {
         let host = plan.source().kind().is_host() && plan.destination().kind().is_host();
         if !host && self.0 != Wrong::TakesEveryKind {
             return Err(Declined::Kinds);
@@ -61,7 +61,7 @@ unsafe impl CopyEngine for Broken {
         if self.0 != Wrong::NeverStarts {
             job.start();
         }
-        let deadline = job.terms().deadline;
+        let deadline = job.options().deadline;
         if deadline.is_some() && self.0 != Wrong::IgnoresDeadlines {
             return job.finish(Err(terrane_transfer::CopyFailure::DeadlineExceeded));
         }

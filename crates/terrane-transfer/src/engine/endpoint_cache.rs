@@ -4,7 +4,7 @@ use std::sync::{PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 
-use crate::endpoint::{Endpoint, EndpointId, WeakEndpoint};
+use crate::hazard::endpoint::{Endpoint, EndpointId, WeakEndpoint};
 
 /// What an engine has computed about endpoints. A value is dropped some time after its endpoint.
 ///

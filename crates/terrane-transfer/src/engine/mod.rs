@@ -1,19 +1,24 @@
 //! The contract of copy engines.
 
-mod declined;
-mod endpoint_cache;
-mod quote;
+pub(crate) mod declined;
+pub(crate) mod endpoint_cache;
+pub(crate) mod finalizer;
+pub(crate) mod job;
+pub(crate) mod order;
+pub(crate) mod quote;
+pub(crate) mod rate;
+pub mod threads;
 
 use std::fmt;
 
 use terrane_core::{BoxedCause, CapabilityReport};
 
-pub use declined::Declined;
-pub use endpoint_cache::EndpointCache;
-pub(crate) use quote::SharedDecision;
-pub use quote::{Decision, ForeignDecision, OnlyPath, Quote};
-
-use crate::{CopyJob, DeviceOrder, Terms, TransferPlan};
+use crate::plan::TransferPlan;
+use crate::transfer::TransferOptions;
+use declined::Declined;
+use job::CopyJob;
+use order::DeviceOrder;
+use quote::Quote;
 
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a copy engine",
@@ -43,11 +48,11 @@ use crate::{CopyJob, DeviceOrder, Terms, TransferPlan};
 ///
 /// An engine may also:
 ///
-/// - Report each layer of a [layer-wise](CopyJob::layers) job as soon as it can. Plans of such jobs
+/// - Report each layer of a [layer-by-layer](CopyJob::layers) job as soon as it can. Plans of such jobs
 ///   are in the order of the layers. Layers that it does not report are done, or have failed, with
 ///   the job.
 /// - Stop a job that was [cancelled](CopyJob::reason_to_stop).
-/// - Let waiting threads poll the engine, or copy for it: [`CopyJob::attend`].
+/// - Let waiting threads poll the engine, or copy for it: [`CopyJob::invite_waiters`].
 ///
 /// # Safety
 ///
@@ -63,7 +68,7 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     ///
     /// [`Declined`] if it cannot.
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined>;
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined>;
 
     /// Executes the job in the background, as its [quote](Self::quote) decided
     /// ([`CopyJob::decision`]).

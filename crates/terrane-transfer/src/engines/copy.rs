@@ -2,18 +2,18 @@
 
 /// How a copy treats the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Caching {
+pub(crate) enum Store {
     /// The destination's cache lines are loaded, written and kept: `memcpy`.
-    Through,
+    Cached,
     /// The destination is written with non-temporal stores. They do not load its lines first, which
     /// saves a third of the memory traffic, and do not evict other data from the cache.
-    Past,
+    NonTemporal,
 }
 
 // Miri supports neither the streaming stores nor `sfence`: under it, every copy is `memcpy`.
 
 /// Whether this processor has the non-temporal stores.
-pub(crate) fn can_stream() -> bool {
+pub(crate) fn has_non_temporal_stores() -> bool {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     return std::arch::is_x86_feature_detected!("avx");
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
@@ -22,35 +22,30 @@ pub(crate) fn can_stream() -> bool {
 
 /// Copies `length` bytes.
 ///
-/// After a copy with [`Caching::Past`], [`publish`] has to be called before another thread is
+/// After a copy with [`Store::NonTemporal`], [`fence`] has to be called before another thread is
 /// notified.
 ///
 /// # Safety
 ///
 /// `source` is valid for reads of `length` bytes, and `destination` for writes of as many. The two
 /// do not overlap. Meanwhile no other thread accesses them, except to read the source. For
-/// [`Caching::Past`], [`can_stream`] has returned `true`.
-pub(crate) unsafe fn copy(
-    source: *const u8,
-    destination: *mut u8,
-    length: usize,
-    caching: Caching,
-) {
-    match caching {
+/// [`Store::NonTemporal`], [`has_non_temporal_stores`] has returned `true`.
+pub(crate) unsafe fn copy(source: *const u8, destination: *mut u8, length: usize, store: Store) {
+    match store {
         // SAFETY: the caller upholds the contract of this call.
-        Caching::Through => unsafe { source.copy_to_nonoverlapping(destination, length) },
+        Store::Cached => unsafe { source.copy_to_nonoverlapping(destination, length) },
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: the caller upholds the contract of this call.
-        Caching::Past => unsafe { stream(source, destination, length) },
+        Store::NonTemporal => unsafe { store_past_cache(source, destination, length) },
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         // SAFETY: the caller upholds the contract of this call.
-        Caching::Past => unsafe { source.copy_to_nonoverlapping(destination, length) },
+        Store::NonTemporal => unsafe { source.copy_to_nonoverlapping(destination, length) },
     }
 }
 
 /// Makes non-temporal stores visible to the threads that this thread synchronises with next.
 /// Ordinary releases do not order them.
-pub(crate) fn publish() {
+pub(crate) fn fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: every x86-64 processor has SSE.
     unsafe {
@@ -67,7 +62,7 @@ const TURN: usize = 128;
 /// The contract of [`copy`] holds, and the processor has AVX.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx")]
-unsafe fn stream(source: *const u8, destination: *mut u8, length: usize) {
+unsafe fn store_past_cache(source: *const u8, destination: *mut u8, length: usize) {
     use std::arch::x86_64::{
         __m256i, _mm256_loadu_si256, _mm256_setzero_si256, _mm256_stream_si256,
     };
@@ -110,8 +105,8 @@ mod tests {
     #[test]
     fn every_length_and_misalignment_is_copied_and_nothing_else_is_touched() {
         let source: Vec<u8> = (0..1024_u32).map(|i| (i * 7 % 251).to_le_bytes()[0]).collect();
-        for caching in [Caching::Through, Caching::Past] {
-            if caching == Caching::Past && !can_stream() {
+        for store in [Store::Cached, Store::NonTemporal] {
+            if store == Store::NonTemporal && !has_non_temporal_stores() {
                 eprintln!("skipped: streaming copy: the processor has no AVX");
                 continue;
             }
@@ -121,8 +116,8 @@ mod tests {
                         let mut target = vec![0xEE_u8; 1024];
                         let destination = target[to..].as_mut_ptr();
                         // SAFETY: both vectors are longer than the offsets and lengths together.
-                        unsafe { copy(source[from..].as_ptr(), destination, length, caching) };
-                        publish();
+                        unsafe { copy(source[from..].as_ptr(), destination, length, store) };
+                        fence();
                         assert!(target[..to].iter().all(|&b| b == 0xEE));
                         assert_eq!(target[to..to + length], source[from..from + length]);
                         assert!(target[to + length..].iter().all(|&b| b == 0xEE));

@@ -4,9 +4,9 @@
 use terrane_core::ByteCount;
 
 use super::TransferPlan;
-use super::nest::{Level, Nest, Over};
+use super::nest::{Loop, LoopAxis, LoopNest};
 use super::run::Distance;
-use crate::Side;
+use crate::side::Side;
 
 /// A part of a plan as nested counts, with the strides of both ends.
 ///
@@ -26,7 +26,7 @@ use crate::Side;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyGrid {
     /// Layers that are separate at one end at least. It is 1 if whole blocks are contiguous at both
-    /// ends, unless the transfer is [layer-wise](crate::Transfer::layer_wise).
+    /// ends, unless the transfer is [layer-by-layer](crate::Transfer::layer_by_layer).
     pub layers: u32,
     /// Iterations of the outermost loop within a layer: sections, in most plans.
     pub outers: u32,
@@ -103,13 +103,13 @@ impl TransferPlan {
             if nest.block.iter().any(|steps| steps.outer().count > 1) {
                 return None;
             }
-            let mut loops: Vec<Level> = Vec::with_capacity(8);
+            let mut loops: Vec<Loop> = Vec::with_capacity(8);
             // Neighbouring blocks are not joined here, so neither are sections behind all of them.
-            let outer = nest.outer.iter().filter(|level| level.over != Over::Layers);
+            let outer = nest.outer.iter().filter(|level| level.over != LoopAxis::Layers);
             loops.extend(nest.joined.iter().chain(outer).chain(&nest.inner));
             // Loops over regions, and the outermost of too many, become grids of their own.
-            let is_over_regions = |level: &Level| level.step.0.iter().any(|at| at.region != 0);
-            let (mut apart, mut inside): (Vec<Level>, Vec<Level>) =
+            let is_over_regions = |level: &Loop| level.step.0.iter().any(|at| at.region != 0);
+            let (mut apart, mut inside): (Vec<Loop>, Vec<Loop>) =
                 loops.into_iter().partition(is_over_regions);
             let too_many = inside.len().saturating_sub(LOOPS);
             apart.extend(inside.drain(..too_many));
@@ -131,20 +131,20 @@ impl TransferPlan {
 }
 
 /// One grid of a nest, whose first cell is moved by `at`.
-fn grid(nest: &Nest, at: &Distance, loops: &[Level]) -> Option<CopyGrid> {
-    let layers = nest.outer_over(Over::Layers);
+fn grid(nest: &LoopNest, at: &Distance, loops: &[Loop]) -> Option<CopyGrid> {
+    let layers = nest.outer_over(LoopAxis::Layers);
     let padded = match loops {
         [] => [None, None, None],
-        [outer] if outer.over == Over::Sections => [Some(outer), None, None],
+        [outer] if outer.over == LoopAxis::Sections => [Some(outer), None, None],
         [row] => [None, Some(row), None],
-        [outer, row] if outer.over == Over::Sections => [Some(outer), Some(row), None],
+        [outer, row] if outer.over == LoopAxis::Sections => [Some(outer), Some(row), None],
         [row, column] => [None, Some(row), Some(column)],
         [outer, row, column] => [Some(outer), Some(row), Some(column)],
         _ => return None,
     };
     let count =
-        |level: Option<&Level>| level.map_or(Some(1), |level| u32::try_from(level.count).ok());
-    let stride = |level: Option<&Level>, end: usize| {
+        |level: Option<&Loop>| level.map_or(Some(1), |level| u32::try_from(level.count).ok());
+    let stride = |level: Option<&Loop>, end: usize| {
         level.and_then(|level| level.step.0.get(end)).map_or(0, |at| at.offset)
     };
     let end = |end: usize| {

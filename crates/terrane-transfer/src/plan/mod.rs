@@ -1,11 +1,11 @@
 //! The runs of bytes that a transfer copies.
 
 mod block_sort;
-mod grid;
+pub(crate) mod grid;
 mod nest;
 mod overlap;
-mod planner;
-mod run;
+pub(crate) mod planner;
+pub(crate) mod run;
 mod runs;
 mod shape;
 
@@ -17,14 +17,12 @@ use crossbeam_queue::ArrayQueue;
 use smallvec::SmallVec;
 use terrane_core::{Alignment, ByteCount, Location, OwnerProcess};
 
-pub use grid::{CopyGrid, GridEnd};
-pub use planner::Planner;
-pub use run::CopyRun;
-
+use crate::hazard::endpoint::Endpoint;
+use crate::side::Side;
 use crate::sync::{Mutex, lock};
-use crate::{Endpoint, Side};
 use block_sort::PairSorter;
 use nest::LayerGroup;
+use run::CopyRun;
 use shape::Selection;
 
 /// A validated transfer, broken into as few copies as possible.
@@ -203,8 +201,8 @@ impl TransferPlan {
 
     /// The layer of the destination that the first layer is copied to.
     #[must_use]
-    pub fn landing(&self) -> u32 {
-        self.selection.landing
+    pub fn destination_first_layer(&self) -> u32 {
+        self.selection.destination_first_layer
     }
 
     /// The pieces to copy: one for each block, layer and section.

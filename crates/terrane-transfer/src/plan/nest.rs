@@ -10,39 +10,39 @@ use super::shape::{RowAxis, Selection, SharedSection};
 
 /// The loops around one run, for each pair of blocks.
 #[derive(Clone, Debug)]
-pub(crate) struct Nest {
+pub(crate) struct LoopNest {
     /// The start of the first run of block 0 at both ends.
     pub(crate) base: [RegionOffset; 2],
     /// The bytes of a run.
     pub(crate) unit: u64,
     /// Layers, then sections; the outermost first.
-    pub(crate) outer: SmallVec<[Level; 2]>,
+    pub(crate) outer: SmallVec<[Loop; 2]>,
     /// Heads, tokens and elements, in the order of the destination; the outermost first.
-    pub(crate) inner: SmallVec<[Level; 4]>,
+    pub(crate) inner: SmallVec<[Loop; 4]>,
     /// The strides of blocks at both ends.
     pub(crate) block: [AxisSteps; 2],
     /// The loop over sections that a run joins, if the run covers the blocks of its segment once
     /// for each section.
-    pub(crate) joined: Option<Level>,
+    pub(crate) joined: Option<Loop>,
 }
 
 /// One loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Level {
-    pub(crate) over: Over,
+pub(crate) struct Loop {
+    pub(crate) over: LoopAxis,
     pub(crate) count: u64,
     pub(crate) step: Distance,
 }
 
-impl Level {
+impl Loop {
     fn over_rows(count: u32, step: Distance) -> Self {
-        Self { over: Over::Rows, count: count.into(), step }
+        Self { over: LoopAxis::Rows, count: count.into(), step }
     }
 }
 
 /// The dimension of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Over {
+pub(crate) enum LoopAxis {
     Layers,
     Sections,
     Rows,
@@ -51,7 +51,7 @@ pub(crate) enum Over {
 /// Nests of some layers. Their loops over layers have equal counts.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerGroup {
-    pub(crate) nests: SmallVec<[Nest; 2]>,
+    pub(crate) nests: SmallVec<[LoopNest; 2]>,
     /// The first layer, counted from the first layer of the transfer.
     pub(crate) first: u32,
     /// Iterations of the loops over layers.
@@ -108,7 +108,7 @@ fn layers_of(
     let is_linear = |section: &SharedSection<'_>| {
         section.ends.iter().all(|end| linear(end.steps(Axis::Layer)).is_some())
     };
-    let firsts = [selection.layers.start, selection.landing];
+    let firsts = [selection.layers.start, selection.destination_first_layer];
     if sections.iter().all(is_linear) {
         return SmallVec::from_iter([layer_group(sections, selection, firsts, count, 0, joining)]);
     }
@@ -129,7 +129,7 @@ fn layer_group(
     first: u32,
     joining: Joining,
 ) -> LayerGroup {
-    let mut nests: SmallVec<[Nest; 2]> = SmallVec::new();
+    let mut nests: SmallVec<[LoopNest; 2]> = SmallVec::new();
     for section in sections {
         push_nests(section, selection, firsts, count, &mut nests);
     }
@@ -137,10 +137,10 @@ fn layer_group(
     for nest in &mut nests {
         nest.join(joining.layers);
     }
-    let steps_of = |nest: &Nest| -> u64 {
+    let steps_of = |nest: &LoopNest| -> u64 {
         nest.outer
             .iter()
-            .filter(|level| level.over == Over::Layers)
+            .filter(|level| level.over == LoopAxis::Layers)
             .map(|level| level.count)
             .product()
     };
@@ -165,14 +165,14 @@ fn push_nests(
     selection: &Selection,
     firsts: [u32; 2],
     count: u32,
-    nests: &mut SmallVec<[Nest; 2]>,
+    nests: &mut SmallVec<[LoopNest; 2]>,
 ) {
     let [from, to] = section.ends;
     let begin = |end: &Section, layer| {
         // A section without layers is part of the first one.
         end.begin(0, if end.steps(Axis::Layer).count() == 1 { 0 } else { layer })
     };
-    let mut base = Nest {
+    let mut base = LoopNest {
         base: [begin(from, firsts[0]), begin(to, firsts[1])],
         unit: section.unit,
         outer: SmallVec::new(),
@@ -183,7 +183,7 @@ fn push_nests(
     if count > 1 {
         let strides = section.ends.map(|end| linear(end.steps(Axis::Layer)).unwrap_or(ORIGIN));
         let step = Distance(strides);
-        base.outer.push(Level { over: Over::Layers, count: count.into(), step });
+        base.outer.push(Loop { over: LoopAxis::Layers, count: count.into(), step });
     }
     let mut uneven: SmallVec<[RowAxis<'_>; 3]> = SmallVec::new();
     for axis in section.rows(selection) {
@@ -194,7 +194,7 @@ fn push_nests(
                 let at = at.map(|(step, first)| Distance::of(step).times(first.into()).0);
                 let [[from, _], [to, _]] = at;
                 let count = positions.end - positions.start;
-                base.add(&Distance([from, to]), [Level::over_rows(count, Distance([a, b]))]);
+                base.add(&Distance([from, to]), [Loop::over_rows(count, Distance([a, b]))]);
             }
             _ => uneven.push(axis),
         }
@@ -203,7 +203,7 @@ fn push_nests(
     nests.push(base);
     for ((from, to), [positions, others]) in uneven {
         let parts = split([from, to], [&positions, &others]);
-        let before: SmallVec<[Nest; 2]> = nests.drain(first..).collect();
+        let before: SmallVec<[LoopNest; 2]> = nests.drain(first..).collect();
         for nest in &before {
             nests.extend(parts.iter().map(|part| {
                 let mut nest = nest.clone();
@@ -218,7 +218,7 @@ fn push_nests(
 #[derive(Clone, Debug)]
 struct AxisPart {
     base: Distance,
-    levels: SmallVec<[Level; 3]>,
+    levels: SmallVec<[Loop; 3]>,
 }
 
 const ORIGIN: RegionOffset = RegionOffset { region: 0, offset: 0 };
@@ -245,7 +245,7 @@ fn split(steps: [&AxisSteps; 2], ranges: [&Range<u32>; 2]) -> SmallVec<[AxisPart
         });
         Distance(at)
     };
-    let level = Level::over_rows;
+    let level = Loop::over_rows;
     let count = ranges[0].end - from;
     let mut parts = SmallVec::new();
     let groups = steps.map(|steps| match linear(steps) {
@@ -312,7 +312,7 @@ fn within_bounds(
 }
 
 /// Joins nests that differ only in their base into one loop over sections.
-fn combine_sections(nests: &mut SmallVec<[Nest; 2]>) {
+fn combine_sections(nests: &mut SmallVec<[LoopNest; 2]>) {
     let [first, others @ ..] = nests.as_slice() else { return };
     let Some(second) = others.first() else { return };
     let step = Distance::between(&first.base, &second.base);
@@ -332,13 +332,13 @@ fn combine_sections(nests: &mut SmallVec<[Nest; 2]>) {
     nests.truncate(1);
     if let Some(nest) = nests.first_mut() {
         let count = terrane_core::ByteCount::from_usize(count).get();
-        nest.outer.push(Level { over: Over::Sections, count, step });
+        nest.outer.push(Loop { over: LoopAxis::Sections, count, step });
     }
 }
 
-impl Nest {
+impl LoopNest {
     /// Moves the nest by `at` and adds loops inside it.
-    fn add(&mut self, at: &Distance, levels: impl IntoIterator<Item = Level>) {
+    fn add(&mut self, at: &Distance, levels: impl IntoIterator<Item = Loop>) {
         self.base = Distance(self.base).plus(at).0;
         self.inner.extend(levels.into_iter().filter(|level| level.count > 1));
     }
@@ -358,12 +358,12 @@ impl Nest {
         }
         if self.inner.is_empty() {
             while let Some(found) = self.outer.iter().position(|level| {
-                level.step.is_step_of(self.unit) && (layers || level.over == Over::Sections)
+                level.step.is_step_of(self.unit) && (layers || level.over == LoopAxis::Sections)
             }) {
                 self.unit *= self.outer.remove(found).count;
             }
         }
-        let key = |level: &Level| {
+        let key = |level: &Loop| {
             let [_, to] = level.step.0;
             std::cmp::Reverse((to.region, to.offset))
         };
@@ -377,11 +377,11 @@ impl Nest {
 
     /// The iterations of the loops over sections.
     pub(crate) fn sections(&self) -> u64 {
-        self.outer_over(Over::Sections).map_or(1, |level| level.count)
+        self.outer_over(LoopAxis::Sections).map_or(1, |level| level.count)
     }
 
     /// The loop over layers or over sections, if there is one.
-    pub(crate) fn outer_over(&self, over: Over) -> Option<&Level> {
+    pub(crate) fn outer_over(&self, over: LoopAxis) -> Option<&Loop> {
         self.outer.iter().find(|level| level.over == over)
     }
 
@@ -406,7 +406,7 @@ impl Nest {
     }
 }
 
-fn visit(levels: &[Level], at: Distance, each: &mut impl FnMut(&Distance)) {
+fn visit(levels: &[Loop], at: Distance, each: &mut impl FnMut(&Distance)) {
     let Some((level, inner)) = levels.split_first() else { return each(&at) };
     let mut at = at;
     for _ in 0..level.count {

@@ -3,8 +3,9 @@
 use terrane_core::{AddressSpace, ByteCount, Position};
 
 use super::TransferPlan;
-use crate::hazard::meet;
-use crate::{Side, TransferError};
+use crate::error::TransferError;
+use crate::hazard::table::blocks::meet;
+use crate::side::Side;
 
 /// Checks a transfer within one layout. Different blocks never overlap, nor do different heads of a
 /// block. So it is enough that no block is named on both sides with heads in common.
@@ -22,27 +23,27 @@ pub(crate) fn check_within_layout(plan: &TransferPlan) -> Result<(), TransferErr
 /// Checks a transfer between two layouts that share memory, by a sweep over all runs of both sides
 /// in address order.
 pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferError> {
-    let mut stretches: Vec<Stretch> = Vec::with_capacity(2 * plan.runs().len());
+    let mut spans: Vec<RunSpan> = Vec::with_capacity(2 * plan.runs().len());
     for (index, run) in plan.runs().iter().enumerate() {
         for side in [Side::Source, Side::Destination] {
             if let Some(location) = plan.location(run, side) {
                 let Position { space, start } = location.position();
-                stretches.push(Stretch { space, start, end: start + run.bytes, side, run: index });
+                spans.push(RunSpan { space, start, end: start + run.bytes, side, run: index });
             }
         }
     }
-    stretches.sort_unstable_by_key(|stretch| (stretch.space, stretch.start));
+    spans.sort_unstable_by_key(|span| (span.space, span.start));
     // Sources may overlap each other, so the furthest end so far is kept for each side.
-    let mut furthest: [Option<Stretch>; 2] = [None, None];
-    for stretch in stretches {
-        let (own, other) = match stretch.side {
+    let mut furthest: [Option<RunSpan>; 2] = [None, None];
+    for span in spans {
+        let (own, other) = match span.side {
             Side::Source => (0, 1),
             Side::Destination => (1, 0),
         };
-        if let Some(met) = furthest[other].filter(|met| met.reaches_into(&stretch)) {
-            let (read, written) = match stretch.side {
-                Side::Source => (stretch.run, met.run),
-                Side::Destination => (met.run, stretch.run),
+        if let Some(met) = furthest[other].filter(|met| met.reaches_into(&span)) {
+            let (read, written) = match span.side {
+                Side::Source => (span.run, met.run),
+                Side::Destination => (met.run, span.run),
             };
             let block = |run, end: usize| {
                 let blocks = plan.blocks_of(run, ByteCount::ZERO);
@@ -54,16 +55,16 @@ pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferE
             });
         }
         let further =
-            furthest[own].is_none_or(|last| last.space != stretch.space || last.end < stretch.end);
+            furthest[own].is_none_or(|last| last.space != span.space || last.end < span.end);
         if further {
-            furthest[own] = Some(stretch);
+            furthest[own] = Some(span);
         }
     }
     Ok(())
 }
 
 #[derive(Clone, Copy)]
-struct Stretch {
+struct RunSpan {
     space: AddressSpace,
     start: u64,
     end: u64,
@@ -71,7 +72,7 @@ struct Stretch {
     run: usize,
 }
 
-impl Stretch {
+impl RunSpan {
     fn reaches_into(&self, later: &Self) -> bool {
         self.space == later.space && self.end > later.start
     }

@@ -6,10 +6,12 @@ use crossbeam_queue::ArrayQueue;
 use terrane_core::{ByteCount, OwnerProcess};
 use terrane_layout::Geometry;
 
-use super::nest::{self, Joining, Nest};
+use super::nest::{self, Joining, LoopNest};
 use super::{Buffers, Segment, TransferPlan, overlap, shape};
+use crate::error::TransferError;
+use crate::side::Side;
 use crate::sync::Mutex;
-use crate::{Side, Transfer, TransferError};
+use crate::transfer::Transfer;
 
 /// Validates transfers and plans them. Clones share the buffers.
 ///
@@ -54,9 +56,9 @@ impl Planner {
         destination.check_blocks(&transfer.destination_blocks, Side::Destination)?;
 
         let ends = [source, destination].map(|end| end.layout().geometry());
-        let layer_wise = transfer.terms.layer_wise;
+        let layer_by_layer = transfer.options.layer_by_layer;
         // An end with contiguous blocks is accessed in sequence if runs go block by block.
-        let by_block = !layer_wise && ends.iter().any(|end| holds_blocks(end));
+        let by_block = !layer_by_layer && ends.iter().any(|end| holds_blocks(end));
         let groups = nest::layer_groups(&sections, &selection, Joining { layers: by_block });
         let layers = u64::from(selection.layers.end - selection.layers.start);
         let (mut pieces, mut piece_bytes) = (0, ByteCount::ZERO);
@@ -94,7 +96,7 @@ impl Planner {
             overlap::check_within_layout(&plan)?;
         }
         make_segments(&mut plan);
-        plan.run_count = plan.count(Nest::inner_count);
+        plan.run_count = plan.count(LoopNest::inner_count);
         if !source.is(destination) && source.overlaps(destination) {
             overlap::check_between_layouts(&plan)?;
         }
@@ -191,7 +193,7 @@ fn join_sections(plan: &mut TransferPlan) {
     let nests = plan.groups.iter_mut().flat_map(|group| &mut group.nests);
     for nest in nests {
         let found = nest.outer.iter().position(|level| {
-            level.over == nest::Over::Sections && level.step.is_step_of(nest.unit * blocks)
+            level.over == nest::LoopAxis::Sections && level.step.is_step_of(nest.unit * blocks)
         });
         if let Some(found) = found {
             let joined = nest.outer.remove(found);

@@ -3,7 +3,7 @@
 use terrane_core::ByteCount;
 use terrane_layout::RegionOffset;
 
-use crate::Side;
+use crate::side::Side;
 
 /// A run of bytes that is contiguous at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,15 +6,15 @@
 use terrane_core::{Alignment, ByteCount};
 use terrane_layout::{AxisSteps, RegionOffset};
 
-use super::nest::{LayerGroup, Nest, Over};
+use super::nest::{LayerGroup, LoopAxis, LoopNest};
 use super::run::{CopyRun, Distance};
 use super::{Segment, TransferPlan};
-use crate::Side;
+use crate::side::Side;
 
 /// A tile: the start of its first run, and the loops around that.
 pub(crate) struct Tile<'a> {
     pub(crate) first: CopyRun,
-    pub(crate) nest: &'a Nest,
+    pub(crate) nest: &'a LoopNest,
     /// The first of its layers, by its number in the source.
     pub(crate) layer: u32,
     segment: usize,
@@ -51,7 +51,7 @@ impl TransferPlan {
     /// A run by its index in [`runs`](Self::runs). This does not create the list.
     #[must_use]
     pub fn run(&self, index: usize) -> Option<CopyRun> {
-        let (tile, inner) = self.find(number(index), Nest::inner_count)?;
+        let (tile, inner) = self.find(number(index), LoopNest::inner_count)?;
         Some(tile.first.moved(&tile.nest.inner_distance(inner)))
     }
 
@@ -59,14 +59,14 @@ impl TransferPlan {
     #[must_use]
     pub fn layer(&self, run: usize) -> u32 {
         // Most plans go layer by layer, or have blocks of all layers.
-        self.find(number(run), Nest::inner_count).map_or(u32::MAX, |(tile, _)| tile.layer)
+        self.find(number(run), LoopNest::inner_count).map_or(u32::MAX, |(tile, _)| tile.layer)
     }
 
     /// The source block and the destination block of byte `offset` of a run; `None` if there is no
     /// such run.
     #[must_use]
     pub fn blocks_of(&self, run: usize, offset: ByteCount) -> Option<[u32; 2]> {
-        let (tile, _) = self.find(number(run), Nest::inner_count)?;
+        let (tile, _) = self.find(number(run), LoopNest::inner_count)?;
         let segment = self.buffers.segments.get(tile.segment)?;
         let pieces = u64::from(segment.blocks) * tile.nest.passes();
         let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
@@ -77,12 +77,12 @@ impl TransferPlan {
 
     /// The index of a run's first block in the lists of blocks.
     pub(crate) fn pair_of(&self, run: usize) -> Option<u32> {
-        let (tile, _) = self.find(number(run), Nest::inner_count)?;
+        let (tile, _) = self.find(number(run), LoopNest::inner_count)?;
         Some(self.buffers.segments.get(tile.segment)?.pair)
     }
 
     /// The sum of `weight` over the tiles of every nest.
-    pub(super) fn count(&self, weight: impl Fn(&Nest) -> u64) -> u64 {
+    pub(super) fn count(&self, weight: impl Fn(&LoopNest) -> u64) -> u64 {
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
         let per_segment: u64 = self.groups.iter().map(of_group).sum();
         per_segment * number(self.buffers.segments.len())
@@ -90,7 +90,7 @@ impl TransferPlan {
 
     /// The tile that holds item `index`, and the number of the item within the tile. Each tile
     /// holds `weight` items.
-    fn find(&self, index: u64, weight: impl Fn(&Nest) -> u64) -> Option<(Tile<'_>, u64)> {
+    fn find(&self, index: u64, weight: impl Fn(&LoopNest) -> u64) -> Option<(Tile<'_>, u64)> {
         let segments = number(self.buffers.segments.len());
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
         let all: u64 = self.groups.iter().map(of_group).sum();
@@ -218,7 +218,7 @@ impl TransferPlan {
                 }
             }
             let of_layer = runs.len() - begin;
-            let mut nests = group.nests.iter().map(|nest| nest.outer_over(Over::Layers));
+            let mut nests = group.nests.iter().map(|nest| nest.outer_over(LoopAxis::Layers));
             let level = nests.next().flatten();
             if level.is_some() && nests.all(|other| other == level) {
                 // Every other layer has the same runs, one step further at each end.
@@ -296,7 +296,7 @@ struct Image {
 }
 
 impl Image {
-    fn of(nest: &Nest, side: Side) -> Self {
+    fn of(nest: &LoopNest, side: Side) -> Self {
         let base = at(&nest.base, side);
         let levels = nest.outer.iter().chain(&nest.inner);
         let mut levels: Vec<(u64, u64)> = levels
@@ -356,12 +356,12 @@ fn at(ends: &[RegionOffset; 2], side: Side) -> RegionOffset {
 }
 
 /// The sum of `weight` over the tiles of one iteration over layers, for each segment.
-fn per_step(group: &LayerGroup, weight: &impl Fn(&Nest) -> u64) -> u64 {
+fn per_step(group: &LayerGroup, weight: &impl Fn(&LoopNest) -> u64) -> u64 {
     group.nests.iter().map(|nest| nest.sections() * weight(nest)).sum()
 }
 
 /// The first run of a tile, for the blocks of a segment.
-fn tile_run(nest: &Nest, step: u64, section: u64, segment: &Segment) -> CopyRun {
+fn tile_run(nest: &LoopNest, step: u64, section: u64, segment: &Segment) -> CopyRun {
     let [from, to] = &nest.block;
     let place = |steps: &AxisSteps, block| {
         let (region, offset) = steps.place(block);
@@ -369,7 +369,7 @@ fn tile_run(nest: &Nest, step: u64, section: u64, segment: &Segment) -> CopyRun 
     };
     let mut by = Distance([place(from, segment.source), place(to, segment.destination)]);
     for level in &nest.outer {
-        let index = if level.over == Over::Layers { step } else { section };
+        let index = if level.over == LoopAxis::Layers { step } else { section };
         by = by.plus(&level.step.times(index));
     }
     CopyRun::new(nest.base, nest.unit * u64::from(segment.blocks)).moved(&by)

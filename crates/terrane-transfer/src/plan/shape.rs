@@ -5,7 +5,9 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use terrane_layout::{Axis, AxisSteps, Geometry, Section, SectionShape};
 
-use crate::{Side, Transfer, TransferError};
+use crate::error::TransferError;
+use crate::side::Side;
+use crate::transfer::Transfer;
 
 /// The layers, heads and tokens to copy.
 #[derive(Clone, Debug)]
@@ -13,7 +15,7 @@ pub(crate) struct Selection {
     /// The layers, by their numbers in the source.
     pub(crate) layers: Range<u32>,
     /// The layer of the destination that the first one is copied to.
-    pub(crate) landing: u32,
+    pub(crate) destination_first_layer: u32,
     /// The heads at the source and at the destination. The row counts as one head if heads are not
     /// stated.
     pub(crate) heads: [Range<u32>; 2],
@@ -73,13 +75,14 @@ pub(crate) fn check<'a>(
 ) -> Result<(Selection, SmallVec<[SharedSection<'a>; 2]>), TransferError> {
     let ends = [&transfer.source, &transfer.destination].map(|end| end.layout().geometry());
     let [from, to] = ends;
-    // With a `landing`, only the copied layers have to fit both ends.
-    if transfer.landing.is_none() {
+    // With a `destination_first_layer`, only the copied layers have to fit both ends.
+    if transfer.destination_first_layer.is_none() {
         equal("num_layers", from.num_layers().into(), to.num_layers().into())?;
     }
     equal("outer_dim", from.section_count().into(), to.section_count().into())?;
     let layers = check_layers(transfer.layers.as_ref(), from.num_layers())?;
-    let landing = check_landing(transfer.landing, &layers, to.num_layers())?;
+    let destination_first_layer =
+        check_destination_layers(transfer.destination_first_layer, &layers, to.num_layers())?;
     let mut sections = SmallVec::new();
     for section in from.sections() {
         let Some(other) = to.section(section.name()) else {
@@ -88,13 +91,13 @@ pub(crate) fn check<'a>(
                 side: Side::Destination,
             });
         };
-        let is_partial =
-            layers.end - layers.start != from.num_layers() || transfer.landing.is_some();
+        let is_partial = layers.end - layers.start != from.num_layers()
+            || transfer.destination_first_layer.is_some();
         sections.push(shared([section, other], ends, is_partial, transfer)?);
     }
     let (heads, has_all_heads) = check_heads(transfer, ends)?;
     let tokens = check_tokens(transfer, ends)?;
-    Ok((Selection { layers, landing, heads, tokens, has_all_heads }, sections))
+    Ok((Selection { layers, destination_first_layer, heads, tokens, has_all_heads }, sections))
 }
 
 fn equal(field: &'static str, from: u64, to: u64) -> Result<(), TransferError> {
@@ -116,7 +119,7 @@ fn shared<'a>(
     for (shape, (end, side)) in
         [&from, &to].into_iter().zip(ends.into_iter().zip([Side::Source, Side::Destination]))
     {
-        let needs_layers = is_partial || transfer.terms.layer_wise;
+        let needs_layers = is_partial || transfer.options.layer_by_layer;
         if needs_layers && shape.layers == 1 && end.num_layers() > 1 {
             let [section, _] = sections;
             return Err(TransferError::SectionHasNoLayers { section: section.name(), side });
@@ -269,12 +272,12 @@ fn check_layers(layers: Option<&Range<u32>>, num_layers: u32) -> Result<Range<u3
     }
 }
 
-fn check_landing(
-    landing: Option<u32>,
+fn check_destination_layers(
+    destination_first_layer: Option<u32>,
     layers: &Range<u32>,
     num_layers: u32,
 ) -> Result<u32, TransferError> {
-    let Some(first) = landing else { return Ok(layers.start) };
+    let Some(first) = destination_first_layer else { return Ok(layers.start) };
     let end = first.checked_add(layers.end - layers.start);
     if end.is_some_and(|end| end <= num_layers) {
         Ok(first)

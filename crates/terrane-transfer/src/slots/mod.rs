@@ -12,7 +12,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use terrane_core::ForkedProcess;
 
-use crate::Endpoint;
+use crate::hazard::endpoint::Endpoint;
 use crate::sync::{Mutex, lock};
 use free_ids::FreeIds;
 
@@ -24,7 +24,7 @@ use free_ids::FreeIds;
 ///
 /// An id is never handed out while a transfer or a [hold](crate::Endpoint::hold_for_read) claims
 /// its block. So a set may drop while a transfer of its blocks waits, runs, or was
-/// [given up](crate::CopyJob::give_up) although its copy may continue. Its ids become free when the
+/// [given up](crate::CopyJob::orphan) although its copy may continue. Its ids become free when the
 /// last claim on them is released.
 ///
 /// The lowest free ids are handed out first, in ascending order. So blocks that are taken together
@@ -74,18 +74,18 @@ use free_ids::FreeIds;
 /// ```
 #[derive(Clone)]
 pub struct Slots {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSlots>,
 }
 
 /// The ids of one allocator.
-struct Shared {
+struct SharedSlots {
     endpoint: Endpoint,
     range: Range<u32>,
     /// Locked before the hazards of the endpoint.
-    state: Mutex<State>,
+    state: Mutex<SlotIds>,
 }
 
-struct State {
+struct SlotIds {
     free: FreeIds,
     /// Returned ids whose blocks are still claimed.
     in_flight: Vec<u32>,
@@ -172,8 +172,8 @@ impl Slots {
             return Err(SlotsError::InUse { blocks, owned });
         }
         let free = FreeIds::new(blocks.clone());
-        let state = Mutex::new(State { free, in_flight: Vec::new() });
-        let shared = Shared { endpoint: endpoint.clone(), range: blocks, state };
+        let state = Mutex::new(SlotIds { free, in_flight: Vec::new() });
+        let shared = SharedSlots { endpoint: endpoint.clone(), range: blocks, state };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -211,7 +211,7 @@ impl Slots {
         self.set_of(count, &mut state)
     }
 
-    fn set_of(&self, count: usize, state: &mut State) -> SlotSet {
+    fn set_of(&self, count: usize, state: &mut SlotIds) -> SlotSet {
         let mut ids = SmallVec::with_capacity(count);
         state.free.take(count, &mut ids);
         SlotSet::new(&self.shared, ids)
@@ -250,13 +250,13 @@ impl fmt::Debug for Slots {
     }
 }
 
-impl Shared {
+impl SharedSlots {
     /// Frees ids whose owner has returned them, or keeps them back while their blocks are claimed.
     fn put_back(&self, ids: &[u32]) {
         if ids.is_empty() || self.endpoint.check_owner().is_err() {
             return;
         }
-        let State { free, in_flight } = &mut *lock(&self.state);
+        let SlotIds { free, in_flight } = &mut *lock(&self.state);
         let hazards = self.endpoint.hazards().lock();
         if hazards.are_unclaimed(ids) {
             drop(hazards);
@@ -272,8 +272,8 @@ impl Shared {
     }
 
     /// Frees returned ids whose blocks are not claimed any more.
-    fn collect(&self, state: &mut State) {
-        let State { free, in_flight } = state;
+    fn collect(&self, state: &mut SlotIds) {
+        let SlotIds { free, in_flight } = state;
         if in_flight.is_empty() {
             return;
         }
@@ -288,7 +288,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedSlots {
     fn drop(&mut self) {
         if self.endpoint.check_owner().is_ok() {
             self.endpoint.hazards().lock().remove_slots(&self.range);

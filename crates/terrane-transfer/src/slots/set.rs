@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Shared, SlotsError};
-use crate::Ticket;
+use super::{SharedSlots, SlotsError};
+use crate::hazard::ticket::Ticket;
 
 /// Block ids that belong to one owner; from [`Slots::take`](super::Slots::take).
 ///
@@ -19,12 +19,12 @@ use crate::Ticket;
 /// then become free with the outcome.
 #[must_use = "dropping the set frees its ids"]
 pub struct SlotSet {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSlots>,
     ids: SmallVec<[u32; 2]>,
 }
 
 impl SlotSet {
-    pub(super) fn new(shared: &Arc<Shared>, ids: SmallVec<[u32; 2]>) -> Self {
+    pub(super) fn new(shared: &Arc<SharedSlots>, ids: SmallVec<[u32; 2]>) -> Self {
         Self { shared: Arc::clone(shared), ids }
     }
 
@@ -62,7 +62,7 @@ impl SlotSet {
     /// Frees the ids once the ticket's transfer has ended, whether it has succeeded or failed. If
     /// it has ended, they are free at once.
     ///
-    /// If that transfer was [given up](crate::CopyJob::give_up), they are free once its copy has
+    /// If that transfer was [given up](crate::CopyJob::orphan), they are free once its copy has
     /// ended as well.
     pub fn free_after(self, ticket: &Ticket) {
         ticket.keep(Arc::new(self));

@@ -41,7 +41,7 @@ fn cancelled(error: &TransferError) -> bool {
 fn a_transfer_that_waits_for_others_ends_at_once_and_copies_nothing() {
     let rig = held(4);
     let first = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();
-    let waiting = rig.transfer(&[1], &[1]).after(&first.ticket()).layer_wise();
+    let waiting = rig.transfer(&[1], &[1]).after(&first.ticket()).layer_by_layer();
     let waiting = rig.manager.submit(waiting, "guard").unwrap();
     let layers = waiting.layers().unwrap();
     waiting.cancel();

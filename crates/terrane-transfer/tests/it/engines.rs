@@ -106,7 +106,7 @@ fn a_thread_that_waits_copies_and_ends_the_transfer_while_the_engine_is_busy() {
 
     let second = Transfer::new(source, destination).blocks(&[1, 2], &[3, 4]);
     drop(manager.submit(second, ()).unwrap().wait().result.unwrap());
-    let layers = Transfer::new(source, destination).blocks(&[5], &[6]).layer_wise();
+    let layers = Transfer::new(source, destination).blocks(&[5], &[6]).layer_by_layer();
     let by_layer = manager.submit(layers, ()).unwrap();
     by_layer.layers().unwrap().wait(3).unwrap();
     drop(by_layer.wait().result.unwrap());

@@ -13,8 +13,8 @@ use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, ForeignDecision, OnlyPath, Outcome, Quote, Terms, Transfer,
-    TransferError, TransferManager, TransferPlan,
+    CopyEngine, CopyJob, Declined, ForeignDecision, OnlyPath, Outcome, Quote, Transfer,
+    TransferError, TransferManager, TransferOptions, TransferPlan,
 };
 
 use crate::support::*;
@@ -63,7 +63,7 @@ unsafe impl<E: CopyEngine> CopyEngine for Requoting<E> {
         self.0.name()
     }
 
-    fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, _: &TransferPlan, _: &TransferOptions) -> Result<Quote, Declined> {
         Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "another", reason: "a test" }))
     }
 

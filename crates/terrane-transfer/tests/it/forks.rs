@@ -97,7 +97,7 @@ impl Setup {
         run(&self.manager, self.transfer(0));
         let gate = self.from.hold_for_read(&[7]).unwrap();
         let submit = |first| {
-            let transfer = self.transfer(first).after(&gate.ticket()).layer_wise();
+            let transfer = self.transfer(first).after(&gate.ticket()).layer_by_layer();
             Some(self.manager.submit(transfer, first).unwrap())
         };
         let mut all = [0, 2, 4, 6].map(submit);

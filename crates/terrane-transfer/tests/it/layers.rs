@@ -16,9 +16,9 @@ use terrane_testkit::engine::{Fault, SimulatedEngine};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 use terrane_transfer::{
-    Attend, Completion, CopyEngine, CopyFailure, CopyJob, DEFAULT_ATTENTION, Declined, DeviceOrder,
-    Endpoint, EventHandle, LayerError, LayerState, Layers, OnlyPath, Planner, Quote, Terms,
-    Transfer, TransferManager, TransferPlan,
+    Completion, CopyEngine, CopyFailure, CopyJob, DEFAULT_SPIN, Declined, DeviceOrder, Endpoint,
+    EventHandle, LayerError, LayerState, Layers, OnlyPath, Planner, Quote, Transfer,
+    TransferManager, TransferOptions, TransferPlan, WaiterProgress,
 };
 
 use crate::completion::CountsWakes;
@@ -34,7 +34,7 @@ unsafe impl CopyEngine for Keeping {
         "keeping"
     }
 
-    fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, _: &TransferPlan, _: &TransferOptions) -> Result<Quote, Declined> {
         Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "none", reason: "of a test" }))
     }
 
@@ -75,7 +75,7 @@ fn each_layer_goes_its_own_way_and_the_rest_with_the_job() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [from, to] = ends();
-    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layers(1..4).layer_wise();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layers(1..4).layer_by_layer();
     let completion = manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
     let job = engine.take();
@@ -114,7 +114,7 @@ fn layers_of_a_dropped_job_fail_but_for_those_that_are_done() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [from, to] = ends();
-    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_by_layer();
     let completion = manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
     let job = engine.take();
@@ -134,7 +134,7 @@ fn futures_of_layers_are_woken_when_their_own_layer_ends() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [from, to] = ends();
-    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_by_layer();
     let completion = manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
     let job = engine.take();
@@ -165,7 +165,7 @@ fn plans_by_layer_never_copy_two_together() {
         for to in terrane_layout::LayoutKind::ALL {
             let [source, destination] = [from, to].map(|kind| endpoint(config(8), kind));
             let transfer = Transfer::new(&source, &destination).blocks(&[0, 1, 2], &[4, 5, 6]);
-            let plan = Planner::new().plan(&transfer.layer_wise()).unwrap();
+            let plan = Planner::new().plan(&transfer.layer_by_layer()).unwrap();
             assert_eq!(plan.grids().unwrap()[0].layers, 4, "{from} to {to}");
             let layers: Vec<_> = (0..plan.runs().len()).map(|run| plan.layer(run)).collect();
             assert!(layers.is_sorted(), "{from} to {to}: {layers:?}");
@@ -188,7 +188,7 @@ fn the_host_engine_tells_of_layers_before_the_end() {
     };
     let manager = TransferManager::new([Arc::new(HostEngine::new(options).unwrap()) as _]);
     let [from, to] = ends();
-    let transfer = Transfer::new(&from, &to).blocks(&[0, 3], &[1, 2]).layer_wise();
+    let transfer = Transfer::new(&from, &to).blocks(&[0, 3], &[1, 2]).layer_by_layer();
     let completion = manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
     // In their order, as one thread copies one layer after the other.
@@ -204,7 +204,7 @@ fn events_of_layers_outlive_the_transfer() {
     let manager = TransferManager::new([Arc::new(SimulatedEngine::default()) as _]);
     let [from, to] = [DEVICE, terrane_core::StorageKind::Pinned]
         .map(|kind| endpoint_in(&HeapAllocator::new(kind), config(8), OUTER_FIRST));
-    let transfer = Transfer::new(&from, &to).blocks(&[0, 3], &[1, 2]).layer_wise();
+    let transfer = Transfer::new(&from, &to).blocks(&[0, 3], &[1, 2]).layer_by_layer();
     let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
     let completion = manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
@@ -226,7 +226,7 @@ fn layers_end_with_whatever_goes_wrong() {
     let rig = Rig::new(8);
     for fault in [Fault::Engine, Fault::DropJob, Fault::ShortCopy { after_runs: 3 }] {
         rig.engine.fail_next(fault);
-        let transfer = rig.transfer(&[0, 1], &[0, 1]).layer_wise();
+        let transfer = rig.transfer(&[0, 1], &[0, 1]).layer_by_layer();
         let completion = rig.manager.submit(transfer, ()).unwrap();
         let layers = completion.layers().unwrap();
         assert_eq!(layers.wait(3), Err(LayerError::Failed { layer: 3 }));
@@ -240,7 +240,7 @@ struct OnLook {
     job: Mutex<Option<CopyJob>>,
 }
 
-impl Attend for OnLook {
+impl WaiterProgress for OnLook {
     fn poll(&self) {
         if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
             let job = self.job.lock().unwrap().take();
@@ -250,16 +250,16 @@ impl Attend for OnLook {
 }
 
 /// A transfer that ends at the n-th look and by nothing else.
-fn ending_at_look(looks: usize, attention: Duration) -> (Completion<()>, Arc<OnLook>) {
+fn ending_at_look(looks: usize, spin: Duration) -> (Completion<()>, Arc<OnLook>) {
     let engine = Arc::new(Keeping::default());
-    let manager = TransferManager::new([engine.clone() as _]).with_attention(attention);
+    let manager = TransferManager::new([engine.clone() as _]).with_spin(spin);
     let [from, to] = ends();
-    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_by_layer();
     let completion = manager.submit(transfer, ()).unwrap();
     let job = Mutex::new(None);
     let on_look = Arc::new(OnLook { left: looks.into(), job });
     let job = engine.take();
-    job.attend(on_look.clone());
+    job.invite_waiters(on_look.clone());
     *on_look.job.lock().unwrap() = Some(job);
     (completion, on_look)
 }
@@ -278,7 +278,7 @@ fn who_waits_or_looks_helps() {
     completion.layers().unwrap().wait(2).unwrap();
     completion.wait().result.unwrap();
 
-    // A look is one, whatever the attention is.
+    // A look is one, whatever the spin is.
     let (completion, _engine) = ending_at_look(3, Duration::ZERO);
     let looks = [completion.has_ended(), completion.has_ended(), completion.has_ended()];
     assert_eq!(looks, [false, false, true]);
@@ -303,7 +303,7 @@ fn whoever_sleeps_is_woken_by_the_engine() {
 
 #[test]
 fn an_attendant_that_has_gone_is_missed_by_nobody() {
-    let (completion, engine) = ending_at_look(1, DEFAULT_ATTENTION);
+    let (completion, engine) = ending_at_look(1, DEFAULT_SPIN);
     let job = engine.job.lock().unwrap().take();
     drop(engine);
     assert!(!completion.has_ended());
@@ -330,7 +330,7 @@ fn what_drops_with_a_waker_may_look_at_layers() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [from, to] = ends();
-    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_by_layer();
     let completion = manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
     let mut future = Box::pin(layers.done(0));
@@ -377,7 +377,7 @@ fn a_waker_may_end_the_transfer_as_it_is_cloned() {
         let engine = Arc::new(Keeping::default());
         let manager = TransferManager::new([engine.clone() as _]);
         let [from, to] = ends();
-        let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+        let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_by_layer();
         let completion = manager.submit(transfer, ()).unwrap();
         let layers = completion.layers().unwrap();
         let job = Mutex::new(Some(engine.take()));

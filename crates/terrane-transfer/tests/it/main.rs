@@ -10,7 +10,6 @@
 )]
 
 mod allocations;
-mod attention;
 mod cancels;
 mod compile_fail;
 mod completion;
@@ -44,3 +43,4 @@ mod sets;
 mod slots;
 mod support;
 mod tickets;
+mod waiter_progress;

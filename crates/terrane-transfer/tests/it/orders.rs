@@ -75,7 +75,7 @@ fn an_order_that_cannot_be_kept_until_others_have_ended_is_refused() {
     let stream = SimulatedStream::new(DeviceId::new(0));
     let later = |order| transfer(1).after(&first.ticket()).device_order(order);
     let cause = refused(&manager, later(stream.order()));
-    let TransferError::OrderNotPinned { engine: "keeping", source: why } = cause else {
+    let TransferError::OrderNotCaptured { engine: "keeping", source: why } = cause else {
         panic!("{cause:?}");
     };
     assert_eq!(why.downcast_ref(), Some(&Declined::DeviceOrder));

@@ -17,8 +17,8 @@ use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, Durability, Endpoint, OnlyPath, Planner, Quote,
-    Remains, Report, Side, Terms, Transfer, TransferError, TransferManager, TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, Durability, Endpoint, OnlyPath, Orphaned, Planner,
+    Quote, Report, Side, Transfer, TransferError, TransferManager, TransferOptions, TransferPlan,
 };
 
 use crate::support::*;
@@ -142,7 +142,7 @@ fn durability_is_not_asked_of_a_peer() {
 /// An engine to which nobody answers, so that it gives every transfer up.
 #[derive(Debug, Default)]
 struct Unanswered {
-    remains: Mutex<Vec<Remains>>,
+    remains: Mutex<Vec<Orphaned>>,
     told: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -152,7 +152,7 @@ unsafe impl CopyEngine for Unanswered {
         "unanswered"
     }
 
-    fn quote(&self, plan: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, plan: &TransferPlan, _: &TransferOptions) -> Result<Quote, Declined> {
         if ![plan.source(), plan.destination()].iter().any(|end| end.kind().is_remote()) {
             return Err(Declined::Kinds);
         }
@@ -160,11 +160,11 @@ unsafe impl CopyEngine for Unanswered {
     }
 
     fn submit(&self, job: CopyJob) {
-        if let Some(message) = &job.terms().notification {
+        if let Some(message) = &job.options().notification {
             self.told.lock().unwrap().push(message.to_vec());
         }
         let failure = CopyFailure::Engine { source: "nobody answers".into() };
-        self.remains.lock().unwrap().push(job.give_up(failure));
+        self.remains.lock().unwrap().push(job.orphan(failure));
     }
 }
 

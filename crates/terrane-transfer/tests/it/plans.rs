@@ -212,7 +212,7 @@ proptest! {
     fn runs_by_layer_are_those_of_each_layer_one_after_the_other(case in cases()) {
         let Case { from, to, layers, .. } = &case;
         let [source, destination] = case.endpoints();
-        let transfer = case.transfer(&source, &destination).layer_wise();
+        let transfer = case.transfer(&source, &destination).layer_by_layer();
         let plan = Planner::new().plan(&transfer).unwrap();
         check_agreement(&plan);
         prop_assert_eq!(plan.grids().unwrap()[0].layers as usize, layers.len());

@@ -9,8 +9,8 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Durability, Endpoint, Quote, Side, Terms, Transfer,
-    TransferError, TransferManager, TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Durability, Endpoint, Quote, Side, Transfer,
+    TransferError, TransferManager, TransferOptions, TransferPlan,
 };
 
 use crate::support::*;
@@ -270,7 +270,7 @@ unsafe impl CopyEngine for Declining {
         self.0
     }
 
-    fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, _: &TransferPlan, _: &TransferOptions) -> Result<Quote, Declined> {
         Err(self.1)
     }
 

@@ -12,7 +12,7 @@ use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
 use terrane_transfer::engines::{RelayEngine, RelayOptions};
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, Quote, Terms, TransferManager, TransferPlan,
+    CopyEngine, CopyJob, Declined, Quote, TransferManager, TransferOptions, TransferPlan,
 };
 
 use crate::model::{Case, cases};
@@ -30,8 +30,8 @@ unsafe impl CopyEngine for Checking {
         self.0.name()
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        self.0.quote(plan, terms)
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        self.0.quote(plan, options)
     }
 
     fn submit(&self, job: CopyJob) {
@@ -56,7 +56,7 @@ proptest! {
     fn relayed_transfers_move_the_bytes_that_the_model_moves(
         mut case in cases(),
         back in any::<bool>(),
-        layer_wise in any::<bool>(),
+        layer_by_layer in any::<bool>(),
         (count, quarters) in (1..4_usize, 4..40_u64),
     ) {
         let (from, to) = if back { (1, 0) } else { (0, 1) };
@@ -82,13 +82,13 @@ proptest! {
         let relay = RelayEngine::new(first, second, HeapAllocator::pinned(), &options).unwrap();
         let manager = TransferManager::new([Arc::new(relay) as _]);
         let transfer = ordered(case.transfer(&source, &destination), &source, &destination);
-        let transfer = if layer_wise { transfer.layer_wise() } else { transfer };
+        let transfer = if layer_by_layer { transfer.layer_by_layer() } else { transfer };
         let completion = manager.submit(transfer, ()).unwrap();
         let layers = completion.layers();
         end_of(completion).result.unwrap();
         Image::of(&destination, &InProcess).assert_equals(&expected, "destination");
         Image::of(&source, &InProcess).assert_equals(&before, "source");
-        prop_assert_eq!(layers.is_some(), layer_wise);
+        prop_assert_eq!(layers.is_some(), layer_by_layer);
         if let Some(layers) = layers {
             prop_assert!(case.layers.clone().all(|layer| layers.is_done(layer)));
         }

@@ -96,7 +96,7 @@ fn some_layers_of_a_section_without_layers_are_refused() {
     let [source, destination] =
         [pages(), regions()].map(|geometry| endpoint(&geometry, &HeapAllocator::system()));
     let transfer = Transfer::new(&source, &destination).blocks(&[0], &[0]);
-    for transfer in [transfer.clone().layers(0..1), transfer.layer_wise()] {
+    for transfer in [transfer.clone().layers(0..1), transfer.layer_by_layer()] {
         let error = Planner::new().plan(&transfer).unwrap_err();
         let expected = SectionName::STATE;
         assert!(

@@ -207,7 +207,7 @@ fn a_set_is_a_future() {
 #[test]
 fn members_say_what_becomes_of_their_layers() {
     let rig = Rig::new(8);
-    let transfers = [rig.transfer(&[0], &[0]).layer_wise(), rig.transfer(&[1], &[1])];
+    let transfers = [rig.transfer(&[0], &[0]).layer_by_layer(), rig.transfer(&[1], &[1])];
     let set = submit(&rig, transfers.map(|transfer| (transfer, ())));
     let layers = set.layers(0).unwrap();
     assert!(set.layers(1).is_none() && set.layers(2).is_none());

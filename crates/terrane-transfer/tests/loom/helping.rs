@@ -15,7 +15,7 @@ impl OnLook {
     }
 }
 
-impl Attend for OnLook {
+impl WaiterProgress for OnLook {
     fn poll(&self) {
         self.end();
     }
@@ -29,7 +29,7 @@ fn helped(engine: &Engine, late: bool) -> thread::JoinHandle<()> {
     let hand_over = {
         let on_look = Arc::clone(&on_look);
         move || {
-            job.attend(on_look.clone());
+            job.invite_waiters(on_look.clone());
             *on_look.0.lock().unwrap() = Some(job);
         }
     };

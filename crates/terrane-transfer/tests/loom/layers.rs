@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// A layer-wise transfer of two layers, and the job.
-fn layer_wise() -> (Completion<()>, CopyJob, [Endpoint; 2]) {
+/// A layer-by-layer transfer of two layers, and the job.
+fn layer_by_layer() -> (Completion<()>, CopyJob, [Endpoint; 2]) {
     let engine = Engine::keeping();
     let manager = TransferManager::new([engine.clone() as _]);
     let ends = [endpoint_of(2), endpoint_of(2)];
-    let transfer = transfer(&ends[0], &ends[1], 0).layer_wise();
+    let transfer = transfer(&ends[0], &ends[1], 0).layer_by_layer();
     let completion = manager.submit(transfer, ()).unwrap();
     let job = engine.take().pop().unwrap();
     (completion, job, ends)
@@ -16,7 +16,7 @@ fn layer_wise() -> (Completion<()>, CopyJob, [Endpoint; 2]) {
 #[test]
 fn who_waits_for_a_layer_finds_it_done_and_its_bytes() {
     model(|| {
-        let (completion, job, _ends) = layer_wise();
+        let (completion, job, _ends) = layer_by_layer();
         let layers = completion.layers().unwrap();
         let bytes = [Bytes::new(), Bytes::new()];
         let engines = {
@@ -41,7 +41,7 @@ fn who_waits_for_a_layer_finds_it_done_and_its_bytes() {
 #[test]
 fn who_waits_for_a_layer_of_a_failing_transfer_hears_of_it() {
     model(|| {
-        let (completion, job, _ends) = layer_wise();
+        let (completion, job, _ends) = layer_by_layer();
         let layers = completion.layers().unwrap();
         let engines = thread::spawn(move || {
             job.layers().unwrap().done(0..1);

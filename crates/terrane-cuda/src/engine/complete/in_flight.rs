@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use terrane_transfer::{Attend, LayerSignals};
+use terrane_transfer::{LayerSignals, WaiterProgress};
 
 use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::complete::failed_job::{FailedJob, engine_failure};
@@ -60,8 +60,8 @@ impl InFlight {
     /// Lets a thread that waits for the job poll it before it sleeps.
     pub(crate) fn invite(self: &Arc<Self>) {
         if let Some(resources) = &*self.lock() {
-            let attendant: Arc<dyn Attend> = self.clone();
-            resources.job.attend(attendant);
+            let attendant: Arc<dyn WaiterProgress> = self.clone();
+            resources.job.invite_waiters(attendant);
         }
     }
 
@@ -205,7 +205,7 @@ impl InFlight {
 /// The time for which a thread polls for an end that is near, before it sleeps.
 const LAST_SPIN: Duration = Duration::from_micros(500);
 
-impl Attend for InFlight {
+impl WaiterProgress for InFlight {
     fn poll(&self) {
         if self.end.context().driver().is_of_parent() {
             return;
@@ -216,7 +216,7 @@ impl Attend for InFlight {
         drop(relaxed);
     }
 
-    fn due(&self) -> Option<Range<Instant>> {
+    fn expected_end(&self) -> Option<Range<Instant>> {
         self.due.clone()
     }
 }

@@ -57,7 +57,7 @@ impl JobResources {
     /// use.
     pub(crate) fn orphan(self, failure: CopyFailure, orphans: &Orphans) {
         let Self { streams, scratch, lists, job, count: _, ends, sample: _, kernels } = self;
-        let remains = job.give_up(failure);
+        let remains = job.orphan(failure);
         orphans.keep(Orphan { streams, scratch, lists, remains, ends, kernels });
     }
 }

@@ -4,7 +4,7 @@ use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use terrane_transfer::Remains;
+use terrane_transfer::Orphaned;
 
 use crate::engine::resources::block_lists::BlockLists;
 use crate::engine::resources::device_mapping::DeviceMapping;
@@ -20,7 +20,7 @@ pub(crate) struct Orphan {
     pub(crate) scratch: Option<(Scratch, Arc<DirectionQueue>)>,
     pub(crate) lists: Option<BlockLists>,
     /// The memory at both ends, and the claims on its blocks.
-    pub(crate) remains: Remains,
+    pub(crate) remains: Orphaned,
     pub(crate) ends: [Arc<DeviceMapping>; 2],
     pub(crate) kernels: Option<Kernels>,
 }

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use terrane_core::ByteCount;
-use terrane_transfer::{CopyJob, Progress};
+use terrane_transfer::{CopyJob, CopyProgress};
 
 /// The progress of a job. Several threads report it, and it ends at all of the job's bytes.
 #[derive(Debug)]
 pub(crate) struct JobProgress {
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
     /// The bytes of the whole job. Parts that are copied twice count once.
     all: u64,
     /// `None` once the job has ended.
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn what_is_copied_twice_counts_once() {
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(CopyProgress::default());
         let counted = Mutex::new(Some(0));
         let count = JobProgress { progress: Arc::clone(&progress), all: 100, counted };
         count.add(60);

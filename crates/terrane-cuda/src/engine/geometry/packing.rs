@@ -118,12 +118,12 @@ impl Packing {
     }
 
     /// The chunks of a kernel that packs nothing: blocks one after the other, or layers.
-    pub(crate) fn unpacked(grids: &[CopyGrid], layer_wise: bool) -> Self {
+    pub(crate) fn unpacked(grids: &[CopyGrid], layer_by_layer: bool) -> Self {
         let layers = grids.first().map_or(1, |grid| grid.layers);
         // At most the bytes of a block.
         let of_layer = |grid: &CopyGrid| grid.block_bytes() / u64::from(layers.max(1));
         let unit = grids.iter().map(of_layer).sum();
-        let order = if layer_wise { PackingOrder::Layers } else { PackingOrder::Blocks };
+        let order = if layer_by_layer { PackingOrder::Layers } else { PackingOrder::Blocks };
         Self { order, unit, layers, outers: 1, joins: false, page: None }
     }
 
@@ -248,11 +248,12 @@ pub(crate) fn packing_for(
     plan: &TransferPlan,
     grids: &[CopyGrid],
     side: Side,
-    layer_wise: bool,
+    layer_by_layer: bool,
 ) -> Option<Packing> {
     let single = match grids {
-        [grid] => Packing::of(grid, grid.end(side))
-            .map(|packing| if layer_wise { packing.by_layers(grid.end(side)) } else { packing }),
+        [grid] => Packing::of(grid, grid.end(side)).map(|packing| {
+            if layer_by_layer { packing.by_layers(grid.end(side)) } else { packing }
+        }),
         _ => None,
     };
     if single.is_some_and(|packing| packing.order == PackingOrder::Blocks) {
@@ -263,7 +264,7 @@ pub(crate) fn packing_for(
     // twice.
     let is_whole = |page: &&Page| bytes == page.bytes() * u64::from(page.parts());
     let page = plan.end(side).layout().geometry().pages().filter(is_whole);
-    match page.filter(|_| !layer_wise) {
+    match page.filter(|_| !layer_by_layer) {
         Some(page) => Some(Packing::of_pages(page)),
         None => single,
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use terrane_core::{ByteCount, CapabilityReport, StorageKind};
 use terrane_transfer::{
-    CopyGrid, Decision, Declined, DeviceOrder, Quote, Side, Terms, TransferPlan,
+    CopyGrid, Decision, Declined, DeviceOrder, Quote, Side, TransferOptions, TransferPlan,
 };
 
 use crate::engine::DeviceEngine;
@@ -86,13 +86,13 @@ impl DeviceEngine {
     pub(crate) fn quote_by(
         &self,
         plan: &TransferPlan,
-        terms: &Terms,
+        options: &TransferOptions,
         forced: Option<CopyPath>,
     ) -> Result<Quote, Declined> {
         let direction = self.direction(plan).ok_or(Declined::Kinds)?;
         // A lock that another thread held at a fork stays locked in the child.
         self.shared.context.driver().check_process().map_err(|_| Declined::Kinds)?;
-        if let Some(device) = terms.device_order.as_ref().and_then(DeviceOrder::device) {
+        if let Some(device) = options.device_order.as_ref().and_then(DeviceOrder::device) {
             let is_end = |side| plan.end(side).kind() == StorageKind::Device(device);
             if !is_end(Side::Source) && !is_end(Side::Destination) {
                 return Err(Declined::DeviceOrder);
@@ -104,7 +104,7 @@ impl DeviceEngine {
         if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
             return Err(Declined::ComingUp);
         }
-        let shape = self.shape(plan, direction, &ends, terms);
+        let shape = self.shape(plan, direction, &ends, options);
         let Choice { path, predicted, reason } = shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)
             .ok_or(Declined::Kinds)?;
@@ -119,7 +119,7 @@ impl DeviceEngine {
         plan: &TransferPlan,
         direction: Direction,
         ends: &[Arc<DeviceMapping>; 2],
-        terms: &Terms,
+        options: &TransferOptions,
     ) -> Shape {
         let grids = plan.grids().unwrap_or_default();
         let host = match direction {
@@ -129,7 +129,7 @@ impl DeviceEngine {
         };
         let has_kernels = self.shared.kernels.is_some();
         let stretches = host.filter(|_| has_kernels).and_then(|(side, blocks)| {
-            let packing = packing_for(plan, &grids, side, terms.layer_wise)?;
+            let packing = packing_for(plan, &grids, side, options.layer_by_layer)?;
             let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
             fits.then(|| packing.count_stretches(blocks))
         });

@@ -44,7 +44,7 @@ impl DeviceEngine {
             return Err((job, CudaError::NotReached { device }));
         };
         let shared = &*self.shared;
-        let order = job.terms().device_order.as_ref();
+        let order = job.options().device_order.as_ref();
         let pending = match PendingOrder::of(order, &shared.context, &shared.peers) {
             Ok(pending) => pending,
             Err(error) => return Err((job, error)),

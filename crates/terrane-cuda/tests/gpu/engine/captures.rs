@@ -13,7 +13,7 @@ use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_transfer::{
-    DEFAULT_ATTENTION, DeviceOrder, Endpoint, Transfer, TransferError, TransferManager,
+    DEFAULT_SPIN, DeviceOrder, Endpoint, Transfer, TransferError, TransferManager,
 };
 
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
@@ -69,11 +69,11 @@ fn transfers_and_captures_leave_each_other_alone() {
     for path in [CopyPath::Direct, CopyPath::Staged, CopyPath::Batched, CopyPath::CopyEach] {
         let all = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
         let few = DeviceEngineOptions { scratch_bytes: parts, request_bytes: parts, ..all.clone() };
-        for (options, attention) in
-            [(all.clone(), DEFAULT_ATTENTION), (all, Duration::ZERO), (few, Duration::ZERO)]
+        for (options, spin) in
+            [(all.clone(), DEFAULT_SPIN), (all, Duration::ZERO), (few, Duration::ZERO)]
         {
             let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
-            let manager = TransferManager::new([fixture.engine()]).with_attention(attention);
+            let manager = TransferManager::new([fixture.engine()]).with_spin(spin);
             let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
             let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
             let image = Image::scribble(&here, fixture.access(), 1);

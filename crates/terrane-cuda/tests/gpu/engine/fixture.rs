@@ -19,7 +19,7 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::pattern::PieceAccess;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, TransferManager,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, TransferManager, TransferOptions,
     TransferPlan,
 };
 
@@ -86,8 +86,8 @@ unsafe impl CopyEngine for Preferring {
         self.first.name()
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        self.first.quote(plan, terms).or_else(|_| self.second.quote(plan, terms))
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        self.first.quote(plan, options).or_else(|_| self.second.quote(plan, options))
     }
 
     fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {

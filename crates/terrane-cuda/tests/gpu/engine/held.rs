@@ -14,8 +14,8 @@ use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{
-    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer,
-    TransferManager, TransferPlan,
+    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Transfer,
+    TransferManager, TransferOptions, TransferPlan,
 };
 
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
@@ -40,7 +40,7 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
     let options = DeviceEngineOptions { path, streams, ..DeviceEngineOptions::default() };
     let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
     // No waiting thread polls.
-    let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
+    let manager = TransferManager::new([fixture.engine()]).with_spin(Duration::ZERO);
     let shape = config((WAITING + 2) * blocks_each, 8, 16);
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
@@ -123,8 +123,8 @@ unsafe impl CopyEngine for Telling {
         self.engine.name()
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        self.engine.quote(plan, terms)
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        self.engine.quote(plan, options)
     }
 
     fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
@@ -156,7 +156,7 @@ fn kernels_stay_for_as_long_as_they_run() {
     let engine = Telling { engine: DeviceEngine::new(&context, options).unwrap(), _told: told };
     let engine: Arc<dyn CopyEngine> = Arc::new(engine);
     // No waiting thread polls, so the first transfer ends on a thread of the engine.
-    let manager = TransferManager::new([engine]).with_attention(Duration::ZERO);
+    let manager = TransferManager::new([engine]).with_spin(Duration::ZERO);
     let [begun, stream] = [(); 2].map(|()| Stream::new(&context).unwrap());
     let [not_begun, held] = [&begun, &stream].map(|stream| driver.hold(stream.handle()));
     let room = much(&context);

@@ -198,7 +198,7 @@ fn layers_can_be_used_while_others_travel() {
         let ids: Vec<u32> = (0..64).collect();
         expected.transfer(&image, &ids, &ids, 0..8);
         let transfer = ordered(Transfer::new(&there, &here), &there, &here).blocks(&ids, &ids);
-        let completion = manager.submit(transfer.layer_wise(), ()).unwrap();
+        let completion = manager.submit(transfer.layer_by_layer(), ()).unwrap();
         let layers = completion.layers().unwrap();
         let user = Stream::new(&context).unwrap();
         for (layer, (from, to)) in

@@ -44,8 +44,8 @@ fn callers_neither_allocate_nor_free() {
         let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
         let image = Image::scribble(&here, fixture.access(), 3);
         let mut expected = Image::of(&there, fixture.access());
-        for attention in [Duration::ZERO, Duration::from_secs(60)] {
-            let manager = TransferManager::new([fixture.engine()]).with_attention(attention);
+        for spin in [Duration::ZERO, Duration::from_secs(60)] {
+            let manager = TransferManager::new([fixture.engine()]).with_spin(spin);
             let after_compute = compute.order();
             for order in [DeviceOrder::AlreadySynchronised, after_compute] {
                 let held = driver.hold(compute.handle());

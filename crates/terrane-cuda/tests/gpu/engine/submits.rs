@@ -69,7 +69,7 @@ fn a_submit_waits_for_nothing_on_the_device() {
             event.record(&compute).unwrap();
             let order = if blocks == 1 { event.order().unwrap() } else { compute.order() };
             let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);
-            let completion = manager.submit(transfer.layer_wise(), "guard").unwrap();
+            let completion = manager.submit(transfer.layer_by_layer(), "guard").unwrap();
             let layers = completion.layers().unwrap();
             for _ in 0..20 {
                 driver.step(8);
@@ -155,7 +155,7 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
         let mut expected = Image::of(&copy, fixture.access());
         expected.transfer(&image, &ids, &ids, 1..6);
         let transfer = Transfer::new(&there, &here).blocks(&ids, &ids).layers(1..6);
-        let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised).layer_wise();
+        let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised).layer_by_layer();
         let completion = manager.submit(transfer, ()).unwrap();
         let layers = completion.layers().unwrap();
         for (layer, (from, to)) in

@@ -68,9 +68,9 @@ fn a_transfer_that_loses_its_buffers_goes_on_without() {
         };
         let shape = config(8, 4, 16);
         let ids: Vec<u32> = (0..8).collect();
-        for layer_wise in [false, true] {
+        for layer_by_layer in [false, true] {
             let fixture = Fixture::new(&context, options.clone(), &[DEVICE, PINNED]);
-            let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
+            let manager = TransferManager::new([fixture.engine()]).with_spin(Duration::ZERO);
             let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
             let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
             Image::scribble(&here, fixture.access(), 1);
@@ -85,7 +85,7 @@ fn a_transfer_that_loses_its_buffers_goes_on_without() {
                 driver.refuse("cuEventQuery", UNSUPPORTED);
                 driver.refuse("cuEventSynchronize", UNSUPPORTED);
                 let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
-                let transfer = if layer_wise { transfer.layer_wise() } else { transfer };
+                let transfer = if layer_by_layer { transfer.layer_by_layer() } else { transfer };
                 let completion = manager.submit(transfer, ()).unwrap();
                 while !completion.has_ended() {
                     thread::yield_now();

@@ -39,7 +39,7 @@ fn setting(context: &Context, path: CopyPath) -> (Fixture, TransferManager, Endp
         ..DeviceEngineOptions::default()
     };
     let fixture = Fixture::new(context, options, &[DEVICE, PINNED]);
-    let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
+    let manager = TransferManager::new([fixture.engine()]).with_spin(Duration::ZERO);
     let shape = config(8, 4, 16);
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);

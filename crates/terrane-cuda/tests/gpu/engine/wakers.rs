@@ -53,7 +53,7 @@ fn a_waker_of_a_layer_may_wait_for_another() {
             ..DeviceEngineOptions::default()
         };
         let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
-        let manager = TransferManager::new([fixture.engine()]).with_attention(PATIENCE);
+        let manager = TransferManager::new([fixture.engine()]).with_spin(PATIENCE);
         let shape = config(8, 6, 16);
         let ids: Vec<u32> = (0..8).collect();
         let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
@@ -63,7 +63,7 @@ fn a_waker_of_a_layer_may_wait_for_another() {
         expected.transfer(&image, &ids, &ids, 0..6);
         let held = HeldStream::new(&context);
         let transfer = Transfer::new(&there, &here).blocks(&ids, &ids).device_order(held.order());
-        let completion = manager.submit(transfer.layer_wise(), ()).unwrap();
+        let completion = manager.submit(transfer.layer_by_layer(), ()).unwrap();
         let layers = completion.layers().unwrap();
         let (told, came) = channel();
         let waits = WaitsForLayer { layers: layers.clone(), layer: 5, told: Mutex::new(told) };
@@ -111,7 +111,7 @@ fn a_guard_may_wait_for_another_transfer() {
         DeviceEngineOptions { path, completion_threads, ..DeviceEngineOptions::default() };
     let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
     // No waiting thread polls.
-    let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
+    let manager = TransferManager::new([fixture.engine()]).with_spin(Duration::ZERO);
     let shape = config(8, 4, 16);
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);

@@ -52,13 +52,13 @@ impl RequestLimits {
         Self { bytes, descriptors }
     }
 
-    /// The chunk that begins at `from`; `None` at the end of the plan. In a layer-wise plan it ends
+    /// The chunk that begins at `from`; `None` at the end of the plan. In a layer-by-layer plan it ends
     /// with its layer.
     pub(in crate::engine) fn chunk(
         self,
         plan: &TransferPlan,
         from: PlanPosition,
-        layer_wise: bool,
+        layer_by_layer: bool,
     ) -> Option<Chunk> {
         let runs = plan.runs();
         if from.run >= runs.len() {
@@ -67,7 +67,7 @@ impl RequestLimits {
         let layer = plan.layer(from.run);
         // In most cases everything fits, and the runs need not be counted one by one.
         let fits = runs.len() <= self.descriptors && plan.bytes().get() <= self.bytes;
-        if fits && from == PlanPosition::default() && !layer_wise {
+        if fits && from == PlanPosition::default() && !layer_by_layer {
             let end = PlanPosition { run: runs.len(), offset: 0 };
             return Some(Chunk { positions: from..end, bytes: plan.bytes() });
         }
@@ -75,7 +75,7 @@ impl RequestLimits {
         while let Some(run) = runs.get(at.run)
             && descriptors < self.descriptors
             && bytes < self.bytes
-            && (!layer_wise || plan.layer(at.run) == layer)
+            && (!layer_by_layer || plan.layer(at.run) == layer)
         {
             let left = run.bytes().get() - at.offset;
             let taken = left.min(self.bytes - bytes);

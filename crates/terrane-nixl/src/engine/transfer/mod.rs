@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use terrane_core::ByteCount;
-use terrane_transfer::{Attend, CopyFailure, CopyJob, EngineTimes};
+use terrane_transfer::{CopyFailure, CopyJob, EngineTimes, WaiterProgress};
 
 use super::descriptors::chunk::PlanPosition;
 use super::descriptors::prepared::PreparedLists;
@@ -76,9 +76,9 @@ impl NixlTransfer {
         prepared: &Arc<PreparedLists>,
     ) -> Self {
         let ReservedRoute { route, peer } = reserved;
-        let deadline = job.terms().deadline;
+        let deadline = job.options().deadline;
         let (must_notify, layers_completed) =
-            (job.terms().notification.is_some(), job.plan().layers().start);
+            (job.options().notification.is_some(), job.plan().layers().start);
         Self {
             job: Some(job),
             route,
@@ -98,9 +98,9 @@ impl NixlTransfer {
     }
 
     /// Lets threads that wait for the job advance it.
-    pub(super) fn let_waiters_advance(&self, waiter: Arc<dyn Attend>) {
+    pub(super) fn let_waiters_advance(&self, waiter: Arc<dyn WaiterProgress>) {
         if let Some(job) = &self.job {
-            job.attend(waiter);
+            job.invite_waiters(waiter);
         }
     }
 
@@ -273,7 +273,7 @@ impl NixlTransfer {
 
     /// Fails the job, and keeps the memory of its requests.
     fn orphan(&mut self, job: CopyJob, failure: CopyFailure) -> OrphanedRequests {
-        let memory = job.give_up(failure);
+        let memory = job.orphan(failure);
         OrphanedRequests::new(self.requests.drain(..), memory, self.peer.take())
     }
 

@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
-use terrane_transfer::Remains;
+use terrane_transfer::Orphaned;
 
 use super::request::{Outstanding, Request, poll_failed};
 use crate::agent::Agent;
@@ -13,14 +13,14 @@ use crate::peers::peer_use::PeerUse;
 pub(in crate::engine) struct OrphanedRequests {
     // Requests first: NIXL releases them before the memory is freed.
     requests: Vec<Request>,
-    memory: Option<Remains>,
+    memory: Option<Orphaned>,
     peer: Option<PeerUse>,
 }
 
 impl OrphanedRequests {
     pub(super) fn new(
         requests: impl IntoIterator<Item = Request>,
-        memory: Remains,
+        memory: Orphaned,
         peer: Option<PeerUse>,
     ) -> Self {
         Self { requests: requests.into_iter().collect(), memory: Some(memory), peer }

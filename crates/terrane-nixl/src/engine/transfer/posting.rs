@@ -35,9 +35,9 @@ impl NixlTransfer {
                 return Err(self.failed(agent, NixlStep::Prepare, Status::NotFound, None));
             }
         }
-        let (plan, terms) = (job.plan(), job.terms());
+        let (plan, options) = (job.plan(), job.options());
         let limits = RequestLimits::of(&self.options, self.route.backend(agent));
-        let Some(chunk) = limits.chunk(plan, self.next, terms.layer_wise) else {
+        let Some(chunk) = limits.chunk(plan, self.next, options.layer_by_layer) else {
             return if self.must_notify && self.requests.is_empty() {
                 self.notify(agent)
             } else {
@@ -61,7 +61,7 @@ impl NixlTransfer {
         if is_first {
             file_length::check_before(&self.route, job.plan()).map_err(engine_failure)?;
         }
-        let message = terms.notification.as_deref().filter(|_| is_last);
+        let message = options.notification.as_deref().filter(|_| is_last);
         let position = Some(chunk.positions.start);
         let mut indices = std::mem::take(&mut self.piece_indices);
         let request = self.create_request(agent, &chunk, &mut indices, message);
@@ -150,7 +150,7 @@ impl NixlTransfer {
     /// Notifies the peer of a transfer that had nothing to copy.
     fn notify(&mut self, agent: &Agent) -> Result<PostResult, CopyFailure> {
         self.must_notify = false;
-        let message = self.job.as_ref().and_then(|job| job.terms().notification.clone());
+        let message = self.job.as_ref().and_then(|job| job.options().notification.clone());
         let (Some(message), Some(peer)) = (message, &self.peer) else {
             return Ok(PostResult::NothingLeft);
         };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use terrane_transfer::{Attend, CopyJob};
+use terrane_transfer::{CopyJob, WaiterProgress};
 
 use super::orphaned::OrphanedRequests;
 use super::{NixlTransfer, TransferProgress};
@@ -76,7 +76,7 @@ impl SharedTransfer {
         context: &Arc<EngineContext>,
         queue: &Arc<Queue>,
     ) -> Arc<Self> {
-        let recheck = if job.terms().layer_wise { RECHECK_LAYERS } else { RECHECK };
+        let recheck = if job.options().layer_by_layer { RECHECK_LAYERS } else { RECHECK };
         let transfer = NixlTransfer::new(job, reserved, &context.options, &context.prepared);
         let shared = Arc::new(Self {
             state: Mutex::new(State::Active(Box::new(transfer))),
@@ -154,7 +154,7 @@ impl SharedTransfer {
     }
 }
 
-impl Attend for SharedTransfer {
+impl WaiterProgress for SharedTransfer {
     /// Does not poll, as polling a request may copy for as long as there is data to copy. A caller
     /// that only polls does not wait, so the engine's thread starts.
     fn poll(&self) {
@@ -163,12 +163,12 @@ impl Attend for SharedTransfer {
         }
     }
 
-    fn serve(&self) -> bool {
+    fn poll_blocking(&self) -> bool {
         self.advance().is_some_and(|(_, changed)| changed)
     }
 
     /// The caller is about to sleep, so the engine's thread takes over.
-    fn due(&self) -> Option<Range<Instant>> {
+    fn expected_end(&self) -> Option<Range<Instant>> {
         self.request_engine_thread();
         None
     }

@@ -42,7 +42,7 @@ struct Held {
 impl Held {
     fn new(pair: &Pair, options: NixlEngineOptions) -> Self {
         // A waiting thread advances the transfer until it ends.
-        let manager = TransferManager::new([pair.engine(options)]).with_attention(PATIENCE);
+        let manager = TransferManager::new([pair.engine(options)]).with_spin(PATIENCE);
         let (local, remote) =
             (pair.local(config(1), CONTIGUOUS), pair.remote(config(1), CONTIGUOUS));
         let ((entered, is_entered), (leave, may_leave)) = (channel(), channel());
@@ -122,7 +122,7 @@ fn who_waits_for_a_layer_copies_and_may_leave() {
     let pair = Pair::new();
     let ends = (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
     let submit = |manager: &TransferManager| {
-        let transfer = Transfer::new(&ends.0, &ends.1).blocks(&[1, 2], &[5, 6]).layer_wise();
+        let transfer = Transfer::new(&ends.0, &ends.1).blocks(&[1, 2], &[5, 6]).layer_by_layer();
         manager.submit(transfer, ()).unwrap()
     };
     let wait = |completion: &Completion<()>| {
@@ -172,7 +172,7 @@ fn what_drops_as_a_transfer_ends_may_wait_for_another() {
     let transfer = |block: u32| Transfer::new(&local, &remote).blocks(&[block], &[block]);
     let other = held.manager.submit(transfer(1), ()).unwrap();
     let guard = WaitsForAnother(Some(other));
-    let completion = held.manager.submit(transfer(0).layer_wise(), guard).unwrap();
+    let completion = held.manager.submit(transfer(0).layer_by_layer(), guard).unwrap();
     let layers = completion.layers().unwrap();
     drop(completion);
     on_a_thread(move || layers.wait(1)).unwrap();

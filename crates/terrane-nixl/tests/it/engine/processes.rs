@@ -103,7 +103,7 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
         process.stop();
         let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
         // Here it is the thread that waits which gives up.
-        let manager = manager.with_attention(PATIENCE);
+        let manager = manager.with_spin(PATIENCE);
         give_up(&manager, &local, read, Completion::wait);
         drop(manager);
         assert!(local.hold_for_write(&[1]).unwrap_err().is_conflict());

@@ -22,7 +22,7 @@ pub fn layers_are_done_when_the_engine_says_so(fixture: &impl EngineFixture) {
             let mut expected = Image::scribble(&to, fixture.access(), 21);
             expected.transfer(&image, &[0, 1, 3], &[3, 2, 1], range.clone());
             let transfer = Transfer::new(&from, &to).blocks(&[0, 1, 3], &[3, 2, 1]);
-            let transfer = ordered(transfer, &from, &to).layers(range.clone()).layer_wise();
+            let transfer = ordered(transfer, &from, &to).layers(range.clone()).layer_by_layer();
             let completion = manager.submit(transfer, ()).expect("it is accepted");
             let layers = completion.layers().expect("layers were requested");
             assert_eq!(layers.range(), range);
@@ -49,7 +49,7 @@ pub fn every_layer_of_a_failed_transfer_ends(fixture: &impl EngineFixture) {
     for_all_pairs(fixture, |source, destination| {
         let [from, to] = two_ends(fixture, source, destination);
         let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&[0, 1], &[3, 2]);
-        let transfer = transfer.layer_wise().deadline(Instant::now());
+        let transfer = transfer.layer_by_layer().deadline(Instant::now());
         let completion = manager.submit(transfer, ()).expect("it is accepted");
         let layers = completion.layers().expect("layers were requested");
         end_of(completion).result.expect_err("the deadline had passed before the transfer began");

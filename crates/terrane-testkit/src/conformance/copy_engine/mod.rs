@@ -22,8 +22,8 @@ use std::time::Instant;
 use terrane_core::{Alignment, StorageKind};
 use terrane_layout::{LayoutConfig, LayoutKind};
 use terrane_transfer::{
-    CopyEngine, Declined, DeviceOrder, Durability, Endpoint, Planner, Terms, Transfer,
-    TransferError, TransferManager,
+    CopyEngine, Declined, DeviceOrder, Durability, Endpoint, Planner, Transfer, TransferError,
+    TransferManager, TransferOptions,
 };
 
 use crate::model::Image;
@@ -162,11 +162,11 @@ pub fn quoting_touches_nothing(fixture: &impl EngineFixture) {
         let before = [&from, &to].map(|end| Image::of(end, fixture.access()));
         let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&[0, 1], &[3, 2]);
         let plan = Planner::new().plan(&transfer).expect("a valid transfer");
-        let mut terms = Terms::default();
+        let mut options = TransferOptions::default();
         if from.kind().is_device() || to.kind().is_device() {
-            terms.device_order = Some(DeviceOrder::AlreadySynchronised);
+            options.device_order = Some(DeviceOrder::AlreadySynchronised);
         }
-        let quote = || engine.quote(&plan, &terms).expect("the fixture states support for this");
+        let quote = || engine.quote(&plan, &options).expect("the fixture states support for this");
         assert_eq!(quote().path(), quote().path(), "the same plan was quoted with two paths");
         drop(plan);
         for (end, before) in [&from, &to].into_iter().zip(&before) {
@@ -204,19 +204,19 @@ pub fn reports_say_what_was_done(fixture: &impl EngineFixture) {
 pub fn what_it_does_not_serve_it_declines(fixture: &impl EngineFixture) {
     let Some(foreign) = fixture.unserved(odd_config(4, 1)) else { return };
     let engine = fixture.engine();
-    let terms = |a: &Endpoint, b: &Endpoint| {
-        let mut terms = Terms::default();
+    let options = |a: &Endpoint, b: &Endpoint| {
+        let mut options = TransferOptions::default();
         if a.kind().is_device() || b.kind().is_device() {
-            terms.device_order = Some(DeviceOrder::AlreadySynchronised);
+            options.device_order = Some(DeviceOrder::AlreadySynchronised);
         }
-        terms
+        options
     };
     for &end in fixture.ends() {
         let own = fixture.endpoint(end, odd_config(4, 1), LayoutKind::FullyContiguous);
         for (from, to) in [(&own, &foreign), (&foreign, &own)] {
             let transfer = Transfer::new(from, to).blocks(&[0], &[0]);
             let plan = Planner::new().plan(&transfer).expect("a valid transfer");
-            let quote = engine.quote(&plan, &terms(from, to));
+            let quote = engine.quote(&plan, &options(from, to));
             assert_eq!(quote, Err(Declined::Kinds), "from {} to {}", from.kind(), to.kind());
         }
     }

@@ -3,11 +3,13 @@
 use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, FilePosition, Location};
 
-use crate::{CopyRun, Side, TransferPlan};
+use crate::plan::TransferPlan;
+use crate::plan::run::CopyRun;
+use crate::side::Side;
 
 /// A part of a run. It is the whole run, unless the run is longer than a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct RunPart {
     /// The run's index in the plan.
     pub(super) run: usize,
     /// The part's offset in the run, in bytes.
@@ -15,7 +17,7 @@ pub(super) struct Part {
     pub(super) bytes: u64,
 }
 
-impl Part {
+impl RunPart {
     /// The start of the part at one end.
     pub(super) fn location(&self, plan: &TransferPlan, side: Side) -> Option<Location> {
         let run = plan.runs().get(self.run)?;
@@ -51,7 +53,7 @@ impl Extents {
         &mut self,
         plan: &TransferPlan,
         most: u64,
-        parts: &mut Vec<Part>,
+        parts: &mut Vec<RunPart>,
     ) -> Option<FilePosition> {
         parts.clear();
         let mut first: Option<FilePosition> = None;
@@ -66,7 +68,7 @@ impl Extents {
                 break;
             };
             let left = run.bytes().get() - self.offset;
-            let part = Part { run: index, offset: self.offset, bytes: left.min(most - taken) };
+            let part = RunPart { run: index, offset: self.offset, bytes: left.min(most - taken) };
             let at = part.location(plan, self.side).and_then(Location::as_file)?;
             match first {
                 None => first = Some(at),

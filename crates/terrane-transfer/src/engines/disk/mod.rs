@@ -1,10 +1,12 @@
 //! Copies between host memory and files, and between files.
 
 mod bounce;
-mod choice;
 mod extents;
+mod options;
+mod rates;
 mod request;
 mod route;
+mod segments;
 mod worker;
 
 use std::fmt;
@@ -12,14 +14,19 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{ByteCount, CapabilityReport, OwnerProcess};
-use terrane_storage::{IoQueue, IoQueueOptions, IoWaker, StorageError};
+use terrane_core::{CapabilityReport, OwnerProcess};
+use terrane_storage::{IoQueue, IoWaker, StorageError};
 
-use crate::engines::threads;
-use crate::{CopyEngine, CopyJob, Declined, Quote, Terms, TransferPlan};
-use choice::Rates;
-use route::Route;
-use worker::Worker;
+use crate::engine::declined::Declined;
+use crate::engine::job::CopyJob;
+use crate::engine::quote::Quote;
+use crate::engine::{CopyEngine, threads};
+use crate::plan::TransferPlan;
+use crate::transfer::TransferOptions;
+pub use options::DiskEngineOptions;
+use rates::DiskRates;
+use route::DiskRoute;
+use worker::DiskWorker;
 
 /// Copies between host memory and files, and between files, with several requests in flight.
 ///
@@ -37,31 +44,8 @@ pub struct DiskEngine {
     waker: IoWaker,
     thread: Option<JoinHandle<()>>,
     owner: OwnerProcess,
-    rates: Arc<Rates>,
+    rates: Arc<DiskRates>,
     capabilities: CapabilityReport,
-}
-
-/// The options of a [`DiskEngine`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskEngineOptions {
-    /// The queue: its depth, and whether it uses io_uring.
-    pub queue: IoQueueOptions,
-    /// The most bytes of one request, rounded up to a multiple of 4 KiB.
-    pub request: ByteCount,
-    /// The number of such requests that have bounce buffers, for copies that do not go directly. A
-    /// buffer has 1 MiB at most, so a longer request uses several. There is at least one buffer,
-    /// and at most as many as the queue's depth. They are allocated with the first such copy.
-    pub bounce_buffers: usize,
-}
-
-impl Default for DiskEngineOptions {
-    /// A queue of 32, requests of up to 4 MiB, buffers for 16 of them: 32 of 1 MiB.
-    ///
-    /// 4 MiB holds a block of nearly every model, so a block is one request. A deeper queue gained
-    /// nothing on the disks that were measured.
-    fn default() -> Self {
-        Self { queue: IoQueueOptions::default(), request: ByteCount::mib(4), bounce_buffers: 16 }
-    }
 }
 
 impl DiskEngine {
@@ -74,9 +58,9 @@ impl DiskEngine {
     pub fn new(options: &DiskEngineOptions) -> Result<Self, StorageError> {
         let queue = IoQueue::new(&options.queue)?;
         let (waker, capabilities) = (queue.waker(), queue.capabilities().clone());
-        let rates = Arc::new(Rates::new());
+        let rates = Arc::new(DiskRates::new());
         let (jobs, inbox) = unbounded();
-        let worker = Worker::new(queue, inbox, options, Arc::clone(&rates));
+        let worker = DiskWorker::new(queue, inbox, options, Arc::clone(&rates));
         let thread = threads::spawn("terrane-disk".to_owned(), move || worker.serve())
             .map_err(|source| StorageError::Thread { source })?;
         let owner = OwnerProcess::current();
@@ -97,12 +81,12 @@ unsafe impl CopyEngine for DiskEngine {
         "disk"
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
         if !self.owner.is_current() {
             return Err(Declined::Forked);
         }
-        let route = Route::of(plan)?;
-        if terms.device_order.is_some() {
+        let route = DiskRoute::of(plan)?;
+        if options.device_order.is_some() {
             return Err(Declined::DeviceOrder);
         }
         let route = self.rates.choose(route, plan);

@@ -8,9 +8,11 @@ use terrane_storage::{
 };
 
 use super::bounce::BounceBuffer;
-use super::extents::Part;
-use crate::engines::copy::{self, Caching};
-use crate::{CopyFailure, CopyJob, Side, TransferPlan};
+use super::extents::RunPart;
+use crate::engine::job::{CopyFailure, CopyJob};
+use crate::engines::copy::{self, Store};
+use crate::plan::TransferPlan;
+use crate::side::Side;
 
 /// Memory whose kind is disk or host, and whose location is neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +35,7 @@ pub(super) fn engine_failure(
 /// cause.
 ///
 /// The run is found by its file position, as one operation between files makes several requests.
-pub(super) fn describe(failure: IoFailure, parts: &[Part], plan: &TransferPlan) -> CopyFailure {
+pub(super) fn describe(failure: IoFailure, parts: &[RunPart], plan: &TransferPlan) -> CopyFailure {
     if failure.reason == IoFailureReason::DeadlineExceeded {
         return CopyFailure::DeadlineExceeded;
     }
@@ -41,7 +43,7 @@ pub(super) fn describe(failure: IoFailure, parts: &[Part], plan: &TransferPlan) 
         IoOperation::Read => Side::Source,
         _ => Side::Destination,
     };
-    let stopped_in = |part: &Part| {
+    let stopped_in = |part: &RunPart| {
         let begin = part.location(plan, side)?.as_file()?;
         let done = failure.offset.get().checked_sub(begin.offset.get())?;
         let is_within = begin.file.identity == failure.file && done < part.bytes;
@@ -74,7 +76,7 @@ pub(super) fn io_file(file: &FileHandle, direct: bool) -> Result<IoFile, CopyFai
 
 /// The request, to be cancelled at the job's deadline.
 pub(super) fn by_deadline<'a>(request: IoRequest<'a>, job: &CopyJob) -> IoRequest<'a> {
-    match job.terms().deadline {
+    match job.options().deadline {
         Some(deadline) => request.by(deadline),
         None => request,
     }
@@ -83,12 +85,12 @@ pub(super) fn by_deadline<'a>(request: IoRequest<'a>, job: &CopyJob) -> IoReques
 /// The distinct files that a job writes and has to make durable, each with its durability.
 pub(super) fn files_to_sync(job: &CopyJob) -> Vec<(FileHandle, Durability)> {
     let mut files: Vec<(FileHandle, Durability)> = Vec::new();
-    if job.terms().more_follows {
+    if job.options().more_follows {
         return files;
     }
     for base in job.plan().destination().bases() {
         let Location::File(FilePosition { file, .. }) = base else { continue };
-        let durability = file.durability.max(job.terms().durability);
+        let durability = file.durability.max(job.options().durability);
         match files.iter_mut().find(|(other, _)| other.identity == file.identity) {
             Some((_, known)) => *known = durability.max(*known),
             None if durability > Durability::None => files.push((*file, durability)),
@@ -100,7 +102,7 @@ pub(super) fn files_to_sync(job: &CopyJob) -> Vec<(FileHandle, Durability)> {
 
 /// The direction of a copy between a bounce buffer and the runs in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum BufferDirection {
     /// From the source of the runs.
     IntoBuffer,
     /// To the destination of the runs.
@@ -113,13 +115,13 @@ const LEAST_STREAMED: usize = 4096;
 /// Copies all parts of an operation between memory and the bounce buffer, where they are adjacent.
 pub(super) fn copy_parts(
     job: &CopyJob,
-    parts: &[Part],
+    parts: &[RunPart],
     buffer: &BounceBuffer,
-    direction: Direction,
+    direction: BufferDirection,
 ) -> Result<(), CopyFailure> {
     let side = match direction {
-        Direction::IntoBuffer => Side::Source,
-        Direction::OutOfBuffer => Side::Destination,
+        BufferDirection::IntoBuffer => Side::Source,
+        BufferDirection::OutOfBuffer => Side::Destination,
     };
     let mut begin = 0;
     for part in parts {
@@ -127,21 +129,22 @@ pub(super) fn copy_parts(
         let memory = memory.ok_or_else(|| engine_failure(NotForFiles))?;
         let staged = buffer.at(begin).ok_or_else(|| engine_failure(NotForFiles))?;
         let (from, to) = match direction {
-            Direction::IntoBuffer => (memory, staged),
-            Direction::OutOfBuffer => (staged, memory),
+            BufferDirection::IntoBuffer => (memory, staged),
+            BufferDirection::OutOfBuffer => (staged, memory),
         };
         let length = ByteCount::new(part.bytes).to_usize();
         // This thread does not use the data that it copies to memory. The disk reads the buffer
         // next, in contrast.
-        let streams =
-            direction == Direction::OutOfBuffer && length >= LEAST_STREAMED && copy::can_stream();
-        let caching = if streams { Caching::Past } else { Caching::Through };
+        let streams = direction == BufferDirection::OutOfBuffer
+            && length >= LEAST_STREAMED
+            && copy::has_non_temporal_stores();
+        let store = if streams { Store::NonTemporal } else { Store::Cached };
         // SAFETY: the memory is that of a run. It lies within its region, which the job keeps alive
         // and claims. The buffer is as large as all parts together and belongs to this operation,
         // which has no request in flight now.
-        unsafe { copy::copy(from.as_ptr(), to.as_ptr(), length, caching) };
+        unsafe { copy::copy(from.as_ptr(), to.as_ptr(), length, store) };
         begin += part.bytes;
     }
-    copy::publish();
+    copy::fence();
     Ok(())
 }

@@ -5,8 +5,12 @@ use std::fmt;
 
 use terrane_core::{Alignment, Location, StorageKind};
 
-use super::choice::Segments;
-use crate::{Decision, Declined, Endpoint, Side, TransferPlan};
+use super::segments::Segments;
+use crate::engine::declined::Declined;
+use crate::engine::quote::Decision;
+use crate::hazard::endpoint::Endpoint;
+use crate::plan::TransferPlan;
+use crate::side::Side;
 
 /// Bounce buffers, and requests for a part of a longer run, begin and end at multiples of this.
 /// Disks need 512 bytes or 4 KiB.
@@ -14,7 +18,7 @@ pub(super) const REQUESTS: Alignment = Alignment::PAGE;
 
 /// The kinds of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Flow {
+pub(super) enum FileFlow {
     Read,
     Write,
     BetweenFiles,
@@ -22,10 +26,10 @@ pub(super) enum Flow {
 
 /// How a plan is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Route {
-    pub(super) flow: Flow,
+pub(super) struct DiskRoute {
+    pub(super) flow: FileFlow,
     /// How the file of each end is accessed: source, destination.
-    reach: [Reach; 2],
+    reach: [FileReach; 2],
     /// Whether bytes pass through a bounce buffer.
     pub(super) staged: bool,
     pub(super) selection: Selection,
@@ -48,7 +52,7 @@ pub(super) enum Selection {
 
 /// How the files of one end are accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
+enum FileReach {
     /// Direct I/O, with buffers of this alignment.
     Direct(Alignment),
     /// Through the page cache: a file has no direct I/O, or the end is no file.
@@ -60,7 +64,7 @@ enum Reach {
     TooStrict { needed: Alignment },
 }
 
-impl Route {
+impl DiskRoute {
     /// The route.
     ///
     /// Parts of pieces go through the engine's buffers. In the file they must be as aligned as
@@ -74,21 +78,23 @@ impl Route {
         let (source, destination) = (plan.source(), plan.destination());
         let is_disk = |end: &Endpoint| end.kind() == StorageKind::Disk;
         let flow = match (is_disk(source), is_disk(destination)) {
-            (true, true) => Flow::BetweenFiles,
-            (true, false) if destination.kind().is_host() => Flow::Read,
-            (false, true) if source.kind().is_host() => Flow::Write,
+            (true, true) => FileFlow::BetweenFiles,
+            (true, false) if destination.kind().is_host() => FileFlow::Read,
+            (false, true) if source.kind().is_host() => FileFlow::Write,
             _ => return Err(Declined::Kinds),
         };
         let reach = [source, destination].map(reach);
         if plan.breaks_pieces() {
             let is_reached = |side: Side, reach, alignment| match reach {
-                Reach::Direct(_) => alignment >= needed_in_files(plan.end(side)),
-                Reach::NotOffered | Reach::Misaligned { .. } | Reach::TooStrict { .. } => true,
+                FileReach::Direct(_) => alignment >= needed_in_files(plan.end(side)),
+                FileReach::NotOffered
+                | FileReach::Misaligned { .. }
+                | FileReach::TooStrict { .. } => true,
             };
             // Between files, each run is written to its own position.
             let written = match flow {
-                Flow::BetweenFiles => plan.run_alignment(Side::Destination),
-                Flow::Read | Flow::Write => plan.alignment(Side::Destination),
+                FileFlow::BetweenFiles => plan.run_alignment(Side::Destination),
+                FileFlow::Read | FileFlow::Write => plan.alignment(Side::Destination),
             };
             if !is_reached(Side::Source, reach[0], plan.alignment(Side::Source))
                 || !is_reached(Side::Destination, reach[1], written)
@@ -97,25 +103,27 @@ impl Route {
             }
         }
         let is_too_loose = |end: &Endpoint, reach| match reach {
-            Reach::Direct(memory_alignment) => end.alignment() < memory_alignment,
-            Reach::NotOffered | Reach::Misaligned { .. } | Reach::TooStrict { .. } => false,
+            FileReach::Direct(memory_alignment) => end.alignment() < memory_alignment,
+            FileReach::NotOffered | FileReach::Misaligned { .. } | FileReach::TooStrict { .. } => {
+                false
+            }
         };
         let staged = match flow {
-            Flow::Read => is_too_loose(destination, reach[0]),
-            Flow::Write => is_too_loose(source, reach[1]),
-            Flow::BetweenFiles => true,
+            FileFlow::Read => is_too_loose(destination, reach[0]),
+            FileFlow::Write => is_too_loose(source, reach[1]),
+            FileFlow::BetweenFiles => true,
         } || plan.breaks_pieces();
         let selection =
             if plan.breaks_pieces() { Selection::BrokenPieces } else { Selection::Alignment };
         let segments = match flow {
-            Flow::Read => Segments::of(plan, Side::Destination, Side::Source),
-            Flow::Write => Segments::of(plan, Side::Source, Side::Destination),
-            Flow::BetweenFiles => Segments::Long,
+            FileFlow::Read => Segments::of(plan, Side::Destination, Side::Source),
+            FileFlow::Write => Segments::of(plan, Side::Source, Side::Destination),
+            FileFlow::BetweenFiles => Segments::Long,
         };
         Ok(Self { flow, reach, staged, selection, segments })
     }
 
-    fn reach(&self, side: Side) -> Reach {
+    fn reach(&self, side: Side) -> FileReach {
         match side {
             Side::Source => self.reach[0],
             Side::Destination => self.reach[1],
@@ -124,20 +132,20 @@ impl Route {
 
     /// Whether the file at `side` is accessed around the page cache.
     pub(super) fn is_direct(&self, side: Side) -> bool {
-        matches!(self.reach(side), Reach::Direct(_))
+        matches!(self.reach(side), FileReach::Direct(_))
     }
 
     /// The end whose file order the requests follow.
     pub(super) fn file_side(&self) -> Side {
         match self.flow {
-            Flow::Read | Flow::BetweenFiles => Side::Source,
-            Flow::Write => Side::Destination,
+            FileFlow::Read | FileFlow::BetweenFiles => Side::Source,
+            FileFlow::Write => Side::Destination,
         }
     }
 
     /// Whether bytes that need no buffer could use one.
     pub(super) fn could_be_staged(&self) -> bool {
-        self.flow != Flow::BetweenFiles && self.is_direct(self.file_side()) && !self.staged
+        self.flow != FileFlow::BetweenFiles && self.is_direct(self.file_side()) && !self.staged
     }
 
     /// The same route, with or without a buffer, for this reason.
@@ -146,16 +154,18 @@ impl Route {
     }
 }
 
-impl Decision for Route {
+impl Decision for DiskRoute {
     fn path(&self) -> Cow<'_, str> {
         let file_is_direct = self.is_direct(self.file_side());
         Cow::Borrowed(match (self.flow, file_is_direct, self.staged) {
-            (Flow::BetweenFiles, ..) => match (file_is_direct, self.is_direct(Side::Destination)) {
-                (true, true) => "direct read and write",
-                (true, false) => "direct read, buffered write",
-                (false, true) => "buffered read, direct write",
-                (false, false) => "buffered read and write",
-            },
+            (FileFlow::BetweenFiles, ..) => {
+                match (file_is_direct, self.is_direct(Side::Destination)) {
+                    (true, true) => "direct read and write",
+                    (true, false) => "direct read, buffered write",
+                    (false, true) => "buffered read, direct write",
+                    (false, false) => "buffered read and write",
+                }
+            }
             (_, true, false) => "direct vectored",
             (_, true, true) => "direct staged",
             (_, false, _) => "buffered",
@@ -163,9 +173,9 @@ impl Decision for Route {
     }
 
     fn reason(&self) -> Cow<'_, str> {
-        if self.flow == Flow::BetweenFiles {
+        if self.flow == FileFlow::BetweenFiles {
             let why = |side, name| match self.reach(side) {
-                Reach::Direct(_) => String::new(),
+                FileReach::Direct(_) => String::new(),
                 buffered => format!("; in the {name}, {buffered}"),
             };
             let (source, destination) =
@@ -183,24 +193,16 @@ impl Decision for Route {
             }
         }
         match (self.reach(self.file_side()), self.staged) {
-            (Reach::Direct(_), false) => "pieces are aligned in file and memory".into(),
-            (Reach::Direct(_), true) => "pieces are aligned in the file, but not in memory".into(),
+            (FileReach::Direct(_), false) => "pieces are aligned in file and memory".into(),
+            (FileReach::Direct(_), true) => {
+                "pieces are aligned in the file, but not in memory".into()
+            }
             (buffered, _) => buffered.to_string().into(),
         }
     }
 }
 
-impl fmt::Display for Segments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Long => "pieces are long",
-            Self::ShortPieces => "pieces are short",
-            Self::SmallPages => "the memory's pages are small",
-        })
-    }
-}
-
-impl fmt::Display for Reach {
+impl fmt::Display for FileReach {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Direct(_) => f.pad("the file has direct I/O"),
@@ -226,20 +228,20 @@ fn needed_in_files(end: &Endpoint) -> Alignment {
 
 /// How the files of `end` are accessed: directly if all of them have direct I/O and every piece is
 /// aligned for it.
-fn reach(end: &Endpoint) -> Reach {
+fn reach(end: &Endpoint) -> FileReach {
     let mut strictest = Alignment::BYTE;
     for base in end.bases() {
-        let Location::File(position) = base else { return Reach::NotOffered };
-        let Some(direct) = position.file.direct else { return Reach::NotOffered };
+        let Location::File(position) = base else { return FileReach::NotOffered };
+        let Some(direct) = position.file.direct else { return FileReach::NotOffered };
         let needed = direct.offset_alignment.max(direct.memory_alignment);
         if needed > REQUESTS {
-            return Reach::TooStrict { needed };
+            return FileReach::TooStrict { needed };
         }
         if end.alignment() < direct.offset_alignment {
             let (pieces, needed) = (end.alignment(), direct.offset_alignment);
-            return Reach::Misaligned { pieces, needed };
+            return FileReach::Misaligned { pieces, needed };
         }
         strictest = strictest.max(direct.memory_alignment);
     }
-    Reach::Direct(strictest)
+    FileReach::Direct(strictest)
 }

@@ -15,28 +15,32 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use terrane_core::{ByteCount, OsError, OwnerProcess};
 
-use crate::engines::copy::{self, Caching};
-use crate::engines::rate::Rate;
-use crate::engines::threads;
-use crate::{CopyEngine, CopyFailure, CopyJob, Decision, Declined, Quote, Terms, TransferPlan};
-use work::{Queued, Work};
+use crate::engine::declined::Declined;
+use crate::engine::job::{CopyFailure, CopyJob};
+use crate::engine::quote::{Decision, Quote};
+use crate::engine::rate::Rate;
+use crate::engine::{CopyEngine, threads};
+use crate::engines::copy::{self, Store};
+use crate::plan::TransferPlan;
+use crate::transfer::TransferOptions;
+use work::{ChunkedJob, QueuedJob};
 
 /// Copies between host memory and host memory, system or pinned. It uses its own threads and those
-/// that [wait](crate::Attend::serve) for a transfer.
+/// that [wait](crate::WaiterProgress::poll_blocking) for a transfer.
 ///
 /// The threads share a large transfer in chunks. It is written with non-temporal stores, as it
 /// would only evict other data from the cache. One thread copies a small transfer through the
-/// cache, in turn with chunks of the large ones that it works on. Each layer of a layer-wise
+/// cache, in turn with chunks of the large ones that it works on. Each layer of a layer-by-layer
 /// transfer is done when its last chunk has been copied.
 ///
 /// Dropping the engine lets its threads finish what was submitted, and joins them. If it drops on
 /// an engine's thread, which must not join others, they exit by themselves.
 pub struct HostEngine {
-    queue: Option<Sender<Arc<Queued>>>,
+    queue: Option<Sender<Arc<QueuedJob>>>,
     threads: Vec<JoinHandle<()>>,
     owner: OwnerProcess,
     options: HostEngineOptions,
-    rates: Arc<Rates>,
+    rates: Arc<HostRates>,
 }
 
 /// The options of a [`HostEngine`].
@@ -83,10 +87,10 @@ enum HostPath {
 }
 
 impl HostPath {
-    fn caching(self) -> Caching {
+    fn store(self) -> Store {
         match self {
-            Self::ThroughCache | Self::Relayout => Caching::Through,
-            Self::Streaming => Caching::Past,
+            Self::ThroughCache | Self::Relayout => Store::Cached,
+            Self::Streaming => Store::NonTemporal,
         }
     }
 }
@@ -110,13 +114,13 @@ impl Decision for HostPath {
 }
 
 #[derive(Debug)]
-struct Rates {
+struct HostRates {
     through: Rate,
     past: Rate,
     relayout: Rate,
 }
 
-impl Rates {
+impl HostRates {
     fn of(&self, path: HostPath) -> &Rate {
         match path {
             HostPath::ThroughCache => &self.through,
@@ -137,7 +141,7 @@ impl HostEngine {
         // to wake a thread.
         let guess = |rate| Rate::new(rate, Duration::from_micros(10), Duration::from_nanos(20));
         let (through, past, relayout) = (guess(8e9), guess(10e9), guess(8e9));
-        let rates = Arc::new(Rates { through, past, relayout });
+        let rates = Arc::new(HostRates { through, past, relayout });
         let (queue, work) = unbounded();
         let idle = Arc::new(AtomicUsize::new(0));
         let owner = OwnerProcess::current();
@@ -154,7 +158,7 @@ impl HostEngine {
         let streams = || {
             plan.bytes() >= self.options.streaming_from
                 && plan.mean_run() >= LEAST_STREAMED_RUN
-                && copy::can_stream()
+                && copy::has_non_temporal_stores()
         };
         if plan.breaks_pieces() {
             &HostPath::Relayout
@@ -173,14 +177,14 @@ unsafe impl CopyEngine for HostEngine {
         "host"
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
         if !self.owner.is_current() {
             return Err(Declined::Forked);
         }
         if !plan.source().kind().is_host() || !plan.destination().kind().is_host() {
             return Err(Declined::Kinds);
         }
-        if terms.device_order.is_some() {
+        if options.device_order.is_some() {
             return Err(Declined::DeviceOrder);
         }
         let path = self.choose(plan);
@@ -200,7 +204,7 @@ unsafe impl CopyEngine for HostEngine {
         // Waking a thread pays off for two chunks: copying one takes about as long as waking.
         let threads =
             ByteCount::from_usize(self.threads.len()).get().min(chunks.div_ceil(2)).max(1);
-        let work = Queued::new(Work::new(job, path, self.options.chunk, &self.rates));
+        let work = QueuedJob::new(ChunkedJob::new(job, path, self.options.chunk, &self.rates));
         // One entry for each thread that takes part. If the threads have exited, the work drops
         // here, and the job with it, which notifies its caller.
         for _ in 1..threads {
@@ -230,8 +234,8 @@ impl fmt::Debug for HostEngine {
 ///
 /// It copies a chunk of each of its transfers in turn, so that a small one does not wait for the
 /// end of a large one. It accepts another one beside those it has only if no thread is `idle`.
-fn serve(queue: &Receiver<Arc<Queued>>, idle: &AtomicUsize) {
-    let mut turns: VecDeque<Arc<Queued>> = VecDeque::new();
+fn serve(queue: &Receiver<Arc<QueuedJob>>, idle: &AtomicUsize) {
+    let mut turns: VecDeque<Arc<QueuedJob>> = VecDeque::new();
     loop {
         // Relaxed: a hint. Any thread may take the work, and only one does.
         if turns.is_empty() {

@@ -5,25 +5,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use terrane_core::{ByteCount, HostAddress, Location};
 
-use super::{HostPath, Rates};
-use crate::engines::copy::{self, Caching};
-use crate::{Attend, CopyFailure, CopyJob, CopyRun, Endpoint, Side, TransferPlan};
+use super::{HostPath, HostRates};
+use crate::completion::waiter_progress::WaiterProgress;
+use crate::engine::job::{CopyFailure, CopyJob};
+use crate::engines::copy::{self, Store};
+use crate::hazard::endpoint::Endpoint;
+use crate::plan::TransferPlan;
+use crate::plan::run::CopyRun;
+use crate::side::Side;
 
 /// A job in the engine's queue, where threads that wait for it find it too.
 ///
 /// It is empty once every chunk has been taken. So the thread that copies the last one ends the
 /// job, even if an engine's thread is still waking for it.
-pub(super) struct Queued(Mutex<Option<Arc<Work>>>);
+pub(super) struct QueuedJob(Mutex<Option<Arc<ChunkedJob>>>);
 
-impl Queued {
+impl QueuedJob {
     /// Queues the work, and invites threads that wait for its job.
-    pub(super) fn new(work: Work) -> Arc<Self> {
+    pub(super) fn new(work: ChunkedJob) -> Arc<Self> {
         let work = Arc::new(work);
         let queued = Arc::new(Self(Mutex::new(Some(Arc::clone(&work)))));
         let attendant: Arc<Self> = Arc::clone(&queued);
-        work.job.attend(attendant);
+        work.job.invite_waiters(attendant);
         // A thread that waited already may have copied everything by now. Then this ends the job.
-        Work::release(work);
+        ChunkedJob::release(work);
         queued
     }
 
@@ -33,18 +38,18 @@ impl Queued {
         let has_copied = work.copy_one_chunk();
         if !has_copied {
             let last = lock(&self.0).take();
-            last.into_iter().for_each(Work::release);
+            last.into_iter().for_each(ChunkedJob::release);
         }
-        Work::release(work);
+        ChunkedJob::release(work);
         has_copied
     }
 }
 
-impl Attend for Queued {
+impl WaiterProgress for QueuedJob {
     /// The thread that copies the last chunk ends the job at once, so there is nothing to poll.
     fn poll(&self) {}
 
-    fn serve(&self) -> bool {
+    fn poll_blocking(&self) -> bool {
         self.copy_one_chunk()
     }
 }
@@ -53,12 +58,12 @@ impl Attend for Queued {
 ///
 /// It consists of units. These are the runs of the plan or, where pieces are broken up, its tiles;
 /// their many runs are not listed.
-pub(super) struct Work {
+pub(super) struct ChunkedJob {
     path: HostPath,
     chunk: u64,
     cursor: Mutex<Cursor>,
     failure: Mutex<Option<CopyFailure>>,
-    rates: Arc<Rates>,
+    rates: Arc<HostRates>,
     /// The bytes of each layer that have not been copied; empty if layers are not reported.
     left_of_layers: Box<[AtomicU64]>,
     job: CopyJob,
@@ -71,8 +76,13 @@ struct Cursor {
     offset: u64,
 }
 
-impl Work {
-    pub(super) fn new(job: CopyJob, path: HostPath, chunk: ByteCount, rates: &Arc<Rates>) -> Self {
+impl ChunkedJob {
+    pub(super) fn new(
+        job: CopyJob,
+        path: HostPath,
+        chunk: ByteCount,
+        rates: &Arc<HostRates>,
+    ) -> Self {
         Self {
             path,
             chunk: chunk.get().max(1),
@@ -96,9 +106,9 @@ impl Work {
         let copied = if plan.breaks_pieces() {
             copy_tiles(plan, begin.unit, bytes)
         } else {
-            copy_runs(plan, begin, bytes, self.path.caching())
+            copy_runs(plan, begin, bytes, self.path.store())
         };
-        copy::publish();
+        copy::fence();
         match copied {
             Ok(()) => {
                 self.job.progress().add(ByteCount::new(bytes));
@@ -198,7 +208,7 @@ fn copy_runs(
     plan: &TransferPlan,
     begin: Cursor,
     mut bytes: u64,
-    caching: Caching,
+    store: Store,
 ) -> Result<(), CopyFailure> {
     let mut offset = begin.offset;
     for (index, run) in plan.runs().iter().enumerate().skip(begin.unit) {
@@ -214,7 +224,7 @@ fn copy_runs(
         // destination. The chunks that threads take are disjoint.
         unsafe {
             let length = ByteCount::new(length).to_usize();
-            copy::copy(source.as_ptr(), destination.as_ptr(), length, caching);
+            copy::copy(source.as_ptr(), destination.as_ptr(), length, store);
         }
         bytes -= length;
         offset = 0;
@@ -265,7 +275,7 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
             let to = destination.as_ptr().wrapping_add(to);
             // SAFETY: as in `copy_runs`: the run is one of the plan's, so both pointers are within
             // their regions.
-            unsafe { copy::copy(from, to, length, Caching::Through) };
+            unsafe { copy::copy(from, to, length, Store::Cached) };
         });
         result?;
         bytes = bytes.saturating_sub(tile.bytes());
@@ -303,22 +313,27 @@ mod tests {
     use terrane_testkit::memory::HeapAllocator;
 
     use super::*;
-    use crate::completion::Settle;
-    use crate::engine::SharedDecision;
-    use crate::engines::rate::Rate;
-    use crate::hazard::{HazardTable, Use};
-    use crate::job::{Claims, Ending};
-    use crate::{Access, Explanation, Planner, Report, Terms, Ticket, Transfer, TransferError};
+    use crate::engine::finalizer::{Finalizer, OutcomeSink};
+    use crate::engine::job::TransferClaims;
+    use crate::engine::quote::SharedDecision;
+    use crate::engine::rate::Rate;
+    use crate::error::TransferError;
+    use crate::explain::{Explanation, Report};
+    use crate::hazard::conflict::Access;
+    use crate::hazard::table::{BlockUse, HazardTable};
+    use crate::hazard::ticket::Ticket;
+    use crate::plan::planner::Planner;
+    use crate::transfer::{Transfer, TransferOptions};
 
     /// A thread that waits already: it copies everything before the engine continues.
     struct CopiesAtOnce(mpsc::Sender<Result<Report, TransferError>>);
 
-    impl Settle for CopiesAtOnce {
-        fn attend(&self, attend: &Arc<dyn Attend>) {
-            while attend.serve() {}
+    impl OutcomeSink for CopiesAtOnce {
+        fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>) {
+            while attend.poll_blocking() {}
         }
 
-        fn settle(&self, result: Result<Report, TransferError>) {
+        fn publish(&self, result: Result<Report, TransferError>) {
             let _ = self.0.send(result);
         }
     }
@@ -341,7 +356,7 @@ mod tests {
 
     /// The job of a transfer of one block of two layers, 128 bytes, and its ticket.
     #[expect(clippy::unwrap_used, reason = "tests say what they expect by unwrapping it")]
-    fn job(settle: Arc<dyn Settle>) -> (CopyJob, Ticket) {
+    fn job(sink: Arc<dyn OutcomeSink>) -> (CopyJob, Ticket) {
         let endpoint = || {
             let config = LayoutConfig::builder().num_blocks(1).num_layers(2).outer_dim(1);
             let config = config.page_size(4).inner_dim(8).element(ElementFormat::Width(2));
@@ -354,28 +369,28 @@ mod tests {
         let plan = Planner::new().plan(&transfer).unwrap();
         let (table, ticket) = (HazardTable::new(1), Ticket::new([]));
         let claim = |access| {
-            let used = Use { access, blocks: &[0], group: 0, layers: 0..2, heads: 0..1 };
+            let used = BlockUse { access, blocks: &[0], group: 0, layers: 0..2, heads: 0..1 };
             table.lock().claim(&ticket, &used)
         };
         let (reading, writing) = (claim(Access::Read), claim(Access::Write));
-        let claims = Claims { reading, writing, ticket: ticket.clone() };
-        let ending = Ending::new(ticket.clone(), settle, None, explanation());
-        let job = CopyJob::new(plan, claims, Terms::default(), Arc::default(), ending);
+        let claims = TransferClaims { reading, writing, ticket: ticket.clone() };
+        let finalizer = Finalizer::new(ticket.clone(), sink, None, explanation());
+        let job = CopyJob::new(plan, claims, TransferOptions::default(), Arc::default(), finalizer);
         (job, ticket)
     }
 
     /// The work, in chunks of 16 bytes.
-    fn work(job: CopyJob) -> Work {
+    fn work(job: CopyJob) -> ChunkedJob {
         let guess = || Rate::new(1e9, Duration::ZERO, Duration::ZERO);
-        let rates = Rates { through: guess(), past: guess(), relayout: guess() };
-        Work::new(job, HostPath::ThroughCache, ByteCount::new(16), &Arc::new(rates))
+        let rates = HostRates { through: guess(), past: guess(), relayout: guess() };
+        ChunkedJob::new(job, HostPath::ThroughCache, ByteCount::new(16), &Arc::new(rates))
     }
 
     #[test]
     fn a_job_ends_well_if_its_waiter_copies_everything_as_it_is_queued() {
         let (ended, ends) = mpsc::channel();
         let (job, _) = job(Arc::new(CopiesAtOnce(ended)));
-        let queued = Queued::new(work(job));
+        let queued = QueuedJob::new(work(job));
         ends.try_recv().expect("it has ended").expect("all bytes are copied");
         assert!(!queued.copy_one_chunk());
     }
@@ -383,10 +398,10 @@ mod tests {
     /// No thread copies until the test does.
     struct Ends(mpsc::Sender<Result<Report, TransferError>>);
 
-    impl Settle for Ends {
-        fn attend(&self, _: &Arc<dyn Attend>) {}
+    impl OutcomeSink for Ends {
+        fn invite_waiters(&self, _: &Arc<dyn WaiterProgress>) {}
 
-        fn settle(&self, result: Result<Report, TransferError>) {
+        fn publish(&self, result: Result<Report, TransferError>) {
             let _ = self.0.send(result);
         }
     }
@@ -396,7 +411,7 @@ mod tests {
         let cancelled_after = |chunks: u64| {
             let (ended, ends) = mpsc::channel();
             let (job, ticket) = job(Arc::new(Ends(ended)));
-            let queued = Queued::new(work(job));
+            let queued = QueuedJob::new(work(job));
             (0..chunks).for_each(|_| assert!(queued.copy_one_chunk()));
             ticket.cancel();
             assert!(!queued.copy_one_chunk());

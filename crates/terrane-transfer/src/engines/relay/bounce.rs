@@ -8,22 +8,22 @@ use terrane_core::{
 };
 use terrane_layout::{Geometry, LayoutBuilder, LayoutError};
 
-use super::RelayOptions;
-use crate::Endpoint;
+use super::options::RelayOptions;
+use crate::hazard::endpoint::Endpoint;
 
 /// Slots of one size. The first is allocated at the start, the others on demand.
-pub(super) struct Bounce {
+pub(super) struct BounceSlots {
     allocate: Box<Allocating>,
     kind: StorageKind,
     slot_bytes: ByteCount,
-    state: Mutex<State>,
+    state: Mutex<SlotsState>,
     /// The endpoint of the latest quote.
     quoted: Mutex<Option<(Geometry, Endpoint)>>,
 }
 
 type Allocating = dyn Fn() -> Result<Region, AllocateError> + Send + Sync;
 
-struct State {
+struct SlotsState {
     free: Vec<Slot>,
     slots: RelaySlots,
     /// The memory of a slot. Quotes and jobs without bytes are planned over it.
@@ -43,15 +43,15 @@ pub struct RelaySlots {
     pub refused: u64,
     /// The number of slots left to copies that their engines gave up. Their memory is freed when
     /// such a copy has ended. Until then it adds to the memory of the other slots.
-    pub given_up: u64,
+    pub orphaned: u64,
 }
 
 impl fmt::Display for RelaySlots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { held, most, refused, given_up } = self;
+        let Self { held, most, refused, orphaned } = self;
         write!(
             f,
-            "{held} of {most} slots; {refused} more refused by the allocator, {given_up} left to \
+            "{held} of {most} slots; {refused} more refused by the allocator, {orphaned} left to \
              copies that were given up"
         )
     }
@@ -64,7 +64,7 @@ pub(super) struct Slot {
     latest: Option<(Geometry, Endpoint)>,
 }
 
-impl Bounce {
+impl BounceSlots {
     /// # Errors
     ///
     /// [`AllocateError`] if the first slot cannot be allocated.
@@ -79,9 +79,9 @@ impl Bounce {
             RegionRequest::new(slot_bytes).aligned_to(Alignment::PAGE).labelled("relay slot");
         let allocate = Box::new(move || allocator.allocate(&request).map(Region::new));
         let first = allocate()?;
-        let slots = RelaySlots { held: 1, most: options.slots.max(1), refused: 0, given_up: 0 };
+        let slots = RelaySlots { held: 1, most: options.slots.max(1), refused: 0, orphaned: 0 };
         let free = vec![Slot { region: first.clone(), latest: None }];
-        let state = Mutex::new(State { free, slots, first, first_is_left: false });
+        let state = Mutex::new(SlotsState { free, slots, first, first_is_left: false });
         Ok(Self { allocate, kind, slot_bytes, state, quoted: Mutex::default() })
     }
 
@@ -146,7 +146,7 @@ impl Bounce {
     pub(super) fn leave(&self, slot: Slot) {
         let mut state = lock(&self.state);
         state.slots.held -= 1;
-        state.slots.given_up += 1;
+        state.slots.orphaned += 1;
         state.first_is_left |= slot.region.same_memory(&state.first);
         drop(state);
         drop(slot);
@@ -191,9 +191,9 @@ impl Bounce {
     }
 }
 
-impl fmt::Debug for Bounce {
+impl fmt::Debug for BounceSlots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bounce")
+        f.debug_struct("BounceSlots")
             .field("kind", &self.kind)
             .field("slot_bytes", &self.slot_bytes)
             .field("slots", &self.slots())

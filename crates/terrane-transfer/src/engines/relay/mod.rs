@@ -1,15 +1,19 @@
 //! Copies by two other engines, through memory that both of them can access.
 
-mod active;
 mod bounce;
-mod cut;
-mod lanes;
+mod chunks;
+mod engine_queues;
+mod hop;
+mod message;
+mod options;
 mod route;
 mod slot;
 mod step;
+mod transfer_state;
 mod worker;
 
 pub use bounce::RelaySlots;
+pub use options::RelayOptions;
 pub use step::{RelayStep, StepFailed};
 
 use std::fmt;
@@ -20,17 +24,21 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{Allocate, BoxedCause, ByteCount, OwnerProcess};
 
-use crate::engines::threads;
-use crate::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Planner, Quote, Terms, TransferError,
-    TransferPlan,
-};
-use bounce::Bounce;
-use route::{Route, Shared, has_order};
-use step::{Failure, Part};
-use worker::{Begin, Message, Worker};
-
-const NAME: &str = "relay";
+use crate::engine::declined::Declined;
+use crate::engine::job::{CopyFailure, CopyJob};
+use crate::engine::order::DeviceOrder;
+use crate::engine::quote::Quote;
+use crate::engine::{CopyEngine, threads};
+use crate::error::TransferError;
+use crate::plan::TransferPlan;
+use crate::plan::planner::Planner;
+use crate::transfer::TransferOptions;
+use bounce::BounceSlots;
+use message::{Message, NewTransfer};
+use options::NAME;
+use route::{RelayRoute, RelayShared, has_order};
+use step::{PartId, RelayFailure};
+use worker::RelayWorker;
 
 /// Copies between two kinds of storage that no single engine connects, through memory of a third
 /// kind. Examples are a device and a file through pinned memory, or pageable memory and a device.
@@ -48,7 +56,7 @@ const NAME: &str = "relay";
 /// one chunk each. If the allocator refuses more slots, transfers continue with the existing ones
 /// ([`slots`](Self::slots) tells).
 ///
-/// # Terms
+/// # Options of a transfer
 ///
 /// A device order is waited for once, as of the submission, before the first chunk begins; no slot
 /// is held meanwhile. Files are made durable once, after the last chunk. The deadline holds for
@@ -59,9 +67,9 @@ const NAME: &str = "relay";
 ///
 /// # Copies that cannot be stopped
 ///
-/// An engine may [give up](CopyJob::give_up) a part that does not complete. The transfer then ends
+/// An engine may [orphan](CopyJob::orphan) a part that does not complete. The transfer then ends
 /// with that failure. Its blocks stay claimed until the engine knows that the copy has ended, and
-/// the relay no longer uses the slot of the part ([`RelaySlots::given_up`]). Another slot is
+/// the relay no longer uses the slot of the part ([`RelaySlots::orphaned`]). Another slot is
 /// allocated on demand. If no slot is left and that allocation fails, transfers fail.
 ///
 /// Until the part is given up, it keeps its slot, and its place among the few chunks of its engine.
@@ -102,27 +110,11 @@ const NAME: &str = "relay";
 /// # }
 /// ```
 pub struct RelayEngine {
-    shared: Arc<Shared>,
+    shared: Arc<RelayShared>,
     messages: Sender<Message>,
     next: AtomicU64,
     thread: Option<JoinHandle<()>>,
     owner: OwnerProcess,
-}
-
-/// The options of a [`RelayEngine`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RelayOptions {
-    /// The bytes of a slot. It has to hold at least one layer of a block, and should hold a block.
-    pub slot_bytes: ByteCount,
-    /// The maximum number of slots, at least one. With fewer than two, hops take turns.
-    pub slots: usize,
-}
-
-impl Default for RelayOptions {
-    /// 8 slots of 16 MiB. A slot holds several requests of a disk, and several slots are in flight.
-    fn default() -> Self {
-        Self { slot_bytes: ByteCount::mib(16), slots: 8 }
-    }
 }
 
 impl RelayEngine {
@@ -139,12 +131,13 @@ impl RelayEngine {
         bounce: impl Allocate + Send + Sync + 'static,
         options: &RelayOptions,
     ) -> Result<Self, TransferError> {
-        let bounce = Bounce::new(bounce, options).map_err(|source| {
+        let bounce = BounceSlots::new(bounce, options).map_err(|source| {
             TransferError::EngineNotStarted { engine: NAME, source: Box::new(source) }
         })?;
-        let shared = Arc::new(Shared { engines: [first, second], bounce, planner: Planner::new() });
+        let shared =
+            Arc::new(RelayShared { engines: [first, second], bounce, planner: Planner::new() });
         let (messages, inbox) = unbounded();
-        let worker = Worker::new(Arc::clone(&shared), inbox, messages.clone());
+        let worker = RelayWorker::new(Arc::clone(&shared), inbox, messages.clone());
         let thread = threads::spawn("terrane-relay".to_owned(), move || worker.serve()).map_err(
             |source| TransferError::EngineNotStarted { engine: NAME, source: Box::new(source) },
         )?;
@@ -166,19 +159,24 @@ impl RelayEngine {
         if self.owner.is_current() { self.shared.bounce.trim() } else { ByteCount::ZERO }
     }
 
-    fn begin(&self, begin: Begin) {
+    fn begin(&self, begin: NewTransfer) {
         // If the thread has exited, the job drops here, which notifies its caller.
-        let _ = self.messages.send(Message::Begin(Box::new(begin)));
+        let _ = self.messages.send(Message::NewTransfer(Box::new(begin)));
     }
 
     /// The part that waits for the device order of a job.
-    fn order(&self, route: &Route, job: &CopyJob, transfer: u64) -> Result<CopyJob, Failure> {
-        let part = Part { transfer, step: RelayStep::Order, chunk: 0 };
+    fn order(
+        &self,
+        route: &RelayRoute,
+        job: &CopyJob,
+        transfer: u64,
+    ) -> Result<CopyJob, RelayFailure> {
+        let part = PartId { transfer, step: RelayStep::Order, chunk: 0 };
         let engine = self.shared.engine(route, part.step);
         let plan = self.shared.order_plan(route, job.plan())?;
-        let (device_order, deadline) = (job.terms().device_order.clone(), job.terms().deadline);
-        let terms = Terms { device_order, deadline, ..Terms::default() };
-        step::job(engine, job.claims(), plan, terms, Arc::default(), part, &self.messages)
+        let (device_order, deadline) = (job.options().device_order.clone(), job.options().deadline);
+        let options = TransferOptions { device_order, deadline, ..TransferOptions::default() };
+        hop::job(engine, job.claims(), plan, options, Arc::default(), part, &self.messages)
     }
 }
 
@@ -192,34 +190,34 @@ unsafe impl CopyEngine for RelayEngine {
         NAME
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
         if !self.owner.is_current() {
             return Err(Declined::Forked);
         }
-        Ok(self.shared.route(plan, terms)?.into_quote())
+        Ok(self.shared.route(plan, options)?.into_quote())
     }
 
     fn submit(&self, job: CopyJob) {
         // Relaxed: only uniqueness is needed.
         let transfer = self.next.fetch_add(1, Ordering::Relaxed);
-        let route = match job.decision::<Route>() {
+        let route = match job.decision::<RelayRoute>() {
             Ok(route) => route.clone(),
             Err(foreign) => {
                 return job.finish(Err(CopyFailure::Engine { source: foreign.into() }));
             }
         };
-        if !has_order(job.terms()) {
-            return self.begin(Begin { transfer, job, route: Ok(route), ordered: false });
+        if !has_order(job.options()) {
+            return self.begin(NewTransfer { transfer, job, route: Ok(route), ordered: false });
         }
         // Submitted here, as the order covers the device's work that was submitted by now.
         match self.order(&route, &job, transfer) {
             Ok(order) => {
                 let engine = Arc::clone(self.shared.engine(&route, RelayStep::Order));
-                self.begin(Begin { transfer, job, route: Ok(route), ordered: true });
-                step::submit(&engine, order);
+                self.begin(NewTransfer { transfer, job, route: Ok(route), ordered: true });
+                hop::submit(&engine, order);
             }
             Err(failure) => {
-                self.begin(Begin { transfer, job, route: Err(failure), ordered: false });
+                self.begin(NewTransfer { transfer, job, route: Err(failure), ordered: false });
             }
         }
     }

@@ -7,48 +7,58 @@ use std::time::Duration;
 
 use terrane_core::{Durability, Location, StorageKind};
 
-use super::bounce::Bounce;
-use super::cut::{Chunk, Cut, rows_in_slot};
-use super::lanes::LaneNumber;
+use super::bounce::BounceSlots;
+use super::chunks::{Chunk, Chunking, rows_in_slot};
+use super::engine_queues::EngineNumber;
 use super::step::RelayStep;
-use crate::{
-    CopyEngine, Decision, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
-    TransferError, TransferPlan,
-};
+use crate::engine::CopyEngine;
+use crate::engine::declined::Declined;
+use crate::engine::order::DeviceOrder;
+use crate::engine::quote::{Decision, Quote};
+use crate::error::TransferError;
+use crate::hazard::endpoint::Endpoint;
+use crate::plan::TransferPlan;
+use crate::plan::planner::Planner;
+use crate::side::Side;
+use crate::transfer::{Transfer, TransferOptions};
 
 /// State shared by the engine and its thread.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct RelayShared {
     pub(super) engines: [Arc<dyn CopyEngine>; 2],
-    pub(super) bounce: Bounce,
+    pub(super) bounce: BounceSlots,
     pub(super) planner: Planner,
 }
 
 /// The route of a plan through the relay.
 #[derive(Clone, Debug)]
-pub(super) struct Route {
-    pub(super) cut: Cut,
+pub(super) struct RelayRoute {
+    pub(super) chunking: Chunking,
     /// The numbers of the engines into and out of the slots, and their names.
-    lanes: [LaneNumber; 2],
+    queues: [EngineNumber; 2],
     names: [&'static str; 2],
     quotes: [Quote; 2],
     bounce: StorageKind,
     /// The hop that the device of the stated order takes part in.
     order_step: RelayStep,
     /// The hop that the peer to notify takes part in.
-    tells_by: RelayStep,
+    notification_hop: RelayStep,
 }
 
-impl Shared {
+impl RelayShared {
     /// The route of a plan.
-    pub(super) fn route(&self, plan: &TransferPlan, terms: &Terms) -> Result<Route, Declined> {
+    pub(super) fn route(
+        &self,
+        plan: &TransferPlan,
+        options: &TransferOptions,
+    ) -> Result<RelayRoute, Declined> {
         let bounce = self.bounce.kind();
         if [plan.source(), plan.destination()].iter().any(|end| end.kind() == bounce) {
             return Err(Declined::Kinds);
         }
-        let cut = Cut::of(plan, terms.layer_wise, self.bounce.slot_bytes())?;
-        let slot = self.bounce.to_plan_by(&cut.slot).map_err(|_| Declined::SlotTooSmall)?;
-        let sample = Sample::of(&cut, plan);
+        let chunking = Chunking::of(plan, options.layer_by_layer, self.bounce.slot_bytes())?;
+        let slot = self.bounce.to_plan_by(&chunking.slot).map_err(|_| Declined::SlotTooSmall)?;
+        let sample = ChunkTransfers::of(&chunking, plan);
         let hops = [
             self.planner.plan(&sample.inwards(plan, &slot)),
             self.planner.plan(&sample.outwards(&slot, plan)),
@@ -56,22 +66,30 @@ impl Shared {
         // The planner refuses only a layout that overlaps the slots'.
         let [Ok(into), Ok(out)] = hops else { return Err(Declined::Kinds) };
         let quotes = |into_slots: &dyn CopyEngine, out_of_slots: &dyn CopyEngine| {
-            let [first, second] = quoted_terms(plan, terms, self);
+            let [first, second] = quoted_terms(plan, options, self);
             Ok([into_slots.quote(&into, &first)?, out_of_slots.quote(&out, &second)?])
         };
         let [one, other] = &self.engines;
-        let order_step = order_step(plan, terms);
+        let order_step = order_step(plan, options);
         let mut why = Declined::Kinds;
         // Both may be the same engine.
         let second = usize::from(!Arc::ptr_eq(one, other));
-        for ([into_slots, out_of_slots], lanes) in
+        for ([into_slots, out_of_slots], queues) in
             [([one, other], [0, second]), ([other, one], [second, 0])]
         {
             match quotes(&**into_slots, &**out_of_slots) {
                 Ok(quotes) => {
                     let names = [into_slots.name(), out_of_slots.name()];
-                    let tells_by = telling_step(plan);
-                    return Ok(Route { cut, lanes, names, quotes, bounce, order_step, tells_by });
+                    let notification_hop = notification_hop_of(plan);
+                    return Ok(RelayRoute {
+                        chunking,
+                        queues,
+                        names,
+                        quotes,
+                        bounce,
+                        order_step,
+                        notification_hop,
+                    });
                 }
                 // Returns the more specific of two reasons.
                 Err(Declined::Kinds) => {}
@@ -82,19 +100,19 @@ impl Shared {
     }
 
     /// The engine that executes a step.
-    pub(super) fn engine(&self, route: &Route, step: RelayStep) -> &Arc<dyn CopyEngine> {
+    pub(super) fn engine(&self, route: &RelayRoute, step: RelayStep) -> &Arc<dyn CopyEngine> {
         let [one, other] = &self.engines;
-        if route.lane(step) == 0 { one } else { other }
+        if route.engine_number(step) == 0 { one } else { other }
     }
 
     /// The plan of a job that copies nothing, and completes when the device order has been reached.
     pub(super) fn order_plan(
         &self,
-        route: &Route,
+        route: &RelayRoute,
         plan: &TransferPlan,
     ) -> Result<TransferPlan, TransferError> {
-        let slot = self.bounce.to_plan_by(&route.cut.slot)?;
-        let nothing = Sample::nothing();
+        let slot = self.bounce.to_plan_by(&route.chunking.slot)?;
+        let nothing = ChunkTransfers::nothing();
         self.planner.plan(&match route.order_step {
             RelayStep::OutOfBounce => nothing.outwards(&slot, plan),
             _ => nothing.inwards(plan, &slot),
@@ -104,56 +122,61 @@ impl Shared {
     /// The plan of a job that copies nothing, and completes when the destination is durable.
     pub(super) fn durability_plan(
         &self,
-        route: &Route,
+        route: &RelayRoute,
         plan: &TransferPlan,
     ) -> Result<TransferPlan, TransferError> {
-        let slot = self.bounce.to_plan_by(&route.cut.slot)?;
-        self.planner.plan(&Sample::nothing().outwards(&slot, plan))
+        let slot = self.bounce.to_plan_by(&route.chunking.slot)?;
+        self.planner.plan(&ChunkTransfers::nothing().outwards(&slot, plan))
     }
 
     /// The plan of a job that copies nothing, and notifies the peer.
     pub(super) fn notification_plan(
         &self,
-        route: &Route,
+        route: &RelayRoute,
         plan: &TransferPlan,
     ) -> Result<TransferPlan, TransferError> {
-        let slot = self.bounce.to_plan_by(&route.cut.slot)?;
-        let nothing = Sample::nothing();
-        self.planner.plan(&match telling_step(plan) {
+        let slot = self.bounce.to_plan_by(&route.chunking.slot)?;
+        let nothing = ChunkTransfers::nothing();
+        self.planner.plan(&match notification_hop_of(plan) {
             RelayStep::IntoBounce => nothing.inwards(plan, &slot),
             _ => nothing.outwards(&slot, plan),
         })
     }
 
     /// The terms of a part of a transfer whose device order has been reached.
-    pub(super) fn terms(&self, step: RelayStep, plan: &TransferPlan, terms: &Terms) -> Terms {
+    pub(super) fn options(
+        &self,
+        step: RelayStep,
+        plan: &TransferPlan,
+        options: &TransferOptions,
+    ) -> TransferOptions {
         let end = match step {
             RelayStep::Order | RelayStep::IntoBounce => plan.source(),
             RelayStep::OutOfBounce | RelayStep::Durability => plan.destination(),
-            RelayStep::Notification => match telling_step(plan) {
+            RelayStep::Notification => match notification_hop_of(plan) {
                 RelayStep::IntoBounce => plan.source(),
                 _ => plan.destination(),
             },
         };
         let on_device = end.kind().is_device() || self.bounce.kind().is_device();
-        Terms {
+        TransferOptions {
             device_order: on_device.then_some(DeviceOrder::AlreadySynchronised),
             durability: Durability::None,
-            deadline: terms.deadline,
+            deadline: options.deadline,
             more_follows: true,
-            layer_wise: false,
+            layer_by_layer: false,
             notification: None,
         }
     }
 }
 
-impl Route {
+impl RelayRoute {
     /// The number of the engine that executes a step.
-    pub(super) fn lane(&self, step: RelayStep) -> LaneNumber {
-        let [into, out] = self.lanes;
+    pub(super) fn engine_number(&self, step: RelayStep) -> EngineNumber {
+        let [into, out] = self.queues;
         let hop = match step {
             RelayStep::Order => self.order_step,
-            RelayStep::Notification => self.tells_by,
+            RelayStep::Notification => self.notification_hop,
             RelayStep::Durability => RelayStep::OutOfBounce,
             hop => hop,
         };
@@ -163,12 +186,12 @@ impl Route {
     /// The quote of the route.
     pub(super) fn into_quote(self) -> Quote {
         let [first, second] = &self.quotes;
-        let predicted = pipelined(first.predicted, second.predicted, self.cut.chunks());
+        let predicted = pipelined(first.predicted, second.predicted, self.chunking.chunks());
         Quote::new(predicted, self)
     }
 }
 
-impl Decision for Route {
+impl Decision for RelayRoute {
     fn path(&self) -> Cow<'_, str> {
         let ([into, out], [first, second]) = (self.names, &self.quotes);
         format!("{} by {into}, then {} by {out}", first.path(), second.path()).into()
@@ -179,8 +202,8 @@ impl Decision for Route {
         format!(
             "by way of {} memory, in {} chunks of up to {}; {into}: {}; {out}: {}",
             self.bounce,
-            self.cut.chunks(),
-            self.cut.slot.total_bytes(),
+            self.chunking.chunks(),
+            self.chunking.slot.total_bytes(),
             first.reason(),
             second.reason(),
         )
@@ -195,8 +218,8 @@ fn pipelined(first: Duration, second: Duration, chunks: usize) -> Duration {
 }
 
 /// The hop that the device of a stated order takes part in.
-fn order_step(plan: &TransferPlan, terms: &Terms) -> RelayStep {
-    let stated = terms.device_order.as_ref().and_then(DeviceOrder::device);
+fn order_step(plan: &TransferPlan, options: &TransferOptions) -> RelayStep {
+    let stated = options.device_order.as_ref().and_then(DeviceOrder::device);
     let takes_part = |end: &Endpoint| match end.kind() {
         StorageKind::Device(device) => stated.is_none_or(|stated| stated == device),
         _ => false,
@@ -209,7 +232,7 @@ fn order_step(plan: &TransferPlan, terms: &Terms) -> RelayStep {
 }
 
 /// The hop that a peer takes part in.
-fn telling_step(plan: &TransferPlan) -> RelayStep {
+fn notification_hop_of(plan: &TransferPlan) -> RelayStep {
     match plan.source().kind().is_remote() {
         true => RelayStep::IntoBounce,
         false => RelayStep::OutOfBounce,
@@ -218,48 +241,52 @@ fn telling_step(plan: &TransferPlan) -> RelayStep {
 
 /// The terms for the quotes of the hops. They state a device order and a durability that the
 /// engines accept.
-fn quoted_terms(plan: &TransferPlan, terms: &Terms, shared: &Shared) -> [Terms; 2] {
-    let [mut first, mut second] =
-        [RelayStep::IntoBounce, RelayStep::OutOfBounce].map(|step| shared.terms(step, plan, terms));
-    match order_step(plan, terms) {
-        RelayStep::OutOfBounce => second.device_order.clone_from(&terms.device_order),
-        _ if terms.device_order.is_some() => first.device_order.clone_from(&terms.device_order),
+fn quoted_terms(
+    plan: &TransferPlan,
+    options: &TransferOptions,
+    shared: &RelayShared,
+) -> [TransferOptions; 2] {
+    let [mut first, mut second] = [RelayStep::IntoBounce, RelayStep::OutOfBounce]
+        .map(|step| shared.options(step, plan, options));
+    match order_step(plan, options) {
+        RelayStep::OutOfBounce => second.device_order.clone_from(&options.device_order),
+        _ if options.device_order.is_some() => first.device_order.clone_from(&options.device_order),
         _ => {}
     }
-    second.durability = terms.durability;
-    match telling_step(plan) {
-        RelayStep::IntoBounce => first.notification.clone_from(&terms.notification),
-        _ => second.notification.clone_from(&terms.notification),
+    second.durability = options.durability;
+    match notification_hop_of(plan) {
+        RelayStep::IntoBounce => first.notification.clone_from(&options.notification),
+        _ => second.notification.clone_from(&options.notification),
     }
     [first, second]
 }
 
 /// Whether the device order has yet to be reached.
-pub(super) fn has_order(terms: &Terms) -> bool {
-    !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised))
+pub(super) fn has_order(options: &TransferOptions) -> bool {
+    !matches!(options.device_order, None | Some(DeviceOrder::AlreadySynchronised))
 }
 
 /// Whether anything that the plan writes has to be made durable.
-pub(super) fn has_durability(plan: &TransferPlan, terms: &Terms) -> bool {
+pub(super) fn has_durability(plan: &TransferPlan, options: &TransferOptions) -> bool {
     let stated = plan.destination().bases().iter().filter_map(|base| match base {
         Location::File(position) => Some(position.file.durability),
         _ => None,
     });
-    stated.map(|durability| durability.max(terms.durability)).any(|it| it > Durability::None)
+    stated.map(|durability| durability.max(options.durability)).any(|it| it > Durability::None)
 }
 
 /// The transfers of one chunk.
-pub(super) struct Sample<'a> {
+pub(super) struct ChunkTransfers<'a> {
     pub(super) sources: &'a [u32],
     pub(super) destinations: &'a [u32],
     /// `None` for a chunk of no blocks.
     pub(super) chunk: Option<Chunk>,
 }
 
-impl<'a> Sample<'a> {
+impl<'a> ChunkTransfers<'a> {
     /// The first chunk of a plan.
-    fn of(cut: &Cut, plan: &'a TransferPlan) -> Self {
-        let chunk = cut.chunk(0);
+    fn of(chunking: &Chunking, plan: &'a TransferPlan) -> Self {
+        let chunk = chunking.chunk(0);
         let pairs = chunk.as_ref().map(|chunk| chunk.pairs.clone()).unwrap_or_default();
         Self {
             sources: plan.source_blocks().get(pairs.clone()).unwrap_or_default(),
@@ -298,20 +325,24 @@ impl<'a> Sample<'a> {
 
     /// In a slot, layer 0 is the first layer of the chunk.
     fn layered(&self, transfer: Transfer, side: Side) -> Transfer {
-        let (layers, landing) = match &self.chunk {
-            Some(chunk) => (chunk.layers.clone(), chunk.landing),
+        let (layers, destination_first_layer) = match &self.chunk {
+            Some(chunk) => (chunk.layers.clone(), chunk.destination_first_layer),
             None => (0..1, 0),
         };
-        let (layers, landing) = match side {
+        let (layers, destination_first_layer) = match side {
             Side::Source => (layers, 0),
-            Side::Destination => (0..layers.end - layers.start, landing),
+            Side::Destination => (0..layers.end - layers.start, destination_first_layer),
         };
         let counts = [&transfer.source, &transfer.destination]
             .map(|end| end.layout().geometry().num_layers());
-        if layers == (0..counts[0]) && landing == 0 && counts[0] == counts[1] {
+        if layers == (0..counts[0]) && destination_first_layer == 0 && counts[0] == counts[1] {
             // All layers: layouts with sections that have no layers need that.
             return transfer;
         }
-        Transfer { layers: Some(layers), landing: Some(landing), ..transfer }
+        Transfer {
+            layers: Some(layers),
+            destination_first_layer: Some(destination_first_layer),
+            ..transfer
+        }
     }
 }

@@ -3,7 +3,9 @@
 use terrane_core::{ByteCount, StorageKind};
 use terrane_layout::{Axis, AxisSteps, Geometry, LayoutError, Section};
 
-use crate::{Endpoint, Side, TransferPlan};
+use crate::hazard::endpoint::Endpoint;
+use crate::plan::TransferPlan;
+use crate::side::Side;
 
 /// The layout of blocks in a slot copies that of one end, so that the hop to that end has long
 /// runs.

@@ -1,20 +1,13 @@
-//! The jobs of a relayed transfer.
+//! The steps of a relayed transfer, and its failure at one of them.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use crossbeam_channel::Sender;
 use terrane_core::{AllocateError, BoxedCause};
 
-use super::worker::Message;
-use crate::completion::Settle;
-use crate::job::{Claims, Ending};
-use crate::{
-    Attend, CopyEngine, CopyFailure, CopyJob, Declined, Explanation, Progress, Report, Terms,
-    Ticket, TransferError, TransferPlan,
-};
+use super::options::NAME;
+use crate::engine::declined::Declined;
+use crate::engine::job::{CopyFailure, CopyJob};
+use crate::error::TransferError;
 
 /// A step that another engine executes for a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,95 +52,22 @@ pub struct StepFailed {
 
 /// The identity of a job: its transfer, its step and its chunk.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct PartId {
     pub(super) transfer: u64,
     pub(super) step: RelayStep,
     /// The chunk, for steps that copy one.
     pub(super) chunk: usize,
 }
 
-/// How a part has ended.
-pub(super) struct PartEnd {
-    pub(super) part: Part,
-    pub(super) result: Result<(), TransferError>,
-    /// Whether the copy may continue: its engine gave it up.
-    pub(super) has_remains: bool,
-}
-
-/// Notifies the relay's thread of the end of a part.
-struct Notice {
-    part: Part,
-    has_remains: AtomicBool,
-    to: Sender<Message>,
-}
-
-impl Settle for Notice {
-    /// No thread waits for a part: the relay's thread is notified of its end and does not poll.
-    fn attend(&self, _: &Arc<dyn Attend>) {}
-
-    fn leaves_remains(&self) {
-        // Relaxed: the same thread settles.
-        self.has_remains.store(true, Ordering::Relaxed);
-    }
-
-    fn settle(&self, result: Result<Report, TransferError>) {
-        let (part, has_remains) = (self.part, self.has_remains.load(Ordering::Relaxed));
-        let end = PartEnd { part, result: result.map(drop), has_remains };
-        // The thread runs until every part has ended.
-        let _ = self.to.send(Message::Ended(end));
-    }
-}
-
-/// A job for `engine`, which notifies the relay's thread at its end. An engine's panic must not end
-/// this thread and all its transfers.
-///
-/// # Errors
-///
-/// If the engine declines it, or panics.
-pub(super) fn job(
-    engine: &Arc<dyn CopyEngine>,
-    claims: &Arc<Claims>,
-    plan: TransferPlan,
-    terms: Terms,
-    progress: Arc<Progress>,
-    part: Part,
-    to: &Sender<Message>,
-) -> Result<CopyJob, Failure> {
-    let explain = || {
-        let quote = engine.quote(&plan, &terms);
-        let explained = quote.map(|quote| Explanation::new(&plan, &**engine, quote, Vec::new()));
-        explained.map_err(|declined| Failure::declined(declined, part.step, engine.name()))
-    };
-    let explanation = guarded(explain)??;
-    let settle = Arc::new(Notice { part, has_remains: AtomicBool::new(false), to: to.clone() });
-    let ending = Ending::new(Ticket::new([]), settle, None, explanation);
-    Ok(CopyJob::part(claims, plan, terms, progress, ending))
-}
-
-/// Submits a part to its engine.
-pub(super) fn submit(engine: &Arc<dyn CopyEngine>, job: CopyJob) {
-    // A job that is lost in a panic reports its end as it drops.
-    let _ = guarded(|| engine.submit(job));
-}
-
-/// Calls code of another engine.
-///
-/// # Errors
-///
-/// If it panicked.
-pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(call)).map_err(|_| TransferError::EngineStopped.into())
-}
-
 /// The failure of a relayed transfer.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum RelayFailure {
     /// It was stopped: cancelled, or at its deadline.
     Stopped(CopyFailure),
     Other(TransferError),
 }
 
-impl Failure {
+impl RelayFailure {
     /// The failure of a step, in terms of the transfer: `pair` maps a block of the slot to the
     /// transfer's blocks.
     pub(super) fn of(
@@ -177,16 +97,16 @@ impl Failure {
                 }
             }
             TransferError::Engine { source, .. } => {
-                TransferError::Engine { engine: super::NAME, source: failed(source) }
+                TransferError::Engine { engine: NAME, source: failed(source) }
             }
-            other => TransferError::Engine { engine: super::NAME, source: failed(Box::new(other)) },
+            other => TransferError::Engine { engine: NAME, source: failed(Box::new(other)) },
         })
     }
 
     /// A step that its engine declines.
     pub(super) fn declined(declined: Declined, step: RelayStep, engine: &'static str) -> Self {
         let source = Box::new(StepFailed { step, engine, source: Box::new(declined) });
-        Self::Other(TransferError::Engine { engine: super::NAME, source })
+        Self::Other(TransferError::Engine { engine: NAME, source })
     }
 
     pub(super) fn end(self, job: CopyJob) {
@@ -198,15 +118,15 @@ impl Failure {
 }
 
 /// No slot exists, and none can be allocated.
-impl From<AllocateError> for Failure {
+impl From<AllocateError> for RelayFailure {
     fn from(error: AllocateError) -> Self {
-        Self::Other(TransferError::Engine { engine: super::NAME, source: Box::new(error) })
+        Self::Other(TransferError::Engine { engine: NAME, source: Box::new(error) })
     }
 }
 
 /// The relay's plan of a part was refused.
-impl From<TransferError> for Failure {
+impl From<TransferError> for RelayFailure {
     fn from(error: TransferError) -> Self {
-        Self::Other(TransferError::Engine { engine: super::NAME, source: Box::new(error) })
+        Self::Other(TransferError::Engine { engine: NAME, source: Box::new(error) })
     }
 }

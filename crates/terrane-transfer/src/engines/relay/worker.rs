@@ -7,51 +7,35 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, Sender};
 use rustc_hash::FxHashMap;
 
-use super::active::Active;
-use super::lanes::Lanes;
-use super::route::{Route, Shared};
-use super::step::{self, Failure, Part, PartEnd, RelayStep};
-use crate::job::shielded;
-use crate::{CopyJob, Terms, TransferError};
+use super::engine_queues::EngineQueues;
+use super::hop::guarded;
+use super::message::{Message, NewTransfer, PartEnded};
+use super::route::RelayShared;
+use super::step::{PartId, RelayStep};
+use super::transfer_state::TransferState;
+use crate::error::TransferError;
+use crate::hazard::notify::catch_foreign_panic;
+use crate::transfer::TransferOptions;
 
-/// A message to the thread.
-pub(super) enum Message {
-    Begin(Box<Begin>),
-    /// A part of a transfer has ended.
-    Ended(PartEnd),
-    /// The engine has dropped. Nothing begins after this.
-    Close,
-}
-
-/// A transfer that begins.
-pub(super) struct Begin {
-    pub(super) transfer: u64,
-    pub(super) job: CopyJob,
-    /// The route, or the failure of the part that waits for the device's order.
-    pub(super) route: Result<Route, Failure>,
-    /// Whether a part that waits for the device's order is in flight.
-    pub(super) ordered: bool,
-}
-
-pub(super) struct Worker {
-    shared: Arc<Shared>,
+pub(super) struct RelayWorker {
+    shared: Arc<RelayShared>,
     inbox: Receiver<Message>,
     /// A sender to the inbox, for parts to report their ends.
     outbox: Sender<Message>,
     /// Messages received during a recovery. They come before those of the inbox.
     backlog: VecDeque<Message>,
-    transfers: FxHashMap<u64, Active>,
+    transfers: FxHashMap<u64, TransferState>,
     /// The transfers that need a slot for their next chunk, in turn.
     turns: VecDeque<u64>,
-    lanes: Lanes,
+    queues: EngineQueues,
     /// No slot was available, and none has been returned since.
     is_out_of_slots: bool,
     closed: bool,
 }
 
-impl Worker {
+impl RelayWorker {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<RelayShared>,
         inbox: Receiver<Message>,
         outbox: Sender<Message>,
     ) -> Self {
@@ -62,7 +46,7 @@ impl Worker {
             backlog: VecDeque::new(),
             transfers: FxHashMap::default(),
             turns: VecDeque::new(),
-            lanes: Lanes::default(),
+            queues: EngineQueues::default(),
             is_out_of_slots: false,
             closed: false,
         }
@@ -97,7 +81,7 @@ impl Worker {
 
     /// Waits for the next message; `None` if a deadline passes first.
     fn next(&mut self) -> Option<Message> {
-        let nearest = || self.transfers.values().filter_map(Active::deadline).min();
+        let nearest = || self.transfers.values().filter_map(TransferState::deadline).min();
         self.backlog.pop_front().or_else(|| match nearest() {
             Some(deadline) => self.inbox.recv_deadline(deadline).ok(),
             // This thread holds a sender, so the channel stays open.
@@ -110,23 +94,23 @@ impl Worker {
     fn end_stopped(&mut self) {
         let active = self.transfers.iter_mut();
         let stopped: Vec<u64> = active.filter_map(|(&id, it)| it.stops().then_some(id)).collect();
-        stopped.into_iter().for_each(|transfer| self.settle(transfer));
+        stopped.into_iter().for_each(|transfer| self.finish_if_done(transfer));
     }
 
     /// Recovers from a panic. The thread's progress is unknown, so all transfers that have begun
     /// fail. Each job keeps the memory of its parts, and so ends when none of them is in flight.
     fn recover(&mut self) {
-        let is_in_flight = |active: &Active| active.in_flight > 0;
+        let is_in_flight = |active: &TransferState| active.in_flight > 0;
         while self.transfers.values().any(is_in_flight) {
             // This thread holds a sender, so the channel stays open.
             let Ok(message) = self.inbox.recv() else { break };
             match message {
                 Message::Ended(end) if self.transfers.contains_key(&end.part.transfer) => {
-                    let PartEnd { part, has_remains, .. } = end;
+                    let PartEnded { part, is_orphaned, .. } = end;
                     if let Some(active) = self.transfers.get_mut(&part.transfer) {
                         active.in_flight -= 1;
-                        active.has_remains |= has_remains;
-                        if has_remains {
+                        active.is_orphaned |= is_orphaned;
+                        if is_orphaned {
                             active.release(part.chunk, true, &self.shared.bounce);
                         }
                     }
@@ -136,10 +120,10 @@ impl Worker {
             }
         }
         self.turns.clear();
-        self.lanes = Lanes::default();
+        self.queues = EngineQueues::default();
         for (_, active) in self.transfers.drain() {
             // What a job owns drops with it.
-            shielded(|| {
+            catch_foreign_panic(|| {
                 let mut active = active;
                 active.failure.get_or_insert(TransferError::EngineStopped.into());
                 active.end(&self.shared.bounce);
@@ -151,19 +135,19 @@ impl Worker {
 
     fn take_in(&mut self, message: Message) {
         match message {
-            Message::Begin(begin) => self.begin(*begin),
+            Message::NewTransfer(begin) => self.begin(*begin),
             Message::Ended(end) => self.ended(end),
             Message::Close => self.closed = true,
         }
     }
 
-    fn begin(&mut self, begin: Begin) {
-        let Begin { transfer, job, route, ordered } = begin;
+    fn begin(&mut self, begin: NewTransfer) {
+        let NewTransfer { transfer, job, route, ordered } = begin;
         let route = match route {
             Ok(route) => route,
             Err(failure) => return failure.end(job),
         };
-        let active = Active::new(job, route, &self.shared, ordered);
+        let active = TransferState::new(job, route, &self.shared, ordered);
         self.transfers.insert(transfer, active);
         if !ordered {
             self.go_on(transfer);
@@ -171,14 +155,14 @@ impl Worker {
     }
 
     /// Handles the end of a part, and starts what follows.
-    fn ended(&mut self, end: PartEnd) {
-        let PartEnd { part, result, has_remains } = end;
+    fn ended(&mut self, end: PartEnded) {
+        let PartEnded { part, result, is_orphaned } = end;
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return };
         active.in_flight -= 1;
-        active.has_remains |= has_remains;
+        active.is_orphaned |= is_orphaned;
         let is_hop = matches!(part.step, RelayStep::IntoBounce | RelayStep::OutOfBounce);
         if is_hop {
-            self.lanes.end(active.route.lane(part.step));
+            self.queues.end(active.route.engine_number(part.step));
         }
         match result {
             Ok(()) if part.step == RelayStep::OutOfBounce => active.arrived(part.chunk),
@@ -187,16 +171,16 @@ impl Worker {
         }
         if part.step == RelayStep::IntoBounce && active.failure.is_none() {
             let step = RelayStep::OutOfBounce;
-            return self.lanes.push(active.route.lane(step), Part { step, ..part });
+            return self.queues.push(active.route.engine_number(step), PartId { step, ..part });
         }
         if is_hop {
             self.is_out_of_slots = false;
-            active.release(part.chunk, has_remains, &self.shared.bounce);
+            active.release(part.chunk, is_orphaned, &self.shared.bounce);
         }
         if part.step == RelayStep::Order {
             self.go_on(part.transfer);
         } else {
-            self.settle(part.transfer);
+            self.finish_if_done(part.transfer);
         }
     }
 
@@ -206,7 +190,7 @@ impl Worker {
         if active.wants_slot() {
             self.turns.push_back(transfer);
         } else {
-            self.settle(transfer);
+            self.finish_if_done(transfer);
         }
     }
 
@@ -224,27 +208,27 @@ impl Worker {
             let active = self.transfers.get_mut(&transfer);
             let Some(active) = active.filter(|active| active.wants_slot()) else { continue };
             if active.stops() {
-                self.settle(transfer);
+                self.finish_if_done(transfer);
                 continue;
             }
-            if self.lanes.has_next(active.route.lane(RelayStep::IntoBounce)) {
+            if self.queues.has_next(active.route.engine_number(RelayStep::IntoBounce)) {
                 self.turns.push_back(transfer);
                 blocked += 1;
                 continue;
             }
-            let Some(chunk) = active.route.cut.chunk(active.next) else {
+            let Some(chunk) = active.route.chunking.chunk(active.next) else {
                 active.failure.get_or_insert(TransferError::EngineStopped.into());
-                self.settle(transfer);
+                self.finish_if_done(transfer);
                 continue;
             };
             let bounce = &self.shared.bounce;
-            let taken = step::guarded(|| bounce.take()).and_then(|taken| Ok(taken?));
+            let taken = guarded(|| bounce.take()).and_then(|taken| Ok(taken?));
             let slot = match taken {
                 Ok(Some(slot)) => slot,
                 // No chunk holds a slot that would be returned.
                 Err(failure) if bounce.slots().held == 0 => {
                     active.failure = Some(failure);
-                    self.settle(transfer);
+                    self.finish_if_done(transfer);
                     continue;
                 }
                 Ok(None) | Err(_) => {
@@ -253,7 +237,7 @@ impl Worker {
                     return has_filled;
                 }
             };
-            active.begin_chunk(transfer, chunk, slot, &mut self.lanes);
+            active.begin_chunk(transfer, chunk, slot, &mut self.queues);
             if active.wants_slot() {
                 self.turns.push_back(transfer);
             }
@@ -266,23 +250,24 @@ impl Worker {
     /// any.
     fn feed_engines(&mut self) -> bool {
         let mut has_fed = false;
-        for lane in 0..self.shared.engines.len() {
+        for engine_number in 0..self.shared.engines.len() {
             let transfers = &self.transfers;
             // A part of a transfer that has ended has no limit.
-            let most = |part: &Part| transfers.get(&part.transfer).map_or(usize::MAX, |it| it.most);
-            let Some(part) = self.lanes.begin(lane, most) else { continue };
+            let most =
+                |part: &PartId| transfers.get(&part.transfer).map_or(usize::MAX, |it| it.most);
+            let Some(part) = self.queues.begin(engine_number, most) else { continue };
             has_fed = true;
             if !self.copy(part) {
-                self.lanes.end(lane);
+                self.queues.end(engine_number);
                 self.release(part.transfer, part.chunk);
-                self.settle(part.transfer);
+                self.finish_if_done(part.transfer);
             }
         }
         has_fed
     }
 
     /// Begins a hop of a chunk. Returns whether it could; if not, the transfer has failed.
-    fn copy(&mut self, part: Part) -> bool {
+    fn copy(&mut self, part: PartId) -> bool {
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return false };
         if active.failure.is_some() {
             return false;
@@ -299,8 +284,8 @@ impl Worker {
             RelayStep::OutOfBounce => Arc::clone(active.job.progress()),
             _ => Arc::default(),
         };
-        let terms = self.shared.terms(part.step, active.job.plan(), active.job.terms());
-        active.submit(plan, terms, progress, part, &self.outbox)
+        let options = self.shared.options(part.step, active.job.plan(), active.job.options());
+        active.submit(plan, options, progress, part, &self.outbox)
     }
 
     fn release(&mut self, transfer: u64, chunk: usize) {
@@ -311,7 +296,7 @@ impl Worker {
 
     /// Makes a transfer's files durable once all is written, notifies the peer, and then finishes
     /// the transfer. A failed transfer is finished once it has nothing in flight.
-    fn settle(&mut self, transfer: u64) {
+    fn finish_if_done(&mut self, transfer: u64) {
         let Some(active) = self.transfers.get_mut(&transfer) else { return };
         let has_more = active.wants_slot() || !active.chunks.is_empty();
         if active.in_flight > 0 || (active.failure.is_none() && has_more) {
@@ -319,31 +304,31 @@ impl Worker {
         }
         if active.failure.is_none() && active.to_sync {
             active.to_sync = false;
-            let part = Part { transfer, step: RelayStep::Durability, chunk: 0 };
-            let terms = Terms {
-                durability: active.job.terms().durability,
+            let part = PartId { transfer, step: RelayStep::Durability, chunk: 0 };
+            let options = TransferOptions {
+                durability: active.job.options().durability,
                 more_follows: false,
-                ..self.shared.terms(part.step, active.job.plan(), active.job.terms())
+                ..self.shared.options(part.step, active.job.plan(), active.job.options())
             };
             match self.shared.durability_plan(&active.route, active.job.plan()) {
                 Ok(plan) => {
-                    if active.submit(plan, terms, Arc::default(), part, &self.outbox) {
+                    if active.submit(plan, options, Arc::default(), part, &self.outbox) {
                         return;
                     }
                 }
                 Err(error) => active.failure = Some(error.into()),
             }
         }
-        if active.failure.is_none() && active.to_tell {
-            active.to_tell = false;
-            let part = Part { transfer, step: RelayStep::Notification, chunk: 0 };
-            let terms = Terms {
-                notification: active.job.terms().notification.clone(),
-                ..self.shared.terms(part.step, active.job.plan(), active.job.terms())
+        if active.failure.is_none() && active.to_notify {
+            active.to_notify = false;
+            let part = PartId { transfer, step: RelayStep::Notification, chunk: 0 };
+            let options = TransferOptions {
+                notification: active.job.options().notification.clone(),
+                ..self.shared.options(part.step, active.job.plan(), active.job.options())
             };
             match self.shared.notification_plan(&active.route, active.job.plan()) {
                 Ok(plan) => {
-                    if active.submit(plan, terms, Arc::default(), part, &self.outbox) {
+                    if active.submit(plan, options, Arc::default(), part, &self.outbox) {
                         return;
                     }
                 }

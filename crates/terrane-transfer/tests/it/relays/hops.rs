@@ -14,7 +14,7 @@ use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Terms, Transfer, TransferManager,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Transfer, TransferManager, TransferOptions,
     TransferPlan,
 };
 
@@ -49,7 +49,7 @@ fn both_hops_are_explained_and_the_slower_one_is_predicted() {
 #[derive(Debug)]
 struct Noting {
     inner: Arc<dyn CopyEngine>,
-    jobs: Mutex<Vec<(Terms, ByteCount)>>,
+    jobs: Mutex<Vec<(TransferOptions, ByteCount)>>,
 }
 
 // SAFETY: it is the other engine that executes jobs.
@@ -57,11 +57,11 @@ unsafe impl CopyEngine for Noting {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        self.inner.quote(plan, terms)
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        self.inner.quote(plan, options)
     }
     fn submit(&self, job: CopyJob) {
-        self.jobs.lock().unwrap().push((job.terms().clone(), job.plan().bytes()));
+        self.jobs.lock().unwrap().push((job.options().clone(), job.plan().bytes()));
         self.inner.submit(job);
     }
 }
@@ -96,7 +96,7 @@ fn files_are_made_durable_once_when_all_is_written() {
             assert!(!last.more_follows);
         }
         assert_eq!(jobs.len(), 4);
-        assert!(jobs.iter().all(|(terms, _)| terms.more_follows));
+        assert!(jobs.iter().all(|(options, _)| options.more_follows));
     }
 }
 

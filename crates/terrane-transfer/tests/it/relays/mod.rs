@@ -1,7 +1,7 @@
 //! Transfers by way of bounce memory.
 
-mod given_up;
 mod hops;
+mod orphaned;
 mod panics;
 pub mod rig;
 mod steered;

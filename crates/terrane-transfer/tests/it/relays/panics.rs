@@ -13,8 +13,8 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
 use terrane_transfer::engines::RelayEngine;
 use terrane_transfer::{
-    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Report, Terms,
-    Transfer, TransferError, TransferManager, TransferPlan,
+    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Report, Transfer,
+    TransferError, TransferManager, TransferOptions, TransferPlan,
 };
 
 use super::{BLOCK, slots, to_device, to_system, until};
@@ -44,11 +44,11 @@ unsafe impl CopyEngine for Panicking {
         self.inner.name()
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
         let left = |left: usize| left.checked_sub(1);
         let left = self.quotes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left);
         assert_ne!(left, Ok(1), "told to panic");
-        self.inner.quote(plan, terms)
+        self.inner.quote(plan, options)
     }
 
     fn submit(&self, job: CopyJob) {

@@ -117,7 +117,7 @@ fn without_memory_there_is_no_relay_and_with_little_it_goes_on() {
     let rig = Steered::over(failing(second_on), &options);
     let all: Vec<u32> = (0..8).collect();
     end_of(rig.manager.submit(rig.transfer(&all, &all), ()).unwrap()).result.unwrap();
-    let RelaySlots { held, most, refused, given_up: 0 } = rig.relay.slots() else {
+    let RelaySlots { held, most, refused, orphaned: 0 } = rig.relay.slots() else {
         panic!("{:?}", rig.relay.slots());
     };
     assert_eq!((held, most), (1, 3));
@@ -235,7 +235,7 @@ fn layers_are_told_of_as_they_arrive() {
     rig.system.hold();
     // A slot holds one layer of four blocks.
     let blocks = [0, 1, 2, 3];
-    let transfer = rig.transfer(&blocks, &blocks).layer_wise();
+    let transfer = rig.transfer(&blocks, &blocks).layer_by_layer();
     let completion = rig.manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
     for layer in 0..3 {

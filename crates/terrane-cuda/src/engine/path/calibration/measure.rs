@@ -8,8 +8,8 @@ use terrane_layout::{
     BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind,
 };
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer, TransferError,
-    TransferManager, TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Transfer, TransferError,
+    TransferManager, TransferOptions, TransferPlan,
 };
 
 use crate::engine::DeviceEngine;
@@ -333,8 +333,8 @@ unsafe impl CopyEngine for Forced {
         "cuda"
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        self.engine.quote_by(plan, terms, Some(self.path))
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        self.engine.quote_by(plan, options, Some(self.path))
     }
 
     fn submit(&self, job: CopyJob) {

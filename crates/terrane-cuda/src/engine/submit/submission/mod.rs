@@ -78,16 +78,16 @@ impl Submission {
         ends: [Arc<DeviceMapping>; 2],
     ) -> Self {
         let grids = job.plan().grids().unwrap_or_default();
-        let layer_wise = job.layers().is_some();
+        let layer_by_layer = job.layers().is_some();
         let steps = match path {
             CopyPath::Staged => {
-                match Staged::of(shared, job.plan(), &grids, direction, layer_wise) {
+                match Staged::of(shared, job.plan(), &grids, direction, layer_by_layer) {
                     Some(staged) => Steps::Staged(Box::new(staged)),
-                    None => Steps::kernels(shared, job.plan(), &grids, direction, layer_wise),
+                    None => Steps::kernels(shared, job.plan(), &grids, direction, layer_by_layer),
                 }
             }
             CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
-                Steps::kernels(shared, job.plan(), &grids, direction, layer_wise)
+                Steps::kernels(shared, job.plan(), &grids, direction, layer_by_layer)
             }
             CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
             CopyPath::Batched => Steps::runs(true),
@@ -197,9 +197,9 @@ impl Submission {
             }
         }
         let reached = self.kernels.is_some() && self.ends.iter().all(|end| end.has_kernels());
-        let layer_wise = self.job.layers().is_some();
+        let layer_by_layer = self.job.layers().is_some();
         self.steps = if reached {
-            Steps::kernels(shared, self.job.plan(), &self.grids, self.direction, layer_wise)
+            Steps::kernels(shared, self.job.plan(), &self.grids, self.direction, layer_by_layer)
         } else {
             Steps::runs(batch::is_there(&shared.context))
         };

@@ -53,7 +53,7 @@ pub(crate) struct Staged {
 /// The maximum number of driver calls for one chunk, and of runs in one batch.
 const MOST_CALLS: usize = 64;
 const MOST_TOGETHER: usize = 4096;
-/// The maximum size that a layer-wise transfer combines: an event costs as much as 50 KiB.
+/// The maximum size that a layer-by-layer transfer combines: an event costs as much as 50 KiB.
 const LAYERS_TOGETHER: u64 = 4 << 20;
 
 impl Submission {
@@ -270,7 +270,7 @@ pub(crate) struct SubmittedStep {
     pub(crate) bytes: u64,
     /// The stream that reaches its end.
     pub(crate) stream: usize,
-    /// The number of complete submitted layers of a layer-wise transfer.
+    /// The number of complete submitted layers of a layer-by-layer transfer.
     pub(crate) layers: u32,
 }
 
@@ -318,7 +318,7 @@ impl Steps {
         plan: &TransferPlan,
         grids: &[CopyGrid],
         direction: Direction,
-        layer_wise: bool,
+        layer_by_layer: bool,
     ) -> Self {
         if grids.is_empty() {
             return Self::runs(false);
@@ -331,8 +331,8 @@ impl Steps {
             }
             _ => (options.direct_ctas.get(), options.request_bytes),
         };
-        let packing = Packing::unpacked(grids, layer_wise);
-        let limit = if layer_wise { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
+        let packing = Packing::unpacked(grids, layer_by_layer);
+        let limit = if layer_by_layer { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
         // A layer of a block is copied whole, whatever its length.
         let limit = limit.max(packing.of_layer());
         match Chunker::new(packing, pairs_of(plan), limit, ChunkRamp::Flat) {
@@ -371,16 +371,19 @@ impl Staged {
         plan: &TransferPlan,
         grids: &[CopyGrid],
         direction: Direction,
-        layer_wise: bool,
+        layer_by_layer: bool,
     ) -> Option<Self> {
         let (side, ramp) = match direction {
             Direction::ToHost => (Side::Destination, ChunkRamp::Up),
             _ => (Side::Source, ChunkRamp::Down),
         };
-        let packing = packing_for(plan, grids, side, layer_wise)?;
+        let packing = packing_for(plan, grids, side, layer_by_layer)?;
         let largest = shared.options.scratch_bytes.get();
-        let largest =
-            if layer_wise { largest.min(LAYERS_TOGETHER.max(packing.of_layer())) } else { largest };
+        let largest = if layer_by_layer {
+            largest.min(LAYERS_TOGETHER.max(packing.of_layer()))
+        } else {
+            largest
+        };
         let chunker = Chunker::new(packing, pairs_of(plan), largest, ramp)?;
         // The plan already has its destinations in order.
         let is_sorted = side == Side::Destination || plan.source_blocks().is_sorted();

@@ -16,8 +16,8 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::{InProcess, Pattern};
 use terrane_testkit::process::in_child_with;
 use terrane_transfer::{
-    Completion, CopyEngine, Declined, Endpoint, EndpointCache, OnlyPath, Quote, Terms, Transfer,
-    TransferError, TransferManager, TransferPlan,
+    Completion, CopyEngine, Declined, Endpoint, EndpointCache, OnlyPath, Quote, Transfer,
+    TransferError, TransferManager, TransferOptions, TransferPlan,
 };
 
 use super::shared::{AdvanceResult, SharedTransfer};
@@ -41,7 +41,7 @@ unsafe impl CopyEngine for KeepsJobs {
         "keeps jobs"
     }
 
-    fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, _: &TransferPlan, _: &TransferOptions) -> Result<Quote, Declined> {
         Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "none", reason: "a test's" }))
     }
 
@@ -139,7 +139,7 @@ fn accepted(
 ) -> (CopyJob, ReservedRoute, Completion<&'static str>) {
     let engine = Arc::<KeepsJobs>::default();
     // There is no engine's thread, so a waiting thread advances the transfer until it ends.
-    let manager = TransferManager::new([Arc::clone(&engine) as _]).with_attention(PATIENCE);
+    let manager = TransferManager::new([Arc::clone(&engine) as _]).with_spin(PATIENCE);
     let completion = manager.submit(transfer, "guard").unwrap();
     let job = engine.0.lock().unwrap().pop().unwrap();
     let route = Route::of(agent, &EndpointCache::default(), job.plan()).unwrap();

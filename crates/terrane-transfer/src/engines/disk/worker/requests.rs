@@ -6,28 +6,31 @@ use terrane_storage::{IoFile, IoRequest};
 use super::super::bounce::BounceBuffer;
 use super::super::extents::follows;
 use super::super::request::{
-    Direction, NotForFiles, by_deadline, copy_parts, engine_failure, io_buffer, io_file, token,
+    BufferDirection, NotForFiles, by_deadline, copy_parts, engine_failure, io_buffer, io_file,
+    token,
 };
-use super::super::route::Flow;
-use super::{Active, Operation, Stage, Step, Worker};
-use crate::{CopyFailure, Durability, Side};
+use super::super::route::FileFlow;
+use super::{DiskWorker, JobState, Operation, RequestOutcome, Stage};
+use crate::engine::job::CopyFailure;
+use crate::side::Side;
+use terrane_core::Durability;
 
-impl Worker {
+impl DiskWorker {
     /// Requests the next extent of a job.
-    pub(super) fn advance(&mut self, key: usize) -> Result<Step, CopyFailure> {
-        let Some(active) = self.jobs.get_mut(key) else { return Ok(Step::NothingLeft) };
+    pub(super) fn advance(&mut self, key: usize) -> Result<RequestOutcome, CopyFailure> {
+        let Some(active) = self.jobs.get_mut(key) else { return Ok(RequestOutcome::NothingLeft) };
         if active.failure.is_some() || !active.has_extents_left() {
-            return Ok(Step::NothingLeft);
+            return Ok(RequestOutcome::NothingLeft);
         }
         if let Some(failure) = active.job.reason_to_stop() {
             return Err(failure);
         }
         let mut buffer = None;
-        let copied = active.route.staged && active.route.flow == Flow::Write;
+        let copied = active.route.staged && active.route.flow == FileFlow::Write;
         if active.route.staged {
             buffer = self.bounce.take().map_err(engine_failure)?;
             if buffer.is_none() {
-                return Ok(Step::Blocked);
+                return Ok(RequestOutcome::Blocked);
             }
         }
         let requested = self.request_extent(key, &mut buffer);
@@ -36,8 +39,8 @@ impl Worker {
             self.bounce.give_back(buffer);
         }
         requested?;
-        let has_more = self.jobs.get(key).is_some_and(Active::has_extents_left);
-        Ok(if has_more { Step::Made { copied } } else { Step::NothingLeft })
+        let has_more = self.jobs.get(key).is_some_and(JobState::has_extents_left);
+        Ok(if has_more { RequestOutcome::Made { copied } } else { RequestOutcome::NothingLeft })
     }
 
     /// Requests the next extent of a job, through `buffer` if the route is staged. A request takes
@@ -56,13 +59,14 @@ impl Worker {
             return Err(engine_failure(NotForFiles));
         };
         let route = active.route;
-        let memory_side = if route.flow == Flow::Read { Side::Destination } else { Side::Source };
+        let memory_side =
+            if route.flow == FileFlow::Read { Side::Destination } else { Side::Source };
         self.buffers.clear();
         match &*buffer {
             Some(buffer) => {
                 let bytes = parts.iter().map(|part| part.bytes).sum();
-                if route.flow == Flow::Write {
-                    copy_parts(&active.job, &parts, buffer, Direction::IntoBuffer)?;
+                if route.flow == FileFlow::Write {
+                    copy_parts(&active.job, &parts, buffer, BufferDirection::IntoBuffer)?;
                 }
                 self.buffers.push(io_buffer(buffer.at(0), bytes)?);
             }
@@ -74,8 +78,8 @@ impl Worker {
             }
         }
         let stage = match route.flow {
-            Flow::Read | Flow::BetweenFiles => Stage::Reading,
-            Flow::Write => Stage::Writing { next: parts.len(), requests: 1 },
+            FileFlow::Read | FileFlow::BetweenFiles => Stage::Reading,
+            FileFlow::Write => Stage::Writing { next: parts.len(), requests: 1 },
         };
         let file = io_file(&position.file, route.is_direct(route.file_side()))?;
         let token = token(self.operations.vacant_key());
@@ -104,7 +108,7 @@ impl Worker {
             Err(failure) => self.fail(key, failure),
         }
         self.end_if_done(index, false);
-        self.settle(key);
+        self.finish_if_done(key);
     }
 
     /// Requests a write of the parts, from the next one on, that are adjacent in the destination.

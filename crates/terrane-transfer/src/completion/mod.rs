@@ -1,0 +1,350 @@
+//! The caller's end of a transfer in flight.
+
+pub(crate) mod layers;
+pub(crate) mod progress;
+pub(crate) mod set;
+pub(crate) mod waiter_progress;
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+#[cfg(not(loom))]
+use std::time::Instant;
+
+use terrane_core::{ByteCount, OwnerProcess};
+
+use crate::engine::finalizer::OutcomeSink;
+use crate::error::TransferError;
+use crate::explain::Report;
+use crate::hazard::ticket::Ticket;
+use crate::sync::{Condvar, Mutex, lock, wait_at_most};
+use layers::Layers;
+use progress::CopyProgress;
+use waiter_progress::{Invitation, WaiterPolling, WaiterProgress};
+
+/// A transfer in flight.
+///
+/// Wait for it ([`wait`](Self::wait), [`wait_until`](Self::wait_until)), poll it
+/// ([`has_ended`](Self::has_ended)), or `.await` it on any runtime. The transfer owns both ends and
+/// the caller's guard until the copy has ended. So a completion that is dropped, leaked or
+/// cancelled half-way frees nothing under a running copy: the copy continues, and the guard drops
+/// after it.
+///
+/// If the engine invites waiting threads ([`WaiterProgress`](crate::WaiterProgress)), a thread that waits polls the
+/// engine for a while before it sleeps. A thread that calls `has_ended` polls it once. So the end
+/// of a transfer may run on this thread: drops of what it owns, and the start of transfers that
+/// waited for it. These drops, and wakers, must not wait for another transfer
+/// ([`TransferManager::submit`](crate::TransferManager::submit) says why).
+///
+/// `completion.await` returns the guard and the result. Combinators that take futures, such as
+/// `join_all`, get [`into_future`](IntoFuture::into_future). The completion itself is no future: a
+/// transfer whose outcome has been taken could then be waited for again, without end.
+///
+/// ```
+/// # use terrane_transfer::{Completion, Outcome, TransferError};
+/// # async fn example(completion: Completion<Vec<u32>>) -> Result<(), TransferError> {
+/// let ticket = completion.ticket(); // Its `cancel` stops the transfer.
+/// let Outcome { guard, result } = completion.await;
+/// match result {
+///     Ok(report) => println!("{guard:?}: {report}"),
+///     Err(TransferError::Cancelled { started, .. }) => println!("cancelled; {started}"),
+///     Err(other) => return Err(other),
+/// }
+/// # drop(ticket);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// In a forked child, a completion of the parent reports at once that the transfer has ended, with
+/// [`TransferError::LostByFork`].
+#[must_use = "a dropped completion lets the transfer go on, and loses its result"]
+pub struct Completion<G> {
+    shared: Arc<SharedCompletion<G>>,
+    ticket: Ticket,
+    progress: Arc<CopyProgress>,
+    layers: Option<Layers>,
+    spin: Duration,
+}
+
+/// How a transfer ended: the result and, in either case, the caller's guard.
+#[must_use = "the result may be an error"]
+pub struct Outcome<G> {
+    /// The guard that the caller lent to the transfer.
+    pub guard: G,
+    /// The report of the copy, or the error.
+    pub result: Result<Report, TransferError>,
+}
+
+/// The guard need not be `Debug`: only the result is shown.
+impl<G> fmt::Debug for Outcome<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outcome").field("result", &self.result).finish_non_exhaustive()
+    }
+}
+
+impl<G> Completion<G> {
+    /// Whether the transfer has ended, successfully or not.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        if self.shared.is_lost() {
+            return true;
+        }
+        self.shared.poll_engine();
+        matches!(*lock(&self.shared.state), CompletionState::Ended(_))
+    }
+
+    /// The state of each layer so far, if the transfer is
+    /// [`layer_by_layer`](crate::Transfer::layer_by_layer).
+    #[must_use]
+    pub fn layers(&self) -> Option<Layers> {
+        self.layers.clone()
+    }
+
+    /// A ticket of the transfer, to run others after it.
+    #[must_use]
+    pub fn ticket(&self) -> Ticket {
+        self.ticket.clone()
+    }
+
+    /// The bytes copied so far. It grows in steps of the engine's own size.
+    #[must_use]
+    pub fn copied(&self) -> ByteCount {
+        self.progress.copied()
+    }
+
+    /// Requests that the transfer stops; see [`Ticket::cancel`]. The outcome says whether it did.
+    ///
+    /// A completion that is awaited or waited for is cancelled through its [ticket](Self::ticket).
+    pub fn cancel(&self) {
+        self.ticket.cancel();
+    }
+
+    /// Blocks the thread until the transfer has ended. Meanwhile an engine may [copy on this
+    /// thread](crate::WaiterProgress::poll_blocking), which saves waking one of its own.
+    pub fn wait(self) -> Outcome<G> {
+        if let Some(lost) = self.shared.take_lost() {
+            return lost;
+        }
+        let mut polling = WaiterPolling::blocking(self.spin);
+        let mut state = lock(&self.shared.state);
+        loop {
+            if let Some(outcome) = self.shared.take_outcome(&mut state) {
+                return outcome;
+            }
+            match state.invitation() {
+                Some(invitation) if polling.continues(&invitation) => {
+                    drop(state);
+                    polling.poll(&invitation);
+                    state = lock(&self.shared.state);
+                }
+                _ => state = wait_at_most(&self.shared.changed, state, polling.sleep_limit()),
+            }
+        }
+    }
+
+    /// Blocks the thread until the transfer has ended or `deadline` has passed.
+    ///
+    /// # Errors
+    ///
+    /// Returns the completion if the deadline passed first. The transfer continues; to make it fail
+    /// by some time, set [`Transfer::deadline`](crate::Transfer::deadline).
+    #[cfg(not(loom))]
+    pub fn wait_until(self, deadline: Instant) -> Result<Outcome<G>, Self> {
+        if let Some(lost) = self.shared.take_lost() {
+            return Ok(lost);
+        }
+        let mut polling = WaiterPolling::new(self.spin);
+        let mut state = lock(&self.shared.state);
+        loop {
+            if let Some(outcome) = self.shared.take_outcome(&mut state) {
+                return Ok(outcome);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(state);
+                return Err(self);
+            }
+            match state.invitation() {
+                Some(invitation) if polling.continues(&invitation) => {
+                    drop(state);
+                    polling.poll(&invitation);
+                    state = lock(&self.shared.state);
+                }
+                _ => {
+                    let most =
+                        polling.sleep_limit().map_or(left, |sleep_limit| sleep_limit.min(left));
+                    state = wait_at_most(&self.shared.changed, state, Some(most));
+                }
+            }
+        }
+    }
+}
+
+impl<G> fmt::Debug for Completion<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Completion").field(&self.ticket).finish()
+    }
+}
+
+impl<G> IntoFuture for Completion<G> {
+    type Output = Outcome<G>;
+    type IntoFuture = CompletionFuture<G>;
+
+    fn into_future(self) -> CompletionFuture<G> {
+        CompletionFuture { shared: self.shared }
+    }
+}
+
+/// A [`Completion`] as a future, for any runtime.
+///
+/// A separate type, so that a transfer whose outcome has been taken cannot be waited for again.
+/// Dropping it does not cancel the transfer.
+#[must_use = "a future does nothing unless it is polled; the transfer goes on without it"]
+pub struct CompletionFuture<G> {
+    shared: Arc<SharedCompletion<G>>,
+}
+
+impl<G> Future for CompletionFuture<G> {
+    type Output = Outcome<G>;
+
+    /// Ready once. A poll after that returns pending.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<G>> {
+        if let Some(lost) = self.shared.take_lost() {
+            return Poll::Ready(lost);
+        }
+        self.shared.poll_engine();
+        // Cloning or dropping a waker runs foreign code, so neither happens under the lock.
+        let latest = context.waker().clone();
+        let mut state = lock(&self.shared.state);
+        if let Some(outcome) = self.shared.take_outcome(&mut state) {
+            drop(state);
+            return Poll::Ready(outcome);
+        }
+        let replaced = match &mut *state {
+            CompletionState::InFlight { waker, .. } => waker.replace(latest),
+            CompletionState::Ended(_) | CompletionState::Taken => Some(latest),
+        };
+        drop(state);
+        drop(replaced);
+        Poll::Pending
+    }
+}
+
+impl<G> fmt::Debug for CompletionFuture<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionFuture").finish_non_exhaustive()
+    }
+}
+
+/// State shared by the caller's end and the engine's end of a transfer.
+struct SharedCompletion<G> {
+    owner: OwnerProcess,
+    /// `Some` until the caller's end takes it. The engine's end never locks it, so a forked process
+    /// can take it as well.
+    guard: Mutex<Option<G>>,
+    state: Mutex<CompletionState>,
+    /// The transfer has ended, or there is an invitation to poll.
+    changed: Condvar,
+}
+
+enum CompletionState {
+    InFlight { waker: Option<Waker>, invitation: Option<Invitation> },
+    Ended(Result<Report, TransferError>),
+    Taken,
+}
+
+impl<G> SharedCompletion<G> {
+    /// Polls the engine once, if it invites waiting threads.
+    fn poll_engine(&self) {
+        let invitation = lock(&self.state).invitation();
+        if let Some(invitation) = invitation {
+            waiter_progress::poll(&invitation);
+        }
+    }
+
+    /// Whether this process was forked from the transfer's. If so, the state must not be locked: a
+    /// thread that does not exist here may hold the lock.
+    fn is_lost(&self) -> bool {
+        !self.owner.is_current()
+    }
+
+    /// The outcome in a forked process, if it has not been taken.
+    fn take_lost(&self) -> Option<Outcome<G>> {
+        if !self.is_lost() {
+            return None;
+        }
+        let guard = lock(&self.guard).take()?;
+        Some(Outcome { guard, result: Err(TransferError::LostByFork) })
+    }
+
+    /// The outcome, if there is one that has not been taken.
+    fn take_outcome(&self, state: &mut CompletionState) -> Option<Outcome<G>> {
+        let result = match std::mem::replace(state, CompletionState::Taken) {
+            CompletionState::Ended(result) => result,
+            other => {
+                *state = other;
+                return None;
+            }
+        };
+        lock(&self.guard).take().map(|guard| Outcome { guard, result })
+    }
+}
+
+impl CompletionState {
+    fn invitation(&self) -> Option<Invitation> {
+        match self {
+            Self::InFlight { invitation, .. } => invitation.clone(),
+            Self::Ended(_) | Self::Taken => None,
+        }
+    }
+}
+
+impl<G: Send> OutcomeSink for SharedCompletion<G> {
+    fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>) {
+        let mut state = lock(&self.state);
+        if let CompletionState::InFlight { invitation: slot, .. } = &mut *state {
+            let invitation = Invitation::new(attend, slot.as_ref());
+            let replaced = slot.replace(invitation);
+            drop(state);
+            // Threads that already sleep wake and help from now on.
+            self.changed.notify_all();
+            drop(replaced);
+        }
+    }
+
+    fn publish(&self, result: Result<Report, TransferError>) {
+        let mut state = lock(&self.state);
+        match std::mem::replace(&mut *state, CompletionState::Taken) {
+            CompletionState::InFlight { waker, invitation: _ } => {
+                *state = CompletionState::Ended(result);
+                drop(state);
+                self.changed.notify_all();
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+            other => *state = other,
+        }
+    }
+}
+
+/// The two ends of a new transfer.
+pub(crate) fn pair<G: Send + 'static>(
+    ticket: Ticket,
+    progress: Arc<CopyProgress>,
+    layers: Option<Layers>,
+    spin: Duration,
+    guard: G,
+) -> (Completion<G>, Arc<dyn OutcomeSink>) {
+    let shared = Arc::new(SharedCompletion {
+        owner: OwnerProcess::current(),
+        guard: Mutex::new(Some(guard)),
+        state: Mutex::new(CompletionState::InFlight { waker: None, invitation: None }),
+        changed: Condvar::new(),
+    });
+    let sink = Arc::clone(&shared);
+    (Completion { shared, ticket, progress, layers, spin }, sink)
+}

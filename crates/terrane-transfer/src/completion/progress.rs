@@ -1,0 +1,25 @@
+//! How many bytes of a transfer have been copied.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use terrane_core::ByteCount;
+
+/// The progress of a transfer.
+#[derive(Debug, Default)]
+pub struct CopyProgress {
+    copied: AtomicU64,
+}
+
+impl CopyProgress {
+    /// The bytes copied so far. Each engine adds to it in steps of its own size.
+    #[must_use]
+    pub fn copied(&self) -> ByteCount {
+        // Relaxed: a figure to show, which orders nothing.
+        ByteCount::new(self.copied.load(Ordering::Relaxed))
+    }
+
+    /// Counts bytes as copied.
+    pub fn add(&self, bytes: ByteCount) {
+        self.copied.fetch_add(bytes.get(), Ordering::Relaxed);
+    }
+}

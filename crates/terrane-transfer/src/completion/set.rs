@@ -1,0 +1,301 @@
+//! Sets of transfers that start together.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+#[cfg(not(loom))]
+use std::time::Instant;
+
+use terrane_core::ByteCount;
+
+use crate::completion::layers::Layers;
+use crate::completion::{Completion, CompletionFuture, Outcome};
+use crate::error::TransferError;
+use crate::hazard::notify::notify;
+use crate::hazard::ticket::{Dependent, Ticket, TransferId};
+use crate::sync::{Mutex, lock};
+
+/// Ends the set's ticket when all members have ended.
+struct SetEnd {
+    ticket: Ticket,
+    state: Mutex<SetState>,
+}
+
+struct SetState {
+    remaining: usize,
+    succeeded: bool,
+}
+
+/// Ends a set's ticket, and notifies its dependents. A second call changes nothing.
+fn end_set(ticket: &Ticket, succeeded: bool) {
+    notify(ticket.end(succeeded), ticket.id(), succeeded);
+}
+
+impl Dependent for SetEnd {
+    fn predecessor_ended(&self, _: TransferId, succeeded: bool) {
+        let mut state = lock(&self.state);
+        state.succeeded &= succeeded;
+        state.remaining -= 1;
+        let ended = (state.remaining == 0).then_some(state.succeeded);
+        drop(state);
+        if let Some(succeeded) = ended {
+            end_set(&self.ticket, succeeded);
+        }
+    }
+}
+
+/// Several transfers in flight, as one.
+///
+/// It works like the [`Completion`] of one transfer. A set that is dropped lets its transfers
+/// continue. Each guard drops when its transfer has ended.
+#[must_use = "a dropped set lets its transfers go on, and loses their results"]
+pub struct CompletionSet<G> {
+    members: Vec<Member<G>>,
+    tickets: Box<[Ticket]>,
+    ticket: Ticket,
+}
+
+enum Member<G> {
+    InFlight(Completion<G>),
+    #[cfg_attr(loom, expect(dead_code, reason = "only a wait with a deadline makes one"))]
+    Ended(Outcome<G>),
+}
+
+/// How each transfer of a set ended.
+#[must_use = "the results may be errors"]
+pub struct SetOutcome<G> {
+    /// The guard and the result of each, in the order in which they were submitted.
+    pub outcomes: Vec<Outcome<G>>,
+}
+
+impl<G> SetOutcome<G> {
+    /// Whether all transfers succeeded.
+    #[must_use]
+    pub fn succeeded(&self) -> bool {
+        self.first_error().is_none()
+    }
+
+    /// The first transfer that failed, counted from 0, and why.
+    #[must_use]
+    pub fn first_error(&self) -> Option<(usize, &TransferError)> {
+        let results = self.outcomes.iter().map(|outcome| outcome.result.as_ref().err());
+        results.enumerate().find_map(|(index, error)| error.map(|error| (index, error)))
+    }
+}
+
+impl<G> fmt::Debug for SetOutcome<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.outcomes).finish()
+    }
+}
+
+impl<G> CompletionSet<G> {
+    /// The transfers of these tickets. They start as `started` returns their completions.
+    pub(crate) fn start(
+        tickets: Box<[Ticket]>,
+        started: impl Iterator<Item = Completion<G>>,
+    ) -> Self {
+        let ticket = Ticket::of_set(tickets.iter().cloned());
+        let state = Mutex::new(SetState { remaining: tickets.len(), succeeded: true });
+        let end = Arc::new(SetEnd { ticket: ticket.clone(), state });
+        if tickets.is_empty() {
+            end_set(&ticket, true);
+        }
+        tickets.iter().for_each(|member| member.add_dependent(end.clone()));
+        Self { members: started.map(Member::InFlight).collect(), tickets, ticket }
+    }
+
+    /// The number of transfers.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether there are no transfers.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Whether all transfers have ended, successfully or not.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        // Each is polled, as that helps its engine.
+        let in_flight = |member: &&Member<G>| match member {
+            Member::InFlight(completion) => !completion.has_ended(),
+            Member::Ended(_) => false,
+        };
+        self.members.iter().filter(in_flight).count() == 0
+            && (self.ticket.has_ended() || !has_ended(&self.tickets))
+    }
+
+    /// Requests that all transfers stop; see [`Ticket::cancel`].
+    pub fn cancel(&self) {
+        self.ticket.cancel();
+    }
+
+    /// A ticket of the set, to run others after all of its transfers. It succeeds if all of them
+    /// do.
+    #[must_use]
+    pub fn ticket(&self) -> Ticket {
+        self.ticket.clone()
+    }
+
+    /// A ticket of each transfer, in the order in which they were submitted.
+    #[must_use]
+    pub fn tickets(&self) -> &[Ticket] {
+        &self.tickets
+    }
+
+    /// The layers of one transfer, if it exists, is in flight and is
+    /// [layer-by-layer](Transfer::layer_by_layer).
+    #[must_use]
+    pub fn layers(&self, transfer: usize) -> Option<Layers> {
+        match self.members.get(transfer)? {
+            Member::InFlight(completion) => completion.layers(),
+            Member::Ended(_) => None,
+        }
+    }
+
+    /// The bytes copied so far. A failed transfer counts no bytes once
+    /// [`wait_until`](Self::wait_until) has seen its end.
+    #[must_use]
+    pub fn copied(&self) -> ByteCount {
+        let bytes = self.members.iter().map(|member| match member {
+            Member::InFlight(completion) => completion.copied().get(),
+            Member::Ended(outcome) => match &outcome.result {
+                Ok(report) => report.explanation.bytes.get(),
+                Err(_) => 0,
+            },
+        });
+        ByteCount::new(bytes.sum())
+    }
+
+    /// Blocks the thread until all transfers have ended.
+    pub fn wait(self) -> SetOutcome<G> {
+        let outcomes = self.members.into_iter().map(|member| match member {
+            Member::InFlight(completion) => completion.wait(),
+            Member::Ended(outcome) => outcome,
+        });
+        ended(&self.ticket, &self.tickets, outcomes.collect())
+    }
+
+    /// Blocks the thread until all transfers have ended or `deadline` has passed.
+    ///
+    /// # Errors
+    ///
+    /// Returns the set if the deadline passed first. The transfers continue.
+    #[cfg(not(loom))]
+    pub fn wait_until(self, deadline: Instant) -> Result<SetOutcome<G>, Self> {
+        let Self { members, tickets, ticket } = self;
+        let members: Vec<Member<G>> = members
+            .into_iter()
+            .map(|member| match member {
+                Member::InFlight(completion) => match completion.wait_until(deadline) {
+                    Ok(outcome) => Member::Ended(outcome),
+                    Err(completion) => Member::InFlight(completion),
+                },
+                ended @ Member::Ended(_) => ended,
+            })
+            .collect();
+        let set = Self { members, tickets, ticket };
+        let has_ended = set.members.iter().all(|member| matches!(member, Member::Ended(_)));
+        if has_ended { Ok(set.wait()) } else { Err(set) }
+    }
+}
+
+/// Returns the outcome after the ticket has ended. It notifies the dependents if no other thread
+/// has. A member that was cancelled while it waited ends its ticket later, and so does the set.
+fn ended<G>(ticket: &Ticket, members: &[Ticket], outcomes: Vec<Outcome<G>>) -> SetOutcome<G> {
+    let outcome = SetOutcome { outcomes };
+    if has_ended(members) {
+        end_set(ticket, outcome.succeeded());
+    }
+    outcome
+}
+
+fn has_ended(members: &[Ticket]) -> bool {
+    members.iter().all(Ticket::has_ended)
+}
+
+impl<G> fmt::Debug for CompletionSet<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionSet")
+            .field("ticket", &self.ticket)
+            .field("transfers", &self.tickets)
+            .finish()
+    }
+}
+
+impl<G> IntoFuture for CompletionSet<G> {
+    type Output = SetOutcome<G>;
+    type IntoFuture = CompletionSetFuture<G>;
+
+    fn into_future(self) -> CompletionSetFuture<G> {
+        let members = self.members.into_iter().map(|member| match member {
+            Member::InFlight(completion) => MemberFuture::InFlight(completion.into_future()),
+            Member::Ended(outcome) => MemberFuture::Ended(outcome),
+        });
+        CompletionSetFuture {
+            members: Some(members.collect()),
+            tickets: self.tickets,
+            ticket: self.ticket,
+        }
+    }
+}
+
+/// A [`CompletionSet`] as a future, for any runtime.
+///
+/// Dropping it before it is ready lets the transfers continue.
+#[must_use = "a future does nothing unless it is polled; the transfers go on without it"]
+pub struct CompletionSetFuture<G> {
+    /// `None` once it has been ready.
+    members: Option<Vec<MemberFuture<G>>>,
+    tickets: Box<[Ticket]>,
+    ticket: Ticket,
+}
+
+#[expect(clippy::large_enum_variant, reason = "nearly all of them come to hold the outcome")]
+enum MemberFuture<G> {
+    InFlight(CompletionFuture<G>),
+    Ended(Outcome<G>),
+}
+
+/// Guards are moved, and never pinned.
+impl<G> Unpin for CompletionSetFuture<G> {}
+
+impl<G> Future for CompletionSetFuture<G> {
+    type Output = SetOutcome<G>;
+
+    /// Ready once. A poll after that returns pending.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SetOutcome<G>> {
+        let this = self.get_mut();
+        let Some(members) = &mut this.members else { return Poll::Pending };
+        let mut has_ended = true;
+        for member in members {
+            if let MemberFuture::InFlight(future) = member {
+                match Pin::new(future).poll(context) {
+                    Poll::Ready(outcome) => *member = MemberFuture::Ended(outcome),
+                    Poll::Pending => has_ended = false,
+                }
+            }
+        }
+        if !has_ended {
+            return Poll::Pending;
+        }
+        let members = this.members.take().into_iter().flatten();
+        let outcomes = members.filter_map(|member| match member {
+            MemberFuture::Ended(outcome) => Some(outcome),
+            MemberFuture::InFlight(_) => None,
+        });
+        Poll::Ready(ended(&this.ticket, &this.tickets, outcomes.collect()))
+    }
+}
+
+impl<G> fmt::Debug for CompletionSetFuture<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionSetFuture").field("ticket", &self.ticket).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,95 @@
+//! The end of a job.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::completion::layers::LayerSignals;
+use crate::completion::waiter_progress::WaiterProgress;
+use crate::error::TransferError;
+use crate::explain::{EngineTimes, Explanation, Report};
+use crate::hazard::notify::{catch_foreign_panic, notify};
+use crate::hazard::ticket::Ticket;
+
+/// The engine's end of a transfer, whatever the guard's type is.
+pub(crate) trait OutcomeSink: Send + Sync {
+    /// Lets waiting threads help through `attend`.
+    fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>);
+
+    /// Called before the end: something may touch the memory even after the end.
+    fn orphaned(&self) {}
+
+    /// Publishes the result and wakes waiting threads. A second call changes nothing.
+    fn publish(&self, result: Result<Report, TransferError>);
+}
+
+/// The last part of a job, after the memory is released. Its drop publishes the outcome and starts
+/// the transfers that run after this one.
+pub(crate) struct Finalizer {
+    pub(super) ticket: Ticket,
+    /// `None` while it drops.
+    pub(super) sink: Option<Arc<dyn OutcomeSink>>,
+    pub(super) layers: Option<LayerSignals>,
+    pub(super) explanation: Explanation,
+    pub(super) submitted: Instant,
+    pub(super) started: OnceLock<Instant>,
+    pub(super) engine_times: Option<EngineTimes>,
+    pub(super) result: Option<Result<(), TransferError>>,
+    /// Whether the ticket ends later, by other means.
+    pub(super) leaves_ticket: bool,
+}
+
+impl Finalizer {
+    pub(crate) fn new(
+        ticket: Ticket,
+        sink: Arc<dyn OutcomeSink>,
+        layers: Option<LayerSignals>,
+        explanation: Explanation,
+    ) -> Self {
+        Self {
+            ticket,
+            sink: Some(sink),
+            layers,
+            explanation,
+            submitted: Instant::now(),
+            started: OnceLock::new(),
+            engine_times: None,
+            result: None,
+            leaves_ticket: false,
+        }
+    }
+}
+
+impl Drop for Finalizer {
+    fn drop(&mut self) {
+        // A forked process drops its parent's job. Waits there already return an error, and nothing
+        // that waits for this transfer is started.
+        if !self.ticket.is_of_this_process() {
+            return;
+        }
+        let result = self.result.take().unwrap_or(Err(TransferError::EngineStopped)).map(|()| {
+            let started = self.started.get().copied().unwrap_or(self.submitted);
+            Report {
+                explanation: self.explanation.clone(),
+                queued: started.saturating_duration_since(self.submitted),
+                copied: started.elapsed().max(Duration::from_nanos(1)),
+                engine_times: self.engine_times,
+            }
+        });
+        let succeeded = result.is_ok();
+        // The ticket ends first: a thread that has the outcome finds the ticket ended.
+        let dependents = if self.leaves_ticket { Vec::new() } else { self.ticket.end(succeeded) };
+        // The layers end next, for the same reason.
+        if let Some(layers) = self.layers.take() {
+            catch_foreign_panic(|| layers.end(succeeded));
+            catch_foreign_panic(|| drop(layers));
+        }
+        let sink = self.sink.take();
+        if let Some(sink) = &sink {
+            catch_foreign_panic(|| sink.publish(result));
+        }
+        // If the completion was dropped, this drops the outcome and the caller's guard. It happens
+        // before any transfer that runs after this one starts.
+        catch_foreign_panic(|| drop(sink));
+        notify(dependents, self.ticket.id(), succeeded);
+    }
+}

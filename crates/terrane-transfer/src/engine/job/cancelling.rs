@@ -1,0 +1,55 @@
+//! Jobs that are cancelled.
+
+use std::time::Instant;
+
+use super::{CopyFailure, CopyJob};
+use crate::error::TransferError;
+use crate::hazard::notify::catch_foreign_panic;
+use crate::hazard::table::Written;
+use crate::hazard::ticket::Ticket;
+
+impl CopyJob {
+    /// Whether the caller has [cancelled](Ticket::cancel) the transfer. If so, an engine that can
+    /// stop the copy finishes the job with [`CopyFailure::Cancelled`]. It stops between pieces of
+    /// work, as at a deadline. It may also continue, and finish the job as usual.
+    ///
+    /// It costs one load.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.claims.ticket.is_cancelled()
+    }
+
+    /// Why the copy has to stop now: the job was [cancelled](Self::is_cancelled), or its deadline
+    /// has passed. An engine asks before it [starts](Self::start), and between pieces of work.
+    #[must_use]
+    pub fn reason_to_stop(&self) -> Option<CopyFailure> {
+        if self.is_cancelled() {
+            return Some(CopyFailure::Cancelled);
+        }
+        let is_late = self.options.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        is_late.then_some(CopyFailure::DeadlineExceeded)
+    }
+
+    /// The ticket of the transfer.
+    pub(crate) fn ticket(&self) -> &Ticket {
+        &self.claims.ticket
+    }
+
+    /// Ends a job that no engine has, before its predecessors have ended. Its ticket ends after
+    /// them, by the caller.
+    pub(crate) fn end_before_predecessors(mut self) {
+        self.claims.writing.has_written(Written::Nothing);
+        self.finalizer.result = Some(Err(self.cancelled()));
+        self.finalizer.leaves_ticket = true;
+        catch_foreign_panic(|| drop(self));
+    }
+
+    /// The error of a job that was cancelled.
+    pub(crate) fn cancelled(&self) -> TransferError {
+        TransferError::Cancelled {
+            started: self.finalizer.started.get().is_some(),
+            done: self.progress.copied(),
+            total: self.plan.bytes(),
+        }
+    }
+}

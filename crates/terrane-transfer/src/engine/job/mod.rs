@@ -1,0 +1,314 @@
+//! The engine's end of a transfer.
+
+mod cancelling;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrane_core::{BoxedCause, ByteCount};
+
+use super::finalizer::Finalizer;
+use super::quote::{Decision, ForeignDecision};
+use crate::completion::layers::LayerSignals;
+use crate::completion::progress::CopyProgress;
+use crate::completion::waiter_progress::WaiterProgress;
+use crate::error::TransferError;
+use crate::explain::EngineTimes;
+use crate::hazard::notify::catch_foreign_panic;
+use crate::hazard::table::{Claim, Written};
+use crate::hazard::ticket::Ticket;
+use crate::plan::TransferPlan;
+use crate::transfer::TransferOptions;
+
+/// A validated transfer that an engine executes: the plan, and the duty to report how it ended.
+///
+/// It owns both ends of the transfer and the caller's guard, on whichever thread of the engine it
+/// is. [`finish`](Self::finish) releases them. Dropping it releases them too, and reports to the
+/// caller that the engine stopped.
+pub struct CopyJob {
+    // Fields drop in this order. When the outcome is published, the memory at both ends is
+    // therefore no longer held, and the blocks are free for other transfers.
+    plan: TransferPlan,
+    /// Shared with the parts of the job.
+    claims: Arc<TransferClaims>,
+    /// Whether it is a part of another job, which owns the claims.
+    is_part: bool,
+    options: TransferOptions,
+    progress: Arc<CopyProgress>,
+    finalizer: Finalizer,
+}
+
+/// The claims of a transfer on the blocks of its two ends. The transfer and all its parts share
+/// them.
+pub(crate) struct TransferClaims {
+    pub(crate) reading: Claim,
+    pub(crate) writing: Claim,
+    /// Says whether the transfer was cancelled.
+    pub(crate) ticket: Ticket,
+}
+
+impl CopyJob {
+    pub(crate) fn new(
+        plan: TransferPlan,
+        claims: TransferClaims,
+        options: TransferOptions,
+        progress: Arc<CopyProgress>,
+        finalizer: Finalizer,
+    ) -> Self {
+        Self { plan, claims: Arc::new(claims), is_part: false, options, progress, finalizer }
+    }
+
+    /// A part of another job. Both hold the claims on the transfer's blocks. All other memory of
+    /// the plan belongs to the caller alone, which is notified if the part is given up.
+    pub(crate) fn part(
+        claims: &Arc<TransferClaims>,
+        plan: TransferPlan,
+        options: TransferOptions,
+        progress: Arc<CopyProgress>,
+        finalizer: Finalizer,
+    ) -> Self {
+        let claims = Arc::clone(claims);
+        Self { plan, claims, is_part: true, options, progress, finalizer }
+    }
+
+    /// The claims, which parts of this job share.
+    pub(crate) fn claims(&self) -> &Arc<TransferClaims> {
+        &self.claims
+    }
+
+    /// The plan to copy.
+    #[must_use]
+    pub fn plan(&self) -> &TransferPlan {
+        &self.plan
+    }
+
+    /// The decision of the engine's [quote](crate::CopyEngine::quote).
+    ///
+    /// # Errors
+    ///
+    /// [`ForeignDecision`] if it has another type, as another engine made the quote.
+    pub fn decision<T: Decision>(&self) -> Result<&T, ForeignDecision> {
+        self.finalizer.explanation.decision.downcast()
+    }
+
+    /// How long the engine predicted that the copy would take.
+    #[must_use]
+    pub fn predicted(&self) -> Duration {
+        self.finalizer.explanation.predicted
+    }
+
+    /// The transfer's options beyond the copy itself.
+    #[must_use]
+    pub fn options(&self) -> &TransferOptions {
+        &self.options
+    }
+
+    /// Counts the bytes that have been copied.
+    #[must_use]
+    pub fn progress(&self) -> &Arc<CopyProgress> {
+        &self.progress
+    }
+
+    /// Reports the state of each layer; `Some` if the transfer is layer-by-layer.
+    #[must_use]
+    pub fn layers(&self) -> Option<&LayerSignals> {
+        self.finalizer.layers.as_ref()
+    }
+
+    /// Lets threads that wait for the transfer, or for a layer of it, poll `progress` until the
+    /// job has ended. Threads that already sleep wake and poll too. A second value replaces the
+    /// first one. A second invitation, also with the same value, restarts each thread's spin
+    /// time.
+    ///
+    /// The engine keeps `progress` alive while it is useful. The job does not, so that `progress`
+    /// may own the job.
+    pub fn invite_waiters(&self, progress: Arc<dyn WaiterProgress>) {
+        if let Some(layers) = &self.finalizer.layers {
+            layers.invite_waiters(&progress);
+        }
+        if let Some(sink) = &self.finalizer.sink {
+            sink.invite_waiters(&progress);
+        }
+    }
+
+    /// Marks the start of the copy, after any time in a queue. Later calls change nothing.
+    ///
+    /// An engine calls it before it copies the first byte. If a job is cancelled before that, its
+    /// destination counts as unchanged.
+    pub fn start(&self) {
+        self.finalizer.started.get_or_init(Instant::now);
+    }
+
+    /// How long ago the copy began.
+    #[must_use]
+    pub fn running_for(&self) -> Duration {
+        self.finalizer.started.get().map_or(Duration::ZERO, Instant::elapsed)
+    }
+
+    /// Sets the engine's own measurement of the copy, for the report. The last call counts.
+    pub fn measured(&mut self, times: EngineTimes) {
+        self.finalizer.engine_times = Some(times);
+    }
+
+    /// Fails the job although its copy may continue: the device or peer does not answer, and the
+    /// copy cannot be stopped. The caller receives its outcome and its guard, and transfers that
+    /// run after this one fail. From here on the [`Orphaned`] own the memory at both ends and the
+    /// claims on its blocks.
+    ///
+    /// A part of another engine's transfer, such as a relay's chunk, is given up in the same way.
+    /// The transfer ends with the failure, and its blocks stay claimed. The other engine does not
+    /// reuse its own memory that the part goes through.
+    pub fn orphan(mut self, failure: CopyFailure) -> Orphaned {
+        self.finalizer.result = Some(Err(self.describe(failure)));
+        self.leave_claims();
+        self.orphaned();
+        let Self { plan, claims, is_part: _, options, progress: _, finalizer } = self;
+        catch_foreign_panic(|| drop((options, finalizer)));
+        Orphaned { plan, _claims: claims }
+    }
+
+    /// Reports, before the end, that something may touch the memory after the job has ended: the
+    /// job or a part of it was given up.
+    pub(crate) fn orphaned(&self) {
+        if let Some(sink) = &self.finalizer.sink {
+            sink.orphaned();
+        }
+    }
+
+    /// Reports how the copy ended, and releases everything.
+    ///
+    /// This runs foreign code: wakers, and the drop of the caller's guard and of adopted memory. A
+    /// panic there is caught here, as the engine has other jobs to serve. The foreign code [must
+    /// not wait](crate::TransferManager::submit) for another transfer, so that an engine may finish
+    /// its jobs on a single thread.
+    pub fn finish(mut self, result: Result<(), CopyFailure>) {
+        let result = result.map_err(|failure| self.describe(failure));
+        match &result {
+            Ok(()) if self.is_part => {}
+            Ok(()) => self.claims.writing.has_written(Written::All),
+            Err(cause) => self.release_after(cause),
+        }
+        self.finalizer.result = Some(result);
+        catch_foreign_panic(|| drop(self));
+    }
+
+    /// Ends the job with this error, as it is: the job never reached an engine, or its engine got
+    /// the error from another.
+    pub(crate) fn abandon(mut self, cause: TransferError) {
+        self.release_after(&cause);
+        self.finalizer.result = Some(Err(cause));
+        catch_foreign_panic(|| drop(self));
+    }
+
+    /// Checks whether the job may start, once all its predecessors have ended.
+    pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
+        self.claims.reading.check_start(allow_incomplete)?;
+        self.claims.writing.check_start(allow_incomplete)
+    }
+
+    /// The transfer fails with this error.
+    fn release_after(&self, cause: &TransferError) {
+        if !cause.is_refusal() {
+            self.leave_shared_claims();
+        } else if !self.is_part {
+            self.claims.writing.has_written(Written::Nothing);
+        }
+    }
+
+    /// The transfer fails. If a part of it was given up, that part keeps the claims, and may still
+    /// touch the blocks.
+    fn leave_shared_claims(&self) {
+        if Arc::strong_count(&self.claims) > 1 {
+            self.leave_claims();
+        }
+    }
+
+    /// The transfer fails, and its claims remain.
+    fn leave_claims(&self) {
+        if !self.is_part {
+            self.claims.reading.leave();
+            self.claims.writing.leave();
+        }
+    }
+
+    fn describe(&self, failure: CopyFailure) -> TransferError {
+        match failure {
+            CopyFailure::Run { index, offset, source } => {
+                match self.plan.run(index).zip(self.plan.blocks_of(index, offset)) {
+                    Some((run, [source_block, destination_block])) => TransferError::Copy {
+                        source_block,
+                        destination_block,
+                        bytes: run.bytes(),
+                        source,
+                    },
+                    None => {
+                        TransferError::Engine { engine: self.finalizer.explanation.engine, source }
+                    }
+                }
+            }
+            CopyFailure::Engine { source } => {
+                TransferError::Engine { engine: self.finalizer.explanation.engine, source }
+            }
+            CopyFailure::DeadlineExceeded => TransferError::DeadlineExceeded {
+                after: self.finalizer.submitted.elapsed(),
+                done: self.progress.copied(),
+                total: self.plan.bytes(),
+            },
+            CopyFailure::Cancelled => self.cancelled(),
+        }
+    }
+}
+
+impl fmt::Debug for CopyJob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CopyJob")
+            .field("transfer", &self.finalizer.ticket.id())
+            .field("explanation", &self.finalizer.explanation)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The resources of a transfer that was [orphaned](CopyJob::orphan): the memory at both ends, and
+/// the claims on its blocks.
+///
+/// Transfers of the blocks are refused until it drops, and so is
+/// [`Endpoint::hold_for_write`](crate::Endpoint::hold_for_write). The engine drops it when it knows
+/// that the copy has ended. If it cannot know, it never drops it (`ManuallyDrop`).
+#[must_use = "dropping it says that nothing touches the memory any more"]
+pub struct Orphaned {
+    // Fields drop in this order, as in `CopyJob`.
+    plan: TransferPlan,
+    _claims: Arc<TransferClaims>,
+}
+
+impl fmt::Debug for Orphaned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Orphaned").field(&self.plan).finish()
+    }
+}
+
+/// How an engine failed to execute a job.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CopyFailure {
+    /// One run could not be copied.
+    Run {
+        /// Its index in the plan's runs.
+        index: usize,
+        /// The number of its bytes, from its start, that belong to blocks before the failed one.
+        /// Errors name the block at this offset. Zero if the engine does not know.
+        offset: ByteCount,
+        /// Why.
+        source: BoxedCause,
+    },
+    /// The engine failed as a whole.
+    Engine {
+        /// Why.
+        source: BoxedCause,
+    },
+    /// The job's deadline passed.
+    DeadlineExceeded,
+    /// The job was [cancelled](CopyJob::is_cancelled).
+    Cancelled,
+}

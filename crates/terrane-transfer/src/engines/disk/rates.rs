@@ -1,0 +1,85 @@
+//! Chooses the faster path where bytes can go directly or through a buffer.
+//!
+//! Pieces that are aligned in file and memory need no bounce buffer: one request reads or writes
+//! them in place. But a device counts its work in segments, which are contiguous in physical
+//! memory. A request has many of them where pieces are short or lie on small pages. Where segments
+//! are expensive, it is faster to copy into a buffer on huge pages first. The name of a processor
+//! or disk does not tell whether they are, so the engine measures it.
+
+use std::time::Duration;
+
+use super::route::{DiskRoute, FileFlow, Selection};
+use super::segments::{LEAST_CHOSEN, Segments};
+use crate::engine::rate::Rate;
+use crate::plan::TransferPlan;
+
+/// The recent rates of each path.
+#[derive(Debug)]
+pub(super) struct DiskRates {
+    /// Where every segment is long.
+    long: DirectionRates,
+    /// Where pieces are short, on huge pages.
+    short_pieces: DirectionRates,
+    /// Where pages are small, whatever the pieces.
+    small_pages: DirectionRates,
+    between_files: Rate,
+}
+
+#[derive(Debug)]
+struct DirectionRates {
+    read: PathRates,
+    write: PathRates,
+}
+
+#[derive(Debug)]
+struct PathRates {
+    vectored: Rate,
+    staged: Rate,
+}
+
+impl DiskRates {
+    /// Guesses, until transfers have been measured: those of a slow disk.
+    pub(super) fn new() -> Self {
+        let guess = |rate| Rate::new(rate, Duration::from_micros(100), Duration::from_nanos(100));
+        let ways = || PathRates { vectored: guess(1e9), staged: guess(1e9) };
+        let directions = || DirectionRates { read: ways(), write: ways() };
+        Self {
+            long: directions(),
+            short_pieces: directions(),
+            small_pages: directions(),
+            between_files: guess(5e8),
+        }
+    }
+
+    pub(super) fn of(&self, route: &DiskRoute) -> &Rate {
+        let directions = match route.segments {
+            Segments::Long => &self.long,
+            Segments::ShortPieces => &self.short_pieces,
+            Segments::SmallPages => &self.small_pages,
+        };
+        let ways = match route.flow {
+            FileFlow::Read => &directions.read,
+            FileFlow::Write => &directions.write,
+            FileFlow::BetweenFiles => return &self.between_files,
+        };
+        if route.staged { &ways.staged } else { &ways.vectored }
+    }
+
+    /// The path for `plan`, of those that its alignment allows. A path that has not been measured
+    /// comes first; after that, the path with the shorter predicted time.
+    pub(super) fn choose(&self, route: DiskRoute, plan: &TransferPlan) -> DiskRoute {
+        if !route.could_be_staged()
+            || route.segments == Segments::Long
+            || plan.bytes() < LEAST_CHOSEN
+        {
+            return route;
+        }
+        let ways = [false, true].map(|staged| route.selected(staged, Selection::ToBeMeasured));
+        if let Some(unknown) = ways.iter().find(|way| !self.of(way).is_known()) {
+            return *unknown;
+        }
+        let [vectored, staged] =
+            ways.map(|way| self.of(&way).predict(plan.bytes(), plan.run_count()));
+        route.selected(staged < vectored, Selection::Faster)
+    }
+}

@@ -1,0 +1,339 @@
+//! The thread that drives the queue.
+
+mod requests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, TryRecvError};
+use slab::Slab;
+use terrane_core::{ByteCount, FileHandle};
+use terrane_storage::{IoBuffer, IoCompletion, IoQueue, StorageError};
+
+use super::bounce::{BounceBuffer, BounceBuffers};
+use super::extents::{Extents, RunPart};
+use super::options::DiskEngineOptions;
+use super::rates::DiskRates;
+use super::request::{
+    BufferDirection, QueueFailed, copy_parts, describe, engine_failure, files_to_sync,
+};
+use super::route::{DiskRoute, FileFlow, REQUESTS};
+use crate::engine::job::{CopyFailure, CopyJob};
+use terrane_core::Durability;
+
+/// The thread's state.
+///
+/// The queue is the first field, so it drops first. It then waits for requests in flight before the
+/// jobs release their memory and the buffers theirs.
+pub(super) struct DiskWorker {
+    queue: IoQueue,
+    jobs: Slab<JobState>,
+    /// The jobs that have requests left to make, in turn.
+    turns: VecDeque<usize>,
+    operations: Slab<Operation>,
+    /// Operations between files whose bytes have been read and are to be written.
+    to_write: VecDeque<usize>,
+    bounce: BounceBuffers,
+    request_bytes: u64,
+    rates: Arc<DiskRates>,
+    inbox: Receiver<CopyJob>,
+    /// Reused for every request.
+    buffers: Vec<IoBuffer>,
+    spare_parts: Vec<Vec<RunPart>>,
+}
+
+/// A job in progress.
+struct JobState {
+    job: CopyJob,
+    route: DiskRoute,
+    extents: Extents,
+    operations: usize,
+    failure: Option<CopyFailure>,
+    /// The files to make durable, once all is written.
+    to_sync: Vec<(FileHandle, Durability)>,
+}
+
+impl JobState {
+    fn has_extents_left(&self) -> bool {
+        !self.extents.is_empty(self.job.plan())
+    }
+}
+
+/// The requests for the parts of one extent: one request, or a read and one or more writes.
+struct Operation {
+    job: usize,
+    parts: Vec<RunPart>,
+    buffer: Option<BounceBuffer>,
+    stage: Stage,
+}
+
+enum Stage {
+    Reading,
+    /// `next` is the first part that no request writes yet.
+    Writing {
+        next: usize,
+        requests: usize,
+    },
+    Syncing,
+}
+
+/// Whether a job could make a request.
+enum RequestOutcome {
+    /// It made one, and has more to make. `copied` says whether bytes went into a buffer for this
+    /// one.
+    Made { copied: bool },
+    /// All its extents are requested.
+    NothingLeft,
+    /// Every bounce buffer is in use; a completion changes that.
+    Blocked,
+}
+
+impl DiskWorker {
+    pub(super) fn new(
+        queue: IoQueue,
+        inbox: Receiver<CopyJob>,
+        options: &DiskEngineOptions,
+        rates: Arc<DiskRates>,
+    ) -> Self {
+        let asked = options.request.max(ByteCount::new(REQUESTS.get()));
+        let request = asked.align_up(REQUESTS).unwrap_or(asked);
+        Self {
+            jobs: Slab::new(),
+            turns: VecDeque::new(),
+            operations: Slab::new(),
+            to_write: VecDeque::new(),
+            bounce: BounceBuffers::new(request, options.bounce_buffers, queue.depth()),
+            queue,
+            request_bytes: request.get(),
+            rates,
+            inbox,
+            buffers: Vec::new(),
+            spare_parts: Vec::new(),
+        }
+    }
+
+    /// Serves jobs until the engine has dropped and all of them have ended.
+    pub(super) fn serve(mut self) {
+        let mut completions = Vec::new();
+        while self.accept() {
+            self.fill_queue();
+            if let Err(error) = self.queue.wait(None, &mut completions) {
+                return self.orphan(error);
+            }
+            for completion in completions.drain(..) {
+                if self.complete(completion) {
+                    // The disk works while the next buffer is copied.
+                    self.fill_queue();
+                }
+            }
+        }
+    }
+
+    /// Accepts new jobs, and waits for one if there is nothing else to do. Returns whether there is
+    /// anything to do at all.
+    fn accept(&mut self) -> bool {
+        if self.jobs.is_empty() {
+            match self.inbox.recv() {
+                Ok(job) => self.begin(job),
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match self.inbox.try_recv() {
+                Ok(job) => self.begin(job),
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
+            }
+        }
+    }
+
+    fn begin(&mut self, job: CopyJob) {
+        let route = match job.decision::<DiskRoute>() {
+            Ok(&route) => route,
+            Err(foreign) => return job.finish(Err(engine_failure(foreign))),
+        };
+        let extents = Extents::new(job.plan(), route.file_side());
+        let to_sync = files_to_sync(&job);
+        let active = JobState { job, route, extents, operations: 0, failure: None, to_sync };
+        let key = self.jobs.insert(active);
+        self.turns.push_back(key);
+    }
+
+    /// Makes requests, of one job after the other, until the queue is full or nothing is left to
+    /// request.
+    fn fill_queue(&mut self) {
+        let mut blocked = 0;
+        while self.queue.has_room() {
+            if let Some(token) = self.to_write.pop_front() {
+                self.write_on(token);
+                continue;
+            }
+            if blocked == self.turns.len() {
+                return;
+            }
+            let Some(key) = self.turns.pop_front() else { return };
+            match self.advance(key) {
+                Ok(RequestOutcome::Made { copied }) => {
+                    blocked = 0;
+                    self.turns.push_back(key);
+                    if copied {
+                        self.start();
+                    }
+                }
+                Ok(RequestOutcome::Blocked) => {
+                    blocked += 1;
+                    self.turns.push_back(key);
+                }
+                Ok(RequestOutcome::NothingLeft) => {
+                    blocked = 0;
+                    self.finish_if_done(key);
+                }
+                Err(failure) => {
+                    self.fail(key, failure);
+                    self.finish_if_done(key);
+                }
+            }
+        }
+    }
+
+    /// Submits the prepared requests before time goes into copies. The next wait reports a failure.
+    fn start(&mut self) {
+        let _ = self.queue.flush();
+    }
+
+    /// Handles the completion of a request. Returns whether a buffer was copied for it.
+    fn complete(&mut self, completion: IoCompletion) -> bool {
+        let index = ByteCount::new(completion.token).to_usize();
+        let Some(operation) = self.operations.get_mut(index) else { return false };
+        let copied = operation.buffer.is_some();
+        let key = operation.job;
+        if let Stage::Writing { requests, .. } = &mut operation.stage {
+            *requests -= 1;
+        }
+        let succeeded = completion.outcome.is_ok();
+        let outcome = match (completion.outcome, self.jobs.get(key)) {
+            (Ok(()), _) => self.carry_on(index),
+            (Err(failure), Some(active)) => {
+                Err(describe(failure, &operation.parts, active.job.plan()))
+            }
+            (Err(_), None) => Ok(()),
+        };
+        if let Err(failure) = outcome {
+            self.fail(key, failure);
+        }
+        self.end_if_done(index, succeeded);
+        self.finish_if_done(key);
+        copied
+    }
+
+    /// Continues after a successful request: copies out of the buffer, or writes from it.
+    fn carry_on(&mut self, index: usize) -> Result<(), CopyFailure> {
+        let Some(operation) = self.operations.get_mut(index) else { return Ok(()) };
+        let Some(active) = self.jobs.get(operation.job) else { return Ok(()) };
+        if !matches!(operation.stage, Stage::Reading) || active.failure.is_some() {
+            return Ok(());
+        }
+        match (active.route.flow, &operation.buffer) {
+            (FileFlow::Read, Some(buffer)) => {
+                copy_parts(&active.job, &operation.parts, buffer, BufferDirection::OutOfBuffer)?;
+            }
+            (FileFlow::BetweenFiles, Some(_)) => {
+                operation.stage = Stage::Writing { next: 0, requests: 0 };
+                self.to_write.push_back(index);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Ends an operation that has nothing in flight and nothing left to do.
+    fn end_if_done(&mut self, index: usize, succeeded: bool) {
+        let Some(operation) = self.operations.get(index) else { return };
+        let failed = self.jobs.get(operation.job).is_none_or(|active| active.failure.is_some());
+        let done = match operation.stage {
+            Stage::Writing { next, requests } => {
+                requests == 0 && (next == operation.parts.len() || failed)
+            }
+            Stage::Reading | Stage::Syncing => true,
+        };
+        if done {
+            if succeeded && !failed {
+                self.count(index);
+            }
+            self.end_operation(index);
+        }
+    }
+
+    fn count(&self, index: usize) {
+        let Some(operation) = self.operations.get(index) else { return };
+        if let Some(active) = self.jobs.get(operation.job) {
+            let bytes = operation.parts.iter().map(|part| part.bytes).sum();
+            active.job.progress().add(ByteCount::new(bytes));
+        }
+    }
+
+    fn end_operation(&mut self, index: usize) {
+        let Some(mut operation) = self.operations.try_remove(index) else { return };
+        self.to_write.retain(|&waiting| waiting != index);
+        if let Some(buffer) = operation.buffer.take() {
+            self.bounce.give_back(buffer);
+        }
+        operation.parts.clear();
+        self.spare_parts.push(operation.parts);
+        if let Some(active) = self.jobs.get_mut(operation.job) {
+            active.operations -= 1;
+        }
+    }
+
+    fn fail(&mut self, key: usize, failure: CopyFailure) {
+        if let Some(active) = self.jobs.get_mut(key) {
+            active.failure.get_or_insert(failure);
+        }
+    }
+
+    /// Makes a job's files durable once all is written, and finishes the job after that. A failed
+    /// job is finished once it has nothing in flight.
+    fn finish_if_done(&mut self, key: usize) {
+        let Some(active) = self.jobs.get_mut(key) else { return };
+        if active.operations > 0 {
+            return;
+        }
+        if active.failure.is_none() {
+            if active.has_extents_left() {
+                return;
+            }
+            if let Some((file, durability)) = active.to_sync.pop() {
+                match self.sync(key, &file, durability) {
+                    Ok(()) => return,
+                    Err(failure) => self.fail(key, failure),
+                }
+            }
+        }
+        // Only a job that failed half-way can still have a turn. There can be many others.
+        if self.jobs.get(key).is_some_and(JobState::has_extents_left) {
+            self.turns.retain(|&waiting| waiting != key);
+        }
+        let Some(JobState { job, route, failure, .. }) = self.jobs.try_remove(key) else { return };
+        match failure {
+            Some(failure) => job.finish(Err(failure)),
+            None => {
+                self.rates.of(&route).learn(job.plan().bytes(), job.running_for());
+                job.finish(Ok(()));
+            }
+        }
+    }
+
+    /// The kernel refuses to be entered: every present and later job fails with that error.
+    fn orphan(self, error: StorageError) {
+        let Self { queue, mut jobs, inbox, .. } = self;
+        tracing::error!(%error, "the disk engine's queue failed");
+        let error = Arc::new(error);
+        // Waits for requests in flight, so that jobs can release their memory.
+        drop(queue);
+        for active in jobs.drain() {
+            active.job.finish(Err(engine_failure(QueueFailed(Arc::clone(&error)))));
+        }
+        for job in inbox {
+            job.finish(Err(engine_failure(QueueFailed(Arc::clone(&error)))));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Limits the chunks that an engine has at a time.
+
+use std::collections::VecDeque;
+
+use terrane_core::ByteCount;
+
+use super::step::{PartId, RelayStep};
+
+/// The number of one of a relay's two engines.
+pub(super) type EngineNumber = usize;
+
+/// The parts that each of the two engines has, and those that wait for it.
+///
+/// An engine divides its bandwidth among its jobs. With many chunks at once, all would end
+/// together: the other engine would be idle until then, and this one afterwards. So an engine has
+/// few chunks at a time. It gets the others in the order in which they came, for both hops alike.
+#[derive(Default)]
+pub(super) struct EngineQueues {
+    queues: [EngineQueue; 2],
+}
+
+#[derive(Default)]
+struct EngineQueue {
+    waiting: VecDeque<PartId>,
+    /// The number of waiting parts that are on their first hop.
+    waiting_inwards: usize,
+    running: usize,
+}
+
+/// An engine has at least two chunks, so that it never waits for the next. It has at least this
+/// many bytes, as a disk needs several requests at once.
+const IN_FLIGHT: ByteCount = ByteCount::mib(16);
+
+/// The number of chunks of this size that an engine has at a time. It is half of the relay's slots
+/// at most, as the other half is for the other hop.
+pub(super) fn at_a_time(chunk: ByteCount, slots: usize) -> usize {
+    let wanted = IN_FLIGHT.get().checked_div(chunk.get()).unwrap_or(2).max(2);
+    ByteCount::new(wanted).to_usize().min(slots / 2).max(1)
+}
+
+impl EngineQueues {
+    /// Queues a part for its engine.
+    pub(super) fn push(&mut self, number: EngineNumber, part: PartId) {
+        if let Some(engine_number) = self.queues.get_mut(number) {
+            engine_number.waiting_inwards += usize::from(part.step == RelayStep::IntoBounce);
+            engine_number.waiting.push_back(part);
+        }
+    }
+
+    /// Whether a chunk on its first hop waits for the engine already. One keeps the engine busy;
+    /// more would keep slots from the other hop.
+    pub(super) fn has_next(&self, number: EngineNumber) -> bool {
+        self.queues.get(number).is_none_or(|engine_number| engine_number.waiting_inwards > 0)
+    }
+
+    /// Starts the engine's next part and returns it, if `most` of it allows one more.
+    pub(super) fn begin(
+        &mut self,
+        number: EngineNumber,
+        most: impl Fn(&PartId) -> usize,
+    ) -> Option<PartId> {
+        let engine_number = self.queues.get_mut(number)?;
+        let part = engine_number.waiting.pop_front_if(|part| engine_number.running < most(part))?;
+        engine_number.waiting_inwards -= usize::from(part.step == RelayStep::IntoBounce);
+        engine_number.running += 1;
+        Some(part)
+    }
+
+    /// The engine has one part less.
+    pub(super) fn end(&mut self, number: EngineNumber) {
+        if let Some(engine_number) = self.queues.get_mut(number) {
+            engine_number.running -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_has_few_large_chunks_and_several_small_ones() {
+        let of = |mib, slots| at_a_time(ByteCount::mib(mib), slots);
+        assert_eq!(
+            [of(16, 8), of(64, 8), of(8, 8), of(4, 8), of(1, 8), of(1, 64)],
+            [2, 2, 2, 4, 4, 16]
+        );
+        assert_eq!([of(16, 1), of(16, 2), of(16, 3), of(16, 4)], [1, 1, 1, 2]);
+        assert_eq!(at_a_time(ByteCount::ZERO, 8), 2);
+    }
+}

@@ -1,0 +1,86 @@
+//! The jobs of a relayed transfer.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_channel::Sender;
+
+use super::message::{Message, PartEnded};
+use super::step::{PartId, RelayFailure};
+use crate::completion::progress::CopyProgress;
+use crate::completion::waiter_progress::WaiterProgress;
+use crate::engine::CopyEngine;
+use crate::engine::finalizer::{Finalizer, OutcomeSink};
+use crate::engine::job::{CopyJob, TransferClaims};
+use crate::error::TransferError;
+use crate::explain::{Explanation, Report};
+use crate::hazard::ticket::Ticket;
+use crate::plan::TransferPlan;
+use crate::transfer::TransferOptions;
+
+/// Notifies the relay's thread of the end of a part.
+struct PartSink {
+    part: PartId,
+    is_orphaned: AtomicBool,
+    to: Sender<Message>,
+}
+
+impl OutcomeSink for PartSink {
+    /// No thread waits for a part: the relay's thread is notified of its end and does not poll.
+    fn invite_waiters(&self, _: &Arc<dyn WaiterProgress>) {}
+
+    fn orphaned(&self) {
+        // Relaxed: the same thread settles.
+        self.is_orphaned.store(true, Ordering::Relaxed);
+    }
+
+    fn publish(&self, result: Result<Report, TransferError>) {
+        let (part, is_orphaned) = (self.part, self.is_orphaned.load(Ordering::Relaxed));
+        let end = PartEnded { part, result: result.map(drop), is_orphaned };
+        // The thread runs until every part has ended.
+        let _ = self.to.send(Message::Ended(end));
+    }
+}
+
+/// A job for `engine`, which notifies the relay's thread at its end. An engine's panic must not end
+/// this thread and all its transfers.
+///
+/// # Errors
+///
+/// If the engine declines it, or panics.
+pub(super) fn job(
+    engine: &Arc<dyn CopyEngine>,
+    claims: &Arc<TransferClaims>,
+    plan: TransferPlan,
+    options: TransferOptions,
+    progress: Arc<CopyProgress>,
+    part: PartId,
+    to: &Sender<Message>,
+) -> Result<CopyJob, RelayFailure> {
+    let explain = || {
+        let quote = engine.quote(&plan, &options);
+        let explained =
+            quote.map(|quote| Explanation::new(&plan, engine.name(), quote, Vec::new()));
+        explained.map_err(|declined| RelayFailure::declined(declined, part.step, engine.name()))
+    };
+    let explanation = guarded(explain)??;
+    let sink = Arc::new(PartSink { part, is_orphaned: AtomicBool::new(false), to: to.clone() });
+    let finalizer = Finalizer::new(Ticket::new([]), sink, None, explanation);
+    Ok(CopyJob::part(claims, plan, options, progress, finalizer))
+}
+
+/// Submits a part to its engine.
+pub(super) fn submit(engine: &Arc<dyn CopyEngine>, job: CopyJob) {
+    // A job that is lost in a panic reports its end as it drops.
+    let _ = guarded(|| engine.submit(job));
+}
+
+/// Calls code of another engine.
+///
+/// # Errors
+///
+/// If it panicked.
+pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, RelayFailure> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|_| TransferError::EngineStopped.into())
+}

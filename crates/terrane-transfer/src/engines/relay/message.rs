@@ -1,0 +1,33 @@
+//! The messages to the relay's thread.
+
+use super::route::RelayRoute;
+use super::step::{PartId, RelayFailure};
+use crate::engine::job::CopyJob;
+use crate::error::TransferError;
+
+/// A message to the thread.
+pub(super) enum Message {
+    NewTransfer(Box<NewTransfer>),
+    /// A part of a transfer has ended.
+    Ended(PartEnded),
+    /// The engine has dropped. Nothing begins after this.
+    Close,
+}
+
+/// A transfer that begins.
+pub(super) struct NewTransfer {
+    pub(super) transfer: u64,
+    pub(super) job: CopyJob,
+    /// The route, or the failure of the part that waits for the device's order.
+    pub(super) route: Result<RelayRoute, RelayFailure>,
+    /// Whether a part that waits for the device's order is in flight.
+    pub(super) ordered: bool,
+}
+
+/// How a part has ended.
+pub(super) struct PartEnded {
+    pub(super) part: PartId,
+    pub(super) result: Result<(), TransferError>,
+    /// Whether the copy may continue: its engine gave it up.
+    pub(super) is_orphaned: bool,
+}

@@ -1,0 +1,227 @@
+//! A transfer in progress: its chunks and their jobs.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::Sender;
+use slab::Slab;
+use terrane_core::{ByteCount, StorageKind};
+
+use super::bounce::{BounceSlots, Slot};
+use super::chunks::Chunk;
+use super::engine_queues::{EngineQueues, at_a_time};
+use super::hop;
+use super::message::Message;
+use super::route::{ChunkTransfers, RelayRoute, RelayShared, has_durability};
+use super::step::{PartId, RelayFailure, RelayStep};
+use crate::completion::progress::CopyProgress;
+use crate::engine::job::CopyJob;
+use crate::error::TransferError;
+use crate::plan::TransferPlan;
+use crate::transfer::TransferOptions;
+
+/// A transfer in progress.
+pub(super) struct TransferState {
+    shared: Arc<RelayShared>,
+    pub(super) job: CopyJob,
+    pub(super) route: RelayRoute,
+    /// The pairs of blocks in the order in which they are copied.
+    pub(super) sources: Vec<u32>,
+    pub(super) destinations: Vec<u32>,
+    /// The chunk that begins next.
+    pub(super) next: usize,
+    /// Chunks that have a slot: each is on a hop, or waits for its engine.
+    pub(super) chunks: Slab<ChunkInSlot>,
+    /// The most chunks that an engine has at a time.
+    pub(super) most: usize,
+    /// Parts that have not ended.
+    pub(super) in_flight: usize,
+    /// The number of chunks of each layer group that have not arrived.
+    pub(super) to_arrive: Vec<usize>,
+    /// Whether there is something left to make durable.
+    pub(super) to_sync: bool,
+    /// Whether the peer has yet to be notified.
+    pub(super) to_notify: bool,
+    pub(super) failure: Option<RelayFailure>,
+    /// Whether a part was given up, so that its copy may continue.
+    pub(super) is_orphaned: bool,
+}
+
+/// A chunk and its slot.
+pub(super) struct ChunkInSlot {
+    pub(super) number: usize,
+    pub(super) chunk: Chunk,
+    pub(super) slot: Slot,
+}
+
+impl TransferState {
+    pub(super) fn new(
+        job: CopyJob,
+        route: RelayRoute,
+        shared: &Arc<RelayShared>,
+        ordered: bool,
+    ) -> Self {
+        let (sources, destinations) = in_order(job.plan());
+        let to_arrive = vec![route.chunking.groups_of_blocks(); route.chunking.groups_of_layers()];
+        let to_sync = has_durability(job.plan(), job.options());
+        let to_notify = job.options().notification.is_some();
+        let most = at_a_time(route.chunking.slot.total_bytes(), shared.bounce.slots().most);
+        Self {
+            shared: Arc::clone(shared),
+            job,
+            route,
+            sources,
+            destinations,
+            next: 0,
+            chunks: Slab::new(),
+            most,
+            in_flight: usize::from(ordered),
+            to_arrive,
+            to_sync,
+            to_notify,
+            failure: None,
+            is_orphaned: false,
+        }
+    }
+
+    pub(super) fn wants_slot(&self) -> bool {
+        self.failure.is_none() && self.next < self.route.chunking.chunks()
+    }
+
+    /// Starts the next chunk in this slot, and queues it for its engine.
+    pub(super) fn begin_chunk(
+        &mut self,
+        transfer: u64,
+        chunk: Chunk,
+        slot: Slot,
+        queues: &mut EngineQueues,
+    ) {
+        self.job.start();
+        let chunk = self.chunks.insert(ChunkInSlot { number: self.next, chunk, slot });
+        self.next += 1;
+        let step = RelayStep::IntoBounce;
+        queues.push(self.route.engine_number(step), PartId { transfer, step, chunk });
+    }
+
+    pub(super) fn plan_hop(&mut self, part: PartId) -> Result<TransferPlan, TransferError> {
+        let Some(held) = self.chunks.get_mut(part.chunk) else {
+            return Err(TransferError::EngineStopped);
+        };
+        let slot = held.slot.endpoint(&self.route.chunking.slot)?;
+        let pairs = held.chunk.pairs.clone();
+        let chunk = ChunkTransfers {
+            sources: self.sources.get(pairs.clone()).unwrap_or_default(),
+            destinations: self.destinations.get(pairs).unwrap_or_default(),
+            chunk: Some(held.chunk.clone()),
+        };
+        let plan = self.job.plan();
+        self.shared.planner.plan(&match part.step {
+            RelayStep::OutOfBounce => chunk.outwards(&slot, plan),
+            _ => chunk.inwards(plan, &slot),
+        })
+    }
+
+    /// Submits a part to its engine. Returns whether it could; if not, the transfer has failed.
+    pub(super) fn submit(
+        &mut self,
+        plan: TransferPlan,
+        options: TransferOptions,
+        progress: Arc<CopyProgress>,
+        part: PartId,
+        outbox: &Sender<Message>,
+    ) -> bool {
+        let engine = Arc::clone(self.shared.engine(&self.route, part.step));
+        let claims = self.job.claims();
+        let job = match hop::job(&engine, claims, plan, options, progress, part, outbox) {
+            Ok(job) => job,
+            Err(failure) => {
+                self.failure.get_or_insert(failure);
+                return false;
+            }
+        };
+        self.in_flight += 1;
+        hop::submit(&engine, job);
+        true
+    }
+
+    /// The deadline, unless the transfer has failed already.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.job.options().deadline.filter(|_| self.failure.is_none())
+    }
+
+    /// Fails the transfer if it is to stop. Returns whether it did so now.
+    pub(super) fn stops(&mut self) -> bool {
+        if self.failure.is_some() {
+            return false;
+        }
+        self.failure = self.job.reason_to_stop().map(RelayFailure::Stopped);
+        self.failure.is_some()
+    }
+
+    /// Handles the end of a part: takes the slot from the chunk, if it has one, and returns it or
+    /// leaves it to the copy.
+    pub(super) fn release(&mut self, chunk: usize, is_orphaned: bool, bounce: &BounceSlots) {
+        match self.chunks.try_remove(chunk) {
+            Some(held) if is_orphaned => bounce.leave(held.slot),
+            Some(held) => bounce.give_back(held.slot),
+            None => {}
+        }
+    }
+
+    /// Ends the transfer, which has nothing in flight.
+    pub(super) fn end(self, bounce: &BounceSlots) {
+        let Self { job, failure, chunks, is_orphaned, .. } = self;
+        // The chunks of a failed transfer that wait for an engine are discarded.
+        chunks.into_iter().for_each(|(_, held)| bounce.give_back(held.slot));
+        if is_orphaned {
+            // Another relay's transfer may have this job as a part.
+            job.orphaned();
+        }
+        match failure {
+            Some(failure) => failure.end(job),
+            None => {
+                job.start();
+                job.finish(Ok(()));
+            }
+        }
+    }
+
+    /// Reports the layers that have arrived with this chunk.
+    pub(super) fn arrived(&mut self, chunk: usize) {
+        let Some(layers) = self.job.layers() else { return };
+        let chunking = &self.route.chunking;
+        let Some(held) = self.chunks.get(chunk) else { return };
+        let Some(group) = chunking.group_of_layers(held.number) else { return };
+        let Some(left) = self.to_arrive.get_mut(group) else { return };
+        *left -= 1;
+        if *left == 0
+            && let Some(range) = chunking.layers_of(group)
+        {
+            layers.done(range);
+        }
+    }
+
+    pub(super) fn fail_at(&mut self, part: PartId, error: TransferError) {
+        let pairs = self.chunks.get(part.chunk).map(|held| held.chunk.pairs.clone());
+        let pair = |in_slot: u32| {
+            let index = pairs.as_ref()?.start + ByteCount::new(in_slot.into()).to_usize();
+            Some((*self.sources.get(index)?, *self.destinations.get(index)?))
+        };
+        let engine = self.shared.engine(&self.route, part.step).name();
+        let failure = RelayFailure::of(error, part.step, engine, pair);
+        self.failure.get_or_insert(failure);
+    }
+}
+
+/// The pairs of blocks in the order of the source file. Without one, in the order of the plan,
+/// which is that of the destination.
+fn in_order(plan: &TransferPlan) -> (Vec<u32>, Vec<u32>) {
+    let (sources, destinations) = (plan.source_blocks(), plan.destination_blocks());
+    if plan.source().kind() != StorageKind::Disk || sources.is_sorted() {
+        return (sources.to_vec(), destinations.to_vec());
+    }
+    let pairs = sources.iter().copied().zip(destinations.iter().copied());
+    let mut pairs: Vec<(u32, u32)> = pairs.collect();
+    pairs.sort_unstable();
+    pairs.into_iter().unzip()
+}

@@ -1,0 +1,40 @@
+//! How transfers use blocks, and which uses exclude each other.
+
+use std::fmt;
+
+use super::ticket::TransferId;
+use crate::side::Side;
+
+/// The access of a transfer to a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// It reads the block.
+    Read,
+    /// It writes the block.
+    Write,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Read => "read",
+            Self::Write => "written",
+        })
+    }
+}
+
+/// A block that something else in flight reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockConflict {
+    /// The end of the refused transfer that the block belongs to. A hold for reading counts as a
+    /// source, and one for writing as a destination.
+    pub side: Side,
+    /// The block.
+    pub block: u32,
+    /// The access that the refused transfer requested.
+    pub wanted: Access,
+    /// The access of the other transfer.
+    pub held: Access,
+    /// The other transfer. Run [after](crate::Transfer::after) its ticket, or wait for it.
+    pub holder: TransferId,
+}

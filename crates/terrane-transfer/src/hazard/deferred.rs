@@ -1,0 +1,141 @@
+//! Jobs that wait for other transfers to end.
+
+use std::sync::{Arc, Weak};
+
+use crate::engine::job::CopyJob;
+use crate::engine::{CopyEngine, threads};
+use crate::error::TransferError;
+use crate::hazard::notify::{catch_foreign_panic, notify};
+use crate::hazard::ticket::{Cancel, Dependent, Ticket, TransferId};
+use crate::sync::{Mutex, lock};
+use crate::transfer::Predecessor;
+
+/// A job that is submitted to its engine once every predecessor has ended. It fails instead if a
+/// predecessor failed that had to succeed.
+struct DeferredJob {
+    state: Mutex<DeferredState>,
+    allow_incomplete: bool,
+}
+
+struct DeferredState {
+    remaining: usize,
+    failed: Option<TransferId>,
+    holds: DeferredHolds,
+}
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each transfer that waits, and nearly all of them hold the job"
+)]
+enum DeferredHolds {
+    Job(CopyJob, Arc<dyn CopyEngine>),
+    /// A thread is ending the cancelled job, and has not released its blocks yet.
+    Cancelling,
+    /// The job was cancelled and has ended. Its ticket ends with the last predecessor, as
+    /// transfers that run after this one may use blocks of the predecessors.
+    Cancelled(EndsTicket),
+    /// The engine has the job.
+    Gone,
+}
+
+/// Waits for the end of a predecessor that may fail.
+struct AfterEnd(Arc<DeferredJob>);
+
+/// Submits `job` to `engine` after `predecessors`, or at once if they have ended.
+pub(crate) fn submit_after(
+    predecessors: &[Predecessor],
+    allow_incomplete: bool,
+    job: CopyJob,
+    engine: Arc<dyn CopyEngine>,
+) {
+    if predecessors.is_empty() {
+        engine.submit(job);
+        return;
+    }
+    let ticket = job.ticket().clone();
+    let holds = DeferredHolds::Job(job, engine);
+    let state = DeferredState { remaining: predecessors.len(), failed: None, holds };
+    let deferred = Arc::new(DeferredJob { state: Mutex::new(state), allow_incomplete });
+    let cancels: Weak<DeferredJob> = Arc::downgrade(&deferred);
+    ticket.set_deferred(cancels);
+    for predecessor in predecessors {
+        predecessor.ticket.add_dependent(match predecessor.has_to_succeed {
+            true => deferred.clone(),
+            false => Arc::new(AfterEnd(Arc::clone(&deferred))),
+        });
+    }
+}
+
+impl Dependent for DeferredJob {
+    fn predecessor_ended(&self, predecessor: TransferId, succeeded: bool) {
+        let mut state = lock(&self.state);
+        if !succeeded {
+            state.failed.get_or_insert(predecessor);
+        }
+        state.remaining -= 1;
+        if state.remaining > 0 || matches!(state.holds, DeferredHolds::Cancelling) {
+            return;
+        }
+        let (holds, failed) =
+            (std::mem::replace(&mut state.holds, DeferredHolds::Gone), state.failed);
+        // The lock is released first, as the job may end right here.
+        drop(state);
+        let (job, engine) = match holds {
+            DeferredHolds::Job(job, engine) => (job, engine),
+            DeferredHolds::Cancelled(ended) => return drop(ended),
+            DeferredHolds::Cancelling | DeferredHolds::Gone => return,
+        };
+        let may_start = match failed {
+            Some(predecessor) => Err(TransferError::PredecessorFailed { predecessor }),
+            None if job.is_cancelled() => Err(job.cancelled()),
+            None => job.check_start(self.allow_incomplete),
+        };
+        match may_start {
+            Ok(()) => engine.submit(job),
+            Err(cause) => job.abandon(cause),
+        }
+    }
+}
+
+impl Dependent for AfterEnd {
+    fn predecessor_ended(&self, predecessor: TransferId, _: bool) {
+        self.0.predecessor_ended(predecessor, true);
+    }
+}
+
+impl Cancel for DeferredJob {
+    fn cancel(&self) {
+        let mut state = lock(&self.state);
+        let (job, engine) = match std::mem::replace(&mut state.holds, DeferredHolds::Cancelling) {
+            DeferredHolds::Job(job, engine) => (job, engine),
+            other => {
+                state.holds = other;
+                return;
+            }
+        };
+        drop(state);
+        let ended = EndsTicket(job.ticket().clone());
+        // This must not wait, so an engine that drops here does not join its threads.
+        threads::finishing(|| {
+            job.end_before_predecessors();
+            catch_foreign_panic(|| drop(engine));
+        });
+        let mut state = lock(&self.state);
+        if state.remaining > 0 {
+            state.holds = DeferredHolds::Cancelled(ended);
+        } else {
+            state.holds = DeferredHolds::Gone;
+            drop(state);
+            drop(ended);
+        }
+    }
+}
+
+/// Ends the ticket of a cancelled job as it drops.
+struct EndsTicket(Ticket);
+
+impl Drop for EndsTicket {
+    fn drop(&mut self) {
+        notify(self.0.end(false), self.0.id(), false);
+    }
+}

@@ -1,0 +1,402 @@
+//! One end of a transfer: a layout, and what is in flight on its blocks.
+
+mod of_groups;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use smallvec::SmallVec;
+use terrane_core::{
+    Alignment, ByteCount, ForkedProcess, Location, Memory, Region, Span, StorageKind,
+};
+use terrane_layout::PhysicalLayout;
+
+use crate::error::TransferError;
+use crate::hazard::address_claims::AddressClaim;
+use crate::hazard::conflict::Access;
+use crate::hazard::notify::notify;
+use crate::hazard::table::{BlockUse, Claim, HazardTable, LockedHazards, Written, incomplete};
+use crate::hazard::ticket::Ticket;
+use crate::side::Side;
+
+/// A layout whose blocks can be transferred.
+///
+/// Cloning it costs a reference count. The layout and its memory live until the last clone and the
+/// last transfer have dropped.
+#[derive(Clone)]
+pub struct Endpoint(Arc<EndpointInner>);
+
+struct EndpointInner {
+    /// Released before the layout frees the memory, which another endpoint may then claim.
+    _bytes: Arc<OwnedBytes>,
+    layout: PhysicalLayout,
+    /// Shared by the groups of a set.
+    hazards: HazardTable,
+    /// The number of the group in its set.
+    group: u32,
+    number: u64,
+    /// The start of each region.
+    bases: Box<[Location]>,
+    /// The bytes of the regions that blocks use, with adjacent spans joined: nearly always one
+    /// span.
+    extents: SmallVec<[Span; 1]>,
+    alignment: Alignment,
+}
+
+/// The bytes of an endpoint, or of all groups of a set.
+struct OwnedBytes {
+    /// Dropped first: the claim is released before the memory may be freed.
+    _claim: AddressClaim,
+    /// Keeps the memory of a set until the last group has dropped.
+    _regions: Box<[Region]>,
+}
+
+impl OwnedBytes {
+    /// The bytes of one layout, which keeps its memory itself.
+    fn of_one(claim: AddressClaim) -> Arc<Self> {
+        Arc::new(Self { _claim: claim, _regions: Box::default() })
+    }
+}
+
+impl Endpoint {
+    /// Tracks what is in flight on the blocks of a layout. This endpoint owns their bytes
+    /// exclusively while it, a clone or a transfer of it lives.
+    ///
+    /// # Errors
+    ///
+    /// [`BytesInUse`] returns the layout if another endpoint of this process has some of its bytes.
+    /// In a file, no 4 KiB page may be shared. Each of two such endpoints would track its own
+    /// transfers only, so one could read bytes that the other is writing.
+    pub fn new(layout: PhysicalLayout) -> Result<Self, BytesInUse> {
+        let extents = extents(&layout);
+        match AddressClaim::claim(&extents) {
+            Ok(claim) => Ok(Self::alone(claim, extents, layout)),
+            Err(span) => Err(BytesInUse { layout: Box::new(layout), span }),
+        }
+    }
+
+    /// Takes a layout whose bytes other endpoints may have as well, such as another view of the
+    /// same memory. A transfer that reads bytes which it also writes is still refused.
+    ///
+    /// # Safety
+    ///
+    /// While this endpoint, a clone or a transfer of it lives, the caller ensures two things:
+    ///
+    /// - No transfer of another endpoint writes bytes that one of this endpoint reads or writes at
+    ///   the same time, or the other way round.
+    /// - No 4 KiB page of a file is accessed around the page cache by one endpoint and through it
+    ///   by the other.
+    #[must_use]
+    pub unsafe fn sharing(layout: PhysicalLayout) -> Self {
+        let extents = extents(&layout);
+        Self::alone(AddressClaim::none(), extents, layout)
+    }
+
+    fn alone(claim: AddressClaim, extents: SmallVec<[Span; 1]>, layout: PhysicalLayout) -> Self {
+        let hazards = HazardTable::new(layout.geometry().num_blocks());
+        Self::build(OwnedBytes::of_one(claim), extents, layout, hazards, 0)
+    }
+
+    fn build(
+        bytes: Arc<OwnedBytes>,
+        extents: SmallVec<[Span; 1]>,
+        layout: PhysicalLayout,
+        hazards: HazardTable,
+        group: u32,
+    ) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let bases = layout.regions().iter().map(Memory::location).collect();
+        let alignment = layout.alignment_class();
+        // Relaxed: only uniqueness is needed.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::new(EndpointInner {
+            _bytes: bytes,
+            layout,
+            hazards,
+            group,
+            number,
+            bases,
+            extents,
+            alignment,
+        }))
+    }
+
+    /// The layout.
+    #[must_use]
+    pub fn layout(&self) -> &PhysicalLayout {
+        &self.0.layout
+    }
+
+    /// The kind of storage that the blocks are in.
+    #[must_use]
+    pub fn kind(&self) -> StorageKind {
+        self.0.layout.storage_kind()
+    }
+
+    /// The start of a region; `None` if there is no such region.
+    #[inline]
+    #[must_use]
+    pub fn base(&self, region: u32) -> Option<Location> {
+        self.0.bases.get(ByteCount::new(region.into()).to_usize()).copied()
+    }
+
+    /// The start of every region, by number.
+    #[must_use]
+    pub fn bases(&self) -> &[Location] {
+        &self.0.bases
+    }
+
+    /// The largest power of two that divides the start and the end of every piece.
+    #[must_use]
+    pub fn alignment(&self) -> Alignment {
+        self.0.alignment
+    }
+
+    /// An identifier of the endpoint, for engines to cache what they compute about it.
+    #[must_use]
+    pub fn id(&self) -> EndpointId {
+        EndpointId(self.0.number)
+    }
+
+    /// A weak reference, which keeps nothing alive.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakEndpoint {
+        WeakEndpoint(Arc::downgrade(&self.0))
+    }
+
+    /// Keeps transfers from writing these blocks, while the caller reads them by other means.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NoSuchBlock`], [`TransferError::Conflict`] if a transfer in flight writes
+    /// one of them, [`TransferError::Incomplete`] if a failed one may have written one of them in
+    /// part, and [`TransferError::Forked`].
+    pub fn hold_for_read(&self, blocks: &[u32]) -> Result<Hold, TransferError> {
+        self.hold(blocks, Access::Read)
+    }
+
+    /// Keeps transfers from reading or writing these blocks, while the caller writes them by other
+    /// means, such as a kernel that fills a block. When the hold drops, the blocks count as
+    /// written.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NoSuchBlock`], [`TransferError::Conflict`] if a transfer in flight reads or
+    /// writes one of them, and [`TransferError::Forked`].
+    pub fn hold_for_write(&self, blocks: &[u32]) -> Result<Hold, TransferError> {
+        self.hold(blocks, Access::Write)
+    }
+
+    fn hold(&self, blocks: &[u32], access: Access) -> Result<Hold, TransferError> {
+        let side = match access {
+            Access::Read => Side::Source,
+            Access::Write => Side::Destination,
+        };
+        self.check_owner()?;
+        self.check_blocks(blocks, side)?;
+        let (layers, heads) = (0..self.0.layout.geometry().num_layers(), 0..self.num_heads());
+        let wanted = BlockUse { access, blocks, group: self.group(), layers, heads };
+        let mut hazards = self.0.hazards.lock();
+        let conflicts = hazards.conflicts(&wanted, &|_| false);
+        if !conflicts.is_empty() {
+            return Err(TransferError::Conflict { conflicts });
+        }
+        if access == Access::Read {
+            incomplete(hazards.incomplete(&wanted))?;
+        }
+        let ticket = Ticket::new([]);
+        let claim = hazards.claim(&ticket, &wanted);
+        drop(hazards);
+        let end = EndOfHold { ticket, access };
+        Ok(Hold { claim, _endpoint: self.clone(), end })
+    }
+
+    /// The heads of a token, as hazards count them; 1 if they are not stated.
+    pub(crate) fn num_heads(&self) -> u32 {
+        num_heads(&self.0.layout)
+    }
+
+    /// The number of the group among those that share its hazards.
+    pub(crate) fn group(&self) -> u32 {
+        self.0.group
+    }
+
+    /// What is in flight on the blocks.
+    pub(crate) fn hazards(&self) -> &HazardTable {
+        &self.0.hazards
+    }
+
+    /// Fails in a process that was forked from the endpoint's.
+    pub(crate) fn check_owner(&self) -> Result<(), ForkedProcess> {
+        self.0.hazards.check_owner()
+    }
+
+    pub(crate) fn check_blocks(&self, blocks: &[u32], side: Side) -> Result<(), TransferError> {
+        let num_blocks = self.0.layout.geometry().num_blocks();
+        // The maximum of many is computed with SIMD.
+        if blocks.iter().fold(0, |largest, &block| block.max(largest)) < num_blocks {
+            return Ok(());
+        }
+        match blocks.iter().find(|&&block| block >= num_blocks) {
+            Some(&block) => Err(TransferError::NoSuchBlock { side, block, num_blocks }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether any byte belongs to both.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.0.extents.iter().any(|a| other.0.extents.iter().any(|b| a.overlaps(b)))
+    }
+
+    /// Locks the hazards of both ends. If they share a table, there is only the first.
+    pub(crate) fn lock_both<'a>(
+        source: &'a Self,
+        destination: &'a Self,
+    ) -> (LockedHazards<'a>, Option<LockedHazards<'a>>) {
+        HazardTable::lock_both(&source.0.hazards, &destination.0.hazards)
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Endpoint").field(&self.0.layout).finish()
+    }
+}
+
+/// The number of an endpoint, unique within the process and never reused. Clones share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointId(u64);
+
+/// A weak reference to an endpoint.
+#[derive(Clone)]
+pub struct WeakEndpoint(Weak<EndpointInner>);
+
+impl WeakEndpoint {
+    /// The endpoint, unless it, its clones and its transfers have all dropped.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Endpoint> {
+        self.0.upgrade().map(Endpoint)
+    }
+
+    /// Whether the endpoint, its clones and its transfers have all dropped.
+    #[must_use]
+    pub fn has_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+impl fmt::Debug for WeakEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WeakEndpoint").field("has_gone", &self.has_gone()).finish()
+    }
+}
+
+/// A layout whose bytes another endpoint owns: the layout, and the span that is in use.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{} at {} of {} memory are in use by another endpoint; transfer through that one, drop it \
+     first, make both with Endpoint::of_groups, or, to keep the two apart yourself, use \
+     Endpoint::sharing",
+    .span.length, .span.location, .span.kind
+)]
+pub struct BytesInUse {
+    /// The layout, as it was given.
+    pub layout: Box<PhysicalLayout>,
+    /// The span that contains bytes in use.
+    pub span: Span,
+}
+
+/// Keeps transfers from using some blocks, until it drops.
+///
+/// It keeps the endpoint alive, so no other endpoint can be created over its bytes meanwhile.
+///
+/// Transfers that run after it then start. If a write hold drops while its thread unwinds from a
+/// panic, the blocks are [incomplete](TransferError::Incomplete). Those transfers then fail, as
+/// after a transfer that failed.
+#[must_use = "dropping the hold lets transfers at the blocks"]
+pub struct Hold {
+    // Fields drop in this order: the blocks are free before waiting transfers are notified.
+    claim: Claim,
+    _endpoint: Endpoint,
+    end: EndOfHold,
+}
+
+impl Hold {
+    /// A ticket of the hold, to run transfers after it has dropped.
+    #[must_use]
+    pub fn ticket(&self) -> Ticket {
+        self.end.ticket.clone()
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.end.succeeds() {
+            self.claim.has_written(Written::All);
+        }
+    }
+}
+
+struct EndOfHold {
+    ticket: Ticket,
+    access: Access,
+}
+
+impl EndOfHold {
+    /// Whether the hold succeeds, if it ends now.
+    fn succeeds(&self) -> bool {
+        self.access == Access::Read || !std::thread::panicking()
+    }
+}
+
+impl Drop for EndOfHold {
+    fn drop(&mut self) {
+        let succeeded = self.succeeds();
+        notify(self.ticket.end(succeeded), self.ticket.id(), succeeded);
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Hold").field(&self.end.ticket).finish()
+    }
+}
+
+/// The heads of a token, as hazards count them.
+fn num_heads(layout: &PhysicalLayout) -> u32 {
+    let sections = layout.geometry().sections().iter();
+    sections.filter_map(|section| section.shape().heads).max().unwrap_or(1)
+}
+
+/// The bytes of a layout's regions that its blocks use. Others may use the rest of an adopted
+/// region.
+fn extents(layout: &PhysicalLayout) -> SmallVec<[Span; 1]> {
+    let geometry = layout.geometry();
+    join(
+        (0_u32..).zip(layout.regions()).map(|(number, region)| Span {
+            length: geometry.region_bytes(number),
+            ..Span::of(region)
+        }),
+    )
+}
+
+/// Joins spans that follow one another, as the regions of one allocation do.
+fn join(spans: impl Iterator<Item = Span>) -> SmallVec<[Span; 1]> {
+    let mut joined: SmallVec<[Span; 1]> = SmallVec::new();
+    for span in spans {
+        let follows = |last: &Span| last.location.checked_add(last.length) == Some(span.location);
+        match joined.last_mut().filter(|last| follows(last)) {
+            Some(last) => match last.length.checked_add(span.length) {
+                Ok(length) => last.length = length,
+                Err(_) => joined.push(span),
+            },
+            None => joined.push(span),
+        }
+    }
+    joined
+}

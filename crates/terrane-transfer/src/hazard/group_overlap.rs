@@ -1,0 +1,337 @@
+//! Cache groups that share memory: the proof that only blocks of equal number share bytes.
+
+use smallvec::SmallVec;
+use terrane_core::{AddressSpace, Alignment, ByteCount, Memory, Span};
+use terrane_layout::{Axis, PhysicalLayout, RegionOffset, Section};
+
+/// The most windows of one group, so that comparing two groups takes milliseconds.
+const MOST_WINDOWS: u64 = 1024;
+
+/// Layouts that cannot be endpoints of one set, and the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct GroupsRefused {
+    /// The layouts, as they were given.
+    pub layouts: Vec<PhysicalLayout>,
+    /// Why they were refused. Groups are counted from 0, in the order in which they were given.
+    pub reason: GroupRefusal,
+}
+
+/// Drops the layouts and keeps the reason.
+impl From<GroupsRefused> for GroupRefusal {
+    fn from(refused: GroupsRefused) -> Self {
+        refused.reason
+    }
+}
+
+/// Why layouts cannot be endpoints of one set.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupRefusal {
+    /// Two groups have different numbers of blocks, so they cannot share block ids.
+    #[error(
+        "group {first} has {first_blocks} blocks and group {second} has {second_blocks}; groups that \
+         share block ids have equally many"
+    )]
+    UnequalBlockCounts {
+        /// One group.
+        first: usize,
+        /// The other one.
+        second: usize,
+        /// The blocks of the first one.
+        first_blocks: u32,
+        /// The blocks of the second one.
+        second_blocks: u32,
+    },
+    /// Two blocks of different numbers may share bytes. A section's part of a block counts as all
+    /// bytes from its first to its last between two blocks.
+    #[error(
+        "block {first_block} of group {first} and block {second_block} of group {second} reach into \
+         the same bytes; only blocks of equal number may share bytes, so give both groups one \
+         beginning and one stride of blocks"
+    )]
+    BlocksOverlap {
+        /// One group.
+        first: usize,
+        /// The other one.
+        second: usize,
+        /// The block of the first one.
+        first_block: u32,
+        /// The block of the second one.
+        second_block: u32,
+    },
+    /// The blocks of two groups lie at different distances within the same bytes.
+    #[error(
+        "the blocks of group {first} lie {first_stride} bytes apart and those of group {second}, in \
+         the same bytes, {second_stride}; give both groups one stride of blocks"
+    )]
+    StridesDiffer {
+        /// One group.
+        first: usize,
+        /// The other one.
+        second: usize,
+        /// Bytes from a block of the first one to the next block.
+        first_stride: u64,
+        /// Bytes from a block of the second one to the next block.
+        second_stride: u64,
+    },
+    /// A group has more windows than are compared.
+    #[error(
+        "each block of group {group} is scattered over {windows} places, and at most {MOST_WINDOWS} \
+         are compared; give it blocks as the outermost axis of each region"
+    )]
+    TooScattered {
+        /// The group.
+        group: usize,
+        /// The windows.
+        windows: u64,
+    },
+    /// Two groups are in one file. One would be accessed through the page cache and the other
+    /// around it.
+    #[error(
+        "groups {first} and {second} lie in one file, and only one of them can use direct I/O \
+         (alignments {first_alignment} and {second_alignment}); give both the same alignment"
+    )]
+    FileAccessDiffers {
+        /// One group.
+        first: usize,
+        /// The other one.
+        second: usize,
+        /// The alignment of the first one.
+        first_alignment: Alignment,
+        /// The alignment of the second one.
+        second_alignment: Alignment,
+    },
+    /// An endpoint outside the set owns some of the bytes.
+    #[error(
+        "{} at {} of {} memory, in group {group}, are in use by another endpoint; drop that one \
+         first, or make all of them with one call",
+        .span.length, .span.location, .span.kind
+    )]
+    BytesInUse {
+        /// The group.
+        group: usize,
+        /// The span that contains bytes in use.
+        span: Span,
+    },
+}
+
+/// Proves for each two of the layouts that blocks of different numbers share no byte. Each layout
+/// comes with the memory that its blocks use.
+pub(crate) fn check(
+    layouts: &[PhysicalLayout],
+    extents: &[SmallVec<[Span; 1]>],
+) -> Result<(), GroupRefusal> {
+    let mut groups = layouts.iter().zip(extents).enumerate();
+    while let Some((first, (a, of_a))) = groups.next() {
+        for (second, (b, of_b)) in groups.clone() {
+            let [first_blocks, second_blocks] = [a, b].map(|it| it.geometry().num_blocks());
+            if first_blocks != second_blocks {
+                return Err(GroupRefusal::UnequalBlockCounts {
+                    first,
+                    second,
+                    first_blocks,
+                    second_blocks,
+                });
+            }
+            let [first_alignment, second_alignment] = [a, b].map(PhysicalLayout::alignment_class);
+            if are_in_one_file(a, b) && direct_access(a) != direct_access(b) {
+                return Err(GroupRefusal::FileAccessDiffers {
+                    first,
+                    second,
+                    first_alignment,
+                    second_alignment,
+                });
+            }
+            if of_a.iter().any(|a| of_b.iter().any(|b| a.overlaps(b))) {
+                check_windows([(first, a), (second, b)])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_windows(groups: [(usize, &PhysicalLayout); 2]) -> Result<(), GroupRefusal> {
+    let [(first, a), (second, b)] = groups;
+    let (of_a, of_b) = (windows_of(first, a)?, windows_of(second, b)?);
+    let mut pairs = of_a.iter().flat_map(|a| of_b.iter().map(move |b| (a, b)));
+    pairs.try_for_each(|(a, b)| a.apart(b).map_err(|overlap| overlap.between(first, second)))
+}
+
+fn are_in_one_file(a: &PhysicalLayout, b: &PhysicalLayout) -> bool {
+    let spaces = |layout: &PhysicalLayout| -> Vec<AddressSpace> {
+        let spaces = layout.regions().iter().map(|region| region.location().position().space);
+        spaces.filter(|space| matches!(space, AddressSpace::File(_))).collect()
+    };
+    let others = spaces(b);
+    spaces(a).iter().any(|space| others.contains(space))
+}
+
+/// An engine decides by these whether it bypasses the page cache. Alignment beyond a page does not
+/// matter.
+fn direct_access(layout: &PhysicalLayout) -> (bool, Alignment) {
+    let mut files = layout.regions().iter().filter_map(|region| region.location().as_file());
+    let has_direct = files.all(|position| position.file.direct.is_some());
+    (has_direct, layout.alignment_class().min(Alignment::PAGE))
+}
+
+/// Equal windows at equal distances: block `first + i` reaches into the `bytes` bytes from
+/// `start + i · stride` on.
+#[derive(Clone, Copy, Debug)]
+struct Windows {
+    space: AddressSpace,
+    start: i128,
+    bytes: i128,
+    first: i128,
+    count: i128,
+    /// It has no meaning for one window.
+    stride: i128,
+}
+
+/// How the windows of two groups meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WindowOverlap {
+    Blocks(i128, i128),
+    Strides(i128, i128),
+}
+
+impl Windows {
+    fn end(&self) -> i128 {
+        let far = if self.count > 1 { (self.count - 1) * self.stride } else { 0 };
+        self.start + far + self.bytes
+    }
+
+    /// Fails unless windows of different blocks share no byte.
+    fn apart(&self, other: &Self) -> Result<(), WindowOverlap> {
+        let are_apart =
+            self.space != other.space || self.end() <= other.start || other.end() <= self.start;
+        if are_apart {
+            return Ok(());
+        }
+        let stride = match (self.count, other.count) {
+            (1, 1) if self.first == other.first => return Ok(()),
+            (1, 1) => return Err(WindowOverlap::Blocks(self.first, other.first)),
+            (_, 1) => self.stride,
+            (1, _) => other.stride,
+            _ if self.stride == other.stride => self.stride,
+            _ => return Err(WindowOverlap::Strides(self.stride, other.stride)),
+        };
+        // The position of block 0. Block `b` of this one and block `c` of the other one meet if
+        // `ahead - self.bytes < (b - c) · stride < ahead + other.bytes`.
+        let origin = |it: &Self| it.start - it.first * stride;
+        let ahead = origin(other) - origin(self);
+        let least = (ahead - self.bytes).div_euclid(stride) + 1;
+        let most = (ahead + other.bytes - 1).div_euclid(stride);
+        let [last, other_last] = [self, other].map(|it| it.first + it.count - 1);
+        let least = least.max(self.first - other_last);
+        let most = most.min(last - other.first);
+        let apart_by = if least == 0 { 1 } else { least };
+        if apart_by > most {
+            return Ok(());
+        }
+        let block = other.first.max(self.first - apart_by);
+        Err(WindowOverlap::Blocks(block + apart_by, block))
+    }
+}
+
+impl WindowOverlap {
+    fn between(self, first: usize, second: usize) -> GroupRefusal {
+        // Blocks and strides come from a layout, so they fit.
+        let block = |number: i128| u32::try_from(number).unwrap_or(u32::MAX);
+        let bytes = |stride: i128| u64::try_from(stride).unwrap_or(u64::MAX);
+        match self {
+            Self::Blocks(a, b) => GroupRefusal::BlocksOverlap {
+                first,
+                second,
+                first_block: block(a),
+                second_block: block(b),
+            },
+            Self::Strides(a, b) => GroupRefusal::StridesDiffer {
+                first,
+                second,
+                first_stride: bytes(a),
+                second_stride: bytes(b),
+            },
+        }
+    }
+}
+
+/// A step outside of a block's window.
+struct Repeat {
+    count: u32,
+    stride: u64,
+    regions: u32,
+    /// Blocks from one position to the next.
+    blocks: u32,
+}
+
+/// All windows of a group's blocks.
+fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, GroupRefusal> {
+    let mut found = Vec::new();
+    for section in layout.geometry().sections() {
+        let (bytes, repeats) = window_of(section);
+        let factors = repeats.iter().map(|repeat| u64::from(repeat.count));
+        let windows = factors.fold(1, u64::saturating_mul);
+        let total = windows.saturating_add(ByteCount::from_usize(found.len()).get());
+        if total > MOST_WINDOWS {
+            return Err(GroupRefusal::TooScattered { group, windows: total });
+        }
+        let begin = RegionOffset { region: section.first_region(), offset: section.offset() };
+        let mut begins = vec![(begin, 0_u32)];
+        for Repeat { count, stride, regions, blocks } in repeats {
+            let repeated = begins.iter().flat_map(|&(begin, block)| {
+                (0..count).map(move |position| {
+                    let region = begin.region + position * regions;
+                    let offset = begin.offset + u64::from(position) * stride;
+                    (RegionOffset { region, offset }, block + position * blocks)
+                })
+            });
+            begins = repeated.collect();
+        }
+        let inner = section.steps(Axis::Block).inner();
+        for (begin, first) in begins {
+            // The geometry has proved that this position exists.
+            let Some(location) = layout.location_at(begin) else { continue };
+            let place = location.position();
+            found.push(Windows {
+                space: place.space,
+                start: place.start.into(),
+                bytes: bytes.into(),
+                first: first.into(),
+                count: inner.count.into(),
+                stride: inner.stride.into(),
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// The bytes of a block of a section from its first to its last between two blocks, and the steps
+/// beyond.
+fn window_of(section: &Section) -> (u64, Vec<Repeat>) {
+    let blocks = section.steps(Axis::Block);
+    let inner = blocks.inner();
+    let mut bytes = section.element_bytes().get();
+    let mut repeats = vec![Repeat {
+        count: blocks.outer().count,
+        stride: blocks.outer().stride,
+        regions: blocks.regions(),
+        blocks: inner.count,
+    }];
+    for axis in Axis::ALL.into_iter().filter(|&axis| axis != Axis::Block) {
+        let steps = section.steps(axis);
+        for (step, regions) in [(steps.inner(), 0), (steps.outer(), steps.regions())] {
+            if step.count == 1 {
+                continue;
+            }
+            // Strides are nested: a dimension with a smaller stride lies within the block's.
+            if regions == 0 && (inner.count == 1 || step.stride < inner.stride) {
+                bytes += step.stride * u64::from(step.count - 1);
+            } else {
+                let (count, stride) = (step.count, step.stride);
+                repeats.push(Repeat { count, stride, regions, blocks: 0 });
+            }
+        }
+    }
+    (bytes, repeats)
+}

@@ -1,0 +1,56 @@
+//! The notification of transfers that wait for others to end.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::ticket::{Dependent, TransferId};
+use crate::sync::per_thread;
+
+/// Runs code that may call foreign code, and catches its panics. A guard or waker that panics must
+/// not stop the engine or keep others from being notified.
+pub(crate) fn catch_foreign_panic(run: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+        tracing::error!("foreign code, such as a guard or a waker, panicked as a transfer ended");
+    }
+}
+
+type Notification = (Arc<dyn Dependent>, TransferId, bool);
+
+per_thread! {
+    static PENDING: RefCell<VecDeque<Notification>> = const { RefCell::new(VecDeque::new()) };
+    static IS_NOTIFYING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notifies `dependents` of an end, in their order.
+///
+/// A notification may end a dependent in turn (its predecessor failed) and so come here again.
+/// Users can build chains of any length, so a list is used instead of recursion.
+pub(crate) fn notify(dependents: Vec<Arc<dyn Dependent>>, ended: TransferId, succeeded: bool) {
+    let mut notices = dependents.into_iter().map(|dependent| (dependent, ended, succeeded));
+    if PENDING.try_with(|list| list.borrow_mut().extend(&mut notices)).is_err() {
+        // The thread is exiting and its list no longer exists, so this recurses.
+        return notices.for_each(deliver);
+    }
+    if IS_NOTIFYING.with(|is_notifying| is_notifying.replace(true)) {
+        return;
+    }
+    notify_pending();
+    IS_NOTIFYING.with(|is_notifying| is_notifying.set(false));
+}
+
+/// Delivers the notifications that are still on this thread's list.
+///
+/// Called before the thread sleeps for another transfer, which a guard's drop may do while a
+/// dependent is notified. That transfer may be further down the list.
+pub(crate) fn notify_pending() {
+    // If the thread is exiting, its list no longer exists.
+    while let Ok(Some(notice)) = PENDING.try_with(|list| list.borrow_mut().pop_front()) {
+        deliver(notice);
+    }
+}
+
+fn deliver((dependent, ended, succeeded): Notification) {
+    catch_foreign_panic(|| dependent.predecessor_ended(ended, succeeded));
+}

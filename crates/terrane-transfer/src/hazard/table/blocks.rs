@@ -1,0 +1,61 @@
+//! The blocks of a claim.
+
+use std::ops::Range;
+
+/// Block numbers, with possible duplicates.
+pub(super) enum Blocks {
+    /// Consecutive blocks, such as those of a sequence that was allocated at once. There is no list
+    /// of them. Their counts are adjacent, so that several are read or changed at a time.
+    Range(Range<u32>),
+    /// Any other blocks, and whether they are in ascending order, which allows binary search. They
+    /// are sorted at the first search, which is rare.
+    List(Box<[u32]>, bool),
+}
+
+impl Blocks {
+    pub(super) fn new(blocks: &[u32]) -> Self {
+        range_of(blocks).map_or_else(|| Self::List(blocks.into(), false), Self::Range)
+    }
+
+    /// Whether a block is one of these.
+    pub(super) fn has(&mut self, block: u32) -> bool {
+        match self {
+            Self::Range(range) => range.contains(&block),
+            Self::List(blocks, is_sorted) => {
+                if !std::mem::replace(is_sorted, true) && !blocks.is_sorted() {
+                    blocks.sort_unstable();
+                }
+                blocks.binary_search(&block).is_ok()
+            }
+        }
+    }
+
+    pub(super) fn to_vec(&self) -> Vec<u32> {
+        match self {
+            Self::Range(range) => range.clone().collect(),
+            Self::List(blocks, _) => blocks.to_vec(),
+        }
+    }
+}
+
+/// The range that consists of these blocks, in this order.
+pub(super) fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
+    let (first, end) = (*blocks.first()?, blocks.last()?.checked_add(1)?);
+    if first >= end || widen(end - first) != blocks.len() {
+        return None;
+    }
+    // Without a branch for each, the compiler compares several at a time.
+    let is_range =
+        blocks.iter().zip(first..end).fold(true, |all, (&block, id)| all & (block == id));
+    is_range.then_some(first..end)
+}
+
+/// A block number as an index.
+pub(super) fn widen(block: u32) -> usize {
+    terrane_core::ByteCount::new(block.into()).to_usize()
+}
+
+/// Whether two ranges overlap.
+pub(crate) fn meet(a: &Range<u32>, b: &Range<u32>) -> bool {
+    a.start < b.end && b.start < a.end
+}

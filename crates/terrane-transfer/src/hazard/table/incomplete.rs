@@ -1,0 +1,228 @@
+//! The parts of blocks that a failed transfer may have written in part.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::blocks::{Blocks, meet};
+
+/// Some layers and some heads of a block, as one group counts them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Area {
+    pub(super) layers: Range<u32>,
+    pub(super) heads: Range<u32>,
+}
+
+/// The areas that hold neither the bytes before a transfer nor all bytes that it was to write.
+#[derive(Default)]
+pub(super) struct Incomplete {
+    /// By block. The areas of a block that have equal groups do not overlap.
+    marks: FxHashMap<u32, SmallVec<[Mark; 1]>>,
+    /// The whole block of each group, if several share the blocks.
+    wholes: Box<[Area]>,
+}
+
+/// An area that one group must not read.
+#[derive(Clone)]
+struct Mark {
+    /// The group whose write failed.
+    writer: u32,
+    /// The group that the area counts for.
+    reader: u32,
+    area: Area,
+}
+
+impl Incomplete {
+    /// For groups that share the blocks. Their numbers count from 0 in this order.
+    pub(super) fn of_groups(wholes: Box<[Area]>) -> Self {
+        Self { wholes, ..Self::default() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.marks.is_empty()
+    }
+
+    /// A write of this area by `group` failed. The whole block is incomplete for other groups, as
+    /// their layers and heads are placed differently in it.
+    pub(super) fn add(&mut self, blocks: &Blocks, group: u32, area: &Area) {
+        for block in blocks.to_vec() {
+            let marks = self.marks.entry(block).or_default();
+            take_out(marks, group, area, |mark| mark.writer == group);
+            marks.retain(|mark| mark.writer != group || mark.reader == group);
+            marks.push(Mark { writer: group, reader: group, area: area.clone() });
+            let others = (0_u32..).zip(&self.wholes).filter(|&(reader, _)| reader != group);
+            marks.extend(others.map(|(reader, whole)| {
+                let area = whole.clone();
+                Mark { writer: group, reader, area }
+            }));
+        }
+    }
+
+    /// This area was written by `group`. Once a group has rewritten everything that it failed to
+    /// write, the block is complete for the other groups as well.
+    pub(super) fn remove(&mut self, blocks: &Blocks, group: u32, area: &Area) {
+        if self.marks.is_empty() {
+            return;
+        }
+        for block in blocks.to_vec() {
+            let Some(marks) = self.marks.get_mut(&block) else { continue };
+            take_out(marks, group, area, |_| true);
+            if !marks.iter().any(|mark| mark.writer == group && mark.reader == group) {
+                marks.retain(|mark| mark.writer != group);
+            }
+            if marks.is_empty() {
+                self.marks.remove(&block);
+            }
+        }
+    }
+
+    /// The blocks that are incomplete for `group` somewhere in the area.
+    pub(super) fn among(&self, blocks: &[u32], group: u32, area: &Area) -> Vec<u32> {
+        if self.marks.is_empty() {
+            return Vec::new();
+        }
+        let counts = |mark: &Mark| mark.reader == group && mark.area.meets(area);
+        let is_incomplete =
+            |block: &u32| self.marks.get(block).is_some_and(|marks| marks.iter().any(counts));
+        blocks.iter().copied().filter(is_incomplete).collect()
+    }
+}
+
+/// Removes an area from those marks that count for `reader` and that are `chosen`.
+fn take_out(
+    marks: &mut SmallVec<[Mark; 1]>,
+    reader: u32,
+    area: &Area,
+    chosen: impl Fn(&Mark) -> bool,
+) {
+    let rest = |mark: Mark| -> SmallVec<[Mark; 4]> {
+        if mark.reader == reader && chosen(&mark) {
+            let left = mark.area.without(area).into_iter();
+            left.map(|area| Mark { area, ..mark }).collect()
+        } else {
+            std::iter::once(mark).collect()
+        }
+    };
+    *marks = std::mem::take(marks).into_iter().flat_map(rest).collect();
+}
+
+impl Area {
+    fn meets(&self, other: &Self) -> bool {
+        meet(&self.layers, &other.layers) && meet(&self.heads, &other.heads)
+    }
+
+    /// Subtracts another area. The result has the layers before and after that one, and, within its
+    /// layers, the heads before and after.
+    fn without(&self, other: &Self) -> SmallVec<[Self; 4]> {
+        if !self.meets(other) {
+            return std::iter::once(self.clone()).collect();
+        }
+        let between =
+            self.layers.start.max(other.layers.start)..self.layers.end.min(other.layers.end);
+        [
+            (self.layers.start..between.start, self.heads.clone()),
+            (between.end..self.layers.end, self.heads.clone()),
+            (between.clone(), self.heads.start..other.heads.start),
+            (between, other.heads.end..self.heads.end),
+        ]
+        .into_iter()
+        .filter(|(layers, heads)| !layers.is_empty() && !heads.is_empty())
+        .map(|(layers, heads)| Self { layers, heads })
+        .collect()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIDE: u32 = 5;
+
+    fn area() -> impl Strategy<Value = Area> {
+        let range = || (0..SIDE).prop_flat_map(|start| (Just(start), start + 1..=SIDE));
+        (range(), range()).prop_map(|(layers, heads)| Area {
+            layers: layers.0..layers.1,
+            heads: heads.0..heads.1,
+        })
+    }
+
+    proptest! {
+        /// Against a table of every layer and head.
+        #[test]
+        fn as_a_table_of_cells_would(steps in prop::collection::vec((any::<bool>(), area()), 1..12)) {
+            let mut incomplete = Incomplete::default();
+            let mut cells = [false; 25];
+            let blocks = Blocks::new(&[7]);
+            for (fails, written) in steps {
+                if fails {
+                    incomplete.add(&blocks, 0, &written);
+                } else {
+                    incomplete.remove(&blocks, 0, &written);
+                }
+                for layer in 0..SIDE {
+                    for head in 0..SIDE {
+                        let cell = Area { layers: layer..layer + 1, heads: head..head + 1 };
+                        let at = usize::try_from(layer * SIDE + head).unwrap();
+                        if written.meets(&cell) {
+                            cells[at] = fails;
+                        }
+                        let found = incomplete.among(&[6, 7, 8], 0, &cell);
+                        prop_assert_eq!(found, if cells[at] { vec![7] } else { vec![] });
+                    }
+                }
+                prop_assert_eq!(incomplete.is_empty(), !cells.contains(&true));
+            }
+        }
+
+        /// Three groups, against a table by writer, reader, layer and head.
+        #[test]
+        fn groups_are_as_a_table_of_cells_for_each_would(
+            steps in prop::collection::vec((any::<bool>(), 0_u32..3, area()), 1..12),
+        ) {
+            let whole = Area { layers: 0..SIDE, heads: 0..SIDE };
+            let mut incomplete = Incomplete::of_groups(vec![whole; 3].into());
+            let blocks = Blocks::new(&[7]);
+            // By writer and reader.
+            let mut cells = [[[false; 25]; 3]; 3];
+            let all = || (0..SIDE).flat_map(|layer| (0..SIDE).map(move |head| (layer, head)));
+            let index = |number: u32| usize::try_from(number).unwrap();
+            for (fails, group, written) in steps {
+                if fails {
+                    incomplete.add(&blocks, group, &written);
+                } else {
+                    incomplete.remove(&blocks, group, &written);
+                }
+                let own = index(group);
+                for (layer, head) in all() {
+                    let cell = Area { layers: layer..layer + 1, heads: head..head + 1 };
+                    let at = index(layer * SIDE + head);
+                    let is_written = written.meets(&cell);
+                    for other in [0, 1, 2] {
+                        if fails {
+                            cells[own][other][at] |= other != own || is_written;
+                        } else if is_written {
+                            cells[other][own][at] = false;
+                        }
+                    }
+                }
+                if !fails && !cells[own][own].contains(&true) {
+                    cells[own] = [[false; 25]; 3];
+                }
+                for (layer, head) in all() {
+                    let cell = Area { layers: layer..layer + 1, heads: head..head + 1 };
+                    let at = index(layer * SIDE + head);
+                    for reader in 0..3_u32 {
+                        let expected = cells.iter().any(|of| of[index(reader)][at]);
+                        let found = incomplete.among(&[7], reader, &cell);
+                        prop_assert_eq!(found, if expected { vec![7] } else { vec![] });
+                    }
+                }
+                let any = cells.iter().flatten().flatten().any(|&cell| cell);
+                prop_assert_eq!(incomplete.is_empty(), !any);
+            }
+        }
+    }
+}

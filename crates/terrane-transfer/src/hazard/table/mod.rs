@@ -1,0 +1,326 @@
+//! The blocks of a layout that transfers in flight read and write.
+//!
+//! Every transfer claims the blocks that it reads and writes before it starts, and releases them
+//! when it has ended. A claim may conflict with another one in flight. It is then granted only if
+//! its transfer runs after that one; otherwise it is refused with the conflicting blocks.
+//!
+//! The table records a destination that a failed transfer may have written in part, until it is
+//! written again.
+
+pub(crate) mod blocks;
+mod counts;
+mod incomplete;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use std::cmp::Ordering;
+use std::ops::Range;
+use std::sync::atomic::{self, AtomicU64};
+use std::sync::{Arc, OnceLock};
+
+use slab::Slab;
+use terrane_core::{ForkedProcess, OwnerProcess};
+
+use crate::error::TransferError;
+use crate::hazard::conflict::{Access, BlockConflict};
+use crate::hazard::ticket::{Ticket, TransferId};
+use crate::side::Side;
+use crate::sync::{Mutex, MutexGuard, lock};
+use blocks::{Blocks, meet};
+use counts::BlockCounts;
+use incomplete::{Area, Incomplete};
+
+/// The blocks, layers and heads that a transfer is about to use on one side.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockUse<'a> {
+    pub(crate) access: Access,
+    pub(crate) blocks: &'a [u32],
+    /// The group, among those that share the blocks; 0 if there is one.
+    pub(crate) group: u32,
+    pub(crate) layers: Range<u32>,
+    /// A layout that does not state its heads counts as one head.
+    pub(crate) heads: Range<u32>,
+}
+
+/// The claims in flight on the blocks of one layout, or of several that share their blocks. Clones
+/// share one table.
+#[derive(Clone)]
+pub(crate) struct HazardTable {
+    shared: Arc<SharedTable>,
+}
+
+struct SharedTable {
+    /// Unique within the process. Addresses would order tables too, but not alike in two runs of
+    /// the model checker.
+    number: u64,
+    owner: OwnerProcess,
+    claims: Mutex<TableState>,
+}
+
+struct TableState {
+    counts: BlockCounts,
+    in_flight: Slab<ClaimEntry>,
+    /// How many of them have holders that failed while something may still touch the blocks.
+    left: usize,
+    incomplete: Incomplete,
+    /// The ranges of blocks that have an allocator of slots.
+    slots: Vec<Range<u32>>,
+}
+
+struct ClaimEntry {
+    holder: TransferId,
+    access: Access,
+    group: u32,
+    area: Area,
+    blocks: Blocks,
+    /// Whether the holder has ended and something may still touch the blocks.
+    is_left: bool,
+}
+
+/// The outcome of a write claim that did not fail half-way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Written {
+    /// The blocks are unchanged.
+    Nothing,
+    /// The blocks are fully written.
+    All,
+}
+
+impl HazardTable {
+    pub(crate) fn new(num_blocks: u32) -> Self {
+        Self::build(num_blocks, Incomplete::default())
+    }
+
+    /// One table for groups that share their blocks, with the layers and the heads of each group.
+    pub(crate) fn of_groups(num_blocks: u32, groups: impl IntoIterator<Item = (u32, u32)>) -> Self {
+        let whole = |(layers, heads)| Area { layers: 0..layers, heads: 0..heads };
+        Self::build(num_blocks, Incomplete::of_groups(groups.into_iter().map(whole).collect()))
+    }
+
+    fn build(num_blocks: u32, incomplete: Incomplete) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (counts, in_flight) = (BlockCounts::new(num_blocks), Slab::new());
+        let claims = TableState { counts, in_flight, left: 0, incomplete, slots: Vec::new() };
+        let owner = OwnerProcess::current();
+        // Relaxed: only uniqueness is needed.
+        let number = NEXT.fetch_add(1, atomic::Ordering::Relaxed);
+        Self { shared: Arc::new(SharedTable { number, owner, claims: Mutex::new(claims) }) }
+    }
+
+    /// Fails in a forked process. There the table must not be locked: a thread that does not exist
+    /// may hold the lock.
+    pub(crate) fn check_owner(&self) -> Result<(), ForkedProcess> {
+        self.shared.owner.check()
+    }
+
+    /// Locks two tables in an order that excludes a deadlock. If the two are one table, there is
+    /// only the first.
+    pub(crate) fn lock_both<'a>(
+        first: &'a Self,
+        second: &'a Self,
+    ) -> (LockedHazards<'a>, Option<LockedHazards<'a>>) {
+        match first.shared.number.cmp(&second.shared.number) {
+            Ordering::Equal => (first.lock(), None),
+            Ordering::Less => {
+                let locked = first.lock();
+                (locked, Some(second.lock()))
+            }
+            Ordering::Greater => {
+                let locked = second.lock();
+                (first.lock(), Some(locked))
+            }
+        }
+    }
+
+    /// Locks the table, to check and to claim atomically.
+    pub(crate) fn lock(&self) -> LockedHazards<'_> {
+        LockedHazards { table: &self.shared, claims: lock(&self.shared.claims) }
+    }
+}
+
+/// A locked table.
+///
+/// Two tables are locked in the order of their numbers. Tickets are locked one at a time, inside of
+/// them. An allocator of slots locks a table inside of its own lock. In no other case does this crate
+/// hold two locks.
+pub(crate) struct LockedHazards<'a> {
+    table: &'a Arc<SharedTable>,
+    claims: MutexGuard<'a, TableState>,
+}
+
+impl LockedHazards<'_> {
+    /// The conflicts of `wanted` with claims in flight, except those of `predecessors`.
+    pub(crate) fn conflicts(
+        &mut self,
+        wanted: &BlockUse<'_>,
+        predecessors: &dyn Fn(TransferId) -> bool,
+    ) -> Vec<BlockConflict> {
+        self.claims.conflicts(wanted, |entry| entry.is_left || !predecessors(entry.holder))
+    }
+
+    /// The wanted blocks that a failed transfer may have written in part.
+    pub(crate) fn incomplete(&self, wanted: &BlockUse<'_>) -> Vec<u32> {
+        self.claims.incomplete.among(wanted.blocks, wanted.group, &wanted.area())
+    }
+
+    /// Whether nothing claims any of the blocks, not even a transfer that was given up.
+    pub(crate) fn are_unclaimed(&self, blocks: &[u32]) -> bool {
+        self.claims.counts.are_free(blocks, Access::Write)
+    }
+
+    /// Records that these blocks have an allocator of slots. Fails with a range of another one that
+    /// has some of them.
+    pub(crate) fn add_slots(&mut self, blocks: &Range<u32>) -> Result<(), Range<u32>> {
+        let slots = &mut self.claims.slots;
+        if let Some(owned) = slots.iter().find(|owned| meet(owned, blocks)) {
+            return Err(owned.clone());
+        }
+        slots.push(blocks.clone());
+        Ok(())
+    }
+
+    /// The allocator of slots of exactly these blocks has dropped.
+    pub(crate) fn remove_slots(&mut self, blocks: &Range<u32>) {
+        self.claims.slots.retain(|owned| owned != blocks);
+    }
+
+    /// Claims the blocks for `holder`. The caller has checked for conflicts under the same lock,
+    /// and has checked that every block exists.
+    pub(crate) fn claim(&mut self, holder: &Ticket, used: &BlockUse<'_>) -> Claim {
+        let claims = &mut *self.claims;
+        let (access, blocks) = (used.access, Blocks::new(used.blocks));
+        claims.counts.add(&blocks, access);
+        let holder = holder.id();
+        let (group, area) = (used.group, used.area());
+        let entry = ClaimEntry { holder, access, group, area, blocks, is_left: false };
+        let key = claims.in_flight.insert(entry);
+        Claim { table: Arc::clone(self.table), key, written: OnceLock::new() }
+    }
+}
+
+impl TableState {
+    /// The conflicts of `wanted` with those claims in flight that `counts`.
+    fn conflicts(
+        &mut self,
+        wanted: &BlockUse<'_>,
+        counts: impl Fn(&ClaimEntry) -> bool,
+    ) -> Vec<BlockConflict> {
+        let mut conflicts = Vec::new();
+        let side = match wanted.access {
+            Access::Read => Side::Source,
+            Access::Write => Side::Destination,
+        };
+        if self.counts.are_free(wanted.blocks, wanted.access) {
+            return conflicts;
+        }
+        for &block in wanted.blocks {
+            if self.counts.are_free(&[block], wanted.access) {
+                continue;
+            }
+            for (_, entry) in &mut self.in_flight {
+                if entry.excludes(wanted) && entry.blocks.has(block) && counts(entry) {
+                    let (held, holder) = (entry.access, entry.holder);
+                    let wanted = wanted.access;
+                    conflicts.push(BlockConflict { side, block, wanted, held, holder });
+                }
+            }
+        }
+        conflicts
+    }
+}
+
+impl BlockUse<'_> {
+    fn area(&self) -> Area {
+        Area { layers: self.layers.clone(), heads: self.heads.clone() }
+    }
+}
+
+impl ClaimEntry {
+    fn excludes(&self, wanted: &BlockUse<'_>) -> bool {
+        // Layers and heads of different groups cannot be compared.
+        (self.access == Access::Write || wanted.access == Access::Write)
+            && (self.group != wanted.group
+                || meet(&self.area.layers, &wanted.layers) && meet(&self.area.heads, &wanted.heads))
+    }
+}
+
+/// A granted claim. Dropping it releases the blocks.
+pub(crate) struct Claim {
+    table: Arc<SharedTable>,
+    key: usize,
+    /// Empty if the write failed half-way.
+    written: OnceLock<Written>,
+}
+
+impl Claim {
+    /// Records the outcome of a write that did not fail half-way. The first call counts.
+    pub(crate) fn has_written(&self, written: Written) {
+        self.written.get_or_init(|| written);
+    }
+
+    /// Records that the holder has failed. Something may touch the blocks until the claim drops, so
+    /// no successor may use them.
+    pub(crate) fn leave(&self) {
+        if !self.table.owner.is_current() {
+            return;
+        }
+        let claims = &mut *lock(&self.table.claims);
+        let Some(entry) = claims.in_flight.get_mut(self.key) else { return };
+        claims.left += usize::from(!std::mem::replace(&mut entry.is_left, true));
+        if entry.access == Access::Write {
+            claims.incomplete.add(&entry.blocks, entry.group, &entry.area);
+        }
+    }
+
+    /// Checks again once all predecessors of the holder have ended, as some may have failed.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::Conflict`] if something may still touch the blocks;
+    /// [`TransferError::Incomplete`] if the claim reads incomplete blocks, unless that is allowed.
+    pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
+        let claims = &mut *lock(&self.table.claims);
+        if claims.incomplete.is_empty() && claims.left == 0 {
+            return Ok(());
+        }
+        let Some(entry) = claims.in_flight.get(self.key) else { return Ok(()) };
+        let blocks = entry.blocks.to_vec();
+        let Area { layers, heads } = entry.area.clone();
+        let (access, group) = (entry.access, entry.group);
+        let wanted = BlockUse { access, blocks: &blocks, group, layers, heads };
+        if claims.left > 0 {
+            let conflicts = claims.conflicts(&wanted, |entry| entry.is_left);
+            if !conflicts.is_empty() {
+                return Err(TransferError::Conflict { conflicts });
+            }
+        }
+        if wanted.access == Access::Write || allow_incomplete {
+            return Ok(());
+        }
+        incomplete(claims.incomplete.among(&blocks, group, &wanted.area()))
+    }
+}
+
+/// Fails if there are any incomplete blocks.
+pub(crate) fn incomplete(blocks: Vec<u32>) -> Result<(), TransferError> {
+    if blocks.is_empty() { Ok(()) } else { Err(TransferError::Incomplete { blocks }) }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.table.owner.is_current() {
+            return;
+        }
+        let claims = &mut *lock(&self.table.claims);
+        let Some(entry) = claims.in_flight.try_remove(self.key) else { return };
+        claims.counts.remove(&entry.blocks, entry.access);
+        claims.left -= usize::from(entry.is_left);
+        match (entry.access, self.written.get()) {
+            (Access::Read, _) | (_, Some(Written::Nothing)) => {}
+            (Access::Write, Some(Written::All)) => {
+                claims.incomplete.remove(&entry.blocks, entry.group, &entry.area);
+            }
+            (Access::Write, None) => claims.incomplete.add(&entry.blocks, entry.group, &entry.area),
+        }
+    }
+}

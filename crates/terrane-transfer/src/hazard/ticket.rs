@@ -1,0 +1,262 @@
+//! Tickets of transfers in flight, and the order between them.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+use terrane_core::OwnerProcess;
+
+use crate::sync::{Mutex, lock};
+
+/// The number of a transfer, unique within the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransferId(u64);
+
+impl TransferId {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: only uniqueness is needed.
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for TransferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+/// A cheap, cloneable handle of a transfer (or of a hold on blocks), to run others after it.
+#[derive(Clone)]
+pub struct Ticket(Arc<TicketInner>);
+
+struct TicketInner {
+    id: TransferId,
+    /// A forked process does not lock the state: a thread that does not exist there may hold the
+    /// lock.
+    owner: OwnerProcess,
+    is_cancelled: AtomicBool,
+    /// Whether the predecessors are the members of a set, which are cancelled with it.
+    is_of_set: bool,
+    state: Mutex<TicketState>,
+}
+
+enum TicketState {
+    TicketInFlight(TicketInFlight),
+    Ended { succeeded: bool },
+}
+
+struct TicketInFlight {
+    predecessors: SmallVec<[Ticket; 2]>,
+    dependents: Vec<Arc<dyn Dependent>>,
+    /// Values that drop as the transfer ends.
+    kept: Vec<Kept>,
+    /// Ends the transfer if it is cancelled before its engine has it.
+    deferred: Option<Weak<dyn Cancel>>,
+}
+
+/// A value that only has to live.
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
+
+/// Something that waits for tickets to end.
+pub(crate) trait Dependent: Send + Sync {
+    /// Called once for each ticket that it waits for. `succeeded` says whether that one succeeded.
+    fn predecessor_ended(&self, predecessor: TransferId, succeeded: bool);
+}
+
+/// A transfer that can be ended before its engine has it.
+pub(crate) trait Cancel: Send + Sync {
+    /// Ends the transfer, unless its engine has it.
+    fn cancel(&self);
+}
+
+impl Ticket {
+    pub(crate) fn new(predecessors: impl IntoIterator<Item = Ticket>) -> Self {
+        Self::build(predecessors, false)
+    }
+
+    /// The ticket of a set, from those of its members.
+    pub(crate) fn of_set(members: impl IntoIterator<Item = Ticket>) -> Self {
+        Self::build(members, true)
+    }
+
+    fn build(predecessors: impl IntoIterator<Item = Ticket>, is_of_set: bool) -> Self {
+        let predecessors = predecessors.into_iter().filter(|p| !p.has_ended()).collect();
+        let (dependents, kept) = (Vec::new(), Vec::new());
+        let in_flight = TicketInFlight { predecessors, dependents, kept, deferred: None };
+        Self(Arc::new(TicketInner {
+            id: TransferId::next(),
+            owner: OwnerProcess::current(),
+            is_cancelled: AtomicBool::new(false),
+            is_of_set,
+            state: Mutex::new(TicketState::TicketInFlight(in_flight)),
+        }))
+    }
+
+    /// The transfer's number.
+    #[must_use]
+    pub fn id(&self) -> TransferId {
+        self.0.id
+    }
+
+    /// Whether the transfer has ended, successfully or not. In a forked process, it is `true` for
+    /// transfers of the parent.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        !self.is_of_this_process() || matches!(*lock(&self.0.state), TicketState::Ended { .. })
+    }
+
+    /// Requests that the transfer stops, and returns at once. Later calls change nothing.
+    ///
+    /// | the transfer | what happens |
+    /// |---|---|
+    /// | waits for others ([`Transfer::after`](crate::Transfer::after)) | ends now, with [`TransferError::Cancelled`]; nothing is copied |
+    /// | is queued in its engine | ends so when its turn comes; nothing is copied |
+    /// | is being copied by the host, disk or device engine or a relay | ends so before the next chunk or request; those in progress complete |
+    /// | is being copied by an engine that cannot stop it | continues, and ends as if it had not been cancelled |
+    /// | has ended, or has copied all bytes | nothing |
+    ///
+    /// So the outcome says whether the transfer was stopped. Its guard returns with the outcome, as
+    /// always. If it was stopped half-way, its destination is
+    /// [incomplete](TransferError::Incomplete); if it had not started, the destination is
+    /// unchanged. Transfers that run after it see a failed predecessor.
+    ///
+    /// The ticket of a transfer that waited for others ends only when those have ended, although
+    /// the outcome is available before. Transfers that run after this one rely on that order.
+    ///
+    /// The ticket of a [set](crate::CompletionSet) cancels all its transfers. The ticket of a
+    /// [hold](crate::Hold) ignores the request, and so does a process that was forked from the
+    /// transfer's.
+    ///
+    /// A transfer that waits ends on this thread, which then runs what
+    /// [`TransferManager::submit`](crate::TransferManager::submit) lists. No call waits for a copy.
+    ///
+    /// [`TransferError::Cancelled`]: crate::TransferError::Cancelled
+    /// [`TransferError::Incomplete`]: crate::TransferError::Incomplete
+    pub fn cancel(&self) {
+        if !self.is_of_this_process() {
+            return;
+        }
+        // Relaxed: nothing is published with it. An engine that reads it late stops late.
+        self.0.is_cancelled.store(true, Ordering::Relaxed);
+        let state = lock(&self.0.state);
+        let TicketState::TicketInFlight(in_flight) = &*state else { return };
+        if self.0.is_of_set {
+            let members = in_flight.predecessors.clone();
+            drop(state);
+            return members.iter().for_each(Self::cancel);
+        }
+        let deferred = in_flight.deferred.clone();
+        drop(state);
+        if let Some(deferred) = deferred.and_then(|deferred| deferred.upgrade()) {
+            deferred.cancel();
+        }
+    }
+
+    /// Whether the transfer was requested to stop.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Lets a cancel end the transfer through `deferred`, which may have dropped by then.
+    pub(crate) fn set_deferred(&self, deferred: Weak<dyn Cancel>) {
+        if let TicketState::TicketInFlight(in_flight) = &mut *lock(&self.0.state) {
+            in_flight.deferred = Some(deferred);
+        }
+    }
+
+    /// Drops `value` as the transfer ends, before anyone sees the end; at once if it has ended.
+    pub(crate) fn keep(&self, value: Kept) {
+        if !self.is_of_this_process() {
+            return;
+        }
+        let mut state = lock(&self.0.state);
+        if let TicketState::TicketInFlight(in_flight) = &mut *state {
+            return in_flight.kept.push(value);
+        }
+        // The value drops after the lock is released.
+        drop(state);
+    }
+
+    /// Whether it belongs to a transfer of this process, not of the parent that this was forked
+    /// from.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.0.owner.is_current()
+    }
+
+    /// The numbers of these tickets and of all their predecessors in flight.
+    pub(crate) fn closure<'a>(
+        tickets: impl IntoIterator<Item = &'a Self>,
+    ) -> FxHashSet<TransferId> {
+        let mut pending: Vec<Self> = tickets.into_iter().cloned().collect();
+        let mut seen = FxHashSet::default();
+        while let Some(ticket) = pending.pop() {
+            if !seen.insert(ticket.id()) || !ticket.is_of_this_process() {
+                continue;
+            }
+            if let TicketState::TicketInFlight(in_flight) = &*lock(&ticket.0.state) {
+                pending.extend(in_flight.predecessors.iter().cloned());
+            }
+        }
+        seen
+    }
+
+    /// Calls `dependent` when the transfer ends, or at once if it has ended.
+    pub(crate) fn add_dependent(&self, dependent: Arc<dyn Dependent>) {
+        if !self.is_of_this_process() {
+            return dependent.predecessor_ended(self.id(), false);
+        }
+        let mut state = lock(&self.0.state);
+        match &mut *state {
+            TicketState::TicketInFlight(in_flight) => in_flight.dependents.push(dependent),
+            TicketState::Ended { succeeded } => {
+                let succeeded = *succeeded;
+                drop(state);
+                dependent.predecessor_ended(self.id(), succeeded);
+            }
+        }
+    }
+
+    /// Marks the end, and returns the dependents to notify. A second call changes nothing.
+    pub(crate) fn end(&self, succeeded: bool) -> Vec<Arc<dyn Dependent>> {
+        if !self.is_of_this_process() {
+            return Vec::new();
+        }
+        let mut state = lock(&self.0.state);
+        loop {
+            let TicketState::TicketInFlight(in_flight) = &mut *state else { return Vec::new() };
+            if in_flight.kept.is_empty() {
+                break;
+            }
+            let kept = std::mem::take(&mut in_flight.kept);
+            // Their drop takes locks. Others may be added meanwhile.
+            drop(state);
+            drop(kept);
+            state = lock(&self.0.state);
+        }
+        let ended = std::mem::replace(&mut *state, TicketState::Ended { succeeded });
+        // A predecessor that drops here may hold the last reference to a transfer that others wait
+        // for, and their guards drop with it. So it drops after the lock is released.
+        drop(state);
+        match ended {
+            // The predecessors drop with the state, so that chains of transfers do not grow.
+            TicketState::TicketInFlight(in_flight) => in_flight.dependents,
+            TicketState::Ended { .. } => Vec::new(),
+        }
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ticket({}, ended: {})", self.id(), self.has_ended())
+    }
+}

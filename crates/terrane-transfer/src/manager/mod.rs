@@ -1,0 +1,297 @@
+//! Takes transfers, chooses engines, and keeps transfers in order.
+
+pub(crate) mod builder;
+pub(crate) mod submit_all;
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrane_core::StorageKind;
+
+use crate::completion::pair;
+use crate::completion::progress::CopyProgress;
+use crate::completion::waiter_progress::DEFAULT_SPIN;
+use crate::completion::{Completion, layers};
+use crate::engine::CopyEngine;
+use crate::engine::declined::Declined;
+use crate::engine::finalizer::Finalizer;
+use crate::engine::job::CopyJob;
+use crate::engine::job::TransferClaims;
+use crate::engine::order::DeviceOrder;
+use crate::engine::quote::Quote;
+use crate::error::{Rejected, TransferError};
+use crate::explain::Explanation;
+use crate::hazard::conflict::Access;
+use crate::hazard::deferred::submit_after;
+use crate::hazard::endpoint::Endpoint;
+use crate::hazard::notify::notify;
+use crate::hazard::table::{BlockUse, Written, incomplete};
+use crate::hazard::ticket::Ticket;
+use crate::plan::TransferPlan;
+use crate::plan::planner::Planner;
+use crate::side::Side;
+use crate::transfer::Transfer;
+use terrane_core::Durability;
+
+/// Plans, explains and submits transfers over a set of engines.
+///
+/// Clones share everything. Transfers in flight continue after the last clone drops, including
+/// those that wait for others.
+///
+/// # What happens to a transfer
+///
+/// The manager validates and [plans](Planner::plan) it, and asks every engine for a [`Quote`]. The
+/// engine that predicts the shortest time gets it. The manager claims the blocks at both ends, or
+/// refuses the transfer with the conflicting blocks. The transfer waits for its predecessors, and
+/// then goes to its engine. Submitting takes microseconds, never blocks on a copy, and runs no copy
+/// itself.
+///
+/// # After `fork`
+///
+/// A forked child has none of the engines' threads. There, a transfer over a manager or an endpoint
+/// of the parent is refused with [`TransferError::Forked`]. A wait for a transfer of the parent
+/// returns [`TransferError::LostByFork`] and the guard at once, even if the transfer has ended. The
+/// child may drop managers, engines, endpoints, holds and completions of the parent. This joins no
+/// thread. Memory that only the threads could free stays allocated until the child exits. The
+/// transfers continue in the parent. A child that transfers blocks creates its own engines, manager
+/// and endpoints.
+#[derive(Clone, Debug)]
+pub struct TransferManager {
+    engines: Arc<[Arc<dyn CopyEngine>]>,
+    planner: Planner,
+    spin: Duration,
+}
+
+impl TransferManager {
+    /// A manager over these engines. If several engines predict the same time, the first is chosen.
+    #[must_use]
+    pub fn new(engines: impl IntoIterator<Item = Arc<dyn CopyEngine>>) -> Self {
+        let engines = engines.into_iter().collect();
+        Self { engines, planner: Planner::new(), spin: DEFAULT_SPIN }
+    }
+
+    /// Sets how long a waiting thread helps its engine before it sleeps. Only engines that
+    /// [invite](crate::WaiterProgress) waiting threads are helped. With zero, threads sleep at once.
+    #[must_use]
+    pub fn with_spin(self, spin: Duration) -> Self {
+        Self { spin, ..self }
+    }
+
+    /// A manager over the engines that every machine has, with their default options. They copy
+    /// between host memory and host memory, and between host memory and files.
+    ///
+    /// Devices need another engine (`DeviceEngine` of `terrane-cuda`); pass it to
+    /// [`new`](Self::new) beside these.
+    ///
+    /// Their threads are joined when the last clone has dropped and the last transfer has ended. If
+    /// that happens on one of these threads, they exit by themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::EngineNotStarted`] if a thread cannot be started or the I/O queue cannot be
+    /// created.
+    pub fn with_default_engines() -> Result<Self, TransferError> {
+        Ok(Self::builder().host()?.disk()?.build())
+    }
+
+    /// The engines, in the order in which the manager asks them.
+    #[must_use]
+    pub fn engines(&self) -> &[Arc<dyn CopyEngine>] {
+        &self.engines
+    }
+
+    /// Says what submitting the transfer would do, and why. It claims nothing.
+    ///
+    /// # Errors
+    ///
+    /// The refusals of [`TransferError`], except [`Conflict`](TransferError::Conflict) and
+    /// [`Incomplete`](TransferError::Incomplete).
+    pub fn explain(&self, transfer: &Transfer) -> Result<Explanation, TransferError> {
+        let plan = self.planner.plan(transfer)?;
+        let (engine, quote, declined) = self.choose(transfer, &plan)?;
+        Ok(Explanation::new(&plan, engine.name(), quote, declined))
+    }
+
+    /// Starts a transfer, and lends it `guard`: any value that must live until the copy has ended,
+    /// such as a lock on the caller's tables. The guard is returned with the outcome, or at once
+    /// with the refusal.
+    ///
+    /// # What runs as a transfer ends
+    ///
+    /// Some foreign code runs on the thread that ends the transfer: wakers, and three kinds of drops.
+    /// These are the drops of the owner of adopted memory, of the owner of an adopted stream or
+    /// event, and of a guard whose completion was dropped.
+    /// The thread is an engine's, or one that waits for another transfer.
+    ///
+    /// This code must not wait for a transfer, nor for a thread that does. The blocked thread may
+    /// be the one that ends that transfer: a relay, for example, ends all of its transfers on one
+    /// thread. Code that has to wait uses a thread of its own. It may submit other transfers.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`] with a refusal of [`TransferError`]; nothing has been copied or claimed.
+    pub fn submit<G: Send + 'static>(
+        &self,
+        transfer: Transfer,
+        guard: G,
+    ) -> Result<Completion<G>, Rejected<G>> {
+        match self.prepare(transfer) {
+            Ok(prepared) => Ok(prepared.start(guard)),
+            Err(cause) => Err(Rejected { guard, cause }),
+        }
+    }
+
+    pub(crate) fn prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
+        let plan = self.planner.plan(&transfer)?;
+        let (engine, quote, declined) = self.choose(&transfer, &plan)?;
+        let explanation = Explanation::new(&plan, engine.name(), quote, declined);
+        let engine = Arc::clone(engine);
+        capture_order(&mut transfer, &*engine)?;
+        let (ticket, claims) = claim(&transfer, &plan)?;
+        let spin = self.spin;
+        Ok(Prepared { transfer, plan, engine, explanation, spin, ticket, claims })
+    }
+
+    /// The engine that predicts the shortest time, its quote, and the reasons of engines that
+    /// declined.
+    fn choose(
+        &self,
+        transfer: &Transfer,
+        plan: &TransferPlan,
+    ) -> Result<Choice<'_>, TransferError> {
+        check_terms(transfer)?;
+        let mut best: Option<(&Arc<dyn CopyEngine>, Quote)> = None;
+        let mut declined: Vec<(&'static str, Declined)> = Vec::new();
+        for engine in self.engines.iter() {
+            match engine.quote(plan, &transfer.options) {
+                Ok(quote) => {
+                    if best.as_ref().is_none_or(|(_, b)| quote.predicted < b.predicted) {
+                        best = Some((engine, quote));
+                    }
+                }
+                Err(why) => declined.push((engine.name(), why)),
+            }
+        }
+        match best {
+            Some((engine, quote)) => Ok((engine, quote, declined)),
+            None => {
+                let (from, to) = (transfer.source.kind(), transfer.destination.kind());
+                Err(TransferError::NoEngine { from, to, declined })
+            }
+        }
+    }
+}
+
+type Choice<'a> = (&'a Arc<dyn CopyEngine>, Quote, Vec<(&'static str, Declined)>);
+
+/// A validated and claimed transfer that is ready to start.
+pub(crate) struct Prepared {
+    transfer: Transfer,
+    plan: TransferPlan,
+    engine: Arc<dyn CopyEngine>,
+    explanation: Explanation,
+    spin: Duration,
+    ticket: Ticket,
+    claims: TransferClaims,
+}
+
+impl Prepared {
+    pub(crate) fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
+    /// Releases the blocks: nothing was copied.
+    pub(crate) fn cancel(self) {
+        self.claims.writing.has_written(Written::Nothing);
+        let Self { ticket, claims, .. } = self;
+        drop(claims);
+        notify(ticket.end(false), ticket.id(), false);
+    }
+
+    pub(crate) fn start<G: Send + 'static>(self, guard: G) -> Completion<G> {
+        let Self { transfer, plan, engine, explanation, spin, ticket, claims } = self;
+        let progress = Arc::<CopyProgress>::default();
+        let layer_by_layer =
+            transfer.options.layer_by_layer.then(|| layers::pair(plan.layers(), spin));
+        let (layers, signals) = layer_by_layer.unzip();
+        let (completion, sink) = pair(ticket.clone(), Arc::clone(&progress), layers, spin, guard);
+        let ending = Finalizer::new(ticket, sink, signals, explanation);
+        let job = CopyJob::new(plan, claims, transfer.options, progress, ending);
+        submit_after(&transfer.after, transfer.allow_incomplete, job, engine);
+        completion
+    }
+}
+
+/// Checks that the transfer's options fit its two ends.
+fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
+    let ends = [(Side::Source, &transfer.source), (Side::Destination, &transfer.destination)];
+    let device = ends.into_iter().find(|(_, end)| matches!(end.kind(), StorageKind::Device(_)));
+    match (device, &transfer.options.device_order) {
+        (Some((side, end)), None) => Err(TransferError::OrderNotStated { side, kind: end.kind() }),
+        (None, Some(_)) => Err(TransferError::OrderWithoutDevice),
+        _ if transfer.options.durability != Durability::None
+            && transfer.destination.kind() != StorageKind::Disk =>
+        {
+            Err(TransferError::DurabilityWithoutFile { kind: transfer.destination.kind() })
+        }
+        _ if transfer.options.notification.is_some()
+            && !ends.into_iter().any(|(_, end)| end.kind().is_remote()) =>
+        {
+            let (from, to) = (transfer.source.kind(), transfer.destination.kind());
+            Err(TransferError::NotificationWithoutPeer { from, to })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Captures the device order of a transfer that waits for others, as of now. Later work on the
+/// stream, or another recording of the event, does not change it.
+fn capture_order(transfer: &mut Transfer, engine: &dyn CopyEngine) -> Result<(), TransferError> {
+    let order = match &transfer.options.device_order {
+        None | Some(DeviceOrder::AlreadySynchronised) => return Ok(()),
+        Some(_) if transfer.after.is_empty() => return Ok(()),
+        Some(order) => order,
+    };
+    let captured = engine
+        .capture_order(order)
+        .map_err(|source| TransferError::OrderNotCaptured { engine: engine.name(), source })?;
+    transfer.options.device_order = Some(captured);
+    Ok(())
+}
+
+/// Checks for conflicts at both ends and claims the blocks, atomically.
+fn claim(
+    transfer: &Transfer,
+    plan: &TransferPlan,
+) -> Result<(Ticket, TransferClaims), TransferError> {
+    let layers = plan.layers();
+    let [heads, heads_written] = [Side::Source, Side::Destination].map(|side| plan.heads(side));
+    let (access, blocks) = (Access::Read, plan.source_blocks());
+    let group = transfer.source.group();
+    let read = BlockUse { access, blocks, group, layers: layers.clone(), heads };
+    let (access, blocks) = (Access::Write, plan.destination_blocks());
+    let group = transfer.destination.group();
+    let write = BlockUse { access, blocks, group, layers, heads: heads_written };
+    // A chain can be long, so it is walked only if there is a conflict.
+    let predecessors = OnceCell::new();
+    let tickets = || transfer.after.iter().map(|predecessor| &predecessor.ticket);
+    let precedes = |id| predecessors.get_or_init(|| Ticket::closure(tickets())).contains(&id);
+
+    let (mut source, mut destination) =
+        Endpoint::lock_both(&transfer.source, &transfer.destination);
+    let mut conflicts = source.conflicts(&read, &precedes);
+    conflicts.extend(destination.as_mut().unwrap_or(&mut source).conflicts(&write, &precedes));
+    if !conflicts.is_empty() {
+        return Err(TransferError::Conflict { conflicts });
+    }
+    // A transfer with predecessors checks when they have ended, as they may write the rest.
+    if transfer.after.is_empty() && !transfer.allow_incomplete {
+        incomplete(source.incomplete(&read))?;
+    }
+    let ticket = Ticket::new(tickets().cloned());
+    let reading = source.claim(&ticket, &read);
+    let writing = destination.as_mut().unwrap_or(&mut source).claim(&ticket, &write);
+    let claims = TransferClaims { reading, writing, ticket: ticket.clone() };
+    Ok((ticket, claims))
+}
