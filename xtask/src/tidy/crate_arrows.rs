@@ -15,12 +15,13 @@ enum Level {
 }
 
 /// All crates, planned ones included, as `docs/architecture.md` draws them.
-const LEVELS: [(&str, Level); 17] = [
+const LEVELS: [(&str, Level); 18] = [
     ("terrane-core", Level::Library(0)),
     ("terrane-layout", Level::Library(1)),
     ("terrane-storage", Level::Library(1)),
     ("terrane-pool", Level::Library(1)),
     ("terrane-transfer", Level::Library(2)),
+    ("terrane-store", Level::Library(3)),
     ("terrane-wire", Level::Library(2)),
     ("terrane-cuda", Level::Library(3)),
     ("terrane-nixl", Level::Library(3)),

@@ -5,9 +5,9 @@ use cargo_metadata::{DependencyKind, Package};
 use super::Problem;
 use crate::workspace::is_published;
 
-/// External crates, and the library crate that may name each; only the C library has two, as it is
+/// External crates, and the library crates that may name each. The C library has two, as it is
 /// also asked where a library was loaded from.
-const OWNERS: [(&str, &str); 13] = [
+const OWNERS: [(&str, &str); 14] = [
     ("arrow-array", "terrane-arrow"),
     ("arrow-buffer", "terrane-arrow"),
     ("arrow-data", "terrane-arrow"),
@@ -21,6 +21,7 @@ const OWNERS: [(&str, &str); 13] = [
     ("libc", "terrane-storage"),
     ("libc", "terrane-nixl"),
     ("rustix", "terrane-storage"),
+    ("rustix", "terrane-store"),
 ];
 
 /// External crates that no library crate may name, and why.

@@ -21,7 +21,7 @@ pub(crate) struct Orphan {
     pub(crate) scratch: Option<(Scratch, Arc<DirectionQueue>)>,
     pub(crate) lists: Option<BlockLists>,
     /// The memory at both ends, and the claims on its blocks.
-    pub(crate) remains: Orphaned,
+    pub(crate) orphaned: Orphaned,
     pub(crate) ends: [Arc<DeviceMapping>; 2],
     pub(crate) kernels: Option<Kernels>,
 }
@@ -29,12 +29,12 @@ pub(crate) struct Orphan {
 impl Orphan {
     /// Releases the resources, once the device uses none of them.
     fn release(self) {
-        let Self { streams, scratch, lists, remains, ends, kernels } = self;
+        let Self { streams, scratch, lists, orphaned, ends, kernels } = self;
         drop((streams, lists));
         if let Some((scratch, queue)) = scratch {
             queue.give_back(Some(scratch));
         }
-        drop((remains, ends, kernels));
+        drop((orphaned, ends, kernels));
     }
 }
 

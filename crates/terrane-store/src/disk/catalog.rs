@@ -1,0 +1,315 @@
+//! The catalog: which block is in which slot, on disk.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use terrane_core::OwnerProcess;
+
+use super::bytes::wide;
+use super::error::{CatalogError, FailedOperation};
+use super::failure::failure;
+use super::files::{DirectoryLock, Files};
+use super::live::{LiveRecords, Recovered};
+use super::names;
+use super::namespace::{GroupSlots, Namespace};
+use super::owner;
+use super::real::Directory;
+use super::record::{PutRecord, Stamp, encode_put, encode_remove};
+use super::recovery;
+use super::snapshot::CatalogSnapshot;
+use super::state::State;
+use super::superblock::Superblock;
+use super::superblocks;
+use crate::key::KeyHash;
+
+/// Threads of a recovery, unless the caller names a number. Reading is bound by memory beyond them.
+const MOST_THREADS: usize = 8;
+
+/// How a catalog is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CatalogOptions {
+    /// Whether the keys of the blocks are read, too. Without it blocks are known by their hashes.
+    pub keep_keys: bool,
+    /// The threads of the recovery. `None` uses the machine's, up to eight.
+    pub recovery_threads: Option<NonZeroUsize>,
+}
+
+/// The crash-safe metadata of a disk tier, in the folder of a namespace.
+///
+/// It records which block is in which slot, with the checksum of the payload. The payload's files are
+/// the caller's. Any number of threads may use it.
+///
+/// # Rules for the caller
+///
+/// - Change the index first, then append: a checkpoint reads the index and replaces the records.
+/// - Sync the payload's files before [`sync`](Self::sync): a block is durable when both are.
+/// - Verify the checksum at each read: a record may be older than the bytes in its slot.
+#[derive(Debug)]
+pub struct Catalog {
+    pub(super) files: Arc<dyn Files>,
+    pub(super) directory: PathBuf,
+    pub(super) groups: Vec<GroupSlots>,
+    process: OwnerProcess,
+    pub(super) state: Mutex<State>,
+    /// Held by the thread that syncs. Others wait for it and find their records durable.
+    pub(super) syncing: Mutex<()>,
+    /// Held by a checkpoint or a clear.
+    pub(super) maintenance: Mutex<()>,
+    /// Set by a clear, so that a running checkpoint ends early.
+    pub(super) is_abandoned: AtomicBool,
+    _lock: Box<dyn DirectoryLock>,
+}
+
+impl Catalog {
+    /// Opens or creates the catalog in the folder of `namespace` in `directory`, which exists.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CatalogError::Owned`] if the folder has an owner, [`CatalogError::NamespaceDiffers`]
+    /// if the store is another one, an error that names the file if its superblocks are not usable,
+    /// and the errors of the system. A full disk is no error: the catalog is then read-only.
+    pub fn open(
+        directory: &Path,
+        namespace: &Namespace,
+        groups: &[GroupSlots],
+        options: CatalogOptions,
+    ) -> Result<(Self, Recovered), CatalogError> {
+        let folder = Directory::open(directory, namespace.name())?;
+        let path = folder.path().to_owned();
+        Self::open_in(Arc::new(folder), &path, namespace, groups, options)
+    }
+
+    /// Opens or creates the catalog in `files`. `directory` is its path, for messages.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_in(
+        files: Arc<dyn Files>,
+        directory: &Path,
+        namespace: &Namespace,
+        groups: &[GroupSlots],
+        options: CatalogOptions,
+    ) -> Result<(Self, Recovered), CatalogError> {
+        let start = Instant::now();
+        let empty = |(_, group): &(usize, &GroupSlots)| group.slots == 0 || group.slot_bytes == 0;
+        if let Some((group, &GroupSlots { slot_bytes, slots, .. })) =
+            groups.iter().enumerate().find(empty)
+        {
+            return Err(CatalogError::EmptyGroup { group, slots, slot_bytes });
+        }
+        Superblock::check(namespace, groups)?;
+        let lock = owner::acquire(files.as_ref(), directory)?;
+        let loaded = superblocks::load(files.as_ref(), directory, namespace, groups)?;
+        let epoch = loaded.superblock.epoch;
+        let threads = options.recovery_threads.unwrap_or_else(default_threads);
+        let settings = (threads, options.keep_keys);
+        let found = recovery::recover(files.as_ref(), directory, epoch, groups, settings)?;
+        // All that was found is durable before anything builds on it, or leftovers go.
+        files.sync_directory().map_err(|error| failure(directory, error))?;
+        for name in &found.leftovers {
+            remove(files.as_ref(), name);
+        }
+        let mut state = State::new(loaded.superblock, &found);
+        state.start_session(files.as_ref(), directory, found.last_number);
+
+        let recovered = Recovered {
+            found: found.merged.found(),
+            live: LiveRecords::new(found.merged.parts),
+            torn: found.torn,
+            damaged: found.damaged,
+            dropped: found.merged.dropped,
+            superblock_repaired: loaded.repaired,
+            bytes: found.bytes,
+            took: start.elapsed(),
+        };
+        let catalog = Self {
+            files,
+            directory: directory.to_owned(),
+            groups: groups.to_vec(),
+            process: OwnerProcess::current(),
+            state: Mutex::new(state),
+            syncing: Mutex::new(()),
+            maintenance: Mutex::new(()),
+            is_abandoned: AtomicBool::new(false),
+            _lock: lock,
+        };
+        Ok((catalog, recovered))
+    }
+
+    /// Records blocks, with one write. They are durable after the next [`sync`](Self::sync).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the limit if a record is not possible; then none is recorded.
+    /// Returns [`CatalogError::NoSpace`] or [`CatalogError::Io`] if the write fails. From then on the
+    /// catalog is read-only.
+    pub fn append_puts(&self, records: &[PutRecord<'_>]) -> Result<(), CatalogError> {
+        self.process.check()?;
+        records.iter().try_for_each(|record| self.check(record))?;
+        let count = records.iter().map(|record| 1 + wide(record.key_parts())).sum();
+        self.append(count, 0, |mut stamp, bytes| {
+            for record in records {
+                encode_put(record, stamp, 1, 0, bytes);
+                stamp.sequence += 1 + wide(record.key_parts());
+            }
+        })
+    }
+
+    /// Records that keys were removed, with one write. The removal is durable after the next
+    /// [`sync`](Self::sync).
+    ///
+    /// # Errors
+    ///
+    /// As [`append_puts`](Self::append_puts).
+    pub fn append_removes(&self, keys: &[KeyHash]) -> Result<(), CatalogError> {
+        self.process.check()?;
+        let count = wide(keys.len());
+        self.append(count, count, |mut stamp, bytes| {
+            for key_hash in keys {
+                encode_remove(*key_hash, stamp, bytes);
+                stamp.sequence += 1;
+            }
+        })
+    }
+
+    fn append(
+        &self,
+        count: u64,
+        tombstones: u64,
+        encode: impl FnOnce(Stamp, &mut Vec<u8>),
+    ) -> Result<(), CatalogError> {
+        if count == 0 {
+            return Ok(());
+        }
+        lock(&self.state).append(&self.directory, count, tombstones, encode)
+    }
+
+    /// Makes all records durable that were appended before the call. Threads that call it at the same
+    /// time share a sync.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the sync. From then on the catalog is read-only, and the file is not
+    /// synced again. Returns [`CatalogError::ReadOnly`] if it was read-only and has records that are
+    /// not durable.
+    pub fn sync(&self) -> Result<(), CatalogError> {
+        self.process.check()?;
+        let wanted = lock(&self.state).last_change();
+        if lock(&self.state).is_durable(wanted) {
+            return Ok(());
+        }
+        let _turn = lock(&self.syncing);
+        let pending = {
+            let state = lock(&self.state);
+            if state.is_durable(wanted) {
+                return Ok(());
+            }
+            state.pending()?
+        };
+        for (name, file) in &pending.files {
+            if let Err(error) = file.sync_data() {
+                let path = self.directory.join(name);
+                lock(&self.state).fail(FailedOperation::Sync, &path, error);
+                return Err(failure(&path, error));
+            }
+        }
+        lock(&self.state).finish_sync(&self.directory, &pending);
+        Ok(())
+    }
+
+    /// Removes all blocks. Records that are appended after it belong to the empty store; appends and
+    /// syncs wait for it. A checkpoint that is being written ends with
+    /// [`CatalogError::CheckpointAbandoned`].
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the system. The catalog is then read-only, and a later opening finds
+    /// either all blocks or none.
+    pub fn clear(&self) -> Result<(), CatalogError> {
+        self.process.check()?;
+        // Relaxed: a checkpoint that sees it late is replaced by the clear in any case.
+        self.is_abandoned.store(true, Ordering::Relaxed);
+        let maintenance = lock(&self.maintenance);
+        self.is_abandoned.store(false, Ordering::Relaxed);
+        let turn = lock(&self.syncing);
+        let number = lock(&self.state).clear(self.files.as_ref(), &self.directory)?;
+        drop(turn);
+        self.remove_older(number);
+        drop(maintenance);
+        Ok(())
+    }
+
+    /// The store's secret, the key of its hash of keys. It must not leave the process.
+    #[must_use]
+    pub fn secret(&self) -> [u8; 16] {
+        lock(&self.state).secret()
+    }
+
+    /// Numbers about the catalog.
+    #[must_use]
+    pub fn snapshot(&self) -> CatalogSnapshot {
+        lock(&self.state).snapshot()
+    }
+
+    /// Checks that the calls are made by the process that opened the catalog.
+    pub(super) fn check_process(&self) -> Result<(), CatalogError> {
+        Ok(self.process.check()?)
+    }
+
+    /// Checks a record against the groups.
+    pub(super) fn check(&self, record: &PutRecord<'_>) -> Result<(), CatalogError> {
+        let &PutRecord { group, slot, length, key, .. } = record;
+        let Some(of) = self.groups.get(usize::from(group)) else {
+            return Err(CatalogError::NoSuchGroup { group, groups: self.groups.len() });
+        };
+        if slot >= of.slots {
+            return Err(CatalogError::NoSuchSlot { group, slot, slots: of.slots });
+        }
+        if length > of.slot_bytes {
+            return Err(CatalogError::PayloadTooLong { group, length, limit: of.slot_bytes });
+        }
+        let limit = usize::from(u16::MAX);
+        if key.len() > limit {
+            return Err(CatalogError::KeyTooLong { length: key.len(), limit });
+        }
+        Ok(())
+    }
+
+    /// Removes journals and checkpoints with lower numbers. Those that stay are removed when the
+    /// store is opened.
+    pub(super) fn remove_older(&self, number: u64) {
+        let names = self.files.list().unwrap_or_default();
+        for name in names {
+            let is_older = match names::parse(&name) {
+                Some(names::Name::Journal(other) | names::Name::Checkpoint(other)) => {
+                    other < number
+                }
+                Some(names::Name::Unfinished(_)) | None => false,
+            };
+            if is_older {
+                remove(self.files.as_ref(), &name);
+            }
+        }
+    }
+}
+
+/// Takes a lock. A panic of another thread leaves no state that breaks the rules of this one.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn remove(files: &dyn Files, name: &str) {
+    if let Err(error) = files.unlink(name) {
+        tracing::warn!(%error, name, "a file that is not needed stays until the next opening");
+    }
+}
+
+fn default_threads() -> NonZeroUsize {
+    let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    threads.min(NonZeroUsize::new(MOST_THREADS).unwrap_or(NonZeroUsize::MIN))
+}

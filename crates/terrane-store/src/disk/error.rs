@@ -1,0 +1,367 @@
+//! The errors of the catalog.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use terrane_core::{ForkedProcess, OsError};
+
+use super::owner::StoreOwner;
+
+/// An error of a [`Catalog`](super::Catalog).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CatalogError {
+    /// The name of a namespace cannot be the name of a folder.
+    #[error(
+        "the namespace name {name:?} is not usable as a folder: {problem}; use 1 to {longest} of the \
+         characters a-z, A-Z, 0-9, '-', '_', '.' and '=', not beginning with '.'"
+    )]
+    NamespaceName {
+        /// The name.
+        name: String,
+        /// The rule that it breaks.
+        problem: NameProblem,
+        /// The maximum length in bytes.
+        longest: usize,
+    },
+    /// A field of a namespace is named twice, has no name, or is too long.
+    #[error(
+        "the namespace field {name:?} {problem}; use names of 1 to {longest_name} bytes and values of \
+         up to {longest_value} bytes, each name once"
+    )]
+    NamespaceField {
+        /// The name of the field.
+        name: String,
+        /// The rule that it breaks.
+        problem: FieldProblem,
+        /// The maximum length of a name in bytes.
+        longest_name: usize,
+        /// The maximum length of a value in bytes.
+        longest_value: usize,
+    },
+    /// The namespace and the groups do not fit in a superblock.
+    #[error(
+        "the namespace and its {groups} groups need {needed} bytes and a superblock has {limit}; use \
+         fewer or shorter fields"
+    )]
+    NamespaceTooLong {
+        /// The number of groups.
+        groups: usize,
+        /// The bytes that they need.
+        needed: usize,
+        /// The bytes that a superblock has for them.
+        limit: usize,
+    },
+    /// A group has no slots or slots of no bytes.
+    #[error("group {group} has {slots} slots of {slot_bytes} bytes; both must be at least 1")]
+    EmptyGroup {
+        /// The index of the group.
+        group: usize,
+        /// Its number of slots.
+        slots: u32,
+        /// The bytes of a slot.
+        slot_bytes: u64,
+    },
+    /// The directory does not exist.
+    #[error("the directory {path:?} does not exist; create it first")]
+    NotFound {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A path names something other than a directory.
+    #[error("{path:?} is not a directory; choose another path")]
+    NotADirectory {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Other users can read the directory, and this process cannot change that.
+    #[error(
+        "the directory {path:?} has mode {mode:o} and must have 700, because its files show what was \
+         cached; its owner can change that with chmod"
+    )]
+    NotPrivate {
+        /// The path.
+        path: PathBuf,
+        /// The permission bits.
+        mode: u32,
+    },
+    /// The process may not access a file or directory.
+    #[error("{file:?} is not accessible; check its permissions, its owner and the mount")]
+    NotPermitted {
+        /// The file.
+        file: PathBuf,
+        /// The error of the system.
+        #[source]
+        source: OsError,
+    },
+    /// The file system, a quota or a limit on file sizes is exhausted.
+    #[error("there is no space for {file:?}; free space, or raise the quota or RLIMIT_FSIZE")]
+    NoSpace {
+        /// The file.
+        file: PathBuf,
+        /// The error of the system.
+        #[source]
+        source: OsError,
+    },
+    /// Another call on a file failed.
+    #[error("a call on {file:?} failed; check the device and the kernel's log")]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// The error of the system.
+        #[source]
+        source: OsError,
+    },
+    /// Another process, or another catalog of this process, owns the directory.
+    #[error("{directory:?} is owned by {}; close that store first, or use another directory", Known(.owner))]
+    Owned {
+        /// The directory.
+        directory: PathBuf,
+        /// The owner, if it is known.
+        owner: Option<StoreOwner>,
+    },
+    /// Neither superblock is valid, and the directory has data.
+    #[error(
+        "both superblocks of {directory:?} are damaged and {file:?} exists; remove the directory to \
+         begin with an empty store"
+    )]
+    SuperblockDamaged {
+        /// The directory.
+        directory: PathBuf,
+        /// A file that shows that the directory has data.
+        file: String,
+    },
+    /// A superblock holds the bytes of something else.
+    #[error("{file:?} is not a superblock of a store; use another directory, or remove the file")]
+    ForeignSuperblock {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The store has another version of the format.
+    #[error(
+        "{file:?} has format version {found} and this library reads version {supported}; use the \
+         library that wrote it, or remove the directory"
+    )]
+    UnsupportedVersion {
+        /// The file.
+        file: PathBuf,
+        /// The version of the file.
+        found: u32,
+        /// The version of this library.
+        supported: u32,
+    },
+    /// The store belongs to another namespace.
+    #[error(
+        "the store in {directory:?} has another namespace: {}; open it with its own namespace, or \
+         use another name",
+        Listed(.differences)
+    )]
+    NamespaceDiffers {
+        /// The directory.
+        directory: PathBuf,
+        /// The fields that differ.
+        differences: Vec<FieldDifference>,
+    },
+    /// A file is too long to be one of a catalog.
+    #[error("{file:?} has {length} bytes and the limit is {limit}; it is damaged, remove it")]
+    FileTooLong {
+        /// The file.
+        file: PathBuf,
+        /// Its length in bytes.
+        length: u64,
+        /// The maximum length in bytes.
+        limit: u64,
+    },
+    /// A key is too long.
+    #[error("a key has {length} bytes and the limit is {limit}; hash longer keys before")]
+    KeyTooLong {
+        /// The length of the key in bytes.
+        length: usize,
+        /// The maximum length in bytes.
+        limit: usize,
+    },
+    /// A record names a group that the catalog does not have.
+    #[error("a record names group {group} and the catalog has {groups} groups")]
+    NoSuchGroup {
+        /// The index of the group.
+        group: u16,
+        /// The number of groups.
+        groups: usize,
+    },
+    /// A record names a slot that its group does not have.
+    #[error("a record names slot {slot} of group {group}, which has {slots} slots")]
+    NoSuchSlot {
+        /// The index of the group.
+        group: u16,
+        /// The slot.
+        slot: u32,
+        /// The number of slots.
+        slots: u32,
+    },
+    /// A payload is longer than its slot.
+    #[error("a record of group {group} has {length} bytes of payload and a slot has {limit}")]
+    PayloadTooLong {
+        /// The index of the group.
+        group: u16,
+        /// The bytes of the payload.
+        length: u64,
+        /// The bytes of a slot.
+        limit: u64,
+    },
+    /// The catalog no longer writes.
+    #[error(
+        "the catalog is read-only since a write failed; blocks stay readable; correct the cause and \
+         open the store again"
+    )]
+    ReadOnly {
+        /// Why it no longer writes.
+        #[source]
+        reason: Arc<ReadOnlyReason>,
+    },
+    /// The store was cleared while a checkpoint was written.
+    #[error("the store was cleared during a checkpoint; the checkpoint is not needed any more")]
+    CheckpointAbandoned,
+    /// All sequence numbers are used.
+    #[error("all sequence numbers of the store are used; remove the directory")]
+    SequencesExhausted,
+    /// The catalog belongs to the process that this one was forked from.
+    #[error(transparent)]
+    Forked(#[from] ForkedProcess),
+}
+
+/// Why a catalog no longer writes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{operation} failed on {file:?}")]
+pub struct ReadOnlyReason {
+    /// The operation that failed.
+    pub operation: FailedOperation,
+    /// The file.
+    pub file: PathBuf,
+    /// The error of the system.
+    #[source]
+    pub source: OsError,
+}
+
+/// The operation after which a catalog no longer writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailedOperation {
+    /// Records were added to a journal.
+    Append,
+    /// A journal was synced. It is never synced again: a later success would hide the lost data.
+    Sync,
+    /// The store was cleared.
+    Clear,
+}
+
+impl fmt::Display for FailedOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Append => "an append",
+            Self::Sync => "a sync",
+            Self::Clear => "a clear",
+        })
+    }
+}
+
+/// A field in which a store differs from what its opener asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldDifference {
+    /// The name of the field: `folder`, `groups`, `group 0: slot bytes`, or a field of the namespace.
+    pub field: String,
+    /// The value in the store, if it has the field.
+    pub stored: Option<String>,
+    /// The value that was asked for, if it was.
+    pub asked: Option<String>,
+}
+
+impl fmt::Display for FieldDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { field, stored, asked } = self;
+        match (stored, asked) {
+            (Some(stored), Some(asked)) => {
+                write!(f, "{field} is {stored:?} in the store and {asked:?} was asked for")
+            }
+            (Some(stored), None) => {
+                write!(f, "{field} is {stored:?} in the store and was not given")
+            }
+            (None, Some(asked)) => write!(f, "{field} is not in the store and {asked:?} was given"),
+            (None, None) => write!(f, "{field}"),
+        }
+    }
+}
+
+/// Why a name cannot be the name of a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum NameProblem {
+    /// It has no characters.
+    Empty,
+    /// It has too many bytes.
+    TooLong,
+    /// It has a character that is not allowed, such as a separator.
+    Character(char),
+    /// It begins with a dot.
+    LeadingDot,
+}
+
+impl fmt::Display for NameProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("it is empty"),
+            Self::TooLong => f.write_str("it is too long"),
+            Self::Character(character) => write!(f, "it contains {character:?}"),
+            Self::LeadingDot => f.write_str("it begins with a dot"),
+        }
+    }
+}
+
+/// Why a field of a namespace is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FieldProblem {
+    /// Its name has no characters.
+    EmptyName,
+    /// Its name has too many bytes.
+    LongName,
+    /// Its value has too many bytes.
+    LongValue,
+    /// Another field has the same name.
+    Repeated,
+}
+
+impl fmt::Display for FieldProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::EmptyName => "has no name",
+            Self::LongName => "has a name that is too long",
+            Self::LongValue => "has a value that is too long",
+            Self::Repeated => "is given twice",
+        })
+    }
+}
+
+struct Known<'a>(&'a Option<StoreOwner>);
+
+impl fmt::Display for Known<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(owner) => fmt::Display::fmt(owner, f),
+            None => f.write_str("a process that did not leave its name"),
+        }
+    }
+}
+
+struct Listed<'a>(&'a [FieldDifference]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for difference in self.0 {
+            write!(f, "{separator}{difference}")?;
+            separator = "; ";
+        }
+        Ok(())
+    }
+}

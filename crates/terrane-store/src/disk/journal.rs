@@ -1,0 +1,46 @@
+//! The journal: records one after the other, a batch with one write.
+
+use std::sync::Arc;
+
+use terrane_core::OsError;
+
+use super::bytes::wide;
+use super::files::{Files, OpenFile, OpenMode};
+use super::names;
+
+/// The journal that records are added to. Its session created it: the tail of a journal from an
+/// earlier session may be torn, and stays as it is.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    pub number: u64,
+    file: Arc<dyn OpenFile>,
+    length: u64,
+}
+
+impl Journal {
+    /// Creates journal `number`, empty. Its name is not yet durable.
+    pub(crate) fn create(files: &dyn Files, number: u64) -> Result<Self, OsError> {
+        let file = files.open(&names::journal(number), OpenMode::Create)?;
+        // A journal that could not be begun in this session.
+        if file.length()? > 0 {
+            file.set_length(0)?;
+        }
+        Ok(Self { number, file: Arc::from(file), length: 0 })
+    }
+
+    /// Adds whole records.
+    pub(crate) fn append(&mut self, records: &[u8]) -> Result<(), OsError> {
+        self.file.write_at(records, self.length)?;
+        self.length += wide(records.len());
+        Ok(())
+    }
+
+    pub(crate) fn file(&self) -> Arc<dyn OpenFile> {
+        Arc::clone(&self.file)
+    }
+
+    /// The bytes that were written.
+    pub(crate) const fn length(&self) -> u64 {
+        self.length
+    }
+}

@@ -1,0 +1,42 @@
+//! The crash-safe metadata of a disk tier: which block is in which slot.
+//!
+//! A [`Catalog`] keeps a journal of records, checkpoints that replace it, and two superblocks. It
+//! survives a crash at any point, torn writes, and changes of names in any order. It never reads or
+//! writes payloads: their checksums are in the records and decide at each read.
+//!
+//! The files, their bytes and the rules of recovery are in `docs/store-format.md`.
+
+mod bytes;
+mod catalog;
+mod checkpoint;
+mod error;
+mod failure;
+mod files;
+mod journal;
+mod live;
+mod lock;
+mod names;
+mod namespace;
+mod owner;
+mod real;
+mod record;
+mod recovery;
+mod snapshot;
+mod state;
+mod superblock;
+mod superblocks;
+mod write_checkpoint;
+
+pub use catalog::{Catalog, CatalogOptions};
+pub use error::{
+    CatalogError, FailedOperation, FieldDifference, FieldProblem, NameProblem, ReadOnlyReason,
+};
+pub use files::{DirectoryLock, Files, OpenFile, OpenMode};
+pub use live::{LiveRecord, LiveRecords, Recovered};
+pub use namespace::{GroupSlots, Namespace};
+pub use owner::StoreOwner;
+pub use real::Directory;
+pub use record::PutRecord;
+pub use snapshot::CatalogSnapshot;
+pub use superblock::FORMAT_VERSION;
+pub use write_checkpoint::{CheckpointReport, CheckpointWriter};

@@ -1,0 +1,113 @@
+//! One block for each key and for each slot.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use super::scan::{Scanned, in_parallel};
+use super::slots::Slots;
+use crate::disk::bytes::wide;
+use crate::disk::error::CatalogError;
+use crate::disk::live::LiveRecord;
+use crate::key::KeyHash;
+
+/// All findings for the keys of one part.
+#[derive(Debug, Default)]
+struct Part {
+    puts: Vec<LiveRecord>,
+    removes: Vec<(KeyHash, u64)>,
+}
+
+/// The live blocks, and the number of those that were dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Merged {
+    pub parts: Vec<Vec<LiveRecord>>,
+    pub dropped: u64,
+}
+
+/// Takes the latest record of each key, unless it was removed later, its slot has another block, or
+/// the record is older than `first_kept`.
+pub(crate) fn merge(
+    found: Vec<Scanned>,
+    slots: &Slots,
+    first_kept: u64,
+) -> Result<Merged, CatalogError> {
+    let threads = found.len();
+    let parts = Mutex::new(gather(found));
+    let work = |_| {
+        let mut merged = Merged::default();
+        loop {
+            // The guard ends with the statement, before the part is merged.
+            let next = parts.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some(part) = next else { return Ok(merged) };
+            let (live, dropped) = merge_part(part, slots, first_kept);
+            merged.parts.push(live);
+            merged.dropped += dropped;
+        }
+    };
+    let mut all = Merged::default();
+    for merged in in_parallel(threads, work)? {
+        all.parts.extend(merged.parts);
+        all.dropped += merged.dropped;
+    }
+    Ok(all)
+}
+
+fn gather(found: Vec<Scanned>) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for scanned in found {
+        parts.resize_with(parts.len().max(scanned.puts.len()), Part::default);
+        let findings = scanned.puts.into_iter().zip(scanned.removes);
+        for (part, (puts, removes)) in parts.iter_mut().zip(findings) {
+            if part.puts.is_empty() {
+                part.puts = puts;
+            } else {
+                part.puts.extend(puts);
+            }
+            part.removes.extend(removes);
+        }
+    }
+    parts
+}
+
+fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<LiveRecord>, u64) {
+    part.removes.sort_unstable();
+    // Hashes with the places of their records: the records themselves do not move.
+    let mut order: Vec<(KeyHash, usize)> =
+        part.puts.iter().enumerate().map(|(at, put)| (put.key_hash, at)).collect();
+    order.sort_unstable();
+    let mut is_live = vec![false; part.puts.len()];
+    let mut dropped = 0;
+    for same in order.chunk_by(|left, right| left.0 == right.0) {
+        let sequence = |at: usize| part.puts.get(at).map(|put| put.sequence);
+        let Some(&(key_hash, latest)) = same.iter().max_by_key(|(_, at)| sequence(*at)) else {
+            continue;
+        };
+        let Some(put) = part.puts.get(latest) else { continue };
+        if removed_at(&part.removes, key_hash) > Some(put.sequence) {
+            continue;
+        }
+        if put.sequence < first_kept {
+            dropped += 1;
+        } else if slots.claim(put.group, put.slot, put.sequence)
+            && let Some(is_live) = is_live.get_mut(latest)
+        {
+            *is_live = true;
+        }
+    }
+    let mut flags = is_live.into_iter();
+    part.puts.retain(|_| flags.next().unwrap_or(false));
+    (part.puts, dropped)
+}
+
+/// The number of the last removal of a key.
+fn removed_at(removes: &[(KeyHash, u64)], key_hash: KeyHash) -> Option<u64> {
+    let end = removes.partition_point(|(hash, _)| *hash <= key_hash);
+    let last = end.checked_sub(1).and_then(|last| removes.get(last));
+    last.filter(|(hash, _)| *hash == key_hash).map(|(_, sequence)| *sequence)
+}
+
+impl Merged {
+    pub(crate) fn found(&self) -> u64 {
+        wide(self.parts.iter().map(Vec::len).sum())
+    }
+}

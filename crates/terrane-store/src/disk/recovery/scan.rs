@@ -1,0 +1,310 @@
+//! Reads all records, on several threads, in chunks of bounded memory.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use terrane_core::OsError;
+
+use super::slots::Slots;
+use super::source::{Kind, Source};
+use crate::disk::bytes::{narrow, wide};
+use crate::disk::error::CatalogError;
+use crate::disk::failure::failure;
+use crate::disk::live::LiveRecord;
+use crate::disk::record::{
+    Content, KEY_HEAD, Mark, PutFields, RECORD, RecordBytes, decode, key_head, key_part, key_parts,
+};
+use crate::key::KeyHash;
+
+/// The records that a thread reads at once.
+const CHUNK: u64 = 8192;
+
+/// About as many blocks as a part has, so that its hashes stay in a core's cache.
+const PART: u64 = 16_384;
+
+/// The most parts.
+const MOST_PARTS: u64 = 1024;
+
+/// A row of records that are not valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gap {
+    /// The file, by its index.
+    pub source: usize,
+    /// The first record, by its index in the file.
+    pub start: u64,
+    pub records: u64,
+}
+
+/// The marks of one file.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Marks {
+    /// The last mark, after its sequence number.
+    pub last: Option<(u64, Mark)>,
+    /// Whether the first record opens a session.
+    pub starts_session: bool,
+}
+
+impl Marks {
+    pub(crate) fn add(&mut self, other: Self) {
+        let number = |last: Option<(u64, Mark)>| last.map(|(sequence, _)| sequence);
+        if number(other.last) > number(self.last) {
+            self.last = other.last;
+        }
+        self.starts_session |= other.starts_session;
+    }
+}
+
+/// The findings of one thread.
+#[derive(Debug, Default)]
+pub(crate) struct Scanned {
+    /// Blocks by the part of their key.
+    pub puts: Vec<Vec<LiveRecord>>,
+    /// Keys that were removed, with the number of the record, by the part of their key.
+    pub removes: Vec<Vec<(KeyHash, u64)>>,
+    /// The marks of each file.
+    pub marks: Vec<Marks>,
+    /// Rows of invalid records, in any order.
+    pub gaps: Vec<Gap>,
+    /// Blocks whose slots do not exist.
+    pub without_slot: u64,
+}
+
+/// All that the threads share.
+#[derive(Debug)]
+pub(crate) struct Scan<'a> {
+    pub directory: &'a Path,
+    pub epoch: u64,
+    pub sources: &'a [Source],
+    pub slots: &'a Slots,
+    pub keep_keys: bool,
+    parts: usize,
+    chunks: Vec<(usize, u64)>,
+    next: AtomicUsize,
+    has_failed: AtomicBool,
+}
+
+impl<'a> Scan<'a> {
+    pub(crate) fn new(
+        directory: &'a Path,
+        epoch: u64,
+        sources: &'a [Source],
+        slots: &'a Slots,
+        keep_keys: bool,
+    ) -> Self {
+        let total: u64 = sources.iter().map(|source| source.records).sum();
+        let parts = narrow((total / PART).clamp(1, MOST_PARTS).next_power_of_two());
+        let of = |(index, source): (usize, &Source)| {
+            (0..source.records.div_ceil(CHUNK)).map(move |chunk| (index, chunk * CHUNK))
+        };
+        let chunks = sources.iter().enumerate().flat_map(of).collect();
+        let (next, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Self { directory, epoch, sources, slots, keep_keys, parts, chunks, next, has_failed }
+    }
+
+    /// Reads all files. Every thread returns what it found.
+    pub(crate) fn run(&self, threads: NonZeroUsize) -> Result<Vec<Scanned>, CatalogError> {
+        in_parallel(threads.get().min(self.chunks.len()), |threads| self.work(threads))
+    }
+
+    fn work(&self, threads: usize) -> Result<Scanned, CatalogError> {
+        let total: u64 = self.sources.iter().map(|source| source.records).sum();
+        // A little more than an even share, so that a part seldom grows.
+        let share = narrow(total) / self.parts / threads.max(1);
+        let mut worker = Worker {
+            scan: self,
+            found: Scanned {
+                puts: (0..self.parts).map(|_| Vec::with_capacity(share + share / 8)).collect(),
+                removes: vec![Vec::new(); self.parts],
+                marks: vec![Marks::default(); self.sources.len()],
+                ..Scanned::default()
+            },
+            bytes: vec![0; narrow(CHUNK) * RECORD],
+        };
+        while !self.has_failed.load(Ordering::Relaxed) {
+            let chunk = self.chunks.get(self.next.fetch_add(1, Ordering::Relaxed));
+            let Some(&(index, start)) = chunk else { break };
+            let Some(source) = self.sources.get(index) else { break };
+            if let Err(error) = worker.read(source, index, start) {
+                self.has_failed.store(true, Ordering::Relaxed);
+                return Err(failure(&self.directory.join(&source.name), error));
+            }
+        }
+        Ok(worker.found)
+    }
+}
+
+struct Worker<'a, 's> {
+    scan: &'s Scan<'a>,
+    found: Scanned,
+    bytes: Vec<u8>,
+}
+
+impl Worker<'_, '_> {
+    /// Reads the chunk of file `index` that begins at record `start`.
+    fn read(&mut self, source: &Source, index: usize, start: u64) -> Result<(), OsError> {
+        let wanted = CHUNK.min(source.records - start);
+        let mut bytes = std::mem::take(&mut self.bytes);
+        let room = bytes.get_mut(..narrow(wanted) * RECORD).unwrap_or_default();
+        let read = source.file.read_at(room, source.offset + start * wide(RECORD))?;
+        let (records, _) = bytes.get(..read).unwrap_or_default().as_chunks::<RECORD>();
+        for (at, record) in records.iter().enumerate() {
+            let position = start + wide(at);
+            match self.content(source, position, record) {
+                Some((sequence, Content::Put(fields))) => {
+                    let rest = records.get(at + 1..).unwrap_or_default();
+                    let key = self.key(source, position, (record, &fields), rest)?;
+                    self.put(sequence, fields, key);
+                }
+                Some((sequence, Content::Remove(key_hash))) => {
+                    let part = self.part(key_hash);
+                    if let Some(removes) = self.found.removes.get_mut(part) {
+                        removes.push((key_hash, sequence));
+                    }
+                }
+                Some((sequence, Content::Mark(mark))) => {
+                    let starts_session = mark.starts_session && position == 0;
+                    if let Some(marks) = self.found.marks.get_mut(index) {
+                        marks.add(Marks { last: Some((sequence, mark)), starts_session });
+                    }
+                }
+                Some((_, Content::KeyPart(_))) => {}
+                None => self.add_gap(Gap { source: index, start: position, records: 1 }),
+            }
+        }
+        // The file was cut after its length was read.
+        let found = wide(records.len());
+        if found < wanted {
+            self.add_gap(Gap { source: index, start: start + found, records: wanted - found });
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// A record that is valid where it stands, with its number.
+    fn content(
+        &self,
+        source: &Source,
+        position: u64,
+        record: &RecordBytes,
+    ) -> Option<(u64, Content)> {
+        let (stamp, content) = decode(record)?;
+        let is_in_place = match source.kind {
+            Kind::Journal(_) => {
+                let is_of_journal =
+                    !matches!(content, Content::Put(fields) if fields.checkpoint != 0);
+                stamp.sequence == source.sequence + position && is_of_journal
+            }
+            Kind::Checkpoint(number) => {
+                let is_of_checkpoint = match content {
+                    Content::Put(fields) => fields.checkpoint == number,
+                    Content::KeyPart(_) => true,
+                    Content::Remove(_) | Content::Mark(_) => false,
+                };
+                stamp.sequence == source.sequence && is_of_checkpoint
+            }
+        };
+        (stamp.epoch == self.scan.epoch && is_in_place).then_some((stamp.sequence, content))
+    }
+
+    /// The key of a `Put` at `position`, if it is kept and all its records are valid. `rest` holds
+    /// the records of the chunk after it; records of the next chunk are read.
+    fn key(
+        &self,
+        source: &Source,
+        position: u64,
+        (record, fields): (&RecordBytes, &PutFields),
+        rest: &[RecordBytes],
+    ) -> Result<Option<Box<[u8]>>, OsError> {
+        let length = usize::from(fields.key_length);
+        if !self.scan.keep_keys || length == 0 {
+            return Ok(None);
+        }
+        let mut key = Vec::with_capacity(length);
+        key.extend_from_slice(key_head(record, fields.key_length));
+        if length <= KEY_HEAD {
+            return Ok(Some(key.into()));
+        }
+        let parts = key_parts(length);
+        let mut more = Vec::new();
+        let records = match rest.get(..parts) {
+            Some(records) => records,
+            None => {
+                more.resize(parts * RECORD, 0);
+                let offset = source.offset + (position + 1) * wide(RECORD);
+                let read = source.file.read_at(&mut more, offset)?;
+                more.get(..read).unwrap_or_default().as_chunks::<RECORD>().0
+            }
+        };
+        for (part, record) in records.iter().enumerate() {
+            match self.content(source, position + 1 + wide(part), record) {
+                Some((_, Content::KeyPart(number))) if usize::from(number) == part => {
+                    key.extend_from_slice(key_part(record, part, fields.key_length));
+                }
+                _ => return Ok(None),
+            }
+        }
+        Ok((key.len() == length).then(|| key.into()))
+    }
+
+    fn put(&mut self, sequence: u64, fields: PutFields, key: Option<Box<[u8]>>) {
+        let PutFields { key_hash, group, slot, length, checksum, .. } = fields;
+        if !self.scan.slots.has(group, slot, length) {
+            self.found.without_slot += 1;
+            return;
+        }
+        self.scan.slots.note(group, slot, sequence);
+        let part = self.part(key_hash);
+        if let Some(puts) = self.found.puts.get_mut(part) {
+            puts.push(LiveRecord { key_hash, sequence, length, checksum, slot, group, key });
+        }
+    }
+
+    /// The part of a key, by the lowest bits of its hash.
+    fn part(&self, key_hash: KeyHash) -> usize {
+        // The number of parts is a power of two.
+        let [first, second, ..] = key_hash.get().to_le_bytes();
+        usize::from(u16::from_le_bytes([first, second])) & (self.scan.parts - 1)
+    }
+
+    fn add_gap(&mut self, gap: Gap) {
+        match self.found.gaps.last_mut() {
+            Some(last) if last.source == gap.source && last.start + last.records == gap.start => {
+                last.records += gap.records;
+            }
+            _ => self.found.gaps.push(gap),
+        }
+    }
+}
+
+/// Runs `work` on so many threads, this one included, and gathers the results.
+pub(crate) fn in_parallel<T: Send>(
+    threads: usize,
+    work: impl Fn(usize) -> Result<T, CatalogError> + Sync,
+) -> Result<Vec<T>, CatalogError> {
+    let work = &work;
+    thread::scope(|scope| {
+        let mut others = Vec::new();
+        for _ in 1..threads {
+            let name = String::from("terrane-recovery");
+            let thread = thread::Builder::new().name(name).spawn_scoped(scope, || work(threads));
+            match thread {
+                Ok(thread) => others.push(thread),
+                // This thread does the work alone, or with those that were started.
+                Err(error) => {
+                    tracing::debug!(%error, "recovery runs on fewer threads");
+                    break;
+                }
+            }
+        }
+        let mut results = vec![work(threads)];
+        for thread in others {
+            match thread.join() {
+                Ok(result) => results.push(result),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        results.into_iter().collect()
+    })
+}

@@ -1,0 +1,270 @@
+//! The state that appends, syncs, checkpoints and clears share, under one short lock.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use terrane_core::OsError;
+
+use super::error::{CatalogError, FailedOperation, ReadOnlyReason};
+use super::failure::failure;
+use super::files::{Files, OpenFile};
+use super::journal::Journal;
+use super::names::{self, SUPERBLOCKS};
+use super::record::{Mark, SEQUENCES, Stamp, encode_mark};
+use super::recovery;
+use super::snapshot::CatalogSnapshot;
+use super::superblock::Superblock;
+use super::superblocks;
+
+/// Sequence numbers that only marks use: each append is followed by few of them.
+const MARGIN: u64 = 1 << 32;
+
+/// The state of an open catalog.
+#[derive(Debug)]
+pub(crate) struct State {
+    superblock: Superblock,
+    /// `None` if it could not be created; the catalog is then read-only.
+    journal: Option<Journal>,
+    /// Earlier journals of this session, with records that may not be durable.
+    unsynced: Vec<(String, Arc<dyn OpenFile>)>,
+    next_sequence: u64,
+    /// The last record that is not a mark.
+    last_change: u64,
+    durable: u64,
+    tombstones: u64,
+    /// The tombstones up to `durable`.
+    durable_tombstones: u64,
+    checkpoint: Option<u64>,
+    read_only: Option<Arc<ReadOnlyReason>>,
+    /// Kept between appends.
+    buffer: Vec<u8>,
+}
+
+/// The files of a sync, and what is durable when they are.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub files: Vec<(String, Arc<dyn OpenFile>)>,
+    durable: u64,
+    tombstones: u64,
+}
+
+/// A journal that a checkpoint began.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    pub number: u64,
+    pub epoch: u64,
+    pub first_sequence: u64,
+    /// The tombstones before it.
+    pub tombstones: u64,
+}
+
+impl State {
+    pub(crate) fn new(superblock: Superblock, found: &recovery::State) -> Self {
+        let durable = found.next_sequence - 1;
+        Self {
+            superblock,
+            journal: None,
+            unsynced: Vec::new(),
+            next_sequence: found.next_sequence,
+            last_change: durable,
+            durable,
+            tombstones: found.tombstones,
+            durable_tombstones: found.tombstones,
+            checkpoint: found.checkpoint,
+            read_only: None,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Begins the first journal of this session. If that fails, the catalog is read-only.
+    pub(crate) fn start_session(&mut self, files: &dyn Files, directory: &Path, last_number: u64) {
+        let number = last_number + 1;
+        let created = Journal::create(files, number);
+        let created = created.and_then(|journal| files.sync_directory().map(|()| journal));
+        if let Err(error) = created.and_then(|journal| self.switch(journal, true)) {
+            let path = directory.join(names::journal(number));
+            self.fail(FailedOperation::Append, &path, error);
+        }
+    }
+
+    /// Adds `count` records, of which `tombstones` are tombstones.
+    pub(crate) fn append(
+        &mut self,
+        directory: &Path,
+        count: u64,
+        tombstones: u64,
+        encode: impl FnOnce(Stamp, &mut Vec<u8>),
+    ) -> Result<(), CatalogError> {
+        self.check_writable()?;
+        if count >= SEQUENCES.saturating_sub(self.next_sequence).saturating_sub(MARGIN) {
+            return Err(CatalogError::SequencesExhausted);
+        }
+        let mut bytes = std::mem::take(&mut self.buffer);
+        bytes.clear();
+        encode(self.stamp(), &mut bytes);
+        let written = self.write(directory, &bytes);
+        self.buffer = bytes;
+        written?;
+        self.next_sequence += count;
+        self.last_change = self.next_sequence - 1;
+        self.tombstones += tombstones;
+        Ok(())
+    }
+
+    fn write(&mut self, directory: &Path, bytes: &[u8]) -> Result<(), CatalogError> {
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        let Err(error) = journal.append(bytes) else { return Ok(()) };
+        let path = directory.join(names::journal(journal.number));
+        self.fail(FailedOperation::Append, &path, error);
+        Err(failure(&path, error))
+    }
+
+    /// The last record that is not a mark.
+    pub(crate) const fn last_change(&self) -> u64 {
+        self.last_change
+    }
+
+    pub(crate) const fn is_durable(&self, sequence: u64) -> bool {
+        sequence <= self.durable
+    }
+
+    /// The files to sync so that all records are durable.
+    pub(crate) fn pending(&self) -> Result<Pending, CatalogError> {
+        self.check_writable()?;
+        let mut files = self.unsynced.clone();
+        let journal = self.journal.as_ref();
+        files.extend(journal.map(|journal| (names::journal(journal.number), journal.file())));
+        Ok(Pending { files, durable: self.next_sequence - 1, tombstones: self.tombstones })
+    }
+
+    /// Notes that a sync has succeeded, and adds the mark.
+    pub(crate) fn finish_sync(&mut self, directory: &Path, pending: &Pending) {
+        self.durable = pending.durable;
+        self.durable_tombstones = pending.tombstones;
+        let is_synced = |file: &Arc<dyn OpenFile>| {
+            pending.files.iter().any(|(_, synced)| Arc::ptr_eq(synced, file))
+        };
+        self.unsynced.retain(|(_, file)| !is_synced(file));
+        if self.read_only.is_some() {
+            return;
+        }
+        let mut bytes = Vec::new();
+        encode_mark(self.mark(false), self.stamp(), &mut bytes);
+        // The records are durable without the mark. The next append reports the failure.
+        if self.write(directory, &bytes).is_ok() {
+            self.next_sequence += 1;
+        }
+    }
+
+    /// Goes on in `journal`, which is empty and has a durable name, for a checkpoint.
+    pub(crate) fn begin_checkpoint(
+        &mut self,
+        directory: &Path,
+        journal: Journal,
+    ) -> Result<Begun, CatalogError> {
+        self.check_writable()?;
+        let (number, first_sequence) = (journal.number, self.next_sequence);
+        let begun = self.switch(journal, false);
+        begun.map_err(|error| failure(&directory.join(names::journal(number)), error))?;
+        let (epoch, tombstones) = (self.superblock.epoch, self.tombstones);
+        Ok(Begun { number, epoch, first_sequence, tombstones })
+    }
+
+    /// The number of the next journal.
+    pub(crate) fn next_number(&self) -> Result<u64, CatalogError> {
+        self.check_writable()?;
+        Ok(self.journal.as_ref().map_or(0, |journal| journal.number) + 1)
+    }
+
+    /// Notes that checkpoint `number` is durable.
+    pub(crate) const fn finish_checkpoint(&mut self, number: u64) {
+        self.checkpoint = Some(number);
+    }
+
+    /// Begins a new epoch in a new journal, whose number is returned.
+    pub(crate) fn clear(
+        &mut self,
+        files: &dyn Files,
+        directory: &Path,
+    ) -> Result<u64, CatalogError> {
+        let number = self.next_number()?;
+        let mut next = self.superblock.clone();
+        next.epoch += 1;
+        next.generation += 1;
+        let replaced = superblocks::replace(files, directory, &next, SUPERBLOCKS);
+        if let Err((path, error)) = replaced {
+            self.fail(FailedOperation::Clear, &path, error);
+            return Err(failure(&path, error));
+        }
+        self.superblock = next;
+        self.unsynced.clear();
+        (self.tombstones, self.durable_tombstones) = (0, 0);
+        self.durable = self.next_sequence - 1;
+        self.checkpoint = None;
+        let created = Journal::create(files, number);
+        let created = created.and_then(|journal| files.sync_directory().map(|()| journal));
+        let begun = created.and_then(|journal| self.switch(journal, true));
+        if let Err(error) = begun {
+            let path = directory.join(names::journal(number));
+            self.fail(FailedOperation::Clear, &path, error);
+            return Err(failure(&path, error));
+        }
+        // No record of an earlier epoch needs a sync.
+        self.unsynced.clear();
+        self.last_change = self.durable;
+        Ok(number)
+    }
+
+    /// Writes the first record of `journal`, and goes on there.
+    fn switch(&mut self, mut journal: Journal, starts_session: bool) -> Result<(), OsError> {
+        let mut bytes = Vec::new();
+        encode_mark(self.mark(starts_session), self.stamp(), &mut bytes);
+        journal.append(&bytes)?;
+        self.next_sequence += 1;
+        if let Some(before) = self.journal.replace(journal) {
+            self.unsynced.push((names::journal(before.number), before.file()));
+        }
+        Ok(())
+    }
+
+    /// Makes the catalog read-only. The first reason stays.
+    pub(crate) fn fail(&mut self, operation: FailedOperation, file: &Path, source: OsError) {
+        if self.read_only.is_none() {
+            tracing::warn!(%operation, ?file, error = %source, "the catalog is read-only from now on");
+            let file = file.to_owned();
+            self.read_only = Some(Arc::new(ReadOnlyReason { operation, file, source }));
+        }
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<(), CatalogError> {
+        match &self.read_only {
+            None => Ok(()),
+            Some(reason) => Err(CatalogError::ReadOnly { reason: Arc::clone(reason) }),
+        }
+    }
+
+    const fn mark(&self, starts_session: bool) -> Mark {
+        Mark { durable: self.durable, tombstones: self.durable_tombstones, starts_session }
+    }
+
+    const fn stamp(&self) -> Stamp {
+        Stamp { sequence: self.next_sequence, epoch: self.superblock.epoch }
+    }
+
+    pub(crate) const fn secret(&self) -> [u8; 16] {
+        self.superblock.secret.0
+    }
+
+    pub(crate) fn snapshot(&self) -> CatalogSnapshot {
+        CatalogSnapshot {
+            epoch: self.superblock.epoch,
+            next_sequence: self.next_sequence,
+            durable: self.durable,
+            tombstones: self.tombstones,
+            journal: self.journal.as_ref().map(|journal| journal.number),
+            journal_bytes: self.journal.as_ref().map_or(0, Journal::length),
+            checkpoint: self.checkpoint,
+            read_only: self.read_only.clone(),
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! The superblock: 4096 bytes that say whose store this is, and which epoch its records have.
+//!
+//! There are two copies. A change writes and syncs one, then the other, so that one is whole at any
+//! time. The copy with the higher generation counts. The checksum stands at the end: a write that is
+//! torn at a sector leaves a copy that is old, new, or damaged.
+
+use std::fmt;
+
+use super::bytes::{crc, put, sixteen_at, u16_at, u32_at, u64_at, wide};
+use super::error::{CatalogError, FieldDifference};
+use super::namespace::{GroupSlots, Namespace};
+
+/// The bytes of a superblock.
+pub(crate) const SUPERBLOCK: usize = 4096;
+
+/// The version of the format of all files of a store.
+pub const FORMAT_VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"TRSTORE\n";
+const HEAD: usize = 64;
+const GROUP: usize = 32;
+const END: usize = SUPERBLOCK - 8;
+
+/// The key of a store's hash of keys. It is not printed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Secret(pub [u8; 16]);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// The content of a superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Superblock {
+    pub generation: u64,
+    pub epoch: u64,
+    pub secret: Secret,
+    pub namespace: Namespace,
+    pub groups: Vec<GroupSlots>,
+}
+
+/// What the bytes of a file are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Valid(Box<Superblock>),
+    /// A superblock of another version.
+    Version(u32),
+    /// It does not begin as a superblock does.
+    Foreign,
+    /// It was cut short or damaged.
+    Damaged,
+}
+
+impl Superblock {
+    /// Checks that the namespace and the groups fit.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CatalogError::NamespaceTooLong`] if they do not.
+    pub(crate) fn check(namespace: &Namespace, groups: &[GroupSlots]) -> Result<(), CatalogError> {
+        let texts = namespace.fields().iter().flat_map(|(name, value)| [name.len(), value.len()]);
+        let texts: usize = texts.chain([namespace.name().len()]).map(|length| length + 2).sum();
+        let needed = groups.len().saturating_mul(GROUP).saturating_add(texts);
+        let limit = END - HEAD;
+        if needed > limit {
+            return Err(CatalogError::NamespaceTooLong { groups: groups.len(), needed, limit });
+        }
+        Ok(())
+    }
+
+    /// The bytes of a superblock whose namespace and groups fit.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; SUPERBLOCK];
+        put(&mut bytes, 0, &MAGIC);
+        put(&mut bytes, 8, &FORMAT_VERSION.to_le_bytes());
+        put(&mut bytes, 12, &length_of(self.groups.len()));
+        put(&mut bytes, 14, &length_of(self.namespace.fields().len()));
+        put(&mut bytes, 16, &self.generation.to_le_bytes());
+        put(&mut bytes, 24, &self.epoch.to_le_bytes());
+        put(&mut bytes, 32, &self.secret.0);
+        let mut at = HEAD;
+        for group in &self.groups {
+            put(&mut bytes, at, &group.slot_bytes.to_le_bytes());
+            put(&mut bytes, at + 8, &group.slots.to_le_bytes());
+            put(&mut bytes, at + 16, &group.fingerprint);
+            at += GROUP;
+        }
+        let mut add = |text: &str| {
+            put(&mut bytes, at, &length_of(text.len()));
+            put(&mut bytes, at + 2, text.as_bytes());
+            at += 2 + text.len();
+        };
+        add(self.namespace.name());
+        for (name, value) in self.namespace.fields() {
+            add(name);
+            add(value);
+        }
+        let sum = crc(&bytes[..END]);
+        put(&mut bytes, END, &sum.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes the first bytes of a file.
+    pub(crate) fn decode(bytes: &[u8]) -> Found {
+        let begins = bytes.get(..MAGIC.len());
+        match begins {
+            Some(magic) if magic == MAGIC => {}
+            // A file whose first sector was never written.
+            None | Some([0, 0, 0, 0, 0, 0, 0, 0]) => return Found::Damaged,
+            Some(_) => return Found::Foreign,
+        }
+        let Some(bytes) = bytes.first_chunk::<SUPERBLOCK>() else { return Found::Damaged };
+        if crc(&bytes[..END]) != u64_at(bytes, END) {
+            return Found::Damaged;
+        }
+        match u32_at(bytes, 8) {
+            FORMAT_VERSION => {}
+            version => return Found::Version(version),
+        }
+        decode_body(bytes).map_or(Found::Damaged, |block| Found::Valid(Box::new(block)))
+    }
+
+    /// The fields in which the store differs from what its opener asks for. The numbers of slots may
+    /// differ.
+    pub(crate) fn differences(
+        &self,
+        namespace: &Namespace,
+        groups: &[GroupSlots],
+    ) -> Vec<FieldDifference> {
+        let mut found = Vec::new();
+        let mut compare = |field: String, stored: Option<String>, asked: Option<String>| {
+            if stored != asked {
+                found.push(FieldDifference { field, stored, asked });
+            }
+        };
+        let text = |text: &str| Some(text.to_owned());
+        compare("folder".into(), text(self.namespace.name()), text(namespace.name()));
+        let value = |of: &Namespace, name: &str| {
+            of.fields().iter().find(|(other, _)| other == name).map(|(_, value)| value.clone())
+        };
+        for (name, stored) in self.namespace.fields() {
+            compare(name.clone(), text(stored), value(namespace, name));
+        }
+        for (name, asked) in namespace.fields() {
+            if value(&self.namespace, name).is_none() {
+                compare(name.clone(), None, text(asked));
+            }
+        }
+        let count = |groups: &[GroupSlots]| Some(groups.len().to_string());
+        compare("groups".into(), count(&self.groups), count(groups));
+        for (index, (stored, asked)) in self.groups.iter().zip(groups).enumerate() {
+            let bytes = |group: &GroupSlots| Some(group.slot_bytes.to_string());
+            compare(format!("group {index}: slot bytes"), bytes(stored), bytes(asked));
+            let print = |group: &GroupSlots| {
+                Some(format!("{:032x}", u128::from_le_bytes(group.fingerprint)))
+            };
+            compare(format!("group {index}: fingerprint"), print(stored), print(asked));
+        }
+        found
+    }
+}
+
+/// A length of 16 bits. Longer ones do not fit in a superblock.
+fn length_of(count: usize) -> [u8; 2] {
+    u16::try_from(count).unwrap_or(u16::MAX).to_le_bytes()
+}
+
+fn decode_body(bytes: &[u8; SUPERBLOCK]) -> Option<Superblock> {
+    let (groups, fields) = (u16_at(bytes, 12), u16_at(bytes, 14));
+    let mut rest = bytes.get(HEAD..END)?;
+    let mut slots = Vec::with_capacity(usize::from(groups).min(rest.len() / GROUP));
+    for _ in 0..groups {
+        let (group, behind) = rest.split_at_checked(GROUP)?;
+        rest = behind;
+        slots.push(GroupSlots {
+            slot_bytes: u64_at(group, 0),
+            slots: u32_at(group, 8),
+            fingerprint: sixteen_at(group, 16),
+        });
+    }
+    let mut text = || {
+        let (length, behind) = rest.split_at_checked(2)?;
+        let (text, behind) = behind.split_at_checked(usize::from(u16_at(length, 0)))?;
+        rest = behind;
+        std::str::from_utf8(text).ok().map(str::to_owned)
+    };
+    let name = text()?;
+    let mut namespace = Vec::new();
+    for _ in 0..fields {
+        namespace.push((text()?, text()?));
+    }
+    let (generation, epoch) = (u64_at(bytes, 16), u64_at(bytes, 24));
+    // They only grow, by one a change: larger numbers were never written.
+    let is_possible = generation.max(epoch) < 1 << 62 && wide(slots.len()) == u64::from(groups);
+    is_possible.then_some(Superblock {
+        generation,
+        epoch,
+        secret: Secret(sixteen_at(bytes, 32)),
+        namespace: Namespace::new(name, namespace).ok()?,
+        groups: slots,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(slot_bytes: u64) -> GroupSlots {
+        GroupSlots { slot_bytes, slots: 100, fingerprint: [7; 16] }
+    }
+
+    fn block() -> Superblock {
+        let namespace = Namespace::new("model", [("model", "m"), ("rank", "0")]).unwrap();
+        let groups = vec![group(4096), group(8192)];
+        Superblock { generation: 3, epoch: 2, secret: Secret([9; 16]), namespace, groups }
+    }
+
+    #[test]
+    fn superblocks_come_back() {
+        let block = block();
+        let bytes = block.bytes();
+        assert_eq!(bytes.len(), SUPERBLOCK);
+        assert_eq!(Superblock::decode(&bytes), Found::Valid(Box::new(block)));
+    }
+
+    #[test]
+    fn each_changed_byte_is_found() {
+        let bytes = block().bytes();
+        for at in 0..SUPERBLOCK {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x10;
+            let expected = if at < 8 { Found::Foreign } else { Found::Damaged };
+            assert_eq!(Superblock::decode(&damaged), expected, "byte {at}");
+        }
+        for length in [0, 7, 8, 512, 4095] {
+            assert_eq!(Superblock::decode(&bytes[..length]), Found::Damaged, "{length}");
+        }
+        assert_eq!(Superblock::decode(&[0; SUPERBLOCK]), Found::Damaged);
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut bytes = block().bytes();
+        put(&mut bytes, 8, &2_u32.to_le_bytes());
+        let sum = crc(&bytes[..END]);
+        put(&mut bytes, END, &sum.to_le_bytes());
+        assert_eq!(Superblock::decode(&bytes), Found::Version(2));
+    }
+
+    #[test]
+    fn impossible_content_with_a_true_checksum_is_damage() {
+        let whole = block().bytes();
+        let changes: [(usize, &[u8]); 6] = [
+            (12, &[0xff, 0xff]),
+            (14, &[0xff, 0xff]),
+            (16, &[0xff; 8]),
+            (24, &[0xff; 8]),
+            (HEAD + 2 * GROUP, &[0xff, 0xff]),
+            (HEAD + 2 * GROUP + 2, b"/"),
+        ];
+        for (at, change) in changes {
+            let mut bytes = whole.clone();
+            put(&mut bytes, at, change);
+            let sum = crc(&bytes[..END]);
+            put(&mut bytes, END, &sum.to_le_bytes());
+            assert_eq!(Superblock::decode(&bytes), Found::Damaged, "{at}");
+        }
+    }
+
+    #[test]
+    fn too_much_is_refused_with_the_limit() {
+        let fields = (0..8).map(|number| (format!("field {number}"), "x".repeat(512)));
+        let namespace = Namespace::new("model", fields).unwrap();
+        let error = Superblock::check(&namespace, &[]).unwrap_err();
+        assert!(matches!(error, CatalogError::NamespaceTooLong { limit: 4024, .. }), "{error}");
+        let groups = vec![group(1); 1 << 17];
+        let error = Superblock::check(&block().namespace, &groups).unwrap_err();
+        assert!(matches!(error, CatalogError::NamespaceTooLong { groups: 131_072, .. }), "{error}");
+    }
+
+    #[test]
+    fn each_difference_is_named() {
+        let other = Namespace::new("other", [("engine", "e"), ("rank", "1")]).unwrap();
+        let mut groups = block().groups;
+        groups[0].slots = 7;
+        assert_eq!(block().differences(&block().namespace, &groups), []);
+        groups[1].slot_bytes = 1;
+        groups[0].fingerprint = [8; 16];
+        let found = block().differences(&other, &groups);
+        let fields: Vec<&str> = found.iter().map(|found| found.field.as_str()).collect();
+        let expected =
+            ["folder", "model", "rank", "engine", "group 0: fingerprint", "group 1: slot bytes"];
+        assert_eq!(fields, expected);
+        let found = block().differences(&block().namespace, &groups[..1]);
+        assert_eq!(found[0].field, "groups");
+    }
+}

@@ -1,0 +1,163 @@
+//! Writes checkpoints.
+//!
+//! The steps are: create the next journal and sync the directory; go on there; write the live blocks
+//! aside and sync them; rename and sync the directory; remove the older files. A crash between any two
+//! of them leaves a store that recovers. Appends wait only for the moment in which the journal changes.
+
+use std::sync::atomic::Ordering;
+
+use terrane_core::OsError;
+
+use super::bytes::wide;
+use super::catalog::{Catalog, lock};
+use super::checkpoint::Header;
+use super::error::CatalogError;
+use super::failure::failure;
+use super::files::{OpenFile, OpenMode};
+use super::journal::Journal;
+use super::names;
+use super::record::{PutRecord, RECORD, Stamp, encode_put};
+use super::state::Begun;
+
+/// How much is encoded before it is written.
+const BUFFER: usize = 1 << 20;
+
+/// What a checkpoint wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CheckpointReport {
+    /// The number of the checkpoint.
+    pub number: u64,
+    /// The live blocks.
+    pub blocks: u64,
+    /// The bytes of the file.
+    pub bytes: u64,
+}
+
+impl Catalog {
+    /// Writes all live blocks to a checkpoint, which replaces the journal.
+    ///
+    /// `live` is called once the records of all later appends go to a new journal. It adds every block
+    /// of the index. Blocks that are added or removed meanwhile may be in it or not.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `live` or of the system. The catalog is then as durable as before, and
+    /// the checkpoint can be tried again. Returns [`CatalogError::CheckpointAbandoned`] if the store
+    /// is cleared meanwhile, and [`CatalogError::ReadOnly`].
+    pub fn checkpoint(
+        &self,
+        live: impl FnOnce(&mut CheckpointWriter<'_>) -> Result<(), CatalogError>,
+    ) -> Result<CheckpointReport, CatalogError> {
+        self.check_process()?;
+        let _turn = lock(&self.maintenance);
+        let begun = self.begin()?;
+        let number = begun.number;
+        self.write(begun, live).inspect_err(|_| {
+            // One that stays is removed when the store is opened.
+            let _ = self.files.unlink(&names::unfinished(number));
+        })
+    }
+
+    fn begin(&self) -> Result<Begun, CatalogError> {
+        let number = lock(&self.state).next_number()?;
+        let name = names::journal(number);
+        let failed = |error| failure(&self.directory.join(&name), error);
+        let journal = Journal::create(self.files.as_ref(), number).map_err(failed)?;
+        let begun = self.files.sync_directory().map_err(failed).and_then(|()| {
+            let mut state = lock(&self.state);
+            state.begin_checkpoint(&self.directory, journal)
+        });
+        begun.inspect_err(|_| {
+            // The number is used again.
+            let _ = self.files.unlink(&name);
+        })
+    }
+
+    fn write(
+        &self,
+        begun: Begun,
+        live: impl FnOnce(&mut CheckpointWriter<'_>) -> Result<(), CatalogError>,
+    ) -> Result<CheckpointReport, CatalogError> {
+        let Begun { number, epoch, first_sequence, tombstones } = begun;
+        let name = names::unfinished(number);
+        let failed = |error| failure(&self.directory.join(&name), error);
+        let file = self.files.open(&name, OpenMode::CreateNew).map_err(failed)?;
+        let mut writer = CheckpointWriter {
+            catalog: self,
+            file,
+            header: Header { number, epoch, first_sequence, tombstones, records: 0 },
+            buffer: Vec::with_capacity(BUFFER + 2 * RECORD),
+            written: wide(RECORD),
+            blocks: 0,
+        };
+        live(&mut writer)?;
+        writer.check_abandoned()?;
+        writer.finish().map_err(failed)?;
+        let report = CheckpointReport { number, blocks: writer.blocks, bytes: writer.written };
+        let renamed = self.files.rename(&name, &names::checkpoint(number));
+        renamed.and_then(|()| self.files.sync_directory()).map_err(failed)?;
+        lock(&self.state).finish_checkpoint(number);
+        self.remove_older(number);
+        Ok(report)
+    }
+}
+
+/// A checkpoint that is being written.
+#[derive(Debug)]
+pub struct CheckpointWriter<'a> {
+    catalog: &'a Catalog,
+    file: Box<dyn OpenFile>,
+    header: Header,
+    buffer: Vec<u8>,
+    /// The bytes that were written, the place of the header included.
+    written: u64,
+    blocks: u64,
+}
+
+impl CheckpointWriter<'_> {
+    /// Adds a live block. Most calls only encode it; one in some thousands writes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the limit if the record is not possible, the error of the system,
+    /// or [`CatalogError::CheckpointAbandoned`] if the store is being cleared.
+    pub fn add(&mut self, record: &PutRecord<'_>) -> Result<(), CatalogError> {
+        self.catalog.check(record)?;
+        let Header { number, epoch, first_sequence, .. } = self.header;
+        // All records have one number, before those of the journal.
+        let stamp = Stamp { sequence: first_sequence - 1, epoch };
+        encode_put(record, stamp, 0, number, &mut self.buffer);
+        self.header.records += 1 + wide(record.key_parts());
+        self.blocks += 1;
+        if self.buffer.len() < BUFFER {
+            return Ok(());
+        }
+        self.check_abandoned()?;
+        self.flush().map_err(|error| {
+            failure(&self.catalog.directory.join(names::unfinished(number)), error)
+        })
+    }
+
+    fn check_abandoned(&self) -> Result<(), CatalogError> {
+        // Relaxed: see `Catalog::clear`.
+        if self.catalog.is_abandoned.load(Ordering::Relaxed) {
+            return Err(CatalogError::CheckpointAbandoned);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), OsError> {
+        self.file.write_at(&self.buffer, self.written)?;
+        self.written += wide(self.buffer.len());
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Writes the rest, and the header now that the number of records is known.
+    fn finish(&mut self) -> Result<(), OsError> {
+        self.flush()?;
+        self.file.write_at(&self.header.encode(), 0)?;
+        self.file.sync_data()
+    }
+}

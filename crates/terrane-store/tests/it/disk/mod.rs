@@ -1,0 +1,8 @@
+//! The disk catalog.
+
+mod crash;
+mod damages;
+mod directory;
+mod harness;
+mod killed;
+mod recorder;
