@@ -12,6 +12,7 @@ use terrane_arrow::arrays::{
 use terrane_arrow::columns::{
     AccessOrder, Column, ColumnarOptions, ColumnarPlan, HostOrder, Origin,
 };
+use terrane_core::convert::to_u64;
 use terrane_core::{BoxedCause, ByteCount, Location};
 use terrane_storage::{SystemAllocator, SystemOptions};
 
@@ -287,7 +288,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_facts(
             Ok(child) => column.children().get(child).ok_or("no such child")?,
             Err(_) => column,
         };
-        let count = |length| ByteCount::from_usize(length).get();
+        let count = |length| to_u64(length);
         let address = match column.buffers().get(1).and_then(Option::as_ref) {
             Some(buffer) => match buffer.location() {
                 Location::Host(address) => address.get(),

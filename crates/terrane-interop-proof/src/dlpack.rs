@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
+use terrane_core::convert::to_u64;
 use terrane_core::{
     Alignment, Allocate, BoxedCause, ByteCount, DeviceId, Location, Memory, Region, RegionRequest,
     delegate_memory,
@@ -260,7 +261,7 @@ pub unsafe extern "C" fn terrane_proof_facts(
             address,
             bytes: shape.bytes().get(),
             elements: shape.elements(),
-            axes: ByteCount::from_usize(shape.sizes().len()).get(),
+            axes: to_u64(shape.sizes().len()),
             code: element.code().number(),
             bits: element.bits(),
             lanes: element.lanes(),

@@ -44,24 +44,22 @@ unsafe impl Allocate for HeapAllocator {
     }
 
     fn allocate(&self, request: &RegionRequest) -> Result<HeapMemory, AllocateError> {
+        let refused = || AllocateError::OutOfMemory {
+            kind: self.kind(),
+            requested: request.bytes,
+            available: None,
+            label: request.label.clone(),
+            source: None,
+        };
         let alignment = ByteCount::new(request.alignment.get()).to_usize();
-        let start = match Layout::from_size_align(request.bytes.to_usize(), alignment) {
-            Ok(layout) if layout.size() == 0 => Some((layout.dangling_ptr(), layout)),
-            // SAFETY: the layout is not empty.
-            Ok(layout) => {
-                NonNull::new(unsafe { alloc_zeroed(layout) }).map(|start| (start, layout))
-            }
-            Err(_) => None,
-        };
-        let Some((start, layout)) = start else {
-            return Err(AllocateError::OutOfMemory {
-                kind: self.kind(),
-                requested: request.bytes,
-                available: None,
-                label: request.label.clone(),
-                source: None,
-            });
-        };
+        let layout = Layout::from_size_align(request.bytes.to_usize(), alignment);
+        let layout = layout.map_err(|_| refused())?;
+        if layout.size() == 0 {
+            return Ok(HeapMemory { start: layout.dangling_ptr(), layout });
+        }
+        // SAFETY: the layout is not empty.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start = NonNull::new(start).ok_or_else(refused)?;
         Ok(HeapMemory { start, layout })
     }
 }

@@ -81,17 +81,6 @@ mod streams;
 mod sync;
 mod tags;
 
-// The testkit's streams implement the traits of the library that other crates use, which are not
-// the traits of this build for tests. So the tests compile the same file here.
-#[cfg(test)]
-#[cfg(not(loom))]
-extern crate self as terrane_pool;
-#[cfg(test)]
-#[cfg(not(loom))]
-#[path = "../../terrane-testkit/src/simulated/streams.rs"]
-#[expect(dead_code, reason = "the unit tests use a part of it")]
-mod simulated_streams;
-
 pub use error::{Exhausted, PoolError};
 pub use heap::{HeapAllocator, HeapMemory};
 pub use options::PoolOptions;

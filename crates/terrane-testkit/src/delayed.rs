@@ -10,7 +10,7 @@ use terrane_core::{
     RegionRequest, RegistrationRecord, StorageKind,
 };
 
-use crate::device::lock;
+use terrane_core::sync::lock;
 
 /// An upstream that gets each freed block back only after a number of later ones have been freed.
 /// It behaves as the memory of a device that is still busy.

@@ -4,8 +4,9 @@
 //! that uses freed memory, finds nothing there.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use terrane_core::sync::lock;
 use terrane_core::{Alignment, ByteCount, DeviceAddress, DeviceId, HostAddress};
 use terrane_transfer::{DeviceOrder, EventHandle, StreamHandle};
 
@@ -221,11 +222,6 @@ impl Gate {
     pub(crate) fn is_open(&self) -> bool {
         self.0.as_ref().is_none_or(|(work, after)| lock(work).finished >= *after)
     }
-}
-
-/// Ignores poisoning: a failed test must not make others fail.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::fs;
 
 use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 
 /// The kernel resources of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ pub fn assert_no_growth(times: u32, bytes: ByteCount, mut action: impl FnMut()) 
         "{more} descriptors were leaked in {times} rounds; open now: {:#?}",
         after.descriptors
     );
-    let leak = bytes.checked_mul("rounds", ByteCount::from_usize(times).get()).expect("it fits");
+    let leak = bytes.checked_mul("rounds", to_u64(times)).expect("it fits");
     let grown = after.mapped.checked_sub(before.mapped).unwrap_or(ByteCount::ZERO);
     assert!(
         bytes.is_zero() || grown < leak,

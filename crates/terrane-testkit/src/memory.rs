@@ -12,7 +12,8 @@ use terrane_core::{
     Location, Memory, RegionRequest, StorageKind,
 };
 
-use crate::device::{self, lock};
+use crate::device;
+use terrane_core::sync::lock;
 
 /// The value that overwrites freed memory.
 pub const POISON: u8 = 0xDD;

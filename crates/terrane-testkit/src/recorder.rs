@@ -22,7 +22,7 @@ use terrane_core::{
     Register, RegisterError, Registration, RegistrationRecord, Span, StorageKind,
 };
 
-use crate::device::lock;
+use terrane_core::sync::lock;
 
 /// The events, line by line, in order. Clones share the lines.
 #[derive(Clone, Debug, Default)]

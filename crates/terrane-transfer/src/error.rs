@@ -20,8 +20,8 @@ use crate::side::Side;
 pub enum TransferError {
     /// The two layouts hold blocks of different shapes.
     #[error(
-        "the blocks differ in {field}: {from} in the source, {to} in the destination; \
-         a transfer needs blocks of equal shape, but for heads that it names (Transfer::heads)"
+        "the blocks have different {field}: {from} in the source, {to} in the destination; use layouts \
+         of equal shape, or name the heads or tokens to copy (Transfer::heads, Transfer::tokens)"
     )]
     ShapeMismatch {
         /// The first field of the layouts' configs that differs.
@@ -32,7 +32,10 @@ pub enum TransferError {
         to: u64,
     },
     /// A section of the source has no counterpart.
-    #[error("the {side} has no section {section}; sections convert by name")]
+    #[error(
+        "the {side} has no section {section}; sections are matched by name, so give both layouts \
+         equal names"
+    )]
     NoSuchSection {
         /// The section.
         section: SectionName,
@@ -41,8 +44,8 @@ pub enum TransferError {
     },
     /// Only some layers were requested, and a section has no layers.
     #[error(
-        "section {section} of the {side} has no layers, so some layers of it, or layers one after \
-         the other, cannot be copied; copy all layers"
+        "section {section} of the {side} has no layers, so its layers cannot be selected or copied \
+         one by one; copy all layers together"
     )]
     SectionHasNoLayers {
         /// The section.
@@ -51,14 +54,18 @@ pub enum TransferError {
         side: Side,
     },
     /// Only some heads were requested, and the sections have different numbers of them.
-    #[error("the sections of the {side} have different numbers of heads; copy all heads")]
+    #[error(
+        "the sections of the {side} have different numbers of heads, so heads cannot be selected; copy \
+         all heads"
+    )]
     HeadsDiffer {
         /// The side.
         side: Side,
     },
     /// The token range is empty or out of range.
     #[error(
-        "tokens {}..{} are not a range within the {num_tokens} tokens of a section of the {side}",
+        "tokens {}..{} requested, and a section of the {side} has {num_tokens}; name a range that is \
+         not empty, within 0..{num_tokens}",
         .tokens.start, .tokens.end
     )]
     NoSuchTokens {
@@ -70,7 +77,7 @@ pub enum TransferError {
         num_tokens: u32,
     },
     /// Different numbers of source and destination tokens were named.
-    #[error("{from} source tokens for {to} destination tokens; name as many of each")]
+    #[error("{from} source tokens for {to} destination tokens; name equally many of each")]
     UnequalTokenCounts {
         /// Tokens named in the source.
         from: u32,
@@ -78,7 +85,7 @@ pub enum TransferError {
         to: u32,
     },
     /// Different numbers of source and destination blocks were named.
-    #[error("{from} source blocks for {to} destination blocks; name as many of each")]
+    #[error("{from} source blocks for {to} destination blocks; name equally many of each")]
     UnequalBlockCounts {
         /// Blocks named in the source.
         from: usize,
@@ -86,7 +93,10 @@ pub enum TransferError {
         to: usize,
     },
     /// A block does not exist.
-    #[error("{side} block {block} does not exist; the layout has {num_blocks}, from 0 on")]
+    #[error(
+        "{side} block {block} does not exist; the layout has {num_blocks} blocks, so name ids below \
+         {num_blocks}"
+    )]
     NoSuchBlock {
         /// The side.
         side: Side,
@@ -97,7 +107,8 @@ pub enum TransferError {
     },
     /// A block would be written twice.
     #[error(
-        "destination block {block} is named twice; which of its sources would win is not defined"
+        "destination block {block} is named twice, so its content would be undefined; name each \
+         destination once"
     )]
     DuplicateDestination {
         /// The block.
@@ -105,7 +116,8 @@ pub enum TransferError {
     },
     /// The layer range is empty or out of range.
     #[error(
-        "layers {}..{} are not a range within the {num_layers} layers of the blocks",
+        "layers {}..{} requested, and the blocks have {num_layers} layers; name a range that is not \
+         empty, within 0..{num_layers}",
         .layers.start, .layers.end
     )]
     NoSuchLayers {
@@ -116,7 +128,8 @@ pub enum TransferError {
     },
     /// The head range is empty or out of range.
     #[error(
-        "heads {}..{} are not a range within the {num_heads} heads of the {side}",
+        "heads {}..{} are not a range within the {num_heads} heads of the {side}; name a range that \
+         is not empty, within 0..{num_heads}",
         .heads.start, .heads.end
     )]
     NoSuchHeads {
@@ -128,7 +141,7 @@ pub enum TransferError {
         num_heads: u32,
     },
     /// Different numbers of source and destination heads were named.
-    #[error("{from} source heads for {to} destination heads; name as many of each")]
+    #[error("{from} source heads for {to} destination heads; name equally many of each")]
     UnequalHeadCounts {
         /// Heads named in the source.
         from: u32,
@@ -137,8 +150,8 @@ pub enum TransferError {
     },
     /// The transfer has to address single heads, and a layout does not state their number.
     #[error(
-        "the heads of the {side} layout are not stated, and this transfer would have to tell them \
-         apart; state num_heads and token_order in its config"
+        "this transfer copies heads separately, and the {side} layout does not state its heads; \
+         state num_heads and token_order in its config"
     )]
     HeadsNotStated {
         /// The side.
@@ -147,7 +160,7 @@ pub enum TransferError {
     /// The transfer would write bytes that it also reads.
     #[error(
         "destination block {destination} overlaps source block {source_block}; \
-         copy by way of other blocks"
+         copy through other blocks"
     )]
     Overlap {
         /// The block that is read.
@@ -157,8 +170,8 @@ pub enum TransferError {
     },
     /// A device takes part, and the transfer does not state its device order.
     #[error(
-        "the {side} is memory of {kind}, and the transfer does not say what it runs after there; \
-         state a device order"
+        "the {side} is memory of {kind}, and the transfer states no device order; add one \
+         (Transfer::device_order)"
     )]
     OrderNotStated {
         /// The side that is on a device.
@@ -167,12 +180,12 @@ pub enum TransferError {
         kind: StorageKind,
     },
     /// A device order was stated, and no device takes part.
-    #[error("a device order is stated, but neither end is a device's memory; leave it out")]
+    #[error("a device order is stated, but neither end is device memory; leave it out")]
     OrderWithoutDevice,
     /// The device order of a transfer that waits for others could not be captured.
     #[error(
-        "engine {engine} cannot take down what the transfer is to run after on the device, as it waits \
-         for other transfers first; submit it when those have ended"
+        "engine {engine} cannot capture the device order of a transfer that waits for others; see \
+         the cause, or submit the transfer when the others have ended"
     )]
     OrderNotCaptured {
         /// The engine.
@@ -182,7 +195,7 @@ pub enum TransferError {
     },
     /// Durability was requested, and no file is written.
     #[error(
-        "durability is asked for, but the destination is {kind} memory and no file; leave it out"
+        "durability is requested, but the destination is {kind} memory and not a file; leave it out"
     )]
     DurabilityWithoutFile {
         /// The kind of the destination.
@@ -200,7 +213,8 @@ pub enum TransferError {
     },
     /// The transfer has a notification, and neither end is a peer's.
     #[error(
-        "a notification is to be sent, but neither {from} nor {to} memory is a peer's; leave it out"
+        "a notification is requested, but neither {from} memory nor {to} memory belongs to a peer; \
+         leave it out"
     )]
     NotificationWithoutPeer {
         /// The kind of the source.
@@ -215,10 +229,10 @@ pub enum TransferError {
         conflicts: Vec<BlockConflict>,
     },
     /// The position of a piece could not be computed.
-    #[error("the layout cannot say where a piece lies")]
+    #[error("the layout cannot compute the position of a piece; see the cause")]
     Layout(#[from] LayoutError),
     /// A size does not fit in 64 bits.
-    #[error("the transfer is too large to be described")]
+    #[error("the size of the transfer exceeds 64 bits; see the cause, and copy fewer blocks")]
     Size(#[from] SizeOverflow),
     /// The transfer would read blocks that a failed transfer may have written in part. They stay
     /// incomplete until a transfer or a [hold](crate::Endpoint::hold_for_write) has written again
@@ -232,28 +246,28 @@ pub enum TransferError {
         blocks: Vec<u32>,
     },
     /// A manager, a planner or an endpoint belongs to the process that this one was forked from.
-    #[error("the transfer uses a manager or an endpoint of another process")]
+    #[error(
+        "the transfer uses a manager or an endpoint of the process that this one was forked from; make \
+         new ones after the fork"
+    )]
     Forked(#[from] ForkedProcess),
     /// The transfer belongs to the process that this one was forked from. It continues there.
     #[error(
-        "the transfer belongs to the process that this one was forked from; its end can only be seen \
-         there"
+        "the transfer belongs to the process that this one was forked from; wait for it in that \
+         process"
     )]
     LostByFork,
     /// A transfer that this one runs after failed, so this one was not started.
     #[error(
-        "not started, as transfer {predecessor} failed, which was to succeed first; where the order \
-         alone matters, use Transfer::after_end"
+        "not started, as its predecessor, transfer {predecessor}, failed; submit it again after a \
+         success, or use Transfer::after_end if only the order matters"
     )]
     PredecessorFailed {
         /// The transfer that failed.
         predecessor: TransferId,
     },
     /// An engine could not be started, so no manager was created.
-    #[error(
-        "the {engine} engine could not be started; see the cause, or start it with options \
-             that ask for less"
-    )]
+    #[error("the {engine} engine could not be started; see the cause, or reduce its options")]
     EngineNotStarted {
         /// The engine.
         engine: &'static str,
@@ -279,7 +293,7 @@ pub enum TransferError {
         source: BoxedCause,
     },
     /// The engine failed as a whole. Any of the runs may have been copied.
-    #[error("engine {engine} failed")]
+    #[error("engine {engine} failed; see the cause, and copy the blocks again")]
     Engine {
         /// The engine.
         engine: &'static str,
@@ -288,7 +302,8 @@ pub enum TransferError {
         source: BoxedCause,
     },
     /// The transfer's deadline passed. Any of the runs may have been copied; no more will be.
-    #[error("the deadline passed after {}; {done} of {total} had been copied", seconds(.after))]
+    #[error("the deadline passed after {}; {done} of {total} had been copied; copy the blocks again, with a \
+         later deadline", seconds(.after))]
     DeadlineExceeded {
         /// The time from submission.
         after: Duration,
@@ -310,7 +325,8 @@ pub enum TransferError {
     },
     /// The engine dropped the transfer without a result.
     #[error(
-        "the engine stopped before the transfer had ended; any of its runs may have been copied"
+        "the engine stopped before the transfer had ended, and some runs may have been copied; copy \
+         the blocks again"
     )]
     EngineStopped,
 }

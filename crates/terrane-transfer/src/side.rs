@@ -97,6 +97,13 @@ impl<T> Ends<T> {
     }
 }
 
+/// From the source's value and the destination's.
+impl<T> From<[T; 2]> for Ends<T> {
+    fn from([source, destination]: [T; 2]) -> Self {
+        Self { source, destination }
+    }
+}
+
 impl<T> IntoIterator for Ends<T> {
     type Item = T;
     type IntoIter = std::array::IntoIter<T, 2>;

@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::engine::order::DeviceOrder;
 use crate::hazard::endpoint::Endpoint;
 use crate::hazard::ticket::Ticket;
+use crate::side::Ends;
 use terrane_core::Durability;
 
 /// A transfer of blocks from one layout to another of equal shape.
@@ -35,9 +36,9 @@ pub struct Transfer {
     /// `None` for all layers.
     pub(crate) layers: Option<Range<u32>>,
     /// `None` for all heads of both ends.
-    pub(crate) heads: Option<[Range<u32>; 2]>,
+    pub(crate) heads: Option<Ends<Range<u32>>>,
     /// `None` for all tokens.
-    pub(crate) tokens: Option<[Range<u32>; 2]>,
+    pub(crate) tokens: Option<Ends<Range<u32>>>,
     /// The first layer at the destination; `None` for that of the source. If set, the ends may
     /// differ in their number of layers.
     pub(crate) destination_first_layer: Option<u32>,
@@ -90,14 +91,14 @@ impl Transfer {
     /// numbers may differ. For example, a tensor-parallel rank holds 2 of 8 heads. It reads and
     /// writes its share of a page that holds all, beside the other ranks.
     pub fn heads(self, source: Range<u32>, destination: Range<u32>) -> Self {
-        Self { heads: Some([source, destination]), ..self }
+        Self { heads: Some(Ends { source, destination }), ..self }
     }
 
     /// Copies only these tokens of the source's blocks, to an equal number of the destination's.
     ///
     /// Hazard checks count the whole blocks as read and as written.
     pub fn tokens(self, source: Range<u32>, destination: Range<u32>) -> Self {
-        Self { tokens: Some([source, destination]), ..self }
+        Self { tokens: Some(Ends { source, destination }), ..self }
     }
 
     /// Starts only when the ticket's transfer has succeeded. If that one fails, this one fails

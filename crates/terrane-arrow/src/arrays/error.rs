@@ -3,6 +3,7 @@
 use std::fmt;
 
 use arrow_schema::{ArrowError, DataType};
+use terrane_core::convert::to_u64;
 use terrane_core::{Alignment, ByteCount, DeviceId, SizeOverflow, StorageKind};
 use terrane_cuda::CudaError;
 
@@ -83,7 +84,7 @@ pub(crate) fn aligned<T>(
     if pointer.is_aligned() {
         return Ok(());
     }
-    let address = ByteCount::from_usize(pointer.addr()).get();
+    let address = to_u64(pointer.addr());
     Err(ImportError::MisalignedPointer { what, address, at: trail.path() })
 }
 

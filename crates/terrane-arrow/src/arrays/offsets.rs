@@ -2,6 +2,7 @@
 
 use std::ptr::{self, NonNull};
 
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, Span, StorageKind};
 use terrane_cuda::Stream;
 
@@ -78,7 +79,7 @@ impl OffsetReader for InOrder<'_> {
     }
 
     fn sizes(&self, at: NonNull<u8>, into: &mut [u8]) -> Result<bool, ImportError> {
-        let address = DeviceAddress::new(ByteCount::from_usize(at.addr().get()).get());
+        let address = DeviceAddress::new(to_u64(at.addr().get()));
         let length = ByteCount::from_usize(into.len());
         match self.0.context().device_span(address, length) {
             Ok(span) => self.read(span.location, into),

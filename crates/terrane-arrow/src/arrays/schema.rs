@@ -8,7 +8,7 @@ use std::ptr;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
 
-use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 
 use super::abi::{ArrowSchema, Owned};
 use super::error::{ExportError, ImportError, Trail, aligned};
@@ -132,7 +132,7 @@ impl Read {
         if self.fields > MOST_FIELDS {
             return refused("the number of fields", MOST_FIELDS);
         }
-        if ByteCount::from_usize(trail.depth()).get() > MOST_LEVELS {
+        if to_u64(trail.depth()) > MOST_LEVELS {
             return refused("the nesting", MOST_LEVELS);
         }
         Ok(())
@@ -140,7 +140,7 @@ impl Read {
 
     fn text(&mut self, bytes: usize, trail: Trail<'_>) -> Result<(), ImportError> {
         // At most 2^24 bytes each, of 2^20 fields.
-        self.text += ByteCount::from_usize(bytes).get();
+        self.text += to_u64(bytes);
         let (what, limit) = ("the bytes of names and metadata", MOST_TEXT);
         if self.text <= limit {
             return Ok(());

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use arrow_schema::DataType;
+use terrane_core::convert::to_u64;
 use terrane_core::{
     ByteCount, DeviceAddress, DeviceId, ForeignMemory, HostAddress, Location, Region, Span,
     StorageKind,
@@ -50,7 +51,7 @@ impl Place {
     fn location(self, pointer: NonNull<u8>) -> Location {
         match self.kind {
             StorageKind::Device(device) => {
-                let address = ByteCount::from_usize(pointer.addr().get()).get();
+                let address = to_u64(pointer.addr().get());
                 Location::Device { device, address: DeviceAddress::new(address) }
             }
             _ => Location::Host(HostAddress::new(pointer)),
@@ -172,7 +173,7 @@ impl Import<'_> {
         let Some(pointer) = NonNull::new(pointer.cast_mut().cast::<u8>()) else {
             return Err(ImportError::Null { what: shape.name, at: trail.path() });
         };
-        let address = ByteCount::from_usize(pointer.addr().get()).get();
+        let address = to_u64(pointer.addr().get());
         let (buffer, required) = (shape.name, shape.alignment);
         if !address.is_multiple_of(required.get()) {
             return Err(ImportError::Misaligned { buffer, address, required, at: trail.path() });
@@ -209,7 +210,7 @@ impl Import<'_> {
             return Err(ImportError::Null { what: shape.name, at: trail.path() });
         };
         let location = self.place.location(pointer);
-        let address = ByteCount::from_usize(pointer.addr().get()).get();
+        let address = to_u64(pointer.addr().get());
         let (buffer, length) = (shape.name, bytes);
         if location.checked_add(length).is_none() || length.get() > MOST_BYTES {
             return Err(ImportError::AddressOverflow { buffer, address, length, at: trail.path() });
@@ -280,7 +281,7 @@ impl Import<'_> {
     ) -> Result<Vec<Column>, ImportError> {
         let overflow = |source| ImportError::Overflow { at: trail.path(), source };
         let expected = shape::children(data_type, rows.end).map_err(overflow)?;
-        let count = ByteCount::from_usize(expected.len()).get();
+        let count = to_u64(expected.len());
         if u64::try_from(array.n_children) != Ok(count) {
             return Err(wrong_count("n_children", count, array.n_children, data_type, trail));
         }
@@ -378,7 +379,7 @@ fn count_buffers(
     trail: Trail<'_>,
 ) -> Result<usize, ImportError> {
     let (fewest, is_variadic) = shape::fewest_buffers(data_type);
-    let expected = ByteCount::from_usize(fewest).get();
+    let expected = to_u64(fewest);
     let found = array.n_buffers;
     match u64::try_from(found) {
         Ok(count) if count == expected => Ok(fewest),

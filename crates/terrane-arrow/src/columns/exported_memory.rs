@@ -2,8 +2,9 @@
 //! through any library and any interface.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
+use terrane_core::sync::lock;
 use terrane_core::{Memory, Position, Region, Span};
 
 use super::{Column, ColumnBuffer, Origin};
@@ -42,7 +43,7 @@ impl ExportedMemory {
             (memory.location().position(), memory, origin)
         });
         let known: Vec<_> = known.collect();
-        let mut out = OUT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = lock(&OUT);
         let places = known.into_iter().map(|(place, memory, origin)| {
             let fresh = || Entry { memory: Arc::downgrade(memory), origin, times: 0 };
             let entry = out.entry(place).or_insert_with(fresh);
@@ -59,7 +60,7 @@ impl ExportedMemory {
 
 impl Drop for ExportedMemory {
     fn drop(&mut self) {
-        let mut out = OUT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = lock(&OUT);
         for place in &self.0 {
             if let Some(entry) = out.get_mut(place) {
                 entry.times -= 1;
@@ -81,7 +82,7 @@ pub(crate) fn find(span: Span) -> Option<ColumnBuffer> {
     let place = span.location.position();
     // Outside the lock, because it may be the last reference.
     let (memory, origin) = {
-        let out = OUT.lock().unwrap_or_else(PoisonError::into_inner);
+        let out = lock(&OUT);
         let (begin, entry) = out.range(..=place).next_back()?;
         let memory = (begin.space == place.space).then(|| entry.memory.upgrade())??;
         (memory, entry.origin)
@@ -106,5 +107,5 @@ pub(crate) fn returned(column: Column) -> Column {
 
 fn is_out(buffer: &ColumnBuffer) -> bool {
     let place = buffer.inner().memory().location().position();
-    OUT.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&place)
+    lock(&OUT).contains_key(&place)
 }

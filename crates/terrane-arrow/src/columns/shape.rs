@@ -2,6 +2,7 @@
 
 use arrow_data::{BufferSpec, layout};
 use arrow_schema::{DataType, Field, UnionMode};
+use terrane_core::convert::to_u64;
 use terrane_core::{Alignment, ByteCount, SizeOverflow};
 
 /// The requirements of one buffer.
@@ -142,7 +143,7 @@ pub(crate) fn width(data_type: &DataType) -> Option<(u64, u64)> {
     data_type.primitive_width()?;
     match layout(data_type).buffers.first()? {
         BufferSpec::FixedWidth { byte_width, alignment } => {
-            let bytes = |count| ByteCount::from_usize(count).get();
+            let bytes = |count| to_u64(count);
             Some((bytes(*byte_width), bytes(*alignment).min(8)))
         }
         _ => None,
@@ -175,7 +176,7 @@ fn views(rows: u64, count: usize) -> Result<Vec<BufferShape>, SizeOverflow> {
     let data = BufferShape { name: "data", extent: Extent::Listed, ..data() };
     let mut shapes = vec![validity(rows), fixed("views", rows, 16, 8)?];
     shapes.extend(std::iter::repeat_n(data, listed));
-    let sizes = fixed("sizes of data", ByteCount::from_usize(listed).get(), 8, 8)?;
+    let sizes = fixed("sizes of data", to_u64(listed), 8, 8)?;
     let Extent::Exact(bytes) = sizes.extent else { return Ok(shapes) };
     shapes.push(BufferShape { extent: Extent::Sizes(bytes), ..sizes });
     Ok(shapes)

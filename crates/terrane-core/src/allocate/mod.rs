@@ -108,8 +108,8 @@ pub enum AllocateError {
     },
     /// A budget would be exceeded.
     #[error(
-        "the budget {budget} of {limit} refuses {requested} for {label}: {live} are in use; \
-         free some or raise the limit"
+        "cannot allocate {requested} for {label}: {live} of the budget {budget} of {limit} are in \
+         use; free some or raise the limit"
     )]
     OverBudget {
         /// The name of the budget that refused.

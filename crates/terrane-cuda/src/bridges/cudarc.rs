@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop};
+use terrane_core::convert::to_u64;
 use terrane_core::{Alignment, ByteCount, Location, Memory, Region};
 use terrane_pool::managed::{ManagedBlock, ManagedError, TrackedSlice};
 use terrane_pool::{Access, StreamId};
@@ -273,10 +274,10 @@ impl fmt::Debug for CudarcStream {
 fn part<T: Pod>(region: &Region, offset: ByteCount, len: usize) -> Result<Region, CudaError> {
     let managed = |source: ManagedError| CudaError::Managed { source: Arc::new(source) };
     let length = ByteCount::from_usize(size_of::<T>())
-        .checked_mul("elements", ByteCount::from_usize(len).get())
+        .checked_mul("elements", to_u64(len))
         .map_err(|source| managed(source.into()))?;
     let part = region.view(offset, length)?;
-    let needed = Alignment::of(ByteCount::from_usize(align_of::<T>()).get());
+    let needed = Alignment::of(to_u64(align_of::<T>()));
     let (location, available) = (part.location(), part.location().alignment());
     if available < needed {
         return Err(managed(ManagedError::Misaligned { location, available, needed }));

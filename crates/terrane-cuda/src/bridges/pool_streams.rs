@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
+use terrane_core::sync::unpoisoned;
 use terrane_pool::{Fence, FenceError, FenceSource, StreamError, StreamId, StreamSource};
 
 use crate::error::CudaError;
@@ -54,7 +55,7 @@ impl CudaStreams {
         self.0.context.driver().check_process()?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed));
-        self.0.streams.write().unwrap_or_else(PoisonError::into_inner).insert(id, stream);
+        unpoisoned(self.0.streams.write()).insert(id, stream);
         Ok(id)
     }
 
@@ -63,7 +64,7 @@ impl CudaStreams {
     /// removed.
     pub fn remove(&self, id: StreamId) -> Option<Stream> {
         self.0.context.driver().check_process().ok()?;
-        self.0.streams.write().unwrap_or_else(PoisonError::into_inner).remove(&id)
+        unpoisoned(self.0.streams.write()).remove(&id)
     }
 
     /// Returns the stream with a number.
@@ -85,7 +86,7 @@ impl CudaStreams {
 impl Registry {
     fn get(&self, id: StreamId) -> Result<Stream, CudaError> {
         self.context.driver().check_process()?;
-        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        let streams = unpoisoned(self.streams.read());
         streams.get(&id).cloned().ok_or(CudaError::UnknownStream { number: id.get() })
     }
 }

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
+use terrane_core::convert::to_u64;
 use terrane_transfer::{DeviceOrder, EventHandle, LayerRange, Layers, StreamHandle};
 
 use crate::error::CudaError;
@@ -75,7 +76,7 @@ impl Event {
 
 /// Handles are passed to `terrane-transfer` as numbers.
 fn number(handle: *mut c_void) -> u64 {
-    terrane_core::ByteCount::from_usize(handle.expose_provenance()).get()
+    to_u64(handle.expose_provenance())
 }
 
 fn pointer(event: &EventHandle) -> *mut c_void {

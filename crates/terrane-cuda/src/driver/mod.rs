@@ -7,10 +7,11 @@ pub(crate) mod version;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use libloading::Library;
 use terrane_core::OwnerProcess;
+use terrane_core::sync::lock;
 
 use crate::driver::functions::Functions;
 use crate::driver::version::DriverVersion;
@@ -39,7 +40,7 @@ impl Driver {
             Some(functions) => functions,
             None => {
                 // A thread that panicked here leaves no partial state.
-                let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+                let _one = lock(&LOADING);
                 match FUNCTIONS.get() {
                     Some(functions) => functions,
                     None => {

@@ -18,6 +18,8 @@
 
 use std::mem::offset_of;
 
+use terrane_core::convert::to_u64;
+
 /// The number of block ids that a [`GridLaunch`] carries itself, both ends together.
 pub const INLINE_BLOCKS: usize = 256;
 
@@ -259,7 +261,7 @@ impl LaunchEnd {
 
 /// The address of an element of an array.
 fn element(first: u64, index: u32, size: usize) -> u64 {
-    let size = terrane_core::ByteCount::from_usize(size).get();
+    let size = to_u64(size);
     first.wrapping_add(u64::from(index).wrapping_mul(size))
 }
 

@@ -2,11 +2,13 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use std::{fmt, ptr, thread};
 
 use cudarc::driver::sys::{CUevent, CUstream};
+use terrane_core::convert::to_u64;
+use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::{ByteCount, DeviceId};
 
 use crate::driver::functions::Functions;
@@ -395,7 +397,7 @@ impl IdleEvents {
             Sort::Timed => &self.timed,
             Sort::Asked => &self.asked,
         };
-        idle.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(idle)
     }
 
     fn take(&self, sort: Sort) -> Option<RawEvent> {
@@ -414,13 +416,13 @@ impl IdleEvents {
 
     pub(crate) fn count(&self) -> u64 {
         let sorts = [Sort::Waited, Sort::Timed, Sort::Asked];
-        ByteCount::from_usize(sorts.map(|sort| self.of(sort).len()).iter().sum()).get()
+        to_u64(sorts.map(|sort| self.of(sort).len()).iter().sum())
     }
 
     /// Takes all of them, for the context's end.
     pub(crate) fn take_all(&mut self) -> Vec<RawEvent> {
         let sorts = [&mut self.waited, &mut self.timed, &mut self.asked];
-        let lists = sorts.map(|idle| idle.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let lists = sorts.map(|idle| unpoisoned(idle.get_mut()));
         lists.into_iter().flat_map(std::mem::take).collect()
     }
 }

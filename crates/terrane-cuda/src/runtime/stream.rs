@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, Location};
 
 use crate::driver::code::DriverCode;
@@ -311,7 +312,7 @@ fn number(location: Location) -> Result<CUdeviceptr, CudaError> {
     match location {
         Location::Host(address) => {
             // The driver converts the number back to a pointer.
-            Ok(ByteCount::from_usize(address.as_ptr().expose_provenance()).get())
+            Ok(to_u64(address.as_ptr().expose_provenance()))
         }
         Location::Device { address, .. } => Ok(address.get()),
         _ => Err(CudaError::Unreachable { location }),

@@ -3,6 +3,7 @@
 
 use std::thread;
 
+use terrane_core::convert::to_u64;
 use terrane_core::{
     Alignment, Allocate, ByteCount, DeviceAddress, Location, Memory, RegionRequest, StorageKind,
 };
@@ -263,9 +264,9 @@ fn runs_of_every_length_are_copied() {
         for &([at, to], bytes) in &runs {
             expected[to..to + bytes].copy_from_slice(&from[at..at + bytes]);
             list.push(LaunchRun {
-                source: source.address() + ByteCount::from_usize(at).get(),
-                destination: destination.address() + ByteCount::from_usize(to).get(),
-                bytes: ByteCount::from_usize(bytes).get(),
+                source: source.address() + to_u64(at),
+                destination: destination.address() + to_u64(to),
+                bytes: to_u64(bytes),
                 first_tile: 0,
             });
         }

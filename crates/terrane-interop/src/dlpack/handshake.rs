@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
 
 use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 use terrane_cuda::{Context, Event, Stream, Timing};
 
 use super::{ConsumerStream, StreamError};
@@ -13,7 +14,7 @@ impl ConsumerStream {
     /// The `stream` to pass when asking a producer for a tensor that `stream` will work on.
     #[must_use]
     pub fn of(stream: &Stream) -> Self {
-        match ByteCount::from_usize(stream.handle().addr()).get() {
+        match to_u64(stream.handle().addr()) {
             0 | 1 => Self::LegacyDefault,
             handle => Self::Handle(handle),
         }

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use dlpack_rs::ffi as raw;
+use terrane_core::convert::to_u64;
 use terrane_core::{
     ByteCount, DeviceAddress, DeviceId, ForeignMemory, HostAddress, Location, Span, StorageKind,
 };
@@ -155,7 +156,7 @@ impl Importer {
             // An empty tensor: its address is only a number, and the data is usually null.
             return Ok(Span { kind, location: nowhere(device), length });
         }
-        let data = ByteCount::from_usize(tensor.data.addr()).get();
+        let data = to_u64(tensor.data.addr());
         let byte_offset = tensor.byte_offset;
         if data == 0 {
             return Err(ImportError::NullData { elements: shape.elements() });

@@ -7,7 +7,9 @@
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use terrane_core::sync::lock;
 
 /// Structures by their addresses.
 pub(super) struct LiveTensors(Mutex<BTreeSet<NonZeroUsize>>);
@@ -22,11 +24,11 @@ pub(super) static EXPORTED: LiveTensors = LiveTensors(Mutex::new(BTreeSet::new()
 impl LiveTensors {
     /// Adds a structure; false if it is already present.
     pub(super) fn enter(&self, address: NonZeroUsize) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address)
+        lock(&self.0).insert(address)
     }
 
     /// Removes a structure; false if it was not present.
     pub(super) fn leave(&self, address: NonZeroUsize) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&address)
+        lock(&self.0).remove(&address)
     }
 }

@@ -1,6 +1,7 @@
 //! Builds a layout over strided tensors.
 
 use smallvec::SmallVec;
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, ForeignMemory, Location, Region, Span};
 use terrane_layout::state::{Adopted, NeedsRegistration};
 use terrane_layout::{
@@ -110,7 +111,7 @@ impl StridedForm {
         let counts = self.lists.iter().map(|&(_, count)| u64::from(count));
         let expected = counts.fold(1, u64::saturating_mul);
         let found = tensors.len();
-        let first = first.filter(|_| ByteCount::from_usize(found).get() == expected && found > 0);
+        let first = first.filter(|_| to_u64(found) == expected && found > 0);
         let first = first.ok_or(StridedError::TensorCount { expected, found })?;
         let axes = self.lists.iter().map(|&(axis, _)| axis);
         let axes = axes.chain(self.dimensions.iter().filter_map(|dimension| match dimension {
@@ -236,7 +237,7 @@ impl StridedForm {
                 if of == TensorAxis::Outer {
                     is_mine &= position == first / self.list_stride(list).max(1) % count;
                 } else if let Some((_, parts)) = parts.next() {
-                    let position = ByteCount::from_usize(position).get();
+                    let position = to_u64(position);
                     expected = expected.and_then(|at| moved(at, parts, position));
                     axis = of;
                 }

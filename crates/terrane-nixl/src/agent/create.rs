@@ -1,9 +1,10 @@
 //! Creates backends. Checks run beforehand, so that each reason has its own error.
 
 use std::borrow::Cow;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use terrane_core::BackendName;
+use terrane_core::sync::lock;
 
 use super::backend::Backend;
 use super::config::{BackendConfig, Parameter};
@@ -61,7 +62,7 @@ pub(super) fn backends(
     installation: &NixlInstallation,
     configs: Vec<BackendConfig>,
 ) -> Result<Vec<Backend>, NixlError> {
-    let _held = PLUGINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _held = lock(&PLUGINS);
     without_tracing(|| {
         configs.into_iter().map(|config| create(agent, installation, config)).collect()
     })

@@ -1,9 +1,10 @@
 //! Notifications that have arrived at an agent.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use terrane_core::AgentName;
+use terrane_core::sync::lock;
 
 /// Notifications that arrived and were not taken yet, without a bound.
 #[derive(Debug, Default)]
@@ -14,6 +15,6 @@ pub(crate) type Unread = BTreeMap<AgentName, VecDeque<Vec<u8>>>;
 
 impl Mailbox {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Unread> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }

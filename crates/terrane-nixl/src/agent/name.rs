@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use terrane_core::AgentName;
+use terrane_core::sync::lock;
 
 use crate::error::NixlError;
 
@@ -28,7 +29,7 @@ impl ClaimedName {
             // Peers refuse it too, because their errors print received names.
             return Err(NixlError::ControlCharacter { name });
         }
-        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&TAKEN);
         if taken.insert(name.as_str().to_owned()) {
             Ok(Self(name))
         } else {
@@ -43,7 +44,7 @@ impl ClaimedName {
 
 impl Drop for ClaimedName {
     fn drop(&mut self) {
-        TAKEN.lock().unwrap_or_else(PoisonError::into_inner).remove(self.0.as_str());
+        lock(&TAKEN).remove(self.0.as_str());
     }
 }
 

@@ -6,8 +6,9 @@
 //! enough.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
+use terrane_core::sync::lock;
 use terrane_core::{AgentName, PeerId};
 use terrane_wire::LayoutDescriptor;
 
@@ -119,5 +120,5 @@ fn each(connection: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 fn claimed() -> MutexGuard<'static, HashMap<Arc<[u8]>, Holders>> {
-    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&CLAIMED)
 }

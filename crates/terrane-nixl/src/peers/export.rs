@@ -1,7 +1,8 @@
 //! Exports: the data that a peer needs to reach a layout.
 
 use nixl_sys::RegDescList;
-use terrane_core::{BackendName, ByteCount, Memory, RegistrationRecord, Span};
+use terrane_core::convert::to_u64;
+use terrane_core::{BackendName, Memory, RegistrationRecord, Span};
 use terrane_layout::PhysicalLayout;
 use terrane_wire::{LayoutDescriptor, RegionDescriptor};
 
@@ -108,7 +109,7 @@ impl Agent {
             let Some(record) = registered.get(index) else { return Err(no_backend()) };
             let place = Descriptor::of(&used, first.file_access).map_err(|_| no_backend())?;
             let space = space_of(&used, place.device).ok_or_else(no_backend)?;
-            let address = ByteCount::from_usize(place.address).get();
+            let address = to_u64(place.address);
             regions.push(RegionDescriptor::new(
                 space,
                 address,
@@ -142,7 +143,7 @@ impl Agent {
         let access = record.accepted().find_map(access).ok_or_else(not_ours)?;
         let place = Descriptor::of(&span, access).map_err(|_| not_ours())?;
         let space = space_of(&span, place.device).ok_or_else(not_ours)?;
-        let address = ByteCount::from_usize(place.address).get();
+        let address = to_u64(place.address);
         Ok(RegionDescriptor::new(space, address, span.length, record.accepted().cloned()))
     }
 

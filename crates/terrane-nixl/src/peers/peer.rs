@@ -5,9 +5,10 @@
 //! more requests are posted. Once all of its remaining transfers wait for it, the connection is
 //! closed.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
+use terrane_core::sync::lock;
 use terrane_core::{AgentName, PeerId};
 
 /// A peer, from its first import until it ends.
@@ -45,7 +46,7 @@ impl Peer {
 
     /// Its uses. A panic leaves only counts and flags, which are consistent at any time.
     pub(super) fn state(&self) -> MutexGuard<'_, PeerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

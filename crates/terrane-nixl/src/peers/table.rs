@@ -17,9 +17,10 @@
 //! so after it has released the lock.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 use terrane_core::PeerId;
+use terrane_core::sync::lock;
 
 use super::loaded::LoadedPeers;
 use super::peer::{Peer, PeerState};
@@ -107,9 +108,4 @@ impl PeerTable {
         }
         answer
     }
-}
-
-/// A panic leaves only counts and maps, which are consistent at any time.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,9 +6,10 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::ManuallyDrop;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use libloading::os::unix::Library;
+use terrane_core::sync::lock;
 
 use super::loader;
 
@@ -23,7 +24,7 @@ static LOADING: Mutex<()> = Mutex::new(());
 pub(super) fn loading<E>(
     load: impl FnOnce() -> Result<ManuallyDrop<Library>, E>,
 ) -> Result<ManuallyDrop<Library>, E> {
-    let _held = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _held = lock(&LOADING);
     #[expect(
         clippy::disallowed_methods,
         reason = "UCX's own variable, as `Plugin::check` documents"

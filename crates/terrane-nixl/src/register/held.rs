@@ -1,8 +1,7 @@
 //! The descriptors that a registration holds.
 
-use std::sync::PoisonError;
-
 use smallvec::SmallVec;
+use terrane_core::sync::lock;
 
 use super::descriptor::Descriptor;
 use super::table::BackendAttempt;
@@ -23,7 +22,7 @@ impl HeldDescriptors {
         if process::is_forked() {
             return held;
         }
-        let mut table = agent.registrations().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = lock(&agent.registrations());
         without_tracing(|| {
             for index in 0..attempts.len() {
                 let requested = attempts.get(index).map(|attempt| attempt.outcome);
@@ -47,7 +46,7 @@ impl Drop for HeldDescriptors {
             return;
         }
         let mut failed: SmallVec<[_; 1]> = SmallVec::new();
-        let mut table = self.agent.registrations().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = lock(&self.agent.registrations());
         without_tracing(|| {
             for descriptor in &self.descriptors {
                 failed.extend(table.release(descriptor).map(|error| (descriptor, error)));

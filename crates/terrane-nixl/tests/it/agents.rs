@@ -72,8 +72,8 @@ fn names_that_are_none_are_refused() {
     }
     // Peers accept any printable name.
     let owner = AgentBuilder::new("décode 3|Agent").backend(posix()).build().unwrap();
-    let status = owner.capabilities();
-    assert_eq!(status.status(&Capability::CheckedMetadata), Some(&CapabilityStatus::Granted));
+    let report = owner.capabilities();
+    assert_eq!(report.status(&Capability::CheckedMetadata), Some(&CapabilityStatus::Granted));
 }
 
 #[test]

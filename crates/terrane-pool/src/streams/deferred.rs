@@ -260,7 +260,7 @@ impl<T> Drop for DeferredFrees<T> {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::simulated_streams::SimulatedStreams;
+    use crate::streams::simulated::SimulatedStreams;
     use terrane_core::{ByteCount, Label, StorageKind};
 
     const STREAM: StreamId = StreamId::new(1);

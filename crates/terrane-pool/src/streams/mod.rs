@@ -8,3 +8,7 @@ pub(crate) mod fence;
 pub(crate) mod pending;
 pub(crate) mod stream_pool;
 pub(crate) mod uses;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+pub(crate) mod simulated;

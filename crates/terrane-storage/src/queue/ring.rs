@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use terrane_core::{ByteCount, OsError, Reason};
+use terrane_core::convert::to_u64;
+use terrane_core::{OsError, Reason};
 
 use super::Waited;
 use super::request::{IoCompletion, IoFailure, IoFailureReason, IoOperation};
@@ -211,7 +212,7 @@ impl Ring {
     /// After a refusal, ends the requests whose entries the kernel has not taken and never will.
     fn end_untaken(&mut self, completions: &mut Vec<IoCompletion>) {
         let Some(refusal) = self.refusal else { return };
-        let untaken = ByteCount::from_usize(self.ring.submission().len()).get();
+        let untaken = to_u64(self.ring.submission().len());
         let taken = self.queued.saturating_sub(untaken);
         for index in 0..self.slots.len() {
             let Some(slot) = self.slots.get(index) else { continue };

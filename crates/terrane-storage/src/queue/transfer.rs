@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OsError};
 
 use super::request::{IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest};
@@ -219,7 +220,7 @@ impl Transfer {
             vector.iov_base = vector.iov_base.cast::<u8>().wrapping_add(taken).cast();
             vector.iov_len -= taken;
             left -= taken;
-            self.done += ByteCount::from_usize(taken).get();
+            self.done += to_u64(taken);
             if vector.iov_len == 0 {
                 self.first += 1;
             }

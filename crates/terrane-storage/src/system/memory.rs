@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use terrane_core::convert::to_u64;
 use terrane_core::{
     Alignment, ByteCount, CapabilityReport, HostAddress, Location, Memory, OsError, StorageKind,
 };
@@ -73,5 +74,5 @@ unsafe impl Memory for SystemMemory {
 /// The number of bytes of a mapping in huge pages.
 pub(super) fn huge_bytes(mapping: &Mapping) -> Result<ByteCount, OsError> {
     let begin = HostAddress::new(mapping.address()).get();
-    huge::huge_bytes(begin..begin + ByteCount::from_usize(mapping.length()).get())
+    huge::huge_bytes(begin..begin + to_u64(mapping.length()))
 }

@@ -8,7 +8,7 @@ use terrane_core::{
     ByteCount, Memory, Region, Register, RegisterError, Registered, Span, delegate_memory,
 };
 
-use crate::device::lock;
+use terrane_core::sync::lock;
 
 /// Describes a registrar to its suite.
 pub trait RegistrarFixture: Sync {

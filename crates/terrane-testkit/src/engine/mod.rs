@@ -7,10 +7,11 @@ mod options;
 pub use options::{Fault, InjectedFault, SimulatedEngineOptions};
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::{BoxedCause, StorageKind};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
@@ -18,7 +19,7 @@ use terrane_transfer::{
     TransferOptions, TransferPlan,
 };
 
-use crate::device::{self, Gate, lock};
+use crate::device::{self, Gate};
 use crate::random::Seeded;
 
 /// Copies between host memory and simulated devices on its own threads, as
@@ -166,7 +167,7 @@ impl SimulatedEngine {
             state.running > 0 || (!state.queue.is_empty() && state.permits != Some(0))
         };
         let state = lock(&self.shared.state);
-        drop(self.shared.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner));
+        drop(unpoisoned(self.shared.changed.wait_while(state, idle)));
     }
 }
 
@@ -253,10 +254,10 @@ impl Shared {
                 return None;
             }
             state = if state.queue.is_empty() || state.permits == Some(0) {
-                self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+                unpoisoned(self.changed.wait(state))
             } else {
                 let waited = self.changed.wait_timeout(state, GATE_INTERVAL);
-                waited.unwrap_or_else(PoisonError::into_inner).0
+                unpoisoned(waited).0
             };
         }
     }

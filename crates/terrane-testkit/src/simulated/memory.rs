@@ -8,7 +8,7 @@ use terrane_core::{
 };
 
 use super::address_space::{AddressSpace, Reuse};
-use crate::device::lock;
+use terrane_core::sync::lock;
 
 /// Memory of a simulated device: addresses, with a capacity and an address space, and no bytes
 /// behind them.

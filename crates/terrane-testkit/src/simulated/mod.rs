@@ -5,6 +5,9 @@ mod address_space;
 mod memory;
 mod streams;
 
+// The unit tests of the pool compile the streams against their own build.
+use terrane_pool::{Fence, FenceError, FenceSource, StreamId};
+
 pub use address_space::Reuse;
 pub use memory::{Simulated, SimulatedMemory, SimulatedOptions, SimulatedUsage};
 pub use streams::SimulatedStreams;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use terrane_pool::{Fence, FenceError, FenceSource, StreamId};
+use super::{Fence, FenceError, FenceSource, StreamId};
 
 /// The longest wait that every clock can represent.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);

@@ -303,13 +303,13 @@ impl CompletionState {
 }
 
 impl<G: Send> OutcomeSink for SharedCompletion<G> {
-    fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>) {
+    fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>) {
         let mut state = lock(&self.state);
         if let CompletionState::InFlight { invitation: slot, .. } = &mut *state {
-            let invitation = Invitation::new(attend, slot.as_ref());
+            let invitation = Invitation::new(progress, slot.as_ref());
             let replaced = slot.replace(invitation);
             drop(state);
-            // Threads that already sleep wake and help from now on.
+            // Threads that already sleep wake and poll from now on.
             self.changed.notify_all();
             drop(replaced);
         }

@@ -122,7 +122,7 @@ impl<G> CompletionSet<G> {
     /// Whether all transfers have ended, successfully or not.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        // Each is polled, as that helps its engine.
+        // Each is polled, as that polls its engine.
         let in_flight = |member: &&Member<G>| match member {
             Member::InFlight(completion) => !completion.has_ended(),
             Member::Ended(_) => false,

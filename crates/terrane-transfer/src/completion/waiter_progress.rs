@@ -106,7 +106,7 @@ pub(crate) struct WaiterPolling {
     expected: ExpectedEnd,
 }
 
-/// What the thread knows of the expected end.
+/// The expected end, as far as the thread knows it.
 enum ExpectedEnd {
     /// The engine has not been asked.
     NotAsked,
@@ -272,11 +272,11 @@ mod tests {
     /// A job that is submitted in parts invites no thread before its last part.
     #[test]
     fn a_wait_that_begins_before_the_invitation_asks_when_the_end_is_due_and_wakes_for_it() {
-        let (knows, as_attend) = in_an_hour();
+        let (knows, as_progress) = in_an_hour();
         let mut polling = WaiterPolling::new(DEFAULT_SPIN);
         // Woken for nothing, too.
         assert_eq!([polling.sleep_limit(), polling.sleep_limit()], [None, None]);
-        let invitation = Invitation::new(&as_attend, None);
+        let invitation = Invitation::new(&as_progress, None);
         let sleep_limit = attend_to(&mut polling, &invitation);
         assert_eq!(knows.asked(), 1);
         assert!(
@@ -289,17 +289,17 @@ mod tests {
 
     #[test]
     fn another_invitation_begins_the_attention_anew() {
-        let (knows, as_attend) = in_an_hour();
+        let (knows, as_progress) = in_an_hour();
         let mut polling = WaiterPolling::new(DEFAULT_SPIN);
-        let first = Invitation::new(&as_attend, None);
+        let first = Invitation::new(&as_progress, None);
         assert!(attend_to(&mut polling, &first).is_some());
         // The end was not at the expected time.
         polling.left = Countdown::until(Instant::now());
         assert_eq!((attend_to(&mut polling, &first), knows.asked()), (None, 1));
 
-        let second = Invitation::new(&as_attend, Some(&first));
+        let second = Invitation::new(&as_progress, Some(&first));
         polling.spin = LONG;
-        assert!(polling.continues(&second) && polling.polls, "it does not help");
+        assert!(polling.continues(&second) && polling.polls, "it does not poll");
         polling.left = Countdown::until(Instant::now());
         assert!(attend_to(&mut polling, &second).is_some());
         assert_eq!(knows.asked(), 2);
@@ -308,8 +308,8 @@ mod tests {
     #[test]
     fn a_piece_renews_the_attention_of_a_thread_that_serves() {
         let counts = Arc::new(Counts::default());
-        let as_attend: Arc<dyn WaiterProgress> = counts.clone();
-        let invitation = Invitation::new(&as_attend, None);
+        let as_progress: Arc<dyn WaiterProgress> = counts.clone();
+        let invitation = Invitation::new(&as_progress, None);
         let counted = || [&counts.polls, &counts.pieces].map(|count| count.load(Ordering::SeqCst));
         assert!(look(WaiterPolling::blocking(LONG), &invitation));
         assert_eq!(counted(), [0, 1]);

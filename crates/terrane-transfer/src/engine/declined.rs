@@ -7,27 +7,30 @@ use crate::side::Side;
 #[non_exhaustive]
 pub enum Declined {
     /// It does not copy between these kinds of storage.
-    #[error("does not copy between these kinds")]
+    #[error("does not copy between these kinds of storage")]
     Kinds,
     /// It belongs to the process that this one was forked from.
-    #[error(
-        "belongs to the process that this one was forked from; make another one after the fork"
-    )]
+    #[error("belongs to the process that this one was forked from; make a new one after the fork")]
     Forked,
     /// It does not support the device order that the transfer states.
-    #[error("cannot run after a device's stream or event")]
+    #[error(
+        "cannot run after a stream or event of a device; wait for it on the host, and state \
+         DeviceOrder::AlreadySynchronised"
+    )]
     DeviceOrder,
     /// Memory at one end is not locked for the device yet, or the locked part does not include
     /// these blocks.
-    #[error("memory at one end has not come up as far as these blocks; wait until it has")]
+    #[error("the memory of these blocks is not locked for the device yet; wait until it is ready")]
     ComingUp,
     /// It copies whole pieces only, or cannot address the bytes of this plan individually.
     #[error(
-        "cannot copy parts of pieces, into which token orders or heads break them, at these ends"
+        "cannot copy parts of pieces between these ends; use equal token orders, and copy all heads"
     )]
     BrokenPieces,
     /// It cannot make writes durable as the transfer demands.
-    #[error("cannot make writes durable")]
+    #[error(
+        "cannot make writes durable; leave the durability out, and sync the file after the transfer"
+    )]
     Durability,
     /// The memory at one end is not registered with the agent through which the engine copies.
     #[error(
@@ -36,15 +39,15 @@ pub enum Declined {
     )]
     NotRegistered(Side),
     /// The peer has been forgotten, or another agent knows it.
-    #[error("its agent does not know the peer (any more); import the peer's layout again")]
+    #[error("its agent does not know the peer; import the peer's layout again")]
     UnknownPeer,
     /// Both ends are registered, but no backend can copy between them.
     #[error(
-        "no backend of its agent accepted the memory at both ends; add one that takes both kinds, or \
-         go by way of memory that one takes"
+        "no backend of its agent accepted the memory at both ends; add one that accepts both kinds, or \
+         copy through memory that one accepts"
     )]
     NoCommonBackend,
     /// One layer of a block is larger than the bounce buffers.
-    #[error("one layer of a block does not fit in a bounce slot; make the slots larger")]
+    #[error("one layer of a block is larger than a bounce slot; increase RelayOptions::slot_bytes")]
     SlotTooSmall,
 }

@@ -6,7 +6,8 @@ use rustc_hash::FxHashMap;
 
 use crate::hazard::endpoint::{Endpoint, EndpointId, WeakEndpoint};
 
-/// What an engine has computed about endpoints. A value is dropped some time after its endpoint.
+/// Values that an engine has computed about endpoints. A value is dropped some time after its
+/// endpoint.
 ///
 /// Values are cheap to clone, such as an [`Arc`](std::sync::Arc).
 #[derive(Debug)]

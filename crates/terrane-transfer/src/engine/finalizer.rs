@@ -12,8 +12,8 @@ use crate::hazard::ticket::Ticket;
 
 /// The engine's end of a transfer, whatever the guard's type is.
 pub(crate) trait OutcomeSink: Send + Sync {
-    /// Lets waiting threads help through `attend`.
-    fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>);
+    /// Lets waiting threads poll the engine.
+    fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>);
 
     /// Called before the end: something may touch the memory even after the end.
     fn orphaned(&self) {}

@@ -1,4 +1,4 @@
-//! What an engine decides about a plan.
+//! Quotes of engines, and the decisions that they carry.
 
 use std::any::Any;
 use std::borrow::Cow;

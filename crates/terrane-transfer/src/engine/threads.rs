@@ -17,7 +17,7 @@ use terrane_core::OsError;
 use crate::sync::per_thread;
 
 per_thread! {
-    // Whether the thread finishes jobs: it is a thread of any engine, or helps one.
+    // Whether the thread finishes jobs: it is a thread of any engine, or polls one.
     static FINISHES_JOBS: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -31,7 +31,7 @@ pub enum GroupRefusal {
     /// Two groups have different numbers of blocks, so they cannot share block ids.
     #[error(
         "group {first} has {first_blocks} blocks and group {second} has {second_blocks}; groups that \
-         share block ids have equally many"
+         share block ids need equally many"
     )]
     UnequalBlockCounts {
         /// One group.
@@ -46,9 +46,9 @@ pub enum GroupRefusal {
     /// Two blocks of different numbers may share bytes. A section's part of a block counts as all
     /// bytes from its first to its last between two blocks.
     #[error(
-        "block {first_block} of group {first} and block {second_block} of group {second} reach into \
-         the same bytes; only blocks of equal number may share bytes, so give both groups one \
-         beginning and one stride of blocks"
+        "block {first_block} of group {first} and block {second_block} of group {second} share \
+         bytes, and only blocks of equal number may; give both groups the same start and the same \
+         stride of blocks"
     )]
     BlocksOverlap {
         /// One group.
@@ -62,8 +62,8 @@ pub enum GroupRefusal {
     },
     /// The blocks of two groups lie at different distances within the same bytes.
     #[error(
-        "the blocks of group {first} lie {first_stride} bytes apart and those of group {second}, in \
-         the same bytes, {second_stride}; give both groups one stride of blocks"
+        "groups {first} and {second} share bytes, and their strides of blocks are {first_stride} and \
+         {second_stride} bytes; give both groups the same stride"
     )]
     StridesDiffer {
         /// One group.
@@ -77,8 +77,8 @@ pub enum GroupRefusal {
     },
     /// A group has more windows than are compared.
     #[error(
-        "each block of group {group} is scattered over {windows} places, and at most {MOST_WINDOWS} \
-         are compared; give it blocks as the outermost axis of each region"
+        "each block of group {group} consists of {windows} separate windows, and at most {MOST_WINDOWS} \
+         are compared; make blocks the outermost axis of each region"
     )]
     TooScattered {
         /// The group.
@@ -89,7 +89,7 @@ pub enum GroupRefusal {
     /// Two groups are in one file. One would be accessed through the page cache and the other
     /// around it.
     #[error(
-        "groups {first} and {second} lie in one file, and only one of them can use direct I/O \
+        "groups {first} and {second} are in one file, and only one of them can use direct I/O \
          (alignments {first_alignment} and {second_alignment}); give both the same alignment"
     )]
     FileAccessDiffers {
@@ -105,7 +105,7 @@ pub enum GroupRefusal {
     /// An endpoint outside the set owns some of the bytes.
     #[error(
         "{} at {} of {} memory, in group {group}, are in use by another endpoint; drop that one \
-         first, or make all of them with one call",
+         first, or create all of them with one call of Endpoint::of_groups",
         .span.length, .span.location, .span.kind
     )]
     BytesInUse {

@@ -75,7 +75,7 @@ impl TransferManagerBuilder {
         Ok(self.engine(engine))
     }
 
-    /// Sets how long waiting threads help an engine before they sleep; see
+    /// Sets how long waiting threads poll an engine before they sleep; see
     /// [`TransferManager::with_spin`].
     pub fn spin(self, spin: Duration) -> Self {
         Self { spin, ..self }

@@ -71,8 +71,8 @@ impl TransferManager {
         Self { engines, planner: Planner::new(), spin: DEFAULT_SPIN }
     }
 
-    /// Sets how long a waiting thread helps its engine before it sleeps. Only engines that
-    /// [invite](crate::WaiterProgress) waiting threads are helped. With zero, threads sleep at once.
+    /// Sets how long a waiting thread polls its engine before it sleeps. Only engines that
+    /// [invite](crate::WaiterProgress) waiting threads are polled. With zero, threads sleep at once.
     #[must_use]
     pub fn with_spin(self, spin: Duration) -> Self {
         Self { spin, ..self }

@@ -123,21 +123,13 @@ impl TransferPlan {
     /// The copied heads at one end. If a layout does not state any, the row counts as one head.
     #[must_use]
     pub fn heads(&self, side: Side) -> Range<u32> {
-        let [source, destination] = &self.selection.heads;
-        match side {
-            Side::Source => source.clone(),
-            Side::Destination => destination.clone(),
-        }
+        self.selection.heads.get(side).clone()
     }
 
     /// The copied tokens at one end; `None` for all of them.
     #[must_use]
     pub fn tokens(&self, side: Side) -> Option<Range<u32>> {
-        let [source, destination] = self.selection.tokens.clone()?;
-        Some(match side {
-            Side::Source => source,
-            Side::Destination => destination,
-        })
+        self.selection.tokens.as_ref().map(|tokens| tokens.get(side).clone())
     }
 
     /// Whether all heads of both ends are copied.

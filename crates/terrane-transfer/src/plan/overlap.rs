@@ -45,13 +45,12 @@ pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferE
                 Side::Source => (span.run, met.run),
                 Side::Destination => (met.run, span.run),
             };
-            let block = |run, end: usize| {
-                let blocks = plan.blocks_of(run, ByteCount::ZERO);
-                blocks.and_then(|blocks| blocks.get(end).copied()).unwrap_or(u32::MAX)
+            let block = |run, side| {
+                plan.blocks_of(run, ByteCount::ZERO).map_or(u32::MAX, |blocks| *blocks.get(side))
             };
             return Err(TransferError::Overlap {
-                source_block: block(read, 0),
-                destination: block(written, 1),
+                source_block: block(read, Side::Source),
+                destination: block(written, Side::Destination),
             });
         }
         let further =

@@ -9,7 +9,7 @@ use terrane_layout::{AxisSteps, RegionOffset};
 use super::nest::{LayerGroup, LoopAxis, LoopNest};
 use super::run::{CopyRun, Distance};
 use super::{Segment, TransferPlan};
-use crate::side::Side;
+use crate::side::{Ends, Side};
 
 /// A tile: the start of its first run, and the loops around that.
 pub(crate) struct Tile<'a> {
@@ -65,14 +65,15 @@ impl TransferPlan {
     /// The source block and the destination block of byte `offset` of a run; `None` if there is no
     /// such run.
     #[must_use]
-    pub fn blocks_of(&self, run: usize, offset: ByteCount) -> Option<[u32; 2]> {
+    pub fn blocks_of(&self, run: usize, offset: ByteCount) -> Option<Ends<u32>> {
         let (tile, _) = self.find(number(run), LoopNest::inner_count)?;
         let segment = self.buffers.segments.get(tile.segment)?;
         let pieces = u64::from(segment.blocks) * tile.nest.passes();
         let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
         let piece = offset.get() / of_each % u64::from(segment.blocks);
         let further = u32::try_from(piece).unwrap_or(0);
-        Some([segment.source + further, segment.destination + further])
+        let (source, destination) = (segment.source + further, segment.destination + further);
+        Some(Ends { source, destination })
     }
 
     /// The index of a run's first block in the lists of blocks.

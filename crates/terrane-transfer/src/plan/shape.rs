@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use terrane_layout::{Axis, AxisSteps, Geometry, Section, SectionShape};
 
 use crate::error::TransferError;
-use crate::side::Side;
+use crate::side::{Ends, Side};
 use crate::transfer::Transfer;
 
 /// The layers, heads and tokens to copy.
@@ -18,9 +18,9 @@ pub(crate) struct Selection {
     pub(crate) destination_first_layer: u32,
     /// The heads at the source and at the destination. The row counts as one head if heads are not
     /// stated.
-    pub(crate) heads: [Range<u32>; 2],
+    pub(crate) heads: Ends<Range<u32>>,
     /// The tokens at the source and at the destination; `None` for all tokens.
-    pub(crate) tokens: Option<[Range<u32>; 2]>,
+    pub(crate) tokens: Option<Ends<Range<u32>>>,
     /// Whether all heads of both ends are copied.
     pub(crate) has_all_heads: bool,
 }
@@ -51,8 +51,9 @@ impl SharedSection<'_> {
             [0..count, 0..count]
         };
         let [heads, tokens, elements] = &self.rows;
-        let of_heads = if selection.has_all_heads { all(heads) } else { selection.heads.clone() };
-        let of_tokens = selection.tokens.clone().unwrap_or_else(|| all(tokens));
+        let of_heads =
+            if selection.has_all_heads { all(heads) } else { selection.heads.clone().into_array() };
+        let of_tokens = selection.tokens.clone().map_or_else(|| all(tokens), Ends::into_array);
         [
             ((&heads[0], &heads[1]), of_heads),
             ((&tokens[0], &tokens[1]), of_tokens),
@@ -195,14 +196,14 @@ fn check_contiguous(sections: [&Section; 2], whole_rows: bool) -> Result<(), Tra
 fn check_heads(
     transfer: &Transfer,
     ends: [&Geometry; 2],
-) -> Result<([Range<u32>; 2], bool), TransferError> {
+) -> Result<(Ends<Range<u32>>, bool), TransferError> {
     let sides = [Side::Source, Side::Destination];
     let all = ends.map(|end| stated(end).flatten().max().unwrap_or(1));
     let Some(heads) = &transfer.heads else {
         for (from, to) in stated_pairs(ends) {
             equal("num_heads", from.into(), to.into())?;
         }
-        return Ok((all.map(|heads| 0..heads), true));
+        return Ok((Ends::from(all).map(|heads| 0..heads), true));
     };
     for (end, side) in ends.into_iter().zip(sides) {
         if stated(end).any(|heads| heads.is_none()) {
@@ -213,13 +214,13 @@ fn check_heads(
             return Err(TransferError::HeadsDiffer { side });
         }
     }
-    for ((side, num_heads), heads) in sides.into_iter().zip(all).zip(heads) {
+    for ((side, num_heads), heads) in sides.into_iter().zip(all).zip(heads.as_ref()) {
         if heads.start >= heads.end || heads.end > num_heads {
             let heads = heads.clone();
             return Err(TransferError::NoSuchHeads { side, heads, num_heads });
         }
     }
-    let [from, to] = heads.each_ref().map(|heads| heads.end - heads.start);
+    let [from, to] = heads.as_ref().map(|heads| heads.end - heads.start).into_array();
     if from == to {
         Ok((heads.clone(), false))
     } else {
@@ -243,9 +244,10 @@ fn stated_pairs(ends: [&Geometry; 2]) -> impl Iterator<Item = (u32, u32)> {
 fn check_tokens(
     transfer: &Transfer,
     ends: [&Geometry; 2],
-) -> Result<Option<[Range<u32>; 2]>, TransferError> {
+) -> Result<Option<Ends<Range<u32>>>, TransferError> {
     let Some(tokens) = &transfer.tokens else { return Ok(None) };
-    for ((end, tokens), side) in ends.into_iter().zip(tokens).zip([Side::Source, Side::Destination])
+    for ((end, tokens), side) in
+        ends.into_iter().zip(tokens.as_ref()).zip([Side::Source, Side::Destination])
     {
         for section in end.sections() {
             let num_tokens = section.shape().tokens;
@@ -255,7 +257,7 @@ fn check_tokens(
             }
         }
     }
-    let [from, to] = tokens.each_ref().map(|tokens| tokens.end - tokens.start);
+    let [from, to] = tokens.as_ref().map(|tokens| tokens.end - tokens.start).into_array();
     if from == to {
         Ok(Some(tokens.clone()))
     } else {

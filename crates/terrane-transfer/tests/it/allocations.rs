@@ -1,4 +1,4 @@
-//! What planning and submitting allocate, counted: never anything for each span.
+//! Counts the allocations of planning and submitting: none for each span.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,7 +11,7 @@ use terrane_transfer::{Endpoint, Planner, Transfer, TransferManager};
 use crate::support::*;
 
 thread_local! {
-    /// What this thread has allocated. It has no destructor, so that it outlives all that has one.
+    /// The allocations of this thread. It has no destructor, so it outlives all values that have one.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -51,7 +51,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What `body` allocates on this thread.
+/// The number of allocations of `body` on this thread.
 fn allocations<T>(body: impl FnOnce() -> T) -> (u64, T) {
     let before = ALLOCATIONS.get();
     let result = body();
@@ -95,7 +95,7 @@ fn a_plan_in_the_steady_state_allocates_nothing() {
             assert!(!planner.plan(&transfer).unwrap().runs().is_empty());
             let (counted, runs) = allocations(|| planner.plan(&transfer).unwrap().runs().len());
             assert_eq!(counted, 0, "{blocks} blocks in {runs} runs, {from} to {to}");
-            // Nor where nobody asks for the list, and it is kept for somebody who does.
+            // Nor if the list is not requested; it is kept for a later request.
             let (counted, count) = allocations(|| planner.plan(&transfer).unwrap().run_count());
             assert_eq!((counted, count), (0, u64::try_from(runs).unwrap()));
             let (counted, _) = allocations(|| planner.plan(&transfer).unwrap().runs().len());
@@ -104,7 +104,7 @@ fn a_plan_in_the_steady_state_allocates_nothing() {
     });
 }
 
-/// Nor does it list the millions of runs that a re-layout may come to.
+/// Submitting a re-layout does not list its runs, of which there may be millions.
 #[test]
 fn a_relayout_is_planned_without_its_runs() {
     every_pair_of_kinds(|from, to| {

@@ -1,4 +1,4 @@
-//! What must not compile.
+//! Misuse that does not compile.
 
 #[test]
 fn use_after_submit_and_waiting_twice_do_not_compile() {

@@ -1,4 +1,4 @@
-//! What a transfer says when the disk fails under it, and what is left behind: nothing.
+//! Failures of the disk: the errors of transfers, and that nothing is left behind.
 
 use std::error::Error;
 use std::fs::File;
@@ -124,7 +124,7 @@ fn a_file_that_is_truncated_under_us_is_named_with_block_and_offset() {
             assert!(failure.offset.get() >= cut, "{failure}");
             assert!(failure.missing() > ByteCount::ZERO);
 
-            // With its length back the file serves again; what was cut off is written anew.
+            // At its old length, the file can be used again. The truncated blocks are written again.
             opened.set_len(even().total_bytes().get()).unwrap();
             pattern.fill(&host).unwrap();
             run(&manager, all_blocks(&host, &file));

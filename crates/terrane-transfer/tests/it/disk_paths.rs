@@ -204,8 +204,8 @@ fn spans_before_and_after_coalescing_are_counted() {
     assert_eq!(runs(&mapped(even(), OUTER_FIRST), &file), (64, 64));
 }
 
-/// What a file states itself about durability, and what a transfer asks for, are both in force;
-/// `/dev/null` takes every write and no sync, so that a sync that is asked of it fails.
+/// The durability of a file and that of a transfer both apply. `/dev/null` accepts every write and
+/// no sync, so a requested sync fails.
 #[test]
 fn files_are_synced_when_that_is_asked_for_and_not_otherwise() {
     let sink = |durability| {

@@ -69,7 +69,7 @@ fn the_host_engine_conforms_with_odd_options() {
     check_copy_engine(&Host(options));
 }
 
-/// A guard whose drop waits until it is told to return.
+/// A guard whose drop waits for a signal.
 struct WaitsInDrop {
     begun: mpsc::Sender<()>,
     told: mpsc::Receiver<()>,
@@ -246,7 +246,7 @@ fn a_small_transfer_does_not_wait_for_the_end_of_a_large_one() {
     assert_eq!(journal.lines(), ["small", "large"]);
 }
 
-/// Keeps the thread on which it drops until it is told to go on.
+/// Blocks the thread on which it drops until a signal.
 struct Keeper(mpsc::Receiver<()>);
 
 impl Drop for Keeper {

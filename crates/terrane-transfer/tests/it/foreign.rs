@@ -1,5 +1,5 @@
-//! What foreign code does on the threads of engines: guards and wakers that panic, engines
-//! that drop there, and memory that is not what it says.
+//! Foreign code on the threads of engines: guards and wakers that panic, engines that drop there,
+//! and memory of a wrong kind.
 
 use std::cell::RefCell;
 use std::future::IntoFuture;
@@ -101,7 +101,7 @@ fn all_dependents_hear_of_an_end_though_one_of_them_panics() {
     rig.engine.fail_next(Fault::Engine);
     let first = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();
     let after_first = |block| rig.transfer(&[block], &[block]).after(&first.ticket());
-    // On both sides of it, whichever way round they are told.
+    // On both sides of it, in either order of notification.
     let before = rig.manager.submit(after_first(1), ()).unwrap();
     drop(rig.manager.submit(after_first(2), PanicsOnDrop).unwrap());
     let behind = rig.manager.submit(after_first(3), ()).unwrap();

@@ -1,4 +1,4 @@
-//! What a forked process can do with what its parent made: nothing, but drop it and be told so.
+//! Values of a parent in a forked process: their calls return errors, and they can be dropped.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -146,7 +146,7 @@ fn refused_by(manager: &TransferManager, transfer: Transfer) -> TransferError {
     manager.submit(transfer, ()).unwrap_err().cause
 }
 
-/// In a child: what waits for transfers of the parent is told so at once.
+/// In a child, a wait for a transfer of the parent returns an error at once.
 fn check_lost(waited: Completion<u32>, watched: Completion<u32>, polled: Completion<u32>) {
     assert!(waited.has_ended() && waited.ticket().has_ended());
     let layers = waited.layers().unwrap();
@@ -157,7 +157,7 @@ fn check_lost(waited: Completion<u32>, watched: Completion<u32>, polled: Complet
     let failed = Poll::Ready(Err(LayerError::Failed { layer: 2 }));
     assert_eq!(layer.as_mut().poll(&mut context), failed);
 
-    // What runs after it in the child is not started.
+    // A transfer that runs after it in the child is not started.
     let manager = TransferManager::new([host() as _]);
     let (from, to) = (mapped(), mapped());
     let after = Transfer::new(&from, &to).blocks(&[0], &[0]).after(&waited.ticket());

@@ -50,7 +50,7 @@ fn pairs() -> impl Strategy<Value = [Geometry; 2]> {
     })
 }
 
-/// Where each block has bytes, one element after the other; regions are 1,000 bytes long.
+/// The bytes of each block, one element after the other. Regions are 1,000 bytes long.
 fn elements(geometry: &Geometry) -> Vec<(u32, Range<u64>)> {
     let indices = (0..geometry.num_blocks())
         .flat_map(|block| (0..geometry.num_layers()).map(move |layer| (block, layer)));

@@ -1,4 +1,4 @@
-//! What is in flight on a block decides what else may use it.
+//! The transfers in flight on a block decide which others may use it.
 
 use std::sync::Barrier;
 use std::thread;
@@ -129,7 +129,7 @@ fn what_runs_after_a_ticket_may_use_its_blocks_and_sees_its_bytes() {
     let again = submit(&rig, rig.transfer(&[2, 3], &[4, 5]).after(&back.ticket()));
     rig.engine.wait_until_idle();
     assert_eq!(rig.engine.queued(), 1, "only the first has gone to the engine");
-    // Who runs after the first alone conflicts with the others.
+    // A transfer that runs after the first alone conflicts with the others.
     let error = rig.refused(rig.transfer(&[7], &[4]).after(&there.ticket()));
     let holders: Vec<_> = conflicts(error).iter().map(|c| c.holder).collect();
     assert_eq!(holders, [back.ticket().id(), again.ticket().id()]);
@@ -260,7 +260,7 @@ fn transfers_in_opposite_directions_do_not_deadlock() {
     rig.assert_nothing_claimed();
 }
 
-/// What a claim of the model is: who, which end, access, blocks, layers.
+/// A claim of the model: its holder, end, access, blocks and layers.
 #[derive(Clone, Debug)]
 struct Claimed {
     from: u32,

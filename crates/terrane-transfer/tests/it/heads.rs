@@ -79,7 +79,7 @@ fn ranks_write_their_heads_of_one_page_at_once() {
         .enumerate()
         .map(|(rank, first)| manager.submit(transfer(rank, first), ()).unwrap())
         .collect();
-    // Heads that somebody else writes, in part; and all of them.
+    // Some heads that another transfer writes, and all of them.
     assert!(refused(&manager, transfer(0, 1)).is_conflict());
     let back = Transfer::new(&page, &ranks[0]).blocks(&[3], &[5]);
     assert!(refused(&manager, back.clone().heads(6..8, 0..2)).is_conflict());

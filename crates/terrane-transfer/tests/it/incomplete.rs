@@ -68,7 +68,7 @@ fn a_destination_that_failed_half_way_is_not_read_until_it_is_written_again() {
     run(&rig.manager, rig.transfer(&[0], &[2]));
     run(&rig.manager, rig.back(&[2], &[4]));
     assert_eq!(incomplete(&rig.refused(rig.back(&[3], &[4]))), [3]);
-    // What the caller writes by other means counts as well.
+    // A write by other means counts as well.
     drop(rig.destination.hold_for_write(&[3]).unwrap());
     run(&rig.manager, rig.back(&[3], &[4]));
 }

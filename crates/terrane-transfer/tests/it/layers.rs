@@ -93,7 +93,7 @@ fn each_layer_goes_its_own_way_and_the_rest_with_the_job() {
     assert_eq!(layers.state(3), Ok(LayerState::Waiting));
     signals.done(2..3);
     assert_eq!(layers.event(2), Ok(None));
-    // What is done stays done.
+    // A layer that is done stays done.
     signals.submitted(2..3, owned_event(8, &owner));
     assert!(layers.is_done(2) && !layers.is_done(1));
     signals.done(9..12);
@@ -103,7 +103,7 @@ fn each_layer_goes_its_own_way_and_the_rest_with_the_job() {
     job.finish(Ok(()));
     assert!((1..4).all(|layer| layers.is_done(layer)));
     end_of(completion).result.unwrap();
-    // A stream may still be told to wait for the event.
+    // A stream may still wait for the event.
     assert_eq!(Arc::strong_count(&owner), 3);
     drop(layers);
     assert_eq!(Arc::strong_count(&owner), 1);
@@ -405,8 +405,8 @@ impl Drop for WaitsAsItDrops {
     }
 }
 
-/// Two transfers fail with a third. While the first of them is told, its guard drops, and waits for
-/// the second, which the same thread is to tell next.
+/// Two transfers fail with a third. While the first of them is notified, its guard drops and waits
+/// for the second, which the same thread notifies next.
 #[test]
 fn a_guard_may_wait_for_whatever_ends_on_its_thread() {
     let engine = Arc::new(Keeping::default());

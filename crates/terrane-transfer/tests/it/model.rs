@@ -26,7 +26,7 @@ pub struct End {
     pub num_blocks: u32,
     pub alignment: Alignment,
     pub order: TokenOrder,
-    /// Of a shape that states heads.
+    /// For a shape that states heads.
     pub num_heads: u32,
 }
 
@@ -38,7 +38,7 @@ pub struct Case {
     pub from: Vec<u32>,
     pub to: Vec<u32>,
     pub layers: Range<u32>,
-    /// Of a shape that states heads; all of them, if none are named.
+    /// For a shape that states heads; all of them if none are named.
     pub heads: Option<[Range<u32>; 2]>,
     pub seed: u64,
 }

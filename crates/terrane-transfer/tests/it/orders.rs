@@ -1,4 +1,4 @@
-//! What transfers that wait for others run after on a device.
+//! Device orders of transfers that wait for others.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ fn behind_another_transfer_an_order_is_that_of_the_submission() {
             let order = if by_event { event.order() } else { stream.order() };
             let second = transfer(1).after(&first.ticket()).device_order(order);
             let second = manager.submit(second, ()).unwrap();
-            // What may wait for the second transfer in turn.
+            // A transfer may wait for the second one in turn.
             stream.launch();
             device.release_all();
             end_of(first).result.unwrap();

@@ -26,7 +26,7 @@ fn shifted(base: &Region, kind: LayoutKind, shift: u64) -> Endpoint {
     unsafe { Endpoint::sharing(builder.unregistered().build().unwrap()) }
 }
 
-/// Where in the base the pieces of a block lie.
+/// The positions of a block's pieces in the base.
 fn bytes_of(kind: LayoutKind, shift: u64, block: u32) -> Vec<Range<u64>> {
     let config = config(4);
     let region_bytes = terrane_layout::Geometry::new(&config, kind).unwrap().region_bytes(0).get();

@@ -18,7 +18,7 @@ struct Recorded {
     completion: Completion<NoteOnDrop>,
 }
 
-/// A transfer in flight that nobody but itself holds on to: memory 0 is the source, memory 1 the
+/// A transfer in flight that alone owns its ends: memory 0 is the source, memory 1 the
 /// destination.
 fn in_flight(fault: Option<Fault>) -> Recorded {
     let journal = Journal::new();

@@ -23,14 +23,14 @@ use terrane_transfer::{
 
 use crate::support::*;
 
-/// What a peer says that it has registered.
+/// The registrations that a peer states.
 #[derive(Debug)]
 struct PeerMemory {
     at: RemoteAddress,
     length: ByteCount,
 }
 
-// SAFETY: nobody in this process can follow the address.
+// SAFETY: no code of this process can access the address.
 unsafe impl Memory for PeerMemory {
     fn kind(&self) -> StorageKind {
         StorageKind::Remote(self.at.peer)
@@ -139,7 +139,7 @@ fn durability_is_not_asked_of_a_peer() {
     assert!(matches!(refused(&manager, transfer), TransferError::DurabilityWithoutFile { .. }));
 }
 
-/// An engine to which nobody answers, so that it gives every transfer up.
+/// An engine whose peer does not answer, so it orphans every transfer.
 #[derive(Debug, Default)]
 struct Unanswered {
     remains: Mutex<Vec<Orphaned>>,
@@ -168,7 +168,7 @@ unsafe impl CopyEngine for Unanswered {
     }
 }
 
-/// What an unanswered transfer ends with.
+/// The error of an unanswered transfer.
 #[track_caller]
 fn assert_unanswered(result: Result<Report, TransferError>) {
     let error = result.unwrap_err();
@@ -211,7 +211,7 @@ fn what_is_given_up_ends_and_keeps_its_memory() {
     assert!(Arc::ptr_eq(&outcome.guard, &guard), "another guard came back");
     assert_unanswered(outcome.result);
     assert_eq!(*engine.told.lock().unwrap(), [b"read"]);
-    // What runs after it fails, and what uses its blocks is refused.
+    // A transfer that runs after it fails, and one that uses its blocks is refused.
     let after = Transfer::new(&remote, &local).blocks(&[5], &[5]).after(&ticket);
     let after = end_of(manager.submit(after, ()).unwrap()).result.unwrap_err();
     assert!(matches!(after, TransferError::PredecessorFailed { .. }), "{after}");

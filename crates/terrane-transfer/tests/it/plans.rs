@@ -88,9 +88,9 @@ fn joined(stretches: &[Stretch]) -> Vec<Stretch> {
 
 /// How many runs a planner may leave beyond the fewest.
 ///
-/// Where outers are outermost, K of the last block lies before V of the first. Both may be copies
-/// of one and the same block, whose K and V are adjacent in the source. That is one coincidence a
-/// layer, which the planner need not look for.
+/// If outers are outermost, K of the last block is next to V of the first. Both may be copies of
+/// one block, whose K and V are adjacent in the source. The planner need not find that coincidence,
+/// which occurs once a layer.
 ///
 /// And where pieces are broken up, the last part of one may be followed by the first of the next,
 /// whatever is between these: one coincidence a piece.
@@ -199,8 +199,8 @@ proptest! {
         }
         for (index, run) in plan.runs().iter().enumerate() {
             let at = run.destination();
-            let [read, written] = plan.blocks_of(index, ByteCount::ZERO).unwrap();
-            let named = (read, written);
+            let named = plan.blocks_of(index, ByteCount::ZERO).unwrap();
+            let named = (named.source, named.destination);
             // The last piece that begins there or before.
             let (_, block) = blocks.range(..=(at.region, at.offset)).next_back().unwrap();
             prop_assert_eq!(&named, block);
@@ -257,7 +257,7 @@ fn check_pairs(plan: &TransferPlan, from: &[u32], to: &[u32]) {
     assert_eq!(sorted(&from, &to), named);
 }
 
-/// What is said of alignment is true of every run, and of what is contiguous at one end.
+/// The alignment of a plan holds for every run, and for every contiguous part of one end.
 fn check_alignments(plan: &TransferPlan, fewest: &[Stretch]) {
     for side in [Side::Source, Side::Destination] {
         let alignment = plan.alignment(side).get();

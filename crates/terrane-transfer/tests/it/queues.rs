@@ -139,7 +139,7 @@ fn one_failed_predecessor_of_several_is_enough_and_all_are_waited_for() {
     rig.engine.release(1);
     let failed = fails.ticket().id();
     assert!(end_of(fails).result.is_err());
-    // Its blocks are still in use by the other one, so that it cannot let go of them yet.
+    // The other one still uses its blocks, so it cannot release them yet.
     assert!(!both.has_ended());
     rig.engine.release_all();
     end_of(goes_on).result.unwrap();

@@ -298,7 +298,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// What the model knows: the holds, the ids of each, and those that are freed after its end.
+/// The state of the model: the holds, the ids of each, and those that are freed after its end.
 struct Holding {
     hold: Hold,
     ticket: Ticket,

@@ -1,4 +1,4 @@
-//! What most tests begin with.
+//! The set-up of most tests.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use terrane_transfer::{TicketEnd, TransferError};
 
 use crate::support::Rig;
 
-/// An engine that waits until it is told to go on.
+/// An engine that waits for a signal.
 fn held() -> Rig {
     let rig = Rig::new(4);
     rig.engine.hold();

@@ -59,7 +59,7 @@ impl WaiterProgress for Ignorant {
     }
 }
 
-/// A layer-by-layer transfer that nobody but the test ends.
+/// A layer-by-layer transfer that only the test ends.
 fn kept() -> (Completion<()>, CopyJob) {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);

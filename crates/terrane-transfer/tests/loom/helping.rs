@@ -1,13 +1,13 @@
-//! Threads and futures that help a job along while they wait for it.
+//! Threads and futures that poll a job while they wait for it.
 
 use super::*;
 
-/// A job that has been handed over, and ends when somebody looks at it.
+/// A job that ends when a thread polls it.
 struct OnLook(Mutex<Option<CopyJob>>);
 
 impl OnLook {
     fn end(&self) {
-        // The lock is let go of before the job ends.
+        // The lock is released before the job ends.
         let job = self.0.lock().unwrap().take();
         if let Some(job) = job {
             well(job);
@@ -21,8 +21,8 @@ impl WaiterProgress for OnLook {
     }
 }
 
-/// Lets a thread of the engine's and whoever waits end the job, whichever comes first. The engine
-/// may say that it can be helped before it hands the job to its thread, or on that thread.
+/// The engine's thread or a waiting thread ends the job. The engine invites waiting threads before
+/// it passes the job to its thread, or on that thread.
 fn helped(engine: &Engine, late: bool) -> thread::JoinHandle<()> {
     let job = engine.take().pop().unwrap();
     let on_look = Arc::new(OnLook(Mutex::new(None)));

@@ -1,4 +1,4 @@
-//! Who waits for one layer of a transfer.
+//! Waits for one layer of a transfer.
 
 use super::*;
 

@@ -5,6 +5,7 @@ pub(crate) mod field_value;
 use std::fmt;
 
 use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 use terrane_layout::{Axis, Geometry, Section, SectionName, SectionShape};
 
 use field_value::FieldValue;
@@ -324,7 +325,7 @@ fn of_strides(local: &Section, remote: &Section) -> Option<Difference> {
 fn of_positions(local: &Geometry, remote: &Geometry) -> Option<Difference> {
     let place = |geometry: &Geometry, name: SectionName| {
         let position = geometry.sections().iter().position(|section| section.name() == name);
-        FieldValue::Number(ByteCount::from_usize(position.unwrap_or_default()).get())
+        FieldValue::Number(to_u64(position.unwrap_or_default()))
     };
     local.sections().iter().find_map(|section| {
         let (ours, theirs) = (place(local, section.name()), place(remote, section.name()));

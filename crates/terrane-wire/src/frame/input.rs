@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use terrane_core::convert::to_u64;
 use terrane_core::{BackendName, ByteCount};
 
 use super::{HEADER_BYTES, Opened};
@@ -104,7 +105,7 @@ fn malformed(part: Part, offset: usize, cause: postcard::Error) -> WireError {
 }
 
 pub(crate) fn count(what: Limited, count: usize) -> Result<u32, WireError> {
-    let actual = ByteCount::from_usize(count).get();
+    let actual = to_u64(count);
     let over = |_| WireError::OverLimit { what, actual, limit: u32::MAX.into() };
     u32::try_from(actual).map_err(over)
 }

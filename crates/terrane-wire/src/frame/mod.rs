@@ -14,6 +14,7 @@ pub(crate) mod input;
 
 use terrane_core::ByteCount;
 use terrane_core::checksum::crc64;
+use terrane_core::convert::to_u64;
 
 use crate::error::WireError;
 use crate::limits::{Limited, WireLimits};
@@ -79,7 +80,7 @@ pub(crate) fn seal(
     let Ok(length) = u32::try_from(payload) else {
         return Err(WireError::OverLimit {
             what: Limited::Bytes,
-            actual: ByteCount::from_usize(payload).get(),
+            actual: to_u64(payload),
             limit: u32::MAX.into(),
         });
     };

@@ -1,6 +1,7 @@
 //! The description of a layout: its geometry, its regions, and their owner.
 
-use terrane_core::{AgentName, ByteCount, RemoteSpace, StorageKind};
+use terrane_core::convert::to_u64;
+use terrane_core::{AgentName, RemoteSpace, StorageKind};
 use terrane_layout::{Geometry, LayoutFingerprint};
 
 use super::form::{read_layout, write_layout};
@@ -141,7 +142,7 @@ fn check_regions(
 ) -> Result<(), WireError> {
     let expected = geometry.region_count();
     if u32::try_from(regions.len()) != Ok(expected) {
-        let actual = ByteCount::from_usize(regions.len()).get();
+        let actual = to_u64(regions.len());
         return Err(WireError::RegionCount { expected: expected.into(), actual });
     }
     let alignment = geometry.block_alignment().get();

@@ -1,6 +1,7 @@
 //! The device, where there is one: its tier and pinned memory beside it, and how the processor
 //! looks at its bytes.
 
+use terrane::core::convert::to_u64;
 use terrane::core::{Allocate, BoxedCause, ByteCount, DeviceId, Location, Memory, RegionRequest};
 use terrane::cuda::{
     Context, CudaError, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
@@ -114,7 +115,7 @@ impl Image {
     /// Where the copy has what is there on the device.
     fn find(&self, at: Location, bytes: usize) -> Result<Location, BoxedCause> {
         let Location::Device { address, .. } = at else { return Ok(at) };
-        let bytes = ByteCount::from_usize(bytes).get();
+        let bytes = to_u64(bytes);
         let found = self.parts.iter().find_map(|part| {
             let offset = address.get().checked_sub(part.begin)?;
             let end = offset.checked_add(bytes)?;

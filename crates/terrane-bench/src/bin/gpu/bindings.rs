@@ -8,6 +8,7 @@ use std::ptr;
 
 use anyhow::{Context as _, Result, bail};
 use libloading::Library;
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, DeviceId};
 use terrane_cuda::{DriverCode, Stream};
 
@@ -385,7 +386,7 @@ impl Pieces {
     pub unsafe fn copy_each(&self, bindings: &Bindings, stream: &Stream) -> Result<()> {
         for ((&to, &from), &size) in self.to.iter().zip(&self.from).zip(&self.sizes) {
             // SAFETY: the caller's promise.
-            unsafe { bindings.copy(stream, to, from, ByteCount::from_usize(size).get()) }?;
+            unsafe { bindings.copy(stream, to, from, to_u64(size)) }?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use anyhow::{Result, ensure};
 use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, Memory};
 use terrane_cuda::DeviceMemory;
 use terrane_testkit::pattern::Pattern;
@@ -134,7 +135,7 @@ impl<'setup> Cell<'setup> {
     fn contiguous(&self, way: Way, half: usize, wait: bool) -> Result<()> {
         let region = self.host.layout().regions().first();
         let region = region.ok_or_else(|| anyhow::anyhow!("no region"))?;
-        let offset = ByteCount::from_usize(half).get() * self.bytes.get();
+        let offset = to_u64(half) * self.bytes.get();
         let host = address(region.location())? + offset;
         let flat = self.flat.get(half).ok_or_else(|| anyhow::anyhow!("no such half"))?;
         let device = flat.address().get();

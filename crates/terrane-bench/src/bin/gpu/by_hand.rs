@@ -3,6 +3,7 @@
 
 use anyhow::{Result, anyhow};
 use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 use terrane_cuda::{BlockIds, DeviceMemory, GridLaunch, Stream};
 use terrane_transfer::Endpoint;
 
@@ -54,7 +55,7 @@ impl<'setup> ByHand<'setup> {
         if is_staged {
             // In the order of the host, and as many as the first part has.
             pairs.sort_unstable();
-            let bytes = block * ByteCount::from_usize(pairs.len()).get();
+            let bytes = block * to_u64(pairs.len());
             in_parts = bytes > BUFFER;
             let most = if way == Way::ToHost { FIRST_TO_HOST } else { BUFFER };
             if in_parts {

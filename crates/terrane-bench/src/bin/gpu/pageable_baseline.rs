@@ -6,6 +6,7 @@ use std::io::Write;
 use anyhow::{Context as _, Result};
 use terrane_bench::{Direction, Measurement, Reporter, Settings};
 use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 use terrane_transfer::Endpoint;
 
 use crate::bindings::Bindings;
@@ -75,7 +76,7 @@ fn today(
         for outer in 0..geometry.section_count() {
             for &block in blocks {
                 let Some(host) = pieces.next() else { break };
-                let host = ByteCount::from_usize(host.as_mut_ptr().expose_provenance()).get();
+                let host = to_u64(host.as_mut_ptr().expose_provenance());
                 let device = address(device.layout().location(block, layer, outer)?)?;
                 let (to, from) = match way {
                     Way::ToHost => (host, device),

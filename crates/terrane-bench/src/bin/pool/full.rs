@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
 use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 use terrane_pool::{Pool, PoolOptions, SizeClasses};
 
 use crate::programs::{Random, mooncake_size};
@@ -68,7 +69,7 @@ fn fill(classes: SizeClasses) -> anyhow::Result<(f64, f64)> {
             }
             times.push(time.as_secs_f64() * 1e9);
             ratio += upstream.live() as f64 / asked as f64;
-            let count = ByteCount::from_usize(live.len()).get();
+            let count = to_u64(live.len());
             let victim = live.swap_remove(ByteCount::new(random.below(count)).to_usize());
             asked -= victim.asked().get();
         }

@@ -7,12 +7,13 @@
 
 use std::fs;
 use std::hint;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
+use terrane_core::sync::lock;
 
 /// Two threads that answer one another within this time are both running: a line goes to another
 /// processor and back in less than a microsecond.
@@ -154,7 +155,7 @@ impl<T> Ring<T> {
         while slot.full.load(Ordering::Acquire) != full {
             hint::spin_loop();
         }
-        work(&mut slot.load.lock().unwrap_or_else(PoisonError::into_inner));
+        work(&mut lock(&slot.load));
         slot.full.store(!full, Ordering::Release);
     }
 }

@@ -3,6 +3,7 @@
 use terrane_bench::recorded;
 use terrane_bench::replay::{Program, RandomRules, ReplayError, ServingRules};
 use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 use terrane_pool::SizeClasses;
 use terrane_pool::adaptors::{TraceAction, TraceEvent, TraceTime};
 
@@ -50,7 +51,7 @@ fn mooncake() -> Result<Program, ReplayError> {
     for _ in 0..20_000 {
         let bytes = mooncake_size(&mut random);
         while live_bytes + bytes > 1 << 30 {
-            let count = ByteCount::from_usize(live.len()).get();
+            let count = to_u64(live.len());
             let (block, bytes) = live.swap_remove(ByteCount::new(random.below(count)).to_usize());
             live_bytes -= bytes;
             trace.free(block);
@@ -72,9 +73,9 @@ pub fn kv_blocks() -> Result<Program, ReplayError> {
     for _ in 0..4_000 {
         let wanted = 1 + random.below(512);
         while live + wanted > most {
-            let count = ByteCount::from_usize(running.len()).get();
+            let count = to_u64(running.len());
             let ended = running.swap_remove(ByteCount::new(random.below(count)).to_usize());
-            live -= ByteCount::from_usize(ended.len()).get();
+            live -= to_u64(ended.len());
             ended.into_iter().for_each(|block| trace.free(block));
         }
         live += wanted;
@@ -89,7 +90,7 @@ struct Trace(Vec<TraceEvent>);
 
 impl Trace {
     fn allocate(&mut self, bytes: u64) -> u64 {
-        let pointer = ByteCount::from_usize(self.0.len()).get() + 1;
+        let pointer = to_u64(self.0.len()) + 1;
         self.push(TraceAction::Allocate, pointer, bytes);
         pointer
     }

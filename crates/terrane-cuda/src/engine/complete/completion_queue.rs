@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use terrane_core::sync::{lock, unpoisoned};
 use terrane_transfer::{CopyFailure, CopyJob};
 
 use crate::engine::complete::failed_job::FailedJob;
@@ -192,7 +193,7 @@ impl CompletionQueue {
                 return None;
             }
             queue.idle += 1;
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = unpoisoned(self.changed.wait(queue));
             queue.idle -= 1;
         }
     }
@@ -277,7 +278,7 @@ impl CompletionQueue {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 }
 

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use terrane_core::sync::lock;
 use terrane_transfer::{LayerSignals, WaiterProgress};
 
 use crate::driver::capture::RelaxedCaptureMode;
@@ -198,7 +199,7 @@ impl InFlight {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<JobResources>> {
-        self.resources.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.resources)
     }
 }
 

@@ -57,8 +57,8 @@ impl JobResources {
     /// use.
     pub(crate) fn orphan(self, failure: CopyFailure, orphans: &Orphans) {
         let Self { streams, scratch, lists, job, count: _, ends, sample: _, kernels } = self;
-        let remains = job.orphan(failure);
-        orphans.keep(Orphan { streams, scratch, lists, remains, ends, kernels });
+        let orphaned = job.orphan(failure);
+        orphans.keep(Orphan { streams, scratch, lists, orphaned, ends, kernels });
     }
 }
 

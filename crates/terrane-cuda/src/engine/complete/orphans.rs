@@ -2,8 +2,9 @@
 
 use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use terrane_core::sync::lock;
 use terrane_transfer::Orphaned;
 
 use crate::engine::resources::block_lists::BlockLists;
@@ -20,7 +21,7 @@ pub(crate) struct Orphan {
     pub(crate) scratch: Option<(Scratch, Arc<DirectionQueue>)>,
     pub(crate) lists: Option<BlockLists>,
     /// The memory at both ends, and the claims on its blocks.
-    pub(crate) remains: Orphaned,
+    pub(crate) orphaned: Orphaned,
     pub(crate) ends: [Arc<DeviceMapping>; 2],
     pub(crate) kernels: Option<Kernels>,
 }
@@ -28,12 +29,12 @@ pub(crate) struct Orphan {
 impl Orphan {
     /// Releases the resources, once the device uses none of them.
     fn release(self) {
-        let Self { streams, scratch, lists, remains, ends, kernels } = self;
+        let Self { streams, scratch, lists, orphaned, ends, kernels } = self;
         drop((streams, lists));
         if let Some((scratch, queue)) = scratch {
             queue.give_back(Some(scratch));
         }
-        drop((remains, ends, kernels));
+        drop((orphaned, ends, kernels));
     }
 }
 
@@ -48,7 +49,7 @@ pub(crate) struct Orphans {
 impl Orphans {
     pub(crate) fn keep(&self, orphan: Orphan) {
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.all.lock().unwrap_or_else(PoisonError::into_inner).push(orphan);
+        lock(&self.all).push(orphan);
     }
 
     /// Releases the jobs whose streams are idle by now.
@@ -58,7 +59,7 @@ impl Orphans {
             return;
         }
         // Queried without the lock, because the drops run foreign code.
-        let all = mem::take(&mut *self.all.lock().unwrap_or_else(PoisonError::into_inner));
+        let all = mem::take(&mut *lock(&self.all));
         for mut orphan in all {
             self.count.fetch_sub(1, Ordering::Relaxed);
             match orphan.streams.state() {
@@ -73,7 +74,7 @@ impl Drop for Orphans {
     fn drop(&mut self) {
         self.check_again();
         // The device may still write to this memory, so it is never freed.
-        let all = mem::take(&mut *self.all.lock().unwrap_or_else(PoisonError::into_inner));
+        let all = mem::take(&mut *lock(&self.all));
         let _leaked = ManuallyDrop::new(all);
     }
 }

@@ -1,8 +1,9 @@
 //! The progress of a job.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use terrane_core::ByteCount;
+use terrane_core::sync::lock;
 use terrane_transfer::{CopyJob, CopyProgress};
 
 /// The progress of a job. Several threads report it, and it ends at all of the job's bytes.
@@ -22,7 +23,7 @@ impl JobProgress {
     }
 
     pub(crate) fn add(&self, bytes: u64) {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = lock(&self.counted);
         if let Some(so_far) = &mut *counted {
             let bytes = bytes.min(self.all - *so_far);
             *so_far += bytes;
@@ -31,7 +32,7 @@ impl JobProgress {
     }
 
     pub(crate) fn complete(&self) {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = lock(&self.counted);
         if let Some(so_far) = counted.take() {
             self.progress.add(ByteCount::new(self.all - so_far));
         }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use terrane_core::convert::to_u64;
 use terrane_layout::Page;
 use terrane_transfer::{CopyGrid, GridEnd, Side, TransferPlan};
 
@@ -204,7 +205,7 @@ impl Packing {
     /// The number of stretches of the whole transfer, in one chunk and with sorted blocks.
     pub(crate) fn count_stretches(&self, blocks: &[u32]) -> u64 {
         let breaks = if self.joins { count_rows(blocks) } else { blocks.len() };
-        let breaks = terrane_core::ByteCount::from_usize(breaks).get();
+        let breaks = to_u64(breaks);
         match self.order {
             PackingOrder::Blocks => breaks,
             PackingOrder::Layers => breaks * u64::from(self.layers),

@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use terrane_core::{ByteCount, CapabilityReport, StorageKind};
+use terrane_core::convert::to_u64;
+use terrane_core::{CapabilityReport, StorageKind};
 use terrane_transfer::{
     CopyGrid, Decision, Declined, DeviceOrder, Quote, Side, TransferOptions, TransferPlan,
 };
@@ -133,7 +134,7 @@ impl DeviceEngine {
             let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
             fits.then(|| packing.count_stretches(blocks))
         });
-        let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
+        let pairs = to_u64(plan.destination_blocks().len());
         let cells_of = |grid: &CopyGrid| {
             let factors = [grid.layers, grid.outers, grid.rows, grid.columns];
             factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()))

@@ -1,8 +1,10 @@
 //! Lists of regions' bases on the device, for kernels whose bases are not at regular distances.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use terrane_core::convert::to_u64;
+use terrane_core::sync::lock;
 use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, RegionRequest};
 
 use crate::error::CudaError;
@@ -78,7 +80,7 @@ impl BaseTables {
 
     fn place(&self, entries: usize, bytes: ByteCount) -> Result<(u64, TableSlot), CudaError> {
         if let Some(memory) = self.places.memory.as_ref().filter(|_| entries <= PLACE_ENTRIES) {
-            let number = self.places.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let number = lock(&self.places.free).pop();
             if let Some(number) = number {
                 let address = memory.address().get() + place_bytes().get() * u64::from(number);
                 let places = Arc::clone(&self.places);
@@ -99,7 +101,7 @@ impl TableSlots {
 
 /// The bytes of a slot.
 fn place_bytes() -> ByteCount {
-    ByteCount::new(ByteCount::from_usize(PLACE_ENTRIES).get() * ENTRY_BYTES)
+    ByteCount::new(to_u64(PLACE_ENTRIES) * ENTRY_BYTES)
 }
 
 impl BaseTable {
@@ -114,7 +116,7 @@ impl Drop for TableSlot {
         if let Self::Common { places, number } = self
             && !places.is_of_parent()
         {
-            places.free.lock().unwrap_or_else(PoisonError::into_inner).push(*number);
+            lock(&places.free).push(*number);
         }
     }
 }

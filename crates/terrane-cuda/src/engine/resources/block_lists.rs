@@ -1,7 +1,9 @@
 //! Lists of block ids on the device, for kernels that copy more pairs than a launch carries.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use terrane_core::convert::to_u64;
+use terrane_core::sync::lock;
 use terrane_core::{ByteCount, Memory, RegionRequest, Requirement};
 
 use crate::error::CudaError;
@@ -114,7 +116,7 @@ impl ListPool {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 }
 
@@ -164,7 +166,7 @@ impl BlockLists {
         // else uses them.
         unsafe { reader.copy(from, to, list_bytes(blocks)) }?;
         let first = room.device.address().get();
-        self.addresses = [first, first + ByteCount::from_usize(size_of_val(sources)).get()];
+        self.addresses = [first, first + to_u64(size_of_val(sources))];
         Ok(())
     }
 }

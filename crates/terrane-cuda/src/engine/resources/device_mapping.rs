@@ -1,8 +1,10 @@
 //! The device's access to the two ends of a transfer, determined once for each endpoint.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::CUpointer_attribute;
+use terrane_core::convert::to_u64;
+use terrane_core::sync::lock;
 use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, Memory, Region, StorageKind};
 use terrane_transfer::{Endpoint, EndpointCache, GridEnd, Side, TransferPlan};
 
@@ -145,7 +147,7 @@ impl DeviceMapping {
         Ok(match &self.kernels {
             KernelBases::Unreachable => None,
             KernelBases::Regular { first: base, step } => {
-                let number = ByteCount::from_usize(first).get();
+                let number = to_u64(first);
                 let layer_step = step.wrapping_mul(u64::from(end.regions_per_layer));
                 let base = base.wrapping_add(step.wrapping_mul(number));
                 Some(KernelBase { base, layer_step, table: 0, table_bits: 0 })
@@ -162,7 +164,7 @@ impl DeviceMapping {
                 // The list has the regions of each remainder one after the other.
                 let before = (0..first % step).map(|rest| (bases.len() - rest).div_ceil(step));
                 let place = before.sum::<usize>() + first / step;
-                let offset = ByteCount::from_usize(place).get() * ENTRY_BYTES;
+                let offset = to_u64(place) * ENTRY_BYTES;
                 Some(KernelBase {
                     base: 0,
                     layer_step: 0,
@@ -185,7 +187,7 @@ fn table_of_step(
         let found = made.iter().find(|(known, _)| *known == step);
         found.map(|(_, table)| Arc::clone(table))
     };
-    if let Some(table) = known(&made.lock().unwrap_or_else(PoisonError::into_inner)) {
+    if let Some(table) = known(&lock(made)) {
         return Ok(table);
     }
     let every = index(step);
@@ -193,7 +195,7 @@ fn table_of_step(
     let ordered: Vec<u64> = (0..every).flat_map(of_remainder).collect();
     // The driver is not called under the lock.
     let table = Arc::new(tables.upload(&ordered)?);
-    let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut made = lock(made);
     Ok(known(&made).unwrap_or_else(|| {
         made.push((step, Arc::clone(&table)));
         table
@@ -219,7 +221,7 @@ impl KernelBases {
 /// The driver accepts host and device addresses as the same kind of number.
 fn host_number(address: HostAddress) -> u64 {
     // The driver converts the number back to a pointer.
-    ByteCount::from_usize(address.as_ptr().expose_provenance()).get()
+    to_u64(address.as_ptr().expose_provenance())
 }
 
 /// Whether the driver knows the host memory as locked.

@@ -1,9 +1,10 @@
 //! The engine's streams: one or two for each transfer, so that none waits for another's work.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use smallvec::SmallVec;
+use terrane_core::sync::lock;
 
 use crate::engine::geometry::index;
 use crate::error::CudaError;
@@ -125,7 +126,7 @@ impl StreamPool {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 }
 

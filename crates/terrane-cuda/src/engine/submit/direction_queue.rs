@@ -1,7 +1,9 @@
 //! The jobs and the buffers of one direction.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use terrane_core::sync::lock;
 
 use crate::engine::complete::progress::JobProgress;
 use crate::engine::resources::scratch::{Scratch, ScratchPool};
@@ -39,7 +41,7 @@ impl DirectionQueue {
     }
 
     pub(crate) fn scratch(&self) -> MutexGuard<'_, ScratchPool> {
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.scratch)
     }
 
     /// Records the buffer that a chunk uses until its event.

@@ -11,6 +11,7 @@
 //! | 4 | number of runs of regions of one length |
 //! | 12 per run | regions (4) and bytes of each (8) |
 
+use terrane_core::convert::to_u64;
 use terrane_core::{Alignment, ByteCount};
 
 use super::Geometry;
@@ -218,7 +219,7 @@ impl<'a> Input<'a> {
             if count == 0 || regions.last() == Some(&bytes) {
                 return Err(DecodeError::NotCanonical { offset });
             }
-            let before = ByteCount::from_usize(regions.len()).get();
+            let before = to_u64(regions.len());
             within(Claim::Regions, before + u64::from(count), limits.regions)?;
             regions.resize(regions.len() + ByteCount::new(count.into()).to_usize(), bytes);
         }

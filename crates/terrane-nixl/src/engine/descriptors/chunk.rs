@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use terrane_core::convert::to_u64;
 use terrane_core::{Alignment, ByteCount};
 use terrane_layout::RegionOffset;
 use terrane_transfer::{Side, TransferPlan};
@@ -120,7 +121,7 @@ impl Chunk {
         let [Some(source), Some(destination)] = ends else { return false };
         let piece = source.piece_bytes().get();
         let is_whole = |bytes: u64| bytes.checked_rem(piece) == Some(0);
-        let descriptors = ByteCount::from_usize(self.descriptors()).get();
+        let descriptors = to_u64(self.descriptors());
         !plan.breaks_pieces()
             && source.piece_bytes() == destination.piece_bytes()
             && [self.positions.start.offset, self.bytes.get()].into_iter().all(is_whole)

@@ -1,5 +1,6 @@
 //! The bases of an end's regions in NIXL's terms, computed once for each endpoint.
 
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, Location, RemoteSpace, Span};
 use terrane_transfer::Endpoint;
 
@@ -125,6 +126,6 @@ impl RegionBases {
 
 fn base(span: &Span, access: FileAccess) -> Option<RegionBase> {
     let descriptor = Descriptor::of(span, access).ok()?;
-    let address = ByteCount::from_usize(descriptor.address).get();
+    let address = to_u64(descriptor.address);
     Some(RegionBase { address, device: descriptor.device })
 }

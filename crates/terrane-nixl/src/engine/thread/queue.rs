@@ -1,10 +1,11 @@
 //! Queued jobs that the engine's thread has not taken yet.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use terrane_core::sync::{lock, unpoisoned};
 use terrane_transfer::CopyJob;
 
 use crate::engine::error::RequestError;
@@ -88,7 +89,7 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes the queued jobs. Waits for them at most this long; `None` has no limit. The close is
@@ -107,12 +108,12 @@ impl Queue {
             Some(delay) if nothing(&mut state) => {
                 state.wakes_at = Instant::now().checked_add(delay);
                 let waited = self.changed.wait_timeout(state, delay);
-                let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                let mut state = unpoisoned(waited).0;
                 state.wakes_at = None;
                 state
             }
             Some(_) => state,
-            None => self.changed.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner),
+            None => unpoisoned(self.changed.wait_while(state, nothing)),
         };
         let jobs = std::mem::take(&mut state.jobs);
         let is_woken = std::mem::take(&mut state.is_woken);

@@ -1,6 +1,6 @@
 //! Writes metadata in NIXL's form: under another name, in one piece, or with fewer keys.
 
-use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 
 use super::{MAGIC, MEMORY_TYPES, MemoryKey, Metadata};
 
@@ -57,5 +57,5 @@ fn put_count(output: &mut Vec<u8>, tag: &[u8], count: usize) {
 }
 
 fn number(value: usize) -> [u8; 8] {
-    ByteCount::from_usize(value).get().to_ne_bytes()
+    to_u64(value).to_ne_bytes()
 }

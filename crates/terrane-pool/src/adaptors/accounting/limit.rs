@@ -109,7 +109,7 @@ mod tests {
             panic!("{error}")
         };
         assert_eq!((name.as_str(), label.as_str()), ("pages", "weights"));
-        assert!(error.to_string().contains("budget pages"), "{error}");
+        assert!(error.to_string().contains("budget pages of"), "{error}");
         assert!(error.is_exhaustion());
         assert_eq!(upstream.usage().allocations, 1, "the upstream was asked in vain");
         drop(page);

@@ -4,8 +4,8 @@
 use std::sync::atomic::AtomicU32;
 
 use super::*;
-use crate::simulated_streams::SimulatedStreams;
 use crate::streams::fence::{Access, Fence};
+use crate::streams::simulated::SimulatedStreams;
 use crate::{Pool, PoolOptions};
 use terrane_core::RegionRequest;
 use terrane_testkit::simulated::{Simulated, SimulatedOptions};

@@ -37,7 +37,7 @@ pub fn a_cancelled_transfer_leaves_a_true_outcome(fixture: &impl EngineFixture) 
                     // A whole transfer makes the destination complete again.
                     let whole = ordered(Transfer::new(&from, &to), &from, &to);
                     let whole = manager.submit(whole.blocks(&[0, 1], &[3, 2]), ());
-                    end_of(whole.expect("it is accepted")).result.expect("it ends well");
+                    end_of(whole.expect("it is accepted")).result.expect("it succeeds");
                     continue;
                 }
                 Err(other) => panic!("a cancelled transfer ended with {other}"),

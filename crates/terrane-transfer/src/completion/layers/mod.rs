@@ -55,13 +55,17 @@ pub enum LayerState {
 #[non_exhaustive]
 pub enum LayerError {
     /// The transfer failed before the layer was done. The completion's outcome says why.
-    #[error("the transfer failed before layer {layer} was done; its outcome says why")]
+    #[error(
+        "the transfer failed before layer {layer} was done; the outcome of its completion has the cause"
+    )]
     Failed {
         /// The layer.
         layer: u32,
     },
     /// The transfer does not move this layer.
-    #[error("layer {layer} is not among those of the transfer, {first} to {last}")]
+    #[error(
+        "layer {layer} requested, and the transfer copies layers {first} to {last}; name one of these"
+    )]
     NotTransferred {
         /// The requested layer.
         layer: u32,
@@ -163,7 +167,7 @@ impl Layers {
         LayerFuture::new(&self.shared, layers.of(self.range()))
     }
 
-    /// Waits until `enough` is true of the layer, and helps meanwhile. Fails if the layer has
+    /// Waits until `enough` is true of the layer, and polls the engine meanwhile. Fails if the layer has
     /// failed.
     fn wait_for(
         &self,
@@ -240,10 +244,10 @@ impl LayerSignals {
         self.shared.set(layers, LayerState::Done, None);
     }
 
-    pub(crate) fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>) {
+    pub(crate) fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>) {
         let mut state = lock(&self.shared.state);
         if !state.ended {
-            let invitation = Invitation::new(attend, state.invitation.as_ref());
+            let invitation = Invitation::new(progress, state.invitation.as_ref());
             let replaced = state.invitation.replace(invitation);
             drop(state);
             self.shared.changed.notify_all();

@@ -236,9 +236,9 @@ impl CopyJob {
         match failure {
             CopyFailure::Run { index, offset, source } => {
                 match self.plan.run(index).zip(self.plan.blocks_of(index, offset)) {
-                    Some((run, [source_block, destination_block])) => TransferError::Copy {
-                        source_block,
-                        destination_block,
+                    Some((run, blocks)) => TransferError::Copy {
+                        source_block: blocks.source,
+                        destination_block: blocks.destination,
                         bytes: run.bytes(),
                         source,
                     },

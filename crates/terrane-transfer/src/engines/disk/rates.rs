@@ -16,11 +16,11 @@ use crate::plan::TransferPlan;
 /// The recent rates of each path.
 #[derive(Debug)]
 pub(super) struct DiskRates {
-    /// Where every segment is long.
+    /// If every segment is long.
     long: DirectionRates,
-    /// Where pieces are short, on huge pages.
+    /// If pieces are short, on huge pages.
     short_pieces: DirectionRates,
-    /// Where pages are small, whatever the pieces.
+    /// If pages are small.
     small_pages: DirectionRates,
     between_files: Rate,
 }

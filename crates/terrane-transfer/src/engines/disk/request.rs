@@ -16,12 +16,15 @@ use crate::side::Side;
 
 /// Memory whose kind is disk or host, and whose location is neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("memory's location does not fit its kind; its implementation of Memory is wrong")]
+#[error(
+    "the memory is of kind disk or host, and its location is neither a file nor a host address; correct \
+     its implementation of Memory"
+)]
 pub(super) struct NotForFiles;
 
 /// The engine's queue failed for good.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("the queue of the disk engine failed and serves nothing any more; make another engine")]
+#[error("the queue of the disk engine failed and serves no more requests; make a new engine")]
 pub(super) struct QueueFailed(#[source] pub(super) Arc<StorageError>);
 
 /// A failure of the engine as a whole.

@@ -10,7 +10,7 @@ use crate::engine::declined::Declined;
 use crate::engine::quote::Decision;
 use crate::hazard::endpoint::Endpoint;
 use crate::plan::TransferPlan;
-use crate::side::Side;
+use crate::side::{Ends, Side};
 
 /// Bounce buffers, and requests for a part of a longer run, begin and end at multiples of this.
 /// Disks need 512 bytes or 4 KiB.
@@ -29,7 +29,7 @@ pub(super) enum FileFlow {
 pub(super) struct DiskRoute {
     pub(super) flow: FileFlow,
     /// How the file of each end is accessed: source, destination.
-    reach: [FileReach; 2],
+    reach: Ends<FileReach>,
     /// Whether bytes pass through a bounce buffer.
     pub(super) staged: bool,
     pub(super) selection: Selection,
@@ -83,7 +83,7 @@ impl DiskRoute {
             (false, true) if source.kind().is_host() => FileFlow::Write,
             _ => return Err(Declined::Kinds),
         };
-        let reach = [source, destination].map(reach);
+        let reach = Ends { source, destination }.map(reach);
         if plan.breaks_pieces() {
             let is_reached = |side: Side, reach, alignment| match reach {
                 FileReach::Direct(_) => alignment >= needed_in_files(plan.end(side)),
@@ -96,8 +96,8 @@ impl DiskRoute {
                 FileFlow::BetweenFiles => plan.run_alignment(Side::Destination),
                 FileFlow::Read | FileFlow::Write => plan.alignment(Side::Destination),
             };
-            if !is_reached(Side::Source, reach[0], plan.alignment(Side::Source))
-                || !is_reached(Side::Destination, reach[1], written)
+            if !is_reached(Side::Source, reach.source, plan.alignment(Side::Source))
+                || !is_reached(Side::Destination, reach.destination, written)
             {
                 return Err(Declined::BrokenPieces);
             }
@@ -109,8 +109,8 @@ impl DiskRoute {
             }
         };
         let staged = match flow {
-            FileFlow::Read => is_too_loose(destination, reach[0]),
-            FileFlow::Write => is_too_loose(source, reach[1]),
+            FileFlow::Read => is_too_loose(destination, reach.source),
+            FileFlow::Write => is_too_loose(source, reach.destination),
             FileFlow::BetweenFiles => true,
         } || plan.breaks_pieces();
         let selection =
@@ -124,10 +124,7 @@ impl DiskRoute {
     }
 
     fn reach(&self, side: Side) -> FileReach {
-        match side {
-            Side::Source => self.reach[0],
-            Side::Destination => self.reach[1],
-        }
+        *self.reach.get(side)
     }
 
     /// Whether the file at `side` is accessed around the page cache.

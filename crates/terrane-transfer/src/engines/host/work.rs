@@ -286,7 +286,9 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
 
 /// Memory whose kind is the host's, and whose location is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("memory of a host kind has no host address; its implementation of Memory is wrong")]
+#[error(
+    "the memory is of a host kind and has no host address; correct its implementation of Memory"
+)]
 struct NotInHostMemory;
 
 /// The start of a run at both ends.
@@ -329,8 +331,8 @@ mod tests {
     struct CopiesAtOnce(mpsc::Sender<Result<Report, TransferError>>);
 
     impl OutcomeSink for CopiesAtOnce {
-        fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>) {
-            while attend.poll_blocking() {}
+        fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>) {
+            while progress.poll_blocking() {}
         }
 
         fn publish(&self, result: Result<Report, TransferError>) {

@@ -140,11 +140,9 @@ impl Chunking {
     }
 }
 
-/// The copied heads or tokens, at one end and in a slot.
-pub(super) fn rows_in_slot(range: Option<Range<u32>>) -> Option<[Range<u32>; 2]> {
-    let range = range?;
-    let count = range.end - range.start;
-    Some([range, 0..count])
+/// The heads or tokens in a slot, of those that are copied at one end.
+pub(super) fn rows_in_slot(range: &Range<u32>) -> Range<u32> {
+    0..range.end - range.start
 }
 
 fn index(count: u32) -> usize {

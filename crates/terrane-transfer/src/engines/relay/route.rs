@@ -19,7 +19,7 @@ use crate::error::TransferError;
 use crate::hazard::endpoint::Endpoint;
 use crate::plan::TransferPlan;
 use crate::plan::planner::Planner;
-use crate::side::Side;
+use crate::side::{Ends, Side};
 use crate::transfer::{Transfer, TransferOptions};
 
 /// State shared by the engine and its thread.
@@ -302,8 +302,9 @@ impl<'a> ChunkTransfers<'a> {
     /// From the plan's source into a slot.
     pub(super) fn inwards(&self, plan: &TransferPlan, slot: &Endpoint) -> Transfer {
         let transfer = Transfer::new(plan.source(), slot).blocks(self.sources, &self.in_slot());
-        let heads = (!plan.has_all_heads()).then(|| plan.heads(Side::Source));
-        let (heads, tokens) = (rows_in_slot(heads), rows_in_slot(plan.tokens(Side::Source)));
+        let into_slot = |source: Range<u32>| Ends { destination: rows_in_slot(&source), source };
+        let heads = (!plan.has_all_heads()).then(|| into_slot(plan.heads(Side::Source)));
+        let tokens = plan.tokens(Side::Source).map(into_slot);
         self.layered(Transfer { heads, tokens, ..transfer }, Side::Source)
     }
 
@@ -311,10 +312,10 @@ impl<'a> ChunkTransfers<'a> {
     pub(super) fn outwards(&self, slot: &Endpoint, plan: &TransferPlan) -> Transfer {
         let transfer =
             Transfer::new(slot, plan.destination()).blocks(&self.in_slot(), self.destinations);
-        let heads = (!plan.has_all_heads()).then(|| plan.heads(Side::Destination));
-        let swapped = |[end, in_slot]: [Range<u32>; 2]| [in_slot, end];
-        let heads = rows_in_slot(heads).map(swapped);
-        let tokens = rows_in_slot(plan.tokens(Side::Destination)).map(swapped);
+        let out_of_slot =
+            |destination: Range<u32>| Ends { source: rows_in_slot(&destination), destination };
+        let heads = (!plan.has_all_heads()).then(|| out_of_slot(plan.heads(Side::Destination)));
+        let tokens = plan.tokens(Side::Destination).map(out_of_slot);
         self.layered(Transfer { heads, tokens, ..transfer }, Side::Destination)
     }
 

@@ -28,18 +28,18 @@ pub enum RelayStep {
 impl fmt::Display for RelayStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Order => "waiting for the device's order",
+            Self::Order => "waiting for the device order",
             Self::IntoBounce => "copying into a bounce slot",
             Self::OutOfBounce => "copying out of a bounce slot",
             Self::Durability => "making the files durable",
-            Self::Notification => "telling the peer",
+            Self::Notification => "notifying the peer",
         })
     }
 }
 
 /// The cause of a relayed transfer's failure: the engine, the step, and the engine's own error.
 #[derive(Debug, thiserror::Error)]
-#[error("{step}, by engine {engine}, failed")]
+#[error("{step} failed in engine {engine}; see the cause")]
 pub struct StepFailed {
     /// The step that failed.
     pub step: RelayStep,

@@ -122,7 +122,7 @@ impl RelayWorker {
         self.turns.clear();
         self.queues = EngineQueues::default();
         for (_, active) in self.transfers.drain() {
-            // What a job owns drops with it.
+            // The values that a job owns drop with it.
             catch_foreign_panic(|| {
                 let mut active = active;
                 active.failure.get_or_insert(TransferError::EngineStopped.into());

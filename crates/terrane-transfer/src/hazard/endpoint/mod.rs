@@ -222,7 +222,7 @@ impl Endpoint {
         self.0.group
     }
 
-    /// What is in flight on the blocks.
+    /// The claims in flight on the blocks.
     pub(crate) fn hazards(&self) -> &HazardTable {
         &self.0.hazards
     }
@@ -299,9 +299,8 @@ impl fmt::Debug for WeakEndpoint {
 /// A layout whose bytes another endpoint owns: the layout, and the span that is in use.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{} at {} of {} memory are in use by another endpoint; transfer through that one, drop it \
-     first, make both with Endpoint::of_groups, or, to keep the two apart yourself, use \
-     Endpoint::sharing",
+    "{} at {} of {} memory are in use by another endpoint; transfer through that one, or drop \
+     it first; create both with Endpoint::of_groups, or use Endpoint::sharing and separate their users",
     .span.length, .span.location, .span.kind
 )]
 pub struct BytesInUse {

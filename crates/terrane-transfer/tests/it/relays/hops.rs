@@ -1,4 +1,4 @@
-//! What becomes of a hop: explained, durable, direct, by relays at once and over another.
+//! Hops: explained, durable, direct, of several relays at once, and of a relay over another.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -179,7 +179,7 @@ fn to_and_fro_at_once_nothing_waits_for_ever() {
     }
 }
 
-/// What a relay would be given is what it gives: each hop may itself be relayed.
+/// A relay is an engine, so each hop may itself be relayed.
 #[test]
 fn a_relay_may_be_a_hop_of_another() {
     for slot_bytes in [4 * BLOCK, BLOCK / 2, BLOCK / 4] {

@@ -25,7 +25,7 @@ use terrane_transfer::{CopyEngine, DeviceOrder, Endpoint};
 
 use crate::support::*;
 
-/// Of `shape()`.
+/// The bytes of a block of `shape()`.
 pub const BLOCK: u64 = 4 * 2 * PIECE;
 
 /// An engine between devices and pinned memory, as a driver's is.
@@ -48,7 +48,7 @@ pub fn slots(slots: usize, slot_bytes: u64) -> RelayOptions {
     RelayOptions { slots, slot_bytes: ByteCount::new(slot_bytes) }
 }
 
-/// What the other hop is made by.
+/// The engine of the other hop.
 #[derive(Clone, Copy, PartialEq)]
 enum Other {
     Disk,

@@ -1,4 +1,4 @@
-//! Relays whose parts nobody answers and nobody can stop.
+//! Relays with parts that do not complete and cannot be stopped.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::{BLOCK, slots, to_device, to_system, until};
 use crate::support::*;
 
 impl Steered {
-    /// Of blocks to those of the same numbers.
+    /// From blocks to those of the same numbers.
     fn across(&self, blocks: &[u32]) -> Transfer {
         self.transfer(blocks, blocks)
     }
@@ -133,7 +133,7 @@ fn without_memory_for_another_slot_transfers_fail() {
     assert_eq!(rig.relay.slots(), RelaySlots { held: 0, most: 1, refused: 1, orphaned: 1 });
 }
 
-/// What hangs is the hop of the inner relay that writes to the outer one's slot.
+/// The hop of the inner relay that writes to the outer one's slot does not complete.
 #[test]
 fn of_a_relay_over_a_relay_both_leave_their_slots() {
     let device = Arc::new(SimulatedEngine::new(to_device()));

@@ -25,8 +25,8 @@ fn first_hops_go_on_while_second_hops_run_in_as_many_slots_as_there_are() {
     rig.system.hold();
     let all: Vec<u32> = (0..8).collect();
     let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
-    // Of eight chunks three have slots. The second hop of one is held, for which those of the
-    // others wait.
+    // Three of eight chunks have slots. The second hop of one is held, and those of the others
+    // wait for it.
     until(|| rig.device.ended() == 3);
     rig.device.wait_until_idle();
     until(|| rig.system.queued() == 1);
@@ -200,7 +200,7 @@ fn a_device_order_is_that_of_the_submission_and_holds_no_slot() {
         let blocks = [0, 1, 2];
         let transfer = Transfer::new(from, to).blocks(&blocks, &blocks);
         let ordered = rig.manager.submit(transfer.device_order(stream.order()), ()).unwrap();
-        // What the device is given later is none of the transfer's business.
+        // Later work of the device does not concern the transfer.
         stream.launch();
         let other = rig.manager.submit(rig.transfer(&[9], &[9]), ()).unwrap();
         end_of(other).result.unwrap();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
 use terrane_transfer::{CopyFailure, CopyGrid, Side, TransferPlan};
 
 use crate::engine::complete::failed_job::engine_failure;
@@ -279,7 +280,7 @@ pub(crate) struct SubmittedStep {
 fn layers_up_to(grids: &[CopyGrid], plan: &TransferPlan, chunk: &Chunk) -> u32 {
     // All grids have the layers of the transfer.
     let layers = grids.first().map_or(1, |grid| grid.layers);
-    let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
+    let pairs = to_u64(plan.destination_blocks().len());
     let is_last = u64::from(chunk.pairs.end) >= pairs;
     let whole = if is_last { chunk.layers.end } else { chunk.layers.start };
     if whole >= layers { plan.layers().end - plan.layers().start } else { whole }

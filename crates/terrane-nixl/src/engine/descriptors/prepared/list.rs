@@ -1,10 +1,11 @@
 //! One prepared list.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use terrane_core::ByteCount;
+use terrane_core::sync::lock;
 use terrane_transfer::{Endpoint, Side, TransferPlan};
 
 use crate::agent::Agent;
@@ -55,7 +56,7 @@ impl PreparedList {
         let raw = if is_local {
             let local = LocalRegistrations::of(agent, route, bases, plan.end(key.side))?;
             // No registration may change between this check and NIXL's.
-            let table = agent.registrations().lock().unwrap_or_else(PoisonError::into_inner);
+            let table = lock(&agent.registrations());
             let is_own = |region| table.has_only(&local.own, region, route.backend);
             if !local.regions.iter().all(is_own) {
                 return None;

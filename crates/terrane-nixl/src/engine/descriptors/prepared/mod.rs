@@ -20,10 +20,11 @@ pub(in crate::engine) mod list;
 mod tests;
 
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
-use terrane_core::ByteCount;
+use terrane_core::convert::to_u64;
+use terrane_core::sync::lock;
 use terrane_transfer::{Endpoint, EndpointId, TransferPlan, WeakEndpoint};
 
 use super::piece_index::PieceIndex;
@@ -69,7 +70,7 @@ struct MissingList {
 impl PreparedLists {
     pub(in crate::engine) fn new(options: &NixlEngineOptions) -> Self {
         Self {
-            max_pieces: ByteCount::from_usize(options.prepared_descriptors).get(),
+            max_pieces: to_u64(options.prepared_descriptors),
             threshold: options.prepare_threshold.into(),
             ends: Mutex::default(),
         }
@@ -124,7 +125,7 @@ impl PreparedLists {
         }
         for missing in &missing {
             if let Some(known) = ends.get_mut(&missing.key) {
-                let listed = ByteCount::from_usize(descriptors).get();
+                let listed = to_u64(descriptors);
                 // A transfer that arrives during the preparation continues to list.
                 known.has_failed |= is_due;
                 known.listed = if is_due { 0 } else { known.listed.saturating_add(listed) };
@@ -164,7 +165,7 @@ impl PreparedLists {
     }
 
     fn lock(&self) -> MutexGuard<'_, FxHashMap<EndKey, EndLists>> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ends)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 
-use terrane_core::{HostAddress, Location, Memory, Registered, StorageKind};
+use terrane_core::{ByteCount, HostAddress, Location, Memory, Registered, StorageKind};
 use terrane_layout::{
     BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
 };
