@@ -1,13 +1,13 @@
 //! Parts of a block store: keyed KV-cache blocks over tiers.
 //!
-//! [`TierIndex`] finds the slot of a key, [`EvictionPolicy`] chooses the block that makes room, and
-//! [`CompletionQueue`] delivers ended jobs. [`disk`] records which block is in which slot of a file, and finds the blocks again after a crash.
+//! [`TierIndex`] finds the slot of a key. An [`EvictionPolicy`] chooses the block that makes room.
+//! [`CompletionQueue`] delivers ended jobs. [`disk`] records which block is in which slot of a
+//! file, and finds the blocks again after a crash. The store that composes them is not built yet.
 //!
 //! # Should I be using this crate?
 //!
-//! Use it to keep blocks on disk across restarts under file formats of Terrane. The crate gives you
-//! the slots with their checksums; reading and writing payloads is up to you, for example with
-//! `terrane-storage` and `terrane-transfer`.
+//! Use it to keep track of blocks by key, in memory and on disk across restarts. It returns slots
+//! and checksums. The caller reads and writes the payloads, for example with `terrane-transfer`.
 //!
 //! # What it does not do
 //!
