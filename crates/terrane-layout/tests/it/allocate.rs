@@ -196,9 +196,10 @@ fn unregistered_asks_no_registrar() {
 
 #[test]
 fn an_allocator_that_breaks_its_contract_is_found_out_before_registration() {
-    for (short_by, address, expected) in
-        [(1, 1 << 30, "has 2879 bytes, and 2880 are needed"), (0, (1 << 30) + 64, "no multiple of")]
-    {
+    for (short_by, address, expected) in [
+        (1, 1 << 30, "has 2879 bytes, and 2880 are needed"),
+        (0, (1 << 30) + 64, "needs an alignment of"),
+    ] {
         let journal = Journal::default();
         let allocator = Allocator { short_by, address, ..Allocator::new(&journal) };
         let registrar = Registrar::new(&journal);

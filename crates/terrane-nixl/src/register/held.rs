@@ -22,7 +22,7 @@ impl HeldDescriptors {
         if process::is_forked() {
             return held;
         }
-        let mut table = lock(&agent.registrations());
+        let mut table = lock(agent.registrations());
         without_tracing(|| {
             for index in 0..attempts.len() {
                 let requested = attempts.get(index).map(|attempt| attempt.outcome);
@@ -46,7 +46,7 @@ impl Drop for HeldDescriptors {
             return;
         }
         let mut failed: SmallVec<[_; 1]> = SmallVec::new();
-        let mut table = lock(&self.agent.registrations());
+        let mut table = lock(self.agent.registrations());
         without_tracing(|| {
             for descriptor in &self.descriptors {
                 failed.extend(table.release(descriptor).map(|error| (descriptor, error)));

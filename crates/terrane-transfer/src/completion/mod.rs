@@ -33,7 +33,7 @@ use waiter_progress::{Invitation, WaiterPolling, WaiterProgress};
 /// cancelled half-way frees nothing under a running copy: the copy continues, and the guard drops
 /// after it.
 ///
-/// If the engine invites waiting threads ([`WaiterProgress`](crate::WaiterProgress)), a thread that waits polls the
+/// If the engine invites waiting threads ([`WaiterProgress`]), a thread that waits polls the
 /// engine for a while before it sleeps. A thread that calls `has_ended` polls it once. So the end
 /// of a transfer may run on this thread: drops of what it owns, and the start of transfers that
 /// waited for it. These drops, and wakers, must not wait for another transfer

@@ -150,7 +150,7 @@ impl<G> CompletionSet<G> {
     }
 
     /// The layers of one transfer, if it exists, is in flight and is
-    /// [layer-by-layer](Transfer::layer_by_layer).
+    /// [layer-by-layer](crate::Transfer::layer_by_layer).
     #[must_use]
     pub fn layers(&self, transfer: usize) -> Option<Layers> {
         match self.members.get(transfer)? {

@@ -36,7 +36,7 @@ use quote::Quote;
 /// An engine guarantees:
 ///
 /// - [`quote`](Self::quote) reads a plan and touches no bytes.
-/// - A plan without runs is executed like any other: the job ends once its terms are met, after the
+/// - A plan without runs is executed like any other: the job ends once its options are met, after the
 ///   device's order and with durable files.
 /// - [`submit`](Self::submit) returns at once. It neither copies nor waits on the caller's thread.
 /// - The job is [finished](CopyJob::finish) exactly once, whatever happens. A job that is dropped
@@ -44,7 +44,7 @@ use quote::Quote;
 /// - Its drop joins no thread if it runs on a thread that finishes jobs, its own or another
 ///   engine's. A job that waited for a job of another engine may hold the last reference to this
 ///   one. Two engines that join each other's threads would deadlock. The functions of
-///   [`threads`](crate::engines::threads) follow this rule.
+///   [`threads`] follow this rule.
 ///
 /// An engine may also:
 ///

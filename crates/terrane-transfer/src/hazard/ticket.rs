@@ -127,7 +127,7 @@ impl Ticket {
     ///
     /// So the outcome says whether the transfer was stopped. Its guard returns with the outcome, as
     /// always. If it was stopped half-way, its destination is
-    /// [incomplete](TransferError::Incomplete); if it had not started, the destination is
+    /// [incomplete](crate::TransferError::Incomplete); if it had not started, the destination is
     /// unchanged. Transfers that run after it see a failed predecessor.
     ///
     /// The ticket of a transfer that waited for others ends only when those have ended, although

@@ -160,7 +160,7 @@ impl TransferManager {
         transfer: &Transfer,
         plan: &TransferPlan,
     ) -> Result<Choice<'_>, TransferError> {
-        check_terms(transfer)?;
+        check_options(transfer)?;
         let mut best: Option<(&Arc<dyn CopyEngine>, Quote)> = None;
         let mut declined: Vec<(&'static str, Declined)> = Vec::new();
         for engine in self.engines.iter() {
@@ -224,7 +224,7 @@ impl Prepared {
 }
 
 /// Checks that the transfer's options fit its two ends.
-fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
+fn check_options(transfer: &Transfer) -> Result<(), TransferError> {
     let ends = [(Side::Source, &transfer.source), (Side::Destination, &transfer.destination)];
     let device = ends.into_iter().find(|(_, end)| matches!(end.kind(), StorageKind::Device(_)));
     match (device, &transfer.options.device_order) {

@@ -24,7 +24,7 @@ use free_ids::FreeIds;
 ///
 /// An id is never handed out while a transfer or a [hold](crate::Endpoint::hold_for_read) claims
 /// its block. So a set may drop while a transfer of its blocks waits, runs, or was
-/// [given up](crate::CopyJob::orphan) although its copy may continue. Its ids become free when the
+/// [orphaned](crate::CopyJob::orphan) although its copy may continue. Its ids become free when the
 /// last claim on them is released.
 ///
 /// The lowest free ids are handed out first, in ascending order. So blocks that are taken together

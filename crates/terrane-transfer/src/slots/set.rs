@@ -62,7 +62,7 @@ impl SlotSet {
     /// Frees the ids once the ticket's transfer has ended, whether it has succeeded or failed. If
     /// it has ended, they are free at once.
     ///
-    /// If that transfer was [given up](crate::CopyJob::orphan), they are free once its copy has
+    /// If that transfer was [orphaned](crate::CopyJob::orphan), they are free once its copy has
     /// ended as well.
     pub fn free_after(self, ticket: &Ticket) {
         ticket.keep(Arc::new(self));

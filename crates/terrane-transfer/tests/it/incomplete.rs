@@ -134,7 +134,7 @@ fn what_its_writer_left_as_it_panicked_is_incomplete() {
     assert_eq!(incomplete(&rig.refused(rig.transfer(&[0], &[0]))), [0]);
 }
 
-/// The copy that was given up may go on to write.
+/// The orphaned copy may continue to write.
 #[test]
 fn blocks_of_a_copy_that_was_given_up_are_not_used_after_its_end_either() {
     type MakeTransfer = fn(&Rig) -> Transfer;

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
 use terrane_core::ByteCount;
-use terrane_core::convert::to_u64;
 use terrane_pool::{Pool, PoolOptions, SizeClasses};
 
-use crate::programs::{Random, mooncake_size};
+use crate::programs::mooncake_size;
 use terrane_testkit::priced::PricedDevice as Upstream;
+use terrane_testkit::random::Seeded;
 
 const CAPACITY: u64 = 1 << 30;
 
@@ -53,7 +53,7 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
 fn fill(classes: SizeClasses) -> anyhow::Result<(f64, f64)> {
     let upstream = Upstream::with_capacity(Duration::ZERO, CAPACITY);
     let pool = Pool::new(&upstream, PoolOptions { classes, ..PoolOptions::default() })?;
-    let mut random = Random(3);
+    let mut random = Seeded::new(3);
     let (mut live, mut asked) = (Vec::new(), 0);
     let (mut times, mut ratio) = (Vec::with_capacity(REFUSALS), 0.0);
     while times.len() < REFUSALS {
@@ -69,8 +69,7 @@ fn fill(classes: SizeClasses) -> anyhow::Result<(f64, f64)> {
             }
             times.push(time.as_secs_f64() * 1e9);
             ratio += upstream.live() as f64 / asked as f64;
-            let count = to_u64(live.len());
-            let victim = live.swap_remove(ByteCount::new(random.below(count)).to_usize());
+            let victim = live.swap_remove(random.below(live.len()));
             asked -= victim.asked().get();
         }
     }

@@ -6,6 +6,7 @@ use terrane_core::ByteCount;
 use terrane_core::convert::to_u64;
 use terrane_pool::SizeClasses;
 use terrane_pool::adaptors::{TraceAction, TraceEvent, TraceTime};
+use terrane_testkit::random::Seeded;
 
 /// A KV block of 16 tokens, latent attention of 576 values of two bytes, and 8 layers.
 const KV_BLOCK: ByteCount = ByteCount::kib(144);
@@ -34,7 +35,7 @@ pub fn of_mixed_sizes() -> Result<Vec<(String, Program)>, ReplayError> {
 }
 
 /// A size of Mooncake's allocator benchmark: 70 % of 4 KiB, 20 % of 256 KiB, 10 % of 3.12 MiB.
-pub fn mooncake_size(random: &mut Random) -> u64 {
+pub fn mooncake_size(random: &mut Seeded) -> u64 {
     match random.below(10) {
         0..7 => 4 << 10,
         7..9 => 256 << 10,
@@ -45,14 +46,13 @@ pub fn mooncake_size(random: &mut Random) -> u64 {
 /// Mooncake's mixed sizes: allocations until 1 GiB is live, and then a free of random blocks before
 /// each allocation that would exceed it.
 fn mooncake() -> Result<Program, ReplayError> {
-    let mut random = Random(7);
+    let mut random = Seeded::new(7);
     let mut trace = Trace::default();
     let (mut live, mut live_bytes) = (Vec::new(), 0);
     for _ in 0..20_000 {
         let bytes = mooncake_size(&mut random);
         while live_bytes + bytes > 1 << 30 {
-            let count = to_u64(live.len());
-            let (block, bytes) = live.swap_remove(ByteCount::new(random.below(count)).to_usize());
+            let (block, bytes) = live.swap_remove(random.below(live.len()));
             live_bytes -= bytes;
             trace.free(block);
         }
@@ -66,15 +66,14 @@ fn mooncake() -> Result<Program, ReplayError> {
 /// 16 GiB of them at once.
 pub fn kv_blocks() -> Result<Program, ReplayError> {
     let most = (16 << 30) / KV_BLOCK.get();
-    let mut random = Random(11);
+    let mut random = Seeded::new(11);
     let mut trace = Trace::default();
     let mut live = 0;
     let mut running: Vec<Vec<u64>> = Vec::new();
     for _ in 0..4_000 {
-        let wanted = 1 + random.below(512);
+        let wanted = 1 + random.next_u64() % 512;
         while live + wanted > most {
-            let count = to_u64(running.len());
-            let ended = running.swap_remove(ByteCount::new(random.below(count)).to_usize());
+            let ended = running.swap_remove(random.below(running.len()));
             live -= to_u64(ended.len());
             ended.into_iter().for_each(|block| trace.free(block));
         }
@@ -105,18 +104,5 @@ impl Trace {
         let size = ByteCount::new(bytes);
         let time = TraceTime::default();
         self.0.push(TraceEvent { thread: 0, time, action, pointer, size, stream: 0 });
-    }
-}
-
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
     }
 }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use super::{LayerError, LayerState, LayerWaiter, SharedLayers};
 use crate::sync::lock;
 
-/// A future of the completion of layers; from [`Layers::done`].
+/// A future of the completion of layers; from [`Layers::done`](crate::Layers::done).
 ///
 /// It is ready with an error if one of them will not arrive. Dropping it changes nothing else.
 /// After it was ready, a poll returns the same result.

@@ -60,7 +60,7 @@ impl CopyJob {
     }
 
     /// A part of another job. Both hold the claims on the transfer's blocks. All other memory of
-    /// the plan belongs to the caller alone, which is notified if the part is given up.
+    /// the plan belongs to the caller alone, which is notified if the part is orphaned.
     pub(crate) fn part(
         claims: &Arc<TransferClaims>,
         plan: TransferPlan,
@@ -156,12 +156,12 @@ impl CopyJob {
     /// run after this one fail. From here on the [`Orphaned`] own the memory at both ends and the
     /// claims on its blocks.
     ///
-    /// A part of another engine's transfer, such as a relay's chunk, is given up in the same way.
+    /// A part of another engine's transfer, such as a relay's chunk, is orphaned in the same way.
     /// The transfer ends with the failure, and its blocks stay claimed. The other engine does not
     /// reuse its own memory that the part goes through.
     pub fn orphan(mut self, failure: CopyFailure) -> Orphaned {
         self.finalizer.result = Some(Err(self.describe(failure)));
-        self.leave_claims();
+        self.orphan_claims();
         self.orphaned();
         let Self { plan, claims, is_part: _, options, progress: _, finalizer } = self;
         catch_foreign_panic(|| drop((options, finalizer)));
@@ -169,7 +169,7 @@ impl CopyJob {
     }
 
     /// Reports, before the end, that something may touch the memory after the job has ended: the
-    /// job or a part of it was given up.
+    /// job or a part of it was orphaned.
     pub(crate) fn orphaned(&self) {
         if let Some(sink) = &self.finalizer.sink {
             sink.orphaned();
@@ -210,25 +210,25 @@ impl CopyJob {
     /// The transfer fails with this error.
     fn release_after(&self, cause: &TransferError) {
         if !cause.is_refusal() {
-            self.leave_shared_claims();
+            self.orphan_shared_claims();
         } else if !self.is_part {
             self.claims.writing.has_written(Written::Nothing);
         }
     }
 
-    /// The transfer fails. If a part of it was given up, that part keeps the claims, and may still
+    /// The transfer fails. If a part of it was orphaned, that part keeps the claims, and may still
     /// touch the blocks.
-    fn leave_shared_claims(&self) {
+    fn orphan_shared_claims(&self) {
         if Arc::strong_count(&self.claims) > 1 {
-            self.leave_claims();
+            self.orphan_claims();
         }
     }
 
     /// The transfer fails, and its claims remain.
-    fn leave_claims(&self) {
+    fn orphan_claims(&self) {
         if !self.is_part {
-            self.claims.reading.leave();
-            self.claims.writing.leave();
+            self.claims.reading.orphan();
+            self.claims.writing.orphan();
         }
     }
 

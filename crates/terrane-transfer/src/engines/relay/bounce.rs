@@ -29,7 +29,7 @@ struct SlotsState {
     /// The memory of a slot. Quotes and jobs without bytes are planned over it.
     first: Region,
     /// Whether that slot was left to a copy, so that another one should replace it here.
-    first_is_left: bool,
+    first_is_orphaned: bool,
 }
 
 /// The slots of a [`RelayEngine`](super::RelayEngine).
@@ -41,7 +41,7 @@ pub struct RelaySlots {
     pub most: usize,
     /// How often the allocator refused another slot. Transfers then share the existing ones.
     pub refused: u64,
-    /// The number of slots left to copies that their engines gave up. Their memory is freed when
+    /// The number of slots left to copies that their engines orphaned. Their memory is freed when
     /// such a copy has ended. Until then it adds to the memory of the other slots.
     pub orphaned: u64,
 }
@@ -52,7 +52,7 @@ impl fmt::Display for RelaySlots {
         write!(
             f,
             "{held} of {most} slots; {refused} more refused by the allocator, {orphaned} left to \
-             copies that were given up"
+             orphaned copies"
         )
     }
 }
@@ -81,7 +81,7 @@ impl BounceSlots {
         let first = allocate()?;
         let slots = RelaySlots { held: 1, most: options.slots.max(1), refused: 0, orphaned: 0 };
         let free = vec![Slot { region: first.clone(), latest: None }];
-        let state = Mutex::new(SlotsState { free, slots, first, first_is_left: false });
+        let state = Mutex::new(SlotsState { free, slots, first, first_is_orphaned: false });
         Ok(Self { allocate, kind, slot_bytes, state, quoted: Mutex::default() })
     }
 
@@ -117,7 +117,7 @@ impl BounceSlots {
         match allocated {
             Ok(region) => {
                 state.slots.held += 1;
-                if std::mem::take(&mut state.first_is_left) {
+                if std::mem::take(&mut state.first_is_orphaned) {
                     let left = std::mem::replace(&mut state.first, region.clone());
                     drop(state);
                     let quoted = lock(&self.quoted).take();
@@ -142,12 +142,12 @@ impl BounceSlots {
         lock(&self.state).free.push(slot);
     }
 
-    /// Leaves a slot to a copy that was given up. Its remains keep the memory.
-    pub(super) fn leave(&self, slot: Slot) {
+    /// Leaves a slot to a copy that was orphaned. It keeps the memory.
+    pub(super) fn orphan(&self, slot: Slot) {
         let mut state = lock(&self.state);
         state.slots.held -= 1;
         state.slots.orphaned += 1;
-        state.first_is_left |= slot.region.same_memory(&state.first);
+        state.first_is_orphaned |= slot.region.same_memory(&state.first);
         drop(state);
         drop(slot);
     }

@@ -72,7 +72,7 @@ use worker::RelayWorker;
 /// the relay no longer uses the slot of the part ([`RelaySlots::orphaned`]). Another slot is
 /// allocated on demand. If no slot is left and that allocation fails, transfers fail.
 ///
-/// Until the part is given up, it keeps its slot, and its place among the few chunks of its engine.
+/// Until the part is orphaned, it keeps its slot, and its place among the few chunks of its engine.
 /// So without a deadline of the transfer or of the engine, a peer that hangs delays the others.
 ///
 /// # Threads
@@ -183,7 +183,7 @@ impl RelayEngine {
 // SAFETY: the engine touches no byte itself. Its parts, which other engines execute, copy between
 // the blocks of the job's plan and slots. Each slot belongs to one part at a time. The engine
 // finishes the job when every part has ended, and a part that is lost reports its end as it drops.
-// A part that was given up may still touch its blocks and its slot. These belong to its remains,
+// A part that was orphaned may still touch its blocks and its slot. These belong to its orphan,
 // which hold the claims of the job as well; the slot is never used again.
 unsafe impl CopyEngine for RelayEngine {
     fn name(&self) -> &'static str {

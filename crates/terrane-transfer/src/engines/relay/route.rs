@@ -66,7 +66,7 @@ impl RelayShared {
         // The planner refuses only a layout that overlaps the slots'.
         let [Ok(into), Ok(out)] = hops else { return Err(Declined::Kinds) };
         let quotes = |into_slots: &dyn CopyEngine, out_of_slots: &dyn CopyEngine| {
-            let [first, second] = quoted_terms(plan, options, self);
+            let [first, second] = hop_options(plan, options, self);
             Ok([into_slots.quote(&into, &first)?, out_of_slots.quote(&out, &second)?])
         };
         let [one, other] = &self.engines;
@@ -143,7 +143,7 @@ impl RelayShared {
         })
     }
 
-    /// The terms of a part of a transfer whose device order has been reached.
+    /// The options of a part of a transfer whose device order has been reached.
     pub(super) fn options(
         &self,
         step: RelayStep,
@@ -239,9 +239,9 @@ fn notification_hop_of(plan: &TransferPlan) -> RelayStep {
     }
 }
 
-/// The terms for the quotes of the hops. They state a device order and a durability that the
+/// The options for the quotes of the hops. They state a device order and a durability that the
 /// engines accept.
-fn quoted_terms(
+fn hop_options(
     plan: &TransferPlan,
     options: &TransferOptions,
     shared: &RelayShared,

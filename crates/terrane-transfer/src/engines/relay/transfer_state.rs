@@ -43,7 +43,7 @@ pub(super) struct TransferState {
     /// Whether the peer has yet to be notified.
     pub(super) to_notify: bool,
     pub(super) failure: Option<RelayFailure>,
-    /// Whether a part was given up, so that its copy may continue.
+    /// Whether a part was orphaned, so that its copy may continue.
     pub(super) is_orphaned: bool,
 }
 
@@ -162,7 +162,7 @@ impl TransferState {
     /// leaves it to the copy.
     pub(super) fn release(&mut self, chunk: usize, is_orphaned: bool, bounce: &BounceSlots) {
         match self.chunks.try_remove(chunk) {
-            Some(held) if is_orphaned => bounce.leave(held.slot),
+            Some(held) if is_orphaned => bounce.orphan(held.slot),
             Some(held) => bounce.give_back(held.slot),
             None => {}
         }

@@ -61,7 +61,7 @@ struct TableState {
     counts: BlockCounts,
     in_flight: Slab<ClaimEntry>,
     /// How many of them have holders that failed while something may still touch the blocks.
-    left: usize,
+    orphaned: usize,
     incomplete: Incomplete,
     /// The ranges of blocks that have an allocator of slots.
     slots: Vec<Range<u32>>,
@@ -74,7 +74,7 @@ struct ClaimEntry {
     area: Area,
     blocks: Blocks,
     /// Whether the holder has ended and something may still touch the blocks.
-    is_left: bool,
+    is_orphaned: bool,
 }
 
 /// The outcome of a write claim that did not fail half-way.
@@ -100,7 +100,7 @@ impl HazardTable {
     fn build(num_blocks: u32, incomplete: Incomplete) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (counts, in_flight) = (BlockCounts::new(num_blocks), Slab::new());
-        let claims = TableState { counts, in_flight, left: 0, incomplete, slots: Vec::new() };
+        let claims = TableState { counts, in_flight, orphaned: 0, incomplete, slots: Vec::new() };
         let owner = OwnerProcess::current();
         // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, atomic::Ordering::Relaxed);
@@ -155,7 +155,7 @@ impl LockedHazards<'_> {
         wanted: &BlockUse<'_>,
         predecessors: &dyn Fn(TransferId) -> bool,
     ) -> Vec<BlockConflict> {
-        self.claims.conflicts(wanted, |entry| entry.is_left || !predecessors(entry.holder))
+        self.claims.conflicts(wanted, |entry| entry.is_orphaned || !predecessors(entry.holder))
     }
 
     /// The wanted blocks that a failed transfer may have written in part.
@@ -163,7 +163,7 @@ impl LockedHazards<'_> {
         self.claims.incomplete.among(wanted.blocks, wanted.group, &wanted.area())
     }
 
-    /// Whether nothing claims any of the blocks, not even a transfer that was given up.
+    /// Whether nothing claims any of the blocks, not even a transfer that was orphaned.
     pub(crate) fn are_unclaimed(&self, blocks: &[u32]) -> bool {
         self.claims.counts.are_free(blocks, Access::Write)
     }
@@ -192,7 +192,7 @@ impl LockedHazards<'_> {
         claims.counts.add(&blocks, access);
         let holder = holder.id();
         let (group, area) = (used.group, used.area());
-        let entry = ClaimEntry { holder, access, group, area, blocks, is_left: false };
+        let entry = ClaimEntry { holder, access, group, area, blocks, is_orphaned: false };
         let key = claims.in_flight.insert(entry);
         Claim { table: Arc::clone(self.table), key, written: OnceLock::new() }
     }
@@ -260,13 +260,13 @@ impl Claim {
 
     /// Records that the holder has failed. Something may touch the blocks until the claim drops, so
     /// no successor may use them.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn orphan(&self) {
         if !self.table.owner.is_current() {
             return;
         }
         let claims = &mut *lock(&self.table.claims);
         let Some(entry) = claims.in_flight.get_mut(self.key) else { return };
-        claims.left += usize::from(!std::mem::replace(&mut entry.is_left, true));
+        claims.orphaned += usize::from(!std::mem::replace(&mut entry.is_orphaned, true));
         if entry.access == Access::Write {
             claims.incomplete.add(&entry.blocks, entry.group, &entry.area);
         }
@@ -280,7 +280,7 @@ impl Claim {
     /// [`TransferError::Incomplete`] if the claim reads incomplete blocks, unless that is allowed.
     pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
         let claims = &mut *lock(&self.table.claims);
-        if claims.incomplete.is_empty() && claims.left == 0 {
+        if claims.incomplete.is_empty() && claims.orphaned == 0 {
             return Ok(());
         }
         let Some(entry) = claims.in_flight.get(self.key) else { return Ok(()) };
@@ -288,8 +288,8 @@ impl Claim {
         let Area { layers, heads } = entry.area.clone();
         let (access, group) = (entry.access, entry.group);
         let wanted = BlockUse { access, blocks: &blocks, group, layers, heads };
-        if claims.left > 0 {
-            let conflicts = claims.conflicts(&wanted, |entry| entry.is_left);
+        if claims.orphaned > 0 {
+            let conflicts = claims.conflicts(&wanted, |entry| entry.is_orphaned);
             if !conflicts.is_empty() {
                 return Err(TransferError::Conflict { conflicts });
             }
@@ -314,7 +314,7 @@ impl Drop for Claim {
         let claims = &mut *lock(&self.table.claims);
         let Some(entry) = claims.in_flight.try_remove(self.key) else { return };
         claims.counts.remove(&entry.blocks, entry.access);
-        claims.left -= usize::from(entry.is_left);
+        claims.orphaned -= usize::from(entry.is_orphaned);
         match (entry.access, self.written.get()) {
             (Access::Read, _) | (_, Some(Written::Nothing)) => {}
             (Access::Write, Some(Written::All)) => {

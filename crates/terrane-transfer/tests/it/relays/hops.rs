@@ -45,7 +45,7 @@ fn both_hops_are_explained_and_the_slower_one_is_predicted() {
     assert_eq!(manager.explain(&transfer(&[0])).unwrap().predicted, millis(7));
 }
 
-/// Notes the terms and the bytes of the jobs that pass.
+/// Records the options and the bytes of the jobs that pass.
 #[derive(Debug)]
 struct Noting {
     inner: Arc<dyn CopyEngine>,

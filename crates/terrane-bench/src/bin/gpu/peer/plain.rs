@@ -67,10 +67,10 @@ END:
 }
 ";
 
-/// The kernel, on the rig's device.
+/// The kernel, on the device of the setup.
 pub struct Plain<'setup>(Kernel<'setup>);
 
-/// Pieces of equal length, with the lists of their addresses in the rig's device's memory.
+/// Pieces of equal length, with the lists of their addresses in the memory of that device.
 pub struct PlainCopy {
     sources: DeviceMemory,
     destinations: DeviceMemory,

@@ -56,7 +56,7 @@ impl PreparedList {
         let raw = if is_local {
             let local = LocalRegistrations::of(agent, route, bases, plan.end(key.side))?;
             // No registration may change between this check and NIXL's.
-            let table = lock(&agent.registrations());
+            let table = lock(agent.registrations());
             let is_own = |region| table.has_only(&local.own, region, route.backend);
             if !local.regions.iter().all(is_own) {
                 return None;
