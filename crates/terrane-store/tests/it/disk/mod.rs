@@ -4,5 +4,6 @@ mod crash;
 mod damages;
 mod directory;
 mod harness;
+mod history;
 mod killed;
 mod recorder;
