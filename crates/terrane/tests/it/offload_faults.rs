@@ -135,24 +135,23 @@ fn open_files(process: u32, directory: &Path) -> Vec<PathBuf> {
     paths.filter(leads_there).collect()
 }
 
-/// Somebody scribbles into the scratch files all the while: the run says so, and fails.
+/// Another thread overwrites the scratch files during the run. The run reports wrong bytes and fails.
 #[test]
 fn wrong_bytes_are_found() {
-    // On a busy machine a run can be over before anything was scribbled that it reads again; then
-    // a longer one.
+    // On a busy machine a run can end before it reads an overwritten byte. Then a longer one runs.
     let mut outputs = ["40", "200", "1000"].into_iter().map(scribbled_into);
     let output = outputs.find(|output| !output.status.success());
     let output = output.expect("no run found any wrong byte");
     let text = errors(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("error: ") && text.contains("hops left bytes where"), "{text}");
+    assert!(text.contains("error: ") && text.contains("hops produced wrong bytes"), "{text}");
     assert!(text.contains("expected") && text.contains("found 0x5a"), "{text}");
     let lines = String::from_utf8(output.stdout).unwrap();
     assert!(lines.contains(r#""hop":"host to disk""#), "{lines}");
     assert!(lines.contains(r#""verified":false"#), "{lines}");
 }
 
-/// A run of so many rounds, with somebody who scribbles into its files.
+/// A run of this many rounds while a thread overwrites its files.
 fn scribbled_into(rounds: &str) -> Output {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
