@@ -61,7 +61,7 @@
 //! let pointer = tensor.into_versioned()?.into_raw();
 //!
 //! // In: the other side checks every field, and owns the tensor from then on.
-//! // SAFETY: the pointer is a managed tensor's that nobody else has.
+//! // SAFETY: the pointer is that of a managed tensor, and no other code has it.
 //! let imported = unsafe { Importer::new().versioned(pointer.as_ptr()) }?;
 //! assert_eq!(imported.shape().sizes(), [4, 4]);
 //! assert_eq!(imported.location(), Location::Host(address));

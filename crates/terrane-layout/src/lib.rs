@@ -57,7 +57,7 @@
 //!     location: Location::Host(HostAddress::new(address)),
 //!     length: plan.base_bytes(),
 //! };
-//! // SAFETY: the box owns the bytes, does not move them, and is used by nobody else.
+//! // SAFETY: the box owns the bytes, does not move them, and no other code uses it.
 //! let memory = unsafe { ForeignMemory::new(span, bytes) };
 //!
 //! let layout = LayoutBuilder::new(config)

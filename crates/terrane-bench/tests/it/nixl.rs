@@ -75,7 +75,7 @@ fn expected() -> Vec<Expected> {
     ] {
         for way in ["write", "read"] {
             let case = format!("{moved} in {pieces}, {way}");
-            let listed = "nixl-sys, descriptors listed anew".to_owned();
+            let listed = "nixl-sys, descriptors listed again".to_owned();
             let prepared = "nixl-sys, descriptors prepared".to_owned();
             let each = format!("nixl-sys, {count} descriptors");
             let joined = "nixl-sys, joined by hand".to_owned();

@@ -334,8 +334,8 @@ impl Kernel<'_> {
     ///
     /// # Safety
     ///
-    /// The parameters are the kernel's, and what it reads and writes stays valid until the stream
-    /// has come past it.
+    /// The parameters are those of the kernel. The memory that it reads and writes stays valid until
+    /// the launch has completed.
     pub unsafe fn launch(
         &self,
         stream: &Stream,

@@ -150,7 +150,7 @@ impl Case {
         match order {
             Order::Scattered => {
                 let by_number = format!("{name}, by number");
-                report(name, "nixl-sys, descriptors listed anew", one, as_fast)?;
+                report(name, "nixl-sys, descriptors listed again", one, as_fast)?;
                 report(by_number, "nixl-sys, descriptors prepared", other, as_fast)?;
             }
             Order::Neighbours => {

@@ -149,7 +149,7 @@ fn by_an_old_key(described: &LayoutDescriptor, longer: u64) -> Vec<u8> {
 }
 
 /// An owner that registers the same memory again, and a reader.
-struct Anew {
+struct Reregistered {
     owner: Agent,
     reader: Agent,
     source: Endpoint,
@@ -158,7 +158,7 @@ struct Anew {
     export: Vec<u8>,
 }
 
-impl Anew {
+impl Reregistered {
     fn new() -> Self {
         let (owner, reader) = (agent(), agent());
         let source = Endpoint::new(layout(&owner)).unwrap();
@@ -196,22 +196,22 @@ impl Anew {
 /// NIXL would go on with the key that it has, and say nothing.
 #[test]
 fn memory_that_was_registered_again_is_not_imported_beside_its_old_key() {
-    let anew = Anew::new();
-    let old = anew.import_old(0);
-    anew.is_refused();
+    let case = Reregistered::new();
+    let old = case.import_old(0);
+    case.is_refused();
     // The earlier state is unchanged.
-    assert_eq!(anew.reader.peers(), [(old.peer(), anew.owner.name().clone())]);
-    assert_eq!(anew.import_old(0).endpoint().id(), old.endpoint().id());
-    anew.is_read(&anew.reader.refresh(&anew.export).unwrap());
-    assert_eq!(anew.reader.use_peer(old.peer()).unwrap_err(), PeerUnavailable::Unknown);
+    assert_eq!(case.reader.peers(), [(old.peer(), case.owner.name().clone())]);
+    assert_eq!(case.import_old(0).endpoint().id(), old.endpoint().id());
+    case.is_read(&case.reader.refresh(&case.export).unwrap());
+    assert_eq!(case.reader.use_peer(old.peer()).unwrap_err(), PeerUnavailable::Unknown);
 }
 
 #[test]
 fn memory_that_was_registered_again_is_read_by_its_new_key_once_the_old_one_is_unused() {
     for longer in [0, 4096] {
-        let anew = Anew::new();
-        drop(anew.import_old(longer));
-        anew.is_read(&anew.reader.import(&anew.export).unwrap());
+        let case = Reregistered::new();
+        drop(case.import_old(longer));
+        case.is_read(&case.reader.import(&case.export).unwrap());
     }
 }
 
@@ -219,24 +219,24 @@ fn memory_that_was_registered_again_is_read_by_its_new_key_once_the_old_one_is_u
 #[test]
 fn memory_that_was_registered_again_is_read_by_its_new_key_beside_other_layouts() {
     for longer in [0, 4096] {
-        let anew = Anew::new();
-        let other = layout(&anew.owner);
-        let other = anew.reader.import(&anew.owner.export(&other).unwrap()).unwrap();
-        let old = anew.import_old(longer);
+        let case = Reregistered::new();
+        let other = layout(&case.owner);
+        let other = case.reader.import(&case.owner.export(&other).unwrap()).unwrap();
+        let old = case.import_old(longer);
         assert_eq!(old.peer(), other.peer());
         drop(old);
-        let in_flight = anew.reader.use_peer(other.peer()).unwrap();
+        let in_flight = case.reader.use_peer(other.peer()).unwrap();
         if longer == 0 {
-            anew.is_refused();
+            case.is_refused();
         } else {
             // NIXL must still load another key.
-            let error = anew.reader.import(&anew.export).unwrap_err();
+            let error = case.reader.import(&case.export).unwrap_err();
             assert!(matches!(error, ImportError::PeerBusy { transfers: 1, .. }), "{error}");
         }
         drop(in_flight);
-        let again = anew.reader.import(&anew.export).unwrap();
+        let again = case.reader.import(&case.export).unwrap();
         assert_eq!(again.peer(), other.peer());
-        anew.is_read(&again);
-        read_all(&anew.reader, &other);
+        case.is_read(&again);
+        read_all(&case.reader, &other);
     }
 }
