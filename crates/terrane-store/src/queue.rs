@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
+use terrane_core::sync::{lock, unpoisoned};
 
 use crate::QueueError;
-use crate::sync::lock;
 
 /// Receives values as jobs end, in the order of their ends.
 ///
@@ -123,11 +123,11 @@ impl<T> CompletionQueue<T> {
                 return None;
             }
             state = match deadline {
-                None => self.shared.arrived.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => unpoisoned(self.shared.arrived.wait(state)),
                 Some(deadline) => {
                     let left = deadline.checked_duration_since(Instant::now())?;
                     let waited = self.shared.arrived.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
+                    unpoisoned(waited).0
                 }
             };
         }

@@ -3,11 +3,12 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
 use terrane_core::OwnerProcess;
+use terrane_core::sync::lock;
 
 use super::bytes::wide;
 use super::error::{CatalogError, FailedOperation};
@@ -296,11 +297,6 @@ impl Catalog {
             }
         }
     }
-}
-
-/// Takes a lock. A panic of another thread leaves no state that breaks the rules of this one.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn remove(files: &dyn Files, name: &str) {

@@ -7,9 +7,10 @@
 use std::sync::atomic::Ordering;
 
 use terrane_core::OsError;
+use terrane_core::sync::lock;
 
 use super::bytes::wide;
-use super::catalog::{Catalog, lock};
+use super::catalog::Catalog;
 use super::checkpoint::Header;
 use super::error::CatalogError;
 use super::failure::failure;

@@ -2,10 +2,11 @@
 
 use std::sync::Mutex;
 
+use terrane_core::sync::lock;
+
 use super::EvictionPolicy;
 use super::links::{Links, List};
 use crate::KeyHash;
-use crate::sync::lock;
 
 /// Evicts the block whose last use is the longest ago.
 ///

@@ -3,11 +3,12 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use terrane_core::sync::lock;
+
 use super::EvictionPolicy;
 use super::ghost::Ghost;
 use super::links::{Links, List};
 use crate::KeyHash;
-use crate::sync::lock;
 
 /// S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023).
 ///

@@ -7,7 +7,6 @@ mod graph;
 mod modules;
 mod resolve;
 
-use std::cmp::Ordering;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -17,34 +16,22 @@ use super::Problem;
 use crate::workspace::crate_folder;
 use modules::Modules;
 
-/// The most files of a cycle that is no finding: a type, its parts and their error.
+/// The most files of a cycle: a type, its parts and their error.
 const MOST_FILES: usize = 3;
 
-/// The cycles of more files that there are, by crate, the largest first. They may only shrink.
-const KNOWN: &[(&str, &[usize])] = &[];
-
-/// Compares the cycles of a crate with those that are known.
+/// Finds the cycles of a crate that are too large.
 pub fn check(package: &Package) -> Result<Vec<Problem>> {
-    let found = find(package)?;
-    let sizes: Vec<usize> = found.iter().map(Vec::len).collect();
-    let known = KNOWN.iter().find(|(name, _)| package.name == *name);
-    let known = known.map_or(&[][..], |(_, sizes)| *sizes);
-    let message = match judge(&sizes, known) {
-        Ordering::Equal => return Ok(Vec::new()),
-        Ordering::Less => format!(
-            "its import cycles have shrunk: write {sizes:?} for {known:?} in \
-             xtask/src/tidy/import_cycles/mod.rs"
-        ),
-        Ordering::Greater => {
-            let cycles: Vec<String> = found.iter().map(|cycle| cycle.join(", ")).collect();
-            format!(
-                "files import each other in cycles of {sizes:?} files, where {known:?} are known; \
-                 move what they share to a file below them: {}",
-                cycles.join("; ")
-            )
-        }
+    let path = package.manifest_path.as_std_path();
+    let problem = |cycle: Vec<String>| {
+        let message = format!(
+            "{} files import each other, at most {MOST_FILES} may; move what they share to a file \
+             below them: {}",
+            cycle.len(),
+            cycle.join(", ")
+        );
+        Problem::of(path, message)
     };
-    Ok(vec![Problem::of(package.manifest_path.as_std_path(), message)])
+    Ok(find(package)?.into_iter().map(problem).collect())
 }
 
 /// The files of each cycle of the library that is too large, by their paths within the sources.
@@ -69,16 +56,6 @@ fn cycles(modules: &Modules) -> Result<Vec<Vec<PathBuf>>> {
         files.collect::<Option<_>>().context("a cycle has a file that was not read")
     });
     named.collect()
-}
-
-/// Whether cycles have grown or shrunk, both lists with the largest first.
-fn judge(found: &[usize], known: &[usize]) -> Ordering {
-    let has_grown =
-        found.iter().enumerate().any(|(at, size)| known.get(at).is_none_or(|most| size > most));
-    if has_grown {
-        return Ordering::Greater;
-    }
-    if found == known { Ordering::Equal } else { Ordering::Less }
 }
 
 #[cfg(test)]
@@ -150,28 +127,5 @@ mod tests {
             ("a.rs", "pub use crate::b as a; use super::gone::Gone; fn f() { serde::x() }"),
         ]);
         assert!(edges.is_empty(), "{edges:?}");
-    }
-
-    #[test]
-    fn known_cycles_are_too_large_and_in_order() {
-        for (name, sizes) in KNOWN {
-            assert!(sizes.iter().all(|size| *size > MOST_FILES) && !sizes.is_empty(), "{name}");
-            assert!(sizes.is_sorted_by(|left, right| left >= right), "{name}");
-        }
-        assert!(KNOWN.is_sorted_by(|left, right| left.0 < right.0));
-    }
-
-    #[test]
-    fn cycles_may_only_shrink() {
-        for (found, known, expected) in [
-            (&[][..], &[][..], Ordering::Equal),
-            (&[5, 4], &[5, 4], Ordering::Equal),
-            (&[5], &[5, 4], Ordering::Less),
-            (&[4, 4], &[5, 4], Ordering::Less),
-            (&[6], &[5, 4], Ordering::Greater),
-            (&[5, 4, 4], &[5, 4], Ordering::Greater),
-        ] {
-            assert_eq!(judge(found, known), expected, "{found:?} {known:?}");
-        }
     }
 }

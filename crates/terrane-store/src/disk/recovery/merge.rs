@@ -1,7 +1,8 @@
 //! One block for each key and for each slot.
 
 use std::sync::Mutex;
-use std::sync::PoisonError;
+
+use terrane_core::sync::lock;
 
 use super::scan::{Scanned, in_parallel};
 use super::slots::Slots;
@@ -37,7 +38,7 @@ pub(crate) fn merge(
         let mut merged = Merged::default();
         loop {
             // The guard ends with the statement, before the part is merged.
-            let next = parts.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let next = lock(&parts).pop();
             let Some(part) = next else { return Ok(merged) };
             let (live, dropped) = merge_part(part, slots, first_kept);
             merged.parts.push(live);
