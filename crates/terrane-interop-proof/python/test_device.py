@@ -37,7 +37,7 @@ class Devices(ProofTest):
             facts = tensor.facts()
             self.assertEqual((facts.device_type, facts.device_id, facts.bytes), (CUDA, 0, 32))
             self.assertEqual(live(), (1, 1))
-            with self.assertRaisesRegex(ProofError, "not host memory"):
+            with self.assertRaisesRegex(ProofError, "not in host memory"):
                 tensor.reverse()
 
     def test_pinned_memory_is_the_host_s_for_who_asks(self):
