@@ -21,7 +21,7 @@ pub enum ForgetOutcome {
 
 impl Agent {
     /// Forgets a peer, with everything imported from it. Transfers in flight with it run to their
-    /// end. No new transfer begins, even with the remaining [`RemoteLayout`]s.
+    /// end. No new transfer begins, even with the remaining [`RemoteLayout`](crate::RemoteLayout)s.
     ///
     /// A peer is forgotten automatically when the last of its layouts drops; this ends it sooner.
     /// If it is imported again, it gets another [`PeerId`]. NIXL keeps the connections to the 32

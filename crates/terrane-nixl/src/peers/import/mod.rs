@@ -64,7 +64,7 @@ impl Agent {
     /// memory again.
     ///
     /// Layouts that were imported before can no longer be used: transfers with them fail. The peer
-    /// has another [`PeerId`] from now on. An unknown peer is imported.
+    /// has another [`PeerId`](terrane_core::PeerId) from now on. An unknown peer is imported.
     ///
     /// A process that hangs does not keep its name: its replacement is imported while transfers
     /// with the old process are in flight. These end at their deadline. Their local blocks stay in
