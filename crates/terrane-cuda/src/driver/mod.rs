@@ -33,7 +33,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// As for [`probe`]. Failures are not cached.
+    /// As for [`probe`](crate::probe). Failures are not cached.
     pub fn load() -> Result<Self, CudaError> {
         static LOADING: Mutex<()> = Mutex::new(());
         let functions = match FUNCTIONS.get() {

@@ -43,7 +43,7 @@ use crate::runtime::context::Context;
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and the memory of another device.
 ///
-/// Each transfer takes one of several [paths](CopyPath): the one that a [`Calibration`] predicts to
+/// Each transfer takes one of several [paths](crate::CopyPath): the one that a [`Calibration`] predicts to
 /// be the fastest.
 ///
 /// The thread that submits a small transfer puts it on a stream. That takes some microseconds and

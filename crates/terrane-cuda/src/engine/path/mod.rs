@@ -6,7 +6,7 @@ pub(crate) mod quote;
 
 use std::fmt;
 
-/// A way to copy blocks. A [`Calibration`] decides which one a transfer takes.
+/// A way to copy blocks. A [`Calibration`](crate::Calibration) decides which one a transfer takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum CopyPath {

@@ -76,7 +76,7 @@ pub struct TagTotal {
 
 impl Snapshot {
     /// Takes the blocks of all `sources`, one source after the other. A [`Pool`](crate::Pool) lists
-    /// its free blocks. The table of a [`Tags`](super::Tags) around it lists those in use.
+    /// its free blocks. The table of a [`Tags`](crate::adaptors::Tags) around it lists those in use.
     #[must_use]
     pub fn of(sources: &[&dyn Inspect]) -> Self {
         let mut blocks = Vec::new();

@@ -6,7 +6,7 @@ use super::either::{MixedKinds, limits_of_either};
 
 /// Upstreams of one kind: each serves requests up to a size, and one serves the rest.
 ///
-/// Upstreams of different types share the bins as [`AnyUpstream`](super::AnyUpstream).
+/// Upstreams of different types share the bins as [`AnyUpstream`](crate::adaptors::AnyUpstream).
 #[derive(Debug)]
 pub struct Binning<A> {
     /// In ascending order of size.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use terrane_core::{Allocate, AllocateError, Limits, Region, RegionRequest, StorageKind};
 
 /// An upstream whose memory is a type-erased [`Region`]. Upstreams of different types can then
-/// share one place, such as the bins of a [`Binning`](super::Binning).
+/// share one place, such as the bins of a [`Binning`](crate::adaptors::Binning).
 #[derive(Clone, Debug)]
 pub struct Erased<A>(pub A);
 

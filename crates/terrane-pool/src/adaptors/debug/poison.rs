@@ -13,7 +13,7 @@ use crate::streams::fence::StreamId;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// Fills memory with a byte in the order of a stream, and writes and reads single bytes of it. A
-/// [`Poison`] and a [`Guard`](super::Guard) access memory through it.
+/// [`Poison`] and a [`Guard`](crate::adaptors::Guard) access memory through it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not fill memory",
     label = "it does not implement `Fill`",
