@@ -64,7 +64,7 @@ enum Task {
     ///   Published crates have the metadata of a package.
     /// - No page names an issue by its number alone, or a path of one machine.
     /// - The PTX of every kernel matches its source.
-    /// - No import cycle has more than three files, except for the known ones.
+    /// - No import cycle has more than three files.
     Tidy,
     /// Formats the workspace, or with --check only lists the files that are not formatted
     Fmt(commands::lint::FmtArguments),
@@ -91,7 +91,7 @@ enum Task {
     ///
     /// Without a suite it runs all of them. With --json, standard output has one JSON object per
     /// line and nothing else: suite, case, value, unit, baseline, baseline_name, ratio (larger is
-    /// better), target (the minimum ratio) and ok. Fails if a suite cannot run and, with --check, if
+    /// better), target (the minimum ratio), no_target_because and ok. Fails if a suite cannot run and, with --check, if
     /// a target is missed.
     Bench(commands::bench::Arguments),
     /// Measures the copy paths of this machine's GPU, prints them, and saves them to a file
@@ -137,7 +137,7 @@ enum Task {
     /// Miri detects undefined behaviour. If it is not installed, the step is skipped.
     /// `rustup component add miri rust-src --toolchain nightly` installs it.
     Miri,
-    /// Runs the offload example in release mode and checks that every hop is verified
+    /// Runs the examples `quickstart`, `gpu` and `offload`, and checks every hop of `offload`
     Offload,
     /// Runs the examples with two processes, and checks that every byte is verified
     ///

@@ -6,8 +6,8 @@
 //!
 //! # Should I be using this crate?
 //!
-//! Use it to keep track of blocks by key, in memory and on disk across restarts. It returns slots
-//! and checksums. The caller reads and writes the payloads, for example with `terrane-transfer`.
+//! Use it to keep track of blocks by key, in memory and on disk across restarts. A lookup
+//! returns the slot and the checksum of a block. The caller reads and writes the payloads, for example with `terrane-transfer`.
 //!
 //! # What it does not do
 //!

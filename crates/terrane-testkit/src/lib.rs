@@ -20,6 +20,8 @@
 //!   ports to listen on.
 //! - [`priced`]: an upstream without memory whose calls take a stated time.
 //! - [`ptx`]: a kernel to launch through another library.
+//! - [`needs`]: the machine that a test needs; [`events`]: functions that run at events of
+//!   `tracing`; [`random`]: repeatable pseudo-random numbers.
 //! - [`simulated_cuda`]: faults, held streams and counts of the simulated CUDA driver.
 //!
 //! # What it does not do

@@ -8,7 +8,8 @@
 //! - `interop` (on by default): DLPack tensors and the KV tensors of engines (module `interop`).
 //! - `pool` (on by default): pools, budgets and allocator adaptors (module `pool`). `cuda` needs it.
 //! - `wire` (on by default): layouts as bytes for peers (module `wire`). `nixl` needs it.
-//! - `arrow` (off by default): Arrow arrays and columns (module `arrow`).
+//! - `arrow` (off by default): Arrow arrays and columns (module `arrow`). It enables `cuda` and
+//!   `interop`.
 //! - `model-config` (off by default): a model hub's `config.json` to layout configurations
 #![cfg_attr(feature = "model-config", doc = "  ([`layout::model`]).")]
 #![cfg_attr(not(feature = "model-config"), doc = "  (module `layout::model`).")]

@@ -5,9 +5,8 @@ use cargo_metadata::{DependencyKind, Package};
 use super::Problem;
 use crate::workspace::is_published;
 
-/// External crates, and the library crates that may name each. The C library has two, as it is
-/// also asked where a library was loaded from.
-const OWNERS: [(&str, &str); 14] = [
+/// External crates, and the library crate that may name each.
+const OWNERS: [(&str, &str); 12] = [
     ("arrow-array", "terrane-arrow"),
     ("arrow-buffer", "terrane-arrow"),
     ("arrow-data", "terrane-arrow"),
@@ -19,8 +18,6 @@ const OWNERS: [(&str, &str); 14] = [
     ("postcard", "terrane-wire"),
     ("io-uring", "terrane-storage"),
     ("libc", "terrane-storage"),
-    ("libc", "terrane-nixl"),
-    ("rustix", "terrane-storage"),
     ("rustix", "terrane-store"),
 ];
 
@@ -100,14 +97,14 @@ mod tests {
     #[test]
     fn owners_may_name_what_they_own() {
         assert!(judge_owners("terrane-cuda", &["cudarc", "terrane-core"]).is_empty());
-        assert!(judge_owners("terrane-storage", &["libc", "rustix", "io-uring"]).is_empty());
+        assert!(judge_owners("terrane-storage", &["libc", "io-uring"]).is_empty());
     }
 
     #[test]
     fn others_may_not() {
         let found = judge_owners("terrane-transfer", &["libc", "cudarc", "smallvec"]);
         assert_eq!(found.len(), 2);
-        assert!(found[0].contains("only `terrane-storage` and `terrane-nixl`"), "{}", found[0]);
+        assert!(found[0].contains("only `terrane-storage`"), "{}", found[0]);
         assert!(found[1].contains("only `terrane-cuda`"), "{}", found[1]);
     }
 

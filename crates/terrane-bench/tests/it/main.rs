@@ -136,7 +136,7 @@ fn a_calibration_needs_a_device() {
     let output = without_a_device(command).output().unwrap();
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{errors}");
-    assert!(errors.starts_with("error: nothing can be calibrated here: "), "{errors}");
+    assert!(errors.starts_with("error: cannot calibrate: "), "{errors}");
 }
 
 #[test]

@@ -43,8 +43,8 @@ use crate::runtime::context::Context;
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and the memory of another device.
 ///
-/// Each transfer takes one of several [paths](crate::CopyPath): the one that a [`Calibration`] predicts to
-/// be the fastest.
+/// Each transfer takes one of several [paths](crate::CopyPath): the one that a [`Calibration`] predicts
+/// to be the fastest.
 ///
 /// The thread that submits a small transfer puts it on a stream. That takes some microseconds and
 /// does not block. A thread of the engine submits a large transfer to the device in parts. It takes

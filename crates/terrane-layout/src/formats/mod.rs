@@ -39,7 +39,6 @@
 //!
 //! - FlashInfer accepts K and V as two tensors, and mistral.rs stores them so for it
 //!   (`KvCacheLayout::FlashInferHnd`): `[B, H, N, D]` each.
-//! - FlexKV's `LAYERBLOCK` is `[L, B, 2, N, H, D]`. Its layers equal those of [`flashinfer::nhd`].
 //! - TensorRT-LLM stores recurrent states with layers outermost.
 //! - LMCache allocates each chunk separately. [`TensorForm`](crate::TensorForm) describes the
 //!   chunks as a list of tensors.

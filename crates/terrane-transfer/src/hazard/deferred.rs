@@ -115,19 +115,20 @@ impl Cancel for DeferredJob {
         };
         drop(state);
         let ended = EndsTicket(job.ticket().clone());
-        // This must not wait, so an engine that drops here does not join its threads.
+        // This must not wait, so an engine that drops here does not join its threads. The end of the
+        // ticket may drop one too, as it starts other transfers.
         threads::finishing(|| {
             job.end_before_predecessors();
             catch_foreign_panic(|| drop(engine));
+            let mut state = lock(&self.state);
+            if state.remaining > 0 {
+                state.holds = DeferredHolds::Cancelled(ended);
+            } else {
+                state.holds = DeferredHolds::Gone;
+                drop(state);
+                drop(ended);
+            }
         });
-        let mut state = lock(&self.state);
-        if state.remaining > 0 {
-            state.holds = DeferredHolds::Cancelled(ended);
-        } else {
-            state.holds = DeferredHolds::Gone;
-            drop(state);
-            drop(ended);
-        }
     }
 }
 

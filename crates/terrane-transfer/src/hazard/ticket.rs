@@ -9,6 +9,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use terrane_core::OwnerProcess;
 
+use crate::hazard::notify::catch_foreign_panic;
 use crate::sync::{Mutex, lock};
 
 /// The number of a transfer, unique within the process.
@@ -181,7 +182,14 @@ impl Ticket {
         }
         let mut state = lock(&self.0.state);
         if let TicketState::TicketInFlight(in_flight) = &mut *state {
-            return in_flight.kept.push(value);
+            if !self.0.is_of_set {
+                return in_flight.kept.push(value);
+            }
+            // Two threads may end the ticket of a set. Each member has one thread that ends it, and
+            // a member ends before the set.
+            let members = in_flight.predecessors.clone();
+            drop(state);
+            return members.iter().for_each(|member| member.keep(Arc::clone(&value)));
         }
         // The value drops after the lock is released.
         drop(state);
@@ -240,7 +248,8 @@ impl Ticket {
             let kept = std::mem::take(&mut in_flight.kept);
             // Their drop takes locks. Others may be added meanwhile.
             drop(state);
-            drop(kept);
+            // It may own memory that another library frees.
+            catch_foreign_panic(|| drop(kept));
             state = lock(&self.0.state);
         }
         let ended = std::mem::replace(&mut *state, TicketState::Ended { succeeded });

@@ -185,15 +185,13 @@ impl Slots {
     pub fn take(&self, count: usize) -> Result<SlotSet, SlotsError> {
         self.shared.endpoint.check_owner()?;
         let mut state = lock(&self.shared.state);
-        if state.free.len() < count {
-            self.shared.collect(&mut state);
-        }
-        let (free, in_flight) = (state.free.len(), state.in_flight.len());
-        if free < count {
-            let total = self.total();
+        let ids = self.shared.take(count, &mut state);
+        if ids.len() < count {
+            let (free, in_flight, total) = (ids.len(), state.in_flight.len(), self.total());
+            ids.iter().for_each(|&id| state.free.put(id));
             return Err(SlotsError::Exhausted { requested: count, free, in_flight, total });
         }
-        Ok(self.set_of(count, &mut state))
+        Ok(SlotSet::new(&self.shared, ids))
     }
 
     /// Takes up to `most` free ids, the lowest first and in ascending order. The set is empty if
@@ -204,20 +202,12 @@ impl Slots {
             return SlotSet::new(&self.shared, SmallVec::new());
         }
         let mut state = lock(&self.shared.state);
-        if state.free.len() < most {
-            self.shared.collect(&mut state);
-        }
-        let count = most.min(state.free.len());
-        self.set_of(count, &mut state)
-    }
-
-    fn set_of(&self, count: usize, state: &mut SlotIds) -> SlotSet {
-        let mut ids = SmallVec::with_capacity(count);
-        state.free.take(count, &mut ids);
+        let ids = self.shared.take(most, &mut state);
         SlotSet::new(&self.shared, ids)
     }
 
-    /// The number of ids that [`take`](Self::take) would return now; 0 in a forked process.
+    /// The number of free ids; 0 in a forked process. [`take`](Self::take) returns as many, unless
+    /// code that does not own an id uses its block.
     #[must_use]
     pub fn free(&self) -> usize {
         if self.shared.endpoint.check_owner().is_err() {
@@ -251,6 +241,28 @@ impl fmt::Debug for Slots {
 }
 
 impl SharedSlots {
+    /// Takes up to `count` free ids, the lowest first. An id whose block is claimed, by a transfer
+    /// or hold of code that does not own it, is kept back.
+    fn take(&self, count: usize, state: &mut SlotIds) -> SmallVec<[u32; 2]> {
+        if state.free.len() < count {
+            self.collect(state);
+        }
+        let SlotIds { free, in_flight } = state;
+        let mut ids: SmallVec<[u32; 2]> = SmallVec::new();
+        while ids.len() < count && free.len() > 0 {
+            let begin = ids.len();
+            free.take(count - begin, &mut ids);
+            let hazards = self.endpoint.hazards().lock();
+            if hazards.are_unclaimed(ids.get(begin..).unwrap_or_default()) {
+                continue;
+            }
+            for id in ids.drain(begin..).collect::<Vec<_>>() {
+                if hazards.are_unclaimed(&[id]) { ids.push(id) } else { in_flight.push(id) }
+            }
+        }
+        ids
+    }
+
     /// Frees ids whose owner has returned them, or keeps them back while their blocks are claimed.
     fn put_back(&self, ids: &[u32]) {
         if ids.is_empty() || self.endpoint.check_owner().is_err() {

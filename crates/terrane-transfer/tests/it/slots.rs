@@ -405,3 +405,31 @@ proptest! {
         prop_assert_eq!(slots.free(), 16);
     }
 }
+
+#[test]
+fn an_id_that_code_without_ownership_uses_is_not_handed_out() {
+    let end = blocks(4);
+    let before = end.hold_for_write(&[0]).unwrap();
+    let slots = Slots::new(&end).unwrap();
+    let later = end.hold_for_read(&[2]).unwrap();
+    let set = slots.take(2).unwrap();
+    assert_eq!(*set, [1, 3]);
+    let exhausted = slots.take(1).unwrap_err();
+    let expected = SlotsError::Exhausted { requested: 1, free: 0, in_flight: 2, total: 4 };
+    assert_eq!(exhausted, expected);
+    drop((before, later));
+    assert_eq!(*slots.take(2).unwrap(), [0, 2]);
+}
+
+#[test]
+fn another_allocator_does_not_hand_out_an_id_that_is_in_use() {
+    let end = blocks(3);
+    let slots = Slots::new(&end).unwrap();
+    let set = slots.take(2).unwrap();
+    let reading = end.hold_for_read(&set).unwrap();
+    drop((set, slots));
+    let slots = Slots::new(&end).unwrap();
+    assert_eq!(*slots.take_up_to(3), [2]);
+    drop(reading);
+    assert_eq!(slots.take(3).unwrap().len(), 3);
+}

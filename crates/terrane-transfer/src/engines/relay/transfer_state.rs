@@ -15,7 +15,7 @@ use super::message::Message;
 use super::route::{ChunkTransfers, RelayRoute, RelayShared, has_durability};
 use super::step::{PartId, RelayFailure, RelayStep};
 use crate::completion::progress::CopyProgress;
-use crate::engine::job::CopyJob;
+use crate::engine::job::{CopyFailure, CopyJob};
 use crate::error::TransferError;
 use crate::plan::TransferPlan;
 use crate::transfer::TransferOptions;
@@ -154,7 +154,11 @@ impl TransferState {
         if self.failure.is_some() {
             return false;
         }
-        self.failure = self.job.reason_to_stop().map(RelayFailure::Stopped);
+        // A cancel does not undo a copy whose bytes have all arrived.
+        let has_copied = self.next > 0 && !self.wants_slot() && self.chunks.is_empty();
+        let reason = self.job.reason_to_stop();
+        let reason = reason.filter(|why| !(has_copied && matches!(why, CopyFailure::Cancelled)));
+        self.failure = reason.map(RelayFailure::Stopped);
         self.failure.is_some()
     }
 
