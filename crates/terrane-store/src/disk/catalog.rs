@@ -212,7 +212,7 @@ impl Catalog {
             }
             state.pending()?
         };
-        for (name, file) in &pending.files {
+        for (name, file) in pending.files() {
             if let Err(error) = file.sync_data() {
                 let path = self.directory.join(name);
                 lock(&self.state).fail(FailedOperation::Sync, &path, error);

@@ -43,9 +43,17 @@ pub(crate) struct State {
 /// The files of a sync, and what is durable when they are.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    pub files: Vec<(String, Arc<dyn OpenFile>)>,
+    older: Vec<(String, Arc<dyn OpenFile>)>,
+    /// Records may be appended to it during the sync, and a checkpoint may end it.
+    current: Option<(String, Arc<dyn OpenFile>)>,
     durable: u64,
     tombstones: u64,
+}
+
+impl Pending {
+    pub(crate) fn files(&self) -> impl Iterator<Item = &(String, Arc<dyn OpenFile>)> {
+        self.older.iter().chain(&self.current)
+    }
 }
 
 /// A journal that a checkpoint began.
@@ -131,18 +139,20 @@ impl State {
     /// The files to sync so that all records are durable.
     pub(crate) fn pending(&self) -> Result<Pending, CatalogError> {
         self.check_writable()?;
-        let mut files = self.unsynced.clone();
+        let older = self.unsynced.clone();
         let journal = self.journal.as_ref();
-        files.extend(journal.map(|journal| (names::journal(journal.number), journal.file())));
-        Ok(Pending { files, durable: self.next_sequence - 1, tombstones: self.tombstones })
+        let current = journal.map(|journal| (names::journal(journal.number), journal.file()));
+        let (durable, tombstones) = (self.next_sequence - 1, self.tombstones);
+        Ok(Pending { older, current, durable, tombstones })
     }
 
     /// Notes that a sync has succeeded, and adds the mark.
     pub(crate) fn finish_sync(&mut self, directory: &Path, pending: &Pending) {
         self.durable = pending.durable;
         self.durable_tombstones = pending.tombstones;
+        // The current journal is not among them: it may have grown since the sync began.
         let is_synced = |file: &Arc<dyn OpenFile>| {
-            pending.files.iter().any(|(_, synced)| Arc::ptr_eq(synced, file))
+            pending.older.iter().any(|(_, synced)| Arc::ptr_eq(synced, file))
         };
         self.unsynced.retain(|(_, file)| !is_synced(file));
         if self.read_only.is_some() {
