@@ -249,7 +249,7 @@ pub struct ReadOnlyReason {
 pub enum FailedOperation {
     /// Records were added to a journal.
     Append,
-    /// A journal was synced. It is never synced again: a later success would hide the lost data.
+    /// A journal or the directory was synced. It is never synced again: a later success would hide the lost data.
     Sync,
     /// The store was cleared.
     Clear,

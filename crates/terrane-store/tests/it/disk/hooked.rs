@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use terrane_core::OsError;
 use terrane_store::disk::{
-    Catalog, CatalogError, CatalogOptions, DirectoryLock, Files, OpenFile, OpenMode,
+    Catalog, CatalogError, CatalogOptions, DirectoryLock, FailedOperation, Files, OpenFile, OpenMode,
 };
 
 use super::harness::{Note, created, groups, hash, key_bytes, namespace, open, record};
@@ -93,4 +93,18 @@ fn a_journal_that_grows_during_its_sync_is_synced_again() {
     let image = history.crash(end, &history.pending(end), |_| false);
     let (_catalog, recovered) = open(&Recorder::<Note>::new(image, None)).unwrap();
     assert_eq!((recovered.found, recovered.damaged), (0, 0));
+}
+
+#[test]
+fn a_failed_sync_of_names_makes_the_catalog_read_only() {
+    // The calls before the sync of the directory at the beginning of a checkpoint, and at its end.
+    for calls in [1, 8] {
+        let files: Recorder<Note> = Recorder::new(created(), None);
+        let (catalog, _) = open(&files).unwrap();
+        files.fail_after(calls, libc::EIO);
+        let error = catalog.checkpoint(|_| Ok(())).unwrap_err();
+        assert!(matches!(&error, CatalogError::Io { source, .. } if source.operation == "fsync"));
+        let reason = catalog.snapshot().read_only.expect("a reason");
+        assert_eq!(reason.operation, FailedOperation::Sync);
+    }
 }
