@@ -47,6 +47,10 @@ pub struct CatalogOptions {
 /// # Rules for the caller
 ///
 /// - Change the index first, then append: a checkpoint reads the index and replaces the records.
+/// - Let no other thread change the same key between the change of the index and the append. With two
+///   threads on one key, the order of the records must be the order of the index.
+/// - Let no put run across a [`clear`](Self::clear): a record that is appended after it belongs to the
+///   empty store, though its block may have left the index.
 /// - Sync the payload's files before [`sync`](Self::sync): a block is durable when both are.
 /// - Verify the checksum at each read: a record may be older than the bytes in its slot.
 #[derive(Debug)]
