@@ -23,7 +23,7 @@ use super::record::{PutRecord, Stamp, encode_put, encode_remove};
 use super::recovery;
 use super::snapshot::CatalogSnapshot;
 use super::state::State;
-use super::superblock::Superblock;
+use super::superblock::{Secret, Superblock};
 use super::superblocks;
 use crate::key::KeyHash;
 
@@ -59,6 +59,8 @@ pub struct Catalog {
     pub(super) directory: PathBuf,
     pub(super) groups: Vec<GroupSlots>,
     process: OwnerProcess,
+    /// Not in the state: no lock is needed to read it.
+    secret: Secret,
     pub(super) state: Mutex<State>,
     /// Held by the thread that syncs. Others wait for it and find their records durable.
     pub(super) syncing: Mutex<()>,
@@ -119,6 +121,7 @@ impl Catalog {
         for name in &found.leftovers {
             remove(files.as_ref(), name);
         }
+        let secret = loaded.superblock.secret;
         let mut state = State::new(loaded.superblock, &found);
         state.start_session(files.as_ref(), directory, found.last_number);
 
@@ -137,6 +140,7 @@ impl Catalog {
             directory: directory.to_owned(),
             groups: groups.to_vec(),
             process: OwnerProcess::current(),
+            secret,
             state: Mutex::new(state),
             syncing: Mutex::new(()),
             maintenance: Mutex::new(()),
@@ -251,14 +255,19 @@ impl Catalog {
 
     /// The store's secret, the key of its hash of keys. It must not leave the process.
     #[must_use]
-    pub fn secret(&self) -> [u8; 16] {
-        lock(&self.state).secret()
+    pub const fn secret(&self) -> [u8; 16] {
+        self.secret.0
     }
 
     /// Numbers about the catalog.
-    #[must_use]
-    pub fn snapshot(&self) -> CatalogSnapshot {
-        lock(&self.state).snapshot()
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CatalogError::Forked`] in a process that was forked from the owner.
+    pub fn snapshot(&self) -> Result<CatalogSnapshot, CatalogError> {
+        // Before the lock, which another thread may have held at the fork.
+        self.process.check()?;
+        Ok(lock(&self.state).snapshot())
     }
 
     /// Checks that the calls are made by the process that opened the catalog.

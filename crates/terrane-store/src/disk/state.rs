@@ -261,10 +261,6 @@ impl State {
         Stamp { sequence: self.next_sequence, epoch: self.superblock.epoch }
     }
 
-    pub(crate) const fn secret(&self) -> [u8; 16] {
-        self.superblock.secret.0
-    }
-
     pub(crate) fn snapshot(&self) -> CatalogSnapshot {
         CatalogSnapshot {
             epoch: self.superblock.epoch,

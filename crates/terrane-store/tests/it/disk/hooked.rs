@@ -86,7 +86,7 @@ fn a_journal_that_grows_during_its_sync_is_synced_again() {
     catalog.append_puts(&[record(1, 0, &key_bytes(1))]).unwrap();
     *hook.lock().unwrap() = Arc::downgrade(&catalog);
     catalog.sync().unwrap();
-    assert_eq!(catalog.snapshot().journal, Some(3), "the journal changed during the sync");
+    assert_eq!(catalog.snapshot().unwrap().journal, Some(3), "the journal changed during the sync");
     catalog.sync().unwrap();
     let history = recorder.history();
     let end = history.log.len();
@@ -104,7 +104,7 @@ fn a_failed_sync_of_names_makes_the_catalog_read_only() {
         files.fail_after(calls, libc::EIO);
         let error = catalog.checkpoint(|_| Ok(())).unwrap_err();
         assert!(matches!(&error, CatalogError::Io { source, .. } if source.operation == "fsync"));
-        let reason = catalog.snapshot().read_only.expect("a reason");
+        let reason = catalog.snapshot().unwrap().read_only.expect("a reason");
         assert_eq!(reason.operation, FailedOperation::Sync);
     }
 }
