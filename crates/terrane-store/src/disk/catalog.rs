@@ -123,7 +123,7 @@ impl Catalog {
         }
         let secret = loaded.superblock.secret;
         let mut state = State::new(loaded.superblock, &found);
-        state.start_session(files.as_ref(), directory, found.last_number);
+        state.start_session(files.as_ref(), directory, found.last_number)?;
 
         let recovered = Recovered {
             found: found.merged.found(),

@@ -7,7 +7,7 @@ use terrane_core::OsError;
 
 use super::error::{CatalogError, FailedOperation, ReadOnlyReason};
 use super::failure::failure;
-use super::files::{Files, OpenFile};
+use super::files::{Files, OpenFile, OpenMode};
 use super::journal::Journal;
 use super::names::{self, SUPERBLOCKS};
 use super::record::{Mark, SEQUENCES, Stamp, encode_mark};
@@ -85,14 +85,25 @@ impl State {
     }
 
     /// Begins the first journal of this session. If that fails, the catalog is read-only.
-    pub(crate) fn start_session(&mut self, files: &dyn Files, directory: &Path, last_number: u64) {
-        let number = last_number + 1;
-        let created = Journal::create(files, number);
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CatalogError::NumbersExhausted`].
+    pub(crate) fn start_session(
+        &mut self,
+        files: &dyn Files,
+        directory: &Path,
+        last_number: u64,
+    ) -> Result<(), CatalogError> {
+        let number = names::next(last_number)?;
+        // A journal that was not listed has records of an earlier session: it is not overwritten.
+        let created = Journal::create(files, number, OpenMode::CreateNew);
         let created = created.and_then(|journal| files.sync_directory().map(|()| journal));
         if let Err(error) = created.and_then(|journal| self.switch(journal, true)) {
             let path = directory.join(names::journal(number));
             self.fail(FailedOperation::Append, &path, error);
         }
+        Ok(())
     }
 
     /// Adds `count` records, of which `tombstones` are tombstones.
@@ -183,7 +194,7 @@ impl State {
     /// The number of the next journal.
     pub(crate) fn next_number(&self) -> Result<u64, CatalogError> {
         self.check_writable()?;
-        Ok(self.journal.as_ref().map_or(0, |journal| journal.number) + 1)
+        names::next(self.journal.as_ref().map_or(0, |journal| journal.number))
     }
 
     /// Notes that checkpoint `number` is durable.
@@ -211,7 +222,7 @@ impl State {
         (self.tombstones, self.durable_tombstones) = (0, 0);
         self.durable = self.next_sequence - 1;
         self.checkpoint = None;
-        let created = Journal::create(files, number);
+        let created = Journal::create(files, number, OpenMode::Create);
         let created = created.and_then(|journal| files.sync_directory().map(|()| journal));
         let begun = created.and_then(|journal| self.switch(journal, true));
         if let Err(error) = begun {

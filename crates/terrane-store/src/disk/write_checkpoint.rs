@@ -64,7 +64,8 @@ impl Catalog {
         let number = lock(&self.state).next_number()?;
         let name = names::journal(number);
         let failed = |error| failure(&self.directory.join(&name), error);
-        let journal = Journal::create(self.files.as_ref(), number).map_err(failed)?;
+        let created = Journal::create(self.files.as_ref(), number, OpenMode::Create);
+        let journal = created.map_err(failed)?;
         let begun = self.sync_names(&name).and_then(|()| {
             let mut state = lock(&self.state);
             state.begin_checkpoint(&self.directory, journal)

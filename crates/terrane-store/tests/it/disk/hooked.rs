@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use terrane_core::OsError;
 use terrane_store::disk::{
-    Catalog, CatalogError, CatalogOptions, DirectoryLock, FailedOperation, Files, OpenFile, OpenMode,
+    Catalog, CatalogError, CatalogOptions, DirectoryLock, FailedOperation, Files, OpenFile,
+    OpenMode,
 };
 
 use super::harness::{Note, created, groups, hash, key_bytes, namespace, open, record};
@@ -107,4 +108,19 @@ fn a_failed_sync_of_names_makes_the_catalog_read_only() {
         let reason = catalog.snapshot().unwrap().read_only.expect("a reason");
         assert_eq!(reason.operation, FailedOperation::Sync);
     }
+}
+
+#[test]
+fn the_numbers_of_files_end_with_a_typed_error() {
+    let last = (1_u64 << 62) - 1;
+    let with_journal = |number: u64| {
+        let mut image = created();
+        image.insert(&format!("journal.{number}"), Vec::new());
+        open(&Recorder::<Note>::new(image, None))
+    };
+    assert!(matches!(with_journal(last), Err(CatalogError::NumbersExhausted { .. })));
+    let (catalog, _) = with_journal(last - 1).unwrap();
+    let error = catalog.checkpoint(|_| Ok(())).unwrap_err();
+    assert!(matches!(error, CatalogError::NumbersExhausted { .. }), "{error}");
+    assert_eq!(catalog.clear(), Err(error));
 }
