@@ -23,7 +23,7 @@ use super::record::{PutRecord, Stamp, encode_put, encode_remove};
 use super::recovery;
 use super::snapshot::CatalogSnapshot;
 use super::state::State;
-use super::superblock::Superblock;
+use super::superblock::{Secret, Superblock};
 use super::superblocks;
 use crate::key::KeyHash;
 
@@ -47,6 +47,10 @@ pub struct CatalogOptions {
 /// # Rules for the caller
 ///
 /// - Change the index first, then append: a checkpoint reads the index and replaces the records.
+/// - Let no other thread change the same key between the change of the index and the append. With two
+///   threads on one key, the order of the records must be the order of the index.
+/// - Let no put run across a [`clear`](Self::clear): a record that is appended after it belongs to the
+///   empty store, though its block may have left the index.
 /// - Sync the payload's files before [`sync`](Self::sync): a block is durable when both are.
 /// - Verify the checksum at each read: a record may be older than the bytes in its slot.
 #[derive(Debug)]
@@ -55,6 +59,8 @@ pub struct Catalog {
     pub(super) directory: PathBuf,
     pub(super) groups: Vec<GroupSlots>,
     process: OwnerProcess,
+    /// Not in the state: no lock is needed to read it.
+    secret: Secret,
     pub(super) state: Mutex<State>,
     /// Held by the thread that syncs. Others wait for it and find their records durable.
     pub(super) syncing: Mutex<()>,
@@ -115,8 +121,9 @@ impl Catalog {
         for name in &found.leftovers {
             remove(files.as_ref(), name);
         }
+        let secret = loaded.superblock.secret;
         let mut state = State::new(loaded.superblock, &found);
-        state.start_session(files.as_ref(), directory, found.last_number);
+        state.start_session(files.as_ref(), directory, found.last_number)?;
 
         let recovered = Recovered {
             found: found.merged.found(),
@@ -133,6 +140,7 @@ impl Catalog {
             directory: directory.to_owned(),
             groups: groups.to_vec(),
             process: OwnerProcess::current(),
+            secret,
             state: Mutex::new(state),
             syncing: Mutex::new(()),
             maintenance: Mutex::new(()),
@@ -212,7 +220,7 @@ impl Catalog {
             }
             state.pending()?
         };
-        for (name, file) in &pending.files {
+        for (name, file) in pending.files() {
             if let Err(error) = file.sync_data() {
                 let path = self.directory.join(name);
                 lock(&self.state).fail(FailedOperation::Sync, &path, error);
@@ -247,14 +255,19 @@ impl Catalog {
 
     /// The store's secret, the key of its hash of keys. It must not leave the process.
     #[must_use]
-    pub fn secret(&self) -> [u8; 16] {
-        lock(&self.state).secret()
+    pub const fn secret(&self) -> [u8; 16] {
+        self.secret.0
     }
 
     /// Numbers about the catalog.
-    #[must_use]
-    pub fn snapshot(&self) -> CatalogSnapshot {
-        lock(&self.state).snapshot()
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CatalogError::Forked`] in a process that was forked from the owner.
+    pub fn snapshot(&self) -> Result<CatalogSnapshot, CatalogError> {
+        // Before the lock, which another thread may have held at the fork.
+        self.process.check()?;
+        Ok(lock(&self.state).snapshot())
     }
 
     /// Checks that the calls are made by the process that opened the catalog.

@@ -225,6 +225,12 @@ pub enum CatalogError {
     /// All sequence numbers are used.
     #[error("all sequence numbers of the store are used; remove the directory")]
     SequencesExhausted,
+    /// All numbers of journals and checkpoints are used.
+    #[error("a file of the store has the highest number below {limit}; remove the directory")]
+    NumbersExhausted {
+        /// All numbers are lower.
+        limit: u64,
+    },
     /// The catalog belongs to the process that this one was forked from.
     #[error(transparent)]
     Forked(#[from] ForkedProcess),
@@ -249,7 +255,7 @@ pub struct ReadOnlyReason {
 pub enum FailedOperation {
     /// Records were added to a journal.
     Append,
-    /// A journal was synced. It is never synced again: a later success would hide the lost data.
+    /// A journal or the directory was synced. It is never synced again: a later success would hide the lost data.
     Sync,
     /// The store was cleared.
     Clear,

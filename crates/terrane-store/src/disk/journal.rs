@@ -19,8 +19,8 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Creates journal `number`, empty. Its name is not yet durable.
-    pub(crate) fn create(files: &dyn Files, number: u64) -> Result<Self, OsError> {
-        let file = files.open(&names::journal(number), OpenMode::Create)?;
+    pub(crate) fn create(files: &dyn Files, number: u64, mode: OpenMode) -> Result<Self, OsError> {
+        let file = files.open(&names::journal(number), mode)?;
         // A journal that could not be begun in this session.
         if file.length()? > 0 {
             file.set_length(0)?;

@@ -1,5 +1,7 @@
 //! The names of a catalog's files.
 
+use super::error::CatalogError;
+
 /// The file that the owner locks. It is empty.
 pub(crate) const LOCK: &str = "lock";
 
@@ -49,12 +51,24 @@ pub(crate) fn parse(name: &str) -> Option<Name> {
     }
 }
 
-/// A number as this module writes it: without a sign or leading zeros, from 1 on. The limit leaves
-/// room for the numbers to come.
+/// The numbers of files are lower.
+const NUMBERS: u64 = 1 << 62;
+
+/// The number after `last`.
+pub(crate) fn next(last: u64) -> Result<u64, CatalogError> {
+    // A file with a higher number would not be found.
+    if last < NUMBERS - 1 {
+        Ok(last + 1)
+    } else {
+        Err(CatalogError::NumbersExhausted { limit: NUMBERS })
+    }
+}
+
+/// A number as this module writes it: without a sign or leading zeros, from 1 on.
 fn number_of(text: &str) -> Option<u64> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
     let number = text.parse().ok().filter(|_| is_plain)?;
-    (1..1 << 62).contains(&number).then_some(number)
+    (1..NUMBERS).contains(&number).then_some(number)
 }
 
 #[cfg(test)]

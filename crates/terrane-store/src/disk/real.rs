@@ -43,10 +43,11 @@ impl Directory {
         let parent_descriptor =
             open(parent, flags, Mode::empty()).map_err(|error| at(parent, "open", error))?;
         match mkdirat(&parent_descriptor, name, Mode::from_raw_mode(DIRECTORY_MODE)) {
-            Ok(()) => fsync(&parent_descriptor).map_err(|error| at(parent, "fsync", error))?,
-            Err(Errno::EXIST) => {}
+            Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(at(&path, "mkdirat", error)),
         }
+        // A process that was killed may have created the folder without this sync.
+        fsync(&parent_descriptor).map_err(|error| at(parent, "fsync", error))?;
         let flags = flags | OFlags::NOFOLLOW;
         let descriptor = openat(&parent_descriptor, name, flags, Mode::empty())
             .map_err(|error| at(&path, "openat", error))?;

@@ -7,7 +7,7 @@ use terrane_core::OsError;
 
 use super::error::{CatalogError, FailedOperation, ReadOnlyReason};
 use super::failure::failure;
-use super::files::{Files, OpenFile};
+use super::files::{Files, OpenFile, OpenMode};
 use super::journal::Journal;
 use super::names::{self, SUPERBLOCKS};
 use super::record::{Mark, SEQUENCES, Stamp, encode_mark};
@@ -43,9 +43,17 @@ pub(crate) struct State {
 /// The files of a sync, and what is durable when they are.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    pub files: Vec<(String, Arc<dyn OpenFile>)>,
+    older: Vec<(String, Arc<dyn OpenFile>)>,
+    /// Records may be appended to it during the sync, and a checkpoint may end it.
+    current: Option<(String, Arc<dyn OpenFile>)>,
     durable: u64,
     tombstones: u64,
+}
+
+impl Pending {
+    pub(crate) fn files(&self) -> impl Iterator<Item = &(String, Arc<dyn OpenFile>)> {
+        self.older.iter().chain(&self.current)
+    }
 }
 
 /// A journal that a checkpoint began.
@@ -77,14 +85,25 @@ impl State {
     }
 
     /// Begins the first journal of this session. If that fails, the catalog is read-only.
-    pub(crate) fn start_session(&mut self, files: &dyn Files, directory: &Path, last_number: u64) {
-        let number = last_number + 1;
-        let created = Journal::create(files, number);
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CatalogError::NumbersExhausted`].
+    pub(crate) fn start_session(
+        &mut self,
+        files: &dyn Files,
+        directory: &Path,
+        last_number: u64,
+    ) -> Result<(), CatalogError> {
+        let number = names::next(last_number)?;
+        // A journal that was not listed has records of an earlier session: it is not overwritten.
+        let created = Journal::create(files, number, OpenMode::CreateNew);
         let created = created.and_then(|journal| files.sync_directory().map(|()| journal));
         if let Err(error) = created.and_then(|journal| self.switch(journal, true)) {
             let path = directory.join(names::journal(number));
             self.fail(FailedOperation::Append, &path, error);
         }
+        Ok(())
     }
 
     /// Adds `count` records, of which `tombstones` are tombstones.
@@ -131,18 +150,20 @@ impl State {
     /// The files to sync so that all records are durable.
     pub(crate) fn pending(&self) -> Result<Pending, CatalogError> {
         self.check_writable()?;
-        let mut files = self.unsynced.clone();
+        let older = self.unsynced.clone();
         let journal = self.journal.as_ref();
-        files.extend(journal.map(|journal| (names::journal(journal.number), journal.file())));
-        Ok(Pending { files, durable: self.next_sequence - 1, tombstones: self.tombstones })
+        let current = journal.map(|journal| (names::journal(journal.number), journal.file()));
+        let (durable, tombstones) = (self.next_sequence - 1, self.tombstones);
+        Ok(Pending { older, current, durable, tombstones })
     }
 
     /// Notes that a sync has succeeded, and adds the mark.
     pub(crate) fn finish_sync(&mut self, directory: &Path, pending: &Pending) {
         self.durable = pending.durable;
         self.durable_tombstones = pending.tombstones;
+        // The current journal is not among them: it may have grown since the sync began.
         let is_synced = |file: &Arc<dyn OpenFile>| {
-            pending.files.iter().any(|(_, synced)| Arc::ptr_eq(synced, file))
+            pending.older.iter().any(|(_, synced)| Arc::ptr_eq(synced, file))
         };
         self.unsynced.retain(|(_, file)| !is_synced(file));
         if self.read_only.is_some() {
@@ -173,7 +194,7 @@ impl State {
     /// The number of the next journal.
     pub(crate) fn next_number(&self) -> Result<u64, CatalogError> {
         self.check_writable()?;
-        Ok(self.journal.as_ref().map_or(0, |journal| journal.number) + 1)
+        names::next(self.journal.as_ref().map_or(0, |journal| journal.number))
     }
 
     /// Notes that checkpoint `number` is durable.
@@ -201,7 +222,7 @@ impl State {
         (self.tombstones, self.durable_tombstones) = (0, 0);
         self.durable = self.next_sequence - 1;
         self.checkpoint = None;
-        let created = Journal::create(files, number);
+        let created = Journal::create(files, number, OpenMode::Create);
         let created = created.and_then(|journal| files.sync_directory().map(|()| journal));
         let begun = created.and_then(|journal| self.switch(journal, true));
         if let Err(error) = begun {
@@ -249,10 +270,6 @@ impl State {
 
     const fn stamp(&self) -> Stamp {
         Stamp { sequence: self.next_sequence, epoch: self.superblock.epoch }
-    }
-
-    pub(crate) const fn secret(&self) -> [u8; 16] {
-        self.superblock.secret.0
     }
 
     pub(crate) fn snapshot(&self) -> CatalogSnapshot {

@@ -12,7 +12,7 @@ use terrane_core::sync::lock;
 use super::bytes::wide;
 use super::catalog::Catalog;
 use super::checkpoint::Header;
-use super::error::CatalogError;
+use super::error::{CatalogError, FailedOperation};
 use super::failure::failure;
 use super::files::{OpenFile, OpenMode};
 use super::journal::Journal;
@@ -64,14 +64,25 @@ impl Catalog {
         let number = lock(&self.state).next_number()?;
         let name = names::journal(number);
         let failed = |error| failure(&self.directory.join(&name), error);
-        let journal = Journal::create(self.files.as_ref(), number).map_err(failed)?;
-        let begun = self.files.sync_directory().map_err(failed).and_then(|()| {
+        let created = Journal::create(self.files.as_ref(), number, OpenMode::Create);
+        let journal = created.map_err(failed)?;
+        let begun = self.sync_names(&name).and_then(|()| {
             let mut state = lock(&self.state);
             state.begin_checkpoint(&self.directory, journal)
         });
         begun.inspect_err(|_| {
             // The number is used again.
             let _ = self.files.unlink(&name);
+        })
+    }
+
+    /// Makes the name of a file durable. If that fails, the catalog is read-only: a later sync of the
+    /// directory would say nothing about the names that failed.
+    fn sync_names(&self, name: &str) -> Result<(), CatalogError> {
+        self.files.sync_directory().map_err(|error| {
+            let path = self.directory.join(name);
+            lock(&self.state).fail(FailedOperation::Sync, &path, error);
+            failure(&path, error)
         })
     }
 
@@ -96,8 +107,9 @@ impl Catalog {
         writer.check_abandoned()?;
         writer.finish().map_err(failed)?;
         let report = CheckpointReport { number, blocks: writer.blocks, bytes: writer.written };
-        let renamed = self.files.rename(&name, &names::checkpoint(number));
-        renamed.and_then(|()| self.files.sync_directory()).map_err(failed)?;
+        let renamed = names::checkpoint(number);
+        self.files.rename(&name, &renamed).map_err(failed)?;
+        self.sync_names(&renamed)?;
         lock(&self.state).finish_checkpoint(number);
         self.remove_older(number);
         Ok(report)

@@ -175,10 +175,16 @@ impl TierIndex {
             }
         };
         thread::scope(|scope| {
+            let mut left = Vec::from([0]);
             for first in 1..threads {
-                scope.spawn(move || load_shards(first));
+                let thread = thread::Builder::new().name(String::from("terrane-load"));
+                if let Err(error) = thread.spawn_scoped(scope, move || load_shards(first)) {
+                    tracing::debug!(%error, "the index is loaded on fewer threads");
+                    left.push(first);
+                }
             }
-            load_shards(0);
+            // This thread does its own part, and those of the threads that did not start.
+            left.into_iter().for_each(load_shards);
         });
     }
 

@@ -83,7 +83,9 @@ impl Evidence<'_> {
             verdict.first_kept = verdict.first_kept.max(checkpoint.first_sequence);
         }
         verdict.damaged += self.missing_of_checkpoint();
-        verdict.tombstones = mark.tombstones.max(count(u64::MAX));
+        // Those after the mark add to those that it states, found or lost.
+        let durable = count(mark.durable);
+        verdict.tombstones = mark.tombstones.max(durable) + (count(u64::MAX) - durable);
         verdict
     }
 

@@ -139,8 +139,8 @@ impl Sources {
         let (sequence, epoch) = looked.unwrap_or((self.next_sequence, reader.epoch));
         let is_misplaced = sequence < self.next_sequence;
         if is_misplaced {
-            // The copy of another journal.
-            self.damaged += records;
+            // The copy of another journal. One of another epoch has no records of this one.
+            self.damaged += if epoch == reader.epoch { records } else { 0 };
         } else {
             self.next_sequence = sequence + records;
         }

@@ -241,6 +241,18 @@ fn each_damage_leaves_what_it_must() {
     }
 }
 
+/// The number of removals after the opening includes the lost one and those that no mark counts.
+#[test]
+fn a_lost_removal_stays_lost_after_later_removals() {
+    let files = Recorder::new(created(), None);
+    let steps = [Put(1, 0), Sync, Remove(vec![1]), Sync, Put(2, 1), Remove(vec![2])];
+    run(&files, &steps).unwrap();
+    let mut image = files.image();
+    flip(&mut image, "journal.2", 3 * RECORD + 60);
+    let found = recover("a removal before another", &image).unwrap();
+    assert_eq!(found, left(&[], 1, 0, 1));
+}
+
 #[test]
 fn unusable_superblocks_are_typed_errors() {
     type Judge = fn(&CatalogError) -> bool;

@@ -32,7 +32,7 @@ fn blocks_come_back_and_removed_ones_do_not() {
     (0..10).for_each(|key| put(&catalog, key).unwrap());
     catalog.append_removes(&[hash(3)]).unwrap();
     catalog.sync().unwrap();
-    let before = catalog.snapshot();
+    let before = catalog.snapshot().unwrap();
     assert_eq!((before.epoch, before.tombstones, before.journal), (1, 1, Some(1)));
     let secret = catalog.secret();
     drop(catalog);
@@ -61,7 +61,7 @@ fn blocks_come_back_and_removed_ones_do_not() {
     catalog.sync().unwrap();
     drop(catalog);
     let (catalog, recovered) = open(directory.path()).unwrap();
-    assert_eq!((recovered.found, catalog.snapshot().epoch), (1, 2));
+    assert_eq!((recovered.found, catalog.snapshot().unwrap().epoch), (1, 2));
 }
 
 #[test]
@@ -90,6 +90,7 @@ fn a_forked_child_is_no_owner() {
         in_fork(|| {
             assert!(matches!(put(&catalog, 1), Err(CatalogError::Forked(_))));
             assert!(matches!(catalog.sync(), Err(CatalogError::Forked(_))));
+            assert!(matches!(catalog.snapshot(), Err(CatalogError::Forked(_))));
             let error = open(directory.path()).unwrap_err();
             let CatalogError::Owned { owner: Some(owner), .. } = error else { panic!("{error}") };
             assert_eq!(owner.process, parent);
@@ -226,7 +227,7 @@ fn impossible_records_are_refused_with_the_limit() {
     let good = record(1, 1, b"key");
     let refused = |bad| {
         let error = catalog.append_puts(&[good, bad]).unwrap_err();
-        assert_eq!(catalog.snapshot().next_sequence, 2, "a record was written");
+        assert_eq!(catalog.snapshot().unwrap().next_sequence, 2, "a record was written");
         error
     };
     let bad = terrane_store::disk::PutRecord { group: 1, ..good };
@@ -264,7 +265,7 @@ fn a_full_disk_makes_the_catalog_read_only() {
         // It opens on the full disk, without writing.
         let (catalog, recovered) = open(directory.path()).unwrap();
         assert_eq!(recovered.found, 2);
-        assert!(catalog.snapshot().read_only.is_some());
+        assert!(catalog.snapshot().unwrap().read_only.is_some());
         assert!(matches!(put(&catalog, 3), Err(CatalogError::ReadOnly { .. })));
         drop(catalog);
         std::fs::write(directory.path().join("model/journal.1"), b"").unwrap();

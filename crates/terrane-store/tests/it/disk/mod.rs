@@ -5,5 +5,6 @@ mod damages;
 mod directory;
 mod harness;
 mod history;
+mod hooked;
 mod killed;
 mod recorder;
