@@ -56,8 +56,8 @@ enum Task {
     ///
     /// - Crates depend only on lower levels and on the external crates that they own. They have at
     ///   most three features. The facade without features needs at most 25 packages.
-    /// - Every file begins with `//!`, is no longer than the limit and has a proof for every
-    ///   `unsafe`.
+    /// - Every file begins with `//!`, is no longer than the limit and has a `// SAFETY:` comment for
+    ///   every `unsafe`.
     /// - There is no `todo!`, `dbg!`, `#[ignore]` without a reason, `cfg(test)` outside test modules
     ///   or `ignore`d example.
     /// - Every crate has its README, CHANGELOG and licences, and inherits the workspace's lints.
