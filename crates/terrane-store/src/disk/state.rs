@@ -95,7 +95,7 @@ impl State {
         directory: &Path,
         last_number: u64,
     ) -> Result<(), CatalogError> {
-        let number = names::next(last_number)?;
+        let number = number_after(last_number)?;
         // A journal that was not listed has records of an earlier session: it is not overwritten.
         let created = Journal::create(files, number, OpenMode::CreateNew);
         let created = created.and_then(|journal| files.sync_directory().map(|()| journal));
@@ -194,7 +194,7 @@ impl State {
     /// The number of the next journal.
     pub(crate) fn next_number(&self) -> Result<u64, CatalogError> {
         self.check_writable()?;
-        names::next(self.journal.as_ref().map_or(0, |journal| journal.number))
+        number_after(self.journal.as_ref().map_or(0, |journal| journal.number))
     }
 
     /// Notes that checkpoint `number` is durable.
@@ -284,4 +284,9 @@ impl State {
             read_only: self.read_only.clone(),
         }
     }
+}
+
+/// The number of the file after the one with number `last`.
+fn number_after(last: u64) -> Result<u64, CatalogError> {
+    names::next(last).ok_or(CatalogError::NumbersExhausted { limit: names::NUMBERS })
 }
