@@ -47,7 +47,7 @@ impl CopyJob {
     /// The error of a job that was cancelled.
     pub(crate) fn cancelled(&self) -> TransferError {
         TransferError::Cancelled {
-            started: self.finalizer.started.get().is_some() || !self.progress.copied().is_zero(),
+            started: self.finalizer.started.get().is_some(),
             done: self.progress.copied(),
             total: self.plan.bytes(),
         }
