@@ -35,9 +35,10 @@ pub trait EvictionPolicy: Send + Sync + fmt::Debug + 'static {
 
     /// Evicts the block that is worth least, and returns its slot.
     ///
-    /// `take` is called once a candidate, with its slot. It removes the block from the caller's
-    /// index and returns its key, or returns `None` if the block is in use. `evict` returns `None`
-    /// if no block can be taken. It calls `take` while it holds the policy's lock.
+    /// `take` is called with the slot of each candidate. It removes the block from the caller's index
+    /// and returns its key, or returns `None` if the block is in use. A candidate in use may come
+    /// again. `evict` returns `None` if no block can be taken. It calls `take` while it holds the
+    /// policy's lock.
     fn evict(&self, take: &mut dyn FnMut(u32) -> Option<KeyHash>) -> Option<u32>;
 
     /// Whether a block with this key was evicted lately, as far as the policy remembers.
