@@ -44,15 +44,3 @@ pub(crate) fn u128_at(bytes: &[u8], at: usize) -> u128 {
 pub(crate) fn sixteen_at(bytes: &[u8], at: usize) -> [u8; 16] {
     array_at(bytes, at)
 }
-
-/// A count as a file's number. Nothing is lost on a 64-bit target, the only kind there is.
-#[inline]
-pub(crate) fn wide(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
-}
-
-/// A number as a count of bytes in memory. Nothing is lost on a 64-bit target.
-#[inline]
-pub(crate) fn narrow(number: u64) -> usize {
-    usize::try_from(number).unwrap_or(usize::MAX)
-}

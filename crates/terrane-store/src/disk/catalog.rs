@@ -8,9 +8,9 @@ use std::thread;
 use std::time::Instant;
 
 use terrane_core::OwnerProcess;
+use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 
-use super::bytes::wide;
 use super::error::{CatalogError, FailedOperation};
 use super::failure::failure;
 use super::files::{DirectoryLock, Files};
@@ -160,11 +160,11 @@ impl Catalog {
     pub fn append_puts(&self, records: &[PutRecord<'_>]) -> Result<(), CatalogError> {
         self.process.check()?;
         records.iter().try_for_each(|record| self.check(record))?;
-        let count = records.iter().map(|record| 1 + wide(record.key_parts())).sum();
+        let count = records.iter().map(|record| 1 + to_u64(record.key_parts())).sum();
         self.append(count, 0, |mut stamp, bytes| {
             for record in records {
                 encode_put(record, stamp, 1, 0, bytes);
-                stamp.sequence += 1 + wide(record.key_parts());
+                stamp.sequence += 1 + to_u64(record.key_parts());
             }
         })
     }
@@ -177,7 +177,7 @@ impl Catalog {
     /// As [`append_puts`](Self::append_puts).
     pub fn append_removes(&self, keys: &[KeyHash]) -> Result<(), CatalogError> {
         self.process.check()?;
-        let count = wide(keys.len());
+        let count = to_u64(keys.len());
         self.append(count, count, |mut stamp, bytes| {
             for key_hash in keys {
                 encode_remove(*key_hash, stamp, bytes);

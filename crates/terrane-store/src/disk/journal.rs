@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use terrane_core::OsError;
+use terrane_core::convert::to_u64;
 
-use super::bytes::wide;
 use super::files::{Files, OpenFile, OpenMode};
 use super::names;
 
@@ -31,7 +31,7 @@ impl Journal {
     /// Adds whole records.
     pub(crate) fn append(&mut self, records: &[u8]) -> Result<(), OsError> {
         self.file.write_at(records, self.length)?;
-        self.length += wide(records.len());
+        self.length += to_u64(records.len());
         Ok(())
     }
 

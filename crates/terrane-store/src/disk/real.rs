@@ -11,8 +11,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use terrane_core::OsError;
+use terrane_core::convert::to_u64;
 
-use super::bytes::wide;
 use super::error::CatalogError;
 use super::failure::failure;
 use super::files::{DirectoryLock, Files, OpenFile, OpenMode};
@@ -160,7 +160,7 @@ impl OpenFile for RealFile {
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize, OsError> {
         let mut filled = 0;
         while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match self.0.read_at(rest, offset.saturating_add(wide(filled))) {
+            match self.0.read_at(rest, offset.saturating_add(to_u64(filled))) {
                 Ok(0) => break,
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}

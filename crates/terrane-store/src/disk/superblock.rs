@@ -6,7 +6,9 @@
 
 use std::fmt;
 
-use super::bytes::{crc, put, sixteen_at, u16_at, u32_at, u64_at, wide};
+use terrane_core::convert::to_u64;
+
+use super::bytes::{crc, put, sixteen_at, u16_at, u32_at, u64_at};
 use super::error::{CatalogError, FieldDifference};
 use super::namespace::{GroupSlots, Namespace};
 
@@ -193,7 +195,7 @@ fn decode_body(bytes: &[u8; SUPERBLOCK]) -> Option<Superblock> {
     }
     let (generation, epoch) = (u64_at(bytes, 16), u64_at(bytes, 24));
     // They only grow, by one a change: larger numbers were never written.
-    let is_possible = generation.max(epoch) < 1 << 62 && wide(slots.len()) == u64::from(groups);
+    let is_possible = generation.max(epoch) < 1 << 62 && to_u64(slots.len()) == u64::from(groups);
     is_possible.then_some(Superblock {
         generation,
         epoch,

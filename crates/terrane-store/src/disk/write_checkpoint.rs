@@ -7,9 +7,9 @@
 use std::sync::atomic::Ordering;
 
 use terrane_core::OsError;
+use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 
-use super::bytes::wide;
 use super::catalog::Catalog;
 use super::checkpoint::Header;
 use super::error::{CatalogError, FailedOperation};
@@ -100,7 +100,7 @@ impl Catalog {
             file,
             header: Header { number, epoch, first_sequence, tombstones, records: 0 },
             buffer: Vec::with_capacity(BUFFER + 2 * RECORD),
-            written: wide(RECORD),
+            written: to_u64(RECORD),
             blocks: 0,
         };
         live(&mut writer)?;
@@ -141,7 +141,7 @@ impl CheckpointWriter<'_> {
         // All records have one number, before those of the journal.
         let stamp = Stamp { sequence: first_sequence - 1, epoch };
         encode_put(record, stamp, 0, number, &mut self.buffer);
-        self.header.records += 1 + wide(record.key_parts());
+        self.header.records += 1 + to_u64(record.key_parts());
         self.blocks += 1;
         if self.buffer.len() < BUFFER {
             return Ok(());
@@ -162,7 +162,7 @@ impl CheckpointWriter<'_> {
 
     fn flush(&mut self) -> Result<(), OsError> {
         self.file.write_at(&self.buffer, self.written)?;
-        self.written += wide(self.buffer.len());
+        self.written += to_u64(self.buffer.len());
         self.buffer.clear();
         Ok(())
     }

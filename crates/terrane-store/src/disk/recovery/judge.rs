@@ -4,9 +4,10 @@
 //! record up to there is damage. If fewer tombstones were found than the mark says, one of the damaged
 //! records was a removal of any older key. All records before the last damaged one are then dropped.
 
+use terrane_core::convert::to_u64;
+
 use super::scan::{Gap, Marks};
 use super::source::{Kind, Source};
-use crate::disk::bytes::wide;
 use crate::disk::checkpoint::Header;
 use crate::disk::record::Mark;
 
@@ -53,13 +54,13 @@ impl Evidence<'_> {
             verdict.torn += (end - start) - damaged;
         }
         let rests = self.sources.iter().filter(|source| source.has_rest).count();
-        verdict.torn += wide(rests);
+        verdict.torn += to_u64(rests);
 
         let last = self.marks.iter().filter_map(|marks| marks.last).max_by_key(|last| last.0);
         let mark = last.map_or(Mark::default(), |(_, mark)| mark);
         let before = self.checkpoint.map_or(0, |checkpoint| checkpoint.tombstones);
         let replayed = |limit| self.removes.iter().filter(|sequence| **sequence <= limit).count();
-        let count = |limit| before + wide(replayed(limit));
+        let count = |limit| before + to_u64(replayed(limit));
         let lost = mark.tombstones.saturating_sub(count(mark.durable));
         if lost > 0 {
             // Damaged records explain the loss before torn ones do: those were never durable, unless

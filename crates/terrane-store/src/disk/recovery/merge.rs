@@ -2,11 +2,11 @@
 
 use std::sync::Mutex;
 
+use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 
 use super::scan::{Scanned, in_parallel};
 use super::slots::Slots;
-use crate::disk::bytes::wide;
 use crate::disk::error::CatalogError;
 use crate::disk::live::LiveRecord;
 use crate::key::KeyHash;
@@ -109,6 +109,6 @@ fn removed_at(removes: &[(KeyHash, u64)], key_hash: KeyHash) -> Option<u64> {
 
 impl Merged {
     pub(crate) fn found(&self) -> u64 {
-        wide(self.parts.iter().map(Vec::len).sum())
+        to_u64(self.parts.iter().map(Vec::len).sum())
     }
 }

@@ -12,7 +12,8 @@ mod source;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use super::bytes::wide;
+use terrane_core::convert::to_u64;
+
 use super::error::CatalogError;
 use super::failure::failure;
 use super::files::Files;
@@ -85,7 +86,7 @@ pub(crate) fn recover(
         merged,
         torn: verdict.torn,
         damaged: sources.damaged + verdict.damaged,
-        bytes: records.saturating_mul(wide(RECORD)),
+        bytes: records.saturating_mul(to_u64(RECORD)),
         next_sequence: sources.next_sequence,
         tombstones: verdict.tombstones,
         last_number: sources.last_number,

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use terrane_core::OsError;
+use terrane_core::convert::{to_u64, to_usize};
 
 use super::slots::Slots;
 use super::source::{Kind, Source};
-use crate::disk::bytes::{narrow, wide};
 use crate::disk::error::CatalogError;
 use crate::disk::failure::failure;
 use crate::disk::live::LiveRecord;
@@ -94,7 +94,7 @@ impl<'a> Scan<'a> {
         keep_keys: bool,
     ) -> Self {
         let total: u64 = sources.iter().map(|source| source.records).sum();
-        let parts = narrow((total / PART).clamp(1, MOST_PARTS).next_power_of_two());
+        let parts = to_usize((total / PART).clamp(1, MOST_PARTS).next_power_of_two());
         let of = |(index, source): (usize, &Source)| {
             (0..source.records.div_ceil(CHUNK)).map(move |chunk| (index, chunk * CHUNK))
         };
@@ -111,7 +111,7 @@ impl<'a> Scan<'a> {
     fn work(&self, threads: usize) -> Result<Scanned, CatalogError> {
         let total: u64 = self.sources.iter().map(|source| source.records).sum();
         // A little more than an even share, so that a part seldom grows.
-        let share = narrow(total) / self.parts / threads.max(1);
+        let share = to_usize(total) / self.parts / threads.max(1);
         let mut worker = Worker {
             scan: self,
             found: Scanned {
@@ -120,7 +120,7 @@ impl<'a> Scan<'a> {
                 marks: vec![Marks::default(); self.sources.len()],
                 ..Scanned::default()
             },
-            bytes: vec![0; narrow(CHUNK) * RECORD],
+            bytes: vec![0; to_usize(CHUNK) * RECORD],
         };
         while !self.has_failed.load(Ordering::Relaxed) {
             let chunk = self.chunks.get(self.next.fetch_add(1, Ordering::Relaxed));
@@ -146,11 +146,11 @@ impl Worker<'_, '_> {
     fn read(&mut self, source: &Source, index: usize, start: u64) -> Result<(), OsError> {
         let wanted = CHUNK.min(source.records - start);
         let mut bytes = std::mem::take(&mut self.bytes);
-        let room = bytes.get_mut(..narrow(wanted) * RECORD).unwrap_or_default();
-        let read = source.file.read_at(room, source.offset + start * wide(RECORD))?;
+        let room = bytes.get_mut(..to_usize(wanted) * RECORD).unwrap_or_default();
+        let read = source.file.read_at(room, source.offset + start * to_u64(RECORD))?;
         let (records, _) = bytes.get(..read).unwrap_or_default().as_chunks::<RECORD>();
         for (at, record) in records.iter().enumerate() {
-            let position = start + wide(at);
+            let position = start + to_u64(at);
             match self.content(source, position, record) {
                 Some((sequence, Content::Put(fields))) => {
                     let rest = records.get(at + 1..).unwrap_or_default();
@@ -174,7 +174,7 @@ impl Worker<'_, '_> {
             }
         }
         // The file was cut after its length was read.
-        let found = wide(records.len());
+        let found = to_u64(records.len());
         if found < wanted {
             self.add_gap(Gap { source: index, start: start + found, records: wanted - found });
         }
@@ -232,13 +232,13 @@ impl Worker<'_, '_> {
             Some(records) => records,
             None => {
                 more.resize(parts * RECORD, 0);
-                let offset = source.offset + (position + 1) * wide(RECORD);
+                let offset = source.offset + (position + 1) * to_u64(RECORD);
                 let read = source.file.read_at(&mut more, offset)?;
                 more.get(..read).unwrap_or_default().as_chunks::<RECORD>().0
             }
         };
         for (part, record) in records.iter().enumerate() {
-            match self.content(source, position + 1 + wide(part), record) {
+            match self.content(source, position + 1 + to_u64(part), record) {
                 Some((_, Content::KeyPart(number))) if usize::from(number) == part => {
                     key.extend_from_slice(key_part(record, part, fields.key_length));
                 }

@@ -4,7 +4,8 @@ use std::iter;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::disk::bytes::narrow;
+use terrane_core::convert::to_usize;
+
 use crate::disk::namespace::GroupSlots;
 
 /// The slots of a page. Pages are allocated when a record names one of their slots, so that the
@@ -26,7 +27,7 @@ pub(crate) struct Slots {
 impl Slots {
     pub(crate) fn new(groups: &[GroupSlots]) -> Self {
         let pages = groups.iter().map(|group| {
-            let count = narrow(group.slots.into()).div_ceil(PAGE);
+            let count = to_usize(group.slots.into()).div_ceil(PAGE);
             iter::repeat_with(OnceLock::new).take(count).collect()
         });
         Self { groups: groups.to_vec(), pages: pages.collect() }
@@ -59,7 +60,7 @@ impl Slots {
     }
 
     fn slot(&self, group: u16, slot: u32) -> Option<&AtomicU64> {
-        let slot = narrow(slot.into());
+        let slot = to_usize(slot.into());
         let page = self.pages.get(usize::from(group))?.get(slot / PAGE)?;
         page.get_or_init(|| iter::repeat_with(AtomicU64::default).take(PAGE).collect())
             .get(slot % PAGE)

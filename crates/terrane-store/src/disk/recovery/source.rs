@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use crate::disk::bytes::{narrow, wide};
+use terrane_core::convert::{to_u64, to_usize};
+
 use crate::disk::checkpoint::Header;
 use crate::disk::error::CatalogError;
 use crate::disk::failure::failure;
@@ -111,7 +112,7 @@ impl Sources {
             self.leftovers.push(name);
             return Ok(());
         }
-        let records = (length / wide(RECORD)).saturating_sub(1).min(header.records);
+        let records = (length / to_u64(RECORD)).saturating_sub(1).min(header.records);
         self.damaged += header.records - records;
         self.checkpoint = Some(header);
         self.sources.push(Source {
@@ -119,7 +120,7 @@ impl Sources {
             name,
             kind: Kind::Checkpoint(number),
             sequence: header.first_sequence - 1,
-            offset: wide(RECORD),
+            offset: to_u64(RECORD),
             records,
             has_rest: false,
         });
@@ -133,7 +134,7 @@ impl Sources {
             return Ok(());
         }
         let (file, length) = reader.open(&name)?;
-        let records = length / wide(RECORD);
+        let records = length / to_u64(RECORD);
         let looked = look(file.as_ref(), records).map_err(|error| reader.failure(&name, error))?;
         // Without a valid record the journal stands behind the one before it.
         let (sequence, epoch) = looked.unwrap_or((self.next_sequence, reader.epoch));
@@ -148,7 +149,7 @@ impl Sources {
             self.leftovers.push(name);
             return Ok(());
         }
-        let has_rest = length % wide(RECORD) != 0;
+        let has_rest = length % to_u64(RECORD) != 0;
         let kind = Kind::Journal(number);
         self.sources.push(Source { file, name, kind, sequence, offset: 0, records, has_rest });
         Ok(())
@@ -184,10 +185,10 @@ fn look(file: &dyn OpenFile, records: u64) -> Result<Option<(u64, u64)>, terrane
     let last = records.saturating_sub(LOOK);
     let mut starts = [0, last / 2, last].to_vec();
     starts.dedup();
-    let mut bytes = vec![0; narrow(LOOK.min(records)) * RECORD];
+    let mut bytes = vec![0; to_usize(LOOK.min(records)) * RECORD];
     let mut votes: HashMap<(u64, u64), u32> = HashMap::new();
     for start in starts {
-        let read = file.read_at(&mut bytes, start * wide(RECORD))?;
+        let read = file.read_at(&mut bytes, start * to_u64(RECORD))?;
         let (found, _) = bytes.get(..read).unwrap_or_default().as_chunks::<RECORD>();
         for (index, record) in (start..).zip(found) {
             if let Some(vote) = vote(record, index) {
