@@ -5,32 +5,8 @@ use std::time::Instant;
 use terrane_transfer::DeviceOrder;
 
 use crate::queue::CompletionQueue;
+use crate::slab::Priority;
 use crate::store::job::JobOutcome;
-
-/// How urgent a job is. Among jobs of one direction, a job of a higher priority goes first.
-///
-/// Loads go before stores in any case: a load is a request that waits for its blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Priority {
-    /// Background work, such as copies that nothing waits for.
-    Low,
-    /// The default.
-    #[default]
-    Normal,
-    /// A request waits.
-    High,
-}
-
-impl Priority {
-    pub(crate) const fn from_number(number: u8) -> Self {
-        match number {
-            0 => Self::Low,
-            1 => Self::Normal,
-            _ => Self::High,
-        }
-    }
-}
 
 /// Options of a job. The default is group 0, normal priority, no deadline and no queue.
 #[derive(Clone, Debug, Default)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::store::error::StoreError;
+use crate::error::StoreError;
 
 /// How a job ended for one of its keys.
 ///
