@@ -153,6 +153,16 @@ pub enum StoreError {
     /// A read of the disk tier failed.
     #[error("a read of the disk tier failed")]
     ReadFailed(#[source] terrane_storage::IoFailure),
+    /// The kernel gave no random bytes for the secret of the store.
+    #[error("no random bytes for the secret of the store")]
+    Random {
+        /// The error of the kernel.
+        #[source]
+        source: OsError,
+    },
+    /// Transfers of the caller write the blocks of a put, or use those of a get.
+    #[error("transfers use the blocks of the job; wait for their end first")]
+    SourceInUse,
     /// An error that several blocks share.
     #[error(transparent)]
     Shared(std::sync::Arc<Self>),

@@ -140,8 +140,4 @@ impl Spans {
         self.buffers.get(begin.copied().unwrap_or(0)..end).unwrap_or_default()
     }
 
-    /// All spans.
-    pub(crate) fn all(&self) -> &[IoBuffer] {
-        &self.buffers
-    }
 }

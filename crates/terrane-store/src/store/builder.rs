@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use terrane_core::{ByteCount, Durability, Requirement};
@@ -326,6 +325,6 @@ impl StoreBuilder {
     /// of the directory.
     pub fn open(self) -> Result<(Store, Recovery), StoreError> {
         let (core, recovery) = open::open(self)?;
-        Ok((Store::new(Arc::new(core)), recovery))
+        Ok((Store::new(core), recovery))
     }
 }
