@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use terrane_core::{ForkedProcess, OsError};
+use terrane_core::{AllocateError, ForkedProcess, OsError};
 use terrane_storage::StorageError;
 
 use crate::MAX_KEY_BYTES;
@@ -21,6 +21,9 @@ pub enum StoreError {
     /// bytes that a file needs.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// Memory was refused.
+    #[error(transparent)]
+    Memory(#[from] AllocateError),
     /// No directory was stated for the slab files.
     #[error("a disk tier needs a directory; state one or more")]
     NoDirectory,

@@ -1,0 +1,1 @@
+//! Tests of the slab files: real files, real I/O.
