@@ -80,16 +80,16 @@ impl Worker {
         let mut completions = Vec::new();
         while self.accept() {
             self.expire();
+            // The device gets new requests before time goes into callers and sums.
             self.fill_queue();
             self.deliver();
             self.compute_sum();
             let result = self.wait(&mut completions);
-            // The device gets new requests before time goes into sums and callers.
-            for completion in completions.drain(..) {
-                self.complete(completion);
-            }
             if let Err(error) = result {
                 self.turn_off(error);
+            }
+            for completion in completions.drain(..) {
+                self.complete(completion);
             }
         }
     }
@@ -259,7 +259,7 @@ impl Worker {
     }
 
     /// The kernel refuses to be entered: what waits, and every later request, is refused.
-    fn turn_off(&mut self, error: StorageError) {
+    pub(super) fn turn_off(&mut self, error: StorageError) {
         tracing::error!(%error, "the I/O queue of the slab files failed");
         self.shared.health.turn_off(StoreError::Storage(error));
         self.refuse_waiting();

@@ -43,8 +43,9 @@ impl Worker {
                 self.fail(key, SlabFailure::Refused(Arc::new(error)));
             }
         }
-        // The next wait reports a failure.
-        let _ = self.queue.flush();
+        if let Err(error) = self.queue.flush() {
+            self.turn_off(error);
+        }
     }
 
     /// Submits the next part of a block.

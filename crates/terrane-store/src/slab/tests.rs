@@ -1,1 +1,0 @@
-//! Tests of the slab files: real files, real I/O.
