@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use terrane_core::{ByteCount, ForkedProcess, OsError, StorageKind};
+use terrane_core::{AllocateError, ByteCount, ForkedProcess, OsError, StorageKind};
 use terrane_layout::LayoutError;
 use terrane_storage::StorageError;
 use terrane_transfer::{SlotsError, TransferError};
@@ -179,6 +179,9 @@ pub enum StoreError {
     /// bytes that a file needs.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// Memory was refused.
+    #[error(transparent)]
+    Memory(#[from] AllocateError),
     /// No directory was stated for the slab files.
     #[error("a disk tier needs a directory; state one or more")]
     NoDirectory,
