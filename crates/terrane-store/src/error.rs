@@ -80,7 +80,9 @@ pub enum StoreError {
         limit: u64,
     },
     /// Two blocks of a get have the same destination.
-    #[error("blocks {first} and {second} of a get share bytes of their destinations; separate them")]
+    #[error(
+        "blocks {first} and {second} of a get share bytes of their destinations; separate them"
+    )]
     DestinationNamedTwice {
         /// The index of one block.
         first: usize,
@@ -96,7 +98,9 @@ pub enum StoreError {
         tokens: u32,
     },
     /// The blocks of an endpoint have another shape than the group.
-    #[error("the blocks of the endpoint differ from those of group {group}; use layouts of equal shape")]
+    #[error(
+        "the blocks of the endpoint differ from those of group {group}; use layouts of equal shape"
+    )]
     OtherShape {
         /// The group.
         group: usize,
@@ -111,10 +115,14 @@ pub enum StoreError {
         kind: StorageKind,
     },
     /// The store was built without a group or without a tier.
-    #[error("a store needs at least one group and one tier, and at most 64 groups and 8 memory tiers")]
+    #[error(
+        "a store needs at least one group and one tier, and at most 64 groups and 8 memory tiers"
+    )]
     NothingToOpen,
     /// The disk tier has no namespace.
-    #[error("a disk tier needs a namespace; state the model, and everything that its blocks depend on")]
+    #[error(
+        "a disk tier needs a namespace; state the model, and everything that its blocks depend on"
+    )]
     NoNamespace,
     /// A tier has no room for one block of a group.
     #[error(

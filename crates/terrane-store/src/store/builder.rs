@@ -59,7 +59,10 @@ impl BlockGroup {
                 let bytes = self.block_bytes.to_le_bytes();
                 let sum = terrane_core::checksum::crc64(self.name.as_bytes()).to_le_bytes();
                 let mut fingerprint = [0; 16];
-                fingerprint.iter_mut().zip(bytes.iter().chain(&sum)).for_each(|(to, from)| *to = *from);
+                fingerprint
+                    .iter_mut()
+                    .zip(bytes.iter().chain(&sum))
+                    .for_each(|(to, from)| *to = *from);
                 fingerprint
             }
         }

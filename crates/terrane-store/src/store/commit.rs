@@ -69,7 +69,11 @@ impl StoreCore {
             let room = self.tiers.get(place.tier.index()).and_then(|tier| tier.room(block.group));
             let (Some(slot), Some(room)) = (slot, room) else { continue };
             let &WrittenBlock { length, checksum, .. } = block;
-            room.insert(block.key, &StoredBlock { slot, length, checksum, sequence: 0 }, block.is_dirty);
+            room.insert(
+                block.key,
+                &StoredBlock { slot, length, checksum, sequence: 0 },
+                block.is_dirty,
+            );
             let is_disk = self.tiers.get(place.tier.index()).is_some_and(|tier| tier.is_disk());
             if let (true, Some(disk)) = (is_disk, &self.disk) {
                 result = disk.catalog.append_puts(&[PutRecord {

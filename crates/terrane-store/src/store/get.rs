@@ -8,7 +8,7 @@ use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
 use crate::store::arrivals::Arrivals;
 use crate::store::builder::WritePolicy;
-use crate::store::claims::{Claim, ClaimKind};
+use crate::store::claims::Claim;
 use crate::store::commit::failed;
 use crate::store::copies;
 use crate::store::load::Load;
@@ -142,9 +142,10 @@ impl Get<'_> {
             }
             return;
         };
-        let tokens = core.group(group).ok().and_then(|info| {
-            self.destination.transfer_tokens(info, &memory.endpoint, stored)
-        });
+        let tokens = core
+            .group(group)
+            .ok()
+            .and_then(|info| self.destination.transfer_tokens(info, &memory.endpoint, stored));
         match (tokens, self.destination.block(index)) {
             (Some(tokens), Some(to)) => {
                 let copy = BlockCopy { index, from: pin.block.slot, to, tokens, keeps: pin };
@@ -154,9 +155,10 @@ impl Get<'_> {
                 }
             }
             _ if memory.is_host && self.destination.is_host() => plan.on_thread.push((index, pin)),
-            _ => self.set(index, BlockResult::failed(StoreError::NeedsHostTier {
-                kind: memory.endpoint.kind(),
-            })),
+            _ => self.set(
+                index,
+                BlockResult::failed(StoreError::NeedsHostTier { kind: memory.endpoint.kind() }),
+            ),
         }
     }
 
@@ -189,11 +191,14 @@ impl Get<'_> {
     /// Copies blocks from host memory on this thread.
     fn copy_out(&mut self, blocks: Vec<(usize, PinnedSlot)>) {
         let (core, group) = (&self.task.core, self.task.group);
-        let hold = self.destination.hold(blocks.iter().map(|(index, _)| *index), PayloadUse::Destination);
+        let hold =
+            self.destination.hold(blocks.iter().map(|(index, _)| *index), PayloadUse::Destination);
         for (index, pin) in blocks {
             let tier = core.tiers.get(pin.room.tier.index());
             let memory = tier.and_then(|tier| tier.blocks(group));
-            let (Some(tier), Some(memory), Ok(info)) = (tier, memory, core.group(group)) else { continue };
+            let (Some(tier), Some(memory), Ok(info)) = (tier, memory, core.group(group)) else {
+                continue;
+            };
             if hold.is_err() {
                 self.set(index, BlockResult::failed(StoreError::SourceInUse));
                 continue;
@@ -215,7 +220,8 @@ impl Get<'_> {
         let task = self.task;
         let (core, group) = (&task.core, task.group);
         let host = core.host_tier(group);
-        let (Some(host), Some(to), Ok(info)) = (host, self.destination.endpoint(), core.group(group))
+        let (Some(host), Some(to), Ok(info)) =
+            (host, self.destination.endpoint(), core.group(group))
         else {
             return;
         };
@@ -294,7 +300,8 @@ impl Get<'_> {
         while left > 0 {
             for (at, result) in reading.arrivals.next().await {
                 left -= 1;
-                let (Some(&index), Some(pin)) = (reading.indices.get(at), reading.pins.get(at)) else {
+                let (Some(&index), Some(pin)) = (reading.indices.get(at), reading.pins.get(at))
+                else {
                     continue;
                 };
                 let result = match result {

@@ -14,7 +14,6 @@ const SLOT_ALIGNMENT: u64 = 4096;
 
 /// The shape of the blocks of a group.
 pub(crate) struct GroupInfo {
-    pub(crate) name: String,
     /// The most bytes of a block.
     pub(crate) block_bytes: u64,
     /// The bytes of a slot on disk.
@@ -30,7 +29,6 @@ impl GroupInfo {
     pub(crate) fn new(group: &BlockGroup) -> Self {
         let geometry = group.geometry.clone();
         Self {
-            name: group.name.clone(),
             block_bytes: group.block_bytes,
             slot_bytes: group.block_bytes,
             shape: geometry.as_ref().map(shape_of),
@@ -62,9 +60,7 @@ impl GroupInfo {
                 let sizes = token_bytes(geometry);
                 sizes.get(to_usize(tokens.into()).checked_sub(1)?).copied()
             }
-            Some(tokens) => {
-                self.token_bytes.get(to_usize(tokens.into()).checked_sub(1)?).copied()
-            }
+            Some(tokens) => self.token_bytes.get(to_usize(tokens.into()).checked_sub(1)?).copied(),
         }
     }
 

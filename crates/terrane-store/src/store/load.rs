@@ -132,7 +132,9 @@ impl<'a> Load<'a> {
         while left > 0 {
             for (number, result) in disk.next().await {
                 left -= 1;
-                let Some(moving) = from_disk.get_mut(number).and_then(Option::take) else { continue };
+                let Some(moving) = from_disk.get_mut(number).and_then(Option::take) else {
+                    continue;
+                };
                 match result {
                     Ok(done) => {
                         self.commit((moving, done.checksum), &mut taken, ready, results).await;
@@ -144,7 +146,9 @@ impl<'a> Load<'a> {
         let mut from_memory: Vec<Option<Moving>> = from_memory.into_iter().map(Some).collect();
         for copy in started {
             for (number, result) in copy.end().await {
-                let Some(moving) = from_memory.get_mut(number).and_then(Option::take) else { continue };
+                let Some(moving) = from_memory.get_mut(number).and_then(Option::take) else {
+                    continue;
+                };
                 match result {
                     Ok(()) => {
                         let checksum = moving.source.block.checksum;
@@ -165,7 +169,11 @@ impl<'a> Load<'a> {
         })
     }
 
-    fn submit(&self, memory: &TierBlocks, (taken, moving): (&TakenSlots, &[Moving])) -> Arc<Arrivals> {
+    fn submit(
+        &self,
+        memory: &TierBlocks,
+        (taken, moving): (&TakenSlots, &[Moving]),
+    ) -> Arc<Arrivals> {
         let (task, core) = (self.task, &self.task.core);
         let pins: Vec<Arc<PinnedSlot>> =
             moving.iter().map(|moving| Arc::clone(&moving.source)).collect();

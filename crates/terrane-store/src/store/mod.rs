@@ -65,12 +65,12 @@ use terrane_core::{ByteCount, CapabilityReport};
 use crate::error::StoreError;
 use crate::store::blocks::Blocks;
 use crate::store::builder::StoreBuilder;
-use crate::store::shared::StoreCore;
 use crate::store::event::Events;
 use crate::store::job::{Drained, Job, Refused};
 use crate::store::lease::Lease;
 use crate::store::options::JobOptions;
 use crate::store::presence::{Presence, TierId};
+use crate::store::shared::StoreCore;
 use crate::store::snapshot::StoreSnapshot;
 use crate::store::why::Why;
 

@@ -200,8 +200,7 @@ impl<'a> WriteDown<'a> {
             return give_up(own, &BlockResult::failed(StoreError::Closed), results);
         };
         let mut copied: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
-        let geometries =
-            (source.endpoint.layout().geometry(), memory.endpoint.layout().geometry());
+        let geometries = (source.endpoint.layout().geometry(), memory.endpoint.layout().geometry());
         let mut copies = Vec::new();
         for (at, own) in own.iter().enumerate() {
             let block = own.dirty.pin.block;
@@ -309,17 +308,12 @@ fn set(results: &mut [BlockResult], index: usize, result: BlockResult) {
 }
 
 /// Makes the blocks of a put durable: those that are not on disk are written there.
-pub(crate) async fn make_durable(
-    task: &JobTask,
-    keys: &Keys,
-    results: &mut [Option<BlockResult>],
-) {
+pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Option<BlockResult>]) {
     if task.core.disk.is_none() {
         return;
     }
-    let stored = |&index: &usize| {
-        matches!(results.get(index), Some(Some(result)) if result.is_ok())
-    };
+    let stored =
+        |&index: &usize| matches!(results.get(index), Some(Some(result)) if result.is_ok());
     let indices: Vec<usize> = (0..keys.len()).filter(stored).collect();
     let hashes = indices.iter().map(|&index| keys.hash(index)).collect();
     let written = WriteDown::new(task, TierId::new(0)).keys(hashes).await;

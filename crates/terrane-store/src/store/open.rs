@@ -153,11 +153,7 @@ fn groups(builder: &StoreBuilder) -> Result<Vec<GroupInfo>, StoreError> {
 }
 
 /// The number of slots in a share of a tier.
-fn slots_in(
-    (name, group): (&str, usize),
-    bytes: u64,
-    slot_bytes: u64,
-) -> Result<u32, StoreError> {
+fn slots_in((name, group): (&str, usize), bytes: u64, slot_bytes: u64) -> Result<u32, StoreError> {
     let slots = u32::try_from(bytes / slot_bytes).ok().filter(|&slots| slots > 0);
     slots.ok_or_else(|| StoreError::TierTooSmall {
         tier: name.to_owned(),

@@ -8,7 +8,9 @@ pub(crate) fn write(snapshot: &StoreSnapshot, out: &mut impl Write) -> Result {
     let tiers = &snapshot.tiers;
     tier_counter(out, tiers, ("hits", "Keys that gets found in the tier."), |tier| tier.hits)?;
     tier_counter(out, tiers, ("stored", "Blocks stored in the tier."), |tier| tier.stored)?;
-    tier_counter(out, tiers, ("evictions", "Blocks evicted from the tier."), |tier| tier.evictions)?;
+    tier_counter(out, tiers, ("evictions", "Blocks evicted from the tier."), |tier| {
+        tier.evictions
+    })?;
     tier_counter(out, tiers, ("read_bytes", "Bytes read from the tier."), |tier| tier.read_bytes)?;
     tier_counter(out, tiers, ("written_bytes", "Bytes written to the tier."), |tier| {
         tier.written_bytes
@@ -91,7 +93,10 @@ fn group_gauge(
     for tier in tiers {
         for (number, group) in tier.groups.iter().enumerate() {
             let (label, count) = (Label(&tier.name), count(group));
-            writeln!(out, "terrane_store_tier_{name}{{tier=\"{label}\",group=\"{number}\"}} {count}")?;
+            writeln!(
+                out,
+                "terrane_store_tier_{name}{{tier=\"{label}\",group=\"{number}\"}} {count}"
+            )?;
         }
     }
     Ok(())

@@ -172,10 +172,8 @@ impl Put<'_> {
                 return self.set_all(&indices, &BlockResult::failed(error));
             }
         };
-        let arrivals = Arc::new(Arrivals::new(Arc::new((
-            Arc::clone(&task.guard),
-            Arc::clone(&self.source),
-        ))));
+        let arrivals =
+            Arc::new(Arrivals::new(Arc::new((Arc::clone(&task.guard), Arc::clone(&self.source)))));
         let request = |(at, own): (usize, &OwnKey)| SlabRequest {
             job: task.control.id(),
             index: at,
@@ -264,7 +262,9 @@ impl Put<'_> {
         }
         drop(taken);
         if has_slower && task.core.policy == WritePolicy::Through {
-            let done = |&index: &usize| matches!(self.results.get(index), Some(Some(BlockResult::Done { .. })));
+            let done = |&index: &usize| {
+                matches!(self.results.get(index), Some(Some(BlockResult::Done { .. })))
+            };
             let indices: Vec<usize> = (0..self.keys.len()).filter(done).collect();
             let keys = indices.iter().map(|&index| self.keys.hash(index)).collect();
             let results = WriteDown::new(task, tier.id).keys(keys).await;
@@ -286,7 +286,8 @@ impl Put<'_> {
         own: &[OwnKey],
     ) -> Vec<Result<(), BlockResult>> {
         let task = self.task;
-        let (Some(blocks), Ok(info)) = (tier.blocks(task.group), task.core.group(task.group)) else {
+        let (Some(blocks), Ok(info)) = (tier.blocks(task.group), task.core.group(task.group))
+        else {
             return own.iter().map(|_| Err(BlockResult::failed(StoreError::Closed))).collect();
         };
         let mut results: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();

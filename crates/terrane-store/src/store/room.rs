@@ -10,16 +10,16 @@ use std::task::{Poll, Waker};
 use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::sync::lock;
 
+use crate::KeyHash;
+use crate::error::StoreError;
 use crate::eviction::EvictionPolicy;
 use crate::index::{Freed, StoredBlock, TierIndex};
-use crate::error::StoreError;
 use crate::slab::{Priority, Slabs};
 use crate::store::control::{JobControl, Stopped};
 use crate::store::presence::TierId;
 use crate::store::result::NoRoom;
 use crate::store::shared::StoreCore;
 use crate::store::snapshot::GroupSnapshot;
-use crate::KeyHash;
 
 /// The slots of one group in one tier.
 ///
@@ -366,7 +366,8 @@ impl Room {
 
     /// Removes the block of a key if it is still this one.
     pub(crate) fn remove_block(&self, key: KeyHash, block: &StoredBlock) -> bool {
-        let is_same = |found: StoredBlock| found.slot == block.slot && found.checksum == block.checksum;
+        let is_same =
+            |found: StoredBlock| found.slot == block.slot && found.checksum == block.checksum;
         self.index.get(key).is_some_and(is_same) && self.remove(key).is_some()
     }
 
@@ -432,7 +433,8 @@ impl Room {
         let mut found = Vec::new();
         while found.len() < most {
             let Some((slot, key)) = lock(&self.state).dirty.pop_front() else { break };
-            let pinned = self.pin(key).filter(|pin| pin.block.slot == slot && self.mark(slot) != CLEAN);
+            let pinned =
+                self.pin(key).filter(|pin| pin.block.slot == slot && self.mark(slot) != CLEAN);
             found.extend(pinned.map(|pin| (key, pin)));
         }
         found

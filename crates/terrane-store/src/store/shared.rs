@@ -6,10 +6,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::OwnerProcess;
+use terrane_core::sync::{lock, unpoisoned};
 use terrane_transfer::TransferManager;
 
+use crate::KeyHash;
 use crate::error::StoreError;
 use crate::key::KeyHasher;
 use crate::slab::{JobId, Priority, SlabHealth};
@@ -26,7 +27,6 @@ use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::room::Room;
 use crate::store::tier::{DiskParts, Tier, count};
-use crate::KeyHash;
 
 /// An open store.
 pub(crate) struct StoreCore {
@@ -88,7 +88,11 @@ impl JobTable {
         JobId::new(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub(crate) fn begin(&self, control: &Arc<JobControl>, origin: JobOrigin) -> Result<(), StoreError> {
+    pub(crate) fn begin(
+        &self,
+        control: &Arc<JobControl>,
+        origin: JobOrigin,
+    ) -> Result<(), StoreError> {
         let mut state = lock(&self.state);
         let is_refused = match origin {
             JobOrigin::Caller => state.is_closed,
