@@ -24,6 +24,8 @@ pub(super) struct Turn {
 pub(super) struct InDevice {
     pub(super) loads: usize,
     pub(super) stores: usize,
+    /// The bytes of the loads.
+    pub(super) load_bytes: u64,
 }
 
 /// Blocks that have parts to submit: by priority, and first come, first served.
@@ -148,7 +150,7 @@ mod tests {
         let store = Turn { urgent: Some(urgent), ..load(Priority::Low, 5) };
         waiting.insert(store, 1);
         waiting.insert(load(Priority::High, 6), 2);
-        let device = InDevice { loads: 3, stores: 0 };
+        let device = InDevice { loads: 3, ..InDevice::default() };
         assert_eq!(waiting.next(now, device), Some(2));
         assert_eq!(waiting.next_change(now), Some(urgent));
         assert_eq!(waiting.next(urgent, device), Some(1));
