@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::slab::request::Priority;
 
+/// Stores stay limited this long after a load, as the next one probably comes soon.
+const LINGER: Duration = Duration::from_millis(100);
+
 /// A store without a deadline goes before loads after it has waited this long.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -26,12 +29,22 @@ pub(super) struct InDevice {
     pub(super) stores: usize,
     /// The bytes of the loads.
     pub(super) load_bytes: u64,
+    /// When the last load was seen.
+    pub(super) last_load: Option<Instant>,
+}
+
+impl InDevice {
+    /// Whether there are loads, or probably soon are.
+    fn has_loads(&self, now: Instant) -> bool {
+        let lingers = |last: Instant| now.saturating_duration_since(last) < LINGER;
+        self.loads > 0 || self.last_load.is_some_and(lingers)
+    }
 }
 
 /// Blocks that have parts to submit: by priority, and first come, first served.
 ///
-/// Loads go before stores. While loads are in the device, at most `stores_in_device` requests of stores
-/// are. A store whose time is half over goes before loads, within the same limit: loads that never
+/// Loads go before stores. While loads are in the device, and shortly after, at most `stores_in_device`
+/// requests of stores are. A store whose time is half over goes before loads, within the same limit: loads that never
 /// pause must not keep it from its deadline.
 #[derive(Debug)]
 pub(super) struct WaitingBlocks {
@@ -97,7 +110,7 @@ impl WaitingBlocks {
         if let Some((_, &block)) = self.loads.first_key_value() {
             return Some(block);
         }
-        let may_store = limited || device.loads == 0;
+        let may_store = limited || !device.has_loads(now);
         self.stores.values().next().copied().filter(|_| may_store)
     }
 
@@ -138,7 +151,9 @@ mod tests {
         device.stores = 2;
         assert_eq!(waiting.next(now, device), None, "K requests of stores are in the device");
         device.loads = 0;
-        assert_eq!(waiting.next(now, device), Some(10));
+        device.last_load = Some(now);
+        assert_eq!(waiting.next(now, device), None, "the next load probably comes soon");
+        assert_eq!(waiting.next(now + LINGER, device), Some(10));
     }
 
     #[test]

@@ -21,7 +21,8 @@ use crate::slab::waiting::{InDevice, Turn, WaitingBlocks};
 use block::{Block, Ended};
 use parts::Part;
 
-/// The bytes of loads in flight that keep one device busy. Drives split a request of this size into many commands.
+/// The bytes of loads in flight that keep one device busy. Drives split a request of this size into
+/// many commands.
 const WINDOW: u64 = 4 << 20;
 
 /// The state of the I/O thread.
@@ -156,6 +157,7 @@ impl Worker {
         let key = self.blocks.insert(block);
         if !is_store {
             self.loads_left += total;
+            self.device.last_load = Some(now);
         }
         self.waiting.insert(turn, key);
         self.deadlines.extend(deadline.map(|deadline| (deadline, key)));

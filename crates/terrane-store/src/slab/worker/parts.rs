@@ -141,6 +141,7 @@ impl Worker {
         } else {
             self.device.loads -= 1;
             self.device.load_bytes -= end - begin;
+            self.device.last_load = Some(Instant::now());
         }
         let is_good = completion.outcome.is_ok() && block.failure.is_none();
         if let Some(bounce) = &bounce
