@@ -2,3 +2,5 @@
 
 mod disk_only;
 mod harness;
+mod memory_tiers;
+mod random;
