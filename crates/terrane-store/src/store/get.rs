@@ -312,7 +312,7 @@ impl Get<'_> {
                         BlockResult::Done { bytes: pin.block.length }
                     }
                     Err(failure) => {
-                        if matches!(failure, SlabFailure::Corrupt { .. }) {
+                        if matches!(failure, SlabFailure::Corrupt) {
                             core.drop_corrupt(self.keys.hash(index), pin).await;
                         }
                         failed(failure)

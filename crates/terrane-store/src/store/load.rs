@@ -302,7 +302,7 @@ impl<'a> Load<'a> {
     }
 
     async fn fail(&self, moving: Moving, failure: SlabFailure, results: &mut [BlockResult]) {
-        if matches!(failure, SlabFailure::Corrupt { .. }) {
+        if matches!(failure, SlabFailure::Corrupt) {
             self.task.core.drop_corrupt(moving.own.key, &moving.source).await;
         }
         set(results, moving.own.index, failed(failure));
