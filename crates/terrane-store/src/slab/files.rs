@@ -118,6 +118,15 @@ impl SlabFiles {
         self.granule
     }
 
+    pub(super) fn stride(&self, group: u16) -> u64 {
+        self.groups.get(usize::from(group)).map_or(0, |group| group.stride)
+    }
+
+    /// The bytes of all files.
+    pub(super) fn bytes(&self) -> u64 {
+        self.files().map(|file| file.file.length().get()).sum()
+    }
+
     /// The number of directories.
     pub(super) fn folders(&self) -> u64 {
         self.groups.first().map_or(1, |group| to_u64(group.files.len()))

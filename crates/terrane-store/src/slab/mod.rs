@@ -112,6 +112,17 @@ impl Slabs {
         Ok(Self { handle: Arc::new(handle) })
     }
 
+    /// The bytes between two slots of a group: its slot size, rounded up for direct I/O. 0 for a group
+    /// that does not exist.
+    pub(crate) fn slot_bytes(&self, group: u16) -> u64 {
+        self.handle.shared.files.stride(group)
+    }
+
+    /// The bytes of all slab files.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.handle.shared.files.bytes()
+    }
+
     /// Queues requests. It never blocks on I/O.
     ///
     /// Each request ends by one call of its sink, on the I/O thread and without a lock. After a

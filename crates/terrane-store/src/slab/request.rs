@@ -89,7 +89,7 @@ pub(crate) struct SlabDone {
 #[derive(Clone, Debug)]
 pub(crate) enum SlabFailure {
     /// The slot holds other bytes than those of the block. The buffers hold them.
-    Corrupt,
+    Corrupt { expected: u64, found: u64 },
     /// Its deadline passed. The slot or the buffers may hold a part of the block.
     TimedOut,
     /// Its job was cancelled. The slot or the buffers may hold a part of the block.

@@ -124,7 +124,7 @@ impl WrittenBlock<'_> {
 /// The result of a block whose disk request failed.
 pub(crate) fn failed(failure: SlabFailure) -> BlockResult {
     match failure {
-        SlabFailure::Corrupt => BlockResult::Corrupt,
+        SlabFailure::Corrupt { .. } => BlockResult::Corrupt,
         SlabFailure::TimedOut => BlockResult::TimedOut,
         SlabFailure::Cancelled => BlockResult::Cancelled,
         SlabFailure::Io(failure) => BlockResult::failed(StoreError::ReadFailed(failure)),

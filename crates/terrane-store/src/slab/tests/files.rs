@@ -12,6 +12,8 @@ fn slots_are_striped_over_the_directories_of_each_group() {
     let paths: Vec<PathBuf> = folders.iter().map(|folder| folder.path().to_owned()).collect();
     let groups = [group(5000, 5), group(100, 2)];
     let slabs = Slabs::open(&paths, &groups, &SlabOptions::default()).unwrap();
+    assert_eq!([0, 1, 2].map(|group| slabs.slot_bytes(group)), [8192, 4096, 0]);
+    assert_eq!(slabs.file_bytes(), 5 * 8192 + 2 * 4096);
     for slot in 0..5_u8 {
         write(&slabs, slot.into(), &[slot + 1; 5000]);
     }
@@ -68,7 +70,7 @@ fn blocks_are_reserved_and_given_back() {
     assert_eq!(path.metadata().unwrap().len(), 8 << 20);
     assert!(read(&slabs, 0, 1 << 20, sum).is_ok());
     let failure = read(&slabs, 7, 1 << 20, last).unwrap_err();
-    assert!(matches!(failure, SlabFailure::Corrupt));
+    assert!(matches!(failure, SlabFailure::Corrupt { expected, .. } if expected == last));
     drop(slabs);
     let sparse = SlabOptions { preallocate: Requirement::Off, ..SlabOptions::default() };
     drop(open_one(folder.path(), group(1 << 20, 8), &sparse));

@@ -113,8 +113,8 @@ impl Block {
         let found = self.sum.sum.finish();
         let result = match (self.failure, self.direction) {
             (Some(failure), _) => Err(failure),
-            (None, SlabDirection::Read { checksum }) if checksum != found => {
-                Err(SlabFailure::Corrupt)
+            (None, SlabDirection::Read { checksum: expected }) if expected != found => {
+                Err(SlabFailure::Corrupt { expected, found })
             }
             (None, _) => Ok(SlabDone { bytes: self.total, checksum: found }),
         };
