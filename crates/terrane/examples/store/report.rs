@@ -133,7 +133,14 @@ impl Report {
         }
         let mut table = Table::new();
         table.set_header([
-            "half", "turns", "blocks", "hits", "from host", "from disk", "puts", "verified",
+            "half",
+            "turns",
+            "blocks",
+            "hits",
+            "from host",
+            "from disk",
+            "puts",
+            "verified",
         ]);
         table.add_row(first.row("before the kill"));
         table.add_row(second.row("after it"));
