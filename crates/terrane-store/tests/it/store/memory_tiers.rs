@@ -294,12 +294,15 @@ fn tiers_of_4_slots_serve_8_threads_by_their_deadlines() {
                     let mut worst = Duration::ZERO;
                     for _ in 0..GETS / 8 {
                         let first = below(12);
-                        let keys: Vec<Vec<u8>> = (0..=below(4)).map(|n| key((first + n) % 12)).collect();
+                        let keys: Vec<Vec<u8>> =
+                            (0..=below(4)).map(|n| key((first + n) % 12)).collect();
                         let begun = Instant::now();
                         let options = JobOptions::new().deadline(begun + limit);
                         match below(4) {
                             0 => drop(submit_put(&store, &keys, BLOCK, options).wait()),
-                            1 => drop(store.promote(&keys, TierId::new(0), options).unwrap().wait()),
+                            1 => {
+                                drop(store.promote(&keys, TierId::new(0), options).unwrap().wait())
+                            }
                             _ => {
                                 let (outcome, blocks) = get(&store, &keys, BLOCK, options);
                                 for ((key, block), result) in
