@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::ArrayQueue;
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OwnerProcess};
 use terrane_layout::Geometry;
 
@@ -89,7 +90,7 @@ impl Planner {
             owner: self.owner,
         };
         sort_pairs(transfer, &mut plan.buffers)?;
-        let blocks = ByteCount::from_usize(plan.buffers.destinations.len()).get();
+        let blocks = to_u64(plan.buffers.destinations.len());
         plan.pieces = ByteCount::product(&[("blocks", blocks), ("pieces a block", pieces)])?.get();
         plan.bytes = piece_bytes.checked_mul("blocks", blocks)?;
         if source.is(destination) {

@@ -3,6 +3,7 @@
 //! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections): one run,
 //! or as many as the inner loops have iterations.
 
+use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{Alignment, ByteCount};
 use terrane_layout::{AxisSteps, RegionOffset};
 
@@ -121,7 +122,7 @@ impl TransferPlan {
                 } else {
                     (outer / segments, outer % segments)
                 };
-                let segment = ByteCount::new(segment).to_usize();
+                let segment = to_usize(segment);
                 let place = self.buffers.segments.get(segment)?;
                 let tile = Tile {
                     first: tile_run(nest, step, section, place),
@@ -145,7 +146,7 @@ impl TransferPlan {
     /// Products and sums cannot overflow: every run lies within its regions. Ids, layers and rows
     /// have been checked against the geometries, which prove that all their bytes fit.
     pub(super) fn make_runs(&self, runs: &mut Vec<CopyRun>) {
-        runs.reserve(ByteCount::new(self.run_count).to_usize());
+        runs.reserve(to_usize(self.run_count));
         if self.breaks_pieces {
             let tiles = (0..self.tile_count()).filter_map(|index| self.tile(index));
             tiles.for_each(|tile| tile.for_each(&mut |run| runs.push(*run)));
@@ -381,5 +382,5 @@ fn distance(from: u32, to: u32, stride: u64) -> u64 {
 }
 
 fn number(index: usize) -> u64 {
-    ByteCount::from_usize(index).get()
+    to_u64(index)
 }

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 use slab::Slab;
-use terrane_core::{ByteCount, StorageKind};
+use terrane_core::StorageKind;
+use terrane_core::convert::to_usize;
 
 use super::bounce::{BounceSlots, Slot};
 use super::chunks::Chunk;
@@ -208,7 +209,7 @@ impl TransferState {
     pub(super) fn fail_at(&mut self, part: PartId, error: TransferError) {
         let pairs = self.chunks.get(part.chunk).map(|held| held.chunk.pairs.clone());
         let pair = |in_slot: u32| {
-            let index = pairs.as_ref()?.start + ByteCount::new(in_slot.into()).to_usize();
+            let index = pairs.as_ref()?.start + to_usize(in_slot.into());
             Some((*self.sources.get(index)?, *self.destinations.get(index)?))
         };
         let engine = self.shared.engine(&self.route, part.step).name();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, TryRecvError};
 use slab::Slab;
+use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, FileHandle};
 use terrane_storage::{IoBuffer, IoCompletion, IoQueue, StorageError};
 
@@ -202,7 +203,7 @@ impl DiskWorker {
 
     /// Handles the completion of a request. Returns whether a buffer was copied for it.
     fn complete(&mut self, completion: IoCompletion) -> bool {
-        let index = ByteCount::new(completion.token).to_usize();
+        let index = to_usize(completion.token);
         let Some(operation) = self.operations.get_mut(index) else { return false };
         let copied = operation.buffer.is_some();
         let key = operation.job;
