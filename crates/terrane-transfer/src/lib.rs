@@ -76,6 +76,7 @@
 //! # }
 //! ```
 
+mod checksums;
 mod completion;
 mod engine;
 pub mod engines;
@@ -89,6 +90,7 @@ mod slots;
 mod sync;
 mod transfer;
 
+pub use checksums::{ChecksumDifference, Checksums};
 pub use completion::layers::range::LayerRange;
 pub use completion::layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
 pub use completion::progress::CopyProgress;

@@ -33,6 +33,7 @@ pub(crate) struct Finalizer {
     pub(super) submitted: Instant,
     pub(super) started: OnceLock<Instant>,
     pub(super) engine_times: Option<EngineTimes>,
+    pub(super) checksums: Option<Box<[u64]>>,
     pub(super) result: Option<Result<(), TransferError>>,
     /// Whether the ticket ends later, by other means.
     pub(super) leaves_ticket: bool,
@@ -53,6 +54,7 @@ impl Finalizer {
             submitted: Instant::now(),
             started: OnceLock::new(),
             engine_times: None,
+            checksums: None,
             result: None,
             leaves_ticket: false,
         }
@@ -73,6 +75,7 @@ impl Drop for Finalizer {
                 queued: started.saturating_duration_since(self.submitted),
                 copied: started.elapsed().max(Duration::from_nanos(1)),
                 engine_times: self.engine_times,
+                checksums: self.checksums.take(),
             }
         });
         let succeeded = result.is_ok();

@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use terrane_core::StorageKind;
 
+use crate::checksums;
 use crate::completion::pair;
 use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::DEFAULT_SPIN;
 use crate::completion::{Completion, layers};
-use crate::engine::CopyEngine;
 use crate::engine::declined::Declined;
 use crate::engine::finalizer::Finalizer;
 use crate::engine::job::CopyJob;
 use crate::engine::job::TransferClaims;
 use crate::engine::order::DeviceOrder;
 use crate::engine::quote::Quote;
+use crate::engine::{CopyEngine, quote};
 use crate::error::{Rejected, TransferError};
 use crate::explain::Explanation;
 use crate::hazard::conflict::Access;
@@ -161,10 +162,13 @@ impl TransferManager {
         plan: &TransferPlan,
     ) -> Result<Choice<'_>, TransferError> {
         check_options(transfer)?;
+        if let Some(wanted) = &transfer.options.checksums {
+            checksums::check(wanted, plan)?;
+        }
         let mut best: Option<(&Arc<dyn CopyEngine>, Quote)> = None;
         let mut declined: Vec<(&'static str, Declined)> = Vec::new();
         for engine in self.engines.iter() {
-            match engine.quote(plan, &transfer.options) {
+            match quote(&**engine, plan, &transfer.options) {
                 Ok(quote) => {
                     if best.as_ref().is_none_or(|(_, b)| quote.predicted < b.predicted) {
                         best = Some((engine, quote));
@@ -218,6 +222,7 @@ impl Prepared {
         let (completion, sink) = pair(ticket.clone(), Arc::clone(&progress), layers, spin, guard);
         let ending = Finalizer::new(ticket, sink, signals, explanation);
         let job = CopyJob::new(plan, claims, transfer.options, progress, ending);
+        let job = job.with_checksums(&transfer.destination_blocks);
         submit_after(&transfer.after, transfer.allow_incomplete, job, engine);
         completion
     }

@@ -3,6 +3,8 @@
 //! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections): one run,
 //! or as many as the inner loops have iterations.
 
+use std::ops::Range;
+
 use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{Alignment, ByteCount};
 use terrane_layout::{AxisSteps, RegionOffset};
@@ -75,6 +77,23 @@ impl TransferPlan {
         let further = u32::try_from(piece).unwrap_or(0);
         let (source, destination) = (segment.source + further, segment.destination + further);
         Some(Ends { source, destination })
+    }
+
+    /// Calls `each` with the pairs of blocks, by their indices, that these bytes of a run belong
+    /// to, and the bytes of each.
+    pub(crate) fn pairs_of(&self, run: usize, bytes: Range<u64>, each: &mut impl FnMut(u32, u64)) {
+        let Some((tile, _)) = self.find(number(run), LoopNest::inner_count) else { return };
+        let Some(segment) = self.buffers.segments.get(tile.segment) else { return };
+        let pieces = u64::from(segment.blocks) * tile.nest.passes();
+        let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let piece = at / of_each;
+            let end = ((piece + 1) * of_each).min(bytes.end);
+            let further = u32::try_from(piece % u64::from(segment.blocks)).unwrap_or(0);
+            each(segment.pair + further, end - at);
+            at = end;
+        }
     }
 
     /// The index of a run's first block in the lists of blocks.

@@ -140,6 +140,11 @@ impl DiskRoute {
         }
     }
 
+    /// Whether one end is in memory.
+    pub(super) fn has_memory(&self) -> bool {
+        self.flow != FileFlow::BetweenFiles
+    }
+
     /// Whether bytes that need no buffer could use one.
     pub(super) fn could_be_staged(&self) -> bool {
         self.flow != FileFlow::BetweenFiles && self.is_direct(self.file_side()) && !self.staged

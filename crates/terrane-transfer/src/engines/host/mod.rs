@@ -193,6 +193,10 @@ unsafe impl CopyEngine for HostEngine {
         Ok(Quote::constant(predicted, path))
     }
 
+    fn computes_checksums(&self) -> bool {
+        true
+    }
+
     fn submit(&self, job: CopyJob) {
         let Some(queue) = &self.queue else { return };
         let path = match job.decision::<HostPath>() {

@@ -1,6 +1,6 @@
 //! A job in chunks, which threads take in turn.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use terrane_core::convert::{to_u64, to_usize};
@@ -8,6 +8,7 @@ use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::{ByteCount, HostAddress, Location};
 
 use super::{HostPath, HostRates};
+use crate::checksums::host_memory::block_sum;
 use crate::completion::waiter_progress::WaiterProgress;
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::engines::copy::{self, Store};
@@ -68,6 +69,8 @@ pub(super) struct ChunkedJob {
     rates: Arc<HostRates>,
     /// The bytes of each layer that have not been copied; empty if layers are not reported.
     left_of_layers: Box<[AtomicU64]>,
+    /// The pair of blocks whose checksum is computed next.
+    next_sum: AtomicUsize,
     job: CopyJob,
 }
 
@@ -92,13 +95,15 @@ impl ChunkedJob {
             failure: Mutex::new(None),
             rates: Arc::clone(rates),
             left_of_layers: left_of_layers(&job),
+            next_sum: AtomicUsize::new(0),
             job,
         }
     }
 
-    /// Copies a chunk that no thread has taken yet. Returns whether there was one.
+    /// Copies a chunk that no thread has taken yet, or computes a checksum. Returns whether there
+    /// was anything to do.
     fn copy_one_chunk(&self) -> bool {
-        let Some((begin, bytes)) = self.take_chunk() else { return false };
+        let Some((begin, bytes)) = self.take_chunk() else { return self.sum_one_block() };
         if let Some(failure) = self.job.reason_to_stop() {
             self.fail(failure);
             return false;
@@ -121,6 +126,27 @@ impl ChunkedJob {
         true
     }
 
+    /// Computes the checksum of a block that no thread has taken yet. Returns whether there was
+    /// one.
+    fn sum_one_block(&self) -> bool {
+        // Relaxed: each thread only needs another number.
+        let pair = self.next_sum.fetch_add(1, Ordering::Relaxed);
+        if pair >= self.job.checksums() || lock(&self.failure).is_some() {
+            return false;
+        }
+        // A cancel does not undo a copy whose bytes have all been taken.
+        if let Some(late @ CopyFailure::DeadlineExceeded) = self.job.reason_to_stop() {
+            self.fail(late);
+            return false;
+        }
+        // SAFETY: the job keeps the source alive, and its claims keep all others from writing it.
+        match unsafe { block_sum(self.job.plan(), Side::Source, pair) } {
+            Some(sum) => self.job.set_checksum(pair, sum),
+            None => self.fail(CopyFailure::Engine { source: Box::new(NotInHostMemory) }),
+        }
+        true
+    }
+
     /// Drops a reference. The last one finishes the job.
     fn release(work: Arc<Self>) {
         let Some(Self { job, failure, rates, path, .. }) = Arc::into_inner(work) else { return };
@@ -129,7 +155,9 @@ impl ChunkedJob {
         }
         // It may have no bytes.
         job.start();
-        rates.of(path).learn(job.plan().bytes(), job.running_for());
+        if job.checksums() == 0 {
+            rates.of(path).learn(job.plan().bytes(), job.running_for());
+        }
         job.finish(Ok(()));
     }
 

@@ -4,6 +4,7 @@ use super::route::RelayRoute;
 use super::step::{PartId, RelayFailure};
 use crate::engine::job::CopyJob;
 use crate::error::TransferError;
+use crate::explain::Report;
 
 /// A message to the thread.
 pub(super) enum Message {
@@ -27,7 +28,7 @@ pub(super) struct NewTransfer {
 /// How a part has ended.
 pub(super) struct PartEnded {
     pub(super) part: PartId,
-    pub(super) result: Result<(), TransferError>,
+    pub(super) result: Result<Report, TransferError>,
     /// Whether the copy may continue: its engine gave it up.
     pub(super) is_orphaned: bool,
 }

@@ -15,9 +15,11 @@ use super::hop;
 use super::message::Message;
 use super::route::{ChunkTransfers, RelayRoute, RelayShared, has_durability};
 use super::step::{PartId, RelayFailure, RelayStep};
+use super::sums::ChunkSums;
 use crate::completion::progress::CopyProgress;
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::error::TransferError;
+use crate::explain::Report;
 use crate::plan::TransferPlan;
 use crate::transfer::TransferOptions;
 
@@ -46,6 +48,8 @@ pub(super) struct TransferState {
     pub(super) failure: Option<RelayFailure>,
     /// Whether a part was orphaned, so that its copy may continue.
     pub(super) is_orphaned: bool,
+    /// The checksums of chunks, if they are requested.
+    sums: Option<ChunkSums>,
 }
 
 /// A chunk and its slot.
@@ -66,6 +70,8 @@ impl TransferState {
         let to_arrive = vec![route.chunking.groups_of_blocks(); route.chunking.groups_of_layers()];
         let to_sync = has_durability(job.plan(), job.options());
         let to_notify = job.options().notification.is_some();
+        let layers = route.chunking.groups_of_layers();
+        let sums = (job.checksums() > 0).then(|| ChunkSums::new(sources.len(), layers));
         let most = at_a_time(route.chunking.slot.total_bytes(), shared.bounce.slots().most);
         Self {
             shared: Arc::clone(shared),
@@ -82,6 +88,7 @@ impl TransferState {
             to_notify,
             failure: None,
             is_orphaned: false,
+            sums,
         }
     }
 
@@ -140,9 +147,28 @@ impl TransferState {
                 return false;
             }
         };
+        let job = job.with_checksums(&self.named_in(part));
         self.in_flight += 1;
         hop::submit(&engine, job);
         true
+    }
+
+    /// The destinations of a hop in the order of its chunk, in which its report lists checksums.
+    fn named_in(&self, part: PartId) -> Vec<u32> {
+        let pairs = self.chunks.get(part.chunk).map(|held| held.chunk.pairs.clone());
+        let pairs = pairs.unwrap_or_default();
+        match part.step {
+            RelayStep::OutOfBounce => self.destinations.get(pairs).unwrap_or_default().to_vec(),
+            _ => (0..).take(pairs.len()).collect(),
+        }
+    }
+
+    /// Keeps the checksums of a chunk, if its hop has computed them.
+    pub(super) fn summed(&mut self, chunk: usize, report: &Report) {
+        let (Some(sums), Some(found)) = (&mut self.sums, &report.checksums) else { return };
+        let Some(held) = self.chunks.get(chunk) else { return };
+        let Some(group) = self.route.chunking.group_of_layers(held.number) else { return };
+        sums.add(held.chunk.pairs.clone(), group, found, report.explanation.bytes.get());
     }
 
     /// The deadline, unless the transfer has failed already.
@@ -175,7 +201,7 @@ impl TransferState {
 
     /// Ends the transfer, which has nothing in flight.
     pub(super) fn end(self, bounce: &BounceSlots) {
-        let Self { job, failure, chunks, is_orphaned, .. } = self;
+        let Self { job, failure, chunks, is_orphaned, sums, destinations, .. } = self;
         // The chunks of a failed transfer that wait for an engine are discarded.
         chunks.into_iter().for_each(|(_, held)| bounce.give_back(held.slot));
         if is_orphaned {
@@ -186,6 +212,9 @@ impl TransferState {
             Some(failure) => failure.end(job),
             None => {
                 job.start();
+                if let Some(sums) = sums {
+                    sums.report(&job, &destinations);
+                }
                 job.finish(Ok(()));
             }
         }
