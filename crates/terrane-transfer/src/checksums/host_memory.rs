@@ -9,6 +9,50 @@ use terrane_core::{ByteCount, HostAddress, Location};
 use crate::plan::TransferPlan;
 use crate::side::Side;
 
+/// A checksum of many short spans. An update of a sum takes some 20 ns, whatever the length, so
+/// short spans are gathered first.
+struct GatheredSum {
+    sum: Crc64,
+    gathered: [u8; GATHERED],
+    filled: usize,
+}
+
+/// Updates with this many bytes are as fast as longer ones.
+const GATHERED: usize = 4096;
+
+impl GatheredSum {
+    fn new() -> Self {
+        Self { sum: Crc64::new(), gathered: [0; GATHERED], filled: 0 }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        let end = self.filled + bytes.len();
+        if let Some(room) = self.gathered.get_mut(self.filled..end) {
+            room.copy_from_slice(bytes);
+            self.filled = end;
+            return;
+        }
+        self.flush();
+        match self.gathered.get_mut(..bytes.len()) {
+            Some(room) => {
+                room.copy_from_slice(bytes);
+                self.filled = bytes.len();
+            }
+            None => self.sum.update(bytes),
+        }
+    }
+
+    fn flush(&mut self) {
+        self.sum.update(self.gathered.get(..self.filled).unwrap_or_default());
+        self.filled = 0;
+    }
+
+    fn finish(mut self) -> u64 {
+        self.flush();
+        self.sum.finish()
+    }
+}
+
 /// The checksum of the copied bytes of a block at one end of a plan; `None` if the block is not in
 /// host memory.
 ///
@@ -20,7 +64,7 @@ pub(crate) unsafe fn block_sum(plan: &TransferPlan, side: Side, pair: usize) -> 
     let block = *plan.blocks(side).get(pair)?;
     let tokens = plan.tokens(side).unwrap_or(0..u32::MAX);
     let layers = super::layers(plan, side);
-    let mut sum = Crc64::new();
+    let mut sum = GatheredSum::new();
     // The region of the last span, as most spans are in the same region as the last one.
     let mut last: Option<(u32, HostAddress)> = None;
     let mut is_in_memory = true;
@@ -38,7 +82,7 @@ pub(crate) unsafe fn block_sum(plan: &TransferPlan, side: Side, pair: usize) -> 
         // The region is alive and valid by the contract of `Memory`. By the contract of this
         // function, nothing writes it.
         let bytes = unsafe { slice::from_raw_parts(address.as_ptr(), to_usize(bytes)) };
-        sum.update(bytes);
+        sum.add(bytes);
         Some(())
     };
     let geometry = end.layout().geometry();

@@ -126,12 +126,14 @@ fn checksums_do_not_depend_on_the_layouts_in_host_memory() {
 fn checksums_do_not_depend_on_the_layouts_in_files() {
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
-    let manager = TransferManager::new([disk()]);
+    // Requests of less than two blocks, so that most blocks are in two of them.
+    let options = DiskEngineOptions { request: ByteCount::kib(4), ..DiskEngineOptions::default() };
+    let manager = TransferManager::new([Arc::new(DiskEngine::new(&options).unwrap()) as _]);
     let endpoint = |geometry: &Geometry| endpoint(geometry, &files);
     let in_file = Tried { endpoint, is_tried: is_of_files };
-    let written = check_all(&manager, &in_memory(|_| true), &in_file);
+    let written = check_all(&manager, &in_memory(is_of_files), &in_file);
     let read = check_all(&manager, &in_file, &in_memory(is_of_files));
-    assert!(written > 300 && read > 100, "{written} written, {read} read");
+    assert!(written > 100 && read > 100, "{written} written, {read} read");
 }
 
 /// Slots of one block, and of one layer of a block.

@@ -116,18 +116,19 @@ pub(super) enum BufferDirection {
 /// Parts of fewer bytes are copied through the cache.
 const LEAST_STREAMED: usize = 4096;
 
-/// Copies all parts of an operation between memory and the bounce buffer, where they are adjacent.
+/// Copies parts of an operation between memory and the bounce buffer, where they are adjacent from
+/// `begin` on.
 pub(super) fn copy_parts(
     job: &CopyJob,
     parts: &[RunPart],
     buffer: &BounceBuffer,
+    mut begin: u64,
     direction: BufferDirection,
 ) -> Result<(), CopyFailure> {
     let side = match direction {
         BufferDirection::IntoBuffer => Side::Source,
         BufferDirection::OutOfBuffer => Side::Destination,
     };
-    let mut begin = 0;
     for part in parts {
         let memory = part.location(job.plan(), side).and_then(Location::as_host);
         let memory = memory.ok_or_else(|| engine_failure(NotForFiles))?;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::Sender;
 
-use super::message::{Message, PartEnded};
+use super::message::{Message, PartEnded, PartSums};
 use super::step::{PartId, RelayFailure};
 use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::WaiterProgress;
@@ -37,7 +37,11 @@ impl OutcomeSink for PartSink {
 
     fn publish(&self, result: Result<Report, TransferError>) {
         let (part, is_orphaned) = (self.part, self.is_orphaned.load(Ordering::Relaxed));
-        let end = PartEnded { part, result, is_orphaned };
+        let sums = |report: Report| {
+            let bytes = report.explanation.bytes.get();
+            report.checksums.map(|sums| PartSums { sums, bytes })
+        };
+        let end = PartEnded { part, result: result.map(sums), is_orphaned };
         // The thread runs until every part has ended.
         let _ = self.to.send(Message::Ended(end));
     }

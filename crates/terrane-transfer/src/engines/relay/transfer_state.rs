@@ -12,14 +12,13 @@ use super::bounce::{BounceSlots, Slot};
 use super::chunks::Chunk;
 use super::engine_queues::{EngineQueues, at_a_time};
 use super::hop;
-use super::message::Message;
+use super::message::{Message, PartSums};
 use super::route::{ChunkTransfers, RelayRoute, RelayShared, has_durability};
 use super::step::{PartId, RelayFailure, RelayStep};
 use super::sums::ChunkSums;
 use crate::completion::progress::CopyProgress;
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::error::TransferError;
-use crate::explain::Report;
 use crate::plan::TransferPlan;
 use crate::transfer::TransferOptions;
 
@@ -164,11 +163,11 @@ impl TransferState {
     }
 
     /// Keeps the checksums of a chunk, if its hop has computed them.
-    pub(super) fn summed(&mut self, chunk: usize, report: &Report) {
-        let (Some(sums), Some(found)) = (&mut self.sums, &report.checksums) else { return };
+    pub(super) fn summed(&mut self, chunk: usize, found: Option<PartSums>) {
+        let (Some(sums), Some(found)) = (&mut self.sums, found) else { return };
         let Some(held) = self.chunks.get(chunk) else { return };
         let Some(group) = self.route.chunking.group_of_layers(held.number) else { return };
-        sums.add(held.chunk.pairs.clone(), group, found, report.explanation.bytes.get());
+        sums.add(held.chunk.pairs.clone(), group, &found.sums, found.bytes);
     }
 
     /// The deadline, unless the transfer has failed already.

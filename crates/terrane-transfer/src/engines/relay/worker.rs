@@ -166,8 +166,8 @@ impl RelayWorker {
             self.queues.end(active.route.engine_number(part.step));
         }
         match result {
-            Ok(report) => {
-                active.summed(part.chunk, &report);
+            Ok(sums) => {
+                active.summed(part.chunk, sums);
                 if part.step == RelayStep::OutOfBounce {
                     active.arrived(part.chunk);
                 }

@@ -1,5 +1,6 @@
 //! The thread that drives the queue.
 
+mod buffer_sums;
 mod requests;
 mod sums;
 
@@ -17,11 +18,10 @@ use super::bounce::{BounceBuffer, BounceBuffers};
 use super::extents::{Extents, RunPart};
 use super::options::DiskEngineOptions;
 use super::rates::DiskRates;
-use super::request::{
-    BufferDirection, QueueFailed, copy_parts, describe, engine_failure, files_to_sync,
-};
+use super::request::{BufferDirection, QueueFailed, describe, engine_failure, files_to_sync};
 use super::route::{DiskRoute, FileFlow, REQUESTS};
 use crate::engine::job::{CopyFailure, CopyJob};
+use buffer_sums::copy_and_sum;
 use sums::JobSums;
 use terrane_core::Durability;
 
@@ -168,8 +168,8 @@ impl DiskWorker {
         };
         let extents = Extents::new(job.plan(), route.file_side());
         let to_sync = files_to_sync(&job);
-        let sums = JobSums::of(&job, route.flow);
-        let has_sums = sums.is_some();
+        let mut sums = JobSums::of(&job, &route);
+        let has_sums = sums.as_mut().and_then(JobSums::left_in_memory).is_some();
         let active = JobState { job, route, extents, operations: 0, failure: None, to_sync, sums };
         let key = self.jobs.insert(active);
         if has_sums {
@@ -248,13 +248,15 @@ impl DiskWorker {
     /// Continues after a successful request: copies out of the buffer, or writes from it.
     fn carry_on(&mut self, index: usize) -> Result<(), CopyFailure> {
         let Some(operation) = self.operations.get_mut(index) else { return Ok(()) };
-        let Some(active) = self.jobs.get(operation.job) else { return Ok(()) };
+        let Some(active) = self.jobs.get_mut(operation.job) else { return Ok(()) };
         if !matches!(operation.stage, Stage::Reading) || active.failure.is_some() {
             return Ok(());
         }
         match (active.route.flow, &operation.buffer) {
             (FileFlow::Read, Some(buffer)) => {
-                copy_parts(&active.job, &operation.parts, buffer, BufferDirection::OutOfBuffer)?;
+                let sums = active.sums.as_mut().and_then(JobSums::of_buffers);
+                let direction = BufferDirection::OutOfBuffer;
+                copy_and_sum(&active.job, sums, &operation.parts, buffer, direction)?;
             }
             (FileFlow::BetweenFiles, Some(_)) => {
                 operation.stage = Stage::Writing { next: 0, requests: 0 };
@@ -288,7 +290,7 @@ impl DiskWorker {
         if let Some(active) = self.jobs.get_mut(operation.job) {
             let bytes = operation.parts.iter().map(|part| part.bytes).sum();
             active.job.progress().add(ByteCount::new(bytes));
-            if let Some(sums) = &mut active.sums {
+            if let Some(sums) = active.sums.as_mut().and_then(JobSums::left_in_memory) {
                 operation.parts.iter().for_each(|part| sums.arrived(active.job.plan(), part));
             }
         }
@@ -329,7 +331,7 @@ impl DiskWorker {
                     Ok(()) => return,
                     Err(failure) => self.fail(key, failure),
                 }
-            } else if let Some(sums) = active.sums.as_mut().filter(|sums| !sums.is_done()) {
+            } else if let Some(sums) = active.sums.as_mut().and_then(JobSums::left_in_memory) {
                 return sums.all_arrived();
             }
         }

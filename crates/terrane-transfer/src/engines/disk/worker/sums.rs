@@ -7,15 +7,24 @@ use terrane_core::convert::{to_u64, to_usize};
 
 use super::super::extents::RunPart;
 use super::super::request::{NotForFiles, engine_failure};
-use super::super::route::FileFlow;
+use super::super::route::{DiskRoute, FileFlow};
 use super::DiskWorker;
+use super::buffer_sums::BufferSums;
 use crate::checksums::host_memory::block_sum;
 use crate::engine::job::CopyJob;
 use crate::plan::TransferPlan;
 use crate::side::Side;
 
 /// The checksums that a job has yet to compute.
-pub(super) struct JobSums {
+pub(super) enum JobSums {
+    /// From the blocks in memory.
+    OfMemory(MemorySums),
+    /// From the bounce buffers, which hold the bytes in canonical order.
+    OfBuffers(BufferSums),
+}
+
+/// The checksums of blocks in memory.
+pub(super) struct MemorySums {
     /// The end in memory.
     side: Side,
     /// Pairs of blocks whose bytes are all in memory.
@@ -27,11 +36,33 @@ pub(super) struct JobSums {
 }
 
 impl JobSums {
-    pub(super) fn of(job: &CopyJob, flow: FileFlow) -> Option<Self> {
-        let pairs = job.checksums();
-        if pairs == 0 {
+    pub(super) fn of(job: &CopyJob, route: &DiskRoute) -> Option<Self> {
+        if job.checksums() == 0 {
             return None;
         }
+        let of_buffers = BufferSums::of(job, route).map(Self::OfBuffers);
+        Some(of_buffers.unwrap_or_else(|| Self::OfMemory(MemorySums::of(job, route.flow))))
+    }
+
+    /// The checksums that are computed from memory, and have not all been.
+    pub(super) fn left_in_memory(&mut self) -> Option<&mut MemorySums> {
+        match self {
+            Self::OfMemory(sums) => (sums.remaining > 0).then_some(sums),
+            Self::OfBuffers(_) => None,
+        }
+    }
+
+    pub(super) fn of_buffers(&mut self) -> Option<&mut BufferSums> {
+        match self {
+            Self::OfBuffers(sums) => Some(sums),
+            Self::OfMemory(_) => None,
+        }
+    }
+}
+
+impl MemorySums {
+    fn of(job: &CopyJob, flow: FileFlow) -> Self {
+        let pairs = job.checksums();
         let mut sums =
             Self { side: Side::Source, ready: VecDeque::new(), left: Vec::new(), remaining: pairs };
         if flow == FileFlow::Write {
@@ -43,11 +74,7 @@ impl JobSums {
                 sums.left = vec![job.plan().bytes().get() / to_u64(pairs); pairs];
             }
         }
-        Some(sums)
-    }
-
-    pub(super) fn is_done(&self) -> bool {
-        self.remaining == 0
+        sums
     }
 
     /// These bytes have been read.
@@ -78,7 +105,7 @@ impl JobSums {
     fn next(&mut self) -> Option<usize> {
         let first = self.ready.front_mut()?;
         let pair = first.next()?;
-        if first.len() == 0 {
+        if first.start == first.end {
             self.ready.pop_front();
         }
         self.remaining -= 1;
@@ -93,11 +120,10 @@ impl DiskWorker {
         for _ in 0..self.summing.len() {
             let Some(key) = self.summing.pop_front() else { return false };
             let Some(active) = self.jobs.get_mut(key) else { continue };
-            let Some(sums) = active.sums.as_mut().filter(|_| active.failure.is_none()) else {
-                continue;
-            };
+            let sums = active.sums.as_mut().filter(|_| active.failure.is_none());
+            let Some(sums) = sums.and_then(JobSums::left_in_memory) else { continue };
             let (side, pair) = (sums.side, sums.next());
-            if !sums.is_done() {
+            if sums.remaining > 0 {
                 self.summing.push_back(key);
             }
             let Some(pair) = pair else { continue };
