@@ -29,6 +29,7 @@ use crate::hazard::endpoint::Endpoint;
 use crate::hazard::notify::notify;
 use crate::hazard::table::{BlockUse, Written, incomplete};
 use crate::hazard::ticket::Ticket;
+use crate::metrics::{PathMetrics, TransferMetrics};
 use crate::plan::TransferPlan;
 use crate::plan::planner::Planner;
 use crate::side::Side;
@@ -62,6 +63,7 @@ pub struct TransferManager {
     engines: Arc<[Arc<dyn CopyEngine>]>,
     planner: Planner,
     spin: Duration,
+    metrics: Arc<TransferMetrics>,
 }
 
 impl TransferManager {
@@ -69,7 +71,8 @@ impl TransferManager {
     #[must_use]
     pub fn new(engines: impl IntoIterator<Item = Arc<dyn CopyEngine>>) -> Self {
         let engines = engines.into_iter().collect();
-        Self { engines, planner: Planner::new(), spin: DEFAULT_SPIN }
+        let metrics = Arc::new(TransferMetrics::new());
+        Self { engines, planner: Planner::new(), spin: DEFAULT_SPIN, metrics }
     }
 
     /// Sets how long a waiting thread polls its engine before it sleeps. Only engines that
@@ -143,7 +146,15 @@ impl TransferManager {
         }
     }
 
-    pub(crate) fn prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
+    pub(crate) fn metrics(&self) -> &TransferMetrics {
+        &self.metrics
+    }
+
+    pub(crate) fn prepare(&self, transfer: Transfer) -> Result<Prepared, TransferError> {
+        self.try_prepare(transfer).inspect_err(|_| self.metrics.refused())
+    }
+
+    fn try_prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
         let plan = self.planner.plan(&transfer)?;
         let (engine, quote, declined) = self.choose(&transfer, &plan)?;
         let explanation = Explanation::new(&plan, engine.name(), quote, declined);
@@ -151,7 +162,8 @@ impl TransferManager {
         capture_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
         let spin = self.spin;
-        Ok(Prepared { transfer, plan, engine, explanation, spin, ticket, claims })
+        let counted = self.metrics.path_of(&explanation);
+        Ok(Prepared { transfer, plan, engine, explanation, spin, ticket, claims, counted })
     }
 
     /// The engine that predicts the shortest time, its quote, and the reasons of engines that
@@ -198,6 +210,7 @@ pub(crate) struct Prepared {
     spin: Duration,
     ticket: Ticket,
     claims: TransferClaims,
+    counted: Option<Arc<PathMetrics>>,
 }
 
 impl Prepared {
@@ -214,13 +227,13 @@ impl Prepared {
     }
 
     pub(crate) fn start<G: Send + 'static>(self, guard: G) -> Completion<G> {
-        let Self { transfer, plan, engine, explanation, spin, ticket, claims } = self;
+        let Self { transfer, plan, engine, explanation, spin, ticket, claims, counted } = self;
         let progress = Arc::<CopyProgress>::default();
         let layer_by_layer =
             transfer.options.layer_by_layer.then(|| layers::pair(plan.layers(), spin));
         let (layers, signals) = layer_by_layer.unzip();
         let (completion, sink) = pair(ticket.clone(), Arc::clone(&progress), layers, spin, guard);
-        let ending = Finalizer::new(ticket, sink, signals, explanation);
+        let ending = Finalizer::new(ticket, sink, signals, explanation).counted_in(counted);
         let job = CopyJob::new(plan, claims, transfer.options, progress, ending);
         let job = job.with_checksums(&transfer.destination_blocks);
         submit_after(&transfer.after, transfer.allow_incomplete, job, engine);

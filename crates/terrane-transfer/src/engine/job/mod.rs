@@ -178,6 +178,11 @@ impl CopyJob {
         self.finalizer.engine_times = Some(times);
     }
 
+    /// Counts that a part was copied again, for [snapshots](crate::TransferSnapshot).
+    pub fn retried(&mut self) {
+        self.finalizer.retries = self.finalizer.retries.saturating_add(1);
+    }
+
     /// Fails the job although its copy may continue: the device or peer does not answer, and the
     /// copy cannot be stopped. The caller receives its outcome and its guard, and transfers that
     /// run after this one fail. From here on the [`Orphaned`] own the memory at both ends and the

@@ -98,11 +98,15 @@ impl HostPath {
 
 impl Decision for HostPath {
     fn path(&self) -> Cow<'_, str> {
-        Cow::Borrowed(match self {
+        Cow::Borrowed(self.label())
+    }
+
+    fn label(&self) -> &'static str {
+        match self {
             Self::ThroughCache => "copy through the cache",
             Self::Streaming => "streaming copy",
             Self::Relayout => "re-layout through the cache",
-        })
+        }
     }
 
     fn reason(&self) -> Cow<'_, str> {

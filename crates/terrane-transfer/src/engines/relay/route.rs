@@ -213,6 +213,10 @@ impl Decision for RelayRoute {
         format!("{} by {into}, then {} by {out}", first.path(), second.path()).into()
     }
 
+    fn label(&self) -> &'static str {
+        "relayed"
+    }
+
     fn reason(&self) -> Cow<'_, str> {
         let ([into, out], [first, second]) = (self.names, &self.quotes);
         format!(
