@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::ArrayQueue;
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OwnerProcess};
 
 use super::loops::LoopsCache;
@@ -74,7 +75,7 @@ impl Planner {
             owner: self.owner,
         };
         sort_pairs(transfer, &mut plan.buffers)?;
-        let blocks = ByteCount::from_usize(plan.buffers.destinations.len()).get();
+        let blocks = to_u64(plan.buffers.destinations.len());
         let pieces = ("pieces a block", plan.loops.pieces);
         plan.pieces = ByteCount::product(&[("blocks", blocks), pieces])?.get();
         plan.bytes = plan.loops.bytes.checked_mul("blocks", blocks)?;

@@ -3,6 +3,9 @@
 //! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections): one run,
 //! or as many as the inner loops have iterations.
 
+use std::ops::Range;
+
+use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{Alignment, ByteCount};
 use terrane_layout::{AxisSteps, RegionOffset};
 
@@ -76,6 +79,23 @@ impl TransferPlan {
         Some(Ends { source, destination })
     }
 
+    /// Calls `each` with the pairs of blocks, by their indices, that these bytes of a run belong
+    /// to, and the bytes of each.
+    pub(crate) fn pairs_of(&self, run: usize, bytes: Range<u64>, each: &mut impl FnMut(u32, u64)) {
+        let Some((tile, _)) = self.find(number(run), LoopNest::inner_count) else { return };
+        let Some(segment) = self.buffers.segments.get(tile.segment) else { return };
+        let pieces = u64::from(segment.blocks) * tile.nest.passes();
+        let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let piece = at / of_each;
+            let end = ((piece + 1) * of_each).min(bytes.end);
+            let further = u32::try_from(piece % u64::from(segment.blocks)).unwrap_or(0);
+            each(segment.pair + further, end - at);
+            at = end;
+        }
+    }
+
     /// The index of a run's first block in the lists of blocks.
     pub(crate) fn pair_of(&self, run: usize) -> Option<u32> {
         let (tile, _) = self.find(number(run), LoopNest::inner_count)?;
@@ -121,7 +141,7 @@ impl TransferPlan {
                 } else {
                     (outer / segments, outer % segments)
                 };
-                let segment = ByteCount::new(segment).to_usize();
+                let segment = to_usize(segment);
                 let place = self.buffers.segments.get(segment)?;
                 let tile = Tile {
                     first: tile_run(nest, step, section, place),
@@ -145,7 +165,7 @@ impl TransferPlan {
     /// Products and sums cannot overflow: every run lies within its regions. Ids, layers and rows
     /// have been checked against the geometries, which prove that all their bytes fit.
     pub(super) fn make_runs(&self, runs: &mut Vec<CopyRun>) {
-        runs.reserve(ByteCount::new(self.run_count).to_usize());
+        runs.reserve(to_usize(self.run_count));
         if self.loops.breaks_pieces {
             let tiles = (0..self.tile_count()).filter_map(|index| self.tile(index));
             tiles.for_each(|tile| tile.for_each(&mut |run| runs.push(*run)));
@@ -381,5 +401,5 @@ fn distance(from: u32, to: u32, stride: u64) -> u64 {
 }
 
 fn number(index: usize) -> u64 {
-    ByteCount::from_usize(index).get()
+    to_u64(index)
 }

@@ -203,6 +203,9 @@ impl Submission {
         } else {
             Steps::runs(batch::is_there(&shared.context))
         };
+        if self.submitted > 0 {
+            self.job.retried();
+        }
         self.submitted = 0;
         self.marks.clear();
         Ok(())
