@@ -6,11 +6,12 @@ use super::Problem;
 use crate::workspace::is_published;
 
 /// External crates, and the library crate that may name each.
-const OWNERS: [(&str, &str); 12] = [
+const OWNERS: [(&str, &str); 13] = [
     ("arrow-array", "terrane-arrow"),
     ("arrow-buffer", "terrane-arrow"),
     ("arrow-data", "terrane-arrow"),
     ("arrow-schema", "terrane-arrow"),
+    ("async-task", "terrane-store"),
     ("crc-fast", "terrane-core"),
     ("cudarc", "terrane-cuda"),
     ("dlpack-rs", "terrane-interop"),

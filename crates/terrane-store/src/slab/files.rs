@@ -1,0 +1,1 @@
+//! Slab files: their names, slots, and syncs.
