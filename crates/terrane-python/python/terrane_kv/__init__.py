@@ -17,7 +17,6 @@ from terrane_kv._native import (
     Region,
     Store,
     StoreError,
-    TimedOutError,
     __version__,
 )
 from terrane_kv.doctor import doctor
@@ -35,7 +34,6 @@ __all__ = [
     "Region",
     "Store",
     "StoreError",
-    "TimedOutError",
     "__version__",
     "doctor",
 ]

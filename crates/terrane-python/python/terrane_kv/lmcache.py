@@ -95,7 +95,7 @@ class Connector:
         found = [False] * len(keys)
         for group in range(len(self._sizes)):
             for at, presence in enumerate(self._store.presences(keys, group=group)):
-                found[at] |= presence == READY
+                found[at] |= presence >= READY
         return self._answer(True, "", found)
 
     def submit_batch_delete(self, keys: list[str]) -> int:

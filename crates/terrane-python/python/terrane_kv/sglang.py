@@ -124,7 +124,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         group = self._groups.get(str(getattr(pool, "value", pool)))
         if group is None:
             return [False] * len(keys)
-        return [presence == READY for presence in store.presences(keys, group=group)]
+        return [presence >= READY for presence in store.presences(keys, group=group)]
 
     def exists(self, key):
         return self._ready([key])[0]
