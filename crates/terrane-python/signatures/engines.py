@@ -18,7 +18,7 @@ MODULES = {
         "vllm.v1.kv_offload.tiering.manager": ["TieringOffloadingManager"],
         "vllm.v1.kv_offload.tiering.spec": ["TieringOffloadingSpec"],
         "vllm.v1.core.kv_cache_utils": [
-            "DEFAULT_NONE_HASH_SEED", "resolve_none_hash_seed", "init_none_hash",
+            "DEFAULT_NONE_HASH_SEED", "get_none_hash_seed", "resolve_none_hash_seed", "init_none_hash",
         ],
     },
     "lmcache": {
