@@ -7,6 +7,7 @@
 mod errors;
 mod events;
 mod exit;
+mod interpreter;
 mod keys;
 mod memory;
 mod numbers;
@@ -36,6 +37,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::interpreter::check(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         super::exit::register(module)
     }

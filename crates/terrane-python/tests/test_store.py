@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 import terrane_kv
-from terrane_kv.doctor import why
+from terrane_kv.report import why
 
 from conftest import BLOCK
 

@@ -19,7 +19,7 @@ from terrane_kv._native import (
     StoreError,
     __version__,
 )
-from terrane_kv.doctor import doctor
+from terrane_kv.report import doctor
 
 __all__ = [
     "Blocks",

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from terrane_kv import doctor
+from terrane_kv import report
 from terrane_kv._native import Store
 from terrane_kv.keys import KeySeed
 
@@ -69,7 +69,7 @@ def open_rank(
         read_only=read_only,
         keep_keys=True,
     )
-    doctor.note_store(store, engine, directory, seed)
+    report.note_store(store, engine, directory, seed)
     logger.info("opened %s with %d bytes: %s", directory, share, store.recovery)
     return store
 

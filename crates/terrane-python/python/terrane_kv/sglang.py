@@ -219,7 +219,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         return all(self._run("put", PoolName.KV, keys, _memory([it.contiguous() for it in values])))
 
     def clear(self):
-        self._open().clear().wait()
+        self._open().clear()
 
     def close(self):
         with self._lock:
