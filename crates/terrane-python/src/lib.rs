@@ -4,6 +4,7 @@
 //! ends: [`memory::Kept`] is the guard of each job. Stores that are open at interpreter exit are
 //! closed there, before Python frees anything.
 
+mod cache;
 mod errors;
 mod events;
 mod exit;
@@ -20,6 +21,8 @@ mod store;
 mod _native {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use super::cache::KvCache;
     #[pymodule_export]
     use super::errors::{
         ClosedError, ForkedError, InUseError, NamespaceError, QueueFullError, StoreError,

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyIndexError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use terrane_core::sync::lock;
-use terrane_store::Spans;
+use terrane_store::{Blocks as NativeBlocks, Spans};
 
 use crate::numbers::ids;
 
@@ -49,14 +50,40 @@ impl Drop for Kept {
 /// the memory of a `put`, or use that of a `get`.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Blocks {
-    spans: Spans,
+    memory: BlockMemory,
     is_writable: bool,
     kept: Arc<Kept>,
 }
 
+/// Spans of host memory, or blocks of a cache.
+enum BlockMemory {
+    Spans(Spans),
+    Cache(NativeBlocks),
+}
+
 impl Blocks {
-    pub(crate) fn spans(&self) -> Spans {
-        self.spans.clone()
+    fn spans(spans: Spans, is_writable: bool, kept: Arc<Kept>) -> Self {
+        Self { memory: BlockMemory::Spans(spans), is_writable, kept }
+    }
+
+    /// Blocks of a cache, which owns its memory.
+    pub(crate) fn of_cache(blocks: NativeBlocks) -> Self {
+        let memory = BlockMemory::Cache(blocks);
+        Self { memory, is_writable: true, kept: Arc::new(Kept::default()) }
+    }
+
+    /// The memory for a job.
+    ///
+    /// # Safety
+    ///
+    /// The job gets [`kept`](Self::kept) as its guard. For a get, [`check_writable`](Self::check_writable) has passed.
+    pub(crate) unsafe fn native(&self) -> NativeBlocks {
+        match &self.memory {
+            // SAFETY: `kept` owns the exports of the buffers, or what the caller of `Blocks.at` gave, so the spans stay valid.
+            // Python's caller promises in the documentation of `Blocks` that no other code uses them meanwhile.
+            BlockMemory::Spans(spans) => unsafe { NativeBlocks::spans(spans.clone()) },
+            BlockMemory::Cache(blocks) => blocks.clone(),
+        }
     }
 
     pub(crate) fn kept(&self) -> Arc<Kept> {
@@ -79,15 +106,18 @@ impl Blocks {
         }
     }
 
-    fn add(&mut self, kept: &mut Kept, value: &Bound<'_, PyAny>) -> PyResult<(NonNull<u8>, usize)> {
+}
+
+impl Kept {
+    /// Keeps an export of the buffer, and returns its start and length.
+    fn add(&mut self, value: &Bound<'_, PyAny>) -> PyResult<(NonNull<u8>, usize)> {
         let buffer = PyUntypedBuffer::get(value)?;
         if !buffer.is_c_contiguous() {
             return Err(PyBufferError::new_err("a buffer has gaps; give contiguous memory"));
         }
-        self.is_writable &= !buffer.readonly();
         let bytes = buffer.len_bytes();
         let start = NonNull::new(buffer.buf_ptr().cast()).unwrap_or(NonNull::dangling());
-        kept.buffers.push(buffer);
+        self.buffers.push(buffer);
         Ok((start, bytes))
     }
 }
@@ -100,22 +130,20 @@ impl Blocks {
     /// Raises `BufferError` for memory with gaps.
     #[staticmethod]
     pub(crate) fn of(buffers: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut blocks =
-            Self { spans: Spans::new(), is_writable: true, kept: Arc::new(Kept::default()) };
-        let mut kept = Kept::default();
+        let (mut kept, mut spans) = (Kept::default(), Spans::new());
         for item in buffers.try_iter()? {
             let item = item?;
-            if item.is_instance_of::<pyo3::types::PyList>() {
+            if item.is_instance_of::<PyList>() {
                 let parts: PyResult<Vec<_>> =
-                    item.try_iter()?.map(|part| blocks.add(&mut kept, &part?)).collect();
-                blocks.spans.add_block(parts?);
+                    item.try_iter()?.map(|part| kept.add(&part?)).collect();
+                spans.add_block(parts?);
             } else {
-                let (start, bytes) = blocks.add(&mut kept, &item)?;
-                blocks.spans.add(start, bytes);
+                let (start, bytes) = kept.add(&item)?;
+                spans.add(start, bytes);
             }
         }
-        blocks.kept = Arc::new(kept);
-        Ok(blocks)
+        let is_writable = kept.buffers.iter().all(|buffer| !buffer.readonly());
+        Ok(Self::spans(spans, is_writable, Arc::new(kept)))
     }
 
     /// Blocks at addresses: `pointers` and `sizes` (in bytes) have the same length, a multiple of `count`. The first
@@ -150,11 +178,14 @@ impl Blocks {
             spans.add_block(parts);
         }
         let kept = Kept { buffers: Vec::new(), objects: vec![keep] };
-        Ok(Self { spans, is_writable: writable, kept: Arc::new(kept) })
+        Ok(Self::spans(spans, writable, Arc::new(kept)))
     }
 
     fn __len__(&self) -> usize {
-        self.spans.len()
+        match &self.memory {
+            BlockMemory::Spans(spans) => spans.len(),
+            BlockMemory::Cache(blocks) => blocks.len(),
+        }
     }
 }
 
@@ -213,7 +244,7 @@ impl Region {
             let start = address(self.start + row * self.row_bytes);
             spans.add(start.unwrap_or(NonNull::dangling()), self.row_bytes);
         }
-        Ok(Blocks { spans, is_writable: self.is_writable, kept })
+        Ok(Blocks::spans(spans, self.is_writable, kept))
     }
 
     /// Unbinds the buffer. It stays exported until the jobs that use it have ended.

@@ -13,10 +13,11 @@ use pyo3::types::{PyBytes, PyDict};
 use terrane_core::ByteCount;
 use terrane_store::disk::Namespace;
 use terrane_store::{
-    BlockGroup, Blocks as NativeBlocks, CompletionQueue as NativeQueue, DiskTier, JobOptions,
+    BlockGroup, CompletionQueue as NativeQueue, DiskTier, JobOptions,
     JobOutcome, Presence, Recovery, Store as NativeStore,
 };
 
+use crate::cache::KvCache;
 use crate::errors;
 use crate::events::Events;
 use crate::exit;
@@ -34,7 +35,7 @@ use crate::snapshot;
 ///
 /// - `directory`: created if it does not exist. The store makes a folder named `namespace` in it.
 /// - `capacity`: bytes on disk, in equal parts for all groups. Blocks are evicted to stay within it.
-/// - `groups`: pairs of a name and the largest block in bytes.
+/// - `groups`: pairs of a name and the largest block in bytes, or a `KvCache` whose blocks are stored.
 /// - `namespace`, `fields`: what the blocks depend on, such as model and revision. A folder with other fields is refused
 ///   with `NamespaceError`.
 /// - `persistent`: False empties the store when it is opened.
@@ -50,7 +51,14 @@ pub(crate) struct Store {
     recovery: Recovery,
 }
 
-/// The options that all jobs have.
+/// The blocks of a group.
+#[derive(FromPyObject)]
+enum BlockShape<'py> {
+    Bytes(u32),
+    Cache(Bound<'py, KvCache>),
+}
+
+/// The options of a job, and its queue.
 struct Submission {
     options: JobOptions,
     /// The queue of a job for which the caller named none.
@@ -124,7 +132,7 @@ impl Store {
         py: Python<'_>,
         directory: PathBuf,
         capacity: u64,
-        groups: Vec<(String, u32)>,
+        groups: Vec<(String, BlockShape<'_>)>,
         namespace: String,
         fields: Option<BTreeMap<String, String>>,
         persistent: bool,
@@ -142,8 +150,13 @@ impl Store {
             .namespace(checked)
             .persistent(persistent)
             .keep_keys(keep_keys);
-        for (name, bytes) in groups {
-            builder = builder.group(BlockGroup::new(name, bytes));
+        for (name, shape) in groups {
+            builder = builder.group(match shape {
+                BlockShape::Bytes(bytes) => BlockGroup::new(name, bytes),
+                BlockShape::Cache(cache) => {
+                    BlockGroup::of_layout(name, cache.get().endpoint().layout())
+                }
+            });
         }
         if host_bytes > 0 {
             builder = builder.host(ByteCount::new(host_bytes));
@@ -191,11 +204,9 @@ impl Store {
         let py = keys.py();
         let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
         let blocks = blocks.get();
-        let (spans, kept) = (blocks.spans(), blocks.kept());
         let Submission { options, own } = submission(options)?;
-        // SAFETY: `kept` owns the exports of the buffers, or what the caller of `Blocks.at` gave. Python's caller promises
-        // in the documentation of `Blocks` that no code writes them meanwhile.
-        let source = unsafe { NativeBlocks::spans(spans) };
+        // SAFETY: the job gets what is kept.
+        let (source, kept) = (unsafe { blocks.native() }, blocks.kept());
         let job = py.detach(|| self.store.put(&keys.slices(), source, options, kept));
         let job = job.map_err(|refused| errors::exception(&refused.cause));
         release_ended(py);
@@ -219,10 +230,9 @@ impl Store {
         let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
         let blocks = blocks.get();
         blocks.check_writable()?;
-        let (spans, kept) = (blocks.spans(), blocks.kept());
         let Submission { options, own } = submission(options)?;
-        // SAFETY: as for `put`; the memory is writable.
-        let destination = unsafe { NativeBlocks::spans(spans) };
+        // SAFETY: the job gets what is kept, and the memory is writable.
+        let (destination, kept) = (unsafe { blocks.native() }, blocks.kept());
         let job = py.detach(|| self.store.get(&keys.slices(), destination, options, kept));
         let job = job.map_err(|refused| errors::exception(&refused.cause));
         release_ended(py);

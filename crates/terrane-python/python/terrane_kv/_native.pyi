@@ -1,6 +1,6 @@
 from collections.abc import Buffer, Generator, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, Protocol, TypeAlias, final
 
 __version__: str
 
@@ -48,6 +48,26 @@ class Region:
     def __init__(self, buffer: Buffer, row_bytes: int) -> None: ...
     def rows(self, numbers: Sequence[int] | Buffer) -> Blocks: ...
     def release(self) -> None: ...
+    def __len__(self) -> int: ...
+
+class SupportsDlpack(Protocol):
+    def __dlpack__(self, **options: Any) -> object: ...
+
+@final
+class KvCache:
+    def __init__(
+        self,
+        tensors: Sequence[SupportsDlpack],
+        axes: str,
+        *,
+        page_size: int | None = None,
+        apart: bool = False,
+    ) -> None: ...
+    @property
+    def block_bytes(self) -> int: ...
+    def blocks(
+        self, numbers: Sequence[int] | Buffer, *, tokens: Sequence[int] | Buffer | None = None
+    ) -> Blocks: ...
     def __len__(self) -> int: ...
 
 @final
@@ -100,7 +120,7 @@ class Store:
         directory: str | PathLike[str],
         capacity: int,
         *,
-        groups: Sequence[tuple[str, int]],
+        groups: Sequence[tuple[str, int | KvCache]],
         namespace: str,
         fields: Mapping[str, str] | None = None,
         persistent: bool = True,
