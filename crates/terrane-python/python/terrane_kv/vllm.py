@@ -9,7 +9,9 @@
 `"spec_name": "TieringOffloadingSpec"` uses the tier alone.
 """
 
+import itertools
 import logging
+import operator
 import time
 from typing import ClassVar
 
@@ -126,10 +128,14 @@ class TerraneTier(SecondaryTierManager):
     def _submit(self, job, verb, **options):
         job_keys = list(job.keys)
         self._jobs[job.job_id] = (job_keys, job.is_promotion, job.req_context.req_id)
+        if not job_keys:
+            self._finish(job.job_id, [], 0.0, 0)
+            return
         try:
             blocks = self._region.rows(job.chunk_ids)
             verb(job_keys, blocks, queue=self._queue, tag=job.job_id, **options)
-        except StoreError as error:
+        except (StoreError, IndexError, ValueError) as error:
+            # No exception reaches a step of the engine.
             logger.warning("job %d was refused: %s", job.job_id, error)
             self._finish(job.job_id, [False] * len(job_keys), None, 0)
 
@@ -160,12 +166,14 @@ class TerraneTier(SecondaryTierManager):
         self._store.touch(list(keys))
 
     def take_events(self):
-        for kind, key in self._events.drain() if self._events is not None else ():
-            if key is not None and kind in ("stored", "evicted", "removed", "corrupt"):
-                is_removed = kind != "stored"
-                yield OffloadingEvent(
-                    keys=[key], medium=self.medium, removed=is_removed, locality=self.locality
-                )
+        changes = self._events.drain() if self._events is not None else ()
+        named = ((kind != "stored", key) for kind, key in changes if key is not None)
+        # One event for all keys of the same change in a row.
+        for removed, group in itertools.groupby(named, key=operator.itemgetter(0)):
+            changed = [key for _, key in group]
+            yield OffloadingEvent(
+                keys=changed, medium=self.medium, removed=removed, locality=self.locality
+            )
 
     def on_new_request(self, req_context):
         if not self._is_seed_checked:
