@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use terrane_core::{ByteCount, ForkedProcess, OsError, StorageKind};
+use terrane_core::{AllocateError, ByteCount, ForkedProcess, OsError, StorageKind};
 use terrane_layout::LayoutError;
 use terrane_storage::StorageError;
 use terrane_transfer::{SlotsError, TransferError};
@@ -80,7 +80,9 @@ pub enum StoreError {
         limit: u64,
     },
     /// Two blocks of a get have the same destination.
-    #[error("blocks {first} and {second} of a get share bytes of their destinations; separate them")]
+    #[error(
+        "blocks {first} and {second} of a get share bytes of their destinations; separate them"
+    )]
     DestinationNamedTwice {
         /// The index of one block.
         first: usize,
@@ -96,7 +98,9 @@ pub enum StoreError {
         tokens: u32,
     },
     /// The blocks of an endpoint have another shape than the group.
-    #[error("the blocks of the endpoint differ from those of group {group}; use layouts of equal shape")]
+    #[error(
+        "the blocks of the endpoint differ from those of group {group}; use layouts of equal shape"
+    )]
     OtherShape {
         /// The group.
         group: usize,
@@ -111,10 +115,14 @@ pub enum StoreError {
         kind: StorageKind,
     },
     /// The store was built without a group or without a tier.
-    #[error("a store needs at least one group and one tier, and at most 64 groups and 8 memory tiers")]
+    #[error(
+        "a store needs at least one group and one tier, and at most 64 groups and 8 memory tiers"
+    )]
     NothingToOpen,
     /// The disk tier has no namespace.
-    #[error("a disk tier needs a namespace; state the model, and everything that its blocks depend on")]
+    #[error(
+        "a disk tier needs a namespace; state the model, and everything that its blocks depend on"
+    )]
     NoNamespace,
     /// A tier has no room for one block of a group.
     #[error(
@@ -153,6 +161,16 @@ pub enum StoreError {
     /// A read of the disk tier failed.
     #[error("a read of the disk tier failed")]
     ReadFailed(#[source] terrane_storage::IoFailure),
+    /// The kernel gave no random bytes for the secret of the store.
+    #[error("no random bytes for the secret of the store")]
+    Random {
+        /// The error of the kernel.
+        #[source]
+        source: OsError,
+    },
+    /// Transfers of the caller write the blocks of a put, or use those of a get.
+    #[error("transfers use the blocks of the job; wait for their end first")]
+    SourceInUse,
     /// An error that several blocks share.
     #[error(transparent)]
     Shared(std::sync::Arc<Self>),
@@ -169,6 +187,9 @@ pub enum StoreError {
     /// bytes that a file needs.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// Memory was refused.
+    #[error(transparent)]
+    Memory(#[from] AllocateError),
     /// No directory was stated for the slab files.
     #[error("a disk tier needs a directory; state one or more")]
     NoDirectory,

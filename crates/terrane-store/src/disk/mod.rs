@@ -39,4 +39,5 @@ pub use real::Directory;
 pub use record::PutRecord;
 pub use snapshot::CatalogSnapshot;
 pub use superblock::FORMAT_VERSION;
+pub(crate) use superblocks::random_secret;
 pub use write_checkpoint::{CheckpointReport, CheckpointWriter};

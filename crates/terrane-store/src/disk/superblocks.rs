@@ -119,19 +119,21 @@ fn named((file, error): (PathBuf, OsError)) -> CatalogError {
 }
 
 fn secret(directory: &Path) -> Result<Secret, CatalogError> {
+    random_secret().map(Secret).map_err(|error| failure(directory, error))
+}
+
+/// Sixteen bytes that no other process can guess.
+pub(crate) fn random_secret() -> Result<[u8; 16], OsError> {
     let mut secret = [0; 16];
     let mut filled = 0;
     while let Some(rest) = secret.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match getrandom(rest, GetRandomFlags::empty()) {
             Ok(count) => filled += count,
             Err(Errno::INTR) => {}
-            Err(error) => {
-                let error = OsError::new("getrandom", error.raw_os_error());
-                return Err(failure(directory, error));
-            }
+            Err(error) => return Err(OsError::new("getrandom", error.raw_os_error())),
         }
     }
-    Ok(Secret(secret))
+    Ok(secret)
 }
 
 fn read(files: &dyn Files, directory: &Path, name: &str) -> Result<Option<Found>, CatalogError> {

@@ -59,6 +59,7 @@ impl Blocks {
     /// - No other code writes the spans of a put. No other code reads or writes those of a get.
     ///
     /// The guard that the job gets is the value that keeps this memory.
+    #[expect(unsafe_code, reason = "the caller keeps the memory valid")]
     pub const unsafe fn spans(spans: Spans) -> Self {
         Self { kind: BlocksKind::Spans(spans) }
     }
@@ -138,10 +139,5 @@ impl Spans {
         let begin = index.checked_sub(1).and_then(|before| self.ends.get(before));
         let end = self.ends.get(index).copied().unwrap_or(0);
         self.buffers.get(begin.copied().unwrap_or(0)..end).unwrap_or_default()
-    }
-
-    /// All spans.
-    pub(crate) fn all(&self) -> &[IoBuffer] {
-        &self.buffers
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use terrane_core::{ByteCount, Durability, Requirement};
@@ -60,7 +59,10 @@ impl BlockGroup {
                 let bytes = self.block_bytes.to_le_bytes();
                 let sum = terrane_core::checksum::crc64(self.name.as_bytes()).to_le_bytes();
                 let mut fingerprint = [0; 16];
-                fingerprint.iter_mut().zip(bytes.iter().chain(&sum)).for_each(|(to, from)| *to = *from);
+                fingerprint
+                    .iter_mut()
+                    .zip(bytes.iter().chain(&sum))
+                    .for_each(|(to, from)| *to = *from);
                 fingerprint
             }
         }
@@ -326,6 +328,6 @@ impl StoreBuilder {
     /// of the directory.
     pub fn open(self) -> Result<(Store, Recovery), StoreError> {
         let (core, recovery) = open::open(self)?;
-        Ok((Store::new(Arc::new(core)), recovery))
+        Ok((Store::new(core), recovery))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
+use std::task::Wake;
 
 use terrane_core::sync::lock;
 
@@ -33,6 +34,13 @@ impl LeasePins {
     pub(crate) fn release(&self) {
         let slots = std::mem::take(&mut *lock(&self.slots));
         drop(slots);
+    }
+}
+
+/// The time limit has come.
+impl Wake for LeasePins {
+    fn wake(self: Arc<Self>) {
+        self.release();
     }
 }
 

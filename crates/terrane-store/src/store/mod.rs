@@ -11,7 +11,7 @@
 //! A thread takes locks in this order only, and may leave some out:
 //!
 //! 1. an entry of the gate (`gate.rs`), which a clear closes;
-//! 2. the order of a key (`core.rs`): held from the change of the index to its record;
+//! 2. the order of a key (`key_order.rs`): held from the change of the index to its record;
 //! 3. the state of a room (`room.rs`);
 //! 4. a shard of claims (`claims.rs`), an eviction policy, a shard of an index, the catalog's state.
 //!
@@ -21,9 +21,10 @@ pub(crate) mod arrivals;
 pub(crate) mod blocks;
 pub(crate) mod builder;
 pub(crate) mod claims;
+pub(crate) mod commit;
 pub(crate) mod control;
 pub(crate) mod copies;
-pub(crate) mod core;
+
 pub(crate) mod counters;
 pub(crate) mod event;
 pub(crate) mod executor;
@@ -31,7 +32,9 @@ pub(crate) mod gate;
 pub(crate) mod get;
 pub(crate) mod group;
 pub(crate) mod job;
+pub(crate) mod key_order;
 pub(crate) mod lease;
+pub(crate) mod load;
 pub(crate) mod maintenance;
 pub(crate) mod moves;
 pub(crate) mod open;
@@ -44,9 +47,12 @@ pub(crate) mod removal;
 pub(crate) mod request;
 pub(crate) mod result;
 pub(crate) mod room;
+
+pub(crate) mod shared;
 pub(crate) mod snapshot;
 pub(crate) mod submit;
 pub(crate) mod tier;
+pub(crate) mod transfers;
 pub(crate) mod why;
 
 use std::fmt;
@@ -59,12 +65,12 @@ use terrane_core::{ByteCount, CapabilityReport};
 use crate::error::StoreError;
 use crate::store::blocks::Blocks;
 use crate::store::builder::StoreBuilder;
-use crate::store::core::StoreCore;
 use crate::store::event::Events;
 use crate::store::job::{Drained, Job, Refused};
 use crate::store::lease::Lease;
 use crate::store::options::JobOptions;
 use crate::store::presence::{Presence, TierId};
+use crate::store::shared::StoreCore;
 use crate::store::snapshot::StoreSnapshot;
 use crate::store::why::Why;
 

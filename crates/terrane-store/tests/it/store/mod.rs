@@ -1,0 +1,4 @@
+//! The store: verbs, tiers, faults and restarts.
+
+mod disk_only;
+mod harness;
