@@ -15,7 +15,7 @@ enum Level {
 }
 
 /// All crates, planned ones included, as `docs/architecture.md` draws them.
-const LEVELS: [(&str, Level); 18] = [
+const LEVELS: [(&str, Level); 19] = [
     ("terrane-core", Level::Library(0)),
     ("terrane-layout", Level::Library(1)),
     ("terrane-storage", Level::Library(1)),
@@ -29,6 +29,7 @@ const LEVELS: [(&str, Level); 18] = [
     ("terrane-arrow", Level::Library(5)),
     ("terrane", Level::Library(6)),
     ("terrane-interop-proof", Level::Tool),
+    ("terrane-python", Level::Tool),
     ("terrane-testkit", Level::Tool),
     ("terrane-bench", Level::Tool),
     ("terrane-simulated-cuda", Level::Tool),
