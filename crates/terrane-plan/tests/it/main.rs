@@ -1,0 +1,4 @@
+//! Plans of published models and machines.
+
+mod expected;
+mod plans;
