@@ -81,7 +81,8 @@ fn refuse(error: &clap::Error, output: &mut Output<'_>) -> ExitStatus {
 /// The first paragraph and the tips of clap's message.
 fn one_line(text: &str) -> String {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let useful = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let useful =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
     let text = useful.collect::<Vec<_>>().join(" ");
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     format!("terrane: {text}; see `terrane --help`")

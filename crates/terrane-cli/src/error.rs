@@ -75,7 +75,13 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Transfer(#[from] TransferError),
     #[error(transparent)]
+    Cuda(#[from] terrane_cuda::CudaError),
+    #[error(transparent)]
     Layout(#[from] terrane_layout::LayoutError),
+    #[error(transparent)]
+    Endpoint(#[from] terrane_transfer::BytesInUse),
+    #[error(transparent)]
+    Os(#[from] terrane_core::OsError),
     #[error("{size} of {what} are too few for {needed}; give --size at least that")]
     TooSmall { what: &'static str, size: ByteCount, needed: ByteCount },
     #[error("the plot cannot be drawn: {0}")]

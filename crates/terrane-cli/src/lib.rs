@@ -15,6 +15,7 @@
 mod cli;
 mod commands;
 mod error;
+mod measure;
 mod output;
 mod restart;
 mod table;
@@ -29,7 +30,10 @@ pub use restart::Restart;
 /// standard error.
 ///
 /// `restart` says how to start the command in a child process, which probes need that may crash or hang.
-pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>, restart: &Restart) -> ExitCode {
+pub fn run(
+    arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    restart: &Restart,
+) -> ExitCode {
     let status = cli::run(arguments, restart, &mut output::Output::standard());
     ExitCode::from(status.code())
 }

@@ -9,7 +9,7 @@ pub(crate) const WIDTH: u16 = 80;
 /// A table with a header. Columns after the first are aligned to the right, except the `left` ones.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>], left: &[usize]) -> String {
     let mut table = Table::new();
-    table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
     if !header.is_empty() {
         table.set_header(header);
     }
@@ -25,22 +25,22 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>], left: &[usize]) -> St
     lines.collect()
 }
 
-/// Breaks a text into lines of at most 80 columns. All lines but the first begin with `indent`.
+/// Breaks a text into lines of at most 80 columns. All lines but the first begin with `indent`. Spaces are kept.
 pub(crate) fn wrap(text: &str, indent: &str) -> String {
-    let (mut lines, mut line) = (String::new(), String::new());
-    for word in text.split(' ') {
+    let words = text.trim_start_matches(' ');
+    let (mut lines, mut line) = (String::new(), " ".repeat(text.len() - words.len()));
+    let mut is_first = true;
+    for word in words.split(' ') {
         let length = line.chars().count() + 1 + word.chars().count();
-        if !line.trim().is_empty() && length > usize::from(WIDTH) {
+        if !is_first && length > usize::from(WIDTH) {
             lines.push_str(line.trim_end());
             lines.push('\n');
             line = indent.to_owned();
-            line.push_str(word);
-            continue;
-        }
-        if !line.is_empty() {
+        } else if !is_first {
             line.push(' ');
         }
         line.push_str(word);
+        is_first = false;
     }
     lines.push_str(line.trim_end());
     lines.push('\n');
@@ -63,7 +63,8 @@ pub(crate) fn grouped(number: u64) -> String {
 /// A time in a readable unit.
 pub(crate) fn duration(seconds: f64) -> String {
     let units = [(1.0, "s"), (1e-3, "ms"), (1e-6, "us")];
-    let (scale, unit) = units.into_iter().find(|(scale, _)| seconds >= *scale).unwrap_or((1e-9, "ns"));
+    let (scale, unit) =
+        units.into_iter().find(|(scale, _)| seconds >= *scale).unwrap_or((1e-9, "ns"));
     let value = seconds / scale;
     if value >= 100.0 { format!("{value:.0} {unit}") } else { format!("{value:.3} {unit}") }
 }
@@ -74,7 +75,8 @@ mod tests {
 
     #[test]
     fn no_line_is_longer_than_80_columns() {
-        let words = "some words of a sentence that is far too long for one line of a terminal ".repeat(4);
+        let words =
+            "some words of a sentence that is far too long for one line of a terminal ".repeat(4);
         let text = wrap(&words, "    ");
         assert!(text.lines().count() > 3);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");

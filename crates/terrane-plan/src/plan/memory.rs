@@ -147,7 +147,8 @@ impl PlanRequest {
     /// [`PlanError::Model`] if the model's configuration, or this number of blocks, is refused.
     pub fn layouts(&self, kind: TierKind, blocks: u32) -> Result<Vec<LayoutPlan>, PlanError> {
         let geometry = self.model.geometry(&options(self))?;
-        let plans = geometry.groups().iter().map(|group| kind.plan(group, blocks, self.block_tokens));
+        let plans =
+            geometry.groups().iter().map(|group| kind.plan(group, blocks, self.block_tokens));
         plans.collect::<Result<_, _>>().map_err(|source: LayoutError| self.model.refused(source))
     }
 }
