@@ -137,7 +137,7 @@ mod tests {
         let mut error = Vec::new();
         let arguments = ["terrane", "plan", "llama-3.1-8b", "--hots", "1GiB"];
         let restart = Restart::of_this_executable();
-        let status = run(arguments, &restart, &mut Output::to(Vec::new(), &mut error));
+        let status = run(arguments, &restart, &mut Output::new(Vec::new(), &mut error, false));
         let text = String::from_utf8(error).unwrap();
         assert_eq!((status, text.lines().count()), (ExitStatus::Usage, 1), "{text}");
         assert!(text.contains("--host"), "{text}");

@@ -15,12 +15,12 @@ pub(crate) struct Output<'a> {
 
 impl<'a> Output<'a> {
     pub(crate) fn standard() -> Self {
-        Self { out: Box::new(io::stdout()), error: Box::new(io::stderr()), has_progress: true }
+        Self::new(io::stdout(), io::stderr(), true)
     }
 
-    #[cfg(test)]
-    pub(crate) fn to(out: impl Write + 'a, error: impl Write + 'a) -> Self {
-        Self { out: Box::new(out), error: Box::new(error), has_progress: false }
+    /// With progress, a bar may be drawn on the process's standard error.
+    pub(crate) fn new(out: impl Write + 'a, error: impl Write + 'a, has_progress: bool) -> Self {
+        Self { out: Box::new(out), error: Box::new(error), has_progress }
     }
 
     /// Prints text that ends with a line break.

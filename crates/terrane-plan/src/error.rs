@@ -57,6 +57,19 @@ pub enum PlanError {
         /// The bytes of one block of every group.
         needed: ByteCount,
     },
+    /// A tier has more memory than the blocks of a layout can be numbered.
+    #[error(
+        "the tier {tier} has {given}, and the most blocks of a layout take {largest}; give it less, or use several \
+         directories"
+    )]
+    TierTooLarge {
+        /// The tier.
+        tier: String,
+        /// Its bytes on one rank.
+        given: ByteCount,
+        /// The bytes of the most blocks.
+        largest: ByteCount,
+    },
     /// A number is out of range.
     #[error("{name} is {value}; give {expected}")]
     OutOfRange {

@@ -52,10 +52,11 @@ pub use machine::{
 pub use model::{Model, published_models};
 pub use plan::advice::Saving;
 pub use plan::engines::EngineOptions;
+pub use plan::groups::{Demand, GroupPlan};
 pub use plan::limits::LimitHit;
 pub use plan::memory::{HostNeeds, Padding, TierGroup, TierKind, TierPlan};
 pub use plan::predictions::Prediction;
-pub use plan::{Demand, GroupPlan, MachineSummary, ModelSummary, Plan};
+pub use plan::{MachineSummary, ModelSummary, Plan};
 pub use request::{DiskSpace, PlanRequest};
 pub use sizes::{parse_bytes, parse_count};
 pub use trace::{HitRatio, Trace, TraceReport};

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use terrane_core::Requirement;
 use terrane_layout::{LayoutBuilder, LayoutPlan};
 use terrane_plan::{GroupPlan, Plan, PlanRequest, TierKind};
 use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
@@ -157,7 +158,9 @@ fn runs(layouts: &[(Tier, LayoutPlan)], group: &GroupPlan) -> Result<String, Fai
 fn endpoint(tier: Tier, layout: &LayoutPlan) -> Result<Endpoint, Failure> {
     let builder = LayoutBuilder::from_geometry(layout.geometry().clone());
     let layout = if tier == Tier::Disk {
-        let disk = DiskAllocator::new(&std::env::temp_dir(), DiskOptions::default())?;
+        // Nothing is written, so the file stays sparse.
+        let options = DiskOptions { preallocate: Requirement::Off, ..DiskOptions::default() };
+        let disk = DiskAllocator::new(&std::env::temp_dir(), options)?;
         builder.allocate(&disk).unregistered().build()?
     } else {
         let options = SystemOptions {

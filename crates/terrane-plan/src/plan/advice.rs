@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use terrane_core::ByteCount;
 use terrane_layout::ElementFormat;
-use terrane_layout::model::{GroupKind, ModelOptions};
+use terrane_layout::model::GroupKind;
 
 use crate::error::PlanError;
+use crate::plan::groups::{Demand, GroupPlan, context_bytes, group_plans, options};
 use crate::plan::memory::{TierKind, TierPlan};
-use crate::plan::{Demand, GroupPlan, group_plans};
 use crate::request::PlanRequest;
 
 /// A change, and the host memory of all ranks after it.
@@ -49,8 +49,8 @@ pub(crate) fn savings(
     let mut savings = Vec::new();
     // The same blocks in another element format.
     if request.kv_element.is_none() {
-        let options = ModelOptions::new().tensor_parallel(request.tensor_parallel);
-        let narrow = request.model.geometry(&options.kv_element(ElementFormat::Width(1)))?;
+        let narrow = options(request).kv_element(ElementFormat::Width(1));
+        let narrow = request.model.geometry(&narrow)?;
         let narrow = group_plans(request, &narrow)?;
         let after = bytes_of(&narrow, host)?.saturating_mul(ranks);
         savings.push(saving(
@@ -60,7 +60,7 @@ pub(crate) fn savings(
     }
     // One copy of what every rank has.
     if ranks > 1 {
-        let geometry = request.model.geometry(&super::options(request))?;
+        let geometry = request.model.geometry(&options(request))?;
         let is_shared = |kind| matches!(kind, GroupKind::Latent | GroupKind::Indexer);
         let shared = geometry.groups().iter().zip(&host.groups);
         let shared: u64 =
@@ -75,7 +75,7 @@ pub(crate) fn savings(
     if let Some(demand) = demand {
         let whole = groups.iter().map(|group| GroupPlan { window: None, ..group.clone() });
         let whole: Vec<GroupPlan> = whole.collect();
-        let all = super::context_bytes(&whole, demand.context, request.block_tokens)?.get();
+        let all = context_bytes(&whole, demand.context, request.block_tokens)?.get();
         let after = u128::from(before) * u128::from(demand.bytes_per_user) / u128::from(all.max(1));
         let after = u64::try_from(after).unwrap_or(before);
         savings.push(saving("keep only the blocks that windows still reach".into(), after));

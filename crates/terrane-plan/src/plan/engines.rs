@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use terrane_layout::ElementFormat;
 
-use crate::plan::GroupPlan;
+use crate::plan::groups::GroupPlan;
 use crate::request::PlanRequest;
 
 /// The options of one engine.

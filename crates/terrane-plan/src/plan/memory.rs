@@ -6,7 +6,7 @@ use terrane_layout::model::{CacheGroup, ModelGeometry};
 use terrane_layout::{BlockDimension, LayoutError, LayoutKind, LayoutPlan};
 
 use crate::error::PlanError;
-use crate::plan::{Demand, GroupPlan, options};
+use crate::plan::groups::{Demand, GroupPlan, options};
 use crate::request::PlanRequest;
 
 /// The largest registration of pinned memory; longer memory has several.
@@ -208,9 +208,14 @@ impl Sizing<'_> {
             if fits(middle) { fitting = middle } else { too_many = middle }
         }
         let (blocks, states) = counts(fitting);
+        let is_capped = fitting == u32::MAX - 1;
         let plans =
             self.plans(kind, (blocks, states)).map_err(|e| self.request.model.refused(e))?;
         let used = sum(&plans).unwrap_or(given.get());
+        if is_capped {
+            let largest = ByteCount::new(used);
+            return Err(PlanError::TierTooLarge { tier: name, given, largest });
+        }
         Ok(TierPlan {
             kind,
             given_bytes: given.get(),

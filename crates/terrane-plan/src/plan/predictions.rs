@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{CopyCost, Rates};
+use crate::plan::groups::{Demand, GroupPlan, context_bytes};
 use crate::plan::memory::{TierKind, TierPlan};
-use crate::plan::{Demand, GroupPlan, context_bytes};
 use crate::request::PlanRequest;
 
 /// A predicted time.

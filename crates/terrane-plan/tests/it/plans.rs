@@ -206,6 +206,12 @@ fn wrong_numbers_are_refused() {
         small.contains("the tier host has 64 KiB, and one block of every group takes 2 MiB"),
         "{small}"
     );
+    let large = refused(|r| r.host = Some(ByteCount::new(1 << 60)));
+    assert!(
+        large.contains("the most blocks of a layout take 8.00 PiB")
+            || large.contains("8192.00 TiB"),
+        "{large}"
+    );
     let mut request = request("llama-3.1-8b");
     request.model = Model::from_config("mine", "[]");
     assert!(matches!(Plan::new(&request), Err(PlanError::Model { .. })));

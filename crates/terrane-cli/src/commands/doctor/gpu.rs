@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use terrane_core::{ByteCount, Capability, Memory, RegionRequest};
 use terrane_cuda::{
     Context, CudaError, Device, DeviceEngine, DeviceEngineOptions, PinnedAllocator, PinnedOptions,
@@ -12,22 +11,8 @@ use terrane_cuda::{
 use terrane_plan::DeviceFacts;
 use terrane_storage::NumaTopology;
 
-use super::finding::Finding;
-
-/// What the child tells.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Answer {
-    pub findings: Vec<Finding>,
-    /// The first device, for plans.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<DeviceFacts>,
-    /// The time that the driver, or NIXL, took to start.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub start_seconds: Option<f64>,
-    /// Rates, if they were asked for.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub measured: Vec<super::measure::Measured>,
-}
+use super::answer::Answer;
+use super::finding::{Finding, Status};
 
 /// Probes the driver. With `contexts`, also what needs a context on each device: kernels and pinned memory.
 pub(crate) fn probe(contexts: bool) -> Answer {
@@ -141,7 +126,7 @@ fn used(device: &Device) -> Result<Vec<Finding>, CudaError> {
     };
     let pinned = Finding::of_report(&pinned.capabilities(), name).into_iter();
     let pinned = pinned.map(|mut finding| {
-        if finding.status == super::finding::Status::Granted {
+        if finding.status == Status::Granted {
             finding.detail = "mapped memory is registered, in chunks of at most 64 GiB".to_owned();
         }
         finding

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use terrane_plan::{DiskFacts, Machine};
 
-use super::{ask, host};
+use super::answer::ask;
+use super::host;
 use crate::restart::Restart;
 
 /// The facts of this machine. Directories that do not exist have no free space that is known.

@@ -3,51 +3,18 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use terrane_core::ByteCount;
 use terrane_layout::{ElementFormat, LayoutConfig};
 use terrane_plan::{CopyCost, Rates};
 
+use super::answer::{Answer, Measured, ask_within};
 use super::finding::Finding;
-use super::gpu::Answer;
 use crate::error::Failure;
 use crate::measure::bus::Bus;
 use crate::measure::disk::DiskCase;
 use crate::measure::host::{HostCase, first_touch};
 use crate::measure::{Shape, Spread};
 use crate::restart::Restart;
-
-/// A rate, or why it could not be measured.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Measured {
-    pub key: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub subject: Option<String>,
-    pub bytes: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes_per_second: Option<f64>,
-    /// The time of one block, less its bytes at that rate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fixed_seconds: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-}
-
-impl std::fmt::Display for Measured {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.key)?;
-        if let Some(subject) = &self.subject {
-            write!(f, " {subject}")?;
-        }
-        match (self.bytes_per_second, &self.error) {
-            (Some(rate), _) => {
-                write!(f, ": {:.2} GB/s ({})", rate / 1e9, ByteCount::new(self.bytes))
-            }
-            (None, Some(error)) => write!(f, ": {error}"),
-            (None, None) => write!(f, ": not measured"),
-        }
-    }
-}
 
 /// The bytes of each case: more than the processor's caches hold, and few enough for 5 seconds.
 const BYTES: ByteCount = ByteCount::mib(256);
@@ -101,7 +68,7 @@ pub(crate) fn all(directories: &[PathBuf], restart: &Restart) -> Vec<Measured> {
             Err(error) => rows.extend(row("disk-write", Some(&subject), || Err(error))),
         }
     }
-    rows.extend(super::ask_within(restart, "gpu-measure", BUS_TIMEOUT).measured);
+    rows.extend(ask_within(restart, "gpu-measure", BUS_TIMEOUT).measured);
     rows
 }
 

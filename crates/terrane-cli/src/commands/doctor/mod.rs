@@ -1,17 +1,18 @@
 //! `terrane doctor`.
 
-pub(crate) mod child;
+mod answer;
+mod child;
 mod directory;
 mod finding;
-pub(crate) mod gpu;
+mod gpu;
 pub(crate) mod here;
-pub(crate) mod host;
+mod host;
 mod measure;
 mod nixl;
 
 use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -20,12 +21,8 @@ use crate::error::{ExitStatus, Failure};
 use crate::output::Output;
 use crate::restart::Restart;
 use crate::table::{duration, wrap};
+use answer::{Answer, Measured, ask};
 use finding::{Finding, Status};
-use gpu::Answer;
-use measure::Measured;
-
-/// The time that a probe in a child process has.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The arguments of `terrane doctor`.
 #[derive(Args, Debug)]
@@ -152,30 +149,6 @@ fn answer(probe: &str) -> Result<Answer, Failure> {
     }
 }
 
-/// The answer of a probe, from a child process that ends within the timeout.
-pub(crate) fn ask(restart: &Restart, probe: &str) -> Answer {
-    ask_within(restart, probe, TIMEOUT)
-}
-
-fn ask_within(restart: &Restart, probe: &str, timeout: Duration) -> Answer {
-    let mut command = restart.command();
-    command.args(["doctor", "--probe", probe]);
-    let key = if probe == "nixl" { "nixl" } else { "gpu" };
-    let refused = |detail: String| Answer {
-        findings: vec![Finding::refused(
-            key,
-            detail,
-            "see dmesg, and repeat; everything else works without it",
-        )],
-        ..Answer::default()
-    };
-    match child::answer(command, timeout) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .unwrap_or_else(|error| refused(format!("the probe printed something else: {error}"))),
-        Err(no_answer) => refused(no_answer.to_string()),
-    }
-}
-
 /// The requirements that are not granted everywhere.
 fn missing(required: &[Requirement], findings: &[Finding]) -> Vec<String> {
     let names = required.iter().filter_map(|requirement| requirement.to_possible_value());
@@ -227,7 +200,6 @@ mod tests {
             Finding::refused("direct-io", "no", "ext4").about("/b"),
             Finding::granted("gpu", "driver"),
         ];
-        let missing = |names: &[Requirement], findings: &[Finding]| super::missing(names, findings);
         assert_eq!(missing(&[Requirement::Gpu], &findings), [""; 0]);
         assert_eq!(missing(&[Requirement::DirectIo], &findings), ["direct-io"]);
         assert_eq!(missing(&[Requirement::DirectIo], &findings[..1]), [""; 0]);

@@ -1,6 +1,6 @@
 //! NIXL and its plugins. Runs in a child process: a plugin may hang or crash.
 
-use super::gpu::Answer;
+use super::answer::Answer;
 
 /// Probes NIXL, if this program is built with it.
 #[cfg(feature = "nixl")]
