@@ -11,6 +11,7 @@
 mod bench;
 mod docs;
 mod doctor;
+mod gpu;
 mod layout;
 mod plan;
 mod snapshots;

@@ -184,7 +184,7 @@ fn scaled_limit(raw: Spread, case: &DiskCase) -> Spread {
 pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, Failure> {
     let (model, shapes) = shapes(options)?;
     let mut report = report("gpu", model, "device 0".to_owned(), options);
-    for (group, shape) in shapes {
+    for (number, (group, shape)) in shapes.into_iter().enumerate() {
         progress.case(&format!("{}: copies", group.kind));
         let bus = Bus::new(&shape, None)?;
         report.subject = bus.device_name().to_owned();
@@ -208,6 +208,19 @@ pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, 
         let (both, limit) = times_beside(options.passes, || bus.both(), contiguous)?;
         let case = format!("{}: both ways at once", group.kind);
         report.cases.push(Case::rate(case, bus.bytes() * 2, both, ("one after the other", limit)));
+        if number == 0 {
+            progress.case("bring-up of pinned memory");
+            let passes = options.passes.min(5);
+            let pinned = times(passes, || bus.bring_up(options.size))?;
+            let touched = first_touch(options.size, passes)?;
+            let bytes = options.size.get();
+            report.cases.push(Case::rate(
+                "bring-up of pinned memory",
+                bytes,
+                pinned,
+                ("first touch", touched),
+            ));
+        }
     }
     Ok(report)
 }
