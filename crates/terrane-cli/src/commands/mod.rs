@@ -7,3 +7,4 @@ pub(crate) mod layout;
 pub(crate) mod model;
 pub(crate) mod page;
 pub(crate) mod plan;
+pub(crate) mod sizes;

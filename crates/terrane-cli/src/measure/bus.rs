@@ -8,9 +8,9 @@ use terrane_cuda::{
     PinnedOptions,
 };
 use terrane_layout::{Geometry, LayoutBuilder};
-use terrane_transfer::{Endpoint, Transfer, TransferManager};
+use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
 
-use super::{Shape, seconds, transfer};
+use super::{Shape, seconds, timed};
 use crate::error::Failure;
 
 /// Blocks on a device and in pinned memory, in the layouts of both tiers, and contiguous on both sides.
@@ -72,49 +72,37 @@ impl Bus {
     /// All blocks: layers on the device, blocks in pinned memory.
     pub(crate) fn pass(&self, to_host: bool) -> Result<f64, Failure> {
         let (ids, backwards) = &self.ids;
-        let (device, pinned) =
-            ((&self.device, ids.as_slice()), (&self.pinned, backwards.as_slice()));
-        if to_host {
-            transfer(&self.manager, device, pinned)
-        } else {
-            transfer(&self.manager, pinned, device)
-        }
+        self.copy((&self.device, ids), (&self.pinned, backwards), to_host)
     }
 
     /// The limit: the same bytes in one piece on both sides.
     pub(crate) fn contiguous(&self, to_host: bool) -> Result<f64, Failure> {
         let (ids, _) = &self.ids;
-        let (device, pinned) = ((&self.contiguous, ids.as_slice()), (&self.pinned, ids.as_slice()));
-        if to_host {
-            transfer(&self.manager, device, pinned)
-        } else {
-            transfer(&self.manager, pinned, device)
-        }
+        self.copy((&self.contiguous, ids), (&self.pinned, ids), to_host)
     }
 
     /// One block.
     pub(crate) fn one_block(&self, to_host: bool) -> Result<f64, Failure> {
-        let (device, pinned): ((_, &[u32]), (_, &[u32])) =
-            ((&self.device, &[1]), (&self.pinned, &[0]));
-        if to_host {
-            transfer(&self.manager, device, pinned)
-        } else {
-            transfer(&self.manager, pinned, device)
-        }
+        self.copy((&self.device, &[1]), (&self.pinned, &[0]), to_host)
     }
 
     /// Both directions at once, with memory of their own.
     pub(crate) fn both(&self) -> Result<f64, Failure> {
         let (ids, _) = &self.ids;
         seconds(|| {
-            let out = Transfer::new(&self.device, &self.pinned).blocks(ids, ids);
-            let back = Transfer::new(&self.other_pinned, &self.contiguous).blocks(ids, ids);
+            let out = ordered((&self.device, ids), (&self.pinned, ids));
+            let back = ordered((&self.other_pinned, ids), (&self.contiguous, ids));
             let out = self.manager.submit(out, ()).map_err(|rejected| rejected.cause)?;
             let back = self.manager.submit(back, ()).map_err(|rejected| rejected.cause)?;
             out.wait().result?;
             back.wait().result?;
             Ok(())
         })
+    }
+
+    fn copy(&self, device: End<'_>, pinned: End<'_>, to_host: bool) -> Result<f64, Failure> {
+        let transfer = if to_host { ordered(device, pinned) } else { ordered(pinned, device) };
+        timed(&self.manager, transfer)
     }
 
     /// Allocates pinned memory, which is freed after the clock has been read.
@@ -131,11 +119,17 @@ impl Bus {
     /// The runs of a pass, as `explain` tells them.
     pub(crate) fn explained(&self, to_host: bool) -> Result<String, Failure> {
         let (ids, backwards) = &self.ids;
-        let transfer = if to_host {
-            Transfer::new(&self.device, &self.pinned).blocks(ids, backwards)
-        } else {
-            Transfer::new(&self.pinned, &self.device).blocks(backwards, ids)
-        };
+        let (device, pinned) = ((&self.device, &ids[..]), (&self.pinned, &backwards[..]));
+        let transfer = if to_host { ordered(device, pinned) } else { ordered(pinned, device) };
         Ok(self.manager.explain(&transfer)?.path().into_owned())
     }
+}
+
+/// An endpoint and its blocks.
+type End<'a> = (&'a Endpoint, &'a [u32]);
+
+/// A transfer of blocks that no other work on the device uses.
+fn ordered((source, from): End<'_>, (destination, to): End<'_>) -> Transfer {
+    let transfer = Transfer::new(source, destination).blocks(from, to);
+    transfer.device_order(DeviceOrder::AlreadySynchronised)
 }

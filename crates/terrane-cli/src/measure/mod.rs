@@ -162,8 +162,12 @@ pub(crate) fn transfer(
     (source, from): (&Endpoint, &[u32]),
     (destination, to): (&Endpoint, &[u32]),
 ) -> Result<f64, Failure> {
+    timed(manager, Transfer::new(source, destination).blocks(from, to))
+}
+
+/// The seconds of a transfer that is described already.
+pub(crate) fn timed(manager: &TransferManager, transfer: Transfer) -> Result<f64, Failure> {
     seconds(|| {
-        let transfer = Transfer::new(source, destination).blocks(from, to);
         let completion = manager.submit(transfer, ()).map_err(|rejected| rejected.cause)?;
         completion.wait().result?;
         Ok(())

@@ -181,7 +181,8 @@ fn a_measured_machine_predicts_its_own_copies() {
     let folder = tempfile::tempdir().unwrap();
     let (path, file) = (folder.path().to_str().unwrap(), folder.path().join("machine.json"));
     let file = file.to_str().unwrap();
-    let report = json(&["doctor", path, "--measure", "--machine-file", file, "--json"]);
+    let report =
+        json(&["doctor", path, "--measure", "--size", "32MiB", "--machine-file", file, "--json"]);
     let measured = report["measured"].as_array().unwrap();
     let rate = |key: &str| {
         measured.iter().find(|row| row["key"] == key).unwrap()["bytes_per_second"].as_f64().unwrap()

@@ -47,7 +47,17 @@ fn devices_are_described_and_measured() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("machine.json");
     let file = file.to_str().unwrap();
-    let arguments = ["doctor", "--measure", "--json", "--require", "gpu,pinned", "--machine-file", file];
+    let arguments = [
+        "doctor",
+        "--measure",
+        "--size",
+        "4MiB",
+        "--json",
+        "--require",
+        "gpu,pinned",
+        "--machine-file",
+        file,
+    ];
     let report = json(&driver, &arguments);
     assert_eq!(find(&report, "gpu").len(), 1);
     for key in ["device", "pcie", "kernels", "pinned"] {
@@ -59,7 +69,17 @@ fn devices_are_described_and_measured() {
         let row = measured.iter().find(|row| row["key"] == key).unwrap();
         assert!(row["bytes_per_second"].as_f64().unwrap() > 0.0, "{row}");
     }
-    let arguments = ["plan", "llama-3.1-8b", "--gpu-mem", "1GiB", "--host", "1GiB", "--machine", file, "--json"];
+    let arguments = [
+        "plan",
+        "llama-3.1-8b",
+        "--gpu-mem",
+        "1GiB",
+        "--host",
+        "1GiB",
+        "--machine",
+        file,
+        "--json",
+    ];
     let plan = json(&driver, &arguments);
     let predictions = plan["predictions"].as_array().unwrap();
     assert!(predictions.iter().any(|p| p["what"] == "a chunk, device to host"), "{predictions:?}");
@@ -70,14 +90,18 @@ fn this_machine_has_the_memory_of_its_device() {
     let Some(driver) = simulated("this_machine_has_the_memory_of_its_device") else { return };
     let plan = json(&driver, &["plan", "llama-3.1-8b", "--gpu-mem", "5GiB", "--here", "--json"]);
     let limit = &plan["limits"][0];
-    assert_eq!((&limit["limit"], &limit["available"]), (&"device memory".into(), &(4_u64 << 30).into()));
+    assert_eq!(
+        (&limit["limit"], &limit["available"]),
+        (&"device memory".into(), &(4_u64 << 30).into())
+    );
 }
 
 #[test]
 fn every_mover_runs_beside_its_limit() {
     let Some(driver) = simulated("every_mover_runs_beside_its_limit") else { return };
     for suite in ["gpu", "movers"] {
-        let arguments = ["bench", suite, "llama-3.2-1b", "--size", "4MiB", "--passes", "1", "--json"];
+        let arguments =
+            ["bench", suite, "llama-3.2-1b", "--size", "4MiB", "--passes", "1", "--json"];
         let report = json(&driver, &arguments);
         let cases = report["cases"].as_array().unwrap();
         assert!(cases.len() >= 5, "{report:#}");
@@ -104,9 +128,10 @@ fn library(folder: &Path, statement: &str) -> Option<()> {
 fn a_driver_that_crashes_or_hangs_is_a_finding() {
     let test = "a_driver_that_crashes_or_hangs_is_a_finding";
     let folder = tempfile::tempdir().unwrap();
-    for (statement, expected) in
-        [("abort();", "the probe crashed by signal 6"), ("for (;;) pause();", "the probe hung: no answer in 5 s")]
-    {
+    for (statement, expected) in [
+        ("abort();", "the probe crashed by signal 6"),
+        ("for (;;) pause();", "the probe hung: no answer in 5 s"),
+    ] {
         if library(folder.path(), statement).is_none() {
             return eprintln!("skipped: {test}: no C compiler");
         }

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use terrane_core::ByteCount;
-use terrane_plan::parse_bytes;
 
 use crate::commands::files;
 use crate::commands::model::ModelArguments;
+use crate::commands::sizes::size;
 use crate::error::{ExitStatus, Failure};
 use crate::output::Output;
 use report::Report;
@@ -117,8 +117,4 @@ impl Suite {
             | Self::Movers { options } => options,
         }
     }
-}
-
-fn size(text: &str) -> Result<ByteCount, String> {
-    parse_bytes(text).map_err(|error| error.to_string())
 }

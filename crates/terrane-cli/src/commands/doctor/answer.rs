@@ -41,6 +41,20 @@ pub(crate) struct Measured {
     pub error: Option<String>,
 }
 
+impl Measured {
+    /// A row without a rate yet.
+    pub(crate) fn of(key: &str, subject: Option<&str>) -> Self {
+        Self {
+            key: key.to_owned(),
+            subject: subject.map(str::to_owned),
+            bytes: 0,
+            bytes_per_second: None,
+            fixed_seconds: None,
+            error: None,
+        }
+    }
+}
+
 impl std::fmt::Display for Measured {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.key)?;
@@ -62,13 +76,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The answer of a probe, from a child process that ends within the timeout.
 pub(crate) fn ask(restart: &Restart, probe: &str) -> Answer {
-    ask_within(restart, probe, TIMEOUT)
+    ask_within(restart, &[probe], TIMEOUT)
 }
 
-pub(crate) fn ask_within(restart: &Restart, probe: &str, timeout: Duration) -> Answer {
+pub(crate) fn ask_within(restart: &Restart, probe: &[&str], timeout: Duration) -> Answer {
     let mut command = restart.command();
-    command.args(["doctor", "--probe", probe]);
-    let key = if probe == "nixl" { "nixl" } else { "gpu" };
+    command.args(["doctor", "--probe"]).args(probe);
+    let key = if probe.first() == Some(&"nixl") { "nixl" } else { "gpu" };
     let refused = |detail: String| Answer {
         findings: vec![Finding::refused(
             key,

@@ -16,9 +16,6 @@ use crate::measure::host::{HostCase, first_touch};
 use crate::measure::{Shape, Spread};
 use crate::restart::Restart;
 
-/// The bytes of each case: more than the processor's caches hold, and few enough for 5 seconds.
-const BYTES: ByteCount = ByteCount::mib(256);
-
 /// Passes of each case. The median counts.
 const PASSES: u32 = 3;
 
@@ -26,7 +23,7 @@ const PASSES: u32 = 3;
 const BUS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Blocks of 2 MiB in 32 layers, K and V: those of Llama 3.1 8B.
-fn shape() -> Result<Shape, Failure> {
+fn shape(bytes: ByteCount) -> Result<Shape, Failure> {
     let config = LayoutConfig::builder()
         .num_blocks(1)
         .num_layers(32)
@@ -35,24 +32,23 @@ fn shape() -> Result<Shape, Failure> {
         .inner_dim(1024)
         .element(ElementFormat::Width(2))
         .build()?;
-    Shape::of_config(&config, BYTES)
+    Shape::of_config(&config, bytes)
 }
 
 /// Measures everything. A failure is a row, not an end.
-pub(crate) fn all(directories: &[PathBuf], restart: &Restart) -> Vec<Measured> {
+pub(crate) fn all(directories: &[PathBuf], size: ByteCount, restart: &Restart) -> Vec<Measured> {
     let mut rows = row("memory-copy", None, || {
-        let mut case = HostCase::new(&shape()?)?;
+        let mut case = HostCase::new(&shape(size)?)?;
         let blocks = case.times(PASSES, |case| case.load())?;
         let one = case.times(PASSES, |case| case.one_block())?;
         Ok(cost(case.bytes(), blocks, Some((case.block_bytes(), one))))
     });
     rows.extend(row("first-touch", None, || {
-        let bytes = ByteCount::mib(512);
-        Ok(cost(bytes.get(), first_touch(bytes, PASSES)?, None))
+        Ok(cost(size.get(), first_touch(size, PASSES)?, None))
     }));
     for directory in directories {
         let subject = directory.display().to_string();
-        let case = shape().and_then(|shape| DiskCase::new(&shape, directory, 32));
+        let case = shape(size).and_then(|shape| DiskCase::new(&shape, directory, 32));
         // The first pass writes blocks that are only reserved, and does not count.
         let case = case.and_then(|mut case| case.pass(true).map(|_| case));
         match case {
@@ -68,17 +64,23 @@ pub(crate) fn all(directories: &[PathBuf], restart: &Restart) -> Vec<Measured> {
             Err(error) => rows.extend(row("disk-write", Some(&subject), || Err(error))),
         }
     }
-    rows.extend(ask_within(restart, "gpu-measure", BUS_TIMEOUT).measured);
+    let answer =
+        ask_within(restart, &["gpu-measure", "--size", &size.get().to_string()], BUS_TIMEOUT);
+    if answer.measured.is_empty() {
+        let reason = answer.findings.into_iter().next().map(|finding| finding.detail);
+        rows.push(Measured { error: reason, ..Measured::of("bus", None) });
+    }
+    rows.extend(answer.measured);
     rows
 }
 
 /// The bus, in the child process.
-pub(crate) fn device() -> Answer {
+pub(crate) fn device(size: ByteCount) -> Answer {
     if let Err(error) = terrane_cuda::probe() {
         let findings = vec![Finding::refused("gpu", error.to_string(), "plan without it")];
         return Answer { findings, ..Answer::default() };
     }
-    let bus = shape().and_then(|shape| Bus::new(&shape, None));
+    let bus = shape(size).and_then(|shape| Bus::new(&shape, None));
     let measured = match bus {
         Ok(bus) => {
             let mut rows = Vec::new();
@@ -93,8 +95,8 @@ pub(crate) fn device() -> Answer {
                 Ok(cost(bus.bytes() * 2, crate::measure::times(PASSES, || bus.both())?, None))
             }));
             rows.extend(row("pinned-bring-up", Some("device 0"), || {
-                let bytes = ByteCount::mib(512);
-                Ok(cost(bytes.get(), crate::measure::times(PASSES, || bus.bring_up(bytes))?, None))
+                let times = crate::measure::times(PASSES, || bus.bring_up(size))?;
+                Ok(cost(size.get(), times, None))
             }));
             rows
         }
@@ -120,14 +122,7 @@ fn row(
     subject: Option<&str>,
     measure: impl FnOnce() -> Result<Cost, Failure>,
 ) -> Vec<Measured> {
-    let mut row = Measured {
-        key: key.to_owned(),
-        subject: subject.map(str::to_owned),
-        bytes: 0,
-        bytes_per_second: None,
-        fixed_seconds: None,
-        error: None,
-    };
+    let mut row = Measured::of(key, subject);
     match measure() {
         Ok(cost) => {
             row.bytes = cost.bytes;

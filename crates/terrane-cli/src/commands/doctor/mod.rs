@@ -16,7 +16,9 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use terrane_core::ByteCount;
 
+use crate::commands::sizes::size;
 use crate::error::{ExitStatus, Failure};
 use crate::output::Output;
 use crate::restart::Restart;
@@ -35,6 +37,9 @@ pub(crate) struct Arguments {
     /// Also measures memory, the directories and the bus, for about 5 seconds
     #[arg(long)]
     measure: bool,
+    /// Bytes of each case of --measure
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size)]
+    size: ByteCount,
     /// Exits with 3 if one of these is not granted
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     require: Vec<Requirement>,
@@ -86,12 +91,12 @@ pub(crate) fn run(
     output: &mut Output<'_>,
 ) -> Result<ExitStatus, Failure> {
     if let Some(probe) = &arguments.probe {
-        output.json(&answer(probe)?)?;
+        output.json(&answer(probe, arguments.size)?)?;
         return Ok(ExitStatus::Success);
     }
     let mut report = examine(arguments, restart);
     if arguments.measure {
-        report.measured = measure::all(&arguments.directories, restart);
+        report.measured = measure::all(&arguments.directories, arguments.size, restart);
     }
     if let Some(file) = &arguments.machine_file {
         let mut machine = here::machine(restart, &arguments.directories);
@@ -139,11 +144,11 @@ fn examine(arguments: &Arguments, restart: &Restart) -> Report {
 }
 
 /// The answer of a probe, in this process.
-fn answer(probe: &str) -> Result<Answer, Failure> {
+fn answer(probe: &str, size: ByteCount) -> Result<Answer, Failure> {
     match probe {
         "gpu" => Ok(gpu::probe(true)),
         "gpu-facts" => Ok(gpu::probe(false)),
-        "gpu-measure" => Ok(measure::device()),
+        "gpu-measure" => Ok(measure::device(size)),
         "nixl" => Ok(nixl::probe()),
         other => Err(Failure::Usage(format!("there is no probe {other:?}; use gpu or nixl"))),
     }
@@ -175,7 +180,8 @@ fn text(report: &Report) -> String {
         }
     }
     for measured in &report.measured {
-        text.push_str(&wrap(&format!("measured {measured}"), "         "));
+        let word = if measured.bytes_per_second.is_some() { "measured" } else { "no rate " };
+        text.push_str(&wrap(&format!("{word} {measured}"), "         "));
     }
     let start = |name: &str, seconds: Option<f64>| {
         seconds.map_or_else(String::new, |seconds| format!("; {name} {}", duration(seconds)))

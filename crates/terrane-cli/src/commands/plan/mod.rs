@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use terrane_core::ByteCount;
 use terrane_plan::{
-    DiskSpace, Machine, Model, Plan, PlanRequest, Trace, parse_bytes, parse_count,
-    published_machines, published_models,
+    DiskSpace, Machine, Model, Plan, PlanRequest, Trace, published_machines, published_models,
 };
 
 use crate::commands::doctor::here;
 use crate::commands::files;
 use crate::commands::model::ModelArguments;
+use crate::commands::sizes::{count, size};
 use crate::error::{ExitStatus, Failure};
 use crate::output::Output;
 use crate::restart::Restart;
@@ -142,14 +142,6 @@ fn list() -> Result<String, Failure> {
     let (models, machines) =
         (table(&["MODEL", "SOURCE"], &models, &[1]), table(&["MACHINE", ""], &machines, &[1]));
     Ok(format!("{models}\n{machines}"))
-}
-
-fn size(text: &str) -> Result<ByteCount, String> {
-    parse_bytes(text).map_err(|error| error.to_string())
-}
-
-fn count(text: &str) -> Result<u64, String> {
-    parse_count(text).map_err(|error| error.to_string())
 }
 
 fn disk(text: &str) -> Result<DiskSpace, String> {
