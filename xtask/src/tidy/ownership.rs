@@ -11,6 +11,7 @@ const OWNERS: [(&str, &str); 13] = [
     ("arrow-buffer", "terrane-arrow"),
     ("arrow-data", "terrane-arrow"),
     ("arrow-schema", "terrane-arrow"),
+    ("async-task", "terrane-store"),
     ("crc-fast", "terrane-core"),
     ("cudarc", "terrane-cuda"),
     ("dlpack-rs", "terrane-interop"),
