@@ -20,6 +20,7 @@ const OWNERS: [(&str, &str); 13] = [
     ("io-uring", "terrane-storage"),
     ("libc", "terrane-storage"),
     ("rustix", "terrane-store"),
+    ("rustix", "terrane-cli"),
 ];
 
 /// External crates that no library crate may name, and why.
