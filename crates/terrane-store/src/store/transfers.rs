@@ -7,7 +7,7 @@ use terrane_transfer::{CompletionFuture, DeviceOrder, Endpoint, Transfer, Transf
 
 use crate::error::StoreError;
 use crate::store::result::BlockResult;
-use crate::store::submit::{GuardCell, JobTask};
+use crate::store::task::{GuardCell, JobTask};
 
 /// One block to copy. `keeps` lives until the copy has ended.
 pub(crate) struct BlockCopy<K> {
