@@ -31,10 +31,9 @@ fn each_byte(endpoint: &Endpoint, block: u32, mut each: impl FnMut(&mut u8)) {
     layout.geometry().canonical_spans(block, u32::MAX, &mut |at, bytes| {
         let Some(Location::Device { device, address }) = layout.location_at(at) else { panic!() };
         let start = device::resolve(device, address, ByteCount::new(bytes)).unwrap();
-        for offset in 0..usize::try_from(bytes).unwrap() {
-            // SAFETY: the simulated device has so many bytes there, and no job uses them meanwhile.
-            each(unsafe { &mut *start.add(offset) });
-        }
+        let bytes = usize::try_from(bytes).unwrap();
+        // SAFETY: the simulated device has so many bytes there, and no job uses them meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(start, bytes) }.iter_mut().for_each(&mut each);
     });
 }
 
