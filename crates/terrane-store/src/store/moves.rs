@@ -380,14 +380,20 @@ impl StoreCore {
         };
         let most = lacks.clamp(LEAST_AT_ONCE, MOST_AT_ONCE);
         self.executor.spawn(async move {
-            let blocks = room.take_dirty(most);
-            // Without any, other jobs write them: each block that becomes clean is tried then.
-            let has_some = !blocks.is_empty();
-            let results = WriteDown::new(&task, tier).blocks(blocks).await;
-            room.end_write_back();
-            end.finish(results);
-            if has_some {
-                room.retry();
+            loop {
+                let blocks = room.take_dirty(most);
+                if !blocks.is_empty() {
+                    let results = WriteDown::new(&task, tier).blocks(blocks).await;
+                    room.end_write_back();
+                    end.finish(results);
+                    return room.retry();
+                }
+                room.end_write_back();
+                // A job whose block became dirty before this end has left the write-back to this one.
+                // Blocks that other jobs write are tried again when they are clean.
+                if !room.has_dirty() || !room.begin_write_back() {
+                    return end.finish(Vec::new());
+                }
             }
         });
     }
