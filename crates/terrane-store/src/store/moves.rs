@@ -325,7 +325,11 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
     let indices: Vec<usize> = (0..keys.len()).filter(stored).collect();
     let hashes = indices.iter().map(|&index| keys.hash(index)).collect();
     let written = WriteDown::new(task, TierId::new(0)).keys(hashes).await;
-    let synced = sync_disk(task).await;
+    let refused = task.core.refuses_writes().map(BlockResult::Failed);
+    let synced = match refused {
+        Some(refused) => Err(refused),
+        None => sync_disk(task).await,
+    };
     for (index, written) in indices.into_iter().zip(written) {
         let result = if written.is_ok() { synced.as_ref().err() } else { Some(&written) };
         if let (Some(result), Some(slot)) = (result, results.get_mut(index)) {
