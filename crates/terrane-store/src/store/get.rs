@@ -174,11 +174,14 @@ impl Get<'_> {
         }
         let reading = self.submit(plan.from_disk);
         self.copy_out(plan.on_thread);
-        if !plan.relayed.is_empty() {
-            self.relay(plan.relayed, &mut started).await;
-        }
         if let Some(reading) = reading {
             self.read(reading).await;
+        }
+        if !plan.relayed.is_empty() {
+            // It waits for slots, and pins nothing meanwhile: the other blocks leave when they can.
+            let executor = &task.core.executor;
+            started = started.into_iter().map(|copy| copy.watched(executor)).collect();
+            self.relay(plan.relayed, &mut started).await;
         }
         for copy in started {
             for (index, result) in copy.end().await {
@@ -234,7 +237,8 @@ impl Get<'_> {
                 return on_thread.push((index, pin));
             };
             let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
-            started.extend(task.start_copies((&memory.endpoint, to), vec![copy]));
+            let copies = task.start_copies((&memory.endpoint, to), vec![copy]);
+            started.extend(copies.into_iter().map(|copy| copy.watched(&core.executor)));
         };
         let results = Load::new(task, host.id).run(&keys, &mut ready).await;
         if self.destination.is_host() {
