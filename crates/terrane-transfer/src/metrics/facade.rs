@@ -51,3 +51,88 @@ impl TransferSnapshot {
         counter!("terrane_transfers_refused").absolute(self.refused);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use metrics::{
+        Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+        with_local_recorder,
+    };
+    use terrane_core::sync::lock;
+
+    use super::super::snapshot::PathSnapshot;
+    use super::*;
+
+    /// Keeps the counters that were set.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<(String, u64)>>>);
+
+    struct KeptCounter(Kept, String);
+
+    impl CounterFn for KeptCounter {
+        fn increment(&self, _: u64) {}
+
+        fn absolute(&self, value: u64) {
+            lock(&self.0.0).push((self.1.clone(), value));
+        }
+    }
+
+    impl Recorder for Kept {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+            let labels: Vec<_> =
+                key.labels().map(|it| format!("{}={}", it.key(), it.value())).collect();
+            let name = format!("{} {}", key.name(), labels.join(","));
+            Counter::from_arc(Arc::new(KeptCounter(self.clone(), name)))
+        }
+
+        fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::noop()
+        }
+
+        fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::noop()
+        }
+    }
+
+    #[test]
+    fn snapshots_are_published_by_path() {
+        let path = PathSnapshot {
+            engine: "host",
+            path: "streaming copy",
+            source: "system",
+            destination: "pinned",
+            succeeded: 5,
+            failed: 2,
+            cancelled: 1,
+            in_flight: 0,
+            retries: 3,
+            bytes: terrane_core::ByteCount::new(77),
+            pieces: 10,
+            runs: 4,
+            busy: Duration::from_nanos(9),
+            queued: Duration::ZERO,
+            latency: terrane_core::metrics::HistogramSnapshot::default(),
+        };
+        let snapshot = TransferSnapshot { paths: vec![path], refused: 6 };
+        let kept = Kept::default();
+        with_local_recorder(&kept, || snapshot.record_metrics());
+        let labels = "engine=host,path=streaming copy,from=system,to=pinned";
+        let found = lock(&kept.0).clone();
+        for (name, value) in [
+            (format!("terrane_transfers {labels},result=success"), 5),
+            (format!("terrane_transfers {labels},result=failure"), 2),
+            (format!("terrane_transfer {labels}"), 77),
+            (format!("terrane_transfer_runs {labels}"), 4),
+            ("terrane_transfers_refused ".to_owned(), 6),
+        ] {
+            assert!(found.contains(&(name.clone(), value)), "{name} {value} is not in {found:?}");
+        }
+    }
+}

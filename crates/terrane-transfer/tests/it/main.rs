@@ -28,6 +28,7 @@ mod heads;
 mod incomplete;
 mod layers;
 mod limits;
+mod metrics;
 mod model;
 mod orders;
 mod overlaps;
