@@ -1,6 +1,256 @@
-//! Refusals of keys and of completion queues.
+//! Errors of the store, of keys and of completion queues.
+
+use std::path::PathBuf;
+
+use terrane_core::{AllocateError, ByteCount, ForkedProcess, OsError, StorageKind};
+use terrane_layout::LayoutError;
+use terrane_storage::StorageError;
+use terrane_transfer::{SlotsError, TransferError};
 
 use crate::MAX_KEY_BYTES;
+use crate::disk::CatalogError;
+use crate::store::presence::TierId;
+
+/// Why the store refused a call, or stopped serving.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The store was used in a process that was forked from its own.
+    #[error("the store belongs to another process")]
+    Forked(#[from] ForkedProcess),
+    /// The store is closed.
+    #[error("the store is closed; open it again")]
+    Closed,
+    /// The catalog of the disk tier refused or failed.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// A layout was refused.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A copy between two endpoints was refused or failed.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// The block ids of a memory tier have another owner.
+    #[error(transparent)]
+    Slots(#[from] SlotsError),
+    /// The completion queue refuses the job.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// A key is refused.
+    #[error("key {index} of the job is refused")]
+    Key {
+        /// The index of the key.
+        index: usize,
+        /// The rule that it breaks.
+        #[source]
+        source: KeyError,
+    },
+    /// The numbers of keys and of blocks differ.
+    #[error("{keys} keys and {blocks} blocks; state one block for each key")]
+    Counts {
+        /// The number of keys.
+        keys: usize,
+        /// The number of blocks, or of their numbers of tokens.
+        blocks: usize,
+    },
+    /// The store has no such group.
+    #[error("group {group} was named and the store has {groups}")]
+    NoSuchGroup {
+        /// The index of the group.
+        group: u16,
+        /// The number of groups.
+        groups: usize,
+    },
+    /// The store has no such tier, or the tier cannot do what was asked.
+    #[error("{tier} was named and the store has {tiers}; a promotion needs a memory tier")]
+    NoSuchTier {
+        /// The tier.
+        tier: TierId,
+        /// The number of tiers.
+        tiers: usize,
+    },
+    /// A block has no bytes, or more than a slot.
+    #[error("block {index} has {bytes} bytes; blocks of the group have 1 to {limit}")]
+    BlockLength {
+        /// The index of the block in the job.
+        index: usize,
+        /// Its length in bytes.
+        bytes: u64,
+        /// The bytes of a slot.
+        limit: u64,
+    },
+    /// Two blocks of a get have the same destination.
+    #[error(
+        "blocks {first} and {second} of a get share bytes of their destinations; separate them"
+    )]
+    DestinationNamedTwice {
+        /// The index of one block.
+        first: usize,
+        /// The index of the other one.
+        second: usize,
+    },
+    /// The endpoint has no such block or not so many tokens.
+    #[error("block {block} with {tokens} tokens is not within the endpoint")]
+    NoSuchBlock {
+        /// The block id.
+        block: u32,
+        /// The number of tokens.
+        tokens: u32,
+    },
+    /// The blocks of an endpoint have another shape than the group.
+    #[error(
+        "the blocks of the endpoint differ from those of group {group}; use layouts of equal shape"
+    )]
+    OtherShape {
+        /// The group.
+        group: usize,
+    },
+    /// Blocks that the host cannot address need a memory tier that it can.
+    #[error(
+        "the blocks are in {kind} memory and no tier of host memory can relay them; add a memory tier, \
+         or use host memory"
+    )]
+    NeedsHostTier {
+        /// The kind of memory.
+        kind: StorageKind,
+    },
+    /// The store was built without a group or without a tier.
+    #[error(
+        "a store needs at least one group and one tier, and at most 64 groups and 8 memory tiers"
+    )]
+    NothingToOpen,
+    /// The disk tier has no namespace.
+    #[error(
+        "a disk tier needs a namespace; state the model, and everything that its blocks depend on"
+    )]
+    NoNamespace,
+    /// A tier has no room for one block of a group.
+    #[error(
+        "tier {tier:?} has {bytes} for group {group}, whose blocks take {slot_bytes} each; it needs one \
+         block for each group, and at most 2^32 - 1"
+    )]
+    TierTooSmall {
+        /// The name of the tier.
+        tier: String,
+        /// The group.
+        group: usize,
+        /// The bytes of the tier for the group.
+        bytes: ByteCount,
+        /// The bytes of a slot.
+        slot_bytes: ByteCount,
+    },
+    /// A memory tier needs one endpoint for each group.
+    #[error("memory tier {tier:?} has {endpoints} endpoints and the store has {groups} groups")]
+    EndpointCount {
+        /// The name of the tier.
+        tier: String,
+        /// The number of its endpoints.
+        endpoints: usize,
+        /// The number of groups.
+        groups: usize,
+    },
+    /// A thread could not be started.
+    #[error("the thread {name:?} could not be started; raise the limit of threads")]
+    Thread {
+        /// The name of the thread.
+        name: &'static str,
+        /// The error of the system.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A read of the disk tier failed.
+    #[error("a read of the disk tier failed")]
+    ReadFailed(#[source] terrane_storage::IoFailure),
+    /// The kernel gave no random bytes for the secret of the store.
+    #[error("no random bytes for the secret of the store")]
+    Random {
+        /// The error of the kernel.
+        #[source]
+        source: OsError,
+    },
+    /// Transfers of the caller write the blocks of a put, or use those of a get.
+    #[error("transfers use the blocks of the job; wait for their end first")]
+    SourceInUse,
+    /// An error that several blocks share.
+    #[error(transparent)]
+    Shared(std::sync::Arc<Self>),
+    /// A file of metrics could not be written.
+    #[error("cannot write metrics to {path:?}")]
+    Export {
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A slab file, the I/O queue or a thread was refused. [`StorageError::NoSpace`] states the
+    /// bytes that a file needs.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// Memory was refused.
+    #[error(transparent)]
+    Memory(#[from] AllocateError),
+    /// No directory was stated for the slab files.
+    #[error("a disk tier needs a directory; state one or more")]
+    NoDirectory,
+    /// The slots of a group exceed the largest file.
+    #[error(
+        "group {group} has {slots} slots of {slot_bytes} bytes, more than the largest file offset, \
+         2^63 - 1; state fewer slots"
+    )]
+    SlotsTooLarge {
+        /// The group.
+        group: usize,
+        /// Its slots.
+        slots: u32,
+        /// The bytes of a slot.
+        slot_bytes: u64,
+    },
+    /// A file could not be synced. What was written to it since the last sync may be lost. The file
+    /// is not synced again, because a later success would say nothing about those bytes.
+    #[error(
+        "cannot sync {path:?}; what was written since the last sync may be lost; check the device, \
+         then open the store again"
+    )]
+    SyncFailed {
+        /// The file.
+        path: PathBuf,
+        /// The error of the kernel.
+        #[source]
+        source: OsError,
+    },
+    /// A call on a slab file failed.
+    #[error("cannot prepare {path:?}")]
+    SlabFile {
+        /// The file, or its directory.
+        path: PathBuf,
+        /// The error of the kernel.
+        #[source]
+        source: OsError,
+    },
+    /// The tier was opened for reading only.
+    #[error("the disk tier was opened read-only; open it for writing to put blocks")]
+    ReadOnly,
+    /// A write failed because of the device or its space.
+    #[error(
+        "a write failed, so the disk tier is read-only; free space or check the device, then open \
+             the store again"
+    )]
+    WriteFailed(#[source] terrane_storage::IoFailure),
+    /// A request names a group, a slot or a length that the slab files do not have.
+    #[error(
+        "{bytes} bytes for slot {slot} of group {group} exceed the slab files; state an existing group \
+         and slot, and 1 byte to the slot's size"
+    )]
+    OutsideSlabs {
+        /// The group.
+        group: u16,
+        /// The slot.
+        slot: u32,
+        /// The bytes of the block.
+        bytes: u64,
+    },
+}
 
 /// Why a key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

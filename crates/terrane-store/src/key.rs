@@ -95,6 +95,21 @@ impl KeyHasher {
         hasher.write(key);
         Ok(KeyHash(hasher.finish128().as_u128()))
     }
+
+    /// The hash of the group's number and a key, as the store uses it: one key in two groups names two
+    /// blocks.
+    pub(crate) fn hash_in_group(&self, group: u16, key: &[u8]) -> Result<KeyHash, KeyError> {
+        if key.is_empty() {
+            return Err(KeyError::Empty);
+        }
+        if key.len() > MAX_KEY_BYTES {
+            return Err(KeyError::TooLong { bytes: key.len() });
+        }
+        let mut hasher = self.keyed;
+        hasher.write(&group.to_le_bytes());
+        hasher.write(key);
+        Ok(KeyHash(hasher.finish128().as_u128()))
+    }
 }
 
 /// The secret is not printed.

@@ -52,7 +52,7 @@
 //! # }
 //! ```
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod disk;
 mod error;
@@ -60,13 +60,30 @@ mod eviction;
 mod index;
 mod key;
 mod queue;
+mod slab;
+mod store;
 mod sync;
+pub mod tools;
 
-pub use error::{KeyError, QueueError};
+pub use error::{KeyError, QueueError, StoreError};
 pub use eviction::{EvictionPolicy, Lru, S3Fifo};
 pub use index::{Freed, StoredBlock, TierIndex};
 pub use key::{KeyHash, KeyHasher, MAX_KEY_BYTES};
 pub use queue::{CompletionQueue, QueuePlace};
+pub use slab::{JobId, Priority};
+pub use store::Store;
+pub use store::blocks::{Blocks, Spans};
+pub use store::builder::{
+    BlockGroup, DiskTier, EvictionKind, MemoryTier, Recovery, StoreBuilder, WritePolicy,
+};
+pub use store::event::{Events, KeyName, StoreEvent, StoreEventKind};
+pub use store::job::{Drained, Job, JobFuture, JobOutcome, Refused};
+pub use store::lease::Lease;
+pub use store::options::JobOptions;
+pub use store::presence::{Presence, TierId};
+pub use store::result::{BlockResult, NoRoom};
+pub use store::snapshot::{GroupSnapshot, Misses, StoreSnapshot, TierSnapshot};
+pub use store::why::Why;
 
 /// The README's example is compiled and run with the documentation's.
 #[cfg(doctest)]

@@ -82,6 +82,12 @@ impl Transfer {
         self
     }
 
+    /// Whether it copies all layers, heads and tokens to their own positions.
+    pub(crate) const fn copies_whole_blocks(&self) -> bool {
+        let Self { layers, heads, tokens, destination_first_layer, .. } = self;
+        layers.is_none() && heads.is_none() && tokens.is_none() && destination_first_layer.is_none()
+    }
+
     /// Copies only these layers of the blocks.
     pub fn layers(self, layers: Range<u32>) -> Self {
         Self { layers: Some(layers), ..self }

@@ -6,11 +6,12 @@ use super::Problem;
 use crate::workspace::is_published;
 
 /// External crates, and the library crate that may name each.
-const OWNERS: [(&str, &str); 12] = [
+const OWNERS: [(&str, &str); 14] = [
     ("arrow-array", "terrane-arrow"),
     ("arrow-buffer", "terrane-arrow"),
     ("arrow-data", "terrane-arrow"),
     ("arrow-schema", "terrane-arrow"),
+    ("async-task", "terrane-store"),
     ("crc-fast", "terrane-core"),
     ("cudarc", "terrane-cuda"),
     ("dlpack-rs", "terrane-interop"),
@@ -19,6 +20,7 @@ const OWNERS: [(&str, &str); 12] = [
     ("io-uring", "terrane-storage"),
     ("libc", "terrane-storage"),
     ("rustix", "terrane-store"),
+    ("rustix", "terrane-cli"),
 ];
 
 /// External crates that no library crate may name, and why.

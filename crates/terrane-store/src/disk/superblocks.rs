@@ -71,6 +71,34 @@ pub(crate) fn load(
     Ok(Loaded { superblock, repaired })
 }
 
+/// The newer of the valid copies, without a change of any file.
+pub(crate) fn newest(files: &dyn Files, directory: &Path) -> Result<Superblock, CatalogError> {
+    let mut newest: Option<Superblock> = None;
+    let mut damaged = None;
+    for name in SUPERBLOCKS {
+        match read(files, directory, name)? {
+            Some(Found::Valid(block)) => {
+                if newest.as_ref().is_none_or(|other| other.generation < block.generation) {
+                    newest = Some(*block);
+                }
+            }
+            Some(Found::Version(found)) => {
+                let (file, supported) = (directory.join(name), FORMAT_VERSION);
+                return Err(CatalogError::UnsupportedVersion { file, found, supported });
+            }
+            Some(Found::Foreign) => {
+                return Err(CatalogError::ForeignSuperblock { file: directory.join(name) });
+            }
+            Some(Found::Damaged) => damaged = Some(name.to_owned()),
+            None => {}
+        }
+    }
+    newest.ok_or_else(|| match damaged {
+        Some(file) => CatalogError::SuperblockDamaged { directory: directory.to_owned(), file },
+        None => CatalogError::NotFound { path: directory.join(SUPERBLOCKS[0]) },
+    })
+}
+
 /// Writes and syncs one copy, then the other. An error names the file.
 pub(crate) fn replace(
     files: &dyn Files,
@@ -119,19 +147,21 @@ fn named((file, error): (PathBuf, OsError)) -> CatalogError {
 }
 
 fn secret(directory: &Path) -> Result<Secret, CatalogError> {
+    random_secret().map(Secret).map_err(|error| failure(directory, error))
+}
+
+/// Sixteen bytes that no other process can guess.
+pub(crate) fn random_secret() -> Result<[u8; 16], OsError> {
     let mut secret = [0; 16];
     let mut filled = 0;
     while let Some(rest) = secret.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match getrandom(rest, GetRandomFlags::empty()) {
             Ok(count) => filled += count,
             Err(Errno::INTR) => {}
-            Err(error) => {
-                let error = OsError::new("getrandom", error.raw_os_error());
-                return Err(failure(directory, error));
-            }
+            Err(error) => return Err(OsError::new("getrandom", error.raw_os_error())),
         }
     }
-    Ok(Secret(secret))
+    Ok(secret)
 }
 
 fn read(files: &dyn Files, directory: &Path, name: &str) -> Result<Option<Found>, CatalogError> {

@@ -15,3 +15,4 @@ mod disk;
 mod eviction;
 mod index;
 mod queue;
+mod store;

@@ -1,0 +1,406 @@
+//! Slab files: their names, slots and syncs.
+
+use std::fs::{File, OpenOptions};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{FallocateFlags, fallocate, ftruncate};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use terrane_core::convert::to_u64;
+use terrane_core::sync::lock;
+use terrane_core::{
+    Alignment, Allocate, ByteCount, Capability, CapabilityReport, CapabilityStatus, Durability,
+    Memory, OsError, Reason, Requirement,
+};
+use terrane_storage::{DiskAllocator, DiskFile, DiskOptions, IoFile, StorageError};
+
+use crate::disk::GroupSlots;
+use crate::error::StoreError;
+use crate::slab::options::SlabOptions;
+
+/// The slab files of all groups.
+#[derive(Debug)]
+pub(super) struct SlabFiles {
+    groups: Vec<SlabGroup>,
+    granule: Alignment,
+    durability: Durability,
+    pub(super) capabilities: CapabilityReport,
+}
+
+#[derive(Debug)]
+struct SlabGroup {
+    slots: GroupSlots,
+    /// The bytes between two slots.
+    stride: u64,
+    /// One for each directory.
+    files: Vec<SlabFile>,
+}
+
+/// One slab file.
+#[derive(Debug)]
+pub(super) struct SlabFile {
+    file: DiskFile,
+    sync: SyncState,
+}
+
+/// The place of a block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlabPlace<'a> {
+    pub(super) file: &'a SlabFile,
+    pub(super) offset: u64,
+}
+
+impl SlabFiles {
+    pub(super) fn open(
+        folders: &[PathBuf],
+        groups: &[GroupSlots],
+        options: &SlabOptions,
+    ) -> Result<Self, StoreError> {
+        if folders.is_empty() {
+            return Err(StoreError::NoDirectory);
+        }
+        let disk = DiskOptions {
+            direct: options.direct,
+            preallocate: options.preallocate,
+            durability: options.durability,
+            unnamed: Requirement::Preferred,
+        };
+        let mut granule = Alignment::PAGE;
+        for folder in folders {
+            granule = granule.max(granule_of(folder, options, &disk)?);
+        }
+        let mut files = Self {
+            groups: Vec::new(),
+            granule,
+            durability: options.durability,
+            capabilities: CapabilityReport::default(),
+        };
+        for (number, &slots) in groups.iter().enumerate() {
+            let group = files.open_group(folders, number, slots, options, &disk)?;
+            files.groups.push(group);
+        }
+        Ok(files)
+    }
+
+    fn open_group(
+        &mut self,
+        folders: &[PathBuf],
+        number: usize,
+        slots: GroupSlots,
+        options: &SlabOptions,
+        disk: &DiskOptions,
+    ) -> Result<SlabGroup, StoreError> {
+        let GroupSlots { slots: count, slot_bytes, .. } = slots;
+        let too_large = || StoreError::SlotsTooLarge { group: number, slots: count, slot_bytes };
+        let stride = ByteCount::new(slot_bytes).align_up(self.granule).map_err(|_| too_large())?;
+        let mut files = Vec::new();
+        for (index, folder) in folders.iter().enumerate() {
+            let here = slots_in(index, folders.len(), count);
+            let bytes = stride.checked_mul("slots", here).map_err(|_| too_large())?;
+            if i64::try_from(bytes.get()).is_err() {
+                return Err(too_large());
+            }
+            let path = folder.join(format!("slab.{number}.{index:03}"));
+            let (file, report) = open_file(&path, bytes, options, disk)?;
+            let known = self.capabilities.outcomes().to_vec();
+            let new = report.outcomes().iter().filter(|outcome| !known.contains(outcome));
+            self.capabilities.extend(new.cloned());
+            files.push(SlabFile { file, sync: SyncState::new() });
+        }
+        Ok(SlabGroup { slots, stride: stride.get(), files })
+    }
+
+    /// Requests begin and end at multiples of it.
+    pub(super) const fn granule(&self) -> Alignment {
+        self.granule
+    }
+
+    /// The number of directories.
+    pub(super) fn folders(&self) -> u64 {
+        self.groups.first().map_or(1, |group| to_u64(group.files.len()))
+    }
+
+    pub(super) fn stride(&self, group: u16) -> u64 {
+        self.groups.get(usize::from(group)).map_or(0, |group| group.stride)
+    }
+
+    /// The bytes of all files.
+    pub(super) fn bytes(&self) -> u64 {
+        self.files().map(|file| file.file.length().get()).sum()
+    }
+
+    fn files(&self) -> impl Iterator<Item = &SlabFile> {
+        self.groups.iter().flat_map(|group| &group.files)
+    }
+
+    /// The place of a slot. `None` if there is no such slot, or it has no room for `bytes` bytes.
+    pub(super) fn place(&self, group: u16, slot: u32, bytes: u64) -> Option<SlabPlace<'_>> {
+        let group = self.groups.get(usize::from(group))?;
+        let fits = slot < group.slots.slots && (1..=group.slots.slot_bytes).contains(&bytes);
+        let count = to_u64(group.files.len());
+        let index = ByteCount::new(u64::from(slot) % count).to_usize();
+        let file = group.files.get(index).filter(|_| fits)?;
+        // The file's length was computed without overflow.
+        Some(SlabPlace { file, offset: u64::from(slot) / count * group.stride })
+    }
+
+    /// Syncs every file that was written since its last sync.
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        if self.durability == Durability::None {
+            return Ok(());
+        }
+        let failed = |file: &SlabFile, source| StoreError::SyncFailed {
+            path: file.file.path().to_owned(),
+            source,
+        };
+        let results = self.files().map(|file| {
+            file.sync.run(|| sync_file(&file.file)).map_err(|source| failed(file, source))
+        });
+        // A failure does not keep the other files from their sync.
+        results.fold(Ok(()), |before, result| before.and(result))
+    }
+
+    /// Frees the disk blocks of slots.
+    pub(super) fn punch(&self, group: u16, slots: Range<u32>) -> Result<(), StoreError> {
+        let Some(group) = self.groups.get(usize::from(group)) else { return Ok(()) };
+        let end = slots.end.min(group.slots.slots);
+        for (index, file) in group.files.iter().enumerate() {
+            let first = slots_in(index, group.files.len(), slots.start);
+            let count = slots_in(index, group.files.len(), end).saturating_sub(first);
+            if count == 0 {
+                continue;
+            }
+            let path = file.file.path();
+            let opened =
+                OpenOptions::new().write(true).open(path).map_err(|e| at(path, "open", &e))?;
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&opened, flags, first * group.stride, count * group.stride)
+                .map_err(|error| at(path, "fallocate", &error.into()))?;
+        }
+        Ok(())
+    }
+}
+
+impl SlabFile {
+    /// The file as the queue accesses it, and the alignment of memory for that.
+    pub(super) fn target(&self) -> (IoFile, u64) {
+        let handle = self.file.handle();
+        match (IoFile::direct(&handle), handle.direct) {
+            (Some(file), Some(direct)) => (file, direct.memory_alignment.get()),
+            _ => (IoFile::buffered(&handle), 1),
+        }
+    }
+
+    /// Notes that bytes were written, before that is reported.
+    pub(super) fn note_write(&self) {
+        self.sync.is_written.store(true, Ordering::Release);
+    }
+}
+
+/// The number of slots before `end` that are in the file at `index` of `files`.
+fn slots_in(index: usize, files: usize, end: u32) -> u64 {
+    u64::from(end).saturating_sub(to_u64(index)).div_ceil(to_u64(files))
+}
+
+/// What a file's sync needs to know.
+#[derive(Debug)]
+struct SyncState {
+    /// Whether bytes were written since the last sync began.
+    is_written: AtomicBool,
+    /// Why a sync failed. It is locked during a sync, so that a second caller waits for the first.
+    failure: Mutex<Option<OsError>>,
+}
+
+impl SyncState {
+    fn new() -> Self {
+        Self { is_written: AtomicBool::new(false), failure: Mutex::new(None) }
+    }
+
+    /// Syncs by `sync` if that is needed. After a failure it only returns that.
+    fn run(&self, sync: impl FnOnce() -> Result<(), OsError>) -> Result<(), OsError> {
+        let mut failure = lock(&self.failure);
+        if let Some(error) = *failure {
+            return Err(error);
+        }
+        if self.is_written.swap(false, Ordering::AcqRel) {
+            sync().inspect_err(|error| *failure = Some(*error))?;
+        }
+        Ok(())
+    }
+}
+
+fn sync_file(file: &DiskFile) -> Result<(), OsError> {
+    file.sync().map_err(|error| match error {
+        StorageError::NoSpace { source, .. }
+        | StorageError::File { source, .. }
+        | StorageError::NotWritable { source, .. } => source,
+        _ => OsError::new("fdatasync", Errno::IO.raw_os_error()),
+    })
+}
+
+/// The alignment of requests that the file system of `folder` needs.
+fn granule_of(
+    folder: &Path,
+    options: &SlabOptions,
+    disk: &DiskOptions,
+) -> Result<Alignment, StoreError> {
+    if !options.read_only {
+        // The allocator tests a scratch file, whose blocks need not be reserved or synced.
+        let disk =
+            DiskOptions { preallocate: Requirement::Off, durability: Durability::None, ..*disk };
+        return Ok(DiskAllocator::new(folder, disk)?.limits().granule);
+    }
+    let file = DiskFile::open_existing(&folder.join("slab.0.000"), ByteCount::ZERO, disk);
+    let direct = file.ok().and_then(|file| file.handle().direct);
+    Ok(direct.map_or(Alignment::PAGE, |direct| direct.offset_alignment))
+}
+
+/// Opens a slab file, and creates or extends it if necessary.
+fn open_file(
+    path: &Path,
+    bytes: ByteCount,
+    options: &SlabOptions,
+    disk: &DiskOptions,
+) -> Result<(DiskFile, CapabilityReport), StoreError> {
+    let mut report = CapabilityReport::default();
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) => Some(found.len()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(at(path, "lstat", &error)),
+    };
+    let file = match found {
+        None if !options.read_only => {
+            let file = DiskFile::create_new(path, bytes, disk)?;
+            sync_creation(path, options.durability)?;
+            file
+        }
+        Some(length) if !options.read_only && options.preallocate != Requirement::Off => {
+            let status = reserve(path, ByteCount::new(length), bytes)?;
+            report.record(Capability::Preallocation, options.preallocate, status);
+            report.check().map_err(StorageError::from)?;
+            DiskFile::open_existing(path, bytes, disk)?
+        }
+        Some(length) if !options.read_only && length < bytes.get() => {
+            extend(path, bytes)?;
+            DiskFile::open_existing(path, bytes, disk)?
+        }
+        _ => DiskFile::open_existing(path, bytes, disk)?,
+    };
+    report.extend(file.capabilities().outcomes().iter().cloned());
+    Ok((file, report))
+}
+
+/// Reserves the blocks of a file that exists. A process that was killed may have left it too short, or
+/// its blocks were freed after a resize.
+fn reserve(
+    path: &Path,
+    length: ByteCount,
+    bytes: ByteCount,
+) -> Result<CapabilityStatus, StoreError> {
+    if bytes.is_zero() {
+        return Ok(CapabilityStatus::NotTried);
+    }
+    check_limit(path, length, bytes)?;
+    let file = open_for_writing(path)?;
+    loop {
+        let error = match fallocate(&file, FallocateFlags::empty(), 0, bytes.get()) {
+            Ok(()) => return Ok(CapabilityStatus::Granted),
+            Err(Errno::INTR) => continue,
+            Err(error) => error,
+        };
+        let source = OsError::new("fallocate", error.raw_os_error());
+        match error {
+            Errno::OPNOTSUPP | Errno::NOSYS => {
+                if length < bytes {
+                    extend(path, bytes)?;
+                }
+                let reason = Reason::Unsupported { by: "the file system" };
+                return Ok(CapabilityStatus::Refused(reason));
+            }
+            // The file stays as long as it was, and its blocks can be read.
+            Errno::NOSPC | Errno::DQUOT if length >= bytes => {
+                return Ok(CapabilityStatus::Refused(Reason::Os(source)));
+            }
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => {
+                let path = path.to_owned();
+                return Err(StorageError::NoSpace { path, requested: bytes, source }.into());
+            }
+            _ => return Err(StoreError::SlabFile { path: path.to_owned(), source }),
+        }
+    }
+}
+
+/// Makes a file `bytes` long, without blocks.
+fn extend(path: &Path, bytes: ByteCount) -> Result<(), StoreError> {
+    check_limit(path, ByteCount::ZERO, bytes)?;
+    let file = open_for_writing(path)?;
+    ftruncate(&file, bytes.get()).map_err(|error| at(path, "ftruncate", &error.into()))
+}
+
+/// Refuses a length above `RLIMIT_FSIZE`, because the kernel would send `SIGXFSZ`.
+fn check_limit(path: &Path, length: ByteCount, bytes: ByteCount) -> Result<(), StoreError> {
+    let limit = getrlimit(Resource::Fsize).current;
+    if bytes > length && limit.is_some_and(|limit| bytes.get() > limit) {
+        let source = OsError::new("setrlimit", Errno::FBIG.raw_os_error());
+        let path = path.to_owned();
+        return Err(StorageError::NoSpace { path, requested: bytes, source }.into());
+    }
+    Ok(())
+}
+
+fn open_for_writing(path: &Path) -> Result<File, StoreError> {
+    let file =
+        OpenOptions::new().write(true).open(path).map_err(|error| at(path, "open", &error))?;
+    let metadata = file.metadata().map_err(|error| at(path, "fstat", &error))?;
+    if metadata.is_file() {
+        return Ok(file);
+    }
+    Err(at(path, "open", &Errno::INVAL.into()))
+}
+
+/// Makes the name of a new file durable.
+fn sync_creation(path: &Path, durability: Durability) -> Result<(), StoreError> {
+    let Some(folder) = path.parent().filter(|_| durability != Durability::None) else {
+        return Ok(());
+    };
+    let directory = File::open(folder).map_err(|error| at(folder, "open", &error))?;
+    directory.sync_all().map_err(|error| at(folder, "fsync", &error))
+}
+
+fn at(path: &Path, operation: &'static str, error: &std::io::Error) -> StoreError {
+    StoreError::SlabFile { path: path.to_owned(), source: OsError::from_io(operation, error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_whose_sync_failed_is_never_synced_again() {
+        let state = SyncState::new();
+        state.run(|| panic!("nothing was written")).unwrap();
+        state.is_written.store(true, Ordering::Release);
+        let failure = OsError::new("fdatasync", 5);
+        assert_eq!(state.run(|| Err(failure)), Err(failure));
+        state.is_written.store(true, Ordering::Release);
+        assert_eq!(state.run(|| panic!("a second sync")), Err(failure));
+    }
+
+    #[test]
+    fn slots_alternate_between_files() {
+        for files in 1..4 {
+            for end in 0..9 {
+                let counts: Vec<u64> =
+                    (0..files).map(|index| slots_in(index, files, end)).collect();
+                let expected: Vec<u64> = (0..files)
+                    .map(|index| (0..end).filter(|slot| *slot as usize % files == index).count())
+                    .map(to_u64)
+                    .collect();
+                assert_eq!(counts, expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Options of the slab files and of their I/O.
+
+use terrane_core::{ByteCount, Durability, Requirement};
+use terrane_storage::IoBackend;
+
+/// Options of [`Slabs`](super::Slabs).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlabOptions {
+    /// The maximum number of requests in flight.
+    pub(crate) depth: u32,
+    /// The maximum number of bytes of one request. Larger blocks are split.
+    pub(crate) request: ByteCount,
+    /// The maximum number of store requests in flight while loads wait.
+    pub(crate) stores_in_device: usize,
+    /// What [`Slabs::sync`](super::Slabs::sync) does: nothing, `fdatasync` or `fsync`.
+    pub(crate) durability: Durability,
+    /// io_uring or threads.
+    pub(crate) backend: IoBackend,
+    /// Reads and writes that bypass the page cache.
+    pub(crate) direct: Requirement,
+    /// Disk blocks that are reserved when a file is opened.
+    pub(crate) preallocate: Requirement,
+    /// Files are neither created nor written.
+    pub(crate) read_only: bool,
+}
+
+impl Default for SlabOptions {
+    fn default() -> Self {
+        Self {
+            depth: 32,
+            request: ByteCount::mib(4),
+            stores_in_device: 2,
+            durability: Durability::Data,
+            backend: IoBackend::Auto,
+            direct: Requirement::Preferred,
+            preallocate: Requirement::Preferred,
+            read_only: false,
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! A block between its submission and its end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use terrane_core::checksum::Crc64;
+use terrane_storage::{IoFailure, IoFailureReason, IoFile};
+
+use crate::slab::cut::Cursor;
+use crate::slab::request::{
+    JobId, SlabBuffers, SlabDirection, SlabDone, SlabFailure, SlabRequest, SlabSink,
+};
+use crate::slab::waiting::Turn;
+
+/// A block in progress.
+pub(super) struct Block {
+    pub(super) job: JobId,
+    index: usize,
+    sink: Arc<dyn SlabSink>,
+    pub(super) group: u16,
+    pub(super) slot: u32,
+    pub(super) buffers: SlabBuffers,
+    pub(super) direction: SlabDirection,
+    pub(super) deadline: Option<Instant>,
+    pub(super) turn: Turn,
+    pub(super) file: IoFile,
+    pub(super) memory_alignment: u64,
+    /// The offset of the slot in the file.
+    pub(super) offset: u64,
+    pub(super) total: u64,
+    /// The end of what was submitted.
+    pub(super) submitted: Cursor,
+    pub(super) in_flight: usize,
+    pub(super) sum: BlockSum,
+    pub(super) failure: Option<SlabFailure>,
+}
+
+/// The checksum of a block, which is computed in order.
+pub(super) struct BlockSum {
+    pub(super) sum: Crc64,
+    /// The end of what was added.
+    pub(super) added: Cursor,
+    /// Parts whose bytes are there, by their beginnings; with their ends.
+    ready: BTreeMap<u64, u64>,
+    /// Whether the block is in the list of those that have bytes to add.
+    pub(super) is_listed: bool,
+}
+
+/// A result and its receiver.
+pub(super) struct Ended {
+    sink: Arc<dyn SlabSink>,
+    index: usize,
+    result: Result<SlabDone, SlabFailure>,
+}
+
+impl Ended {
+    /// The end of a request that never became a block in progress.
+    pub(super) fn refused(request: SlabRequest, failure: SlabFailure) -> Self {
+        Self { sink: request.sink, index: request.index, result: Err(failure) }
+    }
+
+    pub(super) fn deliver(self) {
+        self.sink.block_ended(self.index, self.result);
+    }
+}
+
+impl Block {
+    pub(super) fn new(
+        request: SlabRequest,
+        turn: Turn,
+        (file, memory_alignment): (IoFile, u64),
+        offset: u64,
+        total: u64,
+    ) -> Self {
+        Self {
+            job: request.job,
+            index: request.index,
+            sink: request.sink,
+            group: request.group,
+            slot: request.slot,
+            buffers: request.buffers,
+            direction: request.direction,
+            deadline: request.deadline,
+            turn,
+            file,
+            memory_alignment,
+            offset,
+            total,
+            submitted: Cursor::default(),
+            in_flight: 0,
+            sum: BlockSum::new(),
+            failure: None,
+        }
+    }
+
+    pub(super) fn is_store(&self) -> bool {
+        self.direction == SlabDirection::Write
+    }
+
+    /// Whether parts are left to submit.
+    pub(super) fn has_parts_left(&self) -> bool {
+        self.failure.is_none() && self.submitted.position < self.total
+    }
+
+    /// Whether nothing more happens to the block.
+    pub(super) fn has_ended(&self) -> bool {
+        let is_complete = self.sum.added.position == self.total;
+        self.in_flight == 0 && (self.failure.is_some() || is_complete)
+    }
+
+    pub(super) fn into_ended(self) -> Ended {
+        let found = self.sum.sum.finish();
+        let result = match (self.failure, self.direction) {
+            (Some(failure), _) => Err(failure),
+            (None, SlabDirection::Read { checksum: expected }) if expected != found => {
+                Err(SlabFailure::Corrupt { expected, found })
+            }
+            (None, _) => Ok(SlabDone { bytes: self.total, checksum: found }),
+        };
+        Ended { sink: self.sink, index: self.index, result }
+    }
+}
+
+impl BlockSum {
+    fn new() -> Self {
+        Self {
+            sum: Crc64::new(),
+            added: Cursor::default(),
+            ready: BTreeMap::new(),
+            is_listed: false,
+        }
+    }
+
+    /// The bytes from `begin` to `end` are there. Returns whether the block is to be listed now.
+    pub(super) fn add_ready(&mut self, begin: u64, end: u64) -> bool {
+        self.ready.insert(begin, end);
+        let is_new = !self.is_listed && self.has_next();
+        self.is_listed |= is_new;
+        is_new
+    }
+
+    /// Whether bytes can be added.
+    pub(super) fn has_next(&self) -> bool {
+        self.ready.contains_key(&self.added.position)
+    }
+
+    /// Takes the bytes to add next: their number.
+    pub(super) fn take_next(&mut self) -> Option<u64> {
+        let begin = self.added.position;
+        Some(self.ready.remove(&begin)?.saturating_sub(begin))
+    }
+}
+
+/// The meaning of a failed request for its block.
+pub(super) fn failure_of(failure: IoFailure) -> SlabFailure {
+    match failure.reason {
+        IoFailureReason::DeadlineExceeded => SlabFailure::TimedOut,
+        IoFailureReason::Cancelled => SlabFailure::Cancelled,
+        _ => SlabFailure::Io(failure),
+    }
+}

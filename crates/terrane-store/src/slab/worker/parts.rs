@@ -1,0 +1,225 @@
+//! Requests for parts of blocks, their completions, and the blocks' checksums.
+
+#![expect(unsafe_code, reason = "the queue and the copies use memory of the callers")]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use terrane_core::ByteCount;
+use terrane_core::convert::{to_u64, to_usize};
+use terrane_storage::{IoCompletion, IoFailure, IoFailureReason, IoRequest};
+
+use super::block::failure_of;
+use super::{Block, Worker};
+use crate::error::StoreError;
+use crate::slab::bounce::BounceBuffer;
+use crate::slab::cut::{Cut, CutLimits};
+use crate::slab::memory::{self, BounceDirection};
+use crate::slab::request::SlabFailure;
+
+/// A request in flight.
+pub(super) struct Part {
+    block: usize,
+    cut: Cut,
+    bounce: Option<BounceBuffer>,
+    /// Its place in the block.
+    begin: u64,
+    end: u64,
+}
+
+impl Worker {
+    /// Submits parts until the queue is full or none may be submitted, and starts them.
+    pub(super) fn fill_queue(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let mut is_idle = self.queue.in_flight() == 0;
+        while self.queue.has_room() {
+            let Some(key) = self.waiting.next(now, self.device) else { break };
+            let is_store = self.blocks.get(key).is_some_and(Block::is_store);
+            if let Some(failure) = self.shared.health.refusal(is_store) {
+                self.fail(key, failure);
+                continue;
+            }
+            if !is_store && !self.has_window() {
+                break;
+            }
+            if let Err(error) = self.submit_part(key) {
+                self.fail(key, SlabFailure::Refused(Arc::new(error)));
+            } else if std::mem::take(&mut is_idle) {
+                // The device works while the kernel prepares the other requests.
+                self.start();
+            }
+        }
+        self.start();
+    }
+
+    fn start(&mut self) {
+        if let Err(error) = self.queue.flush() {
+            self.turn_off(error);
+        }
+    }
+
+    /// Whether another part of a load may be submitted.
+    ///
+    /// Some devices end all their requests at about the same time. No request is left then to cover the
+    /// time that the checksums of the last ones take. So no more than half of the bytes that are left is
+    /// in the device, unless that would be too little to keep it busy.
+    fn has_window(&self) -> bool {
+        let (loading, left) = (self.device.load_bytes, self.loads_left);
+        loading < self.window.max((loading + left) / 2)
+    }
+
+    /// Submits the next part of a block.
+    fn submit_part(&mut self, key: usize) -> Result<(), StoreError> {
+        let Some(block) = self.blocks.get_mut(key) else { return Ok(()) };
+        let limits = CutLimits {
+            granule: self.shared.files.granule().get(),
+            memory_alignment: block.memory_alignment,
+            request: self.request_bytes,
+            bounce: self.bounce.largest(),
+        };
+        let begin = block.submitted.position;
+        let mut end = block.submitted;
+        let cut = Cut::next(&block.buffers, &mut end, &limits);
+        let bounce = if cut.bounce > 0 { Some(self.bounce.take(cut.bounce)?) } else { None };
+        if let Some(bounce) = bounce.as_ref().filter(|_| block.is_store()) {
+            // SAFETY: the bounce buffer is free and has room for the cut. The submitter of the block
+            // keeps its memory valid until the block has ended.
+            unsafe { memory::copy(&cut, bounce.address, BounceDirection::IntoBounce) };
+        }
+        cut.resolve(bounce.as_ref().map(|bounce| bounce.address), &mut self.buffers);
+        let token = to_u64(self.parts.vacant_key());
+        let offset = ByteCount::new(block.offset + begin);
+        let mut request = if block.is_store() {
+            IoRequest::write(token, block.file, offset, &self.buffers)
+        } else {
+            IoRequest::read(token, block.file, offset, &self.buffers)
+        };
+        request.deadline = block.deadline;
+        // SAFETY: the buffers are those of the block, which its submitter keeps valid until the block has
+        // ended, and a bounce buffer. Both are kept until the completion was handled, and the queue
+        // drops before the bounce buffers. The files stay open as long as this thread runs.
+        if let Err(error) = unsafe { self.queue.submit(&request) } {
+            if let Some(bounce) = bounce {
+                self.bounce.give_back(bounce);
+            }
+            return Err(error.into());
+        }
+        let bytes = end.position - begin;
+        block.submitted = end;
+        block.in_flight += 1;
+        if block.is_store() {
+            self.device.stores += 1;
+        } else {
+            self.device.loads += 1;
+            self.device.load_bytes += bytes;
+            self.loads_left -= bytes;
+        }
+        let is_last = block.submitted.position == block.total;
+        // The bytes of a store are there already.
+        if block.is_store() && block.sum.add_ready(begin, end.position) {
+            self.to_sum.push_back(key);
+        }
+        self.parts.insert(Part { block: key, cut, bounce, begin, end: end.position });
+        if is_last {
+            self.leave_turn(key);
+        }
+        Ok(())
+    }
+
+    /// Handles the completion of a part.
+    pub(super) fn complete(&mut self, completion: IoCompletion) {
+        let Some(part) = self.parts.try_remove(to_usize(completion.token)) else { return };
+        let Part { block: key, cut, bounce, begin, end } = part;
+        let Some(block) = self.blocks.get_mut(key) else { return };
+        block.in_flight -= 1;
+        let is_store = block.is_store();
+        if is_store {
+            self.device.stores -= 1;
+        } else {
+            self.device.loads -= 1;
+            self.device.load_bytes -= end - begin;
+            self.device.last_load = Some(Instant::now());
+        }
+        let is_good = completion.outcome.is_ok() && block.failure.is_none();
+        if let Some(bounce) = &bounce
+            && is_good
+            && !is_store
+        {
+            // SAFETY: the request that filled the bounce buffer has completed, and the submitter of the
+            // block keeps its memory valid until the block has ended.
+            unsafe { memory::copy(&cut, bounce.address, BounceDirection::OutOfBounce) };
+        }
+        if let Some(bounce) = bounce {
+            self.bounce.give_back(bounce);
+        }
+        if is_store
+            && let Some(place) = self.shared.files.place(block.group, block.slot, block.total)
+        {
+            place.file.note_write();
+        }
+        if is_good && !is_store && block.sum.add_ready(begin, end) {
+            self.to_sum.push_back(key);
+        }
+        match completion.outcome {
+            Ok(()) => self.end_if_done(key),
+            Err(failure) => self.part_failed(key, is_store, failure),
+        }
+    }
+
+    fn part_failed(&mut self, key: usize, is_store: bool, failure: IoFailure) {
+        let makes_read_only = is_store && ends_writing(&failure);
+        if makes_read_only {
+            self.shared.health.make_read_only(StoreError::WriteFailed(failure.clone()));
+        }
+        self.fail(key, failure_of(failure));
+        if makes_read_only {
+            self.refuse_waiting();
+        }
+    }
+
+    /// Adds the bytes of one part to the checksum of its block.
+    pub(super) fn compute_sum(&mut self) {
+        let Some(key) = self.to_sum.pop_front() else { return };
+        let Some(block) = self.blocks.get_mut(key) else { return };
+        if let Some(bytes) = block.sum.take_next() {
+            let sum = &mut block.sum;
+            // SAFETY: the submitter of the block keeps its memory valid until it has ended, and lets no
+            // other code write it. The bytes were read from the file, or are those to be written.
+            unsafe {
+                memory::add_to_sum(&mut sum.sum, &block.buffers, &mut sum.added, bytes);
+            }
+        }
+        block.sum.is_listed = block.sum.has_next();
+        if block.sum.is_listed {
+            self.to_sum.push_back(key);
+        }
+        self.end_if_done(key);
+    }
+
+    /// Asks for the cancellation of the requests in flight of these blocks.
+    pub(super) fn stop_parts(&mut self, select: impl Fn(usize) -> bool) {
+        for (token, part) in &self.parts {
+            if select(part.block) {
+                // A refusal is reported by the next wait.
+                let _ = self.queue.cancel(to_u64(token));
+            }
+        }
+    }
+}
+
+/// Whether a failed write says that later ones would fail as well: no space, or a failed device. A
+/// write of memory that is not mapped says nothing about the file.
+fn ends_writing(failure: &IoFailure) -> bool {
+    match failure.reason {
+        IoFailureReason::Os(error) => {
+            use rustix::io::Errno;
+            let code = Errno::from_raw_os_error(error.code);
+            failure.is_exhaustion() || !matches!(code, Errno::FAULT | Errno::INVAL | Errno::NOMEM)
+        }
+        IoFailureReason::EndOfFile | IoFailureReason::NoProgress => true,
+        _ => false,
+    }
+}

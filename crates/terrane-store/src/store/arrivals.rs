@@ -1,0 +1,64 @@
+//! Results of disk requests, on their way from the I/O thread to the task of a job.
+
+use std::any::Any;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+
+use terrane_core::sync::lock;
+
+use crate::slab::{SlabDone, SlabFailure, SlabSink};
+
+/// The result of one request, by its index in the job.
+pub(crate) type Arrived = (usize, Result<SlabDone, SlabFailure>);
+
+/// Collects results until the task takes them.
+pub(crate) struct Arrivals {
+    state: Mutex<ArrivalsState>,
+    /// What owns the memory and the slots of the requests. The requests keep it through their sink,
+    /// even if the task is dropped by a panic.
+    _keeps: Arc<dyn Any + Send + Sync>,
+}
+
+#[derive(Default)]
+struct ArrivalsState {
+    arrived: Vec<Arrived>,
+    task: Option<Waker>,
+}
+
+impl Arrivals {
+    pub(crate) fn new(keeps: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { state: Mutex::default(), _keeps: keeps }
+    }
+
+    /// Waits for one result or more.
+    pub(crate) async fn next(&self) -> Vec<Arrived> {
+        poll_fn(|context| {
+            let latest = context.waker().clone();
+            let mut state = lock(&self.state);
+            if !state.arrived.is_empty() {
+                let arrived = std::mem::take(&mut state.arrived);
+                drop(state);
+                return Poll::Ready(arrived);
+            }
+            let before = state.task.replace(latest);
+            drop(state);
+            drop(before);
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl SlabSink for Arrivals {
+    fn block_ended(&self, index: usize, result: Result<SlabDone, SlabFailure>) {
+        let task = {
+            let mut state = lock(&self.state);
+            state.arrived.push((index, result));
+            state.task.take()
+        };
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! What a store is built from.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use terrane_core::{ByteCount, Durability, Requirement};
+use terrane_layout::{BlockFingerprint, Geometry, PhysicalLayout};
+use terrane_storage::IoBackend;
+use terrane_transfer::{Endpoint, TransferManager};
+
+use crate::disk::Namespace;
+use crate::error::StoreError;
+use crate::store::{Store, open};
+
+/// The blocks of one kind of cache: all have one shape, or are opaque bytes of one length.
+///
+/// Hybrid models have several: full attention, a state, an indexer.
+#[derive(Clone, Debug)]
+#[must_use = "a group does nothing until a builder has it"]
+pub struct BlockGroup {
+    pub(crate) name: String,
+    pub(crate) block_bytes: u64,
+    /// `None` for opaque blocks.
+    pub(crate) geometry: Option<Geometry>,
+}
+
+impl BlockGroup {
+    /// Blocks of up to `block_bytes` bytes that the store does not interpret.
+    pub fn new(name: impl Into<String>, block_bytes: u32) -> Self {
+        Self { name: name.into(), block_bytes: block_bytes.into(), geometry: None }
+    }
+
+    /// Blocks of the shape of a layout. The number of the layout's blocks does not matter.
+    pub fn of_layout(name: impl Into<String>, layout: &PhysicalLayout) -> Self {
+        Self::of_geometry(name, layout.geometry())
+    }
+
+    /// Blocks of the shape of a geometry. The number of its blocks does not matter.
+    pub fn of_geometry(name: impl Into<String>, geometry: &Geometry) -> Self {
+        let is_opaque = geometry
+            .sections()
+            .iter()
+            .any(|section| section.name() == terrane_layout::SectionName::OPAQUE);
+        Self {
+            name: name.into(),
+            block_bytes: geometry.block_bytes().get(),
+            geometry: (!is_opaque).then(|| geometry.clone()),
+        }
+    }
+
+    /// The fingerprint that the disk tier records: the shape, or the length of opaque blocks.
+    pub(crate) fn fingerprint(&self, group: u32) -> [u8; 16] {
+        match &self.geometry {
+            Some(geometry) => {
+                BlockFingerprint::new(geometry, group, self.name.as_bytes()).to_u128().to_le_bytes()
+            }
+            None => {
+                let bytes = self.block_bytes.to_le_bytes();
+                let sum = terrane_core::checksum::crc64(self.name.as_bytes()).to_le_bytes();
+                let mut fingerprint = [0; 16];
+                fingerprint
+                    .iter_mut()
+                    .zip(bytes.iter().chain(&sum))
+                    .for_each(|(to, from)| *to = *from);
+                fingerprint
+            }
+        }
+    }
+}
+
+/// A tier of memory: one endpoint for each group, in the order of the groups. The store owns their
+/// block ids.
+#[derive(Clone, Debug)]
+#[must_use = "a tier does nothing until a builder has it"]
+pub struct MemoryTier {
+    pub(crate) name: String,
+    pub(crate) memory: TierMemory,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum TierMemory {
+    Endpoints(Vec<Endpoint>),
+    /// System memory that the store allocates, in equal parts for all groups.
+    System(ByteCount),
+}
+
+impl MemoryTier {
+    /// A tier in memory of the caller: device, pinned or system memory.
+    pub fn new(name: impl Into<String>, endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
+        let endpoints = endpoints.into_iter().collect();
+        Self { name: name.into(), memory: TierMemory::Endpoints(endpoints) }
+    }
+
+    /// A tier of system memory that the store allocates. All groups get equal parts of it.
+    pub fn system(name: impl Into<String>, bytes: ByteCount) -> Self {
+        Self { name: name.into(), memory: TierMemory::System(bytes) }
+    }
+}
+
+/// The disk tier: its directories and its capacity.
+#[derive(Clone, Debug)]
+#[must_use = "a tier does nothing until a builder has it"]
+pub struct DiskTier {
+    pub(crate) directories: Vec<PathBuf>,
+    pub(crate) bytes: ByteCount,
+    pub(crate) durability: Durability,
+    pub(crate) io_depth: u32,
+    pub(crate) read_only: bool,
+    pub(crate) direct: Requirement,
+    pub(crate) preallocate: Requirement,
+    pub(crate) backend: IoBackend,
+}
+
+impl DiskTier {
+    /// A tier of this many bytes in a directory that exists. All groups get equal parts of it.
+    ///
+    /// The store creates a folder with the name of its namespace there.
+    pub fn new(directory: impl AsRef<Path>, bytes: ByteCount) -> Self {
+        Self {
+            directories: vec![directory.as_ref().to_owned()],
+            bytes,
+            durability: Durability::Data,
+            io_depth: 32,
+            read_only: false,
+            direct: Requirement::Preferred,
+            preallocate: Requirement::Preferred,
+            backend: IoBackend::Auto,
+        }
+    }
+
+    /// Puts a part of the slots in another directory, such as one on another drive. Slots alternate
+    /// between all directories. The catalog is in the first one.
+    pub fn also_in(mut self, directory: impl AsRef<Path>) -> Self {
+        self.directories.push(directory.as_ref().to_owned());
+        self
+    }
+
+    /// What makes a block durable; [`Durability::Data`] by default.
+    pub fn durability(self, durability: Durability) -> Self {
+        Self { durability, ..self }
+    }
+
+    /// The most requests in flight; 32 by default.
+    pub fn io_depth(self, io_depth: u32) -> Self {
+        Self { io_depth, ..self }
+    }
+
+    /// Takes no puts. The blocks that are there can be read.
+    pub fn read_only(self, read_only: bool) -> Self {
+        Self { read_only, ..self }
+    }
+
+    /// Whether reads and writes bypass the page cache; preferred by default.
+    pub fn direct_io(self, direct: Requirement) -> Self {
+        Self { direct, ..self }
+    }
+
+    /// Whether the files reserve their disk space when they are created; preferred by default.
+    pub fn preallocate(self, preallocate: Requirement) -> Self {
+        Self { preallocate, ..self }
+    }
+
+    /// io_uring or threads; whichever is available by default.
+    pub fn backend(self, backend: IoBackend) -> Self {
+        Self { backend, ..self }
+    }
+}
+
+/// When a block that is put is written to slower tiers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WritePolicy {
+    /// With the put. It ends when the slowest tier has the block.
+    #[default]
+    Through,
+    /// When the block is evicted from the fastest tier, or by a sync. The put ends when the fastest
+    /// tier has the block.
+    Back,
+    /// When the block was used so many times. Blocks that are evicted before are lost.
+    AfterUses(u8),
+}
+
+/// How a tier chooses the block that makes room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EvictionKind {
+    /// [`S3Fifo`](crate::S3Fifo): scans do not empty the tier.
+    #[default]
+    S3Fifo,
+    /// [`Lru`](crate::Lru): least recently used.
+    Lru,
+}
+
+/// The result of opening a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recovery {
+    /// The blocks that were found on disk. Their bytes are verified when they are read.
+    pub found: u64,
+    /// Records that a crash cut short or lost before they were durable.
+    pub torn: u64,
+    /// Records that were durable and are damaged or missing.
+    pub damaged: u64,
+    /// Blocks that are not used: a removal of their keys may be among the damaged records, or their
+    /// slots no longer exist.
+    pub dropped: u64,
+    /// Whether one of the superblocks was written again.
+    pub superblock_repaired: bool,
+    /// The bytes of metadata that were read.
+    pub bytes: ByteCount,
+    /// The time that the opening took.
+    pub took: Duration,
+}
+
+/// Builds a [`Store`].
+#[must_use = "a builder does nothing until `open`"]
+pub struct StoreBuilder {
+    pub(crate) groups: Vec<BlockGroup>,
+    pub(crate) memory_tiers: Vec<MemoryTier>,
+    pub(crate) disk: Option<DiskTier>,
+    pub(crate) namespace: Option<Namespace>,
+    pub(crate) manager: Option<TransferManager>,
+    pub(crate) write_policy: WritePolicy,
+    pub(crate) eviction: EvictionKind,
+    pub(crate) keep_keys: bool,
+    pub(crate) stores_in_device: usize,
+    pub(crate) persistent: bool,
+    pub(crate) close_within: Duration,
+}
+
+impl fmt::Debug for StoreBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreBuilder")
+            .field("groups", &self.groups.len())
+            .field("memory_tiers", &self.memory_tiers.len())
+            .field("disk", &self.disk)
+            .finish_non_exhaustive()
+    }
+}
+
+impl StoreBuilder {
+    pub(crate) const fn new() -> Self {
+        Self {
+            groups: Vec::new(),
+            memory_tiers: Vec::new(),
+            disk: None,
+            namespace: None,
+            manager: None,
+            write_policy: WritePolicy::Through,
+            eviction: EvictionKind::S3Fifo,
+            keep_keys: false,
+            stores_in_device: 2,
+            persistent: true,
+            close_within: Duration::from_secs(10),
+        }
+    }
+
+    /// Adds a group of blocks. The first one is group 0.
+    pub fn group(mut self, group: BlockGroup) -> Self {
+        self.groups.push(group);
+        self
+    }
+
+    /// Adds a tier of system memory that the store allocates, with the name `host`.
+    pub fn host(self, bytes: ByteCount) -> Self {
+        self.memory_tier(MemoryTier::system("host", bytes))
+    }
+
+    /// Adds a memory tier. The fastest one is added first.
+    pub fn memory_tier(mut self, tier: MemoryTier) -> Self {
+        self.memory_tiers.push(tier);
+        self
+    }
+
+    /// Sets the disk tier, which is the slowest one.
+    pub fn disk(self, disk: DiskTier) -> Self {
+        Self { disk: Some(disk), ..self }
+    }
+
+    /// Sets the namespace of the keys. A disk tier needs it.
+    pub fn namespace(self, namespace: Namespace) -> Self {
+        Self { namespace: Some(namespace), ..self }
+    }
+
+    /// Sets the manager that copies between endpoints. Without it the store uses the default engines,
+    /// which cannot reach devices.
+    pub fn manager(self, manager: &TransferManager) -> Self {
+        Self { manager: Some(manager.clone()), ..self }
+    }
+
+    /// Sets when blocks are written to slower tiers; [`WritePolicy::Through`] by default.
+    pub fn write_policy(self, write_policy: WritePolicy) -> Self {
+        Self { write_policy, ..self }
+    }
+
+    /// Sets how blocks are chosen that make room; [`EvictionKind::S3Fifo`] by default.
+    pub fn eviction(self, eviction: EvictionKind) -> Self {
+        Self { eviction, ..self }
+    }
+
+    /// Keeps the keys in memory, for events and reports; off by default.
+    pub fn keep_keys(self, keep_keys: bool) -> Self {
+        Self { keep_keys, ..self }
+    }
+
+    /// The most store requests that are in the device while loads wait; 2 by default.
+    pub fn stores_in_device(self, stores_in_device: usize) -> Self {
+        Self { stores_in_device, ..self }
+    }
+
+    /// Whether blocks of an earlier session are used; on by default. Otherwise the store is cleared
+    /// when it is opened.
+    pub fn persistent(self, persistent: bool) -> Self {
+        Self { persistent, ..self }
+    }
+
+    /// The time that a drop of the store waits for its jobs; 10 seconds by default.
+    pub fn close_within(self, close_within: Duration) -> Self {
+        Self { close_within, ..self }
+    }
+
+    /// Opens the store, and finds the blocks of earlier sessions.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] names the part that is missing or too small, the system's error, or the owner
+    /// of the directory.
+    pub fn open(self) -> Result<(Store, Recovery), StoreError> {
+        let (core, recovery) = open::open(self)?;
+        Ok((Store::new(core), recovery))
+    }
+}

@@ -1,0 +1,149 @@
+//! Which keys a job writes or moves now: at most one job a key.
+
+use std::collections::HashMap;
+use std::collections::hash_map::{Entry, RandomState};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+
+use terrane_core::sync::lock;
+
+use crate::KeyHash;
+
+const SHARDS: usize = 16;
+
+/// What a job does with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClaimKind {
+    /// A put: no tier has the block yet.
+    Put,
+    /// A copy into a faster tier.
+    Load,
+    /// A copy into a slower tier.
+    WriteBack,
+}
+
+/// All claims.
+pub(crate) struct Claims {
+    shards: Vec<Mutex<HashMap<KeyHash, Arc<Claim>, RandomState>>>,
+    count: AtomicUsize,
+}
+
+/// The claim of a job on a key.
+pub(crate) struct Claim {
+    kind: ClaimKind,
+    /// The key was removed meanwhile, so the job must not store the block.
+    is_removed: AtomicBool,
+    end: Mutex<ClaimEnd>,
+}
+
+#[derive(Default)]
+struct ClaimEnd {
+    has_ended: bool,
+    waiting: Vec<Waker>,
+}
+
+/// Ends a claim on drop.
+pub(crate) struct HeldClaim {
+    claims: Arc<Claims>,
+    claim: Arc<Claim>,
+    key: KeyHash,
+}
+
+impl Claims {
+    pub(crate) fn new() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), count: AtomicUsize::new(0) }
+    }
+
+    /// Claims a key, or returns the claim that another job has.
+    pub(crate) fn claim(
+        self: &Arc<Self>,
+        key: KeyHash,
+        kind: ClaimKind,
+    ) -> Result<HeldClaim, Arc<Claim>> {
+        let Some(shard) = self.shard(key) else { return Err(Arc::new(Claim::ended(kind))) };
+        let mut shard = lock(shard);
+        match shard.entry(key) {
+            Entry::Occupied(other) => Err(Arc::clone(other.get())),
+            Entry::Vacant(free) => {
+                let claim = Arc::new(Claim {
+                    kind,
+                    is_removed: AtomicBool::new(false),
+                    end: Mutex::default(),
+                });
+                free.insert(Arc::clone(&claim));
+                self.count.fetch_add(1, Ordering::SeqCst);
+                Ok(HeldClaim { claims: Arc::clone(self), claim, key })
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, key: KeyHash) -> Option<Arc<Claim>> {
+        lock(self.shard(key)?).get(&key).cloned()
+    }
+
+    /// The number of claims.
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Ordering::SeqCst)
+    }
+
+    /// The job that has the key must not store it.
+    pub(crate) fn remove(&self, key: KeyHash) {
+        if let Some(claim) = self.get(key) {
+            claim.is_removed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn shard(&self, key: KeyHash) -> Option<&Mutex<HashMap<KeyHash, Arc<Claim>, RandomState>>> {
+        let number = usize::try_from(key.low() & 15).unwrap_or(0);
+        self.shards.get(number)
+    }
+}
+
+impl Claim {
+    fn ended(kind: ClaimKind) -> Self {
+        let end = ClaimEnd { has_ended: true, waiting: Vec::new() };
+        Self { kind, is_removed: AtomicBool::new(false), end: Mutex::new(end) }
+    }
+
+    pub(crate) const fn kind(&self) -> ClaimKind {
+        self.kind
+    }
+
+    /// Waits until the claim has ended.
+    pub(crate) async fn wait(&self) {
+        poll_fn(|context| {
+            let latest = context.waker().clone();
+            let mut end = lock(&self.end);
+            if end.has_ended {
+                drop(end);
+                return Poll::Ready(());
+            }
+            end.waiting.push(latest);
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl HeldClaim {
+    pub(crate) fn is_removed(&self) -> bool {
+        self.claim.is_removed.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for HeldClaim {
+    fn drop(&mut self) {
+        if let Some(shard) = self.claims.shard(self.key) {
+            lock(shard).remove(&self.key);
+            self.claims.count.fetch_sub(1, Ordering::SeqCst);
+        }
+        let waiting = {
+            let mut end = lock(&self.claim.end);
+            end.has_ended = true;
+            std::mem::take(&mut end.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}

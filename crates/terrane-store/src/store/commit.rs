@@ -1,0 +1,134 @@
+//! A block that was written becomes visible: in the index, then in the catalog.
+
+use crate::KeyHash;
+use crate::disk::PutRecord;
+use crate::error::StoreError;
+use crate::index::StoredBlock;
+use crate::slab::SlabFailure;
+use crate::store::claims::HeldClaim;
+use crate::store::event::StoreEventKind;
+use crate::store::presence::TierId;
+use crate::store::result::BlockResult;
+use crate::store::room::{PinnedSlot, TakenSlots};
+use crate::store::shared::StoreCore;
+use crate::store::tier::count;
+
+/// A block whose bytes are in its slots.
+pub(crate) struct WrittenBlock<'a> {
+    pub(crate) group: u16,
+    pub(crate) key: KeyHash,
+    /// The bytes of the key, or none if they are not known.
+    pub(crate) name: &'a [u8],
+    pub(crate) length: u32,
+    /// 0 if it is not known. The disk tier knows it.
+    pub(crate) checksum: u64,
+    pub(crate) claim: &'a HeldClaim,
+    /// The block was put in this epoch. A later one began without it.
+    pub(crate) epoch: Option<u64>,
+    /// The block is a copy of this one, which must still be in the store.
+    pub(crate) copy_of: Option<&'a PinnedSlot>,
+    pub(crate) is_dirty: bool,
+}
+
+/// A slot that a block was written to: the tier, and the place among the slots of the job.
+pub(crate) struct Place<'a> {
+    pub(crate) tier: TierId,
+    pub(crate) taken: &'a mut TakenSlots,
+    pub(crate) at: usize,
+}
+
+/// The result of a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Committed {
+    Stored,
+    /// The key was removed, or the store was cleared, while the block was written.
+    Dropped,
+}
+
+impl StoreCore {
+    /// Adds a block to the index of each tier, and to the catalog.
+    pub(crate) async fn commit(
+        &self,
+        block: &WrittenBlock<'_>,
+        places: &mut [Place<'_>],
+    ) -> Result<Committed, StoreError> {
+        let entry = self.gate.enter().await;
+        if block.epoch.is_some_and(|epoch| epoch != entry.epoch()) {
+            return Ok(Committed::Dropped);
+        }
+        let order = self.order.lock(block.key);
+        if block.claim.is_removed() || !block.is_current() {
+            return Ok(Committed::Dropped);
+        }
+        if self.names.keeps_all || block.is_dirty {
+            self.names.insert(block.key, block.name);
+        }
+        let mut result = Ok(());
+        for place in &mut *places {
+            let slot = place.taken.keep(place.at);
+            let room = self.tiers.get(place.tier.index()).and_then(|tier| tier.room(block.group));
+            let (Some(slot), Some(room)) = (slot, room) else { continue };
+            let &WrittenBlock { length, checksum, .. } = block;
+            room.insert(
+                block.key,
+                &StoredBlock { slot, length, checksum, sequence: 0 },
+                block.is_dirty,
+            );
+            let is_disk = self.tiers.get(place.tier.index()).is_some_and(|tier| tier.is_disk());
+            if let (true, Some(disk)) = (is_disk, &self.disk) {
+                result = disk.catalog.append_puts(&[PutRecord {
+                    key_hash: block.key,
+                    group: block.group,
+                    slot,
+                    length: length.into(),
+                    checksum,
+                    key: block.name,
+                }]);
+                if result.is_err() {
+                    room.remove(block.key);
+                }
+            }
+        }
+        drop(order);
+        drop(entry);
+        for place in &*places {
+            let tier = self.tiers.get(place.tier.index());
+            if let Some(room) = tier.and_then(|tier| tier.room(block.group)) {
+                room.retry_for_waiters();
+            }
+        }
+        result?;
+        for place in places {
+            if let Some(tier) = self.tiers.get(place.tier.index()) {
+                count(&tier.counters.stored, 1);
+                count(&tier.counters.written_bytes, block.length.into());
+                if tier.is_disk() {
+                    self.maintenance.recorded(self);
+                }
+            }
+            self.publish(StoreEventKind::Stored, Some(place.tier), block.group, Some(block.key));
+        }
+        Ok(Committed::Stored)
+    }
+}
+
+impl WrittenBlock<'_> {
+    fn is_current(&self) -> bool {
+        self.copy_of.is_none_or(|source| {
+            let found = source.room.index.get(self.key);
+            found.is_some_and(|found| found.slot == source.block.slot)
+        })
+    }
+}
+
+/// The result of a block whose disk request failed.
+pub(crate) fn failed(failure: SlabFailure) -> BlockResult {
+    match failure {
+        SlabFailure::Corrupt { .. } => BlockResult::Corrupt,
+        SlabFailure::TimedOut => BlockResult::TimedOut,
+        SlabFailure::Cancelled => BlockResult::Cancelled,
+        SlabFailure::Io(failure) => BlockResult::failed(StoreError::ReadFailed(failure)),
+        SlabFailure::ReadOnly(error) | SlabFailure::Refused(error) => BlockResult::Failed(error),
+        SlabFailure::Closed => BlockResult::failed(StoreError::Closed),
+    }
+}

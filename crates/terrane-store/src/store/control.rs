@@ -1,0 +1,173 @@
+//! What reaches a running job: a cancellation, its deadline, a higher priority.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+use terrane_core::sync::lock;
+use terrane_transfer::Ticket;
+
+use crate::slab::{JobId, Priority, Slabs};
+use crate::store::executor::{Executor, Timed};
+use crate::store::result::BlockResult;
+use crate::store::room::Room;
+
+/// Why a job stopped waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    Cancelled,
+    TimedOut,
+}
+
+impl From<Stopped> for BlockResult {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Cancelled => Self::Cancelled,
+            Stopped::TimedOut => Self::TimedOut,
+        }
+    }
+}
+
+/// The controls of one job.
+pub(crate) struct JobControl {
+    id: JobId,
+    deadline: Option<Instant>,
+    executor: Executor,
+    slabs: Option<Slabs>,
+    is_cancelled: AtomicBool,
+    priority: AtomicU8,
+    state: Mutex<Reached>,
+}
+
+/// What a cancellation and a raise have to reach.
+#[derive(Default)]
+struct Reached {
+    task: Option<Waker>,
+    /// Copies between endpoints in flight.
+    tickets: Vec<Ticket>,
+    /// The room that the job waits for, and its number there.
+    waits: Option<(Arc<Room>, u64)>,
+}
+
+impl JobControl {
+    pub(crate) fn new(
+        id: JobId,
+        deadline: Option<Instant>,
+        priority: Priority,
+        executor: &Executor,
+        slabs: Option<&Slabs>,
+    ) -> Self {
+        Self {
+            id,
+            deadline,
+            executor: executor.clone(),
+            slabs: slabs.cloned(),
+            is_cancelled: AtomicBool::new(false),
+            priority: AtomicU8::new(number(priority)),
+            state: Mutex::default(),
+        }
+    }
+
+    pub(crate) const fn id(&self) -> JobId {
+        self.id
+    }
+
+    pub(crate) const fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    pub(crate) fn priority(&self) -> Priority {
+        match self.priority.load(Ordering::Relaxed) {
+            0 => Priority::Low,
+            1 => Priority::Normal,
+            _ => Priority::High,
+        }
+    }
+
+    /// Whether the job has to stop now, and why.
+    pub(crate) fn stopped(&self) -> Option<Stopped> {
+        if self.is_cancelled.load(Ordering::Acquire) {
+            return Some(Stopped::Cancelled);
+        }
+        let has_passed = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        has_passed.then_some(Stopped::TimedOut)
+    }
+
+    pub(crate) fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Release);
+        let (task, tickets) = {
+            let mut state = lock(&self.state);
+            (state.task.take(), state.tickets.clone())
+        };
+        if let Some(slabs) = &self.slabs {
+            slabs.cancel(self.id);
+        }
+        tickets.iter().for_each(Ticket::cancel);
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
+
+    pub(crate) fn raise(&self, priority: Priority) {
+        let before = self.priority.fetch_max(number(priority), Ordering::Relaxed);
+        if before >= number(priority) {
+            return;
+        }
+        if let Some(slabs) = &self.slabs {
+            slabs.raise(self.id, priority);
+        }
+        let waits = lock(&self.state).waits.clone();
+        if let Some((room, arrival)) = waits {
+            room.raise(arrival, priority);
+        }
+    }
+
+    /// Cancels this copy as well when the job is cancelled.
+    pub(crate) fn add_ticket(&self, ticket: Ticket) {
+        let mut state = lock(&self.state);
+        state.tickets.retain(|ticket| !ticket.has_ended());
+        state.tickets.push(ticket.clone());
+        drop(state);
+        if self.is_cancelled.load(Ordering::Acquire) {
+            ticket.cancel();
+        }
+    }
+
+    pub(crate) fn set_waits(&self, waits: Option<(Arc<Room>, u64)>) {
+        let before = std::mem::replace(&mut lock(&self.state).waits, waits);
+        drop(before);
+    }
+
+    /// Waits for a future, a cancellation or the deadline.
+    pub(crate) async fn until<F: Future>(&self, future: F) -> Result<F::Output, Stopped> {
+        let mut future = pin!(future);
+        let mut timer: Option<Timed> = None;
+        poll_fn(|context| {
+            if let Poll::Ready(output) = future.as_mut().poll(context) {
+                return Poll::Ready(Ok(output));
+            }
+            let latest = context.waker().clone();
+            let before = lock(&self.state).task.replace(latest);
+            drop(before);
+            if let Some(stopped) = self.stopped() {
+                return Poll::Ready(Err(stopped));
+            }
+            if let (None, Some(deadline)) = (&timer, self.deadline) {
+                timer = Some(self.executor.timer(deadline, context.waker().clone()));
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+const fn number(priority: Priority) -> u8 {
+    match priority {
+        Priority::Low => 0,
+        Priority::Normal => 1,
+        Priority::High => 2,
+    }
+}

@@ -1,0 +1,145 @@
+//! Counts, recent keys and subscribers.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use terrane_core::sync::lock;
+
+use crate::KeyHash;
+use crate::error::StoreError;
+use crate::queue::CompletionQueue;
+use crate::store::event::{Events, StoreEvent, Subscriber};
+
+/// Counts of a store since it was opened.
+#[derive(Default)]
+pub(crate) struct StoreCounters {
+    pub(crate) ended_jobs: AtomicU64,
+    pub(crate) refused_jobs: AtomicU64,
+    pub(crate) already_stored: AtomicU64,
+    pub(crate) timed_out: AtomicU64,
+    pub(crate) cancelled: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) job_nanoseconds: AtomicU64,
+    pub(crate) missed_absent: AtomicU64,
+    pub(crate) missed_writing: AtomicU64,
+    pub(crate) missed_corrupt: AtomicU64,
+    pub(crate) missed_evicted: AtomicU64,
+    pub(crate) missed_length: AtomicU64,
+}
+
+/// The bytes of keys, by their hash: of all keys, or of those whose records are not written yet.
+pub(crate) struct KeyNames {
+    pub(crate) keeps_all: bool,
+    shards: Vec<Mutex<HashMap<KeyHash, Arc<[u8]>>>>,
+    count: AtomicUsize,
+}
+
+const SHARDS: usize = 16;
+
+impl KeyNames {
+    pub(crate) fn new(keeps_all: bool) -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { keeps_all, shards, count: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn insert(&self, key: KeyHash, bytes: &[u8]) {
+        let Some(shard) = self.shard(key) else { return };
+        if lock(shard).insert(key, bytes.into()).is_none() {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn get(&self, key: KeyHash) -> Option<Arc<[u8]>> {
+        if self.is_empty() {
+            return None;
+        }
+        lock(self.shard(key)?).get(&key).cloned()
+    }
+
+    pub(crate) fn remove(&self, key: KeyHash) {
+        let Some(shard) = self.shard(key) else { return };
+        if lock(shard).remove(&key).is_some() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    fn shard(&self, key: KeyHash) -> Option<&Mutex<HashMap<KeyHash, Arc<[u8]>>>> {
+        self.shards.get(usize::try_from(key.low() & 15).unwrap_or(0))
+    }
+}
+
+/// The keys that were removed or found damaged lately.
+#[derive(Default)]
+pub(crate) struct Recent {
+    keys: Mutex<RecentKeys>,
+}
+
+#[derive(Default)]
+struct RecentKeys {
+    causes: HashMap<KeyHash, RecentCause>,
+    order: VecDeque<KeyHash>,
+}
+
+/// Why a key left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecentCause {
+    Removed,
+    Corrupt,
+}
+
+/// The keys that are remembered.
+const MOST_RECENT: usize = 4096;
+
+impl Recent {
+    pub(crate) fn insert(&self, key: KeyHash, cause: RecentCause) {
+        let mut keys = lock(&self.keys);
+        if keys.causes.insert(key, cause).is_none() {
+            keys.order.push_back(key);
+        }
+        if keys.order.len() > MOST_RECENT
+            && let Some(oldest) = keys.order.pop_front()
+        {
+            keys.causes.remove(&oldest);
+        }
+    }
+
+    pub(crate) fn get(&self, key: KeyHash) -> Option<RecentCause> {
+        lock(&self.keys).causes.get(&key).copied()
+    }
+}
+
+/// Those who get events.
+#[derive(Default)]
+pub(crate) struct Subscribers {
+    list: Mutex<Vec<Weak<Subscriber>>>,
+    count: AtomicUsize,
+}
+
+impl Subscribers {
+    pub(crate) fn add(&self, capacity: usize) -> Result<Events, StoreError> {
+        let shared = Arc::new(Subscriber::new(CompletionQueue::new(capacity)?));
+        let mut list = lock(&self.list);
+        list.push(Arc::downgrade(&shared));
+        self.count.store(list.len(), Ordering::Relaxed);
+        Ok(Events { shared })
+    }
+
+    pub(crate) fn are_none(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    pub(crate) fn deliver(&self, event: &StoreEvent) {
+        let subscribers: Vec<Arc<Subscriber>> = {
+            let mut list = lock(&self.list);
+            list.retain(|subscriber| subscriber.strong_count() > 0);
+            self.count.store(list.len(), Ordering::Relaxed);
+            list.iter().filter_map(Weak::upgrade).collect()
+        };
+        subscribers.iter().for_each(|subscriber| subscriber.deliver(event.clone()));
+    }
+}

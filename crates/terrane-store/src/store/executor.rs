@@ -1,0 +1,166 @@
+//! The thread that runs the tasks of jobs, and its timers.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::Waker;
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use async_task::Runnable;
+use terrane_core::sync::{lock, unpoisoned};
+
+use crate::error::StoreError;
+
+/// Runs tasks on one thread, after the first poll on the thread that spawns them. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Executor {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    ready: VecDeque<Runnable>,
+    timers: BTreeMap<TimerKey, Waker>,
+    next_timer: u64,
+    /// The tasks that have not ended.
+    tasks: usize,
+    is_stopping: bool,
+}
+
+/// The time of a timer, and its number among those of that time.
+type TimerKey = (Instant, u64);
+
+/// A timer. Dropping it removes the timer.
+pub(crate) struct Timed {
+    executor: Executor,
+    key: TimerKey,
+}
+
+/// Counts a task until it has ended.
+struct LiveTask {
+    executor: Executor,
+}
+
+impl Executor {
+    pub(crate) fn new() -> Self {
+        let state = Mutex::new(State::default());
+        Self { shared: Arc::new(Shared { state, changed: Condvar::new() }) }
+    }
+
+    /// Starts the thread.
+    pub(crate) fn start(&self) -> Result<JoinHandle<()>, StoreError> {
+        let executor = self.clone();
+        let name = "terrane-store";
+        let thread = thread::Builder::new().name(name.to_owned());
+        let started = thread.spawn(move || executor.run());
+        started.map_err(|source| StoreError::Thread { name, source })
+    }
+
+    /// Polls a task on this thread, and later on the executor's whenever it is woken.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        lock(&self.shared.state).tasks += 1;
+        let live = LiveTask { executor: self.clone() };
+        let shared = Arc::clone(&self.shared);
+        let schedule = move |runnable| {
+            lock(&shared.state).ready.push_back(runnable);
+            shared.changed.notify_one();
+        };
+        let counted = async move {
+            let _live = live;
+            task.await;
+        };
+        let (runnable, task) = async_task::spawn(counted, schedule);
+        task.detach();
+        runnable.run();
+    }
+
+    /// Wakes `waker` at this time, unless the timer drops first.
+    pub(crate) fn timer(&self, at: Instant, waker: Waker) -> Timed {
+        let mut state = lock(&self.shared.state);
+        let key = (at, state.next_timer);
+        state.next_timer += 1;
+        state.timers.insert(key, waker);
+        let is_first = state.timers.keys().next() == Some(&key);
+        drop(state);
+        if is_first {
+            self.shared.changed.notify_one();
+        }
+        Timed { executor: self.clone(), key }
+    }
+
+    /// Ends the thread when the last task has ended.
+    pub(crate) fn stop(&self) {
+        lock(&self.shared.state).is_stopping = true;
+        self.shared.changed.notify_one();
+    }
+
+    fn run(&self) {
+        let mut state = lock(&self.shared.state);
+        loop {
+            let now = Instant::now();
+            let due = state.take_due(now);
+            let ready = std::mem::take(&mut state.ready);
+            if due.is_empty() && ready.is_empty() {
+                if state.is_stopping && state.tasks == 0 {
+                    return;
+                }
+                state = match state.timers.keys().next() {
+                    None => unpoisoned(self.shared.changed.wait(state)),
+                    Some((at, _)) => {
+                        let left = at.saturating_duration_since(now);
+                        unpoisoned(self.shared.changed.wait_timeout(state, left)).0
+                    }
+                };
+                continue;
+            }
+            drop(state);
+            due.into_iter().for_each(Waker::wake);
+            for runnable in ready {
+                // The task is dropped by a panic, and its job ends as cancelled.
+                if catch_unwind(AssertUnwindSafe(|| runnable.run())).is_err() {
+                    tracing::error!("the task of a job panicked");
+                }
+            }
+            state = lock(&self.shared.state);
+        }
+    }
+}
+
+impl State {
+    fn take_due(&mut self, now: Instant) -> Vec<Waker> {
+        let mut due = Vec::new();
+        while let Some(first) = self.timers.first_entry()
+            && first.key().0 <= now
+        {
+            due.push(first.remove());
+        }
+        due
+    }
+}
+
+impl Drop for LiveTask {
+    fn drop(&mut self) {
+        let mut state = lock(&self.executor.shared.state);
+        state.tasks -= 1;
+        let is_last = state.tasks == 0 && state.is_stopping;
+        drop(state);
+        if is_last {
+            self.executor.shared.changed.notify_one();
+        }
+    }
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        let waker = lock(&self.executor.shared.state).timers.remove(&self.key);
+        // Foreign code, outside the lock.
+        drop(waker);
+    }
+}

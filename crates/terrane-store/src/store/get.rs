@@ -1,0 +1,334 @@
+//! Gets.
+
+use std::sync::Arc;
+
+use terrane_transfer::Hold;
+
+use crate::error::StoreError;
+use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
+use crate::store::arrivals::Arrivals;
+use crate::store::builder::WritePolicy;
+use crate::store::claims::Claim;
+use crate::store::commit::failed;
+use crate::store::copies;
+use crate::store::load::Load;
+use crate::store::request::{Keys, Payload, PayloadUse};
+use crate::store::result::BlockResult;
+use crate::store::room::PinnedSlot;
+use crate::store::submit::JobTask;
+use crate::store::tier::count;
+use crate::store::transfers::{BlockCopy, StartedCopy};
+
+/// Where a block is.
+enum Located {
+    Pinned(PinnedSlot),
+    /// A put writes it.
+    Writing(Arc<Claim>),
+    Absent,
+}
+
+/// The blocks of a get, by the way that they take.
+#[derive(Default)]
+struct Plan {
+    /// From the disk tier into the destination.
+    from_disk: Vec<(usize, PinnedSlot)>,
+    /// From host memory into the destination, on this thread.
+    on_thread: Vec<(usize, PinnedSlot)>,
+    /// By a copy engine, from each tier.
+    by_engine: Vec<(usize, Vec<BlockCopy<PinnedSlot>>)>,
+    /// By way of the host tier.
+    relayed: Vec<usize>,
+    waits: Vec<(usize, Arc<Claim>)>,
+}
+
+struct Get<'a> {
+    task: &'a JobTask,
+    keys: &'a Keys,
+    destination: Arc<Payload>,
+    results: Vec<Option<BlockResult>>,
+}
+
+pub(crate) async fn run(task: &JobTask, keys: &Keys, destination: Payload) -> Vec<BlockResult> {
+    let results = vec![None; keys.len()];
+    let mut get = Get { task, keys, destination: Arc::new(destination), results };
+    let mut pending: Vec<usize> = (0..keys.len()).collect();
+    while !pending.is_empty() {
+        if let Some(stopped) = task.control.stopped() {
+            pending.iter().for_each(|&index| get.set(index, stopped.into()));
+            break;
+        }
+        let mut plan = get.plan(&pending);
+        let waits = std::mem::take(&mut plan.waits);
+        get.execute(plan).await;
+        pending.clear();
+        for (index, claim) in waits {
+            match task.control.until(claim.wait()).await {
+                Ok(()) => pending.push(index),
+                Err(stopped) => {
+                    count(&task.core.counters.missed_writing, 1);
+                    get.set(index, stopped.into());
+                }
+            }
+        }
+    }
+    get.results.into_iter().map(|result| result.unwrap_or(BlockResult::Cancelled)).collect()
+}
+
+impl Get<'_> {
+    fn set(&mut self, index: usize, result: BlockResult) {
+        if let Some(slot) = self.results.get_mut(index) {
+            *slot = Some(result);
+        }
+    }
+
+    fn locate(&self, index: usize) -> Located {
+        let (core, group) = (&self.task.core, self.task.group);
+        let key = self.keys.hash(index);
+        let find = || core.tiers.iter().find_map(|tier| tier.room(group)?.pin(key));
+        let found = match find() {
+            Some(pin) => pin,
+            None => match core.claims.get(key) {
+                Some(claim) => return Located::Writing(claim),
+                // A put may have ended between the two looks.
+                None => match find() {
+                    Some(pin) => pin,
+                    None => return Located::Absent,
+                },
+            },
+        };
+        if core.is_name(key, self.keys.bytes(index)) {
+            Located::Pinned(found)
+        } else {
+            Located::Absent
+        }
+    }
+
+    fn plan(&mut self, pending: &[usize]) -> Plan {
+        let mut plan = Plan::default();
+        for &index in pending {
+            match self.locate(index) {
+                Located::Pinned(pin) => self.add(&mut plan, index, pin),
+                Located::Writing(claim) => plan.waits.push((index, claim)),
+                Located::Absent => {
+                    self.task.core.count_absent(self.task.group, self.keys.hash(index));
+                    self.set(index, BlockResult::Absent);
+                }
+            }
+        }
+        plan
+    }
+
+    fn add(&mut self, plan: &mut Plan, index: usize, pin: PinnedSlot) {
+        let (core, group) = (&self.task.core, self.task.group);
+        let (stored, asked) = (pin.block.length, self.destination.length(index));
+        if stored != asked {
+            count(&core.counters.missed_length, 1);
+            return self.set(index, BlockResult::WrongLength { stored, asked });
+        }
+        let Some(tier) = core.tiers.get(pin.room.tier.index()) else { return };
+        count(&tier.counters.hits, 1);
+        let uses = pin.room.hit(pin.block.slot);
+        if core.policy == WritePolicy::AfterUses(uses)
+            && pin.room.is_pin_dirty(&pin)
+            && let Some(own) = pin.room.pin(self.keys.hash(index))
+        {
+            core.write_used(tier.id, self.keys.hash(index), own);
+        }
+        let Some(memory) = tier.blocks(group) else {
+            if self.destination.is_host() {
+                plan.from_disk.push((index, pin));
+            } else {
+                plan.relayed.push(index);
+            }
+            return;
+        };
+        let tokens = core
+            .group(group)
+            .ok()
+            .and_then(|info| self.destination.transfer_tokens(info, &memory.endpoint, stored));
+        match (tokens, self.destination.block(index)) {
+            (Some(tokens), Some(to)) => {
+                let copy = BlockCopy { index, from: pin.block.slot, to, tokens, keeps: pin };
+                match plan.by_engine.iter_mut().find(|(other, _)| *other == tier.id.index()) {
+                    Some((_, copies)) => copies.push(copy),
+                    None => plan.by_engine.push((tier.id.index(), vec![copy])),
+                }
+            }
+            _ if memory.is_host && self.destination.is_host() => plan.on_thread.push((index, pin)),
+            _ => self.set(
+                index,
+                BlockResult::failed(StoreError::NeedsHostTier { kind: memory.endpoint.kind() }),
+            ),
+        }
+    }
+
+    async fn execute(&mut self, plan: Plan) {
+        let task = self.task;
+        let mut started = Vec::new();
+        for (tier, copies) in plan.by_engine {
+            let memory = task.core.tiers.get(tier).and_then(|tier| tier.blocks(task.group));
+            if let (Some(memory), Some(to)) = (memory, self.destination.endpoint()) {
+                started.extend(task.start_copies((&memory.endpoint, to), copies));
+            }
+        }
+        let reading = self.submit(plan.from_disk);
+        self.copy_out(plan.on_thread);
+        if !plan.relayed.is_empty() {
+            self.relay(plan.relayed, &mut started).await;
+        }
+        if let Some(reading) = reading {
+            self.read(reading).await;
+        }
+        for copy in started {
+            for (index, result) in copy.end().await {
+                let bytes = self.destination.length(index);
+                let result = result.map_or_else(|result| result, |()| BlockResult::Done { bytes });
+                self.set(index, result);
+            }
+        }
+    }
+
+    /// Copies blocks from host memory on this thread.
+    fn copy_out(&mut self, blocks: Vec<(usize, PinnedSlot)>) {
+        let (core, group) = (&self.task.core, self.task.group);
+        let hold =
+            self.destination.hold(blocks.iter().map(|(index, _)| *index), PayloadUse::Destination);
+        for (index, pin) in blocks {
+            let tier = core.tiers.get(pin.room.tier.index());
+            let memory = tier.and_then(|tier| tier.blocks(group));
+            let (Some(tier), Some(memory), Ok(info)) = (tier, memory, core.group(group)) else {
+                continue;
+            };
+            if hold.is_err() {
+                self.set(index, BlockResult::failed(StoreError::SourceInUse));
+                continue;
+            }
+            let from = memory.buffers(info, pin.block.slot, pin.block.length);
+            // SAFETY: the pin keeps the slot, whose block is only read. The destination is valid until the
+            // job has ended, and held against transfers.
+            #[expect(unsafe_code, reason = "the memory is named by addresses")]
+            unsafe {
+                copies::copy(&from, &self.destination.buffers(index));
+            }
+            count(&tier.counters.read_bytes, pin.block.length.into());
+            self.set(index, BlockResult::Done { bytes: pin.block.length });
+        }
+    }
+
+    /// Copies blocks by way of the host tier. The second hop of a block begins when its first one ends.
+    async fn relay(&mut self, indices: Vec<usize>, started: &mut Vec<StartedCopy<PinnedSlot>>) {
+        let task = self.task;
+        let (core, group) = (&task.core, task.group);
+        let host = core.host_tier(group);
+        let (Some(host), Some(to), Ok(info)) =
+            (host, self.destination.endpoint(), core.group(group))
+        else {
+            return;
+        };
+        let Some(memory) = host.blocks(group) else { return };
+        let keys: Vec<_> = indices.iter().map(|&index| self.keys.hash(index)).collect();
+        let destination = &self.destination;
+        let mut refused = Vec::new();
+        let mut ready = |at: usize, pin: PinnedSlot| {
+            let Some(&index) = indices.get(at) else { return };
+            let tokens = destination.transfer_tokens(info, &memory.endpoint, pin.block.length);
+            let (Some(tokens), Some(block)) = (tokens, destination.block(index)) else {
+                return refused.push(index);
+            };
+            let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
+            started.extend(task.start_copies((&memory.endpoint, to), vec![copy]));
+        };
+        let results = Load::new(task, host.id).run(&keys, &mut ready).await;
+        for index in refused {
+            let error = StoreError::OtherShape { group: group.into() };
+            self.set(index, BlockResult::failed(error));
+        }
+        for (&index, result) in indices.iter().zip(results) {
+            if !result.is_ok() {
+                self.set(index, result);
+            }
+        }
+    }
+
+    fn submit(&mut self, blocks: Vec<(usize, PinnedSlot)>) -> Option<Reading> {
+        let (task, core) = (self.task, &self.task.core);
+        if blocks.is_empty() {
+            return None;
+        }
+        let disk = core.disk.as_ref()?;
+        let indices = blocks.iter().map(|(index, _)| *index);
+        let hold = match self.destination.hold(indices, PayloadUse::Destination) {
+            Ok(hold) => hold,
+            Err(error) => {
+                let result = BlockResult::failed(error);
+                blocks.iter().for_each(|(index, _)| self.set(*index, result.clone()));
+                return None;
+            }
+        };
+        let (indices, pins): (Vec<usize>, Vec<PinnedSlot>) = blocks.into_iter().unzip();
+        let pins = Arc::new(pins);
+        let keeps = (Arc::clone(&task.guard), Arc::clone(&self.destination), Arc::clone(&pins));
+        let arrivals = Arc::new(Arrivals::new(Arc::new(keeps)));
+        let request = |(at, (&index, pin)): (usize, (&usize, &PinnedSlot))| SlabRequest {
+            job: task.control.id(),
+            index: at,
+            group: task.group,
+            slot: pin.block.slot,
+            buffers: self.destination.buffers(index),
+            direction: SlabDirection::Read { checksum: pin.block.checksum },
+            deadline: task.control.deadline(),
+            priority: task.control.priority(),
+            sink: Arc::clone(&arrivals) as Arc<dyn SlabSink>,
+        };
+        let requests: Vec<SlabRequest> =
+            indices.iter().zip(pins.iter()).enumerate().map(request).collect();
+        // SAFETY: the caller of the get keeps spans valid until the guard drops, and the guard cell is
+        // kept by the sink. Blocks of an endpoint are kept by the payload, and held against transfers.
+        #[expect(unsafe_code, reason = "the memory is named by addresses")]
+        unsafe {
+            disk.slabs.submit(requests);
+        }
+        if task.control.stopped().is_some() {
+            disk.slabs.cancel(task.control.id());
+        }
+        Some(Reading { indices, pins, arrivals, _hold: hold })
+    }
+
+    async fn read(&mut self, reading: Reading) {
+        let core = &self.task.core;
+        let mut left = reading.indices.len();
+        while left > 0 {
+            for (at, result) in reading.arrivals.next().await {
+                left -= 1;
+                let (Some(&index), Some(pin)) = (reading.indices.get(at), reading.pins.get(at))
+                else {
+                    continue;
+                };
+                let result = match result {
+                    Ok(_) => {
+                        if let Some(tier) = core.tiers.get(pin.room.tier.index()) {
+                            count(&tier.counters.read_bytes, pin.block.length.into());
+                        }
+                        BlockResult::Done { bytes: pin.block.length }
+                    }
+                    Err(failure) => {
+                        if let SlabFailure::Corrupt { expected, found } = failure {
+                            let key = self.keys.hash(index);
+                            core.drop_corrupt(key, pin, (expected, found)).await;
+                        }
+                        failed(failure)
+                    }
+                };
+                self.set(index, result);
+            }
+        }
+    }
+}
+
+/// Disk requests in flight.
+struct Reading {
+    indices: Vec<usize>,
+    pins: Arc<Vec<PinnedSlot>>,
+    arrivals: Arc<Arrivals>,
+    _hold: Option<Hold>,
+}

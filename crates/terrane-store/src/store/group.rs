@@ -1,0 +1,179 @@
+//! The blocks of a group: their lengths, and the bytes of a block in an endpoint.
+
+use terrane_core::convert::to_usize;
+use terrane_core::{ByteCount, Memory};
+use terrane_layout::{Axis, AxisSteps, BlockFingerprint, Geometry, LayoutError, Section};
+use terrane_storage::IoBuffer;
+use terrane_transfer::Endpoint;
+
+use crate::slab::SlabBuffers;
+use crate::store::builder::BlockGroup;
+
+/// The alignment of a block in a tier that the store allocates: direct I/O needs no bounce buffer.
+const SLOT_ALIGNMENT: u64 = 4096;
+
+/// The shape of the blocks of a group.
+pub(crate) struct GroupInfo {
+    /// The most bytes of a block.
+    pub(crate) block_bytes: u64,
+    /// The bytes of a slot on disk.
+    pub(crate) slot_bytes: u64,
+    /// `None` for opaque blocks.
+    geometry: Option<Geometry>,
+    shape: Option<BlockFingerprint>,
+    /// The bytes of a block of so many tokens, from 1 token on. Empty for opaque blocks.
+    token_bytes: Vec<u32>,
+}
+
+impl GroupInfo {
+    pub(crate) fn new(group: &BlockGroup) -> Self {
+        let geometry = group.geometry.clone();
+        Self {
+            block_bytes: group.block_bytes,
+            slot_bytes: group.block_bytes,
+            shape: geometry.as_ref().map(shape_of),
+            token_bytes: geometry.as_ref().map(token_bytes).unwrap_or_default(),
+            geometry,
+        }
+    }
+
+    /// Whether a block of this geometry can be a block of the group.
+    pub(crate) fn fits(&self, geometry: &Geometry) -> bool {
+        match self.shape {
+            Some(shape) => shape_of(geometry) == shape,
+            None => geometry.block_bytes().get() <= self.block_bytes,
+        }
+    }
+
+    /// The number of tokens of a block of this length; `None` if the length is none of tokens.
+    pub(crate) fn tokens_of(&self, length: u32) -> Option<u32> {
+        let index = self.token_bytes.binary_search(&length).ok()?;
+        u32::try_from(index + 1).ok()
+    }
+
+    /// The bytes of a block of this geometry with so many tokens; `None` if it has not so many.
+    pub(crate) fn bytes_of(&self, geometry: &Geometry, tokens: Option<u32>) -> Option<u32> {
+        let whole = || u32::try_from(geometry.block_bytes().get()).ok();
+        match tokens {
+            None => whole(),
+            Some(tokens) if self.token_bytes.is_empty() => {
+                let sizes = token_bytes(geometry);
+                sizes.get(to_usize(tokens.into()).checked_sub(1)?).copied()
+            }
+            Some(tokens) => self.token_bytes.get(to_usize(tokens.into()).checked_sub(1)?).copied(),
+        }
+    }
+
+    /// Whether a copy engine can copy a block of this length between endpoints of these geometries,
+    /// and the tokens that it names then.
+    pub(crate) fn transfer_tokens(
+        &self,
+        (from, to): (&Geometry, &Geometry),
+        length: u32,
+    ) -> Option<Option<u32>> {
+        let is_whole = |geometry: &Geometry| geometry.block_bytes().get() == u64::from(length);
+        if self.geometry.is_none() {
+            return (shape_of(from) == shape_of(to) && is_whole(from)).then_some(None);
+        }
+        if is_whole(from) { Some(None) } else { self.tokens_of(length).map(Some) }
+    }
+
+    /// The geometry of blocks of this group in memory of the store: a block is one span, in canonical
+    /// order.
+    pub(crate) fn own_geometry(&self, blocks: u32) -> Result<Geometry, LayoutError> {
+        let stride = self.own_stride();
+        let mut sections = Vec::new();
+        match &self.geometry {
+            None => {
+                let bytes = u32::try_from(self.block_bytes).unwrap_or(u32::MAX);
+                let section = Section::new(terrane_layout::SectionName::OPAQUE, 1)
+                    .axis(Axis::Block, AxisSteps::new(blocks, stride))
+                    .axis(Axis::Element, AxisSteps::new(bytes, 1));
+                sections.push(section);
+            }
+            Some(geometry) => own_sections(geometry, (blocks, stride), &mut sections),
+        }
+        let bytes = ByteCount::new(stride).checked_mul("blocks", blocks.into())?;
+        Geometry::from_sections_in(sections, &[bytes])
+    }
+
+    /// The bytes between two blocks in memory of the store.
+    pub(crate) const fn own_stride(&self) -> u64 {
+        self.block_bytes.next_multiple_of(SLOT_ALIGNMENT)
+    }
+}
+
+/// The sections of blocks in canonical order, without gaps between them.
+fn own_sections(geometry: &Geometry, (blocks, stride): (u32, u64), all: &mut Vec<Section>) {
+    let layers = geometry.num_layers();
+    let mut sections: Vec<&Section> = geometry.sections().iter().collect();
+    sections.sort_by_key(|section| section.name());
+    let has_layers = |section: &Section| layers == 1 || section.shape().layers > 1;
+    let layered = sections.iter().filter(|section| has_layers(section));
+    let layer_bytes: u64 = layered.map(|section| section.shape().piece_bytes()).sum();
+    let (mut in_layer, mut behind) = (0, layer_bytes * u64::from(layers));
+    for section in sections {
+        let shape = section.shape();
+        let row = u64::from(shape.elements) * u64::from(shape.element_bytes);
+        let heads = shape.heads.unwrap_or(1);
+        let mut own = Section::new(section.name(), shape.element_bytes)
+            .axis(Axis::Block, AxisSteps::new(blocks, stride))
+            .axis(Axis::Token, AxisSteps::new(shape.tokens, row * u64::from(heads)))
+            .axis(Axis::Element, AxisSteps::new(shape.elements, shape.element_bytes.into()));
+        if shape.heads.is_some() {
+            own = own.axis(Axis::Head, AxisSteps::new(heads, row));
+        }
+        let at = if has_layers(section) { &mut in_layer } else { &mut behind };
+        if has_layers(section) {
+            own = own.axis(Axis::Layer, AxisSteps::new(layers, layer_bytes));
+        }
+        all.push(own.at(0, *at));
+        *at += shape.piece_bytes();
+    }
+}
+
+fn shape_of(geometry: &Geometry) -> BlockFingerprint {
+    BlockFingerprint::new(geometry, 0, &[])
+}
+
+/// The bytes of a block of 1 token, 2 tokens and so on.
+fn token_bytes(geometry: &Geometry) -> Vec<u32> {
+    let shapes: Vec<_> = geometry.sections().iter().map(Section::shape).collect();
+    let most = shapes.iter().map(|shape| shape.tokens).max().unwrap_or(1);
+    let bytes = |tokens: u32| {
+        let each = shapes.iter().map(|shape| {
+            let row = shape.piece_bytes() / u64::from(shape.tokens.max(1));
+            u64::from(shape.layers) * row * u64::from(shape.tokens.min(tokens))
+        });
+        u32::try_from(each.sum::<u64>()).unwrap_or(u32::MAX)
+    };
+    (1..=most).map(bytes).collect()
+}
+
+/// The host memory of the first `length` bytes of a block in canonical order. `tokens` is their number
+/// of tokens, if they are a number of tokens.
+pub(crate) fn host_buffers(
+    endpoint: &Endpoint,
+    block: u32,
+    (length, tokens): (u32, Option<u32>),
+) -> SlabBuffers {
+    let layout = endpoint.layout();
+    let mut left = u64::from(length);
+    let mut buffers = SlabBuffers::new();
+    let tokens = tokens.unwrap_or(u32::MAX);
+    layout.geometry().canonical_spans(block, tokens, &mut |at, bytes| {
+        let bytes = bytes.min(left);
+        let address = layout.location_at(at).and_then(|location| location.as_host());
+        if let Some(address) = address.filter(|_| bytes > 0) {
+            left -= bytes;
+            buffers.push(IoBuffer { address, length: ByteCount::new(bytes) });
+        }
+    });
+    buffers
+}
+
+/// Whether the host can address the memory of an endpoint.
+pub(crate) fn is_host(endpoint: &Endpoint) -> bool {
+    let regions = endpoint.layout().regions();
+    endpoint.kind().is_host() && regions.iter().all(|region| region.location().as_host().is_some())
+}

@@ -1,0 +1,77 @@
+//! Pins of blocks with a time limit.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::task::Wake;
+
+use terrane_core::sync::lock;
+
+use crate::store::executor::Timed;
+use crate::store::presence::Presence;
+use crate::store::room::LeasedSlot;
+
+/// Keeps blocks from being evicted, until it drops or its time is over.
+///
+/// [`presence`](Self::presence) is the state of each key at the time of the call. Keys that are
+/// ready are pinned. A lease that is leaked ends at its time limit.
+#[must_use = "dropping the lease releases the blocks"]
+pub struct Lease {
+    pub(crate) presence: Vec<Presence>,
+    pub(crate) pins: Arc<LeasePins>,
+    pub(crate) _timer: Option<Timed>,
+}
+
+/// The pins of a lease, which the timer and the lease share.
+pub(crate) struct LeasePins {
+    slots: Mutex<Vec<LeasedSlot>>,
+}
+
+impl LeasePins {
+    pub(crate) const fn new(slots: Vec<LeasedSlot>) -> Self {
+        Self { slots: Mutex::new(slots) }
+    }
+
+    pub(crate) fn release(&self) {
+        let slots = std::mem::take(&mut *lock(&self.slots));
+        drop(slots);
+    }
+}
+
+/// The time limit has come.
+impl Wake for LeasePins {
+    fn wake(self: Arc<Self>) {
+        self.release();
+    }
+}
+
+impl Lease {
+    /// The state of each key at the time of the call.
+    #[must_use]
+    pub fn presence(&self) -> &[Presence] {
+        &self.presence
+    }
+
+    /// The number of leading keys that were ready, and are pinned.
+    #[must_use]
+    pub fn prefix(&self) -> usize {
+        self.presence.iter().take_while(|presence| presence.is_ready()).count()
+    }
+
+    /// The number of blocks that are pinned now: zero after the time limit.
+    #[must_use]
+    pub fn pinned(&self) -> usize {
+        lock(&self.pins.slots).len()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.pins.release();
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("presence", &self.presence).finish_non_exhaustive()
+    }
+}

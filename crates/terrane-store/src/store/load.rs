@@ -1,0 +1,348 @@
+//! Copies into a faster tier: promotions, and the first hop of gets into device memory.
+
+use std::sync::Arc;
+
+use crate::KeyHash;
+use crate::error::StoreError;
+use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
+use crate::store::arrivals::Arrivals;
+use crate::store::claims::{ClaimKind, HeldClaim};
+use crate::store::commit::{Committed, Place, WrittenBlock, failed};
+use crate::store::copies;
+use crate::store::presence::TierId;
+use crate::store::request::Keys;
+use crate::store::result::{BlockResult, NoRoom};
+use crate::store::room::{PinnedSlot, TakenSlots};
+use crate::store::submit::JobTask;
+use crate::store::tier::{Tier, TierBlocks, count};
+use crate::store::transfers::{BlockCopy, StartedCopy};
+
+/// The most blocks whose slots are taken together.
+const MOST_AT_ONCE: usize = 64;
+
+/// How often a promotion to a device tier begins again, because the block left the host tier between
+/// the two hops.
+const MOST_ROUNDS: usize = 4;
+
+/// Copies blocks from slower tiers into one.
+///
+/// It holds no pins while it waits for slots, so that tiers which wait for each other's slots go on.
+pub(crate) struct Load<'a> {
+    task: &'a JobTask,
+    to: TierId,
+}
+
+/// Called with each block that is in the tier, pinned.
+pub(crate) type OnReady<'a> = &'a mut (dyn FnMut(usize, PinnedSlot) + Send);
+
+/// A block that this job loads.
+struct OwnLoad {
+    index: usize,
+    key: KeyHash,
+    claim: HeldClaim,
+}
+
+/// A block on its way.
+struct Moving {
+    own: OwnLoad,
+    at: usize,
+    source: Arc<PinnedSlot>,
+}
+
+impl<'a> Load<'a> {
+    pub(crate) const fn new(task: &'a JobTask, to: TierId) -> Self {
+        Self { task, to }
+    }
+
+    /// Loads blocks, and returns the result of each.
+    pub(crate) async fn run(&self, keys: &[KeyHash], ready: OnReady<'_>) -> Vec<BlockResult> {
+        let (task, core) = (self.task, &self.task.core);
+        let mut results = vec![BlockResult::Absent; keys.len()];
+        let tier = core.tiers.get(self.to.index());
+        let Some((tier, room)) = tier.and_then(|tier| Some((tier, tier.room(task.group)?))) else {
+            return results;
+        };
+        let mut pending: Vec<usize> = (0..keys.len()).collect();
+        while !pending.is_empty() {
+            let (mut own, mut others) = (Vec::new(), Vec::new());
+            for index in std::mem::take(&mut pending) {
+                let Some(&key) = keys.get(index) else { continue };
+                if let Some(pin) = room.pin(key) {
+                    set(&mut results, index, BlockResult::AlreadyStored);
+                    ready(index, pin);
+                    continue;
+                }
+                match core.claims.claim(key, ClaimKind::Load) {
+                    Ok(claim) => own.push(OwnLoad { index, key, claim }),
+                    Err(claim) => others.push((index, claim)),
+                }
+            }
+            while !own.is_empty() {
+                let most = usize::try_from(room.limit() / 2).unwrap_or(1).clamp(1, MOST_AT_ONCE);
+                let rest = own.split_off(own.len().min(most));
+                let part = std::mem::replace(&mut own, rest);
+                self.load(tier, part, ready, &mut results).await;
+            }
+            for (index, claim) in others {
+                match task.control.until(claim.wait()).await {
+                    Ok(()) => pending.push(index),
+                    Err(stopped) => set(&mut results, index, stopped.into()),
+                }
+            }
+        }
+        results
+    }
+
+    async fn load(
+        &self,
+        tier: &Tier,
+        own: Vec<OwnLoad>,
+        ready: OnReady<'_>,
+        results: &mut [BlockResult],
+    ) {
+        let task = self.task;
+        let (Some(room), Some(memory)) = (tier.room(task.group), tier.blocks(task.group)) else {
+            return;
+        };
+        let set_all = |results: &mut [BlockResult], result: &BlockResult| {
+            own.iter().for_each(|own| set(results, own.index, result.clone()));
+        };
+        let mut taken = match room.take(own.len(), &task.control).await {
+            Ok(Ok(taken)) => taken,
+            Ok(Err(no_room)) => return set_all(results, &BlockResult::NoRoom(no_room)),
+            Err(stopped) => return set_all(results, &stopped.into()),
+        };
+        let (mut from_disk, mut from_memory) = (Vec::new(), Vec::new());
+        for (at, own) in own.into_iter().enumerate() {
+            let Some((source, is_disk)) = self.find(own.key) else { continue };
+            let moving = Moving { own, at, source: Arc::new(source) };
+            if !is_disk {
+                from_memory.push(moving);
+            } else if memory.is_host {
+                from_disk.push(moving);
+            } else {
+                // The host tier has to have it first.
+                set(results, moving.own.index, BlockResult::NoRoom(NoRoom::TierTooSmall));
+            }
+        }
+        let disk = self.submit(memory, (&taken, &from_disk));
+        let started = self.start(memory, (&taken, &from_memory), results);
+        let mut from_disk: Vec<Option<Moving>> = from_disk.into_iter().map(Some).collect();
+        let mut left = from_disk.len();
+        while left > 0 {
+            for (number, result) in disk.next().await {
+                left -= 1;
+                let Some(moving) = from_disk.get_mut(number).and_then(Option::take) else {
+                    continue;
+                };
+                match result {
+                    Ok(done) => {
+                        self.commit((moving, done.checksum), &mut taken, ready, results).await;
+                    }
+                    Err(failure) => self.fail(moving, failure, results).await,
+                }
+            }
+        }
+        let mut from_memory: Vec<Option<Moving>> = from_memory.into_iter().map(Some).collect();
+        for copy in started {
+            for (number, result) in copy.end().await {
+                let Some(moving) = from_memory.get_mut(number).and_then(Option::take) else {
+                    continue;
+                };
+                match result {
+                    Ok(()) => {
+                        let checksum = moving.source.block.checksum;
+                        self.commit((moving, checksum), &mut taken, ready, results).await;
+                    }
+                    Err(result) => set(results, moving.own.index, result),
+                }
+            }
+        }
+    }
+
+    /// The block in a slower tier, and whether that is the disk tier.
+    fn find(&self, key: KeyHash) -> Option<(PinnedSlot, bool)> {
+        let slower = self.task.core.tiers.iter().skip(self.to.index() + 1);
+        slower.into_iter().find_map(|tier| {
+            let pin = tier.room(self.task.group)?.pin(key)?;
+            Some((pin, tier.is_disk()))
+        })
+    }
+
+    fn submit(
+        &self,
+        memory: &TierBlocks,
+        (taken, moving): (&TakenSlots, &[Moving]),
+    ) -> Arc<Arrivals> {
+        let (task, core) = (self.task, &self.task.core);
+        let pins: Vec<Arc<PinnedSlot>> =
+            moving.iter().map(|moving| Arc::clone(&moving.source)).collect();
+        let arrivals = Arc::new(Arrivals::new(Arc::new((pins, memory.endpoint.clone()))));
+        let (Some(disk), Ok(info)) = (&core.disk, core.group(task.group)) else { return arrivals };
+        let request = |(number, moving): (usize, &Moving)| {
+            let block = moving.source.block;
+            let slot = taken.slot(moving.at)?;
+            Some(SlabRequest {
+                job: task.control.id(),
+                index: number,
+                group: task.group,
+                slot: block.slot,
+                buffers: memory.buffers(info, slot, block.length),
+                direction: SlabDirection::Read { checksum: block.checksum },
+                deadline: task.control.deadline(),
+                priority: task.control.priority(),
+                sink: Arc::clone(&arrivals) as Arc<dyn SlabSink>,
+            })
+        };
+        let requests: Vec<SlabRequest> = moving.iter().enumerate().filter_map(request).collect();
+        if requests.is_empty() {
+            return arrivals;
+        }
+        // SAFETY: the slots are this job's alone until the requests have ended, and the sink keeps the
+        // endpoint. A task that panics cancels nothing: its slots were never in the index.
+        #[expect(unsafe_code, reason = "the memory is named by addresses")]
+        unsafe {
+            disk.slabs.submit(requests);
+        }
+        if task.control.stopped().is_some() {
+            disk.slabs.cancel(task.control.id());
+        }
+        arrivals
+    }
+
+    /// Starts copies between memory tiers. Those that no engine can do are done here.
+    fn start(
+        &self,
+        memory: &TierBlocks,
+        (taken, moving): (&TakenSlots, &[Moving]),
+        results: &mut [BlockResult],
+    ) -> Vec<StartedCopy<Arc<PinnedSlot>>> {
+        let (task, core) = (self.task, &self.task.core);
+        let Ok(info) = core.group(task.group) else { return Vec::new() };
+        let mut started = Vec::new();
+        let mut by_tier: Vec<(TierId, Vec<BlockCopy<Arc<PinnedSlot>>>)> = Vec::new();
+        for (number, moving) in moving.iter().enumerate() {
+            let block = moving.source.block;
+            let tier = moving.source.room.tier;
+            let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
+            let (Some(source), Some(to)) = (source, taken.slot(moving.at)) else { continue };
+            let ends = (source.endpoint.layout().geometry(), memory.endpoint.layout().geometry());
+            let keeps = Arc::clone(&moving.source);
+            match info.transfer_tokens(ends, block.length) {
+                Some(tokens) => {
+                    let copy = BlockCopy { index: number, from: block.slot, to, tokens, keeps };
+                    match by_tier.iter_mut().find(|(other, _)| *other == tier) {
+                        Some((_, copies)) => copies.push(copy),
+                        None => by_tier.push((tier, vec![copy])),
+                    }
+                }
+                None if source.is_host && memory.is_host => {
+                    // SAFETY: the pin keeps the source, and the other slot is this job's alone.
+                    #[expect(unsafe_code, reason = "the memory is named by addresses")]
+                    unsafe {
+                        copies::copy(
+                            &source.buffers(info, block.slot, block.length),
+                            &memory.buffers(info, to, block.length),
+                        );
+                    }
+                    started.push(StartedCopy::done(number));
+                }
+                None => {
+                    let error = StoreError::OtherShape { group: task.group.into() };
+                    set(results, moving.own.index, BlockResult::failed(error));
+                }
+            }
+        }
+        for (tier, copies) in by_tier {
+            let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
+            if let Some(source) = source {
+                started.extend(task.start_copies((&source.endpoint, &memory.endpoint), copies));
+            }
+        }
+        started
+    }
+
+    async fn commit(
+        &self,
+        (moving, checksum): (Moving, u64),
+        taken: &mut TakenSlots,
+        ready: OnReady<'_>,
+        results: &mut [BlockResult],
+    ) {
+        let (task, core) = (self.task, &self.task.core);
+        let Moving { own, at, source } = moving;
+        let name = core.names.get(own.key);
+        let length = source.block.length;
+        let block = WrittenBlock {
+            group: task.group,
+            key: own.key,
+            name: name.as_deref().unwrap_or_default(),
+            length,
+            checksum,
+            claim: &own.claim,
+            epoch: None,
+            copy_of: Some(&source),
+            is_dirty: false,
+        };
+        let place = Place { tier: self.to, taken, at };
+        let result = match core.commit(&block, &mut [place]).await {
+            Ok(Committed::Stored) => BlockResult::Done { bytes: length },
+            Ok(Committed::Dropped) => BlockResult::Absent,
+            Err(error) => BlockResult::failed(error),
+        };
+        if let Some(tier) = core.tiers.get(source.room.tier.index()) {
+            count(&tier.counters.read_bytes, length.into());
+        }
+        let room = core.tiers.get(self.to.index()).and_then(|tier| tier.room(task.group));
+        let pin = room.filter(|_| result.is_ok()).and_then(|room| room.pin(own.key));
+        set(results, own.index, result);
+        if let Some(pin) = pin {
+            ready(own.index, pin);
+        }
+    }
+
+    async fn fail(&self, moving: Moving, failure: SlabFailure, results: &mut [BlockResult]) {
+        if let SlabFailure::Corrupt { expected, found } = failure {
+            let (key, source) = (moving.own.key, &moving.source);
+            self.task.core.drop_corrupt(key, source, (expected, found)).await;
+        }
+        set(results, moving.own.index, failed(failure));
+    }
+}
+
+fn set(results: &mut [BlockResult], index: usize, result: BlockResult) {
+    if let Some(slot) = results.get_mut(index) {
+        *slot = result;
+    }
+}
+
+/// Promotes blocks: to a device tier by way of the host tier.
+pub(crate) async fn promote(task: &JobTask, keys: &Keys, tier: TierId) -> Vec<BlockResult> {
+    let core = &task.core;
+    let is_host = core.tiers.get(tier.index()).is_some_and(|tier| tier.is_host(task.group));
+    let host = core.host_tier(task.group).map(|tier| tier.id);
+    let hops: Vec<TierId> = match host {
+        Some(host) if !is_host && host > tier => vec![host, tier],
+        _ => vec![tier],
+    };
+    let mut results = vec![BlockResult::Absent; keys.len()];
+    let mut pending: Vec<usize> = (0..keys.len()).collect();
+    for _ in 0..MOST_ROUNDS {
+        for &hop in &hops {
+            let hashes: Vec<KeyHash> = pending.iter().map(|&index| keys.hash(index)).collect();
+            let loaded = Load::new(task, hop).run(&hashes, &mut |_, pin| drop(pin)).await;
+            for (&index, result) in pending.iter().zip(loaded) {
+                set(&mut results, index, result);
+            }
+        }
+        let is_between = |index: &usize| {
+            let result = results.get(*index);
+            hops.len() > 1 && matches!(result, Some(BlockResult::NoRoom(NoRoom::TierTooSmall)))
+        };
+        pending.retain(is_between);
+        if pending.is_empty() {
+            break;
+        }
+    }
+    results
+}

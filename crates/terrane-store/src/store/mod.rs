@@ -1,0 +1,345 @@
+//! The store: keyed blocks over tiers of memory and disk.
+//!
+//! # Threads
+//!
+//! `terrane-store` runs the tasks of jobs, `terrane-store-io` reads and writes the slab files, and
+//! `terrane-store-sync` makes blocks durable. A job's task runs on the caller's thread until it waits
+//! for the first time.
+//!
+//! # Order of locks
+//!
+//! A thread takes locks in this order only, and may leave some out:
+//!
+//! 1. an entry of the gate (`gate.rs`), which a clear closes;
+//! 2. the order of a key (`key_order.rs`): held from the change of the index to its record;
+//! 3. the state of a room (`room.rs`);
+//! 4. a shard of claims (`claims.rs`), an eviction policy, a shard of an index, the catalog's state.
+//!
+//! Wakers, guards, events and sinks run outside all of them.
+
+pub(crate) mod arrivals;
+pub(crate) mod blocks;
+pub(crate) mod builder;
+pub(crate) mod claims;
+pub(crate) mod commit;
+pub(crate) mod control;
+pub(crate) mod copies;
+
+pub(crate) mod counters;
+pub(crate) mod event;
+pub(crate) mod executor;
+pub(crate) mod gate;
+pub(crate) mod get;
+pub(crate) mod group;
+pub(crate) mod job;
+pub(crate) mod key_order;
+pub(crate) mod lease;
+pub(crate) mod load;
+pub(crate) mod maintenance;
+pub(crate) mod moves;
+pub(crate) mod open;
+pub(crate) mod openmetrics;
+pub(crate) mod options;
+pub(crate) mod presence;
+pub(crate) mod put;
+pub(crate) mod queries;
+pub(crate) mod removal;
+pub(crate) mod request;
+pub(crate) mod result;
+pub(crate) mod room;
+
+pub(crate) mod shared;
+pub(crate) mod snapshot;
+pub(crate) mod submit;
+pub(crate) mod tier;
+pub(crate) mod transfers;
+pub(crate) mod why;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrane_core::{ByteCount, CapabilityReport};
+
+use crate::error::StoreError;
+use crate::store::blocks::Blocks;
+use crate::store::builder::StoreBuilder;
+use crate::store::event::Events;
+use crate::store::job::{Drained, Job, Refused};
+use crate::store::lease::Lease;
+use crate::store::options::JobOptions;
+use crate::store::presence::{Presence, TierId};
+use crate::store::shared::StoreCore;
+use crate::store::snapshot::StoreSnapshot;
+use crate::store::why::Why;
+
+/// Keyed blocks over tiers of memory and disk.
+///
+/// Queries (`presence`, `prefix`, `acquire`, `touch`, `why`) do no I/O. Submits (`put`, `get`,
+/// `promote`, `remove`, `clear`, `sync`) return a [`Job`] and never wait for I/O. Clones share the
+/// store. When the last clone drops, the store closes.
+///
+/// Keys name content: two blocks with one key have equal bytes. A put of a key that is stored copies
+/// nothing.
+///
+/// # After `fork`
+///
+/// A forked child has none of the store's threads. There, queries find nothing, submits return
+/// [`StoreError::Forked`], and a drop does nothing.
+///
+/// ```
+/// use std::ptr::NonNull;
+/// use terrane_core::ByteCount;
+/// use terrane_store::{BlockGroup, Blocks, DiskTier, JobOptions, Spans, Store};
+/// use terrane_store::disk::Namespace;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let directory = tempfile::tempdir()?;
+/// # let directory = directory.path();
+/// let (store, recovery) = Store::builder()
+///     .group(BlockGroup::new("kv", 65_536))
+///     .disk(DiskTier::new(directory, ByteCount::mib(4)))
+///     .namespace(Namespace::new("llama-3.1-8b", [("model", "llama-3.1-8b")])?)
+///     .open()?;
+/// assert_eq!(recovery.found, 0);
+///
+/// let mut block = vec![7_u8; 65_536];
+/// let mut spans = Spans::new();
+/// spans.add(NonNull::from(&mut block[..]).cast(), block.len());
+/// // SAFETY: the job gets `block` as its guard, which owns the bytes; no other code uses them.
+/// let source = unsafe { Blocks::spans(spans) };
+/// let outcome = store.put(&[b"prefix 42"], source, JobOptions::new(), block)?.wait();
+/// assert!(outcome.is_ok());
+/// assert_eq!(store.prefix(0, &[b"prefix 42"]), 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Store {
+    handle: Arc<StoreHandle>,
+}
+
+/// Closes the store when the last clone drops.
+struct StoreHandle {
+    core: Arc<StoreCore>,
+}
+
+impl Drop for StoreHandle {
+    fn drop(&mut self) {
+        self.core.close(Instant::now() + self.core.close_within);
+    }
+}
+
+impl Store {
+    pub(crate) fn new(core: Arc<StoreCore>) -> Self {
+        Self { handle: Arc::new(StoreHandle { core }) }
+    }
+
+    /// A builder without groups and tiers.
+    pub const fn builder() -> StoreBuilder {
+        StoreBuilder::new()
+    }
+
+    fn core(&self) -> &Arc<StoreCore> {
+        &self.handle.core
+    }
+
+    /// Writes the state of each key to `out`, which has the length of `keys`. A key that is refused,
+    /// and a group that does not exist, are absent.
+    pub fn presence<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], out: &mut [Presence]) {
+        self.core().presence(group, keys, out);
+    }
+
+    /// The number of leading keys that are ready.
+    #[must_use]
+    pub fn prefix<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) -> usize {
+        self.core().prefix(group, keys)
+    }
+
+    /// The state of each key, and pins of the blocks that are ready: in one step for each key. A block
+    /// that is pinned is not evicted.
+    pub fn acquire<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], ttl: Duration) -> Lease {
+        self.core().acquire(group, keys, ttl)
+    }
+
+    /// Counts as a use of each block that is ready, so that it is evicted later.
+    pub fn touch<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) {
+        self.core().touch(group, keys);
+    }
+
+    /// Why a key is, or is not, in the store.
+    #[must_use]
+    pub fn why(&self, group: u16, key: &[u8]) -> Why {
+        self.core().why(group, key)
+    }
+
+    /// Stores blocks. Keys that are stored are skipped. A key that another put writes is waited for,
+    /// and written from this source if the other put fails.
+    ///
+    /// `guard` is dropped when the job has ended: it keeps the memory of the source.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] returns the guard, with the key, the block, the group or the queue that is wrong.
+    pub fn put<K: AsRef<[u8]>, G: Send + 'static>(
+        &self,
+        keys: &[K],
+        source: Blocks,
+        options: JobOptions,
+        guard: G,
+    ) -> Result<Job, Refused<G>> {
+        submit::put(self.core(), keys, source, options, guard)
+    }
+
+    /// Reads blocks, each from the fastest tier that has it. It never waits for a slot, unless the
+    /// blocks travel from disk to a device. A key that a put writes is waited for.
+    ///
+    /// `guard` is dropped when the job has ended: it keeps the memory of the destination.
+    ///
+    /// # Errors
+    ///
+    /// As [`put`](Self::put), and [`StoreError::DestinationNamedTwice`].
+    pub fn get<K: AsRef<[u8]>, G: Send + 'static>(
+        &self,
+        keys: &[K],
+        destination: Blocks,
+        options: JobOptions,
+        guard: G,
+    ) -> Result<Job, Refused<G>> {
+        submit::get(self.core(), keys, destination, options, guard)
+    }
+
+    /// Copies blocks to a faster tier of memory, so that a later get finds them there.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::NoSuchTier`] if `tier` is no memory tier, and the errors of keys, groups and queues.
+    pub fn promote<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        tier: TierId,
+        options: JobOptions,
+    ) -> Result<Job, StoreError> {
+        submit::promote(self.core(), keys, tier, options)
+    }
+
+    /// Removes blocks from all tiers. They are absent when this returns. The job ends when a restart
+    /// does not bring them back. A put of such a key that runs meanwhile stores nothing.
+    ///
+    /// # Errors
+    ///
+    /// The errors of keys and groups.
+    pub fn remove<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) -> Result<Job, StoreError> {
+        submit::remove(self.core(), keys, JobOptions::new().group(group))
+    }
+
+    /// As [`remove`](Self::remove), with options.
+    ///
+    /// # Errors
+    ///
+    /// The errors of keys, groups and queues.
+    pub fn remove_with<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        options: JobOptions,
+    ) -> Result<Job, StoreError> {
+        submit::remove(self.core(), keys, options)
+    }
+
+    /// Removes all blocks. When the job has ended, the store is empty, also after a restart. Jobs that
+    /// run meanwhile end; what they put is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Closed`] and [`StoreError::Forked`].
+    pub fn clear(&self) -> Result<Job, StoreError> {
+        submit::clear(self.core())
+    }
+
+    /// Makes all blocks durable whose puts had ended before the call.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Closed`] and [`StoreError::Forked`].
+    pub fn sync(&self) -> Result<Job, StoreError> {
+        submit::sync(self.core())
+    }
+
+    /// Subscribes to changes from now on. At most `capacity` events wait.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Queue`] if `capacity` is zero or the process has no descriptor left.
+    pub fn events(&self, capacity: usize) -> Result<Events, StoreError> {
+        self.core().subscribe(capacity)
+    }
+
+    /// Numbers about the store.
+    #[must_use]
+    pub fn snapshot(&self) -> StoreSnapshot {
+        self.core().snapshot()
+    }
+
+    /// What the file systems and the kernel granted.
+    #[must_use]
+    pub fn capabilities(&self) -> CapabilityReport {
+        self.core().capabilities()
+    }
+
+    /// The names of the tiers, the fastest first.
+    #[must_use]
+    pub fn tiers(&self) -> Vec<String> {
+        self.core().tiers.iter().map(|tier| tier.name.clone()).collect()
+    }
+
+    /// The bytes of a slot of a group on disk, or of a block if there is no disk tier. `None` if there is
+    /// no such group.
+    #[must_use]
+    pub fn slot_bytes(&self, group: u16) -> Option<ByteCount> {
+        self.core().group(group).ok().map(|group| ByteCount::new(group.slot_bytes))
+    }
+
+    /// Sets the capacity of a tier, up to the one it was opened with. All groups get equal parts. Blocks
+    /// are evicted until they fit; those in use keep their slots until they are not.
+    ///
+    /// Returns the capacity that the tier has from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::NoSuchTier`], [`StoreError::Closed`] and [`StoreError::Forked`].
+    pub fn resize(&self, tier: TierId, bytes: ByteCount) -> Result<ByteCount, StoreError> {
+        self.core().resize(tier, bytes)
+    }
+
+    /// Writes the snapshot as OpenMetrics text to `path` at each interval, and replaces the file with
+    /// each. It stops when the store closes.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Export`] if the first file cannot be written, [`StoreError::Closed`] and
+    /// [`StoreError::Forked`].
+    pub fn export_metrics(&self, path: &Path, interval: Duration) -> Result<(), StoreError> {
+        self.core().export_metrics(path, interval)
+    }
+
+    /// Waits until no job runs, or until the deadline.
+    #[must_use]
+    pub fn drain(&self, deadline: Instant) -> Drained {
+        self.core().drain(deadline)
+    }
+
+    /// Refuses further jobs, waits for the running ones until the deadline and cancels the others, makes
+    /// the blocks durable, and joins the threads. Returns the number of jobs that were cancelled.
+    ///
+    /// Clones of the store refuse jobs afterwards. A second call does nothing.
+    pub fn close(&self, deadline: Instant) -> Drained {
+        self.core().close(deadline)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("tiers", &self.core().tiers.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,419 @@
+//! Copies into slower tiers: write-back, syncs.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::KeyHash;
+use crate::error::StoreError;
+use crate::slab::{Priority, SlabDirection, SlabRequest, SlabSink};
+use crate::store::arrivals::Arrivals;
+use crate::store::claims::{ClaimKind, HeldClaim};
+use crate::store::commit::{Place, WrittenBlock, failed};
+use crate::store::copies;
+use crate::store::presence::TierId;
+use crate::store::request::Keys;
+use crate::store::result::BlockResult;
+use crate::store::room::{PinnedSlot, TakenSlots};
+use crate::store::shared::StoreCore;
+use crate::store::submit::{JobTask, begin_internal};
+use crate::store::tier::Tier;
+use crate::store::transfers::BlockCopy;
+
+/// The most blocks that are written back together.
+const MOST_AT_ONCE: usize = 64;
+
+/// The fewest blocks that are written back, if there are so many.
+const LEAST_AT_ONCE: usize = 8;
+
+/// A dirty block, and its place in the results.
+struct DirtyBlock {
+    index: usize,
+    key: KeyHash,
+    pin: Arc<PinnedSlot>,
+}
+
+/// A dirty block that this job writes.
+struct OwnBlock {
+    dirty: DirtyBlock,
+    claim: HeldClaim,
+}
+
+/// Copies dirty blocks of a tier into the tier below.
+pub(crate) struct WriteDown<'a> {
+    task: &'a JobTask,
+    from: TierId,
+}
+
+impl<'a> WriteDown<'a> {
+    pub(crate) const fn new(task: &'a JobTask, from: TierId) -> Self {
+        Self { task, from }
+    }
+
+    /// Writes the blocks of these keys to all slower tiers, one tier after the other.
+    pub(crate) async fn keys(self, keys: Vec<KeyHash>) -> Vec<BlockResult> {
+        let core = &self.task.core;
+        let mut results = vec![BlockResult::AlreadyStored; keys.len()];
+        for tier in core.tiers.iter().skip(self.from.index()) {
+            let Some(room) = tier.room(self.task.group) else { continue };
+            let pinned = keys.iter().enumerate().filter_map(|(index, &key)| {
+                let pin = room.pin(key).filter(|pin| room.is_pin_dirty(pin))?;
+                Some((index, (key, pin)))
+            });
+            let (indices, blocks): (Vec<usize>, Vec<_>) = pinned.unzip();
+            let written = WriteDown::new(self.task, tier.id).blocks(blocks).await;
+            for (index, result) in indices.into_iter().zip(written) {
+                if let Some(slot) = results.get_mut(index).filter(|_| !result.is_ok()) {
+                    *slot = result;
+                }
+            }
+        }
+        results
+    }
+
+    /// Writes pinned blocks of one group to the tier below.
+    pub(crate) async fn blocks(self, blocks: Vec<(KeyHash, PinnedSlot)>) -> Vec<BlockResult> {
+        let mut results = vec![BlockResult::AlreadyStored; blocks.len()];
+        let core = &self.task.core;
+        let (Some(from), Some(below)) = (core.tiers.get(self.from.index()), core.below(self.from))
+        else {
+            return results;
+        };
+        let enumerated = blocks.into_iter().enumerate();
+        let mut pending: Vec<DirtyBlock> = enumerated
+            .map(|(index, (key, pin))| DirtyBlock { index, key, pin: Arc::new(pin) })
+            .collect();
+        while !pending.is_empty() {
+            let (mut own, mut others) = (Vec::new(), Vec::new());
+            for dirty in pending {
+                match core.claims.claim(dirty.key, ClaimKind::WriteBack) {
+                    Ok(_) if !dirty.pin.room.is_pin_dirty(&dirty.pin) => {}
+                    Ok(claim) => own.push(OwnBlock { dirty, claim }),
+                    Err(claim) => others.push((dirty, claim)),
+                }
+            }
+            while !own.is_empty() {
+                let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
+                let limit = below.room(group).map_or(1, |room| room.limit());
+                let most = usize::try_from(limit / 2).unwrap_or(1).clamp(1, MOST_AT_ONCE);
+                let rest = own.split_off(own.len().min(most));
+                self.write(from, below, std::mem::replace(&mut own, rest), &mut results).await;
+            }
+            pending = Vec::new();
+            for (dirty, claim) in others {
+                match self.task.control.until(claim.wait()).await {
+                    Ok(()) => pending.push(dirty),
+                    Err(stopped) => set(&mut results, dirty.index, stopped.into()),
+                }
+            }
+        }
+        results
+    }
+
+    async fn write(
+        &self,
+        from: &Tier,
+        below: &Tier,
+        own: Vec<OwnBlock>,
+        results: &mut [BlockResult],
+    ) {
+        let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
+        let Some(room) = below.room(group) else { return };
+        if let Some(error) = self.task.core.refuses_writes().filter(|_| below.is_disk()) {
+            return give_up(own, &BlockResult::Failed(error), results);
+        }
+        let taken = match room.take(own.len(), &self.task.control).await {
+            Ok(Ok(taken)) => taken,
+            Ok(Err(no_room)) => return give_up(own, &BlockResult::NoRoom(no_room), results),
+            Err(stopped) => return give_up(own, &stopped.into(), results),
+        };
+        if below.is_disk() {
+            self.write_to_disk(from, below, (taken, own), results).await;
+        } else {
+            self.write_to_memory(from, below, (taken, own), results).await;
+        }
+    }
+
+    async fn write_to_disk(
+        &self,
+        from: &Tier,
+        below: &Tier,
+        (mut taken, own): (TakenSlots, Vec<OwnBlock>),
+        results: &mut [BlockResult],
+    ) {
+        let (task, core) = (self.task, &self.task.core);
+        let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
+        let (Some(disk), Some(memory), Ok(info)) =
+            (&core.disk, from.blocks(group), core.group(group))
+        else {
+            return give_up(own, &BlockResult::failed(StoreError::Closed), results);
+        };
+        let pins: Vec<Arc<PinnedSlot>> = own.iter().map(|own| Arc::clone(&own.dirty.pin)).collect();
+        let keeps = Arc::new((pins, memory.endpoint.clone()));
+        let arrivals = Arc::new(Arrivals::new(keeps));
+        let request = |(at, own): (usize, &OwnBlock)| SlabRequest {
+            job: task.control.id(),
+            index: at,
+            group,
+            slot: taken.slot(at).unwrap_or(u32::MAX),
+            buffers: memory.buffers(info, own.dirty.pin.block.slot, own.dirty.pin.block.length),
+            direction: SlabDirection::Write,
+            deadline: task.control.deadline(),
+            priority: task.control.priority(),
+            sink: Arc::clone(&arrivals) as Arc<dyn SlabSink>,
+        };
+        let requests: Vec<SlabRequest> = own.iter().enumerate().map(request).collect();
+        // SAFETY: the pins keep the slots from being reused, and the endpoint keeps their memory; the
+        // sink has both. Pinned blocks are only read.
+        #[expect(unsafe_code, reason = "the memory is named by addresses")]
+        unsafe {
+            disk.slabs.submit(requests);
+        }
+        let mut own: Vec<Option<OwnBlock>> = own.into_iter().map(Some).collect();
+        let mut left = own.len();
+        while left > 0 {
+            for (at, result) in arrivals.next().await {
+                left -= 1;
+                let Some(own) = own.get_mut(at).and_then(Option::take) else { continue };
+                match result {
+                    Ok(done) => {
+                        let place = Place { tier: below.id, taken: &mut taken, at };
+                        self.commit(own, done.checksum, place, results).await;
+                    }
+                    Err(failure) => give_up(vec![own], &failed(failure), results),
+                }
+            }
+        }
+    }
+
+    async fn write_to_memory(
+        &self,
+        from: &Tier,
+        below: &Tier,
+        (mut taken, own): (TakenSlots, Vec<OwnBlock>),
+        results: &mut [BlockResult],
+    ) {
+        let (task, core) = (self.task, &self.task.core);
+        let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
+        let (Some(source), Some(memory), Ok(info)) =
+            (from.blocks(group), below.blocks(group), core.group(group))
+        else {
+            return give_up(own, &BlockResult::failed(StoreError::Closed), results);
+        };
+        let mut copied: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
+        let geometries = (source.endpoint.layout().geometry(), memory.endpoint.layout().geometry());
+        let mut copies = Vec::new();
+        for (at, own) in own.iter().enumerate() {
+            let block = own.dirty.pin.block;
+            let Some(to) = taken.slot(at) else { continue };
+            match info.transfer_tokens(geometries, block.length) {
+                Some(tokens) => {
+                    let keeps = Arc::clone(&own.dirty.pin);
+                    copies.push(BlockCopy { index: at, from: block.slot, to, tokens, keeps });
+                }
+                None if source.is_host && memory.is_host => {
+                    // SAFETY: the pin keeps the source, and the other slot is this job's alone.
+                    #[expect(unsafe_code, reason = "the memory is named by addresses")]
+                    unsafe {
+                        copies::copy(
+                            &source.buffers(info, block.slot, block.length),
+                            &memory.buffers(info, to, block.length),
+                        );
+                    }
+                }
+                None => {
+                    if let Some(slot) = copied.get_mut(at) {
+                        let error = StoreError::OtherShape { group: group.into() };
+                        *slot = Err(BlockResult::failed(error));
+                    }
+                }
+            }
+        }
+        let started = if copies.is_empty() {
+            Vec::new()
+        } else {
+            task.start_copies((&source.endpoint, &memory.endpoint), copies)
+        };
+        for copy in started {
+            for (at, result) in copy.end().await {
+                if let Some(slot) = copied.get_mut(at) {
+                    *slot = result;
+                }
+            }
+        }
+        for (at, (own, copied)) in own.into_iter().zip(copied).enumerate() {
+            match copied {
+                Ok(()) => {
+                    let checksum = own.dirty.pin.block.checksum;
+                    let place = Place { tier: below.id, taken: &mut taken, at };
+                    self.commit(own, checksum, place, results).await;
+                }
+                Err(result) => give_up(vec![own], &result, results),
+            }
+        }
+    }
+
+    async fn commit(
+        &self,
+        own: OwnBlock,
+        checksum: u64,
+        place: Place<'_>,
+        results: &mut [BlockResult],
+    ) {
+        let core = &self.task.core;
+        let OwnBlock { dirty: DirtyBlock { index, key, pin }, claim } = own;
+        let is_last = core.below(place.tier).is_none();
+        let name = core.names.get(key);
+        let block = WrittenBlock {
+            group: pin.room.group,
+            key,
+            name: name.as_deref().unwrap_or_default(),
+            length: pin.block.length,
+            checksum,
+            claim: &claim,
+            epoch: None,
+            copy_of: Some(&pin),
+            is_dirty: !is_last,
+        };
+        match core.commit(&block, &mut [place]).await {
+            Ok(_) => {
+                set(results, index, BlockResult::Done { bytes: pin.block.length });
+                if is_last && !core.names.keeps_all {
+                    core.names.remove(key);
+                }
+            }
+            Err(error) => set(results, index, BlockResult::failed(error)),
+        }
+        pin.room.set_clean(pin.block.slot);
+    }
+}
+
+/// Blocks that cannot be written back. They may be evicted now, so that nothing waits for them without
+/// end; a job that was stopped leaves them to the next one.
+fn give_up(blocks: Vec<OwnBlock>, result: &BlockResult, results: &mut [BlockResult]) {
+    for OwnBlock { dirty: DirtyBlock { index, key, pin }, claim } in blocks {
+        drop(claim);
+        if matches!(result, BlockResult::Cancelled | BlockResult::TimedOut) {
+            pin.room.again_dirty(key, pin.block.slot);
+        } else {
+            pin.room.set_clean(pin.block.slot);
+        }
+        set(results, index, result.clone());
+    }
+}
+
+fn set(results: &mut [BlockResult], index: usize, result: BlockResult) {
+    if let Some(slot) = results.get_mut(index) {
+        *slot = result;
+    }
+}
+
+/// Makes the blocks of a put durable: those that are not on disk are written there.
+pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Option<BlockResult>]) {
+    if task.core.disk.is_none() {
+        return;
+    }
+    let stored =
+        |&index: &usize| matches!(results.get(index), Some(Some(result)) if result.is_ok());
+    let indices: Vec<usize> = (0..keys.len()).filter(stored).collect();
+    let hashes = indices.iter().map(|&index| keys.hash(index)).collect();
+    let written = WriteDown::new(task, TierId::new(0)).keys(hashes).await;
+    let synced = sync_disk(task).await;
+    for (index, written) in indices.into_iter().zip(written) {
+        let result = if written.is_ok() { synced.as_ref().err() } else { Some(&written) };
+        if let (Some(result), Some(slot)) = (result, results.get_mut(index)) {
+            *slot = Some(result.clone());
+        }
+    }
+}
+
+async fn sync_disk(task: &JobTask) -> Result<(), BlockResult> {
+    match task.control.until(task.core.maintenance.sync()).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(BlockResult::Failed(error)),
+        Err(stopped) => Err(stopped.into()),
+    }
+}
+
+/// Writes all dirty blocks to the slowest tier, and syncs it.
+pub(crate) async fn sync(task: &JobTask) -> BlockResult {
+    let core = &task.core;
+    let mut result = BlockResult::Done { bytes: 0 };
+    for tier in &core.tiers {
+        for room in &tier.rooms {
+            for keys in room.dirty_keys().chunks(MOST_AT_ONCE) {
+                let pin = |&key: &KeyHash| room.pin(key).map(|pin| (key, pin));
+                let blocks: Vec<_> = keys.iter().filter_map(pin).collect();
+                let written = WriteDown::new(task, tier.id).blocks(blocks).await;
+                if let Some(failed) = written.into_iter().find(|result| !result.is_ok()) {
+                    result = failed;
+                }
+            }
+        }
+    }
+    if core.disk.is_some()
+        && let Err(failed) = sync_disk(task).await
+    {
+        return failed;
+    }
+    result
+}
+
+impl StoreCore {
+    /// Begins to write dirty blocks of a room to the tier below, because a job lacks this many slots.
+    pub(crate) fn write_back(self: &Arc<Self>, tier: TierId, group: u16, lacks: usize) {
+        let found = self.tiers.get(tier.index());
+        let Some(room) = found.and_then(|found| found.room(group)).cloned() else { return };
+        if !room.begin_write_back() {
+            return;
+        }
+        let priority = room.waiting_priority().unwrap_or(Priority::Low);
+        let Some((_job, task, end)) = begin_internal(self, group, priority) else {
+            return room.end_write_back();
+        };
+        let most = lacks.clamp(LEAST_AT_ONCE, MOST_AT_ONCE);
+        self.executor.spawn(async move {
+            let blocks = room.take_dirty(most);
+            // Without any, other jobs write them: each block that becomes clean is tried then.
+            let has_some = !blocks.is_empty();
+            let results = WriteDown::new(&task, tier).blocks(blocks).await;
+            room.end_write_back();
+            end.finish(results);
+            if has_some {
+                room.retry();
+            }
+        });
+    }
+
+    /// Begins to write blocks back before a job lacks room.
+    pub(crate) fn write_back_early(self: &Arc<Self>, tier: TierId, group: u16) {
+        let found = self.tiers.get(tier.index());
+        if found.and_then(|found| found.room(group)).is_some_and(|room| room.is_mostly_dirty()) {
+            self.write_back(tier, group, MOST_AT_ONCE);
+        }
+    }
+
+    /// Writes one block to the tier below, as it was used often enough.
+    pub(crate) fn write_used(self: &Arc<Self>, tier: TierId, key: KeyHash, pin: PinnedSlot) {
+        let group = pin.room.group;
+        let Some((_job, task, end)) = begin_internal(self, group, Priority::Low) else { return };
+        self.executor.spawn(async move {
+            let results = WriteDown::new(&task, tier).blocks(vec![(key, pin)]).await;
+            end.finish(results);
+        });
+    }
+
+    /// Writes all dirty blocks to the slowest tier and syncs it, until the deadline.
+    pub(crate) fn write_all_back(self: &Arc<Self>, deadline: Instant) {
+        if self.disk.is_none() {
+            return;
+        }
+        let Some((job, task, end)) = begin_internal(self, 0, Priority::Normal) else { return };
+        self.executor.spawn(async move {
+            let result = sync(&task).await;
+            end.finish(vec![result]);
+        });
+        if let Err(job) = job.wait_until(deadline) {
+            job.cancel();
+        }
+    }
+}

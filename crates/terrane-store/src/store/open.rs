@@ -1,0 +1,338 @@
+//! Opens a store: checks its parts, makes its tiers, recovers its blocks.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use std::time::Instant;
+
+use terrane_core::convert::{to_u64, to_usize};
+use terrane_core::sync::lock;
+use terrane_core::{Alignment, ByteCount, OwnerProcess};
+use terrane_layout::LayoutBuilder;
+use terrane_storage::{SystemAllocator, SystemOptions};
+use terrane_transfer::{Endpoint, Slots, TransferManager};
+
+use crate::KeyHash;
+use crate::disk::{Catalog, CatalogOptions, Directory, GroupSlots, LiveRecords, Recovered};
+use crate::error::StoreError;
+use crate::eviction::{EvictionPolicy, Lru, S3Fifo};
+use crate::index::StoredBlock;
+use crate::key::KeyHasher;
+use crate::slab::{SlabOptions, Slabs};
+use crate::store::builder::{
+    DiskTier, EvictionKind, Recovery, StoreBuilder, TierMemory, WritePolicy,
+};
+use crate::store::claims::Claims;
+use crate::store::counters::{KeyNames, Recent, StoreCounters, Subscribers};
+use crate::store::executor::Executor;
+use crate::store::gate::Gate;
+use crate::store::group::{GroupInfo, is_host};
+use crate::store::key_order::KeyOrder;
+use crate::store::maintenance::Maintenance;
+use crate::store::presence::TierId;
+use crate::store::room::{DirtyBlocks, Room};
+use crate::store::shared::{JobTable, StoreCore};
+use crate::store::tier::{DiskParts, Tier, TierBlocks, TierCounters};
+
+const MOST_GROUPS: usize = 64;
+const MOST_MEMORY_TIERS: usize = 8;
+
+/// Slots on disk are multiples of this.
+const DISK_ALIGNMENT: u64 = 4096;
+
+/// A tier before its rooms exist.
+struct TierPlan {
+    name: String,
+    memory: Vec<TierBlocks>,
+    slots: Vec<u32>,
+    slot_bytes: Vec<u64>,
+    dirty: DirtyBlocks,
+}
+
+/// The disk tier, and what was found in it.
+struct OpenedDisk {
+    parts: DiskParts,
+    recovered: Recovered,
+}
+
+/// Opens the store and starts its threads.
+pub(crate) fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError> {
+    let begun = Instant::now();
+    let mut groups = groups(&builder)?;
+    let mut plans = memory_plans(&builder, &groups)?;
+    let disk = match &builder.disk {
+        Some(disk) => {
+            let (plan, opened) = open_disk(&builder, disk, &groups)?;
+            for (number, group) in (0_u16..).zip(&mut groups) {
+                group.slot_bytes = opened.parts.slabs.slot_bytes(number);
+            }
+            plans.push(plan);
+            Some(opened)
+        }
+        None => None,
+    };
+    let manager = match builder.manager {
+        Some(manager) => Some(manager),
+        None if builder.memory_tiers.is_empty() => None,
+        None => Some(TransferManager::builder().host()?.build()),
+    };
+    let names = KeyNames::new(builder.keep_keys);
+    let (parts, mut recovered) = disk.map(|disk| (disk.parts, disk.recovered)).unzip();
+    let recovery = recovered.as_ref().map(recovery_of).unwrap_or_default();
+    let secret = match &parts {
+        Some(parts) => parts.catalog.secret(),
+        None => random_secret()?,
+    };
+    let live = recovered.as_mut().map(|recovered| std::mem::take(&mut recovered.live));
+    let blocks = live.map(|live| by_group(live, groups.len(), &names)).unwrap_or_default();
+    let core = Arc::new_cyclic(|core| {
+        let make = |(number, plan)| tier(number, plan, builder.eviction, core);
+        let tiers: Vec<Tier> = (0_u8..).zip(plans).map(make).collect();
+        if let Some(tier) = tiers.last().filter(|tier| tier.is_disk()) {
+            let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+            tier.rooms.iter().zip(&blocks).for_each(|(room, blocks)| room.load(blocks, threads));
+        }
+        StoreCore {
+            owner: OwnerProcess::current(),
+            hasher: KeyHasher::new(&secret),
+            groups,
+            tiers,
+            disk: parts,
+            manager,
+            policy: builder.write_policy,
+            close_within: builder.close_within,
+            claims: Arc::new(Claims::new()),
+            order: KeyOrder::new(),
+            gate: Gate::default(),
+            executor: Executor::new(),
+            maintenance: Maintenance::default(),
+            counters: StoreCounters::default(),
+            names,
+            subscribers: Subscribers::default(),
+            recent: Recent::default(),
+            jobs: JobTable::default(),
+            threads: Mutex::default(),
+            resizing: Mutex::default(),
+            is_reported_read_only: AtomicBool::new(false),
+        }
+    });
+    let started = start(&core);
+    if let Err(error) = started {
+        core.close(Instant::now());
+        return Err(error);
+    }
+    Ok((core, Recovery { took: begun.elapsed(), ..recovery }))
+}
+
+fn start(core: &Arc<StoreCore>) -> Result<(), StoreError> {
+    let tasks = core.executor.start()?;
+    lock(&core.threads).push(tasks);
+    let maintenance = Maintenance::start(core)?;
+    lock(&core.threads).push(maintenance);
+    Ok(())
+}
+
+fn groups(builder: &StoreBuilder) -> Result<Vec<GroupInfo>, StoreError> {
+    let (groups, tiers) = (builder.groups.len(), builder.memory_tiers.len());
+    let has_tier = tiers > 0 || builder.disk.is_some();
+    if groups == 0 || groups > MOST_GROUPS || tiers > MOST_MEMORY_TIERS || !has_tier {
+        return Err(StoreError::NothingToOpen);
+    }
+    for (index, group) in builder.groups.iter().enumerate() {
+        let (bytes, limit) = (group.block_bytes, u64::from(u32::MAX) - DISK_ALIGNMENT);
+        if bytes == 0 || bytes > limit {
+            return Err(StoreError::BlockLength { index, bytes, limit });
+        }
+    }
+    let mut groups: Vec<GroupInfo> = builder.groups.iter().map(GroupInfo::new).collect();
+    if builder.disk.is_some() {
+        for group in &mut groups {
+            group.slot_bytes = group.block_bytes.next_multiple_of(DISK_ALIGNMENT);
+        }
+    }
+    Ok(groups)
+}
+
+/// The number of slots in a share of a tier.
+fn slots_in((name, group): (&str, usize), bytes: u64, slot_bytes: u64) -> Result<u32, StoreError> {
+    let slots = u32::try_from(bytes / slot_bytes).ok().filter(|&slots| slots > 0);
+    slots.ok_or_else(|| StoreError::TierTooSmall {
+        tier: name.to_owned(),
+        group,
+        bytes: ByteCount::new(bytes),
+        slot_bytes: ByteCount::new(slot_bytes),
+    })
+}
+
+fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<TierPlan>, StoreError> {
+    let last = builder.memory_tiers.len().saturating_sub(1);
+    let mut plans = Vec::new();
+    for (number, tier) in builder.memory_tiers.iter().enumerate() {
+        let endpoints = match &tier.memory {
+            TierMemory::Endpoints(endpoints) => endpoints.clone(),
+            TierMemory::System(bytes) => system_endpoints(&tier.name, *bytes, groups)?,
+        };
+        if endpoints.len() != groups.len() {
+            return Err(StoreError::EndpointCount {
+                tier: tier.name.clone(),
+                endpoints: endpoints.len(),
+                groups: groups.len(),
+            });
+        }
+        let mut memory = Vec::new();
+        for (number, (endpoint, group)) in endpoints.into_iter().zip(groups).enumerate() {
+            let geometry = endpoint.layout().geometry();
+            if !group.fits(geometry) || geometry.block_bytes().get() < group.block_bytes {
+                return Err(StoreError::OtherShape { group: number });
+            }
+            let ids = Slots::new(&endpoint)?;
+            let ids = ids.take(ids.total())?;
+            let is_host = is_host(&endpoint);
+            memory.push(TierBlocks { endpoint, is_host, _ids: ids });
+        }
+        if let Some(device) = memory.iter().find(|blocks| !blocks.is_host)
+            && number == last
+            && builder.disk.is_some()
+        {
+            return Err(StoreError::NeedsHostTier { kind: device.endpoint.kind() });
+        }
+        let geometry = |blocks: &TierBlocks| blocks.endpoint.layout().geometry().clone();
+        let has_slower = number < last || builder.disk.is_some();
+        plans.push(TierPlan {
+            name: tier.name.clone(),
+            slots: memory.iter().map(|blocks| geometry(blocks).num_blocks()).collect(),
+            slot_bytes: groups.iter().map(GroupInfo::own_stride).collect(),
+            memory,
+            dirty: match builder.write_policy {
+                _ if !has_slower => DirtyBlocks::None,
+                WritePolicy::AfterUses(_) => DirtyBlocks::MayBeLost,
+                WritePolicy::Through | WritePolicy::Back => DirtyBlocks::Kept,
+            },
+        });
+    }
+    Ok(plans)
+}
+
+fn system_endpoints(
+    name: &str,
+    bytes: ByteCount,
+    groups: &[GroupInfo],
+) -> Result<Vec<Endpoint>, StoreError> {
+    let share = bytes.get() / to_u64(groups.len());
+    let system = SystemAllocator::new(SystemOptions::default());
+    let endpoint = |(number, group): (usize, &GroupInfo)| {
+        let blocks = slots_in((name, number), share, group.own_stride())?;
+        let geometry = group.own_geometry(blocks)?.with_block_alignment(Alignment::PAGE);
+        let layout = LayoutBuilder::from_geometry(geometry).allocate(&system).unregistered();
+        let layout = layout.build()?;
+        Endpoint::new(layout).map_err(|_| StoreError::OtherShape { group: number })
+    };
+    groups.iter().enumerate().map(endpoint).collect()
+}
+
+fn open_disk(
+    builder: &StoreBuilder,
+    disk: &DiskTier,
+    groups: &[GroupInfo],
+) -> Result<(TierPlan, OpenedDisk), StoreError> {
+    let namespace = builder.namespace.as_ref().ok_or(StoreError::NoNamespace)?;
+    let share = disk.bytes.get() / to_u64(groups.len());
+    let mut slots = Vec::new();
+    for ((number, info), group) in (0_u32..).zip(groups).zip(&builder.groups) {
+        slots.push(GroupSlots {
+            slot_bytes: info.slot_bytes,
+            slots: slots_in(("disk", to_usize(number.into())), share, info.slot_bytes)?,
+            fingerprint: group.fingerprint(number),
+        });
+    }
+    let first = disk.directories.first().ok_or(StoreError::NoDirectory)?;
+    let options = CatalogOptions { keep_keys: builder.keep_keys, recovery_threads: None };
+    let (catalog, mut recovered) = Catalog::open(first, namespace, &slots, options)?;
+    let open_folder = |directory: &PathBuf| Directory::open(directory, namespace.name());
+    let folders = disk.directories.iter().map(open_folder).collect::<Result<Vec<_>, _>>()?;
+    let folders: Vec<PathBuf> = folders.iter().map(|folder| folder.path().to_owned()).collect();
+    let slabs = Slabs::open(
+        &folders,
+        &slots,
+        &SlabOptions {
+            depth: disk.io_depth,
+            stores_in_device: builder.stores_in_device,
+            durability: disk.durability,
+            backend: disk.backend,
+            direct: disk.direct,
+            preallocate: disk.preallocate,
+            read_only: disk.read_only,
+            ..SlabOptions::default()
+        },
+    )?;
+    if !builder.persistent && recovered.found > 0 {
+        catalog.clear()?;
+        recovered.live = LiveRecords::default();
+        recovered.found = 0;
+    }
+    let plan = TierPlan {
+        name: String::from("disk"),
+        memory: Vec::new(),
+        slots: slots.iter().map(|group| group.slots).collect(),
+        slot_bytes: slots.iter().map(|group| group.slot_bytes).collect(),
+        dirty: DirtyBlocks::None,
+    };
+    let parts = DiskParts { slabs, catalog, is_read_only: disk.read_only };
+    Ok((plan, OpenedDisk { parts, recovered }))
+}
+
+fn recovery_of(recovered: &Recovered) -> Recovery {
+    Recovery {
+        found: recovered.found,
+        torn: recovered.torn,
+        damaged: recovered.damaged,
+        dropped: recovered.dropped,
+        superblock_repaired: recovered.superblock_repaired,
+        bytes: ByteCount::new(recovered.bytes),
+        took: recovered.took,
+    }
+}
+
+/// The blocks of a recovery by their group, and the names of their keys.
+fn by_group(
+    live: LiveRecords,
+    groups: usize,
+    names: &KeyNames,
+) -> Vec<Vec<(KeyHash, StoredBlock)>> {
+    let mut blocks: Vec<Vec<(KeyHash, StoredBlock)>> = (0..groups).map(|_| Vec::new()).collect();
+    for record in live {
+        let length = u32::try_from(record.length).ok();
+        let (Some(length), Some(blocks)) = (length, blocks.get_mut(usize::from(record.group)))
+        else {
+            continue;
+        };
+        if let (true, Some(key)) = (names.keeps_all, &record.key) {
+            names.insert(record.key_hash, key);
+        }
+        let (slot, checksum) = (record.slot, record.checksum);
+        let block = StoredBlock { slot, length, checksum, sequence: record.sequence };
+        blocks.push((record.key_hash, block));
+    }
+    blocks
+}
+
+fn tier(number: u8, plan: TierPlan, eviction: EvictionKind, core: &Weak<StoreCore>) -> Tier {
+    let TierPlan { name, memory, slots, slot_bytes, dirty } = plan;
+    let id = TierId::new(number);
+    let room = |(group, slots): (u16, u32)| {
+        let policy: Box<dyn EvictionPolicy> = match eviction {
+            EvictionKind::S3Fifo => Box::new(S3Fifo::new(slots)),
+            EvictionKind::Lru => Box::new(Lru::new(slots)),
+        };
+        Arc::new(Room::new((id, group), slots, policy, dirty, Weak::clone(core)))
+    };
+    let rooms = (0_u16..).zip(slots).map(room).collect();
+    Tier { id, name, rooms, memory, slot_bytes, counters: TierCounters::default() }
+}
+
+/// The secret of a store without a disk tier.
+fn random_secret() -> Result<[u8; 16], StoreError> {
+    crate::disk::random_secret().map_err(|source| StoreError::Random { source })
+}

@@ -1,0 +1,367 @@
+//! Puts.
+
+use std::sync::Arc;
+
+use crate::error::StoreError;
+use crate::slab::{SlabDirection, SlabRequest, SlabSink};
+use crate::store::arrivals::Arrivals;
+use crate::store::builder::WritePolicy;
+use crate::store::claims::{Claim, ClaimKind, HeldClaim};
+use crate::store::commit::{Committed, Place, WrittenBlock, failed};
+use crate::store::copies;
+use crate::store::moves::{self, WriteDown};
+use crate::store::request::{Keys, Payload, PayloadUse};
+use crate::store::result::BlockResult;
+use crate::store::room::TakenSlots;
+use crate::store::submit::JobTask;
+use crate::store::tier::Tier;
+use crate::store::transfers::BlockCopy;
+
+/// A key that this job writes.
+struct OwnKey {
+    index: usize,
+    claim: HeldClaim,
+}
+
+/// What a put does with a key.
+enum Claimed {
+    Stored,
+    Own(HeldClaim),
+    /// Another job writes it.
+    Other(Arc<Claim>),
+}
+
+/// The state of a put.
+struct Put<'a> {
+    task: &'a JobTask,
+    keys: &'a Keys,
+    source: Arc<Payload>,
+    results: Vec<Option<BlockResult>>,
+    /// The number of clears before the put.
+    epoch: u64,
+}
+
+pub(crate) async fn run(task: &JobTask, keys: &Keys, source: Payload) -> Vec<BlockResult> {
+    let results = vec![None; keys.len()];
+    let epoch = task.core.gate.epoch();
+    let mut put = Put { task, keys, source: Arc::new(source), results, epoch };
+    put.write_all().await;
+    if task.durable {
+        moves::make_durable(task, keys, &mut put.results).await;
+    }
+    put.results.into_iter().map(|result| result.unwrap_or(BlockResult::Cancelled)).collect()
+}
+
+impl Put<'_> {
+    async fn write_all(&mut self) {
+        let task = self.task;
+        let mut pending: Vec<usize> = (0..self.keys.len()).collect();
+        while !pending.is_empty() {
+            if let Some(stopped) = task.control.stopped() {
+                return self.set_all(&pending, &stopped.into());
+            }
+            let (mut own, mut others) = (Vec::new(), Vec::new());
+            for index in std::mem::take(&mut pending) {
+                match self.claim(index) {
+                    Claimed::Stored => self.set(index, BlockResult::AlreadyStored),
+                    Claimed::Own(claim) => own.push(OwnKey { index, claim }),
+                    Claimed::Other(claim) => others.push((index, claim)),
+                }
+            }
+            // Claims end with the write, so that no job waits for another one's while it has some.
+            if !own.is_empty() {
+                self.write(own).await;
+            }
+            for (index, claim) in others {
+                match task.control.until(claim.wait()).await {
+                    Ok(()) => pending.push(index),
+                    Err(stopped) => self.set(index, stopped.into()),
+                }
+            }
+        }
+    }
+
+    fn claim(&self, index: usize) -> Claimed {
+        let (core, key) = (&self.task.core, self.keys.hash(index));
+        if core.touch_stored(self.task.group, key) {
+            return Claimed::Stored;
+        }
+        match core.claims.claim(key, ClaimKind::Put) {
+            // Another put may have ended between the two looks.
+            Ok(_) if core.touch_stored(self.task.group, key) => Claimed::Stored,
+            Ok(claim) => Claimed::Own(claim),
+            Err(_) if core.touch_stored(self.task.group, key) => Claimed::Stored,
+            Err(other) => Claimed::Other(other),
+        }
+    }
+
+    fn set(&mut self, index: usize, result: BlockResult) {
+        if let Some(slot) = self.results.get_mut(index) {
+            *slot = Some(result);
+        }
+    }
+
+    fn set_all(&mut self, indices: &[usize], result: &BlockResult) {
+        indices.iter().for_each(|&index| self.set(index, result.clone()));
+    }
+
+    /// The tier that has to have the blocks when they are written.
+    fn target(&self) -> Option<&Tier> {
+        let core = &self.task.core;
+        let reaches = |tier: &&Tier| {
+            let is_memory = !tier.is_disk();
+            is_memory && (self.source.endpoint().is_some() || tier.is_host(self.task.group))
+        };
+        match core.policy {
+            WritePolicy::Through if !self.source.is_host() => core.host_tier(self.task.group),
+            WritePolicy::Through => core.tiers.last(),
+            WritePolicy::Back | WritePolicy::AfterUses(_) => {
+                core.tiers.iter().find(reaches).or(core.tiers.last())
+            }
+        }
+    }
+
+    async fn write(&mut self, own: Vec<OwnKey>) {
+        let task = self.task;
+        let indices: Vec<usize> = own.iter().map(|own| own.index).collect();
+        let target = self.target().and_then(|tier| Some((tier.id, tier.room(task.group)?.clone())));
+        let Some((target, room)) = target else {
+            return self.set_all(&indices, &BlockResult::failed(StoreError::Closed));
+        };
+        let is_disk = task.core.tiers.get(target.index()).is_some_and(|tier| tier.is_disk());
+        if let Some(error) = task.core.refuses_writes().filter(|_| is_disk) {
+            // Nothing is evicted for a write that cannot succeed.
+            return self.set_all(&indices, &BlockResult::Failed(error));
+        }
+        let taken = match room.take(own.len(), &task.control).await {
+            Ok(Ok(taken)) => taken,
+            Ok(Err(no_room)) => return self.set_all(&indices, &BlockResult::NoRoom(no_room)),
+            Err(stopped) => return self.set_all(&indices, &stopped.into()),
+        };
+        let Some(tier) = task.core.tiers.get(target.index()) else { return };
+        if tier.is_disk() {
+            self.write_to_disk(tier, taken, own).await;
+        } else {
+            self.write_to_memory(tier, taken, own).await;
+        }
+    }
+
+    /// Slots in the faster tiers of host memory, as far as there are some now.
+    fn spare(&self, below: &Tier, count: usize) -> Vec<(usize, TakenSlots)> {
+        let core = &self.task.core;
+        if core.policy != WritePolicy::Through || !self.source.is_host() {
+            return Vec::new();
+        }
+        let faster = core.tiers.iter().take(below.id.index());
+        let host = faster.filter(|tier| tier.is_host(self.task.group));
+        host.filter_map(|tier| {
+            let taken = tier.room(self.task.group)?.try_take(count).ok()?;
+            Some((tier.id.index(), taken))
+        })
+        .collect()
+    }
+
+    async fn write_to_disk(&mut self, tier: &Tier, mut taken: TakenSlots, own: Vec<OwnKey>) {
+        let task = self.task;
+        let Some(disk) = &task.core.disk else { return };
+        let hold = self.source.hold(own.iter().map(|own| own.index), PayloadUse::Source);
+        let hold = match hold {
+            Ok(hold) => hold,
+            Err(error) => {
+                let indices: Vec<usize> = own.iter().map(|own| own.index).collect();
+                return self.set_all(&indices, &BlockResult::failed(error));
+            }
+        };
+        let arrivals =
+            Arc::new(Arrivals::new(Arc::new((Arc::clone(&task.guard), Arc::clone(&self.source)))));
+        let request = |(at, own): (usize, &OwnKey)| SlabRequest {
+            job: task.control.id(),
+            index: at,
+            group: task.group,
+            slot: taken.slot(at).unwrap_or(u32::MAX),
+            buffers: self.source.buffers(own.index),
+            direction: SlabDirection::Write,
+            deadline: task.control.deadline(),
+            priority: task.control.priority(),
+            sink: Arc::clone(&arrivals) as Arc<dyn SlabSink>,
+        };
+        let requests: Vec<SlabRequest> = own.iter().enumerate().map(request).collect();
+        // SAFETY: the caller of the put keeps spans valid until the guard drops, and the guard cell is
+        // kept by the sink. Blocks of an endpoint are kept by the payload, and held against transfers.
+        #[expect(unsafe_code, reason = "the memory is named by addresses")]
+        unsafe {
+            disk.slabs.submit(requests);
+        }
+        if task.control.stopped().is_some() {
+            disk.slabs.cancel(task.control.id());
+        }
+        let mut spare = self.spare(tier, own.len());
+        for (tier, slots) in &spare {
+            self.copy_in(*tier, slots, &own);
+        }
+        let mut own: Vec<Option<OwnKey>> = own.into_iter().map(Some).collect();
+        let mut left = own.len();
+        while left > 0 {
+            for (at, result) in arrivals.next().await {
+                left -= 1;
+                let Some(key) = own.get_mut(at).and_then(Option::take) else { continue };
+                let result = match result {
+                    Err(failure) => failed(failure),
+                    Ok(done) => {
+                        let mut places = vec![Place { tier: tier.id, taken: &mut taken, at }];
+                        for (spare, slots) in &mut spare {
+                            let tier = task.core.tiers.get(*spare).map(|tier| tier.id);
+                            places.extend(tier.map(|tier| Place { tier, taken: slots, at }));
+                        }
+                        self.commit(&key, done.checksum, &mut places, false).await
+                    }
+                };
+                self.set(key.index, result);
+            }
+        }
+        drop(hold);
+    }
+
+    /// Copies blocks to the slots of a host tier on this thread.
+    fn copy_in(&self, tier: usize, slots: &TakenSlots, own: &[OwnKey]) {
+        let core = &self.task.core;
+        let blocks = core.tiers.get(tier).and_then(|tier| tier.blocks(self.task.group));
+        let (Some(blocks), Ok(info)) = (blocks, core.group(self.task.group)) else { return };
+        for (at, own) in own.iter().enumerate() {
+            let Some(slot) = slots.slot(at) else { continue };
+            let to = blocks.buffers(info, slot, self.source.length(own.index));
+            // SAFETY: the source is valid until the job has ended, and the slot is this job's alone.
+            #[expect(unsafe_code, reason = "the memory is named by addresses")]
+            unsafe {
+                copies::copy(&self.source.buffers(own.index), &to);
+            }
+        }
+    }
+
+    async fn write_to_memory(&mut self, tier: &Tier, mut taken: TakenSlots, own: Vec<OwnKey>) {
+        let task = self.task;
+        let written = self.fill(tier, &taken, &own).await;
+        let mut spare = self.spare(tier, own.len());
+        for (faster, slots) in &spare {
+            self.copy_in(*faster, slots, &own);
+        }
+        let has_slower = task.core.below(tier.id).is_some();
+        for (at, (key, written)) in own.into_iter().zip(written).enumerate() {
+            let result = match written {
+                Err(result) => result,
+                Ok(()) => {
+                    let mut places = vec![Place { tier: tier.id, taken: &mut taken, at }];
+                    for (spare, slots) in &mut spare {
+                        let tier = task.core.tiers.get(*spare).map(|tier| tier.id);
+                        places.extend(tier.map(|tier| Place { tier, taken: slots, at }));
+                    }
+                    self.commit(&key, 0, &mut places, has_slower).await
+                }
+            };
+            self.set(key.index, result);
+        }
+        drop(taken);
+        if has_slower && task.core.policy == WritePolicy::Through {
+            let done = |&index: &usize| {
+                matches!(self.results.get(index), Some(Some(BlockResult::Done { .. })))
+            };
+            let indices: Vec<usize> = (0..self.keys.len()).filter(done).collect();
+            let keys = indices.iter().map(|&index| self.keys.hash(index)).collect();
+            let results = WriteDown::new(task, tier.id).keys(keys).await;
+            for (index, result) in indices.into_iter().zip(results) {
+                if !result.is_ok() {
+                    self.set(index, result);
+                }
+            }
+        } else if has_slower {
+            task.core.write_back_early(tier.id, task.group);
+        }
+    }
+
+    /// Copies blocks to the slots of a memory tier, and returns the result of each.
+    async fn fill(
+        &self,
+        tier: &Tier,
+        taken: &TakenSlots,
+        own: &[OwnKey],
+    ) -> Vec<Result<(), BlockResult>> {
+        let task = self.task;
+        let (Some(blocks), Ok(info)) = (tier.blocks(task.group), task.core.group(task.group))
+        else {
+            return own.iter().map(|_| Err(BlockResult::failed(StoreError::Closed))).collect();
+        };
+        let mut results: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
+        let (mut copies, mut direct) = (Vec::new(), Vec::new());
+        for (at, own) in own.iter().enumerate() {
+            let length = self.source.length(own.index);
+            let tokens = self.source.transfer_tokens(info, &blocks.endpoint, length);
+            match (tokens, self.source.block(own.index), taken.slot(at)) {
+                (Some(tokens), Some(from), Some(to)) => {
+                    copies.push(BlockCopy { index: at, from, to, tokens, keeps: () });
+                }
+                (_, _, Some(slot)) if self.source.is_host() && blocks.is_host => {
+                    direct.push((at, own.index, slot));
+                }
+                _ => {
+                    let error = StoreError::OtherShape { group: task.group.into() };
+                    if let Some(result) = results.get_mut(at) {
+                        *result = Err(BlockResult::failed(error));
+                    }
+                }
+            }
+        }
+        let started = match self.source.endpoint() {
+            Some(source) if !copies.is_empty() => {
+                task.start_copies((source, &blocks.endpoint), copies)
+            }
+            _ => Vec::new(),
+        };
+        let hold = self.source.hold(direct.iter().map(|(_, index, _)| *index), PayloadUse::Source);
+        for (at, index, slot) in direct {
+            if hold.is_ok() {
+                let to = blocks.buffers(info, slot, self.source.length(index));
+                // SAFETY: the source is valid until the job has ended and is held against transfers,
+                // and the slot is this job's alone.
+                #[expect(unsafe_code, reason = "the memory is named by addresses")]
+                unsafe {
+                    copies::copy(&self.source.buffers(index), &to);
+                }
+            } else if let (Err(_), Some(result)) = (&hold, results.get_mut(at)) {
+                *result = Err(BlockResult::failed(StoreError::SourceInUse));
+            }
+        }
+        for copy in started {
+            for (at, result) in copy.end().await {
+                if let Some(slot) = results.get_mut(at) {
+                    *slot = result;
+                }
+            }
+        }
+        results
+    }
+
+    async fn commit(
+        &self,
+        own: &OwnKey,
+        checksum: u64,
+        places: &mut [Place<'_>],
+        is_dirty: bool,
+    ) -> BlockResult {
+        let length = self.source.length(own.index);
+        let block = WrittenBlock {
+            group: self.task.group,
+            key: self.keys.hash(own.index),
+            name: self.keys.bytes(own.index),
+            length,
+            checksum,
+            claim: &own.claim,
+            epoch: Some(self.epoch),
+            copy_of: None,
+            is_dirty,
+        };
+        match self.task.core.commit(&block, places).await {
+            Ok(Committed::Stored | Committed::Dropped) => BlockResult::Done { bytes: length },
+            Err(error) => BlockResult::failed(error),
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Queries: no I/O, and no lock that is held across a system call.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use terrane_core::sync::lock;
+use terrane_core::{ByteCount, CapabilityReport};
+
+use crate::KeyHash;
+use crate::error::StoreError;
+use crate::slab::SlabHealth;
+use crate::store::claims::ClaimKind;
+use crate::store::counters::RecentCause;
+use crate::store::event::Events;
+use crate::store::lease::{Lease, LeasePins};
+use crate::store::presence::{Presence, TierId};
+use crate::store::room::LeasedSlot;
+use crate::store::shared::StoreCore;
+use crate::store::snapshot::{Misses, StoreSnapshot, TierSnapshot};
+use crate::store::tier::{Tier, count};
+use crate::store::why::Why;
+
+/// Keys whose hashes are computed together: the cache misses of their look-ups overlap.
+const BATCH: usize = 64;
+
+impl StoreCore {
+    pub(crate) fn presence<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], out: &mut [Presence]) {
+        if !self.owner.is_current() {
+            out.fill(Presence::Absent);
+            return;
+        }
+        for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
+            self.presence_of_batch(group, keys, out);
+        }
+    }
+
+    fn presence_of_batch<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], out: &mut [Presence]) {
+        // Before the look-ups: a put that begins later is later than this query.
+        let has_claims = self.claims.len() > 0;
+        let mut hashes = [None; BATCH];
+        for (hash, key) in hashes.iter_mut().zip(keys) {
+            *hash = self.hasher.hash_in_group(group, key.as_ref()).ok();
+        }
+        for (out, hash) in out.iter_mut().zip(hashes) {
+            *out = hash.map_or(Presence::Absent, |hash| self.ready(group, hash));
+        }
+        if !has_claims {
+            return;
+        }
+        for (out, hash) in out.iter_mut().zip(hashes) {
+            let claim = hash.and_then(|hash| Some((hash, self.claims.get(hash)?)));
+            *out = match (*out, claim) {
+                // A put may have ended between the two looks.
+                (Presence::Absent, None) => {
+                    hash.map_or(Presence::Absent, |hash| self.ready(group, hash))
+                }
+                (Presence::Absent, Some((hash, claim))) => match self.ready(group, hash) {
+                    Presence::Absent if claim.kind() == ClaimKind::Put => Presence::Writing,
+                    ready => ready,
+                },
+                (Presence::Ready { tier, length }, Some((_, claim)))
+                    if claim.kind() == ClaimKind::Load =>
+                {
+                    Presence::Loading { tier, length }
+                }
+                (found, _) => found,
+            };
+        }
+    }
+
+    #[inline]
+    fn ready(&self, group: u16, key: KeyHash) -> Presence {
+        for tier in &self.tiers {
+            if let Some(block) = tier.room(group).and_then(|room| room.index.get(key)) {
+                return Presence::Ready { tier: tier.id, length: block.length };
+            }
+        }
+        Presence::Absent
+    }
+
+    pub(crate) fn prefix<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) -> usize {
+        if !self.owner.is_current() {
+            return 0;
+        }
+        let mut ready = 0;
+        let mut out = [Presence::Absent; BATCH];
+        for keys in keys.chunks(BATCH) {
+            self.presence_of_batch(group, keys, &mut out);
+            let leading = out.iter().take(keys.len()).take_while(|found| found.is_ready()).count();
+            ready += leading;
+            if leading < keys.len() {
+                break;
+            }
+        }
+        ready
+    }
+
+    pub(crate) fn acquire<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], ttl: Duration) -> Lease {
+        let mut presence = vec![Presence::Absent; keys.len()];
+        let mut slots = Vec::new();
+        if self.owner.is_current() {
+            self.presence(group, keys, &mut presence);
+            for (key, presence) in keys.iter().zip(&mut presence) {
+                if let Some(leased) = self.lease(group, key.as_ref()) {
+                    let (tier, length) = (leased.pin.room.tier, leased.pin.block.length);
+                    *presence = Presence::Ready { tier, length };
+                    slots.push(leased);
+                } else if presence.is_ready() {
+                    // It left between the two looks.
+                    *presence = Presence::Absent;
+                }
+            }
+        }
+        let pins = Arc::new(LeasePins::new(slots));
+        let at = Instant::now().checked_add(ttl).filter(|_| self.owner.is_current());
+        let timer = at.map(|at| self.executor.timer(at, Arc::clone(&pins).into()));
+        Lease { presence, pins, _timer: timer }
+    }
+
+    fn lease(&self, group: u16, key: &[u8]) -> Option<LeasedSlot> {
+        let hash = self.hasher.hash_in_group(group, key).ok()?;
+        self.tiers.iter().find_map(|tier| tier.room(group)?.lease(hash))
+    }
+
+    pub(crate) fn touch<K: AsRef<[u8]>>(&self, group: u16, keys: &[K]) {
+        if !self.owner.is_current() {
+            return;
+        }
+        for key in keys {
+            if let Ok(hash) = self.hasher.hash_in_group(group, key.as_ref()) {
+                self.touch_stored(group, hash);
+            }
+        }
+    }
+
+    /// Counts a use of a block in each tier that has it. Returns whether one has.
+    pub(crate) fn touch_stored(&self, group: u16, key: KeyHash) -> bool {
+        let mut is_stored = false;
+        for room in self.tiers.iter().filter_map(|tier| tier.room(group)) {
+            if let Some(block) = room.index.get(key) {
+                room.touch(block.slot);
+                is_stored = true;
+            }
+        }
+        is_stored
+    }
+
+    /// Whether the bytes of a key are these, as far as they are kept.
+    pub(crate) fn is_name(&self, key: KeyHash, bytes: &[u8]) -> bool {
+        !self.names.keeps_all || self.names.get(key).is_none_or(|kept| *kept == *bytes)
+    }
+
+    pub(crate) fn count_absent(&self, group: u16, key: KeyHash) {
+        let reason = if self.was_evicted(group, key) {
+            &self.counters.missed_evicted
+        } else {
+            &self.counters.missed_absent
+        };
+        count(reason, 1);
+    }
+
+    fn was_evicted(&self, group: u16, key: KeyHash) -> bool {
+        let mut rooms = self.tiers.iter().filter_map(|tier| tier.room(group));
+        rooms.any(|room| room.was_evicted(key))
+    }
+
+    pub(crate) fn why(&self, group: u16, key: &[u8]) -> Why {
+        let hash = self.hasher.hash_in_group(group, key);
+        let Ok(hash) = hash else { return Why::NeverSeen };
+        if !self.owner.is_current() {
+            return Why::NeverSeen;
+        }
+        let find = |tier: &Tier| {
+            let room = tier.room(group)?;
+            let block = room.index.get(hash)?;
+            Some((tier.id, block.length, room.is_leased(block.slot)))
+        };
+        let found: Vec<(TierId, u32, bool)> = self.tiers.iter().filter_map(find).collect();
+        if let Some((_, length, _)) = found.first() {
+            return Why::Present {
+                tiers: found.iter().map(|(tier, ..)| *tier).collect(),
+                length: *length,
+                is_pinned: found.iter().any(|(.., is_pinned)| *is_pinned),
+            };
+        }
+        if self.claims.get(hash).is_some_and(|claim| claim.kind() == ClaimKind::Put) {
+            return Why::Writing;
+        }
+        match self.recent.get(hash) {
+            Some(RecentCause::Removed) => Why::Removed,
+            Some(RecentCause::Corrupt) => Why::Corrupt,
+            None if self.was_evicted(group, hash) => Why::Evicted,
+            None => Why::NeverSeen,
+        }
+    }
+
+    pub(crate) fn subscribe(&self, capacity: usize) -> Result<Events, StoreError> {
+        self.owner.check()?;
+        self.subscribers.add(capacity)
+    }
+
+    pub(crate) fn capabilities(&self) -> CapabilityReport {
+        let disk = self.disk.as_ref().filter(|_| self.owner.is_current());
+        let mut report = disk.map(|disk| disk.slabs.capabilities()).unwrap_or_default();
+        for blocks in self.tiers.iter().flat_map(|tier| &tier.memory) {
+            report.extend(blocks.endpoint.layout().capabilities().outcomes().iter().cloned());
+        }
+        report
+    }
+
+    pub(crate) fn resize(&self, tier: TierId, bytes: ByteCount) -> Result<ByteCount, StoreError> {
+        self.check()?;
+        let tiers = self.tiers.len();
+        let Some(found) = self.tiers.get(tier.index()) else {
+            return Err(StoreError::NoSuchTier { tier, tiers });
+        };
+        let _turn = lock(&self.resizing);
+        let groups = u64::try_from(found.rooms.len().max(1)).unwrap_or(1);
+        let mut total = 0;
+        for (room, &slot_bytes) in found.rooms.iter().zip(&found.slot_bytes) {
+            let slots = bytes.get() / groups / slot_bytes.max(1);
+            let most = u32::try_from(room.index.capacity()).unwrap_or(u32::MAX);
+            let slots = u32::try_from(slots).unwrap_or(u32::MAX).min(most);
+            room.resize(slots);
+            total += u64::from(slots) * slot_bytes;
+            if let (true, Some(disk)) = (found.is_disk(), &self.disk) {
+                // Without holes in files, the disk blocks stay reserved.
+                if let Err(error) = room.punch(&disk.slabs) {
+                    tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
+                }
+            }
+        }
+        Ok(ByteCount::new(total))
+    }
+
+    pub(crate) fn snapshot(&self) -> StoreSnapshot {
+        if !self.owner.is_current() {
+            return StoreSnapshot::default();
+        }
+        let counters = &self.counters;
+        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let rooms = || self.tiers.iter().flat_map(|tier| &tier.rooms);
+        StoreSnapshot {
+            tiers: self.tiers.iter().map(|tier| self.tier_snapshot(tier)).collect(),
+            misses: Misses {
+                absent: get(&counters.missed_absent),
+                writing: get(&counters.missed_writing),
+                corrupt: get(&counters.missed_corrupt),
+                evicted: get(&counters.missed_evicted),
+                wrong_length: get(&counters.missed_length),
+            },
+            running_jobs: self.jobs.running(),
+            ended_jobs: get(&counters.ended_jobs),
+            refused_jobs: get(&counters.refused_jobs),
+            already_stored: get(&counters.already_stored),
+            timed_out: get(&counters.timed_out),
+            cancelled: get(&counters.cancelled),
+            failed: get(&counters.failed),
+            job_time: Duration::from_nanos(get(&counters.job_nanoseconds)),
+            keys_in_flight: self.claims.len(),
+            jobs_waiting_for_room: rooms().map(|room| room.waiters()).sum(),
+            catalog: self.disk.as_ref().and_then(|disk| disk.catalog.snapshot().ok()),
+        }
+    }
+
+    fn tier_snapshot(&self, tier: &Tier) -> TierSnapshot {
+        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let sizes = tier.rooms.iter().zip(&tier.slot_bytes);
+        let capacity = sizes.map(|(room, bytes)| u64::from(room.limit()) * bytes).sum();
+        let disk = self.disk.as_ref().filter(|_| tier.is_disk());
+        let file_bytes = disk.map_or(0, |disk| disk.slabs.file_bytes());
+        let read_only = self.disk.as_ref().filter(|_| tier.is_disk()).and_then(|disk| {
+            match disk.slabs.health() {
+                SlabHealth::Good if disk.is_read_only => Some(StoreError::ReadOnly.to_string()),
+                SlabHealth::Good => None,
+                SlabHealth::ReadOnly(error) | SlabHealth::Off(error) => Some(error.to_string()),
+            }
+        });
+        TierSnapshot {
+            name: tier.name.clone(),
+            is_disk: tier.is_disk(),
+            groups: tier.rooms.iter().map(|room| room.snapshot()).collect(),
+            capacity: ByteCount::new(capacity),
+            file_bytes: ByteCount::new(file_bytes),
+            hits: get(&tier.counters.hits),
+            stored: get(&tier.counters.stored),
+            evictions: get(&tier.counters.evictions),
+            read_bytes: get(&tier.counters.read_bytes),
+            written_bytes: get(&tier.counters.written_bytes),
+            read_only,
+        }
+    }
+}

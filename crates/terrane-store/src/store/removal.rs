@@ -1,0 +1,146 @@
+//! Removals: of keys, of damaged blocks, of everything.
+
+use crate::KeyHash;
+use crate::disk::{CatalogError, CheckpointWriter, PutRecord};
+use crate::error::StoreError;
+use crate::store::counters::RecentCause;
+use crate::store::event::StoreEventKind;
+use crate::store::request::Keys;
+use crate::store::result::BlockResult;
+use crate::store::room::PinnedSlot;
+use crate::store::shared::StoreCore;
+use crate::store::submit::JobTask;
+use crate::store::tier::count;
+
+/// Removes keys, and waits until their tombstones are durable.
+pub(crate) async fn remove(task: &JobTask, keys: &Keys) -> Vec<BlockResult> {
+    let core = &task.core;
+    let mut results = Vec::with_capacity(keys.len());
+    for &key in &keys.hashes {
+        results.push(core.remove_key(task.group, key).await);
+    }
+    if core.disk.is_none() {
+        return results;
+    }
+    let failed = match task.control.until(core.maintenance.sync()).await {
+        Ok(Ok(())) => return results,
+        Ok(Err(error)) => BlockResult::Failed(error),
+        Err(stopped) => stopped.into(),
+    };
+    vec![failed; keys.len()]
+}
+
+/// Removes everything.
+pub(crate) async fn clear(task: &JobTask) -> BlockResult {
+    match task.control.until(task.core.maintenance.clear()).await {
+        Ok(Ok(())) => BlockResult::Done { bytes: 0 },
+        Ok(Err(error)) => BlockResult::Failed(error),
+        Err(stopped) => stopped.into(),
+    }
+}
+
+impl StoreCore {
+    async fn remove_key(&self, group: u16, key: KeyHash) -> BlockResult {
+        let entry = self.gate.enter().await;
+        let order = self.order.lock(key);
+        self.claims.remove(key);
+        let rooms = || self.tiers.iter().filter_map(|tier| tier.room(group));
+        let removed = rooms().fold(None, |found, room| room.remove(key).or(found));
+        let appended = match &self.disk {
+            Some(disk) if disk.is_read_only => Err(StoreError::ReadOnly),
+            // Also for a key that no tier has: an older record of it may be in the journal.
+            Some(disk) => disk.catalog.append_removes(&[key]).map_err(StoreError::from),
+            None => Ok(()),
+        };
+        drop(order);
+        drop(entry);
+        rooms().for_each(|room| room.retry_for_waiters());
+        self.recent.insert(key, RecentCause::Removed);
+        if removed.is_some() {
+            self.publish(StoreEventKind::Removed, None, group, Some(key));
+        }
+        self.names.remove(key);
+        match (appended, removed) {
+            (Err(error), _) => BlockResult::failed(error),
+            (Ok(()), Some(block)) => BlockResult::Done { bytes: block.length },
+            (Ok(()), None) => BlockResult::Absent,
+        }
+    }
+
+    /// Drops a block whose bytes on disk differ from its checksum.
+    pub(crate) async fn drop_corrupt(
+        &self,
+        key: KeyHash,
+        pin: &PinnedSlot,
+        (expected, found): (u64, u64),
+    ) {
+        tracing::warn!(%key, slot = pin.block.slot, expected, found, "a block on disk is damaged");
+        count(&self.counters.missed_corrupt, 1);
+        let entry = self.gate.enter().await;
+        let order = self.order.lock(key);
+        let room = &pin.room;
+        let is_dropped = room.remove_block(key, &pin.block);
+        if let (true, Some(disk)) = (is_dropped, &self.disk) {
+            // A read-only catalog finds the damage again after the next opening.
+            let _ = disk.catalog.append_removes(&[key]);
+        }
+        drop(order);
+        drop(entry);
+        room.retry_for_waiters();
+        if is_dropped {
+            self.recent.insert(key, RecentCause::Corrupt);
+            self.publish(StoreEventKind::Corrupt, Some(room.tier), room.group, Some(key));
+            self.forget_name(room.group, key);
+        }
+    }
+
+    /// Removes everything, on the sync thread.
+    pub(crate) fn clear_now(&self) -> Result<(), StoreError> {
+        if self.disk.as_ref().is_some_and(|disk| disk.is_read_only) {
+            return Err(StoreError::ReadOnly);
+        }
+        let closed = self.gate.close();
+        let rooms = || self.tiers.iter().flat_map(|tier| &tier.rooms);
+        let mut removed = Vec::new();
+        for room in rooms() {
+            let mut keys = Vec::new();
+            room.index.for_each(|key, _| keys.push(key));
+            for &key in &keys {
+                room.remove(key);
+            }
+            removed.extend(keys);
+        }
+        let cleared = self.disk.as_ref().map_or(Ok(()), |disk| disk.catalog.clear());
+        drop(closed);
+        rooms().for_each(|room| room.retry_for_waiters());
+        for key in removed {
+            self.names.remove(key);
+            self.recent.insert(key, RecentCause::Removed);
+        }
+        self.publish(StoreEventKind::Cleared, None, 0, None);
+        Ok(cleared?)
+    }
+
+    /// Adds every block of the disk tier to a checkpoint.
+    pub(crate) fn add_live(&self, writer: &mut CheckpointWriter<'_>) -> Result<(), CatalogError> {
+        let Some(tier) = self.tiers.last() else { return Ok(()) };
+        let mut result = Ok(());
+        for room in &tier.rooms {
+            room.index.for_each(|key, block| {
+                if result.is_err() {
+                    return;
+                }
+                let name = self.names.get(key);
+                result = writer.add(&PutRecord {
+                    key_hash: key,
+                    group: room.group,
+                    slot: block.slot,
+                    length: block.length.into(),
+                    checksum: block.checksum,
+                    key: name.as_deref().unwrap_or_default(),
+                });
+            });
+        }
+        result
+    }
+}

@@ -1,0 +1,249 @@
+//! The checked keys and blocks of a job.
+
+use terrane_transfer::{Endpoint, Hold, TransferError};
+
+use crate::KeyHash;
+use crate::error::StoreError;
+use crate::slab::SlabBuffers;
+use crate::store::blocks::{Blocks, BlocksKind, Spans};
+use crate::store::group::{GroupInfo, host_buffers, is_host};
+use crate::store::shared::StoreCore;
+
+/// The keys of a job: their hashes and bytes.
+pub(crate) struct Keys {
+    pub(crate) hashes: Vec<KeyHash>,
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Keys {
+    pub(crate) fn new<K: AsRef<[u8]>>(
+        core: &StoreCore,
+        group: u16,
+        keys: &[K],
+    ) -> Result<Self, StoreError> {
+        let mut new = Self {
+            hashes: Vec::with_capacity(keys.len()),
+            bytes: Vec::new(),
+            ends: Vec::with_capacity(keys.len()),
+        };
+        for (index, key) in keys.iter().enumerate() {
+            let key = key.as_ref();
+            let hash = core.hasher.hash_in_group(group, key);
+            new.hashes.push(hash.map_err(|source| StoreError::Key { index, source })?);
+            new.bytes.extend_from_slice(key);
+            new.ends.push(new.bytes.len());
+        }
+        Ok(new)
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.hashes.len()
+    }
+
+    pub(crate) fn hash(&self, index: usize) -> KeyHash {
+        self.hashes.get(index).copied().unwrap_or(KeyHash::new(0))
+    }
+
+    pub(crate) fn bytes(&self, index: usize) -> &[u8] {
+        let begin = index.checked_sub(1).and_then(|before| self.ends.get(before)).copied();
+        let end = self.ends.get(index).copied().unwrap_or(0);
+        self.bytes.get(begin.unwrap_or(0)..end).unwrap_or_default()
+    }
+}
+
+/// The checked source or destination of a job.
+pub(crate) struct Payload {
+    memory: PayloadMemory,
+    lengths: Vec<u32>,
+}
+
+enum PayloadMemory {
+    Endpoint { endpoint: Endpoint, blocks: Vec<u32>, tokens: Vec<Option<u32>>, is_host: bool },
+    Spans(Spans),
+}
+
+/// Whether a job reads or writes the caller's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PayloadUse {
+    Source,
+    Destination,
+}
+
+impl Payload {
+    pub(crate) fn new(
+        core: &StoreCore,
+        group: u16,
+        (keys, blocks): (usize, Blocks),
+        usage: PayloadUse,
+    ) -> Result<Self, StoreError> {
+        let info = core.group(group)?;
+        if blocks.len() != keys {
+            return Err(StoreError::Counts { keys, blocks: blocks.len() });
+        }
+        let payload = match blocks.kind {
+            BlocksKind::Spans(spans) => Self::of_spans(spans)?,
+            BlocksKind::Endpoint { endpoint, blocks, tokens } => {
+                Self::of_endpoint(core, group, (endpoint, blocks, tokens))?
+            }
+        };
+        for (index, &length) in payload.lengths.iter().enumerate() {
+            if length == 0 || u64::from(length) > info.block_bytes {
+                let (bytes, limit) = (length.into(), info.block_bytes);
+                return Err(StoreError::BlockLength { index, bytes, limit });
+            }
+        }
+        if usage == PayloadUse::Destination {
+            payload.check_distinct()?;
+        }
+        Ok(payload)
+    }
+
+    fn of_spans(spans: Spans) -> Result<Self, StoreError> {
+        let length = |index| {
+            let bytes: u64 = spans.block(index).iter().map(|span| span.length.get()).sum();
+            let limit = u32::MAX.into();
+            u32::try_from(bytes).map_err(|_| StoreError::BlockLength { index, bytes, limit })
+        };
+        let lengths = (0..spans.len()).map(length).collect::<Result<_, _>>()?;
+        Ok(Self { memory: PayloadMemory::Spans(spans), lengths })
+    }
+
+    fn of_endpoint(
+        core: &StoreCore,
+        group: u16,
+        (endpoint, blocks, tokens): (Endpoint, Vec<u32>, Option<Vec<u32>>),
+    ) -> Result<Self, StoreError> {
+        let info = core.group(group)?;
+        let geometry = endpoint.layout().geometry();
+        if !info.fits(geometry) {
+            return Err(StoreError::OtherShape { group: group.into() });
+        }
+        let tokens = match tokens {
+            None => vec![None; blocks.len()],
+            Some(tokens) if tokens.len() == blocks.len() => tokens.into_iter().map(Some).collect(),
+            Some(tokens) => {
+                return Err(StoreError::Counts { keys: blocks.len(), blocks: tokens.len() });
+            }
+        };
+        let length = |(&block, &tokens): (&u32, &Option<u32>)| {
+            let bytes = info.bytes_of(geometry, tokens);
+            let bytes = bytes.filter(|_| block < geometry.num_blocks());
+            bytes.ok_or(StoreError::NoSuchBlock { block, tokens: tokens.unwrap_or(0) })
+        };
+        let lengths = blocks.iter().zip(&tokens).map(length).collect::<Result<_, _>>()?;
+        let is_host = is_host(&endpoint);
+        if !is_host && core.host_tier(group).is_none() {
+            return Err(StoreError::NeedsHostTier { kind: endpoint.kind() });
+        }
+        Ok(Self { memory: PayloadMemory::Endpoint { endpoint, blocks, tokens, is_host }, lengths })
+    }
+
+    /// Refuses a destination that is named twice.
+    fn check_distinct(&self) -> Result<(), StoreError> {
+        match &self.memory {
+            PayloadMemory::Endpoint { blocks, .. } => {
+                let mut order: Vec<usize> = (0..blocks.len()).collect();
+                order.sort_by_key(|&index| blocks.get(index));
+                twice(&order, |first, second| blocks.get(first) == blocks.get(second))
+            }
+            PayloadMemory::Spans(spans) => {
+                let of_block = |index| spans.block(index).iter().map(move |span| (index, span));
+                let mut all: Vec<_> = (0..spans.len()).flat_map(of_block).collect();
+                all.sort_by_key(|(_, span)| span.address.get());
+                let mut before: Option<(u64, usize)> = None;
+                for (index, span) in all {
+                    let begin = span.address.get();
+                    if let Some((end, first)) = before
+                        && begin < end
+                    {
+                        return Err(StoreError::DestinationNamedTwice { first, second: index });
+                    }
+                    before = Some((begin.saturating_add(span.length.get()), index));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn length(&self, index: usize) -> u32 {
+        self.lengths.get(index).copied().unwrap_or(0)
+    }
+
+    /// Whether the host can address the memory.
+    pub(crate) const fn is_host(&self) -> bool {
+        match &self.memory {
+            PayloadMemory::Endpoint { is_host, .. } => *is_host,
+            PayloadMemory::Spans(_) => true,
+        }
+    }
+
+    /// The endpoint and the block, unless the memory is spans.
+    pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
+        match &self.memory {
+            PayloadMemory::Endpoint { endpoint, .. } => Some(endpoint),
+            PayloadMemory::Spans(_) => None,
+        }
+    }
+
+    pub(crate) fn block(&self, index: usize) -> Option<u32> {
+        match &self.memory {
+            PayloadMemory::Endpoint { blocks, .. } => blocks.get(index).copied(),
+            PayloadMemory::Spans(_) => None,
+        }
+    }
+
+    /// The host memory of a block, in canonical order.
+    pub(crate) fn buffers(&self, index: usize) -> SlabBuffers {
+        match &self.memory {
+            PayloadMemory::Spans(spans) => SlabBuffers::from_slice(spans.block(index)),
+            PayloadMemory::Endpoint { endpoint, blocks, tokens, .. } => {
+                let tokens = tokens.get(index).copied().flatten();
+                let block = blocks.get(index).copied().unwrap_or(0);
+                host_buffers(endpoint, block, (self.length(index), tokens))
+            }
+        }
+    }
+
+    /// Keeps transfers from blocks of an endpoint while other code uses them.
+    pub(crate) fn hold(
+        &self,
+        indices: impl Iterator<Item = usize>,
+        usage: PayloadUse,
+    ) -> Result<Option<Hold>, TransferError> {
+        let PayloadMemory::Endpoint { endpoint, blocks, .. } = &self.memory else {
+            return Ok(None);
+        };
+        let held: Vec<u32> = indices.filter_map(|index| blocks.get(index).copied()).collect();
+        if held.is_empty() {
+            return Ok(None);
+        }
+        let hold = match usage {
+            PayloadUse::Source => endpoint.hold_for_read(&held),
+            PayloadUse::Destination => endpoint.hold_for_write(&held),
+        };
+        hold.map(Some)
+    }
+
+    /// Whether a copy engine can copy a block between this memory and an endpoint of a tier.
+    pub(crate) fn transfer_tokens(
+        &self,
+        info: &GroupInfo,
+        other: &Endpoint,
+        length: u32,
+    ) -> Option<Option<u32>> {
+        let own = self.endpoint()?.layout().geometry();
+        info.transfer_tokens((own, other.layout().geometry()), length)
+    }
+}
+
+fn twice(order: &[usize], is_same: impl Fn(usize, usize) -> bool) -> Result<(), StoreError> {
+    for pair in order.windows(2) {
+        if let &[first, second] = pair
+            && is_same(first, second)
+        {
+            return Err(StoreError::DestinationNamedTwice { first, second });
+        }
+    }
+    Ok(())
+}

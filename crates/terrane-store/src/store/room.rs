@@ -1,0 +1,659 @@
+//! The slots of one group in one tier: which are free, who waits for them, which leave.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Poll, Waker};
+
+use terrane_core::convert::{to_u64, to_usize};
+use terrane_core::sync::lock;
+
+use crate::KeyHash;
+use crate::error::StoreError;
+use crate::eviction::EvictionPolicy;
+use crate::index::{Freed, StoredBlock, TierIndex};
+use crate::slab::{Priority, Slabs};
+use crate::store::control::{JobControl, Stopped};
+use crate::store::presence::TierId;
+use crate::store::result::NoRoom;
+use crate::store::shared::StoreCore;
+use crate::store::snapshot::GroupSnapshot;
+
+/// The slots of one group in one tier.
+///
+/// A job gets all slots that it asks for at once, or none. Jobs wait in the order of their priority,
+/// then of their arrival, and hold no slot of the room meanwhile.
+pub(crate) struct Room {
+    pub(crate) tier: TierId,
+    pub(crate) group: u16,
+    pub(crate) index: TierIndex,
+    policy: Box<dyn EvictionPolicy>,
+    state: Mutex<RoomState>,
+    /// The jobs that wait. Whoever makes a slot evictable reads it, and tries again for them.
+    waiting: AtomicUsize,
+    /// Not [`CLEAN`] if no slower tier has the block of the slot.
+    dirty: Box<[AtomicU8]>,
+    /// The mark of a dirty block.
+    dirty_mark: u8,
+    /// The uses of each block, as far as the write policy counts them.
+    uses: Box<[AtomicU8]>,
+    /// Whether a job writes dirty blocks back, for those that wait.
+    is_writing_back: AtomicBool,
+    core: Weak<StoreCore>,
+}
+
+/// A slower tier has the block, or the tier is the slowest.
+const CLEAN: u8 = 0;
+
+/// The block is written to a slower tier before it is evicted.
+const KEPT: u8 = 1;
+
+/// The block may be evicted, and is lost then.
+const MAY_BE_LOST: u8 = 2;
+
+/// What happens to dirty blocks of a room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DirtyBlocks {
+    /// There are none.
+    None,
+    /// They are written to a slower tier before they are evicted.
+    Kept,
+    /// They may be evicted.
+    MayBeLost,
+}
+
+struct RoomState {
+    free: Vec<u32>,
+    /// Slots at and beyond it are not used.
+    limit: u32,
+    /// Free slots beyond the limit.
+    retired: BTreeSet<u32>,
+    /// The slots that leases pin, with their number of leases.
+    leases: HashMap<u32, u32>,
+    waiters: BTreeMap<(Reverse<Priority>, u64), Waiter>,
+    arrivals: u64,
+    /// Slots that became dirty, the oldest first. Some of them may be clean by now.
+    dirty: VecDeque<(u32, KeyHash)>,
+}
+
+struct Waiter {
+    count: usize,
+    grant: Arc<Mutex<Grant>>,
+}
+
+#[derive(Default)]
+struct Grant {
+    result: Option<Result<Vec<u32>, NoRoom>>,
+    task: Option<Waker>,
+}
+
+/// Why there are no slots now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    Never(NoRoom),
+    /// Jobs use the slots, or wait for them.
+    Now,
+}
+
+/// What has to happen after the room's lock was released.
+#[derive(Default)]
+struct Aftermath {
+    evicted: Vec<KeyHash>,
+    woken: Vec<Waker>,
+    /// The slots that a waiter lacks because blocks are dirty.
+    lacks: usize,
+}
+
+impl Room {
+    pub(crate) fn new(
+        (tier, group): (TierId, u16),
+        slots: u32,
+        policy: Box<dyn EvictionPolicy>,
+        dirty: DirtyBlocks,
+        core: Weak<StoreCore>,
+    ) -> Self {
+        let marks = if dirty == DirtyBlocks::None { 0 } else { to_usize(slots.into()) };
+        let zeros = || (0..marks).map(|_| AtomicU8::new(0)).collect();
+        Self {
+            tier,
+            group,
+            index: TierIndex::new(slots),
+            policy,
+            state: Mutex::new(RoomState {
+                // The lowest slot is taken first.
+                free: (0..slots).rev().collect(),
+                limit: slots,
+                retired: BTreeSet::new(),
+                leases: HashMap::new(),
+                waiters: BTreeMap::new(),
+                arrivals: 0,
+                dirty: VecDeque::new(),
+            }),
+            waiting: AtomicUsize::new(0),
+            dirty: zeros(),
+            dirty_mark: if dirty == DirtyBlocks::MayBeLost { MAY_BE_LOST } else { KEPT },
+            uses: zeros(),
+            is_writing_back: AtomicBool::new(false),
+            core,
+        }
+    }
+
+    /// Fills an empty room with the blocks of a recovery, each key and each slot once.
+    pub(crate) fn load(&self, blocks: &[(KeyHash, StoredBlock)], threads: std::num::NonZeroUsize) {
+        self.index.load(blocks, threads);
+        let mut state = lock(&self.state);
+        let mut is_used = vec![false; self.index.capacity()];
+        for (key, block) in blocks {
+            if let Some(used) = is_used.get_mut(to_usize(block.slot.into())) {
+                *used = true;
+            }
+            self.policy.insert(block.slot, *key);
+        }
+        state.free.retain(|&slot| !is_used.get(to_usize(slot.into())).copied().unwrap_or(true));
+    }
+
+    /// Takes slots if there are enough now, or can be after evictions.
+    pub(crate) fn try_take(self: &Arc<Self>, count: usize) -> Result<TakenSlots, Shortage> {
+        let mut after = Aftermath::default();
+        let mut state = lock(&self.state);
+        let taken = if state.waiters.is_empty() {
+            self.obtain(&mut state, count, &mut after)
+        } else {
+            Err(Shortage::Now)
+        };
+        drop(state);
+        after.lacks = 0;
+        self.settle(after);
+        taken.map(|slots| TakenSlots::new(self, slots))
+    }
+
+    /// Takes slots, and waits for them.
+    pub(crate) async fn take(
+        self: &Arc<Self>,
+        count: usize,
+        control: &JobControl,
+    ) -> Result<Result<TakenSlots, NoRoom>, Stopped> {
+        if count == 0 {
+            return Ok(Ok(TakenSlots::new(self, Vec::new())));
+        }
+        let waiting = match self.enter(count, control.priority()) {
+            Ok(entered) => return Ok(entered),
+            Err(waiting) => waiting,
+        };
+        control.set_waits(Some((Arc::clone(self), waiting.arrival)));
+        let granted = control.until(waiting.granted()).await;
+        control.set_waits(None);
+        let slots = granted?;
+        Ok(slots.map(|slots| TakenSlots::new(self, slots)))
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        count: usize,
+        priority: Priority,
+    ) -> Result<Result<TakenSlots, NoRoom>, WaitingForRoom> {
+        // Before the look at the pins: who unpins later sees it.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let mut after = Aftermath::default();
+        let mut state = lock(&self.state);
+        let taken = if state.is_next(priority) {
+            self.obtain(&mut state, count, &mut after)
+        } else if let Some(never) = state.never(count) {
+            Err(Shortage::Never(never))
+        } else {
+            Err(Shortage::Now)
+        };
+        let result = match taken {
+            Ok(slots) => Ok(Ok(TakenSlots::new(self, slots))),
+            Err(Shortage::Never(never)) => Ok(Err(never)),
+            Err(Shortage::Now) => {
+                let arrival = state.arrivals;
+                state.arrivals += 1;
+                let grant = Arc::<Mutex<Grant>>::default();
+                let waiter = Waiter { count, grant: Arc::clone(&grant) };
+                state.waiters.insert((Reverse(priority), arrival), waiter);
+                Err(WaitingForRoom { room: Arc::clone(self), arrival, grant })
+            }
+        };
+        drop(state);
+        if result.is_ok() {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.settle(after);
+        result
+    }
+
+    /// Takes `count` slots from the free ones, and evicts blocks until there are enough.
+    fn obtain(
+        &self,
+        state: &mut RoomState,
+        count: usize,
+        after: &mut Aftermath,
+    ) -> Result<Vec<u32>, Shortage> {
+        if let Some(never) = state.never(count) {
+            return Err(Shortage::Never(never));
+        }
+        while state.free.len() < count {
+            let (mut key, mut dirty) = (None, 0);
+            let evicted = self.policy.evict(&mut |slot| {
+                if self.mark(slot) == KEPT {
+                    dirty += 1;
+                    return None;
+                }
+                key = self.index.evict(slot);
+                key
+            });
+            let Some(slot) = evicted else {
+                if dirty > 0 {
+                    after.lacks = count - state.free.len();
+                }
+                return Err(Shortage::Now);
+            };
+            after.evicted.extend(key);
+            state.put_back(slot);
+        }
+        let rest = state.free.len() - count;
+        Ok(state.free.split_off(rest))
+    }
+
+    /// Gives slots to the jobs that wait, in their order.
+    pub(crate) fn retry(&self) {
+        let mut after = Aftermath::default();
+        let mut state = lock(&self.state);
+        while let Some(first) = state.waiters.first_entry() {
+            let count = first.get().count;
+            let key = *first.key();
+            let result = match self.obtain(&mut state, count, &mut after) {
+                Ok(slots) => Ok(slots),
+                Err(Shortage::Never(never)) => Err(never),
+                Err(Shortage::Now) => break,
+            };
+            if let Some(waiter) = state.waiters.remove(&key) {
+                self.waiting.fetch_sub(1, Ordering::SeqCst);
+                let mut grant = lock(&waiter.grant);
+                grant.result = Some(result);
+                after.woken.extend(grant.task.take());
+            }
+        }
+        drop(state);
+        self.settle(after);
+    }
+
+    fn settle(&self, after: Aftermath) {
+        after.woken.into_iter().for_each(Waker::wake);
+        if after.evicted.is_empty() && after.lacks == 0 {
+            return;
+        }
+        let Some(core) = self.core.upgrade() else { return };
+        if !after.evicted.is_empty() {
+            core.after_eviction(self, &after.evicted);
+        }
+        if after.lacks > 0 {
+            core.write_back(self.tier, self.group, after.lacks);
+        }
+    }
+
+    /// Tries again for the jobs that wait. No lock may be held.
+    pub(crate) fn retry_for_waiters(&self) {
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.retry();
+        }
+    }
+
+    /// Changes the priority of a job that waits.
+    pub(crate) fn raise(&self, arrival: u64, priority: Priority) {
+        let mut state = lock(&self.state);
+        let found = state.waiters.keys().find(|(_, number)| *number == arrival).copied();
+        if let Some(key) = found.filter(|(Reverse(before), _)| *before < priority)
+            && let Some(waiter) = state.waiters.remove(&key)
+        {
+            state.waiters.insert((Reverse(priority), arrival), waiter);
+        }
+        drop(state);
+        self.retry();
+    }
+
+    /// The highest priority of a job that waits.
+    pub(crate) fn waiting_priority(&self) -> Option<Priority> {
+        lock(&self.state).waiters.keys().next().map(|(Reverse(priority), _)| *priority)
+    }
+
+    /// Frees slots that have no block.
+    fn free(&self, slots: impl IntoIterator<Item = u32>) {
+        let mut state = lock(&self.state);
+        slots.into_iter().for_each(|slot| state.put_back(slot));
+        drop(state);
+        self.retry_for_waiters();
+    }
+
+    /// Frees a slot under the lock of a key. The caller tries again for those that wait, later.
+    fn free_quietly(&self, slot: u32) {
+        lock(&self.state).put_back(slot);
+    }
+
+    /// Adds a block to the index. Its slot belongs to the index from here on. The caller
+    /// [tries again](Self::retry_for_waiters) without a lock: the block can be evicted.
+    pub(crate) fn insert(&self, key: KeyHash, block: &StoredBlock, is_dirty: bool) {
+        self.set_mark(&self.uses, block.slot, 0);
+        self.set_mark(&self.dirty, block.slot, if is_dirty { self.dirty_mark } else { CLEAN });
+        let replaced = self.index.insert(key, block);
+        self.policy.insert(block.slot, key);
+        if is_dirty && self.dirty_mark == KEPT {
+            lock(&self.state).dirty.push_back((block.slot, key));
+        }
+        if let Some(Freed::Now(slot)) = replaced {
+            self.policy.remove(slot);
+            self.set_mark(&self.dirty, slot, CLEAN);
+            self.free_quietly(slot);
+        }
+    }
+
+    /// Removes the block of a key. The slot becomes free, with its last pin at the latest. The caller
+    /// [tries again](Self::retry_for_waiters) without a lock.
+    pub(crate) fn remove(&self, key: KeyHash) -> Option<StoredBlock> {
+        let (block, freed) = self.index.remove(key)?;
+        self.policy.remove(block.slot);
+        self.set_mark(&self.dirty, block.slot, CLEAN);
+        if let Freed::Now(slot) = freed {
+            self.free_quietly(slot);
+        }
+        Some(block)
+    }
+
+    /// Removes the block of a key if it is still this one.
+    pub(crate) fn remove_block(&self, key: KeyHash, block: &StoredBlock) -> bool {
+        let is_same =
+            |found: StoredBlock| found.slot == block.slot && found.checksum == block.checksum;
+        self.index.get(key).is_some_and(is_same) && self.remove(key).is_some()
+    }
+
+    pub(crate) fn pin(self: &Arc<Self>, key: KeyHash) -> Option<PinnedSlot> {
+        let block = self.index.pin(key)?;
+        Some(PinnedSlot { room: Arc::clone(self), block })
+    }
+
+    pub(crate) fn lease(self: &Arc<Self>, key: KeyHash) -> Option<LeasedSlot> {
+        let pin = self.pin(key)?;
+        *lock(&self.state).leases.entry(pin.block.slot).or_insert(0) += 1;
+        // A job that waits may not fit beside it.
+        self.retry_for_waiters();
+        Some(LeasedSlot { pin })
+    }
+
+    /// Counts a use of the block in a slot, and returns the number of its uses.
+    pub(crate) fn hit(&self, slot: u32) -> u8 {
+        self.policy.hit(slot);
+        let Some(uses) = self.uses.get(to_usize(slot.into())) else { return 0 };
+        let counted = uses.load(Ordering::Relaxed).saturating_add(1);
+        uses.store(counted, Ordering::Relaxed);
+        counted
+    }
+
+    /// Counts a use for eviction alone.
+    pub(crate) fn touch(&self, slot: u32) {
+        self.policy.hit(slot);
+    }
+
+    pub(crate) fn was_evicted(&self, key: KeyHash) -> bool {
+        self.policy.was_evicted(key)
+    }
+
+    fn mark(&self, slot: u32) -> u8 {
+        let mark = self.dirty.get(to_usize(slot.into()));
+        mark.map_or(CLEAN, |mark| mark.load(Ordering::Acquire))
+    }
+
+    fn set_mark(&self, marks: &[AtomicU8], slot: u32, value: u8) {
+        if let Some(mark) = marks.get(to_usize(slot.into())) {
+            mark.store(value, Ordering::Release);
+        }
+    }
+
+    /// A slower tier has the block of the slot, or never will.
+    pub(crate) fn set_clean(&self, slot: u32) {
+        self.set_mark(&self.dirty, slot, CLEAN);
+        self.retry_for_waiters();
+    }
+
+    /// Whether no other job writes back now. It is this one from here on.
+    pub(crate) fn begin_write_back(&self) -> bool {
+        !self.is_writing_back.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn end_write_back(&self) {
+        self.is_writing_back.store(false, Ordering::Release);
+    }
+
+    /// Pins up to `most` dirty blocks, the oldest first.
+    pub(crate) fn take_dirty(self: &Arc<Self>, most: usize) -> Vec<(KeyHash, PinnedSlot)> {
+        let mut found = Vec::new();
+        while found.len() < most {
+            let Some((slot, key)) = lock(&self.state).dirty.pop_front() else { break };
+            let pinned =
+                self.pin(key).filter(|pin| pin.block.slot == slot && self.mark(slot) != CLEAN);
+            found.extend(pinned.map(|pin| (key, pin)));
+        }
+        found
+    }
+
+    /// Whether a block that is pinned has to be written to a slower tier.
+    pub(crate) fn is_pin_dirty(&self, pin: &PinnedSlot) -> bool {
+        self.mark(pin.block.slot) != CLEAN
+    }
+
+    /// The keys of all dirty blocks.
+    pub(crate) fn dirty_keys(&self) -> Vec<KeyHash> {
+        let mut keys = Vec::new();
+        if !self.dirty.is_empty() {
+            self.index.for_each(|key, block| {
+                if self.mark(block.slot) != CLEAN {
+                    keys.push(key);
+                }
+            });
+        }
+        keys
+    }
+
+    /// Whether more than half of the slots are dirty.
+    pub(crate) fn is_mostly_dirty(&self) -> bool {
+        let state = lock(&self.state);
+        state.dirty.len() > to_usize(state.limit.into()) / 2
+    }
+
+    /// A block stays dirty, as it could not be written: it comes again.
+    pub(crate) fn again_dirty(&self, key: KeyHash, slot: u32) {
+        lock(&self.state).dirty.push_back((slot, key));
+    }
+
+    /// Sets the number of slots that are used, and evicts the blocks beyond it.
+    pub(crate) fn resize(&self, slots: u32) {
+        let mut after = Aftermath::default();
+        let mut state = lock(&self.state);
+        let before = std::mem::replace(&mut state.limit, slots);
+        if slots < before {
+            let free = std::mem::take(&mut state.free);
+            free.into_iter().for_each(|slot| state.put_back(slot));
+            for slot in slots..before {
+                if let Some(key) = self.index.evict(slot) {
+                    self.policy.remove(slot);
+                    self.set_mark(&self.dirty, slot, CLEAN);
+                    after.evicted.push(key);
+                    state.put_back(slot);
+                }
+            }
+        } else {
+            let retired = std::mem::take(&mut state.retired);
+            retired.into_iter().rev().for_each(|slot| state.put_back(slot));
+        }
+        drop(state);
+        self.settle(after);
+        self.retry();
+    }
+
+    /// Frees the disk blocks of the slots beyond the limit that no block or job has.
+    pub(crate) fn punch(&self, slabs: &Slabs) -> Result<(), StoreError> {
+        let retired: Vec<u32> = lock(&self.state).retired.iter().copied().collect();
+        for run in retired.chunk_by(|before, after| before + 1 == *after) {
+            if let (Some(&first), Some(&last)) = (run.first(), run.last()) {
+                slabs.punch(self.group, first..last + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn limit(&self) -> u32 {
+        lock(&self.state).limit
+    }
+
+    pub(crate) fn is_leased(&self, slot: u32) -> bool {
+        lock(&self.state).leases.contains_key(&slot)
+    }
+
+    pub(crate) fn waiters(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn snapshot(&self) -> GroupSnapshot {
+        let blocks = self.index.len();
+        let state = lock(&self.state);
+        let slots = to_usize(state.limit.into());
+        let dirty = self.dirty.iter().filter(|mark| mark.load(Ordering::Relaxed) != CLEAN).count();
+        let free = state.free.len();
+        let in_use = slots.saturating_sub(free).saturating_sub(blocks);
+        GroupSnapshot { slots, blocks, free, in_use, pinned: state.leases.len(), dirty }
+    }
+}
+
+impl RoomState {
+    fn put_back(&mut self, slot: u32) {
+        if slot < self.limit {
+            self.free.push(slot);
+        } else {
+            self.retired.insert(slot);
+        }
+    }
+
+    /// Whether a job of this priority goes before all that wait.
+    fn is_next(&self, priority: Priority) -> bool {
+        self.waiters.keys().next().is_none_or(|(Reverse(first), _)| priority > *first)
+    }
+
+    fn never(&self, count: usize) -> Option<NoRoom> {
+        let limit = to_usize(self.limit.into());
+        if to_u64(count) > u64::from(self.limit) {
+            return Some(NoRoom::TierTooSmall);
+        }
+        (limit.saturating_sub(self.leases.len()) < count).then_some(NoRoom::Pinned)
+    }
+}
+
+/// A job that waits for slots. Dropping it gives up the place, and the slots if they came.
+struct WaitingForRoom {
+    room: Arc<Room>,
+    arrival: u64,
+    grant: Arc<Mutex<Grant>>,
+}
+
+impl WaitingForRoom {
+    async fn granted(&self) -> Result<Vec<u32>, NoRoom> {
+        poll_fn(|context| {
+            let latest = context.waker().clone();
+            let mut grant = lock(&self.grant);
+            if let Some(result) = grant.result.take() {
+                drop(grant);
+                return Poll::Ready(result);
+            }
+            let before = grant.task.replace(latest);
+            drop(grant);
+            drop(before);
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl Drop for WaitingForRoom {
+    fn drop(&mut self) {
+        let mut state = lock(&self.room.state);
+        let found = state.waiters.keys().find(|(_, number)| *number == self.arrival).copied();
+        let waiter = found.and_then(|key| state.waiters.remove(&key));
+        drop(state);
+        if waiter.is_some() {
+            self.room.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+        let unused = lock(&self.grant).result.take();
+        if let Some(Ok(slots)) = unused {
+            self.room.free(slots);
+        } else if waiter.is_some() {
+            // The next one may fit.
+            self.room.retry_for_waiters();
+        }
+    }
+}
+
+/// Slots that a job fills. Those that it does not keep are freed on drop.
+pub(crate) struct TakenSlots {
+    room: Arc<Room>,
+    slots: Vec<Option<u32>>,
+}
+
+impl TakenSlots {
+    fn new(room: &Arc<Room>, slots: Vec<u32>) -> Self {
+        Self { room: Arc::clone(room), slots: slots.into_iter().map(Some).collect() }
+    }
+
+    pub(crate) fn slot(&self, index: usize) -> Option<u32> {
+        self.slots.get(index).copied().flatten()
+    }
+
+    /// The slot belongs to the index from here on.
+    pub(crate) fn keep(&mut self, index: usize) -> Option<u32> {
+        self.slots.get_mut(index).and_then(Option::take)
+    }
+}
+
+impl Drop for TakenSlots {
+    fn drop(&mut self) {
+        let slots: Vec<u32> = self.slots.iter_mut().filter_map(Option::take).collect();
+        if !slots.is_empty() {
+            self.room.free(slots);
+        }
+    }
+}
+
+/// A pinned block. Its slot is neither evicted nor reused until this drops.
+pub(crate) struct PinnedSlot {
+    pub(crate) room: Arc<Room>,
+    pub(crate) block: StoredBlock,
+}
+
+impl Drop for PinnedSlot {
+    fn drop(&mut self) {
+        match self.room.index.unpin(self.block.slot) {
+            Some(slot) => self.room.free([slot]),
+            None => self.room.retry_for_waiters(),
+        }
+    }
+}
+
+/// A block that a lease pins.
+pub(crate) struct LeasedSlot {
+    pub(crate) pin: PinnedSlot,
+}
+
+impl Drop for LeasedSlot {
+    fn drop(&mut self) {
+        let slot = self.pin.block.slot;
+        let mut state = lock(&self.pin.room.state);
+        if let Some(count) = state.leases.get_mut(&slot) {
+            *count -= 1;
+            if *count == 0 {
+                state.leases.remove(&slot);
+            }
+        }
+    }
+}

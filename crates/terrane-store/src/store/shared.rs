@@ -1,0 +1,296 @@
+//! The parts of an open store, which all its jobs share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use terrane_core::OwnerProcess;
+use terrane_core::sync::{lock, unpoisoned};
+use terrane_transfer::TransferManager;
+
+use crate::KeyHash;
+use crate::error::StoreError;
+use crate::key::KeyHasher;
+use crate::slab::{JobId, Priority, SlabHealth};
+use crate::store::builder::WritePolicy;
+use crate::store::claims::Claims;
+use crate::store::control::JobControl;
+use crate::store::counters::{KeyNames, Recent, StoreCounters, Subscribers};
+use crate::store::event::{KeyName, StoreEvent, StoreEventKind};
+use crate::store::executor::Executor;
+use crate::store::gate::Gate;
+use crate::store::group::GroupInfo;
+use crate::store::key_order::KeyOrder;
+use crate::store::maintenance::Maintenance;
+use crate::store::presence::TierId;
+use crate::store::room::Room;
+use crate::store::tier::{DiskParts, Tier, count};
+
+/// An open store.
+pub(crate) struct StoreCore {
+    pub(crate) owner: OwnerProcess,
+    pub(crate) hasher: KeyHasher,
+    pub(crate) groups: Vec<GroupInfo>,
+    /// The fastest first.
+    pub(crate) tiers: Vec<Tier>,
+    pub(crate) disk: Option<DiskParts>,
+    /// `None` if there is no memory tier: then nothing is copied between endpoints.
+    pub(crate) manager: Option<TransferManager>,
+    pub(crate) policy: WritePolicy,
+    pub(crate) close_within: Duration,
+    pub(crate) claims: Arc<Claims>,
+    pub(crate) order: KeyOrder,
+    pub(crate) gate: Gate,
+    pub(crate) executor: Executor,
+    pub(crate) maintenance: Maintenance,
+    pub(crate) counters: StoreCounters,
+    pub(crate) names: KeyNames,
+    pub(crate) subscribers: Subscribers,
+    pub(crate) recent: Recent,
+    pub(crate) jobs: JobTable,
+    pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// One resize at a time.
+    pub(crate) resizing: Mutex<()>,
+    /// Set when the disk tier was reported as read-only.
+    pub(crate) is_reported_read_only: AtomicBool,
+}
+
+/// The jobs that run.
+#[derive(Default)]
+pub(crate) struct JobTable {
+    state: Mutex<RunningJobs>,
+    ended: Condvar,
+    next: AtomicU64,
+}
+
+#[derive(Default)]
+struct RunningJobs {
+    running: HashMap<u64, Arc<JobControl>>,
+    /// Those among them that the store began itself.
+    internal: usize,
+    is_closed: bool,
+    /// No job of the store itself begins any more, either.
+    is_ending: bool,
+}
+
+/// Whose a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum JobOrigin {
+    Caller,
+    /// The store itself: write-back.
+    Store,
+}
+
+impl JobTable {
+    pub(crate) fn next_id(&self) -> JobId {
+        JobId::new(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn begin(
+        &self,
+        control: &Arc<JobControl>,
+        origin: JobOrigin,
+    ) -> Result<(), StoreError> {
+        let mut state = lock(&self.state);
+        let is_refused = match origin {
+            JobOrigin::Caller => state.is_closed,
+            JobOrigin::Store => state.is_ending,
+        };
+        if is_refused {
+            return Err(StoreError::Closed);
+        }
+        state.running.insert(control.id().get(), Arc::clone(control));
+        state.internal += usize::from(origin == JobOrigin::Store);
+        Ok(())
+    }
+
+    pub(crate) fn end(&self, id: JobId, origin: JobOrigin) {
+        let mut state = lock(&self.state);
+        let ended = state.running.remove(&id.get());
+        state.internal -= usize::from(origin == JobOrigin::Store);
+        drop(state);
+        self.ended.notify_all();
+        drop(ended);
+    }
+
+    /// The jobs of callers that run.
+    pub(crate) fn running(&self) -> usize {
+        let state = lock(&self.state);
+        state.running.len() - state.internal
+    }
+
+    /// Waits until `most` jobs or fewer run, `internal` ones included if so.
+    fn wait(&self, deadline: Option<Instant>, with_internal: bool) -> usize {
+        let mut state = lock(&self.state);
+        loop {
+            let internal = if with_internal { 0 } else { state.internal };
+            let left = state.running.len() - internal;
+            if left == 0 {
+                return 0;
+            }
+            state = match deadline {
+                None => unpoisoned(self.ended.wait(state)),
+                Some(deadline) => {
+                    let time = deadline.saturating_duration_since(Instant::now());
+                    if time.is_zero() {
+                        return left;
+                    }
+                    unpoisoned(self.ended.wait_timeout(state, time)).0
+                }
+            };
+        }
+    }
+
+    fn cancel_all(&self) {
+        let running: Vec<_> = lock(&self.state).running.values().cloned().collect();
+        running.iter().for_each(|control| control.cancel());
+    }
+
+    /// Refuses jobs from now on. Returns whether it did before.
+    fn close(&self) -> bool {
+        std::mem::replace(&mut lock(&self.state).is_closed, true)
+    }
+
+    fn end_all(&self) {
+        lock(&self.state).is_ending = true;
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.state).is_closed
+    }
+}
+
+impl StoreCore {
+    /// Fails in a forked process, and after a close.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        self.owner.check()?;
+        if self.jobs.is_closed() { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    pub(crate) fn group(&self, group: u16) -> Result<&GroupInfo, StoreError> {
+        let groups = self.groups.len();
+        let found = self.groups.get(usize::from(group));
+        found.ok_or(StoreError::NoSuchGroup { group, groups })
+    }
+
+    /// The fastest tier whose memory the host can address.
+    pub(crate) fn host_tier(&self, group: u16) -> Option<&Tier> {
+        self.tiers.iter().find(|tier| tier.is_host(group))
+    }
+
+    /// The tier below.
+    pub(crate) fn below(&self, tier: TierId) -> Option<&Tier> {
+        self.tiers.get(tier.index() + 1)
+    }
+
+    /// The job controls of a new job.
+    pub(crate) fn control(&self, deadline: Option<Instant>, priority: Priority) -> Arc<JobControl> {
+        let slabs = self.disk.as_ref().map(|disk| &disk.slabs);
+        let id = self.jobs.next_id();
+        Arc::new(JobControl::new(id, deadline, priority, &self.executor, slabs))
+    }
+
+    pub(crate) fn key_name(&self, key: KeyHash) -> KeyName {
+        self.names.get(key).map_or(KeyName::Hash(key), KeyName::Bytes)
+    }
+
+    /// Publishes an event about a key. No lock may be held.
+    pub(crate) fn publish(
+        &self,
+        kind: StoreEventKind,
+        tier: Option<TierId>,
+        group: u16,
+        key: Option<KeyHash>,
+    ) {
+        if self.subscribers.are_none() {
+            return;
+        }
+        let key = key.map(|key| self.key_name(key));
+        self.subscribers.deliver(&StoreEvent { kind, tier, group, key });
+    }
+
+    /// Reports blocks that a room evicted.
+    pub(crate) fn after_eviction(&self, room: &Room, keys: &[KeyHash]) {
+        if let Some(tier) = self.tiers.get(room.tier.index()) {
+            count(&tier.counters.evictions, terrane_core::convert::to_u64(keys.len()));
+        }
+        for &key in keys {
+            self.publish(StoreEventKind::Evicted, Some(room.tier), room.group, Some(key));
+            self.forget_name(room.group, key);
+        }
+    }
+
+    /// Forgets the bytes of a key that no tier has.
+    pub(crate) fn forget_name(&self, group: u16, key: KeyHash) {
+        if self.names.is_empty() {
+            return;
+        }
+        let has = |tier: &Tier| tier.room(group).is_some_and(|room| room.index.get(key).is_some());
+        if !self.tiers.iter().any(has) {
+            self.names.remove(key);
+        }
+    }
+
+    /// Why the disk tier takes no blocks, if it does not.
+    pub(crate) fn refuses_writes(&self) -> Option<Arc<StoreError>> {
+        let disk = self.disk.as_ref()?;
+        if disk.is_read_only {
+            return Some(Arc::new(StoreError::ReadOnly));
+        }
+        match disk.slabs.health() {
+            SlabHealth::Good => None,
+            SlabHealth::ReadOnly(error) | SlabHealth::Off(error) => Some(error),
+        }
+    }
+
+    /// Reports once that the disk tier takes no more blocks, if it does not.
+    pub(crate) fn report_health(&self) {
+        let Some(disk) = &self.disk else { return };
+        if disk.is_read_only || matches!(disk.slabs.health(), SlabHealth::Good) {
+            return;
+        }
+        if !self.is_reported_read_only.swap(true, Ordering::Relaxed) {
+            let tier = self.tiers.last().map(|tier| tier.id);
+            self.publish(StoreEventKind::TierReadOnly, tier, 0, None);
+        }
+    }
+
+    pub(crate) fn drain(&self, deadline: Instant) -> crate::store::job::Drained {
+        let left = if self.owner.is_current() { self.jobs.wait(Some(deadline), false) } else { 0 };
+        crate::store::job::Drained { left }
+    }
+
+    /// Ends all jobs and threads.
+    pub(crate) fn close(self: &Arc<Self>, deadline: Instant) -> crate::store::job::Drained {
+        use crate::store::job::Drained;
+        if !self.owner.is_current() || self.jobs.close() {
+            return Drained { left: 0 };
+        }
+        let left = self.jobs.wait(Some(deadline), false);
+        self.write_all_back(deadline);
+        self.jobs.end_all();
+        self.jobs.cancel_all();
+        self.maintenance.stop();
+        // A request in the device is waited for: its memory is in use.
+        if let Some(disk) = &self.disk {
+            let _ = self.jobs.wait(Some(deadline), true);
+            disk.slabs.close(deadline);
+        }
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        let own = std::thread::current().id();
+        let is_own = threads.iter().any(|thread| thread.thread().id() == own);
+        if !is_own {
+            let _ = self.jobs.wait(None, true);
+        }
+        self.executor.stop();
+        for thread in threads {
+            // The last clone may have dropped on a thread of the store, in the drop of a guard.
+            if thread.thread().id() != own && thread.join().is_err() {
+                tracing::error!("a thread of the store panicked");
+            }
+        }
+        Drained { left }
+    }
+}

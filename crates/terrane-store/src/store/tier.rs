@@ -1,0 +1,80 @@
+//! The tiers of a store.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use terrane_transfer::{Endpoint, SlotSet};
+
+use crate::disk::Catalog;
+use crate::slab::{SlabBuffers, Slabs};
+use crate::store::group::{GroupInfo, host_buffers};
+use crate::store::presence::TierId;
+use crate::store::room::Room;
+
+/// A tier: its rooms, one for each group, and its memory unless it is the disk tier.
+pub(crate) struct Tier {
+    pub(crate) id: TierId,
+    pub(crate) name: String,
+    pub(crate) rooms: Vec<Arc<Room>>,
+    /// The memory of each group; empty for the disk tier.
+    pub(crate) memory: Vec<TierBlocks>,
+    /// The bytes of a slot of each group.
+    pub(crate) slot_bytes: Vec<u64>,
+    pub(crate) counters: TierCounters,
+}
+
+/// The memory of one group in a tier.
+pub(crate) struct TierBlocks {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) is_host: bool,
+    /// The store hands out the block ids itself.
+    pub(crate) _ids: SlotSet,
+}
+
+/// The disk tier's files and catalog.
+pub(crate) struct DiskParts {
+    pub(crate) slabs: Slabs,
+    pub(crate) catalog: Catalog,
+    pub(crate) is_read_only: bool,
+}
+
+/// Counts of a tier, since the store was opened.
+#[derive(Default)]
+pub(crate) struct TierCounters {
+    pub(crate) hits: AtomicU64,
+    pub(crate) stored: AtomicU64,
+    pub(crate) evictions: AtomicU64,
+    pub(crate) read_bytes: AtomicU64,
+    pub(crate) written_bytes: AtomicU64,
+}
+
+/// Adds to a count. Relaxed: counts order nothing.
+pub(crate) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+impl Tier {
+    pub(crate) const fn is_disk(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    pub(crate) fn room(&self, group: u16) -> Option<&Arc<Room>> {
+        self.rooms.get(usize::from(group))
+    }
+
+    pub(crate) fn blocks(&self, group: u16) -> Option<&TierBlocks> {
+        self.memory.get(usize::from(group))
+    }
+
+    /// Whether the host can address the memory of a group in this tier.
+    pub(crate) fn is_host(&self, group: u16) -> bool {
+        self.blocks(group).is_some_and(|blocks| blocks.is_host)
+    }
+}
+
+impl TierBlocks {
+    /// The host memory of the first `length` bytes of a slot.
+    pub(crate) fn buffers(&self, info: &GroupInfo, slot: u32, length: u32) -> SlabBuffers {
+        host_buffers(&self.endpoint, slot, (length, info.tokens_of(length)))
+    }
+}

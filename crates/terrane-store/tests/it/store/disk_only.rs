@@ -1,0 +1,386 @@
+//! A store with a disk tier alone.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use terrane_store::{
+    BlockGroup, BlockResult, Blocks, CompletionQueue, JobOptions, KeyError, NoRoom, Presence,
+    Spans, Store, StoreError, TierId, Why,
+};
+
+use super::harness::{
+    KIB, assert_at_rest, builder, content, disk, found, get, key, keys, namespace, open, put,
+    put_ok, soon, submit_put,
+};
+
+const BLOCK: usize = 10_000;
+const BLOCK_BYTES: u32 = 10_000;
+
+#[test]
+fn what_was_put_is_got() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 16);
+    put_ok(&store, &keys(0..8), BLOCK);
+    assert_eq!(found(&store, &keys(0..9), BLOCK), [vec![true; 8], vec![false]].concat());
+    let mut presence = [Presence::Absent; 9];
+    store.presence(0, &keys(0..9), &mut presence);
+    let ready = Presence::Ready { tier: TierId::new(0), length: BLOCK_BYTES };
+    assert_eq!(presence, [[ready; 8].as_slice(), &[Presence::Absent]].concat()[..]);
+    assert_eq!(store.prefix(0, &keys(0..9)), 8);
+    assert_eq!(store.prefix(0, &keys(3..9)), 5);
+    assert_eq!(store.prefix(0, &keys(8..9)), 0);
+    assert_eq!(store.prefix(1, &keys(0..9)), 0);
+    assert_at_rest(&store);
+}
+
+#[test]
+fn a_put_of_a_stored_key_copies_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 16);
+    put_ok(&store, &keys(0..2), BLOCK);
+    let again = put(&store, &keys(0..3), BLOCK);
+    let [BlockResult::AlreadyStored, BlockResult::AlreadyStored, BlockResult::Done { bytes }] =
+        again.results[..]
+    else {
+        panic!("{again:?}");
+    };
+    assert_eq!((bytes, again.bytes.get()), (BLOCK_BYTES, 10_000));
+    assert_eq!(store.snapshot().tiers[0].stored, 3);
+}
+
+#[test]
+fn a_key_that_is_put_twice_in_a_job_is_stored_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 16);
+    let outcome = put(&store, &[key(1), key(1), key(2)], BLOCK);
+    assert!(outcome.is_ok(), "{outcome:?}");
+    let done = outcome.results.iter().filter(|result| matches!(result, BlockResult::Done { .. }));
+    assert_eq!(done.count(), 2);
+    assert_eq!(store.snapshot().tiers[0].groups[0].blocks, 2);
+    assert_at_rest(&store);
+}
+
+#[test]
+fn blocks_are_found_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 16);
+    put_ok(&store, &keys(0..10), BLOCK);
+    assert_eq!(store.close(soon()).left, 0);
+    drop(store);
+    let (store, recovery) = builder(directory.path(), BLOCK_BYTES, 16).open().unwrap();
+    assert_eq!((recovery.found, recovery.torn, recovery.damaged), (10, 0, 0));
+    assert!(found(&store, &keys(0..10), BLOCK).iter().all(|&found| found));
+}
+
+#[test]
+fn removed_keys_stay_away_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 16);
+    put_ok(&store, &keys(0..4), BLOCK);
+    let job = store.remove(0, &keys(1..3)).unwrap();
+    assert_eq!(store.prefix(0, &keys(0..4)), 1, "absent before the job ends");
+    let outcome = job.wait();
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_eq!(store.why(0, &key(1)), Why::Removed);
+    let outcome = store.remove(0, &[key(77)]).unwrap().wait();
+    assert!(matches!(outcome.results[..], [BlockResult::Absent]), "{outcome:?}");
+    drop(store);
+    let store = open(directory.path(), BLOCK_BYTES, 16);
+    assert_eq!(found(&store, &keys(0..4), BLOCK), [true, false, false, true]);
+}
+
+#[test]
+fn a_cleared_store_is_empty_and_stays_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 16);
+    put_ok(&store, &keys(0..4), BLOCK);
+    assert!(store.clear().unwrap().wait().is_ok());
+    assert_eq!(found(&store, &keys(0..4), BLOCK), [false; 4]);
+    put_ok(&store, &keys(2..3), BLOCK);
+    assert_at_rest(&store);
+    drop(store);
+    let store = open(directory.path(), BLOCK_BYTES, 16);
+    assert_eq!(found(&store, &keys(0..4), BLOCK), [false, false, true, false]);
+}
+
+#[test]
+fn a_full_tier_evicts_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 8);
+    for number in 0..20 {
+        put_ok(&store, &[key(number)], BLOCK);
+    }
+    let there = found(&store, &keys(0..20), BLOCK);
+    assert_eq!(there.iter().filter(|&&found| found).count(), 8);
+    let snapshot = store.snapshot();
+    assert_eq!((snapshot.tiers[0].evictions, snapshot.tiers[0].hits), (12, 8));
+    assert_eq!(snapshot.misses.evicted + snapshot.misses.absent, 12);
+    assert!(snapshot.misses.evicted > 0);
+    assert_eq!(store.why(0, &key(10)), Why::Evicted);
+    assert_at_rest(&store);
+}
+
+#[test]
+fn a_job_with_more_blocks_than_the_tier_is_told_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 4);
+    put_ok(&store, &keys(0..4), BLOCK);
+    let outcome = put(&store, &keys(10..15), BLOCK);
+    for result in &outcome.results {
+        assert!(matches!(result, BlockResult::NoRoom(NoRoom::TierTooSmall)), "{result}");
+    }
+    // Nothing was evicted for it.
+    assert_eq!(store.prefix(0, &keys(0..4)), 4);
+    assert_at_rest(&store);
+}
+
+#[test]
+fn leases_keep_blocks_until_they_drop_or_their_time_is_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 4);
+    put_ok(&store, &keys(0..4), BLOCK);
+    let lease = store.acquire(0, &keys(0..5), Duration::from_secs(600));
+    assert_eq!((lease.prefix(), lease.pinned()), (4, 4));
+    assert_eq!(lease.presence()[4], Presence::Absent);
+    let Why::Present { is_pinned: true, .. } = store.why(0, &key(0)) else { panic!() };
+    let begun = Instant::now();
+    let outcome = put(&store, &keys(10..11), BLOCK);
+    assert!(matches!(outcome.results[..], [BlockResult::NoRoom(NoRoom::Pinned)]), "{outcome:?}");
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert_eq!(store.snapshot().tiers[0].groups[0].pinned, 4);
+    drop(lease);
+    put_ok(&store, &keys(10..11), BLOCK);
+
+    // A lease that is leaked ends at its time.
+    let lease = store.acquire(0, &keys(10..11), Duration::from_millis(20));
+    assert_eq!(lease.pinned(), 1);
+    #[expect(clippy::disallowed_methods, reason = "the test leaks it")]
+    std::mem::forget(lease);
+    while store.snapshot().tiers[0].groups[0].pinned > 0 {
+        std::thread::yield_now();
+    }
+    assert_at_rest(&store);
+}
+
+#[test]
+fn a_length_other_than_the_destinations_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 4);
+    put_ok(&store, &keys(0..1), BLOCK);
+    let (outcome, blocks) = get(&store, &keys(0..1), BLOCK - 1, JobOptions::new());
+    let [BlockResult::WrongLength { stored, asked }] = outcome.results[..] else { panic!() };
+    assert_eq!((stored, asked), (BLOCK_BYTES, BLOCK_BYTES - 1));
+    assert!(blocks[0].iter().all(|&byte| byte == 0xee));
+    assert_eq!(store.snapshot().misses.wrong_length, 1);
+}
+
+#[test]
+fn wrong_requests_are_refused_with_the_guard() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 4);
+    let mut memory = vec![1_u8; 40_000];
+    let base = NonNull::from(&mut memory[..]).cast::<u8>();
+    let blocks = |parts: &[(usize, usize)]| {
+        let mut spans = Spans::new();
+        for &(at, bytes) in parts {
+            // SAFETY: within `memory`.
+            spans.add(unsafe { base.add(at) }, bytes);
+        }
+        // SAFETY: `memory` outlives all jobs, which are refused.
+        unsafe { Blocks::spans(spans) }
+    };
+    let options = JobOptions::new;
+    let refused = store.put(&[key(1)], blocks(&[]), options(), 7).unwrap_err();
+    assert_eq!(refused.guard, 7);
+    assert!(matches!(refused.cause, StoreError::Counts { keys: 1, blocks: 0 }));
+    let refused = store.put(&[key(1)], blocks(&[(0, 0)]), options(), ()).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::BlockLength { index: 0, bytes: 0, .. }));
+    let refused = store.put(&[key(1)], blocks(&[(0, BLOCK + 1)]), options(), ()).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::BlockLength { bytes: 10_001, .. }));
+    let refused = store.put(&[key(1)], blocks(&[(0, 9)]), options().group(1), ()).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::NoSuchGroup { group: 1, groups: 1 }));
+    let two = [key(1), key(2)];
+    let refused = store.get(&two, blocks(&[(0, 90), (50, 90)]), options(), ()).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::DestinationNamedTwice { first: 0, second: 1 }));
+    // A source may be named twice.
+    let job = store.put(&two, blocks(&[(0, 90), (0, 90)]), options(), ()).unwrap();
+    assert!(job.wait().is_ok());
+    for (key, expected) in
+        [(vec![], KeyError::Empty), (vec![9; 65_536], KeyError::TooLong { bytes: 65_536 })]
+    {
+        let keys = [b"good".to_vec(), key];
+        let refused = store.put(&keys, blocks(&[(0, 9), (0, 9)]), options(), ()).unwrap_err();
+        let StoreError::Key { index: 1, source } = refused.cause else { panic!() };
+        assert_eq!(source, expected);
+        let mut presence = [Presence::Writing; 2];
+        store.presence(0, &keys, &mut presence);
+        assert_eq!(presence, [Presence::Absent; 2]);
+    }
+    let error = store.promote(&two, TierId::new(0), options()).unwrap_err();
+    assert!(matches!(error, StoreError::NoSuchTier { .. }), "{error}");
+    assert_eq!(store.snapshot().refused_jobs, 7);
+    assert_at_rest(&store);
+    drop(memory);
+}
+
+#[test]
+fn keys_of_65_535_bytes_and_blocks_of_one_byte_work() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 4);
+    let long = [vec![3_u8; 65_535], b"x".to_vec()];
+    put_ok(&store, &long, 1);
+    drop(store);
+    let store = builder(directory.path(), BLOCK_BYTES, 4).keep_keys(true).open().unwrap().0;
+    assert_eq!(found(&store, &long, 1), [true, true]);
+}
+
+#[test]
+fn blocks_of_several_spans_are_the_bytes_in_their_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 4);
+    put_ok(&store, &keys(0..1), BLOCK);
+    let mut parts: Vec<Vec<u8>> = [1, 4095, 1, 5000, 903].map(|bytes| vec![0; bytes]).into();
+    let mut spans = Spans::new();
+    spans.add_block(parts.iter_mut().map(|part| (NonNull::from(&mut part[..]).cast(), part.len())));
+    // SAFETY: `parts` outlives the wait.
+    let destination = unsafe { Blocks::spans(spans) };
+    let outcome = store.get(&keys(0..1), destination, JobOptions::new(), ()).unwrap().wait();
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_eq!(parts.concat(), content(&key(0), BLOCK));
+}
+
+#[test]
+fn outcomes_go_to_the_queue_with_their_tags() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 64);
+    let queue = CompletionQueue::new(4).unwrap();
+    let mut jobs = Vec::new();
+    for tag in 0..4 {
+        let number = usize::try_from(tag).unwrap();
+        let options = JobOptions::new().queue(&queue, tag);
+        jobs.push(submit_put(&store, &[key(number)], BLOCK, options));
+    }
+    let mut blocks = [content(&key(9), BLOCK)];
+    // SAFETY: the job is refused.
+    let source = unsafe { Blocks::spans(super::harness::spans(&mut blocks)) };
+    let options = JobOptions::new().queue(&queue, 9);
+    let refused = store.put(&[key(9)], source, options, blocks).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::Queue(_)), "{refused}");
+    let mut tags: Vec<u64> = (0..4).map(|_| queue.wait(Some(soon())).unwrap().tag).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, [0, 1, 2, 3]);
+    for job in jobs {
+        assert!(job.wait().results.is_empty());
+    }
+    assert_at_rest(&store);
+}
+
+#[test]
+fn a_guard_drops_before_the_outcome_is_seen() {
+    struct Flag(Arc<AtomicBool>);
+    impl Drop for Flag {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 64);
+    for number in 0..50 {
+        let dropped = Arc::new(AtomicBool::new(false));
+        let mut block = vec![content(&key(number), BLOCK)];
+        // SAFETY: the guard has the block.
+        let source = unsafe { Blocks::spans(super::harness::spans(&mut block)) };
+        let guard = (Flag(Arc::clone(&dropped)), block);
+        let job = store.put(&[key(number)], source, JobOptions::new(), guard).unwrap();
+        assert!(job.wait().is_ok());
+        assert!(dropped.load(Ordering::SeqCst));
+    }
+}
+
+#[test]
+fn groups_have_keys_of_their_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || {
+        Store::builder()
+            .group(BlockGroup::new("attention", 4 * KIB))
+            .group(BlockGroup::new("state", 64 * KIB))
+            .disk(disk(directory.path(), 4 << 20))
+            .namespace(namespace())
+            .open()
+            .unwrap()
+            .0
+    };
+    let store = open();
+    let job = submit_put(&store, &keys(0..3), 65_536, JobOptions::new().group(1));
+    assert!(job.wait().is_ok());
+    put_ok(&store, &keys(0..1), 4096);
+    assert_eq!((store.prefix(0, &keys(0..3)), store.prefix(1, &keys(0..3))), (1, 3));
+    drop(store);
+    let store = open();
+    assert_eq!((store.prefix(0, &keys(0..3)), store.prefix(1, &keys(0..3))), (1, 3));
+    let (outcome, blocks) = get(&store, &keys(2..3), 65_536, JobOptions::new().group(1));
+    assert!(outcome.is_ok());
+    assert!(blocks[0] == content(&key(2), 65_536));
+}
+
+#[test]
+fn a_second_store_on_a_directory_names_the_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let _store = open(directory.path(), BLOCK_BYTES, 4);
+    let error = builder(directory.path(), BLOCK_BYTES, 4).open().unwrap_err();
+    assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+}
+
+#[test]
+fn another_namespace_or_shape_is_refused_with_the_difference() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(open(directory.path(), BLOCK_BYTES, 4));
+    let other = terrane_store::disk::Namespace::new("model", [("model", "qwen")]).unwrap();
+    let error = builder(directory.path(), BLOCK_BYTES, 4).namespace(other).open().unwrap_err();
+    assert!(error.to_string().contains("qwen"), "{error}");
+    let error = builder(directory.path(), BLOCK_BYTES + 1, 4).open().unwrap_err();
+    assert!(error.to_string().contains("fingerprint"), "{error}");
+    drop(open(directory.path(), BLOCK_BYTES, 4));
+}
+
+#[test]
+fn a_store_without_parts_is_not_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    assert!(matches!(Store::builder().open().unwrap_err(), StoreError::NothingToOpen));
+    let group = || Store::builder().group(BlockGroup::new("kv", 4096));
+    assert!(matches!(group().open().unwrap_err(), StoreError::NothingToOpen));
+    let no_name = group().disk(disk(directory.path(), 1 << 20)).open().unwrap_err();
+    assert!(matches!(no_name, StoreError::NoNamespace));
+    for bytes in [0, 4095] {
+        let error = group().disk(disk(directory.path(), bytes)).namespace(namespace()).open();
+        assert!(matches!(error.unwrap_err(), StoreError::TierTooSmall { group: 0, .. }));
+    }
+    let empty = Store::builder().group(BlockGroup::new("kv", 0)).disk(disk(directory.path(), 9));
+    assert!(matches!(empty.open().unwrap_err(), StoreError::BlockLength { .. }));
+}
+
+#[test]
+fn a_closed_store_refuses_jobs() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 4);
+    put_ok(&store, &keys(0..1), BLOCK);
+    let clone = store.clone();
+    assert_eq!(store.close(soon()).left, 0);
+    let refused = clone.sync().unwrap_err();
+    assert!(matches!(refused, StoreError::Closed));
+    assert_eq!(clone.close(soon()).left, 0);
+    assert_eq!(clone.prefix(0, &keys(0..1)), 1);
+}
+
+#[test]
+fn syncs_and_durable_puts_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), BLOCK_BYTES, 16);
+    let job = submit_put(&store, &keys(0..4), BLOCK, JobOptions::new().durable(true));
+    assert!(job.wait().is_ok());
+    let catalog = store.snapshot().catalog.unwrap();
+    assert!(catalog.durable + 1 >= catalog.next_sequence - 1, "{catalog:?}");
+    assert!(store.sync().unwrap().wait().is_ok());
+}
