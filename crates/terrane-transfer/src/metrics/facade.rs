@@ -4,6 +4,7 @@
 //! its exporter reads, so that no transfer pays for it.
 
 use metrics::{counter, gauge};
+use terrane_core::metrics::Unit;
 
 use super::snapshot::{COUNTERS, TransferSnapshot};
 
@@ -11,14 +12,14 @@ use super::snapshot::{COUNTERS, TransferSnapshot};
 const QUANTILES: [(&str, u64); 3] = [("0.5", 500), ("0.99", 990), ("0.999", 999)];
 
 impl TransferSnapshot {
-    /// Publishes the snapshot under the names that
-    /// [`write_openmetrics`](Self::write_openmetrics) uses. All of them have the labels `engine`,
-    /// `path`, `from` and `to`.
+    /// Publishes the snapshot. All names but the last have the labels `engine`, `path`, `from` and
+    /// `to`.
     ///
-    /// - `terrane_transfers` by `result`, the counters of bytes, pieces, runs and retries, and
-    ///   those of times in nanoseconds: counters;
-    /// - `terrane_transfers_in_flight`, and `terrane_transfer_latency_seconds` by `quantile`:
-    ///   gauges;
+    /// - `terrane_transfers` by `result` (`success`, `failure`, `cancelled`), and
+    ///   `terrane_transfer_bytes`, `_busy_nanoseconds`, `_queued_nanoseconds`, `_pieces`, `_runs`
+    ///   and `_retries`: counters;
+    /// - `terrane_transfers_in_flight`, and `terrane_transfer_latency_seconds` by `quantile`
+    ///   (`0.5`, `0.99`, `0.999`): gauges;
     /// - `terrane_transfers_refused`, without labels: a counter.
     pub fn record_metrics(&self) {
         for path in &self.paths {
@@ -36,8 +37,14 @@ impl TransferSnapshot {
             for (result, count) in path.results() {
                 counter!("terrane_transfers", &with("result", result)).absolute(count);
             }
-            for (name, _, _, value) in COUNTERS {
-                counter!(*name, &with("", "")).absolute(value(path));
+            for (name, unit, _, value) in COUNTERS {
+                let ending = match unit {
+                    Unit::Bytes => "_bytes",
+                    // Counters of the facade are whole numbers.
+                    Unit::Seconds => "_nanoseconds",
+                    _ => "",
+                };
+                counter!(format!("{name}{ending}"), &with("", "")).absolute(value(path));
             }
             gauge!("terrane_transfers_in_flight", &with("", "")).set(path.in_flight as f64);
             for (quantile, part) in QUANTILES {
@@ -58,7 +65,7 @@ mod tests {
     use std::time::Duration;
 
     use metrics::{
-        Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+        Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString,
         with_local_recorder,
     };
     use terrane_core::sync::lock;
@@ -81,9 +88,9 @@ mod tests {
     }
 
     impl Recorder for Kept {
-        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_counter(&self, _: KeyName, _: Option<metrics::Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<metrics::Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<metrics::Unit>, _: SharedString) {}
 
         fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
             let labels: Vec<_> =
@@ -128,7 +135,8 @@ mod tests {
         for (name, value) in [
             (format!("terrane_transfers {labels},result=success"), 5),
             (format!("terrane_transfers {labels},result=failure"), 2),
-            (format!("terrane_transfer {labels}"), 77),
+            (format!("terrane_transfer_bytes {labels}"), 77),
+            (format!("terrane_transfer_busy_nanoseconds {labels}"), 9),
             (format!("terrane_transfer_runs {labels}"), 4),
             ("terrane_transfers_refused ".to_owned(), 6),
         ] {
