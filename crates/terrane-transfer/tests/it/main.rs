@@ -11,6 +11,7 @@
 
 mod allocations;
 mod cancels;
+#[cfg(feature = "checksum")]
 mod checksums;
 mod compile_fail;
 mod completion;
