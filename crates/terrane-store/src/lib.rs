@@ -63,6 +63,7 @@ mod queue;
 mod slab;
 mod store;
 mod sync;
+pub mod tools;
 
 pub use error::{KeyError, QueueError, StoreError};
 pub use eviction::{EvictionPolicy, Lru, S3Fifo};

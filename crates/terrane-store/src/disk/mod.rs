@@ -12,6 +12,7 @@ mod checkpoint;
 mod error;
 mod failure;
 mod files;
+mod inspect;
 mod journal;
 mod live;
 mod lock;
@@ -32,6 +33,7 @@ pub use error::{
     CatalogError, FailedOperation, FieldDifference, FieldProblem, NameProblem, ReadOnlyReason,
 };
 pub use files::{DirectoryLock, Files, OpenFile, OpenMode};
+pub(crate) use inspect::{Inspected, inspect};
 pub use live::{LiveRecord, LiveRecords, Recovered};
 pub use namespace::{GroupSlots, Namespace};
 pub use owner::StoreOwner;

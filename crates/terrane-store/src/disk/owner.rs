@@ -98,7 +98,7 @@ pub(crate) fn acquire(
     Ok(lock)
 }
 
-fn read(files: &dyn Files) -> Option<StoreOwner> {
+pub(crate) fn read(files: &dyn Files) -> Option<StoreOwner> {
     let file = files.open(names::OWNER, OpenMode::Existing).ok()?;
     let mut bytes = vec![0; LONGEST];
     let length = file.read_at(&mut bytes, 0).ok()?;

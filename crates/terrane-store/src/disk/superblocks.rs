@@ -71,6 +71,34 @@ pub(crate) fn load(
     Ok(Loaded { superblock, repaired })
 }
 
+/// The newer of the valid copies, without a change of any file.
+pub(crate) fn newest(files: &dyn Files, directory: &Path) -> Result<Superblock, CatalogError> {
+    let mut newest: Option<Superblock> = None;
+    let mut damaged = None;
+    for name in SUPERBLOCKS {
+        match read(files, directory, name)? {
+            Some(Found::Valid(block))
+                if newest.as_ref().is_none_or(|other| other.generation < block.generation) =>
+            {
+                newest = Some(*block);
+            }
+            Some(Found::Version(found)) => {
+                let (file, supported) = (directory.join(name), FORMAT_VERSION);
+                return Err(CatalogError::UnsupportedVersion { file, found, supported });
+            }
+            Some(Found::Foreign) => {
+                return Err(CatalogError::ForeignSuperblock { file: directory.join(name) });
+            }
+            Some(Found::Damaged) => damaged = Some(name.to_owned()),
+            Some(Found::Valid(_)) | None => {}
+        }
+    }
+    newest.ok_or_else(|| match damaged {
+        Some(file) => CatalogError::SuperblockDamaged { directory: directory.to_owned(), file },
+        None => CatalogError::NotFound { path: directory.join(SUPERBLOCKS[0]) },
+    })
+}
+
 /// Writes and syncs one copy, then the other. An error names the file.
 pub(crate) fn replace(
     files: &dyn Files,

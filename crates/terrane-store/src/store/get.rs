@@ -312,8 +312,9 @@ impl Get<'_> {
                         BlockResult::Done { bytes: pin.block.length }
                     }
                     Err(failure) => {
-                        if matches!(failure, SlabFailure::Corrupt { .. }) {
-                            core.drop_corrupt(self.keys.hash(index), pin).await;
+                        if let SlabFailure::Corrupt { expected, found } = failure {
+                            let key = self.keys.hash(index);
+                            core.drop_corrupt(key, pin, (expected, found)).await;
                         }
                         failed(failure)
                     }

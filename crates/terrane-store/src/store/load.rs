@@ -302,8 +302,9 @@ impl<'a> Load<'a> {
     }
 
     async fn fail(&self, moving: Moving, failure: SlabFailure, results: &mut [BlockResult]) {
-        if matches!(failure, SlabFailure::Corrupt { .. }) {
-            self.task.core.drop_corrupt(moving.own.key, &moving.source).await;
+        if let SlabFailure::Corrupt { expected, found } = failure {
+            let (key, source) = (moving.own.key, &moving.source);
+            self.task.core.drop_corrupt(key, source, (expected, found)).await;
         }
         set(results, moving.own.index, failed(failure));
     }

@@ -60,11 +60,14 @@ struct OpenedDisk {
 /// Opens the store and starts its threads.
 pub(crate) fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError> {
     let begun = Instant::now();
-    let groups = groups(&builder)?;
+    let mut groups = groups(&builder)?;
     let mut plans = memory_plans(&builder, &groups)?;
     let disk = match &builder.disk {
         Some(disk) => {
             let (plan, opened) = open_disk(&builder, disk, &groups)?;
+            for (number, group) in (0_u16..).zip(&mut groups) {
+                group.slot_bytes = opened.parts.slabs.slot_bytes(number);
+            }
             plans.push(plan);
             Some(opened)
         }

@@ -268,6 +268,8 @@ impl StoreCore {
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let sizes = tier.rooms.iter().zip(&tier.slot_bytes);
         let capacity = sizes.map(|(room, bytes)| u64::from(room.limit()) * bytes).sum();
+        let disk = self.disk.as_ref().filter(|_| tier.is_disk());
+        let file_bytes = disk.map_or(0, |disk| disk.slabs.file_bytes());
         let read_only = self.disk.as_ref().filter(|_| tier.is_disk()).and_then(|disk| {
             match disk.slabs.health() {
                 SlabHealth::Good if disk.is_read_only => Some(StoreError::ReadOnly.to_string()),
@@ -280,6 +282,7 @@ impl StoreCore {
             is_disk: tier.is_disk(),
             groups: tier.rooms.iter().map(|room| room.snapshot()).collect(),
             capacity: ByteCount::new(capacity),
+            file_bytes: ByteCount::new(file_bytes),
             hits: get(&tier.counters.hits),
             stored: get(&tier.counters.stored),
             evictions: get(&tier.counters.evictions),

@@ -68,7 +68,13 @@ impl StoreCore {
     }
 
     /// Drops a block whose bytes on disk differ from its checksum.
-    pub(crate) async fn drop_corrupt(&self, key: KeyHash, pin: &PinnedSlot) {
+    pub(crate) async fn drop_corrupt(
+        &self,
+        key: KeyHash,
+        pin: &PinnedSlot,
+        (expected, found): (u64, u64),
+    ) {
+        tracing::warn!(%key, slot = pin.block.slot, expected, found, "a block on disk is damaged");
         count(&self.counters.missed_corrupt, 1);
         let entry = self.gate.enter().await;
         let order = self.order.lock(key);

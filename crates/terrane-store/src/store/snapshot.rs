@@ -69,6 +69,8 @@ pub struct TierSnapshot {
     pub groups: Vec<GroupSnapshot>,
     /// The bytes of all slots.
     pub capacity: ByteCount,
+    /// The bytes of the files of a disk tier.
+    pub file_bytes: ByteCount,
     /// The keys that gets found in this tier.
     pub hits: u64,
     /// The blocks that were stored in this tier.

@@ -269,8 +269,6 @@ impl JobEnd {
             counters.ended_jobs.fetch_add(1, Ordering::Relaxed);
         }
         self.core.report_health();
-        // Before the outcome: who sees it finds the job ended in every count.
-        self.core.jobs.end(control.id(), self.origin);
         if let Some((place, tag)) = self.place.take() {
             outcome.tag = tag;
             let results = Vec::new();
@@ -279,6 +277,8 @@ impl JobEnd {
             outcome = rest;
         }
         self.state.publish(outcome);
+        // Last: a drain returns when all outcomes are where they belong.
+        self.core.jobs.end(control.id(), self.origin);
     }
 }
 

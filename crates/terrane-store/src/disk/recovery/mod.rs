@@ -50,17 +50,38 @@ pub(crate) fn recover(
     directory: &Path,
     epoch: u64,
     groups: &[GroupSlots],
-    (threads, keep_keys): (NonZeroUsize, bool),
+    settings: (NonZeroUsize, bool),
 ) -> Result<State, CatalogError> {
     let sources = Sources::read(files, directory, epoch)?;
-    let slots = Slots::new(groups);
-    let scan = Scan::new(directory, epoch, &sources.sources, &slots, keep_keys);
-    let found = scan.run(threads)?;
     for source in &sources.sources {
         let synced = source.file.sync_data();
         synced.map_err(|error| failure(&directory.join(&source.name), error))?;
     }
+    state_of(sources, directory, epoch, groups, settings)
+}
 
+/// Reads the state and changes nothing: another process may own the store.
+pub(crate) fn read(
+    files: &dyn Files,
+    directory: &Path,
+    epoch: u64,
+    groups: &[GroupSlots],
+    settings: (NonZeroUsize, bool),
+) -> Result<State, CatalogError> {
+    let sources = Sources::read(files, directory, epoch)?;
+    state_of(sources, directory, epoch, groups, settings)
+}
+
+fn state_of(
+    sources: Sources,
+    directory: &Path,
+    epoch: u64,
+    groups: &[GroupSlots],
+    (threads, keep_keys): (NonZeroUsize, bool),
+) -> Result<State, CatalogError> {
+    let slots = Slots::new(groups);
+    let scan = Scan::new(directory, epoch, &sources.sources, &slots, keep_keys);
+    let found = scan.run(threads)?;
     let mut marks = vec![Marks::default(); sources.sources.len()];
     let (mut gaps, mut removes, mut without_slot) = (Vec::new(), Vec::new(), 0);
     for scanned in &found {

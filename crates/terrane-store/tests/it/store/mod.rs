@@ -1,4 +1,8 @@
 //! The store: verbs, tiers, faults and restarts.
 
 mod disk_only;
+mod faults;
 mod harness;
+mod memory_tiers;
+mod random;
+mod reports;

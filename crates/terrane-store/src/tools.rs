@@ -1,0 +1,367 @@
+//! Reads, verifies and repairs a store's directory, without opening the store.
+//!
+//! [`list`], [`stat`], [`why`] and [`verify`] change nothing, and work beside the process that has the
+//! store open. They then report the store as of a sequence number. [`scrub`] and [`clear`] change the
+//! store, so they are refused while a process owns it.
+
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_core::convert::{to_u64, to_usize};
+use terrane_core::{ByteCount, HostAddress};
+use terrane_storage::IoBuffer;
+
+use crate::disk::{
+    Catalog, CatalogError, CatalogOptions, GroupSlots, Inspected, LiveRecord, StoreOwner, inspect,
+};
+use crate::error::StoreError;
+use crate::key::KeyHasher;
+use crate::slab::{
+    JobId, Priority, SlabBuffers, SlabDirection, SlabDone, SlabFailure, SlabOptions, SlabRequest,
+    SlabSink, Slabs,
+};
+use crate::store::event::KeyName;
+
+/// The blocks of a store by its records. Their bytes have not been read.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StoreListing {
+    /// The number of the last record that was read.
+    pub as_of: u64,
+    /// The process that has the store open, if one has and left its name.
+    pub owner: Option<StoreOwner>,
+    /// The blocks, by group and slot.
+    pub blocks: Vec<ListedBlock>,
+}
+
+/// A block by its record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListedBlock {
+    /// Its group.
+    pub group: u16,
+    /// Its key, or the hash of its key if the record has no more.
+    pub key: KeyName,
+    /// Its slot in the group.
+    pub slot: u32,
+    /// Its length in bytes.
+    pub length: u64,
+    /// The CRC-64/NVME of its bytes.
+    pub checksum: u64,
+    /// The number of its record.
+    pub sequence: u64,
+}
+
+/// Numbers about a store's directory.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StoreStat {
+    /// The number of the last record that was read.
+    pub as_of: u64,
+    /// Whether a process has the store open.
+    pub is_open: bool,
+    /// That process, if it left its name.
+    pub owner: Option<StoreOwner>,
+    /// The fields of the namespace with their values.
+    pub fields: Vec<(String, String)>,
+    /// The number of clears since the store was created, plus one.
+    pub epoch: u64,
+    /// The groups.
+    pub groups: Vec<GroupStat>,
+    /// The bytes of the journals and the checkpoint.
+    pub metadata: ByteCount,
+    /// Records that are torn, or not yet durable.
+    pub torn: u64,
+    /// Records that were durable and are damaged or missing.
+    pub damaged: u64,
+    /// Blocks that a later opening will not use.
+    pub dropped: u64,
+}
+
+/// Numbers about a group of a store's directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupStat {
+    /// The bytes of a slot.
+    pub slot_bytes: ByteCount,
+    /// The number of slots.
+    pub slots: u32,
+    /// The number of blocks.
+    pub blocks: u64,
+    /// The bytes of the blocks.
+    pub bytes: ByteCount,
+}
+
+/// The result of [`verify`] and [`scrub`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ScrubReport {
+    /// The number of the last record that was read.
+    pub as_of: u64,
+    /// The blocks that were read.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: ByteCount,
+    /// The blocks whose bytes differ from their checksum, or cannot be read.
+    pub damaged: Vec<ListedBlock>,
+    /// The blocks that the store replaced or removed while they were read.
+    pub changed: u64,
+    /// The time that it took.
+    pub took: Duration,
+}
+
+/// The blocks of the store `name` in `directory`.
+///
+/// # Errors
+///
+/// [`StoreError::Catalog`] if there is no such store, or its files cannot be read.
+pub fn list(directory: &Path, name: &str) -> Result<StoreListing, StoreError> {
+    let found = inspect(directory, name)?;
+    let (as_of, owner) = (found.as_of, found.owner);
+    let mut blocks: Vec<ListedBlock> = found.live.into_iter().map(listed).collect();
+    blocks.sort_by_key(|block| (block.group, block.slot));
+    Ok(StoreListing { as_of, owner, blocks })
+}
+
+/// Numbers about the store `name` in `directory`.
+///
+/// # Errors
+///
+/// As [`list`].
+pub fn stat(directory: &Path, name: &str) -> Result<StoreStat, StoreError> {
+    let found = inspect(directory, name)?;
+    let mut groups: Vec<GroupStat> = found.groups.iter().map(empty_group).collect();
+    for record in found.live.iter() {
+        if let Some(group) = groups.get_mut(usize::from(record.group)) {
+            group.blocks += 1;
+            group.bytes = ByteCount::new(group.bytes.get().saturating_add(record.length));
+        }
+    }
+    Ok(StoreStat {
+        as_of: found.as_of,
+        is_open: found.is_live,
+        owner: found.owner,
+        fields: found.namespace.fields().to_vec(),
+        epoch: found.epoch,
+        groups,
+        metadata: ByteCount::new(found.bytes),
+        torn: found.torn,
+        damaged: found.damaged,
+        dropped: found.dropped,
+    })
+}
+
+/// The block of a key by its record, if there is one, and the number of the last record that was read.
+///
+/// # Errors
+///
+/// As [`list`], and [`StoreError::Key`].
+pub fn why(
+    directory: &Path,
+    name: &str,
+    group: u16,
+    key: &[u8],
+) -> Result<(u64, Option<ListedBlock>), StoreError> {
+    let found = inspect(directory, name)?;
+    let hash = KeyHasher::new(&found.secret.0).hash_in_group(group, key);
+    let hash = hash.map_err(|source| StoreError::Key { index: 0, source })?;
+    let block = found.live.into_iter().find(|record| record.key_hash == hash);
+    Ok((found.as_of, block.map(listed)))
+}
+
+/// Reads all blocks of the store `name` and verifies their checksums, at most `rate` bytes a second.
+/// `directories` are those of the disk tier, in their order.
+///
+/// # Errors
+///
+/// As [`list`], and the errors of the slab files.
+pub fn verify(
+    directories: &[PathBuf],
+    name: &str,
+    rate: Option<ByteCount>,
+) -> Result<ScrubReport, StoreError> {
+    let first = directories.first().ok_or(StoreError::NoDirectory)?;
+    let found = inspect(first, name)?;
+    let is_live = found.is_live;
+    let mut report = read_all(directories, name, found, rate)?;
+    if is_live && !report.damaged.is_empty() {
+        // The store may have reused a slot while it was read.
+        let now = list(first, name)?.blocks;
+        let before = report.damaged.len();
+        report.damaged.retain(|block| {
+            let same =
+                |other: &&ListedBlock| (other.group, other.slot) == (block.group, block.slot);
+            now.iter()
+                .find(same)
+                .is_some_and(|other| other.key == block.key && other.checksum == block.checksum)
+        });
+        report.changed = to_u64(before - report.damaged.len());
+    }
+    Ok(report)
+}
+
+/// As [`verify`], and removes the damaged blocks.
+///
+/// # Errors
+///
+/// As [`verify`], and [`CatalogError::Owned`] with the process that has the store open.
+pub fn scrub(
+    directories: &[PathBuf],
+    name: &str,
+    rate: Option<ByteCount>,
+) -> Result<ScrubReport, StoreError> {
+    let first = directories.first().ok_or(StoreError::NoDirectory)?;
+    let catalog = own(first, name)?;
+    let found = inspect(first, name)?;
+    let secret = found.secret.0;
+    let report = read_all(directories, name, found, rate)?;
+    let hasher = KeyHasher::new(&secret);
+    let hash = |block: &ListedBlock| match &block.key {
+        KeyName::Bytes(bytes) => hasher.hash_in_group(block.group, bytes).ok(),
+        KeyName::Hash(hash) => Some(*hash),
+    };
+    let keys: Vec<_> = report.damaged.iter().filter_map(hash).collect();
+    catalog.append_removes(&keys)?;
+    catalog.sync()?;
+    Ok(report)
+}
+
+/// Removes all blocks of the store `name` in `directory`.
+///
+/// # Errors
+///
+/// As [`list`], and [`CatalogError::Owned`] with the process that has the store open.
+pub fn clear(directory: &Path, name: &str) -> Result<(), StoreError> {
+    Ok(own(directory, name)?.clear()?)
+}
+
+/// Owns a store that exists.
+fn own(directory: &Path, name: &str) -> Result<Catalog, CatalogError> {
+    let found = inspect(directory, name)?;
+    if found.is_live {
+        let directory = directory.join(name);
+        return Err(CatalogError::Owned { directory, owner: found.owner });
+    }
+    let options = CatalogOptions::default();
+    Ok(Catalog::open(directory, &found.namespace, &found.groups, options)?.0)
+}
+
+const fn empty_group(group: &GroupSlots) -> GroupStat {
+    GroupStat {
+        slot_bytes: ByteCount::new(group.slot_bytes),
+        slots: group.slots,
+        blocks: 0,
+        bytes: ByteCount::ZERO,
+    }
+}
+
+fn listed(record: LiveRecord) -> ListedBlock {
+    let LiveRecord { key_hash, sequence, length, checksum, slot, group, key } = record;
+    let key = match key {
+        Some(key) if !key.is_empty() => KeyName::Bytes(key.into()),
+        _ => KeyName::Hash(key_hash),
+    };
+    ListedBlock { group, key, slot, length, checksum, sequence }
+}
+
+/// Sends the result of each read.
+struct Reads {
+    results: Sender<(usize, Result<SlabDone, SlabFailure>)>,
+    /// The memory that the reads fill.
+    _buffers: Arc<Vec<Box<[u8]>>>,
+}
+
+impl SlabSink for Reads {
+    fn block_ended(&self, index: usize, result: Result<SlabDone, SlabFailure>) {
+        // Without a receiver nothing waits for the result.
+        let _ = self.results.send((index, result));
+    }
+}
+
+/// The blocks that are read at once.
+const AT_ONCE: usize = 16;
+
+fn read_all(
+    directories: &[PathBuf],
+    name: &str,
+    found: Inspected,
+    rate: Option<ByteCount>,
+) -> Result<ScrubReport, StoreError> {
+    let begun = Instant::now();
+    let folders: Vec<PathBuf> = directories.iter().map(|directory| directory.join(name)).collect();
+    let options = SlabOptions { read_only: true, ..SlabOptions::default() };
+    let slabs = Slabs::open(&folders, &found.groups, &options)?;
+    let mut blocks: Vec<ListedBlock> = found.live.into_iter().map(listed).collect();
+    blocks.sort_by_key(|block| (block.group, block.slot));
+    let mut report = ScrubReport {
+        as_of: found.as_of,
+        blocks: 0,
+        bytes: ByteCount::ZERO,
+        damaged: Vec::new(),
+        changed: 0,
+        took: Duration::ZERO,
+    };
+    for part in blocks.chunks(AT_ONCE) {
+        for (block, is_damaged) in part.iter().zip(read_some(&slabs, part)) {
+            report.blocks += 1;
+            report.bytes = ByteCount::new(report.bytes.get().saturating_add(block.length));
+            if is_damaged {
+                report.damaged.push(block.clone());
+            }
+        }
+        if let Some(rate) = rate.filter(|rate| !rate.is_zero()) {
+            let nanoseconds = u128::from(report.bytes.get()) * 1_000_000_000;
+            let due = nanoseconds / u128::from(rate.get());
+            let due = Duration::from_nanos(u64::try_from(due).unwrap_or(u64::MAX));
+            thread::sleep(due.saturating_sub(begun.elapsed()));
+        }
+    }
+    report.took = begun.elapsed();
+    Ok(report)
+}
+
+/// Reads blocks, and returns whether each is damaged.
+fn read_some(slabs: &Slabs, blocks: &[ListedBlock]) -> Vec<bool> {
+    let zeros = |block: &ListedBlock| vec![0_u8; to_usize(block.length)].into_boxed_slice();
+    let mut memory: Vec<Box<[u8]>> = blocks.iter().map(zeros).collect();
+    let buffer = |bytes: &mut Box<[u8]>| {
+        let length = ByteCount::from_usize(bytes.len());
+        let address = HostAddress::new(NonNull::from(&mut bytes[..]).cast::<u8>());
+        SlabBuffers::from_elem(IoBuffer { address, length }, 1)
+    };
+    let buffers: Vec<SlabBuffers> = memory.iter_mut().map(buffer).collect();
+    let memory = Arc::new(memory);
+    let (results, ended) = channel();
+    let sink = Arc::new(Reads { results, _buffers: memory });
+    let request = |(index, (block, buffers)): (usize, (&ListedBlock, SlabBuffers))| SlabRequest {
+        job: JobId::new(0),
+        index,
+        group: block.group,
+        slot: block.slot,
+        buffers,
+        direction: SlabDirection::Read { checksum: block.checksum },
+        deadline: None,
+        priority: Priority::Normal,
+        sink: Arc::clone(&sink) as Arc<dyn SlabSink>,
+    };
+    let requests: Vec<SlabRequest> = blocks.iter().zip(buffers).enumerate().map(request).collect();
+    drop(sink);
+    // SAFETY: the sink owns the memory, and each request has the sink until it has ended. Nothing else
+    // uses the memory.
+    #[expect(unsafe_code, reason = "the memory is named by addresses")]
+    unsafe {
+        slabs.submit(requests);
+    }
+    let mut damaged = vec![true; blocks.len()];
+    // It ends when the last request has dropped its sink.
+    while let Ok((index, result)) = ended.recv() {
+        if let (Some(slot), Ok(_)) = (damaged.get_mut(index), result) {
+            *slot = false;
+        }
+    }
+    damaged
+}

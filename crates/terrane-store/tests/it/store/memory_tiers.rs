@@ -1,0 +1,331 @@
+//! Tiers of memory above a disk tier, and without one.
+
+use std::time::{Duration, Instant};
+
+use terrane_core::ByteCount;
+use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, PhysicalLayout};
+use terrane_storage::{SystemAllocator, SystemOptions};
+use terrane_store::{
+    BlockGroup, BlockResult, Blocks, JobOptions, MemoryTier, NoRoom, Presence, Store, TierId, Why,
+    WritePolicy,
+};
+use terrane_testkit::random::Seeded;
+use terrane_transfer::Endpoint;
+
+use super::harness::{
+    assert_at_rest, builder, content, disk, found, get, key, keys, namespace, put, put_ok, soon,
+    submit_put,
+};
+
+const BLOCK: usize = 8192;
+
+fn host(slots: u64) -> ByteCount {
+    ByteCount::new(8192 * slots)
+}
+
+#[test]
+fn a_put_through_is_in_both_tiers() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = builder(directory.path(), 8192, 16).host(host(4)).open().unwrap();
+    put_ok(&store, &keys(0..3), BLOCK);
+    let Why::Present { tiers, .. } = store.why(0, &key(0)) else { panic!() };
+    assert_eq!(tiers, [TierId::new(0), TierId::new(1)]);
+    assert!(found(&store, &keys(0..3), BLOCK).iter().all(|&found| found));
+    let snapshot = store.snapshot();
+    assert_eq!((snapshot.tiers[0].hits, snapshot.tiers[1].hits), (3, 0));
+    // More than the host tier has: the disk tier has all of them.
+    put_ok(&store, &keys(10..20), BLOCK);
+    assert!(found(&store, &keys(10..20), BLOCK).iter().all(|&found| found));
+    assert_at_rest(&store);
+    drop(store);
+    let (store, recovery) = builder(directory.path(), 8192, 16).host(host(4)).open().unwrap();
+    assert_eq!(recovery.found, 13);
+    assert!(found(&store, &keys(0..3), BLOCK).iter().all(|&found| found));
+}
+
+#[test]
+fn a_promoted_block_is_read_from_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    drop({
+        let (store, _) = builder(directory.path(), 8192, 16).host(host(4)).open().unwrap();
+        put_ok(&store, &keys(0..6), BLOCK);
+        store
+    });
+    let (store, _) = builder(directory.path(), 8192, 16).host(host(4)).open().unwrap();
+    let job = store.promote(&keys(0..4), TierId::new(0), JobOptions::new()).unwrap();
+    let outcome = job.wait();
+    assert!(matches!(outcome.results[..], [BlockResult::Done { bytes: 8192 }, ..]), "{outcome:?}");
+    let mut presence = [Presence::Absent; 1];
+    store.presence(0, &keys(0..1), &mut presence);
+    assert_eq!(presence, [Presence::Ready { tier: TierId::new(0), length: 8192 }]);
+    assert_eq!(found(&store, &keys(0..4), BLOCK), [true; 4]);
+    assert_eq!(store.snapshot().tiers[0].hits, 4);
+    let again = store.promote(&keys(3..5), TierId::new(0), JobOptions::new()).unwrap().wait();
+    assert!(matches!(again.results[0], BlockResult::AlreadyStored), "{again:?}");
+    let absent = store.promote(&keys(99..100), TierId::new(0), JobOptions::new()).unwrap().wait();
+    assert!(matches!(absent.results[..], [BlockResult::Absent]));
+    assert_at_rest(&store);
+}
+
+#[test]
+fn written_back_blocks_survive_eviction_and_a_close() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || {
+        let builder = builder(directory.path(), 8192, 64).host(host(4));
+        builder.write_policy(WritePolicy::Back).open().unwrap()
+    };
+    let (store, _) = open();
+    for number in 0..20 {
+        put_ok(&store, &[key(number)], BLOCK);
+    }
+    assert!(found(&store, &keys(0..20), BLOCK).iter().all(|&found| found));
+    assert_at_rest(&store);
+    drop(store);
+    let (store, recovery) = open();
+    assert_eq!(recovery.found, 20);
+    assert!(found(&store, &keys(0..20), BLOCK).iter().all(|&found| found));
+}
+
+#[test]
+fn a_sync_writes_dirty_blocks_to_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let builder = builder(directory.path(), 8192, 64).host(host(16));
+    let (store, _) = builder.write_policy(WritePolicy::Back).open().unwrap();
+    put_ok(&store, &keys(0..5), BLOCK);
+    assert_eq!(store.snapshot().tiers[0].groups[0].dirty, 5);
+    assert_eq!(store.snapshot().tiers[1].groups[0].blocks, 0);
+    assert!(store.sync().unwrap().wait().is_ok());
+    assert_eq!(store.snapshot().tiers[0].groups[0].dirty, 0);
+    assert_eq!(store.snapshot().tiers[1].groups[0].blocks, 5);
+    // A durable put of a key that memory alone has writes it.
+    put_ok(&store, &keys(5..6), BLOCK);
+    let job = submit_put(&store, &keys(5..7), BLOCK, JobOptions::new().durable(true));
+    assert!(job.wait().is_ok());
+    assert_eq!(store.snapshot().tiers[1].groups[0].blocks, 7);
+}
+
+#[test]
+fn blocks_are_written_after_their_uses() {
+    let directory = tempfile::tempdir().unwrap();
+    let builder = builder(directory.path(), 8192, 64).host(host(4));
+    let (store, _) = builder.write_policy(WritePolicy::AfterUses(2)).open().unwrap();
+    put_ok(&store, &keys(0..2), BLOCK);
+    found(&store, &keys(0..1), BLOCK);
+    assert_at_rest(&store);
+    assert_eq!(store.snapshot().tiers[1].stored, 0);
+    found(&store, &keys(0..1), BLOCK);
+    let until = soon();
+    while store.snapshot().tiers[1].stored == 0 && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    assert_eq!(store.snapshot().tiers[1].stored, 1);
+    // The other one is lost when it is evicted.
+    for number in 10..30 {
+        put_ok(&store, &[key(number)], BLOCK);
+    }
+    assert_eq!(found(&store, &keys(0..2), BLOCK), [true, false]);
+    assert_at_rest(&store);
+}
+
+#[test]
+fn a_store_of_memory_alone_works() {
+    let group = BlockGroup::new("kv", 5000);
+    let (store, _) = Store::builder().group(group).host(ByteCount::kib(64)).open().unwrap();
+    put_ok(&store, &keys(0..8), 5000);
+    assert_eq!(found(&store, &keys(0..9), 5000), [vec![true; 8], vec![false]].concat());
+    put_ok(&store, &keys(10..14), 5000);
+    assert_eq!(store.snapshot().tiers[0].groups[0].blocks, 8);
+    assert!(store.clear().unwrap().wait().is_ok());
+    assert_eq!(store.prefix(0, &keys(10..14)), 0);
+    let outcome = put(&store, &keys(0..9), 5000);
+    assert!(matches!(outcome.results[0], BlockResult::NoRoom(NoRoom::TierTooSmall)));
+    assert!(store.sync().unwrap().wait().is_ok());
+    assert_at_rest(&store);
+}
+
+fn config(blocks: u32) -> LayoutConfig {
+    LayoutConfig::builder()
+        .num_blocks(blocks)
+        .num_layers(3)
+        .outer_dim(2)
+        .page_size(8)
+        .num_heads(4)
+        .inner_dim(4 * 20)
+        .element(ElementFormat::Width(2))
+        .build()
+        .unwrap()
+}
+
+/// A layout with one region a layer, as engines have.
+fn engine_layout(blocks: u32) -> PhysicalLayout {
+    let system = SystemAllocator::new(SystemOptions::default());
+    let layout = LayoutBuilder::new(config(blocks)).layer_separate(BlockDimension::Second);
+    layout.allocate(&system).unregistered().build().unwrap()
+}
+
+/// Fills the blocks of an endpoint with bytes that follow from their content's number, or checks them.
+fn each_byte(endpoint: &Endpoint, block: u32, tokens: u32, mut each: impl FnMut(&mut u8)) {
+    let layout = endpoint.layout();
+    layout.geometry().canonical_spans(block, tokens, &mut |at, bytes| {
+        let start = layout.location_at(at).unwrap().as_host().unwrap();
+        for offset in 0..usize::try_from(bytes).unwrap() {
+            // SAFETY: within the layout's memory, which no job uses meanwhile.
+            each(unsafe { &mut *start.as_ptr().add(offset) });
+        }
+    });
+}
+
+fn fill(endpoint: &Endpoint, block: u32, number: usize) {
+    let bytes = usize::try_from(endpoint.layout().geometry().block_bytes().get()).unwrap();
+    let mut content = content(&key(number), bytes).into_iter();
+    each_byte(endpoint, block, u32::MAX, |byte| *byte = content.next().unwrap());
+}
+
+fn bytes_of(endpoint: &Endpoint, block: u32, tokens: u32) -> Vec<u8> {
+    let mut found = Vec::new();
+    each_byte(endpoint, block, tokens, |byte| found.push(*byte));
+    found
+}
+
+/// Blocks of an endpoint, by way of both tiers, in whole and in part, also after a restart.
+fn endpoints_come_back(policy: WritePolicy, tier: impl Fn() -> Option<MemoryTier>) {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Endpoint::new(engine_layout(16)).unwrap();
+    let block_bytes = engine.layout().geometry().block_bytes().get();
+    let token_bytes = block_bytes / 8;
+    let open = || {
+        let mut builder = Store::builder()
+            .group(BlockGroup::of_layout("kv", engine.layout()))
+            .disk(disk(directory.path(), 64 * block_bytes.next_multiple_of(4096)))
+            .namespace(namespace())
+            .write_policy(policy);
+        if let Some(tier) = tier() {
+            builder = builder.memory_tier(tier);
+        }
+        builder.open().unwrap().0
+    };
+    let store = open();
+    (0..4).for_each(|block| fill(&engine, block, usize::try_from(block).unwrap()));
+    let whole = Blocks::new(&engine, &[0, 1, 2]);
+    let outcome = store.put(&keys(0..3), whole, JobOptions::new(), ()).unwrap().wait();
+    assert!(outcome.is_ok(), "{outcome:?}");
+    let tail = Blocks::new(&engine, &[3]).tokens(&[5]);
+    let outcome = store.put(&keys(3..4), tail, JobOptions::new(), ()).unwrap().wait();
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_eq!(outcome.bytes.get(), 5 * token_bytes);
+    let check = |store: &Store| {
+        (8..12).for_each(|block| fill(&engine, block, 99));
+        let to = Blocks::new(&engine, &[8, 9, 10, 11]).tokens(&[8, 8, 8, 5]);
+        let outcome = store.get(&keys(0..4), to, JobOptions::new(), ()).unwrap().wait();
+        assert!(outcome.is_ok(), "{outcome:?}");
+        for (number, block) in (0..3).zip(8..) {
+            assert!(bytes_of(&engine, block, 8) == bytes_of(&engine, number, 8), "{number}");
+        }
+        assert!(bytes_of(&engine, 11, 5) == bytes_of(&engine, 3, 5));
+        // The other tokens are not written.
+        let untouched = Endpoint::new(engine_layout(1)).unwrap();
+        fill(&untouched, 0, 99);
+        let heads: Vec<u8> = bytes_of(&untouched, 0, 8);
+        let rest = bytes_of(&engine, 11, 8);
+        let layer_token = usize::try_from(token_bytes).unwrap() / 6;
+        for piece in 0..6 {
+            let begin = piece * 8 * layer_token + 5 * layer_token;
+            assert!(rest[begin..begin + 3 * layer_token] == heads[begin..begin + 3 * layer_token]);
+        }
+        // As spans, in canonical order.
+        let whole = usize::try_from(block_bytes).unwrap();
+        let (outcome, spans) = get(store, &keys(1..2), whole, JobOptions::new());
+        assert!(outcome.is_ok(), "{outcome:?}");
+        assert!(spans[0] == bytes_of(&engine, 1, 8));
+        let (outcome, spans) = get(store, &keys(3..4), whole * 5 / 8, JobOptions::new());
+        assert!(outcome.is_ok(), "{outcome:?}");
+        assert!(spans[0] == bytes_of(&engine, 3, 5));
+    };
+    check(&store);
+    assert_at_rest(&store);
+    drop(store);
+    let store = open();
+    check(&store);
+    if tier().is_some() {
+        let job = store.promote(&keys(0..4), TierId::new(0), JobOptions::new()).unwrap();
+        assert!(job.wait().is_ok());
+        check(&store);
+        assert!(store.snapshot().tiers[0].hits > 0);
+    }
+    assert_at_rest(&store);
+}
+
+#[test]
+fn blocks_of_endpoints_come_back_from_disk() {
+    endpoints_come_back(WritePolicy::Through, || None);
+}
+
+#[test]
+fn blocks_of_endpoints_come_back_through_a_tier_that_the_store_allocates() {
+    for policy in [WritePolicy::Through, WritePolicy::Back] {
+        endpoints_come_back(policy, || Some(MemoryTier::system("host", ByteCount::kib(256))));
+    }
+}
+
+#[test]
+fn blocks_of_endpoints_come_back_through_a_tier_of_another_layout() {
+    for policy in [WritePolicy::Through, WritePolicy::Back] {
+        endpoints_come_back(policy, || {
+            let endpoint = Endpoint::new(engine_layout(6)).unwrap();
+            Some(MemoryTier::new("pinned", [endpoint]))
+        });
+    }
+}
+
+#[test]
+fn tiers_of_4_slots_serve_8_threads_by_their_deadlines() {
+    const GETS: usize = 2000;
+    let directory = tempfile::tempdir().unwrap();
+    let builder = builder(directory.path(), 8192, 4).host(host(4));
+    let (store, _) = builder.write_policy(WritePolicy::Back).open().unwrap();
+    let limit = Duration::from_secs(20);
+    let worst = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|thread| {
+                let store = store.clone();
+                scope.spawn(move || {
+                    let mut random = Seeded::new(thread);
+                    let mut below = |most| random.below(most);
+                    let mut worst = Duration::ZERO;
+                    for _ in 0..GETS / 8 {
+                        let first = below(12);
+                        let keys: Vec<Vec<u8>> =
+                            (0..=below(4)).map(|n| key((first + n) % 12)).collect();
+                        let begun = Instant::now();
+                        let options = JobOptions::new().deadline(begun + limit);
+                        match below(4) {
+                            0 => drop(submit_put(&store, &keys, BLOCK, options).wait()),
+                            1 => {
+                                drop(store.promote(&keys, TierId::new(0), options).unwrap().wait())
+                            }
+                            _ => {
+                                let (outcome, blocks) = get(&store, &keys, BLOCK, options);
+                                for ((key, block), result) in
+                                    keys.iter().zip(blocks).zip(&outcome.results)
+                                {
+                                    match result {
+                                        BlockResult::Done { .. } => {
+                                            assert!(block == content(key, BLOCK));
+                                        }
+                                        BlockResult::Absent => {}
+                                        other => panic!("{other}"),
+                                    }
+                                }
+                            }
+                        }
+                        worst = worst.max(begun.elapsed());
+                    }
+                    worst
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).max().unwrap()
+    });
+    assert!(worst < limit, "{worst:?}");
+    assert_at_rest(&store);
+}
