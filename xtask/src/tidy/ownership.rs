@@ -6,7 +6,7 @@ use super::Problem;
 use crate::workspace::is_published;
 
 /// External crates, and the library crate that may name each.
-const OWNERS: [(&str, &str); 13] = [
+const OWNERS: [(&str, &str); 14] = [
     ("arrow-array", "terrane-arrow"),
     ("arrow-buffer", "terrane-arrow"),
     ("arrow-data", "terrane-arrow"),
