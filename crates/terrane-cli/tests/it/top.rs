@@ -31,21 +31,16 @@ fn totals_of_a_file_are_shown() {
     }
 }
 
-/// Serves two answers, one request each.
-fn serve(answers: [String; 2]) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    thread::spawn(move || {
-        for answer in answers {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut request = [0; 1024];
-            let length = stream.read(&mut request).unwrap();
-            assert!(request[..length].starts_with(b"GET /metrics HTTP/1.0\r\n"));
-            let head = "HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n";
-            stream.write_all(format!("{head}{answer}").as_bytes()).unwrap();
-        }
-    });
-    format!("http://{address}/metrics")
+/// Answers two requests.
+fn serve(listener: &TcpListener, answers: [String; 2]) {
+    for answer in answers {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = [0; 1024];
+        let length = stream.read(&mut request).unwrap();
+        assert!(request[..length].starts_with(b"GET /metrics HTTP/1.0\r\n"));
+        let head = "HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\n";
+        stream.write_all(format!("{head}{answer}").as_bytes()).unwrap();
+    }
 }
 
 fn example(factor: u64) -> String {
@@ -79,8 +74,12 @@ fn the_view_of_totals_reads_as_before() {
 
 #[test]
 fn an_endpoint_gives_rates_between_two_readings() {
-    let url = serve([example(1), example(2)]);
-    let text = text(&["top", &url, "--once", "--interval", "0.1"]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/metrics", listener.local_addr().unwrap());
+    let text = thread::scope(|scope| {
+        scope.spawn(|| serve(&listener, [example(1), example(2)]));
+        text(&["top", &url, "--once", "--interval", "0.1"])
+    });
     assert!(
         text.contains("HITS/s") && text.lines().next().unwrap().contains("rates; q ends"),
         "{text}"

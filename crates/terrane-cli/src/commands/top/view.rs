@@ -189,7 +189,8 @@ fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
         sample.name == name
             && labels.iter().all(|(label, value)| sample.label(label) == Some(value))
     };
-    samples.iter().filter(has).map(|sample| sample.value).sum()
+    // The sum of no floating-point numbers is -0.
+    samples.iter().filter(has).map(|sample| sample.value).sum::<f64>() + 0.0
 }
 
 fn sum_of(values: Vec<String>, count: impl Fn(&str) -> f64) -> f64 {
