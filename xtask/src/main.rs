@@ -130,6 +130,11 @@ enum Task {
     /// Builds `terrane-interop-proof`, installs the versions in its `python/requirements.txt` under
     /// `target/interop`, and runs its Python tests. Needs `python3` with pip, and the network once.
     Interop(commands::interop::Arguments),
+    /// Builds the Python package as a wheel, and tests it in fresh environments
+    ///
+    /// maturin comes from PyPI to `target/python`. The tests run with `python3` and with the newest
+    /// other Python of this machine. `signatures` makes the tables of the engines' interfaces.
+    Python(commands::python::Arguments),
     /// Model-checks the crates with a `tests/loom.rs`, with a bounded number of preemptions
     Loom,
     /// Runs tests of core, layout, pool and the host path of transfers under Miri
@@ -174,6 +179,9 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         }
         Task::Interop(arguments) => {
             return summed(|tally| commands::interop::run(&workspace, arguments, tally));
+        }
+        Task::Python(arguments) => {
+            return summed(|tally| commands::python::run(&workspace, arguments, tally));
         }
         Task::Asan => return summed(|tally| commands::asan::run(&workspace, tally)),
         Task::Loom => return summed(|tally| commands::loom::run(&workspace, tally)),

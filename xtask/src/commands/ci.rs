@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::commands::{
-    asan, compose, deny, doc, features, interop, lint, loom, miri, nixl, offload, package, remote,
-    soak, test,
+    asan, compose, deny, doc, features, interop, lint, loom, miri, nixl, offload, package, python,
+    remote, soak, test,
 };
 use crate::tally::Tally;
 use crate::tidy;
@@ -30,7 +30,7 @@ struct Step {
 }
 
 /// The gate. Cheap steps come first, so that most mistakes show within a minute.
-const STEPS: [Step; 17] = [
+const STEPS: [Step; 18] = [
     Step { name: "fmt", rerun: "fmt --check", run: |workspace, _| lint::check_format(workspace) },
     Step { name: "tidy", rerun: "tidy", run: |workspace, _| tidy::run(workspace) },
     Step { name: "nixl", rerun: "nixl", run: |workspace, _| nixl::provide(workspace).map(drop) },
@@ -46,6 +46,11 @@ const STEPS: [Step; 17] = [
         name: "interop",
         rerun: "interop",
         run: |workspace, tally| interop::run(workspace, &interop::Arguments::default(), tally),
+    },
+    Step {
+        name: "python",
+        rerun: "python",
+        run: |workspace, tally| python::run(workspace, &python::Arguments::default(), tally),
     },
     Step {
         name: "doc",

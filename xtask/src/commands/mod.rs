@@ -18,6 +18,7 @@ pub mod nixl;
 pub mod offload;
 pub mod package;
 pub mod peers;
+pub mod python;
 pub mod remote;
 pub mod simulated;
 pub mod soak;

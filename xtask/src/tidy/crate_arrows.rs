@@ -15,7 +15,7 @@ enum Level {
 }
 
 /// All crates, planned ones included, as `docs/architecture.md` draws them.
-const LEVELS: [(&str, Level); 20] = [
+const LEVELS: [(&str, Level); 21] = [
     ("terrane-core", Level::Library(0)),
     ("terrane-layout", Level::Library(1)),
     ("terrane-storage", Level::Library(1)),
@@ -31,6 +31,7 @@ const LEVELS: [(&str, Level); 20] = [
     ("terrane", Level::Library(6)),
     ("terrane-cli", Level::Library(7)),
     ("terrane-interop-proof", Level::Tool),
+    ("terrane-python", Level::Tool),
     ("terrane-testkit", Level::Tool),
     ("terrane-bench", Level::Tool),
     ("terrane-simulated-cuda", Level::Tool),

@@ -118,6 +118,11 @@ impl SlabFiles {
         self.granule
     }
 
+    /// The number of directories.
+    pub(super) fn folders(&self) -> u64 {
+        self.groups.first().map_or(1, |group| to_u64(group.files.len()))
+    }
+
     pub(super) fn stride(&self, group: u16) -> u64 {
         self.groups.get(usize::from(group)).map_or(0, |group| group.stride)
     }

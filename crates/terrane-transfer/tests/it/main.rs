@@ -11,6 +11,7 @@
 
 mod allocations;
 mod cancels;
+mod checksums;
 mod compile_fail;
 mod completion;
 mod disk_faults;

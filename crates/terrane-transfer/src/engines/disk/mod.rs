@@ -89,6 +89,10 @@ unsafe impl CopyEngine for DiskEngine {
         if options.device_order.is_some() {
             return Err(Declined::DeviceOrder);
         }
+        // Bytes between files pass through buffers, in the order of the source file.
+        if options.checksums.is_some() && !route.has_memory() {
+            return Err(Declined::Checksums);
+        }
         let route = self.rates.choose(route, plan);
         let predicted = self.rates.of(&route).predict(plan.bytes(), plan.run_count());
         Ok(Quote::new(predicted, route))
@@ -100,6 +104,10 @@ unsafe impl CopyEngine for DiskEngine {
             let _ = jobs.send(job);
             self.waker.wake();
         }
+    }
+
+    fn computes_checksums(&self) -> bool {
+        true
     }
 
     fn capabilities(&self) -> CapabilityReport {

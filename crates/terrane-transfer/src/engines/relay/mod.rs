@@ -9,6 +9,7 @@ mod options;
 mod route;
 mod slot;
 mod step;
+mod sums;
 mod transfer_state;
 mod worker;
 
@@ -195,6 +196,11 @@ unsafe impl CopyEngine for RelayEngine {
             return Err(Declined::Forked);
         }
         Ok(self.shared.route(plan, options)?.into_quote())
+    }
+
+    /// It does if one of its two engines does.
+    fn computes_checksums(&self) -> bool {
+        true
     }
 
     fn submit(&self, job: CopyJob) {

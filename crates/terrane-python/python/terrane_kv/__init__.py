@@ -1,0 +1,41 @@
+"""A block store for KV caches: bounded, checksummed, and still there after a restart.
+
+`Store` keeps blocks of bytes by key on disk. `terrane_kv.vllm`, `terrane_kv.lmcache` and `terrane_kv.sglang`
+put it behind those engines. Importing this package needs neither NumPy nor PyTorch.
+"""
+
+from terrane_kv._native import (
+    Blocks,
+    ClosedError,
+    Completion,
+    CompletionQueue,
+    ForkedError,
+    InUseError,
+    KvCache,
+    NamespaceError,
+    Outcome,
+    QueueFullError,
+    Region,
+    Store,
+    StoreError,
+    __version__,
+)
+from terrane_kv.report import doctor
+
+__all__ = [
+    "Blocks",
+    "ClosedError",
+    "Completion",
+    "CompletionQueue",
+    "ForkedError",
+    "InUseError",
+    "KvCache",
+    "NamespaceError",
+    "Outcome",
+    "QueueFullError",
+    "Region",
+    "Store",
+    "StoreError",
+    "__version__",
+    "doctor",
+]

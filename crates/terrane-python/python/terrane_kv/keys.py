@@ -1,0 +1,65 @@
+"""Whether an engine's keys are the same in the next process.
+
+A key is a hash of tokens that starts from a seed. If the seed is random, a block that was stored before a restart
+never hits again, and a persistent store only takes space.
+"""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KeySeed:
+    """Where an engine's keys start.
+
+    `algorithm` and `seed` are part of the namespace. `remedy` is None if keys are reproducible; otherwise it says
+    which setting makes them so.
+    """
+
+    algorithm: str
+    seed: str
+    remedy: str | None = None
+
+    @property
+    def is_reproducible(self) -> bool:
+        return self.remedy is None
+
+
+def vllm(algorithm: str = "sha256") -> KeySeed:
+    """The seed of vLLM's block hashes: PYTHONHASHSEED, or a constant for cryptographic algorithms.
+
+    `algorithm` is the value of vLLM's `--prefix-caching-hash-algo`.
+    """
+    stated = os.environ.get("PYTHONHASHSEED")
+    if stated is not None:
+        return KeySeed(algorithm, stated)
+    if algorithm.startswith("sha256"):
+        return KeySeed(algorithm, "default")
+    remedy = (
+        f"vLLM's block hashes ({algorithm}) start from random bytes in each process; set PYTHONHASHSEED to a fixed "
+        "number, or use `--prefix-caching-hash-algo sha256`"
+    )
+    return KeySeed(algorithm, "random", remedy)
+
+
+def lmcache(algorithm: str = "blake3") -> KeySeed:
+    """The seed of LMCache's chunk hashes. `algorithm` is the value of its `--hash-algorithm`."""
+    stated = os.environ.get("PYTHONHASHSEED")
+    if algorithm == "blake3":
+        # LMCache's own function; it has no seed.
+        return KeySeed(algorithm, "none")
+    if stated is not None:
+        return KeySeed(algorithm, stated)
+    if algorithm.startswith("sha256") and importlib.util.find_spec("vllm") is not None:
+        return KeySeed(algorithm, "default")
+    remedy = (
+        f"LMCache's chunk hashes ({algorithm}) differ in each process; use `--hash-algorithm blake3`, or set "
+        "PYTHONHASHSEED to a fixed number"
+    )
+    return KeySeed(algorithm, "random", remedy)
+
+
+def sglang() -> KeySeed:
+    """The seed of SGLang's page hashes: they are SHA-256 over the tokens, without a seed."""
+    return KeySeed("sha256", "none")

@@ -1,0 +1,198 @@
+"""LMCache: a native connector for its `native_plugin` adapter.
+
+    --l2-adapter '{"type": "native_plugin", "module_path": "terrane_kv.lmcache", "class_name": "Connector",
+                   "adapter_params": {"directory": "/nvme/kv", "capacity": "500GiB", "chunk_bytes": 33554432}}'
+"""
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Sequence
+
+from terrane_kv import keys as key_seeds
+from terrane_kv._native import Blocks, CompletionQueue, StoreError
+from terrane_kv.folders import open_rank
+
+logger = logging.getLogger("terrane_kv")
+
+ABSENT, WRITING, READY = 0, 1, 2
+
+MAX_JOBS = 65_536
+
+
+class Connector:
+    """The connector that LMCache's adapter calls. No method waits for I/O, except `close`.
+
+    - `directory`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB".
+    - `chunk_bytes`: the size of LMCache's largest object in bytes, or a list of sizes. A list keeps objects of
+      different sizes apart, so that small ones take little space. Tails are shorter and take a slot of the smallest
+      size that fits.
+    - `hash_algorithm`: the value of LMCache's `--hash-algorithm`.
+    - `model`, `revision`: LMCache's keys have the model's name; state more if two models share it.
+    - `load_timeout_s`: a load that takes longer fails.
+    - `rank`, `ranks`: for several servers with one directory. Each gets its own folder, and an equal share.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        capacity: int | str,
+        chunk_bytes: int | Sequence[int],
+        hash_algorithm: str = "blake3",
+        model: str = "any",
+        revision: str | None = None,
+        load_timeout_s: float = 30.0,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
+        sizes = sorted({chunk_bytes} if isinstance(chunk_bytes, int) else set(chunk_bytes))
+        if not sizes or sizes[0] <= 0:
+            raise ValueError(f"chunk_bytes is {chunk_bytes!r}; state one positive size or more")
+        self._sizes = sizes
+        self._load_timeout_s = load_timeout_s
+        self._store = open_rank(
+            engine="lmcache",
+            directory=directory,
+            capacity=capacity,
+            groups=[(f"chunk-{size}", size) for size in sizes],
+            model=model,
+            fields={"revision": revision, "chunk_bytes": sizes},
+            seed=key_seeds.lmcache(hash_algorithm),
+            rank=rank,
+            ranks=ranks,
+        )
+        self._queue = CompletionQueue(MAX_JOBS)
+        # Jobs of a batch go to the store's queue; answers that need no I/O go to `_ready` and its descriptor. LMCache
+        # polls one descriptor that covers both.
+        self._ready_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._both = select.epoll()
+        self._both.register(self._queue.fileno(), select.EPOLLIN)
+        self._both.register(self._ready_event, select.EPOLLIN)
+        self._lock = threading.Lock()
+        self._next_id = 1
+        self._ready = []
+        # Batches in flight: for each number the jobs that have not ended, and the results by key.
+        self._batches = {}
+        self._is_closed = False
+
+    def event_fd(self) -> int:
+        """A descriptor that is readable while there are completions."""
+        return self._both.fileno()
+
+    def submit_batch_set(self, keys: list[str], bufs: list) -> int:
+        """Stores each buffer under its key. The buffers stay referenced until the job has ended."""
+        return self._submit(keys, bufs, self._store.put, priority="low")
+
+    def submit_batch_get(self, keys: list[str], bufs: list) -> int:
+        """Loads each key into its buffer, which must have the stored length."""
+        return self._submit(
+            keys, bufs, self._store.get, priority="high", timeout=self._load_timeout_s
+        )
+
+    def submit_batch_exists(self, keys: list[str]) -> int:
+        """Asks which keys can be loaded."""
+        found = [False] * len(keys)
+        for group in range(len(self._sizes)):
+            for at, presence in enumerate(self._store.presences(keys, group=group)):
+                found[at] |= presence >= READY
+        return self._answer(True, "", found)
+
+    def submit_batch_delete(self, keys: list[str]) -> int:
+        """Removes keys. The completion comes after the removal is durable, with the keys that were there."""
+        found = [False] * len(keys)
+        for group in range(len(self._sizes)):
+            for at, presence in enumerate(self._store.presences(keys, group=group)):
+                found[at] |= presence != ABSENT
+        with self._lock:
+            number = self._number()
+            self._batches[number] = [len(self._sizes), found, ""]
+        for group in range(len(self._sizes)):
+            try:
+                self._store.remove(keys, group=group, queue=self._queue, tag=number)
+            except StoreError as error:
+                self._end(number, range(len(keys)), [False] * len(keys), str(error))
+        return number
+
+    def _submit(self, keys, bufs, verb, **options):
+        if len(keys) != len(bufs):
+            raise ValueError(f"{len(keys)} keys and {len(bufs)} buffers; each key needs one")
+        groups, too_large = {}, []
+        for at, buf in enumerate(bufs):
+            group = self._group(memoryview(buf).nbytes)
+            groups.setdefault(group, []).append(at)
+        too_large = groups.pop(None, [])
+        with self._lock:
+            number = self._number()
+            self._batches[number] = [len(groups) + bool(too_large), [False] * len(keys), ""]
+            jobs = {self._number(): (number, ats) for ats in groups.values()}
+            self._batches.update(jobs)
+        for (tag, (_, ats)), group in zip(jobs.items(), groups):
+            try:
+                blocks = Blocks.of([bufs[at] for at in ats])
+                verb([keys[at] for at in ats], blocks, group=group, queue=self._queue, tag=tag, **options)
+            except StoreError as error:
+                self._end(tag, ats, [False] * len(ats), str(error))
+        if too_large:
+            largest = max(memoryview(bufs[at]).nbytes for at in too_large)
+            text = f"an object has {largest} bytes, and slots have {self._sizes[-1]}; set chunk_bytes to {largest}"
+            logger.warning(text)
+            self._end(number, too_large, [False] * len(too_large), text)
+        return number
+
+    def _group(self, size):
+        return next((group for group, slot in enumerate(self._sizes) if size <= slot), None)
+
+    def _number(self):
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _end(self, tag, ats, done, error):
+        """Records the end of one job of a batch; the last one answers."""
+        with self._lock:
+            batch = self._batches[tag]
+            if isinstance(batch, tuple):
+                del self._batches[tag]
+                tag, ats = batch
+                batch = self._batches[tag]
+            for at, is_done in zip(ats, done):
+                batch[1][at] = is_done
+            batch[0] -= 1
+            batch[2] = batch[2] or error
+            if batch[0] > 0:
+                return
+            del self._batches[tag]
+            self._push((tag, all(batch[1]), batch[2], batch[1]))
+
+    def _answer(self, is_ok, error, results):
+        with self._lock:
+            number = self._number()
+            self._push((number, is_ok, error, results))
+        return number
+
+    def _push(self, completion):
+        self._ready.append(completion)
+        if len(self._ready) == 1 and not self._is_closed:
+            os.eventfd_write(self._ready_event, 1)
+
+    def drain_completions(self) -> list[tuple[int, bool, str, list[bool] | None]]:
+        """All completions since the last call: (number, whether all keys succeeded, error, result of each key)."""
+        for outcome in self._queue.drain():
+            # A removal that failed has removed nothing for sure; other jobs know their own keys.
+            failed = range(len(outcome.done)) if outcome.error else ()
+            self._end(outcome.tag, failed, outcome.done, outcome.error or "")
+        with self._lock:
+            ready, self._ready = self._ready, []
+            if ready and not self._is_closed:
+                os.eventfd_read(self._ready_event)
+        return ready
+
+    def close(self) -> None:
+        """Ends the jobs in flight and closes the store. It may be called more than once."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._store.close(timeout=30.0)
+        self._both.close()
+        os.close(self._ready_event)

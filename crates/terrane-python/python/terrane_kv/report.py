@@ -1,0 +1,51 @@
+"""What is wrong with this process's stores, as text that a person can act on."""
+
+import weakref
+
+from terrane_kv import _native
+
+_stores: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
+
+
+def note_store(store, engine, directory, seed) -> None:
+    """Records the store of an adapter for the report."""
+    _stores[store] = (engine, directory, seed)
+
+
+def doctor() -> dict:
+    """Reports the package, and each store that an adapter has opened in this process.
+
+    Returns a dictionary with `version`, `python_hash_seed`, and `stores`: for each one its engine, folder,
+    namespace, whether it survives a restart, `problems` (a list of sentences with the remedy), the counters of
+    `Store.snapshot()` and what its recovery found.
+    """
+    import os
+
+    stores = []
+    for store, (engine, directory, seed) in list(_stores.items()):
+        problems = [] if seed.is_reproducible else [seed.remedy]
+        found = {"engine": engine, "directory": directory, "persistent": seed.is_reproducible}
+        try:
+            found |= {"namespace": store.namespace, "recovery": store.recovery}
+            found["snapshot"] = snapshot = store.snapshot()
+            if snapshot["disk_read_only"]:
+                problems.append(f"the disk tier takes no more blocks: {snapshot['disk_read_only']}")
+            if snapshot["corrupt"]:
+                problems.append(f"{snapshot['corrupt']} blocks were damaged on disk; check the drive")
+        except _native.StoreError as error:
+            problems.append(str(error))
+        stores.append(found | {"problems": problems})
+    return {
+        "version": _native.__version__,
+        "python_hash_seed": os.environ.get("PYTHONHASHSEED"),
+        "stores": stores,
+    }
+
+
+def why(store, key, group: int = 0) -> str:
+    """Why a key is, or is not, in a store; with the reason if keys change with each process."""
+    text = store.why(key, group=group)
+    noted = _stores.get(store)
+    if noted is not None and not noted[2].is_reproducible:
+        text += f"; {noted[2].remedy}"
+    return text

@@ -1,0 +1,270 @@
+"""vLLM: a disk tier below its host memory, and a manager that waits for room.
+
+    "kv_connector_extra_config": {
+        "spec_name": "TerraneOffloadingSpec",
+        "cpu_bytes_to_use": 34359738368,
+        "secondary_tiers": [{"type": "terrane", "root_dir": "/nvme/kv", "capacity": "500GiB"}]
+    }
+
+`"spec_name": "TieringOffloadingSpec"` uses the tier alone.
+"""
+
+import itertools
+import logging
+import operator
+import time
+from typing import ClassVar
+
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from terrane_kv import keys as key_seeds
+from terrane_kv._native import CompletionQueue, Region, StoreError
+from terrane_kv.folders import open_rank
+
+logger = logging.getLogger("terrane_kv")
+
+# What Store.presence returns for a key.
+ABSENT, WRITING, READY = 0, 1, 2
+
+# The jobs of one engine that may be in flight; vLLM has one a request and step.
+MAX_JOBS = 65_536
+
+
+class TerraneTier(SecondaryTierManager):
+    """A secondary tier over a `terrane_kv.Store`.
+
+    Keys of the tier's configuration:
+
+    - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all
+      data-parallel engines of this machine together.
+    - `load_timeout_s`: a load that takes longer is a miss (default 30).
+    - `hash_algorithm`: the value of `--prefix-caching-hash-algo`, if it is stated (default "sha256").
+    - `revision`, `rope_scaling`: what vLLM does not tell the tier about the model; state them if two models of one
+      name differ by them.
+    - `enable_kv_events`, `locality`: as for vLLM's own tiers.
+    """
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec,
+        primary_kv_view,
+        tier_type,
+        backpressure_detector=None,
+        *,
+        root_dir,
+        capacity,
+        load_timeout_s=30.0,
+        hash_algorithm="sha256",
+        revision=None,
+        rope_scaling=None,
+        enable_kv_events=False,
+        locality=None,
+    ):
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality(locality) if locality is not None else None
+        self._load_timeout_s = float(load_timeout_s)
+        self._seed = key_seeds.vllm(hash_algorithm)
+        self._is_seed_checked = False
+        config = offloading_spec.config
+        parallel = config.parallel
+        row_bytes = primary_kv_view.strides[0]
+        fields = {
+            "dtype": config.model.dtype,
+            "block_bytes": row_bytes,
+            "tokens_per_hash": config.cache.tokens_per_hash,
+            "blocks_per_chunk": config.cache.blocks_per_chunk,
+            "groups": [[group.tokens_per_block, group.layer_names] for group in config.groups],
+            "parallel": [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size],
+            "kv_cache_layout": getattr(config, "kv_cache_layout", None),
+            "layout": [config.replicated_layout, getattr(config, "canonical_layout", False)],
+            "revision": revision,
+            "rope_scaling": rope_scaling,
+        }
+        self._store = open_rank(
+            engine="vllm",
+            directory=root_dir,
+            capacity=capacity,
+            groups=[("kv", row_bytes)],
+            model=config.model.name,
+            fields=fields,
+            seed=self._seed,
+            rank=parallel.data_parallel_index,
+            ranks=parallel.data_parallel_size,
+        )
+        self._queue = CompletionQueue(MAX_JOBS)
+        self._region = Region(primary_kv_view, row_bytes)
+        # Jobs in flight: the keys, whether it is a load, and the request.
+        self._jobs = {}
+        self._finished = []
+        # Keys whose load failed, for each request: they are misses, or vLLM would load them again each step.
+        self._failed = {}
+        wants_events = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
+        self._events = self._store.events(MAX_JOBS) if wants_events else None
+
+    def lookup(self, key, req_context):
+        presence = self._store.presence(key)
+        if presence == ABSENT or key in self._failed.get(req_context.req_id, ()):
+            return LookupResult.MISS
+        return LookupResult.RETRY if presence == WRITING else LookupResult.HIT
+
+    def submit_store(self, job_metadata):
+        self._submit(job_metadata, self._store.put, priority="low")
+
+    def submit_load(self, job_metadata):
+        self._submit(job_metadata, self._store.get, priority="high", timeout=self._load_timeout_s)
+
+    def _submit(self, job, verb, **options):
+        job_keys = list(job.keys)
+        self._jobs[job.job_id] = (job_keys, job.is_promotion, job.req_context.req_id)
+        if not job_keys:
+            self._finish(job.job_id, [], 0.0, 0)
+            return
+        try:
+            blocks = self._region.rows(job.chunk_ids)
+            verb(job_keys, blocks, queue=self._queue, tag=job.job_id, **options)
+        except (StoreError, IndexError, ValueError) as error:
+            # No exception reaches a step of the engine.
+            logger.warning("job %d was refused: %s", job.job_id, error)
+            self._finish(job.job_id, [False] * len(job_keys), None, 0)
+
+    def get_finished_jobs(self):
+        for outcome in self._queue.drain():
+            self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _finish(self, job_id, done, seconds, moved):
+        job_keys, is_load, request = self._jobs.pop(job_id)
+        successful = None
+        if is_load and not all(done):
+            successful = tuple(key for key, is_done in zip(job_keys, done) if is_done) or None
+            failed = (key for key, is_done in zip(job_keys, done) if not is_done)
+            self._failed.setdefault(request, set()).update(failed)
+        self._finished.append(
+            JobResult(
+                job_id=job_id,
+                success=all(done),
+                successful_keys=successful,
+                transfer_time=seconds,
+                transfer_bytes=moved or None,
+            )
+        )
+
+    def touch(self, keys, req_context):
+        self._store.touch(list(keys))
+
+    def take_events(self):
+        changes = self._events.drain() if self._events is not None else ()
+        named = ((kind != "stored", key) for kind, key in changes if key is not None)
+        # One event for all keys of the same change in a row.
+        for removed, group in itertools.groupby(named, key=operator.itemgetter(0)):
+            changed = [key for _, key in group]
+            yield OffloadingEvent(
+                keys=changed, medium=self.medium, removed=removed, locality=self.locality
+            )
+
+    def on_new_request(self, req_context):
+        if not self._is_seed_checked:
+            self._is_seed_checked = True
+            self._check_seed()
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context):
+        self._failed.pop(req_context.req_id, None)
+
+    def _check_seed(self):
+        """The seed is known once vLLM has made its first hash, which is after the tier was made."""
+        used = kv_cache_utils.get_none_hash_seed()
+        expected = self._seed.seed
+        if expected == "default":
+            expected = kv_cache_utils.DEFAULT_NONE_HASH_SEED
+        if self._seed.is_reproducible and used != expected:
+            logger.warning(
+                "vLLM's block hashes start from another seed than stated, so blocks will not hit after a restart; "
+                "set the tier's `hash_algorithm` to the value of --prefix-caching-hash-algo, or PYTHONHASHSEED"
+            )
+
+    def drain_jobs(self):
+        # Interrupted each second, so that a signal is seen.
+        while self._jobs:
+            outcome = self._queue.wait(timeout=1.0)
+            if outcome is not None:
+                self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
+
+    def shutdown(self):
+        self._store.close(timeout=30.0)
+        self._queue.drain()
+        self._region.release()
+
+
+class WaitingTieringManager(TieringOffloadingManager):
+    """vLLM's tiering manager, which answers RETRY instead of MISS while host memory has no room for a promotion.
+
+    A block that is on disk is then loaded a little later instead of being computed again. After `room_wait_s`
+    seconds without room, the request computes what is not in host memory.
+    """
+
+    def __init__(self, *arguments, room_wait_s, **options):
+        super().__init__(*arguments, **options)
+        self._room_wait_s = room_wait_s
+        # When each waiting request stops waiting for room.
+        self._room_deadlines = {}
+        self._has_lacked_room = False
+
+    def _initiate_promotion(self, tier_idx, key, req_context):
+        deadline = self._room_deadlines.get(req_context.req_id)
+        if deadline is not None and time.monotonic() >= deadline:
+            # No promotion either: chunks of one request could otherwise evict each other without end.
+            return False
+        is_promoted = super()._initiate_promotion(tier_idx, key, req_context)
+        if not is_promoted:
+            self._has_lacked_room = True
+            self._room_deadlines.setdefault(req_context.req_id, time.monotonic() + self._room_wait_s)
+        return is_promoted
+
+    def lookup(self, key, req_context, **options):
+        self._has_lacked_room = False
+        result = super().lookup(key, req_context, **options)
+        if result is LookupResult.MISS and self._has_lacked_room:
+            return LookupResult.RETRY
+        return result
+
+    def on_request_finished(self, req_context, **options):
+        self._room_deadlines.pop(req_context.req_id, None)
+        super().on_request_finished(req_context, **options)
+
+
+class TerraneOffloadingSpec(TieringOffloadingSpec):
+    """vLLM's tiering spec with `WaitingTieringManager`.
+
+    `room_wait_s` in `kv_connector_extra_config` is how long a request waits for room (default 5 s).
+    """
+
+    def get_manager(self):
+        if self._manager is None:
+            options = {}
+            interval = getattr(self, "tier_poll_interval_s", None)
+            if interval is not None:
+                # The manager made by super() is used for its tiers only, and starts no thread.
+                self.tier_poll_interval_s = 0.0
+                options["tier_poll_interval_s"] = interval
+            plain = super().get_manager()
+            self._manager = WaitingTieringManager(
+                plain.primary_tier,
+                plain.secondary_tiers,
+                room_wait_s=float(self.extra_config.get("room_wait_s", 5.0)),
+                **options,
+            )
+        return self._manager

@@ -1,0 +1,47 @@
+//! The native module of the Python package `terrane_kv`.
+//!
+//! Every call that may wait releases the GIL. Memory that a job uses stays referenced until the job
+//! ends: [`memory::Kept`] is the guard of each job. Stores that are open at interpreter exit are
+//! closed there, before Python frees anything.
+
+mod cache;
+mod errors;
+mod events;
+mod exit;
+mod interpreter;
+mod keys;
+mod memory;
+mod numbers;
+mod outcome;
+mod queue;
+mod snapshot;
+mod store;
+
+#[pyo3::pymodule]
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::cache::KvCache;
+    #[pymodule_export]
+    use super::errors::{
+        ClosedError, ForkedError, InUseError, NamespaceError, QueueFullError, StoreError,
+    };
+    #[pymodule_export]
+    use super::events::Events;
+    #[pymodule_export]
+    use super::memory::{Blocks, Region};
+    #[pymodule_export]
+    use super::outcome::{Completion, Outcome};
+    #[pymodule_export]
+    use super::queue::CompletionQueue;
+    #[pymodule_export]
+    use super::store::Store;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::interpreter::check(module.py())?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        super::exit::register(module)
+    }
+}

@@ -1,0 +1,260 @@
+//! Memory of Python objects that jobs read or write.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use terrane_core::sync::lock;
+use terrane_store::{Blocks as NativeBlocks, Spans};
+
+use crate::numbers::ids;
+
+/// What jobs no longer use. It is released by the next call into this module, which has the GIL: the
+/// threads of a store never wait for it.
+static RELEASED: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+/// Releases what ended jobs have kept.
+pub(crate) fn release_ended(_py: Python<'_>) {
+    // Nothing of Python runs under the lock.
+    let released = std::mem::take(&mut *lock(&RELEASED));
+    for mut kept in released {
+        // Emptied, so that its drop does not return it to the list.
+        kept.buffers.clear();
+        kept.objects.clear();
+    }
+}
+
+/// Exports of buffers, and other objects, that keep the memory of a job.
+#[derive(Default)]
+pub(crate) struct Kept {
+    buffers: Vec<PyUntypedBuffer>,
+    objects: Vec<Py<PyAny>>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let buffers = std::mem::take(&mut self.buffers);
+        let objects = std::mem::take(&mut self.objects);
+        if !buffers.is_empty() || !objects.is_empty() {
+            lock(&RELEASED).push(Self { buffers, objects });
+        }
+    }
+}
+
+/// The memory of blocks, one block for each key of a job.
+///
+/// It keeps the objects that own the memory, and a job keeps it. While a job runs, no other code may write
+/// the memory of a `put`, or use that of a `get`.
+#[pyclass(frozen, module = "terrane_kv")]
+pub(crate) struct Blocks {
+    memory: BlockMemory,
+    is_writable: bool,
+    kept: Arc<Kept>,
+}
+
+/// Spans of host memory, or blocks of a cache.
+enum BlockMemory {
+    Spans(Spans),
+    Cache(NativeBlocks),
+}
+
+impl Blocks {
+    fn spans(spans: Spans, is_writable: bool, kept: Arc<Kept>) -> Self {
+        Self { memory: BlockMemory::Spans(spans), is_writable, kept }
+    }
+
+    /// Blocks of a cache, which owns its memory.
+    pub(crate) fn of_cache(blocks: NativeBlocks) -> Self {
+        let memory = BlockMemory::Cache(blocks);
+        Self { memory, is_writable: true, kept: Arc::new(Kept::default()) }
+    }
+
+    /// The memory for a job.
+    ///
+    /// # Safety
+    ///
+    /// The job gets [`kept`](Self::kept) as its guard. For a get, [`check_writable`](Self::check_writable) has passed.
+    pub(crate) unsafe fn native(&self) -> NativeBlocks {
+        match &self.memory {
+            // SAFETY: `kept` owns the exports of the buffers, or what the caller of `Blocks.at` gave, so the spans stay valid.
+            // Python's caller promises in the documentation of `Blocks` that no other code uses them meanwhile.
+            BlockMemory::Spans(spans) => unsafe { NativeBlocks::spans(spans.clone()) },
+            BlockMemory::Cache(blocks) => blocks.clone(),
+        }
+    }
+
+    pub(crate) fn kept(&self) -> Arc<Kept> {
+        Arc::clone(&self.kept)
+    }
+
+    /// Whether a get may write here.
+    pub(crate) fn check_writable(&self) -> PyResult<()> {
+        if self.is_writable {
+            return Ok(());
+        }
+        Err(PyBufferError::new_err("a buffer is read-only, and a get writes it; give a writable one"))
+    }
+
+    /// Blocks, or an iterable of buffers.
+    pub(crate) fn from_argument<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
+        match value.cast::<Self>() {
+            Ok(blocks) => Ok(blocks.clone()),
+            Err(_) => Bound::new(value.py(), Self::of(value)?),
+        }
+    }
+
+}
+
+impl Kept {
+    /// Keeps an export of the buffer, and returns its start and length.
+    fn add(&mut self, value: &Bound<'_, PyAny>) -> PyResult<(NonNull<u8>, usize)> {
+        let buffer = PyUntypedBuffer::get(value)?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyBufferError::new_err("a buffer has gaps; give contiguous memory"));
+        }
+        let bytes = buffer.len_bytes();
+        let start = NonNull::new(buffer.buf_ptr().cast()).unwrap_or(NonNull::dangling());
+        self.buffers.push(buffer);
+        Ok((start, bytes))
+    }
+}
+
+#[pymethods]
+impl Blocks {
+    /// Blocks of buffers: `bytes`, `bytearray`, `memoryview`, NumPy arrays. Each item is one buffer, or a list of
+    /// buffers whose bytes follow each other in the block.
+    ///
+    /// Raises `BufferError` for memory with gaps.
+    #[staticmethod]
+    pub(crate) fn of(buffers: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let (mut kept, mut spans) = (Kept::default(), Spans::new());
+        for item in buffers.try_iter()? {
+            let item = item?;
+            if item.is_instance_of::<PyList>() {
+                let parts: PyResult<Vec<_>> =
+                    item.try_iter()?.map(|part| kept.add(&part?)).collect();
+                spans.add_block(parts?);
+            } else {
+                let (start, bytes) = kept.add(&item)?;
+                spans.add(start, bytes);
+            }
+        }
+        let is_writable = kept.buffers.iter().all(|buffer| !buffer.readonly());
+        Ok(Self::spans(spans, is_writable, Arc::new(kept)))
+    }
+
+    /// Blocks at addresses: `pointers` and `sizes` (in bytes) have the same length, a multiple of `count`. The first
+    /// `len(pointers) / count` spans are the first block, and so on. `keep` is kept until jobs have ended.
+    ///
+    /// The memory must be valid host memory: a wrong address ends the process, as with `ctypes`.
+    #[staticmethod]
+    #[pyo3(signature = (pointers, sizes, count, *, keep, writable = true))]
+    fn at(
+        pointers: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+        count: usize,
+        keep: Py<PyAny>,
+        writable: bool,
+    ) -> PyResult<Self> {
+        let (pointers, sizes) = (ids(pointers)?, ids(sizes)?);
+        let each = pointers.len().checked_div(count).unwrap_or(0);
+        if pointers.len() != sizes.len() || each * count != pointers.len() {
+            let (pointers, sizes) = (pointers.len(), sizes.len());
+            return Err(PyValueError::new_err(format!(
+                "{pointers} pointers and {sizes} sizes for {count} blocks; state equally many for each block"
+            )));
+        }
+        let mut spans = Spans::new();
+        for (pointers, sizes) in pointers.chunks(each.max(1)).zip(sizes.chunks(each.max(1))) {
+            let parts: Option<Vec<_>> = pointers
+                .iter()
+                .zip(sizes)
+                .map(|(&pointer, &bytes)| Some((address(pointer)?, bytes)))
+                .collect();
+            let parts = parts.ok_or_else(|| PyValueError::new_err("a pointer is 0"))?;
+            spans.add_block(parts);
+        }
+        let kept = Kept { buffers: Vec::new(), objects: vec![keep] };
+        Ok(Self::spans(spans, writable, Arc::new(kept)))
+    }
+
+    fn __len__(&self) -> usize {
+        match &self.memory {
+            BlockMemory::Spans(spans) => spans.len(),
+            BlockMemory::Cache(blocks) => blocks.len(),
+        }
+    }
+}
+
+fn address(pointer: usize) -> Option<NonNull<u8>> {
+    NonNull::new(std::ptr::with_exposed_provenance_mut(pointer))
+}
+
+/// A buffer of rows of equal size, bound once. `rows` selects some of them as blocks without touching the buffer.
+#[pyclass(frozen, module = "terrane_kv")]
+pub(crate) struct Region {
+    bound: Mutex<Option<Arc<Kept>>>,
+    start: usize,
+    row_bytes: usize,
+    count: usize,
+    is_writable: bool,
+}
+
+#[pymethods]
+impl Region {
+    /// Binds a contiguous buffer of rows of `row_bytes` bytes.
+    ///
+    /// Raises `BufferError` for memory with gaps, and `ValueError` if the buffer is not a whole number of rows.
+    #[new]
+    fn new(buffer: &Bound<'_, PyAny>, row_bytes: usize) -> PyResult<Self> {
+        let buffer = PyUntypedBuffer::get(buffer)?;
+        let bytes = buffer.len_bytes();
+        if !buffer.is_c_contiguous() {
+            return Err(PyBufferError::new_err("the buffer has gaps; give contiguous memory"));
+        }
+        let count = bytes.checked_div(row_bytes).unwrap_or(0);
+        if count == 0 || count * row_bytes != bytes {
+            return Err(PyValueError::new_err(format!(
+                "the buffer has {bytes} bytes, which is not a whole number of rows of {row_bytes}"
+            )));
+        }
+        let start = buffer.buf_ptr().expose_provenance();
+        let is_writable = !buffer.readonly();
+        let kept = Kept { buffers: vec![buffer], objects: Vec::new() };
+        Ok(Self { bound: Mutex::new(Some(Arc::new(kept))), start, row_bytes, count, is_writable })
+    }
+
+    /// The rows with these numbers (a NumPy array, a buffer or a list of integers), as blocks.
+    ///
+    /// Raises `IndexError` for a number that is no row, and `ValueError` after `release`.
+    fn rows(&self, numbers: &Bound<'_, PyAny>) -> PyResult<Blocks> {
+        let kept = lock(&self.bound).clone();
+        let kept = kept.ok_or_else(|| PyValueError::new_err("the region was released"))?;
+        let mut spans = Spans::new();
+        for row in ids(numbers)? {
+            if row >= self.count {
+                return Err(PyIndexError::new_err(format!(
+                    "row {row} of a region of {} rows",
+                    self.count
+                )));
+            }
+            let start = address(self.start + row * self.row_bytes);
+            spans.add(start.unwrap_or(NonNull::dangling()), self.row_bytes);
+        }
+        Ok(Blocks::spans(spans, self.is_writable, kept))
+    }
+
+    /// Unbinds the buffer. It stays exported until the jobs that use it have ended.
+    fn release(&self, py: Python<'_>) {
+        let bound = lock(&self.bound).take();
+        drop(bound);
+        release_ended(py);
+    }
+
+    fn __len__(&self) -> usize {
+        self.count
+    }
+}

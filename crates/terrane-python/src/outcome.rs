@@ -1,0 +1,205 @@
+//! Ends of jobs.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
+
+use pyo3::exceptions::{PyTimeoutError, PyValueError};
+use pyo3::prelude::*;
+use terrane_core::OwnerProcess;
+use terrane_core::sync::lock;
+use terrane_store::{BlockResult, CompletionQueue as NativeQueue, Job, JobOutcome, Priority};
+
+use crate::errors::{self, ForkedError, StoreError};
+use crate::memory::release_ended;
+use crate::numbers::deadline;
+
+/// How a job ended: a result for each key, in their order.
+#[pyclass(frozen, module = "terrane_kv")]
+pub(crate) struct Outcome {
+    outcome: JobOutcome,
+}
+
+impl Outcome {
+    pub(crate) fn new(outcome: JobOutcome) -> Self {
+        Self { outcome }
+    }
+}
+
+/// The name of a result in Python.
+fn name(result: &BlockResult) -> &'static str {
+    match result {
+        BlockResult::Done { .. } => "done",
+        BlockResult::AlreadyStored => "already_stored",
+        BlockResult::Absent => "absent",
+        BlockResult::Corrupt => "corrupt",
+        BlockResult::WrongLength { .. } => "wrong_length",
+        BlockResult::TimedOut => "timed_out",
+        BlockResult::Cancelled => "cancelled",
+        BlockResult::NoRoom(_) => "no_room",
+        _ => "failed",
+    }
+}
+
+#[pymethods]
+impl Outcome {
+    /// The number that was given to the job with its queue; otherwise 0.
+    #[getter]
+    fn tag(&self) -> u64 {
+        self.outcome.tag
+    }
+
+    /// Whether every block is where the job was to bring it.
+    #[getter]
+    fn ok(&self) -> bool {
+        self.outcome.is_ok()
+    }
+
+    /// For each key whether its block is where the job was to bring it.
+    #[getter]
+    fn done(&self) -> Vec<bool> {
+        self.outcome.results.iter().map(BlockResult::is_ok).collect()
+    }
+
+    /// For each key one of "done", "already_stored", "absent", "corrupt", "wrong_length", "timed_out", "cancelled",
+    /// "no_room", "failed".
+    #[getter]
+    fn results(&self) -> Vec<&'static str> {
+        self.outcome.results.iter().map(name).collect()
+    }
+
+    /// The first failure as a sentence. None if each block is done, was stored already, or is absent.
+    #[getter]
+    fn error(&self) -> Option<String> {
+        let failed = |result: &&BlockResult| !result.is_ok() && !matches!(result, BlockResult::Absent);
+        let (index, result) =
+            self.outcome.results.iter().enumerate().find(|(_, result)| failed(result))?;
+        Some(match result {
+            BlockResult::Failed(error) => format!("key {index}: {}", errors::text(error.as_ref())),
+            other => format!("key {index}: {other}"),
+        })
+    }
+
+    /// The bytes of all blocks that were moved.
+    #[getter]
+    fn bytes(&self) -> u64 {
+        self.outcome.bytes.get()
+    }
+
+    /// The time from the submission to the end, in seconds.
+    #[getter]
+    fn seconds(&self) -> f64 {
+        self.outcome.took.as_secs_f64()
+    }
+
+    fn __repr__(&self) -> String {
+        let done = self.outcome.results.iter().filter(|result| result.is_ok()).count();
+        format!("Outcome({done} of {} done, {} bytes)", self.outcome.results.len(), self.bytes())
+    }
+}
+
+/// A job in flight. Wait for it, poll it, or `await` it. A job that is dropped goes on to its end.
+#[pyclass(frozen, module = "terrane_kv")]
+pub(crate) struct Completion {
+    job: Mutex<Option<Job>>,
+    /// The queue of this job alone; `None` if the caller named a queue.
+    queue: Option<NativeQueue<JobOutcome>>,
+    outcome: OnceLock<Py<Outcome>>,
+    owner: OwnerProcess,
+}
+
+impl Completion {
+    pub(crate) fn new(job: Job, queue: Option<NativeQueue<JobOutcome>>) -> Self {
+        let owner = OwnerProcess::current();
+        Self { job: Mutex::new(Some(job)), queue, outcome: OnceLock::new(), owner }
+    }
+
+    fn own_queue(&self) -> PyResult<&NativeQueue<JobOutcome>> {
+        if !self.owner.is_current() {
+            return Err(ForkedError::new_err("the job belongs to the parent of this process"));
+        }
+        self.queue.as_ref().ok_or_else(|| {
+            StoreError::new_err("the job was submitted with a queue, which gets its outcome")
+        })
+    }
+}
+
+#[pymethods]
+impl Completion {
+    /// Waits for the end, and returns the `Outcome`. The GIL is released meanwhile.
+    ///
+    /// Raises `TimeoutError` after `timeout` seconds, and `StoreError` if the job has a queue.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<Outcome>> {
+        let queue = self.own_queue()?;
+        let deadline = deadline(timeout)?;
+        loop {
+            if let Some(outcome) = self.outcome.get() {
+                release_ended(py);
+                return Ok(outcome.clone_ref(py));
+            }
+            // `None` at the deadline, or because another thread has taken the outcome.
+            match py.detach(|| queue.wait(deadline)) {
+                Some(outcome) => {
+                    let outcome = Py::new(py, Outcome::new(outcome))?;
+                    // Only one thread takes the value, so it is set once.
+                    let _ = self.outcome.set(outcome);
+                }
+                None if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                    if self.outcome.get().is_none() {
+                        return Err(PyTimeoutError::new_err("the job has not ended"));
+                    }
+                }
+                None => py.detach(std::thread::yield_now),
+            }
+        }
+    }
+
+    /// Whether the job has ended.
+    fn has_ended(&self) -> PyResult<bool> {
+        let queue = self.own_queue()?;
+        Ok(self.outcome.get().is_some() || !queue.is_empty())
+    }
+
+    /// A descriptor that is readable once the job has ended, until `wait` has returned.
+    fn fileno(&self) -> PyResult<i32> {
+        Ok(self.own_queue()?.as_fd().as_raw_fd())
+    }
+
+    /// Ends the job early. Blocks that are done stay done.
+    fn cancel(&self, py: Python<'_>) {
+        py.detach(|| {
+            if let Some(job) = &*lock(&self.job) {
+                job.cancel();
+            }
+        });
+    }
+
+    /// Raises the priority to "low", "normal" or "high". It is never lowered.
+    fn raise_priority(&self, py: Python<'_>, level: &str) -> PyResult<()> {
+        let priority = priority(level)?;
+        py.detach(|| {
+            if let Some(job) = &*lock(&self.job) {
+                job.raise(priority);
+            }
+        });
+        Ok(())
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let module = slf.py().import("terrane_kv.aio")?;
+        module.getattr("ended")?.call1((slf,))?.call_method0("__await__")
+    }
+}
+
+/// A priority by its name.
+pub(crate) fn priority(level: &str) -> PyResult<Priority> {
+    match level {
+        "low" => Ok(Priority::Low),
+        "normal" => Ok(Priority::Normal),
+        "high" => Ok(Priority::High),
+        _ => Err(PyValueError::new_err(format!(
+            "the priority {level:?}; state \"low\", \"normal\" or \"high\""
+        ))),
+    }
+}

@@ -1,0 +1,418 @@
+//! The store.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use terrane_core::ByteCount;
+use terrane_store::disk::Namespace;
+use terrane_store::{
+    BlockGroup, CompletionQueue as NativeQueue, DiskTier, JobOptions,
+    JobOutcome, Presence, Recovery, Store as NativeStore,
+};
+
+use crate::cache::KvCache;
+use crate::errors;
+use crate::events::Events;
+use crate::exit;
+use crate::keys::Keys;
+use crate::memory::{Blocks, release_ended};
+use crate::numbers::{deadline, moment};
+use crate::outcome::{Completion, priority};
+use crate::queue::CompletionQueue;
+use crate::snapshot;
+
+/// Blocks of bytes by key, on disk, and optionally in host memory above it.
+///
+/// A key names content: two blocks with one key have equal bytes. A block that is damaged on disk is absent, never
+/// wrong. The directory belongs to one process at a time.
+///
+/// - `directory`: created if it does not exist. The store makes a folder named `namespace` in it.
+/// - `capacity`: bytes on disk, in equal parts for all groups. Blocks are evicted to stay within it.
+/// - `groups`: pairs of a name and the largest block in bytes, or a `KvCache` whose blocks are stored.
+/// - `namespace`, `fields`: what the blocks depend on, such as model and revision. A folder with other fields is refused
+///   with `NamespaceError`.
+/// - `persistent`: False empties the store when it is opened.
+/// - `read_only`: takes no puts.
+/// - `host_bytes`: a tier of system memory above the disk; 0 for none.
+/// - `keep_keys`: keeps the keys in memory, for `events`.
+///
+/// Raises `InUseError`, `NamespaceError` or `StoreError`.
+#[pyclass(frozen, weakref, module = "terrane_kv")]
+pub(crate) struct Store {
+    store: Arc<NativeStore>,
+    namespace: String,
+    recovery: Recovery,
+}
+
+/// The blocks of a group.
+#[derive(FromPyObject)]
+enum BlockShape<'py> {
+    Bytes(u32),
+    Cache(Bound<'py, KvCache>),
+}
+
+/// The options of a job, and its queue.
+struct Submission {
+    options: JobOptions,
+    /// The queue of a job for which the caller named none.
+    own: Option<NativeQueue<JobOutcome>>,
+}
+
+/// The options of a job as Python states them.
+struct Choices<'py> {
+    group: u16,
+    priority: String,
+    timeout: Option<f64>,
+    queue: Option<Bound<'py, CompletionQueue>>,
+    tag: u64,
+    durable: bool,
+}
+
+/// The choices with their defaults, from keyword arguments.
+fn choices<'py>(given: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>> {
+    let mut all = Choices {
+        group: 0,
+        priority: String::from("normal"),
+        timeout: None,
+        queue: None,
+        tag: 0,
+        durable: false,
+    };
+    for (name, value) in given.into_iter().flatten() {
+        match name.extract::<String>()?.as_str() {
+            "group" => all.group = value.extract()?,
+            "priority" => all.priority = value.extract()?,
+            "timeout" => all.timeout = value.extract()?,
+            "queue" => all.queue = value.extract()?,
+            "tag" => all.tag = value.extract()?,
+            "durable" => all.durable = value.extract()?,
+            other => {
+                return Err(pyo3::exceptions::PyTypeError::new_err(format!(
+                    "a job has no option {other:?}; there are group, priority, timeout, queue, tag and durable"
+                )));
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn submission(given: Option<&Bound<'_, PyDict>>) -> PyResult<Submission> {
+    let choices = choices(given)?;
+    let mut options = JobOptions::new()
+        .group(choices.group)
+        .priority(priority(&choices.priority)?)
+        .durable(choices.durable);
+    if let Some(deadline) = deadline(choices.timeout)? {
+        options = options.deadline(deadline);
+    }
+    if let Some(queue) = choices.queue {
+        let options = options.queue(queue.get().native()?, choices.tag);
+        return Ok(Submission { options, own: None });
+    }
+    let own = NativeQueue::new(1).map_err(|error| errors::queue(&error))?;
+    Ok(Submission { options: options.queue(&own, choices.tag), own: Some(own) })
+}
+
+#[pymethods]
+impl Store {
+    #[new]
+    #[pyo3(signature = (
+        directory, capacity, *, groups, namespace, fields = None, persistent = true, read_only = false,
+        host_bytes = 0, keep_keys = false
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn new(
+        py: Python<'_>,
+        directory: PathBuf,
+        capacity: u64,
+        groups: Vec<(String, BlockShape<'_>)>,
+        namespace: String,
+        fields: Option<BTreeMap<String, String>>,
+        persistent: bool,
+        read_only: bool,
+        host_bytes: u64,
+        keep_keys: bool,
+    ) -> PyResult<Self> {
+        let fields = fields.unwrap_or_default();
+        let checked = Namespace::new(namespace.clone(), fields)
+            .map_err(|error| errors::catalog(&error, errors::text(&error)))?;
+        create(&directory)?;
+        let disk = DiskTier::new(&directory, ByteCount::new(capacity)).read_only(read_only);
+        let mut builder = NativeStore::builder()
+            .disk(disk)
+            .namespace(checked)
+            .persistent(persistent)
+            .keep_keys(keep_keys);
+        for (name, shape) in groups {
+            builder = builder.group(match shape {
+                BlockShape::Bytes(bytes) => BlockGroup::new(name, bytes),
+                BlockShape::Cache(cache) => {
+                    BlockGroup::of_layout(name, cache.get().endpoint().layout())
+                }
+            });
+        }
+        if host_bytes > 0 {
+            builder = builder.host(ByteCount::new(host_bytes));
+        }
+        let opened = py.detach(|| builder.open());
+        let (store, recovery) = opened.map_err(|error| errors::exception(&error))?;
+        let store = Arc::new(store);
+        exit::note(Arc::downgrade(&store));
+        Ok(Self { store, namespace, recovery })
+    }
+
+    /// The name of the namespace, which is that of its folder.
+    #[getter]
+    fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// What was found when the store was opened: `found` blocks, `torn` and `damaged` records, `dropped` blocks, and
+    /// `seconds`.
+    #[getter]
+    fn recovery<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let numbers = PyDict::new(py);
+        numbers.set_item("found", self.recovery.found)?;
+        numbers.set_item("torn", self.recovery.torn)?;
+        numbers.set_item("damaged", self.recovery.damaged)?;
+        numbers.set_item("dropped", self.recovery.dropped)?;
+        numbers.set_item("seconds", self.recovery.took.as_secs_f64())?;
+        Ok(numbers)
+    }
+
+    /// Stores blocks: one for each key, as `Blocks` or a list of buffers. Keys that are stored are skipped. It does not
+    /// wait for I/O.
+    ///
+    /// Options: `group`, `priority` ("low", "normal", "high"), `timeout` in seconds, `queue` (a `CompletionQueue`) with
+    /// `tag`, and `durable`: the job ends when the blocks survive a power failure.
+    ///
+    /// Raises `StoreError` if the job is refused, and `BufferError` for memory with gaps.
+    #[pyo3(signature = (keys, blocks, **options))]
+    fn put(
+        &self,
+        keys: &Bound<'_, PyAny>,
+        blocks: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Completion> {
+        let py = keys.py();
+        let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
+        let blocks = blocks.get();
+        let Submission { options, own } = submission(options)?;
+        // SAFETY: the job gets what is kept.
+        let (source, kept) = (unsafe { blocks.native() }, blocks.kept());
+        let job = py.detach(|| self.store.put(&keys.slices(), source, options, kept));
+        let job = job.map_err(|refused| errors::exception(&refused.cause));
+        release_ended(py);
+        Ok(Completion::new(job?, own))
+    }
+
+    /// Reads blocks into memory: one for each key, as writable `Blocks` or a list of writable buffers. The destination
+    /// has the stored length. It does not wait for I/O. Options as for `put`.
+    ///
+    /// Each key has its own result: a block that is absent or damaged costs no other.
+    ///
+    /// Raises `StoreError` if the job is refused, and `BufferError` for memory that is read-only or has gaps.
+    #[pyo3(signature = (keys, blocks, **options))]
+    fn get(
+        &self,
+        keys: &Bound<'_, PyAny>,
+        blocks: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Completion> {
+        let py = keys.py();
+        let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
+        let blocks = blocks.get();
+        blocks.check_writable()?;
+        let Submission { options, own } = submission(options)?;
+        // SAFETY: the job gets what is kept, and the memory is writable.
+        let (destination, kept) = (unsafe { blocks.native() }, blocks.kept());
+        let job = py.detach(|| self.store.get(&keys.slices(), destination, options, kept));
+        let job = job.map_err(|refused| errors::exception(&refused.cause));
+        release_ended(py);
+        Ok(Completion::new(job?, own))
+    }
+
+    /// Removes keys. They are absent when this returns; the job ends when a restart does not bring them back.
+    #[pyo3(signature = (keys, **options))]
+    fn remove(
+        &self,
+        keys: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Completion> {
+        let py = keys.py();
+        let keys = Keys::of(keys)?;
+        let Submission { options, own } = submission(options)?;
+        let job = py.detach(|| self.store.remove_with(&keys.slices(), options));
+        Ok(Completion::new(job.map_err(|error| errors::exception(&error))?, own))
+    }
+
+    /// The state of one key: 0 absent, 1 being written, 2 ready, 3 ready and on its way to a faster tier.
+    #[pyo3(signature = (key, *, group = 0))]
+    fn presence(&self, key: &Bound<'_, PyAny>, group: u16) -> PyResult<u8> {
+        let mut state = [Presence::Absent];
+        if let Ok(key) = key.cast::<PyBytes>() {
+            self.store.presence(group, &[key.as_bytes()], &mut state);
+        } else {
+            self.store.presence(group, &Keys::one(key)?.slices(), &mut state);
+        }
+        Ok(code(state[0]))
+    }
+
+    /// The states of keys, as `bytes` with one number a key.
+    #[pyo3(signature = (keys, *, group = 0))]
+    fn presences<'py>(
+        &self,
+        keys: &Bound<'py, PyAny>,
+        group: u16,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let taken = Keys::of(keys)?;
+        let slices = taken.slices();
+        let mut states = vec![Presence::Absent; slices.len()];
+        self.store.presence(group, &slices, &mut states);
+        let codes: Vec<u8> = states.into_iter().map(code).collect();
+        Ok(PyBytes::new(keys.py(), &codes))
+    }
+
+    /// The number of leading keys that are ready.
+    #[pyo3(signature = (keys, *, group = 0))]
+    fn prefix(&self, keys: &Bound<'_, PyAny>, group: u16) -> PyResult<usize> {
+        Ok(self.store.prefix(group, &Keys::of(keys)?.slices()))
+    }
+
+    /// Counts as a use of each key, so that it is evicted later.
+    #[pyo3(signature = (keys, *, group = 0))]
+    fn touch(&self, keys: &Bound<'_, PyAny>, group: u16) -> PyResult<()> {
+        self.store.touch(group, &Keys::of(keys)?.slices());
+        Ok(())
+    }
+
+    /// Why a key is, or is not, in the store, as a sentence.
+    #[pyo3(signature = (key, *, group = 0))]
+    fn why(&self, key: &Bound<'_, PyAny>, group: u16) -> PyResult<String> {
+        let keys = Keys::one(key)?;
+        let slices = keys.slices();
+        Ok(self.store.why(group, slices.first().copied().unwrap_or_default()).to_string())
+    }
+
+    /// Removes all blocks, and waits until a restart does not bring them back.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        self.finish(py, NativeStore::clear)
+    }
+
+    /// Waits until everything that was put before survives a power failure.
+    fn sync(&self, py: Python<'_>) -> PyResult<()> {
+        self.finish(py, NativeStore::sync)
+    }
+
+    /// The changes from now on; at most `capacity` wait to be taken.
+    fn events(&self, capacity: usize) -> PyResult<Events> {
+        self.store.events(capacity).map(Events::new).map_err(|error| errors::exception(&error))
+    }
+
+    /// Numbers about the store, by name.
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        snapshot::dictionary(py, &self.store.snapshot())
+    }
+
+    /// What the file system and the kernel granted, as a text of lines.
+    fn capabilities(&self) -> String {
+        self.store.capabilities().to_string()
+    }
+
+    /// Waits until no job runs. Returns the number of jobs that run after `timeout` seconds.
+    #[pyo3(signature = (timeout = 30.0))]
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
+        let deadline = moment(timeout)?;
+        let left = py.detach(|| self.store.drain(deadline)).left;
+        release_ended(py);
+        Ok(left)
+    }
+
+    /// Refuses further jobs, waits for running ones, cancels those that have not ended after `timeout` seconds, makes the
+    /// blocks durable, and ends the threads. Returns the number of cancelled jobs. A second call does nothing.
+    #[pyo3(signature = (timeout = 30.0))]
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
+        let deadline = moment(timeout)?;
+        let left = py.detach(|| self.store.close(deadline)).left;
+        release_ended(py);
+        Ok(left)
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception: &Bound<'_, pyo3::types::PyTuple>,
+    ) -> PyResult<()> {
+        self.close(py, 30.0).map(drop)
+    }
+}
+
+impl Store {
+    /// Waits for a job of the store as a whole.
+    fn finish(
+        &self,
+        py: Python<'_>,
+        submit: fn(&NativeStore) -> Result<terrane_store::Job, terrane_store::StoreError>,
+    ) -> PyResult<()> {
+        let outcome = py
+            .detach(|| submit(&self.store).map(terrane_store::Job::wait))
+            .map_err(|error| errors::exception(&error))?;
+        match outcome.results.iter().find(|result| !result.is_ok()) {
+            Some(result) => Err(errors::StoreError::new_err(result.to_string())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // Closing waits for jobs: not with the GIL. The handle's own drop then finds the store closed.
+        Python::try_attach(|py| py.detach(|| self.store.close(Instant::now() + exit::PATIENCE)));
+    }
+}
+
+fn code(presence: Presence) -> u8 {
+    match presence {
+        Presence::Writing => 1,
+        Presence::Ready { .. } => 2,
+        Presence::Loading { .. } => 3,
+        _ => 0,
+    }
+}
+
+/// Creates a directory for a store, for its owner alone.
+fn create(directory: &Path) -> PyResult<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if let Some(parent) = parent {
+        fs::create_dir_all(parent).map_err(|error| unusable(parent, &error))?;
+    }
+    match fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(unusable(directory, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn unusable(directory: &Path, error: &std::io::Error) -> PyErr {
+    let text = format!("cannot create {}: {error}; choose another directory", directory.display());
+    match error.raw_os_error() {
+        Some(number) => PyOSError::new_err((number, text)),
+        None => PyValueError::new_err(text),
+    }
+}

@@ -1,0 +1,95 @@
+"""Fixtures, and a report in the form of Terrane's other test runners."""
+
+import os
+import sys
+import time
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+
+BLOCK = 64 * 1024
+
+
+class Report:
+    """One line a test; a skipped test is named with its reason."""
+
+    def __init__(self):
+        self.passed = self.failed = 0
+        self.started = time.monotonic()
+        self.texts = []
+
+    def line(self, name, outcome):
+        print(f"test {name} ... {outcome}", flush=True)
+
+    def pytest_collection_finish(self, session):
+        print(f"Running {os.path.relpath(os.path.dirname(__file__))}", flush=True)
+        print(f"running {len(session.items)} tests", flush=True)
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.failed += 1
+            self.line(report.nodeid, "FAILED")
+            self.texts.append((report.nodeid, report.longreprtext))
+
+    def pytest_runtest_logreport(self, report):
+        name = report.nodeid.replace(".py::", "::")
+        if report.failed:
+            self.failed += 1
+            self.line(name, "FAILED")
+            self.texts.append((name, report.longreprtext + "".join(text for _, text in report.sections)))
+        elif report.skipped:
+            self.line(name, "ok")
+            print(f"skipped: {name}: {report.longrepr[2]}", flush=True)
+        elif report.when == "call":
+            self.passed += 1
+            self.line(name, "ok")
+
+    def pytest_sessionfinish(self):
+        for name, text in self.texts:
+            print(f"---- {name} ----\n{text}", flush=True)
+        took = time.monotonic() - self.started
+        print(
+            f"test result: {'FAILED' if self.failed else 'ok'}. {self.passed} passed; {self.failed} failed; "
+            f"0 ignored; 0 measured; 0 filtered out; finished in {took:.2f}s",
+            flush=True,
+        )
+
+
+def pytest_addoption(parser):
+    parser.addoption("--report-lines", action="store_true", help="the report of Terrane's test runners")
+
+
+def pytest_configure(config):
+    if config.getoption("--report-lines"):
+        config.pluginmanager.unregister(name="terminalreporter")
+        config.pluginmanager.register(Report())
+
+
+@pytest.fixture
+def directory(tmp_path_factory):
+    """A folder on a file system that a store can use."""
+    return str(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def opened(directory):
+    """A function that opens a store in the folder; each store is closed at the end."""
+    import terrane_kv
+
+    stores = []
+
+    def open_store(**changes):
+        options = {
+            "groups": [("kv", BLOCK)],
+            "namespace": "test",
+            "fields": {"model": "test"},
+            "keep_keys": True,
+        }
+        store = terrane_kv.Store(directory, changes.pop("capacity", 64 * BLOCK), **{**options, **changes})
+        stores.append(store)
+        return store
+
+    yield open_store
+    for store in stores:
+        store.close()

@@ -1,0 +1,165 @@
+"""Modules that stand in for an engine's, made from the tables of its interfaces.
+
+The classes have the engine's names, bases, fields, and abstract methods, so an adapter that lacks a method, or names a
+field that a release does not have, fails as it would in the engine.
+"""
+
+import abc
+import contextlib
+import dataclasses
+import enum
+import importlib
+import json
+import pathlib
+import sys
+import types
+import typing
+
+import numpy
+
+SIGNATURES = pathlib.Path(__file__).parent.parent / "signatures"
+
+
+def tables(engine):
+    """The table of each release, the newest first."""
+    return json.loads((SIGNATURES / f"{engine}.json").read_text(encoding="utf-8"))
+
+
+RELEASES = [(engine, version) for engine in ("vllm", "lmcache", "sglang") for version in tables(engine)]
+
+
+def releases(engine):
+    return [version for name, version in RELEASES if name == engine]
+
+
+class TierBase:
+    """What the engine's own constructor of a tier does."""
+
+    def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None):
+        self._primary_kv_view = primary_kv_view
+        self.tier_type = tier_type
+        self.locality = None
+
+
+class ManagerBase:
+    """The part of the tiering manager that a promotion without room concerns."""
+
+    def __init__(self, primary_tier=None, secondary_tiers=None, **options):
+        self.primary_tier, self.secondary_tiers = primary_tier, secondary_tiers
+        self.options = options
+
+    def lookup(self, key, req_context, *, exclude_tier_idx=None):
+        result = sys.modules["vllm.v1.kv_offload.base"].LookupResult
+        if self.primary_tier.holds(key):
+            return result.HIT
+        if self.secondary_tiers[0].lookup(key, req_context) is not result.HIT:
+            return result.MISS
+        promoted = self._initiate_promotion(0, key, req_context)
+        return result.HIT_PENDING if promoted else result.MISS
+
+    def _initiate_promotion(self, tier_idx, key, req_context):
+        return self.primary_tier.take_room(key)
+
+    def on_request_finished(self, req_context, *, exclude_tier_idx=None):
+        pass
+
+
+class SpecBase:
+    """What the tiering spec does that ours builds on."""
+
+    def __init__(self, config):
+        self.extra_config = config.extra_config
+        self.tier_poll_interval_s = 0.001
+        self._manager = None
+
+    def get_manager(self):
+        manager = sys.modules["vllm.v1.kv_offload.tiering.manager"].TieringOffloadingManager
+        self._manager = manager("primary", ["tier"], tier_poll_interval_s=self.tier_poll_interval_s)
+        return self._manager
+
+
+class StorageBase:
+    def register_mem_pool_host(self, mem_pool_host):
+        self.mem_pool_host = mem_pool_host
+
+
+BEHAVIOUR = {
+    "SecondaryTierManager": TierBase,
+    "TieringOffloadingManager": ManagerBase,
+    "TieringOffloadingSpec": SpecBase,
+    "HiCacheStorage": StorageBase,
+}
+
+
+def method(described):
+    """A method that does nothing, abstract if the engine's is."""
+
+    def body(self, *arguments, **options):
+        return None
+
+    decorators = described["decorators"]
+    if "abstractmethod" in decorators:
+        return abc.abstractmethod(body)
+    return classmethod(body) if "classmethod" in decorators else body
+
+
+def enumeration(name, described):
+    members = {field: field if value is None else value for field, _, value in described["fields"]}
+    is_text = "str" in described["bases"]
+    return enum.Enum(name, members, type=str) if is_text else enum.Enum(name, members)
+
+
+def record(name, described):
+    fields = sorted(described["fields"], key=lambda field: bool(field[2]))
+    if "NamedTuple" in described["bases"]:
+        return typing.NamedTuple(name, [(field, object) for field, _, _ in fields])
+    made = [
+        (field, object, dataclasses.field(default=None)) if default else (field, object)
+        for field, kind, default in fields
+        if "ClassVar" not in (kind or "")
+    ]
+    return dataclasses.make_dataclass(name, made)
+
+
+def made(name, described):
+    """The stand-in for a recorded name."""
+    if "value" in described:
+        return described["value"]
+    if "function" in described:
+        return lambda *arguments, **options: None
+    described = described["class"]
+    if "Enum" in described["bases"]:
+        return enumeration(name, described)
+    if "NamedTuple" in described["bases"] or any("dataclass" in it for it in described["decorators"]):
+        return record(name, described)
+    behaviour = BEHAVIOUR.get(name, object)
+    body = {it: method(how) for it, how in described["methods"].items() if it not in vars(behaviour)}
+    return abc.ABCMeta(name, (behaviour,), body)
+
+
+@contextlib.contextmanager
+def installed(engine, version):
+    """Puts the stand-ins in `sys.modules`, and yields the adapter's module over them."""
+    before = dict(sys.modules)
+    for module, names in tables(engine)[version]["interfaces"].items():
+        parts = module.split(".")
+        for depth in range(1, len(parts) + 1):
+            path = ".".join(parts[:depth])
+            sys.modules.setdefault(path, types.ModuleType(path))
+            if depth > 1:
+                setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], sys.modules[path])
+        for name, described in names.items():
+            if described is not None:
+                setattr(sys.modules[module], name, made(name, described))
+    if engine == "vllm":
+        utils = sys.modules["vllm.v1.core.kv_cache_utils"]
+        utils.get_none_hash_seed = lambda: utils.DEFAULT_NONE_HASH_SEED
+    if engine == "sglang":
+        sys.modules["torch"] = types.SimpleNamespace(arange=numpy.arange)
+    sys.modules.pop(f"terrane_kv.{engine}", None)
+    try:
+        yield importlib.import_module(f"terrane_kv.{engine}")
+    finally:
+        for name in set(sys.modules) - set(before):
+            del sys.modules[name]
+        sys.modules.update(before)

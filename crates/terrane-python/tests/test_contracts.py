@@ -1,0 +1,103 @@
+"""Each call that an engine makes binds against our methods, in its three newest releases."""
+
+import inspect
+import json
+
+import pytest
+
+from engines import RELEASES, SIGNATURES, installed, tables
+
+OURS = {
+    "tier": "TerraneTier",
+    "spec": "TerraneOffloadingSpec",
+    "manager": "WaitingTieringManager",
+    "connector": "Connector",
+    "storage": "TerraneHiCacheStorage",
+}
+
+# Keys of a tier's configuration, or parameters of LMCache's adapter, that users state: `**` in the engine's call.
+STATED = {
+    "tier": {"root_dir", "capacity"},
+    "connector": {"directory", "capacity", "chunk_bytes"},
+}
+
+# The interfaces that our classes implement. Parameters are passed by position and by name.
+INTERFACES = {
+    "vllm": [("vllm.v1.kv_offload.tiering.base", "SecondaryTierManager", "tier")],
+    "sglang": [("sglang.srt.mem_cache.hicache_storage", "HiCacheStorage", "storage")],
+    "lmcache": [],
+}
+
+
+def bind(function, positional, keywords, skip_self):
+    arguments = [object()] * (positional + skip_self)
+    inspect.signature(function).bind(*arguments, **dict.fromkeys(keywords))
+
+
+@pytest.mark.parametrize(("engine", "version"), RELEASES)
+def test_every_call_of_the_engine_binds(engine, version):
+    calls = tables(engine)[version]["calls"]
+    assert calls, "the table has calls"
+    recorded = [it for names in tables(engine)[version]["interfaces"].values() for it in names.values()]
+    inherited = {method for it in recorded for method in it.get("class", {}).get("methods", ())}
+    with installed(engine, version) as adapter:
+        for call in calls:
+            ours = getattr(adapter, OURS[call["ours"]])
+            keywords = set(call["keywords"])
+            if "**" in keywords:
+                keywords = keywords - {"**"} | STATED[call["ours"]]
+            function = inspect.getattr_static(ours, call["method"], None)
+            if function is None:
+                # Inherited from a class of the engine between ours and the interface.
+                assert call["method"] in inherited, f"{ours.__name__} lacks {call}"
+                continue
+            if isinstance(function, classmethod):
+                function = function.__func__
+            bind(function, call["positional"], keywords, skip_self=1)
+
+
+@pytest.mark.parametrize(("engine", "version"), RELEASES)
+def test_each_method_takes_the_parameters_of_the_interface(engine, version):
+    interfaces = tables(engine)[version]["interfaces"]
+    with installed(engine, version) as adapter:
+        for module, name, key in INTERFACES[engine]:
+            ours = getattr(adapter, OURS[key])
+            methods = interfaces[module][name]["class"]["methods"]
+            assert not ours.__abstractmethods__, "abstract methods are left"
+            for method, described in methods.items():
+                if method not in vars(ours) or method == "__init__":
+                    continue
+                names = [name for name, kind, _ in described["parameters"][1:] if kind == "any"]
+                function = vars(ours)[method]
+                bind(function, len(names), (), skip_self=1)
+                if engine == "sglang":
+                    bind(function, 0, names, skip_self=1)
+
+
+@pytest.mark.parametrize("version", tables("vllm"))
+def test_the_methods_that_our_manager_overrides_are_vllm_s(version):
+    interfaces = tables("vllm")[version]["interfaces"]
+    manager = interfaces["vllm.v1.kv_offload.tiering.manager"]["TieringOffloadingManager"]
+    methods = manager["class"]["methods"]
+    promotion = [name for name, _, _ in methods["_initiate_promotion"]["parameters"]]
+    assert promotion == ["self", "tier_idx", "key", "req_context"]
+    lookup = [name for name, _, _ in methods["lookup"]["parameters"]]
+    assert lookup == ["self", "key", "req_context", "exclude_tier_idx"]
+    constructor = [name for name, _, _ in methods["__init__"]["parameters"]]
+    assert constructor[:3] == ["self", "primary_tier", "secondary_tiers"]
+
+
+@pytest.mark.parametrize("version", tables("lmcache"))
+def test_our_connector_has_the_methods_that_lmcache_requires(version):
+    with installed("lmcache", version) as adapter:
+        called = {call["method"] for call in tables("lmcache")[version]["calls"]} - {"__init__"}
+        assert called <= set(vars(adapter.Connector))
+        assert len(called) == 7
+
+
+def test_every_source_is_pinned_by_its_hash():
+    pinned = json.loads((SIGNATURES / "sources.json").read_text(encoding="utf-8"))
+    for engine, sources in pinned.items():
+        assert [source["version"] for source in sources] == list(tables(engine))
+        assert len(sources) == 3
+        assert all(len(source["sha256"]) == 64 for source in sources)

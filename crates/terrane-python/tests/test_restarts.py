@@ -1,0 +1,222 @@
+"""What each surface finds after the process that stored was killed: right or absent, and never another model's."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ENGINES = ["vllm", "lmcache", "sglang"]
+CHILD = os.path.join(os.path.dirname(__file__), "child.py")
+
+
+def child(verb, engine, directory, model="m", environment=(), **options):
+    command = [sys.executable, CHILD, verb, engine, directory, model, json.dumps(options)]
+    environment = {**os.environ, **dict(environment)}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def stored_and_killed(engine, directory, **options):
+    """Stores eight blocks in a process, and kills it. Returns what it wrote to standard error."""
+    process = child("store", engine, directory, **options)
+    line = process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert line.strip() == "true", errors
+    return errors
+
+
+def loaded(engine, directory, **options):
+    """What another process finds, and what it wrote to standard error."""
+    process = child("load", engine, directory, **options)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return json.loads(output.splitlines()[-1]), errors
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_blocks_are_right_after_kill_9(engine, directory):
+    stored_and_killed(engine, directory)
+    found, _ = loaded(engine, directory)
+    # A killed process has handed its writes to the kernel, so nothing is lost; a power failure may lose blocks.
+    assert found == [True] * 8
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_another_model_finds_nothing(engine, directory):
+    stored_and_killed(engine, directory)
+    found, _ = loaded(engine, directory, model="another")
+    assert found == [None] * 8
+    assert loaded(engine, directory)[0] == [True] * 8
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_flipped_bit_is_a_miss(engine, directory):
+    stored_and_killed(engine, directory)
+    slabs = [os.path.join(at, name) for at, _, names in os.walk(directory) for name in names if "slab" in name]
+    for slab in slabs:
+        with open(slab, "r+b") as file:
+            # The first byte of the second slot, whatever its size: the largest block has 64 KiB.
+            size = 4096 if os.path.getsize(slab) < 48 * 65536 and "slab.0" in slab and len(slabs) > 1 else 65536
+            for at in (0, size):
+                file.seek(at)
+                byte = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte[0] ^ 1]))
+    found, _ = loaded(engine, directory)
+    assert False not in found, "a wrong byte was served"
+    assert None in found and True in found
+
+
+def test_keys_that_change_with_each_process_are_found_out(directory):
+    seedless = {"hash_algorithm": "xxhash"}
+    without = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    errors = stored_and_killed("vllm", directory, **seedless)
+    assert errors.count("will not survive a restart") == 1 and "PYTHONHASHSEED" in errors
+    assert loaded("vllm", directory, **seedless)[0] == [None] * 8
+    assert "PYTHONHASHSEED" not in without or True
+
+
+def test_a_seed_makes_keys_reproducible(directory):
+    options = {"hash_algorithm": "xxhash", "environment": {"PYTHONHASHSEED": "0"}}
+    errors = stored_and_killed("vllm", directory, **options)
+    assert "will not survive" not in errors
+    assert loaded("vllm", directory, **options)[0] == [True] * 8
+    # The seed is part of the namespace.
+    other = {**options, "environment": {"PYTHONHASHSEED": "1"}}
+    process = child("load", "vllm", directory, **other)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0 and "key_seed" in errors
+
+
+SCRIPT = """
+import os, sys, threading
+import terrane_kv
+store = terrane_kv.Store(sys.argv[1], 256 << 20, groups=[("kv", 1 << 20)], namespace="n")
+"""
+
+
+def script(text, directory, timeout=60):
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT + text, directory], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def test_a_forked_child_is_told(directory):
+    text = """
+store.put(["k"], [bytes(1 << 20)]).wait()
+queue = terrane_kv.CompletionQueue(1)
+child = os.fork()
+if child == 0:
+    told = 0
+    for call in (
+        lambda: store.put(["x"], [b"x"]), lambda: store.get(["k"], [bytearray(1 << 20)]), lambda: store.remove(["k"]),
+        lambda: queue.drain(), lambda: queue.wait(),
+    ):
+        try:
+            call()
+        except terrane_kv.ForkedError:
+            told += 1
+    del store
+    os._exit(told)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+memory = bytearray(1 << 20)
+print(store.get(["k"], [memory]).wait().ok, flush=True)
+"""
+    done = script(text, directory)
+    assert done.stdout.split() == ["5", "True"], done.stderr
+
+
+def test_the_interpreter_exits_with_jobs_in_flight(directory):
+    text = """
+jobs = [store.put([f"k{number}"], [bytearray([number]) * (1 << 20)]) for number in range(100)]
+queue = terrane_kv.CompletionQueue(200)
+for number in range(100):
+    store.get([f"k{number}"], [bytearray(1 << 20)], queue=queue)
+print("leaving", flush=True)
+"""
+    done = script(text, directory)
+    assert (done.returncode, done.stdout.strip()) == (0, "leaving"), done.stderr
+    again = script('print(store.prefix([f"k{number}" for number in range(100)]))', directory)
+    assert again.stdout.strip() == "100", again.stderr
+
+
+def test_the_interpreter_exits_while_a_daemon_thread_submits(directory):
+    text = """
+import itertools
+def work():
+    for number in itertools.count():
+        try:
+            store.put([f"k{number}"], [bytearray(4096)]).wait()
+        except terrane_kv.ClosedError:
+            return
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+import time; time.sleep(0.3)
+"""
+    done = script(text, directory)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_exception_in_a_callback_of_asyncio_stops_nothing(directory):
+    text = """
+import asyncio
+async def main():
+    loop = asyncio.get_running_loop()
+    queue = terrane_kv.CompletionQueue(10)
+    told = []
+    loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
+    def ended():
+        queue.drain()
+        raise RuntimeError("of the engine")
+    loop.add_reader(queue.fileno(), ended)
+    for number in range(3):
+        store.put([f"k{number}"], [bytes(4096)], queue=queue)
+        while not told or len(told) <= number:
+            await asyncio.sleep(0.001)
+    loop.remove_reader(queue.fileno())
+    assert (await store.get(["k1"], [bytearray(4096)])).ok
+    print(len(told))
+asyncio.run(main())
+"""
+    done = script(text, directory)
+    assert done.stdout.strip() == "3", done.stderr
+
+
+def test_a_subinterpreter_is_refused_by_name(directory):
+    text = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+number = interpreters.create()
+try:
+    refused = interpreters.run_string(number, "import terrane_kv")
+except Exception as error:
+    refused = error
+print("terrane_kv" if refused is None else "refused", flush=True)
+assert store.put(["k"], [b"x" * 4096]).wait().ok
+"""
+    done = script(text, directory)
+    assert done.returncode == 0 and done.stdout.strip() == "refused", done.stdout + done.stderr
+
+
+def test_a_full_disk_is_reported_and_the_store_serves_what_it_has(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this machine does not permit mounts")
+    try:
+        text = "print('opened')"
+        done = script(text, str(place / "kv"))
+        # 256 MiB do not fit: the store says so when it is opened, or when it writes.
+        assert "space" in done.stderr.lower() or "opened" in done.stdout, done.stderr
+    finally:
+        subprocess.run(["umount", place], check=False)

@@ -1,0 +1,205 @@
+//! `python`: builds the wheel, tests it in fresh environments, and makes the tables of the engines'
+//! interfaces.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{Tool, environment};
+use crate::commands::test::run_counted;
+use crate::pypi;
+use crate::site;
+use crate::tally::Tally;
+use crate::workspace::{Workspace, crate_folder};
+
+/// The crate that the wheel is built from.
+const CRATE: &str = "terrane-python";
+
+/// The versions of Python that may be tested besides `python3`, the newest first.
+const NEWER: [&str; 3] = ["3.14", "3.13", "3.12"];
+
+/// The options of `cargo xtask python`.
+#[derive(Debug, Default, clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    action: Option<Action>,
+    /// Runs only tests whose name contains this text
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Builds the wheel as it is published: optimized, for manylinux_2_28
+    #[arg(long)]
+    release: bool,
+}
+
+#[derive(Debug, Clone, clap::Subcommand)]
+enum Action {
+    /// Makes the tables of the engines' interfaces from their published sources
+    ///
+    /// Downloads the sources that `signatures/sources.json` pins (about 260 MB) to `target/python`.
+    Signatures {
+        /// Compares the tables with the committed ones instead of writing them
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+/// Builds and tests the wheel, or makes the tables.
+pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
+    match &arguments.action {
+        Some(Action::Signatures { check }) => signatures(workspace, *check),
+        None => test(workspace, arguments, tally),
+    }
+}
+
+fn signatures(workspace: &Workspace, check: bool) -> Result<()> {
+    let script = source(workspace)?.join("signatures/extract.py");
+    let tool = Tool::new(workspace, "python3")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .arg(script)
+        .args([Path::new("--sources"), &folder(workspace).join("sources")]);
+    if check { tool.arg("--check").run() } else { tool.run() }
+}
+
+/// Builds the wheel and runs the tests in a fresh environment of each Python.
+fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
+    let wheel = wheel(workspace, arguments.release)?;
+    let version = site::version(workspace)?;
+    let mut pythons = vec![(version.clone(), PathBuf::from("python3"))];
+    pythons.extend(newest(workspace).filter(|(newest, _)| *newest != version));
+    for (version, python) in pythons {
+        let tests = environment_of(workspace, &version, &python, &wheel)?;
+        let tests = match &arguments.filter {
+            Some(text) => tests.args(["-k", text]),
+            None => tests,
+        };
+        run_counted(workspace, tests, &format!("python-{version}"), tally)?;
+    }
+    Ok(())
+}
+
+/// Builds the wheel with maturin, and returns its path.
+fn wheel(workspace: &Workspace, is_release: bool) -> Result<PathBuf> {
+    let package = source(workspace)?;
+    let requirements = package.join("requirements/build.txt");
+    let tools = site::provide(workspace, &folder(workspace).join("build"), &requirements)?;
+    let wheels = folder(workspace).join("wheels");
+    remove(&wheels)?;
+    let maturin = Tool::new(workspace, "python3")
+        .env("PYTHONPATH", &tools)
+        .args(["-m", "maturin", "build", "--quiet", "--locked"])
+        .args([Path::new("--manifest-path"), &package.join("Cargo.toml")])
+        .args([Path::new("--out"), &wheels]);
+    if is_release {
+        maturin.args(["--release", "--compatibility", "manylinux_2_28"]).run()?;
+    } else {
+        maturin.args(["--compatibility", "linux"]).run()?;
+    }
+    let entries = fs::read_dir(&wheels).context("maturin has written no wheel")?;
+    let mut found = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let wheel = found.find(|path| path.extension().is_some_and(|extension| extension == "whl"));
+    wheel.with_context(|| format!("maturin has written no wheel to {}", wheels.display()))
+}
+
+/// Installs the wheel in a fresh environment, and returns the command that runs the tests there.
+fn environment_of(
+    workspace: &Workspace,
+    version: &str,
+    python: &Path,
+    wheel: &Path,
+) -> Result<Tool> {
+    let package = source(workspace)?;
+    let requirements = package.join("requirements/tests.txt");
+    let libraries = libraries(workspace, version, python, &requirements)?;
+    let home = folder(workspace).join(format!("environment-{version}"));
+    remove(&home)?;
+    let quiet = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"];
+    Tool::new(workspace, python).args(["-m", "venv", "--without-pip"]).arg(&home).run()?;
+    let own = home.join("bin/python");
+    Tool::new(workspace, python)
+        .args([Path::new("-m"), Path::new("pip"), Path::new("--python"), &own])
+        .arg("install")
+        .args(quiet)
+        .arg(wheel)
+        .run()?;
+    Ok(Tool::new(workspace, &own)
+        .env("PYTHONPATH", &libraries)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .args(["-m", "pytest", "--report-lines", "-p", "no:cacheprovider"])
+        .arg(package.join("tests")))
+}
+
+/// What the tests run with, installed once for each version of Python.
+fn libraries(
+    workspace: &Workspace,
+    version: &str,
+    python: &Path,
+    requirements: &Path,
+) -> Result<PathBuf> {
+    if !site::is_pinned(version) {
+        bail!("Python {version} was found; the wheels for the tests are pinned for 3.11 to 3.14");
+    }
+    let wanted = fs::read_to_string(requirements).context("cannot read what the tests need")?;
+    let place = folder(workspace).join(format!("libraries-{version}"));
+    pypi::whole(&place, &format!("# Python {version}\n{wanted}"), |fresh| {
+        let target = [Path::new("--target"), &fresh.join("site")];
+        Tool::new(workspace, python)
+            .args(["-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"])
+            .args(["--only-binary=:all:", "--disable-pip-version-check", "--no-input"])
+            .args(target)
+            .args([Path::new("--requirement"), requirements])
+            .run()
+    })?;
+    Ok(place.join("site"))
+}
+
+/// The newest Python of this machine that the tests are pinned for, with its version.
+fn newest(workspace: &Workspace) -> Option<(String, PathBuf)> {
+    let home = environment("HOME").map(|home| PathBuf::from(home).join(".pyenv/versions"));
+    let installed = home.and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
+    let mut installed: Vec<PathBuf> =
+        installed.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    installed.sort();
+    NEWER.iter().find_map(|version| {
+        let name = format!("python{version}");
+        let beside = installed.iter().rev().map(|folder| folder.join("bin").join(&name));
+        let mut candidates = std::iter::once(PathBuf::from(&name)).chain(beside);
+        let python = candidates.find(|python| {
+            // A name may be that of a version manager, which fails.
+            Tool::new(workspace, python).args(["-c", "import venv, pip"]).probe().is_some()
+        })?;
+        Some(((*version).to_owned(), python))
+    })
+}
+
+/// The folder of the crate.
+fn source(workspace: &Workspace) -> Result<PathBuf> {
+    let package =
+        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
+    Ok(crate_folder(package))
+}
+
+/// Where everything is kept that is not committed.
+fn folder(workspace: &Workspace) -> PathBuf {
+    workspace.target().join("python")
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder)
+            .with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wheel_of_the_tests_has_its_hash() {
+        let workspace = Workspace::load().unwrap();
+        let requirements = source(&workspace).unwrap().join("requirements/tests.txt");
+        assert_eq!(site::tests::pinned(&requirements), 6);
+    }
+}
