@@ -24,8 +24,11 @@ pub(crate) struct BlockCopy<K> {
 pub(crate) struct StartedCopy<K> {
     indices: Vec<usize>,
     /// `None` for a copy that is done.
-    copy: Option<Result<CompletionFuture<(Vec<K>, GuardCell)>, BlockResult>>,
+    copy: Option<Result<CopyEnd<K>, BlockResult>>,
 }
+
+/// The end of a copy, which owns what has to live until then.
+type CopyEnd<K> = CompletionFuture<(Vec<K>, GuardCell)>;
 
 impl JobTask {
     /// Starts copies between two endpoints. It does not wait.
