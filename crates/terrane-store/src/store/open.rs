@@ -125,7 +125,7 @@ fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError>
             gate: Gate::default(),
             executor: Executor::new(),
             maintenance: Maintenance::default(),
-            counters: StoreCounters::default(),
+            counters: StoreCounters::new(),
             names,
             subscribers: Subscribers::default(),
             recent: Recent::default(),

@@ -159,6 +159,7 @@ fn metrics_are_exported_as_openmetrics() {
     let first = fs::read_to_string(&path).unwrap();
     assert!(first.contains("terrane_store_tier_hits_total{tier=\"disk\"} 2\n"), "{first}");
     assert!(first.contains("terrane_store_misses_total{reason=\"absent\"} 1\n"), "{first}");
+    assert!(first.contains("terrane_store_job_duration_seconds_count 2\n"), "{first}");
     assert!(first.ends_with("# EOF\n"));
     put_ok(&store, &keys(5..6), BLOCK);
     let until = soon();
