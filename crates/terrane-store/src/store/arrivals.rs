@@ -15,7 +15,7 @@ pub(crate) type Arrived = (usize, Result<SlabDone, SlabFailure>);
 /// Collects results until the task takes them.
 pub(crate) struct Arrivals {
     state: Mutex<ArrivalsState>,
-    /// What owns the memory and the slots of the requests. The requests keep it through their sink,
+    /// The owner of the memory and the slots of the requests. The requests keep it through their sink,
     /// even if the task is dropped by a panic.
     _keeps: Arc<dyn Any + Send + Sync>,
 }

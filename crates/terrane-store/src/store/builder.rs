@@ -1,4 +1,4 @@
-//! What a store is built from.
+//! The parts that a store is built from.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -134,7 +134,7 @@ impl DiskTier {
         self
     }
 
-    /// What makes a block durable; [`Durability::Data`] by default.
+    /// Sets how a block is made durable; [`Durability::Data`] by default.
     pub fn durability(self, durability: Durability) -> Self {
         Self { durability, ..self }
     }

@@ -13,7 +13,7 @@ use crate::KeyHash;
 
 const SHARDS: usize = 16;
 
-/// What a job does with a key.
+/// The purpose of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClaimKind {
     /// A put: no tier has the block yet.

@@ -1,4 +1,4 @@
-//! What reaches a running job: a cancellation, its deadline, a higher priority.
+//! Controls of a running job: a cancellation, its deadline, a higher priority.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -41,7 +41,7 @@ pub(crate) struct JobControl {
     state: Mutex<Reached>,
 }
 
-/// What a cancellation and a raise have to reach.
+/// The waits and copies that a cancellation and a raise have to reach.
 #[derive(Default)]
 struct Reached {
     task: Option<Waker>,

@@ -205,7 +205,7 @@ impl fmt::Debug for JobFuture {
     }
 }
 
-/// What the caller's end and the task of a job share.
+/// The state that the caller's end and the task of a job share.
 pub(crate) struct JobState {
     pub(crate) control: Arc<JobControl>,
     owner: OwnerProcess,

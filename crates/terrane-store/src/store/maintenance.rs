@@ -1,4 +1,4 @@
-//! What the sync thread is asked to do: syncs, clears, checkpoints, exports of metrics.
+//! Requests to the sync thread: syncs, clears, checkpoints, exports of metrics.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

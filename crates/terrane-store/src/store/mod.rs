@@ -286,7 +286,7 @@ impl Store {
         self.core().snapshot()
     }
 
-    /// What the file systems and the kernel granted.
+    /// The capabilities that the file systems and the kernel granted.
     #[must_use]
     pub fn capabilities(&self) -> CapabilityReport {
         self.core().capabilities()

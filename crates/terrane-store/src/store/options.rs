@@ -55,7 +55,7 @@ impl JobOptions {
         Self { durable, ..self }
     }
 
-    /// What the copies run after on the device. It is required if the blocks are in device memory,
+    /// Sets the work on the device that the copies run after. It is required if the blocks are in device memory,
     /// and an error otherwise.
     pub fn device_order(self, order: DeviceOrder) -> Self {
         Self { device_order: Some(order), ..self }

@@ -1,4 +1,4 @@
-//! What the store knows about a key without I/O.
+//! The state of a key, without I/O.
 
 use std::fmt;
 

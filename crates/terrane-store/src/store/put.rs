@@ -23,7 +23,7 @@ struct OwnKey {
     claim: HeldClaim,
 }
 
-/// What a put does with a key.
+/// How a put treats a key.
 enum Claimed {
     Stored,
     Own(HeldClaim),

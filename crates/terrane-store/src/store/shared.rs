@@ -76,7 +76,7 @@ struct RunningJobs {
     is_ending: bool,
 }
 
-/// Whose a job is.
+/// The origin of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JobOrigin {
     Caller,

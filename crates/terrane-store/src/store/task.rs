@@ -21,7 +21,7 @@ use crate::store::tier::count;
 /// The caller's guard: dropped when the job has ended.
 pub(crate) type GuardCell = Arc<Mutex<Option<Box<dyn Send>>>>;
 
-/// What the task of a job knows about it.
+/// The facts about a job that its task needs.
 pub(crate) struct JobTask {
     pub(crate) core: Arc<StoreCore>,
     pub(crate) control: Arc<JobControl>,

@@ -1,4 +1,4 @@
-//! What the example prints.
+//! The figures that the example prints.
 
 use std::error::Error;
 use std::time::Duration;

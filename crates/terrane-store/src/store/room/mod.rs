@@ -37,7 +37,8 @@ pub(crate) struct Room {
     pub(crate) index: TierIndex,
     policy: Box<dyn EvictionPolicy>,
     state: Mutex<RoomState>,
-    /// The jobs that wait. Whoever makes a slot evictable reads it, and tries again for them.
+    /// The jobs that wait. Code that makes a slot evictable reads it, and tries again for
+    /// them.
     waiting: AtomicUsize,
     /// Not [`CLEAN`] if no slower tier has the block of the slot.
     dirty: Box<[AtomicU8]>,
@@ -62,7 +63,7 @@ const KEPT: u8 = 1;
 /// The block may be evicted, and is lost then.
 const MAY_BE_LOST: u8 = 2;
 
-/// What happens to dirty blocks of a room.
+/// The treatment of dirty blocks in a room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirtyBlocks {
     /// There are none.
@@ -109,7 +110,7 @@ pub(crate) enum Shortage {
     Now,
 }
 
-/// What has to happen after the room's lock was released.
+/// The work that is left for after the room's lock was released.
 #[derive(Default)]
 struct Aftermath {
     evicted: Vec<KeyHash>,

@@ -1,4 +1,4 @@
-//! Slots that somebody has: a job that fills them, a reader, a lease.
+//! Slots in use: by a job that fills them, a reader, or a lease.
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use terrane_core::sync::lock;
 use crate::store::result::NoRoom;
 use crate::store::room::Room;
 
-/// What a job that waits receives.
+/// The slots that a waiting job receives.
 #[derive(Default)]
 pub(super) struct Grant {
     pub(super) result: Option<Result<Vec<u32>, NoRoom>>,

@@ -20,7 +20,7 @@ fn operations() -> usize {
     std::env::var("TERRANE_STORE_OPERATIONS").map_or(6000, |count| count.parse().unwrap())
 }
 
-/// What is known about the keys of one thread: which were put and not removed since.
+/// The keys of one thread that were put and not removed since.
 type Model = HashMap<usize, bool>;
 
 struct Actor<'a> {
