@@ -7,6 +7,7 @@
 //! - `cuda` (on by default): CUDA devices and pinned memory (module `cuda`). Building needs no CUDA.
 //! - `interop` (on by default): DLPack tensors and the KV tensors of engines (module `interop`).
 //! - `pool` (on by default): pools, budgets and allocator adaptors (module `pool`). `cuda` needs it.
+//! - `store` (on by default): keyed blocks over tiers of memory and disk (module `store`).
 //! - `wire` (on by default): layouts as bytes for peers (module `wire`). `nixl` needs it.
 //! - `arrow` (off by default): Arrow arrays and columns (module `arrow`). It enables `cuda` and
 //!   `interop`.
@@ -40,6 +41,9 @@ pub use terrane_nixl as nixl;
 pub use terrane_pool as pool;
 #[doc(inline)]
 pub use terrane_storage as storage;
+#[cfg(feature = "store")]
+#[doc(inline)]
+pub use terrane_store as store;
 #[doc(inline)]
 pub use terrane_transfer as transfer;
 #[cfg(feature = "wire")]

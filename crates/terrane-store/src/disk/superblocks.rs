@@ -77,10 +77,10 @@ pub(crate) fn newest(files: &dyn Files, directory: &Path) -> Result<Superblock, 
     let mut damaged = None;
     for name in SUPERBLOCKS {
         match read(files, directory, name)? {
-            Some(Found::Valid(block)) => {
-                if newest.as_ref().is_none_or(|other| other.generation < block.generation) {
-                    newest = Some(*block);
-                }
+            Some(Found::Valid(block))
+                if newest.as_ref().is_none_or(|other| other.generation < block.generation) =>
+            {
+                newest = Some(*block);
             }
             Some(Found::Version(found)) => {
                 let (file, supported) = (directory.join(name), FORMAT_VERSION);
@@ -90,7 +90,7 @@ pub(crate) fn newest(files: &dyn Files, directory: &Path) -> Result<Superblock, 
                 return Err(CatalogError::ForeignSuperblock { file: directory.join(name) });
             }
             Some(Found::Damaged) => damaged = Some(name.to_owned()),
-            None => {}
+            Some(Found::Valid(_)) | None => {}
         }
     }
     newest.ok_or_else(|| match damaged {

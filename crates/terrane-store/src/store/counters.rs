@@ -31,9 +31,11 @@ pub(crate) struct StoreCounters {
 /// The bytes of keys, by their hash: of all keys, or of those whose records are not written yet.
 pub(crate) struct KeyNames {
     pub(crate) keeps_all: bool,
-    shards: Vec<Mutex<HashMap<KeyHash, Arc<[u8]>>>>,
+    shards: Vec<Mutex<NamesOfShard>>,
     count: AtomicUsize,
 }
+
+type NamesOfShard = HashMap<KeyHash, Arc<[u8]>>;
 
 const SHARDS: usize = 16;
 
@@ -68,7 +70,7 @@ impl KeyNames {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    fn shard(&self, key: KeyHash) -> Option<&Mutex<HashMap<KeyHash, Arc<[u8]>>>> {
+    fn shard(&self, key: KeyHash) -> Option<&Mutex<NamesOfShard>> {
         self.shards.get(usize::try_from(key.low() & 15).unwrap_or(0))
     }
 }

@@ -34,8 +34,8 @@ pub struct TransferPlan {
     destination: Endpoint,
     /// The copies for each pair of blocks.
     loops: Arc<BlockLoops>,
-    /// The loops if all blocks are one segment that joins sections.
-    joined: Option<SmallVec<[LayerGroup; 1]>>,
+    /// The loops if all blocks are one segment that joins sections. Boxed, as plans are moved.
+    joined: Option<Box<SmallVec<[LayerGroup; 1]>>>,
     pieces: u64,
     bytes: ByteCount,
     /// The runs, once the list is requested. Engines that compute addresses never request it.
@@ -151,7 +151,7 @@ impl TransferPlan {
 
     /// The copies for each pair of blocks, or for all of them if sections are joined.
     fn groups(&self) -> &[LayerGroup] {
-        self.joined.as_ref().unwrap_or(&self.loops.groups)
+        self.joined.as_deref().unwrap_or(&self.loops.groups)
     }
 
     /// The source blocks. The n-th goes to the n-th of

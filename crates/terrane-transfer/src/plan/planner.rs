@@ -177,5 +177,5 @@ fn join_sections(plan: &mut TransferPlan) {
             nest.joined = Some(joined);
         }
     }
-    plan.joined = Some(groups);
+    plan.joined = Some(Box::new(groups));
 }

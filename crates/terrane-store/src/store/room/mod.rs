@@ -1,25 +1,31 @@
 //! The slots of one group in one tier: which are free, who waits for them, which leave.
 
+mod dirty;
+mod resize;
+mod slots;
+mod waiting;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
-use std::task::{Poll, Waker};
+use std::task::Waker;
 
+use terrane_core::OwnerProcess;
 use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::sync::lock;
 
 use crate::KeyHash;
-use crate::error::StoreError;
 use crate::eviction::EvictionPolicy;
 use crate::index::{Freed, StoredBlock, TierIndex};
-use crate::slab::{Priority, Slabs};
-use crate::store::control::{JobControl, Stopped};
+use crate::slab::Priority;
+use crate::store::control::{JobControl, PriorityQueue, Stopped};
 use crate::store::presence::TierId;
 use crate::store::result::NoRoom;
-use crate::store::shared::StoreCore;
 use crate::store::snapshot::GroupSnapshot;
+
+pub(crate) use slots::{LeasedSlot, PinnedSlot, TakenSlots};
+use waiting::{Grant, WaitingForRoom};
 
 /// The slots of one group in one tier.
 ///
@@ -41,7 +47,10 @@ pub(crate) struct Room {
     uses: Box<[AtomicU8]>,
     /// Whether a job writes dirty blocks back, for those that wait.
     is_writing_back: AtomicBool,
-    core: Weak<StoreCore>,
+    /// The limit of the state, to read without its lock.
+    limit: AtomicU32,
+    owner: OwnerProcess,
+    store: Weak<dyn RoomOwner>,
 }
 
 /// A slower tier has the block, or the tier is the slowest.
@@ -64,6 +73,15 @@ pub(crate) enum DirtyBlocks {
     MayBeLost,
 }
 
+/// The store of a room. It is called without a lock.
+pub(crate) trait RoomOwner: Send + Sync {
+    /// The room evicted the blocks of these keys.
+    fn after_eviction(&self, room: &Room, keys: &[KeyHash]);
+
+    /// A job lacks so many slots of a room because blocks are dirty.
+    fn write_back_for(self: Arc<Self>, tier: TierId, group: u16, lacks: usize);
+}
+
 struct RoomState {
     free: Vec<u32>,
     /// Slots at and beyond it are not used.
@@ -81,12 +99,6 @@ struct RoomState {
 struct Waiter {
     count: usize,
     grant: Arc<Mutex<Grant>>,
-}
-
-#[derive(Default)]
-struct Grant {
-    result: Option<Result<Vec<u32>, NoRoom>>,
-    task: Option<Waker>,
 }
 
 /// Why there are no slots now.
@@ -112,7 +124,7 @@ impl Room {
         slots: u32,
         policy: Box<dyn EvictionPolicy>,
         dirty: DirtyBlocks,
-        core: Weak<StoreCore>,
+        store: Weak<dyn RoomOwner>,
     ) -> Self {
         let marks = if dirty == DirtyBlocks::None { 0 } else { to_usize(slots.into()) };
         let zeros = || (0..marks).map(|_| AtomicU8::new(0)).collect();
@@ -136,7 +148,9 @@ impl Room {
             dirty_mark: if dirty == DirtyBlocks::MayBeLost { MAY_BE_LOST } else { KEPT },
             uses: zeros(),
             is_writing_back: AtomicBool::new(false),
-            core,
+            limit: AtomicU32::new(slots),
+            owner: OwnerProcess::current(),
+            store,
         }
     }
 
@@ -182,7 +196,7 @@ impl Room {
             Ok(entered) => return Ok(entered),
             Err(waiting) => waiting,
         };
-        control.set_waits(Some((Arc::clone(self), waiting.arrival)));
+        control.set_waits(Some((Arc::clone(self) as _, waiting.arrival)));
         let granted = control.until(waiting.granted()).await;
         control.set_waits(None);
         let slots = granted?;
@@ -287,12 +301,12 @@ impl Room {
         if after.evicted.is_empty() && after.lacks == 0 {
             return;
         }
-        let Some(core) = self.core.upgrade() else { return };
+        let Some(store) = self.store.upgrade() else { return };
         if !after.evicted.is_empty() {
-            core.after_eviction(self, &after.evicted);
+            store.after_eviction(self, &after.evicted);
         }
         if after.lacks > 0 {
-            core.write_back(self.tier, self.group, after.lacks);
+            store.write_back_for(self.tier, self.group, after.lacks);
         }
     }
 
@@ -303,9 +317,10 @@ impl Room {
             self.retry();
         }
     }
+}
 
-    /// Changes the priority of a job that waits.
-    pub(crate) fn raise(&self, arrival: u64, priority: Priority) {
+impl PriorityQueue for Room {
+    fn raise(&self, arrival: u64, priority: Priority) {
         let mut state = lock(&self.state);
         let found = state.waiters.keys().find(|(_, number)| *number == arrival).copied();
         if let Some(key) = found.filter(|(Reverse(before), _)| *before < priority)
@@ -316,7 +331,9 @@ impl Room {
         drop(state);
         self.retry();
     }
+}
 
+impl Room {
     /// The highest priority of a job that waits.
     pub(crate) fn waiting_priority(&self) -> Option<Priority> {
         lock(&self.state).waiters.keys().next().map(|(Reverse(priority), _)| *priority)
@@ -402,113 +419,6 @@ impl Room {
         self.policy.was_evicted(key)
     }
 
-    fn mark(&self, slot: u32) -> u8 {
-        let mark = self.dirty.get(to_usize(slot.into()));
-        mark.map_or(CLEAN, |mark| mark.load(Ordering::Acquire))
-    }
-
-    fn set_mark(&self, marks: &[AtomicU8], slot: u32, value: u8) {
-        if let Some(mark) = marks.get(to_usize(slot.into())) {
-            mark.store(value, Ordering::Release);
-        }
-    }
-
-    /// A slower tier has the block of the slot, or never will.
-    pub(crate) fn set_clean(&self, slot: u32) {
-        self.set_mark(&self.dirty, slot, CLEAN);
-        self.retry_for_waiters();
-    }
-
-    /// Whether no other job writes back now. It is this one from here on.
-    pub(crate) fn begin_write_back(&self) -> bool {
-        !self.is_writing_back.swap(true, Ordering::AcqRel)
-    }
-
-    pub(crate) fn end_write_back(&self) {
-        self.is_writing_back.store(false, Ordering::Release);
-    }
-
-    /// Pins up to `most` dirty blocks, the oldest first.
-    pub(crate) fn take_dirty(self: &Arc<Self>, most: usize) -> Vec<(KeyHash, PinnedSlot)> {
-        let mut found = Vec::new();
-        while found.len() < most {
-            let Some((slot, key)) = lock(&self.state).dirty.pop_front() else { break };
-            let pinned =
-                self.pin(key).filter(|pin| pin.block.slot == slot && self.mark(slot) != CLEAN);
-            found.extend(pinned.map(|pin| (key, pin)));
-        }
-        found
-    }
-
-    /// Whether a block that is pinned has to be written to a slower tier.
-    pub(crate) fn is_pin_dirty(&self, pin: &PinnedSlot) -> bool {
-        self.mark(pin.block.slot) != CLEAN
-    }
-
-    /// The keys of all dirty blocks.
-    pub(crate) fn dirty_keys(&self) -> Vec<KeyHash> {
-        let mut keys = Vec::new();
-        if !self.dirty.is_empty() {
-            self.index.for_each(|key, block| {
-                if self.mark(block.slot) != CLEAN {
-                    keys.push(key);
-                }
-            });
-        }
-        keys
-    }
-
-    /// Whether more than half of the slots are dirty.
-    pub(crate) fn is_mostly_dirty(&self) -> bool {
-        let state = lock(&self.state);
-        state.dirty.len() > to_usize(state.limit.into()) / 2
-    }
-
-    /// A block stays dirty, as it could not be written: it comes again.
-    pub(crate) fn again_dirty(&self, key: KeyHash, slot: u32) {
-        lock(&self.state).dirty.push_back((slot, key));
-    }
-
-    /// Sets the number of slots that are used, and evicts the blocks beyond it.
-    pub(crate) fn resize(&self, slots: u32) {
-        let mut after = Aftermath::default();
-        let mut state = lock(&self.state);
-        let before = std::mem::replace(&mut state.limit, slots);
-        if slots < before {
-            let free = std::mem::take(&mut state.free);
-            free.into_iter().for_each(|slot| state.put_back(slot));
-            for slot in slots..before {
-                if let Some(key) = self.index.evict(slot) {
-                    self.policy.remove(slot);
-                    self.set_mark(&self.dirty, slot, CLEAN);
-                    after.evicted.push(key);
-                    state.put_back(slot);
-                }
-            }
-        } else {
-            let retired = std::mem::take(&mut state.retired);
-            retired.into_iter().rev().for_each(|slot| state.put_back(slot));
-        }
-        drop(state);
-        self.settle(after);
-        self.retry();
-    }
-
-    /// Frees the disk blocks of the slots beyond the limit that no block or job has.
-    pub(crate) fn punch(&self, slabs: &Slabs) -> Result<(), StoreError> {
-        let retired: Vec<u32> = lock(&self.state).retired.iter().copied().collect();
-        for run in retired.chunk_by(|before, after| before + 1 == *after) {
-            if let (Some(&first), Some(&last)) = (run.first(), run.last()) {
-                slabs.punch(self.group, first..last + 1)?;
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn limit(&self) -> u32 {
-        lock(&self.state).limit
-    }
-
     pub(crate) fn is_leased(&self, slot: u32) -> bool {
         lock(&self.state).leases.contains_key(&slot)
     }
@@ -548,112 +458,5 @@ impl RoomState {
             return Some(NoRoom::TierTooSmall);
         }
         (limit.saturating_sub(self.leases.len()) < count).then_some(NoRoom::Pinned)
-    }
-}
-
-/// A job that waits for slots. Dropping it gives up the place, and the slots if they came.
-struct WaitingForRoom {
-    room: Arc<Room>,
-    arrival: u64,
-    grant: Arc<Mutex<Grant>>,
-}
-
-impl WaitingForRoom {
-    async fn granted(&self) -> Result<Vec<u32>, NoRoom> {
-        poll_fn(|context| {
-            let latest = context.waker().clone();
-            let mut grant = lock(&self.grant);
-            if let Some(result) = grant.result.take() {
-                drop(grant);
-                return Poll::Ready(result);
-            }
-            let before = grant.task.replace(latest);
-            drop(grant);
-            drop(before);
-            Poll::Pending
-        })
-        .await
-    }
-}
-
-impl Drop for WaitingForRoom {
-    fn drop(&mut self) {
-        let mut state = lock(&self.room.state);
-        let found = state.waiters.keys().find(|(_, number)| *number == self.arrival).copied();
-        let waiter = found.and_then(|key| state.waiters.remove(&key));
-        drop(state);
-        if waiter.is_some() {
-            self.room.waiting.fetch_sub(1, Ordering::SeqCst);
-        }
-        let unused = lock(&self.grant).result.take();
-        if let Some(Ok(slots)) = unused {
-            self.room.free(slots);
-        } else if waiter.is_some() {
-            // The next one may fit.
-            self.room.retry_for_waiters();
-        }
-    }
-}
-
-/// Slots that a job fills. Those that it does not keep are freed on drop.
-pub(crate) struct TakenSlots {
-    room: Arc<Room>,
-    slots: Vec<Option<u32>>,
-}
-
-impl TakenSlots {
-    fn new(room: &Arc<Room>, slots: Vec<u32>) -> Self {
-        Self { room: Arc::clone(room), slots: slots.into_iter().map(Some).collect() }
-    }
-
-    pub(crate) fn slot(&self, index: usize) -> Option<u32> {
-        self.slots.get(index).copied().flatten()
-    }
-
-    /// The slot belongs to the index from here on.
-    pub(crate) fn keep(&mut self, index: usize) -> Option<u32> {
-        self.slots.get_mut(index).and_then(Option::take)
-    }
-}
-
-impl Drop for TakenSlots {
-    fn drop(&mut self) {
-        let slots: Vec<u32> = self.slots.iter_mut().filter_map(Option::take).collect();
-        if !slots.is_empty() {
-            self.room.free(slots);
-        }
-    }
-}
-
-/// A pinned block. Its slot is neither evicted nor reused until this drops.
-pub(crate) struct PinnedSlot {
-    pub(crate) room: Arc<Room>,
-    pub(crate) block: StoredBlock,
-}
-
-impl Drop for PinnedSlot {
-    fn drop(&mut self) {
-        match self.room.index.unpin(self.block.slot) {
-            Some(slot) => self.room.free([slot]),
-            None => self.room.retry_for_waiters(),
-        }
-    }
-}
-
-/// A block that a lease pins.
-pub(crate) struct LeasedSlot {
-    pub(crate) pin: PinnedSlot,
-}
-
-impl Drop for LeasedSlot {
-    fn drop(&mut self) {
-        let slot = self.pin.block.slot;
-        let mut state = lock(&self.pin.room.state);
-        if let Some(count) = state.leases.get_mut(&slot) {
-            *count -= 1;
-            if *count == 0 {
-                state.leases.remove(&slot);
-            }
-        }
     }
 }

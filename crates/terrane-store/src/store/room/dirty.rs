@@ -1,0 +1,80 @@
+//! Blocks that no slower tier has.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use terrane_core::convert::to_usize;
+use terrane_core::sync::lock;
+
+use crate::KeyHash;
+use crate::store::room::{CLEAN, PinnedSlot, Room};
+
+impl Room {
+    pub(super) fn mark(&self, slot: u32) -> u8 {
+        let mark = self.dirty.get(to_usize(slot.into()));
+        mark.map_or(CLEAN, |mark| mark.load(Ordering::Acquire))
+    }
+
+    pub(super) fn set_mark(&self, marks: &[AtomicU8], slot: u32, value: u8) {
+        if let Some(mark) = marks.get(to_usize(slot.into())) {
+            mark.store(value, Ordering::Release);
+        }
+    }
+
+    /// A slower tier has the block of the slot, or never will.
+    pub(crate) fn set_clean(&self, slot: u32) {
+        self.set_mark(&self.dirty, slot, CLEAN);
+        self.evict_beyond(slot);
+        self.retry_for_waiters();
+    }
+
+    /// Whether no other job writes back now. It is this one from here on.
+    pub(crate) fn begin_write_back(&self) -> bool {
+        !self.is_writing_back.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn end_write_back(&self) {
+        self.is_writing_back.store(false, Ordering::Release);
+    }
+
+    /// Pins up to `most` dirty blocks, the oldest first.
+    pub(crate) fn take_dirty(self: &Arc<Self>, most: usize) -> Vec<(KeyHash, PinnedSlot)> {
+        let mut found = Vec::new();
+        while found.len() < most {
+            let Some((slot, key)) = lock(&self.state).dirty.pop_front() else { break };
+            let pinned =
+                self.pin(key).filter(|pin| pin.block.slot == slot && self.mark(slot) != CLEAN);
+            found.extend(pinned.map(|pin| (key, pin)));
+        }
+        found
+    }
+
+    /// Whether a block that is pinned has to be written to a slower tier.
+    pub(crate) fn is_pin_dirty(&self, pin: &PinnedSlot) -> bool {
+        self.mark(pin.block.slot) != CLEAN
+    }
+
+    /// The keys of all dirty blocks.
+    pub(crate) fn dirty_keys(&self) -> Vec<KeyHash> {
+        let mut keys = Vec::new();
+        if !self.dirty.is_empty() {
+            self.index.for_each(|key, block| {
+                if self.mark(block.slot) != CLEAN {
+                    keys.push(key);
+                }
+            });
+        }
+        keys
+    }
+
+    /// Whether more than half of the slots are dirty.
+    pub(crate) fn is_mostly_dirty(&self) -> bool {
+        let state = lock(&self.state);
+        state.dirty.len() > to_usize(state.limit.into()) / 2
+    }
+
+    /// A block stays dirty, as it could not be written: it comes again.
+    pub(crate) fn again_dirty(&self, key: KeyHash, slot: u32) {
+        lock(&self.state).dirty.push_back((slot, key));
+    }
+}

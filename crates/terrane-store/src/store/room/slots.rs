@@ -1,0 +1,87 @@
+//! Slots that somebody has: a job that fills them, a reader, a lease.
+
+use std::sync::Arc;
+
+use terrane_core::sync::lock;
+
+use crate::index::StoredBlock;
+use crate::store::room::Room;
+
+/// Slots that a job fills. Those that it does not keep are freed on drop.
+pub(crate) struct TakenSlots {
+    room: Arc<Room>,
+    slots: Vec<Option<u32>>,
+}
+
+impl TakenSlots {
+    pub(super) fn new(room: &Arc<Room>, slots: Vec<u32>) -> Self {
+        Self { room: Arc::clone(room), slots: slots.into_iter().map(Some).collect() }
+    }
+
+    pub(crate) fn slot(&self, index: usize) -> Option<u32> {
+        self.slots.get(index).copied().flatten()
+    }
+
+    /// Gives a slot back.
+    pub(crate) fn free(&mut self, index: usize) {
+        if let Some(slot) = self.keep(index) {
+            self.room.free([slot]);
+        }
+    }
+
+    /// The slot belongs to the index from here on.
+    pub(crate) fn keep(&mut self, index: usize) -> Option<u32> {
+        self.slots.get_mut(index).and_then(Option::take)
+    }
+}
+
+impl Drop for TakenSlots {
+    fn drop(&mut self) {
+        let slots: Vec<u32> = self.slots.iter_mut().filter_map(Option::take).collect();
+        if !slots.is_empty() {
+            self.room.free(slots);
+        }
+    }
+}
+
+/// A pinned block. Its slot is neither evicted nor reused until this drops.
+pub(crate) struct PinnedSlot {
+    pub(crate) room: Arc<Room>,
+    pub(crate) block: StoredBlock,
+}
+
+impl Drop for PinnedSlot {
+    fn drop(&mut self) {
+        if !self.room.owner.is_current() {
+            return;
+        }
+        match self.room.index.unpin(self.block.slot) {
+            Some(slot) => self.room.free([slot]),
+            None => {
+                self.room.evict_beyond(self.block.slot);
+                self.room.retry_for_waiters();
+            }
+        }
+    }
+}
+
+/// A block that a lease pins.
+pub(crate) struct LeasedSlot {
+    pub(crate) pin: PinnedSlot,
+}
+
+impl Drop for LeasedSlot {
+    fn drop(&mut self) {
+        if !self.pin.room.owner.is_current() {
+            return;
+        }
+        let slot = self.pin.block.slot;
+        let mut state = lock(&self.pin.room.state);
+        if let Some(count) = state.leases.get_mut(&slot) {
+            *count -= 1;
+            if *count == 0 {
+                state.leases.remove(&slot);
+            }
+        }
+    }
+}
