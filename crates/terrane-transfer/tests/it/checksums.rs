@@ -133,6 +133,27 @@ fn checksums_do_not_depend_on_the_layouts_in_files() {
     let in_file = Tried { endpoint, is_tried: is_of_files };
     let written = check_all(&manager, &in_memory(is_of_files), &in_file);
     let read = check_all(&manager, &in_file, &in_memory(is_of_files));
+    // Between files, from blocks in canonical order.
+    let geometries = geometries();
+    let [(_, from)] = geometries
+        .iter()
+        .filter(|(name, _)| *name == "dynamo.fully_contiguous")
+        .collect::<Vec<_>>()[..]
+    else {
+        panic!("one format is in canonical order")
+    };
+    let source = (in_file.endpoint)(from);
+    RegionBytes::scribble(&source, &InProcess, 12);
+    let (layers, mut between) = (0..from.num_layers(), 0);
+    for (name, to) in geometries.iter().filter(|(name, _)| is_of_files(name)) {
+        if shapes(from) == shapes(to) {
+            let (ids, layers) = ((vec![4, 0, 2, 3], vec![1, 5, 3, 0]), layers.clone());
+            let copied = Copied { from: ids.0, to: ids.1, layers, heads: None, tokens: None };
+            check(&manager, &source, &(in_file.endpoint)(to), &copied, name);
+            between += 1;
+        }
+    }
+    assert!(between > 2, "{between} between files");
     assert!(written > 100 && read > 100, "{written} written, {read} read");
 }
 
@@ -304,11 +325,13 @@ fn engines_without_checksums_decline_and_explain() {
     assert!(error.to_string().contains("computes no checksums"), "{error}");
     let explained = rig.manager.explain(&transfer()).unwrap_err();
     assert_eq!(explained.to_string(), error.to_string());
-    // Between files, bytes pass through buffers in another order.
+    // Between files, bytes pass through buffers in the order of the source.
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
-    let end = || crate::support::endpoint_in(&files, config(2), CONTIGUOUS);
-    let between = Transfer::new(&end(), &end()).blocks(&[0], &[0]).checksums(Checksums::Compute);
+    let [source, destination] =
+        [OUTER_FIRST, CONTIGUOUS].map(|kind| crate::support::endpoint_in(&files, config(2), kind));
+    let between =
+        Transfer::new(&source, &destination).blocks(&[0], &[0]).checksums(Checksums::Compute);
     let error = refused(&TransferManager::new([disk()]), between);
     assert!(error.to_string().contains("computes no checksums"), "{error}");
     let nothing = Transfer::new(&rig.source, &rig.destination).checksums(Checksums::Compute);
