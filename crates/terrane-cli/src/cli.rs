@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::commands::{bench, doctor, layout, plan};
+use crate::commands::{bench, doctor, layout, plan, store, top};
 use crate::error::{ExitStatus, Failure};
 use crate::output::Output;
 use crate::restart::Restart;
@@ -37,6 +37,10 @@ enum Command {
     Layout(layout::Arguments),
     /// Rates of this machine for a model's blocks, beside its limits
     Bench(bench::Arguments),
+    /// A store's directory: list, examine, verify, repair, clear
+    Store(store::Arguments),
+    /// A live view of a store's metrics
+    Top(top::Arguments),
     /// A script of completions for a shell
     Completions {
         /// The shell
@@ -98,6 +102,8 @@ fn dispatch(
         Command::Doctor(arguments) => doctor::run(arguments, restart, output),
         Command::Layout(arguments) => layout::run(arguments, output),
         Command::Bench(arguments) => bench::run(arguments, output),
+        Command::Store(arguments) => store::run(arguments, output),
+        Command::Top(arguments) => top::run(arguments, output),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Arguments::command(), "terrane", &mut script);

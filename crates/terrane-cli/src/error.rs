@@ -84,6 +84,10 @@ pub(crate) enum Failure {
     Os(#[from] terrane_core::OsError),
     #[error("{size} of {what} are too few for {needed}; give --size at least that")]
     TooSmall { what: &'static str, size: ByteCount, needed: ByteCount },
+    #[error("{}", chain(.0))]
+    Store(#[from] terrane_store::StoreError),
+    #[error(transparent)]
+    Metrics(#[from] crate::commands::top::NoMetric),
     #[error("the plot cannot be drawn: {0}")]
     Plot(String),
 }
@@ -91,9 +95,11 @@ pub(crate) enum Failure {
 impl Failure {
     pub(crate) fn status(&self) -> ExitStatus {
         match self {
-            Self::Plan(_) | Self::Usage(_) | Self::Report { .. } | Self::TooSmall { .. } => {
-                ExitStatus::Usage
-            }
+            Self::Plan(_)
+            | Self::Usage(_)
+            | Self::Metrics(_)
+            | Self::Report { .. }
+            | Self::TooSmall { .. } => ExitStatus::Usage,
             _ => ExitStatus::Failure,
         }
     }
@@ -102,6 +108,20 @@ impl Failure {
     pub(crate) fn is_closed_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe)
     }
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
 }
 
 fn remedy(error: &std::io::Error) -> &'static str {

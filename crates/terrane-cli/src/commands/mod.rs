@@ -8,3 +8,5 @@ pub(crate) mod model;
 pub(crate) mod page;
 pub(crate) mod plan;
 pub(crate) mod sizes;
+pub(crate) mod store;
+pub(crate) mod top;

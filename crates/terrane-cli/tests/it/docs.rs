@@ -26,6 +26,9 @@ fn every_command_of_the_documentation_works() {
     let bin = Path::new(PROGRAM).parent().unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // What the page calls the directory of a store, and its metrics.
+    let metrics = crate::top::metrics(&folder.path().join("cache"));
+    fs::write(folder.path().join("metrics.txt"), metrics).unwrap();
     let mut count = 0;
     for page in [root.join("README.md"), root.join("../../docs/cli.md")] {
         for command in commands(&fs::read_to_string(&page).unwrap()) {

@@ -15,5 +15,7 @@ mod gpu;
 mod layout;
 mod plan;
 mod snapshots;
+mod store;
 mod support;
+mod top;
 mod wrong_inputs;

@@ -59,6 +59,10 @@ fn every_wrong_input_gets_one_line_that_says_what_to_do() {
         (&["bench", "host", model, "--size", "1MiB"], 2, &["1 MiB", "give --size at least"]),
         (&["bench", "disk", "/no/such", model], 1, &["/no/such", "does not exist"]),
         (&["bench", "--compare", &broken, &broken], 2, &["broken.json", "--json"]),
+        (&["store", "ls", "/no/such"], 1, &["/no/such", "check the path"]),
+        (&["store", "why", "/tmp", "0x1", "--namespace", "n"], 2, &["even number of digits"]),
+        (&["store", "stat", "/tmp", "--namespace", "n", "--over", "0"], 2, &["0.001 to 86400"]),
+        (&["store", "stat", "/tmp", "--drive-tbw", "600TB"], 2, &["--over"]),
         (&["completions", "shell"], 2, &["bash"]),
     ];
     assert!(cases.len() >= 20);

@@ -86,7 +86,7 @@ pub(crate) fn savings(
     let after =
         before.saturating_sub((host.blocks - fewer).saturating_mul(block).saturating_mul(ranks));
     let tokens = fewer.saturating_mul(request.block_tokens.into());
-    savings.push(saving(format!("keep {tokens} tokens instead of {}", host.tokens), after));
+    savings.push(saving(format!("keep 20 % fewer tokens: {tokens}"), after));
     savings.retain(|saving| saving.share() >= LEAST - 1e-3);
     savings.sort_by_key(|saving| saving.after);
     Ok(savings)

@@ -50,6 +50,8 @@ fn bars(cases: &[&Case]) -> Result<String, Failure> {
     let count = u32::try_from(cases.len()).unwrap_or(1);
     let largest =
         cases.iter().map(|case| case.value.max.max(case.limit)).fold(0.0, f64::max) * 1.05;
+    // Two pixels, whatever the limit is.
+    let mark = largest / 650.0;
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, (980, ROW * count + 40)).into_drawing_area();
@@ -65,6 +67,7 @@ fn bars(cases: &[&Case]) -> Result<String, Failure> {
             .disable_y_axis()
             .light_line_style(TRANSPARENT)
             .x_labels(8)
+            .label_style(("sans-serif", 15))
             .draw()
             .map_err(|error| failed(&error))?;
         for (number, case) in (0..).zip(cases) {
@@ -77,15 +80,15 @@ fn bars(cases: &[&Case]) -> Result<String, Failure> {
                     BLACK.filled(),
                 ),
                 Rectangle::new(
-                    [(case.limit * 0.998, y - 0.38), (case.limit * 1.002, y + 0.38)],
+                    [(case.limit - mark, y - 0.38), (case.limit + mark, y + 0.38)],
                     LIMIT.filled(),
                 ),
             ];
             chart.draw_series(shapes).map_err(|error| failed(&error))?;
             let at = chart.backend_coord(&(0.0, y));
-            let style = ("sans-serif", 13).into_font().color(&BLACK);
+            let style = ("sans-serif", 16).into_font().color(&BLACK);
             let label = label(&case.case);
-            area.draw_text(&label, &style, (6, at.1 - 6)).map_err(|error| failed(&error))?;
+            area.draw_text(&label, &style, (6, at.1 - 8)).map_err(|error| failed(&error))?;
         }
         area.present().map_err(|error| failed(&error))?;
     }
@@ -94,7 +97,7 @@ fn bars(cases: &[&Case]) -> Result<String, Failure> {
 
 /// The end of a long name says more than its beginning, which is the group.
 fn label(name: &str) -> String {
-    const MOST: usize = 48;
+    const MOST: usize = 46;
     let count = name.chars().count();
     if count <= MOST {
         name.to_owned()
