@@ -76,6 +76,7 @@
 //! # }
 //! ```
 
+mod checksums;
 mod completion;
 mod engine;
 pub mod engines;
@@ -83,12 +84,14 @@ mod error;
 mod explain;
 mod hazard;
 mod manager;
+mod metrics;
 mod plan;
 mod side;
 mod slots;
 mod sync;
 mod transfer;
 
+pub use checksums::{ChecksumDifference, Checksums};
 pub use completion::layers::range::LayerRange;
 pub use completion::layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
 pub use completion::progress::CopyProgress;
@@ -111,6 +114,7 @@ pub use hazard::ticket_end::{TicketEnd, TicketFuture};
 pub use manager::TransferManager;
 pub use manager::builder::TransferManagerBuilder;
 pub use manager::submit_all::RejectedSet;
+pub use metrics::snapshot::{PathSnapshot, TransferSnapshot};
 pub use plan::TransferPlan;
 pub use plan::grid::{CopyGrid, GridEnd};
 pub use plan::planner::Planner;

@@ -17,6 +17,7 @@ use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{CapabilityReport, OwnerProcess};
 use terrane_storage::{IoQueue, IoWaker, StorageError};
 
+use crate::checksums::crc;
 use crate::engine::declined::Declined;
 use crate::engine::job::CopyJob;
 use crate::engine::quote::Quote;
@@ -89,6 +90,10 @@ unsafe impl CopyEngine for DiskEngine {
         if options.device_order.is_some() {
             return Err(Declined::DeviceOrder);
         }
+        // Bytes between files pass through buffers, in the order of the source file.
+        if options.checksums.is_some() && !route.has_memory() {
+            return Err(Declined::Checksums);
+        }
         let route = self.rates.choose(route, plan);
         let predicted = self.rates.of(&route).predict(plan.bytes(), plan.run_count());
         Ok(Quote::new(predicted, route))
@@ -100,6 +105,10 @@ unsafe impl CopyEngine for DiskEngine {
             let _ = jobs.send(job);
             self.waker.wake();
         }
+    }
+
+    fn computes_checksums(&self) -> bool {
+        crc::IS_COMPUTED
     }
 
     fn capabilities(&self) -> CapabilityReport {
