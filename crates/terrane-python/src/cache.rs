@@ -147,7 +147,8 @@ fn config(
     };
     let page = size(KvAxis::Token).or(page_size);
     let page = page.filter(|page| *page > 0);
-    let page = page.ok_or_else(|| PyValueError::new_err("state page_size, the tokens of a block"))?;
+    let page =
+        page.ok_or_else(|| PyValueError::new_err("state page_size, the tokens of a block"))?;
     let blocks = size(KvAxis::Block).or_else(|| Some(size(KvAxis::Slot)? / page)).unwrap_or(0);
     let heads = size(KvAxis::Head).unwrap_or(1);
     let inner = size(KvAxis::Row).or_else(|| size(KvAxis::Dim)?.checked_mul(heads)).unwrap_or(0);
@@ -174,7 +175,9 @@ fn import(tensor: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
     newest.set_item("max_version", (1, 0))?;
     let capsule = match tensor.call_method("__dlpack__", (), Some(&newest)) {
         // Libraries older than DLPack 1.0 do not know the argument.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => tensor.call_method0("__dlpack__")?,
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            tensor.call_method0("__dlpack__")?
+        }
         other => other?,
     };
     let importer = Importer::new();

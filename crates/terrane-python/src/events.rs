@@ -35,10 +35,7 @@ impl Events {
     /// Takes all events, the oldest first: pairs of kind and key. The kinds are "stored", "evicted", "removed",
     /// "corrupt", "cleared" and "tier_read_only". The key is None if the event concerns none, or if the store was opened
     /// without `keep_keys`.
-    fn drain<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> Vec<(&'static str, Option<Bound<'py, PyBytes>>)> {
+    fn drain<'py>(&self, py: Python<'py>) -> Vec<(&'static str, Option<Bound<'py, PyBytes>>)> {
         let mut taken = Vec::new();
         self.events.take_all(&mut taken);
         let key = |key: Option<KeyName>| match key {

@@ -95,7 +95,9 @@ impl Blocks {
         if self.is_writable {
             return Ok(());
         }
-        Err(PyBufferError::new_err("a buffer is read-only, and a get writes it; give a writable one"))
+        Err(PyBufferError::new_err(
+            "a buffer is read-only, and a get writes it; give a writable one",
+        ))
     }
 
     /// Blocks, or an iterable of buffers.
@@ -105,7 +107,6 @@ impl Blocks {
             Err(_) => Bound::new(value.py(), Self::of(value)?),
         }
     }
-
 }
 
 impl Kept {

@@ -71,7 +71,8 @@ impl Outcome {
     /// The first failure as a sentence. None if each block is done, was stored already, or is absent.
     #[getter]
     fn error(&self) -> Option<String> {
-        let failed = |result: &&BlockResult| !result.is_ok() && !matches!(result, BlockResult::Absent);
+        let failed =
+            |result: &&BlockResult| !result.is_ok() && !matches!(result, BlockResult::Absent);
         let (index, result) =
             self.outcome.results.iter().enumerate().find(|(_, result)| failed(result))?;
         Some(match result {

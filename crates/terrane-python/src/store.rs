@@ -13,8 +13,8 @@ use pyo3::types::{PyBytes, PyDict};
 use terrane_core::ByteCount;
 use terrane_store::disk::Namespace;
 use terrane_store::{
-    BlockGroup, CompletionQueue as NativeQueue, DiskTier, JobOptions,
-    JobOutcome, Presence, Recovery, Store as NativeStore,
+    BlockGroup, CompletionQueue as NativeQueue, DiskTier, JobOptions, JobOutcome, Presence,
+    Recovery, Store as NativeStore,
 };
 
 use crate::cache::KvCache;

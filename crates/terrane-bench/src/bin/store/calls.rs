@@ -37,8 +37,7 @@ pub fn measure<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> Res
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 0..repeats {
             for is_ours in [round % 2 == 0, round % 2 != 0] {
-                let blocks =
-                    if is_ours { spans_of(&memory)? } else { Blocks::new(&memory, &ids) };
+                let blocks = if is_ours { spans_of(&memory)? } else { Blocks::new(&memory, &ids) };
                 let begun = Instant::now();
                 let job = store.get(&keys, blocks, JobOptions::new(), ());
                 let seconds = begun.elapsed().as_secs_f64();

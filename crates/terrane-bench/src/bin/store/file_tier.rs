@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
+use terrane_core::{Alignment, Allocate};
 use terrane_core::{ByteCount, Memory, RegionRequest};
-use terrane_core::{Allocate, Alignment};
 use terrane_storage::{SystemAllocator, SystemMemory, SystemOptions};
 
 /// The threads, as many as the pool of vLLM's tier has at most.
@@ -48,14 +48,13 @@ impl FileTier {
                 }
                 let folder = &folder;
                 threads.push(scope.spawn(move || {
-                    mine.into_iter().try_for_each(|(number, bytes)| {
-                        one(folder, number, is_write, bytes)
-                    })
+                    mine.into_iter()
+                        .try_for_each(|(number, bytes)| one(folder, number, is_write, bytes))
                 }));
             }
-            threads.into_iter().try_for_each(|thread| {
-                thread.join().map_err(|_| anyhow!("a thread panicked"))?
-            })
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
         })
     }
 

@@ -9,9 +9,7 @@ use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
 use terrane_storage::{DiskFile, DiskOptions, SystemAllocator, SystemOptions};
 use terrane_store::disk::Namespace;
 use terrane_store::{BlockGroup, Blocks, DiskTier, Job, JobOptions, JobOutcome, Refused, Store};
-use terrane_transfer::engines::{
-    DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions,
-};
+use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
 use terrane_transfer::{Endpoint, TransferManager};
 
 /// The blocks of a job.

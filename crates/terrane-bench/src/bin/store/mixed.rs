@@ -74,9 +74,11 @@ pub fn measure<W: Write>(arguments: &Arguments, reporter: &mut Reporter<W>) -> R
                 seconds: arguments.seconds.max(1),
             };
             let (fio, fio_stores) = mix.run()?;
-            reporter.report(&p99.beside("fio, the same rates", fio * 1e3).at_least(1.0 / AT_MOST))?;
+            reporter
+                .report(&p99.beside("fio, the same rates", fio * 1e3).at_least(1.0 / AT_MOST))?;
             let case = format!("{stores}: rate beside fio");
-            let row = Measurement::new(case, Spread::single(mixed), "GB/s", Direction::HigherIsBetter);
+            let row =
+                Measurement::new(case, Spread::single(mixed), "GB/s", Direction::HigherIsBetter);
             let row = row.beside("fio, the same rates", fio_stores);
             reporter.report(&row.without_target("says whether fio reached the rate"))?;
         }

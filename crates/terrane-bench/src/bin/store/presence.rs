@@ -43,12 +43,10 @@ pub fn measure<W: Write>(
     let keys = memory::keys(3, arguments.keys);
     let before = resident()?;
     let bytes = ByteCount::new(BLOCK.into()).checked_mul("blocks", arguments.keys.into())?;
-    let (store, _) =
-        Store::builder().group(BlockGroup::new("kv", BLOCK)).host(bytes).open()?;
+    let (store, _) = Store::builder().group(BlockGroup::new("kv", BLOCK)).host(bytes).open()?;
     fill(&store, &keys)?;
     let mut random = Seeded::new(5);
-    let asked: Vec<[u8; 36]> =
-        (0..QUERIES).map(|_| keys[random.below(keys.len())]).collect();
+    let asked: Vec<[u8; 36]> = (0..QUERIES).map(|_| keys[random.below(keys.len())]).collect();
     let mut found = vec![Presence::Absent; BATCH];
     let mut ready = 0;
     for (name, size, limit) in [(&batched, BATCH, BATCHED_NS), (&alone, 1, ALONE_NS)] {

@@ -63,8 +63,7 @@ pub fn measure<W: Write>(
         let whole = written()? - before;
         let payload = f64::from(LARGE) * f64::from(slots) * rounds as f64;
         let share = (whole - payload) / payload * 100.0;
-        let row =
-            Measurement::new(metadata, Spread::single(share), "%", Direction::LowerIsBetter);
+        let row = Measurement::new(metadata, Spread::single(share), "%", Direction::LowerIsBetter);
         reporter.report(&row.within(METADATA_PERCENT))?;
         drop(store);
     }
