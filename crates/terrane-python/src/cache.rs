@@ -65,8 +65,8 @@ impl KvCache {
     ) -> PyResult<Self> {
         let imported: Vec<_> = tensors.iter().map(import).collect::<PyResult<_>>()?;
         let axes = axes.split_whitespace().map(axis).collect::<PyResult<Vec<_>>>()?;
-        let order = KvAxisOrder::new(&axes).map_err(refused)?;
         let config = config(&imported, &axes, page_size, apart)?;
+        let order = KvAxisOrder::new(&axes).map_err(refused)?;
         let builder = if apart {
             let keys: Vec<_> = imported.iter().step_by(2).cloned().collect();
             let values: Vec<_> = imported.iter().skip(1).step_by(2).cloned().collect();

@@ -7,11 +7,11 @@
 mod cache;
 mod errors;
 mod events;
-mod exit;
 mod interpreter;
 mod keys;
 mod memory;
 mod numbers;
+mod open;
 mod outcome;
 mod queue;
 mod snapshot;
@@ -42,6 +42,6 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         super::interpreter::check(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        super::exit::register(module)
+        super::open::register(module)
     }
 }

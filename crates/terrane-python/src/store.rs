@@ -20,10 +20,10 @@ use terrane_store::{
 use crate::cache::KvCache;
 use crate::errors;
 use crate::events::Events;
-use crate::exit;
 use crate::keys::Keys;
 use crate::memory::{Blocks, release_ended};
 use crate::numbers::{deadline, moment};
+use crate::open::{OpenStore, PATIENCE};
 use crate::outcome::{Completion, priority};
 use crate::queue::CompletionQueue;
 use crate::snapshot;
@@ -46,7 +46,7 @@ use crate::snapshot;
 /// Raises `InUseError`, `NamespaceError` or `StoreError`.
 #[pyclass(frozen, weakref, module = "terrane_kv")]
 pub(crate) struct Store {
-    store: Arc<NativeStore>,
+    open: Arc<OpenStore>,
     namespace: String,
     recovery: Recovery,
 }
@@ -163,9 +163,7 @@ impl Store {
         }
         let opened = py.detach(|| builder.open());
         let (store, recovery) = opened.map_err(|error| errors::exception(&error))?;
-        let store = Arc::new(store);
-        exit::note(Arc::downgrade(&store));
-        Ok(Self { store, namespace, recovery })
+        Ok(Self { open: OpenStore::new(store), namespace, recovery })
     }
 
     /// The name of the namespace, which is that of its folder.
@@ -207,7 +205,8 @@ impl Store {
         let Submission { options, own } = submission(options)?;
         // SAFETY: the job gets what is kept.
         let (source, kept) = (unsafe { blocks.native() }, blocks.kept());
-        let job = py.detach(|| self.store.put(&keys.slices(), source, options, kept));
+        let store = self.native()?;
+        let job = py.detach(|| store.put(&keys.slices(), source, options, kept));
         let job = job.map_err(|refused| errors::exception(&refused.cause));
         release_ended(py);
         Ok(Completion::new(job?, own))
@@ -233,7 +232,8 @@ impl Store {
         let Submission { options, own } = submission(options)?;
         // SAFETY: the job gets what is kept, and the memory is writable.
         let (destination, kept) = (unsafe { blocks.native() }, blocks.kept());
-        let job = py.detach(|| self.store.get(&keys.slices(), destination, options, kept));
+        let store = self.native()?;
+        let job = py.detach(|| store.get(&keys.slices(), destination, options, kept));
         let job = job.map_err(|refused| errors::exception(&refused.cause));
         release_ended(py);
         Ok(Completion::new(job?, own))
@@ -249,7 +249,8 @@ impl Store {
         let py = keys.py();
         let keys = Keys::of(keys)?;
         let Submission { options, own } = submission(options)?;
-        let job = py.detach(|| self.store.remove_with(&keys.slices(), options));
+        let store = self.native()?;
+        let job = py.detach(|| store.remove_with(&keys.slices(), options));
         Ok(Completion::new(job.map_err(|error| errors::exception(&error))?, own))
     }
 
@@ -257,10 +258,11 @@ impl Store {
     #[pyo3(signature = (key, *, group = 0))]
     fn presence(&self, key: &Bound<'_, PyAny>, group: u16) -> PyResult<u8> {
         let mut state = [Presence::Absent];
+        let Some(store) = self.open.get() else { return Ok(0) };
         if let Ok(key) = key.cast::<PyBytes>() {
-            self.store.presence(group, &[key.as_bytes()], &mut state);
+            store.presence(group, &[key.as_bytes()], &mut state);
         } else {
-            self.store.presence(group, &Keys::one(key)?.slices(), &mut state);
+            store.presence(group, &Keys::one(key)?.slices(), &mut state);
         }
         Ok(code(state[0]))
     }
@@ -275,7 +277,9 @@ impl Store {
         let taken = Keys::of(keys)?;
         let slices = taken.slices();
         let mut states = vec![Presence::Absent; slices.len()];
-        self.store.presence(group, &slices, &mut states);
+        if let Some(store) = self.open.get() {
+            store.presence(group, &slices, &mut states);
+        }
         let codes: Vec<u8> = states.into_iter().map(code).collect();
         Ok(PyBytes::new(keys.py(), &codes))
     }
@@ -283,13 +287,17 @@ impl Store {
     /// The number of leading keys that are ready.
     #[pyo3(signature = (keys, *, group = 0))]
     fn prefix(&self, keys: &Bound<'_, PyAny>, group: u16) -> PyResult<usize> {
-        Ok(self.store.prefix(group, &Keys::of(keys)?.slices()))
+        let keys = Keys::of(keys)?;
+        Ok(self.open.get().map_or(0, |store| store.prefix(group, &keys.slices())))
     }
 
     /// Counts as a use of each key, so that it is evicted later.
     #[pyo3(signature = (keys, *, group = 0))]
     fn touch(&self, keys: &Bound<'_, PyAny>, group: u16) -> PyResult<()> {
-        self.store.touch(group, &Keys::of(keys)?.slices());
+        let keys = Keys::of(keys)?;
+        if let Some(store) = self.open.get() {
+            store.touch(group, &keys.slices());
+        }
         Ok(())
     }
 
@@ -298,7 +306,7 @@ impl Store {
     fn why(&self, key: &Bound<'_, PyAny>, group: u16) -> PyResult<String> {
         let keys = Keys::one(key)?;
         let slices = keys.slices();
-        Ok(self.store.why(group, slices.first().copied().unwrap_or_default()).to_string())
+        Ok(self.native()?.why(group, slices.first().copied().unwrap_or_default()).to_string())
     }
 
     /// Removes all blocks, and waits until a restart does not bring them back.
@@ -313,24 +321,24 @@ impl Store {
 
     /// The changes from now on; at most `capacity` wait to be taken.
     fn events(&self, capacity: usize) -> PyResult<Events> {
-        self.store.events(capacity).map(Events::new).map_err(|error| errors::exception(&error))
+        self.native()?.events(capacity).map(Events::new).map_err(|error| errors::exception(&error))
     }
 
     /// Numbers about the store, by name.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        snapshot::dictionary(py, &self.store.snapshot())
+        snapshot::dictionary(py, &self.native()?.snapshot())
     }
 
     /// What the file system and the kernel granted, as a text of lines.
-    fn capabilities(&self) -> String {
-        self.store.capabilities().to_string()
+    fn capabilities(&self) -> PyResult<String> {
+        Ok(self.native()?.capabilities().to_string())
     }
 
     /// Waits until no job runs. Returns the number of jobs that run after `timeout` seconds.
     #[pyo3(signature = (timeout = 30.0))]
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
         let deadline = moment(timeout)?;
-        let left = py.detach(|| self.store.drain(deadline)).left;
+        let left = py.detach(|| self.open.get().map_or(0, |store| store.drain(deadline).left));
         release_ended(py);
         Ok(left)
     }
@@ -340,7 +348,7 @@ impl Store {
     #[pyo3(signature = (timeout = 30.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
         let deadline = moment(timeout)?;
-        let left = py.detach(|| self.store.close(deadline)).left;
+        let left = py.detach(|| self.open.close(deadline));
         release_ended(py);
         Ok(left)
     }
@@ -360,14 +368,19 @@ impl Store {
 }
 
 impl Store {
+    fn native(&self) -> PyResult<NativeStore> {
+        self.open.require().map_err(|error| errors::exception(&error))
+    }
+
     /// Waits for a job of the store as a whole.
     fn finish(
         &self,
         py: Python<'_>,
         submit: fn(&NativeStore) -> Result<terrane_store::Job, terrane_store::StoreError>,
     ) -> PyResult<()> {
+        let store = self.native()?;
         let outcome = py
-            .detach(|| submit(&self.store).map(terrane_store::Job::wait))
+            .detach(|| submit(&store).map(terrane_store::Job::wait))
             .map_err(|error| errors::exception(&error))?;
         match outcome.results.iter().find(|result| !result.is_ok()) {
             Some(result) => Err(errors::StoreError::new_err(result.to_string())),
@@ -378,8 +391,8 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // Closing waits for jobs: not with the GIL. The handle's own drop then finds the store closed.
-        Python::try_attach(|py| py.detach(|| self.store.close(Instant::now() + exit::PATIENCE)));
+        // Closing waits for jobs: not with the GIL.
+        Python::try_attach(|py| py.detach(|| self.open.close(Instant::now() + PATIENCE)));
     }
 }
 

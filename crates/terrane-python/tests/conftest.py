@@ -57,12 +57,11 @@ class Report:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--report-lines", action="store_true", help="the report of Terrane's test runners")
+    parser.addoption("--report-lines", action="store_true", help="the report of Terrane's test runners, with `-p no:terminal`")
 
 
 def pytest_configure(config):
     if config.getoption("--report-lines"):
-        config.pluginmanager.unregister(name="terminalreporter")
         config.pluginmanager.register(Report())
 
 

@@ -77,13 +77,15 @@ def test_tensors_stay_alive_with_the_cache_and_are_released_after(opened):
     arrays = arrays_of("block token row")
     before = sys.getrefcount(arrays[0])
     cache = adopted("block token row", arrays)
-    assert sys.getrefcount(arrays[0]) > before
+    during = sys.getrefcount(arrays[0])
+    assert during > before
     store = opened(groups=[("kv", cache)])
     store.put(["k"], cache.blocks([0])).wait(10)
     store.close()
     del cache, store
     gc.collect()
-    assert sys.getrefcount(arrays[0]) == before
+    after = sys.getrefcount(arrays[0])
+    assert after == before
 
 
 def test_what_does_not_fit_is_named():

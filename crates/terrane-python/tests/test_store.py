@@ -142,7 +142,8 @@ def test_a_buffer_stays_exported_until_its_job_ends(opened):
     job = store.put(["k"], [memory])
     job.wait(10)
     store.drain()
-    assert sys.getrefcount(memory) == before
+    after = sys.getrefcount(memory)
+    assert after == before
     memory.extend(b"x")
     blocks = terrane_kv.Blocks.of([memory])
     with pytest.raises(BufferError):

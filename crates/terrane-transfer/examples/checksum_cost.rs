@@ -2,7 +2,8 @@
 //! without.
 //!
 //! ```text
-//! cargo run --release -p terrane-transfer --example checksum_cost -- FOLDER [BLOCKS]
+//! cargo run --release -p terrane-transfer --features checksum --example checksum_cost -- \
+//!     FOLDER [BLOCKS]
 //! ```
 //!
 //! The folder decides the disk. Rounds alternate, and the figures are medians of five.

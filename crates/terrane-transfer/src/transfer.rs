@@ -168,10 +168,11 @@ impl Transfer {
 
     /// Computes the checksum of each block, or compares it with an expected one.
     ///
-    /// All layers and heads have to be copied. The engines between host memory, and between host
+    /// It needs the feature `checksum` of this crate. All layers and heads have to be copied. The engines between host memory, and between host
     /// memory and files, compute checksums, and so do relays that use one of them. Other engines
     /// [decline](crate::Declined::Checksums) the transfer. If a checksum differs, the blocks have
-    /// been copied, and the destination is [incomplete](crate::TransferError::Incomplete).
+    /// been copied, and the destination is [incomplete](crate::TransferError::Incomplete). Layers
+    /// of a [layer-by-layer](Self::layer_by_layer) transfer are done before checksums are known.
     ///
     /// ```
     /// # use terrane_transfer::{Checksums, Endpoint, Transfer, TransferManager};

@@ -85,9 +85,8 @@ fn wheel(workspace: &Workspace, is_release: bool) -> Result<PathBuf> {
     let tools = site::provide(workspace, &folder(workspace).join("build"), &requirements)?;
     let wheels = folder(workspace).join("wheels");
     remove(&wheels)?;
-    let maturin = Tool::new(workspace, "python3")
-        .env("PYTHONPATH", &tools)
-        .args(["-m", "maturin", "build", "--quiet", "--locked"])
+    let maturin = Tool::new(workspace, tools.join("bin/maturin"))
+        .args(["build", "--quiet", "--locked"])
         .args([Path::new("--manifest-path"), &package.join("Cargo.toml")])
         .args([Path::new("--out"), &wheels]);
     if is_release {
@@ -125,7 +124,7 @@ fn environment_of(
     Ok(Tool::new(workspace, &own)
         .env("PYTHONPATH", &libraries)
         .env("PYTHONDONTWRITEBYTECODE", "1")
-        .args(["-m", "pytest", "--report-lines", "-p", "no:cacheprovider"])
+        .args(["-m", "pytest", "--report-lines", "-p", "no:cacheprovider", "-p", "no:terminal"])
         .arg(package.join("tests")))
 }
 

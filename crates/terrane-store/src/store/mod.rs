@@ -51,8 +51,10 @@ pub(crate) mod room;
 pub(crate) mod shared;
 pub(crate) mod snapshot;
 pub(crate) mod submit;
+pub(crate) mod task;
 pub(crate) mod tier;
 pub(crate) mod transfers;
+pub(crate) mod upkeep;
 pub(crate) mod why;
 
 use std::fmt;

@@ -8,14 +8,14 @@ use crate::error::StoreError;
 use crate::slab::{Priority, SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::Arrivals;
 use crate::store::claims::{ClaimKind, HeldClaim};
-use crate::store::commit::{Place, WrittenBlock, failed};
+use crate::store::commit::{Place, WrittenBlock, not_written};
 use crate::store::copies;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
 use crate::store::result::BlockResult;
 use crate::store::room::{PinnedSlot, TakenSlots};
 use crate::store::shared::StoreCore;
-use crate::store::submit::{JobTask, begin_internal};
+use crate::store::task::{JobTask, begin_internal};
 use crate::store::tier::Tier;
 use crate::store::transfers::BlockCopy;
 
@@ -168,6 +168,9 @@ impl<'a> WriteDown<'a> {
         unsafe {
             disk.slabs.submit(requests);
         }
+        if task.control.stopped().is_some() {
+            disk.slabs.cancel(task.control.id());
+        }
         let mut own: Vec<Option<OwnBlock>> = own.into_iter().map(Some).collect();
         let mut left = own.len();
         while left > 0 {
@@ -176,10 +179,10 @@ impl<'a> WriteDown<'a> {
                 let Some(own) = own.get_mut(at).and_then(Option::take) else { continue };
                 match result {
                     Ok(done) => {
-                        let place = Place { tier: below.id, taken: &mut taken, at };
+                        let place = Place::new(below.id, &mut taken, at);
                         self.commit(own, done.checksum, place, results).await;
                     }
-                    Err(failure) => give_up(vec![own], &failed(failure), results),
+                    Err(failure) => give_up(vec![own], &not_written(failure), results),
                 }
             }
         }
@@ -211,6 +214,11 @@ impl<'a> WriteDown<'a> {
                     copies.push(BlockCopy { index: at, from: block.slot, to, tokens, keeps });
                 }
                 None if source.is_host && memory.is_host => {
+                    let hold = memory.hold(to);
+                    if let (Err(result), Some(slot)) = (&hold, copied.get_mut(at)) {
+                        *slot = Err(result.clone());
+                        continue;
+                    }
                     // SAFETY: the pin keeps the source, and the other slot is this job's alone.
                     #[expect(unsafe_code, reason = "the memory is named by addresses")]
                     unsafe {
@@ -244,7 +252,7 @@ impl<'a> WriteDown<'a> {
             match copied {
                 Ok(()) => {
                     let checksum = own.dirty.pin.block.checksum;
-                    let place = Place { tier: below.id, taken: &mut taken, at };
+                    let place = Place::new(below.id, &mut taken, at);
                     self.commit(own, checksum, place, results).await;
                 }
                 Err(result) => give_up(vec![own], &result, results),

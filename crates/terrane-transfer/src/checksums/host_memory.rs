@@ -2,10 +2,10 @@
 
 use std::slice;
 
-use terrane_core::checksum::Crc64;
 use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, HostAddress, Location};
 
+use super::crc::Crc64;
 use crate::plan::TransferPlan;
 use crate::side::Side;
 
@@ -63,7 +63,7 @@ pub(crate) unsafe fn block_sum(plan: &TransferPlan, side: Side, pair: usize) -> 
     let end = plan.end(side);
     let block = *plan.blocks(side).get(pair)?;
     let tokens = plan.tokens(side).unwrap_or(0..u32::MAX);
-    let layers = super::layers(plan, side);
+    let layers = plan.layers_of(side);
     let mut sum = GatheredSum::new();
     // The region of the last span, as most spans are in the same region as the last one.
     let mut last: Option<(u32, HostAddress)> = None;

@@ -1,14 +1,11 @@
 //! Checksums of the blocks of a transfer.
 
 pub(crate) mod block_sums;
+pub(crate) mod check;
+pub(crate) mod crc;
 pub(crate) mod host_memory;
 
-use std::ops::Range;
 use std::sync::Arc;
-
-use crate::error::TransferError;
-use crate::plan::TransferPlan;
-use crate::side::Side;
 
 /// What a transfer does with the checksums of its blocks.
 ///
@@ -52,39 +49,4 @@ pub struct ChecksumDifference {
 pub(crate) struct ChecksumsMissing {
     pub(crate) found: usize,
     pub(crate) wanted: usize,
-}
-
-/// Checks that checksums can be computed for a transfer: it copies whole blocks, or some tokens of
-/// them.
-pub(crate) fn check(checksums: &Checksums, plan: &TransferPlan) -> Result<(), TransferError> {
-    let blocks = plan.destination_blocks().len();
-    match checksums {
-        Checksums::Verify(sums) if sums.len() != blocks => {
-            return Err(TransferError::UnequalChecksumCounts { sums: sums.len(), blocks });
-        }
-        Checksums::Verify(_) | Checksums::Compute => {}
-    }
-    for side in [Side::Source, Side::Destination] {
-        let geometry = plan.end(side).layout().geometry();
-        if layers(plan, side) != (0..geometry.num_layers()) {
-            return Err(TransferError::ChecksumOfPart { part: "layers" });
-        }
-        let mut stated = geometry.sections().iter().filter_map(|section| section.shape().heads);
-        if !plan.has_all_heads() && stated.any(|heads| plan.heads(side) != (0..heads)) {
-            return Err(TransferError::ChecksumOfPart { part: "heads" });
-        }
-    }
-    Ok(())
-}
-
-/// The copied layers, by their numbers at one end.
-pub(crate) fn layers(plan: &TransferPlan, side: Side) -> Range<u32> {
-    let layers = plan.layers();
-    match side {
-        Side::Source => layers,
-        Side::Destination => {
-            let first = plan.destination_first_layer();
-            first..first + (layers.end - layers.start)
-        }
-    }
 }

@@ -49,8 +49,8 @@ pub enum Declined {
     NoCommonBackend,
     /// It computes no checksums, or none between these ends.
     #[error(
-        "computes no checksums between these ends; leave the checksums out, or copy through host \
-         memory"
+        "computes no checksums between these ends; leave the checksums out, copy through host memory, \
+         or build with the feature `checksum`"
     )]
     Checksums,
     /// One layer of a block is larger than the bounce buffers.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use terrane_core::StorageKind;
 
-use crate::checksums;
+use crate::checksums::check;
 use crate::completion::pair;
 use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::DEFAULT_SPIN;
@@ -29,6 +29,7 @@ use crate::hazard::endpoint::Endpoint;
 use crate::hazard::notify::notify;
 use crate::hazard::table::{BlockUse, Written, incomplete};
 use crate::hazard::ticket::Ticket;
+use crate::metrics::snapshot::TransferSnapshot;
 use crate::metrics::{PathMetrics, TransferMetrics};
 use crate::plan::TransferPlan;
 use crate::plan::planner::Planner;
@@ -99,6 +100,12 @@ impl TransferManager {
         Ok(Self::builder().host()?.disk()?.build())
     }
 
+    /// The transfers so far, by path. It reads the counters of all processors, without a lock.
+    #[must_use]
+    pub fn snapshot(&self) -> TransferSnapshot {
+        self.metrics.snapshot()
+    }
+
     /// The engines, in the order in which the manager asks them.
     #[must_use]
     pub fn engines(&self) -> &[Arc<dyn CopyEngine>] {
@@ -146,10 +153,6 @@ impl TransferManager {
         }
     }
 
-    pub(crate) fn metrics(&self) -> &TransferMetrics {
-        &self.metrics
-    }
-
     pub(crate) fn prepare(&self, transfer: Transfer) -> Result<Prepared, TransferError> {
         self.try_prepare(transfer).inspect_err(|_| self.metrics.refused())
     }
@@ -175,7 +178,7 @@ impl TransferManager {
     ) -> Result<Choice<'_>, TransferError> {
         check_options(transfer)?;
         if let Some(wanted) = &transfer.options.checksums {
-            checksums::check(wanted, plan)?;
+            check::check(wanted, plan)?;
         }
         let mut best: Option<(&Arc<dyn CopyEngine>, Quote)> = None;
         let mut declined: Vec<(&'static str, Declined)> = Vec::new();

@@ -73,15 +73,25 @@ impl TransferMetrics {
             source: kind_name(explanation.source),
             destination: kind_name(explanation.destination),
         };
-        let mut found = None;
+        let mut known = self.paths.iter().map_while(OnceLock::get);
+        match known.find(|path| path.key.is(&key)) {
+            Some(path) => Some(Arc::clone(path)),
+            None => self.add_path(key),
+        }
+    }
+
+    #[cold]
+    fn add_path(&self, key: PathKey) -> Option<Arc<PathMetrics>> {
+        let mut last = None;
         for slot in &self.paths {
+            // Another thread may add the same path.
             let path = slot.get_or_init(|| Arc::new(PathMetrics::new(key)));
-            found = Some(path);
+            last = Some(path);
             if path.key.is(&key) {
                 break;
             }
         }
-        found.cloned()
+        last.cloned()
     }
 
     /// Counts a transfer that was refused at its submission.
@@ -104,8 +114,9 @@ impl fmt::Debug for TransferMetrics {
 impl PathKey {
     /// Whether they are equal. Names are nearly always the same constants.
     fn is(&self, other: &Self) -> bool {
-        let same =
-            |one: &'static str, other: &'static str| std::ptr::eq(one, other) || one == other;
+        let same = |one: &str, other: &str| {
+            one.len() == other.len() && (one.as_ptr() == other.as_ptr() || one == other)
+        };
         same(self.path, other.path)
             && same(self.source, other.source)
             && same(self.destination, other.destination)
@@ -183,5 +194,48 @@ fn kind_name(kind: StorageKind) -> &'static str {
         kind if kind.is_device() => "device",
         kind if kind.is_remote() => "remote",
         _ => "other",
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use terrane_core::{Alignment, ByteCount};
+
+    use super::*;
+    use crate::engine::quote::{OnlyPath, SharedDecision};
+
+    fn explanation(decision: &'static OnlyPath) -> Explanation {
+        Explanation {
+            source: StorageKind::System,
+            destination: StorageKind::Disk,
+            bytes: ByteCount::new(7),
+            pieces: 1,
+            runs: 1,
+            source_alignment: Alignment::BYTE,
+            destination_alignment: Alignment::BYTE,
+            engine: "test",
+            predicted: Duration::ZERO,
+            declined: Vec::new(),
+            decision: SharedDecision::Constant(decision),
+        }
+    }
+
+    #[test]
+    fn paths_beyond_the_table_share_the_last_entry() {
+        let metrics = TransferMetrics::new();
+        for number in 0..2 * MOST_PATHS {
+            let path: &'static str = Box::leak(number.to_string().into_boxed_str());
+            let decision: &'static OnlyPath = Box::leak(Box::new(OnlyPath { path, reason: "" }));
+            for _ in 0..2 {
+                let counted = metrics.path_of(&explanation(decision)).unwrap();
+                counted.ended(&explanation(decision), &Ended::Failed, 3);
+            }
+        }
+        let paths = metrics.snapshot().paths;
+        assert_eq!(paths.len(), MOST_PATHS);
+        let failed: Vec<u64> = paths.iter().map(|path| path.failed).collect();
+        assert!(failed[..MOST_PATHS - 1].iter().all(|&failed| failed == 2));
+        assert_eq!(failed[MOST_PATHS - 1], 2 + 2 * terrane_core::convert::to_u64(MOST_PATHS));
+        assert_eq!((paths[0].retries, paths[0].in_flight), (6, 0));
     }
 }

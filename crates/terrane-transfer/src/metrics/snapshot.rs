@@ -7,9 +7,8 @@ use terrane_core::ByteCount;
 use terrane_core::metrics::{HistogramSnapshot, OpenMetrics, Unit};
 
 use super::nanoseconds;
-use crate::manager::TransferManager;
 
-/// The transfers of a [`TransferManager`] and its clones so far.
+/// The transfers of a [`TransferManager`](crate::TransferManager) and its clones so far.
 ///
 /// It is exact if no transfer is in flight. Otherwise a transfer that is just ending may be counted
 /// in some numbers only. No number but [`PathSnapshot::in_flight`] ever decreases.
@@ -57,14 +56,6 @@ pub struct PathSnapshot {
     pub queued: Duration,
     /// The time from submission to the end of each transfer that succeeded, in nanoseconds.
     pub latency: HistogramSnapshot,
-}
-
-impl TransferManager {
-    /// The transfers so far, by path. It reads the counters of all processors, without a lock.
-    #[must_use]
-    pub fn snapshot(&self) -> TransferSnapshot {
-        self.metrics().snapshot()
-    }
 }
 
 impl PathSnapshot {

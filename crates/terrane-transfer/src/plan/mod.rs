@@ -200,6 +200,18 @@ impl TransferPlan {
         self.loops.selection.destination_first_layer
     }
 
+    /// The layers, by their numbers at one end.
+    pub(crate) fn layers_of(&self, side: Side) -> Range<u32> {
+        let layers = self.layers();
+        match side {
+            Side::Source => layers,
+            Side::Destination => {
+                let first = self.destination_first_layer();
+                first..first + (layers.end - layers.start)
+            }
+        }
+    }
+
     /// The pieces to copy: one for each block, layer and section.
     #[must_use]
     pub fn pieces(&self) -> u64 {

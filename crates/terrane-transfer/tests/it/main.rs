@@ -11,6 +11,7 @@
 
 mod allocations;
 mod cancels;
+#[cfg(feature = "checksum")]
 mod checksums;
 mod compile_fail;
 mod completion;
@@ -28,6 +29,7 @@ mod heads;
 mod incomplete;
 mod layers;
 mod limits;
+mod metrics;
 mod model;
 mod orders;
 mod overlaps;

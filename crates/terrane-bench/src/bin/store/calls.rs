@@ -10,7 +10,7 @@ use terrane_core::ByteCount;
 use terrane_store::{BlockGroup, Blocks, JobOptions, Spans, Store};
 use terrane_transfer::{Endpoint, Transfer};
 
-use crate::memory;
+use crate::{Arguments, memory};
 
 /// The blocks of a job.
 const BLOCKS: u32 = 128;
@@ -19,21 +19,26 @@ const BLOCK: u32 = 64 << 10;
 /// A call may take so many times as long as its baseline.
 const AT_MOST: f64 = 1.2;
 
-pub fn measure<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+pub fn measure<W: Write>(
+    arguments: &Arguments,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
     let spans = format!("submit of {BLOCKS} spans");
     let hit = "hit in the host tier, one block, submit";
     if !reporter.wants(&spans) && !reporter.wants(hit) {
         return Ok(());
     }
     let memory = memory::memory(BLOCKS, BLOCK)?;
-    let group = BlockGroup::of_layout("kv", memory.layout());
-    let (store, _) = Store::builder().group(group).host(ByteCount::mib(32)).open()?;
     let keys = memory::keys(1, BLOCKS);
     let ids: Vec<u32> = (0..BLOCKS).collect();
-    memory::put(&store, &keys, &memory, &ids)?;
     // Jobs are short, so many are measured for each repeat.
     let repeats = settings.repeats.max(1) * 20;
     if reporter.wants(&spans) {
+        // Gets from disk: their submission copies nothing.
+        let folder = tempfile::tempdir_in(&arguments.directory)?;
+        let store = memory::disk_store(folder.path(), &memory, BLOCKS)?;
+        memory::put(&store, &keys, &memory, &ids)?;
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 0..repeats {
             for is_ours in [round % 2 == 0, round % 2 != 0] {
@@ -49,6 +54,9 @@ pub fn measure<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> Res
         report(&spans, &baseline, &ours, &theirs, reporter)?;
     }
     if reporter.wants(hit) {
+        let group = BlockGroup::of_layout("kv", memory.layout());
+        let (store, _) = Store::builder().group(group).host(ByteCount::mib(32)).open()?;
+        memory::put(&store, &keys, &memory, &ids)?;
         let manager = memory::manager()?;
         let source = memory::memory(1, BLOCK)?;
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());

@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         for block in [1 << 20, 4 << 20] {
             blocks::measure(block, &arguments, settings, reporter)?;
         }
-        calls::measure(settings, reporter)?;
+        calls::measure(&arguments, settings, reporter)?;
         mixed::measure(&arguments, reporter)?;
         presence::measure(&arguments, settings, reporter)?;
         restart::measure(&arguments, settings, reporter)

@@ -4,10 +4,10 @@ use std::hint::black_box;
 use std::io::Write;
 use std::ptr::NonNull;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use terrane_bench::{Direction, Measurement, Reporter, Settings};
 use terrane_core::ByteCount;
-use terrane_store::{BlockGroup, Blocks, JobOptions, Presence, Spans, Store, TierId};
+use terrane_store::{BlockGroup, Blocks, JobOptions, Presence, Spans, Store};
 use terrane_testkit::random::Seeded;
 
 use crate::{Arguments, memory};
@@ -26,6 +26,9 @@ const BATCH: usize = 64;
 /// The bytes of a block: the queries never read them.
 const BLOCK: u32 = 64;
 
+/// The bytes between two blocks of a host tier: blocks begin at pages.
+const STRIDE: u64 = 4096;
+
 /// The keys of one measured call.
 const QUERIES: u32 = 64 * 1024;
 
@@ -41,10 +44,12 @@ pub fn measure<W: Write>(
         return Ok(());
     }
     let keys = memory::keys(3, arguments.keys);
-    let before = resident()?;
-    let bytes = ByteCount::new(BLOCK.into()).checked_mul("blocks", arguments.keys.into())?;
+    let before = resident_bytes()?;
+    let bytes = ByteCount::new(STRIDE).checked_mul("blocks", arguments.keys.into())?;
     let (store, _) = Store::builder().group(BlockGroup::new("kv", BLOCK)).host(bytes).open()?;
     fill(&store, &keys)?;
+    let resident = store.prefix(0, &keys);
+    ensure!(resident == keys.len(), "{resident} of {} keys are resident", keys.len());
     let mut random = Seeded::new(5);
     let asked: Vec<[u8; 36]> = (0..QUERIES).map(|_| keys[random.below(keys.len())]).collect();
     let mut found = vec![Presence::Absent; BATCH];
@@ -63,22 +68,21 @@ pub fn measure<W: Write>(
         let row = Measurement::new(name.as_str(), ns, "ns", Direction::LowerIsBetter);
         reporter.report(&row.within(limit))?;
     }
-    anyhow::ensure!(ready.is_multiple_of(BATCH), "all keys are resident");
+    ensure!(ready.is_multiple_of(usize::try_from(QUERIES)?), "a resident key was not found");
     if reporter.wants(index) {
-        // What the blocks themselves take is known.
-        let tier = store.snapshot().tiers.first().map(|tier| tier.capacity.get());
-        let blocks = tier.context("the store has a tier")? as f64;
-        let each = (resident()? - before - blocks) / f64::from(arguments.keys);
+        // What the blocks themselves take is known: their memory is touched when it is allocated.
+        let tiers = store.snapshot().tiers;
+        let blocks = tiers.first().context("the store has no tier")?.capacity.get();
+        let each = (resident_bytes()? - before - blocks as f64) / f64::from(arguments.keys);
         let spread = terrane_bench::Spread::single(each);
         let row = Measurement::new(index, spread, "bytes", Direction::LowerIsBetter);
         reporter.report(&row.within(INDEX_BYTES))?;
     }
-    let _ = TierId::new(0);
     Ok(())
 }
 
 /// The resident bytes of the process.
-fn resident() -> Result<f64> {
+fn resident_bytes() -> Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib: f64 = line.context("no VmRSS")?.trim().trim_end_matches(" kB").parse()?;

@@ -68,7 +68,7 @@ impl Worker {
     /// in the device, unless that would be too little to keep it busy.
     fn has_window(&self) -> bool {
         let (loading, left) = (self.device.load_bytes, self.loads_left);
-        loading < self.window.max((loading + left) / 2)
+        loading < self.window.max((loading + left) / 4 * 3)
     }
 
     /// Submits the next part of a block.

@@ -24,6 +24,7 @@ impl Room {
     /// A slower tier has the block of the slot, or never will.
     pub(crate) fn set_clean(&self, slot: u32) {
         self.set_mark(&self.dirty, slot, CLEAN);
+        self.evict_beyond(slot);
         self.retry_for_waiters();
     }
 

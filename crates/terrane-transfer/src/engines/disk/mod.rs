@@ -17,6 +17,7 @@ use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{CapabilityReport, OwnerProcess};
 use terrane_storage::{IoQueue, IoWaker, StorageError};
 
+use crate::checksums::crc;
 use crate::engine::declined::Declined;
 use crate::engine::job::CopyJob;
 use crate::engine::quote::Quote;
@@ -107,7 +108,7 @@ unsafe impl CopyEngine for DiskEngine {
     }
 
     fn computes_checksums(&self) -> bool {
-        true
+        crc::IS_COMPUTED
     }
 
     fn capabilities(&self) -> CapabilityReport {

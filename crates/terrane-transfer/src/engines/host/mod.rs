@@ -16,6 +16,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OsError, OwnerProcess};
 
+use crate::checksums::crc;
 use crate::engine::declined::Declined;
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::engine::quote::{Decision, Quote};
@@ -198,7 +199,7 @@ unsafe impl CopyEngine for HostEngine {
     }
 
     fn computes_checksums(&self) -> bool {
-        true
+        crc::IS_COMPUTED
     }
 
     fn submit(&self, job: CopyJob) {

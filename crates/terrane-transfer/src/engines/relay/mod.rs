@@ -25,6 +25,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{Allocate, BoxedCause, ByteCount, OwnerProcess};
 
+use crate::checksums::crc;
 use crate::engine::declined::Declined;
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::engine::order::DeviceOrder;
@@ -200,7 +201,7 @@ unsafe impl CopyEngine for RelayEngine {
 
     /// It does if one of its two engines does.
     fn computes_checksums(&self) -> bool {
-        true
+        crc::IS_COMPUTED
     }
 
     fn submit(&self, job: CopyJob) {

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use terrane_core::checksum::combine;
 use terrane_core::convert::to_u64;
 
+use crate::checksums::crc::combine;
 use crate::engine::job::CopyJob;
 
 /// The checksums of the layer groups of each pair of blocks. In canonical order, a group follows

@@ -3,7 +3,6 @@
 use std::slice;
 
 use rustc_hash::FxHashSet;
-use terrane_core::checksum::{Crc64Shift, crc64};
 use terrane_core::convert::{to_u64, to_usize};
 use terrane_layout::RegionOffset;
 
@@ -11,7 +10,7 @@ use super::super::bounce::BounceBuffer;
 use super::super::extents::RunPart;
 use super::super::request::{BufferDirection, NotForFiles, copy_parts, engine_failure};
 use super::super::route::DiskRoute;
-use crate::checksums;
+use crate::checksums::crc::{Crc64Shift, crc64};
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::plan::TransferPlan;
 use crate::side::Side;
@@ -149,7 +148,7 @@ pub(super) fn copy_and_sum(
 
 /// The copied bytes of a block, if they are one span in canonical order: their start and length.
 fn block_span(plan: &TransferPlan, side: Side, block: u32) -> Option<(RegionOffset, u64)> {
-    let (layers, tokens) = (checksums::layers(plan, side), plan.tokens(side));
+    let (layers, tokens) = (plan.layers_of(side), plan.tokens(side));
     let (mut first, mut spans) = (None, 0);
     let geometry = plan.end(side).layout().geometry();
     geometry.canonical_spans_of(block, layers, tokens.unwrap_or(0..u32::MAX), &mut |at, bytes| {

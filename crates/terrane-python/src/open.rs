@@ -1,0 +1,74 @@
+//! The native store behind a `Store` of Python, until it is closed.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use terrane_core::sync::lock;
+use terrane_store::{Store, StoreError};
+
+use crate::memory::release_ended;
+
+/// The time that jobs in flight have when the interpreter exits, or when a store is freed. Then they are
+/// cancelled.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The stores that are open.
+static OPEN: Mutex<Vec<Weak<OpenStore>>> = Mutex::new(Vec::new());
+
+/// A store that can be closed while other threads use it. Its directory is free once it is closed.
+pub(crate) struct OpenStore {
+    store: RwLock<Option<Store>>,
+}
+
+impl OpenStore {
+    /// Keeps the store, and has it closed when the interpreter exits.
+    pub(crate) fn new(store: Store) -> Arc<Self> {
+        let open = Arc::new(Self { store: RwLock::new(Some(store)) });
+        let mut all = lock(&OPEN);
+        all.retain(|store| store.strong_count() > 0);
+        all.push(Arc::downgrade(&open));
+        open
+    }
+
+    /// The store, unless it is closed.
+    pub(crate) fn get(&self) -> Option<Store> {
+        self.store.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The store.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Closed`] if it is closed.
+    pub(crate) fn require(&self) -> Result<Store, StoreError> {
+        self.get().ok_or(StoreError::Closed)
+    }
+
+    /// Closes the store, and returns the number of jobs that were cancelled. It waits for jobs.
+    pub(crate) fn close(&self, deadline: Instant) -> usize {
+        let store = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
+        store.map_or(0, |store| store.close(deadline).left)
+    }
+}
+
+/// Closes the stores that are open. Python calls it before it frees anything, so the memory of jobs in
+/// flight is valid until they have ended.
+#[pyfunction]
+fn close_all(py: Python<'_>) {
+    let open = std::mem::take(&mut *lock(&OPEN));
+    py.detach(|| {
+        let deadline = Instant::now() + PATIENCE;
+        for store in open.iter().filter_map(Weak::upgrade) {
+            store.close(deadline);
+        }
+    });
+    release_ended(py);
+}
+
+/// Registers [`close_all`] with Python.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let close_all = wrap_pyfunction!(close_all, module)?;
+    module.py().import("atexit")?.call_method1("register", (close_all,))?;
+    Ok(())
+}
