@@ -86,6 +86,10 @@ pub(crate) enum Failure {
     TooSmall { what: &'static str, size: ByteCount, needed: ByteCount },
     #[error("{}", chain(.0))]
     Store(#[from] terrane_store::StoreError),
+    #[error("{url}: {reason}")]
+    Http { url: String, reason: String },
+    #[error("a block of the store ended as {0}; check the directory's disk and its free space")]
+    Block(String),
     #[error(transparent)]
     Metrics(#[from] crate::commands::top::NoMetric),
     #[error("the plot cannot be drawn: {0}")]

@@ -45,6 +45,17 @@ fn the_suite_of_a_disk_leaves_nothing_behind_and_says_whether_fio_ran() {
 }
 
 #[test]
+fn the_suite_of_the_store_puts_and_gets_all_blocks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let report = json(&[&["bench", "store", path][..], &SMALL].concat());
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 3);
+    assert!(cases.iter().all(|case| case["ratio"].as_f64().unwrap() > 0.0), "{report:#}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn two_reports_are_compared_and_plotted() {
     let folder = tempfile::tempdir().unwrap();
     let [a, b, page] = ["a.json", "b.json", "page.html"]

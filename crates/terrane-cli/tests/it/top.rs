@@ -100,7 +100,7 @@ fn sources_that_are_no_metrics_are_one_line() {
         (&["top", file.to_str().unwrap(), "--once"][..], 2, "is not a metric"),
         (&["top", "/no/such", "--once"], 1, "check the path"),
         (&["top", "https://here/metrics"], 2, "use http"),
-        (&["top", &closed, "--once"], 2, "check the host, the port"),
+        (&["top", &closed, "--once"], 1, "check the host, the port"),
         (&["top", "/no/such", "--interval", "0"], 2, "--interval 0 is out of range"),
     ] {
         let (error, found) = refused(arguments);

@@ -50,6 +50,13 @@ enum Suite {
         #[command(flatten)]
         options: Options,
     },
+    /// Puts and gets of a store, beside a raw loop over the same blocks
+    Store {
+        /// The directory of the store
+        directory: PathBuf,
+        #[command(flatten)]
+        options: Options,
+    },
     /// Each way of copying between a GPU and pinned memory, beside ours
     Movers {
         #[command(flatten)]
@@ -82,8 +89,7 @@ pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<Exit
         return Ok(ExitStatus::Success);
     }
     let Some(suite) = &arguments.suite else {
-        let text =
-            "no suite is given; use host, disk DIR, gpu or movers, or --compare A.json B.json";
+        let text = "no suite is given; use host, disk DIR, store DIR, gpu or movers, or --compare A.json B.json";
         return Err(Failure::Usage(text.to_owned()));
     };
     let options = suite.options();
@@ -94,6 +100,7 @@ pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<Exit
             suites::disk(options, directory, *depth, &mut progress)
         }
         Suite::Gpu { .. } => suites::gpu(options, &mut progress),
+        Suite::Store { directory, .. } => suites::store(options, directory, &mut progress),
         Suite::Movers { .. } => suites::movers(options, &mut progress),
     }?;
     progress.end();
@@ -113,6 +120,7 @@ impl Suite {
         match self {
             Self::Host { options }
             | Self::Disk { options, .. }
+            | Self::Store { options, .. }
             | Self::Gpu { options }
             | Self::Movers { options } => options,
         }

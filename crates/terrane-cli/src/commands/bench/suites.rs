@@ -12,6 +12,7 @@ use crate::error::Failure;
 use crate::measure::bus::Bus;
 use crate::measure::disk::DiskCase;
 use crate::measure::host::{HostCase, first_touch};
+use crate::measure::store::StoreCase;
 use crate::measure::{Shape, Spread, times, times_beside};
 
 /// A bar on standard error, if that is a terminal.
@@ -179,6 +180,41 @@ pub(super) fn disk(
 /// The share of one block in the raw loop's time.
 fn scaled_limit(raw: Spread, case: &DiskCase) -> Spread {
     raw.scaled(case.block_bytes() as f64 / case.bytes() as f64)
+}
+
+pub(super) fn store(
+    options: &Options,
+    directory: &Path,
+    progress: &mut Progress,
+) -> Result<Report, Failure> {
+    let (model, shapes) = shapes(options)?;
+    let mut report = report("store", model, directory.display().to_string(), options);
+    for (group, shape) in shapes {
+        let name = |what: &str| format!("{}: {what}", group.kind);
+        progress.case(&name("puts"));
+        let mut raw = DiskCase::new(&shape, directory, 32)?;
+        // Blocks that are only reserved are slower to write the first time.
+        raw.pass(true)?;
+        let mut case = StoreCase::new(&shape, directory)?;
+        let bytes = raw.bytes();
+        let (put, limit) = times_beside(options.passes, || case.put(), || raw.raw(true))?;
+        report.cases.push(Case::rate(name("put"), bytes, put, ("raw loop", limit)));
+        progress.case(&name("gets"));
+        case.put_all()?;
+        let (get, limit) = times_beside(options.passes, || case.get(), || raw.raw(false))?;
+        report.cases.push(Case::rate(name("get"), bytes, get, ("raw loop", limit)));
+        let one = times(options.passes, || case.get_one())?;
+        let limit = scaled_limit(limit, &raw);
+        let block = raw.block_bytes();
+        report.cases.push(Case::time(
+            name("get of one block"),
+            block,
+            one,
+            ("raw, of many", limit),
+        ));
+    }
+    report.notes.push("puts end when the bytes are written, not when they are durable".to_owned());
+    Ok(report)
 }
 
 pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, Failure> {

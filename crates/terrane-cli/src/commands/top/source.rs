@@ -44,8 +44,9 @@ impl Source {
     pub(super) fn read(&self) -> Result<String, Failure> {
         match self {
             Self::File(path) => files::read_text(path),
-            Self::Http { authority, path } => get(authority, path)
-                .map_err(|reason| Failure::Usage(format!("http://{authority}{path}: {reason}"))),
+            Self::Http { authority, path } => get(authority, path).map_err(|reason| {
+                Failure::Http { url: format!("http://{authority}{path}"), reason }
+            }),
         }
     }
 }
