@@ -1,4 +1,4 @@
-//! What `terrane top` shows: rates between two readings, and totals before there are two.
+//! The tables of `terrane top`: rates between two readings, and totals before there are two.
 
 use std::time::Duration;
 
