@@ -172,7 +172,7 @@ impl Store {
         &self.namespace
     }
 
-    /// What was found when the store was opened: `found` blocks, `torn` and `damaged` records, `dropped` blocks, and
+    /// The findings of the start: `found` blocks, `torn` and `damaged` records, `dropped` blocks, and
     /// `seconds`.
     #[getter]
     fn recovery<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -33,7 +33,7 @@ def releases(engine):
 
 
 class TierBase:
-    """What the engine's own constructor of a tier does."""
+    """A tier with the constructor of the engine's."""
 
     def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None):
         self._primary_kv_view = primary_kv_view
@@ -65,7 +65,7 @@ class ManagerBase:
 
 
 class SpecBase:
-    """What the tiering spec does that ours builds on."""
+    """The parts of the tiering spec that ours builds on."""
 
     def __init__(self, config):
         self.extra_config = config.extra_config

@@ -232,7 +232,7 @@ def test_sglang_s_longest_prefix(sglang):
 
 
 class Tensor:
-    """What the older interface asks of a tensor."""
+    """A tensor with the methods that the older interface calls."""
 
     def __init__(self, array):
         self.array = array

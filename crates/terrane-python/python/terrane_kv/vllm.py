@@ -31,7 +31,7 @@ from terrane_kv.folders import open_rank
 
 logger = logging.getLogger("terrane_kv")
 
-# What Store.presence returns for a key.
+# The values that Store.presence returns for a key.
 ABSENT, WRITING, READY = 0, 1, 2
 
 # The jobs of one engine that may be in flight; vLLM has one a request and step.
