@@ -1,6 +1,7 @@
 """The adapters as their engines use them, for the three newest releases of each."""
 
 import dataclasses
+import importlib.metadata
 import logging
 import sys
 
@@ -143,6 +144,15 @@ def test_the_spec_makes_our_manager_over_vllm_s_tiers(version):
         assert type(manager) is module.WaitingTieringManager and spec.get_manager() is manager
         assert (manager.primary_tier, manager.secondary_tiers) == ("primary", ["tier"])
         assert manager.options == {"tier_poll_interval_s": 0.001} and manager._room_wait_s == 2
+
+
+def test_the_entry_points_of_the_installed_wheel_name_functions_that_exist():
+    ours = importlib.metadata.distribution("terrane-kv").entry_points
+    assert [point.group for point in ours] == ["vllm.general_plugins"]
+    (registered,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="terrane")
+    from terrane_kv.plugins import register_vllm
+
+    assert registered.load() is register_vllm
 
 
 def test_the_entry_point_registers_with_vllm_s_factories_and_may_be_called_again():
