@@ -329,7 +329,7 @@ impl Store {
         snapshot::dictionary(py, &self.native()?.snapshot())
     }
 
-    /// What the file system and the kernel granted, as a text of lines.
+    /// The grants of the file system and the kernel, as a text of lines.
     fn capabilities(&self) -> PyResult<String> {
         Ok(self.native()?.capabilities().to_string())
     }

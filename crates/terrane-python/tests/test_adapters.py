@@ -1,6 +1,5 @@
 """The adapters as their engines use them, for the three newest releases of each."""
 
-import dataclasses
 import importlib.metadata
 import logging
 import sys
@@ -323,9 +322,9 @@ def test_sglang_s_calls_return_false_after_a_failure(sglang):
 def test_sizes_are_numbers_or_text():
     from terrane_kv.folders import capacity_bytes
 
-    assert [capacity_bytes(it) for it in (5, "7", "2KiB", "1.5 MiB", "3g", "1TB")] == [
-        5, 7, 2048, 1_572_864, 3 << 30, 1 << 40,
+    assert [capacity_bytes(it) for it in (5, "7", "2KiB", "1.5 MiB", "3Gi", "500GB", "1.1 tb")] == [
+        5, 7, 2048, 1_572_864, 3 << 30, 500_000_000_000, 1_100_000_000_000,
     ]
-    for wrong in ("much", "", -1, 0, "5 PiB"):
+    for wrong in ("much", "", -1, 0, "5 EiB", "3g", "1.GB", "٣GiB"):
         with pytest.raises(ValueError):
             capacity_bytes(wrong)

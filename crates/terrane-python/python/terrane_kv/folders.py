@@ -1,5 +1,6 @@
 """Opens the store of one rank of an engine."""
 
+import decimal
 import json
 import logging
 import os
@@ -12,19 +13,27 @@ from terrane_kv.keys import KeySeed
 
 logger = logging.getLogger("terrane_kv")
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}ib": 1 << 10 * power for power, letter in enumerate("kmgtp", 1)},
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", 1)},
+    # The usual abbreviation in settings of containers.
+    "gi": 1 << 30,
+}
 
 
 def capacity_bytes(capacity: int | str) -> int:
-    """A capacity in bytes: a number, or a text such as "500GiB" (units are powers of 1,024).
+    """A capacity in bytes: a number, or a text such as "500GiB" (units of 1,024) or "500GB" (units of 1,000).
 
-    Raises `ValueError` if it is neither, or not positive.
+    The units are those of Terrane's command line. Raises `ValueError` if it is neither, or not positive.
     """
     if isinstance(capacity, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", capacity, re.IGNORECASE)
-        if found is None:
-            raise ValueError(f"the capacity {capacity!r} is no size; write for example 500GiB")
-        capacity = int(float(found[1]) * _UNITS[found[2].upper()])
+        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", capacity)
+        unit = _UNITS.get(found[2].lower()) if found else None
+        if unit is None:
+            raise ValueError(f"the capacity {capacity!r} is no size; write for example 500GiB or 500GB")
+        capacity = int(decimal.Decimal(found[1]) * unit)
     if capacity <= 0:
         raise ValueError(f"the capacity is {capacity} bytes; it must be positive")
     return capacity
