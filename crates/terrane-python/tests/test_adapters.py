@@ -93,6 +93,30 @@ def test_vllm_s_engines_have_folders_of_their_own_and_share_the_capacity(directo
             each.close()
 
 
+def test_a_random_seed_of_vllm_that_was_not_stated_empties_the_store(vllm, caplog, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    vllm.store([1])
+    utils = sys.modules["vllm.v1.core.kv_cache_utils"]
+    monkeypatch.setattr(utils, "get_none_hash_seed", lambda: "ab" * 32)
+    with caplog.at_level(logging.WARNING):
+        vllm.tier.on_new_request(vllm.context())
+        vllm.tier.on_new_request(vllm.context("second"))
+    assert caplog.text.count("will not survive a restart") == 1
+    assert vllm.load([1]) == [None] and vllm.store([2]) and vllm.load([2]) == [True]
+    (report,) = [it for it in terrane_kv.doctor()["stores"] if it["directory"] == vllm.tier._root_dir]
+    assert not report["persistent"] and "PYTHONHASHSEED" in report["problems"][0]
+
+
+@pytest.mark.parametrize("stated", ["random", ""])
+def test_a_random_seed_of_python_is_none_for_lmcache(stated, monkeypatch):
+    from terrane_kv import keys
+
+    monkeypatch.setenv("PYTHONHASHSEED", stated)
+    assert not keys.lmcache("builtin").is_reproducible and keys.lmcache().is_reproducible
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert keys.lmcache("builtin").seed == "7"
+
+
 class Primary:
     """Host memory with room for some chunks."""
 

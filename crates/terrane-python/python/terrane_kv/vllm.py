@@ -26,6 +26,7 @@ from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from terrane_kv import keys as key_seeds
+from terrane_kv import report
 from terrane_kv._native import CompletionQueue, Region, StoreError
 from terrane_kv.folders import open_rank
 
@@ -73,6 +74,7 @@ class TerraneTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality is not None else None
         self._load_timeout_s = float(load_timeout_s)
+        self._root_dir = root_dir
         self._seed = key_seeds.vllm(hash_algorithm)
         self._is_seed_checked = False
         config = offloading_spec.config
@@ -195,16 +197,23 @@ class TerraneTier(SecondaryTierManager):
         self._failed.pop(req_context.req_id, None)
 
     def _check_seed(self):
-        """The seed is known once vLLM has made its first hash, which is after the tier was made."""
+        """Empties the store if vLLM's seed turns out to be random.
+
+        The seed is known once vLLM has made its first hash, which is after the tier was made.
+        """
         used = kv_cache_utils.get_none_hash_seed()
         expected = self._seed.seed
         if expected == "default":
             expected = kv_cache_utils.DEFAULT_NONE_HASH_SEED
-        if self._seed.is_reproducible and used != expected:
-            logger.warning(
-                "vLLM's block hashes start from another seed than stated, so blocks will not hit after a restart; "
-                "set the tier's `hash_algorithm` to the value of --prefix-caching-hash-algo, or PYTHONHASHSEED"
-            )
+        if not self._seed.is_reproducible or used == expected:
+            return
+        self._seed = key_seeds.vllm_random(f"not {self._seed.algorithm}, which is stated")
+        report.note_store(self._store, "vllm", self._root_dir, self._seed)
+        logger.warning("the cache in %s will not survive a restart: %s", self._root_dir, self._seed.remedy)
+        try:
+            self._store.clear()
+        except StoreError as error:
+            logger.warning("the blocks of earlier sessions, which never hit, stay: %s", error)
 
     def drain_jobs(self):
         # Interrupted each second, so that a signal is seen.
