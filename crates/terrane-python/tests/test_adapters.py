@@ -84,13 +84,23 @@ def test_a_tier_of_vllm_gives_its_region_back(directory):
 
 def test_vllm_s_engines_have_folders_of_their_own_and_share_the_capacity(directory):
     with installed("vllm", adapters.newest("vllm")) as module:
-        both = [Vllm(module, directory, dp=(index, 2)) for index in (0, 1)]
+        # vLLM tells an engine of a dense model that it is the only one.
+        both = [Vllm(module, directory, dp=(0, 2)), Vllm(module, directory, dp=(1, 1), engines=2)]
         both[0].store([1])
         assert both[1].load([1]) == [None]
         for each in both:
             (disk,) = each.tier._store.snapshot()["tiers"]
             assert disk["capacity"] <= 32 * BLOCK
             each.close()
+        with pytest.raises(ValueError, match="set the tier's `engines`"):
+            Vllm(module, directory, dp=(1, 1))
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(1, 1), (-1, 1), (0, 0)])
+def test_a_rank_that_is_not_below_the_ranks_is_refused(directory, rank, ranks):
+    with installed("lmcache", adapters.newest("lmcache")) as module:
+        with pytest.raises(ValueError, match=f"of {ranks} that share"):
+            Lmcache(module, directory, rank=rank, ranks=ranks)
 
 
 def test_a_random_seed_of_vllm_that_was_not_stated_empties_the_store(vllm, caplog, monkeypatch):

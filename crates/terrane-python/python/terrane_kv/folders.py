@@ -56,7 +56,13 @@ def open_rank(
 
     Each process needs its own folder, because a store has one owner. `fields` are what else must agree before one
     process may read what another has written. `groups` are names and block sizes in bytes.
+
+    Raises `ValueError` if `rank` is not below `ranks`.
     """
+    if not 0 <= rank < ranks:
+        raise ValueError(
+            f"this is process {rank} (from 0) of {ranks} that share {directory}; state the number of processes that share it"
+        )
     share = capacity_bytes(capacity) // ranks
     if not seed.is_reproducible:
         logger.warning("the cache in %s will not survive a restart: %s", directory, seed.remedy)

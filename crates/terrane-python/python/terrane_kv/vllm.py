@@ -46,6 +46,7 @@ class TerraneTier(SecondaryTierManager):
 
     - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all
       data-parallel engines of this machine together.
+    - `engines`: the value of `--data-parallel-size`. vLLM does not tell it to the tier for dense models.
     - `load_timeout_s`: a load that takes longer is a miss (default 30).
     - `hash_algorithm`: the value of `--prefix-caching-hash-algo`, if it is stated (default "sha256").
     - `revision`, `rope_scaling`: what vLLM does not tell the tier about the model; state them if two models of one
@@ -64,6 +65,7 @@ class TerraneTier(SecondaryTierManager):
         *,
         root_dir,
         capacity,
+        engines=None,
         load_timeout_s=30.0,
         hash_algorithm="sha256",
         revision=None,
@@ -80,6 +82,14 @@ class TerraneTier(SecondaryTierManager):
         config = offloading_spec.config
         parallel = config.parallel
         row_bytes = primary_kv_view.strides[0]
+        # Each engine of a dense model is told that it is the only one, with its number among all.
+        engine = parallel.data_parallel_index
+        engines = parallel.data_parallel_size if engines is None else int(engines)
+        if engine >= engines:
+            raise ValueError(
+                f"this is engine {engine} (from 0), and the tier expects {engines} in all; set the tier's `engines` to the "
+                "value of --data-parallel-size"
+            )
         fields = {
             "dtype": config.model.dtype,
             "block_bytes": row_bytes,
@@ -100,8 +110,8 @@ class TerraneTier(SecondaryTierManager):
             model=config.model.name,
             fields=fields,
             seed=self._seed,
-            rank=parallel.data_parallel_index,
-            ranks=parallel.data_parallel_size,
+            rank=engine,
+            ranks=engines,
         )
         self._queue = CompletionQueue(MAX_JOBS)
         self._region = Region(primary_kv_view, row_bytes)
