@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import logging
+import os
 import sys
+import types
 
 import numpy
 import pytest
@@ -345,6 +347,74 @@ def test_sglang_s_ranks_do_not_see_each_other(directory):
             rank.close()
         with pytest.raises(ValueError, match="rank 0 alone"):
             Sglang(module, directory, tp=(0, 2), mla=True)
+
+
+
+def capacities(adapters):
+    return [it.storage._store.snapshot()["tiers"][0]["capacity"] for it in adapters]
+
+
+def test_sglang_s_replicas_take_the_folders_that_no_other_process_owns(directory):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        def opened(**options):
+            made = Sglang(module, directory, **options)
+            made.storage._open()
+            return made
+
+        replicas = [opened(engines=2), opened(engines=2)]
+        assert max(capacities(replicas)) <= 32 * BLOCK
+        assert sorted(os.listdir(directory)) == ["rank-0-of-2", "rank-1-of-2"]
+        for options in ({"engines": 2}, {"engines": 2, "engine": 1}):
+            with pytest.raises(terrane_kv.InUseError):
+                opened(**options)
+        replicas[1].close()
+        replicas.append(opened(engines=2, engine=1))
+        replicas[0].close()
+        replicas[2].close()
+
+
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_stated):
+    options = {"dp_groups": 2} if is_stated else {}
+    with installed("sglang", adapters.newest("sglang")) as module:
+        with pytest.raises(ValueError, match="dp_groups"):
+            Sglang(module, directory, changes={"dp_rank": 1}).storage._open()
+        if not is_stated:
+            stated(attn_dp_size=2, num_dp_ranks=2, dp_rank=None)
+        groups = [Sglang(module, directory, changes={"dp_rank": rank}, **options) for rank in (1, 0)]
+        assert groups[0].store([1]) and groups[1].load([1]) == [None]
+        assert max(capacities(groups)) <= 32 * BLOCK
+        assert sorted(os.listdir(directory)) == ["rank-0-of-2", "rank-1-of-2"]
+        for group in groups:
+            group.close()
+
+
+def stated(**numbers):
+    """Makes SGLang's context of the process state these numbers."""
+    module = types.ModuleType("sglang.srt.runtime_context")
+    module.get_parallel = lambda: types.SimpleNamespace(**numbers)
+    sys.modules[module.__name__] = module
+
+
+def test_a_replica_of_sglang_prefers_its_own_number(directory):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        stated(attn_dp_size=1, num_dp_ranks=2, dp_rank=1)
+        made = Sglang(module, directory)
+        assert made.store([1])
+        assert os.listdir(directory) == ["rank-1-of-2"] and max(capacities([made])) <= 32 * BLOCK
+        made.close()
+
+
+def test_sglang_s_shards_of_context_parallel_decoding_are_apart(directory):
+    def shard(module, rank):
+        return Sglang(module, directory, changes={"dcp_rank": rank, "dcp_size": 2, "logical_page_size": 4})
+
+    with installed("sglang", adapters.newest("sglang")) as module:
+        first = shard(module, 0)
+        assert first.store([1])
+        first.close()
+        with pytest.raises(terrane_kv.NamespaceError, match="context_parallel_decoding"):
+            shard(module, 1).storage._open()
 
 
 def test_sglang_s_calls_return_false_after_a_failure(sglang):

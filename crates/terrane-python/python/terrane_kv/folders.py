@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from terrane_kv import report
-from terrane_kv._native import Store
+from terrane_kv._native import InUseError, Store
 from terrane_kv.keys import KeySeed
 
 logger = logging.getLogger("terrane_kv")
@@ -87,6 +87,19 @@ def open_rank(
     report.note_store(store, engine, directory, seed)
     logger.info("opened %s with %d bytes: %s", directory, share, store.recovery)
     return store
+
+
+def open_unowned(candidates: Sequence[int], *, ranks: int, **options) -> Store:
+    """Opens the first rank of `candidates` that no other process owns.
+
+    Raises `InUseError` if each has an owner.
+    """
+    for rank in candidates[:-1]:
+        try:
+            return open_rank(rank=rank, ranks=ranks, **options)
+        except InUseError as error:
+            logger.info("rank %d has an owner: %s", rank, error)
+    return open_rank(rank=candidates[-1], ranks=ranks, **options)
 
 
 def _text(value: object) -> str:

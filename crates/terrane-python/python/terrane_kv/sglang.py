@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from terrane_kv import keys as key_seeds
 from terrane_kv._native import Blocks, StoreError
-from terrane_kv.folders import open_rank
+from terrane_kv.folders import open_unowned
 
 logger = logging.getLogger("terrane_kv")
 
@@ -31,7 +31,9 @@ class TerraneHiCacheStorage(HiCacheStorage):
     Keys of `extra_config`:
 
     - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all ranks together.
-    - `engines`, `engine`: the number of SGLang servers that share `root_dir`, and the number of this one.
+    - `engines`: the number of SGLang servers, or replicas of `--dp-size`, that share `root_dir`. Each takes a folder
+      that no other process owns; `engine`, its number, makes it take that one only.
+    - `dp_groups`: the groups of dp attention, if SGLang does not state them.
     - `revision`, `rope_scaling`: state them if two models of one name differ by them.
     - `timeout_s`: a page that takes longer is a miss (default 30).
 
@@ -81,41 +83,63 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 if not _is_logical(pool)
             }
             config = self._config
+            group, groups, engines, numbers = self._engines()
+            # With dp attention, tp_rank counts within the attention group.
             sizes = {
+                "dp": (group, groups),
                 "tp": (config.tp_rank, config.tp_size),
                 "pp": (config.pp_rank, config.pp_size),
                 "cp": (config.attn_cp_rank, config.attn_cp_size),
             }
-            rank, ranks = int(self._extra.get("engine", 0)), int(self._extra.get("engines", 1))
+            rank, ranks = 0, 1
             for at, count in sizes.values():
                 rank, ranks = rank * count + at, ranks * count
-            # With dp attention, tp_rank counts within the attention group.
             fields = {
                 "pools": pools,
                 "page_size": getattr(self.mem_pool_host, "page_size", 1),
                 "dtype": str(getattr(self.mem_pool_host, "dtype", None)),
                 "layout": getattr(self.mem_pool_host, "layout", None),
                 "parallel": sizes,
-                "dp_rank": getattr(config, "dp_rank", 0),
+                "context_parallel_decoding": [
+                    getattr(config, "dcp_rank", 0),
+                    getattr(config, "dcp_size", 1),
+                    getattr(config, "logical_page_size", None),
+                ],
                 "split_heads": [config.tp_lcm_size, config.should_split_heads],
                 "revision": self._extra.get("revision"),
                 "rope_scaling": self._extra.get("rope_scaling"),
             }
-            dp_rank = getattr(config, "dp_rank", 0)
-            directory = self._extra["root_dir"] + (f"/dp-{dp_rank}" if dp_rank else "")
-            self._store = open_rank(
+            self._store = open_unowned(
+                [number * ranks + rank for number in numbers],
+                ranks=engines * ranks,
                 engine="sglang",
-                directory=directory,
+                directory=self._extra["root_dir"],
                 capacity=self._extra["capacity"],
                 groups=list(pools.items()),
                 model=config.model_name or "unnamed",
                 fields=fields,
                 seed=key_seeds.sglang(),
-                rank=rank,
-                ranks=ranks,
             )
             self._groups = {name: group for group, name in enumerate(pools)}
             return self._store
+
+    def _engines(self):
+        """The group of dp attention, the number of groups, the number of engines, and the numbers that this engine may
+        take, the preferred one first."""
+        group = getattr(self._config, "dp_rank", 0) or 0
+        groups = int(self._extra.get("dp_groups") or _parallel("attn_dp_size") or 1)
+        if group >= groups:
+            raise ValueError(
+                f"this is group {group} (from 0) of dp attention, and {groups} are known; set `dp_groups` in the extra "
+                "config to the value of --dp-size"
+            )
+        replicas = (_parallel("num_dp_ranks") or groups) // groups
+        engines = int(self._extra.get("engines", replicas))
+        if "engine" in self._extra:
+            return group, groups, engines, [int(self._extra["engine"])]
+        replica = _parallel("dp_rank") if groups == 1 else None
+        numbers = sorted(range(engines), key=lambda number: number != replica)
+        return group, groups, engines, numbers
 
     # Presence
 
@@ -225,6 +249,18 @@ class TerraneHiCacheStorage(HiCacheStorage):
         with self._lock:
             if self._store is not None:
                 self._store.close(timeout=30.0)
+
+
+def _parallel(name):
+    """A rank or a size that SGLang states for this process, or None."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+
+        value = getattr(get_parallel(), name)
+    except Exception:
+        # Its context raises errors of several types for a name that it does not know, or before its start.
+        return None
+    return value if isinstance(value, int) else None
 
 
 def _leading(flags):
