@@ -423,6 +423,33 @@ def test_sglang_s_calls_return_false_after_a_failure(sglang):
     assert sglang.load([1]) == [None] and not sglang.store([2])
 
 
+def test_no_call_of_sglang_raises(sglang, caplog):
+    keys, storage = [sglang.key(1), sglang.key(2)], sglang.storage
+    assert sglang.store([1, 2])
+    device = Tensor(numpy.zeros(4, dtype=numpy.uint16))
+    device.device = type("Device", (), {"type": "cuda"})
+    assert storage.batch_get(keys, [device, device]) == [None, None] and not storage.batch_set(keys, [object()] * 2)
+    assert storage.batch_get(keys, [object(), object()]) == [None, None]
+    # One page too few, and a pool that fails.
+    assert storage.batch_get_v1(keys, sglang.pool.indices([0])[:1]) == [False, False]
+    sglang.pool.get_page_buffer_meta = lambda indices: 1 / 0
+    assert storage.batch_set_v1(keys, sglang.pool.indices([0, 1])) == [False, False]
+    assert storage.batch_exists([1, 2]) == 0
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_sglang_whose_store_cannot_be_opened_misses(directory, caplog):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        owner, other = Sglang(module, directory), Sglang(module, directory)
+        assert owner.store([1])
+        assert other.load([1]) == [None] and not other.store([1]) and not other.storage.exists(other.key(1))
+        assert caplog.text.count("cannot be opened") == 1
+        with pytest.raises(terrane_kv.InUseError):
+            other.storage.on_host_pools_registered()
+        owner.close()
+        other.close()
+
+
 def test_sizes_are_numbers_or_text():
     from terrane_kv.folders import capacity_bytes
 

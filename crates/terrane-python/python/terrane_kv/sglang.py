@@ -58,6 +58,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self.registered_pools = {}
         self._lock = threading.Lock()
         self._store = None
+        self._is_refused = False
         # The group of each pool, once the store is open.
         self._groups = {}
 
@@ -123,6 +124,15 @@ class TerraneHiCacheStorage(HiCacheStorage):
             self._groups = {name: group for group, name in enumerate(pools)}
             return self._store
 
+    def _opened(self):
+        """The store, or None if it cannot be opened. That is logged once, and each page is then a miss."""
+        try:
+            return None if self._is_refused else self._open()
+        except Exception:
+            self._is_refused = True
+            logger.exception("the store cannot be opened; no page is stored or loaded")
+            return None
+
     def _engines(self):
         """The group of dp attention, the number of groups, the number of engines, and the numbers that this engine may
         take, the preferred one first."""
@@ -144,11 +154,15 @@ class TerraneHiCacheStorage(HiCacheStorage):
     # Presence
 
     def _ready(self, keys, pool=PoolName.KV):
-        store = self._open()
+        store = self._opened()
         group = self._groups.get(str(getattr(pool, "value", pool)))
-        if group is None:
+        if store is None or group is None:
             return [False] * len(keys)
-        return [presence >= READY for presence in store.presences(keys, group=group)]
+        try:
+            return [presence >= READY for presence in store.presences(keys, group=group)]
+        except Exception as error:
+            logger.warning("a lookup of %d pages failed: %r", len(keys), error)
+            return [False] * len(keys)
 
     def exists(self, key):
         return self._ready([key])[0]
@@ -202,11 +216,18 @@ class TerraneHiCacheStorage(HiCacheStorage):
             return [False] * len(keys)
         if _is_logical(memory):
             return [True] * len(keys)
-        pointers, sizes = memory.get_page_buffer_meta(host_indices)
-        return self._run(verb, pool, keys, Blocks.at(pointers, sizes, len(keys), keep=memory))
+
+        def blocks():
+            pointers, sizes = memory.get_page_buffer_meta(host_indices)
+            return Blocks.at(pointers, sizes, len(keys), keep=memory)
+
+        return self._run(verb, pool, keys, blocks)
 
     def _run(self, verb, pool, keys, blocks):
-        store = self._open()
+        """Runs a job over the memory that `blocks` returns, and waits for it."""
+        store = self._opened()
+        if store is None:
+            return [False] * len(keys)
         group = self._groups.get(str(getattr(pool, "value", pool)))
         if group is None:
             logger.warning("the pool %s was registered after the store was opened; it is not stored", pool)
@@ -214,10 +235,11 @@ class TerraneHiCacheStorage(HiCacheStorage):
         try:
             run = store.put if verb == "put" else store.get
             priority = "low" if verb == "put" else "high"
-            job = run(keys, blocks, group=group, timeout=self._timeout_s, priority=priority)
+            job = run(keys, blocks(), group=group, timeout=self._timeout_s, priority=priority)
             outcome = job.wait()
-        except StoreError as error:
-            logger.warning("%s of %d pages was refused: %s", verb, len(keys), error)
+        except Exception as error:
+            # No exception reaches a step of the engine.
+            logger.warning("%s of %d pages was refused: %r", verb, len(keys), error)
             return [False] * len(keys)
         if outcome.error is not None:
             logger.warning("%s: %s", verb, outcome.error)
@@ -231,7 +253,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
     def batch_get(self, keys, target_locations=None, target_sizes=None):
         if not target_locations or any(tensor is None for tensor in target_locations):
             return [None] * len(keys)
-        done = self._run("get", PoolName.KV, keys, _memory(target_locations))
+        done = self._run("get", PoolName.KV, keys, lambda: _memory(target_locations))
         return [tensor if is_done else None for tensor, is_done in zip(target_locations, done)]
 
     def set(self, key, value=None, target_location=None, target_sizes=None):
@@ -240,7 +262,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
     def batch_set(self, keys, values=None, target_locations=None, target_sizes=None):
         if values is None or any(tensor is None for tensor in values):
             return False
-        return all(self._run("put", PoolName.KV, keys, _memory([it.contiguous() for it in values])))
+        return all(self._run("put", PoolName.KV, keys, lambda: _memory([it.contiguous() for it in values])))
 
     def clear(self):
         self._open().clear()
