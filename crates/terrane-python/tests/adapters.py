@@ -84,7 +84,7 @@ class Vllm:
 
 class Lmcache:
     def __init__(self, module, directory, model="m", capacity=64 * BLOCK, **options):
-        options = {"chunk_bytes": [4096, BLOCK], **options}
+        options = {"chunk_bytes": [4096, BLOCK], "kv_dtype": "bfloat16", **options}
         self.connector = module.Connector(directory=directory, capacity=capacity, model=model, **options)
 
     def wait(self, number, seconds=20):

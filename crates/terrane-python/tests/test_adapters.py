@@ -242,6 +242,18 @@ def test_lmcache_s_batches_that_are_refused_complete_with_an_error(lmcache):
     assert connector.drain_completions() == []
 
 
+@pytest.mark.parametrize("field", ["kv_dtype", "layout", "rope_scaling"])
+def test_lmcache_s_blocks_of_another_format_are_refused(directory, field):
+    with installed("lmcache", adapters.newest("lmcache")) as module:
+        first = Lmcache(module, directory, **{field: "one"})
+        assert first.store([1])
+        first.close()
+        with pytest.raises(terrane_kv.NamespaceError, match=field):
+            Lmcache(module, directory, **{field: "another"})
+        with pytest.raises(TypeError, match="kv_dtype"):
+            module.Connector(directory=directory, capacity=64 * BLOCK, chunk_bytes=BLOCK)
+
+
 def test_lmcache_s_key_algorithm_decides_whether_blocks_survive(directory, caplog, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     with installed("lmcache", adapters.newest("lmcache")) as module, caplog.at_level(logging.WARNING):

@@ -18,7 +18,7 @@ OURS = {
 # Keys of a tier's configuration, or parameters of LMCache's adapter, that users state: `**` in the engine's call.
 STATED = {
     "tier": {"root_dir", "capacity"},
-    "connector": {"directory", "capacity", "chunk_bytes"},
+    "connector": {"directory", "capacity", "chunk_bytes", "kv_dtype"},
 }
 
 # The interfaces that our classes implement. Parameters are passed by position and by name.

@@ -1,7 +1,8 @@
 """LMCache: a native connector for its `native_plugin` adapter.
 
     --l2-adapter '{"type": "native_plugin", "module_path": "terrane_kv.lmcache", "class_name": "Connector",
-                   "adapter_params": {"directory": "/nvme/kv", "capacity": "500GiB", "chunk_bytes": 33554432}}'
+                   "adapter_params": {"directory": "/nvme/kv", "capacity": "500GiB", "chunk_bytes": 33554432,
+                                      "kv_dtype": "bfloat16"}}'
 """
 
 import logging
@@ -28,6 +29,8 @@ class Connector:
     - `chunk_bytes`: the size of LMCache's largest object in bytes, or a list of sizes. A list keeps objects of
       different sizes apart, so that small ones take little space. Tails are shorter and take a slot of the smallest
       size that fits.
+    - `kv_dtype`: the type of the cache's elements, such as "bfloat16" or "fp8_e4m3". LMCache's keys do not have it.
+    - `layout`, `rope_scaling`: state them if they may change: LMCache's keys do not have them either.
     - `hash_algorithm`: the value of LMCache's `--hash-algorithm`.
     - `model`, `revision`: LMCache's keys have the model's name; state more if two models share it.
     - `load_timeout_s`: a load that takes longer fails.
@@ -39,9 +42,12 @@ class Connector:
         directory: str,
         capacity: int | str,
         chunk_bytes: int | Sequence[int],
+        kv_dtype: str,
         hash_algorithm: str = "blake3",
         model: str = "any",
         revision: str | None = None,
+        layout: str | None = None,
+        rope_scaling: object = None,
         load_timeout_s: float = 30.0,
         rank: int = 0,
         ranks: int = 1,
@@ -57,7 +63,13 @@ class Connector:
             capacity=capacity,
             groups=[(f"chunk-{size}", size) for size in sizes],
             model=model,
-            fields={"revision": revision, "chunk_bytes": sizes},
+            fields={
+                "revision": revision,
+                "chunk_bytes": sizes,
+                "kv_dtype": kv_dtype,
+                "layout": layout,
+                "rope_scaling": rope_scaling,
+            },
             seed=key_seeds.lmcache(hash_algorithm),
             rank=rank,
             ranks=ranks,
