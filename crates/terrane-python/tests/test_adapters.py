@@ -242,6 +242,32 @@ def test_lmcache_s_batches_that_are_refused_complete_with_an_error(lmcache):
     assert connector.drain_completions() == []
 
 
+def test_lmcache_s_empty_batches_complete(lmcache):
+    connector = lmcache.connector
+    for submit, arguments in (
+        (connector.submit_batch_set, ([], [])), (connector.submit_batch_get, ([], [])),
+        (connector.submit_batch_exists, ([],)), (connector.submit_batch_delete, ([],)),
+    ):
+        assert lmcache.wait(submit(*arguments))[1:] == (True, "", [])
+
+
+def test_lmcache_s_batches_with_wrong_memory_complete_and_leave_nothing(lmcache):
+    connector = lmcache.connector
+    assert lmcache.store([1])
+    gaps, read_only = memoryview(bytearray(8192))[::2], memoryview(bytes(8))
+    good = memoryview(bytearray(8))
+    for submit, keys, buffers in (
+        (connector.submit_batch_set, ["a", "b"], [gaps, good]),
+        (connector.submit_batch_get, ["b"], [read_only]),
+        (connector.submit_batch_set, [7], [good]),
+    ):
+        _, ok, error, done = lmcache.wait(submit(keys, buffers))
+        assert not ok and error and not done[0]
+    with pytest.raises(TypeError):
+        connector.submit_batch_set(["a"], [object()])
+    assert connector._batches == {} and connector.drain_completions() == []
+
+
 @pytest.mark.parametrize("field", ["kv_dtype", "layout", "rope_scaling"])
 def test_lmcache_s_blocks_of_another_format_are_refused(directory, field):
     with installed("lmcache", adapters.newest("lmcache")) as module:

@@ -113,6 +113,8 @@ class Connector:
     def submit_batch_delete(self, keys: list[str]) -> int:
         """Removes keys. The completion comes after the removal is durable, with the keys that were there."""
         found = [False] * len(keys)
+        if not keys:
+            return self._answer(True, "", found)
         for group in range(len(self._sizes)):
             for at, presence in enumerate(self._store.presences(keys, group=group)):
                 found[at] |= presence != ABSENT
@@ -122,13 +124,15 @@ class Connector:
         for group in range(len(self._sizes)):
             try:
                 self._store.remove(keys, group=group, queue=self._queue, tag=number)
-            except StoreError as error:
-                self._end(number, range(len(keys)), [False] * len(keys), str(error))
+            except Exception as error:
+                self._end(number, range(len(keys)), [False] * len(keys), _told(error))
         return number
 
     def _submit(self, keys, bufs, verb, **options):
         if len(keys) != len(bufs):
             raise ValueError(f"{len(keys)} keys and {len(bufs)} buffers; each key needs one")
+        if not keys:
+            return self._answer(True, "", [])
         groups, too_large = {}, []
         for at, buf in enumerate(bufs):
             group = self._group(memoryview(buf).nbytes)
@@ -143,8 +147,9 @@ class Connector:
             try:
                 blocks = Blocks.of([bufs[at] for at in ats])
                 verb([keys[at] for at in ats], blocks, group=group, queue=self._queue, tag=tag, **options)
-            except StoreError as error:
-                self._end(tag, ats, [False] * len(ats), str(error))
+            except Exception as error:
+                # Also memory that is read-only or has gaps: the batch completes, with its error.
+                self._end(tag, ats, [False] * len(ats), _told(error))
         if too_large:
             largest = max(memoryview(bufs[at]).nbytes for at in too_large)
             text = f"an object has {largest} bytes, and slots have {self._sizes[-1]}; set chunk_bytes to {largest}"
@@ -208,3 +213,8 @@ class Connector:
         self._store.close(timeout=30.0)
         self._both.close()
         os.close(self._ready_event)
+
+
+def _told(error):
+    """The text of an error. Those of the store explain themselves; others need their type."""
+    return str(error) if isinstance(error, StoreError) else repr(error)
