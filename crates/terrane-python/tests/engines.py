@@ -60,6 +60,9 @@ class ManagerBase:
     def _initiate_promotion(self, tier_idx, key, req_context):
         return self.primary_tier.take_room(key)
 
+    def on_schedule_end(self, context):
+        pass
+
     def on_request_finished(self, req_context, *, exclude_tier_idx=None):
         pass
 

@@ -171,6 +171,30 @@ def test_the_manager_answers_retry_until_its_deadline(version, directory, monkey
 
 
 @pytest.mark.parametrize("version", releases("vllm"))
+@pytest.mark.parametrize("step", ["new_req_ids", "preempted_req_ids"])
+def test_a_request_that_was_scheduled_or_preempted_waits_for_room_again(version, step, directory, monkeypatch):
+    with installed("vllm", version) as module:
+        made = Vllm(module, directory)
+        made.store([1])
+        now = [100.0]
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+        primary = Primary(room=0)
+        manager = module.WaitingTieringManager(primary, [made.tier], room_wait_s=5.0)
+        lookup = lambda: manager.lookup(made.key(1), made.context()).name
+        assert lookup() == "RETRY"
+        now[0] += 5.0
+        assert lookup() == "MISS"
+        steps = {"new_req_ids": (), "preempted_req_ids": ()}
+        manager.on_schedule_end(made.base.ScheduleEndContext(**{**steps, step: ("other",)}))
+        assert lookup() == "MISS"
+        manager.on_schedule_end(made.base.ScheduleEndContext(**{**steps, step: ("r",)}))
+        assert lookup() == "RETRY"
+        primary.room = 1
+        assert lookup() == "HIT_PENDING"
+        made.close()
+
+
+@pytest.mark.parametrize("version", releases("vllm"))
 def test_the_spec_makes_our_manager_over_vllm_s_tiers(version):
     with installed("vllm", version) as module:
         config = type("Config", (), {"extra_config": {"room_wait_s": 2}})

@@ -241,8 +241,8 @@ class TerraneTier(SecondaryTierManager):
 class WaitingTieringManager(TieringOffloadingManager):
     """vLLM's tiering manager, which answers RETRY instead of MISS while host memory has no room for a promotion.
 
-    A block that is on disk is then loaded a little later instead of being computed again. After `room_wait_s`
-    seconds without room, the request computes what is not in host memory.
+    A block that is on disk is then loaded a little later instead of being computed again. `room_wait_s` seconds after
+    it first lacked room, the request computes what is not in host memory. A request that was preempted waits again.
     """
 
     def __init__(self, *arguments, room_wait_s, **options):
@@ -269,6 +269,12 @@ class WaitingTieringManager(TieringOffloadingManager):
         if result is LookupResult.MISS and self._has_lacked_room:
             return LookupResult.RETRY
         return result
+
+    def on_schedule_end(self, context):
+        super().on_schedule_end(context)
+        # Not after each promotion: chunks of one request that evict each other would then wait without end.
+        for request in (*context.new_req_ids, *context.preempted_req_ids):
+            self._room_deadlines.pop(request, None)
 
     def on_request_finished(self, req_context, **options):
         self._room_deadlines.pop(req_context.req_id, None)
