@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import importlib
 import json
+import os
 import pathlib
 import sys
 import types
@@ -156,7 +157,8 @@ def installed(engine, version):
                 setattr(sys.modules[module], name, made(name, described))
     if engine == "vllm":
         utils = sys.modules["vllm.v1.core.kv_cache_utils"]
-        utils.get_none_hash_seed = lambda: utils.DEFAULT_NONE_HASH_SEED
+        default = utils.DEFAULT_NONE_HASH_SEED
+        utils.get_none_hash_seed = lambda: os.environ.get("PYTHONHASHSEED", default)
     if engine == "sglang":
         sys.modules["torch"] = types.SimpleNamespace(arange=numpy.arange)
     sys.modules.pop(f"terrane_kv.{engine}", None)

@@ -58,6 +58,7 @@ def test_vllm_s_lookup_and_events(vllm):
 
 def test_a_failed_key_of_vllm_is_a_miss_for_that_request(vllm):
     vllm.store([1])
+    vllm.tier.on_new_request(vllm.context())
     result = vllm.run("load", [vllm.key(1), vllm.key(2)], [0, 1])
     assert not result.success and result.successful_keys == (vllm.key(1),)
     assert result.transfer_bytes == BLOCK and result.transfer_time > 0
@@ -66,6 +67,16 @@ def test_a_failed_key_of_vllm_is_a_miss_for_that_request(vllm):
     assert (lookup("r"), lookup("other")) == ("MISS", "HIT")
     vllm.tier.on_request_finished(vllm.context("r"))
     assert lookup("r") == "HIT"
+
+
+def test_a_load_of_vllm_that_fails_after_its_request_leaves_nothing(vllm):
+    vllm.tier.on_new_request(vllm.context())
+    vllm.submit("load", [vllm.key(2)], [0])
+    vllm.tier.on_request_finished(vllm.context())
+    vllm.tier.drain_jobs()
+    (result,) = vllm.tier.get_finished_jobs()
+    assert not result.success
+    assert vllm.tier._failed == {} and vllm.tier._live == set() and vllm.tier._jobs == {}
 
 
 def test_vllm_s_jobs_are_reported_after_a_shutdown_as_failed(vllm):

@@ -120,6 +120,8 @@ class TerraneTier(SecondaryTierManager):
         self._finished = []
         # Keys whose load failed, for each request: they are misses, or vLLM would load them again each step.
         self._failed = {}
+        # Requests that have begun and not finished: a load may end after its request, and then concerns no lookup.
+        self._live = set()
         wants_events = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events = self._store.events(MAX_JOBS) if wants_events else None
         # The keys of each ended store job, until vLLM takes them as events.
@@ -164,8 +166,9 @@ class TerraneTier(SecondaryTierManager):
         successful = None
         if is_load and not all(done):
             successful = tuple(key for key, is_done in zip(job_keys, done) if is_done) or None
-            failed = (key for key, is_done in zip(job_keys, done) if not is_done)
-            self._failed.setdefault(request, set()).update(failed)
+            if request in self._live:
+                failed = (key for key, is_done in zip(job_keys, done) if not is_done)
+                self._failed.setdefault(request, set()).update(failed)
         self._finished.append(
             JobResult(
                 job_id=job_id,
@@ -201,9 +204,11 @@ class TerraneTier(SecondaryTierManager):
         if not self._is_seed_checked:
             self._is_seed_checked = True
             self._check_seed()
+        self._live.add(req_context.req_id)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context):
+        self._live.discard(req_context.req_id)
         self._failed.pop(req_context.req_id, None)
 
     def _check_seed(self):
