@@ -79,6 +79,28 @@ def test_a_load_of_vllm_that_fails_after_its_request_leaves_nothing(vllm):
     assert vllm.tier._failed == {} and vllm.tier._live == set() and vllm.tier._jobs == {}
 
 
+def test_a_job_of_vllm_that_cannot_be_submitted_fails_by_itself(vllm):
+    for key, chunk in ((vllm.key(1), 99), (None, 0), (vllm.key(1), -1)):
+        vllm.submit("store", [key], [chunk])
+    vllm.tier.drain_jobs()
+    assert [result.success for result in vllm.tier.get_finished_jobs()] == [False] * 3 and vllm.tier._jobs == {}
+
+
+def test_a_drain_of_vllm_s_jobs_ends_if_the_store_knows_none_of_them(vllm):
+    vllm.tier._jobs[77] = ([vllm.key(1)], True, "r")
+    vllm.tier.drain_jobs()
+    (result,) = vllm.tier.get_finished_jobs()
+    assert (result.job_id, result.success) == (77, False)
+
+
+def test_a_shutdown_of_vllm_finishes_the_jobs_in_flight(vllm):
+    for number in range(8):
+        vllm.submit("store", [vllm.key(number)], [number])
+    vllm.tier.shutdown()
+    assert sorted(result.job_id for result in vllm.tier.get_finished_jobs()) == list(range(1, 9))
+    assert vllm.tier._jobs == {}
+
+
 def test_vllm_s_jobs_are_reported_after_a_shutdown_as_failed(vllm):
     vllm.tier._store.close()
     result = vllm.run("store", [vllm.key(1)], [0])

@@ -148,16 +148,19 @@ class TerraneTier(SecondaryTierManager):
         try:
             blocks = self._region.rows(job.chunk_ids)
             verb(job_keys, blocks, queue=self._queue, tag=job.job_id, **options)
-        except (StoreError, IndexError, ValueError) as error:
+        except Exception as error:
             # No exception reaches a step of the engine.
-            logger.warning("job %d was refused: %s", job.job_id, error)
-            self._finish(job.job_id, [False] * len(job_keys), None, 0)
+            logger.warning("job %d was refused: %r", job.job_id, error)
+            self._fail(job.job_id)
 
     def get_finished_jobs(self):
         for outcome in self._queue.drain():
             self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
         finished, self._finished = self._finished, []
         return finished
+
+    def _fail(self, job_id):
+        self._finish(job_id, [False] * len(self._jobs[job_id][0]), None, 0)
 
     def _finish(self, job_id, done, seconds, moved):
         job_keys, is_load, request = self._jobs.pop(job_id)
@@ -233,13 +236,24 @@ class TerraneTier(SecondaryTierManager):
     def drain_jobs(self):
         # Interrupted each second, so that a signal is seen.
         while self._jobs:
+            started = time.monotonic()
             outcome = self._queue.wait(timeout=1.0)
             if outcome is not None:
                 self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
+            elif time.monotonic() - started < 0.5:
+                # The queue returns at once if it expects no outcome.
+                self._fail_all()
+
+    def _fail_all(self):
+        for job_id in list(self._jobs):
+            logger.error("job %d of vLLM has no job in the store; it counts as failed", job_id)
+            self._fail(job_id)
 
     def shutdown(self):
         self._store.close(timeout=30.0)
-        self._queue.drain()
+        for outcome in self._queue.drain():
+            self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
+        self._fail_all()
         self._region.release()
 
 
