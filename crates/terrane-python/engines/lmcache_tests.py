@@ -23,7 +23,7 @@ def replace(module):
     class Ours(Connector):
         def __init__(self):
             self.folder = tempfile.mkdtemp()
-            super().__init__(directory=self.folder, capacity="16MiB", chunk_bytes=65_536)
+            super().__init__(directory=self.folder, capacity="16MiB", chunk_bytes=65_536, kv_dtype="uint8")
 
         def close(self):
             super().close()

@@ -57,7 +57,7 @@ TIERING = {}
 
 
 class FileMapper:
-    """What the fixtures ask of vLLM's tier for a path: here, something that exists."""
+    """Answers the fixtures, which ask vLLM's tier for a path, with one that exists."""
 
     def get_file_name(self, key):
         return __file__

@@ -12,7 +12,7 @@ use terrane_store::{Blocks as NativeBlocks, Spans};
 
 use crate::numbers::ids;
 
-/// What jobs no longer use. It is released by the next call into this module, which has the GIL: the
+/// Objects that jobs no longer use. They are released by the next call into this module, which has the GIL: the
 /// threads of a store never wait for it.
 static RELEASED: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 

@@ -22,7 +22,7 @@ pub(crate) struct OpenStore {
 }
 
 impl OpenStore {
-    /// Keeps the store, and has it closed when the interpreter exits.
+    /// Keeps the store. [`close_all`] closes it when the interpreter exits.
     pub(crate) fn new(store: Store) -> Arc<Self> {
         let open = Arc::new(Self { store: RwLock::new(Some(store)) });
         let mut all = lock(&OPEN);

@@ -172,7 +172,7 @@ impl Store {
         &self.namespace
     }
 
-    /// What was found when the store was opened: `found` blocks, `torn` and `damaged` records, `dropped` blocks, and
+    /// The findings of the start: `found` blocks, `torn` and `damaged` records, `dropped` blocks, and
     /// `seconds`.
     #[getter]
     fn recovery<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -329,7 +329,7 @@ impl Store {
         snapshot::dictionary(py, &self.native()?.snapshot())
     }
 
-    /// What the file system and the kernel granted, as a text of lines.
+    /// The grants of the file system and the kernel, as a text of lines.
     fn capabilities(&self) -> PyResult<String> {
         Ok(self.native()?.capabilities().to_string())
     }

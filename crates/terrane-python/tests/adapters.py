@@ -84,7 +84,7 @@ class Vllm:
 
 class Lmcache:
     def __init__(self, module, directory, model="m", capacity=64 * BLOCK, **options):
-        options = {"chunk_bytes": [4096, BLOCK], **options}
+        options = {"chunk_bytes": [4096, BLOCK], "kv_dtype": "bfloat16", **options}
         self.connector = module.Connector(directory=directory, capacity=capacity, model=model, **options)
 
     def wait(self, number, seconds=20):
@@ -145,14 +145,14 @@ class Pool:
 
 
 class Sglang:
-    def __init__(self, module, directory, model="m", capacity=64 * BLOCK, tp=(0, 1), mla=False, **options):
+    def __init__(self, module, directory, model="m", capacity=64 * BLOCK, tp=(0, 1), mla=False, changes=(), **options):
         import sys
 
         self.types = sys.modules["sglang.srt.mem_cache.hicache_storage"]
         config = self.types.HiCacheStorageConfig(
             tp_rank=tp[0], tp_size=tp[1], pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=mla,
             enable_storage_metrics=False, is_page_first_layout=True, model_name=model,
-            extra_config={"root_dir": directory, "capacity": capacity, **options},
+            extra_config={"root_dir": directory, "capacity": capacity, **options}, **dict(changes),
         )
         self.storage = module.TerraneHiCacheStorage(config, {})
         self.pool = Pool()

@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import importlib
 import json
+import os
 import pathlib
 import sys
 import types
@@ -33,7 +34,7 @@ def releases(engine):
 
 
 class TierBase:
-    """What the engine's own constructor of a tier does."""
+    """A tier with the constructor of the engine's."""
 
     def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None):
         self._primary_kv_view = primary_kv_view
@@ -60,12 +61,15 @@ class ManagerBase:
     def _initiate_promotion(self, tier_idx, key, req_context):
         return self.primary_tier.take_room(key)
 
+    def on_schedule_end(self, context):
+        pass
+
     def on_request_finished(self, req_context, *, exclude_tier_idx=None):
         pass
 
 
 class SpecBase:
-    """What the tiering spec does that ours builds on."""
+    """The parts of the tiering spec that ours builds on."""
 
     def __init__(self, config):
         self.extra_config = config.extra_config
@@ -153,7 +157,8 @@ def installed(engine, version):
                 setattr(sys.modules[module], name, made(name, described))
     if engine == "vllm":
         utils = sys.modules["vllm.v1.core.kv_cache_utils"]
-        utils.get_none_hash_seed = lambda: utils.DEFAULT_NONE_HASH_SEED
+        default = utils.DEFAULT_NONE_HASH_SEED
+        utils.get_none_hash_seed = lambda: os.environ.get("PYTHONHASHSEED", default)
     if engine == "sglang":
         sys.modules["torch"] = types.SimpleNamespace(arange=numpy.arange)
     sys.modules.pop(f"terrane_kv.{engine}", None)

@@ -1,8 +1,10 @@
 """The adapters as their engines use them, for the three newest releases of each."""
 
-import dataclasses
+import importlib.metadata
 import logging
+import os
 import sys
+import types
 
 import numpy
 import pytest
@@ -56,6 +58,7 @@ def test_vllm_s_lookup_and_events(vllm):
 
 def test_a_failed_key_of_vllm_is_a_miss_for_that_request(vllm):
     vllm.store([1])
+    vllm.tier.on_new_request(vllm.context())
     result = vllm.run("load", [vllm.key(1), vllm.key(2)], [0, 1])
     assert not result.success and result.successful_keys == (vllm.key(1),)
     assert result.transfer_bytes == BLOCK and result.transfer_time > 0
@@ -64,6 +67,38 @@ def test_a_failed_key_of_vllm_is_a_miss_for_that_request(vllm):
     assert (lookup("r"), lookup("other")) == ("MISS", "HIT")
     vllm.tier.on_request_finished(vllm.context("r"))
     assert lookup("r") == "HIT"
+
+
+def test_a_load_of_vllm_that_fails_after_its_request_leaves_nothing(vllm):
+    vllm.tier.on_new_request(vllm.context())
+    vllm.submit("load", [vllm.key(2)], [0])
+    vllm.tier.on_request_finished(vllm.context())
+    vllm.tier.drain_jobs()
+    (result,) = vllm.tier.get_finished_jobs()
+    assert not result.success
+    assert vllm.tier._failed == {} and vllm.tier._live == set() and vllm.tier._jobs == {}
+
+
+def test_a_job_of_vllm_that_cannot_be_submitted_fails_by_itself(vllm):
+    for key, chunk in ((vllm.key(1), 99), (None, 0), (vllm.key(1), -1)):
+        vllm.submit("store", [key], [chunk])
+    vllm.tier.drain_jobs()
+    assert [result.success for result in vllm.tier.get_finished_jobs()] == [False] * 3 and vllm.tier._jobs == {}
+
+
+def test_a_drain_of_vllm_s_jobs_ends_if_the_store_knows_none_of_them(vllm):
+    vllm.tier._jobs[77] = ([vllm.key(1)], True, "r")
+    vllm.tier.drain_jobs()
+    (result,) = vllm.tier.get_finished_jobs()
+    assert (result.job_id, result.success) == (77, False)
+
+
+def test_a_shutdown_of_vllm_finishes_the_jobs_in_flight(vllm):
+    for number in range(8):
+        vllm.submit("store", [vllm.key(number)], [number])
+    vllm.tier.shutdown()
+    assert sorted(result.job_id for result in vllm.tier.get_finished_jobs()) == list(range(1, 9))
+    assert vllm.tier._jobs == {}
 
 
 def test_vllm_s_jobs_are_reported_after_a_shutdown_as_failed(vllm):
@@ -84,13 +119,47 @@ def test_a_tier_of_vllm_gives_its_region_back(directory):
 
 def test_vllm_s_engines_have_folders_of_their_own_and_share_the_capacity(directory):
     with installed("vllm", adapters.newest("vllm")) as module:
-        both = [Vllm(module, directory, dp=(index, 2)) for index in (0, 1)]
+        # vLLM tells an engine of a dense model that it is the only one.
+        both = [Vllm(module, directory, dp=(0, 2)), Vllm(module, directory, dp=(1, 1), engines=2)]
         both[0].store([1])
         assert both[1].load([1]) == [None]
         for each in both:
             (disk,) = each.tier._store.snapshot()["tiers"]
             assert disk["capacity"] <= 32 * BLOCK
             each.close()
+        with pytest.raises(ValueError, match="set the tier's `engines`"):
+            Vllm(module, directory, dp=(1, 1))
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(1, 1), (-1, 1), (0, 0)])
+def test_a_rank_that_is_not_below_the_ranks_is_refused(directory, rank, ranks):
+    with installed("lmcache", adapters.newest("lmcache")) as module:
+        with pytest.raises(ValueError, match=f"of {ranks} that share"):
+            Lmcache(module, directory, rank=rank, ranks=ranks)
+
+
+def test_a_random_seed_of_vllm_that_was_not_stated_empties_the_store(vllm, caplog, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    vllm.store([1])
+    utils = sys.modules["vllm.v1.core.kv_cache_utils"]
+    monkeypatch.setattr(utils, "get_none_hash_seed", lambda: "ab" * 32)
+    with caplog.at_level(logging.WARNING):
+        vllm.tier.on_new_request(vllm.context())
+        vllm.tier.on_new_request(vllm.context("second"))
+    assert caplog.text.count("will not survive a restart") == 1
+    assert vllm.load([1]) == [None] and vllm.store([2]) and vllm.load([2]) == [True]
+    (report,) = [it for it in terrane_kv.doctor()["stores"] if it["directory"] == vllm.tier._root_dir]
+    assert not report["persistent"] and "PYTHONHASHSEED" in report["problems"][0]
+
+
+@pytest.mark.parametrize("stated", ["random", ""])
+def test_a_random_seed_of_python_is_none_for_lmcache(stated, monkeypatch):
+    from terrane_kv import keys
+
+    monkeypatch.setenv("PYTHONHASHSEED", stated)
+    assert not keys.lmcache("builtin").is_reproducible and keys.lmcache().is_reproducible
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert keys.lmcache("builtin").seed == "7"
 
 
 class Primary:
@@ -135,6 +204,30 @@ def test_the_manager_answers_retry_until_its_deadline(version, directory, monkey
 
 
 @pytest.mark.parametrize("version", releases("vllm"))
+@pytest.mark.parametrize("step", ["new_req_ids", "preempted_req_ids"])
+def test_a_request_that_was_scheduled_or_preempted_waits_for_room_again(version, step, directory, monkeypatch):
+    with installed("vllm", version) as module:
+        made = Vllm(module, directory)
+        made.store([1])
+        now = [100.0]
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+        primary = Primary(room=0)
+        manager = module.WaitingTieringManager(primary, [made.tier], room_wait_s=5.0)
+        lookup = lambda: manager.lookup(made.key(1), made.context()).name
+        assert lookup() == "RETRY"
+        now[0] += 5.0
+        assert lookup() == "MISS"
+        steps = {"new_req_ids": (), "preempted_req_ids": ()}
+        manager.on_schedule_end(made.base.ScheduleEndContext(**{**steps, step: ("other",)}))
+        assert lookup() == "MISS"
+        manager.on_schedule_end(made.base.ScheduleEndContext(**{**steps, step: ("r",)}))
+        assert lookup() == "RETRY"
+        primary.room = 1
+        assert lookup() == "HIT_PENDING"
+        made.close()
+
+
+@pytest.mark.parametrize("version", releases("vllm"))
 def test_the_spec_makes_our_manager_over_vllm_s_tiers(version):
     with installed("vllm", version) as module:
         config = type("Config", (), {"extra_config": {"room_wait_s": 2}})
@@ -143,6 +236,15 @@ def test_the_spec_makes_our_manager_over_vllm_s_tiers(version):
         assert type(manager) is module.WaitingTieringManager and spec.get_manager() is manager
         assert (manager.primary_tier, manager.secondary_tiers) == ("primary", ["tier"])
         assert manager.options == {"tier_poll_interval_s": 0.001} and manager._room_wait_s == 2
+
+
+def test_the_entry_points_of_the_installed_wheel_name_functions_that_exist():
+    ours = importlib.metadata.distribution("terrane-kv").entry_points
+    assert [point.group for point in ours] == ["vllm.general_plugins"]
+    (registered,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="terrane")
+    from terrane_kv.plugins import register_vllm
+
+    assert registered.load() is register_vllm
 
 
 def test_the_entry_point_registers_with_vllm_s_factories_and_may_be_called_again():
@@ -197,6 +299,44 @@ def test_lmcache_s_batches_that_are_refused_complete_with_an_error(lmcache):
     assert connector.drain_completions() == []
 
 
+def test_lmcache_s_empty_batches_complete(lmcache):
+    connector = lmcache.connector
+    for submit, arguments in (
+        (connector.submit_batch_set, ([], [])), (connector.submit_batch_get, ([], [])),
+        (connector.submit_batch_exists, ([],)), (connector.submit_batch_delete, ([],)),
+    ):
+        assert lmcache.wait(submit(*arguments))[1:] == (True, "", [])
+
+
+def test_lmcache_s_batches_with_wrong_memory_complete_and_leave_nothing(lmcache):
+    connector = lmcache.connector
+    assert lmcache.store([1])
+    gaps, read_only = memoryview(bytearray(8192))[::2], memoryview(bytes(8))
+    good = memoryview(bytearray(8))
+    for submit, keys, buffers in (
+        (connector.submit_batch_set, ["a", "b"], [gaps, good]),
+        (connector.submit_batch_get, ["b"], [read_only]),
+        (connector.submit_batch_set, [7], [good]),
+    ):
+        _, ok, error, done = lmcache.wait(submit(keys, buffers))
+        assert not ok and error and not done[0]
+    with pytest.raises(TypeError):
+        connector.submit_batch_set(["a"], [object()])
+    assert connector._batches == {} and connector.drain_completions() == []
+
+
+@pytest.mark.parametrize("field", ["kv_dtype", "layout", "rope_scaling"])
+def test_lmcache_s_blocks_of_another_format_are_refused(directory, field):
+    with installed("lmcache", adapters.newest("lmcache")) as module:
+        first = Lmcache(module, directory, **{field: "one"})
+        assert first.store([1])
+        first.close()
+        with pytest.raises(terrane_kv.NamespaceError, match=field):
+            Lmcache(module, directory, **{field: "another"})
+        with pytest.raises(TypeError, match="kv_dtype"):
+            module.Connector(directory=directory, capacity=64 * BLOCK, chunk_bytes=BLOCK)
+
+
 def test_lmcache_s_key_algorithm_decides_whether_blocks_survive(directory, caplog, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     with installed("lmcache", adapters.newest("lmcache")) as module, caplog.at_level(logging.WARNING):
@@ -232,7 +372,7 @@ def test_sglang_s_longest_prefix(sglang):
 
 
 class Tensor:
-    """What the older interface asks of a tensor."""
+    """A tensor with the methods that the older interface calls."""
 
     def __init__(self, array):
         self.array = array
@@ -304,18 +444,113 @@ def test_sglang_s_ranks_do_not_see_each_other(directory):
             Sglang(module, directory, tp=(0, 2), mla=True)
 
 
+
+def capacities(adapters):
+    return [it.storage._store.snapshot()["tiers"][0]["capacity"] for it in adapters]
+
+
+def test_sglang_s_replicas_take_the_folders_that_no_other_process_owns(directory):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        def opened(**options):
+            made = Sglang(module, directory, **options)
+            made.storage._open()
+            return made
+
+        replicas = [opened(engines=2), opened(engines=2)]
+        assert max(capacities(replicas)) <= 32 * BLOCK
+        assert sorted(os.listdir(directory)) == ["rank-0-of-2", "rank-1-of-2"]
+        for options in ({"engines": 2}, {"engines": 2, "engine": 1}):
+            with pytest.raises(terrane_kv.InUseError):
+                opened(**options)
+        replicas[1].close()
+        replicas.append(opened(engines=2, engine=1))
+        replicas[0].close()
+        replicas[2].close()
+
+
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_stated):
+    options = {"dp_groups": 2} if is_stated else {}
+    with installed("sglang", adapters.newest("sglang")) as module:
+        with pytest.raises(ValueError, match="dp_groups"):
+            Sglang(module, directory, changes={"dp_rank": 1}).storage._open()
+        if not is_stated:
+            stated(attn_dp_size=2, num_dp_ranks=2, dp_rank=None)
+        groups = [Sglang(module, directory, changes={"dp_rank": rank}, **options) for rank in (1, 0)]
+        assert groups[0].store([1]) and groups[1].load([1]) == [None]
+        assert max(capacities(groups)) <= 32 * BLOCK
+        assert sorted(os.listdir(directory)) == ["rank-0-of-2", "rank-1-of-2"]
+        for group in groups:
+            group.close()
+
+
+def stated(**numbers):
+    """Makes SGLang's context of the process state these numbers."""
+    module = types.ModuleType("sglang.srt.runtime_context")
+    module.get_parallel = lambda: types.SimpleNamespace(**numbers)
+    sys.modules[module.__name__] = module
+
+
+def test_a_replica_of_sglang_prefers_its_own_number(directory):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        stated(attn_dp_size=1, num_dp_ranks=2, dp_rank=1)
+        made = Sglang(module, directory)
+        assert made.store([1])
+        assert os.listdir(directory) == ["rank-1-of-2"] and max(capacities([made])) <= 32 * BLOCK
+        made.close()
+
+
+def test_sglang_s_shards_of_context_parallel_decoding_are_apart(directory):
+    def shard(module, rank):
+        return Sglang(module, directory, changes={"dcp_rank": rank, "dcp_size": 2, "logical_page_size": 4})
+
+    with installed("sglang", adapters.newest("sglang")) as module:
+        first = shard(module, 0)
+        assert first.store([1])
+        first.close()
+        with pytest.raises(terrane_kv.NamespaceError, match="context_parallel_decoding"):
+            shard(module, 1).storage._open()
+
+
 def test_sglang_s_calls_return_false_after_a_failure(sglang):
     assert sglang.store([1])
     sglang.storage.close()
     assert sglang.load([1]) == [None] and not sglang.store([2])
 
 
+def test_no_call_of_sglang_raises(sglang, caplog):
+    keys, storage = [sglang.key(1), sglang.key(2)], sglang.storage
+    assert sglang.store([1, 2])
+    device = Tensor(numpy.zeros(4, dtype=numpy.uint16))
+    device.device = type("Device", (), {"type": "cuda"})
+    assert storage.batch_get(keys, [device, device]) == [None, None] and not storage.batch_set(keys, [object()] * 2)
+    assert storage.batch_get(keys, [object(), object()]) == [None, None]
+    # One page too few, and a pool that fails.
+    assert storage.batch_get_v1(keys, sglang.pool.indices([0])[:1]) == [False, False]
+    sglang.pool.get_page_buffer_meta = lambda indices: 1 / 0
+    assert storage.batch_set_v1(keys, sglang.pool.indices([0, 1])) == [False, False]
+    assert storage.batch_exists([1, 2]) == 0
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_sglang_whose_store_cannot_be_opened_misses(directory, caplog):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        owner, other = Sglang(module, directory), Sglang(module, directory)
+        assert owner.store([1])
+        assert other.load([1]) == [None] and not other.store([1]) and not other.storage.exists(other.key(1))
+        assert caplog.text.count("cannot be opened") == 1
+        with pytest.raises(terrane_kv.InUseError):
+            other.storage.on_host_pools_registered()
+        owner.close()
+        other.close()
+
+
 def test_sizes_are_numbers_or_text():
     from terrane_kv.folders import capacity_bytes
 
-    assert [capacity_bytes(it) for it in (5, "7", "2KiB", "1.5 MiB", "3g", "1TB")] == [
-        5, 7, 2048, 1_572_864, 3 << 30, 1 << 40,
+    assert [capacity_bytes(it) for it in (5, "7", "2KiB", "1.5 MiB", "3Gi", "500GB", "1.1 tb")] == [
+        5, 7, 2048, 1_572_864, 3 << 30, 500_000_000_000, 1_100_000_000_000,
     ]
-    for wrong in ("much", "", -1, 0, "5 PiB"):
+    for wrong in ("much", "", -1, 0, "5 EiB", "3g", "1.GB", "٣GiB"):
         with pytest.raises(ValueError):
             capacity_bytes(wrong)

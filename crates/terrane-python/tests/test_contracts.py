@@ -18,7 +18,7 @@ OURS = {
 # Keys of a tier's configuration, or parameters of LMCache's adapter, that users state: `**` in the engine's call.
 STATED = {
     "tier": {"root_dir", "capacity"},
-    "connector": {"directory", "capacity", "chunk_bytes"},
+    "connector": {"directory", "capacity", "chunk_bytes", "kv_dtype"},
 }
 
 # The interfaces that our classes implement. Parameters are passed by position and by name.
@@ -83,6 +83,8 @@ def test_the_methods_that_our_manager_overrides_are_vllm_s(version):
     assert promotion == ["self", "tier_idx", "key", "req_context"]
     lookup = [name for name, _, _ in methods["lookup"]["parameters"]]
     assert lookup == ["self", "key", "req_context", "exclude_tier_idx"]
+    schedule_end = [name for name, _, _ in methods["on_schedule_end"]["parameters"]]
+    assert schedule_end == ["self", "context"]
     constructor = [name for name, _, _ in methods["__init__"]["parameters"]]
     assert constructor[:3] == ["self", "primary_tier", "secondary_tiers"]
 

@@ -1,4 +1,4 @@
-"""What each surface finds after the process that stored was killed: right or absent, and never another model's."""
+"""After the process that stored was killed, each surface finds blocks right or absent, and never another model's."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def stored_and_killed(engine, directory, **options):
 
 
 def loaded(engine, directory, **options):
-    """What another process finds, and what it wrote to standard error."""
+    """Returns the blocks that another process finds, and what it wrote to standard error."""
     process = child("load", engine, directory, **options)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors

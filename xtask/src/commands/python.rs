@@ -164,7 +164,7 @@ fn environment_of(
         .arg(package.join("tests")))
 }
 
-/// What the tests run with, installed once for each version of Python.
+/// The packages of the tests, installed once for each version of Python.
 fn libraries(
     workspace: &Workspace,
     version: &str,

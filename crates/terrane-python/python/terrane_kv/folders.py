@@ -1,5 +1,6 @@
 """Opens the store of one rank of an engine."""
 
+import decimal
 import json
 import logging
 import os
@@ -7,24 +8,32 @@ import re
 from collections.abc import Mapping, Sequence
 
 from terrane_kv import report
-from terrane_kv._native import Store
+from terrane_kv._native import InUseError, Store
 from terrane_kv.keys import KeySeed
 
 logger = logging.getLogger("terrane_kv")
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}ib": 1 << 10 * power for power, letter in enumerate("kmgtp", 1)},
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", 1)},
+    # The usual abbreviation in settings of containers.
+    "gi": 1 << 30,
+}
 
 
 def capacity_bytes(capacity: int | str) -> int:
-    """A capacity in bytes: a number, or a text such as "500GiB" (units are powers of 1,024).
+    """A capacity in bytes: a number, or a text such as "500GiB" (units of 1,024) or "500GB" (units of 1,000).
 
-    Raises `ValueError` if it is neither, or not positive.
+    The units are those of Terrane's command line. Raises `ValueError` if it is neither, or not positive.
     """
     if isinstance(capacity, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", capacity, re.IGNORECASE)
-        if found is None:
-            raise ValueError(f"the capacity {capacity!r} is no size; write for example 500GiB")
-        capacity = int(float(found[1]) * _UNITS[found[2].upper()])
+        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", capacity)
+        unit = _UNITS.get(found[2].lower()) if found else None
+        if unit is None:
+            raise ValueError(f"the capacity {capacity!r} is no size; write for example 500GiB or 500GB")
+        capacity = int(decimal.Decimal(found[1]) * unit)
     if capacity <= 0:
         raise ValueError(f"the capacity is {capacity} bytes; it must be positive")
     return capacity
@@ -47,7 +56,13 @@ def open_rank(
 
     Each process needs its own folder, because a store has one owner. `fields` are what else must agree before one
     process may read what another has written. `groups` are names and block sizes in bytes.
+
+    Raises `ValueError` if `rank` is not below `ranks`.
     """
+    if not 0 <= rank < ranks:
+        raise ValueError(
+            f"this is process {rank} (from 0) of {ranks} that share {directory}; state the number of processes that share it"
+        )
     share = capacity_bytes(capacity) // ranks
     if not seed.is_reproducible:
         logger.warning("the cache in %s will not survive a restart: %s", directory, seed.remedy)
@@ -72,6 +87,19 @@ def open_rank(
     report.note_store(store, engine, directory, seed)
     logger.info("opened %s with %d bytes: %s", directory, share, store.recovery)
     return store
+
+
+def open_unowned(candidates: Sequence[int], *, ranks: int, **options) -> Store:
+    """Opens the first rank of `candidates` that no other process owns.
+
+    Raises `InUseError` if each has an owner.
+    """
+    for rank in candidates[:-1]:
+        try:
+            return open_rank(rank=rank, ranks=ranks, **options)
+        except InUseError as error:
+            logger.info("rank %d has an owner: %s", rank, error)
+    return open_rank(rank=candidates[-1], ranks=ranks, **options)
 
 
 def _text(value: object) -> str:

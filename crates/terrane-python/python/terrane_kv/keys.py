@@ -36,6 +36,11 @@ def vllm(algorithm: str = "sha256") -> KeySeed:
         return KeySeed(algorithm, stated)
     if algorithm.startswith("sha256"):
         return KeySeed(algorithm, "default")
+    return vllm_random(algorithm)
+
+
+def vllm_random(algorithm: str) -> KeySeed:
+    """The seed of vLLM's block hashes when it is random."""
     remedy = (
         f"vLLM's block hashes ({algorithm}) start from random bytes in each process; set PYTHONHASHSEED to a fixed "
         "number, or use `--prefix-caching-hash-algo sha256`"
@@ -45,7 +50,10 @@ def vllm(algorithm: str = "sha256") -> KeySeed:
 
 def lmcache(algorithm: str = "blake3") -> KeySeed:
     """The seed of LMCache's chunk hashes. `algorithm` is the value of its `--hash-algorithm`."""
+    # For Python's own hash, "random" is the same as no seed. (vLLM takes it for a seed like any other text.)
     stated = os.environ.get("PYTHONHASHSEED")
+    if stated in ("", "random"):
+        stated = None
     if algorithm == "blake3":
         # LMCache's own function; it has no seed.
         return KeySeed(algorithm, "none")

@@ -1,7 +1,8 @@
 """LMCache: a native connector for its `native_plugin` adapter.
 
     --l2-adapter '{"type": "native_plugin", "module_path": "terrane_kv.lmcache", "class_name": "Connector",
-                   "adapter_params": {"directory": "/nvme/kv", "capacity": "500GiB", "chunk_bytes": 33554432}}'
+                   "adapter_params": {"directory": "/nvme/kv", "capacity": "500GiB", "chunk_bytes": 33554432,
+                                      "kv_dtype": "bfloat16"}}'
 """
 
 import logging
@@ -28,6 +29,8 @@ class Connector:
     - `chunk_bytes`: the size of LMCache's largest object in bytes, or a list of sizes. A list keeps objects of
       different sizes apart, so that small ones take little space. Tails are shorter and take a slot of the smallest
       size that fits.
+    - `kv_dtype`: the type of the cache's elements, such as "bfloat16" or "fp8_e4m3". LMCache's keys do not have it.
+    - `layout`, `rope_scaling`: state them if they may change: LMCache's keys do not have them either.
     - `hash_algorithm`: the value of LMCache's `--hash-algorithm`.
     - `model`, `revision`: LMCache's keys have the model's name; state more if two models share it.
     - `load_timeout_s`: a load that takes longer fails.
@@ -39,9 +42,12 @@ class Connector:
         directory: str,
         capacity: int | str,
         chunk_bytes: int | Sequence[int],
+        kv_dtype: str,
         hash_algorithm: str = "blake3",
         model: str = "any",
         revision: str | None = None,
+        layout: str | None = None,
+        rope_scaling: object = None,
         load_timeout_s: float = 30.0,
         rank: int = 0,
         ranks: int = 1,
@@ -57,7 +63,13 @@ class Connector:
             capacity=capacity,
             groups=[(f"chunk-{size}", size) for size in sizes],
             model=model,
-            fields={"revision": revision, "chunk_bytes": sizes},
+            fields={
+                "revision": revision,
+                "chunk_bytes": sizes,
+                "kv_dtype": kv_dtype,
+                "layout": layout,
+                "rope_scaling": rope_scaling,
+            },
             seed=key_seeds.lmcache(hash_algorithm),
             rank=rank,
             ranks=ranks,
@@ -101,6 +113,8 @@ class Connector:
     def submit_batch_delete(self, keys: list[str]) -> int:
         """Removes keys. The completion comes after the removal is durable, with the keys that were there."""
         found = [False] * len(keys)
+        if not keys:
+            return self._answer(True, "", found)
         for group in range(len(self._sizes)):
             for at, presence in enumerate(self._store.presences(keys, group=group)):
                 found[at] |= presence != ABSENT
@@ -110,13 +124,15 @@ class Connector:
         for group in range(len(self._sizes)):
             try:
                 self._store.remove(keys, group=group, queue=self._queue, tag=number)
-            except StoreError as error:
-                self._end(number, range(len(keys)), [False] * len(keys), str(error))
+            except Exception as error:
+                self._end(number, range(len(keys)), [False] * len(keys), _told(error))
         return number
 
     def _submit(self, keys, bufs, verb, **options):
         if len(keys) != len(bufs):
             raise ValueError(f"{len(keys)} keys and {len(bufs)} buffers; each key needs one")
+        if not keys:
+            return self._answer(True, "", [])
         groups, too_large = {}, []
         for at, buf in enumerate(bufs):
             group = self._group(memoryview(buf).nbytes)
@@ -131,8 +147,9 @@ class Connector:
             try:
                 blocks = Blocks.of([bufs[at] for at in ats])
                 verb([keys[at] for at in ats], blocks, group=group, queue=self._queue, tag=tag, **options)
-            except StoreError as error:
-                self._end(tag, ats, [False] * len(ats), str(error))
+            except Exception as error:
+                # Also memory that is read-only or has gaps: the batch completes, with its error.
+                self._end(tag, ats, [False] * len(ats), _told(error))
         if too_large:
             largest = max(memoryview(bufs[at]).nbytes for at in too_large)
             text = f"an object has {largest} bytes, and slots have {self._sizes[-1]}; set chunk_bytes to {largest}"
@@ -196,3 +213,8 @@ class Connector:
         self._store.close(timeout=30.0)
         self._both.close()
         os.close(self._ready_event)
+
+
+def _told(error):
+    """The text of an error. Those of the store explain themselves; others need their type."""
+    return str(error) if isinstance(error, StoreError) else repr(error)

@@ -1,4 +1,4 @@
-"""What engines call at their start, by the package's entry points."""
+"""The functions that engines call at their start, by the package's entry points."""
 
 
 def register_vllm() -> None:

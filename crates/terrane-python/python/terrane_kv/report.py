@@ -1,4 +1,4 @@
-"""What is wrong with this process's stores, as text that a person can act on."""
+"""The problems of this process's stores, as sentences with a remedy."""
 
 import weakref
 

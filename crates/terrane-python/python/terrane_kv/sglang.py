@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from terrane_kv import keys as key_seeds
 from terrane_kv._native import Blocks, StoreError
-from terrane_kv.folders import open_rank
+from terrane_kv.folders import open_unowned
 
 logger = logging.getLogger("terrane_kv")
 
@@ -31,7 +31,9 @@ class TerraneHiCacheStorage(HiCacheStorage):
     Keys of `extra_config`:
 
     - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all ranks together.
-    - `engines`, `engine`: the number of SGLang servers that share `root_dir`, and the number of this one.
+    - `engines`: the number of SGLang servers, or replicas of `--dp-size`, that share `root_dir`. Each takes a folder
+      that no other process owns; `engine`, its number, makes it take that one only.
+    - `dp_groups`: the groups of dp attention, if SGLang does not state them.
     - `revision`, `rope_scaling`: state them if two models of one name differ by them.
     - `timeout_s`: a page that takes longer is a miss (default 30).
 
@@ -56,6 +58,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self.registered_pools = {}
         self._lock = threading.Lock()
         self._store = None
+        self._is_refused = False
         # The group of each pool, once the store is open.
         self._groups = {}
 
@@ -81,50 +84,85 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 if not _is_logical(pool)
             }
             config = self._config
+            group, groups, engines, numbers = self._engines()
+            # With dp attention, tp_rank counts within the attention group.
             sizes = {
+                "dp": (group, groups),
                 "tp": (config.tp_rank, config.tp_size),
                 "pp": (config.pp_rank, config.pp_size),
                 "cp": (config.attn_cp_rank, config.attn_cp_size),
             }
-            rank, ranks = int(self._extra.get("engine", 0)), int(self._extra.get("engines", 1))
+            rank, ranks = 0, 1
             for at, count in sizes.values():
                 rank, ranks = rank * count + at, ranks * count
-            # With dp attention, tp_rank counts within the attention group.
             fields = {
                 "pools": pools,
                 "page_size": getattr(self.mem_pool_host, "page_size", 1),
                 "dtype": str(getattr(self.mem_pool_host, "dtype", None)),
                 "layout": getattr(self.mem_pool_host, "layout", None),
                 "parallel": sizes,
-                "dp_rank": getattr(config, "dp_rank", 0),
+                "context_parallel_decoding": [
+                    getattr(config, "dcp_rank", 0),
+                    getattr(config, "dcp_size", 1),
+                    getattr(config, "logical_page_size", None),
+                ],
                 "split_heads": [config.tp_lcm_size, config.should_split_heads],
                 "revision": self._extra.get("revision"),
                 "rope_scaling": self._extra.get("rope_scaling"),
             }
-            dp_rank = getattr(config, "dp_rank", 0)
-            directory = self._extra["root_dir"] + (f"/dp-{dp_rank}" if dp_rank else "")
-            self._store = open_rank(
+            self._store = open_unowned(
+                [number * ranks + rank for number in numbers],
+                ranks=engines * ranks,
                 engine="sglang",
-                directory=directory,
+                directory=self._extra["root_dir"],
                 capacity=self._extra["capacity"],
                 groups=list(pools.items()),
                 model=config.model_name or "unnamed",
                 fields=fields,
                 seed=key_seeds.sglang(),
-                rank=rank,
-                ranks=ranks,
             )
             self._groups = {name: group for group, name in enumerate(pools)}
             return self._store
 
+    def _opened(self):
+        """The store, or None if it cannot be opened. That is logged once, and each page is then a miss."""
+        try:
+            return None if self._is_refused else self._open()
+        except Exception:
+            self._is_refused = True
+            logger.exception("the store cannot be opened; no page is stored or loaded")
+            return None
+
+    def _engines(self):
+        """The group of dp attention, the number of groups, the number of engines, and the numbers that this engine may
+        take, the preferred one first."""
+        group = getattr(self._config, "dp_rank", 0) or 0
+        groups = int(self._extra.get("dp_groups") or _parallel("attn_dp_size") or 1)
+        if group >= groups:
+            raise ValueError(
+                f"this is group {group} (from 0) of dp attention, and {groups} are known; set `dp_groups` in the extra "
+                "config to the value of --dp-size"
+            )
+        replicas = (_parallel("num_dp_ranks") or groups) // groups
+        engines = int(self._extra.get("engines", replicas))
+        if "engine" in self._extra:
+            return group, groups, engines, [int(self._extra["engine"])]
+        replica = _parallel("dp_rank") if groups == 1 else None
+        numbers = sorted(range(engines), key=lambda number: number != replica)
+        return group, groups, engines, numbers
+
     # Presence
 
     def _ready(self, keys, pool=PoolName.KV):
-        store = self._open()
+        store = self._opened()
         group = self._groups.get(str(getattr(pool, "value", pool)))
-        if group is None:
+        if store is None or group is None:
             return [False] * len(keys)
-        return [presence >= READY for presence in store.presences(keys, group=group)]
+        try:
+            return [presence >= READY for presence in store.presences(keys, group=group)]
+        except Exception as error:
+            logger.warning("a lookup of %d pages failed: %r", len(keys), error)
+            return [False] * len(keys)
 
     def exists(self, key):
         return self._ready([key])[0]
@@ -178,11 +216,18 @@ class TerraneHiCacheStorage(HiCacheStorage):
             return [False] * len(keys)
         if _is_logical(memory):
             return [True] * len(keys)
-        pointers, sizes = memory.get_page_buffer_meta(host_indices)
-        return self._run(verb, pool, keys, Blocks.at(pointers, sizes, len(keys), keep=memory))
+
+        def blocks():
+            pointers, sizes = memory.get_page_buffer_meta(host_indices)
+            return Blocks.at(pointers, sizes, len(keys), keep=memory)
+
+        return self._run(verb, pool, keys, blocks)
 
     def _run(self, verb, pool, keys, blocks):
-        store = self._open()
+        """Runs a job over the memory that `blocks` returns, and waits for it."""
+        store = self._opened()
+        if store is None:
+            return [False] * len(keys)
         group = self._groups.get(str(getattr(pool, "value", pool)))
         if group is None:
             logger.warning("the pool %s was registered after the store was opened; it is not stored", pool)
@@ -190,10 +235,11 @@ class TerraneHiCacheStorage(HiCacheStorage):
         try:
             run = store.put if verb == "put" else store.get
             priority = "low" if verb == "put" else "high"
-            job = run(keys, blocks, group=group, timeout=self._timeout_s, priority=priority)
+            job = run(keys, blocks(), group=group, timeout=self._timeout_s, priority=priority)
             outcome = job.wait()
-        except StoreError as error:
-            logger.warning("%s of %d pages was refused: %s", verb, len(keys), error)
+        except Exception as error:
+            # No exception reaches a step of the engine.
+            logger.warning("%s of %d pages was refused: %r", verb, len(keys), error)
             return [False] * len(keys)
         if outcome.error is not None:
             logger.warning("%s: %s", verb, outcome.error)
@@ -207,7 +253,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
     def batch_get(self, keys, target_locations=None, target_sizes=None):
         if not target_locations or any(tensor is None for tensor in target_locations):
             return [None] * len(keys)
-        done = self._run("get", PoolName.KV, keys, _memory(target_locations))
+        done = self._run("get", PoolName.KV, keys, lambda: _memory(target_locations))
         return [tensor if is_done else None for tensor, is_done in zip(target_locations, done)]
 
     def set(self, key, value=None, target_location=None, target_sizes=None):
@@ -216,7 +262,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
     def batch_set(self, keys, values=None, target_locations=None, target_sizes=None):
         if values is None or any(tensor is None for tensor in values):
             return False
-        return all(self._run("put", PoolName.KV, keys, _memory([it.contiguous() for it in values])))
+        return all(self._run("put", PoolName.KV, keys, lambda: _memory([it.contiguous() for it in values])))
 
     def clear(self):
         self._open().clear()
@@ -225,6 +271,18 @@ class TerraneHiCacheStorage(HiCacheStorage):
         with self._lock:
             if self._store is not None:
                 self._store.close(timeout=30.0)
+
+
+def _parallel(name):
+    """A rank or a size that SGLang states for this process, or None."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+
+        value = getattr(get_parallel(), name)
+    except Exception:
+        # Its context raises errors of several types for a name that it does not know, or before its start.
+        return None
+    return value if isinstance(value, int) else None
 
 
 def _leading(flags):

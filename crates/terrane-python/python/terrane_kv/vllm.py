@@ -26,12 +26,13 @@ from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from terrane_kv import keys as key_seeds
+from terrane_kv import report
 from terrane_kv._native import CompletionQueue, Region, StoreError
 from terrane_kv.folders import open_rank
 
 logger = logging.getLogger("terrane_kv")
 
-# What Store.presence returns for a key.
+# The values that Store.presence returns for a key.
 ABSENT, WRITING, READY = 0, 1, 2
 
 # The jobs of one engine that may be in flight; vLLM has one a request and step.
@@ -45,6 +46,7 @@ class TerraneTier(SecondaryTierManager):
 
     - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all
       data-parallel engines of this machine together.
+    - `engines`: the value of `--data-parallel-size`. vLLM does not tell it to the tier for dense models.
     - `load_timeout_s`: a load that takes longer is a miss (default 30).
     - `hash_algorithm`: the value of `--prefix-caching-hash-algo`, if it is stated (default "sha256").
     - `revision`, `rope_scaling`: what vLLM does not tell the tier about the model; state them if two models of one
@@ -63,6 +65,7 @@ class TerraneTier(SecondaryTierManager):
         *,
         root_dir,
         capacity,
+        engines=None,
         load_timeout_s=30.0,
         hash_algorithm="sha256",
         revision=None,
@@ -73,11 +76,20 @@ class TerraneTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality is not None else None
         self._load_timeout_s = float(load_timeout_s)
+        self._root_dir = root_dir
         self._seed = key_seeds.vllm(hash_algorithm)
         self._is_seed_checked = False
         config = offloading_spec.config
         parallel = config.parallel
         row_bytes = primary_kv_view.strides[0]
+        # Each engine of a dense model is told that it is the only one, with its number among all.
+        engine = parallel.data_parallel_index
+        engines = parallel.data_parallel_size if engines is None else int(engines)
+        if engine >= engines:
+            raise ValueError(
+                f"this is engine {engine} (from 0), and the tier expects {engines} in all; set the tier's `engines` to the "
+                "value of --data-parallel-size"
+            )
         fields = {
             "dtype": config.model.dtype,
             "block_bytes": row_bytes,
@@ -98,8 +110,8 @@ class TerraneTier(SecondaryTierManager):
             model=config.model.name,
             fields=fields,
             seed=self._seed,
-            rank=parallel.data_parallel_index,
-            ranks=parallel.data_parallel_size,
+            rank=engine,
+            ranks=engines,
         )
         self._queue = CompletionQueue(MAX_JOBS)
         self._region = Region(primary_kv_view, row_bytes)
@@ -108,6 +120,8 @@ class TerraneTier(SecondaryTierManager):
         self._finished = []
         # Keys whose load failed, for each request: they are misses, or vLLM would load them again each step.
         self._failed = {}
+        # Requests that have begun and not finished: a load may end after its request, and then concerns no lookup.
+        self._live = set()
         wants_events = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events = self._store.events(MAX_JOBS) if wants_events else None
         # The keys of each ended store job, until vLLM takes them as events.
@@ -134,16 +148,19 @@ class TerraneTier(SecondaryTierManager):
         try:
             blocks = self._region.rows(job.chunk_ids)
             verb(job_keys, blocks, queue=self._queue, tag=job.job_id, **options)
-        except (StoreError, IndexError, ValueError) as error:
+        except Exception as error:
             # No exception reaches a step of the engine.
-            logger.warning("job %d was refused: %s", job.job_id, error)
-            self._finish(job.job_id, [False] * len(job_keys), None, 0)
+            logger.warning("job %d was refused: %r", job.job_id, error)
+            self._fail(job.job_id)
 
     def get_finished_jobs(self):
         for outcome in self._queue.drain():
             self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
         finished, self._finished = self._finished, []
         return finished
+
+    def _fail(self, job_id):
+        self._finish(job_id, [False] * len(self._jobs[job_id][0]), None, 0)
 
     def _finish(self, job_id, done, seconds, moved):
         job_keys, is_load, request = self._jobs.pop(job_id)
@@ -152,8 +169,9 @@ class TerraneTier(SecondaryTierManager):
         successful = None
         if is_load and not all(done):
             successful = tuple(key for key, is_done in zip(job_keys, done) if is_done) or None
-            failed = (key for key, is_done in zip(job_keys, done) if not is_done)
-            self._failed.setdefault(request, set()).update(failed)
+            if request in self._live:
+                failed = (key for key, is_done in zip(job_keys, done) if not is_done)
+                self._failed.setdefault(request, set()).update(failed)
         self._finished.append(
             JobResult(
                 job_id=job_id,
@@ -189,41 +207,61 @@ class TerraneTier(SecondaryTierManager):
         if not self._is_seed_checked:
             self._is_seed_checked = True
             self._check_seed()
+        self._live.add(req_context.req_id)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context):
+        self._live.discard(req_context.req_id)
         self._failed.pop(req_context.req_id, None)
 
     def _check_seed(self):
-        """The seed is known once vLLM has made its first hash, which is after the tier was made."""
+        """Empties the store if vLLM's seed turns out to be random.
+
+        The seed is known once vLLM has made its first hash, which is after the tier was made.
+        """
         used = kv_cache_utils.get_none_hash_seed()
         expected = self._seed.seed
         if expected == "default":
             expected = kv_cache_utils.DEFAULT_NONE_HASH_SEED
-        if self._seed.is_reproducible and used != expected:
-            logger.warning(
-                "vLLM's block hashes start from another seed than stated, so blocks will not hit after a restart; "
-                "set the tier's `hash_algorithm` to the value of --prefix-caching-hash-algo, or PYTHONHASHSEED"
-            )
+        if not self._seed.is_reproducible or used == expected:
+            return
+        self._seed = key_seeds.vllm_random(f"not {self._seed.algorithm}, which is stated")
+        report.note_store(self._store, "vllm", self._root_dir, self._seed)
+        logger.warning("the cache in %s will not survive a restart: %s", self._root_dir, self._seed.remedy)
+        try:
+            self._store.clear()
+        except StoreError as error:
+            logger.warning("the blocks of earlier sessions, which never hit, stay: %s", error)
 
     def drain_jobs(self):
         # Interrupted each second, so that a signal is seen.
         while self._jobs:
+            started = time.monotonic()
             outcome = self._queue.wait(timeout=1.0)
             if outcome is not None:
                 self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
+            elif time.monotonic() - started < 0.5:
+                # The queue returns at once if it expects no outcome.
+                self._fail_all()
+
+    def _fail_all(self):
+        for job_id in list(self._jobs):
+            logger.error("job %d of vLLM has no job in the store; it counts as failed", job_id)
+            self._fail(job_id)
 
     def shutdown(self):
         self._store.close(timeout=30.0)
-        self._queue.drain()
+        for outcome in self._queue.drain():
+            self._finish(outcome.tag, outcome.done, outcome.seconds, outcome.bytes)
+        self._fail_all()
         self._region.release()
 
 
 class WaitingTieringManager(TieringOffloadingManager):
     """vLLM's tiering manager, which answers RETRY instead of MISS while host memory has no room for a promotion.
 
-    A block that is on disk is then loaded a little later instead of being computed again. After `room_wait_s`
-    seconds without room, the request computes what is not in host memory.
+    A block that is on disk is then loaded a little later instead of being computed again. `room_wait_s` seconds after
+    it first lacked room, the request computes what is not in host memory. A request that was preempted waits again.
     """
 
     def __init__(self, *arguments, room_wait_s, **options):
@@ -250,6 +288,12 @@ class WaitingTieringManager(TieringOffloadingManager):
         if result is LookupResult.MISS and self._has_lacked_room:
             return LookupResult.RETRY
         return result
+
+    def on_schedule_end(self, context):
+        super().on_schedule_end(context)
+        # Not after each promotion: chunks of one request that evict each other would then wait without end.
+        for request in (*context.new_req_ids, *context.preempted_req_ids):
+            self._room_deadlines.pop(request, None)
 
     def on_request_finished(self, req_context, **options):
         self._room_deadlines.pop(req_context.req_id, None)
