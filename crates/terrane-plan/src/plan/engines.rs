@@ -5,6 +5,7 @@ use terrane_layout::ElementFormat;
 
 use crate::plan::groups::GroupPlan;
 use crate::request::PlanRequest;
+use crate::sizes::option_size;
 
 /// The options of one engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +43,10 @@ fn vllm(request: &PlanRequest, groups: &[GroupPlan]) -> EngineOptions {
         words.push("--kv-offloading-backend native".to_owned());
         words.push(format!("--kv-offloading-size {}", host.get() / GIB));
         notes.push("--kv-offloading-size is in GiB, of all ranks together".to_owned());
+        notes.push(format!(
+            "native offloading maps a file of this size in /dev/shm: docker run --shm-size={} at least",
+            option_size(host.get())
+        ));
     }
     if groups.len() > 1 {
         notes.push(

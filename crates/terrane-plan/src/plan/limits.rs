@@ -5,6 +5,7 @@ use terrane_core::ByteCount;
 
 use crate::plan::memory::{HostNeeds, TierKind, TierPlan};
 use crate::request::PlanRequest;
+use crate::sizes::option_size;
 
 /// A limit that the plan exceeds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,11 +89,12 @@ pub(crate) fn hit(
             });
         }
         limits.bytes("memlock of a process, for RDMA only", needs.memlock_bytes, facts.memlock_bytes, "ulimit -l unlimited, or LimitMEMLOCK=infinity in the service; the CUDA driver is not limited by it");
+        let size = option_size(needs.shm_bytes);
         limits.bytes(
-            "free space in /dev/shm",
+            "free space in /dev/shm, for vLLM's native offloading only",
             needs.shm_bytes,
             facts.shm_bytes,
-            "docker run --shm-size, or mount -o remount,size=… /dev/shm",
+            &format!("docker run --shm-size={size}, or mount -o remount,size={size} /dev/shm"),
         );
     }
     limits.0

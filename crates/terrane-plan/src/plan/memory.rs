@@ -98,7 +98,8 @@ pub struct HostNeeds {
     /// Bytes that a rank locks if it registers the tier for RDMA. Registration with the CUDA driver does not count
     /// against `RLIMIT_MEMLOCK`.
     pub memlock_bytes: u64,
-    /// Bytes in `/dev/shm`. The tiers of Terrane are private memory.
+    /// Bytes in `/dev/shm` if vLLM's native offloading has this memory: its file there has the size of the whole tier.
+    /// The tiers of Terrane are private memory.
     pub shm_bytes: u64,
 }
 
@@ -308,7 +309,7 @@ pub(crate) fn host_needs(
         sysctl: format!("sudo sysctl -w vm.nr_hugepages={huge_pages}"),
         registrations: tier.groups.iter().map(registrations).sum(),
         memlock_bytes: tier.used_bytes,
-        shm_bytes: 0,
+        shm_bytes: request.host.map_or(0, ByteCount::get),
     }))
 }
 

@@ -91,6 +91,19 @@ fn ranks_share_the_host_and_the_disk() {
 }
 
 #[test]
+fn native_offloading_of_vllm_takes_shared_memory() {
+    let mut request = request("llama-3.1-8b");
+    request.tensor_parallel = 2;
+    let plan = Plan::new(&request).unwrap();
+    assert_eq!(plan.host.unwrap().shm_bytes, 256 << 30);
+    let note = plan.engines[0].notes.iter().find(|note| note.contains("/dev/shm")).unwrap();
+    assert!(note.contains("--shm-size=256g"), "{note}");
+    request.host = None;
+    let plan = Plan::new(&request).unwrap();
+    assert!(plan.host.is_none() && plan.engines[0].notes.is_empty(), "{:?}", plan.engines);
+}
+
+#[test]
 fn savings_are_at_least_a_fifth() {
     let mut request = request("llama-3.1-8b");
     let changes = |request: &PlanRequest| {
@@ -132,11 +145,12 @@ fn every_limit_is_reported_with_its_remedy() {
         (3, "free space in /cache: 2 TiB needed, 1 GiB available"),
         (4, "free huge pages of 2 MiB: 131072 needed, 7 available; sudo sysctl"),
         (5, "memlock of a process, for RDMA only: 256 GiB needed, 8 MiB available"),
+        (6, "free space in /dev/shm, for vLLM's native offloading only: 256 GiB needed, 64 MiB"),
+        (6, "docker run --shm-size=256g"),
     ] {
         assert!(limits[number].contains(part), "{limits:?}");
     }
-    // Nothing is planned in /dev/shm.
-    assert_eq!(limits.len(), 6);
+    assert_eq!(limits.len(), 7);
     request.machine = Some(Machine::published("cpu").unwrap());
     let limits = Plan::new(&request).unwrap().limits;
     assert!(limits[0].remedy.contains("without --gpu-mem"), "{limits:?}");
