@@ -1,6 +1,7 @@
 //! Options of serving engines to paste.
 
 use serde::{Deserialize, Serialize};
+use terrane_core::ByteCount;
 use terrane_layout::ElementFormat;
 
 use crate::plan::groups::GroupPlan;
@@ -19,7 +20,7 @@ pub struct EngineOptions {
     pub notes: Vec<String>,
 }
 
-const GIB: u64 = 1 << 30;
+const GIB: f64 = 1_073_741_824.0;
 const GB: u64 = 1_000_000_000;
 
 pub(crate) fn options(request: &PlanRequest, groups: &[GroupPlan]) -> Vec<EngineOptions> {
@@ -41,7 +42,8 @@ fn vllm(request: &PlanRequest, groups: &[GroupPlan]) -> EngineOptions {
     let mut notes = Vec::new();
     if let Some(host) = request.host {
         words.push("--kv-offloading-backend native".to_owned());
-        words.push(format!("--kv-offloading-size {}", host.get() / GIB));
+        // A number of 64 bits divided by 2^30: vLLM computes the same bytes from the decimals.
+        words.push(format!("--kv-offloading-size {}", host.get() as f64 / GIB));
         notes.push("--kv-offloading-size is in GiB, of all ranks together".to_owned());
         notes.push(format!(
             "native offloading maps a file of this size in /dev/shm: docker run --shm-size={} at least",
@@ -67,10 +69,20 @@ fn sglang(request: &PlanRequest) -> EngineOptions {
     let mut notes = Vec::new();
     if let Some(host) = request.host {
         let of_rank = host.get() / u64::from(request.tensor_parallel.max(1));
-        words.push("--enable-hierarchical-cache".to_owned());
-        words.push(format!("--hicache-size {}", of_rank / GB));
-        words.push("--hicache-mem-layout page_first".to_owned());
-        notes.push("--hicache-size is in GB, of each rank".to_owned());
+        if of_rank < GB {
+            // SGLang reads 0 as not set, and then takes twice the device's cache.
+            notes.push(format!(
+                "no hierarchical cache: --hicache-size is in whole GB of each rank, and a rank has {}; plan with \
+                 --host {}GB or more",
+                ByteCount::new(of_rank),
+                request.tensor_parallel
+            ));
+        } else {
+            words.push("--enable-hierarchical-cache".to_owned());
+            words.push(format!("--hicache-size {}", of_rank / GB));
+            words.push("--hicache-mem-layout page_first".to_owned());
+            notes.push("--hicache-size is in whole GB of each rank, rounded down".to_owned());
+        }
     }
     EngineOptions { engine: "SGLang 0.5".to_owned(), command: words.join(" "), notes }
 }

@@ -104,6 +104,26 @@ fn native_offloading_of_vllm_takes_shared_memory() {
 }
 
 #[test]
+fn sizes_below_a_unit_of_an_engine_are_not_zero() {
+    let mut request = request("llama-3.1-8b");
+    let engines = |request: &PlanRequest| Plan::new(request).unwrap().engines;
+    request.host = Some(ByteCount::mib(512));
+    let small = engines(&request);
+    assert!(small[0].command.ends_with("--kv-offloading-size 0.5"), "{small:?}");
+    assert!(!small[1].command.contains("hierarchical"), "{small:?}");
+    assert!(small[1].notes[0].contains("a rank has 512 MiB; plan with --host 1GB"), "{small:?}");
+    // 1.5 GB are 1 GB for each of one rank, and nothing for each of two.
+    request.host = Some(ByteCount::new(1_500_000_000));
+    let large = engines(&request);
+    assert!(large[1].command.contains("--hicache-size 1 "), "{large:?}");
+    let words: Vec<&str> = large[0].command.split(' ').collect();
+    let gib: f64 = words.last().unwrap().parse().unwrap();
+    assert!((gib * 1_073_741_824.0 - 1_500_000_000.0).abs() < 1e-3, "{large:?}");
+    request.tensor_parallel = 2;
+    assert!(engines(&request)[1].notes[0].contains("plan with --host 2GB"));
+}
+
+#[test]
 fn savings_are_at_least_a_fifth() {
     let mut request = request("llama-3.1-8b");
     let changes = |request: &PlanRequest| {
