@@ -124,6 +124,37 @@ fn sizes_below_a_unit_of_an_engine_are_not_zero() {
 }
 
 #[test]
+fn a_format_of_the_cache_is_an_option_or_a_note() {
+    let mut request = request("llama-3.1-8b");
+    (request.device, request.host) = (None, None);
+    let formats = [
+        (ElementFormat::Width(1), Ok("fp8"), Ok("fp8_e4m3")),
+        (ElementFormat::NVFP4, Ok("nvfp4"), Ok("nvfp4")),
+        (ElementFormat::MXFP8, Err("mxfp8 (32 elements in 33 B)"), Ok("mxfp8")),
+        (ElementFormat::MXFP4, Err("mxfp4 (32 elements in 17 B)"), Err("mxfp4 (32 elements")),
+        (ElementFormat::Width(4), Err("fp32 (4 B per element)"), Err("SGLang has no option")),
+        (ElementFormat::Width(2), Err("without --kv-cache-dtype"), Err("add --kv-cache-dtype bf")),
+    ];
+    for (format, vllm, sglang) in formats {
+        request.kv_element = Some(format);
+        let engines = Plan::new(&request).unwrap().engines;
+        for (options, expected) in engines.iter().zip([vllm, sglang]) {
+            match expected {
+                Ok(value) => {
+                    let option = format!("--kv-cache-dtype {value}");
+                    assert!(options.command.ends_with(&option), "{options:?}");
+                    assert_eq!(options.notes, [""; 0], "{format}");
+                }
+                Err(note) => {
+                    assert!(!options.command.contains("dtype"), "{options:?}");
+                    assert!(options.notes[0].contains(note), "{options:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn savings_are_at_least_a_fifth() {
     let mut request = request("llama-3.1-8b");
     let changes = |request: &PlanRequest| {
