@@ -155,6 +155,33 @@ fn a_format_of_the_cache_is_an_option_or_a_note() {
 }
 
 #[test]
+fn huge_pages_that_are_free_are_used_and_those_in_use_are_kept() {
+    let mut request = request("llama-3.1-8b");
+    let mut plan = |huge_pages, free_huge_pages| {
+        let mut machine = Machine::published("cpu").unwrap();
+        machine.host = Some(HostFacts {
+            available_bytes: Some(1 << 30),
+            huge_pages,
+            free_huge_pages,
+            ..HostFacts::default()
+        });
+        (request.device, request.machine) = (None, Some(machine));
+        Plan::new(&request).unwrap()
+    };
+    let sysctl = |plan: &Plan| plan.host.as_ref().unwrap().sysctl.clone();
+    // The tier takes 131,072 pages, which are all of the 256 GiB.
+    let enough = plan(Some(140_000), Some(131_072));
+    assert_eq!(enough.limits, []);
+    assert!(sysctl(&enough).ends_with("=140000"), "{}", sysctl(&enough));
+    let few = plan(Some(140_000), Some(100_000));
+    assert!(sysctl(&few).ends_with("=171072"), "{}", sysctl(&few));
+    let memory = &few.limits[0];
+    assert_eq!(memory.limit, "host memory that is available");
+    assert_eq!(memory.available, (1 << 30) + 100_000 * (2 << 20));
+    assert!(sysctl(&plan(None, None)).ends_with("=131072"));
+}
+
+#[test]
 fn savings_are_at_least_a_fifth() {
     let mut request = request("llama-3.1-8b");
     let changes = |request: &PlanRequest| {
@@ -180,6 +207,7 @@ fn every_limit_is_reported_with_its_remedy() {
     machine.host = Some(HostFacts {
         memory_bytes: Some(128 << 30),
         available_bytes: Some(64 << 30),
+        huge_pages: Some(10),
         free_huge_pages: Some(7),
         memlock_bytes: Some(8 << 20),
         shm_bytes: Some(64 << 20),
@@ -195,6 +223,8 @@ fn every_limit_is_reported_with_its_remedy() {
         (2, "host memory that is available"),
         (3, "free space in /cache: 2 TiB needed, 1 GiB available"),
         (4, "free huge pages of 2 MiB: 131072 needed, 7 available; sudo sysctl"),
+        // Three pages are in use.
+        (4, "vm.nr_hugepages=131075;"),
         (5, "memlock of a process, for RDMA only: 256 GiB needed, 8 MiB available"),
         (6, "free space in /dev/shm, for vLLM's native offloading only: 256 GiB needed, 64 MiB"),
         (6, "docker run --shm-size=256g"),
