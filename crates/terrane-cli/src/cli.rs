@@ -29,19 +29,19 @@ Exit status:
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// What a model's KV cache needs, and what a machine makes of it
+    /// Computes the memory that a model's KV cache needs on a machine
     Plan(Box<plan::Arguments>),
-    /// What this machine grants, and what to do where it does not
+    /// Examines this machine, and names a remedy for each refusal
     Doctor(doctor::Arguments),
-    /// Where the bytes of a block are in each tier
+    /// Draws the bytes of a block in each tier
     Layout(layout::Arguments),
-    /// Rates of this machine for a model's blocks, beside its limits
+    /// Measures copies of a model's blocks beside the machine's limits
     Bench(bench::Arguments),
-    /// A store's directory: list, examine, verify, repair, clear
+    /// Lists, examines, verifies, repairs or clears a store's directory
     Store(store::Arguments),
-    /// A live view of a store's metrics
+    /// Shows a store's metrics, live
     Top(top::Arguments),
-    /// A script of completions for a shell
+    /// Prints a script of completions for a shell
     Completions {
         /// The shell
         shell: clap_complete::Shell,

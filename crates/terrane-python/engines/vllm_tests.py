@@ -73,7 +73,7 @@ def replace_tier(module):
         _store_job_keys = {}
 
         def __init__(self, *arguments, n_read_threads=0, n_write_threads=0, **options):
-            super().__init__(*arguments, capacity="256MiB", **options)
+            super().__init__(*arguments, capacity="48MiB", **options)
 
         @property
         def events(self):

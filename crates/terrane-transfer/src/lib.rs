@@ -33,6 +33,12 @@
 //! bypass it, unless they are declared ([`Endpoint::hold_for_write`]). It requires no runtime. Only
 //! engines start threads; these are named and joined.
 //!
+//! # Features
+//!
+//! - `checksum` (off by default): engines compute checksums of blocks ([`Transfer::checksums`]).
+//! - `metrics` (off by default): snapshots of a manager for the facade of that name
+//!   ([`TransferSnapshot`]).
+//!
 //! # Example
 //!
 //! ```

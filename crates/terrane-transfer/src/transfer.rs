@@ -169,7 +169,8 @@ impl Transfer {
     /// Computes the checksum of each block, or compares it with an expected one.
     ///
     /// It needs the feature `checksum` of this crate. All layers and heads have to be copied. The engines between host memory, and between host
-    /// memory and files, compute checksums, and so do relays that use one of them. Other engines
+    /// memory and files, compute checksums, and so do relays that use one of them. Between files,
+    /// the blocks of the source have to be in canonical order. Other engines
     /// [decline](crate::Declined::Checksums) the transfer. If a checksum differs, the blocks have
     /// been copied, and the destination is [incomplete](crate::TransferError::Incomplete). Layers
     /// of a [layer-by-layer](Self::layer_by_layer) transfer are done before checksums are known.

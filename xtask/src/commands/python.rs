@@ -30,6 +30,11 @@ pub struct Arguments {
     /// Builds the wheel as it is published: optimized, for manylinux_2_28
     #[arg(long)]
     release: bool,
+    /// Runs the engines' own tests with our classes in the place of theirs
+    ///
+    /// Installs PyTorch and what else they import to `target/python/engines`: 7 GB, some minutes.
+    #[arg(long)]
+    engines: bool,
 }
 
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -48,6 +53,7 @@ enum Action {
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
     match &arguments.action {
         Some(Action::Signatures { check }) => signatures(workspace, *check),
+        None if arguments.engines => engines(workspace, arguments.release),
         None => test(workspace, arguments, tally),
     }
 }
@@ -76,6 +82,36 @@ fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Resu
         run_counted(workspace, tests, &format!("python-{version}"), tally)?;
     }
     Ok(())
+}
+
+/// Runs the engines' own tests, in an environment that is kept.
+fn engines(workspace: &Workspace, is_release: bool) -> Result<()> {
+    let wheel = wheel(workspace, is_release)?;
+    let package = source(workspace)?;
+    let requirements = package.join("requirements/engines.txt");
+    let wanted = fs::read_to_string(&requirements).context("cannot read what the engines need")?;
+    let home = folder(workspace).join("engines");
+    let python = |arguments: &[&str]| {
+        Tool::new(workspace, home.join("environment/bin/python")).args(arguments)
+    };
+    let installed = home.join("INSTALLED");
+    if fs::read_to_string(&installed).ok().as_deref() != Some(&wanted) {
+        remove(&home)?;
+        let environment = home.join("environment");
+        Tool::new(workspace, "python3").args(["-m", "venv"]).arg(environment).run()?;
+        python(&["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"])
+            .arg(&requirements)
+            .run()?;
+        fs::write(&installed, &wanted).context("cannot write what was installed")?;
+    }
+    python(&["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"])
+        .arg(&wheel)
+        .run()?;
+    python(&[])
+        .arg(package.join("engines/run.py"))
+        .args([Path::new("--sources"), &folder(workspace).join("sources")])
+        .args([Path::new("--work"), &home.join("work")])
+        .run()
 }
 
 /// Builds the wheel with maturin, and returns its path.

@@ -39,7 +39,7 @@ struct TemporaryFile(PathBuf);
 
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        // Nothing can be done about a file that somebody else has removed.
+        // The file may have been removed by hand.
         let _ = std::fs::remove_file(&self.0);
     }
 }

@@ -28,7 +28,7 @@ struct TemporaryFolder(PathBuf);
 
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
-        // Nothing can be done about a folder that somebody else has removed.
+        // The folder may have been removed by hand.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -26,7 +26,7 @@ fn every_command_of_the_documentation_works() {
     let bin = Path::new(PROGRAM).parent().unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // What the page calls the directory of a store, and its metrics.
+    // The page names the directory of a store, and a file of its metrics.
     let metrics = crate::top::metrics(&folder.path().join("cache"));
     fs::write(folder.path().join("metrics.txt"), metrics).unwrap();
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! What a machine grants, with limits that are real.
+//! The findings of `doctor`, with real limits.
 
 use std::io;
 use std::os::unix::process::CommandExt;

@@ -16,7 +16,7 @@ pub struct EngineOptions {
     pub engine: String,
     /// The command. `MODEL` stands for the path or the name of the weights.
     pub command: String,
-    /// What the options do not say.
+    /// Remarks on the options.
     pub notes: Vec<String>,
 }
 

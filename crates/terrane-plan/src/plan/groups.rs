@@ -24,7 +24,7 @@ pub struct GroupPlan {
     pub first_layer: u32,
     /// KV heads.
     pub heads: u32,
-    /// Bytes of one token, layer, and K or V. Of one state for a group of states.
+    /// Bytes of one token, layer, and K or V; for a group of states, bytes of one state.
     pub row_bytes: u64,
     /// Bytes of a token over its layers; 0 for states.
     pub bytes_per_token: u64,
@@ -36,7 +36,7 @@ pub struct GroupPlan {
     pub chunk_bytes: u64,
 }
 
-/// What the users need.
+/// The need of the users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Demand {

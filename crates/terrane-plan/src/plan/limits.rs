@@ -13,13 +13,13 @@ use crate::sizes::option_size;
 pub struct LimitHit {
     /// The limit.
     pub limit: String,
-    /// What the plan needs.
+    /// The need of the plan.
     pub needed: u64,
-    /// What the machine has.
+    /// The machine's amount.
     pub available: u64,
     /// `bytes` or `pages`.
     pub unit: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 

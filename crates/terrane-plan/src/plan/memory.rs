@@ -37,7 +37,7 @@ pub struct TierPlan {
     pub users: Option<u64>,
     /// The layout of each group.
     pub groups: Vec<TierGroup>,
-    /// What is lost, by cause.
+    /// The bytes without a block, by cause.
     pub padding: Padding,
 }
 
@@ -82,11 +82,11 @@ pub struct Padding {
     pub regions_and_pages: u64,
     /// The rest of the tier, which is smaller than one more block.
     pub remainder: u64,
-    /// What a pool of powers of two would lose for the same blocks.
+    /// The bytes that a pool of powers of two would lose for the same blocks.
     pub powers_of_two: u64,
 }
 
-/// What the host tier needs from the system.
+/// The needs of the host tier from the system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostNeeds {
@@ -297,7 +297,7 @@ fn padding(plans: &[(u64, LayoutPlan)], remainder: u64) -> Padding {
     padding
 }
 
-/// What the host tier needs from the system.
+/// The needs of the host tier from the system.
 pub(crate) fn host_needs(
     request: &PlanRequest,
     tiers: &[TierPlan],

@@ -19,7 +19,7 @@ use crate::plan::predictions::Prediction;
 use crate::request::PlanRequest;
 use crate::trace::TraceReport;
 
-/// What a model needs on the tiers of a machine. All bytes are those of one rank, unless a field says otherwise.
+/// The memory that a model needs on the tiers of a machine. All bytes are those of one rank, unless a field says otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -42,9 +42,9 @@ pub struct Plan {
     pub bytes_per_sequence: u64,
     /// The tiers, from fast to slow.
     pub tiers: Vec<TierPlan>,
-    /// What the users need, if context and users were given.
+    /// The need of the users, if context and users were given.
     pub demand: Option<Demand>,
-    /// What the host tier needs from the system.
+    /// The needs of the host tier from the system.
     pub host: Option<HostNeeds>,
     /// The limits of the machine that the plan exceeds.
     pub limits: Vec<LimitHit>,

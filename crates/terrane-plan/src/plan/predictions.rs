@@ -11,7 +11,7 @@ use crate::request::PlanRequest;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prediction {
-    /// What takes the time.
+    /// The operation.
     pub what: String,
     /// The bytes, on one rank.
     pub bytes: u64,

@@ -9,9 +9,7 @@
 `"spec_name": "TieringOffloadingSpec"` uses the tier alone.
 """
 
-import itertools
 import logging
-import operator
 import time
 from typing import ClassVar
 
@@ -112,6 +110,8 @@ class TerraneTier(SecondaryTierManager):
         self._failed = {}
         wants_events = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events = self._store.events(MAX_JOBS) if wants_events else None
+        # The keys of each ended store job, until vLLM takes them as events.
+        self._stored = []
 
     def lookup(self, key, req_context):
         presence = self._store.presence(key)
@@ -147,6 +147,8 @@ class TerraneTier(SecondaryTierManager):
 
     def _finish(self, job_id, done, seconds, moved):
         job_keys, is_load, request = self._jobs.pop(job_id)
+        if self._events is not None and not is_load and any(done):
+            self._stored.append([key for key, is_done in zip(job_keys, done) if is_done])
         successful = None
         if is_load and not all(done):
             successful = tuple(key for key, is_done in zip(job_keys, done) if is_done) or None
@@ -166,14 +168,22 @@ class TerraneTier(SecondaryTierManager):
         self._store.touch(list(keys))
 
     def take_events(self):
+        stored, self._stored = self._stored, []
+        yield from (self._event(job_keys, False) for job_keys in stored)
         changes = self._events.drain() if self._events is not None else ()
-        named = ((kind != "stored", key) for kind, key in changes if key is not None)
-        # One event for all keys of the same change in a row.
-        for removed, group in itertools.groupby(named, key=operator.itemgetter(0)):
-            changed = [key for _, key in group]
-            yield OffloadingEvent(
-                keys=changed, medium=self.medium, removed=removed, locality=self.locality
-            )
+        # A key that is back by now has been announced as stored.
+        removed = [
+            key
+            for kind, key in changes
+            if kind != "stored" and key is not None and self._store.presence(key) == ABSENT
+        ]
+        if removed:
+            yield self._event(removed, True)
+
+    def _event(self, job_keys, removed):
+        return OffloadingEvent(
+            keys=job_keys, medium=self.medium, removed=removed, locality=self.locality
+        )
 
     def on_new_request(self, req_context):
         if not self._is_seed_checked:

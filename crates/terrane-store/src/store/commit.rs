@@ -68,7 +68,7 @@ impl StoreCore {
         if block.claim.is_removed() || !block.is_current() {
             return Ok(Committed::Dropped);
         }
-        if self.names.keeps_all || block.is_dirty {
+        if (self.names.keeps_all || block.is_dirty) && !block.name.is_empty() {
             self.names.insert(block.key, block.name);
         }
         let mut result = Ok(());

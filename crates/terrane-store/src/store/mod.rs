@@ -85,6 +85,9 @@ use crate::store::why::Why;
 /// Keys name content: two blocks with one key have equal bytes. A put of a key that is stored copies
 /// nothing.
 ///
+/// The guard of a job should not own the last clone of its store: its drop would close the store on the
+/// store's own thread, and cancel the other jobs.
+///
 /// # After `fork`
 ///
 /// A forked child has none of the store's threads. There, queries find nothing, submits return

@@ -325,7 +325,11 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
     let indices: Vec<usize> = (0..keys.len()).filter(stored).collect();
     let hashes = indices.iter().map(|&index| keys.hash(index)).collect();
     let written = WriteDown::new(task, TierId::new(0)).keys(hashes).await;
-    let synced = sync_disk(task).await;
+    let refused = task.core.refuses_writes().map(BlockResult::Failed);
+    let synced = match refused {
+        Some(refused) => Err(refused),
+        None => sync_disk(task).await,
+    };
     for (index, written) in indices.into_iter().zip(written) {
         let result = if written.is_ok() { synced.as_ref().err() } else { Some(&written) };
         if let (Some(result), Some(slot)) = (result, results.get_mut(index)) {
@@ -380,14 +384,20 @@ impl StoreCore {
         };
         let most = lacks.clamp(LEAST_AT_ONCE, MOST_AT_ONCE);
         self.executor.spawn(async move {
-            let blocks = room.take_dirty(most);
-            // Without any, other jobs write them: each block that becomes clean is tried then.
-            let has_some = !blocks.is_empty();
-            let results = WriteDown::new(&task, tier).blocks(blocks).await;
-            room.end_write_back();
-            end.finish(results);
-            if has_some {
-                room.retry();
+            loop {
+                let blocks = room.take_dirty(most);
+                if !blocks.is_empty() {
+                    let results = WriteDown::new(&task, tier).blocks(blocks).await;
+                    room.end_write_back();
+                    end.finish(results);
+                    return room.retry();
+                }
+                room.end_write_back();
+                // A job whose block became dirty before this end has left the write-back to this one.
+                // Blocks that other jobs write are tried again when they are clean.
+                if !room.has_dirty() || !room.begin_write_back() {
+                    return end.finish(Vec::new());
+                }
             }
         });
     }

@@ -125,7 +125,7 @@ fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError>
             gate: Gate::default(),
             executor: Executor::new(),
             maintenance: Maintenance::default(),
-            counters: StoreCounters::default(),
+            counters: StoreCounters::new(),
             names,
             subscribers: Subscribers::default(),
             recent: Recent::default(),
@@ -325,7 +325,9 @@ fn by_group(
         else {
             continue;
         };
-        if let (true, Some(key)) = (names.keeps_all, &record.key) {
+        if let (true, Some(key)) = (names.keeps_all, &record.key)
+            && !key.is_empty()
+        {
             names.insert(record.key_hash, key);
         }
         let (slot, checksum) = (record.slot, record.checksum);

@@ -112,8 +112,11 @@ impl Put<'_> {
             let is_memory = !tier.is_disk();
             is_memory && (self.source.endpoint().is_some() || tier.is_host(self.task.group))
         };
+        let host = || core.host_tier(self.task.group);
         match core.policy {
-            WritePolicy::Through if !self.source.is_host() => core.host_tier(self.task.group),
+            WritePolicy::Through if !self.source.is_host() => host(),
+            // Memory still serves when the disk takes no more blocks.
+            WritePolicy::Through if core.refuses_writes().is_some() => host().or(core.tiers.last()),
             WritePolicy::Through => core.tiers.last(),
             WritePolicy::Back | WritePolicy::AfterUses(_) => {
                 core.tiers.iter().find(reaches).or(core.tiers.last())
@@ -249,7 +252,10 @@ impl Put<'_> {
         for (faster, slots) in &mut spare {
             self.copy_in(*faster, slots, &own);
         }
-        let has_slower = task.core.below(tier.id).is_some();
+        let has_slower = task
+            .core
+            .below(tier.id)
+            .is_some_and(|below| !below.is_disk() || task.core.refuses_writes().is_none());
         for (at, (key, written)) in own.into_iter().zip(written).enumerate() {
             let result = match written {
                 Err(result) => result,

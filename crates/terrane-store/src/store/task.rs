@@ -140,7 +140,7 @@ impl JobEnd {
             JobOutcome { id: control.id(), tag: 0, results, bytes: ByteCount::new(bytes), took };
         if self.origin == JobOrigin::Caller {
             let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-            count(&counters.job_nanoseconds, nanoseconds);
+            counters.job_times.update(|shard| shard.record(0, nanoseconds));
             counters.ended_jobs.fetch_add(1, Ordering::Relaxed);
         }
         self.core.report_health();

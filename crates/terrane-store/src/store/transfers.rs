@@ -41,8 +41,11 @@ enum CopyState<K> {
 /// A copy whose end a task of its own awaits.
 #[derive(Default)]
 struct WatchedCopy {
-    state: Mutex<(Option<Result<(), BlockResult>>, Option<Waker>)>,
+    state: Mutex<WatchedEnd>,
 }
+
+/// The result, and the task that waits for it.
+type WatchedEnd = (Option<Result<(), BlockResult>>, Option<Waker>);
 
 /// The end of a copy, which owns what has to live until then.
 type CopyEnd<K> = CompletionFuture<(Vec<K>, GuardCell)>;

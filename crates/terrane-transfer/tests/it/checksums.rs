@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use terrane_core::checksum::crc64;
-use terrane_core::{ByteCount, StorageKind};
-use terrane_layout::Geometry;
+use terrane_core::{Allocate, ByteCount, Region, RegionRequest, StorageKind};
+use terrane_layout::{Geometry, LayoutBuilder, LayoutConfig};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::conformance::formats::{
@@ -133,7 +133,79 @@ fn checksums_do_not_depend_on_the_layouts_in_files() {
     let in_file = Tried { endpoint, is_tried: is_of_files };
     let written = check_all(&manager, &in_memory(is_of_files), &in_file);
     let read = check_all(&manager, &in_file, &in_memory(is_of_files));
+    // Between files, from blocks in canonical order.
+    let geometries = geometries();
+    let [(_, from)] = geometries
+        .iter()
+        .filter(|(name, _)| *name == "dynamo.fully_contiguous")
+        .collect::<Vec<_>>()[..]
+    else {
+        panic!("one format is in canonical order")
+    };
+    let source = (in_file.endpoint)(from);
+    RegionBytes::scribble(&source, &InProcess, 12);
+    let (layers, mut between) = (0..from.num_layers(), 0);
+    for (name, to) in geometries.iter().filter(|(name, _)| is_of_files(name)) {
+        if shapes(from) == shapes(to) {
+            let (ids, layers) = ((vec![4, 0, 2, 3], vec![1, 5, 3, 0]), layers.clone());
+            let copied = Copied { from: ids.0, to: ids.1, layers, heads: None, tokens: None };
+            check(&manager, &source, &(in_file.endpoint)(to), &copied, name);
+            between += 1;
+        }
+    }
+    assert!(between > 2, "{between} between files");
     assert!(written > 100 && read > 100, "{written} written, {read} read");
+}
+
+/// Whole blocks pass through the engine's buffers because the memory is not aligned for direct I/O.
+/// A buffer holds half a block, or many.
+#[test]
+fn checksums_of_bytes_in_buffers_are_those_of_the_blocks() {
+    let name = "checksums_of_bytes_in_buffers_are_those_of_the_blocks";
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    // Blocks of 8 KiB.
+    let config =
+        crate::support::shape().num_blocks(12).page_size(16).inner_dim(32).build().unwrap();
+    let block = config_bytes(&config);
+    assert_eq!(block, ByteCount::kib(8));
+    let stored = crate::support::endpoint_in(&files, config, CONTIGUOUS);
+    let bytes = block.checked_mul("blocks", 12).unwrap();
+    let loose = || {
+        let heap = HeapAllocator::system();
+        let more = bytes.checked_add(ByteCount::new(64)).unwrap();
+        let region = Region::new(heap.allocate(&RegionRequest::new(more)).unwrap());
+        let region = region.view(ByteCount::new(4), bytes).unwrap();
+        let layout = LayoutBuilder::new(config).kind(CONTIGUOUS).adopt(vec![region]);
+        Endpoint::new(layout.unregistered().build().unwrap()).unwrap()
+    };
+    let [from, to] = [(); 2].map(|()| loose());
+    RegionBytes::scribble(&from, &InProcess, 11);
+    for request in [4, 1024] {
+        let request = ByteCount::kib(request);
+        let options = DiskEngineOptions { request, ..DiskEngineOptions::default() };
+        let manager = TransferManager::new([Arc::new(DiskEngine::new(&options).unwrap()) as _]);
+        let path = manager.explain(&Transfer::new(&from, &stored).blocks(&[0], &[0])).unwrap();
+        if path.path() != "direct staged" {
+            return eprintln!("skipped: {name}: a disk with direct I/O needed, this is {path}");
+        }
+        let copied = |from: &[u32], to: &[u32]| Copied {
+            from: from.to_vec(),
+            to: to.to_vec(),
+            layers: 0..4,
+            heads: None,
+            tokens: None,
+        };
+        // Neighbours in the file, in another order than in memory; then a block that is read twice.
+        let blocks = [3, 4, 5, 0, 9, 11, 1];
+        check(&manager, &from, &stored, &copied(&blocks, &[7, 6, 0, 1, 2, 8, 10]), "to the file");
+        check(&manager, &stored, &to, &copied(&[7, 6, 0, 1, 2, 8, 10], &blocks), "from the file");
+        check(&manager, &stored, &to, &copied(&[1, 2, 1, 2], &[4, 5, 8, 9]), "read twice");
+    }
+}
+
+fn config_bytes(config: &LayoutConfig) -> ByteCount {
+    Geometry::new(config, CONTIGUOUS).unwrap().block_bytes()
 }
 
 /// Slots of one block, and of one layer of a block.
@@ -253,11 +325,13 @@ fn engines_without_checksums_decline_and_explain() {
     assert!(error.to_string().contains("computes no checksums"), "{error}");
     let explained = rig.manager.explain(&transfer()).unwrap_err();
     assert_eq!(explained.to_string(), error.to_string());
-    // Between files, bytes pass through buffers in another order.
+    // Between files, bytes pass through buffers in the order of the source.
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
-    let end = || crate::support::endpoint_in(&files, config(2), CONTIGUOUS);
-    let between = Transfer::new(&end(), &end()).blocks(&[0], &[0]).checksums(Checksums::Compute);
+    let [source, destination] =
+        [OUTER_FIRST, CONTIGUOUS].map(|kind| crate::support::endpoint_in(&files, config(2), kind));
+    let between =
+        Transfer::new(&source, &destination).blocks(&[0], &[0]).checksums(Checksums::Compute);
     let error = refused(&TransferManager::new([disk()]), between);
     assert!(error.to_string().contains("computes no checksums"), "{error}");
     let nothing = Transfer::new(&rig.source, &rig.destination).checksums(Checksums::Compute);

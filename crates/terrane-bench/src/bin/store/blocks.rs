@@ -64,6 +64,16 @@ enum Way {
 
 impl Way {
     const ALL: [Self; 4] = [Self::Store, Self::Engine, Self::Queue, Self::FileTier];
+
+    /// Its place in [`ALL`](Self::ALL).
+    const fn index(self) -> usize {
+        match self {
+            Self::Store => 0,
+            Self::Engine => 1,
+            Self::Queue => 2,
+            Self::FileTier => 3,
+        }
+    }
 }
 
 struct Setup {
@@ -79,8 +89,9 @@ struct Setup {
     file_tier: FileTier,
     path: std::path::PathBuf,
     block: u32,
-    /// Which part of the file the baselines use next.
-    turn: u32,
+    /// The part of the file that each way wrote last. Reads are of written blocks: the others are
+    /// zeros that no disk delivers.
+    parts: [u32; Way::ALL.len()],
 }
 
 impl Setup {
@@ -100,7 +111,7 @@ impl Setup {
             file,
             path,
             block,
-            turn: 0,
+            parts: [0; Way::ALL.len()],
         })
     }
 
@@ -110,8 +121,9 @@ impl Setup {
 
     /// One job; its time in seconds.
     fn pass(&mut self, way: Way, is_write: bool) -> Result<f64> {
-        self.turn = (self.turn + 1) % JOBS;
-        let first = self.turn * JOB;
+        let part = &mut self.parts[way.index()];
+        *part = (*part + u32::from(is_write)) % JOBS;
+        let first = *part * JOB;
         let begun;
         match way {
             Way::Store if is_write => {

@@ -64,7 +64,7 @@ enum Suite {
     },
 }
 
-/// What every suite takes.
+/// The options of every suite.
 #[derive(Args, Debug)]
 struct Options {
     #[command(flatten)]

@@ -21,7 +21,7 @@ pub(crate) struct Report {
     pub subject: String,
     pub passes: u32,
     pub cases: Vec<Case>,
-    /// What the figures do not say: what is not installed, or not there.
+    /// Remarks: paths of engines, and programs that are not installed.
     pub notes: Vec<String>,
 }
 

@@ -10,7 +10,7 @@ use super::child;
 use super::finding::Finding;
 use crate::restart::Restart;
 
-/// What the child tells.
+/// The answer of a child.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub findings: Vec<Finding>,

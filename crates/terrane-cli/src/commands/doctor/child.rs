@@ -34,7 +34,7 @@ pub(crate) fn answer(mut command: Command, timeout: Duration) -> Result<Vec<u8>,
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| NoAnswer::NotStarted(error.to_string()))?;
     let (out, error) = (child.stdout.take(), child.stderr.take());
-    // Readers of their own, because a child that fills a pipe would wait for ever.
+    // Two threads read both pipes, because a child that fills a pipe does not end.
     thread::scope(|scope| {
         let out = scope.spawn(move || read(out));
         let error = scope.spawn(move || read(error));
@@ -57,7 +57,7 @@ fn read(pipe: Option<impl Read>) -> Vec<u8> {
     const MOST: u64 = 1 << 20;
     let mut bytes = Vec::new();
     if let Some(pipe) = pipe {
-        // What was read until an error is the answer.
+        // After an error, the bytes before it are the answer.
         let _ = pipe.take(MOST).read_to_end(&mut bytes);
     }
     bytes

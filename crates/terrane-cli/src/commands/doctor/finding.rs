@@ -1,4 +1,4 @@
-//! What one probe has found.
+//! The findings of a probe.
 
 use serde::{Deserialize, Serialize};
 use terrane_core::{CapabilityReport, CapabilityStatus};
@@ -8,13 +8,13 @@ use terrane_core::{CapabilityReport, CapabilityStatus};
 pub(crate) struct Finding {
     /// A stable name, which `--require` takes.
     pub key: String,
-    /// What it is about: a directory, a device.
+    /// Its subject: a directory, a device.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub subject: Option<String>,
     pub status: Status,
     /// The figures, or the reason.
     pub detail: String,
-    /// What to do.
+    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub remedy: Option<String>,
 }

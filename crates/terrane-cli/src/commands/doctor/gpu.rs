@@ -101,7 +101,7 @@ fn link(device: &Device) -> Option<Finding> {
     Some(finding.about(subject))
 }
 
-/// What needs a context: kernels, and pinned memory.
+/// The findings that need a context: kernels, and pinned memory.
 fn used(device: &Device) -> Result<Vec<Finding>, CudaError> {
     let context = Context::primary(device.id)?;
     let engine = DeviceEngine::new(&context, DeviceEngineOptions::default())?;

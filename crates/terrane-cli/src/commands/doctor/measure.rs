@@ -134,7 +134,7 @@ fn row(
     vec![row]
 }
 
-/// The rates of a plan. Of several directories, the first counts.
+/// The rates of a plan. The first of several directories counts.
 pub(crate) fn rates(measured: &[Measured]) -> Option<Rates> {
     let find =
         |key: &str| measured.iter().find(|row| row.key == key && row.bytes_per_second.is_some());

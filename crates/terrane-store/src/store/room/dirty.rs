@@ -54,6 +54,11 @@ impl Room {
         self.mark(pin.block.slot) != CLEAN
     }
 
+    /// Whether a write-back has something to look at.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !lock(&self.state).dirty.is_empty()
+    }
+
     /// The keys of all dirty blocks.
     pub(crate) fn dirty_keys(&self) -> Vec<KeyHash> {
         let mut keys = Vec::new();

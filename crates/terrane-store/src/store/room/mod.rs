@@ -252,14 +252,16 @@ impl Room {
         }
         while state.free.len() < count {
             let (mut key, mut dirty) = (None, 0);
-            let evicted = self.policy.evict(&mut |slot| {
+            let mut take = |slot| {
                 if self.mark(slot) == KEPT {
                     dirty += 1;
                     return None;
                 }
                 key = self.index.evict(slot);
                 key
-            });
+            };
+            // A policy may move a block to another queue, and look at that queue the next time.
+            let evicted = self.policy.evict(&mut take).or_else(|| self.policy.evict(&mut take));
             let Some(slot) = evicted else {
                 if dirty > 0 {
                     after.lacks = count - state.free.len();

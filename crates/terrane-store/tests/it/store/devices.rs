@@ -8,7 +8,7 @@ use terrane_core::{ByteCount, Location};
 use terrane_layout::LayoutBuilder;
 use terrane_store::{
     BlockGroup, BlockResult, Blocks, JobOptions, MemoryTier, Presence, Store, StoreError, TierId,
-    WritePolicy,
+    Why, WritePolicy,
 };
 use terrane_testkit::device;
 use terrane_testkit::engine::{Fault, SimulatedEngine, SimulatedEngineOptions};
@@ -31,10 +31,9 @@ fn each_byte(endpoint: &Endpoint, block: u32, mut each: impl FnMut(&mut u8)) {
     layout.geometry().canonical_spans(block, u32::MAX, &mut |at, bytes| {
         let Some(Location::Device { device, address }) = layout.location_at(at) else { panic!() };
         let start = device::resolve(device, address, ByteCount::new(bytes)).unwrap();
-        for offset in 0..usize::try_from(bytes).unwrap() {
-            // SAFETY: the simulated device has so many bytes there, and no job uses them meanwhile.
-            each(unsafe { &mut *start.add(offset) });
-        }
+        let bytes = usize::try_from(bytes).unwrap();
+        // SAFETY: the simulated device has so many bytes there, and no job uses them meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(start, bytes) }.iter_mut().for_each(&mut each);
     });
 }
 
@@ -266,5 +265,80 @@ fn faults_of_copies_cost_their_blocks_and_leave_nothing_behind() {
         assert!(all_done(&machine.put(&store, 100..103)));
         assert!(all_done(&machine.get(&store, 100..103)));
         assert_at_rest(&store);
+    }
+}
+
+#[test]
+fn a_second_writer_waits_for_the_first_and_writes_if_that_fails() {
+    let directory = tempfile::tempdir().unwrap();
+    let machine = Machine::new();
+    for fails in [false, true] {
+        let tiers = vec![machine.host(6)];
+        let store = machine.open(directory.path(), WritePolicy::Through, tiers);
+        assert!(store.clear().unwrap().wait().is_ok());
+        fill(&machine.cache, 0, 7);
+        fill(&machine.cache, 1, 7);
+        machine.engine.hold();
+        let put = |block| {
+            let source = Blocks::new(&machine.cache, &[block]);
+            store.put(&keys(7..8), source, JobOptions::new(), ()).unwrap()
+        };
+        let (first, second) = (put(0), put(1));
+        let mut presence = [Presence::Absent];
+        store.presence(0, &keys(7..8), &mut presence);
+        assert_eq!(presence, [Presence::Writing]);
+        assert_eq!(store.why(0, &key(7)), Why::Writing);
+        // A get waits for the put, until its deadline.
+        let deadline = JobOptions::new().deadline(Instant::now() + Duration::from_millis(20));
+        let to = Blocks::new(&machine.cache, &[12]);
+        let outcome = store.get(&keys(7..8), to.clone(), deadline, ()).unwrap().wait();
+        assert!(matches!(outcome.results[..], [BlockResult::TimedOut]), "{outcome:?}");
+        assert_eq!(store.snapshot().misses.writing, 1);
+        let waits = store.get(&keys(7..8), to, JobOptions::new(), ()).unwrap();
+        assert!(!waits.has_ended() && !second.has_ended());
+        if fails {
+            machine.engine.fail_next(Fault::Engine);
+        }
+        machine.engine.release_all();
+        let (first, second) = (first.wait(), second.wait());
+        let second = &second.results[0];
+        if fails {
+            assert!(matches!(first.results[..], [BlockResult::Failed(_)]), "{first:?}");
+            assert!(matches!(second, BlockResult::Done { .. }), "{second}");
+        } else {
+            assert!(matches!(first.results[..], [BlockResult::Done { .. }]), "{first:?}");
+            assert!(matches!(second, BlockResult::AlreadyStored), "{second}");
+        }
+        assert!(waits.wait().is_ok());
+        assert!(has(&machine.cache, 12, 7));
+        assert_at_rest(&store);
+    }
+}
+
+#[test]
+fn a_cancelled_job_ends_with_its_copy_and_a_close_cancels_the_rest() {
+    let directory = tempfile::tempdir().unwrap();
+    let machine = Machine::new();
+    let store = machine.open(directory.path(), WritePolicy::Back, vec![machine.host(6)]);
+    assert!(all_done(&machine.put(&store, 0..4)));
+    machine.engine.hold();
+    let get = |block, number| {
+        let to = Blocks::new(&machine.cache, &[block]);
+        store.get(&keys(number..number + 1), to, JobOptions::new(), ()).unwrap()
+    };
+    let (cancelled, closed) = (get(12, 0), get(13, 1));
+    cancelled.cancel();
+    assert_eq!(store.drain(Instant::now()).left, 2);
+    let close = std::thread::scope(|scope| {
+        let close = scope.spawn(|| store.close(Instant::now() + Duration::from_millis(20)));
+        // The copies are the engine's: the jobs end when it has ended them.
+        std::thread::sleep(Duration::from_millis(60));
+        machine.engine.release_all();
+        close.join().unwrap()
+    });
+    assert_eq!(close.left, 2);
+    for job in [cancelled, closed] {
+        let outcome = job.wait();
+        assert!(matches!(outcome.results[..], [BlockResult::Cancelled]), "{outcome:?}");
     }
 }

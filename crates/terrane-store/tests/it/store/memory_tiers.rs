@@ -168,10 +168,10 @@ fn each_byte(endpoint: &Endpoint, block: u32, tokens: u32, mut each: impl FnMut(
     let layout = endpoint.layout();
     layout.geometry().canonical_spans(block, tokens, &mut |at, bytes| {
         let start = layout.location_at(at).unwrap().as_host().unwrap();
-        for offset in 0..usize::try_from(bytes).unwrap() {
-            // SAFETY: within the layout's memory, which no job uses meanwhile.
-            each(unsafe { &mut *start.as_ptr().add(offset) });
-        }
+        let bytes = usize::try_from(bytes).unwrap();
+        // SAFETY: within the layout's memory, which no job uses meanwhile.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) };
+        bytes.iter_mut().for_each(&mut each);
     });
 }
 

@@ -23,11 +23,12 @@ use crate::engine::job::CopyJob;
 use crate::engine::quote::Quote;
 use crate::engine::{CopyEngine, threads};
 use crate::plan::TransferPlan;
+use crate::side::Side;
 use crate::transfer::TransferOptions;
 pub use options::DiskEngineOptions;
 use rates::DiskRates;
 use route::DiskRoute;
-use worker::DiskWorker;
+use worker::{DiskWorker, buffer_sums};
 
 /// Copies between host memory and files, and between files, with several requests in flight.
 ///
@@ -91,7 +92,8 @@ unsafe impl CopyEngine for DiskEngine {
             return Err(Declined::DeviceOrder);
         }
         // Bytes between files pass through buffers, in the order of the source file.
-        if options.checksums.is_some() && !route.has_memory() {
+        let has_order = || route.has_memory() || buffer_sums::suit(plan, Side::Source);
+        if options.checksums.is_some() && !has_order() {
             return Err(Declined::Checksums);
         }
         let route = self.rates.choose(route, plan);

@@ -36,17 +36,9 @@ impl BufferSums {
     /// `None` if the route has no buffers, or its file holds blocks in another order.
     pub(super) fn of(job: &CopyJob, route: &DiskRoute) -> Option<Self> {
         let (plan, side) = (job.plan(), route.file_side());
-        let pairs = Some(job.checksums()).filter(|_| route.staged)?;
-        let block_bytes = plan.bytes().get().checked_div(to_u64(pairs))?;
-        let first = *plan.blocks(side).first()?;
-        let is_one_span =
-            block_span(plan, side, first).is_some_and(|(_, bytes)| bytes == block_bytes);
-        // Bytes of one block that go to two others could be adjacent in a buffer.
-        let mut seen = FxHashSet::default();
-        let is_distinct =
-            side == Side::Destination || plan.source_blocks().iter().all(|id| seen.insert(*id));
-        let pairs = vec![PairSum { sum: 0, left: block_bytes }; pairs];
-        (is_one_span && is_distinct).then_some(Self { side, block_bytes, pairs })
+        let block_bytes = plan.bytes().get().checked_div(to_u64(job.checksums()))?;
+        let pairs = vec![PairSum { sum: 0, left: block_bytes }; job.checksums()];
+        (route.staged && suit(plan, side)).then_some(Self { side, block_bytes, pairs })
     }
 
     /// Adds the bytes of a buffer from `first` on, which are those of these parts.
@@ -54,7 +46,7 @@ impl BufferSums {
     /// # Safety
     ///
     /// The buffer holds all bytes of the parts there, and nothing writes it meanwhile.
-    unsafe fn add(
+    pub(super) unsafe fn add(
         &mut self,
         job: &CopyJob,
         parts: &[RunPart],
@@ -104,6 +96,18 @@ impl BufferSums {
             job.set_checksum(pair, so_far.sum);
         }
     }
+}
+
+/// Whether the file at `side` holds the blocks of a plan in canonical order, so that checksums are
+/// computed from buffers in the order of the file.
+pub(in super::super) fn suit(plan: &TransferPlan, side: Side) -> bool {
+    let blocks = plan.blocks(side);
+    let Some(&first) = blocks.first() else { return true };
+    let block_bytes = plan.bytes().get() / to_u64(blocks.len());
+    let is_one_span = block_span(plan, side, first).is_some_and(|(_, bytes)| bytes == block_bytes);
+    // Bytes of one block that go to two others could be adjacent in a buffer.
+    let mut seen = FxHashSet::default();
+    is_one_span && (side == Side::Destination || blocks.iter().all(|block| seen.insert(*block)))
 }
 
 /// The bytes that are copied before their checksum is computed, while they are in the cache.

@@ -1,6 +1,6 @@
 //! The thread that drives the queue.
 
-mod buffer_sums;
+pub(super) mod buffer_sums;
 mod requests;
 mod sums;
 
@@ -258,7 +258,11 @@ impl DiskWorker {
                 let direction = BufferDirection::OutOfBuffer;
                 copy_and_sum(&active.job, sums, &operation.parts, buffer, direction)?;
             }
-            (FileFlow::BetweenFiles, Some(_)) => {
+            (FileFlow::BetweenFiles, Some(buffer)) => {
+                if let Some(sums) = active.sums.as_mut().and_then(JobSums::of_buffers) {
+                    // SAFETY: the buffer has been read, and its operation has no request in flight.
+                    unsafe { sums.add(&active.job, &operation.parts, buffer, 0) }?;
+                }
                 operation.stage = Stage::Writing { next: 0, requests: 0 };
                 self.to_write.push_back(index);
             }

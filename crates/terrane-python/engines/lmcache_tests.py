@@ -1,0 +1,41 @@
+"""A plugin of pytest: LMCache's own tests of its native adapter, with our connector in the place of its mock."""
+
+import shutil
+import tempfile
+
+# Classes of tests that use no connector, or one that records what it gets.
+NOT_APPLICABLE = {
+    "TestObjectKeySerialization": "keys, not a connector",
+    "TestObjectKeyModelNameValidation": "keys, not a connector",
+    "TestObjectKeyCacheSaltValidation": "keys, not a connector",
+    "TestObjectKeyIsolation": "keys, not a connector",
+    "TestRESPL2AdapterConfig": "another adapter's configuration",
+    "TestNativePluginL2AdapterConfig": "configuration, not a connector",
+    "TestFSNativeL2AdapterConfig": "another adapter's configuration",
+    "TestDeleteBackwardCompatibility": "a connector without removals",
+    "TestPadBuffersToAlignment": "a mock that records lengths",
+}
+
+
+def replace(module):
+    from terrane_kv.lmcache import Connector
+
+    class Ours(Connector):
+        def __init__(self):
+            self.folder = tempfile.mkdtemp()
+            super().__init__(directory=self.folder, capacity="16MiB", chunk_bytes=65_536)
+
+        def close(self):
+            super().close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    module.MockNativeConnector = Ours
+
+
+def pytest_collection_modifyitems(items):
+    for module in {item.module for item in items}:
+        replace(module)
+    left_out = {item.cls.__name__ for item in items if item.cls.__name__ in NOT_APPLICABLE}
+    for name in sorted(left_out):
+        print(f"not applicable: {name}: {NOT_APPLICABLE[name]}")
+    items[:] = [item for item in items if item.cls.__name__ not in left_out]

@@ -1,0 +1,75 @@
+"""Runs the engines' own tests with our classes in the place of theirs.
+
+usage: run.py --sources FOLDER --work FOLDER
+
+Takes the tests from the source distributions that `signatures/sources.json` pins, for all three releases of vLLM and
+for the newest of LMCache. `vllm_tests.py` and `lmcache_tests.py` say which tests run, and why others do not.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SIGNATURES = os.path.join(os.path.dirname(HERE), "signatures")
+
+VLLM = ["test_fs_tier.py", "test_tiering_offloading.py"]
+
+
+def unpacked(source, sources, work):
+    """The folder of an unpacked source distribution."""
+    sys.path.insert(0, SIGNATURES)
+    from extract import provide
+
+    engine = source["file"].partition("-")[0]
+    folder = os.path.join(work, source["file"].removesuffix(".tar.gz"))
+    if not os.path.isdir(folder):
+        with tarfile.open(provide(engine, source, sources)) as archive:
+            archive.extractall(work, filter="data")
+    return folder
+
+
+def run(plugin, paths, tests):
+    """Runs pytest, and returns whether all tests passed."""
+    environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+    before = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([HERE, *paths, *([before] if before else [])])
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-p", plugin]
+    command += ["-o", "tmp_path_retention_policy=none", "--rootdir", os.path.dirname(tests[0]), *tests]
+    return subprocess.run(command, env=environment, cwd=os.path.dirname(tests[0]), check=False).returncode == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sources", required=True, help="where downloads are kept")
+    parser.add_argument("--work", required=True, help="where they are unpacked")
+    arguments = parser.parse_args()
+    for folder in (arguments.sources, arguments.work):
+        os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(SIGNATURES, "sources.json"), encoding="utf-8") as file:
+        pinned = json.load(file)
+    passed = True
+    for source in pinned["vllm"]:
+        print(f"vLLM {source['version']}", flush=True)
+        folder = unpacked(source, arguments.sources, arguments.work)
+        tests = os.path.join(folder, "tests/v1/kv_offload/tiering")
+        passed &= run("vllm_tests", [folder], [os.path.join(tests, name) for name in VLLM])
+    newest = pinned["lmcache"][0]
+    print(f"LMCache {newest['version']}", flush=True)
+    # LMCache's own modules are those of its wheel, which has the native ones.
+    folder = unpacked(newest, arguments.sources, arguments.work)
+    # Beside its package, the test would import the sources, which are not built.
+    copied = os.path.join(arguments.work, "lmcache-tests")
+    os.makedirs(copied, exist_ok=True)
+    name = "test_native_connector_l2_adapter.py"
+    test = shutil.copy(os.path.join(folder, "tests/v1/distributed", name), copied)
+    passed &= run("lmcache_tests", [], [test])
+    sys.exit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()
