@@ -8,7 +8,11 @@
 //!
 //! # What it does not do
 //!
-//! It needs no GPU. It changes nothing on the machine: it prints the commands that would.
+//! It needs no GPU. It changes no setting of the machine: it prints the commands that would. These commands write:
+//!
+//! - `store clear` and `store scrub` remove blocks of a store.
+//! - `bench disk`, `bench store` and `doctor DIR` write temporary files in the directory.
+//! - `layout --svg`, `--html` and `doctor --machine-file` write the files that the arguments name.
 
 #![forbid(unsafe_code)]
 

@@ -84,6 +84,13 @@ fn scaled(text: &str, scale: impl Fn(&str) -> Option<u64>) -> Option<u64> {
     whole.checked_add(u64::try_from(parts / divisor).ok()?)
 }
 
+/// A size as docker and `mount` take it: `256g`, `512m`, or bytes.
+pub(crate) fn option_size(bytes: u64) -> String {
+    let units = [(1 << 30, "g"), (1 << 20, "m")];
+    let unit = units.into_iter().find(|&(unit, _)| bytes > 0 && bytes.is_multiple_of(unit));
+    unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,6 +105,13 @@ mod tests {
         assert_eq!(bytes("1.3GiB"), 1_395_864_371);
         assert_eq!(bytes("17"), 17);
         assert_eq!(bytes("256Gi"), 256 << 30);
+    }
+
+    #[test]
+    fn sizes_of_options_are_exact() {
+        assert_eq!(option_size(256 << 30), "256g");
+        assert_eq!(option_size(512 << 20), "512m");
+        assert_eq!(option_size(80_000_000_000), "80000000000");
     }
 
     #[test]

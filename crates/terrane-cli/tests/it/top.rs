@@ -96,11 +96,15 @@ fn sources_that_are_no_metrics_are_one_line() {
     fs::write(&file, "<html>\n").unwrap();
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let closed = format!("http://{closed}/metrics");
+    // The system accepts the connection, and nothing answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_url = format!("http://{}/metrics", silent.local_addr().unwrap());
     for (arguments, status, part) in [
         (&["top", file.to_str().unwrap(), "--once"][..], 2, "is not a metric"),
         (&["top", "/no/such", "--once"], 1, "check the path"),
         (&["top", "https://here/metrics"], 2, "use http"),
         (&["top", &closed, "--once"], 1, "check the host, the port"),
+        (&["top", &silent_url, "--once"], 1, "check the host, the port"),
         (&["top", "/no/such", "--interval", "0"], 2, "--interval 0 is out of range"),
     ] {
         let (error, found) = refused(arguments);

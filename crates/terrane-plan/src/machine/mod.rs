@@ -52,9 +52,12 @@ pub struct HostFacts {
     /// All memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// The memory that is left under the machine's and the control group's limits.
+    /// The memory that is left under the machine's and the control group's limits, without free huge pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
+    /// All huge pages of 2 MiB, free or in use: `vm.nr_hugepages`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub huge_pages: Option<u64>,
     /// Reserved huge pages of 2 MiB that are free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_huge_pages: Option<u64>,

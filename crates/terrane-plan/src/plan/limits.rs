@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 use terrane_core::ByteCount;
 
-use crate::plan::memory::{HostNeeds, TierKind, TierPlan};
+use crate::plan::memory::{HUGE_PAGE, HostNeeds, TierKind, TierPlan};
 use crate::request::PlanRequest;
+use crate::sizes::option_size;
 
 /// A limit that the plan exceeds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +60,12 @@ pub(crate) fn hit(
                     facts.and_then(|host| host.memory_bytes),
                     "give the cache less host memory",
                 );
-                limits.bytes("host memory that is available", needed, facts.and_then(|host| host.available_bytes), "stop other processes, raise the control group's memory.max, or give the cache less");
+                // Available memory does not count free huge pages, which the tier takes first.
+                let available = facts.and_then(|host| {
+                    let pages = host.free_huge_pages.unwrap_or(0).saturating_mul(HUGE_PAGE);
+                    Some(host.available_bytes?.saturating_add(pages))
+                });
+                limits.bytes("host memory that is available", needed, available, "stop other processes, raise the control group's memory.max, or give the cache less");
             }
             TierKind::Disk => {
                 let disk = machine.disks.iter().find(|disk| disk.directory == tier.name);
@@ -88,11 +94,12 @@ pub(crate) fn hit(
             });
         }
         limits.bytes("memlock of a process, for RDMA only", needs.memlock_bytes, facts.memlock_bytes, "ulimit -l unlimited, or LimitMEMLOCK=infinity in the service; the CUDA driver is not limited by it");
+        let size = option_size(needs.shm_bytes);
         limits.bytes(
-            "free space in /dev/shm",
+            "free space in /dev/shm, for vLLM's native offloading only",
             needs.shm_bytes,
             facts.shm_bytes,
-            "docker run --shm-size, or mount -o remount,size=… /dev/shm",
+            &format!("docker run --shm-size={size}, or mount -o remount,size={size} /dev/shm"),
         );
     }
     limits.0

@@ -6,13 +6,14 @@ use terrane_layout::model::{CacheGroup, ModelGeometry};
 use terrane_layout::{BlockDimension, LayoutError, LayoutKind, LayoutPlan};
 
 use crate::error::PlanError;
+use crate::machine::HostFacts;
 use crate::plan::groups::{Demand, GroupPlan, options};
 use crate::request::PlanRequest;
 
 /// The largest registration of pinned memory; longer memory has several.
 pub(crate) const LARGEST_REGISTRATION: u64 = 64 << 30;
 
-const HUGE_PAGE: u64 = 2 << 20;
+pub(crate) const HUGE_PAGE: u64 = 2 << 20;
 
 /// A tier, on one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -91,14 +92,16 @@ pub struct Padding {
 pub struct HostNeeds {
     /// Huge pages of 2 MiB for all ranks.
     pub huge_pages: u64,
-    /// The command that reserves them.
+    /// The command that reserves them. `vm.nr_hugepages` is the machine's total: pages in use are added if the machine
+    /// is known, and no page is given back.
     pub sysctl: String,
     /// Registrations with the driver on one rank, of at most 64 GiB each.
     pub registrations: u64,
     /// Bytes that a rank locks if it registers the tier for RDMA. Registration with the CUDA driver does not count
     /// against `RLIMIT_MEMLOCK`.
     pub memlock_bytes: u64,
-    /// Bytes in `/dev/shm`. The tiers of Terrane are private memory.
+    /// Bytes in `/dev/shm` if vLLM's native offloading has this memory: its file there has the size of the whole tier.
+    /// The tiers of Terrane are private memory.
     pub shm_bytes: u64,
 }
 
@@ -303,12 +306,17 @@ pub(crate) fn host_needs(
     let all =
         ByteCount::new(tier.used_bytes).checked_mul("ranks", request.tensor_parallel.into())?;
     let huge_pages = all.get().div_ceil(HUGE_PAGE);
+    let facts = request.machine.as_ref().and_then(|machine| machine.host.as_ref());
+    let reserved = |host: &HostFacts| Some((host.huge_pages?, host.free_huge_pages?));
+    let total = facts.and_then(reserved).map_or(huge_pages, |(all, free)| {
+        all.saturating_sub(free).saturating_add(huge_pages).max(all)
+    });
     Ok(Some(HostNeeds {
         huge_pages,
-        sysctl: format!("sudo sysctl -w vm.nr_hugepages={huge_pages}"),
+        sysctl: format!("sudo sysctl -w vm.nr_hugepages={total}"),
         registrations: tier.groups.iter().map(registrations).sum(),
         memlock_bytes: tier.used_bytes,
-        shm_bytes: 0,
+        shm_bytes: request.host.map_or(0, ByteCount::get),
     }))
 }
 

@@ -91,6 +91,97 @@ fn ranks_share_the_host_and_the_disk() {
 }
 
 #[test]
+fn native_offloading_of_vllm_takes_shared_memory() {
+    let mut request = request("llama-3.1-8b");
+    request.tensor_parallel = 2;
+    let plan = Plan::new(&request).unwrap();
+    assert_eq!(plan.host.unwrap().shm_bytes, 256 << 30);
+    let note = plan.engines[0].notes.iter().find(|note| note.contains("/dev/shm")).unwrap();
+    assert!(note.contains("--shm-size=256g"), "{note}");
+    request.host = None;
+    let plan = Plan::new(&request).unwrap();
+    assert!(plan.host.is_none() && plan.engines[0].notes.is_empty(), "{:?}", plan.engines);
+}
+
+#[test]
+fn sizes_below_a_unit_of_an_engine_are_not_zero() {
+    let mut request = request("llama-3.1-8b");
+    let engines = |request: &PlanRequest| Plan::new(request).unwrap().engines;
+    request.host = Some(ByteCount::mib(512));
+    let small = engines(&request);
+    assert!(small[0].command.ends_with("--kv-offloading-size 0.5"), "{small:?}");
+    assert!(!small[1].command.contains("hierarchical"), "{small:?}");
+    assert!(small[1].notes[0].contains("a rank has 512 MiB; plan with --host 1GB"), "{small:?}");
+    // 1.5 GB are 1 GB for each of one rank, and nothing for each of two.
+    request.host = Some(ByteCount::new(1_500_000_000));
+    let large = engines(&request);
+    assert!(large[1].command.contains("--hicache-size 1 "), "{large:?}");
+    let words: Vec<&str> = large[0].command.split(' ').collect();
+    let gib: f64 = words.last().unwrap().parse().unwrap();
+    assert!((gib * 1_073_741_824.0 - 1_500_000_000.0).abs() < 1e-3, "{large:?}");
+    request.tensor_parallel = 2;
+    assert!(engines(&request)[1].notes[0].contains("plan with --host 2GB"));
+}
+
+#[test]
+fn a_format_of_the_cache_is_an_option_or_a_note() {
+    let mut request = request("llama-3.1-8b");
+    (request.device, request.host) = (None, None);
+    let formats = [
+        (ElementFormat::Width(1), Ok("fp8"), Ok("fp8_e4m3")),
+        (ElementFormat::NVFP4, Ok("nvfp4"), Ok("nvfp4")),
+        (ElementFormat::MXFP8, Err("mxfp8 (32 elements in 33 B)"), Ok("mxfp8")),
+        (ElementFormat::MXFP4, Err("mxfp4 (32 elements in 17 B)"), Err("mxfp4 (32 elements")),
+        (ElementFormat::Width(4), Err("fp32 (4 B per element)"), Err("SGLang has no option")),
+        (ElementFormat::Width(2), Err("without --kv-cache-dtype"), Err("add --kv-cache-dtype bf")),
+    ];
+    for (format, vllm, sglang) in formats {
+        request.kv_element = Some(format);
+        let engines = Plan::new(&request).unwrap().engines;
+        for (options, expected) in engines.iter().zip([vllm, sglang]) {
+            match expected {
+                Ok(value) => {
+                    let option = format!("--kv-cache-dtype {value}");
+                    assert!(options.command.ends_with(&option), "{options:?}");
+                    assert_eq!(options.notes, [""; 0], "{format}");
+                }
+                Err(note) => {
+                    assert!(!options.command.contains("dtype"), "{options:?}");
+                    assert!(options.notes[0].contains(note), "{options:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn huge_pages_that_are_free_are_used_and_those_in_use_are_kept() {
+    let mut request = request("llama-3.1-8b");
+    let mut plan = |huge_pages, free_huge_pages| {
+        let mut machine = Machine::published("cpu").unwrap();
+        machine.host = Some(HostFacts {
+            available_bytes: Some(1 << 30),
+            huge_pages,
+            free_huge_pages,
+            ..HostFacts::default()
+        });
+        (request.device, request.machine) = (None, Some(machine));
+        Plan::new(&request).unwrap()
+    };
+    let sysctl = |plan: &Plan| plan.host.as_ref().unwrap().sysctl.clone();
+    // The tier takes 131,072 pages, which are all of the 256 GiB.
+    let enough = plan(Some(140_000), Some(131_072));
+    assert_eq!(enough.limits, []);
+    assert!(sysctl(&enough).ends_with("=140000"), "{}", sysctl(&enough));
+    let few = plan(Some(140_000), Some(100_000));
+    assert!(sysctl(&few).ends_with("=171072"), "{}", sysctl(&few));
+    let memory = &few.limits[0];
+    assert_eq!(memory.limit, "host memory that is available");
+    assert_eq!(memory.available, (1 << 30) + 100_000 * (2 << 20));
+    assert!(sysctl(&plan(None, None)).ends_with("=131072"));
+}
+
+#[test]
 fn savings_are_at_least_a_fifth() {
     let mut request = request("llama-3.1-8b");
     let changes = |request: &PlanRequest| {
@@ -116,6 +207,7 @@ fn every_limit_is_reported_with_its_remedy() {
     machine.host = Some(HostFacts {
         memory_bytes: Some(128 << 30),
         available_bytes: Some(64 << 30),
+        huge_pages: Some(10),
         free_huge_pages: Some(7),
         memlock_bytes: Some(8 << 20),
         shm_bytes: Some(64 << 20),
@@ -131,12 +223,15 @@ fn every_limit_is_reported_with_its_remedy() {
         (2, "host memory that is available"),
         (3, "free space in /cache: 2 TiB needed, 1 GiB available"),
         (4, "free huge pages of 2 MiB: 131072 needed, 7 available; sudo sysctl"),
+        // Three pages are in use.
+        (4, "vm.nr_hugepages=131075;"),
         (5, "memlock of a process, for RDMA only: 256 GiB needed, 8 MiB available"),
+        (6, "free space in /dev/shm, for vLLM's native offloading only: 256 GiB needed, 64 MiB"),
+        (6, "docker run --shm-size=256g"),
     ] {
         assert!(limits[number].contains(part), "{limits:?}");
     }
-    // Nothing is planned in /dev/shm.
-    assert_eq!(limits.len(), 6);
+    assert_eq!(limits.len(), 7);
     request.machine = Some(Machine::published("cpu").unwrap());
     let limits = Plan::new(&request).unwrap().limits;
     assert!(limits[0].remedy.contains("without --gpu-mem"), "{limits:?}");

@@ -14,6 +14,7 @@ pub(crate) fn facts() -> HostFacts {
     HostFacts {
         memory_bytes: meminfo("MemTotal:"),
         available_bytes: available_memory().map(ByteCount::get),
+        huge_pages: number("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"),
         free_huge_pages: number("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"),
         memlock_bytes: memlock().flatten(),
         shm_bytes: free_bytes(Path::new("/dev/shm")),
@@ -85,7 +86,7 @@ fn huge_pages() -> Vec<Finding> {
 
 fn reserve(mib: u64) -> String {
     if mib == 2 {
-        "sudo sysctl -w vm.nr_hugepages=N (`terrane plan` computes N); optional".to_owned()
+        "sudo sysctl -w vm.nr_hugepages=N (`terrane plan --here` computes N); optional".to_owned()
     } else {
         "boot with hugepagesz=1G hugepages=N; optional".to_owned()
     }

@@ -76,6 +76,7 @@ fn needs(body: &mut String, plan: &Plan) {
             vec!["huge pages of 2 MiB".to_owned(), grouped(host.huge_pages)],
             vec!["registrations of a rank".into(), grouped(host.registrations)],
             vec!["memlock of a rank, for RDMA".into(), bytes(host.memlock_bytes)],
+            vec!["/dev/shm, for vLLM's native offloading only".into(), bytes(host.shm_bytes)],
         ];
         section(body, "Needs of the host tier", &table(&["", ""], &rows));
         body.push_str(&format!("<pre>{}</pre>\n", escape(&host.sysctl)));

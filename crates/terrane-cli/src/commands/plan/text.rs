@@ -163,7 +163,7 @@ fn host(plan: &Plan) -> String {
             bytes(host.memlock_bytes),
             "for RDMA; CUDA is not limited by it".into(),
         ],
-        vec!["/dev/shm".into(), bytes(host.shm_bytes), "tiers are private memory".into()],
+        vec!["/dev/shm".into(), bytes(host.shm_bytes), "for vLLM's native offloading only".into()],
     ];
     table(&["HOST", "NEEDS", ""], &rows, &[2])
 }

@@ -41,12 +41,11 @@ pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<Exit
     }
     let interval = Duration::from_secs_f64(arguments.interval);
     let mut readings = Readings::default();
-    let mut last = Instant::now();
-    read(&source, &mut readings, &mut last)?;
+    read(&source, &mut readings)?;
     if arguments.once {
         if !arguments.totals {
             std::thread::sleep(interval);
-            read(&source, &mut readings, &mut last)?;
+            read(&source, &mut readings)?;
         }
         output.text(&draw::text(&title(&arguments.source, &readings), &readings)?)?;
         return Ok(ExitStatus::Success);
@@ -54,7 +53,7 @@ pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<Exit
     let mut terminal = ratatui::try_init().map_err(|error| {
         Failure::Usage(format!("this is no terminal: {error}; use --once for text"))
     })?;
-    let ended = live(arguments, &source, (readings, last), &mut terminal, interval);
+    let ended = live(arguments, &source, readings, &mut terminal, interval);
     ratatui::restore();
     ended
 }
@@ -63,25 +62,22 @@ pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<Exit
 fn live(
     arguments: &Arguments,
     source: &Source,
-    (mut readings, mut last): (Readings, Instant),
+    mut readings: Readings,
     terminal: &mut ratatui::DefaultTerminal,
     interval: Duration,
 ) -> Result<ExitStatus, Failure> {
     let mut title = title(&arguments.source, &readings);
     loop {
         terminal.draw(|frame| draw::frame(frame, &title, &readings))?;
-        let next = last + interval;
+        let next = Instant::now() + interval;
         while let Some(left) = next.checked_duration_since(Instant::now()) {
             if event::poll(left)? && is_end(&event::read()?) {
                 return Ok(ExitStatus::Success);
             }
         }
-        title = match read(source, &mut readings, &mut last) {
+        title = match read(source, &mut readings) {
             Ok(()) => self::title(&arguments.source, &readings),
-            Err(failure) => {
-                last = Instant::now();
-                failure.to_string()
-            }
+            Err(failure) => failure.to_string(),
         };
     }
 }
@@ -94,11 +90,9 @@ fn is_end(event: &Event) -> bool {
         && (matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) || is_control_c)
 }
 
-fn read(source: &Source, readings: &mut Readings, last: &mut Instant) -> Result<(), Failure> {
+fn read(source: &Source, readings: &mut Readings) -> Result<(), Failure> {
     let samples = metrics::parse(&source.read()?)?;
-    let now = Instant::now();
-    readings.add(samples, now.duration_since(*last));
-    *last = now;
+    readings.add(samples, Instant::now());
     Ok(())
 }
 
@@ -107,4 +101,31 @@ fn title(source: &str, readings: &Readings) -> String {
     let source: String =
         source.chars().rev().take(50).collect::<Vec<_>>().into_iter().rev().collect();
     format!("terrane top: {source}, {what}; q ends")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_after_a_failed_reading_are_of_the_time_since_the_last_good_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("metrics.txt");
+        let source = Source::parse(file.to_str().unwrap()).unwrap();
+        let write = |hits: u32| {
+            let text = format!("terrane_store_tier_hits_total{{tier=\"host\"}} {hits}\n");
+            std::fs::write(&file, text).unwrap();
+        };
+        let mut readings = Readings::default();
+        write(0);
+        read(&source, &mut readings).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        std::fs::remove_file(&file).unwrap();
+        assert!(read(&source, &mut readings).is_err());
+        write(1000);
+        read(&source, &mut readings).unwrap();
+        let rate: f64 = readings.sections()[0].rows[0][2].parse().unwrap();
+        // 1,000 hits in 200 ms or a little more. Since the failed attempt it would be a million a second.
+        assert!(rate > 0.0 && rate <= 1000.0 / 0.2, "{rate}");
+    }
 }

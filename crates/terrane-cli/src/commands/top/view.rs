@@ -1,6 +1,6 @@
 //! The tables of `terrane top`: rates between two readings, and totals before there are two.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::metrics::Sample;
 
@@ -8,6 +8,9 @@ use super::metrics::Sample;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Readings {
     now: Vec<Sample>,
+    /// The time of `now`.
+    at: Option<Instant>,
+    /// The reading before it, and the time between the two.
     before: Option<(Vec<Sample>, Duration)>,
 }
 
@@ -21,11 +24,14 @@ pub(super) struct Section {
 const STORE: &str = "terrane_store_";
 
 impl Readings {
-    /// Adds a reading, `since` after the last one.
-    pub(super) fn add(&mut self, samples: Vec<Sample>, since: Duration) {
+    /// Adds a reading of this time. Rates are of the time since the last reading that was added, so that attempts that
+    /// fail between two readings do not shorten it.
+    pub(super) fn add(&mut self, samples: Vec<Sample>, at: Instant) {
         let before = std::mem::replace(&mut self.now, samples);
-        if !before.is_empty() {
-            self.before = Some((before, since));
+        if let Some(last) = self.at.replace(at)
+            && !before.is_empty()
+        {
+            self.before = Some((before, at.saturating_duration_since(last)));
         }
     }
 
@@ -225,18 +231,19 @@ mod tests {
 
     #[test]
     fn counters_become_rates_with_the_second_reading() {
+        let begun = Instant::now();
         let mut readings = Readings::default();
-        readings.add(parse(&text(30, 10)).unwrap(), Duration::ZERO);
+        readings.add(parse(&text(30, 10)).unwrap(), begun);
         let first = readings.sections();
         assert_eq!(first[0].rows[0][..4], ["host", "2.00 MB", "30", "75.0 %"]);
         assert_eq!(first[1].rows[0][2..5], ["8", "2", "25.0 %"]);
         assert_eq!(first.last().unwrap().rows[0], ["queue_depth", "disk", "7"]);
-        readings.add(parse(&text(50, 10)).unwrap(), Duration::from_secs(2));
+        readings.add(parse(&text(50, 10)).unwrap(), begun + Duration::from_secs(2));
         let second = readings.sections();
         assert_eq!(second[0].rows[0][2..4], ["10", "100.0 %"]);
         assert_eq!(second[0].header[2], "HITS/s");
         // The process was started again.
-        readings.add(parse(&text(1, 0)).unwrap(), Duration::from_secs(1));
+        readings.add(parse(&text(1, 0)).unwrap(), begun + Duration::from_secs(3));
         assert_eq!(readings.sections()[0].rows[0][2], "0");
     }
 }
