@@ -73,6 +73,16 @@ impl StoreBuilder {
 
 /// Opens the store and starts its threads.
 fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError> {
+    let (core, recovery) = assemble(builder)?;
+    if let Err(error) = start(&core) {
+        abandon(&core);
+        return Err(error);
+    }
+    Ok((core, recovery))
+}
+
+/// Makes the parts of the store, without its threads.
+fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError> {
     let begun = Instant::now();
     let mut groups = groups(&builder)?;
     let mut plans = memory_plans(&builder, &groups)?;
@@ -135,12 +145,23 @@ fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError>
             is_reported_read_only: AtomicBool::new(false),
         }
     });
-    let started = start(&core);
-    if let Err(error) = started {
-        core.close(Instant::now());
-        return Err(error);
-    }
     Ok((core, Recovery { took: begun.elapsed(), ..recovery }))
+}
+
+/// Closes a store whose threads did not all start. It begins no job, because no thread would end it.
+fn abandon(core: &StoreCore) {
+    core.jobs.close();
+    core.jobs.end_all();
+    core.maintenance.stop();
+    if let Some(disk) = &core.disk {
+        disk.slabs.close(Instant::now());
+    }
+    core.executor.stop();
+    for thread in std::mem::take(&mut *lock(&core.threads)) {
+        if thread.join().is_err() {
+            tracing::error!("a thread of the store panicked");
+        }
+    }
 }
 
 fn start(core: &Arc<StoreCore>) -> Result<(), StoreError> {
@@ -354,4 +375,33 @@ fn tier(number: u8, plan: TierPlan, eviction: EvictionKind, core: &Weak<StoreCor
 /// The secret of a store without a disk tier.
 fn random_secret() -> Result<[u8; 16], StoreError> {
     crate::disk::random_secret().map_err(|source| StoreError::Random { source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Namespace;
+    use crate::store::builder::BlockGroup;
+
+    fn builder(directory: &std::path::Path) -> StoreBuilder {
+        let disk = DiskTier::new(directory, ByteCount::kib(64));
+        let namespace = Namespace::new("model", [("model", "llama")]).unwrap();
+        Store::builder().group(BlockGroup::new("kv", 4096)).disk(disk).namespace(namespace)
+    }
+
+    #[test]
+    fn a_store_whose_threads_do_not_start_closes_and_leaves_its_directory_free() {
+        let directory = tempfile::tempdir().unwrap();
+        for starts_executor in [false, true] {
+            let (core, _) = assemble(builder(directory.path())).unwrap();
+            if starts_executor {
+                let thread = core.executor.start().unwrap();
+                lock(&core.threads).push(thread);
+            }
+            abandon(&core);
+            assert!(matches!(core.check(), Err(StoreError::Closed)));
+            drop(core);
+        }
+        open(builder(directory.path())).unwrap().0.close(Instant::now());
+    }
 }

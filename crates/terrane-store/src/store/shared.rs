@@ -150,11 +150,11 @@ impl JobTable {
     }
 
     /// Refuses jobs from now on. Returns whether it did before.
-    fn close(&self) -> bool {
+    pub(crate) fn close(&self) -> bool {
         std::mem::replace(&mut lock(&self.state).is_closed, true)
     }
 
-    fn end_all(&self) {
+    pub(crate) fn end_all(&self) {
         lock(&self.state).is_ending = true;
     }
 
