@@ -244,12 +244,13 @@ impl JobState {
         }
     }
 
-    /// Publishes the outcome, once.
-    pub(crate) fn publish(&self, outcome: JobOutcome) {
+    /// Publishes the outcome, once. Returns the waker of the caller, which is foreign code.
+    pub(crate) fn publish(&self, outcome: JobOutcome) -> Option<Waker> {
         let before = std::mem::replace(&mut *lock(&self.end), End::Ended(outcome));
         self.changed.notify_all();
-        if let End::Running { waker: Some(waker) } = before {
-            waker.wake();
+        match before {
+            End::Running { waker } => waker,
+            End::Ended(_) | End::Taken => None,
         }
     }
 

@@ -27,6 +27,7 @@ use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::room::{Room, RoomOwner};
+use crate::store::task::is_ending_job;
 use crate::store::tier::{DiskParts, Tier, count};
 
 /// An open store.
@@ -274,8 +275,9 @@ impl StoreCore {
         }
         let own = std::thread::current().id();
         let is_own = lock(&self.threads).iter().any(|thread| thread.thread().id() == own);
-        // The last clone may have dropped in the drop of a guard, on a thread of the store. There, no
-        // other task runs meanwhile.
+        // The last clone may have dropped in the drop of a guard. There, no other task runs meanwhile, and
+        // the job of the guard does not end.
+        let is_own = is_own || is_ending_job();
         let deadline = if is_own { Instant::now() } else { deadline };
         let left = self.jobs.wait(Some(deadline), false);
         self.write_all_back(deadline);
@@ -293,7 +295,7 @@ impl StoreCore {
         }
         self.executor.stop();
         for thread in threads {
-            if thread.thread().id() != own && thread.join().is_err() {
+            if !is_own && thread.join().is_err() {
                 tracing::error!("a thread of the store panicked");
             }
         }
