@@ -148,7 +148,7 @@ impl<'a> WriteDown<'a> {
             return give_up(own, &BlockResult::failed(StoreError::Closed), results);
         };
         let pins: Vec<Arc<PinnedSlot>> = own.iter().map(|own| Arc::clone(&own.dirty.pin)).collect();
-        let keeps = Arc::new((pins, memory.endpoint.clone()));
+        let keeps = Arc::new((pins, taken.share(), memory.endpoint.clone()));
         let arrivals = Arc::new(Arrivals::new(keeps));
         let request = |(at, own): (usize, &OwnBlock)| SlabRequest {
             job: task.control.id(),
@@ -163,7 +163,7 @@ impl<'a> WriteDown<'a> {
         };
         let requests: Vec<SlabRequest> = own.iter().enumerate().map(request).collect();
         // SAFETY: the pins keep the slots from being reused, and the endpoint keeps their memory; the
-        // sink has both. Pinned blocks are only read.
+        // sink has both, and the slots of the tier below. Pinned blocks are only read.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         unsafe {
             disk.slabs.submit(requests);
@@ -210,7 +210,7 @@ impl<'a> WriteDown<'a> {
             let Some(to) = taken.slot(at) else { continue };
             match info.transfer_tokens(geometries, block.length) {
                 Some(tokens) => {
-                    let keeps = Arc::clone(&own.dirty.pin);
+                    let keeps = (Arc::clone(&own.dirty.pin), taken.share());
                     copies.push(BlockCopy { index: at, from: block.slot, to, tokens, keeps });
                 }
                 None if source.is_host && memory.is_host => {

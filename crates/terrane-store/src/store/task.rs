@@ -227,3 +227,45 @@ impl Drop for JobEnd {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+    use crate::store::arrivals::Arrivals;
+    use crate::store::builder::BlockGroup;
+    use std::sync::atomic::AtomicBool;
+
+    struct SetsOnDrop(Arc<AtomicBool>);
+
+    impl Drop for SetsOnDrop {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn after_a_panic_the_guard_drops_and_the_job_ends_with_the_last_request() {
+        let group = BlockGroup::new("kv", 4096);
+        let (store, _) = Store::builder().group(group).host(ByteCount::kib(64)).open().unwrap();
+        let core = store.core();
+        let (job, task, end) = begin(core, JobOptions::new(), 2).unwrap();
+        let has_dropped = Arc::new(AtomicBool::new(false));
+        task.guard.set(SetsOnDrop(Arc::clone(&has_dropped)));
+        let slots = core.tiers[0].room(0).unwrap().try_take(3).unwrap();
+        let in_use = || store.snapshot().tiers[0].groups[0].in_use;
+        let arrivals = Arc::new(Arrivals::new(Arc::new((slots.share(), Arc::clone(&task.guard)))));
+        core.executor.spawn(async move {
+            let _task = (task, end, slots);
+            panic!("the task of a test");
+        });
+        assert!(!job.has_ended() && !has_dropped.load(Ordering::SeqCst));
+        assert_eq!(in_use(), 3);
+        drop(arrivals);
+        assert!(job.has_ended() && has_dropped.load(Ordering::SeqCst));
+        assert_eq!(in_use(), 0);
+        let outcome = job.wait();
+        assert!(matches!(outcome.results[..], [BlockResult::Cancelled, BlockResult::Cancelled]));
+        assert_eq!(store.close(Instant::now()).left, 0);
+    }
+}
