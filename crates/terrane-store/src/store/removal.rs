@@ -54,13 +54,13 @@ impl StoreCore {
         };
         let name = removed.as_ref().map(|_| self.key_name(key));
         self.names.remove(key);
-        drop(order);
-        drop(entry);
-        rooms().for_each(|room| room.retry_for_waiters());
         self.recent.insert(key, RecentCause::Removed);
         if name.is_some() {
             self.publish_named(StoreEventKind::Removed, None, group, name);
         }
+        drop(order);
+        drop(entry);
+        rooms().for_each(|room| room.retry_for_waiters());
         match (appended, removed) {
             (Err(error), _) => BlockResult::failed(error),
             (Ok(()), Some(block)) => BlockResult::Done { bytes: block.length },
@@ -85,14 +85,14 @@ impl StoreCore {
             // A read-only catalog finds the damage again after the next opening.
             let _ = disk.catalog.append_removes(&[key]);
         }
-        drop(order);
-        drop(entry);
-        room.retry_for_waiters();
         if is_dropped {
             self.recent.insert(key, RecentCause::Corrupt);
             self.publish(StoreEventKind::Corrupt, Some(room.tier), room.group, Some(key));
-            self.forget_name(room.group, key);
+            self.forget_name_in_order(room.group, key);
         }
+        drop(order);
+        drop(entry);
+        room.retry_for_waiters();
     }
 
     /// Removes everything, on the sync thread.

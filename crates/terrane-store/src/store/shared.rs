@@ -198,7 +198,7 @@ impl StoreCore {
         self.names.get(key).map_or(KeyName::Hash(key), KeyName::Bytes)
     }
 
-    /// Publishes an event about a key. No lock may be held.
+    /// Publishes an event about a key. It calls no foreign code: the key's order may be locked.
     pub(crate) fn publish(
         &self,
         kind: StoreEventKind,
@@ -213,7 +213,7 @@ impl StoreCore {
         self.publish_named(kind, tier, group, key);
     }
 
-    /// Publishes an event about a key whose name is known. No lock may be held.
+    /// Publishes an event about a key whose name is known.
     pub(crate) fn publish_named(
         &self,
         kind: StoreEventKind,
@@ -226,13 +226,12 @@ impl StoreCore {
         }
     }
 
-    /// Forgets the bytes of a key that no tier has.
-    pub(crate) fn forget_name(&self, group: u16, key: KeyHash) {
+    /// Forgets the bytes of a key that no tier has. A put adds the name and the block in one step, so
+    /// the caller has the lock of the key's order.
+    pub(crate) fn forget_name_in_order(&self, group: u16, key: KeyHash) {
         if self.names.is_empty() {
             return;
         }
-        // A put of the key adds the name and the block in one step.
-        let _order = self.order.lock(key);
         let has = |tier: &Tier| tier.room(group).is_some_and(|room| room.index.get(key).is_some());
         if !self.tiers.iter().any(has) {
             self.names.remove(key);
@@ -309,8 +308,14 @@ impl RoomOwner for StoreCore {
             count(&tier.counters.evictions, terrane_core::convert::to_u64(keys.len()));
         }
         for &key in keys {
-            self.publish(StoreEventKind::Evicted, Some(room.tier), room.group, Some(key));
-            self.forget_name(room.group, key);
+            let _order = self.order.lock(key);
+            let tier = Some(room.tier);
+            self.publish(StoreEventKind::Evicted, tier, room.group, Some(key));
+            if room.index.get(key).is_some() {
+                // The block was stored again before this eviction was published.
+                self.publish(StoreEventKind::Stored, tier, room.group, Some(key));
+            }
+            self.forget_name_in_order(room.group, key);
         }
     }
 
