@@ -283,12 +283,7 @@ impl<'a> WriteDown<'a> {
             is_dirty: !is_last,
         };
         match core.commit(&block, &mut [place]).await {
-            Ok(_) => {
-                set(results, index, BlockResult::Done { bytes: pin.block.length });
-                if is_last && !core.names.keeps_all {
-                    core.names.remove(key);
-                }
-            }
+            Ok(_) => set(results, index, BlockResult::Done { bytes: pin.block.length }),
             Err(error) => set(results, index, BlockResult::failed(error)),
         }
         pin.room.set_clean(pin.block.slot);

@@ -112,13 +112,14 @@ impl StoreCore {
             removed.extend(keys);
         }
         let cleared = self.disk.as_ref().map_or(Ok(()), |disk| disk.catalog.clear());
-        drop(closed);
-        rooms().for_each(|room| room.retry_for_waiters());
+        // A block that is put after the gate opens keeps its name.
         for key in removed {
             self.names.remove(key);
             self.recent.insert(key, RecentCause::Removed);
         }
         self.publish(StoreEventKind::Cleared, None, 0, None);
+        drop(closed);
+        rooms().for_each(|room| room.retry_for_waiters());
         Ok(cleared?)
     }
 
