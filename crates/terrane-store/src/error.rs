@@ -231,6 +231,9 @@ pub enum StoreError {
     /// The tier was opened for reading only.
     #[error("the disk tier was opened read-only; open it for writing to put blocks")]
     ReadOnly,
+    /// A store that is not persistent clears its directory, and a read-only tier cannot be cleared.
+    #[error("`read_only(true)` and `persistent(false)` exclude each other; drop one of them")]
+    ReadOnlyNotPersistent,
     /// A write failed because of the device or its space.
     #[error(
         "a write failed, so the disk tier is read-only; free space or check the device, then open \

@@ -276,6 +276,9 @@ fn open_disk(
     groups: &[GroupInfo],
 ) -> Result<(TierPlan, OpenedDisk), StoreError> {
     let namespace = builder.namespace.as_ref().ok_or(StoreError::NoNamespace)?;
+    if disk.read_only && !builder.persistent {
+        return Err(StoreError::ReadOnlyNotPersistent);
+    }
     let share = disk.bytes.get() / to_u64(groups.len());
     let mut slots = Vec::new();
     for ((number, info), group) in (0_u32..).zip(groups).zip(&builder.groups) {

@@ -81,8 +81,9 @@ impl StoreCore {
         let order = self.order.lock(key);
         let room = &pin.room;
         let is_dropped = room.remove_block(key, &pin.block);
-        if let (true, Some(disk)) = (is_dropped, &self.disk) {
-            // A read-only catalog finds the damage again after the next opening.
+        // A read-only tier writes nothing, and finds the damage again after the next opening.
+        let disk = self.disk.as_ref().filter(|disk| is_dropped && !disk.is_read_only);
+        if let Some(disk) = disk {
             let _ = disk.catalog.append_removes(&[key]);
         }
         if is_dropped {
