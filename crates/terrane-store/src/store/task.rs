@@ -195,8 +195,9 @@ impl EndParts {
                 _ => {}
             }
         }
-        let mut outcome =
-            JobOutcome { id: control.id(), tag: 0, results, bytes: ByteCount::new(bytes), took };
+        let is_ok = results.iter().all(BlockResult::is_ok);
+        let (id, bytes) = (control.id(), ByteCount::new(bytes));
+        let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
         if self.origin == JobOrigin::Caller {
             let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
             counters.job_times.update(|shard| shard.record(0, nanoseconds));
