@@ -301,4 +301,7 @@ pub enum QueueError {
         /// The values that wait to be taken.
         values: usize,
     },
+    /// The queue belongs to the process that this one was forked from.
+    #[error(transparent)]
+    Forked(#[from] ForkedProcess),
 }
