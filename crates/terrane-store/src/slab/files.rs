@@ -207,7 +207,7 @@ fn slots_in(index: usize, files: usize, end: u32) -> u64 {
     u64::from(end).saturating_sub(to_u64(index)).div_ceil(to_u64(files))
 }
 
-/// What a file's sync needs to know.
+/// The state of a file's syncs.
 #[derive(Debug)]
 struct SyncState {
     /// Whether bytes were written since the last sync began.

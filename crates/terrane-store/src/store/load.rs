@@ -224,7 +224,7 @@ impl<'a> Load<'a> {
         arrivals
     }
 
-    /// Starts copies between memory tiers. Those that no engine can do are done here.
+    /// Starts copies between memory tiers. Copies that no engine can do are done here.
     fn start(
         &self,
         memory: &TierBlocks,

@@ -70,7 +70,7 @@ pub(crate) struct JobTable {
 #[derive(Default)]
 struct RunningJobs {
     running: HashMap<u64, Arc<JobControl>>,
-    /// Those among them that the store began itself.
+    /// The jobs among them that the store began itself.
     internal: usize,
     is_closed: bool,
     /// No job of the store itself begins any more, either.

@@ -8,7 +8,7 @@ use terrane_core::sync::lock;
 use crate::index::StoredBlock;
 use crate::store::room::Room;
 
-/// Slots that a job fills. Those that it does not keep are freed on drop.
+/// Slots that a job fills. Slots that it does not keep are freed on drop.
 ///
 /// After a panic in the job's task they are freed with the last request that uses them.
 pub(crate) struct TakenSlots {
