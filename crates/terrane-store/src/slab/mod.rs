@@ -112,6 +112,15 @@ impl Slabs {
         Ok(Self { handle: Arc::new(handle) })
     }
 
+    /// The bytes that the distance between two slots in these folders is a multiple of.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Storage`] if a folder cannot be used.
+    pub(crate) fn granule(folders: &[PathBuf], options: &SlabOptions) -> Result<u64, StoreError> {
+        Ok(files::granule_of_all(folders, options)?.get())
+    }
+
     /// The bytes between two slots of a group: its slot size, rounded up for direct I/O. 0 for a group
     /// that does not exist.
     pub(crate) fn slot_bytes(&self, group: u16) -> u64 {

@@ -279,35 +279,35 @@ fn open_disk(
     if disk.read_only && !builder.persistent {
         return Err(StoreError::ReadOnlyNotPersistent);
     }
-    let share = disk.bytes.get() / to_u64(groups.len());
-    let mut slots = Vec::new();
-    for ((number, info), group) in (0_u32..).zip(groups).zip(&builder.groups) {
-        slots.push(GroupSlots {
-            slot_bytes: info.slot_bytes,
-            slots: slots_in(("disk", to_usize(number.into())), share, info.slot_bytes)?,
-            fingerprint: group.fingerprint(number),
-        });
-    }
     let first = disk.directories.first().ok_or(StoreError::NoDirectory)?;
-    let options = CatalogOptions { keep_keys: builder.keep_keys, recovery_threads: None };
-    let (catalog, mut recovered) = Catalog::open(first, namespace, &slots, options)?;
     let open_folder = |directory: &PathBuf| Directory::open(directory, namespace.name());
     let folders = disk.directories.iter().map(open_folder).collect::<Result<Vec<_>, _>>()?;
     let folders: Vec<PathBuf> = folders.iter().map(|folder| folder.path().to_owned()).collect();
-    let slabs = Slabs::open(
-        &folders,
-        &slots,
-        &SlabOptions {
-            depth: disk.io_depth,
-            stores_in_device: builder.stores_in_device,
-            durability: disk.durability,
-            backend: disk.backend,
-            direct: disk.direct,
-            preallocate: disk.preallocate,
-            read_only: disk.read_only,
-            ..SlabOptions::default()
-        },
-    )?;
+    let options = SlabOptions {
+        depth: disk.io_depth,
+        stores_in_device: builder.stores_in_device,
+        durability: disk.durability,
+        backend: disk.backend,
+        direct: disk.direct,
+        preallocate: disk.preallocate,
+        read_only: disk.read_only,
+        ..SlabOptions::default()
+    };
+    // A file system may need larger distances between slots than those of the catalog.
+    let granule = Slabs::granule(&folders, &options)?;
+    let share = disk.bytes.get() / to_u64(groups.len());
+    let mut slots = Vec::new();
+    for ((number, info), group) in (0_u32..).zip(groups).zip(&builder.groups) {
+        let stride = info.slot_bytes.next_multiple_of(granule);
+        slots.push(GroupSlots {
+            slot_bytes: info.slot_bytes,
+            slots: slots_in(("disk", to_usize(number.into())), share, stride)?,
+            fingerprint: group.fingerprint(number),
+        });
+    }
+    let keep = CatalogOptions { keep_keys: builder.keep_keys, recovery_threads: None };
+    let (catalog, mut recovered) = Catalog::open(first, namespace, &slots, keep)?;
+    let slabs = Slabs::open(&folders, &slots, &options)?;
     if !builder.persistent && recovered.found > 0 {
         catalog.clear()?;
         recovered.live = LiveRecords::default();
@@ -317,7 +317,7 @@ fn open_disk(
         name: String::from("disk"),
         memory: Vec::new(),
         slots: slots.iter().map(|group| group.slots).collect(),
-        slot_bytes: slots.iter().map(|group| group.slot_bytes).collect(),
+        slot_bytes: (0_u16..).zip(&slots).map(|(group, _)| slabs.slot_bytes(group)).collect(),
         dirty: DirtyBlocks::None,
     };
     let parts = DiskParts { slabs, catalog, is_read_only: disk.read_only };

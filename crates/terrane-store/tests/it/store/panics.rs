@@ -92,7 +92,8 @@ fn a_guard_that_closes_the_store_does_not_wait_for_its_own_job() {
             put_ok(&store, &keys(0..1), BLOCK);
         }
         let (sender, closed) = mpsc::channel();
-        let thread = thread::spawn(move || {
+        let thread = thread::Builder::new().name(String::from("put"));
+        let thread = thread.spawn(move || {
             let clone = store.clone();
             let guard = on_drop(move || {
                 clone.close(soon());
@@ -100,6 +101,7 @@ fn a_guard_that_closes_the_store_does_not_wait_for_its_own_job() {
             });
             put_with(&store, 0, guard).wait();
         });
+        let thread = thread.unwrap();
         closed.recv_timeout(SOON / 2).unwrap();
         thread.join().unwrap();
     }
