@@ -78,6 +78,11 @@ impl<T> CompletionQueue<T> {
         if self.shared.owner.is_current() { lock(&self.shared.state).values.len() } else { 0 }
     }
 
+    /// Whether the queue belongs to this process.
+    pub(crate) fn is_own(&self) -> bool {
+        self.shared.owner.is_current()
+    }
+
     /// Whether no value waits to be taken.
     #[must_use]
     pub fn is_empty(&self) -> bool {

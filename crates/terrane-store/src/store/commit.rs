@@ -176,3 +176,62 @@ pub(crate) fn not_read(failure: SlabFailure) -> BlockResult {
         SlabFailure::Closed => BlockResult::failed(StoreError::Closed),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+    use std::time::Instant;
+
+    use terrane_core::ByteCount;
+
+    use super::*;
+    use crate::disk::Namespace;
+    use crate::store::Store;
+    use crate::store::builder::{BlockGroup, DiskTier};
+    use crate::store::claims::ClaimKind;
+
+    #[test]
+    fn a_block_whose_record_is_refused_is_in_no_tier() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _) = Store::builder()
+            .group(BlockGroup::new("kv", 4096))
+            .host(ByteCount::kib(64))
+            .disk(DiskTier::new(directory.path(), ByteCount::kib(64)))
+            .namespace(Namespace::new("model", [("model", "llama")]).unwrap())
+            .keep_keys(true)
+            .open()
+            .unwrap();
+        let core = store.core();
+        let events = store.events(8).unwrap();
+        let key = core.hasher.hash(b"key").unwrap();
+        let claim = core.claims.claim(key, ClaimKind::Put).ok().unwrap();
+        let take = |tier: usize| core.tiers[tier].room(0).unwrap().try_take(1).unwrap();
+        let (mut memory, mut disk) = (take(0), take(1));
+        let block = WrittenBlock {
+            group: 0,
+            key,
+            // Longer than a record can have.
+            name: &[b'k'; 70_000],
+            length: 4096,
+            checksum: 0,
+            claim: &claim,
+            epoch: None,
+            copy_of: None,
+            is_dirty: false,
+        };
+        let mut places =
+            [Place::new(TierId::new(0), &mut memory, 0), Place::new(TierId::new(1), &mut disk, 0)];
+        {
+            let commit = pin!(core.commit(&block, &mut places));
+            let committed = commit.poll(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(committed, Poll::Ready(Err(_))));
+        }
+        drop((memory, disk, claim));
+        assert!(core.tiers.iter().all(|tier| tier.rooms[0].index.is_empty()));
+        assert!(core.names.get(key).is_none() && events.try_take().is_none());
+        let used = |tier: &crate::store::snapshot::TierSnapshot| tier.groups[0].in_use;
+        assert_eq!(store.snapshot().tiers.iter().map(used).sum::<usize>(), 0);
+        assert_eq!(store.close(Instant::now()).left, 0);
+    }
+}

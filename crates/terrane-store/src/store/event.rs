@@ -118,7 +118,8 @@ impl Events {
 
     /// Waits until there is an event or the deadline has passed.
     pub fn wait(&self, deadline: Instant) -> Option<StoreEvent> {
-        loop {
+        // The descriptor of the parent process may stay readable.
+        while self.shared.queue.is_own() {
             if let Some(event) = self.shared.queue.try_take() {
                 return Some(event);
             }
@@ -129,6 +130,7 @@ impl Events {
             // An interrupted poll is tried again.
             let _ = rustix::event::poll(&mut polled, Some(&left));
         }
+        None
     }
 }
 
