@@ -245,7 +245,10 @@ impl StoreCore {
             return Some(Arc::new(StoreError::ReadOnly));
         }
         match disk.slabs.health() {
-            SlabHealth::Good => None,
+            SlabHealth::Good => {
+                let error = disk.catalog.read_only()?;
+                Some(Arc::new(StoreError::from(error)))
+            }
             SlabHealth::ReadOnly(error) | SlabHealth::Off(error) => Some(error),
         }
     }
@@ -253,7 +256,7 @@ impl StoreCore {
     /// Reports once that the disk tier takes no more blocks, if it does not.
     pub(crate) fn report_health(&self) {
         let Some(disk) = &self.disk else { return };
-        if disk.is_read_only || matches!(disk.slabs.health(), SlabHealth::Good) {
+        if disk.is_read_only || self.refuses_writes().is_none() {
             return;
         }
         if !self.is_reported_read_only.swap(true, Ordering::Relaxed) {
