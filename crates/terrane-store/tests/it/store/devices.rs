@@ -14,7 +14,7 @@ use terrane_testkit::device;
 use terrane_testkit::engine::{Fault, SimulatedEngine, SimulatedEngineOptions};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::random::Seeded;
-use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
+use terrane_transfer::{CopyEngine, DeviceOrder, Endpoint, TransferManager};
 
 use super::harness::{assert_at_rest, content, disk, get, key, keys, namespace, soon};
 use super::memory_tiers::config;
@@ -92,7 +92,7 @@ impl Machine {
         let ids: Vec<u32> = (0..u32::try_from(numbers.len()).unwrap()).collect();
         ids.iter().zip(numbers.clone()).for_each(|(id, number)| fill(&self.cache, *id, number));
         let source = Blocks::new(&self.cache, &ids);
-        let options = JobOptions::new().deadline(soon());
+        let options = ordered().deadline(soon());
         store.put(&keys(numbers), source, options, ()).unwrap().wait().results
     }
 
@@ -101,7 +101,7 @@ impl Machine {
         let ids: Vec<u32> = (12..).take(numbers.len()).collect();
         ids.iter().for_each(|&id| fill(&self.cache, id, 999));
         let destination = Blocks::new(&self.cache, &ids);
-        let options = JobOptions::new().deadline(soon());
+        let options = ordered().deadline(soon());
         let job = store.get(&keys(numbers.clone()), destination, options, ()).unwrap();
         let results = job.wait().results;
         for ((id, number), result) in ids.iter().zip(numbers).zip(&results) {
@@ -111,6 +111,11 @@ impl Machine {
         }
         results
     }
+}
+
+/// The cache is filled by the processor, before each job.
+fn ordered() -> JobOptions {
+    JobOptions::new().device_order(DeviceOrder::AlreadySynchronised)
 }
 
 fn all_done(results: &[BlockResult]) -> bool {
@@ -206,6 +211,24 @@ fn a_device_without_a_host_tier_is_refused() {
 }
 
 #[test]
+fn a_job_states_a_device_order_if_its_blocks_are_on_a_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let machine = Machine::new();
+    let store = machine.open(directory.path(), WritePolicy::Through, vec![machine.host(4)]);
+    let blocks = || Blocks::new(&machine.cache, &[0]);
+    let refused = store.put(&keys(0..1), blocks(), JobOptions::new(), ()).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::DeviceOrderNotStated { .. }), "{refused}");
+    let refused = store.get(&keys(0..1), blocks(), JobOptions::new(), ()).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::DeviceOrderNotStated { .. }), "{refused}");
+    let heap = HeapAllocator::system();
+    let on_host = LayoutBuilder::new(config(1)).fully_contiguous().allocate(&heap);
+    let on_host = Endpoint::new(on_host.unregistered().build().unwrap()).unwrap();
+    let refused = store.put(&keys(0..1), Blocks::new(&on_host, &[0]), ordered(), ()).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::DeviceOrderWithoutDevice), "{refused}");
+    assert_at_rest(&store);
+}
+
+#[test]
 fn faults_of_copies_cost_their_blocks_and_leave_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
     let machine = Machine::new();
@@ -231,7 +254,7 @@ fn faults_of_copies_cost_their_blocks_and_leave_nothing_behind() {
                     store.promote(&keys(numbers), tier, options).unwrap().wait().results
                 }
                 3 => {
-                    let options = JobOptions::new().deadline(
+                    let options = ordered().deadline(
                         Instant::now()
                             + Duration::from_micros(u64::try_from(random.below(400)).unwrap()),
                     );
@@ -281,7 +304,7 @@ fn a_second_writer_waits_for_the_first_and_writes_if_that_fails() {
         machine.engine.hold();
         let put = |block| {
             let source = Blocks::new(&machine.cache, &[block]);
-            store.put(&keys(7..8), source, JobOptions::new(), ()).unwrap()
+            store.put(&keys(7..8), source, ordered(), ()).unwrap()
         };
         let (first, second) = (put(0), put(1));
         let mut presence = [Presence::Absent];
@@ -289,12 +312,12 @@ fn a_second_writer_waits_for_the_first_and_writes_if_that_fails() {
         assert_eq!(presence, [Presence::Writing]);
         assert_eq!(store.why(0, &key(7)), Why::Writing);
         // A get waits for the put, until its deadline.
-        let deadline = JobOptions::new().deadline(Instant::now() + Duration::from_millis(20));
+        let deadline = ordered().deadline(Instant::now() + Duration::from_millis(20));
         let to = Blocks::new(&machine.cache, &[12]);
         let outcome = store.get(&keys(7..8), to.clone(), deadline, ()).unwrap().wait();
         assert!(matches!(outcome.results[..], [BlockResult::TimedOut]), "{outcome:?}");
         assert_eq!(store.snapshot().misses.writing, 1);
-        let waits = store.get(&keys(7..8), to, JobOptions::new(), ()).unwrap();
+        let waits = store.get(&keys(7..8), to, ordered(), ()).unwrap();
         assert!(!waits.has_ended() && !second.has_ended());
         if fails {
             machine.engine.fail_next(Fault::Engine);
@@ -324,7 +347,7 @@ fn a_cancelled_job_ends_with_its_copy_and_a_close_cancels_the_rest() {
     machine.engine.hold();
     let get = |block, number| {
         let to = Blocks::new(&machine.cache, &[block]);
-        store.get(&keys(number..number + 1), to, JobOptions::new(), ()).unwrap()
+        store.get(&keys(number..number + 1), to, ordered(), ()).unwrap()
     };
     let (cancelled, closed) = (get(12, 0), get(13, 1));
     cancelled.cancel();
