@@ -237,7 +237,8 @@ impl Put<'_> {
                 continue;
             };
             let to = blocks.buffers(info, slot, self.source.length(own.index));
-            // SAFETY: the source is valid until the job has ended, and the slot is this job's alone.
+            // SAFETY: the source is valid until the job has ended and the caller holds it against
+            // transfers, and the slot is this job's alone.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
             unsafe {
                 copies::copy(&self.source.buffers(own.index), &to);
@@ -247,11 +248,21 @@ impl Put<'_> {
 
     async fn write_to_memory(&mut self, tier: &Tier, mut taken: TakenSlots, own: Vec<OwnKey>) {
         let task = self.task;
+        // Over all copies on this thread, also those to faster tiers. Engines hold for themselves.
+        let on_thread = own.iter().map(|own| own.index).filter(|_| self.source.is_host());
+        let hold = match self.source.hold(on_thread, PayloadUse::Source) {
+            Ok(hold) => hold,
+            Err(error) => {
+                let indices: Vec<usize> = own.iter().map(|own| own.index).collect();
+                return self.set_all(&indices, &BlockResult::failed(error));
+            }
+        };
         let written = self.fill(tier, &taken, &own).await;
         let mut spare = self.spare(tier, own.len());
         for (faster, slots) in &mut spare {
             self.copy_in(*faster, slots, &own);
         }
+        drop(hold);
         let has_slower = task
             .core
             .below(tier.id)
@@ -326,13 +337,12 @@ impl Put<'_> {
             }
             _ => Vec::new(),
         };
-        let hold = self.source.hold(direct.iter().map(|(_, index, _)| *index), PayloadUse::Source);
         for (at, index, slot) in direct {
             let slot_hold = blocks.hold(slot);
-            if hold.is_ok() && slot_hold.is_ok() {
+            if slot_hold.is_ok() {
                 let to = blocks.buffers(info, slot, self.source.length(index));
-                // SAFETY: the source is valid until the job has ended and is held against transfers,
-                // and the slot is this job's alone.
+                // SAFETY: the source is valid until the job has ended and the caller holds it against
+                // transfers, and the slot is this job's alone.
                 #[expect(unsafe_code, reason = "the memory is named by addresses")]
                 unsafe {
                     copies::copy(&self.source.buffers(index), &to);
