@@ -263,10 +263,10 @@ impl Put<'_> {
             self.copy_in(*faster, slots, &own);
         }
         drop(hold);
-        let has_slower = task
-            .core
-            .below(tier.id)
-            .is_some_and(|below| !below.is_disk() || task.core.refuses_writes().is_none());
+        let below = task.core.below(tier.id);
+        let is_refused =
+            below.is_some_and(Tier::is_disk) && task.core.refuses_writes().is_some();
+        let has_slower = below.is_some() && !is_refused;
         for (at, (key, written)) in own.into_iter().zip(written).enumerate() {
             let result = match written {
                 Err(result) => result,
@@ -276,7 +276,13 @@ impl Put<'_> {
                         let tier = task.core.tiers.get(*spare).map(|tier| tier.id);
                         places.extend(tier.map(|tier| Place::new(tier, slots, at)));
                     }
-                    self.commit(&key, 0, &mut places, has_slower).await
+                    let result = self.commit(&key, 0, &mut places, has_slower).await;
+                    let room = tier.room(task.group).filter(|_| is_refused);
+                    if let Some(pin) = room.and_then(|room| room.pin(self.keys.hash(key.index))) {
+                        // It is in memory alone, so a sync must not pass over it.
+                        pin.room.give_up(pin.block.slot);
+                    }
+                    result
                 }
             };
             self.set(key.index, result);
