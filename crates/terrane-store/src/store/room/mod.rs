@@ -93,7 +93,8 @@ struct RoomState {
     leases: HashMap<u32, u32>,
     waiters: BTreeMap<(Reverse<Priority>, u64), Waiter>,
     arrivals: u64,
-    /// Slots that became dirty, the oldest first. Some of them may be clean by now.
+    /// Slots that became dirty: those beyond the limit, then the oldest first. Some of them may be
+    /// clean by now.
     dirty: VecDeque<(u32, KeyHash)>,
 }
 
@@ -261,9 +262,7 @@ impl Room {
                 key = self.index.evict(slot);
                 key
             };
-            // A policy may move a block to another queue, and look at that queue the next time.
-            let evicted = self.policy.evict(&mut take).or_else(|| self.policy.evict(&mut take));
-            let Some(slot) = evicted else {
+            let Some(slot) = self.policy.evict(&mut take) else {
                 if dirty > 0 {
                     after.lacks = count - state.free.len();
                 }
