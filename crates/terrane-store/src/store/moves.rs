@@ -13,7 +13,7 @@ use crate::store::copies;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
 use crate::store::result::BlockResult;
-use crate::store::room::{PinnedSlot, TakenSlots};
+use crate::store::room::{PinnedSlot, Room, TakenSlots};
 use crate::store::shared::StoreCore;
 use crate::store::task::{JobTask, begin_internal};
 use crate::store::tier::Tier;
@@ -419,6 +419,12 @@ impl StoreCore {
                 if !blocks.is_empty() {
                     let results = WriteDown::internal(&task, tier).blocks(blocks).await;
                     room.end_write_back();
+                    // No job waits for the slots beyond the limit of a smaller tier.
+                    let is_stopped = task.control.stopped().is_some();
+                    if !is_stopped && room.has_dirty_beyond() && room.begin_write_back() {
+                        room.retry_for_waiters();
+                        continue;
+                    }
                     end.finish(results);
                     return room.retry();
                 }
@@ -435,7 +441,8 @@ impl StoreCore {
     /// Begins to write blocks back before a job lacks room.
     pub(crate) fn write_back_early(self: &Arc<Self>, tier: TierId, group: u16) {
         let found = self.tiers.get(tier.index());
-        if found.and_then(|found| found.room(group)).is_some_and(|room| room.is_mostly_dirty()) {
+        let is_early = |room: &Arc<Room>| room.is_mostly_dirty() || room.has_dirty_beyond();
+        if found.and_then(|found| found.room(group)).is_some_and(is_early) {
             self.write_back(tier, group, MOST_AT_ONCE);
         }
     }
@@ -448,6 +455,12 @@ impl StoreCore {
             let results = WriteDown::internal(&task, tier).blocks(vec![(key, pin)]).await;
             end.finish(results);
         });
+    }
+
+    /// The number of blocks that no slower tier has.
+    pub(crate) fn dirty_blocks(&self) -> usize {
+        let rooms = self.tiers.iter().flat_map(|tier| &tier.rooms);
+        rooms.map(|room| room.dirty_keys().len()).sum()
     }
 
     /// Writes all dirty blocks to the slowest tier and syncs it, until the deadline.

@@ -27,7 +27,11 @@ impl Room {
     pub(super) fn push_dirty(&self, state: &mut RoomState, entry: (u32, KeyHash)) {
         let is_clean = |&mut (slot, _): &mut (u32, KeyHash)| self.mark(slot) != KEPT;
         while state.dirty.pop_front_if(is_clean).is_some() {}
-        state.dirty.push_back(entry);
+        if entry.0 < state.limit {
+            state.dirty.push_back(entry);
+        } else {
+            state.dirty.push_front(entry);
+        }
         if state.dirty.len() > 2 * self.dirty.len() {
             let mut seen = HashSet::new();
             state.dirty.retain(|&(slot, key)| {
