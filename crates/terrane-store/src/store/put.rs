@@ -264,8 +264,7 @@ impl Put<'_> {
         }
         drop(hold);
         let below = task.core.below(tier.id);
-        let is_refused =
-            below.is_some_and(Tier::is_disk) && task.core.refuses_writes().is_some();
+        let is_refused = below.is_some_and(Tier::is_disk) && task.core.refuses_writes().is_some();
         let has_slower = below.is_some() && !is_refused;
         for (at, (key, written)) in own.into_iter().zip(written).enumerate() {
             let result = match written {

@@ -192,6 +192,33 @@ fn a_tier_of_a_device_is_the_fastest_one() {
 }
 
 #[test]
+fn a_get_of_more_blocks_of_a_device_tier_than_the_host_tier_has_does_not_wait_for_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let machine = Machine::new();
+    let tiers = vec![MemoryTier::new("device", [on_device(16, 1)]), machine.host(4)];
+    let store = machine.open(directory.path(), WritePolicy::Back, tiers);
+    assert!(all_done(&machine.put(&store, 0..8)));
+    let bytes = usize::try_from(machine.block_bytes()).unwrap();
+    let options = JobOptions::new().deadline(soon());
+    let (outcome, spans) = get(&store, &keys(0..8), bytes, options);
+    assert!(all_done(&outcome.results), "{outcome:?}");
+    for (number, span) in spans.iter().enumerate() {
+        assert!(*span == content(&key(number), bytes), "{number}");
+    }
+    // The loads of several such jobs, and the write-backs of both tiers, wait for the same slots.
+    for first in [8, 16, 24, 32] {
+        assert!(all_done(&machine.put(&store, first..first + 8)));
+        let options = JobOptions::new().deadline(soon());
+        let promoted = store.promote(&keys(0..8), TierId::new(0), options).unwrap();
+        assert!(all_done(&machine.get(&store, first..first + 8)));
+        let results = promoted.wait().results;
+        let is_timed_out = |result: &BlockResult| matches!(result, BlockResult::TimedOut);
+        assert!(!results.iter().any(is_timed_out), "{results:?}");
+    }
+    assert_at_rest(&store);
+}
+
+#[test]
 fn a_device_without_a_host_tier_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let machine = Machine::new();
@@ -342,7 +369,7 @@ fn a_second_writer_waits_for_the_first_and_writes_if_that_fails() {
 fn a_cancelled_job_ends_with_its_copy_and_a_close_cancels_the_rest() {
     let directory = tempfile::tempdir().unwrap();
     let machine = Machine::new();
-    let store = machine.open(directory.path(), WritePolicy::Back, vec![machine.host(6)]);
+    let store = machine.open(directory.path(), WritePolicy::Back, vec![machine.host(16)]);
     assert!(all_done(&machine.put(&store, 0..4)));
     machine.engine.hold();
     let get = |block, number| {
@@ -353,15 +380,20 @@ fn a_cancelled_job_ends_with_its_copy_and_a_close_cancels_the_rest() {
     cancelled.cancel();
     assert_eq!(store.drain(Instant::now()).left, 2);
     let close = std::thread::scope(|scope| {
-        let close = scope.spawn(|| store.close(Instant::now() + Duration::from_millis(20)));
+        let close = scope.spawn(|| store.close(Instant::now() + Duration::from_secs(1)));
         // The copies are the engine's: the jobs end when it has ended them.
-        std::thread::sleep(Duration::from_millis(60));
+        std::thread::sleep(Duration::from_millis(1200));
         machine.engine.release_all();
         close.join().unwrap()
     });
     assert_eq!(close.left, 2);
+    // The jobs had only a part of the time.
+    assert_eq!(close.unwritten, 0);
     for job in [cancelled, closed] {
         let outcome = job.wait();
         assert!(matches!(outcome.results[..], [BlockResult::Cancelled]), "{outcome:?}");
     }
+    drop(store);
+    let store = machine.open(directory.path(), WritePolicy::Back, vec![machine.host(16)]);
+    assert!(all_done(&machine.get(&store, 0..4)));
 }

@@ -315,7 +315,8 @@ fn a_journal_without_space_costs_no_block() {
         let events = store.events(10_000).unwrap();
         let mut filler = File::create(directory.path().join("filler")).unwrap();
         while filler.write_all(&[1; 4096]).is_ok() {}
-        let failed = (0..1000).find(|&number| !put(&store, &keys(number..number + 1), BLOCK).is_ok());
+        let failed =
+            (0..1000).find(|&number| !put(&store, &keys(number..number + 1), BLOCK).is_ok());
         let failed = failed.unwrap();
         assert!(store.snapshot().tiers[0].read_only.is_some());
         let mut taken = Vec::new();
