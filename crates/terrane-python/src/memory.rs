@@ -66,10 +66,11 @@ impl Blocks {
         Self { memory: BlockMemory::Spans(spans), is_writable, kept }
     }
 
-    /// Blocks of a cache, which owns its memory.
-    pub(crate) fn of_cache(blocks: NativeBlocks) -> Self {
-        let memory = BlockMemory::Cache(blocks);
-        Self { memory, is_writable: true, kept: Arc::new(Kept::default()) }
+    /// Blocks of a cache. `cache` is its object in Python, which jobs keep: otherwise the last job would free the
+    /// tensors on a thread of the store, and wait for the GIL there.
+    pub(crate) fn of_cache(blocks: NativeBlocks, cache: Py<PyAny>) -> Self {
+        let kept = Kept { buffers: Vec::new(), objects: vec![cache] };
+        Self { memory: BlockMemory::Cache(blocks), is_writable: true, kept: Arc::new(kept) }
     }
 
     /// The memory for a job.
