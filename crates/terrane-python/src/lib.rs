@@ -13,6 +13,7 @@ mod memory;
 mod numbers;
 mod open;
 mod outcome;
+mod process;
 mod queue;
 mod snapshot;
 mod store;

@@ -130,6 +130,37 @@ print(store.get(["k"], [memory]).wait().ok, flush=True)
     assert done.stdout.split() == ["5", "True"], done.stderr
 
 
+def test_a_child_that_was_forked_amid_calls_exits_and_opens_a_store_of_its_own(directory):
+    text = """
+stop = threading.Event()
+def work(number):
+    while not stop.is_set():
+        try:
+            store.put([f"{number}"], [bytearray(64 << 10)]).wait()
+            terrane_kv.Store(f"{sys.argv[1]}/own-{number}", 4 << 20, groups=[("kv", 1 << 20)], namespace="n").close()
+        except terrane_kv.StoreError:
+            pass
+threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+for thread in threads:
+    thread.start()
+for turn in range(20):
+    child = os.fork()
+    if child == 0:
+        assert store.presence("0") == 0 and store.close() == 0
+        own = terrane_kv.Store(f"{sys.argv[1]}/child-{turn}", 4 << 20, groups=[("kv", 1 << 20)], namespace="n")
+        ok = own.put(["k"], [bytearray(4096)]).wait(20).ok
+        own.close()
+        os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+stop.set()
+for thread in threads:
+    thread.join()
+print("done", flush=True)
+"""
+    done = script(text, directory)
+    assert done.stdout.strip() == "done", done.stderr
+
+
 def test_the_interpreter_exits_with_jobs_in_flight(directory):
     text = """
 jobs = [store.put([f"k{number}"], [bytearray([number]) * (1 << 20)]) for number in range(100)]
