@@ -55,6 +55,7 @@ pub mod checksum;
 pub mod convert;
 mod location;
 mod memory;
+pub mod metrics;
 mod os_error;
 mod process;
 mod register;

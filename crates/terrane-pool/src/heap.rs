@@ -3,6 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
+use terrane_core::convert::to_usize;
 use terrane_core::{
     Allocate, AllocateError, ByteCount, HostAddress, Limits, Location, Memory, RegionRequest,
     StorageKind,
@@ -51,7 +52,7 @@ unsafe impl Allocate for HeapAllocator {
             label: request.label.clone(),
             source: None,
         };
-        let alignment = ByteCount::new(request.alignment.get()).to_usize();
+        let alignment = to_usize(request.alignment.get());
         let layout = Layout::from_size_align(request.bytes.to_usize(), alignment);
         let layout = layout.map_err(|_| refused())?;
         if layout.size() == 0 {

@@ -66,13 +66,14 @@ impl PoolSnapshot {
 #[cfg(not(loom))]
 mod tests {
     use std::collections::BTreeMap;
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::{Arc, Mutex};
 
     use metrics::{
         Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder,
         SharedString, Unit, with_local_recorder,
     };
     use terrane_core::ByteCount;
+    use terrane_core::sync::lock;
 
     use crate::{Pool, PoolOptions};
     use terrane_testkit::simulated::{Simulated, SimulatedOptions};
@@ -85,7 +86,7 @@ mod tests {
 
     impl Cell {
         fn set(&self, value: f64) {
-            let mut seen = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = lock(&self.0.0);
             seen.insert(self.1.clone(), value);
         }
     }

@@ -1,5 +1,6 @@
 //! Size classes: the lengths that a pool keeps, and the class that serves a request.
 
+use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{Alignment, ByteCount};
 
 use crate::error::PoolError;
@@ -145,12 +146,12 @@ fn raw_class(bytes: u64, step_bits: u32) -> usize {
     let below = bytes - 1;
     let exponent = below.ilog2();
     let step = (below >> (exponent - step_bits)) ^ (1 << step_bits);
-    ByteCount::new((u64::from(exponent) << step_bits) | step).to_usize()
+    to_usize((u64::from(exponent) << step_bits) | step)
 }
 
 /// Returns the largest length of a class: the inverse of [`raw_class`].
 fn raw_size(raw: usize, step_bits: u32) -> u64 {
-    let raw = ByteCount::from_usize(raw).get();
+    let raw = to_u64(raw);
     let (exponent, step) = (raw >> step_bits, raw & ((1 << step_bits) - 1));
     let unit = 1 << (exponent - u64::from(step_bits));
     ((1 << step_bits) + step + 1) * unit

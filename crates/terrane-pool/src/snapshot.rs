@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, Label, Memory};
 
 use crate::cache::shared_cache::SharedCache;
@@ -63,7 +64,7 @@ impl ClassSnapshot {
     /// Bytes of free blocks.
     #[must_use]
     pub fn cached(&self) -> ByteCount {
-        let blocks = ByteCount::from_usize(self.in_magazines + self.in_queue).get();
+        let blocks = to_u64(self.in_magazines + self.in_queue);
         ByteCount::new(self.size.get() * blocks)
     }
 }
@@ -201,7 +202,7 @@ impl PoolSnapshot {
             for (class, magazine) in classes.iter_mut().zip(&magazines.stream.classes) {
                 class.magazine_hits += magazine.hits;
                 class.pending += magazine.blocks.len();
-                let blocks = ByteCount::from_usize(magazine.blocks.len()).get();
+                let blocks = to_u64(magazine.blocks.len());
                 in_stream_magazines += class.size.get() * blocks;
             }
             for (class, magazine) in classes.iter_mut().zip(&magazines.classes) {

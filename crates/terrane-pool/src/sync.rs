@@ -16,6 +16,8 @@ use loom::sync::Mutex as RawMutex;
 #[cfg(loom)]
 pub(crate) use loom::sync::MutexGuard;
 
+use terrane_core::sync::unpoisoned;
+
 /// A mutex whose data stays consistent when a holder panics, so poisoning is ignored.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(RawMutex<T>);
@@ -26,11 +28,11 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 
     pub(crate) fn into_inner(self) -> T {
-        self.0.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+        unpoisoned(self.0.into_inner())
     }
 
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {

@@ -1,7 +1,9 @@
 """Fixtures, and a report in the form of Terrane's other test runners."""
 
 import os
+import shutil
 import sys
+import tempfile
 import time
 
 import pytest
@@ -66,9 +68,11 @@ def pytest_configure(config):
 
 
 @pytest.fixture
-def directory(tmp_path_factory):
-    """A folder on a file system that a store can use."""
-    return str(tmp_path_factory.mktemp("store"))
+def directory():
+    """A folder for stores, which is removed after the test: stores reserve their space on disk."""
+    folder = tempfile.mkdtemp(prefix="terrane-")
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

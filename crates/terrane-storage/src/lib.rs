@@ -92,6 +92,7 @@ pub use queue::{
 pub use system::{
     BringUp, BringUpEnded, BringUpProducer, FirstTouch, HugePageSize, HugePages, NumaPolicy,
     Progress, ProgressEntry, SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
+    available_memory,
 };
 
 // Crates whose types the public signatures name.

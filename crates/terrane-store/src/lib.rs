@@ -1,56 +1,24 @@
-//! Parts of a block store: keyed KV-cache blocks over tiers.
+//! A block store: keyed KV-cache blocks over tiers of memory and disk.
 //!
-//! [`TierIndex`] finds the slot of a key. An [`EvictionPolicy`] chooses the block that makes room.
-//! [`CompletionQueue`] delivers ended jobs. [`disk`] records which block is in which slot of a
-//! file, and finds the blocks again after a crash. The store that composes them is not built yet.
+//! [`Store`] is the store: which of these keys are present, get them into this memory, put them from
+//! that memory, tell me when it is done. It has any number of tiers of memory, and one on disk that
+//! survives a crash. The parts are public as well: [`TierIndex`] finds the slot of a key, an
+//! [`EvictionPolicy`] chooses the block that makes room, [`CompletionQueue`] delivers ended jobs, and
+//! [`disk`] records which block is in which slot of a file.
 //!
 //! # Should I be using this crate?
 //!
-//! Use it to keep track of blocks by key, in memory and on disk across restarts. A lookup
-//! returns the slot and the checksum of a block. The caller reads and writes the payloads, for example with `terrane-transfer`.
+//! Use it to keep KV blocks between requests, in host memory and on disk across restarts, in a serving
+//! engine or an adapter for one. Use `terrane-transfer` alone if the engine has its own index.
 //!
 //! # What it does not do
 //!
-//! It does not read or write payloads, and starts no thread that outlives a call. It has no unsafe
-//! code.
+//! It knows no tokens, requests or prefix trees: the caller chooses the keys, and which blocks to put.
+//! It has no network. Live processes do not share a store; each rank has its own.
 //!
 //! # Example
 //!
-//! ```
-//! use terrane_store::KeyHasher;
-//! use terrane_store::disk::{Catalog, CatalogOptions, GroupSlots, Namespace, PutRecord};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let directory = tempfile::tempdir()?;
-//! # let directory = directory.path();
-//! let namespace = Namespace::new("llama-3.1-8b", [("model", "llama-3.1-8b"), ("rank", "0")])?;
-//! let groups = [GroupSlots { slot_bytes: 1 << 20, slots: 1000, fingerprint: [7; 16] }];
-//! let options = CatalogOptions { keep_keys: true, ..CatalogOptions::default() };
-//!
-//! let (catalog, recovered) = Catalog::open(directory, &namespace, &groups, options)?;
-//! assert!(recovered.live.is_empty());
-//! let hasher = KeyHasher::new(&catalog.secret());
-//! let block = PutRecord {
-//!     key_hash: hasher.hash(b"prefix 42")?,
-//!     group: 0,
-//!     slot: 5,
-//!     length: 1 << 20,
-//!     checksum: 0x1234,
-//!     key: b"prefix 42",
-//! };
-//! let other = hasher.hash(b"prefix 43")?;
-//! catalog.append_puts(&[block, PutRecord { key_hash: other, slot: 6, key: b"prefix 43", ..block }])?;
-//! catalog.append_removes(&[other])?;
-//! catalog.sync()?;
-//! drop(catalog);
-//!
-//! let (_catalog, recovered) = Catalog::open(directory, &namespace, &groups, options)?;
-//! let found: Vec<_> = recovered.live.into_iter().collect();
-//! assert_eq!(found.len(), 1);
-//! assert_eq!((found[0].slot, found[0].key.as_deref()), (5, Some(&b"prefix 42"[..])));
-//! # Ok(())
-//! # }
-//! ```
+//! [`Store`] has one. [`tools`] reads, verifies and repairs a store's directory.
 
 #![deny(unsafe_code)]
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, ByteCount, ForkedProcess, SizeOverflow, StorageKind};
 use terrane_layout::{LayoutError, SectionName};
 
+use crate::checksums::ChecksumDifference;
 use crate::engine::declined::Declined;
 use crate::hazard::conflict::BlockConflict;
 use crate::hazard::ticket::TransferId;
@@ -266,6 +267,29 @@ pub enum TransferError {
         /// The transfer that failed.
         predecessor: TransferId,
     },
+    /// Checksums were requested, and only some layers or heads are copied.
+    #[error(
+        "checksums are those of whole blocks, and this transfer copies some of the {part}; copy all \
+         {part}, or leave the checksums out"
+    )]
+    ChecksumOfPart {
+        /// `"layers"` or `"heads"`.
+        part: &'static str,
+    },
+    /// Different numbers of checksums and of blocks were named.
+    #[error("{sums} checksums for {blocks} blocks; name one checksum for each block")]
+    UnequalChecksumCounts {
+        /// The checksums.
+        sums: usize,
+        /// The blocks.
+        blocks: usize,
+    },
+    /// Blocks have other checksums than the expected ones. All blocks have been copied.
+    #[error("{}; discard them, and restore their content from another source", mismatch_text(.blocks))]
+    ChecksumMismatch {
+        /// Every block whose checksum differs; at least one.
+        blocks: Vec<ChecksumDifference>,
+    },
     /// An engine could not be started, so no manager was created.
     #[error("the {engine} engine could not be started; see the cause, or reduce its options")]
     EngineNotStarted {
@@ -341,6 +365,7 @@ impl TransferError {
                 | Self::Engine { .. }
                 | Self::DeadlineExceeded { .. }
                 | Self::Cancelled { started: true, .. }
+                | Self::ChecksumMismatch { .. }
                 | Self::EngineStopped
                 | Self::LostByFork
         )
@@ -416,6 +441,25 @@ fn incomplete_text(blocks: &[u32]) -> String {
     };
     let noun = if blocks.len() == 1 { "block" } else { "blocks" };
     format!("a failed transfer may have written source {noun} {}{more} in part", shown.join(", "))
+}
+
+fn mismatch_text(blocks: &[ChecksumDifference]) -> String {
+    const SHOWN: usize = 4;
+    let mut shown: Vec<_> = blocks
+        .iter()
+        .take(SHOWN)
+        .map(|differs| {
+            let ChecksumDifference { source_block, destination_block, expected, found } = differs;
+            format!(
+                "source block {source_block}, copied to destination block {destination_block}, has \
+                 checksum {found:#018x}, and {expected:#018x} was expected"
+            )
+        })
+        .collect();
+    if blocks.len() > SHOWN {
+        shown.push(format!("and {} more differ", blocks.len() - SHOWN));
+    }
+    shown.join("; ")
 }
 
 fn conflict_text(conflicts: &[BlockConflict]) -> String {

@@ -116,6 +116,9 @@ pub struct Report {
     pub copied: Duration,
     /// The engine's own measurement, if it has one that is switched on.
     pub engine_times: Option<EngineTimes>,
+    /// The checksum of each block, if [requested](crate::Transfer::checksums), in the order in
+    /// which the destination blocks were named.
+    pub checksums: Option<Box<[u64]>>,
 }
 
 /// A measurement of a copy by a library below an engine.

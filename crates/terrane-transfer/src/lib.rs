@@ -33,6 +33,12 @@
 //! bypass it, unless they are declared ([`Endpoint::hold_for_write`]). It requires no runtime. Only
 //! engines start threads; these are named and joined.
 //!
+//! # Features
+//!
+//! - `checksum` (off by default): engines compute checksums of blocks ([`Transfer::checksums`]).
+//! - `metrics` (off by default): snapshots of a manager for the facade of that name
+//!   ([`TransferSnapshot`]).
+//!
 //! # Example
 //!
 //! ```
@@ -76,6 +82,7 @@
 //! # }
 //! ```
 
+mod checksums;
 mod completion;
 mod engine;
 pub mod engines;
@@ -83,12 +90,14 @@ mod error;
 mod explain;
 mod hazard;
 mod manager;
+mod metrics;
 mod plan;
 mod side;
 mod slots;
 mod sync;
 mod transfer;
 
+pub use checksums::{ChecksumDifference, Checksums};
 pub use completion::layers::range::LayerRange;
 pub use completion::layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
 pub use completion::progress::CopyProgress;
@@ -111,6 +120,7 @@ pub use hazard::ticket_end::{TicketEnd, TicketFuture};
 pub use manager::TransferManager;
 pub use manager::builder::TransferManagerBuilder;
 pub use manager::submit_all::RejectedSet;
+pub use metrics::snapshot::{PathSnapshot, TransferSnapshot};
 pub use plan::TransferPlan;
 pub use plan::grid::{CopyGrid, GridEnd};
 pub use plan::planner::Planner;

@@ -16,10 +16,11 @@ pub(crate) use std::{
     thread_local as per_thread,
 };
 
-use std::sync::PoisonError;
 use std::time::Duration;
 #[cfg(not(loom))]
 use std::time::Instant;
+
+use terrane_core::sync::unpoisoned;
 
 /// The model checker's thread-locals, whose macro does not take constants.
 #[cfg(loom)]
@@ -35,12 +36,12 @@ pub(crate) use per_thread;
 /// consistent at each step. Only foreign code (a guard's drop, a waker) panics, and it runs outside
 /// them.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(mutex.lock())
 }
 
 /// Waits on `condition`, as [`lock`] locks.
 pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(condition.wait(guard))
 }
 
 /// Like [`wait`], but for at most `most`, if it is set.
@@ -51,7 +52,7 @@ pub(crate) fn wait_at_most<'a, T>(
     most: Option<Duration>,
 ) -> MutexGuard<'a, T> {
     match most {
-        Some(most) => condition.wait_timeout(guard, most).unwrap_or_else(PoisonError::into_inner).0,
+        Some(most) => unpoisoned(condition.wait_timeout(guard, most)).0,
         None => wait(condition, guard),
     }
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::checksums::Checksums;
 use crate::engine::order::DeviceOrder;
 use crate::hazard::endpoint::Endpoint;
 use crate::hazard::ticket::Ticket;
@@ -79,6 +80,12 @@ impl Transfer {
         self.source_blocks.extend_from_slice(source);
         self.destination_blocks.extend_from_slice(destination);
         self
+    }
+
+    /// Whether it copies all layers, heads and tokens to their own positions.
+    pub(crate) const fn copies_whole_blocks(&self) -> bool {
+        let Self { layers, heads, tokens, destination_first_layer, .. } = self;
+        layers.is_none() && heads.is_none() && tokens.is_none() && destination_first_layer.is_none()
     }
 
     /// Copies only these layers of the blocks.
@@ -159,6 +166,33 @@ impl Transfer {
         self
     }
 
+    /// Computes the checksum of each block, or compares it with an expected one.
+    ///
+    /// It needs the feature `checksum` of this crate. All layers and heads have to be copied. The engines between host memory, and between host
+    /// memory and files, compute checksums, and so do relays that use one of them. Between files,
+    /// the blocks of the source have to be in canonical order. Other engines
+    /// [decline](crate::Declined::Checksums) the transfer. If a checksum differs, the blocks have
+    /// been copied, and the destination is [incomplete](crate::TransferError::Incomplete). Layers
+    /// of a [layer-by-layer](Self::layer_by_layer) transfer are done before checksums are known.
+    ///
+    /// ```
+    /// # use terrane_transfer::{Checksums, Endpoint, Transfer, TransferManager};
+    /// # fn example(manager: &TransferManager, host: &Endpoint, disk: &Endpoint)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = Transfer::new(host, disk).blocks(&[3, 7], &[1, 0]);
+    /// let report = manager.submit(store.checksums(Checksums::Compute), ())?.wait().result?;
+    /// let sums = report.checksums.unwrap_or_default(); // of blocks 1 and 0
+    ///
+    /// let load = Transfer::new(disk, host).blocks(&[1, 0], &[4, 5]);
+    /// manager.submit(load.checksums(Checksums::Verify(sums.into())), ())?.wait().result?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn checksums(mut self, checksums: Checksums) -> Self {
+        self.options.checksums = Some(checksums);
+        self
+    }
+
     /// Notifies the peer at the other end once all bytes have arrived, and no sooner. The message,
     /// which may be any bytes, appears among the peer's notifications. One of the ends must be a
     /// peer's. A transfer that fails sends no notification.
@@ -201,4 +235,7 @@ pub struct TransferOptions {
     /// The notification for the peer at the other end, sent once all bytes have arrived, and no
     /// sooner. Only an engine that serves peers receives it.
     pub notification: Option<Arc<[u8]>>,
+    /// What to do with the checksums of the blocks. If it is set, the engine
+    /// [computes](crate::CopyEngine::computes_checksums) them.
+    pub checksums: Option<Checksums>,
 }

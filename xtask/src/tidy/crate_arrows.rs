@@ -15,7 +15,7 @@ enum Level {
 }
 
 /// All crates, planned ones included, as `docs/architecture.md` draws them.
-const LEVELS: [(&str, Level); 19] = [
+const LEVELS: [(&str, Level); 21] = [
     ("terrane-core", Level::Library(0)),
     ("terrane-layout", Level::Library(1)),
     ("terrane-storage", Level::Library(1)),
@@ -23,11 +23,13 @@ const LEVELS: [(&str, Level); 19] = [
     ("terrane-transfer", Level::Library(2)),
     ("terrane-store", Level::Library(3)),
     ("terrane-wire", Level::Library(2)),
+    ("terrane-plan", Level::Library(2)),
     ("terrane-cuda", Level::Library(3)),
     ("terrane-nixl", Level::Library(3)),
     ("terrane-interop", Level::Library(4)),
     ("terrane-arrow", Level::Library(5)),
     ("terrane", Level::Library(6)),
+    ("terrane-cli", Level::Library(7)),
     ("terrane-interop-proof", Level::Tool),
     ("terrane-python", Level::Tool),
     ("terrane-testkit", Level::Tool),

@@ -6,7 +6,7 @@ use super::Problem;
 use crate::workspace::is_published;
 
 /// External crates, and the library crate that may name each.
-const OWNERS: [(&str, &str); 14] = [
+const OWNERS: [(&str, &str); 15] = [
     ("arrow-array", "terrane-arrow"),
     ("arrow-buffer", "terrane-arrow"),
     ("arrow-data", "terrane-arrow"),
@@ -21,6 +21,7 @@ const OWNERS: [(&str, &str); 14] = [
     ("io-uring", "terrane-storage"),
     ("libc", "terrane-storage"),
     ("rustix", "terrane-store"),
+    ("rustix", "terrane-cli"),
 ];
 
 /// External crates that no library crate may name, and why.

@@ -7,7 +7,7 @@ use crate::BoxedCause;
 use crate::allocate::limits::Limits;
 use crate::allocate::request::{Label, RegionRequest};
 use crate::bytes::alignment::Alignment;
-use crate::bytes::byte_count::ByteCount;
+use crate::bytes::byte_count::{ByteCount, SizeOverflow};
 use crate::capability::CapabilityMissing;
 use crate::location::storage_kind::StorageKind;
 use crate::memory::Memory;
@@ -192,5 +192,16 @@ impl AllocateError {
     #[must_use]
     pub const fn is_exhaustion(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::OverBudget { .. })
+    }
+
+    /// The refusal of a request whose size, once rounded up, exceeds 64 bits.
+    #[must_use]
+    pub fn size_overflow(
+        kind: StorageKind,
+        request: &RegionRequest,
+        overflow: SizeOverflow,
+    ) -> Self {
+        let (requested, label) = (request.bytes, request.label.clone());
+        Self::Backend { kind, requested, label, source: Box::new(overflow) }
     }
 }

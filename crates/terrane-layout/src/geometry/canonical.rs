@@ -1,5 +1,9 @@
 //! Lists the bytes of a block in an order that does not depend on strides.
 
+use std::ops::Range;
+
+use terrane_core::convert::to_u64;
+
 use super::{Axis, AxisSteps, Geometry, RegionOffset, Section};
 
 /// A loop over positions.
@@ -28,6 +32,20 @@ impl Geometry {
         tokens: u32,
         each: &mut impl FnMut(RegionOffset, u64),
     ) {
+        self.canonical_spans_of(block, 0..self.num_layers, 0..tokens, each);
+    }
+
+    /// Like [`canonical_spans`](Self::canonical_spans), for some layers and some tokens of a block.
+    ///
+    /// The spans of several ranges of layers that follow one another are the spans of the block.
+    /// Sections without layers belong to the last layer.
+    pub fn canonical_spans_of(
+        &self,
+        block: u32,
+        layers: Range<u32>,
+        tokens: Range<u32>,
+        each: &mut impl FnMut(RegionOffset, u64),
+    ) {
         let mut open: Option<(RegionOffset, u64)> = None;
         let mut add = |at: RegionOffset, bytes: u64| match &mut open {
             Some((start, length))
@@ -46,10 +64,13 @@ impl Geometry {
         let has_layers =
             |section: &&Section| self.num_layers == 1 || section.steps(Axis::Layer).count() > 1;
         let (layered, others): (Vec<&Section>, Vec<_>) = by_name.into_iter().partition(has_layers);
-        for layer in 0..self.num_layers {
-            layered.iter().for_each(|section| section.rows(block, layer, tokens, &mut add));
+        let has_last = layers.contains(&self.num_layers.wrapping_sub(1));
+        for layer in layers {
+            layered.iter().for_each(|section| section.rows([block, layer], &tokens, &mut add));
         }
-        others.iter().for_each(|section| section.rows(block, 0, tokens, &mut add));
+        if has_last {
+            others.iter().for_each(|section| section.rows([block, 0], &tokens, &mut add));
+        }
         if let Some((start, length)) = open {
             each(start, length);
         }
@@ -58,7 +79,12 @@ impl Geometry {
 
 impl Section {
     /// Calls `add` with the rows of a block and a layer, in the order token, head, element.
-    fn rows(&self, block: u32, layer: u32, tokens: u32, add: &mut impl FnMut(RegionOffset, u64)) {
+    fn rows(
+        &self,
+        [block, layer]: [u32; 2],
+        tokens: &Range<u32>,
+        add: &mut impl FnMut(RegionOffset, u64),
+    ) {
         let begin = self.begin(block, layer);
         let mut unit = u64::from(self.shape().element_bytes);
         let [[a, b], [c, d]] = [Axis::Element, Axis::Head].map(|axis| levels_of(self.steps(axis)));
@@ -74,14 +100,15 @@ impl Section {
         let of_tokens = self.steps(Axis::Token);
         let count = u32::try_from(of_tokens.count()).unwrap_or(u32::MAX);
         // A section that lacks the axis has the same bytes for any number of tokens.
-        let count = if count > 1 { count.min(tokens) } else { count };
+        let tokens = if count > 1 { tokens.start..tokens.end.min(count) } else { 0..count };
         let is_one_span = levels.is_empty()
             && of_tokens.outer().count == 1
-            && (count <= 1 || of_tokens.inner().stride == unit);
-        if is_one_span {
-            return add(begin, unit * u64::from(count));
+            && (tokens.len() <= 1 || of_tokens.inner().stride == unit);
+        if is_one_span && !tokens.is_empty() {
+            let (regions, offset) = of_tokens.place(tokens.start);
+            return add(moved(begin, regions, offset), unit * to_u64(tokens.len()));
         }
-        for token in 0..count {
+        for token in tokens {
             let (regions, offset) = of_tokens.place(token);
             walk(moved(begin, regions, offset), levels, unit, add);
         }
@@ -222,6 +249,34 @@ mod tests {
         check(&Geometry::from_sections([contiguous, head_major]).unwrap());
         let all = [contiguous, head_major, split, spread_layers, without_layers];
         check(&Geometry::from_sections(all).unwrap());
+    }
+
+    #[test]
+    fn ranges_of_layers_and_tokens_are_parts_of_a_block() {
+        let step = AxisSteps::new;
+        let axes = [step(2, 384), step(3, 128), step(2, 64), step(4, 16), step(8, 2)];
+        let head_major = section(SectionName::V, axes, 2);
+        let without_layers = Section::new(SectionName::new("state").unwrap(), 1)
+            .at(1, 5)
+            .axis(Axis::Block, step(2, 100))
+            .axis(Axis::Element, step(9, 1));
+        let geometry = Geometry::from_sections([head_major, without_layers]).unwrap();
+        let spans = |layers: Range<u32>, tokens: Range<u32>| {
+            let mut bytes = Vec::new();
+            geometry.canonical_spans_of(1, layers, tokens, &mut |at, length| {
+                bytes.extend((at.offset..at.offset + length).map(|offset| (at.region, offset)));
+            });
+            bytes
+        };
+        let parts = [0..1, 1..1, 1..3].map(|layers| spans(layers, 0..4)).concat();
+        assert_eq!(parts, elements(&geometry, 1, 4));
+        let row = |token, head| {
+            let at = head_major.place([1, 2], [head, token, 0]).offset;
+            (at..at + 16).map(|offset| (0, offset)).collect::<Vec<_>>()
+        };
+        let rows = [row(1, 0), row(1, 1), row(2, 0), row(2, 1)].concat();
+        assert_eq!(spans(2..3, 1..3)[..rows.len()], rows);
+        assert_eq!(spans(2..3, 1..3).len(), rows.len() + 9);
     }
 
     #[test]

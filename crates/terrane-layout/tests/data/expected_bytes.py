@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the caches of one rank for each model in models/*.json, in the form of expected.json.
+"""Prints the caches of one rank for each model of terrane-plan, in the form of expected.json.
 
     python3 expected_bytes.py > expected.json
 
@@ -13,6 +13,7 @@ import json
 import math
 import pathlib
 
+MODELS = pathlib.Path(__file__).parents[3] / "terrane-plan/src/data/models"
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4}
 # gpt-oss is published without a dtype.
 UNSTATED = {"gpt_oss": "bfloat16"}
@@ -222,7 +223,7 @@ def groups_of(c, ranks):
 
 def main():
     expected = {}
-    for path in sorted(pathlib.Path(__file__).with_name("models").glob("*.json")):
+    for path in sorted(MODELS.glob("*.json")):
         file = json.loads(path.read_text())
         c = {"torch_dtype": file.get("torch_dtype")} | file.get("text_config", file)
         c["width"] = WIDTHS[c.get("torch_dtype") or UNSTATED[c["model_type"]]]

@@ -16,8 +16,13 @@ pub fn data() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data")
 }
 
+/// The published models. They are data of the planner, which is above this crate.
+pub fn models() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../terrane-plan/src/data/models")
+}
+
 pub fn fixture(name: &str) -> Value {
-    let path = data().join("models").join(name);
+    let path = models().join(name);
     serde_json::from_slice(&fs::read(&path).unwrap()).unwrap()
 }
 
@@ -70,7 +75,7 @@ fn published_models_have_their_published_sizes() {
     let text = fs::read(data().join("expected.json")).unwrap();
     let expected: Value = serde_json::from_slice(&text).unwrap();
     let expected = expected.as_object().unwrap();
-    let files = fs::read_dir(data().join("models")).unwrap().count();
+    let files = fs::read_dir(models()).unwrap().count();
     assert_eq!(files, expected.len());
     assert!(files >= 30);
     for (name, cases) in expected {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Word;
 
 use crossbeam_utils::CachePadded;
-use terrane_core::ByteCount;
 
 use crate::cache::thread_cache::{BATCH, Batch};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering};
+use terrane_core::convert::to_u64;
 
 /// The shared queue of a class: blocks behind a lock that is held for a few instructions. The
 /// latest freed block is taken first, because its record is still in a CPU cache. The oldest is
@@ -162,7 +162,7 @@ impl<B> ClassQueue<B> {
 
     /// Returns the bytes of the blocks in the queue.
     pub(crate) fn bytes(&self) -> u64 {
-        self.size * ByteCount::from_usize(self.blocks()).get()
+        self.size * to_u64(self.blocks())
     }
 
     pub(crate) fn last_used(&self) -> u64 {

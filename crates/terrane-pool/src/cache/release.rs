@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use terrane_core::{ByteCount, Memory};
+use terrane_core::Memory;
+use terrane_core::convert::to_u64;
 
 use crate::cache::descriptor::{BlockDescriptor, BlockUse, DescriptorRef};
 use crate::cache::membarrier;
@@ -149,7 +150,7 @@ impl<M: Memory> SharedCache<M> {
         // The blocks that a full magazine spills keep their reservation.
         let reserved = if refusal == Some(Refusal::Full) {
             let spilled = self.depth(class).div_ceil(2);
-            let weight = weight * ByteCount::from_usize(spilled).get();
+            let weight = weight * to_u64(spilled);
             self.limit.reserve(weight).then_some(weight).or(Some(0))
         } else {
             self.reserve_credit(class, weight).or_else(|| {
@@ -183,7 +184,7 @@ impl<M: Memory> SharedCache<M> {
     /// Reserves credit for a full magazine if there is as much, to save later calls. Otherwise
     /// reserves credit for one block.
     fn reserve_credit(&self, class: usize, weight: u64) -> Option<u64> {
-        let most = weight * ByteCount::from_usize(self.depth(class).max(1)).get();
+        let most = weight * to_u64(self.depth(class).max(1));
         if self.limit.reserve(most) {
             Some(most)
         } else {

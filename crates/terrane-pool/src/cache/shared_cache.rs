@@ -8,6 +8,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, Label, Memory};
 
 use crate::cache::class_queue::{CacheLimit, ClassQueue, Occupied};
@@ -265,7 +266,7 @@ impl<M: Memory> SharedCache<M> {
 
     /// Releases the weight of `count` blocks of the class from the limit.
     pub(crate) fn unreserve(&self, class: usize, count: usize) {
-        let count = ByteCount::from_usize(count).get();
+        let count = to_u64(count);
         self.limit.release(self.weight(class) * count);
     }
 
@@ -278,7 +279,7 @@ impl<M: Memory> SharedCache<M> {
 
     pub(crate) fn count_eviction(&self, class: usize, count: usize) {
         if let Some(queue) = self.queues.get(class) {
-            queue.evictions.fetch_add(ByteCount::from_usize(count).get(), Ordering::Relaxed);
+            queue.evictions.fetch_add(to_u64(count), Ordering::Relaxed);
         }
     }
 

@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crossbeam_utils::CachePadded;
 use rustc_hash::FxHashMap;
-use terrane_core::{ByteCount, Memory};
+use terrane_core::Memory;
+use terrane_core::convert::to_u64;
 
 use crate::cache::class_queue::ClassQueue;
 use crate::cache::membarrier;
@@ -342,7 +343,7 @@ impl<M: Memory> SharedCache<M> {
     }
 
     pub(crate) fn bytes(&self, class: usize, count: usize) -> u64 {
-        self.table.size(class) * ByteCount::from_usize(count).get()
+        self.table.size(class) * to_u64(count)
     }
 
     /// Returns the bytes that are cached in magazines and shared queues.

@@ -17,7 +17,8 @@
 
 use std::sync::Arc;
 
-use terrane_core::{ByteCount, Label};
+use terrane_core::Label;
+use terrane_core::convert::to_u64;
 
 use crate::cache::membarrier;
 use crate::cache::stack::Stack;
@@ -333,7 +334,7 @@ impl<B> ThreadMagazines<B> {
     ) -> u64 {
         let mut credit = 0;
         for (class, magazine) in self.stream.classes.iter_mut().enumerate() {
-            credit += weight(class) * ByteCount::from_usize(magazine.blocks.len()).get();
+            credit += weight(class) * to_u64(magazine.blocks.len());
             records.extend(&mut magazine.blocks);
         }
         credit
@@ -378,7 +379,7 @@ impl<B> ThreadMagazines<B> {
     pub(crate) fn surplus(&mut self, class: usize, weight: u64) -> u64 {
         let depths = [&self.classes, &self.stream.classes].map(|all| all.get(class));
         let depth = depths.into_iter().flatten().map(|magazine| magazine.depth).max().unwrap_or(0);
-        let room = weight.checked_mul(ByteCount::from_usize(depth).get()).unwrap_or(0);
+        let room = weight.checked_mul(to_u64(depth)).unwrap_or(0);
         let surplus = self.credit.saturating_sub(room);
         self.credit -= surplus;
         surplus

@@ -37,7 +37,9 @@ fn replace_closed(pools: &mut Pools, pool: Arc<dyn ThreadExit>) -> Pools {
 mod threads {
     use std::cell::{Cell, RefCell};
     use std::collections::BTreeSet;
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::{Arc, Mutex};
+
+    use terrane_core::sync::lock;
 
     use super::{NO_INDEX, Pools, ThreadExit, replace_closed};
 
@@ -79,7 +81,7 @@ mod threads {
     }
 
     fn lowest_free() -> usize {
-        let mut indexes = INDEXES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut indexes = lock(&INDEXES);
         indexes.free.pop_first().unwrap_or_else(|| {
             indexes.next += 1;
             indexes.next - 1
@@ -99,7 +101,7 @@ mod threads {
             }
             INDEX.set(NO_INDEX);
             if index != NO_INDEX {
-                INDEXES.lock().unwrap_or_else(PoisonError::into_inner).free.insert(index);
+                lock(&INDEXES).free.insert(index);
             }
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Pod;
+use terrane_core::convert::to_u64;
 use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, Label, Limits, Location, Memory, RegionRequest,
     Span, StorageKind,
@@ -105,8 +106,8 @@ impl<A: Allocate> MemoryManager<A> {
         stream: Option<StreamId>,
     ) -> Result<TrackedSlice<T, A::Memory>, ManagedError> {
         let size = ByteCount::from_usize(size_of::<T>());
-        let bytes = size.checked_mul("elements", ByteCount::from_usize(len).get())?;
-        let alignment = Alignment::of(ByteCount::from_usize(align_of::<T>()).get());
+        let bytes = size.checked_mul("elements", to_u64(len))?;
+        let alignment = Alignment::of(to_u64(align_of::<T>()));
         let request = RegionRequest::new(bytes).aligned_to(alignment).labelled(tag);
         TrackedSlice::new(self.allocate_block(&request, stream)?, len)
     }

@@ -1,5 +1,6 @@
 //! The table of a manager's blocks.
 
+use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, Location, RegionRequest, Span};
 
 use super::error::ManagedError;
@@ -145,7 +146,7 @@ impl<P> Registry<P> {
 }
 
 fn to_index(slot: u32) -> usize {
-    ByteCount::new(u64::from(slot)).to_usize()
+    to_usize(u64::from(slot))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::slice;
 
 use bytemuck::Pod;
+use terrane_core::convert::to_u64;
 use terrane_core::{Alignment, ByteCount, Location, Memory};
 
 use super::block::TrackedBlock;
@@ -21,8 +22,7 @@ impl<T: Pod, M: Memory> TrackedSlice<T, M> {
     /// The manager has requested the bytes and the alignment that `len` elements need. This checks
     /// again that they were granted.
     pub(super) fn new(block: TrackedBlock<M>, len: usize) -> Result<Self, ManagedError> {
-        let length = ByteCount::from_usize(size_of::<T>())
-            .checked_mul("elements", ByteCount::from_usize(len).get())?;
+        let length = ByteCount::from_usize(size_of::<T>()).checked_mul("elements", to_u64(len))?;
         view_of::<T>(block.location(), length)?;
         if block.length() < length {
             return Err(ManagedError::OutOfBounds {
@@ -180,7 +180,7 @@ fn view_of<'slice, T: Pod>(
         _ if length == 0 => 0,
         _ => return Err(ManagedError::PartialElement { bytes, element: size }),
     };
-    let needed = Alignment::of(ByteCount::from_usize(alignment).get());
+    let needed = Alignment::of(to_u64(alignment));
     let available = location.alignment();
     if available < needed {
         return Err(ManagedError::Misaligned { location, available, needed });

@@ -6,6 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use terrane_core::convert::to_u64;
 use terrane_core::{
     ByteCount, CapabilityReport, DeviceAddress, Location, Memory, RegistrationRecord, StorageKind,
 };
@@ -134,7 +135,7 @@ impl<M: Memory> PoolBlock<M> {
         let (element, alignment) = (size_of::<T>(), align_of::<T>());
         let bytes = count.checked_mul(element).map(ByteCount::from_usize);
         let fits = bytes.is_some_and(|bytes| bytes <= self.asked());
-        if !fits || location.alignment().get() < ByteCount::from_usize(alignment).get() {
+        if !fits || location.alignment().get() < to_u64(alignment) {
             return Err(PoolError::ViewDoesNotFit {
                 count,
                 element,

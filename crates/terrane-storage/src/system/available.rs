@@ -8,8 +8,9 @@ use terrane_core::ByteCount;
 /// The bytes that the machine and every control group of this process have left. `None` if the
 /// kernel does not report them.
 ///
-/// Reclaimable page cache counts as available.
-pub(super) fn available_memory() -> Option<ByteCount> {
+/// Reclaimable page cache counts as available, and swap space too.
+#[must_use]
+pub fn available_memory() -> Option<ByteCount> {
     available_under(Path::new("/"))
 }
 

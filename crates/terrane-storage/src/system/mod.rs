@@ -18,6 +18,7 @@ use terrane_core::{
     HostAddress, Limits, OsError, Reason, RegionRequest, Requirement, StorageKind,
 };
 
+pub use available::available_memory;
 pub use bring_up::{BringUp, BringUpEnded, BringUpProducer, UsablePrefix};
 pub use memory::SystemMemory;
 pub use options::{FirstTouch, HugePageSize, HugePages, NumaPolicy, SystemOptions};
@@ -219,7 +220,7 @@ impl SystemAllocator {
         if wants_touch && !matches!(pages, Pages::Explicit(_)) {
             // If the memory ran out during the touch, the OOM killer would act and no error would
             // be returned.
-            let available = available::available_memory();
+            let available = available_memory();
             if available.is_some_and(|available| available < bytes) {
                 return Err(StorageError::OutOfMemory {
                     requested: bytes,
@@ -424,7 +425,7 @@ fn refusal(requested: ByteCount, error: OsError) -> StorageError {
     match error.code {
         libc::ENOMEM | libc::EFAULT | libc::EAGAIN => StorageError::OutOfMemory {
             requested,
-            available: available::available_memory(),
+            available: available_memory(),
             source: Some(error),
         },
         _ => StorageError::Memory { requested, source: error },

@@ -127,6 +127,11 @@ impl SlabFiles {
         self.files().map(|file| file.file.length().get()).sum()
     }
 
+    /// The number of directories.
+    pub(super) fn folders(&self) -> u64 {
+        self.groups.first().map_or(1, |group| to_u64(group.files.len()))
+    }
+
     fn files(&self) -> impl Iterator<Item = &SlabFile> {
         self.groups.iter().flat_map(|group| &group.files)
     }
@@ -151,11 +156,13 @@ impl SlabFiles {
             path: file.file.path().to_owned(),
             source,
         };
-        let results = self.files().map(|file| {
-            file.sync.run(|| sync_file(&file.file)).map_err(|source| failed(file, source))
-        });
+        let mut outcome = Ok(());
         // A failure does not keep the other files from their sync.
-        results.fold(Ok(()), |before, result| before.and(result))
+        for file in self.files() {
+            let result = file.sync.run(|| sync_file(&file.file));
+            outcome = outcome.and(result.map_err(|source| failed(file, source)));
+        }
+        outcome
     }
 
     /// Frees the disk blocks of slots.

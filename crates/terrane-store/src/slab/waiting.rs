@@ -6,6 +6,13 @@ use std::time::{Duration, Instant};
 
 use crate::slab::request::Priority;
 
+/// The next load is expected for this long after a load.
+const LINGER: Duration = Duration::from_millis(100);
+
+/// While loads are expected, so many times the requests of stores are in the device as while loads are.
+/// The next load waits for them, and a device with few requests is slow.
+const EXPECTING: usize = 4;
+
 /// A store without a deadline goes before loads after it has waited this long.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -24,12 +31,24 @@ pub(super) struct Turn {
 pub(super) struct InDevice {
     pub(super) loads: usize,
     pub(super) stores: usize,
+    /// The bytes of the loads.
+    pub(super) load_bytes: u64,
+    /// When the last load was seen.
+    pub(super) last_load: Option<Instant>,
+}
+
+impl InDevice {
+    /// Whether there was a load shortly before.
+    fn expects_loads(&self, now: Instant) -> bool {
+        let lingers = |last: Instant| now.saturating_duration_since(last) < LINGER;
+        self.last_load.is_some_and(lingers)
+    }
 }
 
 /// Blocks that have parts to submit: by priority, and first come, first served.
 ///
 /// Loads go before stores. While loads are in the device, at most `stores_in_device` requests of stores
-/// are. A store whose time is half over goes before loads, within the same limit: loads that never
+/// are; shortly after, a few more; later, as many as there is room for. A store whose time is half over goes before loads, within the same limit: loads that never
 /// pause must not keep it from its deadline.
 #[derive(Debug)]
 pub(super) struct WaitingBlocks {
@@ -95,7 +114,11 @@ impl WaitingBlocks {
         if let Some((_, &block)) = self.loads.first_key_value() {
             return Some(block);
         }
-        let may_store = limited || device.loads == 0;
+        let may_store = match device.loads {
+            0 if device.expects_loads(now) => device.stores < EXPECTING * self.stores_in_device,
+            0 => true,
+            _ => limited,
+        };
         self.stores.values().next().copied().filter(|_| may_store)
     }
 
@@ -136,7 +159,11 @@ mod tests {
         device.stores = 2;
         assert_eq!(waiting.next(now, device), None, "K requests of stores are in the device");
         device.loads = 0;
+        device.last_load = Some(now);
         assert_eq!(waiting.next(now, device), Some(10));
+        device.stores = 2 * EXPECTING;
+        assert_eq!(waiting.next(now, device), None, "the next load is expected");
+        assert_eq!(waiting.next(now + LINGER, device), Some(10));
     }
 
     #[test]
@@ -148,7 +175,7 @@ mod tests {
         let store = Turn { urgent: Some(urgent), ..load(Priority::Low, 5) };
         waiting.insert(store, 1);
         waiting.insert(load(Priority::High, 6), 2);
-        let device = InDevice { loads: 3, stores: 0 };
+        let device = InDevice { loads: 3, ..InDevice::default() };
         assert_eq!(waiting.next(now, device), Some(2));
         assert_eq!(waiting.next_change(now), Some(urgent));
         assert_eq!(waiting.next(urgent, device), Some(1));

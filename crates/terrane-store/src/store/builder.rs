@@ -10,8 +10,6 @@ use terrane_storage::IoBackend;
 use terrane_transfer::{Endpoint, TransferManager};
 
 use crate::disk::Namespace;
-use crate::error::StoreError;
-use crate::store::{Store, open};
 
 /// The blocks of one kind of cache: all have one shape, or are opaque bytes of one length.
 ///
@@ -177,7 +175,8 @@ pub enum WritePolicy {
     /// When the block is evicted from the fastest tier, or by a sync. The put ends when the fastest
     /// tier has the block.
     Back,
-    /// When the block was used so many times. Blocks that are evicted before are lost.
+    /// When the block was used so many times; with the put for 0. Blocks that are evicted before
+    /// are lost.
     AfterUses(u8),
 }
 
@@ -213,7 +212,7 @@ pub struct Recovery {
     pub took: Duration,
 }
 
-/// Builds a [`Store`].
+/// Builds a [`Store`](crate::Store).
 #[must_use = "a builder does nothing until `open`"]
 pub struct StoreBuilder {
     pub(crate) groups: Vec<BlockGroup>,
@@ -318,16 +317,5 @@ impl StoreBuilder {
     /// The time that a drop of the store waits for its jobs; 10 seconds by default.
     pub fn close_within(self, close_within: Duration) -> Self {
         Self { close_within, ..self }
-    }
-
-    /// Opens the store, and finds the blocks of earlier sessions.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError`] names the part that is missing or too small, the system's error, or the owner
-    /// of the directory.
-    pub fn open(self) -> Result<(Store, Recovery), StoreError> {
-        let (core, recovery) = open::open(self)?;
-        Ok((Store::new(core), recovery))
     }
 }

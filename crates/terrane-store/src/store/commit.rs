@@ -35,6 +35,14 @@ pub(crate) struct Place<'a> {
     pub(crate) tier: TierId,
     pub(crate) taken: &'a mut TakenSlots,
     pub(crate) at: usize,
+    /// The slot, once the block has it.
+    slot: Option<u32>,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) const fn new(tier: TierId, taken: &'a mut TakenSlots, at: usize) -> Self {
+        Self { tier, taken, at, slot: None }
+    }
 }
 
 /// The result of a commit.
@@ -60,12 +68,13 @@ impl StoreCore {
         if block.claim.is_removed() || !block.is_current() {
             return Ok(Committed::Dropped);
         }
-        if self.names.keeps_all || block.is_dirty {
+        if (self.names.keeps_all || block.is_dirty) && !block.name.is_empty() {
             self.names.insert(block.key, block.name);
         }
         let mut result = Ok(());
         for place in &mut *places {
             let slot = place.taken.keep(place.at);
+            place.slot = slot;
             let room = self.tiers.get(place.tier.index()).and_then(|tier| tier.room(block.group));
             let (Some(slot), Some(room)) = (slot, room) else { continue };
             let &WrittenBlock { length, checksum, .. } = block;
@@ -94,6 +103,8 @@ impl StoreCore {
         for place in &*places {
             let tier = self.tiers.get(place.tier.index());
             if let Some(room) = tier.and_then(|tier| tier.room(block.group)) {
+                // The tier may have shrunk since the slot was taken.
+                place.slot.into_iter().for_each(|slot| room.evict_beyond(slot));
                 room.retry_for_waiters();
             }
         }
@@ -103,7 +114,7 @@ impl StoreCore {
                 count(&tier.counters.stored, 1);
                 count(&tier.counters.written_bytes, block.length.into());
                 if tier.is_disk() {
-                    self.maintenance.recorded(self);
+                    self.recorded();
                 }
             }
             self.publish(StoreEventKind::Stored, Some(place.tier), block.group, Some(block.key));
@@ -121,8 +132,16 @@ impl WrittenBlock<'_> {
     }
 }
 
-/// The result of a block whose disk request failed.
-pub(crate) fn failed(failure: SlabFailure) -> BlockResult {
+/// The result of a block that could not be written to disk.
+pub(crate) fn not_written(failure: SlabFailure) -> BlockResult {
+    match failure {
+        SlabFailure::Io(failure) => BlockResult::failed(StoreError::WriteFailed(failure)),
+        other => not_read(other),
+    }
+}
+
+/// The result of a block that could not be read from disk.
+pub(crate) fn not_read(failure: SlabFailure) -> BlockResult {
     match failure {
         SlabFailure::Corrupt { .. } => BlockResult::Corrupt,
         SlabFailure::TimedOut => BlockResult::TimedOut,

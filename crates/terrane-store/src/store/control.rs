@@ -13,7 +13,6 @@ use terrane_transfer::Ticket;
 use crate::slab::{JobId, Priority, Slabs};
 use crate::store::executor::{Executor, Timed};
 use crate::store::result::BlockResult;
-use crate::store::room::Room;
 
 /// Why a job stopped waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +47,17 @@ struct Reached {
     task: Option<Waker>,
     /// Copies between endpoints in flight.
     tickets: Vec<Ticket>,
-    /// The room that the job waits for, and its number there.
-    waits: Option<(Arc<Room>, u64)>,
+    /// Where the job waits, and its number there.
+    waits: Option<JobWaits>,
 }
+
+/// A place where jobs wait in the order of their priority.
+pub(crate) trait PriorityQueue: Send + Sync {
+    /// Raises the priority of the job with this number.
+    fn raise(&self, arrival: u64, priority: Priority);
+}
+
+type JobWaits = (Arc<dyn PriorityQueue>, u64);
 
 impl JobControl {
     pub(crate) fn new(
@@ -136,7 +143,7 @@ impl JobControl {
         }
     }
 
-    pub(crate) fn set_waits(&self, waits: Option<(Arc<Room>, u64)>) {
+    pub(crate) fn set_waits(&self, waits: Option<JobWaits>) {
         let before = std::mem::replace(&mut lock(&self.state).waits, waits);
         drop(before);
     }

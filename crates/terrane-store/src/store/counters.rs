@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use terrane_core::metrics::{HISTOGRAM_CELLS, ShardedCounters};
 use terrane_core::sync::lock;
 
 use crate::KeyHash;
@@ -12,7 +13,6 @@ use crate::queue::CompletionQueue;
 use crate::store::event::{Events, StoreEvent, Subscriber};
 
 /// Counts of a store since it was opened.
-#[derive(Default)]
 pub(crate) struct StoreCounters {
     pub(crate) ended_jobs: AtomicU64,
     pub(crate) refused_jobs: AtomicU64,
@@ -20,12 +20,32 @@ pub(crate) struct StoreCounters {
     pub(crate) timed_out: AtomicU64,
     pub(crate) cancelled: AtomicU64,
     pub(crate) failed: AtomicU64,
-    pub(crate) job_nanoseconds: AtomicU64,
+    /// A histogram of nanoseconds.
+    pub(crate) job_times: ShardedCounters,
     pub(crate) missed_absent: AtomicU64,
     pub(crate) missed_writing: AtomicU64,
     pub(crate) missed_corrupt: AtomicU64,
     pub(crate) missed_evicted: AtomicU64,
     pub(crate) missed_length: AtomicU64,
+}
+
+impl StoreCounters {
+    pub(crate) fn new() -> Self {
+        Self {
+            ended_jobs: AtomicU64::new(0),
+            refused_jobs: AtomicU64::new(0),
+            already_stored: AtomicU64::new(0),
+            timed_out: AtomicU64::new(0),
+            cancelled: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            job_times: ShardedCounters::new(HISTOGRAM_CELLS),
+            missed_absent: AtomicU64::new(0),
+            missed_writing: AtomicU64::new(0),
+            missed_corrupt: AtomicU64::new(0),
+            missed_evicted: AtomicU64::new(0),
+            missed_length: AtomicU64::new(0),
+        }
+    }
 }
 
 /// The bytes of keys, by their hash: of all keys, or of those whose records are not written yet.

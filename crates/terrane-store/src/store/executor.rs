@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use async_task::Runnable;
+use terrane_core::OwnerProcess;
 use terrane_core::sync::{lock, unpoisoned};
 
 use crate::error::StoreError;
@@ -20,6 +21,7 @@ pub(crate) struct Executor {
 }
 
 struct Shared {
+    owner: OwnerProcess,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -51,7 +53,8 @@ struct LiveTask {
 impl Executor {
     pub(crate) fn new() -> Self {
         let state = Mutex::new(State::default());
-        Self { shared: Arc::new(Shared { state, changed: Condvar::new() }) }
+        let owner = OwnerProcess::current();
+        Self { shared: Arc::new(Shared { owner, state, changed: Condvar::new() }) }
     }
 
     /// Starts the thread.
@@ -159,6 +162,9 @@ impl Drop for LiveTask {
 
 impl Drop for Timed {
     fn drop(&mut self) {
+        if !self.executor.shared.owner.is_current() {
+            return;
+        }
         let waker = lock(&self.executor.shared.state).timers.remove(&self.key);
         // Foreign code, outside the lock.
         drop(waker);

@@ -9,13 +9,13 @@ use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
 use crate::store::arrivals::Arrivals;
 use crate::store::builder::WritePolicy;
 use crate::store::claims::Claim;
-use crate::store::commit::failed;
+use crate::store::commit::not_read;
 use crate::store::copies;
 use crate::store::load::Load;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
-use crate::store::submit::JobTask;
+use crate::store::task::JobTask;
 use crate::store::tier::count;
 use crate::store::transfers::{BlockCopy, StartedCopy};
 
@@ -155,6 +155,7 @@ impl Get<'_> {
                 }
             }
             _ if memory.is_host && self.destination.is_host() => plan.on_thread.push((index, pin)),
+            _ if core.host_tier(group).is_some() => plan.relayed.push(index),
             _ => self.set(
                 index,
                 BlockResult::failed(StoreError::NeedsHostTier { kind: memory.endpoint.kind() }),
@@ -173,11 +174,14 @@ impl Get<'_> {
         }
         let reading = self.submit(plan.from_disk);
         self.copy_out(plan.on_thread);
-        if !plan.relayed.is_empty() {
-            self.relay(plan.relayed, &mut started).await;
-        }
         if let Some(reading) = reading {
             self.read(reading).await;
+        }
+        if !plan.relayed.is_empty() {
+            // It waits for slots, and pins nothing meanwhile: the other blocks leave when they can.
+            let executor = &task.core.executor;
+            started = started.into_iter().map(|copy| copy.watched(executor)).collect();
+            self.relay(plan.relayed, &mut started).await;
         }
         for copy in started {
             for (index, result) in copy.end().await {
@@ -220,28 +224,30 @@ impl Get<'_> {
         let task = self.task;
         let (core, group) = (&task.core, task.group);
         let host = core.host_tier(group);
-        let (Some(host), Some(to), Ok(info)) =
-            (host, self.destination.endpoint(), core.group(group))
-        else {
-            return;
-        };
+        let (Some(host), Ok(info)) = (host, core.group(group)) else { return };
         let Some(memory) = host.blocks(group) else { return };
         let keys: Vec<_> = indices.iter().map(|&index| self.keys.hash(index)).collect();
         let destination = &self.destination;
-        let mut refused = Vec::new();
+        let mut on_thread = Vec::new();
         let mut ready = |at: usize, pin: PinnedSlot| {
             let Some(&index) = indices.get(at) else { return };
             let tokens = destination.transfer_tokens(info, &memory.endpoint, pin.block.length);
-            let (Some(tokens), Some(block)) = (tokens, destination.block(index)) else {
-                return refused.push(index);
+            let to = destination.endpoint().zip(destination.block(index));
+            let (Some(tokens), Some((to, block))) = (tokens, to) else {
+                return on_thread.push((index, pin));
             };
             let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
-            started.extend(task.start_copies((&memory.endpoint, to), vec![copy]));
+            let copies = task.start_copies((&memory.endpoint, to), vec![copy]);
+            started.extend(copies.into_iter().map(|copy| copy.watched(&core.executor)));
         };
         let results = Load::new(task, host.id).run(&keys, &mut ready).await;
-        for index in refused {
-            let error = StoreError::OtherShape { group: group.into() };
-            self.set(index, BlockResult::failed(error));
+        if self.destination.is_host() {
+            self.copy_out(on_thread);
+        } else {
+            for (index, _) in on_thread {
+                let error = StoreError::OtherShape { group: group.into() };
+                self.set(index, BlockResult::failed(error));
+            }
         }
         for (&index, result) in indices.iter().zip(results) {
             if !result.is_ok() {
@@ -316,7 +322,7 @@ impl Get<'_> {
                             let key = self.keys.hash(index);
                             core.drop_corrupt(key, pin, (expected, found)).await;
                         }
-                        failed(failure)
+                        not_read(failure)
                     }
                 };
                 self.set(index, result);

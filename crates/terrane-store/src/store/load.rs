@@ -1,19 +1,21 @@
-//! Copies into a faster tier: promotions, and the first hop of gets into device memory.
+//! Copies into a tier of memory: promotions, and the first hop of gets into device memory.
 
 use std::sync::Arc;
+
+use terrane_transfer::Hold;
 
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
 use crate::store::arrivals::Arrivals;
 use crate::store::claims::{ClaimKind, HeldClaim};
-use crate::store::commit::{Committed, Place, WrittenBlock, failed};
+use crate::store::commit::{Committed, Place, WrittenBlock, not_read};
 use crate::store::copies;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
 use crate::store::result::{BlockResult, NoRoom};
 use crate::store::room::{PinnedSlot, TakenSlots};
-use crate::store::submit::JobTask;
+use crate::store::task::JobTask;
 use crate::store::tier::{Tier, TierBlocks, count};
 use crate::store::transfers::{BlockCopy, StartedCopy};
 
@@ -24,7 +26,7 @@ const MOST_AT_ONCE: usize = 64;
 /// the two hops.
 const MOST_ROUNDS: usize = 4;
 
-/// Copies blocks from slower tiers into one.
+/// Copies blocks from other tiers into one.
 ///
 /// It holds no pins while it waits for slots, so that tiers which wait for each other's slots go on.
 pub(crate) struct Load<'a> {
@@ -47,6 +49,8 @@ struct Moving {
     own: OwnLoad,
     at: usize,
     source: Arc<PinnedSlot>,
+    /// Keeps transfers from the slot while the disk fills it.
+    hold: Option<Hold>,
 }
 
 impl<'a> Load<'a> {
@@ -115,11 +119,17 @@ impl<'a> Load<'a> {
         let (mut from_disk, mut from_memory) = (Vec::new(), Vec::new());
         for (at, own) in own.into_iter().enumerate() {
             let Some((source, is_disk)) = self.find(own.key) else { continue };
-            let moving = Moving { own, at, source: Arc::new(source) };
+            let mut moving = Moving { own, at, source: Arc::new(source), hold: None };
             if !is_disk {
                 from_memory.push(moving);
             } else if memory.is_host {
-                from_disk.push(moving);
+                match taken.slot(at).map(|slot| memory.hold(slot)) {
+                    Some(Err(result)) => set(results, moving.own.index, result),
+                    hold => {
+                        moving.hold = hold.and_then(Result::ok);
+                        from_disk.push(moving);
+                    }
+                }
             } else {
                 // The host tier has to have it first.
                 set(results, moving.own.index, BlockResult::NoRoom(NoRoom::TierTooSmall));
@@ -160,10 +170,10 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// The block in a slower tier, and whether that is the disk tier.
+    /// The block in another tier, a slower one first, and whether that is the disk tier.
     fn find(&self, key: KeyHash) -> Option<(PinnedSlot, bool)> {
-        let slower = self.task.core.tiers.iter().skip(self.to.index() + 1);
-        slower.into_iter().find_map(|tier| {
+        let (faster, slower) = self.task.core.tiers.split_at_checked(self.to.index())?;
+        slower.iter().skip(1).chain(faster).find_map(|tier| {
             let pin = tier.room(self.task.group)?.pin(key)?;
             Some((pin, tier.is_disk()))
         })
@@ -237,6 +247,11 @@ impl<'a> Load<'a> {
                     }
                 }
                 None if source.is_host && memory.is_host => {
+                    let hold = memory.hold(to);
+                    if let Err(result) = &hold {
+                        set(results, moving.own.index, result.clone());
+                        continue;
+                    }
                     // SAFETY: the pin keeps the source, and the other slot is this job's alone.
                     #[expect(unsafe_code, reason = "the memory is named by addresses")]
                     unsafe {
@@ -270,7 +285,9 @@ impl<'a> Load<'a> {
         results: &mut [BlockResult],
     ) {
         let (task, core) = (self.task, &self.task.core);
-        let Moving { own, at, source } = moving;
+        let Moving { own, at, source, hold } = moving;
+        // Transfers may read the block as soon as it is in the index.
+        drop(hold);
         let name = core.names.get(own.key);
         let length = source.block.length;
         let block = WrittenBlock {
@@ -284,7 +301,7 @@ impl<'a> Load<'a> {
             copy_of: Some(&source),
             is_dirty: false,
         };
-        let place = Place { tier: self.to, taken, at };
+        let place = Place::new(self.to, taken, at);
         let result = match core.commit(&block, &mut [place]).await {
             Ok(Committed::Stored) => BlockResult::Done { bytes: length },
             Ok(Committed::Dropped) => BlockResult::Absent,
@@ -306,7 +323,7 @@ impl<'a> Load<'a> {
             let (key, source) = (moving.own.key, &moving.source);
             self.task.core.drop_corrupt(key, source, (expected, found)).await;
         }
-        set(results, moving.own.index, failed(failure));
+        set(results, moving.own.index, not_read(failure));
     }
 }
 

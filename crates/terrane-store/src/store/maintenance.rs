@@ -1,32 +1,21 @@
-//! The thread that makes blocks durable: syncs, clears, checkpoints, exports of metrics.
+//! What the sync thread is asked to do: syncs, clears, checkpoints, exports of metrics.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Poll, Waker};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use terrane_core::convert::to_u64;
 use terrane_core::sync::{lock, unpoisoned};
 
-use crate::disk::CatalogError;
 use crate::error::StoreError;
-use crate::store::shared::StoreCore;
-
-/// A journal of fewer bytes is not replaced by a checkpoint.
-const SMALL_JOURNAL: u64 = 8 << 20;
-
-/// The bytes of a record of a block in a checkpoint, without the rest of a long key.
-const RECORD_BYTES: u64 = 128;
 
 /// How often the length of the journal is looked at: after so many records.
 const RECORDS_BETWEEN_LOOKS: u64 = 1024;
 
-/// The work of the thread.
+/// The work of the sync thread.
 #[derive(Default)]
 pub(crate) struct Maintenance {
     state: Mutex<Work>,
@@ -54,15 +43,15 @@ struct Export {
     next: Instant,
 }
 
-type Answer = Result<(), Arc<StoreError>>;
+pub(crate) type Answer = Result<(), Arc<StoreError>>;
 
 #[derive(Default)]
-struct Reply {
+pub(crate) struct Reply {
     state: Mutex<(Option<Answer>, Option<Waker>)>,
 }
 
 impl Reply {
-    fn send(&self, answer: Answer) {
+    pub(crate) fn send(&self, answer: Answer) {
         let task = {
             let mut state = lock(&self.state);
             state.0 = Some(answer);
@@ -91,7 +80,7 @@ impl Reply {
 }
 
 /// One thing to do.
-enum Step {
+pub(crate) enum Step {
     Syncs(Vec<Arc<Reply>>),
     Clear(Arc<Reply>),
     Checkpoint,
@@ -100,14 +89,6 @@ enum Step {
 }
 
 impl Maintenance {
-    pub(crate) fn start(core: &Arc<StoreCore>) -> Result<JoinHandle<()>, StoreError> {
-        let core = Arc::clone(core);
-        let name = "terrane-store-sync";
-        let thread = thread::Builder::new().name(name.to_owned());
-        let started = thread.spawn(move || core.maintenance.run(&core));
-        started.map_err(|source| StoreError::Thread { name, source })
-    }
-
     /// Makes everything durable that was written before the call.
     pub(crate) async fn sync(&self) -> Answer {
         self.request(Request::Sync).await
@@ -131,21 +112,16 @@ impl Maintenance {
         reply.answer().await
     }
 
-    /// A record was added to the catalog.
-    pub(crate) fn recorded(&self, core: &StoreCore) {
+    /// A record was added to the catalog. Returns whether it is time to look at the journal.
+    pub(crate) fn recorded(&self) -> bool {
         // Relaxed: a count that orders nothing.
         let records = self.records.fetch_add(1, Ordering::Relaxed) + 1;
-        if !records.is_multiple_of(RECORDS_BETWEEN_LOOKS) {
-            return;
-        }
-        let Some(disk) = &core.disk else { return };
-        let Ok(snapshot) = disk.catalog.snapshot() else { return };
-        let rooms = core.tiers.last().map(|tier| tier.rooms.as_slice()).unwrap_or_default();
-        let blocks: usize = rooms.iter().map(|room| room.index.len()).sum();
-        if snapshot.journal_bytes > SMALL_JOURNAL.max(2 * RECORD_BYTES * to_u64(blocks)) {
-            lock(&self.state).wants_checkpoint = true;
-            self.changed.notify_one();
-        }
+        records.is_multiple_of(RECORDS_BETWEEN_LOOKS)
+    }
+
+    pub(crate) fn request_checkpoint(&self) {
+        lock(&self.state).wants_checkpoint = true;
+        self.changed.notify_one();
     }
 
     pub(crate) fn export(&self, path: &Path, interval: Duration) {
@@ -161,26 +137,8 @@ impl Maintenance {
         self.changed.notify_one();
     }
 
-    fn run(&self, core: &StoreCore) {
-        loop {
-            match self.next() {
-                Step::Syncs(replies) => {
-                    let answer = core.sync_now().map_err(Arc::new);
-                    replies.iter().for_each(|reply| reply.send(answer.clone()));
-                }
-                Step::Clear(reply) => reply.send(core.clear_now().map_err(Arc::new)),
-                Step::Checkpoint => core.checkpoint_now(),
-                Step::Export(path) => {
-                    if let Err(error) = core.write_metrics(&path) {
-                        tracing::warn!(%error, "metrics were not exported");
-                    }
-                }
-                Step::Stop => return,
-            }
-        }
-    }
-
-    fn next(&self) -> Step {
+    /// Waits for the next thing to do.
+    pub(crate) fn next(&self) -> Step {
         let mut state = lock(&self.state);
         loop {
             if let Some((request, reply)) = state.requests.pop_front() {
@@ -215,41 +173,5 @@ impl Maintenance {
                 Some(left) => unpoisoned(self.changed.wait_timeout(state, left)).0,
             };
         }
-    }
-}
-
-impl StoreCore {
-    /// Syncs the payloads, then the records.
-    fn sync_now(&self) -> Result<(), StoreError> {
-        let Some(disk) = &self.disk else { return Ok(()) };
-        disk.slabs.sync()?;
-        Ok(disk.catalog.sync()?)
-    }
-
-    fn checkpoint_now(&self) {
-        let Some(disk) = &self.disk else { return };
-        match disk.catalog.checkpoint(|writer| self.add_live(writer)) {
-            Ok(report) => tracing::debug!(?report, "checkpoint written"),
-            Err(CatalogError::CheckpointAbandoned) => {}
-            Err(error) => tracing::warn!(%error, "no checkpoint was written"),
-        }
-    }
-
-    pub(crate) fn export_metrics(&self, path: &Path, interval: Duration) -> Result<(), StoreError> {
-        self.check()?;
-        self.write_metrics(path)?;
-        self.maintenance.export(path, interval);
-        Ok(())
-    }
-
-    /// Writes the file aside and renames it, so that a reader sees a whole one.
-    fn write_metrics(&self, path: &Path) -> Result<(), StoreError> {
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        let _ = self.snapshot().write_openmetrics(&mut text);
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(".new");
-        let written = fs::write(&aside, text).and_then(|()| fs::rename(&aside, path));
-        written.map_err(|source| StoreError::Export { path: path.to_owned(), source })
     }
 }

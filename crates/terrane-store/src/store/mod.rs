@@ -51,8 +51,10 @@ pub(crate) mod room;
 pub(crate) mod shared;
 pub(crate) mod snapshot;
 pub(crate) mod submit;
+pub(crate) mod task;
 pub(crate) mod tier;
 pub(crate) mod transfers;
+pub(crate) mod upkeep;
 pub(crate) mod why;
 
 use std::fmt;
@@ -82,6 +84,9 @@ use crate::store::why::Why;
 ///
 /// Keys name content: two blocks with one key have equal bytes. A put of a key that is stored copies
 /// nothing.
+///
+/// The guard of a job should not own the last clone of its store: its drop would close the store on the
+/// store's own thread, and cancel the other jobs.
 ///
 /// # After `fork`
 ///

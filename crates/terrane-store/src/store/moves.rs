@@ -8,14 +8,14 @@ use crate::error::StoreError;
 use crate::slab::{Priority, SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::Arrivals;
 use crate::store::claims::{ClaimKind, HeldClaim};
-use crate::store::commit::{Place, WrittenBlock, failed};
+use crate::store::commit::{Place, WrittenBlock, not_written};
 use crate::store::copies;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
 use crate::store::result::BlockResult;
 use crate::store::room::{PinnedSlot, TakenSlots};
 use crate::store::shared::StoreCore;
-use crate::store::submit::{JobTask, begin_internal};
+use crate::store::task::{JobTask, begin_internal};
 use crate::store::tier::Tier;
 use crate::store::transfers::BlockCopy;
 
@@ -168,6 +168,9 @@ impl<'a> WriteDown<'a> {
         unsafe {
             disk.slabs.submit(requests);
         }
+        if task.control.stopped().is_some() {
+            disk.slabs.cancel(task.control.id());
+        }
         let mut own: Vec<Option<OwnBlock>> = own.into_iter().map(Some).collect();
         let mut left = own.len();
         while left > 0 {
@@ -176,10 +179,10 @@ impl<'a> WriteDown<'a> {
                 let Some(own) = own.get_mut(at).and_then(Option::take) else { continue };
                 match result {
                     Ok(done) => {
-                        let place = Place { tier: below.id, taken: &mut taken, at };
+                        let place = Place::new(below.id, &mut taken, at);
                         self.commit(own, done.checksum, place, results).await;
                     }
-                    Err(failure) => give_up(vec![own], &failed(failure), results),
+                    Err(failure) => give_up(vec![own], &not_written(failure), results),
                 }
             }
         }
@@ -211,6 +214,11 @@ impl<'a> WriteDown<'a> {
                     copies.push(BlockCopy { index: at, from: block.slot, to, tokens, keeps });
                 }
                 None if source.is_host && memory.is_host => {
+                    let hold = memory.hold(to);
+                    if let (Err(result), Some(slot)) = (&hold, copied.get_mut(at)) {
+                        *slot = Err(result.clone());
+                        continue;
+                    }
                     // SAFETY: the pin keeps the source, and the other slot is this job's alone.
                     #[expect(unsafe_code, reason = "the memory is named by addresses")]
                     unsafe {
@@ -244,7 +252,7 @@ impl<'a> WriteDown<'a> {
             match copied {
                 Ok(()) => {
                     let checksum = own.dirty.pin.block.checksum;
-                    let place = Place { tier: below.id, taken: &mut taken, at };
+                    let place = Place::new(below.id, &mut taken, at);
                     self.commit(own, checksum, place, results).await;
                 }
                 Err(result) => give_up(vec![own], &result, results),
@@ -317,7 +325,11 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
     let indices: Vec<usize> = (0..keys.len()).filter(stored).collect();
     let hashes = indices.iter().map(|&index| keys.hash(index)).collect();
     let written = WriteDown::new(task, TierId::new(0)).keys(hashes).await;
-    let synced = sync_disk(task).await;
+    let refused = task.core.refuses_writes().map(BlockResult::Failed);
+    let synced = match refused {
+        Some(refused) => Err(refused),
+        None => sync_disk(task).await,
+    };
     for (index, written) in indices.into_iter().zip(written) {
         let result = if written.is_ok() { synced.as_ref().err() } else { Some(&written) };
         if let (Some(result), Some(slot)) = (result, results.get_mut(index)) {
@@ -372,14 +384,20 @@ impl StoreCore {
         };
         let most = lacks.clamp(LEAST_AT_ONCE, MOST_AT_ONCE);
         self.executor.spawn(async move {
-            let blocks = room.take_dirty(most);
-            // Without any, other jobs write them: each block that becomes clean is tried then.
-            let has_some = !blocks.is_empty();
-            let results = WriteDown::new(&task, tier).blocks(blocks).await;
-            room.end_write_back();
-            end.finish(results);
-            if has_some {
-                room.retry();
+            loop {
+                let blocks = room.take_dirty(most);
+                if !blocks.is_empty() {
+                    let results = WriteDown::new(&task, tier).blocks(blocks).await;
+                    room.end_write_back();
+                    end.finish(results);
+                    return room.retry();
+                }
+                room.end_write_back();
+                // A job whose block became dirty before this end has left the write-back to this one.
+                // Blocks that other jobs write are tried again when they are clean.
+                if !room.has_dirty() || !room.begin_write_back() {
+                    return end.finish(Vec::new());
+                }
             }
         });
     }

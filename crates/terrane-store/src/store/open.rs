@@ -21,6 +21,7 @@ use crate::eviction::{EvictionPolicy, Lru, S3Fifo};
 use crate::index::StoredBlock;
 use crate::key::KeyHasher;
 use crate::slab::{SlabOptions, Slabs};
+use crate::store::Store;
 use crate::store::builder::{
     DiskTier, EvictionKind, Recovery, StoreBuilder, TierMemory, WritePolicy,
 };
@@ -57,8 +58,21 @@ struct OpenedDisk {
     recovered: Recovered,
 }
 
+impl StoreBuilder {
+    /// Opens the store, and finds the blocks of earlier sessions.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] names the part that is missing or too small, the system's error, or the owner
+    /// of the directory.
+    pub fn open(self) -> Result<(Store, Recovery), StoreError> {
+        let (core, recovery) = open(self)?;
+        Ok((Store::new(core), recovery))
+    }
+}
+
 /// Opens the store and starts its threads.
-pub(crate) fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError> {
+fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError> {
     let begun = Instant::now();
     let mut groups = groups(&builder)?;
     let mut plans = memory_plans(&builder, &groups)?;
@@ -101,14 +115,17 @@ pub(crate) fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), 
             tiers,
             disk: parts,
             manager,
-            policy: builder.write_policy,
+            policy: match builder.write_policy {
+                WritePolicy::AfterUses(0) => WritePolicy::Through,
+                policy => policy,
+            },
             close_within: builder.close_within,
             claims: Arc::new(Claims::new()),
             order: KeyOrder::new(),
             gate: Gate::default(),
             executor: Executor::new(),
             maintenance: Maintenance::default(),
-            counters: StoreCounters::default(),
+            counters: StoreCounters::new(),
             names,
             subscribers: Subscribers::default(),
             recent: Recent::default(),
@@ -129,8 +146,8 @@ pub(crate) fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), 
 fn start(core: &Arc<StoreCore>) -> Result<(), StoreError> {
     let tasks = core.executor.start()?;
     lock(&core.threads).push(tasks);
-    let maintenance = Maintenance::start(core)?;
-    lock(&core.threads).push(maintenance);
+    let upkeep = core.start_upkeep()?;
+    lock(&core.threads).push(upkeep);
     Ok(())
 }
 
@@ -207,8 +224,8 @@ fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<Tier
             memory,
             dirty: match builder.write_policy {
                 _ if !has_slower => DirtyBlocks::None,
-                WritePolicy::AfterUses(_) => DirtyBlocks::MayBeLost,
-                WritePolicy::Through | WritePolicy::Back => DirtyBlocks::Kept,
+                WritePolicy::AfterUses(1..) => DirtyBlocks::MayBeLost,
+                _ => DirtyBlocks::Kept,
             },
         });
     }
@@ -308,7 +325,9 @@ fn by_group(
         else {
             continue;
         };
-        if let (true, Some(key)) = (names.keeps_all, &record.key) {
+        if let (true, Some(key)) = (names.keeps_all, &record.key)
+            && !key.is_empty()
+        {
             names.insert(record.key_hash, key);
         }
         let (slot, checksum) = (record.slot, record.checksum);
@@ -326,7 +345,7 @@ fn tier(number: u8, plan: TierPlan, eviction: EvictionKind, core: &Weak<StoreCor
             EvictionKind::S3Fifo => Box::new(S3Fifo::new(slots)),
             EvictionKind::Lru => Box::new(Lru::new(slots)),
         };
-        Arc::new(Room::new((id, group), slots, policy, dirty, Weak::clone(core)))
+        Arc::new(Room::new((id, group), slots, policy, dirty, Weak::clone(core) as _))
     };
     let rooms = (0_u16..).zip(slots).map(room).collect();
     Tier { id, name, rooms, memory, slot_bytes, counters: TierCounters::default() }

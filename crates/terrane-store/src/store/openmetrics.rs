@@ -2,35 +2,63 @@
 
 use std::fmt::{Result, Write};
 
+use terrane_core::convert::to_u64;
+use terrane_core::metrics::{OpenMetrics, Unit};
+
 use crate::store::snapshot::{GroupSnapshot, StoreSnapshot, TierSnapshot};
 
-pub(crate) fn write(snapshot: &StoreSnapshot, out: &mut impl Write) -> Result {
-    let tiers = &snapshot.tiers;
-    tier_counter(out, tiers, ("hits", "Keys that gets found in the tier."), |tier| tier.hits)?;
-    tier_counter(out, tiers, ("stored", "Blocks stored in the tier."), |tier| tier.stored)?;
-    tier_counter(out, tiers, ("evictions", "Blocks evicted from the tier."), |tier| {
+type TierCounter = (&'static str, Unit, &'static str, fn(&TierSnapshot) -> u64);
+
+const TIER_COUNTERS: [TierCounter; 5] = [
+    ("terrane_store_tier_hits", Unit::None, "Keys that gets found in the tier.", |tier| tier.hits),
+    ("terrane_store_tier_stored", Unit::None, "Blocks stored in the tier.", |tier| tier.stored),
+    ("terrane_store_tier_evictions", Unit::None, "Blocks evicted from the tier.", |tier| {
         tier.evictions
-    })?;
-    tier_counter(out, tiers, ("read_bytes", "Bytes read from the tier."), |tier| tier.read_bytes)?;
-    tier_counter(out, tiers, ("written_bytes", "Bytes written to the tier."), |tier| {
+    }),
+    ("terrane_store_tier_read", Unit::Bytes, "Bytes read from the tier.", |tier| tier.read_bytes),
+    ("terrane_store_tier_written", Unit::Bytes, "Bytes written to the tier.", |tier| {
         tier.written_bytes
-    })?;
-    gauge(out, "tier_capacity_bytes", "Bytes of all slots of the tier.")?;
-    for tier in tiers {
-        writeln!(
-            out,
-            "terrane_store_tier_capacity_bytes{{tier=\"{}\"}} {}",
-            Label(&tier.name),
-            tier.capacity.get()
-        )?;
+    }),
+];
+
+type GroupGauge = (&'static str, &'static str, fn(&GroupSnapshot) -> usize);
+
+const GROUP_GAUGES: [GroupGauge; 6] = [
+    ("terrane_store_tier_slots", "Slots of the group.", |group| group.slots),
+    ("terrane_store_tier_blocks", "Blocks in the tier.", |group| group.blocks),
+    ("terrane_store_tier_free", "Slots without a block.", |group| group.free),
+    ("terrane_store_tier_in_use", "Slots that jobs fill or keep.", |group| group.in_use),
+    ("terrane_store_tier_pinned", "Blocks that leases pin.", |group| group.pinned),
+    ("terrane_store_tier_dirty", "Blocks that no slower tier has.", |group| group.dirty),
+];
+
+pub(crate) fn write(snapshot: &StoreSnapshot, out: &mut OpenMetrics<'_, impl Write>) -> Result {
+    let tiers = &snapshot.tiers;
+    for (name, unit, help, value) in TIER_COUNTERS {
+        let mut family = out.counter(name, unit, help)?;
+        tiers.iter().try_for_each(|tier| family.sample(&[("tier", &tier.name)], value(tier)))?;
     }
-    group_gauge(out, tiers, ("slots", "Slots of the group."), |group| group.slots)?;
-    group_gauge(out, tiers, ("blocks", "Blocks in the tier."), |group| group.blocks)?;
-    group_gauge(out, tiers, ("free", "Slots without a block."), |group| group.free)?;
-    group_gauge(out, tiers, ("pinned", "Blocks that leases pin."), |group| group.pinned)?;
-    group_gauge(out, tiers, ("dirty", "Blocks that no slower tier has."), |group| group.dirty)?;
+    let help = "Bytes of all slots of the tier.";
+    let mut family = out.gauge("terrane_store_tier_capacity", Unit::Bytes, help)?;
+    for tier in tiers {
+        family.sample(&[("tier", &tier.name)], tier.capacity.get())?;
+    }
+    for (name, help, value) in GROUP_GAUGES {
+        let mut family = out.gauge(name, Unit::None, help)?;
+        for tier in tiers {
+            for (number, group) in tier.groups.iter().enumerate() {
+                let labels = [("tier", tier.name.as_str()), ("group", &number.to_string())];
+                family.sample(&labels, to_u64(value(group)))?;
+            }
+        }
+    }
+    write_jobs(snapshot, out)
+}
+
+fn write_jobs(snapshot: &StoreSnapshot, out: &mut OpenMetrics<'_, impl Write>) -> Result {
+    let help = "Keys that gets did not find, by the reason.";
+    let mut family = out.counter("terrane_store_misses", Unit::None, help)?;
     let misses = &snapshot.misses;
-    counter(out, "misses", "Keys that gets did not find, by the reason.")?;
     for (reason, count) in [
         ("absent", misses.absent),
         ("writing", misses.writing),
@@ -38,80 +66,29 @@ pub(crate) fn write(snapshot: &StoreSnapshot, out: &mut impl Write) -> Result {
         ("evicted", misses.evicted),
         ("wrong_length", misses.wrong_length),
     ] {
-        writeln!(out, "terrane_store_misses_total{{reason=\"{reason}\"}} {count}")?;
+        family.sample(&[("reason", reason)], count)?;
     }
     for (name, help, count) in [
-        ("jobs", "Jobs that ended.", snapshot.ended_jobs),
-        ("jobs_refused", "Jobs that were refused.", snapshot.refused_jobs),
-        ("already_stored", "Keys that puts found in the store.", snapshot.already_stored),
-        ("timed_out", "Blocks of jobs that timed out.", snapshot.timed_out),
-        ("cancelled", "Blocks of jobs that were cancelled.", snapshot.cancelled),
-        ("failed", "Blocks of jobs that failed.", snapshot.failed),
+        ("terrane_store_jobs", "Jobs that ended.", snapshot.ended_jobs),
+        ("terrane_store_jobs_refused", "Jobs that were refused.", snapshot.refused_jobs),
+        ("terrane_store_already_stored", "Keys that puts found stored.", snapshot.already_stored),
+        ("terrane_store_timed_out", "Blocks of jobs that timed out.", snapshot.timed_out),
+        ("terrane_store_cancelled", "Blocks of cancelled jobs.", snapshot.cancelled),
+        ("terrane_store_failed", "Blocks of jobs that failed.", snapshot.failed),
     ] {
-        counter(out, name, help)?;
-        writeln!(out, "terrane_store_{name}_total {count}")?;
+        out.counter(name, Unit::None, help)?.sample(&[], count)?;
     }
-    counter(out, "job_seconds", "The time of all ended jobs together.")?;
-    writeln!(out, "terrane_store_job_seconds_total {}", snapshot.job_time.as_secs_f64())?;
-    gauge(out, "jobs_running", "Jobs that run.")?;
-    writeln!(out, "terrane_store_jobs_running {}", snapshot.running_jobs)?;
-    gauge(out, "jobs_waiting_for_room", "Jobs that wait for slots.")?;
-    writeln!(out, "terrane_store_jobs_waiting_for_room {}", snapshot.jobs_waiting_for_room)?;
-    writeln!(out, "# EOF")
-}
-
-fn counter(out: &mut impl Write, name: &str, help: &str) -> Result {
-    writeln!(out, "# TYPE terrane_store_{name} counter")?;
-    writeln!(out, "# HELP terrane_store_{name} {help}")
-}
-
-fn gauge(out: &mut impl Write, name: &str, help: &str) -> Result {
-    writeln!(out, "# TYPE terrane_store_{name} gauge")?;
-    writeln!(out, "# HELP terrane_store_{name} {help}")
-}
-
-fn tier_counter(
-    out: &mut impl Write,
-    tiers: &[TierSnapshot],
-    (name, help): (&str, &str),
-    count: impl Fn(&TierSnapshot) -> u64,
-) -> Result {
-    counter(out, &format!("tier_{name}"), help)?;
-    tiers.iter().try_for_each(|tier| {
-        let (label, count) = (Label(&tier.name), count(tier));
-        writeln!(out, "terrane_store_tier_{name}_total{{tier=\"{label}\"}} {count}")
-    })
-}
-
-fn group_gauge(
-    out: &mut impl Write,
-    tiers: &[TierSnapshot],
-    (name, help): (&str, &str),
-    count: impl Fn(&GroupSnapshot) -> usize,
-) -> Result {
-    gauge(out, &format!("tier_{name}"), help)?;
-    for tier in tiers {
-        for (number, group) in tier.groups.iter().enumerate() {
-            let (label, count) = (Label(&tier.name), count(group));
-            writeln!(
-                out,
-                "terrane_store_tier_{name}{{tier=\"{label}\",group=\"{number}\"}} {count}"
-            )?;
-        }
+    let help = "The time of all ended jobs together.";
+    let family = out.counter("terrane_store_job", Unit::Seconds, help);
+    family?.sample(&[], snapshot.job_times.sum())?;
+    let help = "Time from the submission of a job to its end.";
+    out.histogram("terrane_store_job_duration", Unit::Seconds, help)?
+        .distribution(&[], &snapshot.job_times)?;
+    for (name, help, count) in [
+        ("terrane_store_jobs_running", "Jobs that run.", snapshot.running_jobs),
+        ("terrane_store_jobs_waiting_for_room", "Jobs that wait.", snapshot.jobs_waiting_for_room),
+    ] {
+        out.gauge(name, Unit::None, help)?.sample(&[], to_u64(count))?;
     }
     Ok(())
-}
-
-/// The value of a label, escaped.
-struct Label<'a>(&'a str);
-
-impl std::fmt::Display for Label<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> Result {
-        self.0.chars().try_for_each(|character| match character {
-            '"' => f.write_str("\\\""),
-            '\\' => f.write_str("\\\\"),
-            '\n' => f.write_str("\\n"),
-            other => f.write_char(other),
-        })
-    }
 }

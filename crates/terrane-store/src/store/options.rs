@@ -50,7 +50,7 @@ impl JobOptions {
         Self { queue: Some((queue.clone(), tag)), ..self }
     }
 
-    /// Whether a put ends only when its blocks are durable on disk.
+    /// Whether a put ends only when its blocks are durable on disk. Without a disk tier it has no effect.
     pub fn durable(self, durable: bool) -> Self {
         Self { durable, ..self }
     }

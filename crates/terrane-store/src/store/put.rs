@@ -7,13 +7,13 @@ use crate::slab::{SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::Arrivals;
 use crate::store::builder::WritePolicy;
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
-use crate::store::commit::{Committed, Place, WrittenBlock, failed};
+use crate::store::commit::{Committed, Place, WrittenBlock, not_written};
 use crate::store::copies;
-use crate::store::moves::{self, WriteDown};
+use crate::store::moves::{WriteDown, make_durable};
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::TakenSlots;
-use crate::store::submit::JobTask;
+use crate::store::task::JobTask;
 use crate::store::tier::Tier;
 use crate::store::transfers::BlockCopy;
 
@@ -47,7 +47,7 @@ pub(crate) async fn run(task: &JobTask, keys: &Keys, source: Payload) -> Vec<Blo
     let mut put = Put { task, keys, source: Arc::new(source), results, epoch };
     put.write_all().await;
     if task.durable {
-        moves::make_durable(task, keys, &mut put.results).await;
+        make_durable(task, keys, &mut put.results).await;
     }
     put.results.into_iter().map(|result| result.unwrap_or(BlockResult::Cancelled)).collect()
 }
@@ -112,8 +112,11 @@ impl Put<'_> {
             let is_memory = !tier.is_disk();
             is_memory && (self.source.endpoint().is_some() || tier.is_host(self.task.group))
         };
+        let host = || core.host_tier(self.task.group);
         match core.policy {
-            WritePolicy::Through if !self.source.is_host() => core.host_tier(self.task.group),
+            WritePolicy::Through if !self.source.is_host() => host(),
+            // Memory still serves when the disk takes no more blocks.
+            WritePolicy::Through if core.refuses_writes().is_some() => host().or(core.tiers.last()),
             WritePolicy::Through => core.tiers.last(),
             WritePolicy::Back | WritePolicy::AfterUses(_) => {
                 core.tiers.iter().find(reaches).or(core.tiers.last())
@@ -196,7 +199,7 @@ impl Put<'_> {
             disk.slabs.cancel(task.control.id());
         }
         let mut spare = self.spare(tier, own.len());
-        for (tier, slots) in &spare {
+        for (tier, slots) in &mut spare {
             self.copy_in(*tier, slots, &own);
         }
         let mut own: Vec<Option<OwnKey>> = own.into_iter().map(Some).collect();
@@ -206,12 +209,12 @@ impl Put<'_> {
                 left -= 1;
                 let Some(key) = own.get_mut(at).and_then(Option::take) else { continue };
                 let result = match result {
-                    Err(failure) => failed(failure),
+                    Err(failure) => not_written(failure),
                     Ok(done) => {
-                        let mut places = vec![Place { tier: tier.id, taken: &mut taken, at }];
+                        let mut places = vec![Place::new(tier.id, &mut taken, at)];
                         for (spare, slots) in &mut spare {
                             let tier = task.core.tiers.get(*spare).map(|tier| tier.id);
-                            places.extend(tier.map(|tier| Place { tier, taken: slots, at }));
+                            places.extend(tier.map(|tier| Place::new(tier, slots, at)));
                         }
                         self.commit(&key, done.checksum, &mut places, false).await
                     }
@@ -223,12 +226,16 @@ impl Put<'_> {
     }
 
     /// Copies blocks to the slots of a host tier on this thread.
-    fn copy_in(&self, tier: usize, slots: &TakenSlots, own: &[OwnKey]) {
+    fn copy_in(&self, tier: usize, slots: &mut TakenSlots, own: &[OwnKey]) {
         let core = &self.task.core;
         let blocks = core.tiers.get(tier).and_then(|tier| tier.blocks(self.task.group));
         let (Some(blocks), Ok(info)) = (blocks, core.group(self.task.group)) else { return };
         for (at, own) in own.iter().enumerate() {
             let Some(slot) = slots.slot(at) else { continue };
+            let Ok(_hold) = blocks.hold(slot) else {
+                slots.free(at);
+                continue;
+            };
             let to = blocks.buffers(info, slot, self.source.length(own.index));
             // SAFETY: the source is valid until the job has ended, and the slot is this job's alone.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
@@ -242,18 +249,21 @@ impl Put<'_> {
         let task = self.task;
         let written = self.fill(tier, &taken, &own).await;
         let mut spare = self.spare(tier, own.len());
-        for (faster, slots) in &spare {
+        for (faster, slots) in &mut spare {
             self.copy_in(*faster, slots, &own);
         }
-        let has_slower = task.core.below(tier.id).is_some();
+        let has_slower = task
+            .core
+            .below(tier.id)
+            .is_some_and(|below| !below.is_disk() || task.core.refuses_writes().is_none());
         for (at, (key, written)) in own.into_iter().zip(written).enumerate() {
             let result = match written {
                 Err(result) => result,
                 Ok(()) => {
-                    let mut places = vec![Place { tier: tier.id, taken: &mut taken, at }];
+                    let mut places = vec![Place::new(tier.id, &mut taken, at)];
                     for (spare, slots) in &mut spare {
                         let tier = task.core.tiers.get(*spare).map(|tier| tier.id);
-                        places.extend(tier.map(|tier| Place { tier, taken: slots, at }));
+                        places.extend(tier.map(|tier| Place::new(tier, slots, at)));
                     }
                     self.commit(&key, 0, &mut places, has_slower).await
                 }
@@ -318,7 +328,8 @@ impl Put<'_> {
         };
         let hold = self.source.hold(direct.iter().map(|(_, index, _)| *index), PayloadUse::Source);
         for (at, index, slot) in direct {
-            if hold.is_ok() {
+            let slot_hold = blocks.hold(slot);
+            if hold.is_ok() && slot_hold.is_ok() {
                 let to = blocks.buffers(info, slot, self.source.length(index));
                 // SAFETY: the source is valid until the job has ended and is held against transfers,
                 // and the slot is this job's alone.
@@ -326,7 +337,7 @@ impl Put<'_> {
                 unsafe {
                     copies::copy(&self.source.buffers(index), &to);
                 }
-            } else if let (Err(_), Some(result)) = (&hold, results.get_mut(at)) {
+            } else if let Some(result) = results.get_mut(at) {
                 *result = Err(BlockResult::failed(StoreError::SourceInUse));
             }
         }

@@ -257,7 +257,7 @@ impl StoreCore {
             timed_out: get(&counters.timed_out),
             cancelled: get(&counters.cancelled),
             failed: get(&counters.failed),
-            job_time: Duration::from_nanos(get(&counters.job_nanoseconds)),
+            job_times: counters.job_times.histogram(0),
             keys_in_flight: self.claims.len(),
             jobs_waiting_for_room: rooms().map(|room| room.waiters()).sum(),
             catalog: self.disk.as_ref().and_then(|disk| disk.catalog.snapshot().ok()),

@@ -9,7 +9,7 @@ use crate::store::request::Keys;
 use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
 use crate::store::shared::StoreCore;
-use crate::store::submit::JobTask;
+use crate::store::task::JobTask;
 use crate::store::tier::count;
 
 /// Removes keys, and waits until their tombstones are durable.
@@ -52,14 +52,15 @@ impl StoreCore {
             Some(disk) => disk.catalog.append_removes(&[key]).map_err(StoreError::from),
             None => Ok(()),
         };
+        let name = removed.as_ref().map(|_| self.key_name(key));
+        self.names.remove(key);
         drop(order);
         drop(entry);
         rooms().for_each(|room| room.retry_for_waiters());
         self.recent.insert(key, RecentCause::Removed);
-        if removed.is_some() {
-            self.publish(StoreEventKind::Removed, None, group, Some(key));
+        if name.is_some() {
+            self.publish_named(StoreEventKind::Removed, None, group, name);
         }
-        self.names.remove(key);
         match (appended, removed) {
             (Err(error), _) => BlockResult::failed(error),
             (Ok(()), Some(block)) => BlockResult::Done { bytes: block.length },

@@ -22,10 +22,11 @@ use crate::store::event::{KeyName, StoreEvent, StoreEventKind};
 use crate::store::executor::Executor;
 use crate::store::gate::Gate;
 use crate::store::group::GroupInfo;
+use crate::store::job::Drained;
 use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
-use crate::store::room::Room;
+use crate::store::room::{Room, RoomOwner};
 use crate::store::tier::{DiskParts, Tier, count};
 
 /// An open store.
@@ -208,17 +209,19 @@ impl StoreCore {
             return;
         }
         let key = key.map(|key| self.key_name(key));
-        self.subscribers.deliver(&StoreEvent { kind, tier, group, key });
+        self.publish_named(kind, tier, group, key);
     }
 
-    /// Reports blocks that a room evicted.
-    pub(crate) fn after_eviction(&self, room: &Room, keys: &[KeyHash]) {
-        if let Some(tier) = self.tiers.get(room.tier.index()) {
-            count(&tier.counters.evictions, terrane_core::convert::to_u64(keys.len()));
-        }
-        for &key in keys {
-            self.publish(StoreEventKind::Evicted, Some(room.tier), room.group, Some(key));
-            self.forget_name(room.group, key);
+    /// Publishes an event about a key whose name is known. No lock may be held.
+    pub(crate) fn publish_named(
+        &self,
+        kind: StoreEventKind,
+        tier: Option<TierId>,
+        group: u16,
+        key: Option<KeyName>,
+    ) {
+        if !self.subscribers.are_none() {
+            self.subscribers.deliver(&StoreEvent { kind, tier, group, key });
         }
     }
 
@@ -227,6 +230,8 @@ impl StoreCore {
         if self.names.is_empty() {
             return;
         }
+        // A put of the key adds the name and the block in one step.
+        let _order = self.order.lock(key);
         let has = |tier: &Tier| tier.room(group).is_some_and(|room| room.index.get(key).is_some());
         if !self.tiers.iter().any(has) {
             self.names.remove(key);
@@ -257,17 +262,21 @@ impl StoreCore {
         }
     }
 
-    pub(crate) fn drain(&self, deadline: Instant) -> crate::store::job::Drained {
+    pub(crate) fn drain(&self, deadline: Instant) -> Drained {
         let left = if self.owner.is_current() { self.jobs.wait(Some(deadline), false) } else { 0 };
-        crate::store::job::Drained { left }
+        Drained { left }
     }
 
     /// Ends all jobs and threads.
-    pub(crate) fn close(self: &Arc<Self>, deadline: Instant) -> crate::store::job::Drained {
-        use crate::store::job::Drained;
+    pub(crate) fn close(self: &Arc<Self>, deadline: Instant) -> Drained {
         if !self.owner.is_current() || self.jobs.close() {
             return Drained { left: 0 };
         }
+        let own = std::thread::current().id();
+        let is_own = lock(&self.threads).iter().any(|thread| thread.thread().id() == own);
+        // The last clone may have dropped in the drop of a guard, on a thread of the store. There, no
+        // other task runs meanwhile.
+        let deadline = if is_own { Instant::now() } else { deadline };
         let left = self.jobs.wait(Some(deadline), false);
         self.write_all_back(deadline);
         self.jobs.end_all();
@@ -279,18 +288,31 @@ impl StoreCore {
             disk.slabs.close(deadline);
         }
         let threads = std::mem::take(&mut *lock(&self.threads));
-        let own = std::thread::current().id();
-        let is_own = threads.iter().any(|thread| thread.thread().id() == own);
         if !is_own {
             let _ = self.jobs.wait(None, true);
         }
         self.executor.stop();
         for thread in threads {
-            // The last clone may have dropped on a thread of the store, in the drop of a guard.
             if thread.thread().id() != own && thread.join().is_err() {
                 tracing::error!("a thread of the store panicked");
             }
         }
         Drained { left }
+    }
+}
+
+impl RoomOwner for StoreCore {
+    fn after_eviction(&self, room: &Room, keys: &[KeyHash]) {
+        if let Some(tier) = self.tiers.get(room.tier.index()) {
+            count(&tier.counters.evictions, terrane_core::convert::to_u64(keys.len()));
+        }
+        for &key in keys {
+            self.publish(StoreEventKind::Evicted, Some(room.tier), room.group, Some(key));
+            self.forget_name(room.group, key);
+        }
+    }
+
+    fn write_back_for(self: Arc<Self>, tier: TierId, group: u16, lacks: usize) {
+        self.write_back(tier, group, lacks);
     }
 }

@@ -1,9 +1,9 @@
 //! Numbers about a store.
 
 use std::fmt;
-use std::time::Duration;
 
 use terrane_core::ByteCount;
+use terrane_core::metrics::{HistogramSnapshot, OpenMetrics};
 
 use crate::disk::CatalogSnapshot;
 
@@ -31,8 +31,8 @@ pub struct StoreSnapshot {
     pub cancelled: u64,
     /// The blocks of jobs that failed.
     pub failed: u64,
-    /// The time of all ended jobs together.
-    pub job_time: Duration,
+    /// The times of the ended jobs, in nanoseconds.
+    pub job_times: HistogramSnapshot,
     /// The puts that write a block now.
     pub keys_in_flight: usize,
     /// The jobs that wait for room.
@@ -110,6 +110,17 @@ impl StoreSnapshot {
     ///
     /// Returns the error of `out`.
     pub fn write_openmetrics(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        let mut metrics = OpenMetrics::new(out);
+        self.write_families(&mut metrics)?;
+        metrics.finish()
+    }
+
+    /// Writes the numbers without the end mark, for a text that has those of other parts too.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the writer.
+    pub fn write_families(&self, out: &mut OpenMetrics<'_, impl fmt::Write>) -> fmt::Result {
         crate::store::openmetrics::write(self, out)
     }
 }

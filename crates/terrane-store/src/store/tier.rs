@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use terrane_transfer::{Endpoint, SlotSet};
+use terrane_transfer::{Endpoint, Hold, SlotSet};
 
 use crate::disk::Catalog;
 use crate::slab::{SlabBuffers, Slabs};
 use crate::store::group::{GroupInfo, host_buffers};
 use crate::store::presence::TierId;
+use crate::store::result::BlockResult;
 use crate::store::room::Room;
 
 /// A tier: its rooms, one for each group, and its memory unless it is the disk tier.
@@ -73,6 +74,12 @@ impl Tier {
 }
 
 impl TierBlocks {
+    /// Keeps transfers from a slot that other code writes. When it drops, the block counts as written:
+    /// a transfer that failed earlier may have left it incomplete.
+    pub(crate) fn hold(&self, slot: u32) -> Result<Hold, BlockResult> {
+        self.endpoint.hold_for_write(&[slot]).map_err(BlockResult::failed)
+    }
+
     /// The host memory of the first `length` bytes of a slot.
     pub(crate) fn buffers(&self, info: &GroupInfo, slot: u32, length: u32) -> SlabBuffers {
         host_buffers(&self.endpoint, slot, (length, info.tokens_of(length)))

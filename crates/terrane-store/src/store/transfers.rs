@@ -1,13 +1,16 @@
 //! Copies between endpoints, for the tasks of jobs.
 
-use std::future::IntoFuture;
-use std::sync::Arc;
+use std::future::{IntoFuture, poll_fn};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
 
+use terrane_core::sync::lock;
 use terrane_transfer::{CompletionFuture, DeviceOrder, Endpoint, Transfer, TransferError};
 
 use crate::error::StoreError;
+use crate::store::executor::Executor;
 use crate::store::result::BlockResult;
-use crate::store::submit::{GuardCell, JobTask};
+use crate::store::task::{GuardCell, JobTask};
 
 /// One block to copy. `keeps` lives until the copy has ended.
 pub(crate) struct BlockCopy<K> {
@@ -23,9 +26,26 @@ pub(crate) struct BlockCopy<K> {
 /// A copy of some blocks that was started, or refused.
 pub(crate) struct StartedCopy<K> {
     indices: Vec<usize>,
-    /// `None` for a copy that is done.
-    copy: Option<Result<CopyEnd<K>, BlockResult>>,
+    state: CopyState<K>,
 }
+
+enum CopyState<K> {
+    Done,
+    Refused(BlockResult),
+    /// Its end releases what the blocks keep, once it is awaited.
+    Running(CopyEnd<K>),
+    /// A task awaits its end.
+    Watched(Arc<WatchedCopy>),
+}
+
+/// A copy whose end a task of its own awaits.
+#[derive(Default)]
+struct WatchedCopy {
+    state: Mutex<WatchedEnd>,
+}
+
+/// The result, and the task that waits for it.
+type WatchedEnd = (Option<Result<(), BlockResult>>, Option<Waker>);
 
 /// The end of a copy, which owns what has to live until then.
 type CopyEnd<K> = CompletionFuture<(Vec<K>, GuardCell)>;
@@ -73,34 +93,82 @@ impl JobTask {
         }
         let Some(manager) = &self.core.manager else {
             let result = BlockResult::failed(StoreError::NeedsHostTier { kind: from.kind() });
-            return StartedCopy { indices, copy: Some(Err(result)) };
+            return StartedCopy { indices, state: CopyState::Refused(result) };
         };
         let keeps = blocks.into_iter().map(|block| block.keeps).collect();
-        let copy = match manager.submit(transfer, (keeps, Arc::clone(&self.guard))) {
+        let state = match manager.submit(transfer, (keeps, Arc::clone(&self.guard))) {
             Ok(completion) => {
                 self.control.add_ticket(completion.ticket());
-                Ok(completion.into_future())
+                CopyState::Running(completion.into_future())
             }
-            Err(rejected) => Err(failed(rejected.cause)),
+            Err(rejected) => CopyState::Refused(failed(rejected.cause)),
         };
-        StartedCopy { indices, copy: Some(copy) }
+        StartedCopy { indices, state }
     }
 }
 
 impl<K> StartedCopy<K> {
     /// A copy that has ended.
     pub(crate) fn done(index: usize) -> Self {
-        Self { indices: vec![index], copy: None }
+        Self { indices: vec![index], state: CopyState::Done }
+    }
+
+    /// Lets a task of its own await the end, so that what the blocks keep is released at once: this
+    /// job waits for slots before it looks at the copy again.
+    pub(crate) fn watched(mut self, executor: &Executor) -> Self
+    where
+        K: Send + 'static,
+    {
+        if let CopyState::Running(copy) = self.state {
+            let watched = Arc::<WatchedCopy>::default();
+            let shared = Arc::clone(&watched);
+            executor.spawn(async move {
+                let result = copy.await.result.map(|_| ()).map_err(failed);
+                shared.publish(result);
+            });
+            self.state = CopyState::Watched(watched);
+        }
+        self
     }
 
     /// Waits for the end, and returns the result of each block.
     pub(crate) async fn end(self) -> Vec<(usize, Result<(), BlockResult>)> {
-        let result = match self.copy {
-            None => Ok(()),
-            Some(Err(result)) => Err(result),
-            Some(Ok(copy)) => copy.await.result.map(|_| ()).map_err(failed),
+        let result = match self.state {
+            CopyState::Done => Ok(()),
+            CopyState::Refused(result) => Err(result),
+            CopyState::Running(copy) => copy.await.result.map(|_| ()).map_err(failed),
+            CopyState::Watched(watched) => watched.end().await,
         };
         self.indices.into_iter().map(|index| (index, result.clone())).collect()
+    }
+}
+
+impl WatchedCopy {
+    fn publish(&self, result: Result<(), BlockResult>) {
+        let task = {
+            let mut state = lock(&self.state);
+            state.0 = Some(result);
+            state.1.take()
+        };
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
+
+    async fn end(&self) -> Result<(), BlockResult> {
+        poll_fn(|context| {
+            let latest = context.waker().clone();
+            let mut state = lock(&self.state);
+            if let Some(result) = state.0.take() {
+                drop(state);
+                return Poll::Ready(result);
+            }
+            let before = state.1.replace(latest);
+            drop(state);
+            drop(before);
+            Poll::Pending
+        })
+        .await
     }
 }
 

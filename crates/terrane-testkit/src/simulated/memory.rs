@@ -101,7 +101,7 @@ impl Simulated {
         let length = request
             .bytes
             .align_up(self.limits.granule)
-            .map_err(|overflow| size_overflow(kind, request, overflow))?;
+            .map_err(|overflow| AllocateError::size_overflow(kind, request, overflow))?;
         if let Some(largest) = self.limits.largest_region.filter(|&largest| length > largest) {
             let (requested, label) = (request.bytes, label.clone());
             return Err(AllocateError::TooLarge { kind, requested, largest, label });
@@ -125,7 +125,9 @@ impl Simulated {
             let Some(address) = state.space.take(length.get(), alignment) else {
                 return Err(out_of_memory(state.space.largest(available)));
             };
-            state.enter(length).map_err(|overflow| size_overflow(kind, request, overflow))?;
+            state
+                .enter(length)
+                .map_err(|overflow| AllocateError::size_overflow(kind, request, overflow))?;
             address
         };
         let state = (!length.is_zero()).then(|| Arc::clone(&self.state));
@@ -170,20 +172,6 @@ impl State {
         debug_assert!(live.is_some(), "more bytes came back than were handed out");
         self.usage.live_bytes = live.unwrap_or(ByteCount::ZERO);
         self.usage.live_blocks -= 1;
-    }
-}
-
-/// The refusal of a request whose rounded size exceeds `u64`.
-fn size_overflow(
-    kind: StorageKind,
-    request: &RegionRequest,
-    overflow: SizeOverflow,
-) -> AllocateError {
-    AllocateError::Backend {
-        kind,
-        requested: request.bytes,
-        label: request.label.clone(),
-        source: Box::new(overflow),
     }
 }
 

@@ -250,6 +250,7 @@ struct SharedCompletion<G> {
     changed: Condvar,
 }
 
+#[expect(clippy::large_enum_variant, reason = "every transfer comes to hold the result")]
 enum CompletionState {
     InFlight { waker: Option<Waker>, invitation: Option<Invitation> },
     Ended(Result<Report, TransferError>),

@@ -127,8 +127,14 @@ impl<G> CompletionSet<G> {
             Member::InFlight(completion) => !completion.has_ended(),
             Member::Ended(_) => false,
         };
-        self.members.iter().filter(in_flight).count() == 0
-            && (self.ticket.has_ended() || !has_ended(&self.tickets))
+        if self.members.iter().filter(in_flight).count() > 0 {
+            return false;
+        }
+        // The ticket ends no later than this is seen, as in `ended`.
+        if has_ended(&self.tickets) {
+            end_set(&self.ticket, self.tickets.iter().all(Ticket::has_succeeded));
+        }
+        true
     }
 
     /// Requests that all transfers stop; see [`Ticket::cancel`].
@@ -297,5 +303,25 @@ impl<G> Future for CompletionSetFuture<G> {
 impl<G> fmt::Debug for CompletionSetFuture<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CompletionSetFuture").field("ticket", &self.ticket).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// The ticket of the last member ends before that of the set, by another thread. A query may
+    /// come between the two.
+    #[test]
+    fn a_set_that_has_ended_stays_ended() {
+        let member = Ticket::new([]);
+        let ticket = Ticket::of_set([member.clone()]);
+        // A member that was cancelled while it waited has an outcome before its ticket ends.
+        let outcome = Outcome { guard: (), result: Err(TransferError::EngineStopped) };
+        let (members, tickets) = (vec![Member::Ended(outcome)], [member.clone()].into());
+        let set = CompletionSet { members, tickets, ticket };
+        assert!(set.has_ended() && !set.ticket().has_ended());
+        drop(member.end(false));
+        assert!(set.has_ended() && set.ticket().has_ended());
     }
 }

@@ -47,6 +47,12 @@ pub enum Declined {
          copy through memory that one accepts"
     )]
     NoCommonBackend,
+    /// It computes no checksums, or none between these ends.
+    #[error(
+        "computes no checksums between these ends; leave the checksums out, copy through host memory, \
+         or build with the feature `checksum`"
+    )]
+    Checksums,
     /// One layer of a block is larger than the bounce buffers.
     #[error("one layer of a block is larger than a bounce slot; increase RelayOptions::slot_bytes")]
     SlotTooSmall,

@@ -1,8 +1,9 @@
 //! Facts about endpoints, computed once for each.
 
-use std::sync::{PoisonError, RwLock};
+use std::sync::RwLock;
 
 use rustc_hash::FxHashMap;
+use terrane_core::sync::unpoisoned;
 
 use crate::hazard::endpoint::{Endpoint, EndpointId, WeakEndpoint};
 
@@ -35,14 +36,14 @@ impl<T> Default for EndpointCache<T> {
 impl<T: Clone> EndpointCache<T> {
     /// The value of an endpoint, if there is one.
     pub fn get(&self, endpoint: &Endpoint) -> Option<T> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = unpoisoned(self.known.read());
         known.by_endpoint.get(&endpoint.id()).map(|(_, value)| value.clone())
     }
 
     /// Keeps a value while the endpoint exists. Returns it, or the value that another thread has
     /// inserted first.
     pub fn insert(&self, endpoint: &Endpoint, value: T) -> T {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = unpoisoned(self.known.write());
         let dropped = known.take_dropped();
         let weak = || (endpoint.downgrade(), value.clone());
         let (_, kept) = known.by_endpoint.entry(endpoint.id()).or_insert_with(weak);

@@ -9,6 +9,7 @@ use crate::error::TransferError;
 use crate::explain::{EngineTimes, Explanation, Report};
 use crate::hazard::notify::{catch_foreign_panic, notify};
 use crate::hazard::ticket::Ticket;
+use crate::metrics::{Ended, PathMetrics};
 
 /// The engine's end of a transfer, whatever the guard's type is.
 pub(crate) trait OutcomeSink: Send + Sync {
@@ -33,6 +34,11 @@ pub(crate) struct Finalizer {
     pub(super) submitted: Instant,
     pub(super) started: OnceLock<Instant>,
     pub(super) engine_times: Option<EngineTimes>,
+    /// How often a part was copied again.
+    pub(super) retries: u32,
+    /// The counters of the path; `None` for a part of a transfer.
+    counted: Option<Arc<PathMetrics>>,
+    pub(super) checksums: Option<Box<[u64]>>,
     pub(super) result: Option<Result<(), TransferError>>,
     /// Whether the ticket ends later, by other means.
     pub(super) leaves_ticket: bool,
@@ -53,9 +59,29 @@ impl Finalizer {
             submitted: Instant::now(),
             started: OnceLock::new(),
             engine_times: None,
+            retries: 0,
+            counted: None,
+            checksums: None,
             result: None,
             leaves_ticket: false,
         }
+    }
+
+    /// The same, counted there.
+    pub(crate) fn counted_in(mut self, counted: Option<Arc<PathMetrics>>) -> Self {
+        self.counted = counted;
+        self
+    }
+
+    /// Counts the end, before anyone sees it.
+    fn count(&mut self, result: &Result<Report, TransferError>) {
+        let Some(counted) = self.counted.take() else { return };
+        let ended = match result {
+            Ok(report) => Ended::Succeeded { queued: report.queued, copied: report.copied },
+            Err(TransferError::Cancelled { .. }) => Ended::Cancelled,
+            Err(_) => Ended::Failed,
+        };
+        counted.ended(&self.explanation, &ended, self.retries);
     }
 }
 
@@ -73,8 +99,10 @@ impl Drop for Finalizer {
                 queued: started.saturating_duration_since(self.submitted),
                 copied: started.elapsed().max(Duration::from_nanos(1)),
                 engine_times: self.engine_times,
+                checksums: self.checksums.take(),
             }
         });
+        self.count(&result);
         let succeeded = result.is_ok();
         // The ticket ends first: a thread that has the outcome finds the ticket ended.
         let dependents = if self.leaves_ticket { Vec::new() } else { self.ticket.end(succeeded) };

@@ -70,6 +70,13 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// [`Declined`] if it cannot.
     fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined>;
 
+    /// Whether it computes [checksums](TransferOptions::checksums). If so, it
+    /// [sets](CopyJob::set_checksum) one for each pair of blocks before it finishes such a job.
+    /// Its quote can still decline plans for which it does not. Otherwise it gets no such plan.
+    fn computes_checksums(&self) -> bool {
+        false
+    }
+
     /// Executes the job in the background, as its [quote](Self::quote) decided
     /// ([`CopyJob::decision`]).
     fn submit(&self, job: CopyJob);
@@ -92,4 +99,17 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     fn capabilities(&self) -> CapabilityReport {
         CapabilityReport::default()
     }
+}
+
+/// The engine's quote. It declines checksums that it does not compute.
+pub(crate) fn quote(
+    engine: &dyn CopyEngine,
+    plan: &TransferPlan,
+    options: &TransferOptions,
+) -> Result<Quote, Declined> {
+    let quote = engine.quote(plan, options)?;
+    if options.checksums.is_some() && !engine.computes_checksums() {
+        return Err(Declined::Checksums);
+    }
+    Ok(quote)
 }

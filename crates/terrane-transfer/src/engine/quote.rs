@@ -17,6 +17,12 @@ pub trait Decision: Any + fmt::Debug + Send + Sync {
     /// The path: `"streaming copy"`, `"direct vectored"`.
     fn path(&self) -> Cow<'_, str>;
 
+    /// A constant name of the path, under which transfers are
+    /// [counted](crate::TransferManager::snapshot).
+    fn label(&self) -> &'static str {
+        "other"
+    }
+
     /// Why the engine chose this path.
     fn reason(&self) -> Cow<'_, str>;
 }
@@ -33,6 +39,10 @@ pub struct OnlyPath {
 impl Decision for OnlyPath {
     fn path(&self) -> Cow<'_, str> {
         self.path.into()
+    }
+
+    fn label(&self) -> &'static str {
+        self.path
     }
 
     fn reason(&self) -> Cow<'_, str> {

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use smallvec::SmallVec;
+use terrane_core::sync::lock;
 use terrane_core::{AddressSpace, Alignment, OwnerProcess, Position, Span};
 
 /// The start and the end of each claimed stretch. Stretches do not overlap.
@@ -68,7 +69,7 @@ impl Drop for AddressClaim {
 }
 
 fn claimed() -> MutexGuard<'static, Claimed> {
-    registry().claimed.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&registry().claimed)
 }
 
 /// The registry of this process, created at the first use.

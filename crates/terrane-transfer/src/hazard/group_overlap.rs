@@ -1,7 +1,8 @@
 //! Cache groups that share memory: the proof that only blocks of equal number share bytes.
 
 use smallvec::SmallVec;
-use terrane_core::{AddressSpace, Alignment, ByteCount, Memory, Span};
+use terrane_core::convert::to_u64;
+use terrane_core::{AddressSpace, Alignment, Memory, Span};
 use terrane_layout::{Axis, PhysicalLayout, RegionOffset, Section};
 
 /// The most windows of one group, so that comparing two groups takes milliseconds.
@@ -272,7 +273,7 @@ fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, Gro
         let (bytes, repeats) = window_of(section);
         let factors = repeats.iter().map(|repeat| u64::from(repeat.count));
         let windows = factors.fold(1, u64::saturating_mul);
-        let total = windows.saturating_add(ByteCount::from_usize(found.len()).get());
+        let total = windows.saturating_add(to_u64(found.len()));
         if total > MOST_WINDOWS {
             return Err(GroupRefusal::TooScattered { group, windows: total });
         }

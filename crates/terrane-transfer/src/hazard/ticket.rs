@@ -116,6 +116,12 @@ impl Ticket {
         !self.is_of_this_process() || matches!(*lock(&self.0.state), TicketState::Ended { .. })
     }
 
+    /// Whether the transfer has ended successfully.
+    pub(crate) fn has_succeeded(&self) -> bool {
+        self.is_of_this_process()
+            && matches!(*lock(&self.0.state), TicketState::Ended { succeeded: true })
+    }
+
     /// Requests that the transfer stops, and returns at once. Later calls change nothing.
     ///
     /// | the transfer | what happens |

@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use terrane_core::StorageKind;
 
+use crate::checksums::check;
 use crate::completion::pair;
 use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::DEFAULT_SPIN;
 use crate::completion::{Completion, layers};
-use crate::engine::CopyEngine;
 use crate::engine::declined::Declined;
 use crate::engine::finalizer::Finalizer;
 use crate::engine::job::CopyJob;
 use crate::engine::job::TransferClaims;
 use crate::engine::order::DeviceOrder;
 use crate::engine::quote::Quote;
+use crate::engine::{CopyEngine, quote};
 use crate::error::{Rejected, TransferError};
 use crate::explain::Explanation;
 use crate::hazard::conflict::Access;
@@ -28,6 +29,8 @@ use crate::hazard::endpoint::Endpoint;
 use crate::hazard::notify::notify;
 use crate::hazard::table::{BlockUse, Written, incomplete};
 use crate::hazard::ticket::Ticket;
+use crate::metrics::snapshot::TransferSnapshot;
+use crate::metrics::{PathMetrics, TransferMetrics};
 use crate::plan::TransferPlan;
 use crate::plan::planner::Planner;
 use crate::side::Side;
@@ -61,6 +64,7 @@ pub struct TransferManager {
     engines: Arc<[Arc<dyn CopyEngine>]>,
     planner: Planner,
     spin: Duration,
+    metrics: Arc<TransferMetrics>,
 }
 
 impl TransferManager {
@@ -68,7 +72,8 @@ impl TransferManager {
     #[must_use]
     pub fn new(engines: impl IntoIterator<Item = Arc<dyn CopyEngine>>) -> Self {
         let engines = engines.into_iter().collect();
-        Self { engines, planner: Planner::new(), spin: DEFAULT_SPIN }
+        let metrics = Arc::new(TransferMetrics::new());
+        Self { engines, planner: Planner::new(), spin: DEFAULT_SPIN, metrics }
     }
 
     /// Sets how long a waiting thread polls its engine before it sleeps. Only engines that
@@ -93,6 +98,12 @@ impl TransferManager {
     /// created.
     pub fn with_default_engines() -> Result<Self, TransferError> {
         Ok(Self::builder().host()?.disk()?.build())
+    }
+
+    /// The transfers so far, by path. It reads the counters of all processors, without a lock.
+    #[must_use]
+    pub fn snapshot(&self) -> TransferSnapshot {
+        self.metrics.snapshot()
     }
 
     /// The engines, in the order in which the manager asks them.
@@ -142,7 +153,11 @@ impl TransferManager {
         }
     }
 
-    pub(crate) fn prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
+    pub(crate) fn prepare(&self, transfer: Transfer) -> Result<Prepared, TransferError> {
+        self.try_prepare(transfer).inspect_err(|_| self.metrics.refused())
+    }
+
+    fn try_prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
         let plan = self.planner.plan(&transfer)?;
         let (engine, quote, declined) = self.choose(&transfer, &plan)?;
         let explanation = Explanation::new(&plan, engine.name(), quote, declined);
@@ -150,7 +165,8 @@ impl TransferManager {
         capture_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
         let spin = self.spin;
-        Ok(Prepared { transfer, plan, engine, explanation, spin, ticket, claims })
+        let counted = self.metrics.path_of(&explanation);
+        Ok(Prepared { transfer, plan, engine, explanation, spin, ticket, claims, counted })
     }
 
     /// The engine that predicts the shortest time, its quote, and the reasons of engines that
@@ -161,10 +177,13 @@ impl TransferManager {
         plan: &TransferPlan,
     ) -> Result<Choice<'_>, TransferError> {
         check_options(transfer)?;
+        if let Some(wanted) = &transfer.options.checksums {
+            check::check(wanted, plan)?;
+        }
         let mut best: Option<(&Arc<dyn CopyEngine>, Quote)> = None;
         let mut declined: Vec<(&'static str, Declined)> = Vec::new();
         for engine in self.engines.iter() {
-            match engine.quote(plan, &transfer.options) {
+            match quote(&**engine, plan, &transfer.options) {
                 Ok(quote) => {
                     if best.as_ref().is_none_or(|(_, b)| quote.predicted < b.predicted) {
                         best = Some((engine, quote));
@@ -194,6 +213,7 @@ pub(crate) struct Prepared {
     spin: Duration,
     ticket: Ticket,
     claims: TransferClaims,
+    counted: Option<Arc<PathMetrics>>,
 }
 
 impl Prepared {
@@ -210,14 +230,15 @@ impl Prepared {
     }
 
     pub(crate) fn start<G: Send + 'static>(self, guard: G) -> Completion<G> {
-        let Self { transfer, plan, engine, explanation, spin, ticket, claims } = self;
+        let Self { transfer, plan, engine, explanation, spin, ticket, claims, counted } = self;
         let progress = Arc::<CopyProgress>::default();
         let layer_by_layer =
             transfer.options.layer_by_layer.then(|| layers::pair(plan.layers(), spin));
         let (layers, signals) = layer_by_layer.unzip();
         let (completion, sink) = pair(ticket.clone(), Arc::clone(&progress), layers, spin, guard);
-        let ending = Finalizer::new(ticket, sink, signals, explanation);
+        let ending = Finalizer::new(ticket, sink, signals, explanation).counted_in(counted);
         let job = CopyJob::new(plan, claims, transfer.options, progress, ending);
+        let job = job.with_checksums(&transfer.destination_blocks);
         submit_after(&transfer.after, transfer.allow_incomplete, job, engine);
         completion
     }

@@ -1,5 +1,7 @@
 //! Sorts pairs of block ids by one of the two.
 
+use terrane_core::convert::to_usize;
+
 /// Sorts pairs, and reuses its buffers.
 #[derive(Debug, Default)]
 pub(crate) struct PairSorter {
@@ -25,7 +27,7 @@ impl PairSorter {
         ids: u32,
         sorted: [&mut Vec<u32>; 2],
     ) {
-        let ids = terrane_core::ByteCount::new(ids.into()).to_usize();
+        let ids = to_usize(ids.into());
         if ids / IDS_PER_PAIR > keys.len() || !self.spread(keys, values, ids) {
             return self.compare(keys, values, sorted);
         }
@@ -51,7 +53,7 @@ impl PairSorter {
         self.table.clear();
         self.table.resize(ids, NONE);
         keys.iter().zip(values).all(|(&key, &value)| {
-            let place = self.table.get_mut(terrane_core::ByteCount::new(key.into()).to_usize());
+            let place = self.table.get_mut(to_usize(key.into()));
             place.is_some_and(|place| std::mem::replace(place, value) == NONE)
         })
     }

@@ -1,9 +1,12 @@
 //! Describes a transfer by strides, for engines that compute addresses instead of reading a list of
 //! runs.
 
+use std::sync::Arc;
+
 use terrane_core::ByteCount;
 
 use super::TransferPlan;
+use super::loops::BlockLoops;
 use super::nest::{Loop, LoopAxis, LoopNest};
 use super::run::Distance;
 use crate::side::Side;
@@ -96,7 +99,13 @@ impl TransferPlan {
     /// `None` if it takes too many grids: blocks or layers are at uneven distances, or in several
     /// regions.
     #[must_use]
-    pub fn grids(&self) -> Option<Vec<CopyGrid>> {
+    pub fn grids(&self) -> Option<Arc<[CopyGrid]>> {
+        self.loops.grids.get_or_init(|| self.loops.make_grids()).clone()
+    }
+}
+
+impl BlockLoops {
+    fn make_grids(&self) -> Option<Arc<[CopyGrid]>> {
         let [group] = self.groups.as_slice() else { return None };
         let mut grids = Vec::with_capacity(group.nests.len());
         for nest in &group.nests {
@@ -104,9 +113,8 @@ impl TransferPlan {
                 return None;
             }
             let mut loops: Vec<Loop> = Vec::with_capacity(8);
-            // Neighbouring blocks are not joined here, so neither are sections behind all of them.
             let outer = nest.outer.iter().filter(|level| level.over != LoopAxis::Layers);
-            loops.extend(nest.joined.iter().chain(outer).chain(&nest.inner));
+            loops.extend(outer.chain(&nest.inner));
             // Loops over regions, and the outermost of too many, become grids of their own.
             let is_over_regions = |level: &Loop| level.step.0.iter().any(|at| at.region != 0);
             let (mut apart, mut inside): (Vec<Loop>, Vec<Loop>) =
@@ -126,7 +134,7 @@ impl TransferPlan {
                 grids.push(grid(nest, &at, &inside)?);
             }
         }
-        Some(grids)
+        Some(grids.into())
     }
 }
 
@@ -168,7 +176,7 @@ fn grid(nest: &LoopNest, at: &Distance, loops: &[Loop]) -> Option<CopyGrid> {
         outers: count(outer)?,
         rows: count(row)?,
         columns: count(column)?,
-        bytes: ByteCount::new(nest.unit / nest.passes()),
+        bytes: ByteCount::new(nest.unit),
         source: end(0)?,
         destination: end(1)?,
     })

@@ -2,6 +2,7 @@
 
 mod block_sort;
 pub(crate) mod grid;
+mod loops;
 mod nest;
 mod overlap;
 pub(crate) mod planner;
@@ -21,9 +22,9 @@ use crate::hazard::endpoint::Endpoint;
 use crate::side::Side;
 use crate::sync::{Mutex, lock};
 use block_sort::PairSorter;
+use loops::BlockLoops;
 use nest::LayerGroup;
 use run::CopyRun;
-use shape::Selection;
 
 /// A validated transfer, broken into as few copies as possible.
 ///
@@ -31,13 +32,10 @@ use shape::Selection;
 pub struct TransferPlan {
     source: Endpoint,
     destination: Endpoint,
-    selection: Selection,
     /// The copies for each pair of blocks.
-    groups: SmallVec<[LayerGroup; 1]>,
-    /// Whether runs go block by block. Otherwise they go layer by layer.
-    by_block: bool,
-    /// Whether less than whole pieces is copied at a time.
-    breaks_pieces: bool,
+    loops: Arc<BlockLoops>,
+    /// The loops if all blocks are one segment that joins sections. Boxed, as plans are moved.
+    joined: Option<Box<SmallVec<[LayerGroup; 1]>>>,
     pieces: u64,
     bytes: ByteCount,
     /// The runs, once the list is requested. Engines that compute addresses never request it.
@@ -117,31 +115,31 @@ impl TransferPlan {
     /// or some heads or tokens are copied.
     #[must_use]
     pub fn breaks_pieces(&self) -> bool {
-        self.breaks_pieces
+        self.loops.breaks_pieces
     }
 
     /// The copied heads at one end. If a layout does not state any, the row counts as one head.
     #[must_use]
     pub fn heads(&self, side: Side) -> Range<u32> {
-        self.selection.heads.get(side).clone()
+        self.loops.selection.heads.get(side).clone()
     }
 
     /// The copied tokens at one end; `None` for all of them.
     #[must_use]
     pub fn tokens(&self, side: Side) -> Option<Range<u32>> {
-        self.selection.tokens.as_ref().map(|tokens| tokens.get(side).clone())
+        self.loops.selection.tokens.as_ref().map(|tokens| tokens.get(side).clone())
     }
 
     /// Whether all heads of both ends are copied.
-    pub(crate) const fn has_all_heads(&self) -> bool {
-        self.selection.has_all_heads
+    pub(crate) fn has_all_heads(&self) -> bool {
+        self.loops.selection.has_all_heads
     }
 
     /// Whether all heads and tokens of the blocks of one end are copied.
     pub(crate) fn has_whole_rows(&self, side: Side) -> bool {
         let sections = self.end(side).layout().geometry().sections();
         let has_all = |range: Range<u32>, count: u32| range == (0..count);
-        let heads = self.selection.has_all_heads
+        let heads = self.loops.selection.has_all_heads
             || sections.iter().all(|section| {
                 section.shape().heads.is_none_or(|count| has_all(self.heads(side), count))
             });
@@ -149,6 +147,11 @@ impl TransferPlan {
             sections.iter().all(|section| has_all(range.clone(), section.shape().tokens))
         });
         heads && tokens
+    }
+
+    /// The copies for each pair of blocks, or for all of them if sections are joined.
+    fn groups(&self) -> &[LayerGroup] {
+        self.joined.as_deref().unwrap_or(&self.loops.groups)
     }
 
     /// The source blocks. The n-th goes to the n-th of
@@ -188,13 +191,25 @@ impl TransferPlan {
     /// The layers, by their numbers in the source.
     #[must_use]
     pub fn layers(&self) -> Range<u32> {
-        self.selection.layers.clone()
+        self.loops.selection.layers.clone()
     }
 
     /// The layer of the destination that the first layer is copied to.
     #[must_use]
     pub fn destination_first_layer(&self) -> u32 {
-        self.selection.destination_first_layer
+        self.loops.selection.destination_first_layer
+    }
+
+    /// The layers, by their numbers at one end.
+    pub(crate) fn layers_of(&self, side: Side) -> Range<u32> {
+        let layers = self.layers();
+        match side {
+            Side::Source => layers,
+            Side::Destination => {
+                let first = self.destination_first_layer();
+                first..first + (layers.end - layers.start)
+            }
+        }
     }
 
     /// The pieces to copy: one for each block, layer and section.
@@ -228,7 +243,7 @@ impl TransferPlan {
     #[must_use]
     pub fn alignment(&self, side: Side) -> Alignment {
         let of_end = self.end(side).alignment();
-        if self.breaks_pieces { self.stretch_alignment(side, of_end) } else { of_end }
+        if self.loops.breaks_pieces { self.stretch_alignment(side, of_end) } else { of_end }
     }
 }
 
@@ -241,7 +256,7 @@ impl Drop for TransferPlan {
         let mut buffers = std::mem::take(&mut self.buffers);
         let unmade = std::mem::take(&mut *lock(&self.unmade));
         // Plans that break pieces up are rare, and have too many runs to be kept.
-        let made = self.made.take().filter(|_| !self.breaks_pieces);
+        let made = self.made.take().filter(|_| !self.loops.breaks_pieces);
         buffers.runs = made.unwrap_or(unmade);
         buffers.clear();
         // If enough spares are kept, these are freed.
@@ -253,7 +268,7 @@ impl fmt::Debug for TransferPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TransferPlan")
             .field("blocks", &self.buffers.destinations.len())
-            .field("layers", &self.selection.layers)
+            .field("layers", &self.loops.selection.layers)
             .field("bytes", &self.bytes)
             .field("pieces", &self.pieces)
             .field("runs", &self.run_count())

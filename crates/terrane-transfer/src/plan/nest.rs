@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use smallvec::SmallVec;
+use terrane_core::convert::to_u64;
 use terrane_layout::{Axis, AxisSteps, RegionOffset, Section};
 
 use super::run::Distance;
@@ -331,7 +332,7 @@ fn combine_sections(nests: &mut SmallVec<[LoopNest; 2]>) {
     let count = nests.len();
     nests.truncate(1);
     if let Some(nest) = nests.first_mut() {
-        let count = terrane_core::ByteCount::from_usize(count).get();
+        let count = to_u64(count);
         nest.outer.push(Loop { over: LoopAxis::Sections, count, step });
     }
 }

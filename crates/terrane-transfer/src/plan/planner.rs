@@ -3,22 +3,25 @@
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::ArrayQueue;
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OwnerProcess};
-use terrane_layout::Geometry;
 
-use super::nest::{self, Joining, LoopNest};
-use super::{Buffers, Segment, TransferPlan, overlap, shape};
+use super::loops::LoopsCache;
+use super::nest::{LoopAxis, LoopNest};
+use super::{Buffers, Segment, TransferPlan, overlap};
 use crate::error::TransferError;
 use crate::side::Side;
 use crate::sync::Mutex;
 use crate::transfer::Transfer;
 
-/// Validates transfers and plans them. Clones share the buffers.
+/// Validates transfers and plans them. Clones share the buffers and the cache.
 ///
-/// It reuses the buffers of plans that have dropped. So planning allocates nothing in the steady
-/// state, and never allocates per span.
+/// The loops that copy a whole block between two endpoints are computed once for these endpoints.
+/// The planner reuses the buffers of plans that have dropped. So planning allocates nothing in the
+/// steady state, and never allocates per span.
 #[derive(Clone, Debug)]
 pub struct Planner {
+    loops: Arc<LoopsCache>,
     spare: Arc<ArrayQueue<Buffers>>,
     owner: OwnerProcess,
 }
@@ -31,7 +34,8 @@ impl Planner {
     #[must_use]
     pub fn new() -> Self {
         let spare = Arc::new(ArrayQueue::new(SPARE_BUFFERS));
-        Self { spare, owner: OwnerProcess::current() }
+        let loops = Arc::default();
+        Self { loops, spare, owner: OwnerProcess::current() }
     }
 
     /// Validates a transfer and breaks it into runs. A transfer of no blocks is a plan of no runs.
@@ -47,7 +51,7 @@ impl Planner {
         self.owner.check()?;
         source.check_owner()?;
         destination.check_owner()?;
-        let (selection, sections) = shape::check(transfer)?;
+        let loops = self.loops.get(transfer)?;
         let (from, to) = (transfer.source_blocks.len(), transfer.destination_blocks.len());
         if from != to {
             return Err(TransferError::UnequalBlockCounts { from, to });
@@ -55,30 +59,12 @@ impl Planner {
         source.check_blocks(&transfer.source_blocks, Side::Source)?;
         destination.check_blocks(&transfer.destination_blocks, Side::Destination)?;
 
-        let ends = [source, destination].map(|end| end.layout().geometry());
-        let layer_by_layer = transfer.options.layer_by_layer;
-        // An end with contiguous blocks is accessed in sequence if runs go block by block.
-        let by_block = !layer_by_layer && ends.iter().any(|end| holds_blocks(end));
-        let groups = nest::layer_groups(&sections, &selection, Joining { layers: by_block });
-        let layers = u64::from(selection.layers.end - selection.layers.start);
-        let (mut pieces, mut piece_bytes) = (0, ByteCount::ZERO);
-        for section in &sections {
-            let count = if section.has_layers() { layers } else { 1 };
-            pieces += count;
-            let bytes = ByteCount::new(section.piece_bytes(&selection));
-            piece_bytes = piece_bytes.checked_add(bytes.checked_mul("layers", count)?)?;
-        }
-        let breaks_pieces =
-            groups.iter().flat_map(|group| &group.nests).any(|nest| !nest.inner.is_empty())
-                || is_partial(&selection, &sections);
         let mut buffers = self.spare.pop().unwrap_or_default();
         let mut plan = TransferPlan {
             source: source.clone(),
             destination: destination.clone(),
-            selection,
-            groups,
-            by_block,
-            breaks_pieces,
+            loops,
+            joined: None,
             pieces: 0,
             bytes: ByteCount::ZERO,
             made: OnceLock::new(),
@@ -89,9 +75,10 @@ impl Planner {
             owner: self.owner,
         };
         sort_pairs(transfer, &mut plan.buffers)?;
-        let blocks = ByteCount::from_usize(plan.buffers.destinations.len()).get();
-        plan.pieces = ByteCount::product(&[("blocks", blocks), ("pieces a block", pieces)])?.get();
-        plan.bytes = piece_bytes.checked_mul("blocks", blocks)?;
+        let blocks = to_u64(plan.buffers.destinations.len());
+        let pieces = ("pieces a block", plan.loops.pieces);
+        plan.pieces = ByteCount::product(&[("blocks", blocks), pieces])?.get();
+        plan.bytes = plan.loops.bytes.checked_mul("blocks", blocks)?;
         if source.is(destination) {
             overlap::check_within_layout(&plan)?;
         }
@@ -102,22 +89,6 @@ impl Planner {
         }
         Ok(plan)
     }
-}
-
-/// Whether blocks are adjacent, each of them whole.
-fn holds_blocks(geometry: &Geometry) -> bool {
-    geometry.page().is_some()
-}
-
-/// Whether only some rows of pieces are copied. Pieces then count as broken up even if one run is
-/// left of each.
-fn is_partial(selection: &shape::Selection, sections: &[shape::SharedSection<'_>]) -> bool {
-    let copies_all = |section: &shape::SharedSection<'_>| {
-        let bytes = section.piece_bytes(selection);
-        section.ends.iter().all(|end| end.shape().piece_bytes() == bytes)
-    };
-    let has_all_rows = selection.has_all_heads && selection.tokens.is_none();
-    !has_all_rows && !sections.iter().all(copies_all)
 }
 
 impl Default for Planner {
@@ -176,7 +147,7 @@ fn make_segments(plan: &mut TransferPlan) {
 
 /// Whether every nest is one run for each block, adjacent to that of the next block at both ends.
 fn touches(plan: &TransferPlan) -> bool {
-    let mut nests = plan.groups.iter().flat_map(|group| &group.nests);
+    let mut nests = plan.groups().iter().flat_map(|group| &group.nests);
     nests.all(|nest| {
         nest.inner.is_empty()
             && nest.block.iter().all(|steps| {
@@ -188,17 +159,23 @@ fn touches(plan: &TransferPlan) -> bool {
 
 /// Joins adjacent sections once all their blocks are one segment.
 fn join_sections(plan: &mut TransferPlan) {
-    let Some(segment) = plan.buffers.segments.first_mut() else { return };
+    let Some(segment) = plan.buffers.segments.first() else { return };
     let blocks = u64::from(segment.blocks);
-    let nests = plan.groups.iter_mut().flat_map(|group| &mut group.nests);
-    for nest in nests {
-        let found = nest.outer.iter().position(|level| {
-            level.over == nest::LoopAxis::Sections && level.step.is_step_of(nest.unit * blocks)
-        });
-        if let Some(found) = found {
+    let joins = |nest: &LoopNest| {
+        nest.outer.iter().position(|level| {
+            level.over == LoopAxis::Sections && level.step.is_step_of(nest.unit * blocks)
+        })
+    };
+    if plan.loops.groups.iter().flat_map(|group| &group.nests).all(|nest| joins(nest).is_none()) {
+        return;
+    }
+    let mut groups = plan.loops.groups.clone();
+    for nest in groups.iter_mut().flat_map(|group| &mut group.nests) {
+        if let Some(found) = joins(nest) {
             let joined = nest.outer.remove(found);
             nest.unit *= joined.count;
             nest.joined = Some(joined);
         }
     }
+    plan.joined = Some(Box::new(groups));
 }

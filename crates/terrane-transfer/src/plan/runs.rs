@@ -3,6 +3,9 @@
 //! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections): one run,
 //! or as many as the inner loops have iterations.
 
+use std::ops::Range;
+
+use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{Alignment, ByteCount};
 use terrane_layout::{AxisSteps, RegionOffset};
 
@@ -76,6 +79,23 @@ impl TransferPlan {
         Some(Ends { source, destination })
     }
 
+    /// Calls `each` with the pairs of blocks, by their indices, that these bytes of a run belong
+    /// to, and the bytes of each.
+    pub(crate) fn pairs_of(&self, run: usize, bytes: Range<u64>, each: &mut impl FnMut(u32, u64)) {
+        let Some((tile, _)) = self.find(number(run), LoopNest::inner_count) else { return };
+        let Some(segment) = self.buffers.segments.get(tile.segment) else { return };
+        let pieces = u64::from(segment.blocks) * tile.nest.passes();
+        let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let piece = at / of_each;
+            let end = ((piece + 1) * of_each).min(bytes.end);
+            let further = u32::try_from(piece % u64::from(segment.blocks)).unwrap_or(0);
+            each(segment.pair + further, end - at);
+            at = end;
+        }
+    }
+
     /// The index of a run's first block in the lists of blocks.
     pub(crate) fn pair_of(&self, run: usize) -> Option<u32> {
         let (tile, _) = self.find(number(run), LoopNest::inner_count)?;
@@ -85,7 +105,7 @@ impl TransferPlan {
     /// The sum of `weight` over the tiles of every nest.
     pub(super) fn count(&self, weight: impl Fn(&LoopNest) -> u64) -> u64 {
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
-        let per_segment: u64 = self.groups.iter().map(of_group).sum();
+        let per_segment: u64 = self.groups().iter().map(of_group).sum();
         per_segment * number(self.buffers.segments.len())
     }
 
@@ -94,13 +114,13 @@ impl TransferPlan {
     fn find(&self, index: u64, weight: impl Fn(&LoopNest) -> u64) -> Option<(Tile<'_>, u64)> {
         let segments = number(self.buffers.segments.len());
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
-        let all: u64 = self.groups.iter().map(of_group).sum();
-        let (block, mut rest, repeat) = if self.by_block {
+        let all: u64 = self.groups().iter().map(of_group).sum();
+        let (block, mut rest, repeat) = if self.loops.by_block {
             (index.checked_div(all)?, index % all, 1)
         } else {
             (0, index, segments)
         };
-        for group in &self.groups {
+        for group in self.groups() {
             let items = of_group(group) * repeat;
             if rest >= items {
                 rest -= items;
@@ -116,12 +136,12 @@ impl TransferPlan {
                     continue;
                 }
                 let (outer, item) = (rest / each, rest % each);
-                let (section, segment) = if self.by_block {
+                let (section, segment) = if self.loops.by_block {
                     (outer, block)
                 } else {
                     (outer / segments, outer % segments)
                 };
-                let segment = ByteCount::new(segment).to_usize();
+                let segment = to_usize(segment);
                 let place = self.buffers.segments.get(segment)?;
                 let tile = Tile {
                     first: tile_run(nest, step, section, place),
@@ -137,7 +157,7 @@ impl TransferPlan {
 
     fn layer_of(&self, group: &LayerGroup, step: u64) -> u32 {
         let step = u32::try_from(step).unwrap_or(u32::MAX);
-        self.selection.layers.start + group.first + step.saturating_mul(group.layers_per_step)
+        self.loops.selection.layers.start + group.first + step.saturating_mul(group.layers_per_step)
     }
 
     /// Fills in the list of runs.
@@ -145,11 +165,11 @@ impl TransferPlan {
     /// Products and sums cannot overflow: every run lies within its regions. Ids, layers and rows
     /// have been checked against the geometries, which prove that all their bytes fit.
     pub(super) fn make_runs(&self, runs: &mut Vec<CopyRun>) {
-        runs.reserve(ByteCount::new(self.run_count).to_usize());
-        if self.breaks_pieces {
+        runs.reserve(to_usize(self.run_count));
+        if self.loops.breaks_pieces {
             let tiles = (0..self.tile_count()).filter_map(|index| self.tile(index));
             tiles.for_each(|tile| tile.for_each(&mut |run| runs.push(*run)));
-        } else if self.by_block {
+        } else if self.loops.by_block {
             self.block_by_block(runs);
         } else {
             self.layer_by_layer(runs);
@@ -158,7 +178,7 @@ impl TransferPlan {
 
     fn block_by_block(&self, runs: &mut Vec<CopyRun>) {
         let Some((first, others)) = self.buffers.segments.split_first() else { return };
-        for group in &self.groups {
+        for group in self.groups() {
             for step in 0..group.steps {
                 for nest in &group.nests {
                     let sections = 0..nest.sections();
@@ -171,7 +191,7 @@ impl TransferPlan {
         let Some(steps) = self.linear_blocks() else {
             // Blocks at uneven distances.
             for segment in others {
-                for group in &self.groups {
+                for group in self.groups() {
                     for step in 0..group.steps {
                         for nest in &group.nests {
                             let sections = 0..nest.sections();
@@ -203,14 +223,14 @@ impl TransferPlan {
 
     /// The strides of blocks, if they are equal in all nests and blocks are not split.
     fn linear_blocks(&self) -> Option<[AxisSteps; 2]> {
-        let mut nests = self.groups.iter().flat_map(|group| &group.nests);
+        let mut nests = self.groups().iter().flat_map(|group| &group.nests);
         let steps = nests.next()?.block;
         let is_linear = steps.iter().all(|steps| steps.outer().count == 1);
         (is_linear && nests.all(|nest| nest.block == steps)).then_some(steps)
     }
 
     fn layer_by_layer(&self, runs: &mut Vec<CopyRun>) {
-        for group in &self.groups {
+        for group in self.groups() {
             let begin = runs.len();
             for nest in &group.nests {
                 for section in 0..nest.sections() {
@@ -247,10 +267,10 @@ impl TransferPlan {
     /// The alignment of the offsets and lengths of all runs at one end.
     pub(crate) fn run_alignment(&self, side: Side) -> Alignment {
         let of_end = self.end(side).alignment();
-        if !self.breaks_pieces {
+        if !self.loops.breaks_pieces {
             return of_end;
         }
-        let nests = self.groups.iter().flat_map(|group| &group.nests);
+        let nests = self.groups().iter().flat_map(|group| &group.nests);
         let bits = nests.fold(0, |bits, nest| {
             let levels = nest.outer.iter().chain(&nest.inner);
             let start = bits | nest.unit | at(&nest.base, side).offset;
@@ -262,7 +282,7 @@ impl TransferPlan {
     /// The alignment of contiguous stretches at one end, over all runs of a pair of blocks.
     pub(super) fn stretch_alignment(&self, side: Side, _of_end: Alignment) -> Alignment {
         let mut bits = self.block_bits(side);
-        for group in &self.groups {
+        for group in self.groups() {
             let mut images: Vec<Image> =
                 group.nests.iter().map(|nest| Image::of(nest, side)).collect();
             join_images(&mut images);
@@ -381,5 +401,5 @@ fn distance(from: u32, to: u32, stride: u64) -> u64 {
 }
 
 fn number(index: usize) -> u64 {
-    ByteCount::from_usize(index).get()
+    to_u64(index)
 }

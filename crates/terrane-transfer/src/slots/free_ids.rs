@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use terrane_core::convert::to_usize;
+
 use smallvec::SmallVec;
-use terrane_core::ByteCount;
 
 /// Free ids of one range. The lowest ids are taken first.
 ///
@@ -101,7 +102,7 @@ impl FreeIds {
 }
 
 fn index(number: u32) -> usize {
-    ByteCount::new(number.into()).to_usize()
+    to_usize(number.into())
 }
 
 #[cfg(all(test, not(loom)))]

@@ -11,6 +11,8 @@
 
 mod allocations;
 mod cancels;
+#[cfg(feature = "checksum")]
+mod checksums;
 mod compile_fail;
 mod completion;
 mod disk_faults;
@@ -27,6 +29,7 @@ mod heads;
 mod incomplete;
 mod layers;
 mod limits;
+mod metrics;
 mod model;
 mod orders;
 mod overlaps;

@@ -122,7 +122,7 @@ fn runs_as_they_are(plan: &TransferPlan) -> Vec<Stretch> {
 fn cells(plan: &TransferPlan) -> Vec<Stretch> {
     let grids = plan.grids().expect("the strides are even");
     let mut cells = Vec::new();
-    for grid in &grids {
+    for grid in grids.iter() {
         for (&from, &to) in plan.source_blocks().iter().zip(plan.destination_blocks()) {
             for layer in 0..grid.layers {
                 for outer in 0..grid.outers {

@@ -4,6 +4,8 @@
 //!
 //! `cargo run --release --example store`, or with `-- --help` for the options.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints what it finds")]
+
 mod engine;
 mod report;
 mod turns;
@@ -89,12 +91,11 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         (None, Some(temporary)) => temporary.path().to_owned(),
         (None, None) => return Err("there is no directory".into()),
     };
-    let mut report = Report::default();
-    report.first = kill_half_way(options, &directory)?;
+    let first = kill_half_way(options, &directory)?;
 
     let engine = Engine::new(options.most_blocks())?;
     let (store, recovery) = open(options, &engine, &directory)?;
-    report.recovery = Some(recovery);
+    let mut report = Report { first, recovery: Some(recovery), ..Report::default() };
     turns::run(options, (&store, &engine), options.halves()..options.all_turns(), |turn| {
         report.second.push(turn);
         Ok(())

@@ -15,3 +15,4 @@ mod offload_faults;
 mod parity;
 mod paths;
 mod run;
+mod store_example;

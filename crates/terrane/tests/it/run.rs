@@ -1,32 +1,35 @@
-//! Runs the example `offload` as a user would.
+//! Runs examples as a user would.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// The example's binary.
+/// The binary of the example `offload`.
+pub fn example() -> &'static Path {
+    static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
+    EXAMPLE.get_or_init(|| binary("offload"))
+}
+
+/// The binary of an example.
 ///
 /// `cargo test` builds examples beside the tests. Told to build some tests only, it does not, and
 /// the example is built here, unless an earlier build has left it.
-pub fn example() -> &'static Path {
-    static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
-    EXAMPLE.get_or_init(|| {
-        let test = std::env::current_exe().unwrap();
-        let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/it-HASH");
-        let beside = profile.join("examples/offload");
-        if beside.is_file() {
-            return beside;
-        }
-        let target = profile.join("offload-for-tests");
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "terrane", "--example", "offload"])
-            .arg("--target-dir")
-            .arg(&target)
-            .status()
-            .unwrap();
-        assert!(status.success(), "the example does not build");
-        target.join("debug/examples/offload")
-    })
+pub fn binary(example: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/it-HASH");
+    let beside = profile.join("examples").join(example);
+    if beside.is_file() {
+        return beside;
+    }
+    let target = profile.join("examples-for-tests");
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "terrane", "--example", example])
+        .arg("--target-dir")
+        .arg(&target)
+        .status()
+        .unwrap();
+    assert!(status.success(), "the example does not build");
+    target.join("debug/examples").join(example)
 }
 
 /// The example with these arguments.

@@ -31,6 +31,10 @@ impl Decision for PathDecision {
         Cow::Borrowed(self.path.name())
     }
 
+    fn label(&self) -> &'static str {
+        self.path.name()
+    }
+
     fn reason(&self) -> Cow<'_, str> {
         // Both devices can copy, so the explanation names the one that does.
         let device = match self.direction {

@@ -23,6 +23,8 @@ pub(crate) struct StreamPool {
 #[derive(Debug, Default)]
 struct Kept {
     idle: Vec<Stream>,
+    /// Streams that were returned while work on them may have been waiting.
+    held: Vec<Stream>,
     all: Vec<Stream>,
     /// The number of streams that exist or are being created.
     made: usize,
@@ -104,6 +106,10 @@ impl StreamPool {
             if let Some(idle) = kept.idle.pop() {
                 return Ok(Some(idle));
             }
+            // A stream whose query fails stays where it is.
+            if let Some(free) = kept.held.iter().position(|held| held.is_idle().unwrap_or(false)) {
+                return Ok(Some(kept.held.swap_remove(free)));
+            }
             if kept.made >= self.most.max(1) {
                 return Ok(None);
             }
@@ -122,7 +128,7 @@ impl StreamPool {
     }
 
     fn lease(self: &Arc<Self>, stream: Stream, used: Use) -> StreamLease {
-        StreamLease { stream, pool: Arc::clone(self), used }
+        StreamLease { stream, pool: Arc::clone(self), used, is_held: false }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -147,6 +153,21 @@ pub(crate) struct StreamLease {
     stream: Stream,
     pool: Arc<StreamPool>,
     used: Use,
+    /// Whether it may wait for another library's event.
+    is_held: bool,
+}
+
+impl StreamLease {
+    /// Records that the stream waits for another library, which may take long. No other job
+    /// gets it before that wait has ended.
+    pub(crate) fn hold(&mut self) {
+        self.is_held = true;
+    }
+
+    /// Records that the wait has ended.
+    pub(crate) fn release(&mut self) {
+        self.is_held = false;
+    }
 }
 
 impl std::ops::Deref for StreamLease {
@@ -164,7 +185,9 @@ impl Drop for StreamLease {
         }
         let mut kept = self.pool.kept();
         kept.waiting -= usize::from(self.used == Use::Waiting);
-        kept.idle.push(self.stream.clone());
+        let kept = &mut *kept;
+        let returned = if self.is_held { &mut kept.held } else { &mut kept.idle };
+        returned.push(self.stream.clone());
     }
 }
 

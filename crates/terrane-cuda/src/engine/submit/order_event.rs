@@ -97,7 +97,8 @@ impl PendingOrder {
         if let Self::Stream(event) = self {
             return Ok(OrderEvent { event, stream: None });
         }
-        let stream = streams.take()?;
+        let mut stream = streams.take()?;
+        stream.hold();
         self.delay(&stream)?;
         let event = Event::new(context, Timing::Off)?;
         event.record(&stream)?;
@@ -121,6 +122,13 @@ impl OrderEvent {
     /// Blocks until it is open.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         self.event.wait()
+    }
+
+    /// Frees the stream of an order that is open.
+    pub(crate) fn release(self) {
+        if let Some(mut stream) = self.stream {
+            stream.release();
+        }
     }
 
     /// Returns it as the order of another job, which keeps it.

@@ -35,7 +35,7 @@ impl WaitingJob {
     /// Enqueues the job for its direction.
     pub(crate) fn enqueue(self) {
         let Self { order_event, submission, predicted, sender, queue } = self;
-        drop(order_event);
+        order_event.release();
         let (slot, _) = queue.enter();
         // If the submit thread has ended, the job drops here.
         drop(sender.send(QueuedJob { submission, predicted, begun: None, slot }));

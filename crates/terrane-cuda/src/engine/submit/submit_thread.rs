@@ -74,6 +74,11 @@ impl SubmitThread {
             queued.submission.sample_if(is_first && self.queue.is_alone());
         }
         self.pending.extend(queued.begun.take());
+        if queued.submission.is_submitted() {
+            // Nothing is left to stop: all bytes are on their way.
+            self.all_submitted(queued);
+            return None;
+        }
         if let Some(failure) = queued.submission.job().reason_to_stop() {
             self.fail(queued, failure);
             return None;

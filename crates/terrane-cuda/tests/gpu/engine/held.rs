@@ -15,7 +15,7 @@ use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{
     Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Transfer,
-    TransferManager, TransferOptions, TransferPlan,
+    TransferError, TransferManager, TransferOptions, TransferPlan,
 };
 
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
@@ -108,6 +108,75 @@ fn small_transfers_that_wait_hold_up_no_other() {
 #[test]
 fn large_transfers_that_wait_hold_up_no_other() {
     others_go_on("large_transfers_that_wait_hold_up_no_other", CopyPath::Staged, 16);
+}
+
+/// A transfer that is cancelled before its order has been reached leaves a stream that waits for
+/// that order. The order of the next transfer does not go there.
+#[test]
+fn the_order_of_a_cancelled_transfer_holds_up_no_other() {
+    let name = "the_order_of_a_cancelled_transfer_holds_up_no_other";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
+    };
+    let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &[DEVICE, PINNED]);
+    let manager = fixture.manager();
+    let shape = config(2, 8, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let room = much(&context);
+    let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
+    let [never_reached, reached] = [0, 1].map(|number| driver.hold(streams[number].handle()));
+    let orders = [0, 1].map(|number| {
+        keep_busy(&streams[number], &room);
+        let event = Event::new(&context, Timing::Off).unwrap();
+        event.record(&streams[number]).unwrap();
+        event.order().unwrap()
+    });
+    // A transfer that waits for another one has its order put on a stream at its submission.
+    let gate = there.hold_for_read(&[0, 1]).unwrap();
+    let [cancelled, next] = [0, 1].map(|number| {
+        let block = u32::try_from(number).unwrap();
+        let transfer = Transfer::new(&here, &there).blocks(&[block], &[block]);
+        let transfer = transfer.after_end(&gate.ticket()).device_order(orders[number].clone());
+        let completion = manager.submit(transfer, ()).unwrap();
+        if number == 0 {
+            completion.cancel();
+            assert!(completion.has_ended());
+        }
+        completion
+    });
+    drop(gate);
+    drop(reached);
+    must_end(next);
+    assert!(matches!(end_of(cancelled).result, Err(TransferError::Cancelled { .. })));
+    drop(never_reached);
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// A cancel that comes when the last bytes are on their way stops nothing, and the outcome says so.
+#[test]
+fn a_transfer_that_is_submitted_to_its_end_cannot_be_cancelled() {
+    let name = "a_transfer_that_is_submitted_to_its_end_cannot_be_cancelled";
+    let Some(context) = crate::needs::device_with_kernels(name, LITTLE) else { return };
+    let options =
+        DeviceEngineOptions { path: Some(CopyPath::Staged), ..DeviceEngineOptions::default() };
+    let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+    let manager = fixture.manager();
+    let shape = config(2, 2, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    for number in 0..32 {
+        let transfer = ordered(Transfer::new(&here, &there), &here, &there);
+        let transfer = transfer.blocks(&[0, 1], &[0, 1]).layer_by_layer();
+        let completion = manager.submit(transfer, ()).unwrap();
+        // All is on the device by now, and the engine's thread has yet to see it. The first
+        // transfer makes the buffers, on that thread.
+        if number > 0 {
+            completion.cancel();
+        }
+        end_of(completion).result.unwrap();
+    }
 }
 
 /// An engine, and who is told when it has dropped.

@@ -46,6 +46,13 @@ impl Decision for QuotedRoute {
         format!("{backend} {}, {runs} descriptors", route.operation).into()
     }
 
+    fn label(&self) -> &'static str {
+        match self.route.target {
+            Target::Peer { .. } => "to or from a peer",
+            Target::File => "to or from a file",
+        }
+    }
+
     fn reason(&self) -> Cow<'_, str> {
         let backend = &self.backend;
         match &self.route.target {

@@ -1,8 +1,6 @@
 //! Limits an upstream to a budget.
 
-use terrane_core::{
-    Allocate, AllocateError, Limits, Memory, RegionRequest, SizeOverflow, StorageKind,
-};
+use terrane_core::{Allocate, AllocateError, Limits, Memory, RegionRequest, StorageKind};
 
 use super::budget::{Budget, OverBudget, Reservation};
 use crate::adaptors::attached::Attached;
@@ -58,7 +56,7 @@ unsafe impl<A: Allocate> Allocate for Limit<A> {
         let expected = request
             .bytes
             .align_up(self.upstream.limits().granule)
-            .map_err(|overflow| size_overflow(self.kind(), request, overflow))?;
+            .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))?;
         let mut reservation = self.budget.reserve(expected).map_err(refused)?;
         let memory = self.upstream.allocate(request)?;
         reservation.resize(memory.length()).map_err(refused)?;
@@ -70,20 +68,6 @@ impl<M> Limited<M> {
     /// Returns the bytes that this memory reserves from the budget.
     pub fn reservation(&self) -> &Reservation {
         self.last()
-    }
-}
-
-/// The refusal of a request whose rounded size exceeds `u64`.
-pub(crate) fn size_overflow(
-    kind: StorageKind,
-    request: &RegionRequest,
-    overflow: SizeOverflow,
-) -> AllocateError {
-    AllocateError::Backend {
-        kind,
-        requested: request.bytes,
-        label: request.label.clone(),
-        source: Box::new(overflow),
     }
 }
 

@@ -19,7 +19,7 @@ fn round_trip(slabs: &Slabs, lengths: &[usize], skew: usize) {
     }
     let results = Arc::new(Results::default());
     let writes = sources.iter_mut().enumerate().map(|(index, source)| {
-        let write = request(index as u32, source.buffers(), SlabDirection::Write);
+        let write = request(slot(index), source.buffers(), SlabDirection::Write);
         NewRequest { index, ..write }.to(&results)
     });
     let writes = writes.collect();
@@ -37,7 +37,7 @@ fn round_trip(slabs: &Slabs, lengths: &[usize], skew: usize) {
         lengths.iter().map(|&length| Guarded::new(&[(PAGE - 1 - skew, length)])).collect();
     let reads = targets.iter_mut().enumerate().map(|(index, target)| {
         let direction = SlabDirection::Read { checksum: sums[index] };
-        NewRequest { index, ..request(index as u32, target.buffers(), direction) }.to(&results)
+        NewRequest { index, ..request(slot(index), target.buffers(), direction) }.to(&results)
     });
     let reads = reads.collect();
     // SAFETY: as above.

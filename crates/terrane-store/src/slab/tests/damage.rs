@@ -29,7 +29,7 @@ fn damaged(round: u64, slot: u32, random: &mut Seeded) -> Vec<u8> {
             bytes[begin..end].copy_from_slice(&older[begin..end]);
         }
         1 => bytes = content(round - 1, slot),
-        2 => bytes = content(round, (slot + 1 + random.below(3) as u32) % SLOTS),
+        2 => bytes = content(round, (slot + 1 + super::slot(random.below(3))) % SLOTS),
         3 => {
             let begin = random.below(sectors) * 512;
             bytes[begin..].fill(0);
@@ -59,9 +59,9 @@ fn a_hundred_thousand_damages_are_caught() {
         let mut submit = |direction: &dyn Fn(usize) -> SlabDirection| {
             let requests = memory.iter_mut().enumerate().map(|(index, memory)| {
                 if direction(index) == SlabDirection::Write {
-                    memory.fill(&content(round, index as u32));
+                    memory.fill(&content(round, slot(index)));
                 }
-                let new = request(index as u32, memory.buffers(), direction(index));
+                let new = request(slot(index), memory.buffers(), direction(index));
                 NewRequest { index, ..new }.to(&results)
             });
             let requests = requests.collect();

@@ -56,7 +56,7 @@ fn a_write_without_space_makes_the_files_read_only() {
         let mut memory: Vec<Guarded> = (1..16).map(|_| Guarded::new(&[(0, 1 << 20)])).collect();
         let results = Arc::new(Results::default());
         let requests = memory.iter_mut().enumerate().map(|(index, memory)| {
-            let new = request(index as u32 + 1, memory.buffers(), SlabDirection::Write);
+            let new = request(slot(index + 1), memory.buffers(), SlabDirection::Write);
             NewRequest { index, ..new }.to(&results)
         });
         let requests = requests.collect();

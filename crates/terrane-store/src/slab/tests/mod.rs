@@ -202,6 +202,11 @@ fn read(slabs: &Slabs, slot: u32, length: usize, checksum: u64) -> Result<Vec<u8
     Ok(memory.content())
 }
 
+/// The slot at an index.
+fn slot(index: usize) -> u32 {
+    index.try_into().unwrap()
+}
+
 /// In memory where possible: faster, with the same alignment rules as requested by the options.
 fn memory_folder() -> tempfile::TempDir {
     let folder = PathBuf::from("/dev/shm");

@@ -63,7 +63,7 @@ fn loads_go_before_stores_then_by_priority_then_by_arrival() {
     ];
     let requests = wanted.into_iter().zip(memory.iter_mut()).enumerate();
     let requests = requests.map(|(index, ((direction, priority, job), memory))| {
-        let new = request(index as u32 + 1, memory.buffers(), direction);
+        let new = request(slot(index + 1), memory.buffers(), direction);
         NewRequest { index, priority, job, ..new }.to(&results)
     });
     let requests = requests.collect();
@@ -209,10 +209,12 @@ fn closing_ends_what_waits_and_joins_the_thread() {
     let requests = requests.collect();
     // SAFETY: the memory is kept until all have ended.
     unsafe { slabs.submit(requests) };
-    let closer = thread::spawn({
-        let slabs = slabs.clone();
-        move || slabs.close(in_a_second())
-    });
+    let closer = thread::Builder::new()
+        .spawn({
+            let slabs = slabs.clone();
+            move || slabs.close(in_a_second())
+        })
+        .unwrap();
     while slabs.handle.shared.inbox.send(Message::Cancel(JobId::new(99))).is_ok() {
         thread::yield_now();
     }

@@ -21,6 +21,10 @@ use crate::slab::waiting::{InDevice, Turn, WaitingBlocks};
 use block::{Block, Ended};
 use parts::Part;
 
+/// The bytes of loads in flight that keep one device busy. Drives split a request of this size into
+/// many commands.
+const WINDOW: u64 = 4 << 20;
+
 /// The state of the I/O thread.
 ///
 /// The queue drops first: it waits for the requests in flight before bounce buffers are freed.
@@ -34,6 +38,10 @@ pub(super) struct Worker {
     /// The deadlines of blocks that have parts left to submit.
     deadlines: BTreeSet<(Instant, usize)>,
     device: InDevice,
+    /// The bytes of waiting loads that were not submitted.
+    loads_left: u64,
+    /// The bytes of loads in flight that keep the devices busy.
+    window: u64,
     /// Blocks that have bytes to add to their checksum.
     to_sum: VecDeque<usize>,
     ended: Vec<Ended>,
@@ -64,6 +72,8 @@ impl Worker {
             waiting: WaitingBlocks::new(options.stores_in_device),
             deadlines: BTreeSet::new(),
             device: InDevice::default(),
+            loads_left: 0,
+            window: WINDOW * shared.files.folders(),
             to_sum: VecDeque::new(),
             ended: Vec::new(),
             request_bytes: request - request % granule.get(),
@@ -145,6 +155,10 @@ impl Worker {
         let deadline = request.deadline;
         let block = Block::new(request, turn, place.file.target(), place.offset, total);
         let key = self.blocks.insert(block);
+        if !is_store {
+            self.loads_left += total;
+            self.device.last_load = Some(now);
+        }
         self.waiting.insert(turn, key);
         self.deadlines.extend(deadline.map(|deadline| (deadline, key)));
     }
@@ -219,6 +233,9 @@ impl Worker {
     fn leave_turn(&mut self, key: usize) {
         let Some(block) = self.blocks.get(key) else { return };
         self.waiting.remove(block.turn, key);
+        if !block.is_store() {
+            self.loads_left -= block.total - block.submitted.position;
+        }
         if let Some(deadline) = block.deadline {
             self.deadlines.remove(&(deadline, key));
         }

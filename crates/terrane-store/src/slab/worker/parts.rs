@@ -34,18 +34,41 @@ impl Worker {
             return;
         }
         let now = Instant::now();
+        let mut is_idle = self.queue.in_flight() == 0;
         while self.queue.has_room() {
             let Some(key) = self.waiting.next(now, self.device) else { break };
             let is_store = self.blocks.get(key).is_some_and(Block::is_store);
             if let Some(failure) = self.shared.health.refusal(is_store) {
                 self.fail(key, failure);
-            } else if let Err(error) = self.submit_part(key) {
+                continue;
+            }
+            if !is_store && !self.has_window() {
+                break;
+            }
+            if let Err(error) = self.submit_part(key) {
                 self.fail(key, SlabFailure::Refused(Arc::new(error)));
+            } else if std::mem::take(&mut is_idle) {
+                // The device works while the kernel prepares the other requests.
+                self.start();
             }
         }
+        self.start();
+    }
+
+    fn start(&mut self) {
         if let Err(error) = self.queue.flush() {
             self.turn_off(error);
         }
+    }
+
+    /// Whether another part of a load may be submitted.
+    ///
+    /// Some devices end all their requests at about the same time. No request is left then to cover the
+    /// time that the checksums of the last ones take. So no more than half of the bytes that are left is
+    /// in the device, unless that would be too little to keep it busy.
+    fn has_window(&self) -> bool {
+        let (loading, left) = (self.device.load_bytes, self.loads_left);
+        loading < self.window.max((loading + left) / 4 * 3)
     }
 
     /// Submits the next part of a block.
@@ -84,10 +107,16 @@ impl Worker {
             }
             return Err(error.into());
         }
+        let bytes = end.position - begin;
         block.submitted = end;
         block.in_flight += 1;
-        let count = if block.is_store() { &mut self.device.stores } else { &mut self.device.loads };
-        *count += 1;
+        if block.is_store() {
+            self.device.stores += 1;
+        } else {
+            self.device.loads += 1;
+            self.device.load_bytes += bytes;
+            self.loads_left -= bytes;
+        }
         let is_last = block.submitted.position == block.total;
         // The bytes of a store are there already.
         if block.is_store() && block.sum.add_ready(begin, end.position) {
@@ -107,8 +136,13 @@ impl Worker {
         let Some(block) = self.blocks.get_mut(key) else { return };
         block.in_flight -= 1;
         let is_store = block.is_store();
-        let count = if is_store { &mut self.device.stores } else { &mut self.device.loads };
-        *count -= 1;
+        if is_store {
+            self.device.stores -= 1;
+        } else {
+            self.device.loads -= 1;
+            self.device.load_bytes -= end - begin;
+            self.device.last_load = Some(Instant::now());
+        }
         let is_good = completion.outcome.is_ok() && block.failure.is_none();
         if let Some(bounce) = &bounce
             && is_good

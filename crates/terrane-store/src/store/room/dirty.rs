@@ -24,6 +24,7 @@ impl Room {
     /// A slower tier has the block of the slot, or never will.
     pub(crate) fn set_clean(&self, slot: u32) {
         self.set_mark(&self.dirty, slot, CLEAN);
+        self.evict_beyond(slot);
         self.retry_for_waiters();
     }
 
@@ -51,6 +52,11 @@ impl Room {
     /// Whether a block that is pinned has to be written to a slower tier.
     pub(crate) fn is_pin_dirty(&self, pin: &PinnedSlot) -> bool {
         self.mark(pin.block.slot) != CLEAN
+    }
+
+    /// Whether a write-back has something to look at.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !lock(&self.state).dirty.is_empty()
     }
 
     /// The keys of all dirty blocks.

@@ -7,10 +7,11 @@ mod waiting;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 
+use terrane_core::OwnerProcess;
 use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::sync::lock;
 
@@ -18,10 +19,9 @@ use crate::KeyHash;
 use crate::eviction::EvictionPolicy;
 use crate::index::{Freed, StoredBlock, TierIndex};
 use crate::slab::Priority;
-use crate::store::control::{JobControl, Stopped};
+use crate::store::control::{JobControl, PriorityQueue, Stopped};
 use crate::store::presence::TierId;
 use crate::store::result::NoRoom;
-use crate::store::shared::StoreCore;
 use crate::store::snapshot::GroupSnapshot;
 
 pub(crate) use slots::{LeasedSlot, PinnedSlot, TakenSlots};
@@ -47,7 +47,10 @@ pub(crate) struct Room {
     uses: Box<[AtomicU8]>,
     /// Whether a job writes dirty blocks back, for those that wait.
     is_writing_back: AtomicBool,
-    core: Weak<StoreCore>,
+    /// The limit of the state, to read without its lock.
+    limit: AtomicU32,
+    owner: OwnerProcess,
+    store: Weak<dyn RoomOwner>,
 }
 
 /// A slower tier has the block, or the tier is the slowest.
@@ -68,6 +71,15 @@ pub(crate) enum DirtyBlocks {
     Kept,
     /// They may be evicted.
     MayBeLost,
+}
+
+/// The store of a room. It is called without a lock.
+pub(crate) trait RoomOwner: Send + Sync {
+    /// The room evicted the blocks of these keys.
+    fn after_eviction(&self, room: &Room, keys: &[KeyHash]);
+
+    /// A job lacks so many slots of a room because blocks are dirty.
+    fn write_back_for(self: Arc<Self>, tier: TierId, group: u16, lacks: usize);
 }
 
 struct RoomState {
@@ -112,7 +124,7 @@ impl Room {
         slots: u32,
         policy: Box<dyn EvictionPolicy>,
         dirty: DirtyBlocks,
-        core: Weak<StoreCore>,
+        store: Weak<dyn RoomOwner>,
     ) -> Self {
         let marks = if dirty == DirtyBlocks::None { 0 } else { to_usize(slots.into()) };
         let zeros = || (0..marks).map(|_| AtomicU8::new(0)).collect();
@@ -136,7 +148,9 @@ impl Room {
             dirty_mark: if dirty == DirtyBlocks::MayBeLost { MAY_BE_LOST } else { KEPT },
             uses: zeros(),
             is_writing_back: AtomicBool::new(false),
-            core,
+            limit: AtomicU32::new(slots),
+            owner: OwnerProcess::current(),
+            store,
         }
     }
 
@@ -182,7 +196,7 @@ impl Room {
             Ok(entered) => return Ok(entered),
             Err(waiting) => waiting,
         };
-        control.set_waits(Some((Arc::clone(self), waiting.arrival)));
+        control.set_waits(Some((Arc::clone(self) as _, waiting.arrival)));
         let granted = control.until(waiting.granted()).await;
         control.set_waits(None);
         let slots = granted?;
@@ -238,14 +252,16 @@ impl Room {
         }
         while state.free.len() < count {
             let (mut key, mut dirty) = (None, 0);
-            let evicted = self.policy.evict(&mut |slot| {
+            let mut take = |slot| {
                 if self.mark(slot) == KEPT {
                     dirty += 1;
                     return None;
                 }
                 key = self.index.evict(slot);
                 key
-            });
+            };
+            // A policy may move a block to another queue, and look at that queue the next time.
+            let evicted = self.policy.evict(&mut take).or_else(|| self.policy.evict(&mut take));
             let Some(slot) = evicted else {
                 if dirty > 0 {
                     after.lacks = count - state.free.len();
@@ -287,12 +303,12 @@ impl Room {
         if after.evicted.is_empty() && after.lacks == 0 {
             return;
         }
-        let Some(core) = self.core.upgrade() else { return };
+        let Some(store) = self.store.upgrade() else { return };
         if !after.evicted.is_empty() {
-            core.after_eviction(self, &after.evicted);
+            store.after_eviction(self, &after.evicted);
         }
         if after.lacks > 0 {
-            core.write_back(self.tier, self.group, after.lacks);
+            store.write_back_for(self.tier, self.group, after.lacks);
         }
     }
 
@@ -303,9 +319,10 @@ impl Room {
             self.retry();
         }
     }
+}
 
-    /// Changes the priority of a job that waits.
-    pub(crate) fn raise(&self, arrival: u64, priority: Priority) {
+impl PriorityQueue for Room {
+    fn raise(&self, arrival: u64, priority: Priority) {
         let mut state = lock(&self.state);
         let found = state.waiters.keys().find(|(_, number)| *number == arrival).copied();
         if let Some(key) = found.filter(|(Reverse(before), _)| *before < priority)
@@ -316,7 +333,9 @@ impl Room {
         drop(state);
         self.retry();
     }
+}
 
+impl Room {
     /// The highest priority of a job that waits.
     pub(crate) fn waiting_priority(&self) -> Option<Priority> {
         lock(&self.state).waiters.keys().next().map(|(Reverse(priority), _)| *priority)

@@ -1,35 +1,50 @@
 //! Changes of the number of slots.
 
+use std::sync::atomic::Ordering;
+
 use terrane_core::sync::lock;
 
 use crate::error::StoreError;
 use crate::slab::Slabs;
-use crate::store::room::{Aftermath, CLEAN, Room};
+use crate::store::room::{Aftermath, KEPT, Room};
 
 impl Room {
-    /// Sets the number of slots that are used, and evicts the blocks beyond it.
+    /// Sets the number of slots that are used, and evicts the blocks beyond it. Pinned blocks leave
+    /// with their last pin, and dirty ones when they were written to a slower tier.
     pub(crate) fn resize(&self, slots: u32) {
-        let mut after = Aftermath::default();
         let mut state = lock(&self.state);
         let before = std::mem::replace(&mut state.limit, slots);
+        self.limit.store(slots, Ordering::SeqCst);
         if slots < before {
             let free = std::mem::take(&mut state.free);
             free.into_iter().for_each(|slot| state.put_back(slot));
-            for slot in slots..before {
-                if let Some(key) = self.index.evict(slot) {
-                    self.policy.remove(slot);
-                    self.set_mark(&self.dirty, slot, CLEAN);
-                    after.evicted.push(key);
-                    state.put_back(slot);
-                }
-            }
         } else {
             let retired = std::mem::take(&mut state.retired);
             retired.into_iter().rev().for_each(|slot| state.put_back(slot));
         }
         drop(state);
-        self.settle(after);
+        let mut dirty = 0;
+        for slot in slots..before {
+            if self.mark(slot) == KEPT {
+                dirty += 1;
+            } else {
+                self.evict_beyond(slot);
+            }
+        }
+        self.settle(Aftermath { lacks: dirty, ..Aftermath::default() });
         self.retry();
+    }
+
+    /// Evicts the block of a slot beyond the limit, unless it is in use or dirty. No lock may be held.
+    pub(crate) fn evict_beyond(&self, slot: u32) {
+        if slot < self.limit.load(Ordering::SeqCst) || self.mark(slot) == KEPT {
+            return;
+        }
+        if let Some(key) = self.index.evict(slot) {
+            self.policy.remove(slot);
+            lock(&self.state).put_back(slot);
+            self.settle(Aftermath { evicted: vec![key], ..Aftermath::default() });
+        }
     }
 
     /// Frees the disk blocks of the slots beyond the limit that no block or job has.

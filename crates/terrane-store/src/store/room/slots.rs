@@ -22,6 +22,13 @@ impl TakenSlots {
         self.slots.get(index).copied().flatten()
     }
 
+    /// Gives a slot back.
+    pub(crate) fn free(&mut self, index: usize) {
+        if let Some(slot) = self.keep(index) {
+            self.room.free([slot]);
+        }
+    }
+
     /// The slot belongs to the index from here on.
     pub(crate) fn keep(&mut self, index: usize) -> Option<u32> {
         self.slots.get_mut(index).and_then(Option::take)
@@ -45,9 +52,15 @@ pub(crate) struct PinnedSlot {
 
 impl Drop for PinnedSlot {
     fn drop(&mut self) {
+        if !self.room.owner.is_current() {
+            return;
+        }
         match self.room.index.unpin(self.block.slot) {
             Some(slot) => self.room.free([slot]),
-            None => self.room.retry_for_waiters(),
+            None => {
+                self.room.evict_beyond(self.block.slot);
+                self.room.retry_for_waiters();
+            }
         }
     }
 }
@@ -59,6 +72,9 @@ pub(crate) struct LeasedSlot {
 
 impl Drop for LeasedSlot {
     fn drop(&mut self) {
+        if !self.pin.room.owner.is_current() {
+            return;
+        }
         let slot = self.pin.block.slot;
         let mut state = lock(&self.pin.room.state);
         if let Some(count) = state.leases.get_mut(&slot) {

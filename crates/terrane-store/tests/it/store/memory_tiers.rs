@@ -143,7 +143,7 @@ fn a_store_of_memory_alone_works() {
     assert_at_rest(&store);
 }
 
-fn config(blocks: u32) -> LayoutConfig {
+pub fn config(blocks: u32) -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(blocks)
         .num_layers(3)
@@ -157,7 +157,7 @@ fn config(blocks: u32) -> LayoutConfig {
 }
 
 /// A layout with one region a layer, as engines have.
-fn engine_layout(blocks: u32) -> PhysicalLayout {
+pub fn engine_layout(blocks: u32) -> PhysicalLayout {
     let system = SystemAllocator::new(SystemOptions::default());
     let layout = LayoutBuilder::new(config(blocks)).layer_separate(BlockDimension::Second);
     layout.allocate(&system).unregistered().build().unwrap()
@@ -168,10 +168,10 @@ fn each_byte(endpoint: &Endpoint, block: u32, tokens: u32, mut each: impl FnMut(
     let layout = endpoint.layout();
     layout.geometry().canonical_spans(block, tokens, &mut |at, bytes| {
         let start = layout.location_at(at).unwrap().as_host().unwrap();
-        for offset in 0..usize::try_from(bytes).unwrap() {
-            // SAFETY: within the layout's memory, which no job uses meanwhile.
-            each(unsafe { &mut *start.as_ptr().add(offset) });
-        }
+        let bytes = usize::try_from(bytes).unwrap();
+        // SAFETY: within the layout's memory, which no job uses meanwhile.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) };
+        bytes.iter_mut().for_each(&mut each);
     });
 }
 
@@ -277,9 +277,15 @@ fn blocks_of_endpoints_come_back_through_a_tier_of_another_layout() {
     }
 }
 
+/// The jobs on tiers of 4 slots. Raise it for a longer search.
+#[expect(clippy::disallowed_methods, reason = "a longer search is asked for")]
+fn jobs_of_4_slots() -> usize {
+    std::env::var("TERRANE_STORE_JOBS").map_or(2000, |count| count.parse().unwrap())
+}
+
 #[test]
 fn tiers_of_4_slots_serve_8_threads_by_their_deadlines() {
-    const GETS: usize = 2000;
+    let jobs = jobs_of_4_slots();
     let directory = tempfile::tempdir().unwrap();
     let builder = builder(directory.path(), 8192, 4).host(host(4));
     let (store, _) = builder.write_policy(WritePolicy::Back).open().unwrap();
@@ -292,7 +298,7 @@ fn tiers_of_4_slots_serve_8_threads_by_their_deadlines() {
                     let mut random = Seeded::new(thread);
                     let mut below = |most| random.below(most);
                     let mut worst = Duration::ZERO;
-                    for _ in 0..GETS / 8 {
+                    for _ in 0..jobs / 8 {
                         let first = below(12);
                         let keys: Vec<Vec<u8>> =
                             (0..=below(4)).map(|n| key((first + n) % 12)).collect();

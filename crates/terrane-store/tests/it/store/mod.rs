@@ -1,5 +1,6 @@
 //! The store: verbs, tiers, faults and restarts.
 
+mod devices;
 mod disk_only;
 mod faults;
 mod harness;

@@ -159,6 +159,7 @@ fn metrics_are_exported_as_openmetrics() {
     let first = fs::read_to_string(&path).unwrap();
     assert!(first.contains("terrane_store_tier_hits_total{tier=\"disk\"} 2\n"), "{first}");
     assert!(first.contains("terrane_store_misses_total{reason=\"absent\"} 1\n"), "{first}");
+    assert!(first.contains("terrane_store_job_duration_seconds_count 2\n"), "{first}");
     assert!(first.ends_with("# EOF\n"));
     put_ok(&store, &keys(5..6), BLOCK);
     let until = soon();
@@ -188,6 +189,20 @@ fn a_read_only_tier_serves_and_evicts_nothing() {
     assert!(store.snapshot().tiers[0].read_only.is_some());
     assert!(!store.remove(0, &keys(0..1)).unwrap().wait().is_ok());
     assert!(!store.clear().unwrap().wait().is_ok());
+    assert_at_rest(&store);
+    drop(store);
+
+    // With a tier of memory, puts go there alone, and cannot be durable.
+    let tier = super::harness::disk(directory.path(), 4 * 4096).read_only(true);
+    let builder = builder(directory.path(), 4096, 4).disk(tier).host(ByteCount::kib(8));
+    let (store, _) = builder.open().unwrap();
+    put_ok(&store, &keys(9..11), BLOCK);
+    put_ok(&store, &keys(11..13), BLOCK);
+    assert_eq!(found(&store, &keys(0..4), BLOCK), [true; 4]);
+    assert_eq!(found(&store, &keys(11..13), BLOCK), [true; 2]);
+    let durable = JobOptions::new().durable(true);
+    let outcome = submit_put(&store, &keys(20..21), BLOCK, durable).wait();
+    assert!(!outcome.is_ok(), "{outcome:?}");
     assert_at_rest(&store);
 }
 

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use terrane_core::{ByteCount, OwnerProcess};
+use terrane_core::OwnerProcess;
+use terrane_core::convert::to_usize;
 
 use crate::completion::layers::range::LayerRange;
 use crate::completion::waiter_progress::{self, Invitation, WaiterPolling, WaiterProgress};
@@ -336,7 +337,7 @@ impl SharedLayers {
 
     fn index(&self, layer: u32) -> Result<usize, LayerError> {
         if self.range.contains(&layer) {
-            Ok(ByteCount::new((layer - self.range.start).into()).to_usize())
+            Ok(to_usize((layer - self.range.start).into()))
         } else {
             let (first, last) = (self.range.start, self.range.end.saturating_sub(1));
             Err(LayerError::NotTransferred { layer, first, last })

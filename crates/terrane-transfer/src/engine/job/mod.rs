@@ -10,6 +10,7 @@ use terrane_core::{BoxedCause, ByteCount};
 
 use super::finalizer::Finalizer;
 use super::quote::{Decision, ForeignDecision};
+use crate::checksums::block_sums::BlockSums;
 use crate::completion::layers::LayerSignals;
 use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::WaiterProgress;
@@ -35,6 +36,8 @@ pub struct CopyJob {
     /// Whether it is a part of another job, which owns the claims.
     is_part: bool,
     options: TransferOptions,
+    /// The checksums that the engine computes.
+    sums: Option<Arc<BlockSums>>,
     progress: Arc<CopyProgress>,
     finalizer: Finalizer,
 }
@@ -56,7 +59,17 @@ impl CopyJob {
         progress: Arc<CopyProgress>,
         finalizer: Finalizer,
     ) -> Self {
-        Self { plan, claims: Arc::new(claims), is_part: false, options, progress, finalizer }
+        let claims = Arc::new(claims);
+        Self { plan, claims, is_part: false, options, sums: None, progress, finalizer }
+    }
+
+    /// The job, whose engine computes checksums of the destination blocks, which the caller
+    /// `named` in this order.
+    pub(crate) fn with_checksums(mut self, named: &[u32]) -> Self {
+        let checksums = self.options.checksums.clone();
+        let sums = checksums.map(|wanted| BlockSums::new(wanted, named, &self.plan));
+        self.sums = sums.map(Arc::new);
+        self
     }
 
     /// A part of another job. Both hold the claims on the transfer's blocks. All other memory of
@@ -69,7 +82,7 @@ impl CopyJob {
         finalizer: Finalizer,
     ) -> Self {
         let claims = Arc::clone(claims);
-        Self { plan, claims, is_part: true, options, progress, finalizer }
+        Self { plan, claims, is_part: true, options, sums: None, progress, finalizer }
     }
 
     /// The claims, which parts of this job share.
@@ -102,6 +115,20 @@ impl CopyJob {
     #[must_use]
     pub fn options(&self) -> &TransferOptions {
         &self.options
+    }
+
+    /// Sets the checksum of a pair of blocks, by its index in the [plan](Self::plan), if
+    /// [checksums](TransferOptions::checksums) are requested.
+    pub fn set_checksum(&self, pair: usize, sum: u64) {
+        if let Some(sums) = &self.sums {
+            sums.set(pair, sum);
+        }
+    }
+
+    /// The number of checksums that the engine computes: one for each pair of blocks, or none.
+    #[must_use]
+    pub fn checksums(&self) -> usize {
+        self.sums.as_ref().map_or(0, |sums| sums.len())
     }
 
     /// Counts the bytes that have been copied.
@@ -151,6 +178,11 @@ impl CopyJob {
         self.finalizer.engine_times = Some(times);
     }
 
+    /// Counts that a part was copied again, for [snapshots](crate::TransferSnapshot).
+    pub fn retried(&mut self) {
+        self.finalizer.retries = self.finalizer.retries.saturating_add(1);
+    }
+
     /// Fails the job although its copy may continue: the device or peer does not answer, and the
     /// copy cannot be stopped. The caller receives its outcome and its guard, and transfers that
     /// run after this one fail. From here on the [`Orphaned`] own the memory at both ends and the
@@ -163,7 +195,7 @@ impl CopyJob {
         self.finalizer.result = Some(Err(self.describe(failure)));
         self.orphan_claims();
         self.orphaned();
-        let Self { plan, claims, is_part: _, options, progress: _, finalizer } = self;
+        let Self { plan, claims, is_part: _, options, sums: _, progress: _, finalizer } = self;
         catch_foreign_panic(|| drop((options, finalizer)));
         Orphaned { plan, _claims: claims }
     }
@@ -184,6 +216,7 @@ impl CopyJob {
     /// its jobs on a single thread.
     pub fn finish(mut self, result: Result<(), CopyFailure>) {
         let result = result.map_err(|failure| self.describe(failure));
+        let result = result.and_then(|()| self.check_sums());
         match &result {
             Ok(()) if self.is_part => {}
             Ok(()) => self.claims.writing.has_written(Written::All),
@@ -191,6 +224,15 @@ impl CopyJob {
         }
         self.finalizer.result = Some(result);
         catch_foreign_panic(|| drop(self));
+    }
+
+    /// Verifies the checksums, and keeps them for the report.
+    fn check_sums(&mut self) -> Result<(), TransferError> {
+        if let Some(sums) = self.sums.take() {
+            let engine = self.finalizer.explanation.engine;
+            self.finalizer.checksums = Some(sums.end(&self.plan, engine)?);
+        }
+        Ok(())
     }
 
     /// Ends the job with this error, as it is: the job never reached an engine, or its engine got

@@ -1,5 +1,6 @@
 //! Aligned bounce buffers.
 
+use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{
     Allocate, AllocateError, ByteCount, HostAddress, Location, Memory, RegionRequest,
 };
@@ -35,7 +36,7 @@ impl BounceBuffers {
     pub(super) fn new(request: ByteCount, count: usize, depth: usize) -> Self {
         let size = request.min(LARGEST);
         let parts = request.get().div_ceil(size.get().max(1));
-        let count = count.saturating_mul(ByteCount::new(parts).to_usize()).min(depth).max(1);
+        let count = count.saturating_mul(to_usize(parts)).min(depth).max(1);
         Self { size, count, memory: None, free: Vec::new() }
     }
 
@@ -61,7 +62,7 @@ impl BounceBuffers {
     }
 
     fn allocate(&mut self) -> Result<(), AllocateError> {
-        let count = ByteCount::from_usize(self.count).get();
+        let count = to_u64(self.count);
         let too_large = |error| AllocateError::Backend {
             kind: terrane_core::StorageKind::System,
             requested: self.size,

@@ -1,6 +1,7 @@
 //! Gathers runs that are adjacent in a file into requests.
 
 use rustc_hash::FxHashMap;
+use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, FilePosition, Location};
 
 use crate::plan::TransferPlan;
@@ -112,7 +113,7 @@ fn by_reading(plan: &TransferPlan, side: Side) -> Vec<usize> {
         })
         .collect();
     let reading = |run| {
-        let pair = ByteCount::new(plan.pair_of(run)?.into()).to_usize();
+        let pair = to_usize(plan.pair_of(run)?.into());
         reading_of_pair.get(pair).copied()
     };
     let mut order: Vec<usize> = (0..plan.runs().len()).collect();

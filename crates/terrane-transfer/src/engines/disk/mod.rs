@@ -17,16 +17,18 @@ use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{CapabilityReport, OwnerProcess};
 use terrane_storage::{IoQueue, IoWaker, StorageError};
 
+use crate::checksums::crc;
 use crate::engine::declined::Declined;
 use crate::engine::job::CopyJob;
 use crate::engine::quote::Quote;
 use crate::engine::{CopyEngine, threads};
 use crate::plan::TransferPlan;
+use crate::side::Side;
 use crate::transfer::TransferOptions;
 pub use options::DiskEngineOptions;
 use rates::DiskRates;
 use route::DiskRoute;
-use worker::DiskWorker;
+use worker::{DiskWorker, buffer_sums};
 
 /// Copies between host memory and files, and between files, with several requests in flight.
 ///
@@ -89,6 +91,11 @@ unsafe impl CopyEngine for DiskEngine {
         if options.device_order.is_some() {
             return Err(Declined::DeviceOrder);
         }
+        // Bytes between files pass through buffers, in the order of the source file.
+        let has_order = || route.has_memory() || buffer_sums::suit(plan, Side::Source);
+        if options.checksums.is_some() && !has_order() {
+            return Err(Declined::Checksums);
+        }
         let route = self.rates.choose(route, plan);
         let predicted = self.rates.of(&route).predict(plan.bytes(), plan.run_count());
         Ok(Quote::new(predicted, route))
@@ -100,6 +107,10 @@ unsafe impl CopyEngine for DiskEngine {
             let _ = jobs.send(job);
             self.waker.wake();
         }
+    }
+
+    fn computes_checksums(&self) -> bool {
+        crc::IS_COMPUTED
     }
 
     fn capabilities(&self) -> CapabilityReport {

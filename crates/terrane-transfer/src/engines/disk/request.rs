@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::{ByteCount, Durability, FileHandle, FilePosition, HostAddress, Location};
 use terrane_storage::{
     IoBuffer, IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest, StorageError,
@@ -60,7 +61,7 @@ pub(super) fn describe(failure: IoFailure, parts: &[RunPart], plan: &TransferPla
 
 /// The token of the operation at an index of the table.
 pub(super) fn token(index: usize) -> u64 {
-    ByteCount::from_usize(index).get()
+    to_u64(index)
 }
 
 pub(super) fn io_buffer(address: Option<HostAddress>, bytes: u64) -> Result<IoBuffer, CopyFailure> {
@@ -115,18 +116,19 @@ pub(super) enum BufferDirection {
 /// Parts of fewer bytes are copied through the cache.
 const LEAST_STREAMED: usize = 4096;
 
-/// Copies all parts of an operation between memory and the bounce buffer, where they are adjacent.
+/// Copies parts of an operation between memory and the bounce buffer, where they are adjacent from
+/// `begin` on.
 pub(super) fn copy_parts(
     job: &CopyJob,
     parts: &[RunPart],
     buffer: &BounceBuffer,
+    mut begin: u64,
     direction: BufferDirection,
 ) -> Result<(), CopyFailure> {
     let side = match direction {
         BufferDirection::IntoBuffer => Side::Source,
         BufferDirection::OutOfBuffer => Side::Destination,
     };
-    let mut begin = 0;
     for part in parts {
         let memory = part.location(job.plan(), side).and_then(Location::as_host);
         let memory = memory.ok_or_else(|| engine_failure(NotForFiles))?;
@@ -135,7 +137,7 @@ pub(super) fn copy_parts(
             BufferDirection::IntoBuffer => (memory, staged),
             BufferDirection::OutOfBuffer => (staged, memory),
         };
-        let length = ByteCount::new(part.bytes).to_usize();
+        let length = to_usize(part.bytes);
         // This thread does not use the data that it copies to memory. The disk reads the buffer
         // next, in contrast.
         let streams = direction == BufferDirection::OutOfBuffer

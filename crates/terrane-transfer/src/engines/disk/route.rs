@@ -140,6 +140,11 @@ impl DiskRoute {
         }
     }
 
+    /// Whether one end is in memory.
+    pub(super) fn has_memory(&self) -> bool {
+        self.flow != FileFlow::BetweenFiles
+    }
+
     /// Whether bytes that need no buffer could use one.
     pub(super) fn could_be_staged(&self) -> bool {
         self.flow != FileFlow::BetweenFiles && self.is_direct(self.file_side()) && !self.staged
@@ -153,8 +158,12 @@ impl DiskRoute {
 
 impl Decision for DiskRoute {
     fn path(&self) -> Cow<'_, str> {
+        Cow::Borrowed(self.label())
+    }
+
+    fn label(&self) -> &'static str {
         let file_is_direct = self.is_direct(self.file_side());
-        Cow::Borrowed(match (self.flow, file_is_direct, self.staged) {
+        match (self.flow, file_is_direct, self.staged) {
             (FileFlow::BetweenFiles, ..) => {
                 match (file_is_direct, self.is_direct(Side::Destination)) {
                     (true, true) => "direct read and write",
@@ -166,7 +175,7 @@ impl Decision for DiskRoute {
             (_, true, false) => "direct vectored",
             (_, true, true) => "direct staged",
             (_, false, _) => "buffered",
-        })
+        }
     }
 
     fn reason(&self) -> Cow<'_, str> {

@@ -13,8 +13,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, OsError, OwnerProcess};
 
+use crate::checksums::crc;
 use crate::engine::declined::Declined;
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::engine::quote::{Decision, Quote};
@@ -97,11 +99,15 @@ impl HostPath {
 
 impl Decision for HostPath {
     fn path(&self) -> Cow<'_, str> {
-        Cow::Borrowed(match self {
+        Cow::Borrowed(self.label())
+    }
+
+    fn label(&self) -> &'static str {
+        match self {
             Self::ThroughCache => "copy through the cache",
             Self::Streaming => "streaming copy",
             Self::Relayout => "re-layout through the cache",
-        })
+        }
     }
 
     fn reason(&self) -> Cow<'_, str> {
@@ -192,6 +198,10 @@ unsafe impl CopyEngine for HostEngine {
         Ok(Quote::constant(predicted, path))
     }
 
+    fn computes_checksums(&self) -> bool {
+        crc::IS_COMPUTED
+    }
+
     fn submit(&self, job: CopyJob) {
         let Some(queue) = &self.queue else { return };
         let path = match job.decision::<HostPath>() {
@@ -202,8 +212,7 @@ unsafe impl CopyEngine for HostEngine {
         };
         let chunks = job.plan().bytes().get().div_ceil(self.options.chunk.get().max(1));
         // Waking a thread pays off for two chunks: copying one takes about as long as waking.
-        let threads =
-            ByteCount::from_usize(self.threads.len()).get().min(chunks.div_ceil(2)).max(1);
+        let threads = to_u64(self.threads.len()).min(chunks.div_ceil(2)).max(1);
         let work = QueuedJob::new(ChunkedJob::new(job, path, self.options.chunk, &self.rates));
         // One entry for each thread that takes part. If the threads have exited, the work drops
         // here, and the job with it, which notifies its caller.

@@ -1,11 +1,14 @@
 //! A job in chunks, which threads take in turn.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
+use terrane_core::convert::{to_u64, to_usize};
+use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::{ByteCount, HostAddress, Location};
 
 use super::{HostPath, HostRates};
+use crate::checksums::host_memory::block_sum;
 use crate::completion::waiter_progress::WaiterProgress;
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::engines::copy::{self, Store};
@@ -66,6 +69,8 @@ pub(super) struct ChunkedJob {
     rates: Arc<HostRates>,
     /// The bytes of each layer that have not been copied; empty if layers are not reported.
     left_of_layers: Box<[AtomicU64]>,
+    /// The pair of blocks whose checksum is computed next.
+    next_sum: AtomicUsize,
     job: CopyJob,
 }
 
@@ -90,13 +95,15 @@ impl ChunkedJob {
             failure: Mutex::new(None),
             rates: Arc::clone(rates),
             left_of_layers: left_of_layers(&job),
+            next_sum: AtomicUsize::new(0),
             job,
         }
     }
 
-    /// Copies a chunk that no thread has taken yet. Returns whether there was one.
+    /// Copies a chunk that no thread has taken yet, or computes a checksum. Returns whether there
+    /// was anything to do.
     fn copy_one_chunk(&self) -> bool {
-        let Some((begin, bytes)) = self.take_chunk() else { return false };
+        let Some((begin, bytes)) = self.take_chunk() else { return self.sum_one_block() };
         if let Some(failure) = self.job.reason_to_stop() {
             self.fail(failure);
             return false;
@@ -119,15 +126,38 @@ impl ChunkedJob {
         true
     }
 
+    /// Computes the checksum of a block that no thread has taken yet. Returns whether there was
+    /// one.
+    fn sum_one_block(&self) -> bool {
+        // Relaxed: each thread only needs another number.
+        let pair = self.next_sum.fetch_add(1, Ordering::Relaxed);
+        if pair >= self.job.checksums() || lock(&self.failure).is_some() {
+            return false;
+        }
+        // A cancel does not undo a copy whose bytes have all been taken.
+        if let Some(late @ CopyFailure::DeadlineExceeded) = self.job.reason_to_stop() {
+            self.fail(late);
+            return false;
+        }
+        // SAFETY: the job keeps the source alive, and its claims keep all others from writing it.
+        match unsafe { block_sum(self.job.plan(), Side::Source, pair) } {
+            Some(sum) => self.job.set_checksum(pair, sum),
+            None => self.fail(CopyFailure::Engine { source: Box::new(NotInHostMemory) }),
+        }
+        true
+    }
+
     /// Drops a reference. The last one finishes the job.
     fn release(work: Arc<Self>) {
         let Some(Self { job, failure, rates, path, .. }) = Arc::into_inner(work) else { return };
-        if let Some(failure) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(failure) = unpoisoned(failure.into_inner()) {
             return job.finish(Err(failure));
         }
         // It may have no bytes.
         job.start();
-        rates.of(path).learn(job.plan().bytes(), job.running_for());
+        if job.checksums() == 0 {
+            rates.of(path).learn(job.plan().bytes(), job.running_for());
+        }
         job.finish(Ok(()));
     }
 
@@ -177,10 +207,10 @@ impl ChunkedJob {
         let (mut unit, mut offset) = (begin.unit, begin.offset);
         while bytes > 0 {
             // Without broken pieces, tiles are the runs.
-            let Some(tile) = plan.tile(ByteCount::from_usize(unit).get()) else { return };
+            let Some(tile) = plan.tile(to_u64(unit)) else { return };
             let (layer, of_unit) = (tile.layer, tile.bytes());
             let length = (of_unit - offset).min(bytes);
-            let index = ByteCount::new((layer - plan.layers().start).into()).to_usize();
+            let index = to_usize((layer - plan.layers().start).into());
             // The threads that copied release; the thread that copied last acquires, and reports
             // all.
             let left = self.left_of_layers.get(index);
@@ -223,7 +253,7 @@ fn copy_runs(
         // claims of the transfer keep all others from writing the source or touching the
         // destination. The chunks that threads take are disjoint.
         unsafe {
-            let length = ByteCount::new(length).to_usize();
+            let length = to_usize(length);
             copy::copy(source.as_ptr(), destination.as_ptr(), length, store);
         }
         bytes -= length;
@@ -237,21 +267,21 @@ fn copy_runs(
 
 /// The bytes of a tile; `None` if there is no such tile.
 fn tile_bytes(plan: &TransferPlan, unit: usize) -> Option<u64> {
-    plan.tile(ByteCount::from_usize(unit).get()).map(|tile| tile.bytes())
+    plan.tile(to_u64(unit)).map(|tile| tile.bytes())
 }
 
 /// Copies the plan's tiles from the `first` on, `bytes` bytes in all.
 fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), CopyFailure> {
-    let mut index = ByteCount::from_usize(first).get();
+    let mut index = to_u64(first);
     while bytes > 0 {
         let Some(tile) = plan.tile(index) else { return Ok(()) };
         let failed = || {
             let source = Box::new(NotInHostMemory);
             // The index of a tile's first run is the number of runs before it.
-            let index = ByteCount::new(plan.first_run_of(index)).to_usize();
+            let index = to_usize(plan.first_run_of(index));
             CopyFailure::Run { index, offset: ByteCount::ZERO, source }
         };
-        let length = ByteCount::new(tile.first.bytes).to_usize();
+        let length = to_usize(tile.first.bytes);
         let mut regions = (tile.first.source_region, tile.first.destination_region);
         let [mut source, mut destination] = host_addresses(plan, &tile.first).ok_or_else(failed)?;
         let (mut from, mut to) = (tile.first.source_offset, tile.first.destination_offset);
@@ -269,8 +299,8 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
                 return;
             }
             // Distances wrap, as an iteration may return to the start of an outer loop.
-            let from = ByteCount::new(run.source_offset.wrapping_sub(from)).to_usize();
-            let to = ByteCount::new(run.destination_offset.wrapping_sub(to)).to_usize();
+            let from = to_usize(run.source_offset.wrapping_sub(from));
+            let to = to_usize(run.destination_offset.wrapping_sub(to));
             let from = source.as_ptr().wrapping_add(from);
             let to = destination.as_ptr().wrapping_add(to);
             // SAFETY: as in `copy_runs`: the run is one of the plan's, so both pointers are within
@@ -300,10 +330,6 @@ fn host_addresses(plan: &TransferPlan, run: &CopyRun) -> Option<[HostAddress; 2]
     let destination =
         at(plan.end(Side::Destination), run.destination_region, run.destination_offset)?;
     Some([source, destination])
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(all(test, not(loom)))]

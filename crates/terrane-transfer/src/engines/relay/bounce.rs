@@ -1,8 +1,9 @@
 //! The memory between the hops.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use terrane_core::sync::lock;
 use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, Memory, Region, RegionRequest, StorageKind,
 };
@@ -226,8 +227,4 @@ fn cached(
     let endpoint = unsafe { Endpoint::sharing(layout) };
     *latest = Some((geometry.clone(), endpoint.clone()));
     Ok(endpoint)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

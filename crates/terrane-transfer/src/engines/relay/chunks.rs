@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use terrane_core::ByteCount;
+use terrane_core::convert::{to_u64, to_usize};
 use terrane_layout::Geometry;
 
 use super::slot;
@@ -57,7 +58,7 @@ impl Chunking {
         let (layer_bytes, keeps_layers) = slot::layer_bytes(plan);
         let layer_bytes = layer_bytes.get();
         let blocks = plan.destination_blocks().len();
-        let num_blocks = ByteCount::from_usize(blocks).get().max(1);
+        let num_blocks = to_u64(blocks).max(1);
         let wanted = (plan.bytes().get() / CHUNKS).max(LEAST_CHUNK.get()).min(slot_bytes.get());
         // The numbers of the outer and of the inner dimension in a chunk, each item of `bytes`
         // bytes. If not even one outer item with `inner` inner ones fits, it has fewer inner ones.
@@ -146,5 +147,5 @@ pub(super) fn rows_in_slot(range: &Range<u32>) -> Range<u32> {
 }
 
 fn index(count: u32) -> usize {
-    ByteCount::new(count.into()).to_usize()
+    to_usize(count.into())
 }

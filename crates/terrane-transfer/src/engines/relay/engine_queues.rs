@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use terrane_core::ByteCount;
+use terrane_core::convert::to_usize;
 
 use super::step::{PartId, RelayStep};
 
@@ -35,7 +36,7 @@ const IN_FLIGHT: ByteCount = ByteCount::mib(16);
 /// at most, as the other half is for the other hop.
 pub(super) fn at_a_time(chunk: ByteCount, slots: usize) -> usize {
     let wanted = IN_FLIGHT.get().checked_div(chunk.get()).unwrap_or(2).max(2);
-    ByteCount::new(wanted).to_usize().min(slots / 2).max(1)
+    to_usize(wanted).min(slots / 2).max(1)
 }
 
 impl EngineQueues {

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::Sender;
 
-use super::message::{Message, PartEnded};
+use super::message::{Message, PartEnded, PartSums};
 use super::step::{PartId, RelayFailure};
 use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::WaiterProgress;
-use crate::engine::CopyEngine;
 use crate::engine::finalizer::{Finalizer, OutcomeSink};
 use crate::engine::job::{CopyJob, TransferClaims};
+use crate::engine::{CopyEngine, quote};
 use crate::error::TransferError;
 use crate::explain::{Explanation, Report};
 use crate::hazard::ticket::Ticket;
@@ -37,7 +37,11 @@ impl OutcomeSink for PartSink {
 
     fn publish(&self, result: Result<Report, TransferError>) {
         let (part, is_orphaned) = (self.part, self.is_orphaned.load(Ordering::Relaxed));
-        let end = PartEnded { part, result: result.map(drop), is_orphaned };
+        let sums = |report: Report| {
+            let bytes = report.explanation.bytes.get();
+            report.checksums.map(|sums| PartSums { sums, bytes })
+        };
+        let end = PartEnded { part, result: result.map(sums), is_orphaned };
         // The thread runs until every part has ended.
         let _ = self.to.send(Message::Ended(end));
     }
@@ -59,7 +63,7 @@ pub(super) fn job(
     to: &Sender<Message>,
 ) -> Result<CopyJob, RelayFailure> {
     let explain = || {
-        let quote = engine.quote(&plan, &options);
+        let quote = quote(&**engine, &plan, &options);
         let explained =
             quote.map(|quote| Explanation::new(&plan, engine.name(), quote, Vec::new()));
         explained.map_err(|declined| RelayFailure::declined(declined, part.step, engine.name()))

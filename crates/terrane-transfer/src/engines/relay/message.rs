@@ -27,7 +27,15 @@ pub(super) struct NewTransfer {
 /// How a part has ended.
 pub(super) struct PartEnded {
     pub(super) part: PartId,
-    pub(super) result: Result<(), TransferError>,
+    pub(super) result: Result<Option<PartSums>, TransferError>,
     /// Whether the copy may continue: its engine gave it up.
     pub(super) is_orphaned: bool,
+}
+
+/// The checksums that a part has computed.
+pub(super) struct PartSums {
+    /// In the order of the chunk.
+    pub(super) sums: Box<[u64]>,
+    /// The bytes of the part.
+    pub(super) bytes: u64,
 }

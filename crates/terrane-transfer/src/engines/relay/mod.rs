@@ -9,6 +9,7 @@ mod options;
 mod route;
 mod slot;
 mod step;
+mod sums;
 mod transfer_state;
 mod worker;
 
@@ -24,6 +25,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{Allocate, BoxedCause, ByteCount, OwnerProcess};
 
+use crate::checksums::crc;
 use crate::engine::declined::Declined;
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::engine::order::DeviceOrder;
@@ -195,6 +197,11 @@ unsafe impl CopyEngine for RelayEngine {
             return Err(Declined::Forked);
         }
         Ok(self.shared.route(plan, options)?.into_quote())
+    }
+
+    /// It does if one of its two engines does.
+    fn computes_checksums(&self) -> bool {
+        crc::IS_COMPUTED
     }
 
     fn submit(&self, job: CopyJob) {

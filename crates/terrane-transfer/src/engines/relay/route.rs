@@ -11,10 +11,11 @@ use super::bounce::BounceSlots;
 use super::chunks::{Chunk, Chunking, rows_in_slot};
 use super::engine_queues::EngineNumber;
 use super::step::RelayStep;
-use crate::engine::CopyEngine;
+use crate::checksums::Checksums;
 use crate::engine::declined::Declined;
 use crate::engine::order::DeviceOrder;
 use crate::engine::quote::{Decision, Quote};
+use crate::engine::{CopyEngine, quote};
 use crate::error::TransferError;
 use crate::hazard::endpoint::Endpoint;
 use crate::plan::TransferPlan;
@@ -43,6 +44,8 @@ pub(super) struct RelayRoute {
     order_step: RelayStep,
     /// The hop that the peer to notify takes part in.
     notification_hop: RelayStep,
+    /// The hop that computes checksums, if they are requested.
+    pub(super) checksum_hop: Option<RelayStep>,
 }
 
 impl RelayShared {
@@ -65,19 +68,30 @@ impl RelayShared {
         ];
         // The planner refuses only a layout that overlaps the slots'.
         let [Ok(into), Ok(out)] = hops else { return Err(Declined::Kinds) };
-        let quotes = |into_slots: &dyn CopyEngine, out_of_slots: &dyn CopyEngine| {
-            let [first, second] = hop_options(plan, options, self);
-            Ok([into_slots.quote(&into, &first)?, out_of_slots.quote(&out, &second)?])
+        let quotes = |into_slots: &dyn CopyEngine,
+                      out_of_slots: &dyn CopyEngine,
+                      checksum_hop: Option<RelayStep>| {
+            let [mut first, mut second] = hop_options(plan, options, self);
+            match checksum_hop {
+                Some(RelayStep::IntoBounce) => first.checksums = Some(Checksums::Compute),
+                Some(_) => second.checksums = Some(Checksums::Compute),
+                None => {}
+            }
+            Ok([quote(into_slots, &into, &first)?, quote(out_of_slots, &out, &second)?])
+        };
+        let checksum_hops: &[Option<RelayStep>] = match options.checksums {
+            Some(_) => &[Some(RelayStep::IntoBounce), Some(RelayStep::OutOfBounce)],
+            None => &[None],
         };
         let [one, other] = &self.engines;
         let order_step = order_step(plan, options);
         let mut why = Declined::Kinds;
         // Both may be the same engine.
         let second = usize::from(!Arc::ptr_eq(one, other));
-        for ([into_slots, out_of_slots], queues) in
-            [([one, other], [0, second]), ([other, one], [second, 0])]
-        {
-            match quotes(&**into_slots, &**out_of_slots) {
+        let hops = [([one, other], [0, second]), ([other, one], [second, 0])];
+        let ways = hops.iter().flat_map(|hop| checksum_hops.iter().map(move |sums| (hop, *sums)));
+        for (&([into_slots, out_of_slots], queues), checksum_hop) in ways {
+            match quotes(&**into_slots, &**out_of_slots, checksum_hop) {
                 Ok(quotes) => {
                     let names = [into_slots.name(), out_of_slots.name()];
                     let notification_hop = notification_hop_of(plan);
@@ -89,6 +103,7 @@ impl RelayShared {
                         bounce,
                         order_step,
                         notification_hop,
+                        checksum_hop,
                     });
                 }
                 // Returns the more specific of two reasons.
@@ -166,6 +181,7 @@ impl RelayShared {
             more_follows: true,
             layer_by_layer: false,
             notification: None,
+            checksums: None,
         }
     }
 }
@@ -195,6 +211,10 @@ impl Decision for RelayRoute {
     fn path(&self) -> Cow<'_, str> {
         let ([into, out], [first, second]) = (self.names, &self.quotes);
         format!("{} by {into}, then {} by {out}", first.path(), second.path()).into()
+    }
+
+    fn label(&self) -> &'static str {
+        "relayed"
     }
 
     fn reason(&self) -> Cow<'_, str> {

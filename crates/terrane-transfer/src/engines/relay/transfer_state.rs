@@ -5,15 +5,17 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 use slab::Slab;
-use terrane_core::{ByteCount, StorageKind};
+use terrane_core::StorageKind;
+use terrane_core::convert::to_usize;
 
 use super::bounce::{BounceSlots, Slot};
 use super::chunks::Chunk;
 use super::engine_queues::{EngineQueues, at_a_time};
 use super::hop;
-use super::message::Message;
+use super::message::{Message, PartSums};
 use super::route::{ChunkTransfers, RelayRoute, RelayShared, has_durability};
 use super::step::{PartId, RelayFailure, RelayStep};
+use super::sums::ChunkSums;
 use crate::completion::progress::CopyProgress;
 use crate::engine::job::{CopyFailure, CopyJob};
 use crate::error::TransferError;
@@ -45,6 +47,8 @@ pub(super) struct TransferState {
     pub(super) failure: Option<RelayFailure>,
     /// Whether a part was orphaned, so that its copy may continue.
     pub(super) is_orphaned: bool,
+    /// The checksums of chunks, if they are requested.
+    sums: Option<ChunkSums>,
 }
 
 /// A chunk and its slot.
@@ -65,6 +69,8 @@ impl TransferState {
         let to_arrive = vec![route.chunking.groups_of_blocks(); route.chunking.groups_of_layers()];
         let to_sync = has_durability(job.plan(), job.options());
         let to_notify = job.options().notification.is_some();
+        let layers = route.chunking.groups_of_layers();
+        let sums = (job.checksums() > 0).then(|| ChunkSums::new(sources.len(), layers));
         let most = at_a_time(route.chunking.slot.total_bytes(), shared.bounce.slots().most);
         Self {
             shared: Arc::clone(shared),
@@ -81,6 +87,7 @@ impl TransferState {
             to_notify,
             failure: None,
             is_orphaned: false,
+            sums,
         }
     }
 
@@ -139,9 +146,28 @@ impl TransferState {
                 return false;
             }
         };
+        let job = job.with_checksums(&self.named_in(part));
         self.in_flight += 1;
         hop::submit(&engine, job);
         true
+    }
+
+    /// The destinations of a hop in the order of its chunk, in which its report lists checksums.
+    fn named_in(&self, part: PartId) -> Vec<u32> {
+        let pairs = self.chunks.get(part.chunk).map(|held| held.chunk.pairs.clone());
+        let pairs = pairs.unwrap_or_default();
+        match part.step {
+            RelayStep::OutOfBounce => self.destinations.get(pairs).unwrap_or_default().to_vec(),
+            _ => (0..).take(pairs.len()).collect(),
+        }
+    }
+
+    /// Keeps the checksums of a chunk, if its hop has computed them.
+    pub(super) fn summed(&mut self, chunk: usize, found: Option<PartSums>) {
+        let (Some(sums), Some(found)) = (&mut self.sums, found) else { return };
+        let Some(held) = self.chunks.get(chunk) else { return };
+        let Some(group) = self.route.chunking.group_of_layers(held.number) else { return };
+        sums.add(held.chunk.pairs.clone(), group, &found.sums, found.bytes);
     }
 
     /// The deadline, unless the transfer has failed already.
@@ -174,7 +200,7 @@ impl TransferState {
 
     /// Ends the transfer, which has nothing in flight.
     pub(super) fn end(self, bounce: &BounceSlots) {
-        let Self { job, failure, chunks, is_orphaned, .. } = self;
+        let Self { job, failure, chunks, is_orphaned, sums, destinations, .. } = self;
         // The chunks of a failed transfer that wait for an engine are discarded.
         chunks.into_iter().for_each(|(_, held)| bounce.give_back(held.slot));
         if is_orphaned {
@@ -185,6 +211,9 @@ impl TransferState {
             Some(failure) => failure.end(job),
             None => {
                 job.start();
+                if let Some(sums) = sums {
+                    sums.report(&job, &destinations);
+                }
                 job.finish(Ok(()));
             }
         }
@@ -208,7 +237,7 @@ impl TransferState {
     pub(super) fn fail_at(&mut self, part: PartId, error: TransferError) {
         let pairs = self.chunks.get(part.chunk).map(|held| held.chunk.pairs.clone());
         let pair = |in_slot: u32| {
-            let index = pairs.as_ref()?.start + ByteCount::new(in_slot.into()).to_usize();
+            let index = pairs.as_ref()?.start + to_usize(in_slot.into());
             Some((*self.sources.get(index)?, *self.destinations.get(index)?))
         };
         let engine = self.shared.engine(&self.route, part.step).name();

@@ -13,6 +13,7 @@ use super::message::{Message, NewTransfer, PartEnded};
 use super::route::RelayShared;
 use super::step::{PartId, RelayStep};
 use super::transfer_state::TransferState;
+use crate::checksums::Checksums;
 use crate::error::TransferError;
 use crate::hazard::notify::catch_foreign_panic;
 use crate::transfer::TransferOptions;
@@ -165,8 +166,12 @@ impl RelayWorker {
             self.queues.end(active.route.engine_number(part.step));
         }
         match result {
-            Ok(()) if part.step == RelayStep::OutOfBounce => active.arrived(part.chunk),
-            Ok(()) => {}
+            Ok(sums) => {
+                active.summed(part.chunk, sums);
+                if part.step == RelayStep::OutOfBounce {
+                    active.arrived(part.chunk);
+                }
+            }
             Err(error) => active.fail_at(part, error),
         }
         if part.step == RelayStep::IntoBounce && active.failure.is_none() {
@@ -284,7 +289,10 @@ impl RelayWorker {
             RelayStep::OutOfBounce => Arc::clone(active.job.progress()),
             _ => Arc::default(),
         };
-        let options = self.shared.options(part.step, active.job.plan(), active.job.options());
+        let mut options = self.shared.options(part.step, active.job.plan(), active.job.options());
+        if active.route.checksum_hop == Some(part.step) {
+            options.checksums = Some(Checksums::Compute);
+        }
         active.submit(plan, options, progress, part, &self.outbox)
     }
 

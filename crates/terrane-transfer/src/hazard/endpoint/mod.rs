@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
-use terrane_core::{
-    Alignment, ByteCount, ForkedProcess, Location, Memory, Region, Span, StorageKind,
-};
+use terrane_core::convert::to_usize;
+use terrane_core::{Alignment, ForkedProcess, Location, Memory, Region, Span, StorageKind};
 use terrane_layout::PhysicalLayout;
 
 use crate::error::TransferError;
@@ -138,7 +137,7 @@ impl Endpoint {
     #[inline]
     #[must_use]
     pub fn base(&self, region: u32) -> Option<Location> {
-        self.0.bases.get(ByteCount::new(region.into()).to_usize()).copied()
+        self.0.bases.get(to_usize(region.into())).copied()
     }
 
     /// The start of every region, by number.

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use terrane_core::convert::to_usize;
+
 /// Block numbers, with possible duplicates.
 pub(super) enum Blocks {
     /// Consecutive blocks, such as those of a sequence that was allocated at once. There is no list
@@ -52,7 +54,7 @@ pub(super) fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
 
 /// A block number as an index.
 pub(super) fn widen(block: u32) -> usize {
-    terrane_core::ByteCount::new(block.into()).to_usize()
+    to_usize(block.into())
 }
 
 /// Whether two ranges overlap.

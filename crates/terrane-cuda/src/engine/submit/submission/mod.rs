@@ -47,7 +47,7 @@ pub(crate) struct Submission {
     /// The mappings of source and destination.
     ends: [Arc<DeviceMapping>; 2],
     /// The copy in the form of strides; none if the driver copies run by run.
-    grids: Box<[CopyGrid]>,
+    grids: Arc<[CopyGrid]>,
     steps: Steps,
     count: Arc<JobProgress>,
     /// Events behind the latest chunks, with the bytes submitted up to each.
@@ -103,7 +103,7 @@ impl Submission {
             direction,
             path,
             ends,
-            grids: grids.into(),
+            grids,
             steps,
             marks: VecDeque::new(),
             submitted: 0,
@@ -203,6 +203,9 @@ impl Submission {
         } else {
             Steps::runs(batch::is_there(&shared.context))
         };
+        if self.submitted > 0 {
+            self.job.retried();
+        }
         self.submitted = 0;
         self.marks.clear();
         Ok(())

@@ -125,7 +125,7 @@ impl Submission {
         let plan = self.job.plan();
         let launcher =
             Launcher { kernels: kernels(shared)?, tables: &shared.tables, stream, ctas: *ctas };
-        for grid in &self.grids {
+        for grid in self.grids.iter() {
             let [source, destination] =
                 layout_ends(plan, grid, &self.ends, None, self.lists.as_ref());
             // SAFETY: the plan has been validated. The job keeps both ends alive until the stream
@@ -227,7 +227,7 @@ impl Submission {
             to.wait_for(&Event::asked_behind(from)?)
         };
         let launch = || {
-            for grid in &self.grids {
+            for grid in self.grids.iter() {
                 let [source, destination] = layout_ends(plan, grid, &self.ends, sorted, None);
                 let (end, mine) = (grid.end(host_side), staged.packing.of_grid(&chunk, grid));
                 let strides = staged.packing.strides(&chunk, end);

@@ -12,7 +12,6 @@ use terrane_core::{
 };
 
 use super::either::Either;
-use crate::adaptors::accounting::limit::size_overflow;
 use crate::error::PoolError;
 use crate::pool::account::{Account, Held};
 use crate::sync::Mutex;
@@ -176,7 +175,7 @@ impl<A: Allocate> Slabs<A> {
         let bytes = request
             .bytes
             .align_up(alignment)
-            .map_err(|overflow| size_overflow(self.kind(), request, overflow))?;
+            .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))?;
         let is_small = bytes <= self.options.largest_block;
         Ok(is_small.then_some(Stride { bytes: bytes.get(), alignment }))
     }
@@ -214,7 +213,7 @@ impl<A: Allocate> Slabs<A> {
         let unit = ByteCount::new(stride.bytes);
         let asked = unit
             .checked_mul("blocks", count)
-            .map_err(|overflow| size_overflow(self.kind(), request, overflow))?;
+            .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))?;
         let slab = RegionRequest {
             alignment: stride.alignment,
             label: request.label.clone(),

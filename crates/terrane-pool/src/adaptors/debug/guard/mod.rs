@@ -16,7 +16,6 @@ use terrane_core::{
     Location, Memory, RegionRequest, RegistrationRecord, Span, StorageKind,
 };
 
-use crate::adaptors::accounting::limit::size_overflow;
 use crate::adaptors::debug::poison::{Fill, FillHost};
 use crate::streams::fence::StreamId;
 use crate::sync::Mutex;
@@ -96,7 +95,7 @@ impl<A: Allocate> Guard<A> {
         let limits = self.upstream.limits();
         Frame::new(request.bytes, limits.alignment.max(request.alignment))
             .map(Some)
-            .map_err(|overflow| size_overflow(self.kind(), request, overflow))
+            .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))
     }
 }
 

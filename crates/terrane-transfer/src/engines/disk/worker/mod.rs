@@ -1,12 +1,16 @@
 //! The thread that drives the queue.
 
+pub(super) mod buffer_sums;
 mod requests;
+mod sums;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, TryRecvError};
 use slab::Slab;
+use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, FileHandle};
 use terrane_storage::{IoBuffer, IoCompletion, IoQueue, StorageError};
 
@@ -14,11 +18,11 @@ use super::bounce::{BounceBuffer, BounceBuffers};
 use super::extents::{Extents, RunPart};
 use super::options::DiskEngineOptions;
 use super::rates::DiskRates;
-use super::request::{
-    BufferDirection, QueueFailed, copy_parts, describe, engine_failure, files_to_sync,
-};
+use super::request::{BufferDirection, QueueFailed, describe, engine_failure, files_to_sync};
 use super::route::{DiskRoute, FileFlow, REQUESTS};
 use crate::engine::job::{CopyFailure, CopyJob};
+use buffer_sums::copy_and_sum;
+use sums::JobSums;
 use terrane_core::Durability;
 
 /// The thread's state.
@@ -30,6 +34,8 @@ pub(super) struct DiskWorker {
     jobs: Slab<JobState>,
     /// The jobs that have requests left to make, in turn.
     turns: VecDeque<usize>,
+    /// The jobs that have checksums left to compute, in turn.
+    summing: VecDeque<usize>,
     operations: Slab<Operation>,
     /// Operations between files whose bytes have been read and are to be written.
     to_write: VecDeque<usize>,
@@ -51,6 +57,8 @@ struct JobState {
     failure: Option<CopyFailure>,
     /// The files to make durable, once all is written.
     to_sync: Vec<(FileHandle, Durability)>,
+    /// The checksums to compute.
+    sums: Option<JobSums>,
 }
 
 impl JobState {
@@ -100,6 +108,7 @@ impl DiskWorker {
         Self {
             jobs: Slab::new(),
             turns: VecDeque::new(),
+            summing: VecDeque::new(),
             operations: Slab::new(),
             to_write: VecDeque::new(),
             bounce: BounceBuffers::new(request, options.bounce_buffers, queue.depth()),
@@ -117,7 +126,13 @@ impl DiskWorker {
         let mut completions = Vec::new();
         while self.accept() {
             self.fill_queue();
-            if let Err(error) = self.queue.wait(None, &mut completions) {
+            let mut until = None;
+            if !self.summing.is_empty() {
+                // The disk works while a checksum is computed.
+                self.start();
+                until = self.sum_one_block().then(Instant::now);
+            }
+            if let Err(error) = self.queue.wait(until, &mut completions) {
                 return self.orphan(error);
             }
             for completion in completions.drain(..) {
@@ -153,8 +168,13 @@ impl DiskWorker {
         };
         let extents = Extents::new(job.plan(), route.file_side());
         let to_sync = files_to_sync(&job);
-        let active = JobState { job, route, extents, operations: 0, failure: None, to_sync };
+        let mut sums = JobSums::of(&job, &route);
+        let has_sums = sums.as_mut().and_then(JobSums::left_in_memory).is_some();
+        let active = JobState { job, route, extents, operations: 0, failure: None, to_sync, sums };
         let key = self.jobs.insert(active);
+        if has_sums {
+            self.summing.push_back(key);
+        }
         self.turns.push_back(key);
     }
 
@@ -202,7 +222,7 @@ impl DiskWorker {
 
     /// Handles the completion of a request. Returns whether a buffer was copied for it.
     fn complete(&mut self, completion: IoCompletion) -> bool {
-        let index = ByteCount::new(completion.token).to_usize();
+        let index = to_usize(completion.token);
         let Some(operation) = self.operations.get_mut(index) else { return false };
         let copied = operation.buffer.is_some();
         let key = operation.job;
@@ -228,15 +248,21 @@ impl DiskWorker {
     /// Continues after a successful request: copies out of the buffer, or writes from it.
     fn carry_on(&mut self, index: usize) -> Result<(), CopyFailure> {
         let Some(operation) = self.operations.get_mut(index) else { return Ok(()) };
-        let Some(active) = self.jobs.get(operation.job) else { return Ok(()) };
+        let Some(active) = self.jobs.get_mut(operation.job) else { return Ok(()) };
         if !matches!(operation.stage, Stage::Reading) || active.failure.is_some() {
             return Ok(());
         }
         match (active.route.flow, &operation.buffer) {
             (FileFlow::Read, Some(buffer)) => {
-                copy_parts(&active.job, &operation.parts, buffer, BufferDirection::OutOfBuffer)?;
+                let sums = active.sums.as_mut().and_then(JobSums::of_buffers);
+                let direction = BufferDirection::OutOfBuffer;
+                copy_and_sum(&active.job, sums, &operation.parts, buffer, direction)?;
             }
-            (FileFlow::BetweenFiles, Some(_)) => {
+            (FileFlow::BetweenFiles, Some(buffer)) => {
+                if let Some(sums) = active.sums.as_mut().and_then(JobSums::of_buffers) {
+                    // SAFETY: the buffer has been read, and its operation has no request in flight.
+                    unsafe { sums.add(&active.job, &operation.parts, buffer, 0) }?;
+                }
                 operation.stage = Stage::Writing { next: 0, requests: 0 };
                 self.to_write.push_back(index);
             }
@@ -263,11 +289,14 @@ impl DiskWorker {
         }
     }
 
-    fn count(&self, index: usize) {
+    fn count(&mut self, index: usize) {
         let Some(operation) = self.operations.get(index) else { return };
-        if let Some(active) = self.jobs.get(operation.job) {
+        if let Some(active) = self.jobs.get_mut(operation.job) {
             let bytes = operation.parts.iter().map(|part| part.bytes).sum();
             active.job.progress().add(ByteCount::new(bytes));
+            if let Some(sums) = active.sums.as_mut().and_then(JobSums::left_in_memory) {
+                operation.parts.iter().for_each(|part| sums.arrived(active.job.plan(), part));
+            }
         }
     }
 
@@ -306,17 +335,26 @@ impl DiskWorker {
                     Ok(()) => return,
                     Err(failure) => self.fail(key, failure),
                 }
+            } else if let Some(sums) = active.sums.as_mut().and_then(JobSums::left_in_memory) {
+                return sums.all_arrived();
             }
         }
         // Only a job that failed half-way can still have a turn. There can be many others.
         if self.jobs.get(key).is_some_and(JobState::has_extents_left) {
             self.turns.retain(|&waiting| waiting != key);
         }
-        let Some(JobState { job, route, failure, .. }) = self.jobs.try_remove(key) else { return };
+        let Some(JobState { job, route, failure, sums, .. }) = self.jobs.try_remove(key) else {
+            return;
+        };
+        if sums.is_some() {
+            self.summing.retain(|&other| other != key);
+        }
         match failure {
             Some(failure) => job.finish(Err(failure)),
             None => {
-                self.rates.of(&route).learn(job.plan().bytes(), job.running_for());
+                if sums.is_none() {
+                    self.rates.of(&route).learn(job.plan().bytes(), job.running_for());
+                }
                 job.finish(Ok(()));
             }
         }

@@ -6,10 +6,11 @@ use terrane_storage::{IoFile, IoRequest};
 use super::super::bounce::BounceBuffer;
 use super::super::extents::follows;
 use super::super::request::{
-    BufferDirection, NotForFiles, by_deadline, copy_parts, engine_failure, io_buffer, io_file,
-    token,
+    BufferDirection, NotForFiles, by_deadline, engine_failure, io_buffer, io_file, token,
 };
 use super::super::route::FileFlow;
+use super::buffer_sums::copy_and_sum;
+use super::sums::JobSums;
 use super::{DiskWorker, JobState, Operation, RequestOutcome, Stage};
 use crate::engine::job::CopyFailure;
 use crate::side::Side;
@@ -66,7 +67,9 @@ impl DiskWorker {
             Some(buffer) => {
                 let bytes = parts.iter().map(|part| part.bytes).sum();
                 if route.flow == FileFlow::Write {
-                    copy_parts(&active.job, &parts, buffer, BufferDirection::IntoBuffer)?;
+                    let sums = active.sums.as_mut().and_then(JobSums::of_buffers);
+                    let direction = BufferDirection::IntoBuffer;
+                    copy_and_sum(&active.job, sums, &parts, buffer, direction)?;
                 }
                 self.buffers.push(io_buffer(buffer.at(0), bytes)?);
             }

@@ -1,0 +1,111 @@
+//! The time of calls: spans against blocks, and a hit in the host tier.
+
+use std::io::Write;
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_core::ByteCount;
+use terrane_store::{BlockGroup, Blocks, JobOptions, Spans, Store};
+use terrane_transfer::{Endpoint, Transfer};
+
+use crate::{Arguments, memory};
+
+/// The blocks of a job.
+const BLOCKS: u32 = 128;
+const BLOCK: u32 = 64 << 10;
+
+/// A call may take so many times as long as its baseline.
+const AT_MOST: f64 = 1.2;
+
+pub fn measure<W: Write>(
+    arguments: &Arguments,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    let spans = format!("submit of {BLOCKS} spans");
+    let hit = "hit in the host tier, one block, submit";
+    if !reporter.wants(&spans) && !reporter.wants(hit) {
+        return Ok(());
+    }
+    let memory = memory::memory(BLOCKS, BLOCK)?;
+    let keys = memory::keys(1, BLOCKS);
+    let ids: Vec<u32> = (0..BLOCKS).collect();
+    // Jobs are short, so many are measured for each repeat.
+    let repeats = settings.repeats.max(1) * 20;
+    if reporter.wants(&spans) {
+        // Gets from disk: their submission copies nothing.
+        let folder = tempfile::tempdir_in(&arguments.directory)?;
+        let store = memory::disk_store(folder.path(), &memory, BLOCKS)?;
+        memory::put(&store, &keys, &memory, &ids)?;
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for round in 0..repeats {
+            for is_ours in [round % 2 == 0, round % 2 != 0] {
+                let blocks = if is_ours { spans_of(&memory)? } else { Blocks::new(&memory, &ids) };
+                let begun = Instant::now();
+                let job = store.get(&keys, blocks, JobOptions::new(), ());
+                let seconds = begun.elapsed().as_secs_f64();
+                memory::finish(job)?;
+                if is_ours { ours.push(seconds) } else { theirs.push(seconds) }
+            }
+        }
+        let baseline = format!("{BLOCKS} blocks of an endpoint");
+        report(&spans, &baseline, &ours, &theirs, reporter)?;
+    }
+    if reporter.wants(hit) {
+        let group = BlockGroup::of_layout("kv", memory.layout());
+        let (store, _) = Store::builder().group(group).host(ByteCount::mib(32)).open()?;
+        memory::put(&store, &keys, &memory, &ids)?;
+        let manager = memory::manager()?;
+        let source = memory::memory(1, BLOCK)?;
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for round in 0..repeats {
+            for is_ours in [round % 2 == 0, round % 2 != 0] {
+                let begun = Instant::now();
+                if is_ours {
+                    let to = Blocks::new(&memory, &[5]);
+                    let job = store.get(&keys[5..6], to, JobOptions::new(), ());
+                    ours.push(begun.elapsed().as_secs_f64());
+                    memory::finish(job)?;
+                } else {
+                    let transfer = Transfer::new(&source, &memory).blocks(&[0], &[5]);
+                    let completion = manager.submit(transfer, ());
+                    theirs.push(begun.elapsed().as_secs_f64());
+                    completion.map_err(|rejected| anyhow!(rejected.cause))?.wait().result?;
+                }
+            }
+        }
+        report(hit, "submit of the transfer alone", &ours, &theirs, reporter)?;
+    }
+    Ok(())
+}
+
+fn report<W: Write>(
+    case: &str,
+    baseline: &str,
+    ours: &[f64],
+    theirs: &[f64],
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    let micros = |seconds| Some(Spread::of(seconds)?.scaled(1e6));
+    let ours = micros(ours).context("nothing was measured")?;
+    let theirs = micros(theirs).context("nothing was measured")?;
+    let row = Measurement::new(case, ours, "us", Direction::LowerIsBetter);
+    Ok(reporter.report(&row.beside(baseline, theirs.median).at_least(1.0 / AT_MOST))?)
+}
+
+/// The memory of all blocks as one span each.
+#[expect(unsafe_code, reason = "the spans are memory of the endpoint")]
+fn spans_of(memory: &Endpoint) -> Result<Blocks> {
+    let base = memory.bases().first().and_then(|base| base.as_host());
+    let base = base.context("no host memory")?.as_ptr();
+    let bytes = usize::try_from(BLOCK)?;
+    let mut spans = Spans::new();
+    for index in 0..usize::try_from(BLOCKS)? {
+        let start = NonNull::new(base.wrapping_add(index * bytes));
+        spans.add(start.context("outside memory")?, bytes);
+    }
+    // SAFETY: the endpoint outlives the job, and only this job uses its memory meanwhile.
+    Ok(unsafe { Blocks::spans(spans) })
+}

@@ -1,0 +1,82 @@
+//! fio, as a baseline.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// Why fio cannot be run, if it cannot.
+pub fn reason_against() -> Option<String> {
+    let error = Command::new("fio").arg("--version").output().err()?;
+    Some(format!("fio, a baseline, cannot be run: {error}"))
+}
+
+/// The rate in GB/s of one pass over `bytes` bytes of a file, with 32 requests in flight.
+pub fn pass(path: &Path, is_write: bool, block: u32, bytes: u64) -> Result<f64> {
+    let direction = if is_write { "write" } else { "read" };
+    let mut command = start();
+    command
+        .args(["--name=pass", "--overwrite=1", "--iodepth=32", &format!("--rw={direction}")])
+        .args([format!("--bs={block}"), format!("--filename={}", path.display())])
+        .arg(format!("--size={bytes}"))
+        // The allocator puts fio's buffers on huge pages, as those of the store.
+        .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+    let report = report(&mut command)?;
+    let rate = report["jobs"][0][direction]["bw_bytes"].as_f64();
+    Ok(rate.context("fio's report has no rate")? / 1e9)
+}
+
+/// Loads and stores of the same rates as the store's.
+pub struct Mix<'a> {
+    pub path: &'a Path,
+    /// The bytes of a load.
+    pub load: u64,
+    pub loads_a_second: f64,
+    /// The bytes of a request of a store.
+    pub store: u64,
+    /// Bytes a second.
+    pub store_rate: f64,
+    /// The requests of stores in flight.
+    pub store_depth: usize,
+    /// Loads are read from the first half of the file, and stores written to the second.
+    pub half: u64,
+    pub seconds: u32,
+}
+
+impl Mix<'_> {
+    /// The 99th percentile of the loads in seconds, and the rate of the stores in GB/s.
+    pub fn run(&self) -> Result<(f64, f64)> {
+        let Self { path, load, loads_a_second, store, store_rate, store_depth, half, seconds } =
+            self;
+        let mut command = start();
+        command
+            .args([format!("--filename={}", path.display()), format!("--size={half}")])
+            .args(["--time_based", &format!("--runtime={seconds}")])
+            .args(["--name=loads", "--rw=read", "--offset=0", "--iodepth=1"])
+            .args([format!("--bs={load}"), format!("--rate_iops={loads_a_second:.0}")])
+            .args(["--name=stores", "--rw=write", &format!("--offset={half}")])
+            .args([format!("--bs={store}"), format!("--iodepth={store_depth}")])
+            .arg(format!("--rate={store_rate:.0}"));
+        let report = report(&mut command)?;
+        let jobs = &report["jobs"];
+        let p99 = jobs[0]["read"]["clat_ns"]["percentile"]["99.000000"].as_f64();
+        let rate = jobs[1]["write"]["bw_bytes"].as_f64();
+        let p99 = p99.context("fio's report has no percentile")?;
+        Ok((p99 / 1e9, rate.context("fio's report has no rate")? / 1e9))
+    }
+}
+
+fn start() -> Command {
+    let mut command = Command::new("fio");
+    command.args(["--output-format=json", "--direct=1", "--thread", "--ioengine=io_uring"]);
+    command
+}
+
+fn report(command: &mut Command) -> Result<Value> {
+    let output = command.output().context("fio cannot be run")?;
+    if !output.status.success() {
+        bail!("fio failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    serde_json::from_slice(&output.stdout).context("fio's report cannot be read")
+}

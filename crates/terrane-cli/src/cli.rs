@@ -1,0 +1,151 @@
+//! The arguments, and the dispatch to commands.
+
+use std::ffi::OsString;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::commands::{bench, doctor, layout, plan, store, top};
+use crate::error::{ExitStatus, Failure};
+use crate::output::Output;
+use crate::restart::Restart;
+
+/// Plans and examines the memory under an LLM serving engine.
+#[derive(Debug, Parser)]
+#[command(name = "terrane", version, max_term_width = 80, after_help = EXIT_STATUSES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The table of exit statuses, as the help prints it.
+const EXIT_STATUSES: &str = "\
+Exit status:
+  0  the command did what was asked
+  1  the system refused an operation
+  2  the arguments, or a file that they name, are not valid
+  3  `doctor --require` names a capability that the machine lacks
+  4  `plan --check`: a limit of the machine would be hit
+  5  data is damaged";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// What a model's KV cache needs, and what a machine makes of it
+    Plan(Box<plan::Arguments>),
+    /// What this machine grants, and what to do where it does not
+    Doctor(doctor::Arguments),
+    /// Where the bytes of a block are in each tier
+    Layout(layout::Arguments),
+    /// Rates of this machine for a model's blocks, beside its limits
+    Bench(bench::Arguments),
+    /// A store's directory: list, examine, verify, repair, clear
+    Store(store::Arguments),
+    /// A live view of a store's metrics
+    Top(top::Arguments),
+    /// A script of completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Runs the command, and prints its failure.
+pub(crate) fn run(
+    arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    restart: &Restart,
+    output: &mut Output<'_>,
+) -> ExitStatus {
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse(&error, output),
+    };
+    match dispatch(&arguments.command, restart, output) {
+        Ok(status) => status,
+        Err(failure) if failure.is_closed_pipe() => ExitStatus::Success,
+        Err(failure) => {
+            output.complain(&format!("terrane: {failure}"));
+            failure.status()
+        }
+    }
+}
+
+/// Help and versions go to standard output; a usage error is one line.
+fn refuse(error: &clap::Error, output: &mut Output<'_>) -> ExitStatus {
+    let text = error.render().to_string();
+    if !error.use_stderr() {
+        return match output.text(&text) {
+            Ok(()) => ExitStatus::Success,
+            Err(failure) if failure.is_closed_pipe() => ExitStatus::Success,
+            Err(_) => ExitStatus::Failure,
+        };
+    }
+    output.complain(&one_line(&text));
+    ExitStatus::Usage
+}
+
+/// The first paragraph and the tips of clap's message.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let useful =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let text = useful.collect::<Vec<_>>().join(" ");
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    format!("terrane: {text}; see `terrane --help`")
+}
+
+fn dispatch(
+    command: &Command,
+    restart: &Restart,
+    output: &mut Output<'_>,
+) -> Result<ExitStatus, Failure> {
+    match command {
+        Command::Plan(arguments) => plan::run(arguments, restart, output),
+        Command::Doctor(arguments) => doctor::run(arguments, restart, output),
+        Command::Layout(arguments) => layout::run(arguments, output),
+        Command::Bench(arguments) => bench::run(arguments, output),
+        Command::Store(arguments) => store::run(arguments, output),
+        Command::Top(arguments) => top::run(arguments, output),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Arguments::command(), "terrane", &mut script);
+            output.text(&String::from_utf8_lossy(&script))?;
+            Ok(ExitStatus::Success)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_of_the_arguments_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_has_every_exit_status() {
+        let all = [
+            ExitStatus::Success,
+            ExitStatus::Failure,
+            ExitStatus::Usage,
+            ExitStatus::Missing,
+            ExitStatus::LimitHit,
+            ExitStatus::Damaged,
+        ];
+        for (number, status) in all.into_iter().enumerate() {
+            assert_eq!(usize::from(status.code()), number);
+            assert!(EXIT_STATUSES.contains(&format!("\n  {number}  ")), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn a_usage_error_is_one_line() {
+        let mut error = Vec::new();
+        let arguments = ["terrane", "plan", "llama-3.1-8b", "--hots", "1GiB"];
+        let restart = Restart::of_this_executable();
+        let status = run(arguments, &restart, &mut Output::new(Vec::new(), &mut error, false));
+        let text = String::from_utf8(error).unwrap();
+        assert_eq!((status, text.lines().count()), (ExitStatus::Usage, 1), "{text}");
+        assert!(text.contains("--host"), "{text}");
+    }
+}

@@ -1,0 +1,302 @@
+//! The suites that users run.
+
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use terrane_cuda::CopyPath;
+use terrane_plan::{GroupPlan, Plan};
+
+use super::Options;
+use super::report::{Case, Report};
+use crate::error::Failure;
+use crate::measure::bus::Bus;
+use crate::measure::disk::DiskCase;
+use crate::measure::host::{HostCase, first_touch};
+use crate::measure::store::StoreCase;
+use crate::measure::{Shape, Spread, times, times_beside};
+
+/// A bar on standard error, if that is a terminal.
+pub(super) struct Progress(ProgressBar);
+
+impl Progress {
+    pub(super) fn new(is_shown: bool) -> Self {
+        let bar = ProgressBar::new_spinner();
+        bar.set_draw_target(if is_shown {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        });
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
+            bar.set_style(style);
+        }
+        Self(bar)
+    }
+
+    fn case(&mut self, name: &str) {
+        self.0.set_message(name.to_owned());
+        self.0.tick();
+    }
+
+    pub(super) fn end(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// The groups of the model with the blocks that a number of bytes holds.
+fn shapes(options: &Options) -> Result<(String, Vec<(GroupPlan, Shape)>), Failure> {
+    let request = options.model.request()?;
+    let plan = Plan::new(&request)?;
+    let mut shapes = Vec::new();
+    for (number, group) in plan.groups.into_iter().enumerate() {
+        let shape = Shape::of_group(&request, number, options.size)?;
+        shapes.extend(shape.map(|shape| (group, shape)));
+    }
+    let ranks = if request.tensor_parallel == 1 {
+        String::new()
+    } else {
+        format!(", rank of {}", request.tensor_parallel)
+    };
+    Ok((format!("{}{ranks}", request.model.name()), shapes))
+}
+
+fn report(suite: &str, model: String, subject: String, options: &Options) -> Report {
+    Report {
+        schema: "terrane.bench/1".to_owned(),
+        suite: suite.to_owned(),
+        model,
+        subject,
+        passes: options.passes,
+        cases: Vec::new(),
+        notes: Vec::new(),
+    }
+}
+
+pub(super) fn host(options: &Options, progress: &mut Progress) -> Result<Report, Failure> {
+    let (model, shapes) = shapes(options)?;
+    let mut report = report("host", model, "system memory".to_owned(), options);
+    for (group, shape) in shapes {
+        let name = |what: &str| format!("{}: {what}", group.kind);
+        progress.case(&name("copies"));
+        let mut case = HostCase::new(&shape)?;
+        report.subject = format!("system memory, {} threads", case.threads());
+        let bytes = case.bytes();
+        let (stored, limit) = beside(options, &mut case, HostCase::store, HostCase::memcpy)?;
+        report.cases.push(Case::rate(name("layers to blocks"), bytes, stored, ("memcpy", limit)));
+        let (loaded, limit) = beside(options, &mut case, HostCase::load, HostCase::memcpy)?;
+        report.cases.push(Case::rate(name("blocks to layers"), bytes, loaded, ("memcpy", limit)));
+        let (one, limit) =
+            beside(options, &mut case, HostCase::one_block, HostCase::memcpy_of_one_block)?;
+        report.cases.push(Case::time(
+            name("one block"),
+            case.block_bytes(),
+            one,
+            ("memcpy", limit),
+        ));
+    }
+    progress.case("first touch");
+    let touched = first_touch(options.size, options.passes.min(5))?;
+    let bytes = options.size.get();
+    // There is no faster way to get pages from the kernel, so the case is its own limit.
+    report.cases.push(Case::rate(
+        "first touch of system memory",
+        bytes,
+        touched,
+        ("itself", touched),
+    ));
+    Ok(report)
+}
+
+type HostPass = fn(&mut HostCase) -> Result<f64, Failure>;
+
+fn beside(
+    options: &Options,
+    case: &mut HostCase,
+    ours: HostPass,
+    limit: HostPass,
+) -> Result<(Spread, Spread), Failure> {
+    let shared = std::cell::RefCell::new(case);
+    times_beside(
+        options.passes,
+        || ours(&mut shared.borrow_mut()),
+        || limit(&mut shared.borrow_mut()),
+    )
+}
+
+pub(super) fn disk(
+    options: &Options,
+    directory: &Path,
+    depth: u32,
+    progress: &mut Progress,
+) -> Result<Report, Failure> {
+    let (model, shapes) = shapes(options)?;
+    let subject = format!("{}, depth {depth}", directory.display());
+    let mut report = report("disk", model, subject, options);
+    for (group, shape) in shapes {
+        progress.case(&format!("{}: writing the file", group.kind));
+        let mut case = DiskCase::new(&shape, directory, depth)?;
+        report.notes.push(format!("{}: {}", group.kind, case.engine_path()?));
+        // These passes write blocks that are only reserved, and let the engine measure its paths.
+        for is_write in [true, false, true, false] {
+            case.pass(is_write)?;
+        }
+        for (is_write, word) in [(true, "write"), (false, "read")] {
+            let name = format!("{}: {word}", group.kind);
+            progress.case(&name);
+            let bytes = case.bytes();
+            let shared = std::cell::RefCell::new(&mut case);
+            let ours = || shared.borrow_mut().pass(is_write);
+            let raw = || shared.borrow().raw(is_write);
+            let (ours, raw) = times_beside(options.passes, ours, raw)?;
+            report.cases.push(Case::rate(&name, bytes, ours, ("raw loop", raw)));
+            // fio takes a second to start, so a few passes have to do.
+            let fio = (0..options.passes.min(3)).map(|_| shared.borrow().fio(is_write));
+            match fio.collect::<Result<Vec<f64>, String>>() {
+                Ok(rates) => {
+                    let limit = Spread::of(rates.iter().map(|rate| bytes as f64 / rate).collect());
+                    report.cases.push(Case::rate(
+                        format!("{name}, beside fio"),
+                        bytes,
+                        ours,
+                        ("fio", limit),
+                    ));
+                }
+                Err(reason) if !report.notes.contains(&reason) => report.notes.push(reason),
+                Err(_) => {}
+            }
+            let one = times(options.passes, || shared.borrow_mut().one_block(is_write))?;
+            let (block, limit) =
+                (shared.borrow().block_bytes(), scaled_limit(raw, &shared.borrow()));
+            report.cases.push(Case::time(
+                format!("{name} of one block"),
+                block,
+                one,
+                ("raw, of many", limit),
+            ));
+        }
+    }
+    Ok(report)
+}
+
+/// The share of one block in the raw loop's time.
+fn scaled_limit(raw: Spread, case: &DiskCase) -> Spread {
+    raw.scaled(case.block_bytes() as f64 / case.bytes() as f64)
+}
+
+pub(super) fn store(
+    options: &Options,
+    directory: &Path,
+    progress: &mut Progress,
+) -> Result<Report, Failure> {
+    let (model, shapes) = shapes(options)?;
+    let mut report = report("store", model, directory.display().to_string(), options);
+    for (group, shape) in shapes {
+        let name = |what: &str| format!("{}: {what}", group.kind);
+        progress.case(&name("puts"));
+        let mut raw = DiskCase::new(&shape, directory, 32)?;
+        // Blocks that are only reserved are slower to write the first time.
+        raw.pass(true)?;
+        let mut case = StoreCase::new(&shape, directory)?;
+        let bytes = raw.bytes();
+        let (put, limit) = times_beside(options.passes, || case.put(), || raw.raw(true))?;
+        report.cases.push(Case::rate(name("put"), bytes, put, ("raw loop", limit)));
+        progress.case(&name("gets"));
+        case.put_all()?;
+        let (get, limit) = times_beside(options.passes, || case.get(), || raw.raw(false))?;
+        report.cases.push(Case::rate(name("get"), bytes, get, ("raw loop", limit)));
+        let one = times(options.passes, || case.get_one())?;
+        let limit = scaled_limit(limit, &raw);
+        let block = raw.block_bytes();
+        report.cases.push(Case::time(
+            name("get of one block"),
+            block,
+            one,
+            ("raw, of many", limit),
+        ));
+    }
+    report.notes.push("puts end when the bytes are written, not when they are durable".to_owned());
+    Ok(report)
+}
+
+pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, Failure> {
+    let (model, shapes) = shapes(options)?;
+    let mut report = report("gpu", model, "device 0".to_owned(), options);
+    for (number, (group, shape)) in shapes.into_iter().enumerate() {
+        progress.case(&format!("{}: copies", group.kind));
+        let bus = Bus::new(&shape, None)?;
+        report.subject = bus.device_name().to_owned();
+        for (to_host, word) in [(true, "device to pinned"), (false, "pinned to device")] {
+            let name = format!("{}: {word}", group.kind);
+            progress.case(&name);
+            let (ours, limit) =
+                times_beside(options.passes, || bus.pass(to_host), || bus.contiguous(to_host))?;
+            report.cases.push(Case::rate(&name, bus.bytes(), ours, ("one copy", limit)));
+            report.notes.push(format!("{name}: {}", bus.explained(to_host)?));
+            let one = times(options.passes, || bus.one_block(to_host))?;
+            let limit = limit.scaled(bus.block_bytes() as f64 / bus.bytes() as f64);
+            report.cases.push(Case::time(
+                format!("{name}, one block"),
+                bus.block_bytes(),
+                one,
+                ("share of one copy", limit),
+            ));
+        }
+        let contiguous = || Ok(bus.contiguous(true)? + bus.contiguous(false)?);
+        let (both, limit) = times_beside(options.passes, || bus.both(), contiguous)?;
+        let case = format!("{}: both ways at once", group.kind);
+        report.cases.push(Case::rate(case, bus.bytes() * 2, both, ("one after the other", limit)));
+        if number == 0 {
+            progress.case("bring-up of pinned memory");
+            let passes = options.passes.min(5);
+            let pinned = times(passes, || bus.bring_up(options.size))?;
+            let touched = first_touch(options.size, passes)?;
+            let bytes = options.size.get();
+            report.cases.push(Case::rate(
+                "bring-up of pinned memory",
+                bytes,
+                pinned,
+                ("first touch", touched),
+            ));
+        }
+    }
+    Ok(report)
+}
+
+/// The ways that engines use, by name and path; ours is no fixed path.
+const MOVERS: [(&str, Option<CopyPath>); 5] = [
+    ("a copy for each run", Some(CopyPath::CopyEach)),
+    ("batched copies", Some(CopyPath::Batched)),
+    ("kernel in place", Some(CopyPath::Direct)),
+    ("staged", Some(CopyPath::Staged)),
+    ("ours", None),
+];
+
+pub(super) fn movers(options: &Options, progress: &mut Progress) -> Result<Report, Failure> {
+    let (model, shapes) = shapes(options)?;
+    let mut report = report("movers", model, "device 0".to_owned(), options);
+    for (group, shape) in shapes {
+        for (mover, path) in MOVERS {
+            let bus = Bus::new(&shape, path)?;
+            report.subject = bus.device_name().to_owned();
+            // The limit has to be free to copy in one piece, whatever the mover's path is.
+            let limit_bus = if path.is_some() { Some(Bus::new(&shape, None)?) } else { None };
+            let limit = limit_bus.as_ref().unwrap_or(&bus);
+            for (to_host, word) in [(true, "to pinned"), (false, "to device")] {
+                let name = format!("{}, {word}: {mover}", group.kind);
+                progress.case(&name);
+                match times_beside(
+                    options.passes,
+                    || bus.pass(to_host),
+                    || limit.contiguous(to_host),
+                ) {
+                    Ok((time, limit)) => {
+                        report.cases.push(Case::rate(name, bus.bytes(), time, ("one copy", limit)))
+                    }
+                    // A driver without batched copies, or without kernels.
+                    Err(error) => report.notes.push(format!("{name}: {error}")),
+                }
+            }
+        }
+    }
+    report.notes.push("PyTorch's way is not measured: this program has no PyTorch".to_owned());
+    Ok(report)
+}

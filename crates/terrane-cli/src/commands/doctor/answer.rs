@@ -1,0 +1,99 @@
+//! The answers of probes that run in child processes.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use terrane_core::ByteCount;
+use terrane_plan::DeviceFacts;
+
+use super::child;
+use super::finding::Finding;
+use crate::restart::Restart;
+
+/// What the child tells.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub findings: Vec<Finding>,
+    /// The first device, for plans.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceFacts>,
+    /// The time that the driver, or NIXL, took to start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_seconds: Option<f64>,
+    /// Rates, if they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<Measured>,
+}
+
+/// A rate, or why it could not be measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    pub key: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    pub bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<f64>,
+    /// The time of one block, less its bytes at that rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed_seconds: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl Measured {
+    /// A row without a rate yet.
+    pub(crate) fn of(key: &str, subject: Option<&str>) -> Self {
+        Self {
+            key: key.to_owned(),
+            subject: subject.map(str::to_owned),
+            bytes: 0,
+            bytes_per_second: None,
+            fixed_seconds: None,
+            error: None,
+        }
+    }
+}
+
+impl std::fmt::Display for Measured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.key)?;
+        if let Some(subject) = &self.subject {
+            write!(f, " {subject}")?;
+        }
+        match (self.bytes_per_second, &self.error) {
+            (Some(rate), _) => {
+                write!(f, ": {:.2} GB/s ({})", rate / 1e9, ByteCount::new(self.bytes))
+            }
+            (None, Some(error)) => write!(f, ": {error}"),
+            (None, None) => write!(f, ": not measured"),
+        }
+    }
+}
+
+/// The time that a probe in a child process has.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The answer of a probe, from a child process that ends within the timeout.
+pub(crate) fn ask(restart: &Restart, probe: &str) -> Answer {
+    ask_within(restart, &[probe], TIMEOUT)
+}
+
+pub(crate) fn ask_within(restart: &Restart, probe: &[&str], timeout: Duration) -> Answer {
+    let mut command = restart.command();
+    command.args(["doctor", "--probe"]).args(probe);
+    let key = if probe.first() == Some(&"nixl") { "nixl" } else { "gpu" };
+    let refused = |detail: String| Answer {
+        findings: vec![Finding::refused(
+            key,
+            detail,
+            "see dmesg, and repeat; everything else works without it",
+        )],
+        ..Answer::default()
+    };
+    match child::answer(command, timeout) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .unwrap_or_else(|error| refused(format!("the probe printed something else: {error}"))),
+        Err(no_answer) => refused(no_answer.to_string()),
+    }
+}

@@ -1,0 +1,128 @@
+//! Probes that may crash or hang, in a child process.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Why a child gave no answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NoAnswer {
+    /// It could not be started.
+    NotStarted(String),
+    /// It ran longer than the timeout, and was killed.
+    TimedOut(Duration),
+    /// It ended without success.
+    Failed { how: String, last_line: String },
+}
+
+impl std::fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotStarted(error) => write!(f, "the probe could not be started: {error}"),
+            Self::TimedOut(limit) => {
+                write!(f, "the probe hung: no answer in {} s", limit.as_secs_f64())
+            }
+            Self::Failed { how, last_line } if last_line.is_empty() => write!(f, "the probe {how}"),
+            Self::Failed { how, last_line } => write!(f, "the probe {how}: {last_line}"),
+        }
+    }
+}
+
+/// Runs the command to its end, and returns its standard output.
+pub(crate) fn answer(mut command: Command, timeout: Duration) -> Result<Vec<u8>, NoAnswer> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| NoAnswer::NotStarted(error.to_string()))?;
+    let (out, error) = (child.stdout.take(), child.stderr.take());
+    // Readers of their own, because a child that fills a pipe would wait for ever.
+    thread::scope(|scope| {
+        let out = scope.spawn(move || read(out));
+        let error = scope.spawn(move || read(error));
+        let status = wait(&mut child, timeout);
+        let (out, error) = (out.join().unwrap_or_default(), error.join().unwrap_or_default());
+        match status {
+            None => Err(NoAnswer::TimedOut(timeout)),
+            Some(status) if status.success() => Ok(out),
+            Some(status) => {
+                let text = String::from_utf8_lossy(&error);
+                let last_line = text.lines().last().unwrap_or_default().to_owned();
+                Err(NoAnswer::Failed { how: how(status), last_line })
+            }
+        }
+    })
+}
+
+fn read(pipe: Option<impl Read>) -> Vec<u8> {
+    /// More than any probe writes.
+    const MOST: u64 = 1 << 20;
+    let mut bytes = Vec::new();
+    if let Some(pipe) = pipe {
+        // What was read until an error is the answer.
+        let _ = pipe.take(MOST).read_to_end(&mut bytes);
+    }
+    bytes
+}
+
+/// Waits until the child ends, or kills it.
+fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(2)),
+            // An error of `wait` cannot tell the status, which counts as no answer.
+            Ok(None) | Err(_) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return None;
+            }
+        }
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with status {code}"),
+        (None, Some(signal)) => format!("crashed by signal {signal}"),
+        (None, None) => "ended without a status".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, timeout: Duration) -> Result<Vec<u8>, NoAnswer> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        answer(command, timeout)
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn an_answer_is_what_the_child_printed() {
+        assert_eq!(shell("echo yes", LONG), Ok(b"yes\n".to_vec()));
+        // More than a pipe holds.
+        assert_eq!(shell("head -c 300000 /dev/zero", LONG).unwrap().len(), 300_000);
+    }
+
+    #[test]
+    fn a_child_that_hangs_is_killed() {
+        let begun = Instant::now();
+        let limit = Duration::from_millis(50);
+        assert_eq!(shell("exec sleep 600", limit), Err(NoAnswer::TimedOut(limit)));
+        assert!(begun.elapsed() < LONG);
+    }
+
+    #[test]
+    fn a_crash_and_a_failure_are_told_apart() {
+        let crash = shell("kill -SEGV $$", LONG).unwrap_err().to_string();
+        assert_eq!(crash, "the probe crashed by signal 11");
+        let failure = shell("echo no library >&2; exit 9", LONG).unwrap_err().to_string();
+        assert_eq!(failure, "the probe ended with status 9: no library");
+        let missing = answer(Command::new("/no/such/program"), LONG).unwrap_err();
+        assert!(matches!(missing, NoAnswer::NotStarted(_)));
+    }
+}

@@ -1,0 +1,81 @@
+//! What one probe has found.
+
+use serde::{Deserialize, Serialize};
+use terrane_core::{CapabilityReport, CapabilityStatus};
+
+/// One thing that the machine offers, or why it does not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Finding {
+    /// A stable name, which `--require` takes.
+    pub key: String,
+    /// What it is about: a directory, a device.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub subject: Option<String>,
+    pub status: Status,
+    /// The figures, or the reason.
+    pub detail: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub remedy: Option<String>,
+}
+
+/// The result of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Status {
+    /// Granted in full.
+    Granted,
+    /// Granted in part: it works, and is slower or smaller than it could be.
+    Partial,
+    /// Not granted.
+    Refused,
+}
+
+impl Status {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Partial => "partial",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl Finding {
+    pub(crate) fn granted(key: &str, detail: impl Into<String>) -> Self {
+        let (key, detail) = (key.to_owned(), detail.into());
+        Self { key, subject: None, status: Status::Granted, detail, remedy: None }
+    }
+
+    pub(crate) fn partial(key: &str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let remedy = Some(remedy.into());
+        Self { status: Status::Partial, remedy, ..Self::granted(key, detail) }
+    }
+
+    pub(crate) fn refused(key: &str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { status: Status::Refused, ..Self::partial(key, detail, remedy) }
+    }
+
+    pub(crate) fn about(self, subject: impl Into<String>) -> Self {
+        Self { subject: Some(subject.into()), ..self }
+    }
+
+    /// The findings of a report of capabilities. `names` has a key and a remedy for each that is of interest.
+    pub(crate) fn of_report(
+        report: &CapabilityReport,
+        name: impl Fn(&terrane_core::Capability) -> Option<(&'static str, &'static str)>,
+    ) -> Vec<Self> {
+        let outcomes = report.outcomes().iter().filter_map(|outcome| {
+            let (key, remedy) = name(&outcome.capability)?;
+            Some(match &outcome.status {
+                CapabilityStatus::Granted => Self::granted(key, "works"),
+                CapabilityStatus::Partial { granted, of } => {
+                    Self::partial(key, format!("granted for {granted} of {of}"), remedy)
+                }
+                CapabilityStatus::Refused(reason) => Self::refused(key, reason.to_string(), remedy),
+                _ => return None,
+            })
+        });
+        outcomes.collect()
+    }
+}

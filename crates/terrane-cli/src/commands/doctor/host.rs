@@ -1,0 +1,201 @@
+//! The host: memory, limits, NUMA, shared memory, io_uring.
+
+use std::fs;
+use std::path::Path;
+
+use terrane_core::{ByteCount, Capability};
+use terrane_plan::HostFacts;
+use terrane_storage::{IoQueue, IoQueueOptions, NumaTopology, available_memory};
+
+use super::finding::Finding;
+
+/// The facts that a plan needs.
+pub(crate) fn facts() -> HostFacts {
+    HostFacts {
+        memory_bytes: meminfo("MemTotal:"),
+        available_bytes: available_memory().map(ByteCount::get),
+        free_huge_pages: number("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"),
+        memlock_bytes: memlock().flatten(),
+        shm_bytes: free_bytes(Path::new("/dev/shm")),
+    }
+}
+
+pub(crate) fn findings() -> Vec<Finding> {
+    let mut findings = vec![memory(), numa()];
+    findings.extend(huge_pages());
+    findings.push(transparent_huge_pages());
+    findings.push(locked_memory());
+    findings.extend(processors());
+    findings.push(shared_memory());
+    findings.push(io_uring());
+    findings
+}
+
+fn memory() -> Finding {
+    let total = meminfo("MemTotal:").map(ByteCount::new);
+    match (total, available_memory()) {
+        (Some(total), Some(left)) => {
+            Finding::granted("memory", format!("{left} available under all limits, of {total}"))
+        }
+        _ => Finding::partial(
+            "memory",
+            "/proc/meminfo cannot be read",
+            "mount /proc in the container",
+        ),
+    }
+}
+
+fn numa() -> Finding {
+    let topology = NumaTopology::read();
+    if let Some(gap) = topology.gap() {
+        return Finding::partial("numa", gap.to_string(), "mount /sys in the container");
+    }
+    let nodes = topology.nodes().iter().map(|node| {
+        let memory = node.memory.map_or_else(String::new, |bytes| format!(", {bytes}"));
+        format!("node {}: {} CPUs{memory}", node.id, node.cpus.len())
+    });
+    Finding::granted("numa", nodes.collect::<Vec<_>>().join("; "))
+}
+
+fn huge_pages() -> Vec<Finding> {
+    let folder = Path::new("/sys/kernel/mm/hugepages");
+    [(2_u64, "huge-pages"), (1024, "gigantic-pages")]
+        .into_iter()
+        .map(|(mib, key)| {
+            let path = folder.join(format!("hugepages-{}kB", mib * 1024));
+            let read = |name: &str| number_at(&path.join(name));
+            match (read("free_hugepages"), read("nr_hugepages")) {
+                (Some(free), Some(all)) if free > 0 => {
+                    Finding::granted(key, format!("{free} of {all} pages of {mib} MiB are free"))
+                }
+                (Some(_), Some(all)) => Finding::refused(
+                    key,
+                    format!("0 of {all} pages of {mib} MiB are free"),
+                    reserve(mib),
+                ),
+                _ => Finding::refused(
+                    key,
+                    format!("the kernel has no huge pages of {mib} MiB"),
+                    "use transparent huge pages",
+                ),
+            }
+        })
+        .collect()
+}
+
+fn reserve(mib: u64) -> String {
+    if mib == 2 {
+        "sudo sysctl -w vm.nr_hugepages=N (`terrane plan` computes N); optional".to_owned()
+    } else {
+        "boot with hugepagesz=1G hugepages=N; optional".to_owned()
+    }
+}
+
+fn transparent_huge_pages() -> Finding {
+    let path = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let chosen = text.split(['[', ']']).nth(1).unwrap_or("");
+    match chosen {
+        "always" | "madvise" => Finding::granted("transparent-huge-pages", chosen),
+        "never" => Finding::refused(
+            "transparent-huge-pages",
+            format!("{path} is never"),
+            format!("echo madvise | sudo tee {path}"),
+        ),
+        _ => Finding::refused(
+            "transparent-huge-pages",
+            format!("{path} cannot be read"),
+            "use a kernel with them",
+        ),
+    }
+}
+
+fn locked_memory() -> Finding {
+    const REMEDY: &str = "for RDMA: ulimit -l unlimited, or LimitMEMLOCK=infinity in the service";
+    match memlock() {
+        Some(None) => Finding::granted("memlock", "unlimited"),
+        Some(Some(bytes)) => {
+            Finding::partial("memlock", format!("{} for a process", ByteCount::new(bytes)), REMEDY)
+        }
+        None => Finding::partial(
+            "memlock",
+            "/proc/self/limits cannot be read",
+            "mount /proc in the container",
+        ),
+    }
+}
+
+/// `RLIMIT_MEMLOCK` in bytes; the inner value is none if it is unlimited.
+fn memlock() -> Option<Option<u64>> {
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find(|line| line.starts_with("Max locked memory"))?;
+    let soft = line.split_whitespace().nth(3)?;
+    Some(soft.parse().ok())
+}
+
+/// The processors that the process may use, and the control group's share of them.
+fn processors() -> Vec<Finding> {
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    let detail = format!("{count} that this process may use");
+    let quota = fs::read_to_string("/sys/fs/cgroup/cpu.max").ok().and_then(|text| {
+        let (quota, period) = text.trim().split_once(' ')?;
+        Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+    });
+    let finding = match quota {
+        Some(quota) => Finding::partial(
+            "processors",
+            format!("{detail}; the control group allows {quota:.2}"),
+            "raise the container's CPU limit: threads that copy stop when it is used up",
+        ),
+        None => Finding::granted("processors", detail),
+    };
+    vec![finding]
+}
+
+fn shared_memory() -> Finding {
+    match free_bytes(Path::new("/dev/shm")) {
+        Some(bytes) if bytes >= 1 << 30 => {
+            Finding::granted("shm", format!("{} free", ByteCount::new(bytes)))
+        }
+        Some(bytes) => Finding::partial(
+            "shm",
+            format!("{} free", ByteCount::new(bytes)),
+            "docker run --shm-size=8g, for engines whose ranks share memory",
+        ),
+        None => Finding::refused("shm", "/dev/shm is not mounted", "mount -t tmpfs tmpfs /dev/shm"),
+    }
+}
+
+fn io_uring() -> Finding {
+    const REMEDY: &str = "allow io_uring_setup in the seccomp profile, and check /proc/sys/kernel/io_uring_disabled; threads serve meanwhile";
+    match IoQueue::new(&IoQueueOptions { depth: 8, ..IoQueueOptions::default() }) {
+        Ok(queue) => {
+            let name = |capability: &Capability| {
+                (*capability == Capability::IoUring).then_some(("io_uring", REMEDY))
+            };
+            let found = Finding::of_report(queue.capabilities(), name).into_iter().next();
+            found.unwrap_or_else(|| Finding::refused("io_uring", "not reported", REMEDY))
+        }
+        Err(error) => Finding::refused("io_uring", error.to_string(), REMEDY),
+    }
+}
+
+fn meminfo(key: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with(key))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn number(path: &str) -> Option<u64> {
+    number_at(Path::new(path))
+}
+
+fn number_at(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The bytes that are free for this user in the file system of a directory.
+pub(crate) fn free_bytes(directory: &Path) -> Option<u64> {
+    let facts = rustix::fs::statvfs(directory).ok()?;
+    facts.f_bavail.checked_mul(facts.f_frsize)
+}

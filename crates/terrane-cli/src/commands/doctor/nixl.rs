@@ -1,0 +1,49 @@
+//! NIXL and its plugins. Runs in a child process: a plugin may hang or crash.
+
+use super::answer::Answer;
+
+/// Probes NIXL, if this program is built with it.
+#[cfg(feature = "nixl")]
+pub(crate) fn probe() -> Answer {
+    use std::time::Instant;
+
+    use super::finding::Finding;
+
+    let begun = Instant::now();
+    let installation = match terrane_nixl::probe() {
+        Ok(installation) => installation,
+        Err(error) => {
+            let remedy =
+                "pip install nixl, and set LD_LIBRARY_PATH to the folder of libnixl_capi.so";
+            let findings = vec![Finding::refused("nixl", error.to_string(), remedy)];
+            return Answer { findings, ..Answer::default() };
+        }
+    };
+    let version = installation.package_version();
+    let version = version
+        .map_or_else(|| "version unknown".to_owned(), |version| format!("version {version}"));
+    let detail = format!("{version}, {}", installation.library().display());
+    let mut findings = vec![Finding::granted("nixl", detail)];
+    for plugin in installation.plugins() {
+        let finding = match plugin.check() {
+            Ok(()) => Finding::granted("nixl-plugin", "can be loaded"),
+            Err(error) => Finding::refused(
+                "nixl-plugin",
+                error.to_string(),
+                "install the libraries that it names",
+            ),
+        };
+        findings.push(finding.about(plugin.name().to_string()));
+    }
+    Answer { findings, start_seconds: Some(begun.elapsed().as_secs_f64()), ..Answer::default() }
+}
+
+/// Says that this program is built without NIXL.
+#[cfg(not(feature = "nixl"))]
+pub(crate) fn probe() -> Answer {
+    use super::finding::Finding;
+
+    let remedy = "cargo install terrane-cli --features nixl, or use the wheel";
+    let findings = vec![Finding::refused("nixl", "built without NIXL", remedy)];
+    Answer { findings, ..Answer::default() }
+}

@@ -1,0 +1,110 @@
+//! `terrane top`: a live view of a store's metrics.
+
+mod draw;
+mod metrics;
+mod source;
+mod view;
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+
+use crate::error::{ExitStatus, Failure};
+use crate::output::Output;
+pub(crate) use metrics::NoMetric;
+use source::Source;
+use view::Readings;
+
+/// The arguments of `terrane top`.
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// A file that `export_metrics` writes, or an http endpoint
+    source: String,
+    /// Seconds between two readings
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    interval: f64,
+    /// Prints one view as text, and ends; with --interval, its rates are of that time
+    #[arg(long)]
+    once: bool,
+    /// Prints totals, not rates, with --once
+    #[arg(long, requires = "once")]
+    totals: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<ExitStatus, Failure> {
+    let source = Source::parse(&arguments.source)?;
+    if !(0.05..=3600.0).contains(&arguments.interval) {
+        let text =
+            format!("--interval {} is out of range; give 0.05 to 3600 seconds", arguments.interval);
+        return Err(Failure::Usage(text));
+    }
+    let interval = Duration::from_secs_f64(arguments.interval);
+    let mut readings = Readings::default();
+    let mut last = Instant::now();
+    read(&source, &mut readings, &mut last)?;
+    if arguments.once {
+        if !arguments.totals {
+            std::thread::sleep(interval);
+            read(&source, &mut readings, &mut last)?;
+        }
+        output.text(&draw::text(&title(&arguments.source, &readings), &readings)?)?;
+        return Ok(ExitStatus::Success);
+    }
+    let mut terminal = ratatui::try_init().map_err(|error| {
+        Failure::Usage(format!("this is no terminal: {error}; use --once for text"))
+    })?;
+    let ended = live(arguments, &source, (readings, last), &mut terminal, interval);
+    ratatui::restore();
+    ended
+}
+
+/// Draws until the user quits. A reading that fails is shown, and repeated.
+fn live(
+    arguments: &Arguments,
+    source: &Source,
+    (mut readings, mut last): (Readings, Instant),
+    terminal: &mut ratatui::DefaultTerminal,
+    interval: Duration,
+) -> Result<ExitStatus, Failure> {
+    let mut title = title(&arguments.source, &readings);
+    loop {
+        terminal.draw(|frame| draw::frame(frame, &title, &readings))?;
+        let next = last + interval;
+        while let Some(left) = next.checked_duration_since(Instant::now()) {
+            if event::poll(left)? && is_end(&event::read()?) {
+                return Ok(ExitStatus::Success);
+            }
+        }
+        title = match read(source, &mut readings, &mut last) {
+            Ok(()) => self::title(&arguments.source, &readings),
+            Err(failure) => {
+                last = Instant::now();
+                failure.to_string()
+            }
+        };
+    }
+}
+
+fn is_end(event: &Event) -> bool {
+    let Event::Key(key) = event else { return false };
+    let is_control_c =
+        key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+    key.kind == KeyEventKind::Press
+        && (matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) || is_control_c)
+}
+
+fn read(source: &Source, readings: &mut Readings, last: &mut Instant) -> Result<(), Failure> {
+    let samples = metrics::parse(&source.read()?)?;
+    let now = Instant::now();
+    readings.add(samples, now.duration_since(*last));
+    *last = now;
+    Ok(())
+}
+
+fn title(source: &str, readings: &Readings) -> String {
+    let what = if readings.has_rates() { "rates" } else { "totals" };
+    let source: String =
+        source.chars().rev().take(50).collect::<Vec<_>>().into_iter().rev().collect();
+    format!("terrane top: {source}, {what}; q ends")
+}

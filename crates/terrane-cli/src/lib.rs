@@ -1,0 +1,39 @@
+//! The command `terrane`.
+//!
+//! # Should I be using this crate?
+//!
+//! Install it for its program. As a library it has one function, [`run`], with which another program, such as the entry
+//! point of a Python wheel, becomes the command. The logic is in other crates: plans in `terrane-plan`, capability
+//! reports in `terrane-storage` and `terrane-cuda`, copies in `terrane-transfer`.
+//!
+//! # What it does not do
+//!
+//! It needs no GPU. It changes nothing on the machine: it prints the commands that would.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod commands;
+mod error;
+mod measure;
+mod output;
+mod restart;
+mod table;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+pub use error::ExitStatus;
+pub use restart::Restart;
+
+/// Runs the command with its arguments, of which the first is the program's name. Prints to standard output and
+/// standard error.
+///
+/// `restart` says how to start the command in a child process, which probes need that may crash or hang.
+pub fn run(
+    arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    restart: &Restart,
+) -> ExitCode {
+    let status = cli::run(arguments, restart, &mut output::Output::standard());
+    ExitCode::from(status.code())
+}

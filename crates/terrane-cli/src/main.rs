@@ -1,0 +1,7 @@
+//! The program `terrane`. All of it is in the library, so that a Python wheel can install it too.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    terrane_cli::run(std::env::args_os(), &terrane_cli::Restart::of_this_executable())
+}

@@ -1,0 +1,135 @@
+//! Copies between a device and pinned memory.
+
+use std::sync::Arc;
+
+use terrane_core::{ByteCount, DeviceId, RegionRequest};
+use terrane_cuda::{
+    Context, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
+    PinnedOptions,
+};
+use terrane_layout::{Geometry, LayoutBuilder};
+use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
+
+use super::{Shape, seconds, timed};
+use crate::error::Failure;
+
+/// Blocks on a device and in pinned memory, in the layouts of both tiers, and contiguous on both sides.
+#[derive(Debug)]
+pub(crate) struct Bus {
+    context: Context,
+    manager: TransferManager,
+    device: Endpoint,
+    pinned: Endpoint,
+    other_pinned: Endpoint,
+    contiguous: Endpoint,
+    ids: (Vec<u32>, Vec<u32>),
+    bytes: u64,
+    block_bytes: u64,
+}
+
+impl Bus {
+    /// On the first device. With a path, the engine takes no other.
+    pub(crate) fn new(shape: &Shape, path: Option<CopyPath>) -> Result<Self, Failure> {
+        let context = Context::primary(DeviceId::new(0))?;
+        let options = DeviceEngineOptions { path, ..DeviceEngineOptions::default() };
+        let engine = DeviceEngine::new(&context, options)?;
+        let device = DeviceAllocator::new(&context);
+        let pinned = PinnedAllocator::new(&context, PinnedOptions::default())?;
+        let on_device = |geometry: &Geometry| -> Result<Endpoint, Failure> {
+            let builder = LayoutBuilder::from_geometry(geometry.clone()).allocate(&device);
+            Ok(Endpoint::new(builder.unregistered().build()?)?)
+        };
+        let on_host = |geometry: &Geometry| -> Result<Endpoint, Failure> {
+            let builder = LayoutBuilder::from_geometry(geometry.clone()).allocate(&pinned);
+            Ok(Endpoint::new(builder.unregistered().build()?)?)
+        };
+        Ok(Self {
+            manager: TransferManager::new([Arc::new(engine) as _]),
+            device: on_device(&shape.device)?,
+            pinned: on_host(&shape.host)?,
+            other_pinned: on_host(&shape.host)?,
+            contiguous: on_device(&shape.host)?,
+            ids: shape.ids(),
+            bytes: shape.bytes(),
+            block_bytes: shape.block_bytes(),
+            context,
+        })
+    }
+
+    /// The device's name.
+    pub(crate) fn device_name(&self) -> &str {
+        &self.context.device().name
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// All blocks: layers on the device, blocks in pinned memory.
+    pub(crate) fn pass(&self, to_host: bool) -> Result<f64, Failure> {
+        let (ids, backwards) = &self.ids;
+        self.copy((&self.device, ids), (&self.pinned, backwards), to_host)
+    }
+
+    /// The limit: the same bytes in one piece on both sides.
+    pub(crate) fn contiguous(&self, to_host: bool) -> Result<f64, Failure> {
+        let (ids, _) = &self.ids;
+        self.copy((&self.contiguous, ids), (&self.pinned, ids), to_host)
+    }
+
+    /// One block.
+    pub(crate) fn one_block(&self, to_host: bool) -> Result<f64, Failure> {
+        self.copy((&self.device, &[1]), (&self.pinned, &[0]), to_host)
+    }
+
+    /// Both directions at once, with memory of their own.
+    pub(crate) fn both(&self) -> Result<f64, Failure> {
+        let (ids, _) = &self.ids;
+        seconds(|| {
+            let out = ordered((&self.device, ids), (&self.pinned, ids));
+            let back = ordered((&self.other_pinned, ids), (&self.contiguous, ids));
+            let out = self.manager.submit(out, ()).map_err(|rejected| rejected.cause)?;
+            let back = self.manager.submit(back, ()).map_err(|rejected| rejected.cause)?;
+            out.wait().result?;
+            back.wait().result?;
+            Ok(())
+        })
+    }
+
+    fn copy(&self, device: End<'_>, pinned: End<'_>, to_host: bool) -> Result<f64, Failure> {
+        let transfer = if to_host { ordered(device, pinned) } else { ordered(pinned, device) };
+        timed(&self.manager, transfer)
+    }
+
+    /// Allocates pinned memory, which is freed after the clock has been read.
+    pub(crate) fn bring_up(&self, bytes: ByteCount) -> Result<f64, Failure> {
+        let allocator = PinnedAllocator::new(&self.context, PinnedOptions::default())?;
+        let mut kept = None;
+        seconds(|| {
+            kept = Some(allocator.allocate_memory(&RegionRequest::new(bytes))?);
+            Ok(())
+        })
+        .inspect(|_| drop(kept))
+    }
+
+    /// The runs of a pass, as `explain` tells them.
+    pub(crate) fn explained(&self, to_host: bool) -> Result<String, Failure> {
+        let (ids, backwards) = &self.ids;
+        let (device, pinned) = ((&self.device, &ids[..]), (&self.pinned, &backwards[..]));
+        let transfer = if to_host { ordered(device, pinned) } else { ordered(pinned, device) };
+        Ok(self.manager.explain(&transfer)?.path().into_owned())
+    }
+}
+
+/// An endpoint and its blocks.
+type End<'a> = (&'a Endpoint, &'a [u32]);
+
+/// A transfer of blocks that no other work on the device uses.
+fn ordered((source, from): End<'_>, (destination, to): End<'_>) -> Transfer {
+    let transfer = Transfer::new(source, destination).blocks(from, to);
+    transfer.device_order(DeviceOrder::AlreadySynchronised)
+}

@@ -1,0 +1,133 @@
+//! Copies within host memory, beside memcpy.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::thread;
+
+use terrane_core::{Alignment, ByteCount, RegionRequest};
+use terrane_layout::{Geometry, LayoutBuilder};
+use terrane_storage::{SystemAllocator, SystemOptions};
+use terrane_transfer::engines::{HostEngine, HostEngineOptions};
+use terrane_transfer::{Endpoint, TransferManager};
+
+use super::{Shape, Spread, seconds, times, transfer};
+use crate::error::Failure;
+
+/// Blocks in the layout of a device and in that of the host, both in system memory.
+#[derive(Debug)]
+pub(crate) struct HostCase {
+    manager: TransferManager,
+    layers: Endpoint,
+    contiguous: Endpoint,
+    ids: (Vec<u32>, Vec<u32>),
+    bytes: u64,
+    block_bytes: u64,
+    threads: NonZeroUsize,
+    /// The same bytes in one piece each.
+    plain: (Vec<u8>, Vec<u8>),
+}
+
+impl HostCase {
+    pub(crate) fn new(shape: &Shape) -> Result<Self, Failure> {
+        let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let engine =
+            HostEngine::new(HostEngineOptions { threads, ..HostEngineOptions::default() })?;
+        let length = ByteCount::new(shape.bytes()).to_usize();
+        Ok(Self {
+            manager: TransferManager::new([Arc::new(engine) as _]),
+            layers: system(&shape.device)?,
+            contiguous: system(&shape.host)?,
+            ids: shape.ids(),
+            bytes: shape.bytes(),
+            block_bytes: shape.block_bytes(),
+            threads,
+            plain: (vec![1; length], vec![2; length]),
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.get()
+    }
+
+    /// From blocks to layers.
+    pub(crate) fn load(&mut self) -> Result<f64, Failure> {
+        let (ids, backwards) = &self.ids;
+        transfer(&self.manager, (&self.contiguous, ids), (&self.layers, backwards))
+    }
+
+    /// From layers to blocks.
+    pub(crate) fn store(&mut self) -> Result<f64, Failure> {
+        let (ids, backwards) = &self.ids;
+        transfer(&self.manager, (&self.layers, ids), (&self.contiguous, backwards))
+    }
+
+    /// One block, from layers.
+    pub(crate) fn one_block(&mut self) -> Result<f64, Failure> {
+        transfer(&self.manager, (&self.layers, &[1]), (&self.contiguous, &[0]))
+    }
+
+    /// The limit: each thread copies one contiguous part by memcpy.
+    pub(crate) fn memcpy(&mut self) -> Result<f64, Failure> {
+        let (source, destination) = &mut self.plain;
+        let part = source.len().div_ceil(self.threads.get()).max(1);
+        seconds(|| {
+            thread::scope(|scope| {
+                for (to, from) in destination.chunks_mut(part).zip(source.chunks(part)) {
+                    scope.spawn(|| to.copy_from_slice(from));
+                }
+            });
+            Ok(())
+        })
+    }
+
+    /// The limit of one block: memcpy on this thread.
+    pub(crate) fn memcpy_of_one_block(&mut self) -> Result<f64, Failure> {
+        let length = ByteCount::new(self.block_bytes).to_usize();
+        let (source, destination) = &mut self.plain;
+        seconds(|| {
+            let pair = destination.chunks_mut(length).zip(source.chunks(length)).next();
+            if let Some((to, from)) = pair {
+                to.copy_from_slice(from);
+            }
+            Ok(())
+        })
+    }
+
+    pub(crate) fn times(
+        &mut self,
+        passes: u32,
+        mut pass: impl FnMut(&mut Self) -> Result<f64, Failure>,
+    ) -> Result<Spread, Failure> {
+        times(passes, || pass(self))
+    }
+}
+
+/// Blocks in system memory.
+pub(super) fn system(geometry: &Geometry) -> Result<Endpoint, Failure> {
+    let allocator = SystemAllocator::new(SystemOptions::default());
+    let builder = LayoutBuilder::from_geometry(geometry.clone()).allocate(&allocator);
+    Ok(Endpoint::new(builder.unregistered().build()?)?)
+}
+
+/// The time of allocating memory and touching all of it.
+pub(crate) fn first_touch(bytes: ByteCount, passes: u32) -> Result<Spread, Failure> {
+    let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
+    times(passes, || {
+        let mut kept = None;
+        // The memory is freed after the clock has been read.
+        seconds(|| {
+            let allocator = SystemAllocator::new(SystemOptions::default());
+            kept = Some(allocator.allocate_memory(&request)?);
+            Ok(())
+        })
+        .inspect(|_| drop(kept))
+    })
+}

@@ -1,0 +1,199 @@
+//! Copies of a model's blocks, and their times. `bench` and `doctor --measure` share them.
+
+pub(crate) mod bus;
+pub(crate) mod disk;
+pub(crate) mod fio;
+pub(crate) mod host;
+pub(crate) mod store;
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use terrane_core::{Alignment, ByteCount, Limits};
+use terrane_layout::{BlockDimension, Geometry, LayoutConfig, LayoutKind, LayoutPlan};
+use terrane_plan::{PlanRequest, TierKind};
+use terrane_transfer::{Endpoint, Transfer, TransferManager};
+
+use crate::error::Failure;
+
+/// The median of repeated measurements, with the least and the greatest of them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    pub(crate) fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
+        let last = values.len().saturating_sub(1);
+        let median = f64::midpoint(at(last / 2), at(values.len() / 2));
+        Self { median, min: at(0), max: at(last) }
+    }
+
+    /// Turns seconds into a rate. The slowest pass gives the least rate.
+    pub(crate) fn rate(self, amount: f64) -> Self {
+        Self { median: amount / self.median, min: amount / self.max, max: amount / self.min }
+    }
+
+    pub(crate) fn scaled(self, factor: f64) -> Self {
+        Self { median: self.median * factor, min: self.min * factor, max: self.max * factor }
+    }
+}
+
+/// The seconds of each pass, which the call returns, after one that does not count.
+pub(crate) fn times(
+    passes: u32,
+    mut pass: impl FnMut() -> Result<f64, Failure>,
+) -> Result<Spread, Failure> {
+    pass()?;
+    let seconds: Vec<f64> = (0..passes.max(1)).map(|_| pass()).collect::<Result<_, _>>()?;
+    Ok(Spread::of(seconds))
+}
+
+/// The same for a case and its limit, which alternate so that interference affects both.
+pub(crate) fn times_beside(
+    passes: u32,
+    mut case: impl FnMut() -> Result<f64, Failure>,
+    mut limit: impl FnMut() -> Result<f64, Failure>,
+) -> Result<(Spread, Spread), Failure> {
+    let (mut cases, mut limits) = (Vec::new(), Vec::new());
+    for round in 0..=passes.max(1) {
+        let (one, other) = (case()?, limit()?);
+        if round > 0 {
+            cases.push(one);
+            limits.push(other);
+        }
+    }
+    Ok((Spread::of(cases), Spread::of(limits)))
+}
+
+/// The seconds of a call.
+pub(crate) fn seconds<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<f64, Failure> {
+    let begun = Instant::now();
+    call()?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// The blocks of one group of a model in the tiers, as many as a number of bytes holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub blocks: u32,
+    /// A region for each layer.
+    pub device: Geometry,
+    /// A block is contiguous.
+    pub host: Geometry,
+    /// A block is contiguous, and begins at a multiple of 4,096 bytes.
+    pub disk: Geometry,
+}
+
+impl Shape {
+    /// The blocks of a group, counted from 0; none if there is no such group.
+    pub(crate) fn of_group(
+        request: &PlanRequest,
+        group: usize,
+        bytes: ByteCount,
+    ) -> Result<Option<Self>, Failure> {
+        let Some(one) = request.layouts(TierKind::Host, 1)?.into_iter().nth(group) else {
+            return Ok(None);
+        };
+        let blocks = count(one.geometry().block_bytes(), bytes)?;
+        let geometry = |kind| -> Result<Option<Geometry>, Failure> {
+            let plan: Option<LayoutPlan> = request.layouts(kind, blocks)?.into_iter().nth(group);
+            Ok(plan.map(|plan| plan.geometry().clone()))
+        };
+        let (device, host, disk) =
+            (geometry(TierKind::Device)?, geometry(TierKind::Host)?, geometry(TierKind::Disk)?);
+        Ok(match (device, host, disk) {
+            (Some(device), Some(host), Some(disk)) => Some(Self { blocks, device, host, disk }),
+            _ => None,
+        })
+    }
+
+    /// The blocks of a configuration.
+    pub(crate) fn of_config(config: &LayoutConfig, bytes: ByteCount) -> Result<Self, Failure> {
+        let blocks = count(config.block_bytes(), bytes)?;
+        let config = config.with_num_blocks(blocks)?;
+        let aligned = config.with_block_alignment(Alignment::PAGE)?;
+        let layers = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
+        let geometry = |config: &LayoutConfig, kind| -> Result<Geometry, Failure> {
+            Ok(LayoutPlan::new(config, kind, Limits::NONE)?.geometry().clone())
+        };
+        Ok(Self {
+            blocks,
+            device: geometry(&config, layers)?,
+            host: geometry(&config, LayoutKind::FullyContiguous)?,
+            disk: geometry(&aligned, LayoutKind::FullyContiguous)?,
+        })
+    }
+
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.host.block_bytes().get()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.host.total_bytes().get()
+    }
+
+    /// All block ids, and the same in another order, so that no two adjacent blocks are adjacent at both ends.
+    pub(crate) fn ids(&self) -> (Vec<u32>, Vec<u32>) {
+        let ids: Vec<u32> = (0..self.blocks).collect();
+        let backwards = ids.iter().rev().copied().collect();
+        (ids, backwards)
+    }
+}
+
+fn count(block: ByteCount, bytes: ByteCount) -> Result<u32, Failure> {
+    let blocks = bytes.get() / block.get().max(1);
+    // Two blocks at least: one is no transfer of several.
+    match u32::try_from(blocks) {
+        Ok(blocks) if blocks >= 2 => Ok(blocks),
+        _ => {
+            let needed = ByteCount::new(block.get().saturating_mul(2));
+            Err(Failure::TooSmall { what: "data", size: bytes, needed })
+        }
+    }
+}
+
+/// The seconds of a transfer, from submit to the end of the wait.
+pub(crate) fn transfer(
+    manager: &TransferManager,
+    (source, from): (&Endpoint, &[u32]),
+    (destination, to): (&Endpoint, &[u32]),
+) -> Result<f64, Failure> {
+    timed(manager, Transfer::new(source, destination).blocks(from, to))
+}
+
+/// The seconds of a transfer that is described already.
+pub(crate) fn timed(manager: &TransferManager, transfer: Transfer) -> Result<f64, Failure> {
+    seconds(|| {
+        let completion = manager.submit(transfer, ()).map_err(|rejected| rejected.cause)?;
+        completion.wait().result?;
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spreads_have_the_median_and_the_extremes() {
+        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(Spread::of(vec![8.0, 1.0, 2.0, 4.0]).median, 3.0);
+        let rate = Spread { median: 2.0, min: 1.0, max: 4.0 }.rate(8.0);
+        assert_eq!(rate, Spread { median: 4.0, min: 2.0, max: 8.0 });
+    }
+
+    #[test]
+    fn the_first_pass_does_not_count() {
+        let mut next = 100.0;
+        let spread = times(3, || {
+            next /= 10.0;
+            Ok(next)
+        });
+        assert_eq!(spread.unwrap().max, 1.0);
+    }
+}

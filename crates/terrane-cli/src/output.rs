@@ -1,0 +1,46 @@
+//! Where the command prints.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::error::Failure;
+
+/// Standard output and standard error, or a test's buffers.
+pub(crate) struct Output<'a> {
+    out: Box<dyn Write + 'a>,
+    error: Box<dyn Write + 'a>,
+    has_progress: bool,
+}
+
+impl<'a> Output<'a> {
+    pub(crate) fn standard() -> Self {
+        Self::new(io::stdout(), io::stderr(), true)
+    }
+
+    /// With progress, a bar may be drawn on the process's standard error.
+    pub(crate) fn new(out: impl Write + 'a, error: impl Write + 'a, has_progress: bool) -> Self {
+        Self { out: Box::new(out), error: Box::new(error), has_progress }
+    }
+
+    /// Prints text that ends with a line break.
+    pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
+        self.out.write_all(text.as_bytes())?;
+        Ok(self.out.flush()?)
+    }
+
+    /// Prints a value as JSON.
+    pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
+        let text = serde_json::to_string_pretty(value)?;
+        self.text(&format!("{text}\n"))
+    }
+
+    /// Prints a line to standard error. Nothing is left to report if that fails.
+    pub(crate) fn complain(&mut self, line: &str) {
+        let _ = writeln!(self.error, "{line}");
+    }
+
+    pub(crate) fn has_progress(&self) -> bool {
+        self.has_progress
+    }
+}

@@ -1,0 +1,33 @@
+//! How the command starts itself again.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// How the command is started in a child process: the program, and the arguments before its own.
+#[derive(Clone, Debug)]
+pub struct Restart {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+}
+
+impl Restart {
+    /// The executable of this process, without more arguments.
+    #[must_use]
+    pub fn of_this_executable() -> Self {
+        // Without /proc, the shell's search path finds the program.
+        Self::new(std::env::current_exe().unwrap_or_else(|_| "terrane".into()), [])
+    }
+
+    /// A program with its first arguments, such as an interpreter and `-m` with a module.
+    #[must_use]
+    pub fn new(program: impl Into<PathBuf>, arguments: impl IntoIterator<Item = OsString>) -> Self {
+        Self { program: program.into(), arguments: arguments.into_iter().collect() }
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments);
+        command
+    }
+}

@@ -1,0 +1,234 @@
+//! Descriptions of machines: devices, host, disks, and rates.
+
+mod table;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{PlanError, nearest};
+
+/// A machine as far as it is known. A field that is absent limits and predicts nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// A short name.
+    pub name: String,
+    /// A name for people.
+    pub title: String,
+    /// One device. Each tensor-parallel rank has one of these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceFacts>,
+    /// The host's memory and its limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostFacts>,
+    /// The file systems.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskFacts>,
+    /// The rates of copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
+    /// The origin of each figure.
+    pub sources: Vec<String>,
+    /// The date of the description, `YYYY-MM-DD`.
+    pub date: String,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceFacts {
+    /// Its name.
+    pub name: String,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// The rate of its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_per_second: Option<f64>,
+}
+
+/// The host's memory, and the limits of the process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostFacts {
+    /// All memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// The memory that is left under the machine's and the control group's limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available_bytes: Option<u64>,
+    /// Reserved huge pages of 2 MiB that are free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_huge_pages: Option<u64>,
+    /// The bytes that a process may lock (`RLIMIT_MEMLOCK`); absent if unlimited or unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memlock_bytes: Option<u64>,
+    /// The bytes that are free in `/dev/shm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shm_bytes: Option<u64>,
+}
+
+/// A file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskFacts {
+    /// A directory in it.
+    pub directory: String,
+    /// The bytes that are free for this user.
+    pub free_bytes: u64,
+}
+
+/// Rates of copies, and their origin.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rates {
+    /// The name of the calibration, or of the published figures.
+    pub name: String,
+    /// Whether the rates were measured. Published peaks are limits: a copy takes at least that long.
+    pub is_measured: bool,
+    /// From pinned memory to the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_device: Option<CopyCost>,
+    /// From the device to pinned memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_host: Option<CopyCost>,
+    /// From host memory to host memory; bytes copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within_host: Option<CopyCost>,
+    /// From the disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_read: Option<CopyCost>,
+    /// To the disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_write: Option<CopyCost>,
+    /// Pages that all processors touch first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_touch_bytes_per_second: Option<f64>,
+    /// Touched pages that the driver registers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub registration_bytes_per_second: Option<f64>,
+}
+
+/// The cost of a copy: a fixed time, and a rate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CopyCost {
+    /// The time of a copy of no bytes.
+    pub fixed_seconds: f64,
+    /// The rate of the bytes.
+    pub bytes_per_second: f64,
+}
+
+impl CopyCost {
+    /// The time of a copy, in seconds.
+    #[must_use]
+    pub fn seconds(&self, bytes: u64) -> f64 {
+        self.fixed_seconds + bytes as f64 / self.bytes_per_second
+    }
+}
+
+/// The names of the profiles, ascending.
+pub fn published_machines() -> impl Iterator<Item = &'static str> {
+    table::FILES.iter().map(|&(name, _)| name)
+}
+
+impl Machine {
+    /// A profile by its name.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::UnknownMachine`] with the nearest name.
+    pub fn published(name: &str) -> Result<Self, PlanError> {
+        let wanted = name.to_lowercase();
+        match table::FILES.iter().find(|(file, _)| *file == wanted) {
+            Some((_, text)) => Self::from_json(name, text.as_bytes()),
+            None => Err(PlanError::UnknownMachine {
+                name: name.to_owned(),
+                nearest: nearest(name, published_machines()),
+                known: published_machines().collect(),
+            }),
+        }
+    }
+
+    /// A machine by its description in JSON. `name` is only for errors.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Machine`] with the missing or unknown field, and its line.
+    pub fn from_json(name: &str, text: &[u8]) -> Result<Self, PlanError> {
+        let machine: Self = serde_json::from_slice(text)
+            .map_err(|source| PlanError::Machine { name: name.to_owned(), source })?;
+        machine.check()?;
+        Ok(machine)
+    }
+
+    /// The description as JSON.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Machine`] if a rate is no number.
+    pub fn to_json(&self) -> Result<String, PlanError> {
+        serde_json::to_string_pretty(self)
+            .map_err(|source| PlanError::Machine { name: self.name.clone(), source })
+    }
+
+    /// Refuses rates that are no positive numbers.
+    fn check(&self) -> Result<(), PlanError> {
+        let Some(rates) = &self.rates else { return Ok(()) };
+        let copies =
+            [rates.to_device, rates.to_host, rates.within_host, rates.disk_read, rates.disk_write];
+        let is_rate = |rate: f64| rate.is_finite() && rate >= 1.0;
+        let copies = copies.into_iter().flatten().all(|cost| {
+            is_rate(cost.bytes_per_second)
+                && cost.fixed_seconds.is_finite()
+                && cost.fixed_seconds >= 0.0
+        });
+        let others = [rates.first_touch_bytes_per_second, rates.registration_bytes_per_second];
+        if copies && others.into_iter().flatten().all(is_rate) {
+            return Ok(());
+        }
+        let expected = "rates of at least 1 byte per second, and times of at least 0";
+        Err(PlanError::OutOfRange { name: "a rate of the machine", value: 0, expected })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_profile_of_the_folder_is_read_and_has_its_sources() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/data/machines");
+        let mut files: Vec<String> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|file| file.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        files.sort();
+        assert_eq!(files, published_machines().collect::<Vec<_>>());
+        assert!(files.len() >= 12);
+        for name in files {
+            let machine = Machine::published(&name).unwrap();
+            assert_eq!(machine.name, name);
+            assert!(!machine.sources.is_empty() && machine.date.len() == 10, "{name}");
+            assert_eq!(
+                Machine::from_json("again", machine.to_json().unwrap().as_bytes()).unwrap(),
+                machine
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_that_lacks_a_field_or_has_another_is_refused_by_its_name() {
+        let lacking =
+            Machine::from_json("mine.json", br#"{"name": "mine", "sources": [], "date": ""}"#);
+        let text = lacking.unwrap_err().to_string();
+        assert!(text.contains("missing field `title`") && text.contains("mine.json"), "{text}");
+        let unknown = br#"{"name": "m", "title": "m", "gpus": 8, "sources": [], "date": ""}"#;
+        let text = Machine::from_json("mine.json", unknown).unwrap_err().to_string();
+        assert!(text.contains("unknown field `gpus`"), "{text}");
+        let text = Machine::published("h20").unwrap_err().to_string();
+        assert!(text.contains("did you mean \"h200\""), "{text}");
+        let slow =
+            br#"{"name": "m", "title": "m", "sources": [], "date": "", "rates": {"name": "r",
+            "is_measured": true, "to_host": {"fixed_seconds": 0, "bytes_per_second": 0}}}"#;
+        assert!(Machine::from_json("m", slow).unwrap_err().to_string().contains("at least 1 byte"));
+    }
+}

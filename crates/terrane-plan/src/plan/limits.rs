@@ -1,0 +1,127 @@
+//! The limits of a machine that a plan exceeds.
+
+use serde::{Deserialize, Serialize};
+use terrane_core::ByteCount;
+
+use crate::plan::memory::{HostNeeds, TierKind, TierPlan};
+use crate::request::PlanRequest;
+
+/// A limit that the plan exceeds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitHit {
+    /// The limit.
+    pub limit: String,
+    /// What the plan needs.
+    pub needed: u64,
+    /// What the machine has.
+    pub available: u64,
+    /// `bytes` or `pages`.
+    pub unit: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// Compares the plan with the facts of the machine that are known.
+pub(crate) fn hit(
+    request: &PlanRequest,
+    tiers: &[TierPlan],
+    host: Option<&HostNeeds>,
+) -> Vec<LimitHit> {
+    let Some(machine) = &request.machine else { return Vec::new() };
+    let mut limits = Limits(Vec::new());
+    let ranks = u64::from(request.tensor_parallel);
+    for tier in tiers {
+        match tier.kind {
+            TierKind::Device => {
+                let memory = machine.device.as_ref().map(|device| device.memory_bytes);
+                limits.bytes(
+                    "device memory",
+                    tier.given_bytes,
+                    memory,
+                    "give the cache less device memory, or use more ranks",
+                );
+                if machine.device.is_none() {
+                    limits.bytes(
+                        "device memory",
+                        tier.given_bytes,
+                        Some(0),
+                        "plan without --gpu-mem, or name a machine with a GPU",
+                    );
+                }
+            }
+            TierKind::Host => {
+                let needed = tier.used_bytes.saturating_mul(ranks);
+                let facts = machine.host.as_ref();
+                limits.bytes(
+                    "host memory",
+                    needed,
+                    facts.and_then(|host| host.memory_bytes),
+                    "give the cache less host memory",
+                );
+                limits.bytes("host memory that is available", needed, facts.and_then(|host| host.available_bytes), "stop other processes, raise the control group's memory.max, or give the cache less");
+            }
+            TierKind::Disk => {
+                let disk = machine.disks.iter().find(|disk| disk.directory == tier.name);
+                limits.bytes(
+                    &format!("free space in {}", tier.name),
+                    tier.used_bytes.saturating_mul(ranks),
+                    disk.map(|disk| disk.free_bytes),
+                    "free space there, or give the cache less",
+                );
+            }
+        }
+    }
+    if let (Some(needs), Some(facts)) = (host, &machine.host) {
+        let enough = facts.free_huge_pages.is_none_or(|free| free >= needs.huge_pages);
+        if let (false, Some(free)) = (enough, facts.free_huge_pages) {
+            let remedy = format!(
+                "{}; without them, the kernel assembles huge pages where it can",
+                needs.sysctl
+            );
+            limits.0.push(LimitHit {
+                limit: "free huge pages of 2 MiB".into(),
+                needed: needs.huge_pages,
+                available: free,
+                unit: "pages".into(),
+                remedy,
+            });
+        }
+        limits.bytes("memlock of a process, for RDMA only", needs.memlock_bytes, facts.memlock_bytes, "ulimit -l unlimited, or LimitMEMLOCK=infinity in the service; the CUDA driver is not limited by it");
+        limits.bytes(
+            "free space in /dev/shm",
+            needs.shm_bytes,
+            facts.shm_bytes,
+            "docker run --shm-size, or mount -o remount,size=… /dev/shm",
+        );
+    }
+    limits.0
+}
+
+struct Limits(Vec<LimitHit>);
+
+impl Limits {
+    fn bytes(&mut self, limit: &str, needed: u64, available: Option<u64>, remedy: &str) {
+        if let Some(available) = available.filter(|&available| available < needed) {
+            self.0.push(LimitHit {
+                limit: limit.to_owned(),
+                needed,
+                available,
+                unit: "bytes".into(),
+                remedy: remedy.to_owned(),
+            });
+        }
+    }
+}
+
+impl std::fmt::Display for LimitHit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.unit == "bytes" {
+            let [needed, available] = [self.needed, self.available].map(ByteCount::new);
+            write!(f, "{}: {needed} needed, {available} available; {}", self.limit, self.remedy)
+        } else {
+            let Self { limit, needed, available, remedy, .. } = self;
+            write!(f, "{limit}: {needed} needed, {available} available; {remedy}")
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The layouts of the tiers: how many blocks they hold, and what is lost to padding.
+
+use serde::{Deserialize, Serialize};
+use terrane_core::{Alignment, ByteCount, Limits};
+use terrane_layout::model::{CacheGroup, ModelGeometry};
+use terrane_layout::{BlockDimension, LayoutError, LayoutKind, LayoutPlan};
+
+use crate::error::PlanError;
+use crate::plan::groups::{Demand, GroupPlan, options};
+use crate::request::PlanRequest;
+
+/// The largest registration of pinned memory; longer memory has several.
+pub(crate) const LARGEST_REGISTRATION: u64 = 64 << 30;
+
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// A tier, on one rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierPlan {
+    /// `device`, `host`, or the directory of a disk.
+    pub name: String,
+    /// The kind of tier.
+    pub kind: TierKind,
+    /// The bytes that the request gives to this rank.
+    pub given_bytes: u64,
+    /// The bytes that the layouts take.
+    pub used_bytes: u64,
+    /// Blocks of every group with tokens.
+    pub blocks: u64,
+    /// Tokens of these blocks, if every group keeps every token.
+    pub tokens: u64,
+    /// Sequences whose states fit beside the blocks; 0 if no group has states.
+    pub states: u64,
+    /// Users whose whole context fits in this tier alone, if a context was given.
+    pub users: Option<u64>,
+    /// The layout of each group.
+    pub groups: Vec<TierGroup>,
+    /// What is lost, by cause.
+    pub padding: Padding,
+}
+
+/// The kind of a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum TierKind {
+    /// The memory of a device: a region for each layer.
+    Device,
+    /// Host memory in huge pages: a block is contiguous.
+    Host,
+    /// A file: a block is contiguous and begins at a multiple of 4,096 bytes, for direct I/O.
+    Disk,
+}
+
+/// The layout of a group in a tier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierGroup {
+    /// The group, counted from 0.
+    pub group: u64,
+    /// The order of its axes.
+    pub layout: String,
+    /// Its regions.
+    pub regions: u32,
+    /// The bytes of a block with its padding.
+    pub block_stride: u64,
+    /// Its bytes with all padding.
+    pub bytes: u64,
+}
+
+/// The bytes of a tier that hold no block, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Padding {
+    /// The blocks themselves.
+    pub block_bytes: u64,
+    /// Between blocks: the alignment of direct I/O.
+    pub block_alignment: u64,
+    /// Between regions and at the end: alignment, and whole pages.
+    pub regions_and_pages: u64,
+    /// The rest of the tier, which is smaller than one more block.
+    pub remainder: u64,
+    /// What a pool of powers of two would lose for the same blocks.
+    pub powers_of_two: u64,
+}
+
+/// What the host tier needs from the system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostNeeds {
+    /// Huge pages of 2 MiB for all ranks.
+    pub huge_pages: u64,
+    /// The command that reserves them.
+    pub sysctl: String,
+    /// Registrations with the driver on one rank, of at most 64 GiB each.
+    pub registrations: u64,
+    /// Bytes that a rank locks if it registers the tier for RDMA. Registration with the CUDA driver does not count
+    /// against `RLIMIT_MEMLOCK`.
+    pub memlock_bytes: u64,
+    /// Bytes in `/dev/shm`. The tiers of Terrane are private memory.
+    pub shm_bytes: u64,
+}
+
+impl TierKind {
+    fn layout(self) -> LayoutKind {
+        match self {
+            Self::Device => LayoutKind::LayerSeparate { block_dimension: BlockDimension::First },
+            Self::Host | Self::Disk => LayoutKind::FullyContiguous,
+        }
+    }
+
+    fn block_alignment(self) -> Alignment {
+        match self {
+            Self::Device | Self::Host => Alignment::BYTE,
+            Self::Disk => Alignment::PAGE,
+        }
+    }
+
+    fn limits(self) -> Limits {
+        let granule = match self {
+            // The driver maps device memory in units of 2 MiB.
+            Self::Device | Self::Host => Alignment::HUGE_PAGE,
+            Self::Disk => Alignment::PAGE,
+        };
+        Limits { granule, ..Limits::NONE }
+    }
+
+    /// The layout of some blocks of a group.
+    pub(crate) fn plan(
+        self,
+        group: &CacheGroup,
+        blocks: u32,
+        block_tokens: u32,
+    ) -> Result<LayoutPlan, LayoutError> {
+        let config = group.layout_config(blocks, block_tokens)?;
+        let config = config.with_block_alignment(self.block_alignment())?;
+        LayoutPlan::new(&config, self.layout(), self.limits())
+    }
+}
+
+impl PlanRequest {
+    /// The layouts of the model's groups in a tier of this kind, with this many blocks each.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Model`] if the model's configuration, or this number of blocks, is refused.
+    pub fn layouts(&self, kind: TierKind, blocks: u32) -> Result<Vec<LayoutPlan>, PlanError> {
+        let geometry = self.model.geometry(&options(self))?;
+        let plans =
+            geometry.groups().iter().map(|group| kind.plan(group, blocks, self.block_tokens));
+        plans.collect::<Result<_, _>>().map_err(|source: LayoutError| self.model.refused(source))
+    }
+}
+
+/// All tiers of the request, from fast to slow.
+pub(crate) fn tiers(
+    request: &PlanRequest,
+    geometry: &ModelGeometry,
+    groups: &[GroupPlan],
+    demand: Option<&Demand>,
+) -> Result<Vec<TierPlan>, PlanError> {
+    let ranks = u64::from(request.tensor_parallel.max(1));
+    let of_rank = |bytes: ByteCount| ByteCount::new(bytes.get() / ranks);
+    let device = request.device.map(|bytes| ("device".to_owned(), TierKind::Device, bytes));
+    let host = request.host.map(|bytes| ("host".to_owned(), TierKind::Host, of_rank(bytes)));
+    let disks = request.disks.iter();
+    let disks = disks.map(|disk| (disk.directory.clone(), TierKind::Disk, of_rank(disk.bytes)));
+    let size = Sizing { request, geometry, groups, demand };
+    device
+        .into_iter()
+        .chain(host)
+        .chain(disks)
+        .map(|(name, kind, given)| size.tier(name, kind, given))
+        .collect()
+}
+
+struct Sizing<'a> {
+    request: &'a PlanRequest,
+    geometry: &'a ModelGeometry,
+    groups: &'a [GroupPlan],
+    demand: Option<&'a Demand>,
+}
+
+impl Sizing<'_> {
+    fn tier(&self, name: String, kind: TierKind, given: ByteCount) -> Result<TierPlan, PlanError> {
+        let has_tokens = self.groups.iter().any(|group| !group.is_state);
+        let has_states = self.groups.iter().any(|group| group.is_state);
+        // States are few beside tokens: one for each user, or one. A model without tokens fills the tier with them.
+        let users = self.demand.map_or(1, |demand| demand.users);
+        let counts = |units: u32| match (has_tokens, has_states) {
+            (true, true) => (units, u32::try_from(users).unwrap_or(u32::MAX)),
+            (true, false) => (units, 0),
+            (false, _) => (0, units),
+        };
+        let fits = |units: u32| {
+            self.plans(kind, counts(units))
+                .is_ok_and(|plans| sum(&plans).is_some_and(|sum| sum <= given.get()))
+        };
+        if !fits(1) {
+            let plans = self.plans(kind, counts(1)).map_err(|e| self.request.model.refused(e))?;
+            let needed = ByteCount::new(sum(&plans).unwrap_or(u64::MAX));
+            return Err(PlanError::TierTooSmall { tier: name, given, needed });
+        }
+        let (mut fitting, mut too_many) = (1_u32, u32::MAX);
+        while too_many - fitting > 1 {
+            let middle = fitting + (too_many - fitting) / 2;
+            if fits(middle) { fitting = middle } else { too_many = middle }
+        }
+        let (blocks, states) = counts(fitting);
+        let is_capped = fitting == u32::MAX - 1;
+        let plans =
+            self.plans(kind, (blocks, states)).map_err(|e| self.request.model.refused(e))?;
+        let used = sum(&plans).unwrap_or(given.get());
+        if is_capped {
+            let largest = ByteCount::new(used);
+            return Err(PlanError::TierTooLarge { tier: name, given, largest });
+        }
+        Ok(TierPlan {
+            kind,
+            given_bytes: given.get(),
+            used_bytes: used,
+            blocks: blocks.into(),
+            tokens: u64::from(blocks) * u64::from(self.request.block_tokens),
+            states: states.into(),
+            users: self.users_within(kind, given)?,
+            padding: padding(&plans, given.get().saturating_sub(used)),
+            groups: plans.iter().map(|(group, plan)| tier_group(*group, plan)).collect(),
+            name,
+        })
+    }
+
+    /// The layouts of the groups with this many blocks and states.
+    fn plans(
+        &self,
+        kind: TierKind,
+        (blocks, states): (u32, u32),
+    ) -> Result<Vec<(u64, LayoutPlan)>, LayoutError> {
+        let groups = (0..).zip(self.geometry.groups()).zip(self.groups);
+        let plans = groups.map(|((number, group), summary)| {
+            let count = if summary.is_state { states } else { blocks };
+            Ok((number, kind.plan(group, count, self.request.block_tokens)?))
+        });
+        plans.collect()
+    }
+
+    /// The users whose whole context fits in these bytes, with blocks as long as this tier's.
+    fn users_within(&self, kind: TierKind, given: ByteCount) -> Result<Option<u64>, PlanError> {
+        let Some(demand) = self.demand else { return Ok(None) };
+        let alignment = kind.block_alignment();
+        let mut of_one = ByteCount::ZERO;
+        for group in self.groups {
+            let stride = ByteCount::new(group.block_bytes).align_up(alignment)?;
+            let blocks = group.blocks_of(demand.context, self.request.block_tokens);
+            of_one = of_one.checked_add(stride.checked_mul("blocks", blocks)?)?;
+        }
+        Ok(given.get().checked_div(of_one.get()))
+    }
+}
+
+fn sum(plans: &[(u64, LayoutPlan)]) -> Option<u64> {
+    plans.iter().try_fold(0_u64, |sum, (_, plan)| sum.checked_add(plan.base_bytes().get()))
+}
+
+fn tier_group(group: u64, plan: &LayoutPlan) -> TierGroup {
+    let geometry = plan.geometry();
+    let blocks = u64::from(geometry.num_blocks()).max(1);
+    let report = plan.padding();
+    let in_regions = report.block_bytes.get().saturating_add(report.block_padding.get());
+    TierGroup {
+        group,
+        layout: geometry.label().to_string(),
+        regions: geometry.region_count(),
+        block_stride: in_regions / blocks,
+        bytes: plan.base_bytes().get(),
+    }
+}
+
+fn padding(plans: &[(u64, LayoutPlan)], remainder: u64) -> Padding {
+    let mut padding = Padding { remainder, ..Padding::default() };
+    for (_, plan) in plans {
+        let report = plan.padding();
+        let blocks = u64::from(plan.geometry().num_blocks());
+        let block = plan.geometry().block_bytes().get();
+        let rounded = block.checked_next_power_of_two().unwrap_or(block);
+        padding.block_bytes = padding.block_bytes.saturating_add(report.block_bytes.get());
+        padding.block_alignment =
+            padding.block_alignment.saturating_add(report.block_padding.get());
+        padding.regions_and_pages =
+            padding.regions_and_pages.saturating_add(report.region_padding.get());
+        padding.powers_of_two =
+            padding.powers_of_two.saturating_add((rounded - block).saturating_mul(blocks));
+    }
+    padding
+}
+
+/// What the host tier needs from the system.
+pub(crate) fn host_needs(
+    request: &PlanRequest,
+    tiers: &[TierPlan],
+) -> Result<Option<HostNeeds>, PlanError> {
+    let Some(tier) = tiers.iter().find(|tier| tier.kind == TierKind::Host) else { return Ok(None) };
+    let all =
+        ByteCount::new(tier.used_bytes).checked_mul("ranks", request.tensor_parallel.into())?;
+    let huge_pages = all.get().div_ceil(HUGE_PAGE);
+    Ok(Some(HostNeeds {
+        huge_pages,
+        sysctl: format!("sudo sysctl -w vm.nr_hugepages={huge_pages}"),
+        registrations: tier.groups.iter().map(registrations).sum(),
+        memlock_bytes: tier.used_bytes,
+        shm_bytes: 0,
+    }))
+}
+
+/// A registration ends between two blocks.
+fn registrations(group: &TierGroup) -> u64 {
+    let stride = group.block_stride.max(1);
+    let length = (LARGEST_REGISTRATION / stride).max(1).saturating_mul(stride);
+    group.bytes.div_ceil(length)
+}

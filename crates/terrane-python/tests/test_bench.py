@@ -1,0 +1,15 @@
+"""The benchmark runs, and leaves nothing behind."""
+
+import os
+import subprocess
+import sys
+
+
+def test_the_benchmark_prints_a_line_for_each_case_and_leaves_nothing(directory):
+    options = ["--chunk", "65536", "--chunks", "8", "--requests", "1", "2"]
+    command = [sys.executable, "-m", "terrane_kv.bench", directory, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert len(lines) == 4 and all("files" in line and "terrane" in line for line in lines)
+    assert os.listdir(directory) == []

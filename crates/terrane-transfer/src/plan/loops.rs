@@ -1,0 +1,175 @@
+//! The loops that copy one pair of blocks, computed once for two endpoints.
+
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use terrane_core::ByteCount;
+use terrane_layout::Geometry;
+
+use super::grid::CopyGrid;
+use super::nest::{self, Joining, LayerGroup};
+use super::shape::{self, Selection, SharedSection};
+use crate::error::TransferError;
+use crate::hazard::endpoint::{EndpointId, WeakEndpoint};
+use crate::transfer::Transfer;
+
+/// The copies for each pair of blocks, whichever blocks they are.
+#[derive(Debug)]
+pub(crate) struct BlockLoops {
+    pub(crate) selection: Selection,
+    pub(crate) groups: SmallVec<[LayerGroup; 1]>,
+    /// Whether runs go block by block. Otherwise they go layer by layer.
+    pub(crate) by_block: bool,
+    /// Whether less than whole pieces is copied at a time.
+    pub(crate) breaks_pieces: bool,
+    /// The pieces of a block.
+    pub(crate) pieces: u64,
+    /// The copied bytes of a block.
+    pub(crate) bytes: ByteCount,
+    /// The grids, once they are requested.
+    pub(super) grids: OnceLock<Option<Arc<[CopyGrid]>>>,
+}
+
+impl BlockLoops {
+    /// Checks that both ends have blocks of equal shape, and finds the loops.
+    fn of(transfer: &Transfer) -> Result<Self, TransferError> {
+        let (selection, sections) = shape::check(transfer)?;
+        let ends = [&transfer.source, &transfer.destination].map(|end| end.layout().geometry());
+        // An end with contiguous blocks is accessed in sequence if runs go block by block.
+        let by_block = !transfer.options.layer_by_layer && ends.iter().any(|end| holds_blocks(end));
+        let groups = nest::layer_groups(&sections, &selection, Joining { layers: by_block });
+        let layers = u64::from(selection.layers.end - selection.layers.start);
+        let (mut pieces, mut bytes) = (0, ByteCount::ZERO);
+        for section in &sections {
+            let count = if section.has_layers() { layers } else { 1 };
+            pieces += count;
+            let piece = ByteCount::new(section.piece_bytes(&selection));
+            bytes = bytes.checked_add(piece.checked_mul("layers", count)?)?;
+        }
+        let breaks_pieces =
+            groups.iter().flat_map(|group| &group.nests).any(|nest| !nest.inner.is_empty())
+                || is_partial(&selection, &sections);
+        let grids = OnceLock::new();
+        Ok(Self { selection, groups, by_block, breaks_pieces, pieces, bytes, grids })
+    }
+}
+
+/// Whether blocks are adjacent, each of them whole.
+fn holds_blocks(geometry: &Geometry) -> bool {
+    geometry.page().is_some()
+}
+
+/// Whether only some rows of pieces are copied. Pieces then count as broken up even if one run is
+/// left of each.
+fn is_partial(selection: &Selection, sections: &[SharedSection<'_>]) -> bool {
+    let copies_all = |section: &SharedSection<'_>| {
+        let bytes = section.piece_bytes(selection);
+        section.ends.iter().all(|end| end.shape().piece_bytes() == bytes)
+    };
+    let has_all_rows = selection.has_all_heads && selection.tokens.is_none();
+    !has_all_rows && !sections.iter().all(copies_all)
+}
+
+/// The loops of whole blocks between pairs of endpoints.
+#[derive(Debug)]
+pub(super) struct LoopsCache {
+    known: RwLock<Known>,
+}
+
+/// Two endpoints, and whether the transfer is layer-by-layer.
+type Key = (EndpointId, EndpointId, bool);
+
+#[derive(Debug)]
+struct Known {
+    loops: FxHashMap<Key, ([WeakEndpoint; 2], Arc<BlockLoops>)>,
+    /// With this many entries, the next insert removes those of dropped endpoints.
+    sweep_at: usize,
+}
+
+/// The number of entries below which dropped endpoints are left.
+const LEAST_SWEPT: usize = 16;
+
+impl Default for LoopsCache {
+    fn default() -> Self {
+        let known = Known { loops: FxHashMap::default(), sweep_at: LEAST_SWEPT };
+        Self { known: RwLock::new(known) }
+    }
+}
+
+impl LoopsCache {
+    /// The loops of a transfer. Transfers of some layers, heads or tokens are not cached.
+    pub(super) fn get(&self, transfer: &Transfer) -> Result<Arc<BlockLoops>, TransferError> {
+        let Transfer { source, destination, options, .. } = transfer;
+        if !transfer.copies_whole_blocks() {
+            return BlockLoops::of(transfer).map(Arc::new);
+        }
+        let key = (source.id(), destination.id(), options.layer_by_layer);
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, loops)) = known.loops.get(&key) {
+            return Ok(Arc::clone(loops));
+        }
+        drop(known);
+        let loops = Arc::new(BlockLoops::of(transfer)?);
+        let ends = [source, destination].map(|end| end.downgrade());
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.loops.len() >= known.sweep_at {
+            known.loops.retain(|_, (ends, _)| !ends.iter().any(WeakEndpoint::has_gone));
+            known.sweep_at = 2 * known.loops.len() + LEAST_SWEPT;
+        }
+        known.loops.insert(key, (ends, Arc::clone(&loops)));
+        Ok(loops)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
+    use terrane_testkit::memory::HeapAllocator;
+
+    use super::*;
+    use crate::hazard::endpoint::Endpoint;
+
+    #[expect(clippy::unwrap_used, reason = "tests say what they expect by unwrapping it")]
+    fn endpoint() -> Endpoint {
+        let config = LayoutConfig::builder().num_blocks(2).num_layers(3).outer_dim(1);
+        let config = config.page_size(1).inner_dim(1).element(ElementFormat::Width(2));
+        let layout = LayoutBuilder::new(config.build().unwrap()).fully_contiguous();
+        Endpoint::new(layout.allocate(&HeapAllocator::system()).unregistered().build().unwrap())
+            .unwrap()
+    }
+
+    #[expect(clippy::unwrap_used, reason = "tests say what they expect by unwrapping it")]
+    fn loops(cache: &LoopsCache, transfer: &Transfer) -> Arc<BlockLoops> {
+        cache.get(transfer).unwrap()
+    }
+
+    #[test]
+    fn whole_blocks_between_two_endpoints_have_the_same_loops_each_time() {
+        let (cache, one, other) = (LoopsCache::default(), endpoint(), endpoint());
+        let transfer = Transfer::new(&one, &other);
+        let first = loops(&cache, &transfer.clone().blocks(&[0], &[1]));
+        assert!(Arc::ptr_eq(&first, &loops(&cache, &transfer.clone().blocks(&[1], &[0]))));
+        for different in [
+            Transfer::new(&other, &one),
+            transfer.clone().layer_by_layer(),
+            transfer.clone().layers(0..3),
+            transfer.clone().tokens(0..1, 0..1),
+            transfer.heads(0..1, 0..1),
+        ] {
+            let found = cache.get(&different);
+            assert!(found.is_err() || !Arc::ptr_eq(&first, &found.unwrap()), "{different:?}");
+        }
+    }
+
+    #[test]
+    fn loops_of_dropped_endpoints_are_dropped() {
+        let (cache, one) = (LoopsCache::default(), endpoint());
+        let mut kept = Vec::new();
+        for _ in 0..10 * LEAST_SWEPT {
+            kept.push(Arc::downgrade(&loops(&cache, &Transfer::new(&one, &endpoint()))));
+        }
+        let alive = kept.iter().filter(|loops| loops.strong_count() > 0).count();
+        assert!(alive <= LEAST_SWEPT + 1, "{alive}");
+    }
+}
