@@ -1,5 +1,6 @@
 //! The native store behind a `Store` of Python, until it is closed.
 
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -68,9 +69,10 @@ impl OpenStore {
 impl Drop for OpenStore {
     fn drop(&mut self) {
         if !self.owner.is_current() {
-            // The native store would close at its drop, under locks that may have been held at the fork.
+            // The native store would close at its drop, under locks that may have been held at the fork. It is never dropped
+            // in a child.
             let store = self.store.get_mut().unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(store.take());
+            let _ = ManuallyDrop::new(store.take());
         }
     }
 }
