@@ -243,6 +243,9 @@ pub enum StoreError {
     /// The tier was opened for reading only.
     #[error("the disk tier was opened read-only; open it for writing to put blocks")]
     ReadOnly,
+    /// A store that is not persistent clears its directory, and a read-only tier cannot be cleared.
+    #[error("`read_only(true)` and `persistent(false)` exclude each other; drop one of them")]
+    ReadOnlyNotPersistent,
     /// A write failed because of the device or its space.
     #[error(
         "a write failed, so the disk tier is read-only; free space or check the device, then open \
@@ -310,4 +313,7 @@ pub enum QueueError {
         /// The values that wait to be taken.
         values: usize,
     },
+    /// The queue belongs to the process that this one was forked from.
+    #[error(transparent)]
+    Forked(#[from] ForkedProcess),
 }

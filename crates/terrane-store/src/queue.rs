@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
+use terrane_core::OwnerProcess;
 use terrane_core::sync::{lock, unpoisoned};
 
 use crate::QueueError;
@@ -19,13 +20,15 @@ use crate::QueueError;
 /// [`as_fd`](AsFd::as_fd) returns an event descriptor that is readable while the queue has values:
 /// for `poll`, `epoll` and asyncio. Do not read from it; [`try_take`](Self::try_take) clears it.
 ///
-/// Cloning it shares the queue.
+/// Cloning it shares the queue. In a forked process the queue of its parent is empty and takes no job.
 #[derive(Clone)]
 pub struct CompletionQueue<T> {
     shared: Arc<Shared<T>>,
 }
 
 struct Shared<T> {
+    /// A forked process shares the descriptor, so it must not clear it.
+    owner: OwnerProcess,
     state: Mutex<State<T>>,
     arrived: Condvar,
     /// Its counter is 1 while there are values, and 0 otherwise.
@@ -59,7 +62,8 @@ impl<T> CompletionQueue<T> {
         let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(|cause| QueueError::NoDescriptor { errno: cause.raw_os_error() })?;
         let state = Mutex::new(State { values: VecDeque::new(), jobs: 0 });
-        Ok(Self { shared: Arc::new(Shared { state, arrived: Condvar::new(), event, capacity }) })
+        let (owner, arrived) = (OwnerProcess::current(), Condvar::new());
+        Ok(Self { shared: Arc::new(Shared { owner, state, arrived, event, capacity }) })
     }
 
     /// The number of jobs and values that the queue has room for.
@@ -71,7 +75,7 @@ impl<T> CompletionQueue<T> {
     /// The number of values that wait to be taken.
     #[must_use]
     pub fn len(&self) -> usize {
-        lock(&self.shared.state).values.len()
+        if self.shared.owner.is_current() { lock(&self.shared.state).values.len() } else { 0 }
     }
 
     /// Whether no value waits to be taken.
@@ -84,8 +88,9 @@ impl<T> CompletionQueue<T> {
     ///
     /// # Errors
     ///
-    /// [`QueueError::Full`] if jobs and values reach the capacity.
+    /// [`QueueError::Full`] if jobs and values reach the capacity; [`QueueError::Forked`].
     pub fn reserve(&self) -> Result<QueuePlace<T>, QueueError> {
+        self.shared.owner.check()?;
         let mut state = lock(&self.shared.state);
         let (jobs, values) = (state.jobs, state.values.len());
         if jobs + values >= self.shared.capacity {
@@ -97,11 +102,17 @@ impl<T> CompletionQueue<T> {
 
     /// Takes the oldest value; `None` if there is none.
     pub fn try_take(&self) -> Option<T> {
+        if !self.shared.owner.is_current() {
+            return None;
+        }
         self.shared.take(&mut lock(&self.shared.state))
     }
 
     /// Moves all values into `taken`, the oldest first, and returns their number.
     pub fn take_all(&self, taken: &mut Vec<T>) -> usize {
+        if !self.shared.owner.is_current() {
+            return 0;
+        }
         let mut state = lock(&self.shared.state);
         let count = state.values.len();
         taken.extend(state.values.drain(..));
@@ -114,6 +125,9 @@ impl<T> CompletionQueue<T> {
     /// Waits for the next value, until `deadline` if one is stated. Returns `None` at the deadline, and
     /// at once if the queue has neither jobs nor values.
     pub fn wait(&self, deadline: Option<Instant>) -> Option<T> {
+        if !self.shared.owner.is_current() {
+            return None;
+        }
         let mut state = lock(&self.shared.state);
         loop {
             if let Some(value) = self.shared.take(&mut state) {
@@ -164,6 +178,9 @@ impl<T> QueuePlace<T> {
     /// Delivers the value of the job that has the place.
     pub fn deliver(mut self, value: T) {
         self.is_delivered = true;
+        if !self.shared.owner.is_current() {
+            return;
+        }
         let mut state = lock(&self.shared.state);
         state.jobs -= 1;
         if state.values.is_empty() {
@@ -179,7 +196,7 @@ impl<T> QueuePlace<T> {
 
 impl<T> Drop for QueuePlace<T> {
     fn drop(&mut self) {
-        if self.is_delivered {
+        if self.is_delivered || !self.shared.owner.is_current() {
             return;
         }
         let mut state = lock(&self.shared.state);
@@ -200,6 +217,9 @@ impl<T> AsFd for CompletionQueue<T> {
 
 impl<T> fmt::Debug for CompletionQueue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.shared.owner.is_current() {
+            return f.debug_struct("CompletionQueue").finish_non_exhaustive();
+        }
         let state = lock(&self.shared.state);
         f.debug_struct("CompletionQueue")
             .field("jobs", &state.jobs)

@@ -1,4 +1,4 @@
-//! What a store holds: the namespace of its keys and the slots of its groups.
+//! The content of a store: the namespace of its keys and the slots of its groups.
 
 use super::error::{CatalogError, FieldProblem, NameProblem};
 

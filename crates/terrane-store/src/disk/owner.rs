@@ -1,4 +1,4 @@
-//! Who owns a directory.
+//! The owner of a directory.
 //!
 //! The owner holds a record lock (`fcntl`) on the file `lock`. A record lock belongs to one process.
 //! A forked child does not have it, so a child that outlives its parent does not keep the directory

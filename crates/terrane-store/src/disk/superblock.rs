@@ -43,7 +43,7 @@ pub(crate) struct Superblock {
     pub groups: Vec<GroupSlots>,
 }
 
-/// What the bytes of a file are.
+/// The meaning of a file's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Valid(Box<Superblock>),

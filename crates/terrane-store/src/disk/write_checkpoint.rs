@@ -23,7 +23,7 @@ use super::state::Begun;
 /// How much is encoded before it is written.
 const BUFFER: usize = 1 << 20;
 
-/// What a checkpoint wrote.
+/// A report of a checkpoint that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CheckpointReport {

@@ -152,16 +152,20 @@ impl TierIndex {
         for shard in &self.shards {
             let slots: Vec<u32> = read(shard).iter().copied().collect();
             for slot in slots {
-                let shard = read(shard);
-                // The slot may have another block by now, of another shard.
-                let Some(key) = self.slots.key(slot) else { continue };
-                if shard.find(key.low(), |&other| other == slot).is_some()
-                    && let Some(block) = self.slots.block(slot)
-                {
+                // `each` may write to disk, so it runs without the lock.
+                let found = self.block_in(&read(shard), slot);
+                if let Some((key, block)) = found {
                     each(key, block);
                 }
             }
         }
+    }
+
+    /// The block in a slot, if it is of this shard. The slot may have one of another shard by now.
+    fn block_in(&self, shard: &HashTable<u32>, slot: u32) -> Option<(KeyHash, StoredBlock)> {
+        let key = self.slots.key(slot)?;
+        shard.find(key.low(), |&other| other == slot)?;
+        Some((key, self.slots.block(slot)?))
     }
 
     /// Fills an empty index with the blocks that were found on a disk, on `threads` threads. Each key

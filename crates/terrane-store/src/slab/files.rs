@@ -62,19 +62,10 @@ impl SlabFiles {
         if folders.is_empty() {
             return Err(StoreError::NoDirectory);
         }
-        let disk = DiskOptions {
-            direct: options.direct,
-            preallocate: options.preallocate,
-            durability: options.durability,
-            unnamed: Requirement::Preferred,
-        };
-        let mut granule = Alignment::PAGE;
-        for folder in folders {
-            granule = granule.max(granule_of(folder, options, &disk)?);
-        }
+        let disk = disk_options(options);
         let mut files = Self {
             groups: Vec::new(),
-            granule,
+            granule: granule_of_all(folders, options)?,
             durability: options.durability,
             capabilities: CapabilityReport::default(),
         };
@@ -207,7 +198,7 @@ fn slots_in(index: usize, files: usize, end: u32) -> u64 {
     u64::from(end).saturating_sub(to_u64(index)).div_ceil(to_u64(files))
 }
 
-/// What a file's sync needs to know.
+/// The state of a file's syncs.
 #[derive(Debug)]
 struct SyncState {
     /// Whether bytes were written since the last sync began.
@@ -240,6 +231,26 @@ fn sync_file(file: &DiskFile) -> Result<(), OsError> {
         | StorageError::File { source, .. }
         | StorageError::NotWritable { source, .. } => source,
         _ => OsError::new("fdatasync", Errno::IO.raw_os_error()),
+    })
+}
+
+const fn disk_options(options: &SlabOptions) -> DiskOptions {
+    DiskOptions {
+        direct: options.direct,
+        preallocate: options.preallocate,
+        durability: options.durability,
+        unnamed: Requirement::Preferred,
+    }
+}
+
+/// The alignment of requests that suits the file systems of all folders: a page or more.
+pub(super) fn granule_of_all(
+    folders: &[PathBuf],
+    options: &SlabOptions,
+) -> Result<Alignment, StoreError> {
+    let disk = disk_options(options);
+    folders.iter().try_fold(Alignment::PAGE, |granule, folder| {
+        Ok(granule.max(granule_of(folder, options, &disk)?))
     })
 }
 

@@ -1,4 +1,4 @@
-//! What callers ask of the I/O thread.
+//! The messages of callers to the I/O thread.
 
 use std::sync::{Condvar, Mutex};
 use std::time::Instant;

@@ -49,7 +49,7 @@ pub(crate) struct Slabs {
     handle: Arc<Handle>,
 }
 
-/// What the callers and the thread share.
+/// The state that the callers and the thread share.
 struct Shared {
     files: SlabFiles,
     health: HealthState,
@@ -112,6 +112,15 @@ impl Slabs {
         Ok(Self { handle: Arc::new(handle) })
     }
 
+    /// The bytes that the distance between two slots in these folders is a multiple of.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Storage`] if a folder cannot be used.
+    pub(crate) fn granule(folders: &[PathBuf], options: &SlabOptions) -> Result<u64, StoreError> {
+        Ok(files::granule_of_all(folders, options)?.get())
+    }
+
     /// The bytes between two slots of a group: its slot size, rounded up for direct I/O. 0 for a group
     /// that does not exist.
     pub(crate) fn slot_bytes(&self, group: u16) -> u64 {
@@ -133,7 +142,7 @@ impl Slabs {
     ///
     /// Until the sink is called for a request, its buffers are valid for their lengths: for writes if
     /// it reads the file, for reads if it writes. No other code writes them meanwhile, or reads what a
-    /// read fills. What a write reads is initialized.
+    /// read fills. The buffers of a write are initialized.
     #[expect(unsafe_code, reason = "the caller keeps the buffers valid")]
     pub(crate) unsafe fn submit(&self, requests: Vec<SlabRequest>) {
         if self.handle.owner.check().is_err() {
@@ -147,7 +156,7 @@ impl Slabs {
         }
     }
 
-    /// Ends the requests of a job as [`SlabFailure::Cancelled`]. Those that the device works on end when
+    /// Ends the requests of a job as [`SlabFailure::Cancelled`]. Requests in the device end when
     /// it has finished with them. A block that was transferred completely all the same is reported so.
     pub(crate) fn cancel(&self, job: JobId) {
         self.handle.send(Message::Cancel(job));
@@ -193,7 +202,7 @@ impl Slabs {
         }
     }
 
-    /// What the file systems and the kernel granted: direct I/O, preallocation, io_uring.
+    /// The features that the file systems and the kernel granted: direct I/O, preallocation, io_uring.
     pub(crate) fn capabilities(&self) -> CapabilityReport {
         self.handle.capabilities.clone()
     }

@@ -12,7 +12,7 @@ pub(crate) struct SlabOptions {
     pub(crate) request: ByteCount,
     /// The maximum number of store requests in flight while loads wait.
     pub(crate) stores_in_device: usize,
-    /// What [`Slabs::sync`](super::Slabs::sync) does: nothing, `fdatasync` or `fsync`.
+    /// The call of [`Slabs::sync`](super::Slabs::sync): none, `fdatasync` or `fsync`.
     pub(crate) durability: Durability,
     /// io_uring or threads.
     pub(crate) backend: IoBackend,

@@ -40,7 +40,7 @@ pub enum Priority {
 /// The memory of a block, in canonical order.
 pub(crate) type SlabBuffers = SmallVec<[IoBuffer; 2]>;
 
-/// What happens to a block.
+/// The direction of a block's transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlabDirection {
     /// The buffers are filled from the slot, and must have this checksum.

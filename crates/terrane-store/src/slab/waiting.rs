@@ -26,7 +26,7 @@ pub(super) struct Turn {
     pub(super) urgent: Option<Instant>,
 }
 
-/// What is in the device.
+/// The requests in the device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InDevice {
     pub(super) loads: usize,
@@ -48,8 +48,8 @@ impl InDevice {
 /// Blocks that have parts to submit: by priority, and first come, first served.
 ///
 /// Loads go before stores. While loads are in the device, at most `stores_in_device` requests of stores
-/// are; shortly after, a few more; later, as many as there is room for. A store whose time is half over goes before loads, within the same limit: loads that never
-/// pause must not keep it from its deadline.
+/// are; shortly after, a few more; later, as many as there is room for. A store whose time is half over
+/// goes before loads, within the same limit: loads that never pause must not keep it from its deadline.
 #[derive(Debug)]
 pub(super) struct WaitingBlocks {
     loads: BTreeMap<(Reverse<Priority>, u64), usize>,

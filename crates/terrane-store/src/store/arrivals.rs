@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use terrane_core::sync::lock;
+use terrane_transfer::Hold;
 
 use crate::slab::{SlabDone, SlabFailure, SlabSink};
 
@@ -24,6 +25,25 @@ pub(crate) struct Arrivals {
 struct ArrivalsState {
     arrived: Vec<Arrived>,
     task: Option<Waker>,
+}
+
+/// Keeps transfers from blocks that requests use.
+///
+/// The task releases it. After a panic in the task, it drops with the last request.
+#[derive(Clone)]
+pub(crate) struct SharedHold {
+    hold: Arc<Mutex<Option<Hold>>>,
+}
+
+impl SharedHold {
+    pub(crate) fn new(hold: Option<Hold>) -> Self {
+        Self { hold: Arc::new(Mutex::new(hold)) }
+    }
+
+    pub(crate) fn release(&self) {
+        let hold = lock(&self.hold).take();
+        drop(hold);
+    }
 }
 
 impl Arrivals {

@@ -11,7 +11,7 @@ use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
 use crate::store::room::{PinnedSlot, TakenSlots};
 use crate::store::shared::StoreCore;
-use crate::store::tier::count;
+use crate::store::tier::{Tier, count};
 
 /// A block whose bytes are in its slots.
 pub(crate) struct WrittenBlock<'a> {
@@ -71,31 +71,15 @@ impl StoreCore {
         if (self.names.keeps_all || block.is_dirty) && !block.name.is_empty() {
             self.names.insert(block.key, block.name);
         }
-        let mut result = Ok(());
-        for place in &mut *places {
-            let slot = place.taken.keep(place.at);
-            place.slot = slot;
-            let room = self.tiers.get(place.tier.index()).and_then(|tier| tier.room(block.group));
-            let (Some(slot), Some(room)) = (slot, room) else { continue };
-            let &WrittenBlock { length, checksum, .. } = block;
-            room.insert(
-                block.key,
-                &StoredBlock { slot, length, checksum, sequence: 0 },
-                block.is_dirty,
-            );
-            let is_disk = self.tiers.get(place.tier.index()).is_some_and(|tier| tier.is_disk());
-            if let (true, Some(disk)) = (is_disk, &self.disk) {
-                result = disk.catalog.append_puts(&[PutRecord {
-                    key_hash: block.key,
-                    group: block.group,
-                    slot,
-                    length: length.into(),
-                    checksum,
-                    key: block.name,
-                }]);
-                if result.is_err() {
-                    room.remove(block.key);
-                }
+        let result = self.add(block, places);
+        if result.is_err() {
+            self.undo(block, places);
+        } else {
+            self.publish_stored(block, places);
+            let is_last = |place: &Place<'_>| self.below(place.tier).is_none();
+            if block.copy_of.is_some() && places.iter().any(is_last) && !self.names.keeps_all {
+                // The record has the name now. Under the lock, since a later put needs its own.
+                self.names.remove(block.key);
             }
         }
         drop(order);
@@ -109,17 +93,58 @@ impl StoreCore {
             }
         }
         result?;
+        let stored = places.iter().filter(|place| place.slot.is_some());
+        if stored.filter_map(|place| self.tiers.get(place.tier.index())).any(Tier::is_disk) {
+            self.recorded();
+        }
+        Ok(Committed::Stored)
+    }
+
+    /// Adds a block to the index of each tier, and to the catalog, until one of them fails.
+    fn add(&self, block: &WrittenBlock<'_>, places: &mut [Place<'_>]) -> Result<(), StoreError> {
         for place in places {
+            let Some(tier) = self.tiers.get(place.tier.index()) else { continue };
+            let Some(room) = tier.room(block.group) else { continue };
+            let Some(slot) = place.taken.keep(place.at) else { continue };
+            place.slot = Some(slot);
+            let &WrittenBlock { length, checksum, .. } = block;
+            let stored = StoredBlock { slot, length, checksum, sequence: 0 };
+            room.insert(block.key, &stored, block.is_dirty);
+            if let (true, Some(disk)) = (tier.is_disk(), &self.disk) {
+                disk.catalog.append_puts(&[PutRecord {
+                    key_hash: block.key,
+                    group: block.group,
+                    slot,
+                    length: length.into(),
+                    checksum,
+                    key: block.name,
+                }])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a block from the places that have it. The caller has the lock of the key's order.
+    fn undo(&self, block: &WrittenBlock<'_>, places: &[Place<'_>]) {
+        for place in places.iter().filter(|place| place.slot.is_some()) {
+            let tier = self.tiers.get(place.tier.index());
+            if let Some(room) = tier.and_then(|tier| tier.room(block.group)) {
+                room.remove(block.key);
+            }
+        }
+        self.forget_name_in_order(block.group, block.key);
+    }
+
+    /// Counts and publishes a block. The caller has the lock of the key's order, so that the events of
+    /// a key come in the order of its changes.
+    fn publish_stored(&self, block: &WrittenBlock<'_>, places: &[Place<'_>]) {
+        for place in places.iter().filter(|place| place.slot.is_some()) {
             if let Some(tier) = self.tiers.get(place.tier.index()) {
                 count(&tier.counters.stored, 1);
                 count(&tier.counters.written_bytes, block.length.into());
-                if tier.is_disk() {
-                    self.recorded();
-                }
             }
             self.publish(StoreEventKind::Stored, Some(place.tier), block.group, Some(block.key));
         }
-        Ok(Committed::Stored)
     }
 }
 

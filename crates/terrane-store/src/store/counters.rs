@@ -135,7 +135,7 @@ impl Recent {
     }
 }
 
-/// Those who get events.
+/// The subscribers of events.
 #[derive(Default)]
 pub(crate) struct Subscribers {
     list: Mutex<Vec<Weak<Subscriber>>>,

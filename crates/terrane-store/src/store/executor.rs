@@ -81,7 +81,7 @@ impl Executor {
         };
         let (runnable, task) = async_task::spawn(counted, schedule);
         task.detach();
-        runnable.run();
+        run_task(runnable);
     }
 
     /// Wakes `waker` at this time, unless the timer drops first.
@@ -124,15 +124,22 @@ impl Executor {
                 continue;
             }
             drop(state);
-            due.into_iter().for_each(Waker::wake);
-            for runnable in ready {
-                // The task is dropped by a panic, and its job ends as cancelled.
-                if catch_unwind(AssertUnwindSafe(|| runnable.run())).is_err() {
-                    tracing::error!("the task of a job panicked");
+            for waker in due {
+                // A waker may run foreign code.
+                if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+                    tracing::error!("the waker of a timer panicked");
                 }
             }
+            ready.into_iter().for_each(run_task);
             state = lock(&self.shared.state);
         }
+    }
+}
+
+/// Polls a task once. A panic drops the task, and its job ends as cancelled.
+fn run_task(runnable: Runnable) {
+    if catch_unwind(AssertUnwindSafe(|| runnable.run())).is_err() {
+        tracing::error!("the task of a job panicked");
     }
 }
 
@@ -168,5 +175,43 @@ impl Drop for Timed {
         let waker = lock(&self.executor.shared.state).timers.remove(&self.key);
         // Foreign code, outside the lock.
         drop(waker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::task::Wake;
+    use std::time::Duration;
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker of a test");
+        }
+    }
+
+    struct Sends(mpsc::Sender<()>);
+
+    impl Wake for Sends {
+        fn wake(self: Arc<Self>) {
+            self.0.send(()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_waker_or_a_task_does_not_end_the_thread() {
+        let executor = Executor::new();
+        executor.spawn(async { panic!("a task of a test") });
+        let now = Instant::now();
+        let (sender, received) = mpsc::channel();
+        let _first = executor.timer(now, Waker::from(Arc::new(Panics)));
+        let _second = executor.timer(now, Waker::from(Arc::new(Sends(sender))));
+        let thread = executor.start().unwrap();
+        received.recv_timeout(Duration::from_secs(60)).unwrap();
+        executor.stop();
+        thread.join().unwrap();
     }
 }

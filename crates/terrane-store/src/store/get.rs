@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use terrane_transfer::Hold;
-
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
-use crate::store::arrivals::Arrivals;
+use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::builder::WritePolicy;
 use crate::store::claims::Claim;
 use crate::store::commit::not_read;
@@ -266,7 +264,7 @@ impl Get<'_> {
         let disk = core.disk.as_ref()?;
         let indices = blocks.iter().map(|(index, _)| *index);
         let hold = match self.destination.hold(indices, PayloadUse::Destination) {
-            Ok(hold) => hold,
+            Ok(hold) => SharedHold::new(hold),
             Err(error) => {
                 let result = BlockResult::failed(error);
                 blocks.iter().for_each(|(index, _)| self.set(*index, result.clone()));
@@ -275,7 +273,9 @@ impl Get<'_> {
         };
         let (indices, pins): (Vec<usize>, Vec<PinnedSlot>) = blocks.into_iter().unzip();
         let pins = Arc::new(pins);
-        let keeps = (Arc::clone(&task.guard), Arc::clone(&self.destination), Arc::clone(&pins));
+        let (destination, guard) = (Arc::clone(&self.destination), Arc::clone(&task.guard));
+        // They drop in this order: the guard last.
+        let keeps = (hold.clone(), Arc::clone(&pins), destination, guard);
         let arrivals = Arc::new(Arrivals::new(Arc::new(keeps)));
         let request = |(at, (&index, pin)): (usize, (&usize, &PinnedSlot))| SlabRequest {
             job: task.control.id(),
@@ -290,8 +290,8 @@ impl Get<'_> {
         };
         let requests: Vec<SlabRequest> =
             indices.iter().zip(pins.iter()).enumerate().map(request).collect();
-        // SAFETY: the caller of the get keeps spans valid until the guard drops, and the guard cell is
-        // kept by the sink. Blocks of an endpoint are kept by the payload, and held against transfers.
+        // SAFETY: the sink keeps the destination, its hold, the pins and the guard until the last request
+        // has ended, also after a panic in this task. The caller keeps spans valid until the guard drops.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         unsafe {
             disk.slabs.submit(requests);
@@ -299,7 +299,7 @@ impl Get<'_> {
         if task.control.stopped().is_some() {
             disk.slabs.cancel(task.control.id());
         }
-        Some(Reading { indices, pins, arrivals, _hold: hold })
+        Some(Reading { indices, pins, arrivals, hold })
     }
 
     async fn read(&mut self, reading: Reading) {
@@ -330,6 +330,7 @@ impl Get<'_> {
                 self.set(index, result);
             }
         }
+        reading.hold.release();
     }
 }
 
@@ -338,5 +339,5 @@ struct Reading {
     indices: Vec<usize>,
     pins: Arc<Vec<PinnedSlot>>,
     arrivals: Arc<Arrivals>,
-    _hold: Option<Hold>,
+    hold: SharedHold,
 }

@@ -41,13 +41,15 @@ pub struct JobOutcome {
     pub bytes: ByteCount,
     /// The time from the submission to the end.
     pub took: Duration,
+    /// Whether all blocks are. A job with a queue has its results there alone.
+    pub(crate) is_ok: bool,
 }
 
 impl JobOutcome {
-    /// Whether all blocks are where the job was to bring them.
+    /// Whether all blocks are where the job was to bring them. It is right without the results, too.
     #[must_use]
     pub fn is_ok(&self) -> bool {
-        self.results.iter().all(BlockResult::is_ok)
+        self.is_ok
     }
 }
 
@@ -247,12 +249,13 @@ impl JobState {
         }
     }
 
-    /// Publishes the outcome, once.
-    pub(crate) fn publish(&self, outcome: JobOutcome) {
+    /// Publishes the outcome, once. Returns the waker of the caller, which is foreign code.
+    pub(crate) fn publish(&self, outcome: JobOutcome) -> Option<Waker> {
         let before = std::mem::replace(&mut *lock(&self.end), End::Ended(outcome));
         self.changed.notify_all();
-        if let End::Running { waker: Some(waker) } = before {
-            waker.wake();
+        match before {
+            End::Running { waker } => waker,
+            End::Ended(_) | End::Taken => None,
         }
     }
 
@@ -269,6 +272,7 @@ impl JobState {
             results: vec![BlockResult::Failed(error); self.keys],
             bytes: ByteCount::ZERO,
             took: Duration::ZERO,
+            is_ok: false,
         }
     }
 }

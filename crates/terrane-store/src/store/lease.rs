@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::task::Wake;
 
+use terrane_core::OwnerProcess;
 use terrane_core::sync::lock;
 
 use crate::store::executor::Timed;
@@ -23,15 +24,20 @@ pub struct Lease {
 
 /// The pins of a lease, which the timer and the lease share.
 pub(crate) struct LeasePins {
+    owner: OwnerProcess,
     slots: Mutex<Vec<LeasedSlot>>,
 }
 
 impl LeasePins {
-    pub(crate) const fn new(slots: Vec<LeasedSlot>) -> Self {
-        Self { slots: Mutex::new(slots) }
+    pub(crate) fn new(slots: Vec<LeasedSlot>) -> Self {
+        Self { owner: OwnerProcess::current(), slots: Mutex::new(slots) }
     }
 
     pub(crate) fn release(&self) {
+        // A forked process has no copy of the thread that may have had the lock.
+        if !self.owner.is_current() {
+            return;
+        }
         let slots = std::mem::take(&mut *lock(&self.slots));
         drop(slots);
     }
@@ -57,10 +63,10 @@ impl Lease {
         self.presence.iter().take_while(|presence| presence.is_ready()).count()
     }
 
-    /// The number of blocks that are pinned now: zero after the time limit.
+    /// The number of blocks that are pinned now: zero after the time limit, and in a forked process.
     #[must_use]
     pub fn pinned(&self) -> usize {
-        lock(&self.pins.slots).len()
+        if self.pins.owner.is_current() { lock(&self.pins.slots).len() } else { 0 }
     }
 }
 

@@ -2,19 +2,17 @@
 
 use std::sync::Arc;
 
-use terrane_transfer::Hold;
-
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
-use crate::store::arrivals::Arrivals;
+use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_read};
 use crate::store::copies;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
 use crate::store::result::{BlockResult, NoRoom};
-use crate::store::room::{PinnedSlot, TakenSlots};
+use crate::store::room::{PinnedSlot, SharedSlots, TakenSlots};
 use crate::store::task::JobTask;
 use crate::store::tier::{Tier, TierBlocks, count};
 use crate::store::transfers::{BlockCopy, StartedCopy};
@@ -52,8 +50,11 @@ struct Moving {
     own: OwnLoad,
     source: Arc<PinnedSlot>,
     /// Keeps transfers from the slot while the disk fills it.
-    hold: Option<Hold>,
+    hold: SharedHold,
 }
+
+/// The source and the slot of a copy.
+type CopyKeeps = (Arc<PinnedSlot>, Arc<SharedSlots>);
 
 impl<'a> Load<'a> {
     pub(crate) const fn new(task: &'a JobTask, to: TierId) -> Self {
@@ -147,14 +148,15 @@ impl<'a> Load<'a> {
         let (mut from_disk, mut from_memory) = (Vec::new(), Vec::new());
         for own in own {
             let Some((source, is_disk)) = self.find(own.key) else { continue };
-            let mut moving = Moving { own, source: Arc::new(source), hold: None };
+            let hold = SharedHold::new(None);
+            let mut moving = Moving { own, source: Arc::new(source), hold };
             if !is_disk {
                 from_memory.push(moving);
             } else if memory.is_host {
                 match taken.slot(moving.own.at).map(|slot| memory.hold(slot)) {
                     Some(Err(result)) => set(results, moving.own.index, result),
                     hold => {
-                        moving.hold = hold.and_then(Result::ok);
+                        moving.hold = SharedHold::new(hold.and_then(Result::ok));
                         from_disk.push(moving);
                     }
                 }
@@ -213,9 +215,11 @@ impl<'a> Load<'a> {
         (taken, moving): (&TakenSlots, &[Moving]),
     ) -> Arc<Arrivals> {
         let (task, core) = (self.task, &self.task.core);
+        let holds: Vec<SharedHold> = moving.iter().map(|moving| moving.hold.clone()).collect();
         let pins: Vec<Arc<PinnedSlot>> =
             moving.iter().map(|moving| Arc::clone(&moving.source)).collect();
-        let arrivals = Arc::new(Arrivals::new(Arc::new((pins, memory.endpoint.clone()))));
+        let keeps = (holds, pins, taken.share(), memory.endpoint.clone());
+        let arrivals = Arc::new(Arrivals::new(Arc::new(keeps)));
         let (Some(disk), Ok(info)) = (&core.disk, core.group(task.group)) else { return arrivals };
         let request = |(number, moving): (usize, &Moving)| {
             let block = moving.source.block;
@@ -236,8 +240,8 @@ impl<'a> Load<'a> {
         if requests.is_empty() {
             return arrivals;
         }
-        // SAFETY: the slots are this job's alone until the requests have ended, and the sink keeps the
-        // endpoint. A task that panics cancels nothing: its slots were never in the index.
+        // SAFETY: the sink keeps the slots, their holds, the pins and the endpoint until the last request
+        // has ended, also after a panic in this task. No other job uses the slots until then.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         unsafe {
             disk.slabs.submit(requests);
@@ -248,24 +252,24 @@ impl<'a> Load<'a> {
         arrivals
     }
 
-    /// Starts copies between memory tiers. Those that no engine can do are done here.
+    /// Starts copies between memory tiers. Copies that no engine can do are done here.
     fn start(
         &self,
         memory: &TierBlocks,
         (taken, moving): (&TakenSlots, &[Moving]),
         results: &mut [BlockResult],
-    ) -> Vec<StartedCopy<Arc<PinnedSlot>>> {
+    ) -> Vec<StartedCopy<CopyKeeps>> {
         let (task, core) = (self.task, &self.task.core);
         let Ok(info) = core.group(task.group) else { return Vec::new() };
         let mut started = Vec::new();
-        let mut by_tier: Vec<(TierId, Vec<BlockCopy<Arc<PinnedSlot>>>)> = Vec::new();
+        let mut by_tier: Vec<(TierId, Vec<BlockCopy<CopyKeeps>>)> = Vec::new();
         for (number, moving) in moving.iter().enumerate() {
             let block = moving.source.block;
             let tier = moving.source.room.tier;
             let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
             let (Some(source), Some(to)) = (source, taken.slot(moving.own.at)) else { continue };
             let ends = (source.endpoint.layout().geometry(), memory.endpoint.layout().geometry());
-            let keeps = Arc::clone(&moving.source);
+            let keeps = (Arc::clone(&moving.source), taken.share());
             match info.transfer_tokens(ends, block.length) {
                 Some(tokens) => {
                     let copy = BlockCopy { index: number, from: block.slot, to, tokens, keeps };
@@ -315,7 +319,7 @@ impl<'a> Load<'a> {
         let (task, core) = (self.task, &self.task.core);
         let Moving { own, source, hold } = moving;
         // Transfers may read the block as soon as it is in the index.
-        drop(hold);
+        hold.release();
         let name = core.names.get(own.key);
         let length = source.block.length;
         let block = WrittenBlock {
@@ -351,6 +355,7 @@ impl<'a> Load<'a> {
             let (key, source) = (moving.own.key, &moving.source);
             self.task.core.drop_corrupt(key, source, (expected, found)).await;
         }
+        moving.hold.release();
         set(results, moving.own.index, not_read(failure));
     }
 }

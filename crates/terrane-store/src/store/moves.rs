@@ -164,7 +164,7 @@ impl<'a> WriteDown<'a> {
             return self.give_up(own, &BlockResult::failed(StoreError::Closed), results);
         };
         let pins: Vec<Arc<PinnedSlot>> = own.iter().map(|own| Arc::clone(&own.dirty.pin)).collect();
-        let keeps = Arc::new((pins, memory.endpoint.clone()));
+        let keeps = Arc::new((pins, taken.share(), memory.endpoint.clone()));
         let arrivals = Arc::new(Arrivals::new(keeps));
         let request = |(at, own): (usize, &OwnBlock)| SlabRequest {
             job: task.control.id(),
@@ -179,7 +179,7 @@ impl<'a> WriteDown<'a> {
         };
         let requests: Vec<SlabRequest> = own.iter().enumerate().map(request).collect();
         // SAFETY: the pins keep the slots from being reused, and the endpoint keeps their memory; the
-        // sink has both. Pinned blocks are only read.
+        // sink has both, and the slots of the tier below. Pinned blocks are only read.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         unsafe {
             disk.slabs.submit(requests);
@@ -226,7 +226,7 @@ impl<'a> WriteDown<'a> {
             let Some(to) = taken.slot(at) else { continue };
             match info.transfer_tokens(geometries, block.length) {
                 Some(tokens) => {
-                    let keeps = Arc::clone(&own.dirty.pin);
+                    let keeps = (Arc::clone(&own.dirty.pin), taken.share());
                     copies.push(BlockCopy { index: at, from: block.slot, to, tokens, keeps });
                 }
                 None if source.is_host && memory.is_host => {
@@ -301,9 +301,6 @@ impl<'a> WriteDown<'a> {
         match core.commit(&block, &mut [place]).await {
             Ok(_) => {
                 set(results, index, BlockResult::Done { bytes: pin.block.length });
-                if is_last && !core.names.keeps_all {
-                    core.names.remove(key);
-                }
                 pin.room.set_clean(pin.block.slot);
             }
             Err(error) => {

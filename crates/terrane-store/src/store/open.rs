@@ -73,6 +73,16 @@ impl StoreBuilder {
 
 /// Opens the store and starts its threads.
 fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError> {
+    let (core, recovery) = assemble(builder)?;
+    if let Err(error) = start(&core) {
+        abandon(&core);
+        return Err(error);
+    }
+    Ok((core, recovery))
+}
+
+/// Makes the parts of the store, without its threads.
+fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError> {
     let begun = Instant::now();
     let mut groups = groups(&builder)?;
     let mut plans = memory_plans(&builder, &groups)?;
@@ -135,12 +145,23 @@ fn open(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreError>
             is_reported_read_only: AtomicBool::new(false),
         }
     });
-    let started = start(&core);
-    if let Err(error) = started {
-        core.close(Instant::now());
-        return Err(error);
-    }
     Ok((core, Recovery { took: begun.elapsed(), ..recovery }))
+}
+
+/// Closes a store whose threads did not all start. It begins no job, because no thread would end it.
+fn abandon(core: &StoreCore) {
+    core.jobs.close();
+    core.jobs.end_all();
+    core.maintenance.stop();
+    if let Some(disk) = &core.disk {
+        disk.slabs.close(Instant::now());
+    }
+    core.executor.stop();
+    for thread in std::mem::take(&mut *lock(&core.threads)) {
+        if thread.join().is_err() {
+            tracing::error!("a thread of the store panicked");
+        }
+    }
 }
 
 fn start(core: &Arc<StoreCore>) -> Result<(), StoreError> {
@@ -255,35 +276,38 @@ fn open_disk(
     groups: &[GroupInfo],
 ) -> Result<(TierPlan, OpenedDisk), StoreError> {
     let namespace = builder.namespace.as_ref().ok_or(StoreError::NoNamespace)?;
-    let share = disk.bytes.get() / to_u64(groups.len());
-    let mut slots = Vec::new();
-    for ((number, info), group) in (0_u32..).zip(groups).zip(&builder.groups) {
-        slots.push(GroupSlots {
-            slot_bytes: info.slot_bytes,
-            slots: slots_in(("disk", to_usize(number.into())), share, info.slot_bytes)?,
-            fingerprint: group.fingerprint(number),
-        });
+    if disk.read_only && !builder.persistent {
+        return Err(StoreError::ReadOnlyNotPersistent);
     }
     let first = disk.directories.first().ok_or(StoreError::NoDirectory)?;
-    let options = CatalogOptions { keep_keys: builder.keep_keys, recovery_threads: None };
-    let (catalog, mut recovered) = Catalog::open(first, namespace, &slots, options)?;
     let open_folder = |directory: &PathBuf| Directory::open(directory, namespace.name());
     let folders = disk.directories.iter().map(open_folder).collect::<Result<Vec<_>, _>>()?;
     let folders: Vec<PathBuf> = folders.iter().map(|folder| folder.path().to_owned()).collect();
-    let slabs = Slabs::open(
-        &folders,
-        &slots,
-        &SlabOptions {
-            depth: disk.io_depth,
-            stores_in_device: builder.stores_in_device,
-            durability: disk.durability,
-            backend: disk.backend,
-            direct: disk.direct,
-            preallocate: disk.preallocate,
-            read_only: disk.read_only,
-            ..SlabOptions::default()
-        },
-    )?;
+    let options = SlabOptions {
+        depth: disk.io_depth,
+        stores_in_device: builder.stores_in_device,
+        durability: disk.durability,
+        backend: disk.backend,
+        direct: disk.direct,
+        preallocate: disk.preallocate,
+        read_only: disk.read_only,
+        ..SlabOptions::default()
+    };
+    // A file system may need larger distances between slots than those of the catalog.
+    let granule = Slabs::granule(&folders, &options)?;
+    let share = disk.bytes.get() / to_u64(groups.len());
+    let mut slots = Vec::new();
+    for ((number, info), group) in (0_u32..).zip(groups).zip(&builder.groups) {
+        let stride = info.slot_bytes.next_multiple_of(granule);
+        slots.push(GroupSlots {
+            slot_bytes: info.slot_bytes,
+            slots: slots_in(("disk", to_usize(number.into())), share, stride)?,
+            fingerprint: group.fingerprint(number),
+        });
+    }
+    let keep = CatalogOptions { keep_keys: builder.keep_keys, recovery_threads: None };
+    let (catalog, mut recovered) = Catalog::open(first, namespace, &slots, keep)?;
+    let slabs = Slabs::open(&folders, &slots, &options)?;
     if !builder.persistent && recovered.found > 0 {
         catalog.clear()?;
         recovered.live = LiveRecords::default();
@@ -293,7 +317,7 @@ fn open_disk(
         name: String::from("disk"),
         memory: Vec::new(),
         slots: slots.iter().map(|group| group.slots).collect(),
-        slot_bytes: slots.iter().map(|group| group.slot_bytes).collect(),
+        slot_bytes: (0_u16..).zip(&slots).map(|(group, _)| slabs.slot_bytes(group)).collect(),
         dirty: DirtyBlocks::None,
     };
     let parts = DiskParts { slabs, catalog, is_read_only: disk.read_only };
@@ -354,4 +378,33 @@ fn tier(number: u8, plan: TierPlan, eviction: EvictionKind, core: &Weak<StoreCor
 /// The secret of a store without a disk tier.
 fn random_secret() -> Result<[u8; 16], StoreError> {
     crate::disk::random_secret().map_err(|source| StoreError::Random { source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Namespace;
+    use crate::store::builder::BlockGroup;
+
+    fn builder(directory: &std::path::Path) -> StoreBuilder {
+        let disk = DiskTier::new(directory, ByteCount::kib(64));
+        let namespace = Namespace::new("model", [("model", "llama")]).unwrap();
+        Store::builder().group(BlockGroup::new("kv", 4096)).disk(disk).namespace(namespace)
+    }
+
+    #[test]
+    fn a_store_whose_threads_do_not_start_closes_and_leaves_its_directory_free() {
+        let directory = tempfile::tempdir().unwrap();
+        for starts_executor in [false, true] {
+            let (core, _) = assemble(builder(directory.path())).unwrap();
+            if starts_executor {
+                let thread = core.executor.start().unwrap();
+                lock(&core.threads).push(thread);
+            }
+            abandon(&core);
+            assert!(matches!(core.check(), Err(StoreError::Closed)));
+            drop(core);
+        }
+        open(builder(directory.path())).unwrap().0.close(Instant::now());
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabRequest, SlabSink};
-use crate::store::arrivals::Arrivals;
+use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::builder::WritePolicy;
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_written};
@@ -169,14 +169,16 @@ impl Put<'_> {
         let Some(disk) = &task.core.disk else { return };
         let hold = self.source.hold(own.iter().map(|own| own.index), PayloadUse::Source);
         let hold = match hold {
-            Ok(hold) => hold,
+            Ok(hold) => SharedHold::new(hold),
             Err(error) => {
                 let indices: Vec<usize> = own.iter().map(|own| own.index).collect();
                 return self.set_all(&indices, &BlockResult::failed(error));
             }
         };
-        let arrivals =
-            Arc::new(Arrivals::new(Arc::new((Arc::clone(&task.guard), Arc::clone(&self.source)))));
+        let (source, guard) = (Arc::clone(&self.source), Arc::clone(&task.guard));
+        // They drop in this order: the guard last.
+        let keeps = (hold.clone(), taken.share(), source, guard);
+        let arrivals = Arc::new(Arrivals::new(Arc::new(keeps)));
         let request = |(at, own): (usize, &OwnKey)| SlabRequest {
             job: task.control.id(),
             index: at,
@@ -189,8 +191,8 @@ impl Put<'_> {
             sink: Arc::clone(&arrivals) as Arc<dyn SlabSink>,
         };
         let requests: Vec<SlabRequest> = own.iter().enumerate().map(request).collect();
-        // SAFETY: the caller of the put keeps spans valid until the guard drops, and the guard cell is
-        // kept by the sink. Blocks of an endpoint are kept by the payload, and held against transfers.
+        // SAFETY: the sink keeps the source, its hold, the slots and the guard until the last request has
+        // ended, also after a panic in this task. The caller keeps spans valid until the guard drops.
         #[expect(unsafe_code, reason = "the memory is named by addresses")]
         unsafe {
             disk.slabs.submit(requests);
@@ -222,7 +224,7 @@ impl Put<'_> {
                 self.set(key.index, result);
             }
         }
-        drop(hold);
+        hold.release();
     }
 
     /// Copies blocks to the slots of a host tier on this thread.
@@ -323,7 +325,8 @@ impl Put<'_> {
             let tokens = self.source.transfer_tokens(info, &blocks.endpoint, length);
             match (tokens, self.source.block(own.index), taken.slot(at)) {
                 (Some(tokens), Some(from), Some(to)) => {
-                    copies.push(BlockCopy { index: at, from, to, tokens, keeps: () });
+                    let keeps = taken.share();
+                    copies.push(BlockCopy { index: at, from, to, tokens, keeps });
                 }
                 (_, _, Some(slot)) if self.source.is_host() && blocks.is_host => {
                     direct.push((at, own.index, slot));

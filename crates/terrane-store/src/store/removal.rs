@@ -54,13 +54,13 @@ impl StoreCore {
         };
         let name = removed.as_ref().map(|_| self.key_name(key));
         self.names.remove(key);
-        drop(order);
-        drop(entry);
-        rooms().for_each(|room| room.retry_for_waiters());
         self.recent.insert(key, RecentCause::Removed);
         if name.is_some() {
             self.publish_named(StoreEventKind::Removed, None, group, name);
         }
+        drop(order);
+        drop(entry);
+        rooms().for_each(|room| room.retry_for_waiters());
         match (appended, removed) {
             (Err(error), _) => BlockResult::failed(error),
             (Ok(()), Some(block)) => BlockResult::Done { bytes: block.length },
@@ -81,18 +81,19 @@ impl StoreCore {
         let order = self.order.lock(key);
         let room = &pin.room;
         let is_dropped = room.remove_block(key, &pin.block);
-        if let (true, Some(disk)) = (is_dropped, &self.disk) {
-            // A read-only catalog finds the damage again after the next opening.
+        // A read-only tier writes nothing, and finds the damage again after the next opening.
+        let disk = self.disk.as_ref().filter(|disk| is_dropped && !disk.is_read_only);
+        if let Some(disk) = disk {
             let _ = disk.catalog.append_removes(&[key]);
+        }
+        if is_dropped {
+            self.recent.insert(key, RecentCause::Corrupt);
+            self.publish(StoreEventKind::Corrupt, Some(room.tier), room.group, Some(key));
+            self.forget_name_in_order(room.group, key);
         }
         drop(order);
         drop(entry);
         room.retry_for_waiters();
-        if is_dropped {
-            self.recent.insert(key, RecentCause::Corrupt);
-            self.publish(StoreEventKind::Corrupt, Some(room.tier), room.group, Some(key));
-            self.forget_name(room.group, key);
-        }
     }
 
     /// Removes everything, on the sync thread.
@@ -112,13 +113,14 @@ impl StoreCore {
             removed.extend(keys);
         }
         let cleared = self.disk.as_ref().map_or(Ok(()), |disk| disk.catalog.clear());
-        drop(closed);
-        rooms().for_each(|room| room.retry_for_waiters());
+        // A block that is put after the gate opens keeps its name.
         for key in removed {
             self.names.remove(key);
             self.recent.insert(key, RecentCause::Removed);
         }
         self.publish(StoreEventKind::Cleared, None, 0, None);
+        drop(closed);
+        rooms().for_each(|room| room.retry_for_waiters());
         Ok(cleared?)
     }
 

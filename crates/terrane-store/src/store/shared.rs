@@ -27,6 +27,7 @@ use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::room::{Room, RoomOwner};
+use crate::store::task::is_ending_job;
 use crate::store::tier::{DiskParts, Tier, count};
 
 /// A close with dirty blocks reserves this part of its time for the write-back.
@@ -72,7 +73,7 @@ pub(crate) struct JobTable {
 #[derive(Default)]
 struct RunningJobs {
     running: HashMap<u64, Arc<JobControl>>,
-    /// Those among them that the store began itself.
+    /// The jobs among them that the store began itself.
     internal: usize,
     is_closed: bool,
     /// No job of the store itself begins any more, either.
@@ -153,11 +154,11 @@ impl JobTable {
     }
 
     /// Refuses jobs from now on. Returns whether it did before.
-    fn close(&self) -> bool {
+    pub(crate) fn close(&self) -> bool {
         std::mem::replace(&mut lock(&self.state).is_closed, true)
     }
 
-    fn end_all(&self) {
+    pub(crate) fn end_all(&self) {
         lock(&self.state).is_ending = true;
     }
 
@@ -200,7 +201,7 @@ impl StoreCore {
         self.names.get(key).map_or(KeyName::Hash(key), KeyName::Bytes)
     }
 
-    /// Publishes an event about a key. No lock may be held.
+    /// Publishes an event about a key. It calls no foreign code: the key's order may be locked.
     pub(crate) fn publish(
         &self,
         kind: StoreEventKind,
@@ -215,7 +216,7 @@ impl StoreCore {
         self.publish_named(kind, tier, group, key);
     }
 
-    /// Publishes an event about a key whose name is known. No lock may be held.
+    /// Publishes an event about a key whose name is known.
     pub(crate) fn publish_named(
         &self,
         kind: StoreEventKind,
@@ -228,13 +229,12 @@ impl StoreCore {
         }
     }
 
-    /// Forgets the bytes of a key that no tier has.
-    pub(crate) fn forget_name(&self, group: u16, key: KeyHash) {
+    /// Forgets the bytes of a key that no tier has. A put adds the name and the block in one step, so
+    /// the caller has the lock of the key's order.
+    pub(crate) fn forget_name_in_order(&self, group: u16, key: KeyHash) {
         if self.names.is_empty() {
             return;
         }
-        // A put of the key adds the name and the block in one step.
-        let _order = self.order.lock(key);
         let has = |tier: &Tier| tier.room(group).is_some_and(|room| room.index.get(key).is_some());
         if !self.tiers.iter().any(has) {
             self.names.remove(key);
@@ -280,8 +280,9 @@ impl StoreCore {
         }
         let own = std::thread::current().id();
         let is_own = lock(&self.threads).iter().any(|thread| thread.thread().id() == own);
-        // The last clone may have dropped in the drop of a guard, on a thread of the store. There, no
-        // other task runs meanwhile.
+        // The last clone may have dropped in the drop of a guard. There, no other task runs meanwhile, and
+        // the job of the guard does not end.
+        let is_own = is_own || is_ending_job();
         let deadline = if is_own { Instant::now() } else { deadline };
         let left = self.jobs.wait(Some(self.end_of_jobs(deadline)), false);
         if left > 0 {
@@ -304,7 +305,7 @@ impl StoreCore {
         }
         self.executor.stop();
         for thread in threads {
-            if thread.thread().id() != own && thread.join().is_err() {
+            if !is_own && thread.join().is_err() {
                 tracing::error!("a thread of the store panicked");
             }
         }
@@ -331,8 +332,14 @@ impl RoomOwner for StoreCore {
             count(&tier.counters.evictions, terrane_core::convert::to_u64(keys.len()));
         }
         for &key in keys {
-            self.publish(StoreEventKind::Evicted, Some(room.tier), room.group, Some(key));
-            self.forget_name(room.group, key);
+            let _order = self.order.lock(key);
+            let tier = Some(room.tier);
+            self.publish(StoreEventKind::Evicted, tier, room.group, Some(key));
+            if room.index.get(key).is_some() {
+                // The block was stored again before this eviction was published.
+                self.publish(StoreEventKind::Stored, tier, room.group, Some(key));
+            }
+            self.forget_name_in_order(room.group, key);
         }
     }
 

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use terrane_core::sync::lock;
-
 use crate::error::StoreError;
 use crate::store::blocks::Blocks;
 use crate::store::get;
@@ -54,7 +52,7 @@ pub(crate) fn put<K: AsRef<[u8]>, G: Send + 'static>(
         Ok(prepared) => prepared,
         Err(cause) => return Err(refuse(core, guard, cause)),
     };
-    *lock(&task.guard) = Some(Box::new(guard));
+    task.guard.set(guard);
     let executor = core.executor.clone();
     executor.spawn(async move {
         let results = put::run(&task, &keys, source).await;
@@ -75,7 +73,7 @@ pub(crate) fn get<K: AsRef<[u8]>, G: Send + 'static>(
         Ok(prepared) => prepared,
         Err(cause) => return Err(refuse(core, guard, cause)),
     };
-    *lock(&task.guard) = Some(Box::new(guard));
+    task.guard.set(guard);
     let executor = core.executor.clone();
     executor.spawn(async move {
         let results = get::run(&task, &keys, destination).await;

@@ -1,5 +1,7 @@
 //! A running job: what its task knows, and its end.
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -18,8 +20,62 @@ use crate::store::result::BlockResult;
 use crate::store::shared::{JobOrigin, StoreCore};
 use crate::store::tier::count;
 
+/// The caller's guard, which the job and its requests share.
+pub(crate) type GuardCell = Arc<SharedGuard>;
+
 /// The caller's guard: dropped when the job has ended.
-pub(crate) type GuardCell = Arc<Mutex<Option<Box<dyn Send>>>>;
+///
+/// After a panic in the task it drops with the last request, because requests still use its memory.
+#[derive(Default)]
+pub(crate) struct SharedGuard {
+    guard: Mutex<Option<Box<dyn Send>>>,
+    /// The end of a job whose task panicked.
+    end: Mutex<Option<EndParts>>,
+}
+
+thread_local! {
+    /// The number of guards and wakers of callers that run on this thread now, one inside the other.
+    static FOREIGN_CALLS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether this thread is inside the drop of a guard. A close there must not wait for its job.
+pub(crate) fn is_ending_job() -> bool {
+    FOREIGN_CALLS.get() > 0
+}
+
+/// Calls foreign code, whose panic must not keep the job from its end.
+fn call_foreign(name: &str, call: impl FnOnce()) {
+    FOREIGN_CALLS.set(FOREIGN_CALLS.get() + 1);
+    let result = catch_unwind(AssertUnwindSafe(call));
+    FOREIGN_CALLS.set(FOREIGN_CALLS.get().saturating_sub(1));
+    if result.is_err() {
+        tracing::error!("{name} panicked at the end of a job");
+    }
+}
+
+impl SharedGuard {
+    pub(crate) fn set(&self, guard: impl Send + 'static) {
+        *lock(&self.guard) = Some(Box::new(guard));
+    }
+
+    fn drop_guard(&self) {
+        let guard = lock(&self.guard).take();
+        if guard.is_some() {
+            call_foreign("the guard of a caller", || drop(guard));
+        }
+    }
+}
+
+impl Drop for SharedGuard {
+    fn drop(&mut self) {
+        self.drop_guard();
+        let end = lock(&self.end).take();
+        if let Some(end) = end {
+            let results = vec![BlockResult::Cancelled; end.keys];
+            end.publish(results);
+        }
+    }
+}
 
 /// The facts about a job that its task needs.
 pub(crate) struct JobTask {
@@ -34,14 +90,19 @@ pub(crate) struct JobTask {
 
 /// Ends a job: exactly once, on every path.
 pub(crate) struct JobEnd {
+    guard: GuardCell,
+    /// `None` once the job has ended.
+    parts: Option<EndParts>,
+}
+
+/// The receivers of a job's outcome.
+struct EndParts {
     core: Arc<StoreCore>,
     state: Arc<JobState>,
     origin: JobOrigin,
-    guard: GuardCell,
     place: Option<(QueuePlace<JobOutcome>, u64)>,
     begun: Instant,
     keys: usize,
-    has_ended: bool,
 }
 
 /// Begins a job. The guard is taken only if it begins.
@@ -67,17 +128,15 @@ pub(crate) fn begin(
         layer_by_layer: options.layer_by_layer,
         guard: Arc::clone(&guard),
     };
-    let end = JobEnd {
+    let parts = EndParts {
         core: Arc::clone(core),
         state: Arc::clone(&state),
         origin: JobOrigin::Caller,
-        guard,
         place,
         begun: Instant::now(),
         keys,
-        has_ended: false,
     };
-    Ok((Job { state }, task, end))
+    Ok((Job { state }, task, JobEnd { guard, parts: Some(parts) }))
 }
 
 /// Begins a job of the store itself. `None` if the store closes.
@@ -99,29 +158,29 @@ pub(crate) fn begin_internal(
         layer_by_layer: false,
         guard: Arc::clone(&guard),
     };
-    let end = JobEnd {
+    let parts = EndParts {
         core: Arc::clone(core),
         state: Arc::clone(&state),
         origin: JobOrigin::Store,
-        guard,
         place: None,
         begun: Instant::now(),
         keys: 0,
-        has_ended: false,
     };
-    Some((Job { state }, task, end))
+    Some((Job { state }, task, JobEnd { guard, parts: Some(parts) }))
 }
 
 impl JobEnd {
     /// Drops the guard, then publishes the outcome.
     pub(crate) fn finish(mut self, results: Vec<BlockResult>) {
-        self.end(results);
+        if let Some(parts) = self.parts.take() {
+            self.guard.drop_guard();
+            parts.publish(results);
+        }
     }
+}
 
-    fn end(&mut self, results: Vec<BlockResult>) {
-        self.has_ended = true;
-        let guard = lock(&self.guard).take();
-        drop(guard);
+impl EndParts {
+    fn publish(mut self, results: Vec<BlockResult>) {
         let took = self.begun.elapsed();
         let control = Arc::clone(&self.state.control);
         let counters = &self.core.counters;
@@ -136,8 +195,9 @@ impl JobEnd {
                 _ => {}
             }
         }
-        let mut outcome =
-            JobOutcome { id: control.id(), tag: 0, results, bytes: ByteCount::new(bytes), took };
+        let is_ok = results.iter().all(BlockResult::is_ok);
+        let (id, bytes) = (control.id(), ByteCount::new(bytes));
+        let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
         if self.origin == JobOrigin::Caller {
             let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
             counters.job_times.update(|shard| shard.record(0, nanoseconds));
@@ -151,7 +211,10 @@ impl JobEnd {
             place.deliver(outcome);
             outcome = rest;
         }
-        self.state.publish(outcome);
+        let waker = self.state.publish(outcome);
+        if let Some(waker) = waker {
+            call_foreign("the waker of a job", || waker.wake());
+        }
         // Last: a drain returns when all outcomes are where they belong.
         self.core.jobs.end(control.id(), self.origin);
     }
@@ -159,9 +222,51 @@ impl JobEnd {
 
 impl Drop for JobEnd {
     fn drop(&mut self) {
-        if !self.has_ended {
-            // The task panicked.
-            self.end(vec![BlockResult::Cancelled; self.keys]);
+        // The task panicked. The job ends when no request uses its memory.
+        if let Some(parts) = self.parts.take() {
+            *lock(&self.guard.end) = Some(parts);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+    use crate::store::arrivals::Arrivals;
+    use crate::store::builder::BlockGroup;
+    use std::sync::atomic::AtomicBool;
+
+    struct SetsOnDrop(Arc<AtomicBool>);
+
+    impl Drop for SetsOnDrop {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn after_a_panic_the_guard_drops_and_the_job_ends_with_the_last_request() {
+        let group = BlockGroup::new("kv", 4096);
+        let (store, _) = Store::builder().group(group).host(ByteCount::kib(64)).open().unwrap();
+        let core = store.core();
+        let (job, task, end) = begin(core, JobOptions::new(), 2).unwrap();
+        let has_dropped = Arc::new(AtomicBool::new(false));
+        task.guard.set(SetsOnDrop(Arc::clone(&has_dropped)));
+        let slots = core.tiers[0].room(0).unwrap().try_take(3).unwrap();
+        let in_use = || store.snapshot().tiers[0].groups[0].in_use;
+        let arrivals = Arc::new(Arrivals::new(Arc::new((slots.share(), Arc::clone(&task.guard)))));
+        core.executor.spawn(async move {
+            let _task = (task, end, slots);
+            panic!("the task of a test");
+        });
+        assert!(!job.has_ended() && !has_dropped.load(Ordering::SeqCst));
+        assert_eq!(in_use(), 3);
+        drop(arrivals);
+        assert!(job.has_ended() && has_dropped.load(Ordering::SeqCst));
+        assert_eq!(in_use(), 0);
+        let outcome = job.wait();
+        assert!(matches!(outcome.results[..], [BlockResult::Cancelled, BlockResult::Cancelled]));
+        assert_eq!(store.close(Instant::now()).left, 0);
     }
 }

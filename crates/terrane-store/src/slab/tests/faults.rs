@@ -181,3 +181,26 @@ fn a_forked_process_gets_errors_and_joins_nothing() {
         assert!(read(&slabs.unwrap(), 1, 4096, sum).is_ok());
     });
 }
+
+struct Panics;
+
+impl SlabSink for Panics {
+    fn block_ended(&self, _index: usize, _result: SlabResult) {
+        panic!("a receiver of a test");
+    }
+}
+
+#[test]
+fn a_receiver_that_panics_does_not_end_the_thread() {
+    let folder = tempfile::tempdir().unwrap();
+    let slabs = open_one(folder.path(), group(4096, 4), &SPARSE);
+    let mut memory = Guarded::new(&[(0, 4096)]);
+    for _ in 0..3 {
+        let written = request(0, memory.buffers(), SlabDirection::Write).to(&Arc::new(Panics));
+        // SAFETY: the memory outlives the close below.
+        unsafe { slabs.submit(vec![written]) };
+    }
+    let checksum = write(&slabs, 1, &[7; 4096]);
+    assert_eq!(read(&slabs, 1, 4096, checksum).unwrap(), [7; 4096]);
+    slabs.close(in_a_second());
+}

@@ -1,6 +1,7 @@
 //! A block between its submission and its end.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -60,8 +61,12 @@ impl Ended {
         Self { sink: request.sink, index: request.index, result: Err(failure) }
     }
 
+    /// Calls the sink and drops it. Its panic must not end the I/O thread.
     pub(super) fn deliver(self) {
-        self.sink.block_ended(self.index, self.result);
+        let call = move || self.sink.block_ended(self.index, self.result);
+        if catch_unwind(AssertUnwindSafe(call)).is_err() {
+            tracing::error!("the receiver of a disk request panicked");
+        }
     }
 }
 

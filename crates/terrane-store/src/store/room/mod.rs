@@ -24,7 +24,7 @@ use crate::store::presence::TierId;
 use crate::store::result::NoRoom;
 use crate::store::snapshot::GroupSnapshot;
 
-pub(crate) use slots::{LeasedSlot, PinnedSlot, TakenSlots};
+pub(crate) use slots::{LeasedSlot, PinnedSlot, SharedSlots, TakenSlots};
 use waiting::{Grant, WaitingForRoom};
 
 /// The slots of one group in one tier.

@@ -1,46 +1,75 @@
 //! Slots in use: by a job that fills them, a reader, or a lease.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread;
 
 use terrane_core::sync::lock;
 
 use crate::index::StoredBlock;
 use crate::store::room::Room;
 
-/// Slots that a job fills. Those that it does not keep are freed on drop.
+/// Slots that a job fills. Slots that it does not keep are freed on drop.
+///
+/// After a panic in the job's task they are freed with the last request that uses them.
 pub(crate) struct TakenSlots {
+    shared: Arc<SharedSlots>,
+}
+
+/// The slots of a job, which its requests share.
+pub(crate) struct SharedSlots {
     room: Arc<Room>,
-    slots: Vec<Option<u32>>,
+    slots: Mutex<Vec<Option<u32>>>,
 }
 
 impl TakenSlots {
     pub(super) fn new(room: &Arc<Room>, slots: Vec<u32>) -> Self {
-        Self { room: Arc::clone(room), slots: slots.into_iter().map(Some).collect() }
+        let slots = Mutex::new(slots.into_iter().map(Some).collect());
+        Self { shared: Arc::new(SharedSlots { room: Arc::clone(room), slots }) }
     }
 
     pub(crate) fn slot(&self, index: usize) -> Option<u32> {
-        self.slots.get(index).copied().flatten()
+        lock(&self.shared.slots).get(index).copied().flatten()
     }
 
     /// Gives a slot back.
     pub(crate) fn free(&mut self, index: usize) {
         if let Some(slot) = self.keep(index) {
-            self.room.free([slot]);
+            self.shared.room.free([slot]);
         }
+    }
+
+    /// Keeps the slots for a request, after a panic in the task.
+    pub(crate) fn share(&self) -> Arc<SharedSlots> {
+        Arc::clone(&self.shared)
     }
 
     /// The slot belongs to the index from here on.
     pub(crate) fn keep(&mut self, index: usize) -> Option<u32> {
-        self.slots.get_mut(index).and_then(Option::take)
+        lock(&self.shared.slots).get_mut(index).and_then(Option::take)
     }
 }
 
 impl Drop for TakenSlots {
     fn drop(&mut self) {
-        let slots: Vec<u32> = self.slots.iter_mut().filter_map(Option::take).collect();
+        // Without a panic, the requests of the job have ended.
+        if !thread::panicking() {
+            self.shared.free_all();
+        }
+    }
+}
+
+impl SharedSlots {
+    fn free_all(&self) {
+        let slots: Vec<u32> = lock(&self.slots).iter_mut().filter_map(Option::take).collect();
         if !slots.is_empty() {
             self.room.free(slots);
         }
+    }
+}
+
+impl Drop for SharedSlots {
+    fn drop(&mut self) {
+        self.free_all();
     }
 }
 

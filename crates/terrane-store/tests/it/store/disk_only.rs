@@ -272,8 +272,11 @@ fn outcomes_go_to_the_queue_with_their_tags() {
     tags.sort_unstable();
     assert_eq!(tags, [0, 1, 2, 3]);
     for job in jobs {
-        assert!(job.wait().results.is_empty());
+        let outcome = job.wait();
+        assert!(outcome.results.is_empty() && outcome.is_ok());
     }
+    let (outcome, _) = get(&store, &[key(9)], BLOCK, JobOptions::new().queue(&queue, 9));
+    assert!(outcome.results.is_empty() && !outcome.is_ok());
     assert_at_rest(&store);
 }
 

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use terrane_core::{ByteCount, Requirement};
 use terrane_store::disk::CatalogError;
 use terrane_store::{
@@ -232,6 +233,9 @@ fn a_forked_child_gets_errors_and_leaves_the_store_alone() {
     let store = open(directory.path(), 8192, 16);
     put_ok(&store, &keys(0..3), BLOCK);
     let job = submit_put(&store, &keys(3..4), BLOCK, JobOptions::new());
+    let queue = CompletionQueue::new(2).unwrap();
+    queue.reserve().unwrap().deliver(());
+    let lease = store.acquire(0, &keys(0..3), Duration::from_secs(600));
     // SAFETY: the child calls methods that take no lock of another thread, and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -244,7 +248,12 @@ fn a_forked_child_gets_errors_and_leaves_the_store_alone() {
             && matches!(store.remove(0, &keys), Err(StoreError::Forked(_)))
             && job.has_ended()
             && matches!(job.wait().results[..], [BlockResult::Failed(_)])
-            && store.close(soon()).left == 0;
+            && store.close(soon()).left == 0
+            && queue.try_take().is_none()
+            && queue.take_all(&mut Vec::new()) == 0
+            && queue.reserve().is_err()
+            && lease.pinned() == 0;
+        drop((lease, queue));
         drop(store);
         // SAFETY: it ends the child without the parent's destructors.
         unsafe { libc::_exit(i32::from(!is_right)) };
@@ -253,6 +262,10 @@ fn a_forked_child_gets_errors_and_leaves_the_store_alone() {
     // SAFETY: `status` is a live number.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
+    let mut polled = [PollFd::new(&queue, PollFlags::IN)];
+    assert_eq!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap(), 1);
+    assert_eq!((queue.try_take(), lease.pinned()), (Some(()), 3));
+    drop(lease);
     assert!(job.wait().is_ok());
     assert_eq!(found(&store, &keys(0..4), BLOCK), [true; 4]);
     assert_at_rest(&store);

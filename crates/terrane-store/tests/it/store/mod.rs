@@ -5,5 +5,6 @@ mod disk_only;
 mod faults;
 mod harness;
 mod memory_tiers;
+mod panics;
 mod random;
 mod reports;

@@ -217,6 +217,10 @@ fn a_store_that_is_not_persistent_begins_empty() {
         put_ok(&store, &keys(0..4), BLOCK);
         store
     });
+    let tier = super::harness::disk(directory.path(), 4 * 4096).read_only(true);
+    let refused = builder(directory.path(), 4096, 4).disk(tier).persistent(false).open();
+    assert!(matches!(refused, Err(StoreError::ReadOnlyNotPersistent)));
+    assert_eq!(open(directory.path(), 4096, 4).prefix(0, &keys(0..4)), 4);
     let (store, recovery) = builder(directory.path(), 4096, 4).persistent(false).open().unwrap();
     assert_eq!((recovery.found, store.prefix(0, &keys(0..4))), (0, 0));
 }
