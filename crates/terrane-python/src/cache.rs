@@ -83,15 +83,15 @@ impl KvCache {
     /// Raises `ValueError` for a number that is not below 2³².
     #[pyo3(signature = (numbers, *, tokens = None))]
     fn blocks(
-        &self,
+        slf: &Bound<'_, Self>,
         numbers: &Bound<'_, PyAny>,
         tokens: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Blocks> {
-        let mut blocks = NativeBlocks::new(&self.endpoint, &short(numbers)?);
+        let mut blocks = NativeBlocks::new(&slf.get().endpoint, &short(numbers)?);
         if let Some(tokens) = tokens {
             blocks = blocks.tokens(&short(tokens)?);
         }
-        Ok(Blocks::of_cache(blocks))
+        Ok(Blocks::of_cache(blocks, slf.clone().into_any().unbind()))
     }
 
     /// The number of blocks.

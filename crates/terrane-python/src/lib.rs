@@ -1,7 +1,7 @@
 //! The native module of the Python package `terrane_kv`.
 //!
 //! Every call that may wait releases the GIL. Memory that a job uses stays referenced until the job
-//! ends: [`memory::Kept`] is the guard of each job. Stores that are open at interpreter exit are
+//! ends: `memory::Kept` is the guard of each job. Stores that are open at interpreter exit are
 //! closed there, before Python frees anything.
 
 mod cache;
@@ -13,6 +13,7 @@ mod memory;
 mod numbers;
 mod open;
 mod outcome;
+mod process;
 mod queue;
 mod snapshot;
 mod store;

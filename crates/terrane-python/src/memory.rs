@@ -11,15 +11,16 @@ use terrane_core::sync::lock;
 use terrane_store::{Blocks as NativeBlocks, Spans};
 
 use crate::numbers::ids;
+use crate::process::PerProcess;
 
 /// Objects that jobs no longer use. They are released by the next call into this module, which has the GIL: the
 /// threads of a store never wait for it.
-static RELEASED: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+static RELEASED: PerProcess<Vec<Kept>> = PerProcess::new();
 
 /// Releases what ended jobs have kept.
 pub(crate) fn release_ended(_py: Python<'_>) {
     // Nothing of Python runs under the lock.
-    let released = std::mem::take(&mut *lock(&RELEASED));
+    let released = std::mem::take(&mut *lock(RELEASED.get()));
     for mut kept in released {
         // Emptied, so that its drop does not return it to the list.
         kept.buffers.clear();
@@ -39,7 +40,7 @@ impl Drop for Kept {
         let buffers = std::mem::take(&mut self.buffers);
         let objects = std::mem::take(&mut self.objects);
         if !buffers.is_empty() || !objects.is_empty() {
-            lock(&RELEASED).push(Self { buffers, objects });
+            lock(RELEASED.get()).push(Self { buffers, objects });
         }
     }
 }
@@ -66,10 +67,11 @@ impl Blocks {
         Self { memory: BlockMemory::Spans(spans), is_writable, kept }
     }
 
-    /// Blocks of a cache, which owns its memory.
-    pub(crate) fn of_cache(blocks: NativeBlocks) -> Self {
-        let memory = BlockMemory::Cache(blocks);
-        Self { memory, is_writable: true, kept: Arc::new(Kept::default()) }
+    /// Blocks of a cache. `cache` is its object in Python, which jobs keep: otherwise the last job would free the
+    /// tensors on a thread of the store, and wait for the GIL there.
+    pub(crate) fn of_cache(blocks: NativeBlocks, cache: Py<PyAny>) -> Self {
+        let kept = Kept { buffers: Vec::new(), objects: vec![cache] };
+        Self { memory: BlockMemory::Cache(blocks), is_writable: true, kept: Arc::new(kept) }
     }
 
     /// The memory for a job.

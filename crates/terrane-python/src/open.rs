@@ -1,38 +1,48 @@
 //! The native store behind a `Store` of Python, until it is closed.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
+use terrane_core::OwnerProcess;
 use terrane_core::sync::lock;
 use terrane_store::{Store, StoreError};
 
 use crate::memory::release_ended;
+use crate::process::PerProcess;
 
 /// The time that jobs in flight have when the interpreter exits, or when a store is freed. Then they are
 /// cancelled.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The stores that are open.
-static OPEN: Mutex<Vec<Weak<OpenStore>>> = Mutex::new(Vec::new());
+static OPEN: PerProcess<Vec<Weak<OpenStore>>> = PerProcess::new();
 
 /// A store that can be closed while other threads use it. Its directory is free once it is closed.
+///
+/// In a forked child it does nothing: its lock may have been held at the fork, and the store's threads are the parent's.
 pub(crate) struct OpenStore {
     store: RwLock<Option<Store>>,
+    owner: OwnerProcess,
 }
 
 impl OpenStore {
     /// Keeps the store. [`close_all`] closes it when the interpreter exits.
     pub(crate) fn new(store: Store) -> Arc<Self> {
-        let open = Arc::new(Self { store: RwLock::new(Some(store)) });
-        let mut all = lock(&OPEN);
+        let open =
+            Arc::new(Self { store: RwLock::new(Some(store)), owner: OwnerProcess::current() });
+        let mut all = lock(OPEN.get());
         all.retain(|store| store.strong_count() > 0);
         all.push(Arc::downgrade(&open));
         open
     }
 
-    /// The store, unless it is closed.
+    /// The store, unless it is closed or the parent's.
     pub(crate) fn get(&self) -> Option<Store> {
+        if !self.owner.is_current() {
+            return None;
+        }
         self.store.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -40,15 +50,30 @@ impl OpenStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Closed`] if it is closed.
+    /// [`StoreError::Forked`] in a forked child, and [`StoreError::Closed`] if it is closed.
     pub(crate) fn require(&self) -> Result<Store, StoreError> {
+        self.owner.check()?;
         self.get().ok_or(StoreError::Closed)
     }
 
     /// Closes the store, and returns the number of jobs that were cancelled. It waits for jobs.
     pub(crate) fn close(&self, deadline: Instant) -> usize {
+        if !self.owner.is_current() {
+            return 0;
+        }
         let store = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
         store.map_or(0, |store| store.close(deadline).left)
+    }
+}
+
+impl Drop for OpenStore {
+    fn drop(&mut self) {
+        if !self.owner.is_current() {
+            // The native store would close at its drop, under locks that may have been held at the fork. It is never dropped
+            // in a child.
+            let store = self.store.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _ = ManuallyDrop::new(store.take());
+        }
     }
 }
 
@@ -56,7 +81,7 @@ impl OpenStore {
 /// flight is valid until they have ended.
 #[pyfunction]
 fn close_all(py: Python<'_>) {
-    let open = std::mem::take(&mut *lock(&OPEN));
+    let open = std::mem::take(&mut *lock(OPEN.get()));
     py.detach(|| {
         let deadline = Instant::now() + PATIENCE;
         for store in open.iter().filter_map(Weak::upgrade) {

@@ -143,7 +143,6 @@ impl Store {
         let fields = fields.unwrap_or_default();
         let checked = Namespace::new(namespace.clone(), fields)
             .map_err(|error| errors::catalog(&error, errors::text(&error)))?;
-        create(&directory)?;
         let disk = DiskTier::new(&directory, ByteCount::new(capacity)).read_only(read_only);
         let mut builder = NativeStore::builder()
             .disk(disk)
@@ -161,8 +160,11 @@ impl Store {
         if host_bytes > 0 {
             builder = builder.host(ByteCount::new(host_bytes));
         }
-        let opened = py.detach(|| builder.open());
-        let (store, recovery) = opened.map_err(|error| errors::exception(&error))?;
+        let opened = py.detach(|| {
+            create(&directory)?;
+            builder.open().map_err(|error| errors::exception(&error))
+        });
+        let (store, recovery) = opened?;
         Ok(Self { open: OpenStore::new(store), namespace, recovery })
     }
 

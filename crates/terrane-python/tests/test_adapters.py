@@ -2,17 +2,15 @@
 
 import importlib.metadata
 import logging
-import os
 import sys
-import types
 
 import numpy
 import pytest
 
 import adapters
 import terrane_kv
-from adapters import BLOCK, Lmcache, Pool, Sglang, Vllm
-from engines import RELEASES, installed, releases, tables
+from adapters import BLOCK, Lmcache, Vllm
+from engines import RELEASES, installed, releases
 
 
 @pytest.fixture(params=RELEASES, ids=lambda release: "-".join(release))
@@ -350,199 +348,6 @@ def test_lmcache_s_key_algorithm_decides_whether_blocks_survive(directory, caplo
 
         assert "blake3" in why(random.connector._store, "key")
         random.close()
-
-
-@pytest.fixture(params=releases("sglang"))
-def sglang(request, directory):
-    with installed("sglang", request.param) as module:
-        made = Sglang(module, directory)
-        made.module = module
-        yield made
-        made.close()
-
-
-def test_sglang_s_longest_prefix(sglang):
-    sglang.store([1, 2, 3])
-    keys = [sglang.key(number) for number in (1, 2, 9, 3)]
-    assert sglang.storage.batch_exists(keys) == 2
-    assert sglang.storage.batch_exists(keys, sglang.types.HiCacheStorageExtraInfo()) == 2
-    assert sglang.storage.exists(keys[0]) and not sglang.storage.exists(keys[2])
-    sglang.storage.clear()
-    assert sglang.storage.batch_exists(keys) == 0
-
-
-class Tensor:
-    """A tensor with the methods that the older interface calls."""
-
-    def __init__(self, array):
-        self.array = array
-        self.device = type("Device", (), {"type": "cpu"})
-
-    def data_ptr(self):
-        return self.array.ctypes.data
-
-    def numel(self):
-        return self.array.size
-
-    def element_size(self):
-        return self.array.itemsize
-
-    def is_contiguous(self):
-        return bool(self.array.flags.c_contiguous)
-
-    def contiguous(self):
-        return Tensor(numpy.ascontiguousarray(self.array))
-
-
-def test_sglang_s_older_interface(sglang):
-    pages = [Tensor(adapters.content(number).view(numpy.uint16)) for number in (1, 2)]
-    keys = [sglang.key(1), sglang.key(2)]
-    assert sglang.storage.batch_set(keys, pages)
-    assert sglang.storage.set(sglang.key(3), pages[0])
-    targets = [Tensor(numpy.zeros_like(pages[0].array)) for _ in range(3)]
-    found = sglang.storage.batch_get([*keys, sglang.key(9)], targets)
-    assert found == [targets[0], targets[1], None]
-    assert all((page.array == target.array).all() for page, target in zip(pages, targets))
-    assert sglang.storage.get(sglang.key(3), targets[2]) is targets[2]
-
-
-def test_sglang_s_pools_of_hybrid_models_are_apart(sglang):
-    types, storage = sglang.types, sglang.storage
-    mamba = Pool(size=8192)
-    storage.register_mem_host_pool_v2(mamba, types.PoolName.MAMBA)
-    if hasattr(types.HiCacheStorage, "on_host_pools_registered"):
-        storage.on_host_pools_registered()
-    sglang.store([1, 2, 3, 4])
-    keys = [sglang.key(number) for number in (1, 2, 3, 4)]
-    for page in (0, 1):
-        mamba.write(page, 50 + page)
-
-    def transfer(keys, pages=None, policy="ALL_PAGES"):
-        indices = None if pages is None else mamba.indices(pages)
-        policy = getattr(types.PoolHitPolicy, policy)
-        return types.PoolTransfer(name=types.PoolName.MAMBA, keys=keys, host_indices=indices, hit_policy=policy)
-
-    assert storage.batch_set_v2([transfer([keys[0], keys[2]], [0, 1])]) == {types.PoolName.MAMBA: [True, True]}
-    mamba.kv_buffer[:] = 0
-    assert storage.batch_get_v2([transfer([keys[2], keys[1]], [3, 4])]) == {types.PoolName.MAMBA: [True, False]}
-    assert mamba.holds(3, 51)
-    whole = storage.batch_exists_v2(keys, [transfer(keys)])
-    assert (whole.kv_hit_pages, whole.extra_pool_hit_pages[types.PoolName.MAMBA]) == (1, 1)
-    last = storage.batch_exists_v2(keys, [transfer(keys[:1], policy="TRAILING_PAGES")])
-    assert (last.kv_hit_pages, last.restorable_prefix_pages) == (3, [1, 3])
-    assert last.extra_pool_hit_pages == {types.PoolName.KV: 4, types.PoolName.MAMBA: 3}
-
-
-def test_sglang_s_ranks_do_not_see_each_other(directory):
-    with installed("sglang", adapters.newest("sglang")) as module:
-        ranks = [Sglang(module, directory, tp=(rank, 2)) for rank in (0, 1)]
-        ranks[0].store([1])
-        assert ranks[1].load([1]) == [None] and ranks[0].load([1]) == [True]
-        for rank in ranks:
-            rank.close()
-        with pytest.raises(ValueError, match="rank 0 alone"):
-            Sglang(module, directory, tp=(0, 2), mla=True)
-
-
-
-def capacities(adapters):
-    return [it.storage._store.snapshot()["tiers"][0]["capacity"] for it in adapters]
-
-
-def test_sglang_s_replicas_take_the_folders_that_no_other_process_owns(directory):
-    with installed("sglang", adapters.newest("sglang")) as module:
-        def opened(**options):
-            made = Sglang(module, directory, **options)
-            made.storage._open()
-            return made
-
-        replicas = [opened(engines=2), opened(engines=2)]
-        assert max(capacities(replicas)) <= 32 * BLOCK
-        assert sorted(os.listdir(directory)) == ["rank-0-of-2", "rank-1-of-2"]
-        for options in ({"engines": 2}, {"engines": 2, "engine": 1}):
-            with pytest.raises(terrane_kv.InUseError):
-                opened(**options)
-        replicas[1].close()
-        replicas.append(opened(engines=2, engine=1))
-        replicas[0].close()
-        replicas[2].close()
-
-
-@pytest.mark.parametrize("is_stated", [False, True])
-def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_stated):
-    options = {"dp_groups": 2} if is_stated else {}
-    with installed("sglang", adapters.newest("sglang")) as module:
-        with pytest.raises(ValueError, match="dp_groups"):
-            Sglang(module, directory, changes={"dp_rank": 1}).storage._open()
-        if not is_stated:
-            stated(attn_dp_size=2, num_dp_ranks=2, dp_rank=None)
-        groups = [Sglang(module, directory, changes={"dp_rank": rank}, **options) for rank in (1, 0)]
-        assert groups[0].store([1]) and groups[1].load([1]) == [None]
-        assert max(capacities(groups)) <= 32 * BLOCK
-        assert sorted(os.listdir(directory)) == ["rank-0-of-2", "rank-1-of-2"]
-        for group in groups:
-            group.close()
-
-
-def stated(**numbers):
-    """Makes SGLang's context of the process state these numbers."""
-    module = types.ModuleType("sglang.srt.runtime_context")
-    module.get_parallel = lambda: types.SimpleNamespace(**numbers)
-    sys.modules[module.__name__] = module
-
-
-def test_a_replica_of_sglang_prefers_its_own_number(directory):
-    with installed("sglang", adapters.newest("sglang")) as module:
-        stated(attn_dp_size=1, num_dp_ranks=2, dp_rank=1)
-        made = Sglang(module, directory)
-        assert made.store([1])
-        assert os.listdir(directory) == ["rank-1-of-2"] and max(capacities([made])) <= 32 * BLOCK
-        made.close()
-
-
-def test_sglang_s_shards_of_context_parallel_decoding_are_apart(directory):
-    def shard(module, rank):
-        return Sglang(module, directory, changes={"dcp_rank": rank, "dcp_size": 2, "logical_page_size": 4})
-
-    with installed("sglang", adapters.newest("sglang")) as module:
-        first = shard(module, 0)
-        assert first.store([1])
-        first.close()
-        with pytest.raises(terrane_kv.NamespaceError, match="context_parallel_decoding"):
-            shard(module, 1).storage._open()
-
-
-def test_sglang_s_calls_return_false_after_a_failure(sglang):
-    assert sglang.store([1])
-    sglang.storage.close()
-    assert sglang.load([1]) == [None] and not sglang.store([2])
-
-
-def test_no_call_of_sglang_raises(sglang, caplog):
-    keys, storage = [sglang.key(1), sglang.key(2)], sglang.storage
-    assert sglang.store([1, 2])
-    device = Tensor(numpy.zeros(4, dtype=numpy.uint16))
-    device.device = type("Device", (), {"type": "cuda"})
-    assert storage.batch_get(keys, [device, device]) == [None, None] and not storage.batch_set(keys, [object()] * 2)
-    assert storage.batch_get(keys, [object(), object()]) == [None, None]
-    # One page too few, and a pool that fails.
-    assert storage.batch_get_v1(keys, sglang.pool.indices([0])[:1]) == [False, False]
-    sglang.pool.get_page_buffer_meta = lambda indices: 1 / 0
-    assert storage.batch_set_v1(keys, sglang.pool.indices([0, 1])) == [False, False]
-    assert storage.batch_exists([1, 2]) == 0
-    assert "ZeroDivisionError" in caplog.text
-
-
-def test_an_sglang_whose_store_cannot_be_opened_misses(directory, caplog):
-    with installed("sglang", adapters.newest("sglang")) as module:
-        owner, other = Sglang(module, directory), Sglang(module, directory)
-        assert owner.store([1])
-        assert other.load([1]) == [None] and not other.store([1]) and not other.storage.exists(other.key(1))
-        assert caplog.text.count("cannot be opened") == 1
-        with pytest.raises(terrane_kv.InUseError):
-            other.storage.on_host_pools_registered()
-        owner.close()
-        other.close()
 
 
 def test_sizes_are_numbers_or_text():

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 
 import numpy
 import pytest
@@ -86,6 +87,24 @@ def test_tensors_stay_alive_with_the_cache_and_are_released_after(opened):
     gc.collect()
     after = sys.getrefcount(arrays[0])
     assert after == before
+
+
+def test_tensors_that_only_a_job_keeps_are_freed_by_a_thread_of_python(opened):
+    freed_by = []
+
+    class Tensor(numpy.ndarray):
+        def __del__(self):
+            freed_by.append(threading.current_thread())
+
+    store = opened(groups=[("kv", 64 << 10)], capacity=64 << 20)
+    for turn in range(20):
+        tensors = [numpy.zeros((BLOCKS, PAGE, 2048), dtype=numpy.uint16).view(Tensor) for _ in range(LAYERS)]
+        cache = terrane_kv.KvCache(tensors, "block token row")
+        store.put([f"{turn}"], cache.blocks([0]))
+        del cache, tensors
+    store.drain()
+    gc.collect()
+    assert len(freed_by) == 20 * LAYERS and set(freed_by) == {threading.main_thread()}
 
 
 def test_what_does_not_fit_is_named():

@@ -132,6 +132,43 @@ print(store.get(["k"], [memory]).wait().ok, flush=True)
     assert done.stdout.split() == ["5", "True"], done.stderr
 
 
+def test_a_child_that_was_forked_amid_calls_exits_and_later_ones_open_a_store(directory):
+    text = """
+stop = threading.Event()
+def work(number):
+    while not stop.is_set():
+        store.put([f"{number}"], [bytearray(64 << 10)]).wait()
+threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+for thread in threads:
+    thread.start()
+def in_child(body):
+    child = os.fork()
+    if child == 0:
+        body()
+        # Exits as a program does, with the functions that are called at exit.
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def use_the_parent_s():
+    global store
+    assert store.presence("0") == 0 and store.close() == 0
+    terrane_kv.Region(bytearray(8), 4).release()
+    del store
+for _ in range(30):
+    in_child(use_the_parent_s)
+stop.set()
+for thread in threads:
+    thread.join()
+def open_one():
+    own = terrane_kv.Store(f"{sys.argv[1]}/child", 64 << 20, groups=[("kv", 1 << 20)], namespace="n")
+    assert own.put(["k"], [bytearray(4096)]).wait(20).ok
+in_child(open_one)
+assert store.put(["k"], [bytearray(4096)]).wait(20).ok
+print("done", flush=True)
+"""
+    done = script(text, directory)
+    assert done.stdout.strip() == "done", done.stderr
+
+
 def test_the_interpreter_exits_with_jobs_in_flight(directory):
     text = """
 jobs = [store.put([f"k{number}"], [bytearray([number]) * (1 << 20)]) for number in range(100)]

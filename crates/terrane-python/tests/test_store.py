@@ -190,6 +190,35 @@ def test_jobs_are_awaited_in_asyncio(opened):
     asyncio.run(both_ways())
 
 
+def test_several_tasks_await_one_job_and_some_are_cancelled(opened):
+    store = opened()
+    keys = [f"k{number}" for number in range(64)]
+    blocks = [block(number) for number in range(64)]
+
+    async def one(job):
+        return await job
+
+    async def all_of_them():
+        job = store.put(keys, blocks)
+        tasks = [asyncio.ensure_future(one(job)) for _ in range(5)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        tasks[3].cancel()
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+        assert all(outcome.ok for at, outcome in enumerate(outcomes) if at not in (0, 3))
+        job = store.get(keys, [bytearray(BLOCK) for _ in keys])
+        alone = asyncio.ensure_future(one(job))
+        await asyncio.sleep(0)
+        alone.cancel()
+        await asyncio.gather(alone, return_exceptions=True)
+        assert (await asyncio.wait_for(one(job), 20)).ok
+
+    asyncio.run(all_of_them())
+    from terrane_kv import aio
+
+    assert aio._watched == {}
+
+
 def test_a_removed_key_is_absent_and_why_says_so(opened):
     store = opened()
     keys = stored(store, 3)

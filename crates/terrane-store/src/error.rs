@@ -45,6 +45,18 @@ pub enum StoreError {
         #[source]
         source: KeyError,
     },
+    /// The blocks of a job are in device memory, and it does not state its device order.
+    #[error(
+        "the job's blocks are memory of {kind}, and it states no device order; add one \
+         (JobOptions::device_order)"
+    )]
+    DeviceOrderNotStated {
+        /// The kind of the memory.
+        kind: StorageKind,
+    },
+    /// A job states a device order, and its blocks are in host memory.
+    #[error("the job states a device order, but its blocks are not device memory; leave it out")]
+    DeviceOrderWithoutDevice,
     /// The numbers of keys and of blocks differ.
     #[error("{keys} keys and {blocks} blocks; state one block for each key")]
     Counts {

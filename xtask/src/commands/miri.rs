@@ -23,7 +23,7 @@ const RUNS: [Run; 3] = [
     Run {
         log: "miri-pool",
         arguments: &["--package=terrane-pool", "--lib"],
-        tests: &["adaptors::guard", "managed::"],
+        tests: &["adaptors::debug::guard", "managed::"],
     },
     Run {
         log: "miri-host-path",

@@ -2,16 +2,30 @@
 
 import asyncio
 
+# For each event loop and descriptor that is watched: the event that it sets, and the number of tasks that wait. A loop
+# keeps one callback for a descriptor, and several tasks may await one job.
+_watched = {}
+
 
 async def ended(completion):
-    """Waits for a `Completion` without blocking the event loop, and returns its `Outcome`."""
+    """Waits for a `Completion` without blocking the event loop, and returns its `Outcome`.
+
+    Several tasks of one event loop may wait for the same job.
+    """
     if not completion.has_ended():
         loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
         descriptor = completion.fileno()
-        loop.add_reader(descriptor, readable.set)
+        watched = _watched.get((loop, descriptor))
+        if watched is None:
+            watched = _watched[loop, descriptor] = [asyncio.Event(), 0]
+            loop.add_reader(descriptor, watched[0].set)
+        watched[1] += 1
         try:
-            await readable.wait()
+            await watched[0].wait()
         finally:
-            loop.remove_reader(descriptor)
+            watched[1] -= 1
+            # The job is in use here until the last task has ended, so its descriptor is no other job's.
+            if watched[1] == 0:
+                loop.remove_reader(descriptor)
+                del _watched[loop, descriptor]
     return completion.wait()

@@ -61,7 +61,8 @@ def open_rank(
     """
     if not 0 <= rank < ranks:
         raise ValueError(
-            f"this is process {rank} (from 0) of {ranks} that share {directory}; state the number of processes that share it"
+            f"this is process {rank} (from 0) of {ranks} that share {directory}; state the number of processes that "
+            "share it"
         )
     share = capacity_bytes(capacity) // ranks
     if not seed.is_reproducible:

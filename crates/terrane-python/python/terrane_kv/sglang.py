@@ -143,8 +143,10 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 f"this is group {group} (from 0) of dp attention, and {groups} are known; set `dp_groups` in the extra "
                 "config to the value of --dp-size"
             )
-        replicas = (_parallel("num_dp_ranks") or groups) // groups
+        replicas = max(1, (_parallel("num_dp_ranks") or groups) // groups)
         engines = int(self._extra.get("engines", replicas))
+        if engines < 1:
+            raise ValueError(f"the extra config has {engines} engines; state 1 or more")
         if "engine" in self._extra:
             return group, groups, engines, [int(self._extra["engine"])]
         replica = _parallel("dp_rank") if groups == 1 else None

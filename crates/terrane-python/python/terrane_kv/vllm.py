@@ -87,8 +87,8 @@ class TerraneTier(SecondaryTierManager):
         engines = parallel.data_parallel_size if engines is None else int(engines)
         if engine >= engines:
             raise ValueError(
-                f"this is engine {engine} (from 0), and the tier expects {engines} in all; set the tier's `engines` to the "
-                "value of --data-parallel-size"
+                f"this is engine {engine} (from 0), and the tier expects {engines} in all; set the tier's `engines` to "
+                "the value of --data-parallel-size"
             )
         fields = {
             "dtype": config.model.dtype,

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use terrane_core::OwnerProcess;
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 
-use super::error::{CatalogError, FailedOperation};
+use super::error::{CatalogError, FailedOperation, ReadOnlyReason};
 use super::failure::failure;
 use super::files::{DirectoryLock, Files};
 use super::live::{LiveRecords, Recovered};
@@ -62,6 +62,8 @@ pub struct Catalog {
     /// Not in the state: no lock is needed to read it.
     secret: Secret,
     pub(super) state: Mutex<State>,
+    /// The state's, to read without its lock.
+    read_only: Arc<OnceLock<Arc<ReadOnlyReason>>>,
     /// Held by the thread that syncs. Others wait for it and find their records durable.
     pub(super) syncing: Mutex<()>,
     /// Held by a checkpoint or a clear.
@@ -141,6 +143,7 @@ impl Catalog {
             groups: groups.to_vec(),
             process: OwnerProcess::current(),
             secret,
+            read_only: state.read_only(),
             state: Mutex::new(state),
             syncing: Mutex::new(()),
             maintenance: Mutex::new(()),
@@ -268,6 +271,12 @@ impl Catalog {
         // Before the lock, which another thread may have held at the fork.
         self.process.check()?;
         Ok(lock(&self.state).snapshot())
+    }
+
+    /// Why the catalog writes no more, if it does not.
+    pub(crate) fn read_only(&self) -> Option<CatalogError> {
+        let reason = Arc::clone(self.read_only.get()?);
+        Some(CatalogError::ReadOnly { reason })
     }
 
     /// Checks that the calls are made by the process that opened the catalog.

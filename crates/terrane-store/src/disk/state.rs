@@ -1,7 +1,7 @@
 //! The state that appends, syncs, checkpoints and clears share, under one short lock.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use terrane_core::OsError;
 
@@ -35,7 +35,8 @@ pub(crate) struct State {
     /// The tombstones up to `durable`.
     durable_tombstones: u64,
     checkpoint: Option<u64>,
-    read_only: Option<Arc<ReadOnlyReason>>,
+    /// Set once. The catalog has it, too, and reads it without the lock.
+    read_only: Arc<OnceLock<Arc<ReadOnlyReason>>>,
     /// Kept between appends.
     buffer: Vec<u8>,
 }
@@ -79,7 +80,7 @@ impl State {
             tombstones: found.tombstones,
             durable_tombstones: found.tombstones,
             checkpoint: found.checkpoint,
-            read_only: None,
+            read_only: Arc::default(),
             buffer: Vec::new(),
         }
     }
@@ -166,7 +167,7 @@ impl State {
             pending.older.iter().any(|(_, synced)| Arc::ptr_eq(synced, file))
         };
         self.unsynced.retain(|(_, file)| !is_synced(file));
-        if self.read_only.is_some() {
+        if self.read_only.get().is_some() {
             return;
         }
         let mut bytes = Vec::new();
@@ -250,15 +251,22 @@ impl State {
 
     /// Makes the catalog read-only. The first reason stays.
     pub(crate) fn fail(&mut self, operation: FailedOperation, file: &Path, source: OsError) {
-        if self.read_only.is_none() {
+        if self.read_only.get().is_none() {
             tracing::warn!(%operation, ?file, error = %source, "the catalog is read-only from now on");
             let file = file.to_owned();
-            self.read_only = Some(Arc::new(ReadOnlyReason { operation, file, source }));
+            let reason = Arc::new(ReadOnlyReason { operation, file, source });
+            // The state's lock is held: no other thread sets it.
+            let _ = self.read_only.set(reason);
         }
     }
 
+    /// Why the catalog is read-only, once it is.
+    pub(crate) fn read_only(&self) -> Arc<OnceLock<Arc<ReadOnlyReason>>> {
+        Arc::clone(&self.read_only)
+    }
+
     pub(crate) fn check_writable(&self) -> Result<(), CatalogError> {
-        match &self.read_only {
+        match self.read_only.get() {
             None => Ok(()),
             Some(reason) => Err(CatalogError::ReadOnly { reason: Arc::clone(reason) }),
         }
@@ -281,7 +289,7 @@ impl State {
             journal: self.journal.as_ref().map(|journal| journal.number),
             journal_bytes: self.journal.as_ref().map_or(0, Journal::length),
             checkpoint: self.checkpoint,
-            read_only: self.read_only.clone(),
+            read_only: self.read_only.get().cloned(),
         }
     }
 }

@@ -194,10 +194,12 @@ impl EvictionPolicy for S3Fifo {
     fn evict(&self, take: &mut dyn FnMut(u32) -> Option<KeyHash>) -> Option<u32> {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        if state.main.len() > state.main_share {
-            let evicted = self.evict_main(state, take);
-            return evicted.or_else(|| self.evict_small(state, take));
+        if state.main.len() > state.main_share
+            && let Some(slot) = self.evict_main(state, take)
+        {
+            return Some(slot);
         }
+        // The main queue comes last: blocks that the small one moves there are candidates, too.
         let evicted = self.evict_small(state, take);
         evicted.or_else(|| self.evict_main(state, take))
     }

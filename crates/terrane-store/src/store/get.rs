@@ -225,32 +225,34 @@ impl Get<'_> {
         let (Some(host), Ok(info)) = (host, core.group(group)) else { return };
         let Some(memory) = host.blocks(group) else { return };
         let keys: Vec<_> = indices.iter().map(|&index| self.keys.hash(index)).collect();
-        let destination = &self.destination;
-        let mut on_thread = Vec::new();
+        let destination = Arc::clone(&self.destination);
         let mut ready = |at: usize, pin: PinnedSlot| {
             let Some(&index) = indices.get(at) else { return };
             let tokens = destination.transfer_tokens(info, &memory.endpoint, pin.block.length);
             let to = destination.endpoint().zip(destination.block(index));
             let (Some(tokens), Some((to, block))) = (tokens, to) else {
-                return on_thread.push((index, pin));
+                // At once: the next blocks need the slots that these pins keep.
+                return self.copy_relayed(index, pin);
             };
             let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
             let copies = task.start_copies((&memory.endpoint, to), vec![copy]);
             started.extend(copies.into_iter().map(|copy| copy.watched(&core.executor)));
         };
         let results = Load::new(task, host.id).run(&keys, &mut ready).await;
-        if self.destination.is_host() {
-            self.copy_out(on_thread);
-        } else {
-            for (index, _) in on_thread {
-                let error = StoreError::OtherShape { group: group.into() };
-                self.set(index, BlockResult::failed(error));
-            }
-        }
         for (&index, result) in indices.iter().zip(results) {
             if !result.is_ok() {
                 self.set(index, result);
             }
+        }
+    }
+
+    /// Copies a block that is in the host tier now, where no engine can.
+    fn copy_relayed(&mut self, index: usize, pin: PinnedSlot) {
+        if self.destination.is_host() {
+            self.copy_out(vec![(index, pin)]);
+        } else {
+            let error = StoreError::OtherShape { group: self.task.group.into() };
+            self.set(index, BlockResult::failed(error));
         }
     }
 

@@ -79,12 +79,15 @@ impl<G> std::error::Error for Refused<G> {
     }
 }
 
-/// The result of [`Store::drain`](crate::Store::drain).
+/// The result of [`Store::drain`](crate::Store::drain) and [`Store::close`](crate::Store::close).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Drained {
     /// The jobs that had not ended at the deadline.
     pub left: usize,
+    /// The blocks that a close could not write to the slowest tier. They are lost. A drain writes
+    /// none and states 0.
+    pub unwritten: usize,
 }
 
 impl Job {

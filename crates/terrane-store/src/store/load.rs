@@ -6,7 +6,7 @@ use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
 use crate::store::arrivals::{Arrivals, SharedHold};
-use crate::store::claims::{ClaimKind, HeldClaim};
+use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_read};
 use crate::store::copies;
 use crate::store::presence::TierId;
@@ -26,7 +26,8 @@ const MOST_ROUNDS: usize = 4;
 
 /// Copies blocks from other tiers into one.
 ///
-/// It holds no pins while it waits for slots, so that tiers which wait for each other's slots go on.
+/// It holds no pins and no claims while it waits for slots. So tiers that wait for each other's slots
+/// go on, and so do write-backs, which wait for claims.
 pub(crate) struct Load<'a> {
     task: &'a JobTask,
     to: TierId,
@@ -38,6 +39,8 @@ pub(crate) type OnReady<'a> = &'a mut (dyn FnMut(usize, PinnedSlot) + Send);
 /// A block that this job loads.
 struct OwnLoad {
     index: usize,
+    /// The place of its slot among those of the part.
+    at: usize,
     key: KeyHash,
     claim: HeldClaim,
 }
@@ -45,7 +48,6 @@ struct OwnLoad {
 /// A block on its way.
 struct Moving {
     own: OwnLoad,
-    at: usize,
     source: Arc<PinnedSlot>,
     /// Keeps transfers from the slot while the disk fills it.
     hold: SharedHold,
@@ -69,24 +71,22 @@ impl<'a> Load<'a> {
         };
         let mut pending: Vec<usize> = (0..keys.len()).collect();
         while !pending.is_empty() {
-            let (mut own, mut others) = (Vec::new(), Vec::new());
+            let (mut absent, mut others) = (Vec::new(), Vec::new());
             for index in std::mem::take(&mut pending) {
                 let Some(&key) = keys.get(index) else { continue };
-                if let Some(pin) = room.pin(key) {
-                    set(&mut results, index, BlockResult::AlreadyStored);
-                    ready(index, pin);
-                    continue;
-                }
-                match core.claims.claim(key, ClaimKind::Load) {
-                    Ok(claim) => own.push(OwnLoad { index, key, claim }),
-                    Err(claim) => others.push((index, claim)),
+                match room.pin(key) {
+                    Some(pin) => {
+                        set(&mut results, index, BlockResult::AlreadyStored);
+                        ready(index, pin);
+                    }
+                    None => absent.push((index, key)),
                 }
             }
-            while !own.is_empty() {
+            while !absent.is_empty() {
                 let most = usize::try_from(room.limit() / 2).unwrap_or(1).clamp(1, MOST_AT_ONCE);
-                let rest = own.split_off(own.len().min(most));
-                let part = std::mem::replace(&mut own, rest);
-                self.load(tier, part, ready, &mut results).await;
+                let rest = absent.split_off(absent.len().min(most));
+                let part = std::mem::replace(&mut absent, rest);
+                self.load_part(tier, part, ready, (&mut results, &mut others)).await;
             }
             for (index, claim) in others {
                 match task.control.until(claim.wait()).await {
@@ -98,34 +98,62 @@ impl<'a> Load<'a> {
         results
     }
 
-    async fn load(
+    /// Takes slots, claims the keys, and loads those that no other job has. Adds the others to a list.
+    async fn load_part(
         &self,
         tier: &Tier,
-        own: Vec<OwnLoad>,
+        part: Vec<(usize, KeyHash)>,
         ready: OnReady<'_>,
-        results: &mut [BlockResult],
+        (results, others): (&mut [BlockResult], &mut Vec<(usize, Arc<Claim>)>),
     ) {
-        let task = self.task;
-        let (Some(room), Some(memory)) = (tier.room(task.group), tier.blocks(task.group)) else {
-            return;
-        };
+        let (task, core) = (self.task, &self.task.core);
+        let Some(room) = tier.room(task.group) else { return };
         let set_all = |results: &mut [BlockResult], result: &BlockResult| {
-            own.iter().for_each(|own| set(results, own.index, result.clone()));
+            part.iter().for_each(|(index, _)| set(results, *index, result.clone()));
         };
-        let mut taken = match room.take(own.len(), &task.control).await {
+        let mut taken = match room.take(part.len(), &task.control).await {
             Ok(Ok(taken)) => taken,
             Ok(Err(no_room)) => return set_all(results, &BlockResult::NoRoom(no_room)),
             Err(stopped) => return set_all(results, &stopped.into()),
         };
+        let mut own = Vec::with_capacity(part.len());
+        for (at, (index, key)) in part.into_iter().enumerate() {
+            let claim = core.claims.claim(key, ClaimKind::Load);
+            // Another job may have loaded it meanwhile.
+            if let Some(pin) = room.pin(key) {
+                taken.free(at);
+                set(results, index, BlockResult::AlreadyStored);
+                ready(index, pin);
+                continue;
+            }
+            match claim {
+                Ok(claim) => own.push(OwnLoad { index, at, key, claim }),
+                Err(claim) => {
+                    taken.free(at);
+                    others.push((index, claim));
+                }
+            }
+        }
+        self.load(tier, (taken, own), ready, results).await;
+    }
+
+    async fn load(
+        &self,
+        tier: &Tier,
+        (mut taken, own): (TakenSlots, Vec<OwnLoad>),
+        ready: OnReady<'_>,
+        results: &mut [BlockResult],
+    ) {
+        let Some(memory) = tier.blocks(self.task.group) else { return };
         let (mut from_disk, mut from_memory) = (Vec::new(), Vec::new());
-        for (at, own) in own.into_iter().enumerate() {
+        for own in own {
             let Some((source, is_disk)) = self.find(own.key) else { continue };
             let hold = SharedHold::new(None);
-            let mut moving = Moving { own, at, source: Arc::new(source), hold };
+            let mut moving = Moving { own, source: Arc::new(source), hold };
             if !is_disk {
                 from_memory.push(moving);
             } else if memory.is_host {
-                match taken.slot(at).map(|slot| memory.hold(slot)) {
+                match taken.slot(moving.own.at).map(|slot| memory.hold(slot)) {
                     Some(Err(result)) => set(results, moving.own.index, result),
                     hold => {
                         moving.hold = SharedHold::new(hold.and_then(Result::ok));
@@ -195,7 +223,7 @@ impl<'a> Load<'a> {
         let (Some(disk), Ok(info)) = (&core.disk, core.group(task.group)) else { return arrivals };
         let request = |(number, moving): (usize, &Moving)| {
             let block = moving.source.block;
-            let slot = taken.slot(moving.at)?;
+            let slot = taken.slot(moving.own.at)?;
             Some(SlabRequest {
                 job: task.control.id(),
                 index: number,
@@ -239,7 +267,7 @@ impl<'a> Load<'a> {
             let block = moving.source.block;
             let tier = moving.source.room.tier;
             let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
-            let (Some(source), Some(to)) = (source, taken.slot(moving.at)) else { continue };
+            let (Some(source), Some(to)) = (source, taken.slot(moving.own.at)) else { continue };
             let ends = (source.endpoint.layout().geometry(), memory.endpoint.layout().geometry());
             let keeps = (Arc::clone(&moving.source), taken.share());
             match info.transfer_tokens(ends, block.length) {
@@ -289,7 +317,7 @@ impl<'a> Load<'a> {
         results: &mut [BlockResult],
     ) {
         let (task, core) = (self.task, &self.task.core);
-        let Moving { own, at, source, hold } = moving;
+        let Moving { own, source, hold } = moving;
         // Transfers may read the block as soon as it is in the index.
         hold.release();
         let name = core.names.get(own.key);
@@ -305,7 +333,7 @@ impl<'a> Load<'a> {
             copy_of: Some(&source),
             is_dirty: false,
         };
-        let place = Place::new(self.to, taken, at);
+        let place = Place::new(self.to, taken, own.at);
         let result = match core.commit(&block, &mut [place]).await {
             Ok(Committed::Stored) => BlockResult::Done { bytes: length },
             Ok(Committed::Dropped) => BlockResult::Absent,

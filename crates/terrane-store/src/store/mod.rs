@@ -230,7 +230,8 @@ impl Store {
     }
 
     /// Removes blocks from all tiers. They are absent when this returns. The job ends when a restart
-    /// does not bring them back. A put of such a key that runs meanwhile stores nothing.
+    /// does not bring them back. A put that writes such a key meanwhile stores nothing. A put that
+    /// waits for that one is later than the removal, and stores the block.
     ///
     /// # Errors
     ///
@@ -334,8 +335,10 @@ impl Store {
         self.core().drain(deadline)
     }
 
-    /// Refuses further jobs, waits for the running ones until the deadline and cancels the others, makes
-    /// the blocks durable, and joins the threads. Returns the number of jobs that were cancelled.
+    /// Refuses further jobs, waits for the running ones and cancels the others, makes the blocks
+    /// durable until the deadline, and joins the threads. If there are blocks to write, half of the time
+    /// is for them. Returns the number of jobs that were cancelled, and of blocks that were not
+    /// written.
     ///
     /// Clones of the store refuse jobs afterwards. A second call does nothing.
     pub fn close(&self, deadline: Instant) -> Drained {

@@ -13,7 +13,7 @@ use crate::store::copies;
 use crate::store::presence::TierId;
 use crate::store::request::Keys;
 use crate::store::result::BlockResult;
-use crate::store::room::{PinnedSlot, TakenSlots};
+use crate::store::room::{PinnedSlot, Room, TakenSlots};
 use crate::store::shared::StoreCore;
 use crate::store::task::{JobTask, begin_internal};
 use crate::store::tier::Tier;
@@ -42,32 +42,48 @@ struct OwnBlock {
 pub(crate) struct WriteDown<'a> {
     task: &'a JobTask,
     from: TierId,
+    /// The store itself writes back, because jobs wait for slots.
+    is_internal: bool,
 }
 
 impl<'a> WriteDown<'a> {
     pub(crate) const fn new(task: &'a JobTask, from: TierId) -> Self {
-        Self { task, from }
+        Self { task, from, is_internal: false }
     }
 
-    /// Writes the blocks of these keys to all slower tiers, one tier after the other.
+    /// A write-back of the store itself.
+    const fn internal(task: &'a JobTask, from: TierId) -> Self {
+        Self { task, from, is_internal: true }
+    }
+
+    /// Writes the blocks of these keys to the slower tiers as far as those lack them, one tier after
+    /// the other. A block is [`Done`](BlockResult::Done) if the slowest tier got it.
     pub(crate) async fn keys(self, keys: Vec<KeyHash>) -> Vec<BlockResult> {
         let core = &self.task.core;
         let mut results = vec![BlockResult::AlreadyStored; keys.len()];
         for tier in core.tiers.iter().skip(self.from.index()) {
             let Some(room) = tier.room(self.task.group) else { continue };
             let pinned = keys.iter().enumerate().filter_map(|(index, &key)| {
-                let pin = room.pin(key).filter(|pin| room.is_pin_dirty(pin))?;
-                Some((index, (key, pin)))
+                let pin = room.pin(key)?;
+                self.is_lacking(key, &pin).then_some((index, (key, pin)))
             });
             let (indices, blocks): (Vec<usize>, Vec<_>) = pinned.unzip();
             let written = WriteDown::new(self.task, tier.id).blocks(blocks).await;
+            let is_last = core.below(tier.id).is_some_and(|below| core.below(below.id).is_none());
             for (index, result) in indices.into_iter().zip(written) {
-                if let Some(slot) = results.get_mut(index).filter(|_| !result.is_ok()) {
+                if let Some(slot) = results.get_mut(index).filter(|_| is_last || !result.is_ok()) {
                     *slot = result;
                 }
             }
         }
         results
+    }
+
+    /// Whether a block has to be written: it is dirty, or the slower tiers evicted it.
+    fn is_lacking(&self, key: KeyHash, pin: &PinnedSlot) -> bool {
+        let slower = self.task.core.tiers.iter().skip(pin.room.tier.index() + 1);
+        let mut slower = slower.filter_map(|tier| tier.room(pin.room.group));
+        pin.room.is_pin_dirty(pin) || slower.all(|room| room.index.get(key).is_none())
     }
 
     /// Writes pinned blocks of one group to the tier below.
@@ -86,7 +102,7 @@ impl<'a> WriteDown<'a> {
             let (mut own, mut others) = (Vec::new(), Vec::new());
             for dirty in pending {
                 match core.claims.claim(dirty.key, ClaimKind::WriteBack) {
-                    Ok(_) if !dirty.pin.room.is_pin_dirty(&dirty.pin) => {}
+                    Ok(_) if !self.is_lacking(dirty.key, &dirty.pin) => {}
                     Ok(claim) => own.push(OwnBlock { dirty, claim }),
                     Err(claim) => others.push((dirty, claim)),
                 }
@@ -119,12 +135,12 @@ impl<'a> WriteDown<'a> {
         let group = own.first().map_or(0, |own| own.dirty.pin.room.group);
         let Some(room) = below.room(group) else { return };
         if let Some(error) = self.task.core.refuses_writes().filter(|_| below.is_disk()) {
-            return give_up(own, &BlockResult::Failed(error), results);
+            return self.give_up(own, &BlockResult::Failed(error), results);
         }
         let taken = match room.take(own.len(), &self.task.control).await {
             Ok(Ok(taken)) => taken,
-            Ok(Err(no_room)) => return give_up(own, &BlockResult::NoRoom(no_room), results),
-            Err(stopped) => return give_up(own, &stopped.into(), results),
+            Ok(Err(no_room)) => return self.give_up(own, &BlockResult::NoRoom(no_room), results),
+            Err(stopped) => return self.give_up(own, &stopped.into(), results),
         };
         if below.is_disk() {
             self.write_to_disk(from, below, (taken, own), results).await;
@@ -145,7 +161,7 @@ impl<'a> WriteDown<'a> {
         let (Some(disk), Some(memory), Ok(info)) =
             (&core.disk, from.blocks(group), core.group(group))
         else {
-            return give_up(own, &BlockResult::failed(StoreError::Closed), results);
+            return self.give_up(own, &BlockResult::failed(StoreError::Closed), results);
         };
         let pins: Vec<Arc<PinnedSlot>> = own.iter().map(|own| Arc::clone(&own.dirty.pin)).collect();
         let keeps = Arc::new((pins, taken.share(), memory.endpoint.clone()));
@@ -182,7 +198,7 @@ impl<'a> WriteDown<'a> {
                         let place = Place::new(below.id, &mut taken, at);
                         self.commit(own, done.checksum, place, results).await;
                     }
-                    Err(failure) => give_up(vec![own], &not_written(failure), results),
+                    Err(failure) => self.give_up(vec![own], &not_written(failure), results),
                 }
             }
         }
@@ -200,7 +216,7 @@ impl<'a> WriteDown<'a> {
         let (Some(source), Some(memory), Ok(info)) =
             (from.blocks(group), below.blocks(group), core.group(group))
         else {
-            return give_up(own, &BlockResult::failed(StoreError::Closed), results);
+            return self.give_up(own, &BlockResult::failed(StoreError::Closed), results);
         };
         let mut copied: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
         let geometries = (source.endpoint.layout().geometry(), memory.endpoint.layout().geometry());
@@ -255,7 +271,7 @@ impl<'a> WriteDown<'a> {
                     let place = Place::new(below.id, &mut taken, at);
                     self.commit(own, checksum, place, results).await;
                 }
-                Err(result) => give_up(vec![own], &result, results),
+                Err(result) => self.give_up(vec![own], &result, results),
             }
         }
     }
@@ -283,24 +299,32 @@ impl<'a> WriteDown<'a> {
             is_dirty: !is_last,
         };
         match core.commit(&block, &mut [place]).await {
-            Ok(_) => set(results, index, BlockResult::Done { bytes: pin.block.length }),
-            Err(error) => set(results, index, BlockResult::failed(error)),
+            Ok(_) => {
+                set(results, index, BlockResult::Done { bytes: pin.block.length });
+                pin.room.set_clean(pin.block.slot);
+            }
+            Err(error) => {
+                let own = OwnBlock { dirty: DirtyBlock { index, key, pin }, claim };
+                self.give_up(vec![own], &BlockResult::failed(error), results);
+            }
         }
-        pin.room.set_clean(pin.block.slot);
     }
-}
 
-/// Blocks that cannot be written back. They may be evicted now, so that nothing waits for them without
-/// end; a job that was stopped leaves them to the next one.
-fn give_up(blocks: Vec<OwnBlock>, result: &BlockResult, results: &mut [BlockResult]) {
-    for OwnBlock { dirty: DirtyBlock { index, key, pin }, claim } in blocks {
-        drop(claim);
-        if matches!(result, BlockResult::Cancelled | BlockResult::TimedOut) {
-            pin.room.again_dirty(key, pin.block.slot);
-        } else {
-            pin.room.set_clean(pin.block.slot);
+    /// Ends the write of blocks that cannot be written. Dirty ones may be evicted now, so that nothing
+    /// waits for them without end. They stay dirty if the job was stopped, and if the caller's job
+    /// found no room: then the store itself may find some later.
+    fn give_up(&self, blocks: Vec<OwnBlock>, result: &BlockResult, results: &mut [BlockResult]) {
+        for OwnBlock { dirty: DirtyBlock { index, key, pin }, claim } in blocks {
+            drop(claim);
+            let is_stopped = matches!(result, BlockResult::Cancelled | BlockResult::TimedOut);
+            let is_no_room = matches!(result, BlockResult::NoRoom(_)) && !self.is_internal;
+            if is_stopped || is_no_room {
+                pin.room.again_dirty(key, pin.block.slot);
+            } else if pin.room.is_pin_dirty(&pin) {
+                pin.room.give_up(pin.block.slot);
+            }
+            set(results, index, result.clone());
         }
-        set(results, index, result.clone());
     }
 }
 
@@ -310,7 +334,8 @@ fn set(results: &mut [BlockResult], index: usize, result: BlockResult) {
     }
 }
 
-/// Makes the blocks of a put durable: those that are not on disk are written there.
+/// Makes the blocks of a put durable: those that are not on disk are written there. A block that left
+/// all tiers meanwhile is [`Absent`](BlockResult::Absent).
 pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Option<BlockResult>]) {
     if task.core.disk.is_none() {
         return;
@@ -319,7 +344,14 @@ pub(crate) async fn make_durable(task: &JobTask, keys: &Keys, results: &mut [Opt
         |&index: &usize| matches!(results.get(index), Some(Some(result)) if result.is_ok());
     let indices: Vec<usize> = (0..keys.len()).filter(stored).collect();
     let hashes = indices.iter().map(|&index| keys.hash(index)).collect();
-    let written = WriteDown::new(task, TierId::new(0)).keys(hashes).await;
+    let mut written = WriteDown::new(task, TierId::new(0)).keys(hashes).await;
+    let on_disk = task.core.tiers.last().and_then(|tier| tier.room(task.group));
+    for (&index, result) in indices.iter().zip(&mut written) {
+        let is_stored = on_disk.is_some_and(|room| room.index.get(keys.hash(index)).is_some());
+        if matches!(result, BlockResult::AlreadyStored) && !is_stored {
+            *result = BlockResult::Absent;
+        }
+    }
     let refused = task.core.refuses_writes().map(BlockResult::Failed);
     let synced = match refused {
         Some(refused) => Err(refused),
@@ -382,8 +414,14 @@ impl StoreCore {
             loop {
                 let blocks = room.take_dirty(most);
                 if !blocks.is_empty() {
-                    let results = WriteDown::new(&task, tier).blocks(blocks).await;
+                    let results = WriteDown::internal(&task, tier).blocks(blocks).await;
                     room.end_write_back();
+                    // No job waits for the slots beyond the limit of a smaller tier.
+                    let is_stopped = task.control.stopped().is_some();
+                    if !is_stopped && room.has_dirty_beyond() && room.begin_write_back() {
+                        room.retry_for_waiters();
+                        continue;
+                    }
                     end.finish(results);
                     return room.retry();
                 }
@@ -400,7 +438,8 @@ impl StoreCore {
     /// Begins to write blocks back before a job lacks room.
     pub(crate) fn write_back_early(self: &Arc<Self>, tier: TierId, group: u16) {
         let found = self.tiers.get(tier.index());
-        if found.and_then(|found| found.room(group)).is_some_and(|room| room.is_mostly_dirty()) {
+        let is_early = |room: &Arc<Room>| room.is_mostly_dirty() || room.has_dirty_beyond();
+        if found.and_then(|found| found.room(group)).is_some_and(is_early) {
             self.write_back(tier, group, MOST_AT_ONCE);
         }
     }
@@ -410,9 +449,15 @@ impl StoreCore {
         let group = pin.room.group;
         let Some((_job, task, end)) = begin_internal(self, group, Priority::Low) else { return };
         self.executor.spawn(async move {
-            let results = WriteDown::new(&task, tier).blocks(vec![(key, pin)]).await;
+            let results = WriteDown::internal(&task, tier).blocks(vec![(key, pin)]).await;
             end.finish(results);
         });
+    }
+
+    /// The number of blocks that no slower tier has.
+    pub(crate) fn dirty_blocks(&self) -> usize {
+        let rooms = self.tiers.iter().flat_map(|tier| &tier.rooms);
+        rooms.map(|room| room.dirty_keys().len()).sum()
     }
 
     /// Writes all dirty blocks to the slowest tier and syncs it, until the deadline.

@@ -55,8 +55,8 @@ impl JobOptions {
         Self { durable, ..self }
     }
 
-    /// Sets the work on the device that the copies run after. It is required if the blocks are in device memory,
-    /// and an error otherwise.
+    /// Sets the work on the device that the copies of a put or get run after. It is required if the
+    /// job's blocks are in device memory, and refused if they are in host memory.
     pub fn device_order(self, order: DeviceOrder) -> Self {
         Self { device_order: Some(order), ..self }
     }

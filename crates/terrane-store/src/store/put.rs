@@ -239,7 +239,8 @@ impl Put<'_> {
                 continue;
             };
             let to = blocks.buffers(info, slot, self.source.length(own.index));
-            // SAFETY: the source is valid until the job has ended, and the slot is this job's alone.
+            // SAFETY: the source is valid until the job has ended and the caller holds it against
+            // transfers, and the slot is this job's alone.
             #[expect(unsafe_code, reason = "the memory is named by addresses")]
             unsafe {
                 copies::copy(&self.source.buffers(own.index), &to);
@@ -249,15 +250,24 @@ impl Put<'_> {
 
     async fn write_to_memory(&mut self, tier: &Tier, mut taken: TakenSlots, own: Vec<OwnKey>) {
         let task = self.task;
+        // Over all copies on this thread, also those to faster tiers. Engines hold for themselves.
+        let on_thread = own.iter().map(|own| own.index).filter(|_| self.source.is_host());
+        let hold = match self.source.hold(on_thread, PayloadUse::Source) {
+            Ok(hold) => hold,
+            Err(error) => {
+                let indices: Vec<usize> = own.iter().map(|own| own.index).collect();
+                return self.set_all(&indices, &BlockResult::failed(error));
+            }
+        };
         let written = self.fill(tier, &taken, &own).await;
         let mut spare = self.spare(tier, own.len());
         for (faster, slots) in &mut spare {
             self.copy_in(*faster, slots, &own);
         }
-        let has_slower = task
-            .core
-            .below(tier.id)
-            .is_some_and(|below| !below.is_disk() || task.core.refuses_writes().is_none());
+        drop(hold);
+        let below = task.core.below(tier.id);
+        let is_refused = below.is_some_and(Tier::is_disk) && task.core.refuses_writes().is_some();
+        let has_slower = below.is_some() && !is_refused;
         for (at, (key, written)) in own.into_iter().zip(written).enumerate() {
             let result = match written {
                 Err(result) => result,
@@ -267,7 +277,13 @@ impl Put<'_> {
                         let tier = task.core.tiers.get(*spare).map(|tier| tier.id);
                         places.extend(tier.map(|tier| Place::new(tier, slots, at)));
                     }
-                    self.commit(&key, 0, &mut places, has_slower).await
+                    let result = self.commit(&key, 0, &mut places, has_slower).await;
+                    let room = tier.room(task.group).filter(|_| is_refused);
+                    if let Some(pin) = room.and_then(|room| room.pin(self.keys.hash(key.index))) {
+                        // It is in memory alone, so a sync must not pass over it.
+                        pin.room.give_up(pin.block.slot);
+                    }
+                    result
                 }
             };
             self.set(key.index, result);
@@ -329,13 +345,12 @@ impl Put<'_> {
             }
             _ => Vec::new(),
         };
-        let hold = self.source.hold(direct.iter().map(|(_, index, _)| *index), PayloadUse::Source);
         for (at, index, slot) in direct {
             let slot_hold = blocks.hold(slot);
-            if hold.is_ok() && slot_hold.is_ok() {
+            if slot_hold.is_ok() {
                 let to = blocks.buffers(info, slot, self.source.length(index));
-                // SAFETY: the source is valid until the job has ended and is held against transfers,
-                // and the slot is this job's alone.
+                // SAFETY: the source is valid until the job has ended and the caller holds it against
+                // transfers, and the slot is this job's alone.
                 #[expect(unsafe_code, reason = "the memory is named by addresses")]
                 unsafe {
                     copies::copy(&self.source.buffers(index), &to);

@@ -9,7 +9,6 @@ use terrane_core::{ByteCount, CapabilityReport};
 
 use crate::KeyHash;
 use crate::error::StoreError;
-use crate::slab::SlabHealth;
 use crate::store::claims::ClaimKind;
 use crate::store::counters::RecentCause;
 use crate::store::event::Events;
@@ -270,13 +269,8 @@ impl StoreCore {
         let capacity = sizes.map(|(room, bytes)| u64::from(room.limit()) * bytes).sum();
         let disk = self.disk.as_ref().filter(|_| tier.is_disk());
         let file_bytes = disk.map_or(0, |disk| disk.slabs.file_bytes());
-        let read_only = self.disk.as_ref().filter(|_| tier.is_disk()).and_then(|disk| {
-            match disk.slabs.health() {
-                SlabHealth::Good if disk.is_read_only => Some(StoreError::ReadOnly.to_string()),
-                SlabHealth::Good => None,
-                SlabHealth::ReadOnly(error) | SlabHealth::Off(error) => Some(error.to_string()),
-            }
-        });
+        let refused = disk.and_then(|_| self.refuses_writes());
+        let read_only = refused.map(|error| error.to_string());
         TierSnapshot {
             name: tier.name.clone(),
             is_disk: tier.is_disk(),

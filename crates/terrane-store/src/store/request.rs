@@ -166,6 +166,16 @@ impl Payload {
         }
     }
 
+    /// Copies of device memory need a stated order, and those of host memory have none.
+    pub(crate) fn check_order(&self, is_stated: bool) -> Result<(), StoreError> {
+        let device = self.endpoint().map(Endpoint::kind).filter(|kind| kind.is_device());
+        match (device, is_stated) {
+            (Some(kind), false) => Err(StoreError::DeviceOrderNotStated { kind }),
+            (None, true) => Err(StoreError::DeviceOrderWithoutDevice),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn length(&self, index: usize) -> u32 {
         self.lengths.get(index).copied().unwrap_or(0)
     }

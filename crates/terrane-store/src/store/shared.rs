@@ -30,6 +30,9 @@ use crate::store::room::{Room, RoomOwner};
 use crate::store::task::is_ending_job;
 use crate::store::tier::{DiskParts, Tier, count};
 
+/// A close with dirty blocks reserves this part of its time for the write-back.
+const WRITE_BACK_SHARE: u32 = 2;
+
 /// An open store.
 pub(crate) struct StoreCore {
     pub(crate) owner: OwnerProcess,
@@ -245,7 +248,10 @@ impl StoreCore {
             return Some(Arc::new(StoreError::ReadOnly));
         }
         match disk.slabs.health() {
-            SlabHealth::Good => None,
+            SlabHealth::Good => {
+                let error = disk.catalog.read_only()?;
+                Some(Arc::new(StoreError::from(error)))
+            }
             SlabHealth::ReadOnly(error) | SlabHealth::Off(error) => Some(error),
         }
     }
@@ -253,7 +259,7 @@ impl StoreCore {
     /// Reports once that the disk tier takes no more blocks, if it does not.
     pub(crate) fn report_health(&self) {
         let Some(disk) = &self.disk else { return };
-        if disk.is_read_only || matches!(disk.slabs.health(), SlabHealth::Good) {
+        if disk.is_read_only || self.refuses_writes().is_none() {
             return;
         }
         if !self.is_reported_read_only.swap(true, Ordering::Relaxed) {
@@ -264,13 +270,13 @@ impl StoreCore {
 
     pub(crate) fn drain(&self, deadline: Instant) -> Drained {
         let left = if self.owner.is_current() { self.jobs.wait(Some(deadline), false) } else { 0 };
-        Drained { left }
+        Drained { left, unwritten: 0 }
     }
 
     /// Ends all jobs and threads.
     pub(crate) fn close(self: &Arc<Self>, deadline: Instant) -> Drained {
         if !self.owner.is_current() || self.jobs.close() {
-            return Drained { left: 0 };
+            return Drained { left: 0, unwritten: 0 };
         }
         let own = std::thread::current().id();
         let is_own = lock(&self.threads).iter().any(|thread| thread.thread().id() == own);
@@ -278,7 +284,12 @@ impl StoreCore {
         // the job of the guard does not end.
         let is_own = is_own || is_ending_job();
         let deadline = if is_own { Instant::now() } else { deadline };
-        let left = self.jobs.wait(Some(deadline), false);
+        let left = self.jobs.wait(Some(self.end_of_jobs(deadline)), false);
+        if left > 0 {
+            // They claim blocks that the write-back needs. A write-back that is cancelled leaves its
+            // blocks to the one below.
+            self.jobs.cancel_all();
+        }
         self.write_all_back(deadline);
         self.jobs.end_all();
         self.jobs.cancel_all();
@@ -298,7 +309,20 @@ impl StoreCore {
                 tracing::error!("a thread of the store panicked");
             }
         }
-        Drained { left }
+        let unwritten = if self.disk.is_some() { self.dirty_blocks() } else { 0 };
+        if unwritten > 0 {
+            tracing::warn!(unwritten, "the store closed before all blocks were on disk");
+        }
+        Drained { left, unwritten }
+    }
+
+    /// The time until which a close waits for jobs. The rest until the deadline is for the write-back.
+    fn end_of_jobs(&self, deadline: Instant) -> Instant {
+        if self.disk.is_none() || self.dirty_blocks() == 0 {
+            return deadline;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        deadline.checked_sub(left / WRITE_BACK_SHARE).unwrap_or(deadline)
     }
 }
 

@@ -34,6 +34,7 @@ fn prepare<K: AsRef<[u8]>>(
     core.check()?;
     let group = options.group;
     let payload = Payload::new(core, group, (keys.len(), blocks), usage)?;
+    payload.check_order(options.device_order.is_some())?;
     let keys = Keys::new(core, group, keys)?;
     let (job, task, end) = begin(core, options, keys.len())?;
     Ok((job, task, end, keys, payload))

@@ -85,6 +85,7 @@ impl JobTask {
             transfer = transfer.deadline(deadline);
         }
         if from.kind().is_device() || to.kind().is_device() {
+            // A job with blocks of a device states an order. Copies between tiers need none.
             let order = self.device_order.clone();
             transfer = transfer.device_order(order.unwrap_or(DeviceOrder::AlreadySynchronised));
         }

@@ -290,3 +290,20 @@ fn s3_fifo_remembers_the_keys_that_it_evicted_from_the_small_queue() {
     policy.insert(evicted, hash(evicted.into()));
     assert!(!policy.was_evicted(hash(evicted.into())), "it is back");
 }
+
+#[test]
+fn s3_fifo_evicts_a_block_that_it_moves_from_the_small_queue() {
+    let policy = S3Fifo::new(20);
+    let use_twice = |slot| (0..2).for_each(|_| policy.hit(slot));
+    for slot in 0..20 {
+        policy.insert(slot, hash(slot.into()));
+        use_twice(slot);
+    }
+    // All blocks move to the main queue, which is then longer than its share.
+    assert_eq!(policy.evict(&mut |_| None), None);
+    policy.remove(19);
+    policy.insert(19, hash(19));
+    use_twice(19);
+    let mut take = |slot| (slot == 19).then(|| hash(19));
+    assert_eq!(policy.evict(&mut take), Some(19));
+}

@@ -38,7 +38,8 @@ fn every_test_that_is_named_exists() {
 #[test]
 fn every_row_is_there_once_and_proved_or_open() {
     let page = page();
-    let sections = [('A', 12), ('B', 9), ('C', 12), ('D', 8), ('E', 10), ('F', 14), ('J', 5)];
+    let counts = [12, 9, 12, 8, 10, 14, 7, 8, 5];
+    let sections: Vec<(char, u32)> = "ABCDEFGHJ".chars().zip(counts).collect();
     let expected: BTreeSet<String> = sections
         .iter()
         .flat_map(|&(part, rows)| (1..=rows).map(move |row| format!("{part}{row}")))

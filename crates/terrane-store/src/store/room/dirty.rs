@@ -1,5 +1,6 @@
 //! Blocks that no slower tier has.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -7,7 +8,8 @@ use terrane_core::convert::to_usize;
 use terrane_core::sync::lock;
 
 use crate::KeyHash;
-use crate::store::room::{CLEAN, PinnedSlot, Room};
+use crate::index::StoredBlock;
+use crate::store::room::{CLEAN, KEPT, MAY_BE_LOST, PinnedSlot, Room, RoomState};
 
 impl Room {
     pub(super) fn mark(&self, slot: u32) -> u8 {
@@ -21,7 +23,26 @@ impl Room {
         }
     }
 
-    /// A slower tier has the block of the slot, or never will.
+    /// Adds a block to the list of dirty ones, which stays as short as the tier.
+    pub(super) fn push_dirty(&self, state: &mut RoomState, entry: (u32, KeyHash)) {
+        let is_clean = |&mut (slot, _): &mut (u32, KeyHash)| self.mark(slot) != KEPT;
+        while state.dirty.pop_front_if(is_clean).is_some() {}
+        if entry.0 < state.limit {
+            state.dirty.push_back(entry);
+        } else {
+            state.dirty.push_front(entry);
+        }
+        if state.dirty.len() > 2 * self.dirty.len() {
+            let mut seen = HashSet::new();
+            state.dirty.retain(|&(slot, key)| {
+                let is_same = |block: StoredBlock| block.slot == slot;
+                let is_dirty = self.mark(slot) == KEPT;
+                is_dirty && self.index.get(key).is_some_and(is_same) && seen.insert(slot)
+            });
+        }
+    }
+
+    /// A slower tier has the block of the slot.
     pub(crate) fn set_clean(&self, slot: u32) {
         self.set_mark(&self.dirty, slot, CLEAN);
         self.evict_beyond(slot);
@@ -80,6 +101,16 @@ impl Room {
 
     /// A block stays dirty, as it could not be written: it comes again.
     pub(crate) fn again_dirty(&self, key: KeyHash, slot: u32) {
-        lock(&self.state).dirty.push_back((slot, key));
+        if self.mark(slot) == KEPT {
+            self.push_dirty(&mut lock(&self.state), (slot, key));
+        }
+    }
+
+    /// The block of the slot could not be written. It may be evicted, so that nothing waits for it
+    /// without end. It is not clean: a sync tries again.
+    pub(crate) fn give_up(&self, slot: u32) {
+        self.set_mark(&self.dirty, slot, MAY_BE_LOST);
+        self.evict_beyond(slot);
+        self.retry_for_waiters();
     }
 }

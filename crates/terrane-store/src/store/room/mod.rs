@@ -60,7 +60,7 @@ const CLEAN: u8 = 0;
 /// The block is written to a slower tier before it is evicted.
 const KEPT: u8 = 1;
 
-/// The block may be evicted, and is lost then.
+/// The block is not in a slower tier. It may be evicted, and is lost then.
 const MAY_BE_LOST: u8 = 2;
 
 /// The treatment of dirty blocks in a room.
@@ -93,7 +93,8 @@ struct RoomState {
     leases: HashMap<u32, u32>,
     waiters: BTreeMap<(Reverse<Priority>, u64), Waiter>,
     arrivals: u64,
-    /// Slots that became dirty, the oldest first. Some of them may be clean by now.
+    /// Slots that became dirty: those beyond the limit, then the oldest first. Some of them may be
+    /// clean by now.
     dirty: VecDeque<(u32, KeyHash)>,
 }
 
@@ -261,9 +262,7 @@ impl Room {
                 key = self.index.evict(slot);
                 key
             };
-            // A policy may move a block to another queue, and look at that queue the next time.
-            let evicted = self.policy.evict(&mut take).or_else(|| self.policy.evict(&mut take));
-            let Some(slot) = evicted else {
+            let Some(slot) = self.policy.evict(&mut take) else {
                 if dirty > 0 {
                     after.lacks = count - state.free.len();
                 }
@@ -363,7 +362,7 @@ impl Room {
         let replaced = self.index.insert(key, block);
         self.policy.insert(block.slot, key);
         if is_dirty && self.dirty_mark == KEPT {
-            lock(&self.state).dirty.push_back((block.slot, key));
+            self.push_dirty(&mut lock(&self.state), (block.slot, key));
         }
         if let Some(Freed::Now(slot)) = replaced {
             self.policy.remove(slot);
@@ -375,13 +374,21 @@ impl Room {
     /// Removes the block of a key. The slot becomes free, with its last pin at the latest. The caller
     /// [tries again](Self::retry_for_waiters) without a lock.
     pub(crate) fn remove(&self, key: KeyHash) -> Option<StoredBlock> {
-        let (block, freed) = self.index.remove(key)?;
-        self.policy.remove(block.slot);
-        self.set_mark(&self.dirty, block.slot, CLEAN);
-        if let Freed::Now(slot) = freed {
+        // Without the pin the last reader may free the slot, and another job fill it, before the
+        // calls below.
+        let pinned = self.index.pin(key)?.slot;
+        let removed = self.index.remove(key);
+        if let Some((block, freed)) = &removed {
+            self.policy.remove(block.slot);
+            self.set_mark(&self.dirty, block.slot, CLEAN);
+            if let Freed::Now(slot) = freed {
+                self.free_quietly(*slot);
+            }
+        }
+        if let Some(slot) = self.index.unpin(pinned) {
             self.free_quietly(slot);
         }
-        Some(block)
+        removed.map(|(block, _)| block)
     }
 
     /// Removes the block of a key if it is still this one.

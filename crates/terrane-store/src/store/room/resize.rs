@@ -22,6 +22,8 @@ impl Room {
             let retired = std::mem::take(&mut state.retired);
             retired.into_iter().rev().for_each(|slot| state.put_back(slot));
         }
+        // Those beyond the limit are written first: their slots are to become free.
+        state.dirty.make_contiguous().sort_by_key(|(slot, _)| *slot < slots);
         drop(state);
         let mut dirty = 0;
         for slot in slots..before {
@@ -45,6 +47,12 @@ impl Room {
             lock(&self.state).put_back(slot);
             self.settle(Aftermath { evicted: vec![key], ..Aftermath::default() });
         }
+    }
+
+    /// Whether dirty blocks beyond the limit are left to write.
+    pub(crate) fn has_dirty_beyond(&self) -> bool {
+        let state = lock(&self.state);
+        state.dirty.front().is_some_and(|(slot, _)| *slot >= state.limit)
     }
 
     /// Frees the disk blocks of the slots beyond the limit that no block or job has.

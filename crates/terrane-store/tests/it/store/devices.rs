@@ -14,7 +14,7 @@ use terrane_testkit::device;
 use terrane_testkit::engine::{Fault, SimulatedEngine, SimulatedEngineOptions};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::random::Seeded;
-use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
+use terrane_transfer::{CopyEngine, DeviceOrder, Endpoint, TransferManager};
 
 use super::harness::{assert_at_rest, content, disk, get, key, keys, namespace, soon};
 use super::memory_tiers::config;
@@ -92,7 +92,7 @@ impl Machine {
         let ids: Vec<u32> = (0..u32::try_from(numbers.len()).unwrap()).collect();
         ids.iter().zip(numbers.clone()).for_each(|(id, number)| fill(&self.cache, *id, number));
         let source = Blocks::new(&self.cache, &ids);
-        let options = JobOptions::new().deadline(soon());
+        let options = ordered().deadline(soon());
         store.put(&keys(numbers), source, options, ()).unwrap().wait().results
     }
 
@@ -101,7 +101,7 @@ impl Machine {
         let ids: Vec<u32> = (12..).take(numbers.len()).collect();
         ids.iter().for_each(|&id| fill(&self.cache, id, 999));
         let destination = Blocks::new(&self.cache, &ids);
-        let options = JobOptions::new().deadline(soon());
+        let options = ordered().deadline(soon());
         let job = store.get(&keys(numbers.clone()), destination, options, ()).unwrap();
         let results = job.wait().results;
         for ((id, number), result) in ids.iter().zip(numbers).zip(&results) {
@@ -111,6 +111,11 @@ impl Machine {
         }
         results
     }
+}
+
+/// The cache is filled by the processor, before each job.
+fn ordered() -> JobOptions {
+    JobOptions::new().device_order(DeviceOrder::AlreadySynchronised)
 }
 
 fn all_done(results: &[BlockResult]) -> bool {
@@ -187,6 +192,33 @@ fn a_tier_of_a_device_is_the_fastest_one() {
 }
 
 #[test]
+fn a_get_of_more_blocks_of_a_device_tier_than_the_host_tier_has_does_not_wait_for_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let machine = Machine::new();
+    let tiers = vec![MemoryTier::new("device", [on_device(16, 1)]), machine.host(4)];
+    let store = machine.open(directory.path(), WritePolicy::Back, tiers);
+    assert!(all_done(&machine.put(&store, 0..8)));
+    let bytes = usize::try_from(machine.block_bytes()).unwrap();
+    let options = JobOptions::new().deadline(soon());
+    let (outcome, spans) = get(&store, &keys(0..8), bytes, options);
+    assert!(all_done(&outcome.results), "{outcome:?}");
+    for (number, span) in spans.iter().enumerate() {
+        assert!(*span == content(&key(number), bytes), "{number}");
+    }
+    // The loads of several such jobs, and the write-backs of both tiers, wait for the same slots.
+    for first in [8, 16, 24, 32] {
+        assert!(all_done(&machine.put(&store, first..first + 8)));
+        let options = JobOptions::new().deadline(soon());
+        let promoted = store.promote(&keys(0..8), TierId::new(0), options).unwrap();
+        assert!(all_done(&machine.get(&store, first..first + 8)));
+        let results = promoted.wait().results;
+        let is_timed_out = |result: &BlockResult| matches!(result, BlockResult::TimedOut);
+        assert!(!results.iter().any(is_timed_out), "{results:?}");
+    }
+    assert_at_rest(&store);
+}
+
+#[test]
 fn a_device_without_a_host_tier_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let machine = Machine::new();
@@ -203,6 +235,24 @@ fn a_device_without_a_host_tier_is_refused() {
         .open()
         .unwrap_err();
     assert!(matches!(error, StoreError::NeedsHostTier { .. }), "{error}");
+}
+
+#[test]
+fn a_job_states_a_device_order_if_its_blocks_are_on_a_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let machine = Machine::new();
+    let store = machine.open(directory.path(), WritePolicy::Through, vec![machine.host(4)]);
+    let blocks = || Blocks::new(&machine.cache, &[0]);
+    let refused = store.put(&keys(0..1), blocks(), JobOptions::new(), ()).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::DeviceOrderNotStated { .. }), "{refused}");
+    let refused = store.get(&keys(0..1), blocks(), JobOptions::new(), ()).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::DeviceOrderNotStated { .. }), "{refused}");
+    let heap = HeapAllocator::system();
+    let on_host = LayoutBuilder::new(config(1)).fully_contiguous().allocate(&heap);
+    let on_host = Endpoint::new(on_host.unregistered().build().unwrap()).unwrap();
+    let refused = store.put(&keys(0..1), Blocks::new(&on_host, &[0]), ordered(), ()).unwrap_err();
+    assert!(matches!(refused.cause, StoreError::DeviceOrderWithoutDevice), "{refused}");
+    assert_at_rest(&store);
 }
 
 #[test]
@@ -231,7 +281,7 @@ fn faults_of_copies_cost_their_blocks_and_leave_nothing_behind() {
                     store.promote(&keys(numbers), tier, options).unwrap().wait().results
                 }
                 3 => {
-                    let options = JobOptions::new().deadline(
+                    let options = ordered().deadline(
                         Instant::now()
                             + Duration::from_micros(u64::try_from(random.below(400)).unwrap()),
                     );
@@ -281,7 +331,7 @@ fn a_second_writer_waits_for_the_first_and_writes_if_that_fails() {
         machine.engine.hold();
         let put = |block| {
             let source = Blocks::new(&machine.cache, &[block]);
-            store.put(&keys(7..8), source, JobOptions::new(), ()).unwrap()
+            store.put(&keys(7..8), source, ordered(), ()).unwrap()
         };
         let (first, second) = (put(0), put(1));
         let mut presence = [Presence::Absent];
@@ -289,12 +339,12 @@ fn a_second_writer_waits_for_the_first_and_writes_if_that_fails() {
         assert_eq!(presence, [Presence::Writing]);
         assert_eq!(store.why(0, &key(7)), Why::Writing);
         // A get waits for the put, until its deadline.
-        let deadline = JobOptions::new().deadline(Instant::now() + Duration::from_millis(20));
+        let deadline = ordered().deadline(Instant::now() + Duration::from_millis(20));
         let to = Blocks::new(&machine.cache, &[12]);
         let outcome = store.get(&keys(7..8), to.clone(), deadline, ()).unwrap().wait();
         assert!(matches!(outcome.results[..], [BlockResult::TimedOut]), "{outcome:?}");
         assert_eq!(store.snapshot().misses.writing, 1);
-        let waits = store.get(&keys(7..8), to, JobOptions::new(), ()).unwrap();
+        let waits = store.get(&keys(7..8), to, ordered(), ()).unwrap();
         assert!(!waits.has_ended() && !second.has_ended());
         if fails {
             machine.engine.fail_next(Fault::Engine);
@@ -319,26 +369,31 @@ fn a_second_writer_waits_for_the_first_and_writes_if_that_fails() {
 fn a_cancelled_job_ends_with_its_copy_and_a_close_cancels_the_rest() {
     let directory = tempfile::tempdir().unwrap();
     let machine = Machine::new();
-    let store = machine.open(directory.path(), WritePolicy::Back, vec![machine.host(6)]);
+    let store = machine.open(directory.path(), WritePolicy::Back, vec![machine.host(16)]);
     assert!(all_done(&machine.put(&store, 0..4)));
     machine.engine.hold();
     let get = |block, number| {
         let to = Blocks::new(&machine.cache, &[block]);
-        store.get(&keys(number..number + 1), to, JobOptions::new(), ()).unwrap()
+        store.get(&keys(number..number + 1), to, ordered(), ()).unwrap()
     };
     let (cancelled, closed) = (get(12, 0), get(13, 1));
     cancelled.cancel();
     assert_eq!(store.drain(Instant::now()).left, 2);
     let close = std::thread::scope(|scope| {
-        let close = scope.spawn(|| store.close(Instant::now() + Duration::from_millis(20)));
+        let close = scope.spawn(|| store.close(Instant::now() + Duration::from_secs(1)));
         // The copies are the engine's: the jobs end when it has ended them.
-        std::thread::sleep(Duration::from_millis(60));
+        std::thread::sleep(Duration::from_millis(1200));
         machine.engine.release_all();
         close.join().unwrap()
     });
     assert_eq!(close.left, 2);
+    // The jobs had only a part of the time.
+    assert_eq!(close.unwritten, 0);
     for job in [cancelled, closed] {
         let outcome = job.wait();
         assert!(matches!(outcome.results[..], [BlockResult::Cancelled]), "{outcome:?}");
     }
+    drop(store);
+    let store = machine.open(directory.path(), WritePolicy::Back, vec![machine.host(16)]);
+    assert!(all_done(&machine.get(&store, 0..4)));
 }

@@ -9,16 +9,19 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use terrane_core::ByteCount;
+use terrane_core::{ByteCount, Requirement};
 use terrane_store::disk::CatalogError;
 use terrane_store::{
     BlockResult, CompletionQueue, JobOptions, KeyName, Presence, StoreError, StoreEventKind,
     TierId, Why, WritePolicy, tools,
 };
+use terrane_testkit::mounted::tmpfs;
+use terrane_testkit::needs::or_skipped;
+use terrane_testkit::process::in_child;
 use terrane_testkit::random::Seeded;
 
 use super::harness::{
-    assert_at_rest, builder, found, get, key, keys, open, put_ok, soon, submit_put,
+    assert_at_rest, builder, disk, found, get, key, keys, open, put, put_ok, soon, submit_put,
 };
 
 const BLOCK: usize = 8192;
@@ -311,4 +314,34 @@ fn a_clear_beside_running_jobs_leaves_nothing_of_before() {
         builder(directory.path(), 8192, 60).host(ByteCount::kib(128)).open().unwrap();
     assert_eq!(recovery.found, 3);
     assert_eq!(found(&store, &keys(950..953), BLOCK), [true; 3]);
+}
+
+#[test]
+fn a_journal_without_space_costs_no_block() {
+    const TEST: &str = "store::faults::a_journal_without_space_costs_no_block";
+    in_child(TEST, || {
+        let directory = tempfile::tempdir().unwrap();
+        let mounted = tmpfs(directory.path(), 2 << 20).map_err(Into::into);
+        let Some(_mounted) = or_skipped(TEST, mounted) else { return };
+        let tier = disk(directory.path(), 8 * 8192).preallocate(Requirement::Required);
+        let store = builder(directory.path(), 8192, 8).disk(tier).open().unwrap().0;
+        let events = store.events(10_000).unwrap();
+        let mut filler = File::create(directory.path().join("filler")).unwrap();
+        while filler.write_all(&[1; 4096]).is_ok() {}
+        let failed =
+            (0..1000).find(|&number| !put(&store, &keys(number..number + 1), BLOCK).is_ok());
+        let failed = failed.unwrap();
+        assert!(store.snapshot().tiers[0].read_only.is_some());
+        let mut taken = Vec::new();
+        events.take_all(&mut taken);
+        let reported = taken.iter().filter(|event| event.kind == StoreEventKind::TierReadOnly);
+        assert_eq!(reported.count(), 1);
+        // The put that failed evicted one block. Later ones evict none.
+        for number in 2000..2020 {
+            assert!(!put(&store, &keys(number..number + 1), BLOCK).is_ok());
+        }
+        let kept = keys(failed.saturating_sub(7)..failed);
+        assert_eq!(found(&store, &kept, BLOCK), vec![true; kept.len()]);
+        assert_at_rest(&store);
+    });
 }

@@ -335,3 +335,43 @@ fn tiers_of_4_slots_serve_8_threads_by_their_deadlines() {
     assert!(worst < limit, "{worst:?}");
     assert_at_rest(&store);
 }
+
+#[test]
+fn a_durable_put_of_a_block_that_the_disk_tier_evicted_writes_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || {
+        let builder = builder(directory.path(), 8192, 4).host(host(16));
+        builder.write_policy(WritePolicy::Back).open().unwrap().0
+    };
+    let store = open();
+    put_ok(&store, &keys(0..1), BLOCK);
+    assert!(store.sync().unwrap().wait().is_ok());
+    for number in 1..12 {
+        put_ok(&store, &keys(number..number + 1), BLOCK);
+        assert!(store.sync().unwrap().wait().is_ok());
+    }
+    // The host tier has the block, and the disk tier of four slots does not.
+    let durable = JobOptions::new().durable(true);
+    let outcome = submit_put(&store, &keys(0..1), BLOCK, durable).wait();
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_at_rest(&store);
+    drop(store);
+    assert_eq!(found(&open(), &keys(0..1), BLOCK), [true]);
+}
+
+#[test]
+fn a_tier_that_shrinks_writes_all_dirty_blocks_beyond_its_limit() {
+    let directory = tempfile::tempdir().unwrap();
+    let builder = builder(directory.path(), 8192, 256).host(host(200));
+    let store = builder.write_policy(WritePolicy::Back).open().unwrap().0;
+    put_ok(&store, &keys(0..90), BLOCK);
+    assert_eq!(store.snapshot().tiers[0].groups[0].dirty, 90);
+    store.resize(TierId::new(0), host(10)).unwrap();
+    let until = soon();
+    while store.snapshot().tiers[0].groups[0].blocks > 10 {
+        assert!(Instant::now() < until, "{:?}", store.snapshot().tiers[0].groups[0]);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(found(&store, &keys(0..90), BLOCK), [true; 90]);
+    assert_at_rest(&store);
+}
