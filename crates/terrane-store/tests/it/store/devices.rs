@@ -365,6 +365,15 @@ fn a_second_writer_waits_for_the_first_and_writes_if_that_fails() {
     }
 }
 
+/// Releases the copies that the engine holds.
+struct ReleaseOnDrop<'a>(&'a Machine);
+
+impl Drop for ReleaseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.engine.release_all();
+    }
+}
+
 #[test]
 fn a_cancelled_job_ends_with_its_copy_and_a_close_cancels_the_rest() {
     let directory = tempfile::tempdir().unwrap();
@@ -372,6 +381,8 @@ fn a_cancelled_job_ends_with_its_copy_and_a_close_cancels_the_rest() {
     let store = machine.open(directory.path(), WritePolicy::Back, vec![machine.host(16)]);
     assert!(all_done(&machine.put(&store, 0..4)));
     machine.engine.hold();
+    // A failed assertion must not leave the store waiting for copies that are held.
+    let _released = ReleaseOnDrop(&machine);
     let get = |block, number| {
         let to = Blocks::new(&machine.cache, &[block]);
         store.get(&keys(number..number + 1), to, ordered(), ()).unwrap()
@@ -380,9 +391,10 @@ fn a_cancelled_job_ends_with_its_copy_and_a_close_cancels_the_rest() {
     cancelled.cancel();
     assert_eq!(store.drain(Instant::now()).left, 2);
     let close = std::thread::scope(|scope| {
-        let close = scope.spawn(|| store.close(Instant::now() + Duration::from_secs(1)));
+        // Half of the time is for the write-back, which syncs files.
+        let close = scope.spawn(|| store.close(Instant::now() + Duration::from_secs(6)));
         // The copies are the engine's: the jobs end when it has ended them.
-        std::thread::sleep(Duration::from_millis(1200));
+        std::thread::sleep(Duration::from_millis(6500));
         machine.engine.release_all();
         close.join().unwrap()
     });
