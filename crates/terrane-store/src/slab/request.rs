@@ -105,6 +105,13 @@ pub(crate) enum SlabFailure {
     Closed,
 }
 
+impl SlabFailure {
+    /// Whether the file or its bytes failed: the job did not end early, and the store does not close.
+    pub(crate) const fn is_of_device(&self) -> bool {
+        matches!(self, Self::Corrupt { .. } | Self::Io(_) | Self::Refused(_))
+    }
+}
+
 /// Whether blocks can be read and written.
 #[derive(Clone, Debug)]
 pub(crate) enum SlabHealth {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
 use crate::store::arrivals::{Arrivals, SharedHold};
@@ -14,6 +16,7 @@ use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
 use crate::store::task::JobTask;
+use crate::store::presence::TierId;
 use crate::store::tier::count;
 use crate::store::transfers::{BlockCopy, StartedCopy};
 
@@ -37,7 +40,24 @@ struct Plan {
     /// By way of the host tier.
     relayed: Vec<usize>,
     waits: Vec<(usize, Arc<Claim>)>,
+    /// The keys that each tier has.
+    hits: SmallVec<[u64; 4]>,
 }
+
+impl Plan {
+    fn count_hit(&mut self, tier: TierId) {
+        let index = tier.index();
+        if self.hits.len() <= index {
+            self.hits.resize(index + 1, 0);
+        }
+        if let Some(hits) = self.hits.get_mut(index) {
+            *hits += 1;
+        }
+    }
+}
+
+/// Copies in flight, and the tier that they read.
+type StartedCopies = Vec<(TierId, StartedCopy<PinnedSlot>)>;
 
 struct Get<'a> {
     task: &'a JobTask,
@@ -113,6 +133,11 @@ impl Get<'_> {
                 }
             }
         }
+        for (tier, &hits) in self.task.core.tiers.iter().zip(&plan.hits) {
+            if hits > 0 {
+                tier.counters.hits(hits);
+            }
+        }
         plan
     }
 
@@ -124,7 +149,7 @@ impl Get<'_> {
             return self.set(index, BlockResult::WrongLength { stored, asked });
         }
         let Some(tier) = core.tiers.get(pin.room.tier.index()) else { return };
-        count(&tier.counters.hits, 1);
+        plan.count_hit(tier.id);
         let uses = pin.room.hit(pin.block.slot);
         if core.policy == WritePolicy::AfterUses(uses)
             && pin.room.is_pin_dirty(&pin)
@@ -163,11 +188,13 @@ impl Get<'_> {
 
     async fn execute(&mut self, plan: Plan) {
         let task = self.task;
-        let mut started = Vec::new();
+        let mut started = StartedCopies::new();
         for (tier, copies) in plan.by_engine {
-            let memory = task.core.tiers.get(tier).and_then(|tier| tier.blocks(task.group));
-            if let (Some(memory), Some(to)) = (memory, self.destination.endpoint()) {
-                started.extend(task.start_copies((&memory.endpoint, to), copies));
+            let Some(tier) = task.core.tiers.get(tier) else { continue };
+            if let (Some(memory), Some(to)) = (tier.blocks(task.group), self.destination.endpoint())
+            {
+                let copies = task.start_copies((&memory.endpoint, to), copies);
+                started.extend(copies.into_iter().map(|copy| (tier.id, copy)));
             }
         }
         let reading = self.submit(plan.from_disk);
@@ -178,12 +205,19 @@ impl Get<'_> {
         if !plan.relayed.is_empty() {
             // It waits for slots, and pins nothing meanwhile: the other blocks leave when they can.
             let executor = &task.core.executor;
-            started = started.into_iter().map(|copy| copy.watched(executor)).collect();
+            let watched = |(tier, copy): (_, StartedCopy<_>)| (tier, copy.watched(executor));
+            started = started.into_iter().map(watched).collect();
             self.relay(plan.relayed, &mut started).await;
         }
-        for copy in started {
-            for (index, result) in copy.end().await {
+        for (tier, copy) in started {
+            let ended = copy.end().await;
+            let took = task.begun.elapsed();
+            let tier = task.core.tiers.get(tier.index());
+            for (index, result) in ended {
                 let bytes = self.destination.length(index);
+                if let Some(tier) = tier {
+                    tier.counters.copied(&result, bytes, took);
+                }
                 let result = result.map_or_else(|result| result, |()| BlockResult::Done { bytes });
                 self.set(index, result);
             }
@@ -212,13 +246,13 @@ impl Get<'_> {
             unsafe {
                 copies::copy(&from, &self.destination.buffers(index));
             }
-            count(&tier.counters.read_bytes, pin.block.length.into());
+            tier.counters.got(pin.block.length, self.task.begun.elapsed());
             self.set(index, BlockResult::Done { bytes: pin.block.length });
         }
     }
 
     /// Copies blocks by way of the host tier. The second hop of a block begins when its first one ends.
-    async fn relay(&mut self, indices: Vec<usize>, started: &mut Vec<StartedCopy<PinnedSlot>>) {
+    async fn relay(&mut self, indices: Vec<usize>, started: &mut StartedCopies) {
         let task = self.task;
         let (core, group) = (&task.core, task.group);
         let host = core.host_tier(group);
@@ -236,7 +270,8 @@ impl Get<'_> {
             };
             let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
             let copies = task.start_copies((&memory.endpoint, to), vec![copy]);
-            started.extend(copies.into_iter().map(|copy| copy.watched(&core.executor)));
+            let copies = copies.into_iter();
+            started.extend(copies.map(|copy| (host.id, copy.watched(&core.executor))));
         };
         let results = Load::new(task, host.id).run(&keys, &mut ready).await;
         for (&index, result) in indices.iter().zip(results) {
@@ -312,14 +347,18 @@ impl Get<'_> {
                 else {
                     continue;
                 };
+                let tier = core.tiers.get(pin.room.tier.index());
                 let result = match result {
                     Ok(_) => {
-                        if let Some(tier) = core.tiers.get(pin.room.tier.index()) {
-                            count(&tier.counters.read_bytes, pin.block.length.into());
+                        if let Some(tier) = tier {
+                            tier.counters.got(pin.block.length, self.task.begun.elapsed());
                         }
                         BlockResult::Done { bytes: pin.block.length }
                     }
                     Err(failure) => {
+                        if let Some(tier) = tier.filter(|_| failure.is_of_device()) {
+                            tier.counters.read_failed();
+                        }
                         if let SlabFailure::Corrupt { expected, found } = failure {
                             let key = self.keys.hash(index);
                             core.drop_corrupt(key, pin, (expected, found)).await;

@@ -14,7 +14,7 @@ use crate::store::request::Keys;
 use crate::store::result::{BlockResult, NoRoom};
 use crate::store::room::{PinnedSlot, SharedSlots, TakenSlots};
 use crate::store::task::JobTask;
-use crate::store::tier::{Tier, TierBlocks, count};
+use crate::store::tier::{Tier, TierBlocks};
 use crate::store::transfers::{BlockCopy, StartedCopy};
 
 /// The most blocks whose slots are taken together.
@@ -332,6 +332,7 @@ impl<'a> Load<'a> {
             epoch: None,
             copy_of: Some(&source),
             is_dirty: false,
+            put_at: None,
         };
         let place = Place::new(self.to, taken, own.at);
         let result = match core.commit(&block, &mut [place]).await {
@@ -340,7 +341,7 @@ impl<'a> Load<'a> {
             Err(error) => BlockResult::failed(error),
         };
         if let Some(tier) = core.tiers.get(source.room.tier.index()) {
-            count(&tier.counters.read_bytes, length.into());
+            tier.counters.read(length);
         }
         let room = core.tiers.get(self.to.index()).and_then(|tier| tier.room(task.group));
         let pin = room.filter(|_| result.is_ok()).and_then(|room| room.pin(own.key));
@@ -351,6 +352,10 @@ impl<'a> Load<'a> {
     }
 
     async fn fail(&self, moving: Moving, failure: SlabFailure, results: &mut [BlockResult]) {
+        let disk = self.task.core.tiers.last();
+        if let Some(disk) = disk.filter(|_| failure.is_of_device()) {
+            disk.counters.read_failed();
+        }
         if let SlabFailure::Corrupt { expected, found } = failure {
             let (key, source) = (moving.own.key, &moving.source);
             self.task.core.drop_corrupt(key, source, (expected, found)).await;

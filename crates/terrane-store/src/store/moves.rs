@@ -198,7 +198,12 @@ impl<'a> WriteDown<'a> {
                         let place = Place::new(below.id, &mut taken, at);
                         self.commit(own, done.checksum, place, results).await;
                     }
-                    Err(failure) => self.give_up(vec![own], &not_written(failure), results),
+                    Err(failure) => {
+                        if failure.is_of_device() {
+                            below.counters.write_failed();
+                        }
+                        self.give_up(vec![own], &not_written(failure), results);
+                    }
                 }
             }
         }
@@ -297,6 +302,7 @@ impl<'a> WriteDown<'a> {
             epoch: None,
             copy_of: Some(&pin),
             is_dirty: !is_last,
+            put_at: None,
         };
         match core.commit(&block, &mut [place]).await {
             Ok(_) => {

@@ -35,7 +35,8 @@ use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::room::{DirtyBlocks, Room};
 use crate::store::shared::{JobTable, StoreCore};
-use crate::store::tier::{DiskParts, Tier, TierBlocks, TierCounters};
+use crate::store::tier::{DiskParts, Tier, TierBlocks};
+use crate::store::tier_counters::TierCounters;
 
 const MOST_GROUPS: usize = 64;
 const MOST_MEMORY_TIERS: usize = 8;
@@ -97,6 +98,7 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
         }
         None => None,
     };
+    let is_given_manager = builder.manager.is_some();
     let manager = match builder.manager {
         Some(manager) => Some(manager),
         None if builder.memory_tiers.is_empty() => None,
@@ -125,6 +127,7 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
             tiers,
             disk: parts,
             manager,
+            is_given_manager,
             policy: match builder.write_policy {
                 WritePolicy::AfterUses(0) => WritePolicy::Through,
                 policy => policy,
@@ -372,7 +375,7 @@ fn tier(number: u8, plan: TierPlan, eviction: EvictionKind, core: &Weak<StoreCor
         Arc::new(Room::new((id, group), slots, policy, dirty, Weak::clone(core) as _))
     };
     let rooms = (0_u16..).zip(slots).map(room).collect();
-    Tier { id, name, rooms, memory, slot_bytes, counters: TierCounters::default() }
+    Tier { id, name, rooms, memory, slot_bytes, counters: TierCounters::new() }
 }
 
 /// The secret of a store without a disk tier.

@@ -211,7 +211,12 @@ impl Put<'_> {
                 left -= 1;
                 let Some(key) = own.get_mut(at).and_then(Option::take) else { continue };
                 let result = match result {
-                    Err(failure) => not_written(failure),
+                    Err(failure) => {
+                        if failure.is_of_device() {
+                            tier.counters.write_failed();
+                        }
+                        not_written(failure)
+                    }
                     Ok(done) => {
                         let mut places = vec![Place::new(tier.id, &mut taken, at)];
                         for (spare, slots) in &mut spare {
@@ -387,6 +392,7 @@ impl Put<'_> {
             epoch: Some(self.epoch),
             copy_of: None,
             is_dirty,
+            put_at: Some(self.task.begun),
         };
         match self.task.core.commit(&block, places).await {
             Ok(Committed::Stored | Committed::Dropped) => BlockResult::Done { bytes: length },

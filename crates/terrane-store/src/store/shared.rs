@@ -28,7 +28,7 @@ use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::room::{Room, RoomOwner};
 use crate::store::task::is_ending_job;
-use crate::store::tier::{DiskParts, Tier, count};
+use crate::store::tier::{DiskParts, Tier};
 
 /// A close with dirty blocks reserves this part of its time for the write-back.
 const WRITE_BACK_SHARE: u32 = 2;
@@ -43,6 +43,8 @@ pub(crate) struct StoreCore {
     pub(crate) disk: Option<DiskParts>,
     /// `None` if there is no memory tier: then nothing is copied between endpoints.
     pub(crate) manager: Option<TransferManager>,
+    /// Whether the manager was given by the caller.
+    pub(crate) is_given_manager: bool,
     pub(crate) policy: WritePolicy,
     pub(crate) close_within: Duration,
     pub(crate) claims: Arc<Claims>,
@@ -178,6 +180,11 @@ impl StoreCore {
         let groups = self.groups.len();
         let found = self.groups.get(usize::from(group));
         found.ok_or(StoreError::NoSuchGroup { group, groups })
+    }
+
+    /// The manager, unless the caller gave it.
+    pub(crate) fn own_manager(&self) -> Option<&TransferManager> {
+        self.manager.as_ref().filter(|_| !self.is_given_manager)
     }
 
     /// The fastest tier whose memory the host can address.
@@ -329,7 +336,7 @@ impl StoreCore {
 impl RoomOwner for StoreCore {
     fn after_eviction(&self, room: &Room, keys: &[KeyHash]) {
         if let Some(tier) = self.tiers.get(room.tier.index()) {
-            count(&tier.counters.evictions, terrane_core::convert::to_u64(keys.len()));
+            tier.counters.evicted(terrane_core::convert::to_u64(keys.len()));
         }
         for &key in keys {
             let _order = self.order.lock(key);

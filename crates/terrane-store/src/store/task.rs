@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -19,6 +18,7 @@ use crate::store::options::JobOptions;
 use crate::store::result::BlockResult;
 use crate::store::shared::{JobOrigin, StoreCore};
 use crate::store::tier::count;
+use crate::store::tier_counters::nanoseconds;
 
 /// The caller's guard, which the job and its requests share.
 pub(crate) type GuardCell = Arc<SharedGuard>;
@@ -85,6 +85,7 @@ pub(crate) struct JobTask {
     pub(crate) durable: bool,
     pub(crate) device_order: Option<DeviceOrder>,
     pub(crate) layer_by_layer: bool,
+    pub(crate) begun: Instant,
     pub(crate) guard: GuardCell,
 }
 
@@ -119,6 +120,7 @@ pub(crate) fn begin(
     core.jobs.begin(&control, JobOrigin::Caller)?;
     let state = Arc::new(JobState::new(Arc::clone(&control), keys));
     let guard = GuardCell::default();
+    let begun = Instant::now();
     let task = JobTask {
         core: Arc::clone(core),
         control,
@@ -126,6 +128,7 @@ pub(crate) fn begin(
         durable: options.durable,
         device_order: options.device_order,
         layer_by_layer: options.layer_by_layer,
+        begun,
         guard: Arc::clone(&guard),
     };
     let parts = EndParts {
@@ -133,7 +136,7 @@ pub(crate) fn begin(
         state: Arc::clone(&state),
         origin: JobOrigin::Caller,
         place,
-        begun: Instant::now(),
+        begun,
         keys,
     };
     Ok((Job { state }, task, JobEnd { guard, parts: Some(parts) }))
@@ -149,6 +152,7 @@ pub(crate) fn begin_internal(
     core.jobs.begin(&control, JobOrigin::Store).ok()?;
     let state = Arc::new(JobState::new(Arc::clone(&control), 0));
     let guard = GuardCell::default();
+    let begun = Instant::now();
     let task = JobTask {
         core: Arc::clone(core),
         control,
@@ -156,6 +160,7 @@ pub(crate) fn begin_internal(
         durable: false,
         device_order: None,
         layer_by_layer: false,
+        begun,
         guard: Arc::clone(&guard),
     };
     let parts = EndParts {
@@ -163,7 +168,7 @@ pub(crate) fn begin_internal(
         state: Arc::clone(&state),
         origin: JobOrigin::Store,
         place: None,
-        begun: Instant::now(),
+        begun,
         keys: 0,
     };
     Some((Job { state }, task, JobEnd { guard, parts: Some(parts) }))
@@ -199,9 +204,7 @@ impl EndParts {
         let (id, bytes) = (control.id(), ByteCount::new(bytes));
         let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
         if self.origin == JobOrigin::Caller {
-            let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-            counters.job_times.update(|shard| shard.record(0, nanoseconds));
-            counters.ended_jobs.fetch_add(1, Ordering::Relaxed);
+            counters.job_times.update(|shard| shard.record(0, nanoseconds(took)));
         }
         self.core.report_health();
         if let Some((place, tag)) = self.place.take() {
@@ -235,7 +238,7 @@ mod tests {
     use crate::store::Store;
     use crate::store::arrivals::Arrivals;
     use crate::store::builder::BlockGroup;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     struct SetsOnDrop(Arc<AtomicBool>);
 

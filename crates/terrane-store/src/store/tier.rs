@@ -11,6 +11,7 @@ use crate::store::group::{GroupInfo, host_buffers};
 use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
 use crate::store::room::Room;
+use crate::store::tier_counters::TierCounters;
 
 /// A tier: its rooms, one for each group, and its memory unless it is the disk tier.
 pub(crate) struct Tier {
@@ -37,16 +38,6 @@ pub(crate) struct DiskParts {
     pub(crate) slabs: Slabs,
     pub(crate) catalog: Catalog,
     pub(crate) is_read_only: bool,
-}
-
-/// Counts of a tier, since the store was opened.
-#[derive(Default)]
-pub(crate) struct TierCounters {
-    pub(crate) hits: AtomicU64,
-    pub(crate) stored: AtomicU64,
-    pub(crate) evictions: AtomicU64,
-    pub(crate) read_bytes: AtomicU64,
-    pub(crate) written_bytes: AtomicU64,
 }
 
 /// Adds to a count. Relaxed: counts order nothing.
