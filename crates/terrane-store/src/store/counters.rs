@@ -110,6 +110,7 @@ struct RecentKeys {
 pub(crate) enum RecentCause {
     Removed,
     Corrupt,
+    Unreadable,
 }
 
 /// The keys that are remembered.

@@ -2,23 +2,27 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::error::StoreError;
-use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
+use crate::slab::{SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::builder::WritePolicy;
 use crate::store::claims::Claim;
 use crate::store::commit::not_read;
 use crate::store::copies;
+use crate::store::executor::yield_now;
 use crate::store::load::Load;
+use crate::store::presence::TierId;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
 use crate::store::task::JobTask;
-use crate::store::presence::TierId;
 use crate::store::tier::count;
-use crate::store::transfers::{BlockCopy, StartedCopy};
+use crate::store::transfers::{BlockCopies, BlockCopy, StartedCopy};
+
+/// Copies of more bytes do not run on the caller's thread: they would take it 20 microseconds or more.
+pub(crate) const MOST_ON_CALLER: u64 = 256 << 10;
 
 /// Where a block is.
 enum Located {
@@ -36,7 +40,7 @@ struct Plan {
     /// From host memory into the destination, on this thread.
     on_thread: Vec<(usize, PinnedSlot)>,
     /// By a copy engine, from each tier.
-    by_engine: Vec<(usize, Vec<BlockCopy<PinnedSlot>>)>,
+    by_engine: SmallVec<[(usize, BlockCopies<PinnedSlot>); 1]>,
     /// By way of the host tier.
     relayed: Vec<usize>,
     waits: Vec<(usize, Arc<Claim>)>,
@@ -57,7 +61,7 @@ impl Plan {
 }
 
 /// Copies in flight, and the tier that they read.
-type StartedCopies = Vec<(TierId, StartedCopy<PinnedSlot>)>;
+type StartedCopies = SmallVec<[(TierId, StartedCopy<PinnedSlot>); 1]>;
 
 struct Get<'a> {
     task: &'a JobTask,
@@ -69,7 +73,7 @@ struct Get<'a> {
 pub(crate) async fn run(task: &JobTask, keys: &Keys, destination: Payload) -> Vec<BlockResult> {
     let results = vec![None; keys.len()];
     let mut get = Get { task, keys, destination: Arc::new(destination), results };
-    let mut pending: Vec<usize> = (0..keys.len()).collect();
+    let mut pending: SmallVec<[usize; 4]> = (0..keys.len()).collect();
     while !pending.is_empty() {
         if let Some(stopped) = task.control.stopped() {
             pending.iter().for_each(|&index| get.set(index, stopped.into()));
@@ -168,16 +172,19 @@ impl Get<'_> {
         let tokens = core
             .group(group)
             .ok()
-            .and_then(|info| self.destination.transfer_tokens(info, &memory.endpoint, stored));
+            .zip(self.destination.facts())
+            .and_then(|(info, to)| info.transfer_tokens((&memory.facts, to), stored));
         match (tokens, self.destination.block(index)) {
             (Some(tokens), Some(to)) => {
                 let copy = BlockCopy { index, from: pin.block.slot, to, tokens, keeps: pin };
                 match plan.by_engine.iter_mut().find(|(other, _)| *other == tier.id.index()) {
                     Some((_, copies)) => copies.push(copy),
-                    None => plan.by_engine.push((tier.id.index(), vec![copy])),
+                    None => plan.by_engine.push((tier.id.index(), smallvec![copy])),
                 }
             }
-            _ if memory.is_host && self.destination.is_host() => plan.on_thread.push((index, pin)),
+            _ if memory.facts.is_host && self.destination.is_host() => {
+                plan.on_thread.push((index, pin))
+            }
             _ if core.host_tier(group).is_some() => plan.relayed.push(index),
             _ => self.set(
                 index,
@@ -198,16 +205,21 @@ impl Get<'_> {
             }
         }
         let reading = self.submit(plan.from_disk);
+        let bytes: u64 = plan.on_thread.iter().map(|(_, pin)| u64::from(pin.block.length)).sum();
+        if bytes > MOST_ON_CALLER {
+            yield_now().await;
+        }
         self.copy_out(plan.on_thread);
+        // Futures of rarer ways are boxed, so that a job whose blocks are in memory stays small.
         if let Some(reading) = reading {
-            self.read(reading).await;
+            Box::pin(self.read(reading)).await;
         }
         if !plan.relayed.is_empty() {
             // It waits for slots, and pins nothing meanwhile: the other blocks leave when they can.
             let executor = &task.core.executor;
             let watched = |(tier, copy): (_, StartedCopy<_>)| (tier, copy.watched(executor));
             started = started.into_iter().map(watched).collect();
-            self.relay(plan.relayed, &mut started).await;
+            Box::pin(self.relay(plan.relayed, &mut started)).await;
         }
         for (tier, copy) in started {
             let ended = copy.end().await;
@@ -262,14 +274,16 @@ impl Get<'_> {
         let destination = Arc::clone(&self.destination);
         let mut ready = |at: usize, pin: PinnedSlot| {
             let Some(&index) = indices.get(at) else { return };
-            let tokens = destination.transfer_tokens(info, &memory.endpoint, pin.block.length);
+            let own = destination.facts();
+            let tokens =
+                own.and_then(|to| info.transfer_tokens((&memory.facts, to), pin.block.length));
             let to = destination.endpoint().zip(destination.block(index));
             let (Some(tokens), Some((to, block))) = (tokens, to) else {
                 // At once: the next blocks need the slots that these pins keep.
                 return self.copy_relayed(index, pin);
             };
             let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
-            let copies = task.start_copies((&memory.endpoint, to), vec![copy]);
+            let copies = task.start_copies((&memory.endpoint, to), smallvec![copy]);
             let copies = copies.into_iter();
             started.extend(copies.map(|copy| (host.id, copy.watched(&core.executor))));
         };
@@ -359,10 +373,7 @@ impl Get<'_> {
                         if let Some(tier) = tier.filter(|_| failure.is_of_device()) {
                             tier.counters.read_failed();
                         }
-                        if let SlabFailure::Corrupt { expected, found } = failure {
-                            let key = self.keys.hash(index);
-                            core.drop_corrupt(key, pin, (expected, found)).await;
-                        }
+                        core.drop_damaged(self.keys.hash(index), pin, &failure).await;
                         not_read(failure)
                     }
                 };

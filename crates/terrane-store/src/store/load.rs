@@ -152,7 +152,7 @@ impl<'a> Load<'a> {
             let mut moving = Moving { own, source: Arc::new(source), hold };
             if !is_disk {
                 from_memory.push(moving);
-            } else if memory.is_host {
+            } else if memory.facts.is_host {
                 match taken.slot(moving.own.at).map(|slot| memory.hold(slot)) {
                     Some(Err(result)) => set(results, moving.own.index, result),
                     hold => {
@@ -268,9 +268,8 @@ impl<'a> Load<'a> {
             let tier = moving.source.room.tier;
             let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
             let (Some(source), Some(to)) = (source, taken.slot(moving.own.at)) else { continue };
-            let ends = (source.endpoint.layout().geometry(), memory.endpoint.layout().geometry());
             let keeps = (Arc::clone(&moving.source), taken.share());
-            match info.transfer_tokens(ends, block.length) {
+            match info.transfer_tokens((&source.facts, &memory.facts), block.length) {
                 Some(tokens) => {
                     let copy = BlockCopy { index: number, from: block.slot, to, tokens, keeps };
                     match by_tier.iter_mut().find(|(other, _)| *other == tier) {
@@ -278,7 +277,7 @@ impl<'a> Load<'a> {
                         None => by_tier.push((tier, vec![copy])),
                     }
                 }
-                None if source.is_host && memory.is_host => {
+                None if source.facts.is_host && memory.facts.is_host => {
                     let hold = memory.hold(to);
                     if let Err(result) = &hold {
                         set(results, moving.own.index, result.clone());
@@ -303,7 +302,8 @@ impl<'a> Load<'a> {
         for (tier, copies) in by_tier {
             let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
             if let Some(source) = source {
-                started.extend(task.start_copies((&source.endpoint, &memory.endpoint), copies));
+                started
+                    .extend(task.start_copies((&source.endpoint, &memory.endpoint), copies.into()));
             }
         }
         started
@@ -356,10 +356,7 @@ impl<'a> Load<'a> {
         if let Some(disk) = disk.filter(|_| failure.is_of_device()) {
             disk.counters.read_failed();
         }
-        if let SlabFailure::Corrupt { expected, found } = failure {
-            let (key, source) = (moving.own.key, &moving.source);
-            self.task.core.drop_corrupt(key, source, (expected, found)).await;
-        }
+        self.task.core.drop_damaged(moving.own.key, &moving.source, &failure).await;
         moving.hold.release();
         set(results, moving.own.index, not_read(failure));
     }

@@ -29,7 +29,7 @@ use crate::store::claims::Claims;
 use crate::store::counters::{KeyNames, Recent, StoreCounters, Subscribers};
 use crate::store::executor::Executor;
 use crate::store::gate::Gate;
-use crate::store::group::{GroupInfo, is_host};
+use crate::store::group::{EndpointFacts, GroupInfo};
 use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
@@ -224,16 +224,15 @@ fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<Tier
         }
         let mut memory = Vec::new();
         for (number, (endpoint, group)) in endpoints.into_iter().zip(groups).enumerate() {
-            let geometry = endpoint.layout().geometry();
-            if !group.fits(geometry) || geometry.block_bytes().get() < group.block_bytes {
+            let facts = EndpointFacts::of(&endpoint);
+            if !group.fits(&facts) || facts.block_bytes < group.block_bytes {
                 return Err(StoreError::OtherShape { group: number });
             }
             let ids = Slots::new(&endpoint)?;
             let ids = ids.take(ids.total())?;
-            let is_host = is_host(&endpoint);
-            memory.push(TierBlocks { endpoint, is_host, _ids: ids });
+            memory.push(TierBlocks { endpoint, facts, _ids: ids });
         }
-        if let Some(device) = memory.iter().find(|blocks| !blocks.is_host)
+        if let Some(device) = memory.iter().find(|blocks| !blocks.facts.is_host)
             && number == last
             && builder.disk.is_some()
         {

@@ -22,9 +22,12 @@ const TIER_COUNTERS: [TierCounter; 8] = [
     ("terrane_store_tier_read_failures", Unit::None, "Blocks that could not be read.", |tier| {
         tier.read_failures
     }),
-    ("terrane_store_tier_write_failures", Unit::None, "Blocks that could not be written.", |tier| {
-        tier.write_failures
-    }),
+    (
+        "terrane_store_tier_write_failures",
+        Unit::None,
+        "Blocks that could not be written.",
+        |tier| tier.write_failures,
+    ),
     ("terrane_store_tier_requests", Unit::None, "Requests to the device.", |tier| tier.requests),
 ];
 
@@ -41,11 +44,12 @@ const TIER_TIMES: [TierTimes; 2] = [
 
 type GroupGauge = (&'static str, &'static str, fn(&GroupSnapshot) -> usize);
 
-const GROUP_GAUGES: [GroupGauge; 6] = [
+const GROUP_GAUGES: [GroupGauge; 7] = [
     ("terrane_store_tier_slots", "Slots of the group.", |group| group.slots),
     ("terrane_store_tier_blocks", "Blocks in the tier.", |group| group.blocks),
     ("terrane_store_tier_free", "Slots without a block.", |group| group.free),
     ("terrane_store_tier_in_use", "Slots that jobs fill or keep.", |group| group.in_use),
+    ("terrane_store_tier_quarantined", "Slots that damage blocks.", |group| group.quarantined),
     ("terrane_store_tier_pinned", "Blocks that leases pin.", |group| group.pinned),
     ("terrane_store_tier_dirty", "Blocks that no slower tier has.", |group| group.dirty),
 ];

@@ -191,6 +191,7 @@ impl StoreCore {
         match self.recent.get(hash) {
             Some(RecentCause::Removed) => Why::Removed,
             Some(RecentCause::Corrupt) => Why::Corrupt,
+            Some(RecentCause::Unreadable) => Why::Unreadable,
             None if self.was_evicted(group, hash) => Why::Evicted,
             None => Why::NeverSeen,
         }

@@ -118,6 +118,9 @@ pub struct GroupSnapshot {
     pub free: usize,
     /// The slots that a job fills, or whose block has left while a job reads it.
     pub in_use: usize,
+    /// The slots that no job gets any more, because the device damaged their blocks twice, or cannot
+    /// read them. They are tried again when the store is opened again.
+    pub quarantined: usize,
     /// The blocks that leases pin.
     pub pinned: usize,
     /// The blocks that no slower tier has.

@@ -16,7 +16,7 @@ use crate::store::control::JobControl;
 use crate::store::job::{Job, JobOutcome, JobState};
 use crate::store::options::JobOptions;
 use crate::store::result::BlockResult;
-use crate::store::shared::{JobOrigin, StoreCore};
+use crate::store::shared::{JobOrigin, JobPlace, StoreCore};
 use crate::store::tier::count;
 use crate::store::tier_counters::nanoseconds;
 
@@ -100,7 +100,7 @@ pub(crate) struct JobEnd {
 struct EndParts {
     core: Arc<StoreCore>,
     state: Arc<JobState>,
-    origin: JobOrigin,
+    in_table: JobPlace,
     place: Option<(QueuePlace<JobOutcome>, u64)>,
     begun: Instant,
     keys: usize,
@@ -117,7 +117,7 @@ pub(crate) fn begin(
         None => None,
     };
     let control = core.control(options.deadline, options.priority);
-    core.jobs.begin(&control, JobOrigin::Caller)?;
+    let in_table = core.jobs.begin(&control, JobOrigin::Caller)?;
     let state = Arc::new(JobState::new(Arc::clone(&control), keys));
     let guard = GuardCell::default();
     let begun = Instant::now();
@@ -134,7 +134,7 @@ pub(crate) fn begin(
     let parts = EndParts {
         core: Arc::clone(core),
         state: Arc::clone(&state),
-        origin: JobOrigin::Caller,
+        in_table,
         place,
         begun,
         keys,
@@ -149,7 +149,7 @@ pub(crate) fn begin_internal(
     priority: Priority,
 ) -> Option<(Job, JobTask, JobEnd)> {
     let control = core.control(None, priority);
-    core.jobs.begin(&control, JobOrigin::Store).ok()?;
+    let in_table = core.jobs.begin(&control, JobOrigin::Store).ok()?;
     let state = Arc::new(JobState::new(Arc::clone(&control), 0));
     let guard = GuardCell::default();
     let begun = Instant::now();
@@ -166,7 +166,7 @@ pub(crate) fn begin_internal(
     let parts = EndParts {
         core: Arc::clone(core),
         state: Arc::clone(&state),
-        origin: JobOrigin::Store,
+        in_table,
         place: None,
         begun,
         keys: 0,
@@ -203,7 +203,7 @@ impl EndParts {
         let is_ok = results.iter().all(BlockResult::is_ok);
         let (id, bytes) = (control.id(), ByteCount::new(bytes));
         let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
-        if self.origin == JobOrigin::Caller {
+        if self.in_table.is_of_caller() {
             counters.job_times.update(|shard| shard.record(0, nanoseconds(took)));
         }
         self.core.report_health();
@@ -219,7 +219,7 @@ impl EndParts {
             call_foreign("the waker of a job", || waker.wake());
         }
         // Last: a drain returns when all outcomes are where they belong.
-        self.core.jobs.end(control.id(), self.origin);
+        self.core.jobs.end(self.in_table);
     }
 }
 

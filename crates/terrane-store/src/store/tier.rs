@@ -7,7 +7,7 @@ use terrane_transfer::{Endpoint, Hold, SlotSet};
 
 use crate::disk::Catalog;
 use crate::slab::{SlabBuffers, Slabs};
-use crate::store::group::{GroupInfo, host_buffers};
+use crate::store::group::{EndpointFacts, GroupInfo, host_buffers};
 use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
 use crate::store::room::Room;
@@ -28,7 +28,7 @@ pub(crate) struct Tier {
 /// The memory of one group in a tier.
 pub(crate) struct TierBlocks {
     pub(crate) endpoint: Endpoint,
-    pub(crate) is_host: bool,
+    pub(crate) facts: EndpointFacts,
     /// The store hands out the block ids itself.
     pub(crate) _ids: SlotSet,
 }
@@ -60,7 +60,7 @@ impl Tier {
 
     /// Whether the host can address the memory of a group in this tier.
     pub(crate) fn is_host(&self, group: u16) -> bool {
-        self.blocks(group).is_some_and(|blocks| blocks.is_host)
+        self.blocks(group).is_some_and(|blocks| blocks.facts.is_host)
     }
 }
 

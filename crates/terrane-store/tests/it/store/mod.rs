@@ -6,5 +6,6 @@ mod faults;
 mod harness;
 mod memory_tiers;
 mod panics;
+mod quarantine;
 mod random;
 mod reports;
