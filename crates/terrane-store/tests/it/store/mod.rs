@@ -9,3 +9,4 @@ mod panics;
 mod quarantine;
 mod random;
 mod reports;
+mod soak;
