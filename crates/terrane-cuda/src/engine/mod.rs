@@ -1,6 +1,7 @@
 //! The engine that copies blocks between a device and pinned memory, within the device, and
 //! between devices.
 
+mod checksums;
 mod complete;
 mod geometry;
 pub(crate) mod options;
@@ -271,6 +272,11 @@ unsafe impl CopyEngine for DeviceEngine {
 
     fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
         self.quote_by(plan, options, self.shared.options.path)
+    }
+
+    fn computes_checksums(&self) -> bool {
+        // Its quotes decline those that its kernels do not compute.
+        true
     }
 
     fn capabilities(&self) -> CapabilityReport {

@@ -45,6 +45,12 @@ impl Shared {
         const MOST: u32 = 1 << 20;
         self.options.relayout_ctas.map_or(MOST, |ctas| ctas.get().min(MOST))
     }
+
+    /// The thread blocks of a kernel for checksums that no copy runs beside: two for each
+    /// multiprocessor.
+    pub(crate) fn sum_ctas(&self) -> u32 {
+        self.context.device().multiprocessors.saturating_mul(2).max(1)
+    }
 }
 
 /// Returns the kernels, if they are requested and the driver accepts them, and the result of the

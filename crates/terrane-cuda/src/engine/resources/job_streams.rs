@@ -197,6 +197,8 @@ impl Drop for StreamLease {
 #[derive(Debug, Default)]
 pub(crate) struct JobStreams {
     streams: SmallVec<[StreamLease; 2]>,
+    /// The stream of the job's checksums.
+    of_sums: Option<StreamLease>,
     is_used: bool,
 }
 
@@ -204,6 +206,16 @@ impl JobStreams {
     /// Adds a stream.
     pub(crate) fn push(&mut self, stream: StreamLease) {
         self.streams.push(stream);
+    }
+
+    /// The stream of the job's checksums, which is not among the others.
+    pub(crate) fn of_sums(&self) -> Option<&StreamLease> {
+        self.of_sums.as_ref()
+    }
+
+    /// Sets that stream.
+    pub(crate) fn put_of_sums(&mut self, stream: StreamLease) {
+        self.of_sums = Some(stream);
     }
 
     /// Records that work of the job is about to be submitted.
@@ -221,7 +233,7 @@ impl JobStreams {
         if !self.is_used {
             return StreamState::Idle;
         }
-        for stream in &self.streams {
+        for stream in self.streams.iter().chain(&self.of_sums) {
             match stream.is_idle() {
                 Ok(true) => {}
                 Ok(false) => return StreamState::Busy,

@@ -156,6 +156,11 @@ impl DeviceEngine {
         if is_idle && queued.submission.needs_scratch() {
             let taken = queue.scratch().take_free();
             if let Some(scratch) = taken {
+                if !queued.submission.has_room_for_sums(&self.shared) {
+                    // The submit thread allocates it.
+                    queue.give_back(Some(scratch));
+                    return drop(sender.send(queued));
+                }
                 queued.submission.put_scratch(scratch);
                 if queued.submission.fits_one_buffer() {
                     // Waking the submit thread would take as long as the submit.

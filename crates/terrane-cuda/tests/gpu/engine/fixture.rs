@@ -90,6 +90,10 @@ unsafe impl CopyEngine for Preferring {
         self.first.quote(plan, options).or_else(|_| self.second.quote(plan, options))
     }
 
+    fn computes_checksums(&self) -> bool {
+        self.first.computes_checksums()
+    }
+
     fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
         self.first.capture_order(order)
     }
