@@ -1,0 +1,1 @@
+//! Checksums of transfers that fail, are cancelled, or have to begin again.
