@@ -189,6 +189,11 @@ impl HeldStream {
         Self { stream, release: Some(release) }
     }
 
+    /// The stream, for work that is not to run yet.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
     /// After what the stream has been given so far.
     pub fn order(&self) -> DeviceOrder {
         self.stream.order()
