@@ -62,7 +62,14 @@ pub(crate) fn summed_side(direction: Direction) -> Side {
 
 /// The order of a block's bytes at one end; `None` if kernels cannot compute its checksum.
 pub(crate) fn shape_of(plan: &TransferPlan, side: Side) -> Option<SumShape> {
-    SumShape::of(plan.end(side).layout().geometry(), &plan.tokens(side).unwrap_or(0..u32::MAX))
+    let (layers, tokens) = (plan.layers(), plan.tokens(side).unwrap_or(0..u32::MAX));
+    let first = match side {
+        Side::Source => layers.start,
+        Side::Destination => plan.destination_first_layer(),
+    };
+    // A chunk of a relay may have some layers of its blocks.
+    let layers = first..first + (layers.end - layers.start);
+    SumShape::of(plan.end(side).layout().geometry(), layers, &tokens)
 }
 
 impl JobSums {

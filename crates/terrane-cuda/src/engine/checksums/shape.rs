@@ -17,7 +17,7 @@ pub(crate) struct SumShape {
     sections: Vec<PieceOrder>,
     /// The number of sections with layers, which come first.
     layered: usize,
-    layers: u32,
+    layers: Range<u32>,
     /// The bytes of all sections with layers, in one layer.
     layer_bytes: u64,
     block_bytes: u64,
@@ -46,14 +46,16 @@ struct Level {
 }
 
 impl SumShape {
-    /// The order of `tokens` of each block; `None` if the kernels cannot address them: rows over
+    /// The order of some layers and tokens of each block; `None` if the kernels cannot address them: rows over
     /// several regions, a region for each layer of each block, or blocks of more than 2 GiB.
-    pub(crate) fn of(geometry: &Geometry, tokens: &Range<u32>) -> Option<Self> {
-        let layers = geometry.num_layers();
-        let has_layers = |section: &&Section| layers == 1 || section.steps(Axis::Layer).count() > 1;
+    pub(crate) fn of(geometry: &Geometry, layers: Range<u32>, tokens: &Range<u32>) -> Option<Self> {
+        let all = geometry.num_layers();
+        let has_layers = |section: &&Section| all == 1 || section.steps(Axis::Layer).count() > 1;
         let mut by_name: Vec<&Section> = geometry.sections().iter().collect();
         by_name.sort_by_key(|section| section.name());
         let (layered, others): (Vec<&Section>, Vec<_>) = by_name.into_iter().partition(has_layers);
+        // The others belong to the last layer.
+        let others = if layers.contains(&all.wrapping_sub(1)) { others } else { Vec::new() };
         let mut sections = Vec::with_capacity(layered.len() + others.len());
         let mut add = |group: &[&Section]| {
             let mut first = 0_u64;
@@ -65,7 +67,8 @@ impl SumShape {
             Some(first)
         };
         let (layer_bytes, last) = (add(&layered)?, add(&others)?);
-        let block_bytes = layer_bytes.checked_mul(layers.into())?.checked_add(last)?;
+        let count = u64::from(layers.end.checked_sub(layers.start)?);
+        let block_bytes = layer_bytes.checked_mul(count)?.checked_add(last)?;
         let is_addressable = block_bytes <= MOST.into() && sections.len() <= MOST_SECTIONS;
         let layered = layered.len();
         is_addressable.then_some(Self { sections, layered, layers, layer_bytes, block_bytes })
@@ -75,8 +78,12 @@ impl SumShape {
         &self.sections
     }
 
-    pub(crate) fn layers(&self) -> u32 {
-        self.layers
+    pub(crate) fn layers(&self) -> Range<u32> {
+        self.layers.clone()
+    }
+
+    pub(crate) fn layer_count(&self) -> u32 {
+        self.layers.end - self.layers.start
     }
 
     pub(crate) fn block_bytes(&self) -> u64 {
@@ -97,13 +104,13 @@ impl SumShape {
         // Exact, and below 2³¹: the width divides all of them.
         let words = |bytes: u64| u32::try_from(bytes >> width.index()).unwrap_or(MOST);
         let count = |number: usize| u32::try_from(number).unwrap_or(0);
-        let layered_bytes = self.layer_bytes * u64::from(self.layers);
+        let layered_bytes = self.layer_bytes * u64::from(self.layer_count());
         let mut launch = SumLaunch {
             block_words: words(self.block_bytes),
             layered_words: words(layered_bytes),
             sections: count(self.sections.len()),
             layered_sections: count(self.layered),
-            layers: self.layers,
+            layers: self.layer_count(),
             layer_words: Divisor::new(words(self.layer_bytes)),
             ..SumLaunch::empty()
         };
@@ -208,10 +215,10 @@ mod tests {
 
     /// The offset of a byte in its region, as the kernel computes it.
     fn place(shape: &SumShape, block: u32, byte: u64) -> (u32, u64) {
-        let layered = shape.layer_bytes * u64::from(shape.layers);
+        let layered = shape.layer_bytes * u64::from(shape.layer_count());
         let (layer, byte, sections) = if byte < layered {
             let layer = u32::try_from(byte / shape.layer_bytes).unwrap();
-            (layer, byte % shape.layer_bytes, &shape.sections[..shape.layered])
+            (shape.layers.start + layer, byte % shape.layer_bytes, &shape.sections[..shape.layered])
         } else {
             (0, byte - layered, &shape.sections[shape.layered..])
         };
@@ -233,10 +240,11 @@ mod tests {
     fn bytes_are_in_canonical_order_in_every_format() {
         let mut checked = 0;
         for (name, geometry) in geometries() {
-            for tokens in [0..u32::MAX, 1..3, 2..5, 0..1, 5..6] {
-                let Some(shape) = SumShape::of(&geometry, &tokens) else { panic!("{name}") };
-                let block = geometry.num_blocks() - 1;
-                let (mut number, layers) = (0, 0..geometry.num_layers());
+            let last = geometry.num_layers();
+            let parts = [(0..last, 0..u32::MAX), (0..1, 1..3), (1.min(last - 1)..last, 2..5)];
+            for (layers, tokens) in parts.into_iter().chain([(0..last, 0..1), (0..last, 5..6)]) {
+                let shape = SumShape::of(&geometry, layers.clone(), &tokens).expect(name);
+                let (block, mut number) = (geometry.num_blocks() - 1, 0);
                 geometry.canonical_spans_of(block, layers, tokens.clone(), &mut |at, bytes| {
                     for byte in 0..bytes {
                         let expected = (at.region, at.offset + byte);
@@ -254,7 +262,8 @@ mod tests {
     #[test]
     fn adjacent_rows_are_one_unit() {
         for (name, geometry) in geometries() {
-            let shape = SumShape::of(&geometry, &(0..u32::MAX)).unwrap();
+            let layers = 0..geometry.num_layers();
+            let shape = SumShape::of(&geometry, layers, &(0..u32::MAX)).unwrap();
             for piece in &shape.sections {
                 let all = piece.section.shape().piece_bytes();
                 assert_eq!(piece.bytes(), all, "{name}");

@@ -82,7 +82,7 @@ impl Counts {
         Self {
             pairs,
             segments: index(segmentation.count),
-            layer_places: sections * index(shape.layers()),
+            layer_places: sections * index(shape.layer_count()),
             places: sections * pairs,
         }
     }
@@ -121,7 +121,7 @@ impl SumTables {
             let first = place(piece, [0, 0])?;
             let layers = u32::try_from(piece.section.steps(terrane_layout::Axis::Layer).count());
             let layers = layers.ok()?;
-            for layer in 0..shape.layers() {
+            for layer in shape.layers() {
                 // A section without layers has one place.
                 let layer = if layers > 1 { layer } else { 0 };
                 numbers.push(place(piece, [0, layer])?.wrapping_sub(first));

@@ -1,12 +1,16 @@
 //! Checksums that the device computes: those of the host, in every format and by every path.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::thread;
 
 use terrane_core::checksum::crc64;
 use terrane_core::{ByteCount, Requirement};
-use terrane_cuda::{Context, CopyPath, DeviceEngineOptions, PinnedAllocator, PinnedOptions};
+use terrane_cuda::{
+    Context, CopyPath, DeviceEngine, DeviceEngineOptions, PinnedAllocator, PinnedOptions,
+};
 use terrane_layout::{ElementFormat, Geometry, LayoutConfig, LayoutKind};
+use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::conformance::formats::{
@@ -15,13 +19,14 @@ use terrane_testkit::conformance::formats::{
 use terrane_testkit::pattern::PieceAccess;
 use terrane_testkit::random::Seeded;
 use terrane_testkit::regions::{Copied, RegionBytes};
+use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, RelayEngine, RelayOptions};
 use terrane_transfer::{
     Checksums, Declined, Endpoint, Report, Transfer, TransferError, TransferManager,
 };
 
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, config};
 use super::sections::{apart, is_of_pages, is_on_device};
-use crate::needs::{Needs, device_with_kernels as device, is_simulated, two_devices};
+use crate::needs::{Needs, OnDevice, device_with_kernels as device, is_simulated, two_devices};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
 
@@ -404,6 +409,38 @@ fn without_kernels_checksums_are_declined_and_the_reason_is_stated() {
     // With kernels, the explanation states who computes them.
     let explanation = fixture(&context, None).manager().explain(&wanted).unwrap().to_string();
     assert!(explanation.contains("a kernel computes the checksums"), "{explanation}");
+}
+
+/// Through slots of whole blocks, and of a layer: the device sums the chunks, and the relay joins
+/// their sums.
+#[test]
+fn checksums_of_relayed_transfers_are_joined_from_those_of_the_device() {
+    let name = "checksums_of_relayed_transfers_are_joined_from_those_of_the_device";
+    let Some(context) = device(name, ROOM) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let access = OnDevice::new(&context);
+    let shape = config(8, 4, 4);
+    let here = super::fixture::apart(&context, shape, LAYERS_APART);
+    for (kind, slot_bytes) in [
+        (LayoutKind::FullyContiguous, ByteCount::mib(1)),
+        (LAYERS_APART, ByteCount::mib(1)),
+        (LAYERS_APART, ByteCount::kib(3)),
+    ] {
+        let there = super::fixture::endpoint(&files, shape, kind);
+        let engine = DeviceEngine::new(&context, DeviceEngineOptions::default()).unwrap();
+        let disk = DiskEngine::new(&DiskEngineOptions::default()).unwrap();
+        let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
+        let options = RelayOptions { slots: 2, slot_bytes };
+        let relay = RelayEngine::new(Arc::new(engine), Arc::new(disk), pinned, &options).unwrap();
+        let manager = TransferManager::new([Arc::new(relay) as _]);
+        for (seed, ends) in [(1, [&here, &there]), (2, [&there, &here])] {
+            RegionBytes::scribble(ends[0], &access, seed);
+            let what = format!("{kind:?}, {slot_bytes}, {seed}");
+            check(&manager, &access, ends, &blocks(&[6, 1, 0, 7, 3], 4), &what);
+        }
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
 /// Memory that the engine takes for tables is returned, and used again.
