@@ -218,6 +218,8 @@ __device__ __forceinline__ void sum_blocks(const SumLaunch &launch) {
     __syncthreads();
     u32 thread = blockIdx.x * BLOCK_THREADS + threadIdx.x;
     u32 lane = thread % WARP_THREADS;
+    u64 behind_even = launch.lanes[2 * lane];
+    u64 behind_odd = launch.lanes[2 * lane + 1];
     u32 warps = gridDim.x * (BLOCK_THREADS / WARP_THREADS);
     for (u32 unit = thread / WARP_THREADS; unit < launch.units; unit += warps) {
         u32 pair = unit;
@@ -235,7 +237,7 @@ __device__ __forceinline__ void sum_blocks(const SumLaunch &launch) {
             even = fold(table, even) ^ vector.even;
             odd = fold(table, odd) ^ vector.odd;
         }
-        sums[threadIdx.x] = products(even, launch.lanes[2 * lane], odd, launch.lanes[2 * lane + 1]);
+        sums[threadIdx.x] = products(even, behind_even, odd, behind_odd);
         __syncwarp();
         if (lane == 0) {
             u64 sum = 0;

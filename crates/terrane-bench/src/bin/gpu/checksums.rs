@@ -20,9 +20,9 @@ const LEAST_LARGE: f64 = 0.97;
 /// Sixteen blocks are on the wire for some hundred microseconds. The tables, the first kernel and
 /// the sums take some fifteen.
 const LEAST_SIXTEEN: f64 = 0.90;
-/// One block is on the wire for ten to forty microseconds, and the same fifteen come after it if it
+/// One block is on the wire for seven to forty microseconds, and the same fifteen come after it if it
 /// goes to the device.
-const LEAST_ONE: f64 = 0.60;
+const LEAST_ONE: f64 = 0.45;
 /// Within the device, a copy reads and writes at the rate of the memory, and a kernel that computes
 /// sums reads at half of that rate at most.
 const LEAST_WITHIN: f64 = 0.40;

@@ -35,6 +35,8 @@ pub(crate) struct JobSums {
     is_in_order: bool,
     /// Whether the job's first stream waits for its order.
     pub(crate) waits: bool,
+    /// Whether its stream has been chosen.
+    pub(crate) has_stream: bool,
     /// The memory of the tables.
     room: Option<BlockLists>,
     tables: Option<SumTables>,
@@ -94,6 +96,7 @@ impl JobSums {
             sorted,
             is_in_order,
             waits: false,
+            has_stream: false,
             room: None,
             tables: None,
             summed: 0,

@@ -23,8 +23,10 @@ impl Submission {
         let Some(sums) = self.sums.as_mut().filter(|sums| !sums.has_begun()) else {
             return Ok(());
         };
-        if self.streams.of_sums().is_none() {
-            self.streams.put_of_sums(shared.streams.take()?);
+        // A job that begins again keeps its stream. No other job's stream will do: it may wait.
+        if !sums.has_stream {
+            self.streams.put_of_sums(shared.streams.take_idle()?);
+            sums.has_stream = true;
         }
         let Some(stream) = self.streams.of_sums() else { return Ok(()) };
         let [source, destination] = &self.ends;
