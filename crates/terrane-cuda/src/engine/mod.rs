@@ -287,18 +287,18 @@ unsafe impl CopyEngine for DeviceEngine {
             return job.finish(Err(engine_failure(error)));
         }
         if let Some(failure) = job.reason_to_stop() {
-            return self.send_task(Task::Finish(Box::new(job), Err(failure)));
+            return self.send_task(Task::Finish(job, Err(failure)));
         }
         // Without an order there is nothing to wait for.
         if job.plan().bytes().is_zero()
             && job.options().device_order.as_ref().and_then(DeviceOrder::device).is_none()
         {
-            return self.send_task(Task::Finish(Box::new(job), Ok(())));
+            return self.send_task(Task::Finish(job, Ok(())));
         }
         // The thread belongs to the caller; another thread of the caller may be capturing.
         let _relaxed = RelaxedCaptureMode::new(self.shared.context.driver());
         // The context is bound once for all driver calls.
-        let mut job = Some(Box::new(job));
+        let mut job = Some(job);
         let bound = self.shared.context.bound(|_| {
             if let Some(Err(refused)) = job.take().map(|job| self.dispatch(job)) {
                 let (job, error) = refused;

@@ -23,7 +23,7 @@ pub(crate) struct JobResources {
     /// A buffer that failed work may still use.
     pub(crate) scratch: Option<(Scratch, Arc<DirectionQueue>)>,
     pub(crate) lists: Option<BlockLists>,
-    pub(crate) job: Box<CopyJob>,
+    pub(crate) job: CopyJob,
     pub(crate) count: Arc<JobProgress>,
     pub(crate) ends: [Arc<DeviceMapping>; 2],
     pub(crate) sample: Option<PathSample>,

@@ -33,7 +33,7 @@ impl DeviceEngine {
     /// # Errors
     ///
     /// The job, and the reason why it must end. None of its work has been submitted.
-    pub(crate) fn dispatch(&self, job: Box<CopyJob>) -> Result<(), (Box<CopyJob>, CudaError)> {
+    pub(crate) fn dispatch(&self, job: CopyJob) -> Result<(), (CopyJob, CudaError)> {
         let decision = job.decision::<PathDecision>().map(|found| (found.direction, found.path));
         let ends = match self.mapping(job.plan()) {
             Ok(ends) => ends,

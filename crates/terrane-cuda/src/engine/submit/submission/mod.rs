@@ -39,7 +39,7 @@ pub(crate) struct Submission {
     lists: Option<BlockLists>,
     /// The room for these lists, before they are written.
     room: Option<BlockLists>,
-    job: Box<CopyJob>,
+    job: CopyJob,
     /// The kernels outlive the engine, if it drops while they run.
     kernels: Option<Kernels>,
     direction: Direction,
@@ -72,7 +72,7 @@ impl Submission {
     /// Prepares a job without submitted work.
     pub(crate) fn new(
         shared: &Shared,
-        job: Box<CopyJob>,
+        job: CopyJob,
         direction: Direction,
         path: CopyPath,
         ends: [Arc<DeviceMapping>; 2],
