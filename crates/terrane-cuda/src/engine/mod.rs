@@ -25,7 +25,6 @@ use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::complete::completion_queue::{CompletionQueue, CompletionThreads, Task};
 use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::options::DeviceEngineOptions;
-use crate::engine::path::calibration::Calibration;
 use crate::engine::path::choice::Corrections;
 use crate::engine::resources::base_tables::BaseTables;
 use crate::engine::resources::block_lists::ListPool;
@@ -39,6 +38,7 @@ use crate::engine::submit::queued_job::QueuedJob;
 use crate::engine::submit::submit_thread::SubmitThread;
 use crate::error::CudaError;
 use crate::runtime::context::Context;
+use terrane_transfer::calibration::Calibration;
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and the memory of another device.

@@ -8,13 +8,13 @@ use terrane_transfer::{CopyFailure, CopyJob};
 use crate::engine::complete::orphans::{Orphan, Orphans};
 use crate::engine::complete::progress::JobProgress;
 use crate::engine::path::choice::Corrections;
-use crate::engine::path::{CopyPath, Direction};
 use crate::engine::resources::block_lists::BlockLists;
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::resources::job_streams::JobStreams;
 use crate::engine::resources::scratch::Scratch;
 use crate::engine::submit::direction_queue::DirectionQueue;
 use crate::kernels::Kernels;
+use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// The resources that a job needs until it has ended.
 pub(crate) struct JobResources {

@@ -13,7 +13,6 @@ use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::complete::in_flight::InFlight;
 use crate::engine::complete::job_resources::{JobResources, PathSample};
 use crate::engine::complete::progress::JobProgress;
-use crate::engine::path::{CopyPath, Direction};
 use crate::engine::resources::block_lists::{BlockLists, MOST_SMALL_PAIRS, list_bytes};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::resources::job_streams::{JobStreams, StreamLease};
@@ -26,6 +25,7 @@ use crate::engine::submit::submission::steps::{Staged, Steps, SubmittedStep};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::event::{Event, Timing};
+use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// A job, and the progress of its submission.
 pub(crate) struct Submission {
