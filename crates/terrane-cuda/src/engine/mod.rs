@@ -26,7 +26,6 @@ use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::complete::completion_queue::{CompletionQueue, CompletionThreads, Task};
 use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::options::DeviceEngineOptions;
-use crate::engine::path::calibration::Calibration;
 use crate::engine::path::choice::Corrections;
 use crate::engine::resources::base_tables::BaseTables;
 use crate::engine::resources::block_lists::ListPool;
@@ -40,6 +39,7 @@ use crate::engine::submit::queued_job::QueuedJob;
 use crate::engine::submit::submit_thread::SubmitThread;
 use crate::error::CudaError;
 use crate::runtime::context::Context;
+use terrane_transfer::calibration::Calibration;
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and the memory of another device.
@@ -293,18 +293,18 @@ unsafe impl CopyEngine for DeviceEngine {
             return job.finish(Err(engine_failure(error)));
         }
         if let Some(failure) = job.reason_to_stop() {
-            return self.send_task(Task::Finish(Box::new(job), Err(failure)));
+            return self.send_task(Task::Finish(job, Err(failure)));
         }
         // Without an order there is nothing to wait for.
         if job.plan().bytes().is_zero()
             && job.options().device_order.as_ref().and_then(DeviceOrder::device).is_none()
         {
-            return self.send_task(Task::Finish(Box::new(job), Ok(())));
+            return self.send_task(Task::Finish(job, Ok(())));
         }
         // The thread belongs to the caller; another thread of the caller may be capturing.
         let _relaxed = RelaxedCaptureMode::new(self.shared.context.driver());
         // The context is bound once for all driver calls.
-        let mut job = Some(Box::new(job));
+        let mut job = Some(job);
         let bound = self.shared.context.bound(|_| {
             if let Some(Err(refused)) = job.take().map(|job| self.dispatch(job)) {
                 let (job, error) = refused;

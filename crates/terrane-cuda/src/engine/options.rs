@@ -4,9 +4,9 @@ use std::num::NonZeroU32;
 
 use terrane_core::{ByteCount, Requirement};
 
-use crate::engine::path::CopyPath;
-use crate::engine::path::calibration::Calibration;
 use crate::runtime::stream::StreamPriority;
+use terrane_transfer::calibration::Calibration;
+use terrane_transfer::calibration::CopyPath;
 
 /// The options of a [`DeviceEngine`](super::DeviceEngine).
 ///

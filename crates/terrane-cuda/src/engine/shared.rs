@@ -6,7 +6,6 @@ use terrane_core::{Capability, CapabilityReport, CapabilityStatus, Reason, Requi
 
 use crate::driver::code::DriverCode;
 use crate::engine::options::DeviceEngineOptions;
-use crate::engine::path::calibration::Calibration;
 use crate::engine::path::choice::Corrections;
 use crate::engine::resources::base_tables::BaseTables;
 use crate::engine::resources::block_lists::ListPool;
@@ -16,6 +15,7 @@ use crate::engine::resources::peer_contexts::Peers;
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::context::Context;
+use terrane_transfer::calibration::Calibration;
 
 /// State shared by the engine's threads.
 pub(crate) struct Shared {

@@ -10,7 +10,6 @@ use terrane_transfer::{CopyJob, Side, TransferPlan};
 use crate::engine::checksums::shape::SumShape;
 use crate::engine::checksums::tables::SumTables;
 use crate::engine::geometry::index;
-use crate::engine::path::Direction;
 use crate::engine::resources::block_lists::{BlockLists, ListPool};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::shared::Shared;
@@ -18,6 +17,7 @@ use crate::error::CudaError;
 use crate::kernels::{BLOCK_WARPS, Kernels};
 use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
+use terrane_transfer::calibration::Direction;
 
 /// The checksums of a job. Kernels on a stream of their own compute them: from the source before and
 /// while it is copied, or from each chunk of the destination once that has arrived.

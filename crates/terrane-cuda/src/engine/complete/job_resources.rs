@@ -9,13 +9,13 @@ use crate::engine::checksums::job_sums::JobSums;
 use crate::engine::complete::orphans::{Orphan, Orphans};
 use crate::engine::complete::progress::JobProgress;
 use crate::engine::path::choice::Corrections;
-use crate::engine::path::{CopyPath, Direction};
 use crate::engine::resources::block_lists::BlockLists;
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::resources::job_streams::JobStreams;
 use crate::engine::resources::scratch::Scratch;
 use crate::engine::submit::direction_queue::DirectionQueue;
 use crate::kernels::Kernels;
+use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// The resources that a job needs until it has ended.
 pub(crate) struct JobResources {
@@ -26,7 +26,7 @@ pub(crate) struct JobResources {
     pub(crate) lists: Option<BlockLists>,
     /// The checksums that kernels compute.
     pub(crate) sums: Option<Box<JobSums>>,
-    pub(crate) job: Box<CopyJob>,
+    pub(crate) job: CopyJob,
     pub(crate) count: Arc<JobProgress>,
     pub(crate) ends: [Arc<DeviceMapping>; 2],
     pub(crate) sample: Option<PathSample>,

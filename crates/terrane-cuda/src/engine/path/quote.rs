@@ -14,9 +14,9 @@ use crate::engine::DeviceEngine;
 use crate::engine::checksums::job_sums::{predicted, shape_of, summed_side};
 use crate::engine::geometry::packing::packing_for;
 use crate::engine::path::choice::{Choice, ChoiceReason, Shape};
-use crate::engine::path::{CopyPath, Direction};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::error::CudaError;
+use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// How the engine copies a plan.
 #[derive(Clone, Debug)]

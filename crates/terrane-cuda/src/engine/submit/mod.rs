@@ -19,13 +19,13 @@ use crate::engine::DeviceEngine;
 use crate::engine::complete::completion_queue::Task;
 use crate::engine::complete::failed_job::{FailedJob, engine_failure};
 use crate::engine::complete::in_flight::due;
-use crate::engine::path::Direction;
 use crate::engine::path::quote::PathDecision;
 use crate::engine::submit::direction_queue::DirectionQueue;
 use crate::engine::submit::order_event::{OrderEvent, PendingOrder};
 use crate::engine::submit::queued_job::{QueuedJob, WaitingJob};
 use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
+use terrane_transfer::calibration::Direction;
 
 impl DeviceEngine {
     /// Starts a job.
@@ -33,7 +33,7 @@ impl DeviceEngine {
     /// # Errors
     ///
     /// The job, and the reason why it must end. None of its work has been submitted.
-    pub(crate) fn dispatch(&self, job: Box<CopyJob>) -> Result<(), (Box<CopyJob>, CudaError)> {
+    pub(crate) fn dispatch(&self, job: CopyJob) -> Result<(), (CopyJob, CudaError)> {
         let decision = job.decision::<PathDecision>().map(|found| (found.direction, found.path));
         let ends = match self.mapping(job.plan()) {
             Ok(ends) => ends,

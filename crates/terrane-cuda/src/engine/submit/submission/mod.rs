@@ -15,7 +15,6 @@ use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::complete::in_flight::InFlight;
 use crate::engine::complete::job_resources::{JobResources, PathSample};
 use crate::engine::complete::progress::JobProgress;
-use crate::engine::path::{CopyPath, Direction};
 use crate::engine::resources::block_lists::{BlockLists, MOST_SMALL_PAIRS, list_bytes};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::resources::job_streams::{JobStreams, StreamLease};
@@ -28,6 +27,7 @@ use crate::engine::submit::submission::steps::{Staged, Steps, SubmittedStep};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::event::{Event, Timing};
+use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// A job, and the progress of its submission.
 pub(crate) struct Submission {
@@ -43,7 +43,7 @@ pub(crate) struct Submission {
     room: Option<BlockLists>,
     /// The checksums, if some are requested.
     sums: Option<Box<JobSums>>,
-    job: Box<CopyJob>,
+    job: CopyJob,
     /// The kernels outlive the engine, if it drops while they run.
     kernels: Option<Kernels>,
     direction: Direction,
@@ -76,7 +76,7 @@ impl Submission {
     /// Prepares a job without submitted work.
     pub(crate) fn new(
         shared: &Shared,
-        job: Box<CopyJob>,
+        job: CopyJob,
         direction: Direction,
         path: CopyPath,
         ends: [Arc<DeviceMapping>; 2],

@@ -11,7 +11,6 @@ use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::geometry::chunker::{ChunkRamp, Chunker};
 use crate::engine::geometry::index;
 use crate::engine::geometry::packing::{Chunk, Packing, PackingOrder, packing_for};
-use crate::engine::path::Direction;
 use crate::engine::resources::block_lists::{BlockLists, list_bytes};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::shared::Shared;
@@ -22,6 +21,7 @@ use crate::error::CudaError;
 use crate::kernels::{INLINE_BLOCKS, Kernels};
 use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
+use terrane_transfer::calibration::Direction;
 
 pub(crate) enum Steps {
     /// The driver's copies, starting at this run, at this offset in it.
