@@ -1,6 +1,7 @@
 //! The engine that copies blocks between a device and pinned memory, within the device, and
 //! between devices.
 
+mod checksums;
 mod complete;
 mod geometry;
 pub(crate) mod options;
@@ -16,6 +17,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{BoxedCause, CapabilityReport};
+use terrane_transfer::calibration::Calibration;
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
     CopyEngine, CopyJob, Declined, DeviceOrder, Quote, TransferOptions, TransferPlan,
@@ -38,7 +40,6 @@ use crate::engine::submit::queued_job::QueuedJob;
 use crate::engine::submit::submit_thread::SubmitThread;
 use crate::error::CudaError;
 use crate::runtime::context::Context;
-use terrane_transfer::calibration::Calibration;
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and the memory of another device.
@@ -271,6 +272,11 @@ unsafe impl CopyEngine for DeviceEngine {
 
     fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
         self.quote_by(plan, options, self.shared.options.path)
+    }
+
+    fn computes_checksums(&self) -> bool {
+        // Its quotes decline those that its kernels do not compute.
+        true
     }
 
     fn capabilities(&self) -> CapabilityReport {
