@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{BoxedCause, CapabilityReport};
+use terrane_transfer::calibration::Calibration;
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
     CopyEngine, CopyJob, Declined, DeviceOrder, Quote, TransferOptions, TransferPlan,
@@ -39,7 +40,6 @@ use crate::engine::submit::queued_job::QueuedJob;
 use crate::engine::submit::submit_thread::SubmitThread;
 use crate::error::CudaError;
 use crate::runtime::context::Context;
-use terrane_transfer::calibration::Calibration;
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and the memory of another device.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use terrane_core::{Capability, CapabilityReport, CapabilityStatus, Reason, Requirement};
+use terrane_transfer::calibration::Calibration;
 
 use crate::driver::code::DriverCode;
 use crate::engine::options::DeviceEngineOptions;
@@ -15,7 +16,6 @@ use crate::engine::resources::peer_contexts::Peers;
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::context::Context;
-use terrane_transfer::calibration::Calibration;
 
 /// State shared by the engine's threads.
 pub(crate) struct Shared {

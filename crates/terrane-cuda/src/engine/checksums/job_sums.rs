@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use terrane_core::checksum::Crc64Shift;
 use terrane_core::{ByteCount, Memory};
+use terrane_transfer::calibration::Direction;
 use terrane_transfer::{CopyJob, Side, TransferPlan};
 
 use crate::engine::checksums::shape::SumShape;

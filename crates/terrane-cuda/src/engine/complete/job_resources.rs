@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use terrane_transfer::calibration::{CopyPath, Direction};
 use terrane_transfer::{CopyFailure, CopyJob};
 
 use crate::engine::checksums::job_sums::JobSums;
@@ -15,7 +16,6 @@ use crate::engine::resources::job_streams::JobStreams;
 use crate::engine::resources::scratch::Scratch;
 use crate::engine::submit::direction_queue::DirectionQueue;
 use crate::kernels::Kernels;
-use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// The resources that a job needs until it has ended.
 pub(crate) struct JobResources {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use terrane_core::convert::to_u64;
 use terrane_core::{CapabilityReport, StorageKind};
+use terrane_transfer::calibration::{CopyPath, Direction};
 use terrane_transfer::{
     CopyGrid, Decision, Declined, DeviceOrder, Quote, Side, TransferOptions, TransferPlan,
 };
@@ -16,7 +17,6 @@ use crate::engine::geometry::packing::packing_for;
 use crate::engine::path::choice::{Choice, ChoiceReason, Shape};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::error::CudaError;
-use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// How the engine copies a plan.
 #[derive(Clone, Debug)]

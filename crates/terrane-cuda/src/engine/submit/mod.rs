@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use terrane_transfer::CopyJob;
+use terrane_transfer::calibration::Direction;
 
 use crate::engine::DeviceEngine;
 use crate::engine::complete::completion_queue::Task;
@@ -25,7 +26,6 @@ use crate::engine::submit::order_event::{OrderEvent, PendingOrder};
 use crate::engine::submit::queued_job::{QueuedJob, WaitingJob};
 use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
-use terrane_transfer::calibration::Direction;
 
 impl DeviceEngine {
     /// Starts a job.

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use terrane_transfer::calibration::{CopyPath, Direction};
 use terrane_transfer::{CopyFailure, CopyGrid, CopyJob};
 
 use crate::engine::checksums::job_sums::JobSums;
@@ -27,7 +28,6 @@ use crate::engine::submit::submission::steps::{Staged, Steps, SubmittedStep};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::event::{Event, Timing};
-use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// A job, and the progress of its submission.
 pub(crate) struct Submission {

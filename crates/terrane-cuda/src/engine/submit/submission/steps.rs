@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use terrane_core::ByteCount;
 use terrane_core::convert::to_u64;
+use terrane_transfer::calibration::Direction;
 use terrane_transfer::{CopyFailure, CopyGrid, Side, TransferPlan};
 
 use crate::engine::checksums::job_sums::ChunkOrder;
@@ -21,7 +22,6 @@ use crate::error::CudaError;
 use crate::kernels::{INLINE_BLOCKS, Kernels};
 use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
-use terrane_transfer::calibration::Direction;
 
 pub(crate) enum Steps {
     /// The driver's copies, starting at this run, at this offset in it.

@@ -1,6 +1,7 @@
 //! When the checksums of a job are submitted: beside the copy, on a stream of their own.
 
 use terrane_transfer::Side;
+use terrane_transfer::calibration::Direction;
 
 use crate::engine::shared::Shared;
 use crate::engine::submit::submission::Submission;
