@@ -18,7 +18,6 @@ use crate::error::CudaError;
 use crate::kernels::{BLOCK_WARPS, Kernels};
 use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
-use terrane_transfer::calibration::Direction;
 
 /// The checksums of a job. Kernels on a stream of their own compute them: from the source before and
 /// while it is copied, or from each chunk of the destination once that has arrived.

@@ -7,7 +7,6 @@ use crate::engine::shared::Shared;
 use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
 use crate::runtime::event::Event;
-use terrane_transfer::calibration::Direction;
 
 impl Submission {
     /// Whether no memory must be allocated for checksums.
