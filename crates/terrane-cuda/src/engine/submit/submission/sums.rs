@@ -25,7 +25,12 @@ impl Submission {
         };
         // A job that begins again keeps its stream. No other job's stream will do: it may wait.
         if !sums.has_stream {
-            self.streams.put_of_sums(shared.streams.take_idle()?);
+            // A caller's thread submits a whole job, and creates no stream for it.
+            let idle = match self.is_whole {
+                true => shared.streams.take_ready(),
+                false => shared.streams.take_idle()?,
+            };
+            self.streams.put_of_sums(idle);
             sums.has_stream = true;
         }
         let Some(stream) = self.streams.of_sums() else { return Ok(()) };
