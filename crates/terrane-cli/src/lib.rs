@@ -25,7 +25,6 @@ mod restart;
 mod table;
 
 use std::ffi::OsString;
-use std::process::ExitCode;
 
 pub use error::ExitStatus;
 pub use restart::Restart;
@@ -37,7 +36,6 @@ pub use restart::Restart;
 pub fn run(
     arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     restart: &Restart,
-) -> ExitCode {
-    let status = cli::run(arguments, restart, &mut output::Output::standard());
-    ExitCode::from(status.code())
+) -> ExitStatus {
+    cli::run(arguments, restart, &mut output::Output::standard())
 }

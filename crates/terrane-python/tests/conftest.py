@@ -93,6 +93,7 @@ def opened(directory):
         stores.append(store)
         return store
 
+    open_store.stores = stores
     yield open_store
     for store in stores:
         store.close()

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::command::{Tool, environment};
+use crate::commands::simulated;
 use crate::commands::test::run_counted;
 use crate::pypi;
 use crate::site;
@@ -18,6 +19,9 @@ const CRATE: &str = "terrane-python";
 
 /// The versions of Python that may be tested besides `python3`, the newest first.
 const NEWER: [&str; 3] = ["3.14", "3.13", "3.12"];
+
+/// The simulated device of the tests; it runs work as late as can be.
+const DEVICE: &str = "devices=1,memory=2GiB,policy=lazy";
 
 /// The options of `cargo xtask python`.
 #[derive(Debug, Default, clap::Args)]
@@ -75,6 +79,7 @@ fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Resu
     pythons.extend(newest(workspace).filter(|(newest, _)| *newest != version));
     for (version, python) in pythons {
         let tests = environment_of(workspace, &version, &python, &wheel)?;
+        let tests = simulated::over_driver(workspace, tests, DEVICE)?;
         let tests = match &arguments.filter {
             Some(text) => tests.args(["-k", text]),
             None => tests,

@@ -9,17 +9,22 @@ from terrane_kv._native import (
     ClosedError,
     Completion,
     CompletionQueue,
+    Copied,
     ForkedError,
     InUseError,
     KvCache,
+    Manager,
     NamespaceError,
     Outcome,
     QueueFullError,
     Region,
     Store,
     StoreError,
+    Tier,
+    Transfer,
     __version__,
 )
+from terrane_kv.planning import plan
 from terrane_kv.report import doctor
 
 __all__ = [
@@ -27,15 +32,20 @@ __all__ = [
     "ClosedError",
     "Completion",
     "CompletionQueue",
+    "Copied",
     "ForkedError",
     "InUseError",
     "KvCache",
+    "Manager",
     "NamespaceError",
     "Outcome",
     "QueueFullError",
     "Region",
     "Store",
     "StoreError",
+    "Tier",
+    "Transfer",
     "__version__",
     "doctor",
+    "plan",
 ]

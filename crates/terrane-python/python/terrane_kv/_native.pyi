@@ -63,8 +63,30 @@ class KvCache:
         page_size: int | None = None,
         apart: bool = False,
     ) -> None: ...
+    @staticmethod
+    def at(
+        pointers: Sequence[int] | Buffer,
+        axes: str,
+        sizes: Sequence[int],
+        *,
+        element_bytes: int,
+        keep: object,
+        strides: Sequence[int] | None = None,
+        memory: Literal["host", "pinned"] | int = "host",
+        page_size: int | None = None,
+        apart: bool = False,
+    ) -> KvCache: ...
     @property
     def block_bytes(self) -> int: ...
+    @property
+    def device(self) -> int | None: ...
+    def allocate_like(
+        self,
+        blocks: int,
+        memory: Literal["system", "pinned"] = "system",
+        *,
+        device: int | None = None,
+    ) -> KvCache: ...
     def blocks(
         self, numbers: Sequence[int] | Buffer, *, tokens: Sequence[int] | Buffer | None = None
     ) -> Blocks: ...
@@ -114,6 +136,48 @@ class Events:
     def fileno(self) -> int: ...
 
 @final
+class Tier:
+    @staticmethod
+    def system(capacity: int, *, name: str = "host") -> Tier: ...
+    @staticmethod
+    def pinned(capacity: int, *, device: int = 0, name: str = "pinned") -> Tier: ...
+    @staticmethod
+    def of(caches: Sequence[KvCache], name: str) -> Tier: ...
+    @property
+    def name(self) -> str: ...
+
+@final
+class Copied:
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def engine(self) -> str: ...
+
+@final
+class Transfer:
+    def wait(self, timeout: float | None = None) -> Copied: ...
+    def has_ended(self) -> bool: ...
+    def cancel(self) -> None: ...
+    def __await__(self) -> Generator[Any, None, Copied]: ...
+
+@final
+class Manager:
+    def __init__(self, devices: Sequence[int] = ()) -> None: ...
+    def copy(
+        self,
+        source: Blocks,
+        destination: Blocks,
+        *,
+        stream: int | None = None,
+        timeout: float | None = None,
+    ) -> Transfer: ...
+
+def plan_json(question: Mapping[str, Any]) -> str: ...
+def run_command(arguments: Sequence[str], program: str, restart: Sequence[str]) -> int: ...
+
+@final
 class Store:
     def __init__(
         self,
@@ -126,6 +190,8 @@ class Store:
         persistent: bool = True,
         read_only: bool = False,
         host_bytes: int = 0,
+        tiers: Sequence[Tier] = (),
+        manager: Manager | None = None,
         keep_keys: bool = False,
     ) -> None: ...
     @property
@@ -143,6 +209,7 @@ class Store:
         queue: CompletionQueue | None = None,
         tag: int = 0,
         durable: bool = False,
+        stream: int | None = None,
     ) -> Completion: ...
     def get(
         self,
@@ -155,6 +222,7 @@ class Store:
         queue: CompletionQueue | None = None,
         tag: int = 0,
         durable: bool = False,
+        stream: int | None = None,
     ) -> Completion: ...
     def remove(
         self,
@@ -166,6 +234,7 @@ class Store:
         queue: CompletionQueue | None = None,
         tag: int = 0,
         durable: bool = False,
+        stream: int | None = None,
     ) -> Completion: ...
     def presence(self, key: Key, *, group: int = 0) -> int: ...
     def presences(self, keys: Iterable[Key], *, group: int = 0) -> bytes: ...

@@ -29,3 +29,8 @@ async def ended(completion):
                 loop.remove_reader(descriptor)
                 del _watched[loop, descriptor]
     return completion.wait()
+
+
+async def copied(transfer):
+    """Waits for a `Transfer` on a thread of the event loop's executor, and returns its `Copied`."""
+    return await asyncio.to_thread(transfer.wait)
