@@ -1,4 +1,4 @@
-//! The command `terrane`, and plans.
+//! The command `terrane`, plans, and the checksum for the benchmark.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,6 +22,12 @@ pub(crate) fn run_command(
     restart: Vec<OsString>,
 ) -> u8 {
     py.detach(|| terrane_cli::run(arguments, &Restart::new(program, restart)).code())
+}
+
+/// The checksum of blocks on disk, over these bytes.
+#[pyfunction]
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+    terrane_core::checksum::crc64(bytes)
 }
 
 /// What to plan, by the names of Python's `plan`.

@@ -31,7 +31,7 @@ mod _native {
     #[pymodule_export]
     use super::cache::KvCache;
     #[pymodule_export]
-    use super::command::{plan_json, run_command};
+    use super::command::{checksum, plan_json, run_command};
     #[pymodule_export]
     use super::errors::{
         ClosedError, ForkedError, InUseError, NamespaceError, QueueFullError, StoreError,

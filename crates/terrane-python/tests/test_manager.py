@@ -126,6 +126,49 @@ def test_pinned_memory_without_a_driver_is_an_error_with_its_reason(directory):
     assert "libcuda" in done.stdout or "CUDA" in done.stdout
 
 
+SCRIPT = """
+import os, sys, numpy, terrane_kv
+arrays = [numpy.ones((2, 64, 16, 8, 128), dtype=numpy.uint16) for _ in range(4)]
+cache = terrane_kv.KvCache(arrays, "outer block token head dim")
+manager, other = terrane_kv.Manager(), cache.allocate_like(64)
+everything = list(range(64))
+"""
+
+
+def script(text):
+    done = subprocess.run([sys.executable, "-c", SCRIPT + text], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_forked_child_is_told():
+    text = """
+transfer = manager.copy(cache.blocks([1]), other.blocks([1]))
+child = os.fork()
+if child == 0:
+    told = 0
+    for call in (lambda: transfer.wait(), lambda: transfer.has_ended(), lambda: manager.copy(cache.blocks([2]), other.blocks([2]))):
+        try:
+            call()
+        except terrane_kv.ForkedError:
+            told += 1
+    os._exit(told)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), transfer.wait().bytes == cache.block_bytes)
+"""
+    assert script(text) == ["3", "True"]
+
+
+def test_the_interpreter_exits_with_copies_in_flight():
+    text = """
+for turn in range(50):
+    blocks = (cache, other) if turn % 2 == 0 else (other, cache)
+    try: manager.copy(blocks[0].blocks(everything), blocks[1].blocks(everything))
+    except terrane_kv.StoreError: pass
+print("leaving", flush=True)
+"""
+    assert script(text) == ["leaving"]
+
+
 def test_a_plan_is_a_dictionary():
     plan = terrane_kv.plan("llama-3.1-8b", host="256GiB", disks={"/nvme": "1TiB"}, context=32_768, users=4)
     assert plan["groups"][0]["bytes_per_token"] == 131_072

@@ -10,6 +10,7 @@ use cargo_metadata::{Artifact, Message, Target};
 use crate::command::Tool;
 use crate::commands::interop;
 use crate::commands::nixl::{self, with_nixl};
+use crate::commands::python;
 use crate::commands::simulated::{GPU_TESTS, with_gpu_tests};
 use crate::workspace::Workspace;
 
@@ -50,6 +51,7 @@ pub fn make(workspace: &Workspace, folder: &Path) -> Result<()> {
         strip(workspace, "--strip-debug", binary, &folder.join(called))?;
     }
     pack_interop(workspace, folder)?;
+    python::pack(workspace, &folder.join("python"))?;
     pack_nixl(workspace, folder)?;
     let run = folder.join("run.sh");
     write(&run, RUN)?;
