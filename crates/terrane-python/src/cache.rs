@@ -11,13 +11,14 @@ use terrane_interop::tensors::{KvAxis, KvAxisOrder, KvTensors, adopt_kv};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, TokenOrder};
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_store::Blocks as NativeBlocks;
-use terrane_transfer::{DeviceOrder, Endpoint};
+use terrane_transfer::{Access, DeviceOrder, Endpoint};
 
 use crate::device::{self, DeviceSide};
 use crate::errors::{StoreError, text};
 use crate::memory::{Blocks, Kept};
 use crate::numbers::ids;
 use crate::tensors::{self, MemoryName};
+use crate::views::{self, KvTensor};
 
 /// The names of axes in Python.
 const AXES: [(&str, KvAxis); 8] = [
@@ -158,6 +159,7 @@ impl KvCache {
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn at(
+        py: Python<'_>,
         pointers: &Bound<'_, PyAny>,
         axes: &str,
         sizes: Vec<u64>,
@@ -170,6 +172,10 @@ impl KvCache {
     ) -> PyResult<Self> {
         let shape: TensorShape = tensors::shape(element_bytes, &sizes, strides.as_deref())?;
         let (kind, kept) = (memory.kind()?, Arc::new(Kept::object(keep)));
+        if let StorageKind::Device(device) = kind {
+            // Loads the driver, without the GIL.
+            py.detach(|| device::context(device))?;
+        }
         let taken = |pointer| {
             // SAFETY: Python's caller promises valid memory for as long as `keep` lives.
             unsafe { tensors::at(pointer, kind, &shape, Arc::clone(&kept)) }
@@ -197,13 +203,25 @@ impl KvCache {
                 Self::allocated(config, &SystemAllocator::new(SystemOptions::default()))
             }),
             "pinned" => {
-                let allocator = pinned(device.or(self.device_number()).unwrap_or(0))?;
-                py.detach(|| Self::allocated(config, &allocator))
+                let device = device.or(self.device_number()).unwrap_or(0);
+                py.detach(|| Self::allocated(config, &pinned(device)?))
             }
             _ => Err(PyValueError::new_err(format!(
                 "the memory {memory:?}; state \"system\" or \"pinned\""
             ))),
         }
+    }
+
+    /// The blocks as tensors of other libraries, without a copy: one a layer, or K and V of each layer if `axes` has no
+    /// "outer". `dtype` is a name such as "bfloat16" or "uint16". The cache is in host memory.
+    ///
+    /// Raises `StoreError` if strides cannot express the axes, or if jobs use the blocks now.
+    #[pyo3(signature = (axes, dtype, *, writable = false))]
+    fn tensors(&self, axes: &str, dtype: &str, writable: bool) -> PyResult<Vec<KvTensor>> {
+        let axes = axes.split_whitespace().map(axis).collect::<PyResult<Vec<_>>>()?;
+        let order = KvAxisOrder::new(&axes).map_err(refused)?;
+        let access = if writable { Access::Write } else { Access::Read };
+        views::tensors(&self.endpoint, &order, dtype, access)
     }
 
     /// Blocks by their numbers (a list or an array of integers), whole, or the first `tokens` of each.

@@ -20,7 +20,7 @@ static CONTEXTS: PerProcess<Vec<Context>> = PerProcess::new();
 /// `CU_STREAM_PER_THREAD`, the default stream of the calling thread.
 const PER_THREAD: i64 = 2;
 
-/// The context of a device. The driver is loaded at the first call.
+/// The context of a device. The driver is loaded at the first call, which may take seconds, so callers release the GIL.
 pub(crate) fn context(device: DeviceId) -> PyResult<Context> {
     let mut known = lock(CONTEXTS.get());
     if let Some(found) = known.iter().find(|context| context.device().id == device) {

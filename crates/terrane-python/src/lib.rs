@@ -23,6 +23,7 @@ mod snapshot;
 mod store;
 mod tensors;
 mod tier;
+mod views;
 
 #[pyo3::pymodule]
 mod _native {
@@ -50,6 +51,8 @@ mod _native {
     use super::store::Store;
     #[pymodule_export]
     use super::tier::Tier;
+    #[pymodule_export]
+    use super::views::KvTensor;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

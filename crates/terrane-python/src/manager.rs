@@ -181,19 +181,18 @@ impl Transfer {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Copied> {
         self.check()?;
         let deadline = deadline(timeout)?;
-        let has_ended = py.detach(|| match deadline {
-            Some(deadline) => self.ticket.wait_until(deadline).is_some(),
-            None => {
-                let _ = self.ticket.wait();
-                true
-            }
+        let ended = py.detach(|| {
+            match deadline {
+                Some(deadline) => self.ticket.wait_until(deadline)?,
+                None => self.ticket.wait(),
+            };
+            Some(self.end().clone())
         });
-        if !has_ended {
-            return Err(PyTimeoutError::new_err("the copy has not ended"));
-        }
-        let ended = self.end().clone();
         release_ended(py);
-        ended.map_err(StoreError::new_err)
+        match ended {
+            Some(ended) => ended.map_err(StoreError::new_err),
+            None => Err(PyTimeoutError::new_err("the copy has not ended")),
+        }
     }
 
     /// Whether the copy has ended.

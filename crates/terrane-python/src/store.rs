@@ -116,7 +116,7 @@ impl Store {
         for tier in &tiers {
             let tier = tier.get();
             builder = builder.memory_tier(py.detach(|| tier.native())?);
-            contexts.extend(tier.contexts()?);
+            contexts.extend(py.detach(|| tier.contexts())?);
             kept.extend(tier.caches(py));
         }
         if host_bytes > 0 {

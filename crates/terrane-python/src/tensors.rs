@@ -31,7 +31,8 @@ pub(crate) fn import(tensor: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
     if let Ok(device) = tensor.call_method0("__dlpack_device__")
         && let Ok((CUDA, number)) = device.extract::<(u32, u32)>()
     {
-        importer = importer.with_device(device::context(DeviceId::new(number))?);
+        let context = py.detach(|| device::context(DeviceId::new(number)))?;
+        importer = importer.with_device(context);
         options.set_item("stream", -1)?;
     }
     let newest = options.copy()?;

@@ -141,3 +141,17 @@ def test_the_options_for_lmcache_and_sglang_are_json_and_name_our_classes():
             if options is lmcache:
                 inspect.signature(made).bind(**options["adapter_params"])
     assert terrane_kv.__version__
+
+
+def test_the_page_of_the_engines_own_tests_names_each_of_them(monkeypatch):
+    monkeypatch.syspath_prepend(os.path.join(os.path.dirname(__file__), "../engines"))
+    import lmcache_tests
+    import vllm_tests
+
+    expected = {
+        name: verdict if verdict in (vllm_tests.RUN, vllm_tests.ADAPTED) else f"not applicable: {verdict}"
+        for name, verdict in vllm_tests.FS_TIER.items()
+    }
+    expected |= lmcache_tests.NOT_APPLICABLE
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", "\n## ".join(sections("upstream-tests.md")), re.MULTILINE)
+    assert dict(rows) == expected

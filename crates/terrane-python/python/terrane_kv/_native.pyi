@@ -90,7 +90,22 @@ class KvCache:
     def blocks(
         self, numbers: Sequence[int] | Buffer, *, tokens: Sequence[int] | Buffer | None = None
     ) -> Blocks: ...
+    def tensors(self, axes: str, dtype: str, *, writable: bool = False) -> list[KvTensor]: ...
     def __len__(self) -> int: ...
+
+@final
+class KvTensor:
+    @property
+    def shape(self) -> list[int]: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object: ...
 
 @final
 class Outcome:

@@ -132,7 +132,8 @@ def test_tensors_are_adopted_by_data_ptr(opened):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_manager_copies_to_pinned_memory_and_back(form):
+@pytest.mark.parametrize("memory", ["pinned", "system"])
+def test_a_manager_copies_to_host_memory_and_back(form, memory):
     chosen, back = permutations(form, BLOCKS // 2)
     places = list(range(BLOCKS // 2))
     stream = torch.cuda.Stream()
@@ -140,12 +141,13 @@ def test_a_manager_copies_to_pinned_memory_and_back(form):
         tensors = random_tensors(form)
         before = [blocks_of(form, tensor, chosen) for tensor in tensors]
         cache = terrane_kv.KvCache(tensors, form, **options(form))
-        pinned, manager = cache.allocate_like(BLOCKS // 2, "pinned"), terrane_kv.Manager([0])
-        copied = manager.copy(cache.blocks(chosen), pinned.blocks(places)).wait(60)
-        assert copied.bytes == len(chosen) * cache.block_bytes and copied.engine == "cuda"
+        tier, manager = cache.allocate_like(BLOCKS // 2, memory), terrane_kv.Manager([0])
+        copied = manager.copy(cache.blocks(chosen), tier.blocks(places)).wait(60)
+        assert copied.bytes == len(chosen) * cache.block_bytes
+        assert (copied.engine == "cuda") == (memory == "pinned"), copied
         for tensor in tensors:
             tensor.zero_()
-        manager.copy(pinned.blocks(places), cache.blocks(back)).wait(60)
+        manager.copy(tier.blocks(places), cache.blocks(back)).wait(60)
         for old, tensor in zip(before, tensors):
             assert torch.equal(old, blocks_of(form, tensor, back))
 
@@ -161,6 +163,17 @@ def test_pinned_tensors_of_pytorch_are_adopted_by_data_ptr():
     terrane_kv.Manager([0]).copy(cache.blocks(everything), pinned.blocks(everything)).wait(60)
     for old, new in zip(tensors, there):
         assert torch.equal(old.cpu().view(torch.int16), new.view(torch.int16))
+
+
+def test_pinned_memory_of_ours_is_pytorch_s_on_the_processor():
+    tensors = random_tensors(VLLM)
+    cache = terrane_kv.KvCache(tensors, VLLM)
+    pinned, manager = cache.allocate_like(4, "pinned"), terrane_kv.Manager([0])
+    manager.copy(cache.blocks([9]), pinned.blocks([2])).wait(60)
+    seen = [torch.from_dlpack(tensor) for tensor in pinned.tensors(VLLM, "bfloat16", writable=True)]
+    for there, tensor in zip(seen, tensors):
+        assert there.device == torch.device("cpu") and there.is_pinned()
+        assert torch.equal(there[:, 2].view(torch.int16), tensor[:, 9].cpu().view(torch.int16))
 
 
 def test_jobs_are_awaited(opened):

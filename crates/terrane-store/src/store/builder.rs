@@ -117,7 +117,7 @@ impl MemoryTier {
     {
         let allocate = move |geometry| {
             let layout = LayoutBuilder::from_geometry(geometry).allocate(&allocator);
-            Ok(layout.unregistered().build()?)
+            layout.unregistered().build()
         };
         Self { name: name.into(), memory: TierMemory::Allocated(bytes, Arc::new(allocate)) }
     }
