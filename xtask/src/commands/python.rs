@@ -54,6 +54,9 @@ pub struct Arguments {
     /// tests, so the tests against its interface decide.
     #[arg(long)]
     engines: bool,
+    /// After the tests of `--engines`: reads and writes of chunks in a directory, beside the engines' own backends
+    #[arg(long, value_name = "DIRECTORY", requires = "engines")]
+    bench: Option<PathBuf>,
     /// Keeps the environment of `--engines` for the next run
     #[arg(long, requires = "engines")]
     keep: bool,
@@ -105,7 +108,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
             pack(workspace, output.as_ref().unwrap_or(&default))
         }
         None if arguments.engines => {
-            let done = engines(workspace, arguments.release);
+            let done = engines(workspace, arguments.release, arguments.bench.as_deref());
             if !arguments.keep {
                 remove(&folder(workspace).join("engines"))?;
             }
@@ -143,7 +146,7 @@ fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Resu
 }
 
 /// Runs the engines' own tests, in an environment that is used again if it is still there.
-fn engines(workspace: &Workspace, is_release: bool) -> Result<()> {
+fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Result<()> {
     let wheel = wheel(workspace, is_release)?;
     let package = source(workspace)?;
     let requirements = package.join("requirements/engines.txt");
@@ -173,7 +176,16 @@ fn engines(workspace: &Workspace, is_release: bool) -> Result<()> {
         .arg(package.join("engines/run.py"))
         .args([Path::new("--sources"), &folder(workspace).join("sources")])
         .args([Path::new("--work"), &home.join("work")])
-        .run()
+        .run()?;
+    let Some(directory) = bench else { return Ok(()) };
+    // vLLM's modules are those of its unpacked source distribution.
+    let unpacked = fs::read_dir(home.join("work")).context("no source was unpacked")?;
+    let mut folders: Vec<PathBuf> = unpacked.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    folders.retain(|folder| {
+        folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vllm-"))
+    });
+    let newest = folders.into_iter().max().context("vLLM's source was not unpacked")?;
+    python(&["-m", "terrane_kv.bench", "--rivals"]).arg(directory).env("PYTHONPATH", newest).run()
 }
 
 /// Puts the package, its tests that need a device, and pytest into a folder for a GPU machine.

@@ -1,6 +1,6 @@
 """Reads and writes of chunks through a `Store`, beside one file a chunk as engines' own tiers keep them.
 
-usage: python -m terrane_kv.bench DIRECTORY [--chunk BYTES] [--chunks N] [--requests N …] [--rounds N] [--json]
+usage: python -m terrane_kv.bench DIRECTORY [--chunk BYTES] [--chunks N] [--requests N …] [--rounds N] [--rivals] [--json]
 
 Two baselines are written again after the methods of the engines' own tiers, with one file a chunk and one thread a
 request. `direct` is that of vLLM's fs tier: direct I/O where the file system has it, a new name, one blocking call a
@@ -18,13 +18,25 @@ import mmap
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 
 from terrane_kv import _native
 from terrane_kv._native import Region, Store
 
-BACKENDS = ("buffered", "direct", "terrane")
+# The backends with direct I/O. `vllm` has it where the file system does.
+DIRECT = {"direct", "vllm", "lmcache-direct"}
+
+
+def settle(folder):
+    """Writes the page cache of a folder to disk and empties it, so that reads come from the disk."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            file = os.open(os.path.join(where, name), os.O_RDONLY)
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
 
 
 class Files:
@@ -36,17 +48,6 @@ class Files:
             os.close(os.open(os.path.join(folder, "probe"), os.O_CREAT | os.O_WRONLY | flags))
         except OSError:
             self.flags = 0
-
-    def settle(self):
-        """Writes the page cache to disk and empties it, so that reads come from the disk."""
-        for name in os.listdir(self.folder):
-            file = os.open(os.path.join(self.folder, name), os.O_RDONLY)
-            os.fsync(file)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(file)
-
-    def close(self):
-        """Files stay as they are."""
 
     def move(self, is_write, numbers):
         for number in numbers:
@@ -79,18 +80,26 @@ class Terrane:
         if not outcome.ok:
             raise OSError(outcome.error)
 
-    def settle(self):
-        self.store.sync()
-
     def close(self):
         self.store.close()
         self.region.release()
 
 
-def make(name, folder, view, chunk):
-    if name == "terrane":
-        return Terrane(folder, view, chunk)
-    return Files(folder, view, chunk, os.O_DIRECT if name == "direct" else 0)
+def backends(with_rivals):
+    """For each name a function of folder, view and chunk."""
+    made = {
+        "buffered": Files,
+        "direct": lambda *arguments: Files(*arguments, os.O_DIRECT),
+        "terrane": Terrane,
+    }
+    if with_rivals:
+        from terrane_kv import bench_rivals
+
+        rivals, missing = bench_rivals.found()
+        for name, reason in missing.items():
+            print(f"not measured: {name}: {reason}", file=sys.stderr, flush=True)
+        made = {**rivals, **made}
+    return made
 
 
 def seconds(backend, is_write, chunks, requests):
@@ -102,20 +111,21 @@ def seconds(backend, is_write, chunks, requests):
         return time.perf_counter() - started, time.process_time() - used
 
 
-def measure(directory, chunk, chunks, requests):
+def measure(directory, chunk, chunks, requests, made):
     """One round: for each backend and direction the seconds and the processor time."""
     found = {}
-    for name in BACKENDS:
+    for name, make in made.items():
         folder = tempfile.mkdtemp(dir=directory)
         memory = mmap.mmap(-1, chunk * chunks)
         memory.write(os.urandom(chunk) * chunks)
-        backend = make(name, folder, memoryview(memory), chunk)
+        backend = make(folder, memoryview(memory), chunk)
         try:
             found[name, "write"] = seconds(backend, True, chunks, requests)
-            backend.settle()
+            settle(folder)
             found[name, "read"] = seconds(backend, False, chunks, requests)
         finally:
-            backend.close()
+            if hasattr(backend, "close"):
+                backend.close()
             shutil.rmtree(folder)
     return found
 
@@ -157,23 +167,29 @@ def lookup_seconds(directory, chunk):
 def summary(rounds, direction, requests, gigabytes, checksum):
     """The rates, the processor time a gigabyte, and the ratios of a case."""
     case = {"case": direction, "requests": requests}
-    for name in BACKENDS:
+    names = list(dict.fromkeys(name for name, _ in rounds[0]))
+    for name in names:
         rates = sorted(gigabytes / it[name, direction][0] for it in rounds)
         used = statistics.median(it[name, direction][1] for it in rounds) / gigabytes
         case[name] = {"rates": rates, "rate": statistics.median(rates), "processor": used}
     ours = case["terrane"]["processor"]
-    case["of_buffered"] = ours / case["buffered"]["processor"]
-    case["of_direct_and_checksum"] = ours / (case["direct"]["processor"] + checksum)
+    best = {
+        kind: min(case[name]["processor"] for name in names if (name in DIRECT) == (kind == "direct") and name != "terrane")
+        for kind in ("buffered", "direct")
+    }
+    case["of_buffered"] = ours / best["buffered"]
+    case["of_direct_and_checksum"] = ours / (best["direct"] + checksum)
+    case["names"] = names
     return case
 
 
 def text(case):
     line = f"{case['case']:5} {case['requests']} requests:"
-    for name in BACKENDS:
+    for name in case["names"]:
         it = case[name]
         line += f"  {name} {it['rate']:.2f} GB/s ({it['rates'][0]:.2f} to {it['rates'][-1]:.2f}), {it['processor']:.3f} s/GB;"
-    line += f" terrane's processor time is {case['of_buffered']:.2f} of buffered,"
-    return line + f" {case['of_direct_and_checksum']:.2f} of direct and a checksum"
+    line += f" terrane's processor time is {case['of_buffered']:.2f} of the best buffered one,"
+    return line + f" {case['of_direct_and_checksum']:.2f} of the best direct one and a checksum"
 
 
 def main():
@@ -183,6 +199,7 @@ def main():
     parser.add_argument("--chunks", type=int, default=256, help="chunks of a round (default 256)")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4], help="requests at once")
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median is printed (default 3)")
+    parser.add_argument("--rivals", action="store_true", help="also the backends of vLLM and LMCache, where they are installed")
     parser.add_argument("--json", action="store_true", help="prints one JSON object a line")
     stated = parser.parse_args()
     gigabytes = stated.chunk * stated.chunks / 1e9
@@ -192,8 +209,11 @@ def main():
         print(json.dumps({"checksum": checksum, "lookup": one, "presences_of_1000": many}), flush=True)
     else:
         print(f"checksum: {checksum:.3f} s/GB; lookup of one key {one * 1e6:.2f} µs, of 1,000 keys {many * 1e6:.0f} µs", flush=True)
+    made = backends(stated.rivals)
     for requests in stated.requests:
-        rounds = [measure(stated.directory, stated.chunk, stated.chunks, requests) for _ in range(stated.rounds)]
+        rounds = [
+            measure(stated.directory, stated.chunk, stated.chunks, requests, made) for _ in range(stated.rounds)
+        ]
         for direction in ("write", "read"):
             case = summary(rounds, direction, requests, gigabytes, checksum)
             print(json.dumps(case) if stated.json else text(case), flush=True)
