@@ -11,7 +11,7 @@ use terrane_cuda::{Context, CudaError, Event, Stream, Timing, WithDevices};
 use terrane_interop::dlpack::ConsumerStream;
 use terrane_transfer::{DeviceOrder, TransferManager};
 
-use crate::errors::{StoreError, text};
+use crate::errors::{ForkedError, StoreError, text};
 use crate::process::PerProcess;
 
 /// The contexts that were asked for. They stay, because the driver frees a device's memory with its last context.
@@ -125,5 +125,8 @@ fn marked(stream: &Stream) -> PyResult<Event> {
 }
 
 pub(crate) fn refused(error: CudaError) -> PyErr {
-    StoreError::new_err(text(&error))
+    match error {
+        CudaError::Forked => ForkedError::new_err(text(&error)),
+        _ => StoreError::new_err(text(&error)),
+    }
 }

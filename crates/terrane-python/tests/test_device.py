@@ -4,6 +4,7 @@ A stream's work runs as late as the simulated device may run it, so a job that d
 """
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -178,6 +179,28 @@ def test_a_copy_within_the_device_runs_after_the_work_of_both_libraries(tensors,
         equal(others, overwritten, [(5, 5)])
         del source, there, manager
         gc.collect()
+
+
+@needs_device
+def test_a_forked_child_is_told(tensors):
+    cache, manager = terrane_kv.KvCache(tensors, AXES), terrane_kv.Manager([0])
+    pinned = cache.allocate_like(4, "pinned")
+    child = os.fork()
+    if child == 0:
+        told = 0
+        for call in (
+            lambda: manager.copy(cache.blocks([1]), pinned.blocks([1])),
+            lambda: terrane_kv.KvCache(tensors, AXES),
+            lambda: cache.allocate_like(4, "pinned"),
+            lambda: terrane_kv.Manager([0]),
+        ):
+            try:
+                call()
+            except terrane_kv.ForkedError:
+                told += 1
+        os._exit(told)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    assert manager.copy(cache.blocks([1]), pinned.blocks([1])).wait(30).bytes
 
 
 @needs_device
