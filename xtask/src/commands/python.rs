@@ -28,7 +28,8 @@ const ON_DEVICE: [&str; 4] =
     ["conftest.py", "cuda_driver.py", "test_device.py", "gpu/test_torch.py"];
 
 /// The packages of the tests that run in any version of Python; NumPy is the machine's own.
-const PURE: [&str; 6] = ["pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"];
+const PURE: [&str; 7] =
+    ["pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments"];
 
 /// The options of pytest by which it reports as Rust's tests do.
 const REPORT: [&str; 5] = ["--report-lines", "-p", "no:cacheprovider", "-p", "no:terminal"];

@@ -255,7 +255,7 @@ run_interop() {
 # The Python package over PyTorch's CUDA tensors and over the driver, by the bundle's own pytest.
 run_python() {
     echo "== python"
-    if [ ! -d "$here/python" ]; then
+    if [ ! -r "$here/python.tar.gz" ]; then
         skip python "this bundle has no Python package"
         return
     fi
@@ -263,10 +263,16 @@ run_python() {
         skip python "there is no python3 of 3.11 or newer here"
         return
     fi
+    package=$logs/python
+    if ! { mkdir -p "$package" && tar -xzf "$here/python.tar.gz" -C "$package"; }; then
+        echo "run.sh: cannot unpack python.tar.gz" >&2
+        failed=$((failed + 1))
+        return
+    fi
     limited "${limit:-900}" env LD_LIBRARY_PATH="$own_path" PYTHONDONTWRITEBYTECODE=1 \
-        PYTHONPATH="$here/python/site" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
+        PYTHONPATH="$package/site" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
         python3 -m pytest --report-lines -p no:cacheprovider -p no:terminal -k "$filter" \
-        "$here/python/tests" >"$logs/python.log" 2>&1
+        "$package/tests" >"$logs/python.log" 2>&1
     status=$?
     counts=$(sed -n 's/^test result: [a-zA-Z]*\. \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' \
         "$logs/python.log")

@@ -161,10 +161,13 @@ fn the_tests_of_the_python_package_are_counted_with_their_skips() {
     let pytest = |result: &str, code: u8| {
         let lines =
             format!("print('skipped: tests::x: no device'); print('test result: {result}')");
-        bundle
-            .program("python/site/pytest.py", &format!("import sys; {lines}; sys.exit({code})\n"));
+        bundle.program("site/pytest.py", &format!("import sys; {lines}; sys.exit({code})\n"));
+        let packed = ["-czf", "python.tar.gz", "site"];
+        assert!(
+            Command::new("tar").current_dir(bundle.path()).args(packed).status().unwrap().success()
+        );
     };
-    fs::create_dir_all(bundle.path().join("python/site")).unwrap();
+    fs::create_dir_all(bundle.path().join("site")).unwrap();
     for (result, code, expected) in [
         ("ok. 3 passed; 0 failed; 0 ignored", 0, ("3 passed, 0 failed, 1 skipped", 0)),
         ("FAILED. 3 passed; 2 failed; 0 ignored", 1, ("3 passed, 2 failed, 1 skipped", 1)),
