@@ -67,7 +67,7 @@ impl KvCache {
         self.device.as_ref().map(DeviceSide::context)
     }
 
-    /// What a job on its blocks runs after; `None` on the host, where a stream is refused.
+    /// The work that a job on its blocks runs after; `None` on the host, where a stream is refused.
     pub(crate) fn order(
         &self,
         py: Python<'_>,
@@ -82,7 +82,7 @@ impl KvCache {
         }
     }
 
-    /// What a copy between two caches runs after; without a stream, the work of both libraries.
+    /// The work that a copy between two caches runs after; without a stream, that of both libraries.
     pub(crate) fn order_of_both(
         py: Python<'_>,
         source: &Self,

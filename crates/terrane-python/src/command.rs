@@ -30,7 +30,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     terrane_core::checksum::crc64(bytes)
 }
 
-/// What to plan, by the names of Python's `plan`.
+/// The question that a plan answers, by the names of Python's `plan`.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Question {

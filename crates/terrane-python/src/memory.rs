@@ -109,7 +109,7 @@ impl Blocks {
         }
     }
 
-    /// What a job runs after, if the blocks are on a device.
+    /// The work that a job runs after, if the blocks are on a device.
     pub(crate) fn order(
         &self,
         py: Python<'_>,

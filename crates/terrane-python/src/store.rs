@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyDict};
 use terrane_core::ByteCount;
 use terrane_cuda::Context;
 use terrane_store::disk::Namespace;
-use terrane_store::{BlockGroup, DiskTier, Presence, Recovery, Store as NativeStore};
+use terrane_store::{BlockGroup, DiskTier, Presence, Recovery, Store as NativeStore, WritePolicy};
 
 use crate::cache::KvCache;
 use crate::device;
@@ -43,6 +43,8 @@ use crate::tier::Tier;
 /// - `read_only`: takes no puts.
 /// - `host_bytes`: a tier of system memory above the disk; 0 for none. Short for `tiers=[Tier.system(host_bytes)]`.
 /// - `tiers`: tiers of memory above the disk, the fastest first. Blocks of a device need one in host memory.
+/// - `write`: when a block goes to slower tiers. "through": with the put, which ends when the disk has it. "back": when the
+///   fastest tier evicts it, or by `sync`. A number: when it was used so many times, or by `sync`; it may be lost before.
 /// - `manager`: the `Manager` that copies between memories; by default one of the store's own, for the devices that its
 ///   groups and tiers lie on.
 /// - `keep_keys`: keeps the keys in memory, for `events`.
@@ -64,12 +66,33 @@ enum BlockShape<'py> {
     Cache(Bound<'py, KvCache>),
 }
 
+/// When blocks go to slower tiers.
+#[derive(FromPyObject)]
+enum Write {
+    AfterUses(u8),
+    Named(String),
+}
+
+impl Write {
+    fn policy(&self) -> PyResult<WritePolicy> {
+        match self {
+            Self::AfterUses(uses) => Ok(WritePolicy::AfterUses(*uses)),
+            Self::Named(name) if name == "through" => Ok(WritePolicy::Through),
+            Self::Named(name) if name == "back" => Ok(WritePolicy::Back),
+            Self::Named(name) => Err(PyValueError::new_err(format!(
+                "write={name:?}; state \"through\", \"back\", or a number of uses"
+            ))),
+        }
+    }
+}
+
 #[pymethods]
 impl Store {
     #[new]
     #[pyo3(signature = (
         directory, capacity, *, groups, namespace, fields = None, persistent = true, read_only = false,
-        host_bytes = 0, tiers = Vec::new(), manager = None, keep_keys = false
+        host_bytes = 0, tiers = Vec::new(), write = Write::Named(String::from("through")), manager = None,
+        keep_keys = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
@@ -83,6 +106,7 @@ impl Store {
         read_only: bool,
         host_bytes: u64,
         tiers: Vec<Bound<'_, Tier>>,
+        write: Write,
         manager: Option<Bound<'_, Manager>>,
         keep_keys: bool,
     ) -> PyResult<Self> {
@@ -94,6 +118,7 @@ impl Store {
             .disk(disk)
             .namespace(checked)
             .persistent(persistent)
+            .write_policy(write.policy()?)
             .keep_keys(keep_keys);
         let mut contexts: Vec<Context> = Vec::new();
         for (name, shape) in groups {

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy
 import pytest
@@ -108,6 +109,33 @@ def test_tiers_are_named_in_the_snapshot_and_serve_from_memory(opened):
     assert sum(it["hits"] for it in store.snapshot()["tiers"] if it["name"] != "disk") == 1
     with pytest.raises(ValueError, match="a cache for each group"):
         terrane_kv.Tier.of([], "empty")
+
+
+def disk_blocks(store):
+    (disk,) = (tier for tier in store.snapshot()["tiers"] if tier["name"] == "disk")
+    return disk["blocks"]
+
+
+def test_blocks_go_to_disk_when_the_policy_says_so(opened):
+    memory = bytearray(64 << 10)
+    store = opened(tiers=[terrane_kv.Tier.system(1 << 20)], write="back")
+    assert store.put(["k"], [bytes(64 << 10)]).wait(10).ok
+    assert disk_blocks(store) == 0
+    store.sync()
+    assert disk_blocks(store) == 1
+    store.close()
+    store = opened(tiers=[terrane_kv.Tier.system(1 << 20)], write=2, persistent=False)
+    assert store.put(["k"], [bytes(64 << 10)]).wait(10).ok
+    assert store.get(["k"], [memory]).wait(10).ok
+    assert disk_blocks(store) == 0
+    assert store.get(["k"], [memory]).wait(10).ok
+    until = time.monotonic() + 10
+    while disk_blocks(store) == 0 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert disk_blocks(store) == 1
+    store.close()
+    with pytest.raises(ValueError, match="write="):
+        opened(write="later")
 
 
 def test_pinned_memory_without_a_driver_is_an_error_with_its_reason(directory):

@@ -208,6 +208,7 @@ class Store:
         read_only: bool = False,
         host_bytes: int = 0,
         tiers: Sequence[Tier] = (),
+        write: Literal["through", "back"] | int = "through",
         manager: Manager | None = None,
         keep_keys: bool = False,
     ) -> None: ...

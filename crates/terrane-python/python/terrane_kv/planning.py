@@ -29,7 +29,7 @@ def plan(
     users: int | None = None,
     machine: str | None = None,
 ) -> dict:
-    """What a model's KV cache needs, and what fits into the memory that is given. It does no I/O but for the config.
+    """Computes the memory that a model's KV cache needs, and the tokens that fit. It reads only the config.
 
     - `model`: the name of a published model (`terrane plan --list`), a folder or a file with a `config.json`, or a
       mapping with its content, such as `config.to_dict()` of transformers.
