@@ -30,7 +30,7 @@ pub use error::ExitStatus;
 pub use restart::Restart;
 
 /// Runs the command with its arguments, of which the first is the program's name. Prints to standard output and
-/// standard error.
+/// standard error. Returns the status with which the program should exit.
 ///
 /// `restart` says how to start the command in a child process, which probes need that may crash or hang.
 pub fn run(
