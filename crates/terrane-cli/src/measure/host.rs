@@ -117,17 +117,20 @@ pub(super) fn system(geometry: &Geometry) -> Result<Endpoint, Failure> {
     Ok(Endpoint::new(builder.unregistered().build()?)?)
 }
 
-/// The time of allocating memory and touching all of it.
+/// The times of allocating memory and touching all of it.
 pub(crate) fn first_touch(bytes: ByteCount, passes: u32) -> Result<Spread, Failure> {
+    times(passes, || touch_once(bytes))
+}
+
+/// The time of one of these passes.
+pub(crate) fn touch_once(bytes: ByteCount) -> Result<f64, Failure> {
     let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
-    times(passes, || {
-        let mut kept = None;
-        // The memory is freed after the clock has been read.
-        seconds(|| {
-            let allocator = SystemAllocator::new(SystemOptions::default());
-            kept = Some(allocator.allocate_memory(&request)?);
-            Ok(())
-        })
-        .inspect(|_| drop(kept))
+    let mut kept = None;
+    // The memory is freed after the clock has been read.
+    seconds(|| {
+        let allocator = SystemAllocator::new(SystemOptions::default());
+        kept = Some(allocator.allocate_memory(&request)?);
+        Ok(())
     })
+    .inspect(|_| drop(kept))
 }

@@ -58,8 +58,9 @@ pub(crate) fn render(request: &PlanRequest, plan: &Plan) -> Result<String, Failu
         section(&mut body, "Hit ratios of the trace", &table(&["Blocks", "Hits", "Tiers"], &rows));
     }
     for options in &plan.engines {
-        let notes = options.notes.iter().map(|note| format!("\n# {note}"));
-        let text = format!("{}{}", options.command, notes.collect::<String>());
+        let notes = options.notes.iter().map(|note| format!("# {note}"));
+        let command = Some(options.command.clone()).filter(|command| !command.is_empty());
+        let text = command.into_iter().chain(notes).collect::<Vec<_>>().join("\n");
         section(&mut body, &options.engine, &format!("<pre>{}</pre>\n", escape(&text)));
     }
     pictures(&mut body, request, plan)?;

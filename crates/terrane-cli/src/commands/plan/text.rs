@@ -237,12 +237,12 @@ fn trace(plan: &Plan) -> String {
 fn engines(plan: &Plan) -> String {
     let mut text = String::new();
     for options in &plan.engines {
-        // A backslash and a line break: the shell reads one command.
-        text.push_str(&format!(
-            "{}:\n  {}\n",
-            options.engine,
-            options.command.replace(" --", " \\\n    --")
-        ));
+        text.push_str(&format!("{}:\n", options.engine));
+        if !options.command.is_empty() {
+            // A backslash and a line break: the shell reads one command.
+            let command = options.command.replace(" --", " \\\n    --");
+            text.push_str(&format!("  {command}\n"));
+        }
         for note in &options.notes {
             text.push_str(&wrap(&format!("  # {note}"), "  # "));
         }
