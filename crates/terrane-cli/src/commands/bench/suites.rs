@@ -10,7 +10,7 @@ use super::report::{Case, Report};
 use crate::error::Failure;
 use crate::measure::bus::Bus;
 use crate::measure::disk::DiskCase;
-use crate::measure::host::{HostCase, first_touch};
+use crate::measure::host::{Filled, HostCase, touch_once};
 use crate::measure::store::StoreCase;
 use crate::measure::{Shape, Spread, times, times_beside};
 
@@ -95,15 +95,11 @@ pub(super) fn host(options: &Options, progress: &mut Progress) -> Result<Report,
         ));
     }
     progress.case("first touch");
-    let touched = first_touch(options.size, options.passes.min(5))?;
-    let bytes = options.size.get();
-    // There is no faster way to get pages from the kernel, so the case is its own limit.
-    report.cases.push(Case::rate(
-        "first touch of system memory",
-        bytes,
-        touched,
-        ("itself", touched),
-    ));
+    let passes = options.passes.min(5);
+    let mut filled = Filled::new(options.size);
+    let (touched, limit) = times_beside(passes, || touch_once(options.size), || filled.fill())?;
+    let name = "first touch of system memory";
+    report.cases.push(Case::rate(name, options.size.get(), touched, ("memset", limit)));
     Ok(report)
 }
 
@@ -243,8 +239,9 @@ pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, 
         if number == 0 {
             progress.case("bring-up of pinned memory");
             let passes = options.passes.min(5);
-            let pinned = times(passes, || bus.bring_up(options.size))?;
-            let touched = first_touch(options.size, passes)?;
+            let size = options.size;
+            let (pinned, touched) =
+                times_beside(passes, || bus.bring_up(size), || touch_once(size))?;
             let bytes = options.size.get();
             report.cases.push(Case::rate(
                 "bring-up of pinned memory",
