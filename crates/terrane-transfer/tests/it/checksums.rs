@@ -225,7 +225,7 @@ fn checksums_of_relays_are_joined_from_those_of_their_chunks() {
     }
 }
 
-/// The engine of the device computes none; the other one of the relay does, in either direction.
+/// The engine of a simulated device computes none; the other one of the relay does, in either direction.
 #[test]
 fn a_relay_takes_the_checksums_of_the_hop_that_computes_them() {
     let directory = tempfile::tempdir().unwrap();
