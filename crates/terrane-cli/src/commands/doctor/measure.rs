@@ -142,8 +142,9 @@ fn preparation(
         return Ok(Cost::of((0, Spread::of(vec![0.0])), few));
     }
     // No pass is left out: the first one with the smaller size was.
-    let passes = [seconds(ByteCount::new(many))?, seconds(ByteCount::new(many))?];
-    Ok(Cost::of(few, (many, Spread::of(passes.to_vec()))))
+    let passes = (0..PASSES).map(|_| seconds(ByteCount::new(many)));
+    let passes: Vec<f64> = passes.collect::<Result<_, Failure>>()?;
+    Ok(Cost::of(few, (many, Spread::of(passes))))
 }
 
 fn row(
