@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod child;
 mod cli;
 mod commands;
 mod error;

@@ -90,7 +90,7 @@ pub use queue::{
     IoOperation, IoQueue, IoQueueOptions, IoRequest, IoWaker,
 };
 pub use system::{
-    BringUp, BringUpEnded, BringUpProducer, FirstTouch, HugePageSize, HugePages, NumaPolicy,
+    BringUp, BringUpEnded, BringUpProducer, ControlGroupLimits, FirstTouch, HugePageSize, HugePages, NumaPolicy,
     Progress, ProgressEntry, SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
     available_memory,
 };

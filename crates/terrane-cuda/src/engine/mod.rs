@@ -51,6 +51,10 @@ use crate::runtime::context::Context;
 /// does not block. A thread of the engine submits a large transfer to the device in parts. It takes
 /// one part of each such transfer in turn, so that no transfer occupies the wire for long.
 ///
+/// Kernels compute [checksums](terrane_transfer::Transfer::checksums) in the device's memory, beside
+/// the copy: of the source, or of the destination's bytes once they have arrived. Without
+/// [kernels](Self::has_kernels) the engine declines checksums.
+///
 /// The engine also serves pinned memory that other libraries have locked (PyTorch's).
 ///
 /// Dropping the engine lets its threads finish the submitted work, and joins them. A thread that

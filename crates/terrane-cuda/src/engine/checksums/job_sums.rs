@@ -19,8 +19,8 @@ use crate::kernels::{BLOCK_WARPS, Kernels};
 use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
 
-/// The checksums of a job. Kernels on a stream of their own compute them: from the source before and
-/// while it is copied, or from each chunk of the destination once that has arrived.
+/// The checksums of a job. Kernels on a stream of their own compute them: from the source while it
+/// is copied, or from each chunk of the destination once that has arrived.
 #[derive(Debug)]
 pub(crate) struct JobSums {
     shape: SumShape,
@@ -33,8 +33,8 @@ pub(crate) struct JobSums {
     sorted: Option<Vec<u32>>,
     /// Whether chunks complete pairs one after the other, in the order above.
     is_in_order: bool,
-    /// Whether the job's first stream waits for its order.
-    pub(crate) waits: bool,
+    /// The event behind the job's order, if the job's first stream waits for that.
+    pub(crate) order: Option<Event>,
     /// Whether its stream has been chosen.
     pub(crate) has_stream: bool,
     /// The memory of the tables.
@@ -95,7 +95,7 @@ impl JobSums {
             pairs: u32::try_from(job.checksums()).ok()?,
             sorted,
             is_in_order,
-            waits: false,
+            order: None,
             has_stream: false,
             room: None,
             tables: None,

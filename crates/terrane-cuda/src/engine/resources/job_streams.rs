@@ -85,6 +85,12 @@ impl StreamPool {
         Ok(self.take_own()?.map(|own| self.lease(own, Use::Own)))
     }
 
+    /// Returns an idle stream that exists, for threads that must not create one.
+    pub(crate) fn take_ready(self: &Arc<Self>) -> Option<StreamLease> {
+        let ready = self.kept().idle.pop();
+        ready.map(|own| self.lease(own, Use::Own))
+    }
+
     /// Returns an idle stream for a job that will wait there; `None` if half of all streams already
     /// carry such jobs. The job then waits for no other job's compute, and streams remain for jobs
     /// that need not wait.

@@ -12,6 +12,7 @@ use terrane_transfer::{Checksums, Endpoint, Transfer, TransferError, TransferMan
 
 use super::checksums::{check, sums_of};
 use super::fixture::{APART, DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config};
+use super::resources::SLOW;
 use crate::needs::{LITTLE, Needs, device_with_kernels as device};
 
 fn fixture(context: &Context, path: Option<CopyPath>) -> Fixture {
@@ -157,6 +158,39 @@ fn hoard(allocator: &DeviceAllocator) -> Vec<DeviceMemory> {
         }
     }
     all
+}
+
+/// From the very first transfer on, and with more transfers at a time than there is room for tables
+/// and than there are streams.
+#[test]
+fn callers_neither_allocate_nor_create_streams_for_checksums() {
+    let name = "callers_neither_allocate_nor_create_streams_for_checksums";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find_or_skip(name) else { return };
+    let slow = || SLOW.iter().map(|call| driver.calls(Some(call))).sum::<u64>();
+    for path in [CopyPath::Direct, CopyPath::Staged, CopyPath::CopyEach] {
+        let fixture = fixture(&context, Some(path));
+        let [here, there] = both_ends(&fixture, 48);
+        let right = sums_of(&here, fixture.access(), &(0..48).collect::<Vec<_>>(), 0..u32::MAX);
+        let manager = fixture.manager();
+        for (from, to) in [(&here, &there), (&there, &here)] {
+            let before = slow();
+            let all: Vec<_> = (0..48)
+                .map(|id| {
+                    let transfer = Transfer::new(from, to).blocks(&[id], &[id]);
+                    let transfer = ordered(transfer, from, to).checksums(Checksums::Compute);
+                    manager.submit(transfer, ()).unwrap()
+                })
+                .collect();
+            assert_eq!(slow(), before, "{path}");
+            let sums: Vec<u64> = all
+                .into_iter()
+                .flat_map(|completion| end_of(completion).result.unwrap().checksums.unwrap())
+                .collect();
+            assert_eq!(sums, right, "{path}");
+        }
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
 /// The engine drops while its kernels may still run.

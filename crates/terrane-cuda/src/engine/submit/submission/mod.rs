@@ -134,8 +134,10 @@ impl Submission {
         pending: &PendingOrder,
     ) -> Result<(), CudaError> {
         pending.delay(&stream)?;
+        if let Some(sums) = &mut self.sums {
+            sums.order = Some(Event::asked_behind(&stream)?);
+        }
         self.streams.push(stream);
-        self.sums.iter_mut().for_each(|sums| sums.waits = true);
         Ok(())
     }
 
@@ -291,9 +293,6 @@ impl Submission {
         }
         self.take_streams(shared).map_err(engine_failure)?;
         self.streams.begin();
-        if self.sums.is_some() {
-            self.begin_sums(shared).map_err(engine_failure)?;
-        }
         let stepped = match &mut self.steps {
             Steps::Runs { .. } => self.step_runs(shared)?,
             Steps::Kernels { .. } => self.step_kernels(shared).map_err(engine_failure)?,
