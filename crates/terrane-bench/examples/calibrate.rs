@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     if let Some(moved) = arguments.moved_mib {
         options.bytes = ByteCount::mib(moved);
     }
-    let calibration = match Calibration::measure(&context, &options) {
+    let calibration = match options.measure(&context) {
         Ok(calibration) => calibration,
         Err(error) => {
             eprintln!("error: {error}");

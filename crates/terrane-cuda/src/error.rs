@@ -1,6 +1,5 @@
 //! The one error type of this crate.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use terrane_core::{
@@ -258,29 +257,6 @@ pub enum CudaError {
         /// The reason.
         #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
-    },
-    /// A calibration could not be read or written.
-    #[error("the calibration {} cannot be read or written; see the cause", .path.display())]
-    CalibrationFile {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        #[source]
-        source: Arc<dyn std::error::Error + Send + Sync>,
-    },
-    /// A calibration was measured on a different device model.
-    #[error(
-        "the calibration {} was measured on {measured_on}, but the device is {device}; measure it \
-         again",
-        .path.display()
-    )]
-    CalibrationOfAnother {
-        /// The file.
-        path: PathBuf,
-        /// The device model that it was measured on.
-        measured_on: String,
-        /// The model of the device.
-        device: String,
     },
     /// A layer of a transfer failed and will not arrive.
     #[error(transparent)]

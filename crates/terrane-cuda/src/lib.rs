@@ -93,9 +93,7 @@ pub use driver::code::DriverCode;
 pub use driver::version::DriverVersion;
 pub use engine::DeviceEngine;
 pub use engine::options::DeviceEngineOptions;
-pub use engine::path::calibration::measure::CalibrationOptions;
-pub use engine::path::calibration::{Calibration, PathCost};
-pub use engine::path::{CopyPath, Direction};
+pub use engine::path::measure::CalibrationOptions;
 pub use engines::{EnginesOptions, WithDevices, engines};
 pub use error::CudaError;
 pub use kernels::{
@@ -111,6 +109,9 @@ pub use runtime::device::{Availability, Device, probe};
 pub use runtime::event::{Event, Timing};
 pub use runtime::stream::{Stream, StreamPriority};
 pub use runtime::usage::{ResourceCount, ResourceUsage};
+pub use terrane_transfer::calibration::{
+    Calibration, CalibrationError, CopyPath, Direction, PathCost,
+};
 
 // Crates whose types the public signatures name.
 #[doc(no_inline)]

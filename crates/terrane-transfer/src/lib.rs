@@ -35,6 +35,8 @@
 //!
 //! # Features
 //!
+//! - `calibration` (off by default): the measured costs of a device's ways to copy, in a file
+//!   (the module `calibration`).
 //! - `checksum` (off by default): engines compute checksums of blocks ([`Transfer::checksums`]).
 //! - `metrics` (off by default): snapshots of a manager for the facade of that name
 //!   ([`TransferSnapshot`]).
@@ -82,6 +84,8 @@
 //! # }
 //! ```
 
+#[cfg(feature = "calibration")]
+pub mod calibration;
 mod checksums;
 mod completion;
 mod engine;

@@ -5,6 +5,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use terrane_cuda::{Calibration, CopyPath, Direction};
+use terrane_plan::Machine;
+
 use crate::support::{PROGRAM, config, json, run, text};
 
 #[test]
@@ -143,4 +146,20 @@ fn a_reader_that_leaves_early_is_no_failure() {
     let script = format!("{PROGRAM} plan --list | head -n 1");
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+/// `terrane-plan` builds without the crates of transfers, so its figures are a copy of these.
+#[test]
+fn the_rates_of_the_h200_are_those_of_the_built_in_calibration() {
+    let calibration = Calibration::built_in();
+    let machine = Machine::published("h200").unwrap();
+    let rates = machine.rates.unwrap();
+    for (direction, planned) in
+        [(Direction::ToDevice, rates.to_device), (Direction::ToHost, rates.to_host)]
+    {
+        let (planned, cost) = (planned.unwrap(), calibration.cost(direction, CopyPath::Staged));
+        let cost = cost.unwrap();
+        assert_eq!(planned.fixed_seconds, cost.fixed.as_secs_f64(), "{direction:?}");
+        assert_eq!(planned.bytes_per_second, cost.bytes_per_second, "{direction:?}");
+    }
 }

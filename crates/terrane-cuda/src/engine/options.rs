@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 
 use terrane_core::{ByteCount, Requirement};
+use terrane_transfer::calibration::Calibration;
+use terrane_transfer::calibration::CopyPath;
 
-use crate::engine::path::CopyPath;
-use crate::engine::path::calibration::Calibration;
 use crate::runtime::stream::StreamPriority;
 
 /// The options of a [`DeviceEngine`](super::DeviceEngine).

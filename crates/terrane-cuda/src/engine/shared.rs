@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use terrane_core::{Capability, CapabilityReport, CapabilityStatus, Reason, Requirement};
+use terrane_transfer::calibration::Calibration;
 
 use crate::driver::code::DriverCode;
 use crate::engine::options::DeviceEngineOptions;
-use crate::engine::path::calibration::Calibration;
 use crate::engine::path::choice::Corrections;
 use crate::engine::resources::base_tables::BaseTables;
 use crate::engine::resources::block_lists::ListPool;
@@ -44,6 +44,12 @@ impl Shared {
         /// A kernel counts its threads in 32 bits.
         const MOST: u32 = 1 << 20;
         self.options.relayout_ctas.map_or(MOST, |ctas| ctas.get().min(MOST))
+    }
+
+    /// The thread blocks of a kernel for checksums that no copy runs beside: two for each
+    /// multiprocessor.
+    pub(crate) fn sum_ctas(&self) -> u32 {
+        self.context.device().multiprocessors.saturating_mul(2).max(1)
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use terrane_core::{ByteCount, DeviceId};
 use terrane_cuda::{
-    Calibration, CalibrationOptions, Context, CopyPath, CudaError, DeviceEngine,
-    DeviceEngineOptions, DevicePool, Direction, Driver, DriverCode, probe,
+    CalibrationOptions, Context, CopyPath, CudaError, DeviceEngine, DeviceEngineOptions,
+    DevicePool, Direction, Driver, DriverCode, probe,
 };
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::copy_engine::{check_transfer, ordered};
@@ -202,7 +202,7 @@ fn without_batched_copies_no_transfer_takes_them() {
 
         let mut options = CalibrationOptions::default();
         (options.bytes, options.repetitions) = (ByteCount::mib(1), 1);
-        let calibration = Calibration::measure(&context, &options).unwrap();
+        let calibration = options.measure(&context).unwrap();
         assert!(calibration.cost(Direction::ToHost, CopyPath::Staged).is_some());
 
         let options = DeviceEngineOptions::default();

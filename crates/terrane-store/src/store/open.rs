@@ -10,8 +10,6 @@ use std::time::Instant;
 use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::sync::lock;
 use terrane_core::{Alignment, ByteCount, OwnerProcess};
-use terrane_layout::LayoutBuilder;
-use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_transfer::{Endpoint, Slots, TransferManager};
 
 use crate::KeyHash;
@@ -23,7 +21,7 @@ use crate::key::KeyHasher;
 use crate::slab::{SlabOptions, Slabs};
 use crate::store::Store;
 use crate::store::builder::{
-    DiskTier, EvictionKind, Recovery, StoreBuilder, TierMemory, WritePolicy,
+    AllocateLayout, DiskTier, EvictionKind, Recovery, StoreBuilder, TierMemory, WritePolicy,
 };
 use crate::store::claims::Claims;
 use crate::store::counters::{KeyNames, Recent, StoreCounters, Subscribers};
@@ -213,7 +211,9 @@ fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<Tier
     for (number, tier) in builder.memory_tiers.iter().enumerate() {
         let endpoints = match &tier.memory {
             TierMemory::Endpoints(endpoints) => endpoints.clone(),
-            TierMemory::System(bytes) => system_endpoints(&tier.name, *bytes, groups)?,
+            TierMemory::Allocated(bytes, allocate) => {
+                own_endpoints(&tier.name, *bytes, groups, &**allocate)?
+            }
         };
         if endpoints.len() != groups.len() {
             return Err(StoreError::EndpointCount {
@@ -255,19 +255,17 @@ fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<Tier
     Ok(plans)
 }
 
-fn system_endpoints(
+fn own_endpoints(
     name: &str,
     bytes: ByteCount,
     groups: &[GroupInfo],
+    allocate: &AllocateLayout,
 ) -> Result<Vec<Endpoint>, StoreError> {
     let share = bytes.get() / to_u64(groups.len());
-    let system = SystemAllocator::new(SystemOptions::default());
     let endpoint = |(number, group): (usize, &GroupInfo)| {
         let blocks = slots_in((name, number), share, group.own_stride())?;
         let geometry = group.own_geometry(blocks)?.with_block_alignment(Alignment::PAGE);
-        let layout = LayoutBuilder::from_geometry(geometry).allocate(&system).unregistered();
-        let layout = layout.build()?;
-        Endpoint::new(layout).map_err(|_| StoreError::OtherShape { group: number })
+        Endpoint::new(allocate(geometry)?).map_err(|_| StoreError::OtherShape { group: number })
     };
     groups.iter().enumerate().map(endpoint).collect()
 }

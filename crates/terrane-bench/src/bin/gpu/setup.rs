@@ -44,8 +44,8 @@ impl Setup {
     pub fn new(context: Context, arguments: &Arguments) -> Result<Self> {
         let device = context.device().id;
         let calibration = match &arguments.calibration {
-            Some(file) => Calibration::load(file, &context)?,
-            None => Calibration::measure(&context, &calibration_options(arguments.smoke))?,
+            Some(file) => Calibration::load(file, &context.device().name)?,
+            None => calibration_options(arguments.smoke).measure(&context)?,
         };
         Ok(Self {
             manager: manager(&context, &calibration, None)?,

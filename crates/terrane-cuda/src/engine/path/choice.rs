@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::engine::path::calibration::Calibration;
-use crate::engine::path::{CopyPath, Direction, path_index};
+use terrane_transfer::calibration::Calibration;
+use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// The properties of a transfer that determine its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,8 +165,7 @@ impl Corrections {
     }
 
     fn slot(&self, direction: Direction, path: CopyPath) -> Option<&AtomicU64> {
-        let row = Direction::ALL.iter().position(|other| *other == direction)?;
-        self.factors.get(row)?.get(path_index(path))
+        self.factors.get(direction.index())?.get(path.index())
     }
 
     fn factor(&self, direction: Direction, path: CopyPath) -> f64 {
@@ -209,7 +208,7 @@ impl Corrections {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::path::calibration::PathCost;
+    use terrane_transfer::calibration::PathCost;
 
     fn shape(direction: Direction, blocks: u64, layers: u64, piece: u64) -> Shape {
         let cells = blocks * layers * 2;

@@ -216,9 +216,9 @@ fn peers_are_measured() {
     let mut options = CalibrationOptions::default();
     (options.bytes, options.repetitions) = (ByteCount::mib(1), 1);
     let built_in = Calibration::built_in();
-    let measured = Calibration::measure(&context, &options).unwrap();
+    let measured = options.measure(&context).unwrap();
     options.peers = false;
-    let without = Calibration::measure(&context, &options).unwrap();
+    let without = options.measure(&context).unwrap();
     for direction in [Direction::ToPeer, Direction::FromPeer] {
         let cost = |calibration: &Calibration, path| *calibration.cost(direction, path).unwrap();
         assert_ne!(cost(&measured, CopyPath::CopyEach), cost(&built_in, CopyPath::CopyEach));
@@ -243,7 +243,7 @@ fn a_peer_without_room_is_not_measured() {
     // The engine's own memory comes first: then two of this device, and the other's.
     let before = allocations(&driver, || drop(DeviceEngine::new(&context, options.engine.clone())));
     driver.fail("cuMemAlloc_v2", before + 2, 2);
-    let measured = Calibration::measure(&context, &options).unwrap();
+    let measured = options.measure(&context).unwrap();
     assert_eq!(driver.forgive(), 0);
     for direction in [Direction::ToPeer, Direction::FromPeer] {
         let cost =
@@ -268,13 +268,13 @@ fn a_calibration_is_measured_saved_and_used() {
     let mut options = CalibrationOptions::default();
     (options.bytes, options.repetitions) = (ByteCount::mib(1), 1);
     let begun = Instant::now();
-    let measured = Calibration::measure(&context, &options).unwrap();
+    let measured = options.measure(&context).unwrap();
     eprintln!("measured: a calibration in {:.2?}", begun.elapsed());
     assert_eq!(measured.device(), context.device().name);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("calibration.json");
     measured.save(&file).unwrap();
-    let loaded = Calibration::load(&file, &context).unwrap();
+    let loaded = Calibration::load(&file, &context.device().name).unwrap();
     assert_eq!(loaded, measured);
     let options = DeviceEngineOptions { calibration: Some(loaded), ..Default::default() };
     let engine = DeviceEngine::new(&context, options).unwrap();

@@ -1,9 +1,7 @@
 //! The engine where the driver does not take its kernels: it goes on by the driver's copies.
 
 use terrane_core::{Capability, CapabilityStatus, Reason, Requirement};
-use terrane_cuda::{
-    Calibration, CalibrationOptions, CopyPath, CudaError, DeviceEngine, DeviceEngineOptions,
-};
+use terrane_cuda::{CalibrationOptions, CopyPath, CudaError, DeviceEngine, DeviceEngineOptions};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::copy_engine::{check_transfer, ordered};
 use terrane_testkit::conformance::{EngineFixture, check_copy_engine};
@@ -107,6 +105,6 @@ fn copies_alone_are_calibrated() {
     options.bytes = terrane_core::ByteCount::mib(1);
     options.repetitions = 1;
     options.engine = without();
-    let measured = Calibration::measure(&context, &options).unwrap();
+    let measured = options.measure(&context).unwrap();
     assert_eq!(measured.device(), context.device().name);
 }

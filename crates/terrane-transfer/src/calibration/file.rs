@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::path::calibration::{Calibration, PathCost};
-use crate::engine::path::{CopyPath, Direction};
-use crate::error::CudaError;
+use crate::calibration::error::CalibrationError;
+use crate::calibration::path::{CopyPath, Direction};
+use crate::calibration::{Calibration, PathCost};
 
 /// The version of the format. A file of another version is refused, never guessed at.
 /// Version 1 had one direction for both ways between devices.
@@ -46,13 +46,12 @@ enum Flaw {
     Implausible { what: &'static str, value: f64 },
 }
 
-pub(crate) fn read(path: &Path) -> Result<Calibration, CudaError> {
+pub(crate) fn read(path: &Path) -> Result<Calibration, CalibrationError> {
     let text = std::fs::read_to_string(path).map_err(|error| failed(path, error))?;
-    parse(&text)
-        .map_err(|error| CudaError::CalibrationFile { path: path.to_owned(), source: error })
+    parse(&text).map_err(|error| CalibrationError::File { path: path.to_owned(), source: error })
 }
 
-pub(crate) fn write(calibration: &Calibration, path: &Path) -> Result<(), CudaError> {
+pub(crate) fn write(calibration: &Calibration, path: &Path) -> Result<(), CalibrationError> {
     let text = serde_json::to_string_pretty(&Form::of(calibration));
     let text = text.map_err(|error| failed(path, error))?;
     let (mut file, relaxed) = create_beside(path).map_err(|error| failed(path, error))?;
@@ -92,8 +91,8 @@ fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
     Err(taken)
 }
 
-fn failed(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> CudaError {
-    CudaError::CalibrationFile { path: path.to_owned(), source: Arc::new(error) }
+fn failed(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> CalibrationError {
+    CalibrationError::File { path: path.to_owned(), source: Arc::new(error) }
 }
 
 type Cause = Arc<dyn std::error::Error + Send + Sync>;

@@ -1,4 +1,4 @@
-//! Measures the costs of paths.
+//! Measures the cost of each path for a calibration.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,6 +7,7 @@ use terrane_core::{Alignment, BoxedCause, ByteCount, Region, RegionRequest};
 use terrane_layout::{
     BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind,
 };
+use terrane_transfer::calibration::{Calibration, CopyPath, Direction, PathCost};
 use terrane_transfer::{
     CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Transfer, TransferError,
     TransferManager, TransferOptions, TransferPlan,
@@ -14,8 +15,6 @@ use terrane_transfer::{
 
 use crate::engine::DeviceEngine;
 use crate::engine::options::DeviceEngineOptions;
-use crate::engine::path::calibration::{Calibration, PathCost};
-use crate::engine::path::{CopyPath, Direction};
 use crate::engine::submit::batch;
 use crate::error::CudaError;
 use crate::memory::device::DeviceAllocator;
@@ -64,7 +63,6 @@ struct Cells {
 ///
 /// Costs that are small next to the bytes come from differences between transfers of equal size.
 /// The number of pieces is so large that other disturbances are small for each piece.
-/// and by so many pieces that what else disturbs a transfer is little for each.
 fn shapes(path: CopyPath, all: u64) -> [Cells; 4] {
     let of = |layers: u32, piece: u64, bytes: u64| Cells {
         blocks: (bytes / (u64::from(layers) * piece)).max(1),
@@ -91,7 +89,7 @@ fn shapes(path: CopyPath, all: u64) -> [Cells; 4] {
     }
 }
 
-impl Calibration {
+impl CalibrationOptions {
     /// Measures the paths on a device, in about a second. It moves some hundred MiB of its own
     /// memory each way. Other work on the device at the same time distorts the figures.
     ///
@@ -101,13 +99,12 @@ impl Calibration {
     /// # Errors
     ///
     /// The errors of memory, streams and kernels.
-    pub fn measure(context: &Context, options: &CalibrationOptions) -> Result<Self, CudaError> {
-        measure(context, options)
+    pub fn measure(&self, context: &Context) -> Result<Calibration, CudaError> {
+        measure(context, self.clone())
     }
 }
 
-fn measure(context: &Context, options: &CalibrationOptions) -> Result<Calibration, CudaError> {
-    let mut options = options.clone();
+fn measure(context: &Context, mut options: CalibrationOptions) -> Result<Calibration, CudaError> {
     // At least some blocks of every shape.
     options.bytes = options.bytes.max(ByteCount::mib(1));
     options.engine.learns = false;
@@ -124,9 +121,8 @@ fn measure(context: &Context, options: &CalibrationOptions) -> Result<Calibratio
         ),
         options,
     };
-    let mut calibration = Calibration::built_in();
-    calibration.device.clone_from(&context.device().name);
-    calibration.driver = context.driver().version()?.to_string();
+    let driver = context.driver().version()?.to_string();
+    let mut calibration = Calibration::built_in().of_device(&context.device().name, driver);
     for direction in Direction::ALL {
         let kernel = match (direction, &bench.peer) {
             (Direction::ToPeer | Direction::FromPeer, None) => continue,

@@ -1,14 +1,16 @@
-//! The cost of each path on a device: measured, saved and loaded.
+//! The cost of each way to copy on a device, as data: built in, saved and loaded.
+//!
+//! The engine of the device measures it, and chooses its path by it.
 
+mod error;
 mod file;
-pub(crate) mod measure;
+mod path;
 
 use std::path::Path;
 use std::time::Duration;
 
-use crate::engine::path::{CopyPath, Direction, path_index};
-use crate::error::CudaError;
-use crate::runtime::context::Context;
+pub use error::CalibrationError;
+pub use path::{CopyPath, Direction};
 
 /// The cost of a path: `fixed + pieces · per_piece_ns + bytes / bytes_per_second`.
 ///
@@ -33,6 +35,7 @@ const SHORT: u64 = 32 << 10;
 impl PathCost {
     /// The predicted duration of a transfer, in seconds.
     #[must_use]
+    #[inline]
     pub fn predict(&self, bytes: u64, pieces: u64) -> f64 {
         let is_short = bytes < SHORT.saturating_mul(pieces);
         let per_piece = if is_short { self.per_short_piece_ns } else { self.per_piece_ns };
@@ -99,22 +102,27 @@ impl Calibration {
         built_in
     }
 
+    /// These costs as those of a device model, under a driver of this CUDA version.
+    #[must_use]
+    pub fn of_device(self, device: impl Into<String>, driver: impl Into<String>) -> Self {
+        Self { device: device.into(), driver: driver.into(), ..self }
+    }
+
     /// Reads a calibration that was [saved](Self::save) on a device of this model.
     ///
     /// # Errors
     ///
-    /// [`CudaError::CalibrationFile`] if it cannot be read, [`CudaError::CalibrationOfAnother`] if
-    /// it was measured on another model.
-    pub fn load(file: &Path, context: &Context) -> Result<Self, CudaError> {
+    /// [`CalibrationError::File`] if it cannot be read, [`CalibrationError::AnotherDevice`] if it
+    /// was measured on another model.
+    pub fn load(file: &Path, device: &str) -> Result<Self, CalibrationError> {
         let loaded = file::read(file)?;
-        let device = &context.device().name;
-        if loaded.device == *device {
+        if loaded.device == device {
             return Ok(loaded);
         }
-        Err(CudaError::CalibrationOfAnother {
+        Err(CalibrationError::AnotherDevice {
             path: file.to_owned(),
             measured_on: loaded.device,
-            device: device.clone(),
+            device: device.to_owned(),
         })
     }
 
@@ -123,8 +131,8 @@ impl Calibration {
     ///
     /// # Errors
     ///
-    /// [`CudaError::CalibrationFile`].
-    pub fn save(&self, file: &Path) -> Result<(), CudaError> {
+    /// [`CalibrationError::File`].
+    pub fn save(&self, file: &Path) -> Result<(), CalibrationError> {
         file::write(self, file)
     }
 
@@ -142,13 +150,14 @@ impl Calibration {
 
     /// The cost of a path; `None` if it does not serve the direction.
     #[must_use]
+    #[inline]
     pub fn cost(&self, direction: Direction, path: CopyPath) -> Option<&PathCost> {
-        self.costs.get(direction.index())?.get(path_index(path))?.as_ref()
+        self.costs.get(direction.index())?.get(path.index())?.as_ref()
     }
 
     /// Replaces a figure.
     pub fn set(&mut self, direction: Direction, path: CopyPath, cost: PathCost) {
-        let slot = self.costs.get_mut(direction.index()).and_then(|d| d.get_mut(path_index(path)));
+        let slot = self.costs.get_mut(direction.index()).and_then(|d| d.get_mut(path.index()));
         if let Some(slot) = slot {
             *slot = Some(cost);
         }
@@ -187,9 +196,15 @@ mod tests {
     }
 
     #[test]
-    fn every_path_has_a_place() {
-        for (number, path) in CopyPath::ALL.into_iter().enumerate() {
-            assert_eq!(path_index(path), number);
-        }
+    fn a_calibration_is_loaded_for_its_own_device_model_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("calibration.json");
+        let measured = Calibration::built_in().of_device("this model", "13.1");
+        measured.save(&path).unwrap();
+        assert_eq!(Calibration::load(&path, "this model").unwrap(), measured);
+        let error = Calibration::load(&path, "that model").unwrap_err();
+        assert!(matches!(error, CalibrationError::AnotherDevice { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("this model") && text.contains("that model"), "{text}");
     }
 }
