@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{bench, doctor, layout, plan, store, top};
@@ -78,7 +79,12 @@ fn refuse(error: &clap::Error, output: &mut Output<'_>) -> ExitStatus {
             Err(_) => ExitStatus::Failure,
         };
     }
-    output.complain(&one_line(&text));
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // Without a command there is no mistake to name. The list of commands helps most.
+        output.complain(text.trim_end());
+    } else {
+        output.complain(&one_line(&text));
+    }
     ExitStatus::Usage
 }
 
@@ -135,6 +141,18 @@ mod tests {
         for (number, status) in all.into_iter().enumerate() {
             assert_eq!(usize::from(status.code()), number);
             assert!(EXIT_STATUSES.contains(&format!("\n  {number}  ")), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_command_the_commands_are_listed() {
+        for arguments in [&["terrane"][..], &["terrane", "store"]] {
+            let mut error = Vec::new();
+            let restart = Restart::of_this_executable();
+            let status = run(arguments, &restart, &mut Output::new(Vec::new(), &mut error, false));
+            let text = String::from_utf8(error).unwrap();
+            assert_eq!(status, ExitStatus::Usage);
+            assert!(text.contains("Commands:") && text.contains("Usage: terrane"), "{text}");
         }
     }
 

@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod child;
 mod cli;
 mod commands;
 mod error;
@@ -25,19 +26,17 @@ mod restart;
 mod table;
 
 use std::ffi::OsString;
-use std::process::ExitCode;
 
 pub use error::ExitStatus;
 pub use restart::Restart;
 
 /// Runs the command with its arguments, of which the first is the program's name. Prints to standard output and
-/// standard error.
+/// standard error. Returns the status with which the program should exit.
 ///
 /// `restart` says how to start the command in a child process, which probes need that may crash or hang.
 pub fn run(
     arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     restart: &Restart,
-) -> ExitCode {
-    let status = cli::run(arguments, restart, &mut output::Output::standard());
-    ExitCode::from(status.code())
+) -> ExitStatus {
+    cli::run(arguments, restart, &mut output::Output::standard())
 }

@@ -3,5 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    terrane_cli::run(std::env::args_os(), &terrane_cli::Restart::of_this_executable())
+    let status = terrane_cli::run(std::env::args_os(), &terrane_cli::Restart::of_this_executable());
+    ExitCode::from(status.code())
 }

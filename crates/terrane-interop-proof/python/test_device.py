@@ -4,21 +4,8 @@ import os
 
 import numpy
 
-import cache
-from cache import Cache
 from dlpack import CUDA, CUDA_HOST, UINT, Exported, Imported, handshake, probe
 from proof import ProofError, ProofTest, live
-
-BLOCKS, LAYERS, PAGE, HEADS, DIM = 6, 2, 4, 2, 8
-U16 = (1, 16)
-SHAPE = [2, BLOCKS, PAGE, HEADS, DIM]
-
-
-def expected():
-    """The contents of a tensor of that shape."""
-    count = 2 * BLOCKS * PAGE * HEADS * DIM * 2
-    filled = (numpy.arange(count, dtype=numpy.uint64) * 7 + 3).astype(numpy.uint8)
-    return filled.view(numpy.uint16).reshape(SHAPE)
 
 
 class Devices(ProofTest):
@@ -63,24 +50,3 @@ class Devices(ProofTest):
         for stream, text in ((0, "ambiguous"), (-2, "does not exist")):
             with self.assertRaisesRegex(ProofError, text):
                 handshake(0, stream, True)
-
-    def test_a_cache_of_a_device_is_offloaded_and_brought_back(self):
-        for plain_tier in (0, 1):
-            with self.subTest(plain_tier=plain_tier):
-                tensors = [Exported(U16, SHAPE, device=0) for _ in range(LAYERS)]
-                taken = Cache(
-                    tensors, form=cache.VLLM, num_blocks=BLOCKS, num_layers=LAYERS, page_size=PAGE,
-                    num_heads=HEADS, head_dim=DIM, element_bytes=2, token_order=0, tier_blocks=8,
-                    device=0, plain_tier=plain_tier,
-                )
-                with taken:
-                    taken.offload([1, 4], [7, 2])
-                    # To other blocks, and from there back.
-                    taken.restore([0, 5], [7, 2])
-                    taken.offload([0, 5], [1, 0])
-                    tier = [numpy.from_dlpack(it) for it in taken.tier(U16, LAYERS)]
-                    for layer in tier:
-                        for block, place in ((1, 7), (4, 2), (1, 1), (4, 0)):
-                            same = layer[:, place] == expected()[:, block]
-                            self.assertTrue(same.all(), (block, place))
-                    del tier, layer

@@ -9,5 +9,4 @@ mod arrow;
 mod calls;
 mod capsule;
 mod dlpack;
-mod kv;
 mod live_counts;

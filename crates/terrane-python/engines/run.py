@@ -38,7 +38,7 @@ def run(plugin, paths, tests):
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
     before = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([HERE, *paths, *([before] if before else [])])
-    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-p", plugin]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--noconftest", "-p", "no:cacheprovider", "-p", plugin]
     command += ["-o", "tmp_path_retention_policy=none", "--rootdir", os.path.dirname(tests[0]), *tests]
     return subprocess.run(command, env=environment, cwd=os.path.dirname(tests[0]), check=False).returncode == 0
 

@@ -1,19 +1,24 @@
-//! KV caches of other libraries, adopted by DLPack.
+//! KV caches: those of other libraries, adopted, and those of this package.
+
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use terrane_interop::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
-use terrane_interop::dlpack::{ImportedTensor, Importer, Structure};
+use terrane_core::{Allocate, DeviceId, StorageKind};
+use terrane_cuda::{Context, PinnedAllocator, PinnedOptions};
+use terrane_interop::dlpack::{ImportedTensor, TensorShape};
 use terrane_interop::tensors::{KvAxis, KvAxisOrder, KvTensors, adopt_kv};
-use terrane_layout::{ElementFormat, LayoutConfig, TokenOrder};
+use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, TokenOrder};
+use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_store::Blocks as NativeBlocks;
-use terrane_transfer::Endpoint;
+use terrane_transfer::{Access, DeviceOrder, Endpoint};
 
+use crate::device::{self, DeviceSide};
 use crate::errors::{StoreError, text};
-use crate::memory::Blocks;
+use crate::memory::{Blocks, Kept};
 use crate::numbers::ids;
+use crate::tensors::{self, MemoryName};
+use crate::views::{self, KvTensor};
 
 /// The names of axes in Python.
 const AXES: [(&str, KvAxis); 8] = [
@@ -27,7 +32,7 @@ const AXES: [(&str, KvAxis); 8] = [
     ("one", KvAxis::One),
 ];
 
-/// The blocks of a KV cache that lies in tensors of another library, in host memory.
+/// The blocks of a KV cache that lies in tensors of another library, in host memory or on a CUDA device.
 ///
 /// The tensors are adopted without a copy, with their strides. They stay alive with this object, and while a job uses
 /// it. While a job runs, no other code may write the blocks of a `put`, or use those of a `get`.
@@ -41,15 +46,86 @@ const AXES: [(&str, KvAxis); 8] = [
 ///
 /// Give it to a store as a group: `Store(…, groups=[("kv", cache)])`.
 ///
+/// Jobs on the blocks of a device run after the work that the tensors' library has submitted to its current stream, or to
+/// the stream that the job states (`stream=`). When a job has ended, its bytes are there for every stream.
+///
 /// Raises `StoreError` if the tensors do not fit, and names tensor and axis.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct KvCache {
     endpoint: Endpoint,
+    config: LayoutConfig,
+    device: Option<DeviceSide>,
 }
 
 impl KvCache {
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
+    }
+
+    /// The context of its device.
+    pub(crate) fn context(&self) -> Option<&Context> {
+        self.device.as_ref().map(DeviceSide::context)
+    }
+
+    /// The work that a job on its blocks runs after; `None` on the host, where a stream is refused.
+    pub(crate) fn order(
+        &self,
+        py: Python<'_>,
+        stream: Option<i64>,
+    ) -> PyResult<Option<DeviceOrder>> {
+        match (&self.device, stream) {
+            (Some(device), stream) => device.order(py, stream).map(Some),
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(PyValueError::new_err(
+                "stream= was given for blocks in host memory, which no stream orders; leave it out",
+            )),
+        }
+    }
+
+    /// The work that a copy between two caches runs after; without a stream, that of both libraries.
+    pub(crate) fn order_of_both(
+        py: Python<'_>,
+        source: &Self,
+        destination: &Self,
+        stream: Option<i64>,
+    ) -> PyResult<Option<DeviceOrder>> {
+        match (&source.device, &destination.device, stream) {
+            (Some(source), Some(destination), None) => source.order_with(py, destination).map(Some),
+            (Some(_), ..) => source.order(py, stream),
+            (None, ..) => destination.order(py, stream),
+        }
+    }
+
+    fn adopt(
+        imported: &[ImportedTensor],
+        axes: &str,
+        page_size: Option<u32>,
+        apart: bool,
+        tensor: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let axes = axes.split_whitespace().map(axis).collect::<PyResult<Vec<_>>>()?;
+        let config = config(imported, &axes, page_size, apart)?;
+        let order = KvAxisOrder::new(&axes).map_err(refused)?;
+        let builder = if apart {
+            let keys: Vec<_> = imported.iter().step_by(2).cloned().collect();
+            let values: Vec<_> = imported.iter().skip(1).step_by(2).cloned().collect();
+            adopt_kv(&config, &order, KvTensors::Apart { keys: &keys, values: &values })
+        } else {
+            adopt_kv(&config, &order, KvTensors::Together(imported))
+        };
+        let layout = builder.map_err(refused)?.unregistered().build().map_err(refused)?;
+        let endpoint = Endpoint::new(layout).map_err(refused)?;
+        let device = match endpoint.kind() {
+            StorageKind::Device(id) => Some(DeviceSide::new(device::context(id)?, tensor)?),
+            _ => None,
+        };
+        Ok(Self { endpoint, config, device })
+    }
+
+    fn allocated(config: LayoutConfig, allocator: &impl Allocate) -> PyResult<Self> {
+        let layout = LayoutBuilder::new(config).fully_contiguous().allocate(allocator);
+        let layout = layout.unregistered().build().map_err(refused)?;
+        Ok(Self { endpoint: Endpoint::new(layout).map_err(refused)?, config, device: None })
     }
 }
 
@@ -63,19 +139,89 @@ impl KvCache {
         page_size: Option<u32>,
         apart: bool,
     ) -> PyResult<Self> {
-        let imported: Vec<_> = tensors.iter().map(import).collect::<PyResult<_>>()?;
-        let axes = axes.split_whitespace().map(axis).collect::<PyResult<Vec<_>>>()?;
-        let config = config(&imported, &axes, page_size, apart)?;
-        let order = KvAxisOrder::new(&axes).map_err(refused)?;
-        let builder = if apart {
-            let keys: Vec<_> = imported.iter().step_by(2).cloned().collect();
-            let values: Vec<_> = imported.iter().skip(1).step_by(2).cloned().collect();
-            adopt_kv(&config, &order, KvTensors::Apart { keys: &keys, values: &values })
-        } else {
-            adopt_kv(&config, &order, KvTensors::Together(&imported))
+        let imported: Vec<_> = tensors.iter().map(tensors::import).collect::<PyResult<_>>()?;
+        let first = tensors.first().map(|tensor| tensor.clone().unbind());
+        Self::adopt(&imported, axes, page_size, apart, first)
+    }
+
+    /// Adopts tensors by their addresses (`tensor.data_ptr()`): one a layer, each of the shape `sizes`, with `strides` in
+    /// elements (compact if None).
+    ///
+    /// `memory` is "host", "pinned", or the number of a CUDA device. `keep` is kept until the cache and its jobs have
+    /// ended. Jobs on a device state their `stream`.
+    ///
+    /// The memory must be valid: a wrong host address ends the process, as with `ctypes`. The driver checks addresses of a
+    /// device.
+    #[staticmethod]
+    #[pyo3(signature = (
+        pointers, axes, sizes, *, element_bytes, keep, strides = None, memory = MemoryName::Host(String::from("host")),
+        page_size = None, apart = false
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn at(
+        py: Python<'_>,
+        pointers: &Bound<'_, PyAny>,
+        axes: &str,
+        sizes: Vec<u64>,
+        element_bytes: u8,
+        keep: Py<PyAny>,
+        strides: Option<Vec<u64>>,
+        memory: MemoryName,
+        page_size: Option<u32>,
+        apart: bool,
+    ) -> PyResult<Self> {
+        let shape: TensorShape = tensors::shape(element_bytes, &sizes, strides.as_deref())?;
+        let (kind, kept) = (memory.kind()?, Arc::new(Kept::object(keep)));
+        if let StorageKind::Device(device) = kind {
+            // Loads the driver, without the GIL.
+            py.detach(|| device::context(device))?;
+        }
+        let taken = |pointer| {
+            // SAFETY: Python's caller promises valid memory for as long as `keep` lives.
+            unsafe { tensors::at(pointer, kind, &shape, Arc::clone(&kept)) }
         };
-        let layout = builder.map_err(refused)?.unregistered().build().map_err(refused)?;
-        Ok(Self { endpoint: Endpoint::new(layout).map_err(refused)? })
+        let imported: Vec<_> = ids(pointers)?.into_iter().map(taken).collect::<PyResult<_>>()?;
+        Self::adopt(&imported, axes, page_size, apart, None)
+    }
+
+    /// A cache of the same shape in memory that this package allocates, with so many blocks: "system" or "pinned" memory.
+    ///
+    /// Pinned memory is that of the cache's device, or of the device `device`.
+    ///
+    /// Raises `StoreError` if there is not enough memory, or no CUDA driver for pinned memory.
+    #[pyo3(signature = (blocks, memory = "system", *, device = None))]
+    fn allocate_like(
+        &self,
+        py: Python<'_>,
+        blocks: u32,
+        memory: &str,
+        device: Option<u32>,
+    ) -> PyResult<Self> {
+        let config = self.config.with_num_blocks(blocks).map_err(refused)?;
+        match memory {
+            "system" => py.detach(|| {
+                Self::allocated(config, &SystemAllocator::new(SystemOptions::default()))
+            }),
+            "pinned" => {
+                let device = device.or(self.device_number()).unwrap_or(0);
+                py.detach(|| Self::allocated(config, &pinned(device)?))
+            }
+            _ => Err(PyValueError::new_err(format!(
+                "the memory {memory:?}; state \"system\" or \"pinned\""
+            ))),
+        }
+    }
+
+    /// The blocks as tensors of other libraries, without a copy: one a layer, or K and V of each layer if `axes` has no
+    /// "outer". `dtype` is a name such as "bfloat16" or "uint16". The cache is in host memory.
+    ///
+    /// Raises `StoreError` if strides cannot express the axes, or if jobs use the blocks now.
+    #[pyo3(signature = (axes, dtype, *, writable = false))]
+    fn tensors(&self, axes: &str, dtype: &str, writable: bool) -> PyResult<Vec<KvTensor>> {
+        let axes = axes.split_whitespace().map(axis).collect::<PyResult<Vec<_>>>()?;
+        let order = KvAxisOrder::new(&axes).map_err(refused)?;
+        let access = if writable { Access::Write } else { Access::Read };
+        views::tensors(&self.endpoint, &order, dtype, access)
     }
 
     /// Blocks by their numbers (a list or an array of integers), whole, or the first `tokens` of each.
@@ -87,11 +233,13 @@ impl KvCache {
         numbers: &Bound<'_, PyAny>,
         tokens: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Blocks> {
-        let mut blocks = NativeBlocks::new(&slf.get().endpoint, &short(numbers)?);
+        let numbers = short(numbers)?;
+        let mut blocks = NativeBlocks::new(&slf.get().endpoint, &numbers);
         if let Some(tokens) = tokens {
             blocks = blocks.tokens(&short(tokens)?);
         }
-        Ok(Blocks::of_cache(blocks, slf.clone().into_any().unbind()))
+        let whole = tokens.is_none().then_some(numbers);
+        Ok(Blocks::of_cache(blocks, whole, slf.clone().unbind()))
     }
 
     /// The number of blocks.
@@ -104,6 +252,18 @@ impl KvCache {
     fn block_bytes(&self) -> u64 {
         self.endpoint.layout().geometry().block_bytes().get()
     }
+
+    /// The number of the CUDA device that the blocks lie on; None in host memory.
+    #[getter(device)]
+    fn device_number(&self) -> Option<u32> {
+        self.context().map(|context| context.device().id.get())
+    }
+}
+
+/// The allocator of pinned memory of a device.
+pub(crate) fn pinned(device: u32) -> PyResult<PinnedAllocator> {
+    let context = device::context(DeviceId::new(device))?;
+    PinnedAllocator::new(&context, PinnedOptions::default()).map_err(device::refused)
 }
 
 fn refused(error: impl std::error::Error) -> PyErr {
@@ -166,42 +326,4 @@ fn config(
         .element(ElementFormat::Width(width))
         .build()
         .map_err(refused)
-}
-
-/// Imports a tensor by DLPack, in the newest structure that its library supports.
-fn import(tensor: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
-    let py = tensor.py();
-    let newest = PyDict::new(py);
-    newest.set_item("max_version", (1, 0))?;
-    let capsule = match tensor.call_method("__dlpack__", (), Some(&newest)) {
-        // Libraries older than DLPack 1.0 do not know the argument.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
-            tensor.call_method0("__dlpack__")?
-        }
-        other => other?,
-    };
-    let importer = Importer::new();
-    if let Some(taken) = take::<DLManagedTensorVersioned>(&capsule) {
-        // SAFETY: the capsule had the tensor by its name, and is renamed, so this is its only owner. By the standard its
-        // producer meets the other requirements.
-        return unsafe { importer.versioned(taken) }.map_err(refused);
-    }
-    let taken = take::<DLManagedTensor>(&capsule);
-    let taken = taken.ok_or_else(|| PyTypeError::new_err("__dlpack__ returned no new capsule"))?;
-    // SAFETY: as above.
-    unsafe { importer.legacy(taken) }.map_err(refused)
-}
-
-/// Takes the tensor out of a capsule with this structure, by renaming the capsule as the standard demands.
-fn take<S: Structure>(capsule: &Bound<'_, PyAny>) -> Option<*mut S> {
-    let (capsule, name) = (capsule.as_ptr(), S::CAPSULE.as_ptr());
-    // SAFETY: an object, and a text that ends with a zero.
-    if unsafe { PyCapsule_IsValid(capsule, name) } == 0 {
-        return None;
-    }
-    // SAFETY: a valid capsule of this name.
-    let pointer = unsafe { PyCapsule_GetPointer(capsule, name) };
-    // SAFETY: as above; the name lives as long as the program.
-    unsafe { PyCapsule_SetName(capsule, S::USED_CAPSULE.as_ptr()) };
-    Some(pointer.cast())
 }

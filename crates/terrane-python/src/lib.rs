@@ -5,10 +5,14 @@
 //! closed there, before Python frees anything.
 
 mod cache;
+mod command;
+mod device;
 mod errors;
 mod events;
 mod interpreter;
+mod jobs;
 mod keys;
+mod manager;
 mod memory;
 mod numbers;
 mod open;
@@ -17,6 +21,9 @@ mod process;
 mod queue;
 mod snapshot;
 mod store;
+mod tensors;
+mod tier;
+mod views;
 
 #[pyo3::pymodule]
 mod _native {
@@ -25,11 +32,15 @@ mod _native {
     #[pymodule_export]
     use super::cache::KvCache;
     #[pymodule_export]
+    use super::command::{checksum, plan_json, run_command};
+    #[pymodule_export]
     use super::errors::{
         ClosedError, ForkedError, InUseError, NamespaceError, QueueFullError, StoreError,
     };
     #[pymodule_export]
     use super::events::Events;
+    #[pymodule_export]
+    use super::manager::{Copied, Manager, Transfer};
     #[pymodule_export]
     use super::memory::{Blocks, Region};
     #[pymodule_export]
@@ -38,6 +49,10 @@ mod _native {
     use super::queue::CompletionQueue;
     #[pymodule_export]
     use super::store::Store;
+    #[pymodule_export]
+    use super::tier::Tier;
+    #[pymodule_export]
+    use super::views::KvTensor;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -9,7 +9,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use terrane_core::sync::lock;
 use terrane_store::{Blocks as NativeBlocks, Spans};
+use terrane_transfer::DeviceOrder;
 
+use crate::cache::KvCache;
 use crate::numbers::ids;
 use crate::process::PerProcess;
 
@@ -56,10 +58,23 @@ pub(crate) struct Blocks {
     kept: Arc<Kept>,
 }
 
+impl Drop for Blocks {
+    /// Python frees the object, so what no job uses any more is released at once.
+    fn drop(&mut self) {
+        drop(std::mem::take(&mut self.kept));
+        Python::attach(release_ended);
+    }
+}
+
 /// Spans of host memory, or blocks of a cache.
 enum BlockMemory {
     Spans(Spans),
-    Cache(NativeBlocks),
+    Cache {
+        blocks: NativeBlocks,
+        /// The numbers of the blocks, if they are whole.
+        whole: Option<Vec<u32>>,
+        cache: Py<KvCache>,
+    },
 }
 
 impl Blocks {
@@ -67,11 +82,46 @@ impl Blocks {
         Self { memory: BlockMemory::Spans(spans), is_writable, kept }
     }
 
-    /// Blocks of a cache. `cache` is its object in Python, which jobs keep: otherwise the last job would free the
-    /// tensors on a thread of the store, and wait for the GIL there.
-    pub(crate) fn of_cache(blocks: NativeBlocks, cache: Py<PyAny>) -> Self {
-        let kept = Kept { buffers: Vec::new(), objects: vec![cache] };
-        Self { memory: BlockMemory::Cache(blocks), is_writable: true, kept: Arc::new(kept) }
+    /// Blocks of a cache; with their numbers if they are whole.
+    ///
+    /// Jobs keep the cache's object: otherwise the last job would free the tensors on a thread of the store, and wait for
+    /// the GIL there.
+    pub(crate) fn of_cache(
+        blocks: NativeBlocks,
+        whole: Option<Vec<u32>>,
+        cache: Py<KvCache>,
+    ) -> Self {
+        let kept = Python::attach(|py| Kept::object(cache.clone_ref(py).into_any()));
+        let memory = BlockMemory::Cache { blocks, whole, cache };
+        Self { memory, is_writable: true, kept: Arc::new(kept) }
+    }
+
+    /// The cache, and the numbers of its whole blocks.
+    pub(crate) fn whole_blocks(&self) -> PyResult<(&Py<KvCache>, &[u32])> {
+        match &self.memory {
+            BlockMemory::Cache { whole: Some(whole), cache, .. } => Ok((cache, whole)),
+            BlockMemory::Cache { .. } => Err(PyValueError::new_err(
+                "a manager copies whole blocks; leave tokens= out of KvCache.blocks",
+            )),
+            BlockMemory::Spans(_) => Err(PyValueError::new_err(
+                "a manager copies blocks of a KvCache; give the result of KvCache.blocks",
+            )),
+        }
+    }
+
+    /// The work that a job runs after, if the blocks are on a device.
+    pub(crate) fn order(
+        &self,
+        py: Python<'_>,
+        stream: Option<i64>,
+    ) -> PyResult<Option<DeviceOrder>> {
+        match &self.memory {
+            BlockMemory::Cache { cache, .. } => cache.get().order(py, stream),
+            BlockMemory::Spans(_) if stream.is_some() => Err(PyValueError::new_err(
+                "stream= was given for blocks in host memory, which no stream orders; leave it out",
+            )),
+            BlockMemory::Spans(_) => Ok(None),
+        }
     }
 
     /// The memory for a job.
@@ -84,7 +134,7 @@ impl Blocks {
             // SAFETY: `kept` owns the exports of the buffers, or what the caller of `Blocks.at` gave, so the spans stay valid.
             // Python's caller promises in the documentation of `Blocks` that no other code uses them meanwhile.
             BlockMemory::Spans(spans) => unsafe { NativeBlocks::spans(spans.clone()) },
-            BlockMemory::Cache(blocks) => blocks.clone(),
+            BlockMemory::Cache { blocks, .. } => blocks.clone(),
         }
     }
 
@@ -112,6 +162,11 @@ impl Blocks {
 }
 
 impl Kept {
+    /// Keeps one object.
+    pub(crate) fn object(object: Py<PyAny>) -> Self {
+        Self { buffers: Vec::new(), objects: vec![object] }
+    }
+
     /// Keeps an export of the buffer, and returns its start and length.
     fn add(&mut self, value: &Bound<'_, PyAny>) -> PyResult<(NonNull<u8>, usize)> {
         let buffer = PyUntypedBuffer::get(value)?;
@@ -180,14 +235,13 @@ impl Blocks {
             let parts = parts.ok_or_else(|| PyValueError::new_err("a pointer is 0"))?;
             spans.add_block(parts);
         }
-        let kept = Kept { buffers: Vec::new(), objects: vec![keep] };
-        Ok(Self::spans(spans, writable, Arc::new(kept)))
+        Ok(Self::spans(spans, writable, Arc::new(Kept::object(keep))))
     }
 
     fn __len__(&self) -> usize {
         match &self.memory {
             BlockMemory::Spans(spans) => spans.len(),
-            BlockMemory::Cache(blocks) => blocks.len(),
+            BlockMemory::Cache { blocks, .. } => blocks.len(),
         }
     }
 }

@@ -9,6 +9,7 @@ use terrane_core::OwnerProcess;
 use terrane_core::sync::lock;
 use terrane_store::{Store, StoreError};
 
+use crate::manager::end_transfers;
 use crate::memory::release_ended;
 use crate::process::PerProcess;
 
@@ -77,7 +78,7 @@ impl Drop for OpenStore {
     }
 }
 
-/// Closes the stores that are open. Python calls it before it frees anything, so the memory of jobs in
+/// Closes the stores that are open, and ends transfers. Python calls it before it frees anything, so the memory of jobs in
 /// flight is valid until they have ended.
 #[pyfunction]
 fn close_all(py: Python<'_>) {
@@ -87,6 +88,7 @@ fn close_all(py: Python<'_>) {
         for store in open.iter().filter_map(Weak::upgrade) {
             store.close(deadline);
         }
+        end_transfers(deadline);
     });
     release_ended(py);
 }

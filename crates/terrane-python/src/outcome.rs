@@ -106,13 +106,31 @@ pub(crate) struct Completion {
     /// The queue of this job alone; `None` if the caller named a queue.
     queue: Option<NativeQueue<JobOutcome>>,
     outcome: OnceLock<Py<Outcome>>,
+    /// Functions to call when a thread has taken the outcome. Its descriptor is not readable any more, so an event loop
+    /// would not wake up.
+    taken: Mutex<Vec<Py<PyAny>>>,
     owner: OwnerProcess,
 }
 
 impl Completion {
     pub(crate) fn new(job: Job, queue: Option<NativeQueue<JobOutcome>>) -> Self {
         let owner = OwnerProcess::current();
-        Self { job: Mutex::new(Some(job)), queue, outcome: OnceLock::new(), owner }
+        let (job, taken) = (Mutex::new(Some(job)), Mutex::new(Vec::new()));
+        Self { job, queue, outcome: OnceLock::new(), taken, owner }
+    }
+
+    /// Calls the functions that wait for the outcome, if it was taken.
+    fn call_waiting(&self, py: Python<'_>) {
+        if self.outcome.get().is_none() {
+            return;
+        }
+        // Nothing of Python runs under the lock.
+        let taken = std::mem::take(&mut *lock(&self.taken));
+        for function in taken {
+            if let Err(error) = function.call0(py) {
+                error.write_unraisable(py, Some(function.bind(py)));
+            }
+        }
     }
 
     fn own_queue(&self) -> PyResult<&NativeQueue<JobOutcome>> {
@@ -145,6 +163,7 @@ impl Completion {
                     let outcome = Py::new(py, Outcome::new(outcome))?;
                     // Only one thread takes the value, so it is set once.
                     let _ = self.outcome.set(outcome);
+                    self.call_waiting(py);
                 }
                 None if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                     if self.outcome.get().is_none() {
@@ -165,6 +184,12 @@ impl Completion {
     /// A descriptor that is readable once the job has ended, until `wait` has returned.
     fn fileno(&self) -> PyResult<i32> {
         Ok(self.own_queue()?.as_fd().as_raw_fd())
+    }
+
+    /// Calls `function` when a thread has taken the outcome by `wait`, at once if one has.
+    fn _when_taken(&self, py: Python<'_>, function: Py<PyAny>) {
+        lock(&self.taken).push(function);
+        self.call_waiting(py);
     }
 
     /// Ends the job early. Blocks that are done stay done.

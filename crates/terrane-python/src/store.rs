@@ -11,22 +11,23 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use terrane_core::ByteCount;
+use terrane_cuda::Context;
 use terrane_store::disk::Namespace;
-use terrane_store::{
-    BlockGroup, CompletionQueue as NativeQueue, DiskTier, JobOptions, JobOutcome, Presence,
-    Recovery, Store as NativeStore,
-};
+use terrane_store::{BlockGroup, DiskTier, Presence, Recovery, Store as NativeStore, WritePolicy};
 
 use crate::cache::KvCache;
+use crate::device;
 use crate::errors;
 use crate::events::Events;
+use crate::jobs::{Submission, submission};
 use crate::keys::Keys;
+use crate::manager::Manager;
 use crate::memory::{Blocks, release_ended};
-use crate::numbers::{deadline, moment};
+use crate::numbers::moment;
 use crate::open::{OpenStore, PATIENCE};
-use crate::outcome::{Completion, priority};
-use crate::queue::CompletionQueue;
+use crate::outcome::Completion;
 use crate::snapshot;
+use crate::tier::Tier;
 
 /// Blocks of bytes by key, on disk, and optionally in host memory above it.
 ///
@@ -40,7 +41,12 @@ use crate::snapshot;
 ///   with `NamespaceError`.
 /// - `persistent`: False empties the store when it is opened.
 /// - `read_only`: takes no puts.
-/// - `host_bytes`: a tier of system memory above the disk; 0 for none.
+/// - `host_bytes`: a tier of system memory above the disk; 0 for none. Short for `tiers=[Tier.system(host_bytes)]`.
+/// - `tiers`: tiers of memory above the disk, the fastest first. Blocks of a device need one in host memory.
+/// - `write`: when a block goes to slower tiers. "through": with the put, which ends when the disk has it. "back": when the
+///   fastest tier evicts it, or by `sync`. A number: when it was used so many times, or by `sync`; it may be lost before.
+/// - `manager`: the `Manager` that copies between memories; by default one of the store's own, for the devices that its
+///   groups and tiers lie on.
 /// - `keep_keys`: keeps the keys in memory, for `events`.
 ///
 /// Raises `InUseError`, `NamespaceError` or `StoreError`.
@@ -49,6 +55,8 @@ pub(crate) struct Store {
     open: Arc<OpenStore>,
     namespace: String,
     recovery: Recovery,
+    /// The caches that are tiers. They are freed after the store, by a thread of Python.
+    _caches: Vec<Py<KvCache>>,
 }
 
 /// The blocks of a group.
@@ -58,66 +66,24 @@ enum BlockShape<'py> {
     Cache(Bound<'py, KvCache>),
 }
 
-/// The options of a job, and its queue.
-struct Submission {
-    options: JobOptions,
-    /// The queue of a job for which the caller named none.
-    own: Option<NativeQueue<JobOutcome>>,
+/// When blocks go to slower tiers.
+#[derive(FromPyObject)]
+enum Write {
+    AfterUses(u8),
+    Named(String),
 }
 
-/// The options of a job as Python states them.
-struct Choices<'py> {
-    group: u16,
-    priority: String,
-    timeout: Option<f64>,
-    queue: Option<Bound<'py, CompletionQueue>>,
-    tag: u64,
-    durable: bool,
-}
-
-/// The choices with their defaults, from keyword arguments.
-fn choices<'py>(given: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>> {
-    let mut all = Choices {
-        group: 0,
-        priority: String::from("normal"),
-        timeout: None,
-        queue: None,
-        tag: 0,
-        durable: false,
-    };
-    for (name, value) in given.into_iter().flatten() {
-        match name.extract::<String>()?.as_str() {
-            "group" => all.group = value.extract()?,
-            "priority" => all.priority = value.extract()?,
-            "timeout" => all.timeout = value.extract()?,
-            "queue" => all.queue = value.extract()?,
-            "tag" => all.tag = value.extract()?,
-            "durable" => all.durable = value.extract()?,
-            other => {
-                return Err(pyo3::exceptions::PyTypeError::new_err(format!(
-                    "a job has no option {other:?}; there are group, priority, timeout, queue, tag and durable"
-                )));
-            }
+impl Write {
+    fn policy(&self) -> PyResult<WritePolicy> {
+        match self {
+            Self::AfterUses(uses) => Ok(WritePolicy::AfterUses(*uses)),
+            Self::Named(name) if name == "through" => Ok(WritePolicy::Through),
+            Self::Named(name) if name == "back" => Ok(WritePolicy::Back),
+            Self::Named(name) => Err(PyValueError::new_err(format!(
+                "write={name:?}; state \"through\", \"back\", or a number of uses"
+            ))),
         }
     }
-    Ok(all)
-}
-
-fn submission(given: Option<&Bound<'_, PyDict>>) -> PyResult<Submission> {
-    let choices = choices(given)?;
-    let mut options = JobOptions::new()
-        .group(choices.group)
-        .priority(priority(&choices.priority)?)
-        .durable(choices.durable);
-    if let Some(deadline) = deadline(choices.timeout)? {
-        options = options.deadline(deadline);
-    }
-    if let Some(queue) = choices.queue {
-        let options = options.queue(queue.get().native()?, choices.tag);
-        return Ok(Submission { options, own: None });
-    }
-    let own = NativeQueue::new(1).map_err(|error| errors::queue(&error))?;
-    Ok(Submission { options: options.queue(&own, choices.tag), own: Some(own) })
 }
 
 #[pymethods]
@@ -125,7 +91,8 @@ impl Store {
     #[new]
     #[pyo3(signature = (
         directory, capacity, *, groups, namespace, fields = None, persistent = true, read_only = false,
-        host_bytes = 0, keep_keys = false
+        host_bytes = 0, tiers = Vec::new(), write = Write::Named(String::from("through")), manager = None,
+        keep_keys = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
@@ -138,6 +105,9 @@ impl Store {
         persistent: bool,
         read_only: bool,
         host_bytes: u64,
+        tiers: Vec<Bound<'_, Tier>>,
+        write: Write,
+        manager: Option<Bound<'_, Manager>>,
         keep_keys: bool,
     ) -> PyResult<Self> {
         let fields = fields.unwrap_or_default();
@@ -148,8 +118,13 @@ impl Store {
             .disk(disk)
             .namespace(checked)
             .persistent(persistent)
+            .write_policy(write.policy()?)
             .keep_keys(keep_keys);
+        let mut contexts: Vec<Context> = Vec::new();
         for (name, shape) in groups {
+            if let BlockShape::Cache(cache) = &shape {
+                contexts.extend(cache.get().context().cloned());
+            }
             builder = builder.group(match shape {
                 BlockShape::Bytes(bytes) => BlockGroup::new(name, bytes),
                 BlockShape::Cache(cache) => {
@@ -157,15 +132,34 @@ impl Store {
                 }
             });
         }
+        if !contexts.is_empty() && tiers.is_empty() && host_bytes == 0 {
+            return Err(PyValueError::new_err(
+                "a group is in device memory, which is reached through host memory; add tiers=[Tier.pinned(bytes)]",
+            ));
+        }
+        let mut kept = Vec::new();
+        for tier in &tiers {
+            let tier = tier.get();
+            builder = builder.memory_tier(py.detach(|| tier.native())?);
+            contexts.extend(py.detach(|| tier.contexts())?);
+            kept.extend(tier.caches(py));
+        }
         if host_bytes > 0 {
             builder = builder.host(ByteCount::new(host_bytes));
         }
+        contexts.sort_by_key(|context| context.device().id);
+        contexts.dedup_by_key(|context| context.device().id);
+        builder = match manager {
+            Some(manager) => builder.manager(manager.get().native()?),
+            None if contexts.is_empty() => builder,
+            None => builder.manager(&py.detach(|| device::manager(&contexts))?),
+        };
         let opened = py.detach(|| {
             create(&directory)?;
             builder.open().map_err(|error| errors::exception(&error))
         });
         let (store, recovery) = opened?;
-        Ok(Self { open: OpenStore::new(store), namespace, recovery })
+        Ok(Self { open: OpenStore::new(store), namespace, recovery, _caches: kept })
     }
 
     /// The name of the namespace, which is that of its folder.
@@ -191,7 +185,9 @@ impl Store {
     /// wait for I/O.
     ///
     /// Options: `group`, `priority` ("low", "normal", "high"), `timeout` in seconds, `queue` (a `CompletionQueue`) with
-    /// `tag`, and `durable`: the job ends when the blocks survive a power failure.
+    /// `tag`, and `durable`: the job ends when the blocks survive a power failure. For blocks of a device also `stream`: the
+    /// job runs after the work of that CUDA stream (a handle; −1 if the device has ended its work), instead of after
+    /// that of the tensors' library.
     ///
     /// Raises `StoreError` if the job is refused, and `BufferError` for memory with gaps.
     #[pyo3(signature = (keys, blocks, **options))]
@@ -204,7 +200,7 @@ impl Store {
         let py = keys.py();
         let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
         let blocks = blocks.get();
-        let Submission { options, own } = submission(options)?;
+        let Submission { options, own } = submission(py, options, Some(blocks))?;
         // SAFETY: the job gets what is kept.
         let (source, kept) = (unsafe { blocks.native() }, blocks.kept());
         let store = self.native()?;
@@ -231,7 +227,7 @@ impl Store {
         let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
         let blocks = blocks.get();
         blocks.check_writable()?;
-        let Submission { options, own } = submission(options)?;
+        let Submission { options, own } = submission(py, options, Some(blocks))?;
         // SAFETY: the job gets what is kept, and the memory is writable.
         let (destination, kept) = (unsafe { blocks.native() }, blocks.kept());
         let store = self.native()?;
@@ -250,7 +246,7 @@ impl Store {
     ) -> PyResult<Completion> {
         let py = keys.py();
         let keys = Keys::of(keys)?;
-        let Submission { options, own } = submission(options)?;
+        let Submission { options, own } = submission(py, options, None)?;
         let store = self.native()?;
         let job = py.detach(|| store.remove_with(&keys.slices(), options));
         Ok(Completion::new(job.map_err(|error| errors::exception(&error))?, own))

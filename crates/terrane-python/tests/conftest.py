@@ -33,6 +33,9 @@ class Report:
             self.failed += 1
             self.line(report.nodeid, "FAILED")
             self.texts.append((report.nodeid, report.longreprtext))
+        elif report.skipped:
+            # All tests of a file.
+            print(f"skipped: {report.nodeid.removesuffix('.py')}: {report.longrepr[2]}", flush=True)
 
     def pytest_runtest_logreport(self, report):
         name = report.nodeid.replace(".py::", "::")
@@ -93,6 +96,7 @@ def opened(directory):
         stores.append(store)
         return store
 
+    open_store.stores = stores
     yield open_store
     for store in stores:
         store.close()

@@ -238,7 +238,7 @@ def test_the_spec_makes_our_manager_over_vllm_s_tiers(version):
 
 def test_the_entry_points_of_the_installed_wheel_name_functions_that_exist():
     ours = importlib.metadata.distribution("terrane-kv").entry_points
-    assert [point.group for point in ours] == ["vllm.general_plugins"]
+    assert {point.group for point in ours} == {"console_scripts", "vllm.general_plugins"}
     (registered,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="terrane")
     from terrane_kv.plugins import register_vllm
 

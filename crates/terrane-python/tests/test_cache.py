@@ -1,6 +1,7 @@
 """KV caches of NumPy in the axis orders of serving engines, stored and loaded without a copy by Python."""
 
 import gc
+import os
 import sys
 import threading
 
@@ -105,6 +106,131 @@ def test_tensors_that_only_a_job_keeps_are_freed_by_a_thread_of_python(opened):
     store.drain()
     gc.collect()
     assert len(freed_by) == 20 * LAYERS and set(freed_by) == {threading.main_thread()}
+
+
+SEEN = [axes for axes in SHAPES if not axes.startswith("slot")]
+
+
+@pytest.mark.parametrize("axes", SEEN)
+def test_a_cache_of_ours_is_seen_in_the_same_form(axes):
+    arrays = arrays_of(axes)
+    cache, manager = adopted(axes, arrays), terrane_kv.Manager()
+    tier = cache.allocate_like(9)
+    manager.copy(cache.blocks([2, 5]), tier.blocks([0, 7])).wait(30)
+    tensors = tier.tensors(axes, "uint16")
+    expected = [9 if name == "block" else size for name, size in zip(axes.split(), SHAPES[axes])]
+    assert [tensor.shape for tensor in tensors] == [expected] * LAYERS
+    seen = [numpy.from_dlpack(tensor) for tensor in tensors]
+    for array, there in zip(arrays, seen):
+        assert not there.flags.writeable
+        for mine, theirs in ((2, 0), (5, 7)):
+            assert (block_of(axes, array, mine) == block_of(axes, there, theirs)).all()
+    # While they are exported, nothing is written there.
+    with pytest.raises(terrane_kv.StoreError, match="conflict|read"):
+        manager.copy(cache.blocks([1]), tier.blocks([0]))
+    manager.copy(tier.blocks([7]), cache.blocks([0])).wait(30)
+    del seen, there, tensors
+    manager.copy(cache.blocks([1]), tier.blocks([0])).wait(30)
+
+
+def test_a_tensor_of_a_cache_is_taken_once_and_returned_if_nobody_takes_it():
+    axes = "block token row"
+    cache, manager = adopted(axes, arrays_of(axes)), terrane_kv.Manager()
+    tier = cache.allocate_like(BLOCKS)
+    (first, *others) = tier.tensors(axes, "uint16", writable=True)
+    assert first.__dlpack_device__() == (1, 0)
+    for options in ({"stream": 1}, {"dl_device": (2, 0)}, {"copy": True}):
+        with pytest.raises(BufferError):
+            first.__dlpack__(**options)
+    numpy.from_dlpack(first)[:] = 7
+    with pytest.raises(BufferError, match="was taken"):
+        first.__dlpack__()
+    # Capsules that no consumer takes return their tensors, of both structures.
+    for version, tensor in zip((None, (1, 0)), others):
+        tensor.__dlpack__(max_version=version)
+    del first, others, tensor
+    manager.copy(tier.blocks([3]), cache.blocks([1])).wait(30)
+    with pytest.raises(ValueError, match="no type"):
+        tier.tensors(axes, "float3")
+    with pytest.raises(terrane_kv.StoreError, match="elements"):
+        tier.tensors(axes, "uint32")
+
+
+def test_head_major_by_strides():
+    # As in vLLM: the shape stays, and the memory is head-major.
+    arrays = [
+        numpy.arange(2 * BLOCKS * PAGE * HEADS * DIM, dtype=numpy.uint16)
+        .reshape(2, BLOCKS, HEADS, PAGE, DIM)
+        .transpose(0, 1, 3, 2, 4)
+        for _ in range(LAYERS)
+    ]
+    before = [array.copy() for array in arrays]
+    cache, manager = terrane_kv.KvCache(arrays, "outer block token head dim"), terrane_kv.Manager()
+    tier = cache.allocate_like(4)
+    manager.copy(cache.blocks([0]), tier.blocks([3])).wait(30)
+    for array in arrays:
+        array[:, 0] = 0
+    manager.copy(tier.blocks([3]), cache.blocks([0])).wait(30)
+    assert all((array == old).all() for array, old in zip(arrays, before))
+
+
+def test_one_tensor_of_all_layers():
+    whole = numpy.arange(BLOCKS * LAYERS * 2 * PAGE * HEADS * DIM, dtype=numpy.uint16)
+    whole = whole.reshape(BLOCKS, LAYERS, 2, PAGE, HEADS, DIM)
+    before = whole.copy()
+    layers = [whole[:, layer] for layer in range(LAYERS)]
+    cache, manager = terrane_kv.KvCache(layers, "block outer token head dim"), terrane_kv.Manager()
+    tier = cache.allocate_like(4)
+    manager.copy(cache.blocks([5]), tier.blocks([3])).wait(30)
+    whole[5] = 0
+    manager.copy(tier.blocks([3]), cache.blocks([5])).wait(30)
+    assert (whole == before).all()
+
+
+def resident_bytes():
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_ten_thousand_copies_and_a_hundred_adoptions_without_growth():
+    axes = "outer block token head dim"
+    arrays = arrays_of(axes)
+    before = [array.copy() for array in arrays]
+    manager = terrane_kv.Manager()
+
+    def copies(count):
+        cache = adopted(axes, arrays)
+        tier = cache.allocate_like(9)
+        for _ in range(count):
+            manager.copy(cache.blocks([1, 3]), tier.blocks([8, 0])).wait(30)
+            manager.copy(tier.blocks([8, 0]), cache.blocks([1, 3])).wait(30)
+
+    for rounds in (lambda: copies(5_000), lambda: [copies(1) for _ in range(100)]):
+        rounds()
+        growths = []
+        for _ in range(3):
+            gc.collect()
+            start = resident_bytes()
+            rounds()
+            gc.collect()
+            growths.append(resident_bytes() - start)
+            if growths[-1] < 1 << 20:
+                break
+        assert growths[-1] < 1 << 20, f"{growths} bytes more"
+    assert all((array == old).all() for array, old in zip(arrays, before))
+
+
+def test_tensors_that_differ_are_named():
+    axes = "outer block token head dim"
+    arrays = arrays_of(axes)
+    other = numpy.zeros((2, BLOCKS, PAGE, 2 * HEADS, DIM // 2), dtype=numpy.uint16)
+    with pytest.raises(terrane_kv.StoreError, match=r"layer 1, axis 3 \(heads\): 2 expected, 4 found"):
+        terrane_kv.KvCache([arrays[0], other], axes)
+    with pytest.raises(terrane_kv.StoreError, match=r"axis 1 \(blocks\): 6 expected, 5 found"):
+        terrane_kv.KvCache([arrays[0], arrays[1][:, :5].copy()], axes)
+    arrays[1].flags.writeable = False
+    with pytest.raises(terrane_kv.StoreError, match="layer 1 cannot be adopted: .* read-only"):
+        terrane_kv.KvCache(arrays, axes)
 
 
 def test_what_does_not_fit_is_named():

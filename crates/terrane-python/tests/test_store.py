@@ -219,6 +219,24 @@ def test_several_tasks_await_one_job_and_some_are_cancelled(opened):
     assert aio._watched == {}
 
 
+def test_a_task_wakes_up_when_a_thread_takes_the_outcome_of_its_job(opened):
+    store = opened()
+
+    async def once(number):
+        job = store.put([f"{number}"], [block(number % 7)])
+        thread = threading.Thread(target=job.wait)
+        thread.start()
+        outcome = await asyncio.wait_for(job, 10)
+        thread.join()
+        # Also of a job whose outcome was taken before.
+        return outcome.ok and (await asyncio.wait_for(job, 10)).ok
+
+    async def all_of_them():
+        return [await once(number) for number in range(300)]
+
+    assert all(asyncio.run(all_of_them()))
+
+
 def test_a_removed_key_is_absent_and_why_says_so(opened):
     store = opened()
     keys = stored(store, 3)

@@ -168,9 +168,10 @@ impl Transfer {
 
     /// Computes the checksum of each block, or compares it with an expected one.
     ///
-    /// It needs the feature `checksum` of this crate. All layers and heads have to be copied. The engines between host memory, and between host
-    /// memory and files, compute checksums, and so do relays that use one of them. Between files,
-    /// the blocks of the source have to be in canonical order. Other engines
+    /// All layers and heads have to be copied. The engines between host memory, and between host
+    /// memory and files, compute checksums if this crate has the feature `checksum`, and so do
+    /// relays. Between files, the blocks of the source have to be in canonical order. The device
+    /// engine computes them with kernels. Other engines
     /// [decline](crate::Declined::Checksums) the transfer. If a checksum differs, the blocks have
     /// been copied, and the destination is [incomplete](crate::TransferError::Incomplete). Layers
     /// of a [layer-by-layer](Self::layer_by_layer) transfer are done before checksums are known.

@@ -1,4 +1,4 @@
-//! `bench`: the suites of `terrane-bench`, one binary each.
+//! `bench`: the suites of `terrane-bench`, one binary each, and those of the command `terrane bench`.
 
 use std::process::ExitCode;
 
@@ -11,17 +11,33 @@ use crate::workspace::Workspace;
 
 const CRATE: &str = "terrane-bench";
 
+/// The crate of the suites that users run, and its program, by which these suites are chosen.
+const USERS: (&str, &str) = ("terrane-cli", "terrane");
+
+/// A suite that only users have, so that its name is enough.
+const MOVERS: &str = "movers";
+
 /// The options of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// The suite to run, and the suite's own arguments (`--json`, `--check`, `--filter TEXT`; a
-    /// suite's `--help` lists them)
+    /// suite's `--help` lists them). `terrane SUITE …`, and `movers …`, run the suites of the
+    /// command `terrane bench`, which have a model and no targets
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "SUITE AND ARGUMENTS")]
     arguments: Vec<String>,
 }
 
 /// Runs one suite, or all of them, and passes the worst exit code on.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
+    if let Some(forwarded) = of_users(&arguments.arguments) {
+        let (package, program) = USERS;
+        let code = Tool::cargo(workspace)
+            .args(["run", "--quiet", "--release", "--package", package, "--bin", program])
+            .args(["--", "bench"])
+            .args(forwarded)
+            .exit_code()?;
+        return Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)));
+    }
     let suites = suites(workspace)?;
     let known: Vec<String> = suites.iter().map(|suite| suite.name.clone()).collect();
     let (chosen, forwarded) = choose(&known, &arguments.arguments)?;
@@ -36,6 +52,12 @@ pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
         worst = worst.max(code);
     }
     Ok(ExitCode::from(u8::try_from(worst).unwrap_or(u8::MAX)))
+}
+
+/// The arguments of `terrane bench`, if its suites are asked for.
+fn of_users(arguments: &[String]) -> Option<&[String]> {
+    let (first, rest) = arguments.split_first()?;
+    if first == USERS.1 { Some(rest) } else { (first == MOVERS).then_some(arguments) }
 }
 
 /// Cargo, with what the features of a suite need to build and to run; the only one is `nixl`.
@@ -62,7 +84,11 @@ fn choose<'a>(
     match arguments.split_first() {
         Some((name, forwarded)) if !name.starts_with('-') => {
             let Some(position) = known.iter().position(|suite| suite == name) else {
-                bail!("there is no benchmark suite `{name}`; the suites are: {}", known.join(", "));
+                bail!(
+                    "there is no benchmark suite `{name}`; the suites are: {}, and those of \
+                     `terrane bench`: terrane host, terrane disk DIR, terrane store DIR, terrane gpu, {MOVERS}",
+                    known.join(", ")
+                );
             };
             Ok((known.get(position..=position).unwrap_or_default(), forwarded))
         }
@@ -83,6 +109,16 @@ mod tests {
         let (known, given) = (strings(&["disk", "host"]), strings(&["host", "--json"]));
         let (suites, forwarded) = choose(&known, &given).unwrap();
         assert_eq!((suites, forwarded), (&strings(&["host"])[..], &strings(&["--json"])[..]));
+    }
+
+    #[test]
+    fn suites_of_users_are_reached_by_the_name_of_the_command() {
+        let forwarded = |items: &[&str]| of_users(&strings(items)).map(<[String]>::to_vec);
+        let model = "llama-3.1-8b";
+        assert_eq!(forwarded(&["terrane", "host", model]), Some(strings(&["host", model])));
+        assert_eq!(forwarded(&["movers", model]), Some(strings(&["movers", model])));
+        assert_eq!(forwarded(&["host", "--json"]), None);
+        assert_eq!(forwarded(&[]), None);
     }
 
     #[test]

@@ -18,8 +18,7 @@ pub const CRATE: &str = "terrane-interop-proof";
 pub const LIBRARY: &str = "libterrane_interop_proof.so";
 
 /// The files that need only PyTorch with CUDA.
-pub const ON_DEVICE: [&str; 5] =
-    ["run.py", "proof.py", "dlpack.py", "cache.py", "gpu/test_torch.py"];
+pub const ON_DEVICE: [&str; 4] = ["run.py", "proof.py", "dlpack.py", "gpu/test_torch.py"];
 
 /// The simulated device, because no array library of the gate has one.
 const DEVICE: &str = "devices=1,memory=8GiB,policy=random,seed=1";

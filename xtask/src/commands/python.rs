@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::command::{Tool, environment};
+use crate::commands::simulated;
 use crate::commands::test::run_counted;
 use crate::pypi;
 use crate::site;
@@ -19,6 +20,23 @@ const CRATE: &str = "terrane-python";
 /// The versions of Python that may be tested besides `python3`, the newest first.
 const NEWER: [&str; 3] = ["3.14", "3.13", "3.12"];
 
+/// The most bytes of a published wheel.
+const MOST_BYTES: u64 = 10 << 20;
+
+/// The tests that the bundle of `gpu` runs on a real device, and their helpers.
+const ON_DEVICE: [&str; 4] =
+    ["conftest.py", "cuda_driver.py", "test_device.py", "gpu/test_torch.py"];
+
+/// The packages of the tests that run in any version of Python; NumPy is the machine's own.
+const PURE: [&str; 7] =
+    ["pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments"];
+
+/// The options of pytest by which it reports as Rust's tests do.
+const REPORT: [&str; 5] = ["--report-lines", "-p", "no:cacheprovider", "-p", "no:terminal"];
+
+/// The simulated device of the tests; it runs work as late as can be.
+const DEVICE: &str = "devices=1,memory=2GiB,policy=lazy";
+
 /// The options of `cargo xtask python`.
 #[derive(Debug, Default, clap::Args)]
 pub struct Arguments {
@@ -27,14 +45,22 @@ pub struct Arguments {
     /// Runs only tests whose name contains this text
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Builds the wheel as it is published: optimized, for manylinux_2_28
+    /// Tests the wheel as it is published: optimized, for manylinux_2_28
     #[arg(long)]
     release: bool,
     /// Runs the engines' own tests with our classes in the place of theirs
     ///
-    /// Installs PyTorch and what else they import to `target/python/engines`: 7 GB, some minutes.
+    /// Installs PyTorch and what else they import to `target/python/engines`, and removes it afterwards:
+    /// 7 GB, some minutes. vLLM and LMCache share one environment, from wheels only. SGLang publishes no
+    /// tests, so the tests against its interface decide.
     #[arg(long)]
     engines: bool,
+    /// After the tests of `--engines`: reads and writes of chunks in a directory, beside the engines' own backends
+    #[arg(long, value_name = "DIRECTORY", requires = "engines")]
+    bench: Option<PathBuf>,
+    /// Keeps the environment of `--engines` for the next run
+    #[arg(long, requires = "engines")]
+    keep: bool,
 }
 
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -47,13 +73,48 @@ enum Action {
         #[arg(long)]
         check: bool,
     },
+    /// Builds the wheel as it is published: optimized, for manylinux_2_28, 10 MiB at most
+    ///
+    /// Zig, from PyPI, links it against the glibc of manylinux_2_28. maturin checks the symbols. Another
+    /// architecture needs `rustup target add ARCHITECTURE-unknown-linux-gnu`.
+    Wheel {
+        /// x86_64 or aarch64 [default: this machine's]
+        #[arg(long, value_name = "ARCHITECTURE")]
+        target: Option<String>,
+    },
+    /// Collects the package, its tests that need a device, and pytest in a folder for a GPU machine
+    ///
+    /// There: `PYTHONPATH=site python3 -m pytest --report-lines -p no:terminal tests`. The bundle of
+    /// `gpu` has the same folder.
+    Bundle {
+        /// The folder; it must not exist [default: target/python/bundle]
+        #[arg(long, value_name = "DIRECTORY")]
+        output: Option<PathBuf>,
+    },
 }
 
 /// Builds and tests the wheel, or makes the tables.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
     match &arguments.action {
         Some(Action::Signatures { check }) => signatures(workspace, *check),
-        None if arguments.engines => engines(workspace, arguments.release),
+        Some(Action::Wheel { target }) => {
+            let target = target.as_deref().unwrap_or(std::env::consts::ARCH);
+            published(workspace, target).map(drop)
+        }
+        Some(Action::Bundle { output }) => {
+            let default = folder(workspace).join("bundle");
+            if output.is_none() {
+                remove(&default)?;
+            }
+            pack(workspace, output.as_ref().unwrap_or(&default))
+        }
+        None if arguments.engines => {
+            let done = engines(workspace, arguments.release, arguments.bench.as_deref());
+            if !arguments.keep {
+                remove(&folder(workspace).join("engines"))?;
+            }
+            done
+        }
         None => test(workspace, arguments, tally),
     }
 }
@@ -75,6 +136,7 @@ fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Resu
     pythons.extend(newest(workspace).filter(|(newest, _)| *newest != version));
     for (version, python) in pythons {
         let tests = environment_of(workspace, &version, &python, &wheel)?;
+        let tests = simulated::over_driver(workspace, tests, DEVICE)?;
         let tests = match &arguments.filter {
             Some(text) => tests.args(["-k", text]),
             None => tests,
@@ -84,8 +146,8 @@ fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Resu
     Ok(())
 }
 
-/// Runs the engines' own tests, in an environment that is kept.
-fn engines(workspace: &Workspace, is_release: bool) -> Result<()> {
+/// Runs the engines' own tests, in an environment that is used again if it is still there.
+fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Result<()> {
     let wheel = wheel(workspace, is_release)?;
     let package = source(workspace)?;
     let requirements = package.join("requirements/engines.txt");
@@ -99,7 +161,11 @@ fn engines(workspace: &Workspace, is_release: bool) -> Result<()> {
         remove(&home)?;
         let environment = home.join("environment");
         Tool::new(workspace, "python3").args(["-m", "venv"]).arg(environment).run()?;
-        python(&["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"])
+        // No package is compiled, and no archive of several gigabytes is kept twice.
+        let wheels_only = ["--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check"];
+        python(&["-m", "pip", "install", "--quiet", "--no-deps"])
+            .args(wheels_only)
+            .arg("--requirement")
             .arg(&requirements)
             .run()?;
         fs::write(&installed, &wanted).context("cannot write what was installed")?;
@@ -111,25 +177,83 @@ fn engines(workspace: &Workspace, is_release: bool) -> Result<()> {
         .arg(package.join("engines/run.py"))
         .args([Path::new("--sources"), &folder(workspace).join("sources")])
         .args([Path::new("--work"), &home.join("work")])
-        .run()
+        .run()?;
+    let Some(directory) = bench else { return Ok(()) };
+    // vLLM's modules are those of its unpacked source distribution.
+    let unpacked = fs::read_dir(home.join("work")).context("no source was unpacked")?;
+    let mut folders: Vec<PathBuf> = unpacked.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    folders.retain(|folder| {
+        folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vllm-"))
+    });
+    let newest = folders.into_iter().max().context("vLLM's source was not unpacked")?;
+    python(&["-m", "terrane_kv.bench", "--rivals"]).arg(directory).env("PYTHONPATH", newest).run()
 }
 
-/// Builds the wheel with maturin, and returns its path.
+/// Puts the package, its tests that need a device, and pytest into a folder for a GPU machine.
+pub fn pack(workspace: &Workspace, folder: &Path) -> Result<()> {
+    let (site, tests) = (folder.join("site"), folder.join("tests"));
+    let wheel = wheel(workspace, true)?;
+    let package = source(workspace)?;
+    let requirements = package.join("requirements/tests.txt");
+    let libraries =
+        libraries(workspace, &site::version(workspace)?, Path::new("python3"), &requirements)?;
+    fs::create_dir_all(&tests).with_context(|| format!("cannot create {}", tests.display()))?;
+    Tool::new(workspace, "python3")
+        .args(["-m", "zipfile", "--extract"])
+        .args([&wheel, &site])
+        .run()?;
+    let pure = PURE.iter().map(|name| libraries.join(name));
+    Tool::new(workspace, "cp").arg("-r").args(pure).arg(&site).run()?;
+    for file in ON_DEVICE {
+        let name = Path::new(file).file_name().unwrap_or_default();
+        let (from, to) = (package.join("tests").join(file), tests.join(name));
+        fs::copy(&from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok(())
+}
+
+/// Builds the wheel of the tests, or the published one, and returns its path.
 fn wheel(workspace: &Workspace, is_release: bool) -> Result<PathBuf> {
+    if is_release {
+        return published(workspace, std::env::consts::ARCH);
+    }
+    maturin(workspace)?.args(["--compatibility", "linux"]).run()?;
+    built(workspace)
+}
+
+/// Builds the published wheel for an architecture, and returns its path.
+fn published(workspace: &Workspace, architecture: &str) -> Result<PathBuf> {
+    let requirements = source(workspace)?.join("requirements/zig.txt");
+    let zig = site::provide(workspace, &folder(workspace).join("zig"), &requirements)?;
+    maturin(workspace)?
+        .env("PYTHONPATH", &zig)
+        .args(["--release", "--zig", "--compatibility", "manylinux_2_28"])
+        .args(["--target", &format!("{architecture}-unknown-linux-gnu")])
+        .run()?;
+    let wheel = built(workspace)?;
+    let bytes = fs::metadata(&wheel).context("maturin has written no wheel")?.len();
+    println!("{}: {:.1} MiB", wheel.display(), bytes as f64 / f64::from(1 << 20));
+    if bytes > MOST_BYTES {
+        bail!("the wheel is larger than {} MiB", MOST_BYTES >> 20);
+    }
+    Ok(wheel)
+}
+
+/// maturin, which builds to an empty folder.
+fn maturin(workspace: &Workspace) -> Result<Tool> {
     let package = source(workspace)?;
     let requirements = package.join("requirements/build.txt");
     let tools = site::provide(workspace, &folder(workspace).join("build"), &requirements)?;
     let wheels = folder(workspace).join("wheels");
     remove(&wheels)?;
-    let maturin = Tool::new(workspace, tools.join("bin/maturin"))
+    Ok(Tool::new(workspace, tools.join("bin/maturin"))
         .args(["build", "--quiet", "--locked"])
         .args([Path::new("--manifest-path"), &package.join("Cargo.toml")])
-        .args([Path::new("--out"), &wheels]);
-    if is_release {
-        maturin.args(["--release", "--compatibility", "manylinux_2_28"]).run()?;
-    } else {
-        maturin.args(["--compatibility", "linux"]).run()?;
-    }
+        .args([Path::new("--out"), &wheels]))
+}
+
+fn built(workspace: &Workspace) -> Result<PathBuf> {
+    let wheels = folder(workspace).join("wheels");
     let entries = fs::read_dir(&wheels).context("maturin has written no wheel")?;
     let mut found = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let wheel = found.find(|path| path.extension().is_some_and(|extension| extension == "whl"));
@@ -160,8 +284,10 @@ fn environment_of(
     Ok(Tool::new(workspace, &own)
         .env("PYTHONPATH", &libraries)
         .env("PYTHONDONTWRITEBYTECODE", "1")
-        .args(["-m", "pytest", "--report-lines", "-p", "no:cacheprovider", "-p", "no:terminal"])
-        .arg(package.join("tests")))
+        .args(["-m", "pytest"])
+        .args(REPORT)
+        // Those need PyTorch with CUDA: the bundle of `gpu` runs them.
+        .args([Path::new("--ignore"), &package.join("tests/gpu"), &package.join("tests")]))
 }
 
 /// The packages of the tests, installed once for each version of Python.

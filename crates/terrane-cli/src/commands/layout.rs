@@ -133,15 +133,13 @@ fn runs(layouts: &[(Tier, LayoutPlan)], group: &GroupPlan) -> Result<String, Fai
         {
             let explanation =
                 manager.explain(&Transfer::new(source, destination).blocks(&[0], &[0]))?;
-            let line = format!(
-                "{} to {}: {} in {} pieces becomes {} runs of {} on average",
-                names.0.name(),
-                names.1.name(),
-                explanation.bytes,
-                explanation.pieces,
-                explanation.runs,
-                explanation.mean_run()
-            );
+            let runs = match explanation.runs {
+                1 => "one run".to_owned(),
+                runs => format!("{runs} runs of {} on average", explanation.mean_run()),
+            };
+            let (from, to) = (names.0.name(), names.1.name());
+            let (bytes, pieces) = (explanation.bytes, explanation.pieces);
+            let line = format!("{from} to {to}: {bytes} in {pieces} pieces becomes {runs}");
             text.push_str(&wrap(&line, "  "));
             if *names.0 != Tier::Device && *names.1 != Tier::Device {
                 text.push_str(&wrap(&format!("  explain: {explanation}"), "    "));

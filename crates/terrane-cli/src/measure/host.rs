@@ -23,8 +23,8 @@ pub(crate) struct HostCase {
     bytes: u64,
     block_bytes: u64,
     threads: NonZeroUsize,
-    /// The same bytes in one piece each.
-    plain: (Vec<u8>, Vec<u8>),
+    /// The same bytes in one piece each, once the limit is measured.
+    plain: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl HostCase {
@@ -32,7 +32,6 @@ impl HostCase {
         let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let engine =
             HostEngine::new(HostEngineOptions { threads, ..HostEngineOptions::default() })?;
-        let length = ByteCount::new(shape.bytes()).to_usize();
         Ok(Self {
             manager: TransferManager::new([Arc::new(engine) as _]),
             layers: system(&shape.device)?,
@@ -41,7 +40,7 @@ impl HostCase {
             bytes: shape.bytes(),
             block_bytes: shape.block_bytes(),
             threads,
-            plain: (vec![1; length], vec![2; length]),
+            plain: None,
         })
     }
 
@@ -76,8 +75,9 @@ impl HostCase {
 
     /// The limit: each thread copies one contiguous part by memcpy.
     pub(crate) fn memcpy(&mut self) -> Result<f64, Failure> {
-        let (source, destination) = &mut self.plain;
-        let part = source.len().div_ceil(self.threads.get()).max(1);
+        let threads = self.threads.get();
+        let (source, destination) = self.plain();
+        let part = source.len().div_ceil(threads).max(1);
         seconds(|| {
             thread::scope(|scope| {
                 for (to, from) in destination.chunks_mut(part).zip(source.chunks(part)) {
@@ -91,7 +91,7 @@ impl HostCase {
     /// The limit of one block: memcpy on this thread.
     pub(crate) fn memcpy_of_one_block(&mut self) -> Result<f64, Failure> {
         let length = ByteCount::new(self.block_bytes).to_usize();
-        let (source, destination) = &mut self.plain;
+        let (source, destination) = self.plain();
         seconds(|| {
             let pair = destination.chunks_mut(length).zip(source.chunks(length)).next();
             if let Some((to, from)) = pair {
@@ -99,6 +99,11 @@ impl HostCase {
             }
             Ok(())
         })
+    }
+
+    fn plain(&mut self) -> &mut (Vec<u8>, Vec<u8>) {
+        let length = ByteCount::new(self.bytes).to_usize();
+        self.plain.get_or_insert_with(|| (vec![1; length], vec![2; length]))
     }
 
     pub(crate) fn times(
@@ -117,17 +122,39 @@ pub(super) fn system(geometry: &Geometry) -> Result<Endpoint, Failure> {
     Ok(Endpoint::new(builder.unregistered().build()?)?)
 }
 
-/// The time of allocating memory and touching all of it.
-pub(crate) fn first_touch(bytes: ByteCount, passes: u32) -> Result<Spread, Failure> {
-    let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
-    times(passes, || {
-        let mut kept = None;
-        // The memory is freed after the clock has been read.
+/// The limit of a first touch: memory that was touched before.
+#[derive(Debug)]
+pub(crate) struct Filled(Vec<u8>);
+
+impl Filled {
+    pub(crate) fn new(bytes: ByteCount) -> Self {
+        Self(vec![1; bytes.to_usize()])
+    }
+
+    /// Each thread writes a part by memset.
+    pub(crate) fn fill(&mut self) -> Result<f64, Failure> {
+        let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let part = self.0.len().div_ceil(threads.get()).max(1);
         seconds(|| {
-            let allocator = SystemAllocator::new(SystemOptions::default());
-            kept = Some(allocator.allocate_memory(&request)?);
+            thread::scope(|scope| {
+                for part in self.0.chunks_mut(part) {
+                    scope.spawn(|| part.fill(2));
+                }
+            });
             Ok(())
         })
-        .inspect(|_| drop(kept))
+    }
+}
+
+/// The time of allocating memory and touching all of it.
+pub(crate) fn touch_once(bytes: ByteCount) -> Result<f64, Failure> {
+    let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
+    let mut kept = None;
+    // The memory is freed after the clock has been read.
+    seconds(|| {
+        let allocator = SystemAllocator::new(SystemOptions::default());
+        kept = Some(allocator.allocate_memory(&request)?);
+        Ok(())
     })
+    .inspect(|_| drop(kept))
 }

@@ -4,6 +4,7 @@ pub(crate) mod bus;
 pub(crate) mod disk;
 pub(crate) mod fio;
 pub(crate) mod host;
+pub(crate) mod pytorch;
 pub(crate) mod store;
 
 use std::time::Instant;

@@ -1,8 +1,9 @@
 //! The suites of users, with few bytes.
 
 use std::fs;
+use std::process::Command;
 
-use crate::support::{json, refused, run, text};
+use crate::support::{PROGRAM, json, refused, run, text};
 
 const SMALL: [&str; 6] = ["llama-3.2-1b", "--size", "4MiB", "--passes", "2", "--json"];
 
@@ -36,12 +37,27 @@ fn the_suite_of_a_disk_leaves_nothing_behind_and_says_whether_fio_ran() {
         .map(|case| case["case"].as_str().unwrap())
         .collect();
     let has_fio = names.iter().any(|name| name.contains("fio"));
-    let notes = report["notes"].to_string();
-    assert!(has_fio || notes.contains("fio: "), "{names:?} {notes}");
+    let limits = |text: &str| report["cases"].to_string().contains(text);
+    assert!(has_fio != limits("raw loop (fio: "), "{report:#}");
     assert!(
         names.contains(&"full attention: write")
             && names.contains(&"full attention: read of one block")
     );
+}
+
+/// The directory of this PATH has no program.
+#[test]
+fn without_fio_the_column_of_the_limit_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let arguments = ["bench", "disk", path, "llama-3.2-1b", "--size", "4MiB", "--passes", "1"];
+    let output = Command::new(PROGRAM).args(arguments).env("PATH", path).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    // The column is narrow, so the words are on several lines.
+    for word in ["raw loop", "(fio:", "installed)"] {
+        assert!(text.contains(word), "{text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
 #[test]

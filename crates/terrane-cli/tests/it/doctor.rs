@@ -116,37 +116,6 @@ fn a_filter_of_system_calls_that_refuses_io_uring_is_reported() {
     assert!(finding["remedy"].as_str().unwrap().contains("seccomp profile"));
 }
 
-/// Runs the doctor where a small tmpfs is mounted at two places, if the kernel allows it to this user.
-#[test]
-fn a_small_tmpfs_is_reported() {
-    let test = "a_small_tmpfs_is_reported";
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().to_str().unwrap();
-    let script = format!(
-        "mount -t tmpfs -o size=512k tmpfs {path} && mount -t tmpfs -o size=64m tmpfs /dev/shm && \
-         exec {PROGRAM} doctor {path} --json"
-    );
-    let output = Command::new("unshare").args(["-rm", "sh", "-c", &script]).output();
-    let output = match output {
-        Ok(output) if output.status.success() => output,
-        Ok(output) => {
-            let error = String::from_utf8_lossy(&output.stderr).replace('\n', " ");
-            return eprintln!("skipped: {test}: {error}");
-        }
-        Err(error) => return eprintln!("skipped: {test}: no unshare: {error}"),
-    };
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let shm = find(&report, "shm");
-    assert_eq!((&shm["status"], &shm["detail"]), (&"partial".into(), &"64 MiB free".into()));
-    let directory = find(&report, "directory");
-    assert_eq!(
-        (&directory["status"], &directory["subject"]),
-        (&"refused".into(), &path.into()),
-        "{directory}"
-    );
-    assert!(directory["detail"].as_str().unwrap().contains("1 MiB"), "{directory}");
-}
-
 #[test]
 fn directories_that_cannot_be_used_say_why() {
     for (path, reason) in

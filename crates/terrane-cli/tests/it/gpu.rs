@@ -106,7 +106,30 @@ fn every_mover_runs_beside_its_limit() {
         let cases = report["cases"].as_array().unwrap();
         assert!(cases.len() >= 5, "{report:#}");
         assert!(cases.iter().all(|case| case["ratio"].as_f64().unwrap() > 0.0), "{report:#}");
+        crate::schemas::check("bench", &report);
     }
+}
+
+#[test]
+fn pytorch_that_cannot_run_is_a_case_with_its_reason() {
+    let test = "pytorch_that_cannot_run_is_a_case_with_its_reason";
+    let Some(driver) = simulated(test) else { return };
+    let movers = ["bench", "movers", "llama-3.2-1b", "--size", "4MiB", "--passes", "1"];
+    let missing = |python: &str| {
+        let report = json(&driver, &[&movers[..], &["--json", "--python", python]].concat());
+        assert!(!report["cases"].to_string().contains("PyTorch"), "{report:#}");
+        let missing = report["not_measured"].as_array().unwrap().clone();
+        let case = missing.iter().find(|case| case["case"] == "full attention: PyTorch");
+        case.unwrap_or_else(|| panic!("{report:#}"))["reason"].as_str().unwrap().to_owned()
+    };
+    assert!(missing("/no/such/python").contains("could not be started"));
+    // Python without PyTorch, or PyTorch without a device: the simulated driver has none of PyTorch's functions.
+    let reason = missing("python3");
+    assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}");
+    let output = run(&driver, &[&movers[..], &["--python", "/no/such/python"]].concat());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("not measured: full attention: PyTorch: /no/such/python"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
 /// A library called `libcuda.so.1` whose constructor runs this statement; `None` without a C compiler.

@@ -10,7 +10,7 @@ fn runs_of_a_transfer_are_those_of_the_layouts() {
         text.contains("device to host: 2 MiB in 64 pieces becomes 32 runs of 64 KiB"),
         "{text}"
     );
-    assert!(text.contains("host to disk: 2 MiB in 64 pieces becomes 1 runs of 2 MiB"), "{text}");
+    assert!(text.contains("host to disk: 2 MiB in 64 pieces becomes one run\n"), "{text}");
     assert!(
         text.contains("explain: 2 MiB from system memory to a disk")
             || text.contains("explain: 2 MiB from"),

@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 
 use crate::snapshots::check;
@@ -10,7 +12,7 @@ use crate::store::{open, put};
 use crate::support::{refused, text};
 
 /// The metrics of a store with a block that was found and one that was not.
-pub fn metrics(directory: &std::path::Path) -> String {
+pub fn metrics(directory: &Path) -> String {
     let store = open(directory, "llama");
     put(&store, "prefix-1", 1);
     let mut text = String::new();
@@ -111,4 +113,37 @@ fn sources_that_are_no_metrics_are_one_line() {
         assert_eq!((error.lines().count(), found), (1, status), "{error}");
         assert!(error.contains(part), "{error}");
     }
+}
+
+/// The example `store` of the facade, beside this test's folder; `None` after a line about it if it is not built.
+fn example_store(test: &str) -> Option<PathBuf> {
+    let binary = std::env::current_exe().unwrap();
+    let example = binary.ancestors().nth(2).unwrap().join("examples/store");
+    if !example.is_file() {
+        eprintln!(
+            "skipped: {test}: the example is not built; `cargo build --example store` does so"
+        );
+        return None;
+    }
+    Some(example)
+}
+
+#[test]
+fn the_metrics_of_the_example_store_are_shown() {
+    let Some(example) = example_store("the_metrics_of_the_example_store_are_shown") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (store, file) = (folder.path().join("store"), folder.path().join("metrics"));
+    fs::create_dir(&store).unwrap();
+    let small = ["--sessions", "2", "--turns", "3", "--blocks", "2", "--shared", "2"];
+    let ended = Command::new(example)
+        .args(small)
+        .args(["--host-blocks", "6", "--disk-blocks", "20", "--directory"])
+        .args([&store, Path::new("--metrics"), &file])
+        .output()
+        .unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    let text = text(&["top", file.to_str().unwrap(), "--once", "--totals"]);
+    let hits = text.lines().find(|line| line.starts_with("host ")).unwrap();
+    assert!(hits.contains("12.58 MB"), "six blocks of 2 MiB: {text}");
+    assert!(text.lines().any(|line| line.starts_with("disk ")), "{text}");
 }

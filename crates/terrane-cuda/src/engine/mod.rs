@@ -1,6 +1,7 @@
 //! The engine that copies blocks between a device and pinned memory, within the device, and
 //! between devices.
 
+mod checksums;
 mod complete;
 mod geometry;
 pub(crate) mod options;
@@ -16,6 +17,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{BoxedCause, CapabilityReport};
+use terrane_transfer::calibration::Calibration;
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
     CopyEngine, CopyJob, Declined, DeviceOrder, Quote, TransferOptions, TransferPlan,
@@ -38,7 +40,6 @@ use crate::engine::submit::queued_job::QueuedJob;
 use crate::engine::submit::submit_thread::SubmitThread;
 use crate::error::CudaError;
 use crate::runtime::context::Context;
-use terrane_transfer::calibration::Calibration;
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and the memory of another device.
@@ -49,6 +50,10 @@ use terrane_transfer::calibration::Calibration;
 /// The thread that submits a small transfer puts it on a stream. That takes some microseconds and
 /// does not block. A thread of the engine submits a large transfer to the device in parts. It takes
 /// one part of each such transfer in turn, so that no transfer occupies the wire for long.
+///
+/// Kernels compute [checksums](terrane_transfer::Transfer::checksums) in the device's memory, beside
+/// the copy: of the source, or of the destination's bytes once they have arrived. Without
+/// [kernels](Self::has_kernels) the engine declines checksums.
 ///
 /// The engine also serves pinned memory that other libraries have locked (PyTorch's).
 ///
@@ -273,6 +278,11 @@ unsafe impl CopyEngine for DeviceEngine {
         self.quote_by(plan, options, self.shared.options.path)
     }
 
+    fn computes_checksums(&self) -> bool {
+        // Its quotes decline those that its kernels do not compute.
+        true
+    }
+
     fn capabilities(&self) -> CapabilityReport {
         CapabilityReport::clone(&self.shared.capabilities)
     }
@@ -287,18 +297,18 @@ unsafe impl CopyEngine for DeviceEngine {
             return job.finish(Err(engine_failure(error)));
         }
         if let Some(failure) = job.reason_to_stop() {
-            return self.send_task(Task::Finish(Box::new(job), Err(failure)));
+            return self.send_task(Task::Finish(job, Err(failure)));
         }
         // Without an order there is nothing to wait for.
         if job.plan().bytes().is_zero()
             && job.options().device_order.as_ref().and_then(DeviceOrder::device).is_none()
         {
-            return self.send_task(Task::Finish(Box::new(job), Ok(())));
+            return self.send_task(Task::Finish(job, Ok(())));
         }
         // The thread belongs to the caller; another thread of the caller may be capturing.
         let _relaxed = RelaxedCaptureMode::new(self.shared.context.driver());
         // The context is bound once for all driver calls.
-        let mut job = Some(Box::new(job));
+        let mut job = Some(job);
         let bound = self.shared.context.bound(|_| {
             if let Some(Err(refused)) = job.take().map(|job| self.dispatch(job)) {
                 let (job, error) = refused;

@@ -3,10 +3,10 @@
 use std::num::NonZeroU32;
 
 use terrane_core::{ByteCount, Requirement};
-
-use crate::runtime::stream::StreamPriority;
 use terrane_transfer::calibration::Calibration;
 use terrane_transfer::calibration::CopyPath;
+
+use crate::runtime::stream::StreamPriority;
 
 /// The options of a [`DeviceEngine`](super::DeviceEngine).
 ///

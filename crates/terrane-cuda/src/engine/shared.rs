@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use terrane_core::{Capability, CapabilityReport, CapabilityStatus, Reason, Requirement};
+use terrane_transfer::calibration::Calibration;
 
 use crate::driver::code::DriverCode;
 use crate::engine::options::DeviceEngineOptions;
@@ -15,7 +16,6 @@ use crate::engine::resources::peer_contexts::Peers;
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::context::Context;
-use terrane_transfer::calibration::Calibration;
 
 /// State shared by the engine's threads.
 pub(crate) struct Shared {
@@ -44,6 +44,12 @@ impl Shared {
         /// A kernel counts its threads in 32 bits.
         const MOST: u32 = 1 << 20;
         self.options.relayout_ctas.map_or(MOST, |ctas| ctas.get().min(MOST))
+    }
+
+    /// The thread blocks of a kernel for checksums that no copy runs beside: two for each
+    /// multiprocessor.
+    pub(crate) fn sum_ctas(&self) -> u32 {
+        self.context.device().multiprocessors.saturating_mul(2).max(1)
     }
 }
 

@@ -1,7 +1,10 @@
-//! Kernels that copy scattered blocks: loaded once for a context, launched without a look-up.
+//! Kernels that copy scattered blocks, and that compute their checksums: loaded once for a context,
+//! launched without a look-up.
 
 pub(crate) mod arguments;
 pub(crate) mod schedule;
+pub(crate) mod sum_arguments;
+mod sums;
 pub(crate) mod width;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -15,6 +18,8 @@ use crate::error::{CudaError, check};
 use crate::kernels::schedule::{BLOCK_THREADS, GridSchedule};
 use crate::runtime::context::Context;
 use crate::runtime::stream::Stream;
+
+pub(crate) use sums::BLOCK_WARPS;
 
 pub use arguments::{BlockIds, GridLaunch, INLINE_BLOCKS, LaunchEnd, LaunchRun, RunLaunch};
 pub use width::CopyWidth;
@@ -40,7 +45,7 @@ const RUN_COPIES: [&CStr; 5] = [
     c"terrane_run_copy_16",
 ];
 
-/// The copy kernels, loaded into one context. Cloning costs a reference count. The last clone
+/// The kernels, loaded into one context. Cloning costs a reference count. The last clone
 /// unloads them.
 ///
 /// Loading compiles them for the device. The driver caches the result on disk across processes; the
@@ -51,9 +56,11 @@ pub struct Kernels(Arc<Module>);
 
 struct Module {
     context: Context,
-    raw: CUmodule,
+    /// The copies, and the checksums once they are loaded.
+    raw: [CUmodule; 2],
     grid_copies: [CUfunction; 5],
     run_copies: [CUfunction; 5],
+    block_sums: [CUfunction; 5],
 }
 
 // SAFETY: the handles are numbers to everyone but the driver, which accepts them on any thread.
@@ -84,15 +91,20 @@ impl Kernels {
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn load(context: &Context) -> Result<Self, CudaError> {
         let raw = context.bound(|functions| load_module(functions, PTX))?;
+        // From here on its drop unloads what has been loaded.
         let mut module = Module {
             context: context.clone(),
-            raw,
+            raw: [raw, ptr::null_mut()],
             grid_copies: [ptr::null_mut(); 5],
             run_copies: [ptr::null_mut(); 5],
+            block_sums: [ptr::null_mut(); 5],
         };
         context.bound(|functions| {
+            let sums = load_module(functions, sums::PTX)?;
+            module.raw = [raw, sums];
             find_all(functions, raw, GRID_COPIES, &mut module.grid_copies)?;
-            find_all(functions, raw, RUN_COPIES, &mut module.run_copies)
+            find_all(functions, raw, RUN_COPIES, &mut module.run_copies)?;
+            find_all(functions, sums, sums::BLOCK_SUMS, &mut module.block_sums)
         })?;
         let kernels = Self(Arc::new(module));
         // With lazy loading, a query of its figures loads a kernel onto the device. That happens
@@ -186,8 +198,9 @@ impl Kernels {
     ///
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn figures(&self) -> Result<Vec<KernelFigures>, CudaError> {
-        let names = GRID_COPIES.into_iter().chain(RUN_COPIES);
-        let functions = self.0.grid_copies.into_iter().chain(self.0.run_copies);
+        let Module { grid_copies, run_copies, block_sums, .. } = &*self.0;
+        let names = GRID_COPIES.into_iter().chain(RUN_COPIES).chain(sums::BLOCK_SUMS);
+        let functions = grid_copies.iter().chain(run_copies).chain(block_sums).copied();
         names.zip(functions).map(|(name, function)| self.figures_of(name, function)).collect()
     }
 
@@ -237,7 +250,7 @@ impl Kernels {
         stream: &Stream,
         function: CUfunction,
         blocks: u32,
-        parameters: &mut [*mut c_void; 2],
+        parameters: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
         let parameters = parameters.as_mut_ptr();
         self.0.context.bound(|functions| {
@@ -330,9 +343,11 @@ fn find_all(
 impl Drop for Module {
     fn drop(&mut self) {
         self.context.bound_in_drop(|functions| {
-            // SAFETY: it was loaded here, and the callers of its launches guaranteed that the
-            // launches have run.
-            check("cuModuleUnload", unsafe { (functions.cuModuleUnload)(self.raw) })
+            self.raw.iter().filter(|raw| !raw.is_null()).try_for_each(|&raw| {
+                // SAFETY: it was loaded here, and the callers of its launches guaranteed that the
+                // launches have run.
+                check("cuModuleUnload", unsafe { (functions.cuModuleUnload)(raw) })
+            })
         });
     }
 }

@@ -22,9 +22,9 @@ use crate::kernels::arguments::{
 use crate::kernels::width::CopyWidth;
 
 /// The threads of a block.
-pub(super) const BLOCK_THREADS: u32 = 512;
+pub(crate) const BLOCK_THREADS: u32 = 512;
 /// The threads of a warp.
-const WARP_THREADS: u32 = 32;
+pub(crate) const WARP_THREADS: u32 = 32;
 /// The words that each thread has in flight.
 const IN_FLIGHT: u32 = 4;
 /// The words that a warp has in flight.
@@ -32,7 +32,7 @@ pub(super) const TILE_WORDS: u32 = WARP_THREADS * IN_FLIGHT;
 /// The words of a group of short cells, unless one cell has more.
 const GROUP_WORDS: u32 = 2 * TILE_WORDS;
 /// The maximum number of cells, and of tiles, of one launch: the range of a [`Divisor`].
-pub(super) const MOST: u32 = (1 << 31) - 1;
+pub(crate) const MOST: u32 = (1 << 31) - 1;
 
 /// The maximum number of blocks of a launch. It is far more than a device runs at once, and few
 /// enough for the kernels to number their threads in 32 bits.
@@ -68,9 +68,9 @@ pub(super) struct GridSchedule {
 
 /// A number by which the device divides others below 2³¹ without a division: the quotient is the
 /// high half of the product with `multiplier`, shifted right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub(super) struct Divisor {
+pub(crate) struct Divisor {
     value: u32,
     multiplier: u32,
     shift: u32,
@@ -160,7 +160,7 @@ fn check_inline_blocks(grid: &GridLaunch, end: &LaunchEnd) -> Result<(), CudaErr
 
 impl Divisor {
     /// `value` is at least 1.
-    fn new(value: u32) -> Self {
+    pub(crate) fn new(value: u32) -> Self {
         if value <= 1 {
             return Self { value, multiplier: 0, shift: 0 };
         }

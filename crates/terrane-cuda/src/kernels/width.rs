@@ -45,7 +45,7 @@ impl CopyWidth {
     }
 
     /// Its index in [`ALL`](Self::ALL), which is also its logarithm to base 2.
-    pub(super) const fn index(self) -> u8 {
+    pub(crate) const fn index(self) -> u8 {
         match self {
             Self::One => 0,
             Self::Two => 1,

@@ -380,7 +380,7 @@ fn the_driver_makes_of_the_kernels_what_they_were_written_for() {
     let Some(context) = device(name, LITTLE) else { return };
     let kernels = Kernels::load(&context).unwrap();
     let figures = kernels.figures().unwrap();
-    assert_eq!(figures.len(), 10);
+    assert_eq!(figures.len(), 15);
     for figures in figures {
         eprintln!("{figures:?}");
         assert_eq!(figures.local_bytes, 0, "{} does not fit into registers", figures.name);

@@ -1,4 +1,4 @@
-"""Tensors between Terrane and PyTorch's CUDA memory, and a KV cache of PyTorch that Terrane offloads."""
+"""Tensors between Terrane and PyTorch's CUDA memory."""
 
 import unittest
 
@@ -9,37 +9,10 @@ except ImportError as error:
 if not torch.cuda.is_available():
     raise unittest.SkipTest("PyTorch sees no CUDA device")
 
-import cache
-from cache import Cache
 from dlpack import BFLOAT, CPU, CUDA, CUDA_HOST, FLOAT, UINT, Exported, Imported, hand_over, take
 from proof import ProofError, ProofTest, live
 
 DEVICE = 0
-BLOCKS, LAYERS, PAGE, HEADS, DIM = 256, 8, 16, 8, 128
-SHAPES = {
-    cache.VLLM: (2, BLOCKS, PAGE, HEADS, DIM),
-    cache.FLASHINFER_NHD: (BLOCKS, 2, PAGE, HEADS, DIM),
-    cache.FLASHINFER_HND: (BLOCKS, 2, HEADS, PAGE, DIM),
-    cache.SGLANG: (BLOCKS * PAGE, HEADS, DIM),
-}
-
-
-def blocks_of(form, tensor, blocks):
-    """A copy of these blocks of a tensor with this axis order."""
-    if form == cache.VLLM:
-        return tensor[:, blocks].clone()
-    if form == cache.SGLANG:
-        return tensor.view(BLOCKS, PAGE, HEADS, DIM)[blocks].clone()
-    return tensor[blocks].clone()
-
-
-def clear_blocks(form, tensor, blocks):
-    if form == cache.VLLM:
-        tensor[:, blocks] = 0
-    elif form == cache.SGLANG:
-        tensor.view(BLOCKS, PAGE, HEADS, DIM)[blocks] = 0
-    else:
-        tensor[blocks] = 0
 
 
 def stream_argument(stream):
@@ -163,95 +136,3 @@ class Tensors(TorchTest):
         self.assert_no_growth(10_000, body)
         self.assertLess(free - torch.cuda.mem_get_info()[0], 64 << 20)
         del source, body
-
-
-class Caches(TorchTest):
-    def tensors(self, form):
-        count = LAYERS * (2 if form == cache.SGLANG else 1)
-        return [
-            torch.randint(-(1 << 15), 1 << 15, SHAPES[form], dtype=torch.int16, device="cuda")
-            .view(torch.bfloat16)
-            for _ in range(count)
-        ]
-
-    def cache(self, form, tensors, **changes):
-        dimensions = {
-            "form": form,
-            "num_blocks": BLOCKS,
-            "num_layers": LAYERS,
-            "page_size": PAGE,
-            "num_heads": HEADS,
-            "head_dim": DIM,
-            "element_bytes": 2,
-            "token_order": int(form == cache.FLASHINFER_HND),
-            "tier_blocks": BLOCKS,
-            "device": DEVICE,
-            "stream": stream_argument(torch.cuda.current_stream()),
-        }
-        return Cache(tensors, **{**dimensions, **changes})
-
-    def there_and_back(self, form, plain_tier):
-        """Ordered by the engine's stream alone: nothing here waits for the device."""
-        generator = torch.Generator().manual_seed(form)
-        chosen = torch.randperm(BLOCKS, generator=generator)[: BLOCKS // 2].tolist()
-        back = torch.randperm(BLOCKS, generator=generator)[: BLOCKS // 2].tolist()
-        places = torch.randperm(BLOCKS, generator=generator)[: BLOCKS // 2].tolist()
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            tensors = self.tensors(form)
-            before = [blocks_of(form, tensor, chosen) for tensor in tensors]
-            with self.cache(form, tensors, plain_tier=plain_tier) as taken:
-                taken.offload(chosen, places, stream.cuda_stream)
-                for tensor in tensors:
-                    clear_blocks(form, tensor, slice(None))
-                taken.restore(back, places, stream.cuda_stream)
-                after = [blocks_of(form, tensor, back) for tensor in tensors]
-            for old, new in zip(before, after):
-                # Compared as bits: some random values are NaN.
-                self.assertTrue(torch.equal(old.view(torch.int16), new.view(torch.int16)))
-            del tensors, before, after, old, new
-
-    def test_a_cache_comes_back_from_pinned_memory(self):
-        for form in SHAPES:
-            with self.subTest(form=form):
-                self.there_and_back(form, plain_tier=0)
-
-    def test_a_cache_comes_back_from_system_memory(self):
-        for form in SHAPES:
-            with self.subTest(form=form):
-                self.there_and_back(form, plain_tier=1)
-
-    def test_the_default_stream(self):
-        tensors = self.tensors(cache.VLLM)
-        before = [tensor.clone() for tensor in tensors]
-        everything = list(range(BLOCKS))
-        with self.cache(cache.VLLM, tensors) as taken:
-            taken.offload(everything, everything)
-            for tensor in tensors:
-                tensor.zero_()
-            taken.restore(everything, everything)
-        for old, new in zip(before, tensors):
-            self.assertTrue(torch.equal(old.view(torch.int16), new.view(torch.int16)))
-        del tensors, before, tensor, old, new
-
-    def test_what_does_not_fit_is_named(self):
-        tensors = self.tensors(cache.VLLM)
-        with self.assertRaisesRegex(ProofError, "axis 3 .heads.: 4 expected, 8 found"):
-            self.cache(cache.VLLM, tensors, num_heads=4)
-        del tensors
-
-    def test_rounds_without_growth(self):
-        tensors = self.tensors(cache.VLLM)
-        before = [tensor.clone() for tensor in tensors]
-        free, _ = torch.cuda.mem_get_info()
-        with self.cache(cache.VLLM, tensors) as taken:
-
-            def body():
-                taken.offload([1, 3, 200], [8, 0, 100])
-                taken.restore([1, 3, 200], [8, 0, 100])
-
-            self.assert_no_growth(10_000, body)
-        for old, new in zip(before, tensors):
-            self.assertTrue(torch.equal(old.view(torch.int16), new.view(torch.int16)))
-        self.assertLess(free - torch.cuda.mem_get_info()[0], 64 << 20)
-        del tensors, before, old, new

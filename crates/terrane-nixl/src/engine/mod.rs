@@ -228,7 +228,7 @@ unsafe impl CopyEngine for NixlEngine {
             Ok(reserved) => {
                 QueuedJob::Transfer(SharedTransfer::new(job, reserved, &self.context, &self.queue))
             }
-            Err(cause) => QueuedJob::Refused(Box::new(job), cause),
+            Err(cause) => QueuedJob::Refused(job, cause),
         });
     }
 }

@@ -102,26 +102,26 @@ pub struct Rates {
     /// To the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_write: Option<CopyCost>,
-    /// Pages that all processors touch first.
+    /// Host memory that is mapped, and that all processors touch first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub first_touch_bytes_per_second: Option<f64>,
-    /// Touched pages that the driver registers.
+    pub first_touch: Option<CopyCost>,
+    /// Pinned memory: mapped, touched and registered with the driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub registration_bytes_per_second: Option<f64>,
+    pub pinned_bring_up: Option<CopyCost>,
 }
 
-/// The cost of a copy: a fixed time, and a rate.
+/// The cost of a copy, or of preparing memory: a fixed time, and a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CopyCost {
-    /// The time of a copy of no bytes.
+    /// The time of no bytes.
     pub fixed_seconds: f64,
     /// The rate of the bytes.
     pub bytes_per_second: f64,
 }
 
 impl CopyCost {
-    /// The time of a copy, in seconds.
+    /// The time of these bytes, in seconds.
     #[must_use]
     pub fn seconds(&self, bytes: u64) -> f64 {
         self.fixed_seconds + bytes as f64 / self.bytes_per_second
@@ -176,16 +176,20 @@ impl Machine {
     /// Refuses rates that are no positive numbers.
     fn check(&self) -> Result<(), PlanError> {
         let Some(rates) = &self.rates else { return Ok(()) };
-        let copies =
-            [rates.to_device, rates.to_host, rates.within_host, rates.disk_read, rates.disk_write];
-        let is_rate = |rate: f64| rate.is_finite() && rate >= 1.0;
-        let copies = copies.into_iter().flatten().all(|cost| {
-            is_rate(cost.bytes_per_second)
-                && cost.fixed_seconds.is_finite()
-                && cost.fixed_seconds >= 0.0
-        });
-        let others = [rates.first_touch_bytes_per_second, rates.registration_bytes_per_second];
-        if copies && others.into_iter().flatten().all(is_rate) {
+        let costs = [
+            rates.to_device,
+            rates.to_host,
+            rates.within_host,
+            rates.disk_read,
+            rates.disk_write,
+            rates.first_touch,
+            rates.pinned_bring_up,
+        ];
+        let is_positive = |cost: CopyCost| {
+            let (rate, fixed) = (cost.bytes_per_second, cost.fixed_seconds);
+            rate.is_finite() && rate >= 1.0 && fixed.is_finite() && fixed >= 0.0
+        };
+        if costs.into_iter().flatten().all(is_positive) {
             return Ok(());
         }
         let expected = "rates of at least 1 byte per second, and times of at least 0";

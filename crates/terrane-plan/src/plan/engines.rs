@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use terrane_core::ByteCount;
 use terrane_layout::ElementFormat;
+use terrane_layout::model::{GroupKind, ModelGeometry};
 
 use crate::plan::groups::GroupPlan;
 use crate::request::PlanRequest;
@@ -14,7 +15,7 @@ use crate::sizes::option_size;
 pub struct EngineOptions {
     /// The engine, and the version whose options these are.
     pub engine: String,
-    /// The command. `MODEL` stands for the path or the name of the weights.
+    /// The command. `MODEL` stands for the path or the name of the weights. Empty if the engine does not have the model.
     pub command: String,
     /// Remarks on the options.
     pub notes: Vec<String>,
@@ -23,8 +24,12 @@ pub struct EngineOptions {
 const GIB: f64 = 1_073_741_824.0;
 const GB: u64 = 1_000_000_000;
 
-pub(crate) fn options(request: &PlanRequest, groups: &[GroupPlan]) -> Vec<EngineOptions> {
-    vec![vllm(request, groups), sglang(request)]
+pub(crate) fn options(
+    request: &PlanRequest,
+    geometry: &ModelGeometry,
+    groups: &[GroupPlan],
+) -> Vec<EngineOptions> {
+    vec![vllm(request, groups), sglang(request, geometry)]
 }
 
 /// The values of `--kv-cache-dtype` of an engine, by the format that it stores.
@@ -94,7 +99,18 @@ fn vllm(request: &PlanRequest, groups: &[GroupPlan]) -> EngineOptions {
     EngineOptions { engine: "vLLM 0.33".to_owned(), command: words.join(" "), notes }
 }
 
-fn sglang(request: &PlanRequest) -> EngineOptions {
+const SGLANG: &str = "SGLang 0.5.23";
+
+/// Model types with recurrent states for which SGLang has no class, and no other class that could serve them.
+const NOT_IN_SGLANG: [&str; 3] = ["jamba", "olmo_hybrid", "zamba2"];
+
+fn sglang(request: &PlanRequest, geometry: &ModelGeometry) -> EngineOptions {
+    let engine = SGLANG.to_owned();
+    let model_type = geometry.model_type();
+    if NOT_IN_SGLANG.contains(&model_type) {
+        let notes = vec![format!("{SGLANG} has no class for the model type {model_type}")];
+        return EngineOptions { engine, command: String::new(), notes };
+    }
     let mut words = vec!["python3 -m sglang.launch_server --model-path MODEL".to_owned()];
     words.push(format!("--tp-size {}", request.tensor_parallel));
     words.push(format!("--page-size {}", request.block_tokens));
@@ -103,22 +119,89 @@ fn sglang(request: &PlanRequest) -> EngineOptions {
     let format = request.kv_element.map(|format| cache_format(format, "SGLang", SGLANG_FORMATS));
     words.extend(format.iter().flatten().cloned());
     let mut notes: Vec<String> = format.and_then(Result::err).into_iter().collect();
+    let is_sparse = geometry.groups().iter().any(|group| group.kind() == GroupKind::Indexer);
+    if is_sparse && request.block_tokens != 64 {
+        notes.push(
+            "SGLang sets pages of 64 tokens for models with an indexer: plan with --block 64"
+                .to_owned(),
+        );
+    }
     if let Some(host) = request.host {
-        let of_rank = host.get() / u64::from(request.tensor_parallel.max(1));
-        if of_rank < GB {
-            // SGLang reads 0 as not set, and then takes twice the device's cache.
-            notes.push(format!(
-                "no hierarchical cache: --hicache-size is in whole GB of each rank, and a rank has {}; plan with \
-                 --host {}GB or more",
-                ByteCount::new(of_rank),
-                request.tensor_parallel
-            ));
-        } else {
-            words.push("--enable-hierarchical-cache".to_owned());
-            words.push(format!("--hicache-size {}", of_rank / GB));
-            words.push("--hicache-mem-layout page_first".to_owned());
-            notes.push("--hicache-size is in whole GB of each rank, rounded down".to_owned());
+        match hierarchical_cache(request, host, model_type) {
+            Ok((options, note)) => {
+                words.push("--enable-hierarchical-cache".to_owned());
+                words.push(options);
+                words.push("--hicache-mem-layout page_first".to_owned());
+                notes.push(note);
+            }
+            Err(reason) => notes.push(format!("no hierarchical cache: {reason}")),
+        }
+        if request.kv_element == Some(ElementFormat::NVFP4) {
+            notes.push(
+                "on Blackwell (SM100) SGLang refuses a hierarchical cache in NVFP4 with its \
+                 attention backend trtllm_mha"
+                    .to_owned(),
+            );
         }
     }
-    EngineOptions { engine: "SGLang 0.5".to_owned(), command: words.join(" "), notes }
+    EngineOptions { engine, command: words.join(" "), notes }
+}
+
+/// The option for the bytes of the host tier and a remark, or why there is no such option.
+fn hierarchical_cache(
+    request: &PlanRequest,
+    host: ByteCount,
+    model_type: &str,
+) -> Result<(String, String), String> {
+    let ranks = request.tensor_parallel;
+    let of_rank = host.get() / u64::from(ranks.max(1));
+    // SGLang refuses to start if such a model gets a size in bytes.
+    if model_type.starts_with("deepseek_v4") {
+        let Some(device) = request.device.filter(|device| device.get() > 0) else {
+            return Err("SGLang refuses --hicache-size for this model, and --hicache-ratio needs the device's \
+                        cache: add --gpu-mem"
+                .to_owned());
+        };
+        // Rounded down, so that the memory suffices.
+        let ratio = (of_rank as f64 / device.get() as f64 * 100.0).floor() / 100.0;
+        if ratio < 0.01 {
+            return Err("the host tier is less than a hundredth of the device tier".to_owned());
+        }
+        let note = "--hicache-ratio is the host tier's share of --gpu-mem; SGLang refuses --hicache-size here";
+        return Ok((format!("--hicache-ratio {ratio}"), note.to_owned()));
+    }
+    // SGLang reads 0 as not set, and then takes twice the device's cache.
+    if of_rank < GB {
+        return Err(format!(
+            "--hicache-size is in whole GB of each rank, and a rank has {}; plan with --host {ranks}GB or more",
+            ByteCount::new(of_rank),
+        ));
+    }
+    let note = "--hicache-size is in whole GB of each rank, rounded down".to_owned();
+    Ok((format!("--hicache-size {}", of_rank / GB), note))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+
+    /// The parameters of this model type are not published yet; its rule is that of the engine's start.
+    #[test]
+    fn deepseek_v4_gets_the_ratio_that_sglang_accepts() {
+        let mut request = PlanRequest::new(Model::published("deepseek-v3").unwrap());
+        request.tensor_parallel = 8;
+        let option = |request: &PlanRequest, model_type| {
+            hierarchical_cache(request, ByteCount::gib(512), model_type)
+        };
+        let (size, _) = option(&request, "deepseek_v3").unwrap();
+        assert_eq!(size, "--hicache-size 68");
+        assert!(option(&request, "deepseek_v4").unwrap_err().contains("add --gpu-mem"));
+        request.device = Some(ByteCount::gib(60));
+        let (ratio, note) = option(&request, "deepseek_v4").unwrap();
+        assert_eq!(ratio, "--hicache-ratio 1.06");
+        assert!(note.contains("refuses --hicache-size"), "{note}");
+        request.device = Some(ByteCount::gib(102_400));
+        assert!(option(&request, "deepseek_v4").is_err());
+    }
 }

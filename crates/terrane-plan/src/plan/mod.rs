@@ -130,7 +130,7 @@ impl Plan {
             limits: limits::hit(request, &tiers, host.as_ref()),
             predictions: predictions::predict(request, &groups, &tiers, demand.as_ref()),
             savings: advice::savings(request, &groups, &tiers, demand.as_ref())?,
-            engines: engines::options(request, &groups),
+            engines: engines::options(request, &geometry, &groups),
             groups,
             tiers,
             demand,

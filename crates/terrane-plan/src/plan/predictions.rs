@@ -42,18 +42,15 @@ pub(crate) fn predict(
         is_measured: rates.is_measured,
         rates: rates.name.clone(),
     };
-    if let Some(host) = find(TierKind::Host)
-        && let Some(rate) = rates.first_touch_bytes_per_second
-    {
-        let touch = host.used_bytes as f64 / rate;
-        predictions.push(prediction("first touch of the host tier".into(), host.used_bytes, touch));
-        if let Some(rate) = rates.registration_bytes_per_second {
-            let seconds = touch + host.used_bytes as f64 / rate;
-            predictions.push(prediction(
-                "bring-up of the pinned host tier".into(),
-                host.used_bytes,
-                seconds,
-            ));
+    if let Some(host) = find(TierKind::Host) {
+        let preparations = [
+            ("first touch of the host tier", rates.first_touch),
+            ("bring-up of the pinned host tier", rates.pinned_bring_up),
+        ];
+        for (what, cost) in preparations {
+            let seconds = cost.map(|cost| cost.seconds(host.used_bytes));
+            predictions
+                .extend(seconds.map(|seconds| prediction(what.into(), host.used_bytes, seconds)));
         }
     }
     for (from, to, cost) in routes(

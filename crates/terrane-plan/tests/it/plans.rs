@@ -321,3 +321,17 @@ fn a_plan_is_the_same_after_a_trip_through_json() {
     let text = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
 }
+
+#[test]
+fn an_engine_without_the_model_gets_no_command() {
+    for (model, part) in [("jamba-defaults", "jamba"), ("zamba2-defaults", "zamba2")] {
+        let mut request = request(model);
+        request.host = Some(ByteCount::gib(64));
+        let engines = Plan::new(&request).unwrap().engines;
+        assert!(engines[0].command.starts_with("vllm serve"), "{engines:?}");
+        assert_eq!(engines[1].command, "");
+        assert!(engines[1].notes[0].contains(part), "{engines:?}");
+    }
+    let sparse = Plan::new(&request("deepseek_v32-defaults")).unwrap().engines;
+    assert!(sparse[1].notes[0].contains("--block 64"), "{sparse:?}");
+}

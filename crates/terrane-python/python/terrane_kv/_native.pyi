@@ -1,4 +1,4 @@
-from collections.abc import Buffer, Generator, Iterable, Mapping, Sequence
+from collections.abc import Buffer, Callable, Generator, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Protocol, TypeAlias, final
 
@@ -63,12 +63,49 @@ class KvCache:
         page_size: int | None = None,
         apart: bool = False,
     ) -> None: ...
+    @staticmethod
+    def at(
+        pointers: Sequence[int] | Buffer,
+        axes: str,
+        sizes: Sequence[int],
+        *,
+        element_bytes: int,
+        keep: object,
+        strides: Sequence[int] | None = None,
+        memory: Literal["host", "pinned"] | int = "host",
+        page_size: int | None = None,
+        apart: bool = False,
+    ) -> KvCache: ...
     @property
     def block_bytes(self) -> int: ...
+    @property
+    def device(self) -> int | None: ...
+    def allocate_like(
+        self,
+        blocks: int,
+        memory: Literal["system", "pinned"] = "system",
+        *,
+        device: int | None = None,
+    ) -> KvCache: ...
     def blocks(
         self, numbers: Sequence[int] | Buffer, *, tokens: Sequence[int] | Buffer | None = None
     ) -> Blocks: ...
+    def tensors(self, axes: str, dtype: str, *, writable: bool = False) -> list[KvTensor]: ...
     def __len__(self) -> int: ...
+
+@final
+class KvTensor:
+    @property
+    def shape(self) -> list[int]: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object: ...
 
 @final
 class Outcome:
@@ -94,6 +131,7 @@ class Completion:
     def fileno(self) -> int: ...
     def cancel(self) -> None: ...
     def raise_priority(self, level: Priority) -> None: ...
+    def _when_taken(self, function: Callable[[], object]) -> None: ...
     def __await__(self) -> Generator[Any, None, Outcome]: ...
 
 @final
@@ -114,6 +152,49 @@ class Events:
     def fileno(self) -> int: ...
 
 @final
+class Tier:
+    @staticmethod
+    def system(capacity: int, *, name: str = "host") -> Tier: ...
+    @staticmethod
+    def pinned(capacity: int, *, device: int = 0, name: str = "pinned") -> Tier: ...
+    @staticmethod
+    def of(caches: Sequence[KvCache], name: str) -> Tier: ...
+    @property
+    def name(self) -> str: ...
+
+@final
+class Copied:
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def engine(self) -> str: ...
+
+@final
+class Transfer:
+    def wait(self, timeout: float | None = None) -> Copied: ...
+    def has_ended(self) -> bool: ...
+    def cancel(self) -> None: ...
+    def __await__(self) -> Generator[Any, None, Copied]: ...
+
+@final
+class Manager:
+    def __init__(self, devices: Sequence[int] = ()) -> None: ...
+    def copy(
+        self,
+        source: Blocks,
+        destination: Blocks,
+        *,
+        stream: int | None = None,
+        timeout: float | None = None,
+    ) -> Transfer: ...
+
+def checksum(bytes: bytes) -> int: ...
+def plan_json(question: Mapping[str, Any]) -> str: ...
+def run_command(arguments: Sequence[str], program: str, restart: Sequence[str]) -> int: ...
+
+@final
 class Store:
     def __init__(
         self,
@@ -126,6 +207,9 @@ class Store:
         persistent: bool = True,
         read_only: bool = False,
         host_bytes: int = 0,
+        tiers: Sequence[Tier] = (),
+        write: Literal["through", "back"] | int = "through",
+        manager: Manager | None = None,
         keep_keys: bool = False,
     ) -> None: ...
     @property
@@ -143,6 +227,7 @@ class Store:
         queue: CompletionQueue | None = None,
         tag: int = 0,
         durable: bool = False,
+        stream: int | None = None,
     ) -> Completion: ...
     def get(
         self,
@@ -155,6 +240,7 @@ class Store:
         queue: CompletionQueue | None = None,
         tag: int = 0,
         durable: bool = False,
+        stream: int | None = None,
     ) -> Completion: ...
     def remove(
         self,
@@ -166,6 +252,7 @@ class Store:
         queue: CompletionQueue | None = None,
         tag: int = 0,
         durable: bool = False,
+        stream: int | None = None,
     ) -> Completion: ...
     def presence(self, key: Key, *, group: int = 0) -> int: ...
     def presences(self, keys: Iterable[Key], *, group: int = 0) -> bytes: ...

@@ -10,7 +10,7 @@ _watched = {}
 async def ended(completion):
     """Waits for a `Completion` without blocking the event loop, and returns its `Outcome`.
 
-    Several tasks of one event loop may wait for the same job.
+    Several tasks of one event loop may wait for the same job, and threads beside them.
     """
     if not completion.has_ended():
         loop = asyncio.get_running_loop()
@@ -19,6 +19,8 @@ async def ended(completion):
         if watched is None:
             watched = _watched[loop, descriptor] = [asyncio.Event(), 0]
             loop.add_reader(descriptor, watched[0].set)
+            # A thread that takes the outcome clears the descriptor before the loop sees it.
+            completion._when_taken(lambda: _wake(loop, watched[0]))
         watched[1] += 1
         try:
             await watched[0].wait()
@@ -29,3 +31,17 @@ async def ended(completion):
                 loop.remove_reader(descriptor)
                 del _watched[loop, descriptor]
     return completion.wait()
+
+
+def _wake(loop, event):
+    """Sets an event of a loop from any thread."""
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        # The loop is closed, so no task waits.
+        pass
+
+
+async def copied(transfer):
+    """Waits for a `Transfer` on a thread of the event loop's executor, and returns its `Copied`."""
+    return await asyncio.to_thread(transfer.wait)

@@ -1,32 +1,51 @@
 """Reads and writes of chunks through a `Store`, beside one file a chunk as engines' own tiers keep them.
 
-usage: python -m terrane_kv.bench DIRECTORY [--chunk BYTES] [--chunks N] [--requests N …]
+usage: python -m terrane_kv.bench DIRECTORY [--chunk BYTES] [--chunks N] [--requests N …] [--rounds N] [--rivals] [--json]
 
-The baseline is written again after the method of vLLM's fs tier: one file a chunk, written under another name and
-renamed, one blocking call a chunk, direct I/O where the file system has it, and one thread a request. Each case runs
-three times in turn with its baseline. Figures of other machines or days are not comparable.
+Two baselines are written again after the methods of the engines' own tiers, with one file a chunk and one thread a
+request. `direct` is that of vLLM's fs tier: direct I/O where the file system has it, a new name, one blocking call a
+chunk. `buffered` is that of LMCache's fs backend and SGLang's file backend: the page cache. Neither has a checksum or
+waits until the data is durable. All run in turn in each round. Figures of other machines or days are not comparable.
+
+Processor time is that of all threads of this process, in user mode and in the kernel. The kernel's own threads, which
+write the page cache to disk later, are not in it.
 """
 
 import argparse
 import concurrent.futures
+import json
 import mmap
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 
+from terrane_kv import _native
 from terrane_kv._native import Region, Store
+
+# The backends with direct I/O. `vllm` has it where the file system does.
+DIRECT = {"direct", "vllm", "lmcache-direct"}
+
+
+def settle(folder):
+    """Writes the page cache of a folder to disk and empties it, so that reads come from the disk."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            file = os.open(os.path.join(where, name), os.O_RDONLY)
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
 
 
 class Files:
     """One file a chunk."""
 
-    def __init__(self, folder, view, chunk):
-        self.folder, self.view, self.chunk = folder, view, chunk
-        self.flags = os.O_DIRECT
+    def __init__(self, folder, view, chunk, flags=0):
+        self.folder, self.view, self.chunk, self.flags = folder, view, chunk, flags
         try:
-            os.close(os.open(os.path.join(folder, "probe"), os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+            os.close(os.open(os.path.join(folder, "probe"), os.O_CREAT | os.O_WRONLY | flags))
         except OSError:
             self.flags = 0
 
@@ -66,6 +85,23 @@ class Terrane:
         self.region.release()
 
 
+def backends(with_rivals):
+    """For each name a function of folder, view and chunk."""
+    made = {
+        "buffered": Files,
+        "direct": lambda *arguments: Files(*arguments, os.O_DIRECT),
+        "terrane": Terrane,
+    }
+    if with_rivals:
+        from terrane_kv import bench_rivals
+
+        rivals, missing = bench_rivals.found()
+        for name, reason in missing.items():
+            print(f"not measured: {name}: {reason}", file=sys.stderr, flush=True)
+        made = {**rivals, **made}
+    return made
+
+
 def seconds(backend, is_write, chunks, requests):
     """The time of all chunks in so many requests at once, and its processor time."""
     parts = [list(range(start, chunks, requests)) for start in range(requests)]
@@ -75,22 +111,85 @@ def seconds(backend, is_write, chunks, requests):
         return time.perf_counter() - started, time.process_time() - used
 
 
-def measure(directory, chunk, chunks, requests):
+def measure(directory, chunk, chunks, requests, made):
     """One round: for each backend and direction the seconds and the processor time."""
     found = {}
-    for name, make in (("files", Files), ("terrane", Terrane)):
+    for name, make in made.items():
         folder = tempfile.mkdtemp(dir=directory)
         memory = mmap.mmap(-1, chunk * chunks)
         memory.write(os.urandom(chunk) * chunks)
         backend = make(folder, memoryview(memory), chunk)
         try:
             found[name, "write"] = seconds(backend, True, chunks, requests)
+            settle(folder)
             found[name, "read"] = seconds(backend, False, chunks, requests)
         finally:
-            if isinstance(backend, Terrane):
+            if hasattr(backend, "close"):
                 backend.close()
             shutil.rmtree(folder)
     return found
+
+
+def checksum_seconds(chunk, chunks, rounds):
+    """The processor time of the store's checksum of a gigabyte, over all chunks: read from memory, not from a cache."""
+    memory = [os.urandom(chunk) for _ in range(chunks)]
+    taken = []
+    for _ in range(rounds):
+        used = time.process_time()
+        for block in memory:
+            _native.checksum(block)
+        taken.append((time.process_time() - used) / (chunk * chunks / 1e9))
+    return statistics.median(taken)
+
+
+def lookup_seconds(directory, chunk):
+    """The time of the presence of one key, and of 1,000 keys."""
+    folder = tempfile.mkdtemp(dir=directory)
+    store = Store(folder, 64 * chunk, groups=[("kv", chunk)], namespace="bench")
+    try:
+        keys = [os.urandom(36) for _ in range(1000)]
+        store.put(keys[:16], [bytes(chunk)] * 16).wait()
+        one, many = [], []
+        for _ in range(50):
+            started = time.perf_counter()
+            for key in keys:
+                store.presence(key)
+            one.append((time.perf_counter() - started) / len(keys))
+            started = time.perf_counter()
+            store.presences(keys)
+            many.append(time.perf_counter() - started)
+        return statistics.median(one), statistics.median(many)
+    finally:
+        store.close()
+        shutil.rmtree(folder)
+
+
+def summary(rounds, direction, requests, gigabytes, checksum):
+    """The rates, the processor time a gigabyte, and the ratios of a case."""
+    case = {"case": direction, "requests": requests}
+    names = list(dict.fromkeys(name for name, _ in rounds[0]))
+    for name in names:
+        rates = sorted(gigabytes / it[name, direction][0] for it in rounds)
+        used = statistics.median(it[name, direction][1] for it in rounds) / gigabytes
+        case[name] = {"rates": rates, "rate": statistics.median(rates), "processor": used}
+    ours = case["terrane"]["processor"]
+    best = {
+        kind: min(case[name]["processor"] for name in names if (name in DIRECT) == (kind == "direct") and name != "terrane")
+        for kind in ("buffered", "direct")
+    }
+    case["of_buffered"] = ours / best["buffered"]
+    case["of_direct_and_checksum"] = ours / (best["direct"] + checksum)
+    case["names"] = names
+    return case
+
+
+def text(case):
+    line = f"{case['case']:5} {case['requests']} requests:"
+    for name in case["names"]:
+        it = case[name]
+        line += f"  {name} {it['rate']:.2f} GB/s ({it['rates'][0]:.2f} to {it['rates'][-1]:.2f}), {it['processor']:.3f} s/GB;"
+    line += f" terrane's processor time is {case['of_buffered']:.2f} of the best buffered one,"
+    return line + f" {case['of_direct_and_checksum']:.2f} of the best direct one and a checksum"
 
 
 def main():
@@ -99,18 +198,25 @@ def main():
     parser.add_argument("--chunk", type=int, default=2 << 20, help="bytes of a chunk (default 2 MiB)")
     parser.add_argument("--chunks", type=int, default=256, help="chunks of a round (default 256)")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4], help="requests at once")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median is printed (default 3)")
+    parser.add_argument("--rivals", action="store_true", help="also the backends of vLLM and LMCache, where they are installed")
+    parser.add_argument("--json", action="store_true", help="prints one JSON object a line")
     stated = parser.parse_args()
-    total = stated.chunk * stated.chunks / 1e9
+    gigabytes = stated.chunk * stated.chunks / 1e9
+    checksum = checksum_seconds(stated.chunk, stated.chunks, stated.rounds)
+    one, many = lookup_seconds(stated.directory, stated.chunk)
+    if stated.json:
+        print(json.dumps({"checksum": checksum, "lookup": one, "presences_of_1000": many}), flush=True)
+    else:
+        print(f"checksum: {checksum:.3f} s/GB; lookup of one key {one * 1e6:.2f} µs, of 1,000 keys {many * 1e6:.0f} µs", flush=True)
+    made = backends(stated.rivals)
     for requests in stated.requests:
-        rounds = [measure(stated.directory, stated.chunk, stated.chunks, requests) for _ in range(3)]
+        rounds = [
+            measure(stated.directory, stated.chunk, stated.chunks, requests, made) for _ in range(stated.rounds)
+        ]
         for direction in ("write", "read"):
-            line = f"{direction:5} {requests} requests:"
-            for name in ("files", "terrane"):
-                times = [it[name, direction][0] for it in rounds]
-                used = statistics.median(it[name, direction][1] for it in rounds)
-                rates = sorted(total / it for it in times)
-                line += f"  {name} {rates[1]:.2f} GB/s ({rates[0]:.2f} to {rates[2]:.2f}), {used / total:.2f} s/GB"
-            print(line, flush=True)
+            case = summary(rounds, direction, requests, gigabytes, checksum)
+            print(json.dumps(case) if stated.json else text(case), flush=True)
 
 
 if __name__ == "__main__":

@@ -165,6 +165,13 @@ impl Thread {
                 let at = self.address(*address, machine);
                 self.store(machine, shared, *memory, *kind, from, at)?;
             }
+            Action::Atomic { what, memory, kind, to, address, from } => {
+                let (at, right) = (self.address(*address, machine), value(from, self));
+                let left = self.read(machine, shared, *memory, *kind, at)?;
+                let result = Operand::Number(binary(*what, *kind, left, right));
+                self.store(machine, shared, *memory, *kind, &[result], at)?;
+                to.iter().for_each(|&to| self.set(to, left));
+            }
             Action::Branch(_) | Action::Barrier | Action::Exit | Action::Trap | Action::Nothing => {
             }
         }
@@ -220,6 +227,32 @@ impl Thread {
             }
         }
         Ok(())
+    }
+
+    /// One number, aligned to its size.
+    fn read(
+        &self,
+        machine: &mut Machine<'_>,
+        shared: &[u8],
+        memory: Memory,
+        kind: Type,
+        at: u64,
+    ) -> Outcome<u64> {
+        let each = kind.bytes();
+        check_alignment(at, each)?;
+        let mut bytes = [0; 8];
+        let part = bytes.get_mut(..to_usize(each)).ok_or(Code::LAUNCH_FAILED)?;
+        if memory == Memory::Global {
+            let from = machine.bytes(at, each)?;
+            // SAFETY: as for a load.
+            unsafe { std::ptr::copy_nonoverlapping(from, part.as_mut_ptr(), part.len()) };
+        } else {
+            let from = if memory == Memory::Shared { shared } else { self.local.as_slice() };
+            let start = to_usize(at);
+            let from = from.get(start..start + part.len()).ok_or(Code::ILLEGAL_ADDRESS)?;
+            part.copy_from_slice(from);
+        }
+        Ok(u64::from_le_bytes(bytes))
     }
 
     fn store(

@@ -187,6 +187,16 @@ pub enum Action {
         from: Vec<Operand>,
         address: Address,
     },
+    /// Combines a value in memory with another one, in one step.
+    Atomic {
+        what: Binary,
+        memory: Memory,
+        kind: Type,
+        /// The register of the value before, if it is wanted.
+        to: Option<usize>,
+        address: Address,
+        from: Operand,
+    },
     Branch(usize),
     Barrier,
     Exit,

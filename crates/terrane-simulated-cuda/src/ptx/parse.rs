@@ -247,6 +247,11 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
             from: names.operands(from)?,
             address: names.address(address)?,
         }),
+        ("red", [address, from]) => atomic(&parts, kind, None, [address, from], names),
+        ("atom", [to, address, from]) => {
+            let to = names.register(to)?;
+            atomic(&parts, kind, Some(to), [address, from], names)
+        }
         ("mov", [to, from]) if to.starts_with('{') => {
             let to = names.register_list(to)?;
             Ok(Action::Unpack { part: part(kind, to.len())?, to, from: names.operand(from)? })
@@ -324,6 +329,22 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
         }
         _ => Err(unknown()),
     }
+}
+
+/// `red.global.xor.b64 [address], from`: no other step of the device comes between load and store.
+fn atomic(
+    parts: &[&str],
+    kind: Type,
+    to: Option<usize>,
+    [address, from]: [&str; 2],
+    names: &mut Names,
+) -> Result<Action, String> {
+    let what = parts.iter().rev().nth(1).and_then(|what| binary(what));
+    let what = what.filter(|what| !matches!(what, Binary::Divide | Binary::Remainder));
+    let (what, memory) =
+        what.zip(memory(parts)).ok_or("the simulated device has no such atomic")?;
+    let (address, from) = (names.address(address)?, names.operand(from)?);
+    Ok(Action::Atomic { what, memory, kind, to, address, from })
 }
 
 /// The type of each of so many parts of a value.

@@ -64,6 +64,32 @@ $L__end:
     st.global.u8 [%rd3], %rs2;
     exit;
 }
+// Each thread combines its number with two sums, of the device and of its block.
+.visible .entry combine(.param .u64 sums)
+{
+    .shared .align 8 .b8 held[8];
+    ld.param.u64 %rd1, [sums];
+    cvta.to.global.u64 %rd2, %rd1;
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mad.lo.u32 %r4, %r2, %r3, %r1;
+    cvt.u64.u32 %rd3, %r4;
+    shl.b64 %rd4, %rd3, 40;
+    or.b64 %rd5, %rd3, %rd4;
+    red.global.xor.b64 [%rd2], %rd5;
+    mov.u32 %r5, held;
+    atom.shared.add.u64 %rd6, [%r5], %rd3;
+    bar.warp.sync -1;
+    bar.sync 0;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra $L__done;
+    ld.shared.u64 %rd7, [%r5];
+    atom.global.max.u64 %rd8, [%rd2+8], %rd7;
+    red.global.add.u32 [%rd2+16], 1;
+$L__done:
+    ret;
+}
 ";
 
 fn load(text: &std::ffi::CStr) -> Result<u64, u32> {
@@ -128,6 +154,37 @@ fn threads_of_a_block_wait_for_each_other() {
     ok(synchronize(stream));
     let expected: Vec<u8> = bytes.chunks(64).flat_map(|part| part.iter().rev().copied()).collect();
     assert_eq!(read(memory, 256), expected);
+}
+
+#[test]
+fn atomic_operations_combine_the_numbers_of_all_threads() {
+    for config in configs() {
+        let _cuda = Cuda::new(config);
+        let stream = stream(NON_BLOCKING);
+        let combine = function(load(ADD).unwrap(), c"combine").unwrap();
+        let memory = allocate(24);
+        write(memory, &[0; 24]);
+        ok(launch(combine, 3, 70, stream, &[&memory.to_le_bytes()]));
+        ok(synchronize(stream));
+        let all = (0..210_u64).fold(0, |all, thread| all ^ (thread | thread << 40));
+        let of_last_block: u64 = (140..210).sum();
+        let expected = [all, of_last_block, 3].map(u64::to_le_bytes).concat();
+        assert_eq!(read(memory, 24), expected);
+    }
+    let _cuda = Cuda::new(small());
+    let stream = stream(NON_BLOCKING);
+    let combine = function(load(ADD).unwrap(), c"combine").unwrap();
+    let memory = allocate(64);
+    ok(launch(combine, 1, 1, stream, &[&(memory + 4).to_le_bytes()]));
+    assert_eq!(synchronize(stream), 716, "misaligned");
+}
+
+#[test]
+fn an_atomic_operation_that_no_device_has_is_refused() {
+    let _cuda = Cuda::new(small());
+    let text = c".version 8.0\n.target sm_80\n.visible .entry k(.param .u64 a) {
+        ld.param.u64 %rd1, [a];\nred.global.div.u64 [%rd1], 1;\nret;\n}";
+    assert_eq!(load(text), Err(218));
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! The available memory, under the limits of the machine and the control group.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use terrane_core::ByteCount;
+
+use super::control_groups::{field, groups};
 
 /// The bytes that the machine and every control group of this process have left. `None` if the
 /// kernel does not report them.
@@ -21,59 +23,8 @@ fn available_under(root: &Path) -> Option<ByteCount> {
         let swap = field(&text, "SwapFree:").unwrap_or(0);
         free.checked_add(swap)?.checked_mul(1024)
     });
-    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let group = groups.lines().filter_map(|line| headroom(root, line)).min();
+    let group = groups(root, "memory").filter_map(|group| group.memory_left()).min();
     machine.into_iter().chain(group).min().map(ByteCount::new)
-}
-
-/// The file names of one cgroup version.
-struct Files {
-    limit: &'static str,
-    usage: &'static str,
-    /// The key in `memory.stat` of the page cache that the kernel reclaims first.
-    cache: &'static str,
-}
-
-const VERSION_1: Files = Files {
-    limit: "memory.limit_in_bytes",
-    usage: "memory.usage_in_bytes",
-    cache: "total_inactive_file",
-};
-const VERSION_2: Files =
-    Files { limit: "memory.max", usage: "memory.current", cache: "inactive_file" };
-
-/// The bytes left in the group on a line of `/proc/self/cgroup` and in every group above it.
-fn headroom(root: &Path, line: &str) -> Option<u64> {
-    let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-    let (mount, files) = if controllers.is_empty() {
-        (root.join("sys/fs/cgroup"), VERSION_2)
-    } else if controllers.split(',').any(|name| name == "memory") {
-        (root.join("sys/fs/cgroup/memory"), VERSION_1)
-    } else {
-        return None;
-    };
-    // In a container the path can be the host's, which does not exist here. The walk then ends at
-    // the mount's own files, which are the container's.
-    let path = Path::new(path.trim_start_matches('/'));
-    let groups = path.ancestors().map(|group| mount.join(group));
-    groups.filter_map(|group| headroom_of(&group, &files)).min()
-}
-
-fn headroom_of(group: &Path, files: &Files) -> Option<u64> {
-    let read = |name: &str| fs::read_to_string(PathBuf::from(group).join(name)).ok();
-    // The text "max" is no number and means no limit.
-    let limit: u64 = read(files.limit)?.trim().parse().ok()?;
-    let usage: u64 = read(files.usage)?.trim().parse().ok()?;
-    let cache = read("memory.stat").and_then(|text| field(&text, files.cache)).unwrap_or(0);
-    Some(limit.saturating_sub(usage.saturating_sub(cache)))
-}
-
-/// The number that follows `key` on its line.
-fn field(text: &str, key: &str) -> Option<u64> {
-    text.lines().find_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        (words.next()? == key).then(|| words.next()?.parse().ok())?
-    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod available;
 mod background;
 mod bring_up;
+mod control_groups;
 mod first_touch;
 mod huge;
 mod mapping;
@@ -20,6 +21,7 @@ use terrane_core::{
 
 pub use available::available_memory;
 pub use bring_up::{BringUp, BringUpEnded, BringUpProducer, UsablePrefix};
+pub use control_groups::ControlGroupLimits;
 pub use memory::SystemMemory;
 pub use options::{FirstTouch, HugePageSize, HugePages, NumaPolicy, SystemOptions};
 pub use progress::{Progress, ProgressEntry};

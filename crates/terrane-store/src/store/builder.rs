@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use terrane_core::{ByteCount, Durability, Requirement};
-use terrane_layout::{BlockFingerprint, Geometry, PhysicalLayout};
-use terrane_storage::IoBackend;
+use terrane_core::{Allocate, ByteCount, Durability, Requirement};
+use terrane_layout::{BlockFingerprint, Geometry, LayoutBuilder, LayoutError, PhysicalLayout};
+use terrane_storage::{IoBackend, SystemAllocator, SystemOptions};
 use terrane_transfer::{Endpoint, TransferManager};
 
 use crate::disk::Namespace;
@@ -76,11 +77,24 @@ pub struct MemoryTier {
     pub(crate) memory: TierMemory,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum TierMemory {
     Endpoints(Vec<Endpoint>),
-    /// System memory that the store allocates, in equal parts for all groups.
-    System(ByteCount),
+    /// Memory that the store allocates, in equal parts for all groups.
+    Allocated(ByteCount, Arc<AllocateLayout>),
+}
+
+/// Allocates the memory of a geometry.
+pub(crate) type AllocateLayout =
+    dyn Fn(Geometry) -> Result<PhysicalLayout, LayoutError> + Send + Sync;
+
+impl fmt::Debug for TierMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Endpoints(endpoints) => f.debug_tuple("Endpoints").field(endpoints).finish(),
+            Self::Allocated(bytes, _) => f.debug_tuple("Allocated").field(bytes).finish(),
+        }
+    }
 }
 
 impl MemoryTier {
@@ -92,7 +106,20 @@ impl MemoryTier {
 
     /// A tier of system memory that the store allocates. All groups get equal parts of it.
     pub fn system(name: impl Into<String>, bytes: ByteCount) -> Self {
-        Self { name: name.into(), memory: TierMemory::System(bytes) }
+        Self::allocated(name, bytes, SystemAllocator::new(SystemOptions::default()))
+    }
+
+    /// A tier of memory that the store takes from `allocator`, such as pinned memory. All groups get
+    /// equal parts of it.
+    pub fn allocated<A>(name: impl Into<String>, bytes: ByteCount, allocator: A) -> Self
+    where
+        A: Allocate + Send + Sync + 'static,
+    {
+        let allocate = move |geometry| {
+            let layout = LayoutBuilder::from_geometry(geometry).allocate(&allocator);
+            layout.unregistered().build()
+        };
+        Self { name: name.into(), memory: TierMemory::Allocated(bytes, Arc::new(allocate)) }
     }
 }
 

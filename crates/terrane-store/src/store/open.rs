@@ -10,8 +10,6 @@ use std::time::Instant;
 use terrane_core::convert::{to_u64, to_usize};
 use terrane_core::sync::lock;
 use terrane_core::{Alignment, ByteCount, OwnerProcess};
-use terrane_layout::LayoutBuilder;
-use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_transfer::{Endpoint, Slots, TransferManager};
 
 use crate::KeyHash;
@@ -23,19 +21,20 @@ use crate::key::KeyHasher;
 use crate::slab::{SlabOptions, Slabs};
 use crate::store::Store;
 use crate::store::builder::{
-    DiskTier, EvictionKind, Recovery, StoreBuilder, TierMemory, WritePolicy,
+    AllocateLayout, DiskTier, EvictionKind, Recovery, StoreBuilder, TierMemory, WritePolicy,
 };
 use crate::store::claims::Claims;
 use crate::store::counters::{KeyNames, Recent, StoreCounters, Subscribers};
 use crate::store::executor::Executor;
 use crate::store::gate::Gate;
-use crate::store::group::{GroupInfo, is_host};
+use crate::store::group::{EndpointFacts, GroupInfo};
 use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::room::{DirtyBlocks, Room};
 use crate::store::shared::{JobTable, StoreCore};
-use crate::store::tier::{DiskParts, Tier, TierBlocks, TierCounters};
+use crate::store::tier::{DiskParts, Tier, TierBlocks};
+use crate::store::tier_counters::TierCounters;
 
 const MOST_GROUPS: usize = 64;
 const MOST_MEMORY_TIERS: usize = 8;
@@ -97,6 +96,7 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
         }
         None => None,
     };
+    let is_given_manager = builder.manager.is_some();
     let manager = match builder.manager {
         Some(manager) => Some(manager),
         None if builder.memory_tiers.is_empty() => None,
@@ -125,6 +125,7 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
             tiers,
             disk: parts,
             manager,
+            is_given_manager,
             policy: match builder.write_policy {
                 WritePolicy::AfterUses(0) => WritePolicy::Through,
                 policy => policy,
@@ -210,7 +211,9 @@ fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<Tier
     for (number, tier) in builder.memory_tiers.iter().enumerate() {
         let endpoints = match &tier.memory {
             TierMemory::Endpoints(endpoints) => endpoints.clone(),
-            TierMemory::System(bytes) => system_endpoints(&tier.name, *bytes, groups)?,
+            TierMemory::Allocated(bytes, allocate) => {
+                own_endpoints(&tier.name, *bytes, groups, &**allocate)?
+            }
         };
         if endpoints.len() != groups.len() {
             return Err(StoreError::EndpointCount {
@@ -221,16 +224,15 @@ fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<Tier
         }
         let mut memory = Vec::new();
         for (number, (endpoint, group)) in endpoints.into_iter().zip(groups).enumerate() {
-            let geometry = endpoint.layout().geometry();
-            if !group.fits(geometry) || geometry.block_bytes().get() < group.block_bytes {
+            let facts = EndpointFacts::of(&endpoint);
+            if !group.fits(&facts) || facts.block_bytes < group.block_bytes {
                 return Err(StoreError::OtherShape { group: number });
             }
             let ids = Slots::new(&endpoint)?;
             let ids = ids.take(ids.total())?;
-            let is_host = is_host(&endpoint);
-            memory.push(TierBlocks { endpoint, is_host, _ids: ids });
+            memory.push(TierBlocks { endpoint, facts, _ids: ids });
         }
-        if let Some(device) = memory.iter().find(|blocks| !blocks.is_host)
+        if let Some(device) = memory.iter().find(|blocks| !blocks.facts.is_host)
             && number == last
             && builder.disk.is_some()
         {
@@ -253,19 +255,17 @@ fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<Tier
     Ok(plans)
 }
 
-fn system_endpoints(
+fn own_endpoints(
     name: &str,
     bytes: ByteCount,
     groups: &[GroupInfo],
+    allocate: &AllocateLayout,
 ) -> Result<Vec<Endpoint>, StoreError> {
     let share = bytes.get() / to_u64(groups.len());
-    let system = SystemAllocator::new(SystemOptions::default());
     let endpoint = |(number, group): (usize, &GroupInfo)| {
         let blocks = slots_in((name, number), share, group.own_stride())?;
         let geometry = group.own_geometry(blocks)?.with_block_alignment(Alignment::PAGE);
-        let layout = LayoutBuilder::from_geometry(geometry).allocate(&system).unregistered();
-        let layout = layout.build()?;
-        Endpoint::new(layout).map_err(|_| StoreError::OtherShape { group: number })
+        Endpoint::new(allocate(geometry)?).map_err(|_| StoreError::OtherShape { group: number })
     };
     groups.iter().enumerate().map(endpoint).collect()
 }
@@ -372,7 +372,7 @@ fn tier(number: u8, plan: TierPlan, eviction: EvictionKind, core: &Weak<StoreCor
         Arc::new(Room::new((id, group), slots, policy, dirty, Weak::clone(core) as _))
     };
     let rooms = (0_u16..).zip(slots).map(room).collect();
-    Tier { id, name, rooms, memory, slot_bytes, counters: TierCounters::default() }
+    Tier { id, name, rooms, memory, slot_bytes, counters: TierCounters::new() }
 }
 
 /// The secret of a store without a disk tier.

@@ -20,7 +20,7 @@ use crate::engine::finalizer::OutcomeSink;
 use crate::error::TransferError;
 use crate::explain::Report;
 use crate::hazard::ticket::Ticket;
-use crate::sync::{Condvar, Mutex, lock, wait_at_most};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 use layers::Layers;
 use progress::CopyProgress;
 use waiter_progress::{Invitation, WaiterPolling, WaiterProgress};
@@ -140,7 +140,7 @@ impl<G> Completion<G> {
                     polling.poll(&invitation);
                     state = lock(&self.shared.state);
                 }
-                _ => state = wait_at_most(&self.shared.changed, state, polling.sleep_limit()),
+                _ => state = self.shared.sleep(state, polling.sleep_limit()),
             }
         }
     }
@@ -176,7 +176,7 @@ impl<G> Completion<G> {
                 _ => {
                     let most =
                         polling.sleep_limit().map_or(left, |sleep_limit| sleep_limit.min(left));
-                    state = wait_at_most(&self.shared.changed, state, Some(most));
+                    state = self.shared.sleep(state, Some(most));
                 }
             }
         }
@@ -252,7 +252,12 @@ struct SharedCompletion<G> {
 
 #[expect(clippy::large_enum_variant, reason = "every transfer comes to hold the result")]
 enum CompletionState {
-    InFlight { waker: Option<Waker>, invitation: Option<Invitation> },
+    InFlight {
+        waker: Option<Waker>,
+        invitation: Option<Invitation>,
+        /// Whether a thread sleeps. Notifying one takes a system call, also if there is none.
+        has_sleeper: bool,
+    },
     Ended(Result<Report, TransferError>),
     Taken,
 }
@@ -264,6 +269,19 @@ impl<G> SharedCompletion<G> {
         if let Some(invitation) = invitation {
             waiter_progress::poll(&invitation);
         }
+    }
+
+    /// Sleeps until the state changes, or for `most`. One thread can sleep, as it owns the caller's
+    /// end.
+    fn sleep<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, CompletionState>,
+        most: Option<Duration>,
+    ) -> MutexGuard<'a, CompletionState> {
+        state.set_sleeper(true);
+        let mut state = wait_at_most(&self.changed, state, most);
+        state.set_sleeper(false);
+        state
     }
 
     /// Whether this process was forked from the transfer's. If so, the state must not be locked: a
@@ -301,17 +319,26 @@ impl CompletionState {
             Self::Ended(_) | Self::Taken => None,
         }
     }
+
+    fn set_sleeper(&mut self, sleeps: bool) {
+        if let Self::InFlight { has_sleeper, .. } = self {
+            *has_sleeper = sleeps;
+        }
+    }
 }
 
 impl<G: Send> OutcomeSink for SharedCompletion<G> {
     fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>) {
         let mut state = lock(&self.state);
-        if let CompletionState::InFlight { invitation: slot, .. } = &mut *state {
+        if let CompletionState::InFlight { invitation: slot, has_sleeper, .. } = &mut *state {
+            let has_sleeper = *has_sleeper;
             let invitation = Invitation::new(progress, slot.as_ref());
             let replaced = slot.replace(invitation);
             drop(state);
-            // Threads that already sleep wake and poll from now on.
-            self.changed.notify_all();
+            if has_sleeper {
+                // It polls from now on.
+                self.changed.notify_all();
+            }
             drop(replaced);
         }
     }
@@ -319,10 +346,12 @@ impl<G: Send> OutcomeSink for SharedCompletion<G> {
     fn publish(&self, result: Result<Report, TransferError>) {
         let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, CompletionState::Taken) {
-            CompletionState::InFlight { waker, invitation: _ } => {
+            CompletionState::InFlight { waker, invitation: _, has_sleeper } => {
                 *state = CompletionState::Ended(result);
                 drop(state);
-                self.changed.notify_all();
+                if has_sleeper {
+                    self.changed.notify_all();
+                }
                 if let Some(waker) = waker {
                     waker.wake();
                 }
@@ -343,7 +372,11 @@ pub(crate) fn pair<G: Send + 'static>(
     let shared = Arc::new(SharedCompletion {
         owner: OwnerProcess::current(),
         guard: Mutex::new(Some(guard)),
-        state: Mutex::new(CompletionState::InFlight { waker: None, invitation: None }),
+        state: Mutex::new(CompletionState::InFlight {
+            waker: None,
+            invitation: None,
+            has_sleeper: false,
+        }),
         changed: Condvar::new(),
     });
     let sink = Arc::clone(&shared);

@@ -53,6 +53,12 @@ pub enum Declined {
          or build with the feature `checksum`"
     )]
     Checksums,
+    /// It computes checksums with kernels, and has none.
+    #[error(
+        "computes checksums with kernels, and has none, for a reason that its capabilities state; \
+         leave the checksums out, or copy through host memory"
+    )]
+    ChecksumKernels,
     /// One layer of a block is larger than the bounce buffers.
     #[error("one layer of a block is larger than a bounce slot; increase RelayOptions::slot_bytes")]
     SlotTooSmall,

@@ -50,6 +50,7 @@ impl Finalizer {
         sink: Arc<dyn OutcomeSink>,
         layers: Option<LayerSignals>,
         explanation: Explanation,
+        counted: Option<Arc<PathMetrics>>,
     ) -> Self {
         Self {
             ticket,
@@ -60,17 +61,11 @@ impl Finalizer {
             started: OnceLock::new(),
             engine_times: None,
             retries: 0,
-            counted: None,
+            counted,
             checksums: None,
             result: None,
             leaves_ticket: false,
         }
-    }
-
-    /// The same, counted there.
-    pub(crate) fn counted_in(mut self, counted: Option<Arc<PathMetrics>>) -> Self {
-        self.counted = counted;
-        self
     }
 
     /// Counts the end, before anyone sees it.

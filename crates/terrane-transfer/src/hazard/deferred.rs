@@ -23,10 +23,6 @@ struct DeferredState {
     holds: DeferredHolds,
 }
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one for each transfer that waits, and nearly all of them hold the job"
-)]
 enum DeferredHolds {
     Job(CopyJob, Arc<dyn CopyEngine>),
     /// A thread is ending the cancelled job, and has not released its blocks yet.

@@ -154,7 +154,11 @@ impl TransferManager {
     }
 
     pub(crate) fn prepare(&self, transfer: Transfer) -> Result<Prepared, TransferError> {
-        self.try_prepare(transfer).inspect_err(|_| self.metrics.refused())
+        let prepared = self.try_prepare(transfer);
+        if prepared.is_err() {
+            self.metrics.refused();
+        }
+        prepared
     }
 
     fn try_prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
@@ -236,9 +240,9 @@ impl Prepared {
             transfer.options.layer_by_layer.then(|| layers::pair(plan.layers(), spin));
         let (layers, signals) = layer_by_layer.unzip();
         let (completion, sink) = pair(ticket.clone(), Arc::clone(&progress), layers, spin, guard);
-        let ending = Finalizer::new(ticket, sink, signals, explanation).counted_in(counted);
-        let job = CopyJob::new(plan, claims, transfer.options, progress, ending);
-        let job = job.with_checksums(&transfer.destination_blocks);
+        let ending = Finalizer::new(ticket, sink, signals, explanation, counted);
+        let mut job = CopyJob::new(plan, claims, transfer.options, progress, ending);
+        job.compute_checksums(&transfer.destination_blocks);
         submit_after(&transfer.after, transfer.allow_incomplete, job, engine);
         completion
     }

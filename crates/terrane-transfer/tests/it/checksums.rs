@@ -225,7 +225,7 @@ fn checksums_of_relays_are_joined_from_those_of_their_chunks() {
     }
 }
 
-/// The engine of the device computes none; the other one of the relay does, in either direction.
+/// The engine of a simulated device computes none; the other one of the relay does, in either direction.
 #[test]
 fn a_relay_takes_the_checksums_of_the_hop_that_computes_them() {
     let directory = tempfile::tempdir().unwrap();
@@ -334,10 +334,43 @@ fn engines_without_checksums_decline_and_explain() {
         Transfer::new(&source, &destination).blocks(&[0], &[0]).checksums(Checksums::Compute);
     let error = refused(&TransferManager::new([disk()]), between);
     assert!(error.to_string().contains("computes no checksums"), "{error}");
+    // An engine that computes some states why not these.
+    let without = TransferManager::new([Arc::new(WithoutKernels) as _]);
+    let error = without.explain(&transfer()).unwrap_err();
+    assert!(error.to_string().contains("computes checksums with kernels, and has none"), "{error}");
+    without.explain(&rig.transfer(&[0], &[0])).unwrap();
     let nothing = Transfer::new(&rig.source, &rig.destination).checksums(Checksums::Compute);
     let report =
         end_of(TransferManager::new([host()]).submit(nothing, ()).unwrap()).result.unwrap();
     assert_eq!(report.checksums.as_deref(), Some(&[][..]));
+}
+
+/// An engine whose quotes decline checksums, for its own reason.
+#[derive(Debug)]
+struct WithoutKernels;
+
+// SAFETY: it touches no bytes.
+unsafe impl CopyEngine for WithoutKernels {
+    fn name(&self) -> &'static str {
+        "without kernels"
+    }
+
+    fn quote(&self, _: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
+        const PATH: OnlyPath = OnlyPath { path: "nothing", reason: "a test" };
+        match options.checksums {
+            Some(_) => Err(Declined::ChecksumKernels),
+            None => Ok(Quote::constant(std::time::Duration::ZERO, &PATH)),
+        }
+    }
+
+    fn computes_checksums(&self) -> bool {
+        true
+    }
+
+    fn submit(&self, job: CopyJob) {
+        job.start();
+        job.finish(Ok(()));
+    }
 }
 
 /// An engine that promises checksums and computes none.

@@ -48,6 +48,9 @@ pub(crate) struct Options {
     /// The directory of the disk tier; a temporary one by default.
     #[arg(long)]
     directory: Option<PathBuf>,
+    /// A file of metrics that is written five times a second, for `terrane top`.
+    #[arg(long)]
+    metrics: Option<PathBuf>,
     /// One JSON object instead of tables.
     #[arg(long)]
     json: bool,
@@ -140,6 +143,9 @@ fn open(
         .namespace(namespace)
         .close_within(Duration::from_secs(30))
         .open()?;
+    if let Some(file) = &options.metrics {
+        opened.0.export_metrics(file, Duration::from_millis(200))?;
+    }
     Ok(opened)
 }
 
@@ -161,6 +167,7 @@ fn kill_half_way(options: &Options, directory: &Path) -> Result<Vec<TurnReport>,
             .args(["--is-first-half", "--directory"])
             .arg(directory)
             .args(options.sizes())
+            .args(options.metrics.iter().flat_map(|file| [Path::new("--metrics"), file]))
             .stdout(Stdio::piped())
             .spawn()?,
     );

@@ -22,7 +22,7 @@ pub struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Builds all that needs a GPU into one folder with a `run.sh`, 60 MiB at most
+    /// Builds all that needs a GPU into one folder with a `run.sh`, 72 MiB at most
     ///
     /// The folder has, in release mode and stripped: every test binary named `gpu`, the benchmark
     /// suites `gpu` and `nixl`, the calibration, the kernel rates, the examples `offload` and

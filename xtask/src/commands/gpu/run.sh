@@ -12,7 +12,7 @@ the calibration.
 
   --bench          also the benchmarks, those of NIXL included, and the rates of the kernels
   --sanitize       also compute-sanitizer (memcheck, racecheck) over the tests of the kernels
-  --only PART      only one of tests, interop, example, remote, calibrate, bench, bench-nixl,
+  --only PART      only one of tests, interop, python, example, remote, calibrate, bench, bench-nixl,
                    kernel-rates, sanitize
   --filter TEXT    only tests whose name contains TEXT
   --json FILE      writes what bench and bench-nixl measure to FILE, one JSON object a line
@@ -48,7 +48,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 case $only in
-    ''|tests|interop|example|remote|calibrate|bench|bench-nixl|kernel-rates|sanitize) ;;
+    ''|tests|interop|python|example|remote|calibrate|bench|bench-nixl|kernel-rates|sanitize) ;;
     *) echo "run.sh: --only knows no part \`$only\`; see --help" >&2; exit 2 ;;
 esac
 case $limit in
@@ -252,6 +252,41 @@ run_interop() {
     echo "interop: $p passed, $f failed"
 }
 
+# The Python package over PyTorch's CUDA tensors and over the driver, by the bundle's own pytest.
+run_python() {
+    echo "== python"
+    if [ ! -r "$here/python.tar.gz" ]; then
+        skip python "this bundle has no Python package"
+        return
+    fi
+    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+        skip python "there is no python3 of 3.11 or newer here"
+        return
+    fi
+    package=$logs/python
+    if ! { mkdir -p "$package" && tar -xzf "$here/python.tar.gz" -C "$package"; }; then
+        echo "run.sh: cannot unpack python.tar.gz" >&2
+        failed=$((failed + 1))
+        return
+    fi
+    limited "${limit:-900}" env LD_LIBRARY_PATH="$own_path" PYTHONDONTWRITEBYTECODE=1 \
+        PYTHONPATH="$package/site" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
+        python3 -m pytest --report-lines -p no:cacheprovider -p no:terminal -k "$filter" \
+        "$package/tests" >"$logs/python.log" 2>&1
+    status=$?
+    counts=$(sed -n 's/^test result: [a-zA-Z]*\. \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' \
+        "$logs/python.log")
+    p=${counts% *} f=${counts#* }
+    if [ -z "$counts" ]; then p=0 f=1; fi
+    grep '^skipped: ' "$logs/python.log" >>"$skips"
+    # 5: no test has such a name.
+    if [ $status -eq 5 ]; then status=0; fi
+    if [ "$f" -ne 0 ] || [ $status -ne 0 ]; then cat "$logs/python.log"; fi
+    if [ "$f" -eq 0 ] && [ $status -ne 0 ]; then f=1; fi
+    passed=$((passed + p)) failed=$((failed + f))
+    echo "python: $p passed, $f failed"
+}
+
 run_sanitizer() {
     echo "== sanitizer"
     sanitizer=$(command -v compute-sanitizer || true)
@@ -360,6 +395,7 @@ machine
 unpack_nixl
 if wants tests; then run_tests; fi
 if wants interop; then run_interop; fi
+if wants python; then run_python; fi
 if wants sanitize; then run_sanitizer; fi
 if wants example; then
     echo "== example"

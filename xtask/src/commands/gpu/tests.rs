@@ -156,13 +156,38 @@ const NO_DEVICE: &str = "#!/bin/sh\n\
     printf 'error: a GPU is required\\n  caused by: there is no driver\\n' >&2\nexit 3\n";
 
 #[test]
+fn the_tests_of_the_python_package_are_counted_with_their_skips() {
+    let bundle = Bundle::new();
+    let pytest = |result: &str, code: u8| {
+        let lines =
+            format!("print('skipped: tests::x: no device'); print('test result: {result}')");
+        bundle.program("site/pytest.py", &format!("import sys; {lines}; sys.exit({code})\n"));
+        let packed = ["-czf", "python.tar.gz", "site"];
+        assert!(
+            Command::new("tar").current_dir(bundle.path()).args(packed).status().unwrap().success()
+        );
+    };
+    fs::create_dir_all(bundle.path().join("site")).unwrap();
+    for (result, code, expected) in [
+        ("ok. 3 passed; 0 failed; 0 ignored", 0, ("3 passed, 0 failed, 1 skipped", 0)),
+        ("FAILED. 3 passed; 2 failed; 0 ignored", 1, ("3 passed, 2 failed, 1 skipped", 1)),
+        ("ok. 3 passed; 0 failed; 0 ignored", 139, ("3 passed, 1 failed, 1 skipped", 1)),
+        ("ok. 0 passed; 0 failed; 0 ignored", 5, ("0 passed, 0 failed, 1 skipped", 0)),
+    ] {
+        pytest(result, code);
+        let (text, code) = bundle.run(&["--only", "python"]);
+        assert_eq!((last_line(&text), code), expected, "{text}");
+    }
+}
+
+#[test]
 fn programs_pass_fail_or_are_skipped() {
     let bundle = Bundle::new();
     bundle.tests("t", &[("t", ":")]);
     bundle.program("offload", NO_DEVICE).program("calibrate", "#!/bin/sh\necho fast\n");
     let (text, code) = bundle.run(&[]);
-    // The example, and the tests of PyTorch, which only a whole bundle has.
-    assert_eq!((last_line(&text), code), ("2 passed, 0 failed, 2 skipped", 0), "{text}");
+    // The example, and the tests of PyTorch and of the package, which only a whole bundle has.
+    assert_eq!((last_line(&text), code), ("2 passed, 0 failed, 3 skipped", 0), "{text}");
     let reason = "skipped: example: a GPU is required: there is no driver\n";
     assert!(text.contains(reason), "{text}");
 
@@ -233,7 +258,7 @@ fn both_benchmarks_write_json_take_arguments_and_own_up() {
     // Together, each reports its own missed targets.
     bundle.program("offload", NO_DEVICE).program("calibrate", NO_DEVICE);
     let (text, code) = bundle.run(&[&["--bench"], &asked[..]].concat());
-    assert_eq!((last_line(&text), code), ("3 passed, 0 failed, 3 skipped", 0), "{text}");
+    assert_eq!((last_line(&text), code), ("3 passed, 0 failed, 4 skipped", 0), "{text}");
     assert_eq!(fs::read_to_string(&json).unwrap(), format!("{ours}\n{nixl}\n"));
     assert!(text.contains("bench: missed 1 of 1 targets\nmissed: a, b: "), "{text}");
     assert!(text.contains(said), "{text}");

@@ -5,6 +5,7 @@ mod allocation;
 mod bindings;
 mod blocks;
 mod by_hand;
+mod checksums;
 mod formats;
 mod interference;
 mod latency;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         let setup = Setup::new(context, &arguments)?;
         blocks::report(&setup, settings, reporter)?;
         latency::report(&setup, settings, reporter)?;
+        checksums::report(&setup, settings, reporter)?;
         relayout::report(&setup, settings, reporter)?;
         formats::report(&setup, settings, reporter)?;
         pageable_baseline::report(&setup, settings, reporter)?;

@@ -70,6 +70,7 @@ mod tests {
                 Case::rate(name, 1_000_000_000, spread, ("memcpy", spread)),
                 Case::time("one block", 2, spread, ("memcpy", spread)),
             ],
+            not_measured: Vec::new(),
             notes: Vec::new(),
         }
     }

@@ -1,10 +1,12 @@
 //! `terrane bench`.
 
 mod compare;
+mod movers;
 mod plot;
 mod report;
 mod suites;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -61,6 +63,9 @@ enum Suite {
     Movers {
         #[command(flatten)]
         options: Options,
+        /// The Python that runs PyTorch's ways
+        #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+        python: OsString,
     },
 }
 
@@ -101,7 +106,7 @@ pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<Exit
         }
         Suite::Gpu { .. } => suites::gpu(options, &mut progress),
         Suite::Store { directory, .. } => suites::store(options, directory, &mut progress),
-        Suite::Movers { .. } => suites::movers(options, &mut progress),
+        Suite::Movers { python, .. } => movers::movers(options, python, &mut progress),
     }?;
     progress.end();
     print(&report, options, output)?;
@@ -122,7 +127,7 @@ impl Suite {
             | Self::Disk { options, .. }
             | Self::Store { options, .. }
             | Self::Gpu { options }
-            | Self::Movers { options } => options,
+            | Self::Movers { options, .. } => options,
         }
     }
 }

@@ -37,6 +37,10 @@ pub(crate) fn page(report: &Report) -> Result<String, Failure> {
     let rows: Vec<_> = rows.collect();
     body.push_str("<h2>Figures</h2>\n");
     body.push_str(&page::table(&["Case", "Median", "Range", "Unit", "Limit", "Ratio"], &rows));
+    for missing in &report.not_measured {
+        let line = format!("Not measured: {}: {}", missing.case, missing.reason);
+        body.push_str(&format!("<p class=\"note\">{}</p>\n", page::escape(&line)));
+    }
     for note in &report.notes {
         body.push_str(&format!("<p class=\"note\">{}</p>\n", page::escape(note)));
     }

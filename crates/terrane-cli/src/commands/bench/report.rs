@@ -21,8 +21,19 @@ pub(crate) struct Report {
     pub subject: String,
     pub passes: u32,
     pub cases: Vec<Case>,
-    /// Remarks: paths of engines, and programs that are not installed.
+    /// The cases that this machine cannot run.
+    #[serde(default)]
+    pub not_measured: Vec<NotMeasured>,
+    /// Remarks, such as the paths of engines.
     pub notes: Vec<String>,
+}
+
+/// A case without a value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NotMeasured {
+    pub case: String,
+    pub reason: String,
 }
 
 /// A measured case beside its limit of the same run.
@@ -104,6 +115,10 @@ impl Report {
             &rows,
             &[3, 4],
         ));
+        for missing in &self.not_measured {
+            let line = format!("not measured: {}: {}", missing.case, missing.reason);
+            text.push_str(&wrap(&line, "  "));
+        }
         for note in &self.notes {
             text.push_str(&wrap(note, "  "));
         }

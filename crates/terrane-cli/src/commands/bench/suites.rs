@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use terrane_cuda::CopyPath;
 use terrane_plan::{GroupPlan, Plan};
 
 use super::Options;
@@ -11,7 +10,7 @@ use super::report::{Case, Report};
 use crate::error::Failure;
 use crate::measure::bus::Bus;
 use crate::measure::disk::DiskCase;
-use crate::measure::host::{HostCase, first_touch};
+use crate::measure::host::{Filled, HostCase, touch_once};
 use crate::measure::store::StoreCase;
 use crate::measure::{Shape, Spread, times, times_beside};
 
@@ -32,7 +31,7 @@ impl Progress {
         Self(bar)
     }
 
-    fn case(&mut self, name: &str) {
+    pub(super) fn case(&mut self, name: &str) {
         self.0.set_message(name.to_owned());
         self.0.tick();
     }
@@ -43,7 +42,7 @@ impl Progress {
 }
 
 /// The groups of the model with the blocks that a number of bytes holds.
-fn shapes(options: &Options) -> Result<(String, Vec<(GroupPlan, Shape)>), Failure> {
+pub(super) fn shapes(options: &Options) -> Result<(String, Vec<(GroupPlan, Shape)>), Failure> {
     let request = options.model.request()?;
     let plan = Plan::new(&request)?;
     let mut shapes = Vec::new();
@@ -59,7 +58,8 @@ fn shapes(options: &Options) -> Result<(String, Vec<(GroupPlan, Shape)>), Failur
     Ok((format!("{}{ranks}", request.model.name()), shapes))
 }
 
-fn report(suite: &str, model: String, subject: String, options: &Options) -> Report {
+/// A report without cases.
+pub(super) fn report(suite: &str, model: String, subject: String, options: &Options) -> Report {
     Report {
         schema: "terrane.bench/1".to_owned(),
         suite: suite.to_owned(),
@@ -67,6 +67,7 @@ fn report(suite: &str, model: String, subject: String, options: &Options) -> Rep
         subject,
         passes: options.passes,
         cases: Vec::new(),
+        not_measured: Vec::new(),
         notes: Vec::new(),
     }
 }
@@ -94,15 +95,11 @@ pub(super) fn host(options: &Options, progress: &mut Progress) -> Result<Report,
         ));
     }
     progress.case("first touch");
-    let touched = first_touch(options.size, options.passes.min(5))?;
-    let bytes = options.size.get();
-    // There is no faster way to get pages from the kernel, so the case is its own limit.
-    report.cases.push(Case::rate(
-        "first touch of system memory",
-        bytes,
-        touched,
-        ("itself", touched),
-    ));
+    let passes = options.passes.min(5);
+    let mut filled = Filled::new(options.size);
+    let (touched, limit) = times_beside(passes, || touch_once(options.size), || filled.fill())?;
+    let name = "first touch of system memory";
+    report.cases.push(Case::rate(name, options.size.get(), touched, ("memset", limit)));
     Ok(report)
 }
 
@@ -147,21 +144,16 @@ pub(super) fn disk(
             let ours = || shared.borrow_mut().pass(is_write);
             let raw = || shared.borrow().raw(is_write);
             let (ours, raw) = times_beside(options.passes, ours, raw)?;
-            report.cases.push(Case::rate(&name, bytes, ours, ("raw loop", raw)));
             // fio takes a second to start, so a few passes have to do.
             let fio = (0..options.passes.min(3)).map(|_| shared.borrow().fio(is_write));
-            match fio.collect::<Result<Vec<f64>, String>>() {
-                Ok(rates) => {
-                    let limit = Spread::of(rates.iter().map(|rate| bytes as f64 / rate).collect());
-                    report.cases.push(Case::rate(
-                        format!("{name}, beside fio"),
-                        bytes,
-                        ours,
-                        ("fio", limit),
-                    ));
-                }
-                Err(reason) if !report.notes.contains(&reason) => report.notes.push(reason),
-                Err(_) => {}
+            let fio = fio.collect::<Result<Vec<f64>, String>>();
+            let missing = fio.as_ref().err().map(|reason| format!("raw loop ({reason})"));
+            let limit_name = missing.as_deref().unwrap_or("raw loop");
+            report.cases.push(Case::rate(&name, bytes, ours, (limit_name, raw)));
+            if let Ok(rates) = fio {
+                let limit = Spread::of(rates.iter().map(|rate| bytes as f64 / rate).collect());
+                let beside = format!("{name}, beside fio");
+                report.cases.push(Case::rate(beside, bytes, ours, ("fio", limit)));
             }
             let one = times(options.passes, || shared.borrow_mut().one_block(is_write))?;
             let (block, limit) =
@@ -247,8 +239,9 @@ pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, 
         if number == 0 {
             progress.case("bring-up of pinned memory");
             let passes = options.passes.min(5);
-            let pinned = times(passes, || bus.bring_up(options.size))?;
-            let touched = first_touch(options.size, passes)?;
+            let size = options.size;
+            let (pinned, touched) =
+                times_beside(passes, || bus.bring_up(size), || touch_once(size))?;
             let bytes = options.size.get();
             report.cases.push(Case::rate(
                 "bring-up of pinned memory",
@@ -258,45 +251,5 @@ pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, 
             ));
         }
     }
-    Ok(report)
-}
-
-/// The ways that engines use, by name and path; ours is no fixed path.
-const MOVERS: [(&str, Option<CopyPath>); 5] = [
-    ("a copy for each run", Some(CopyPath::CopyEach)),
-    ("batched copies", Some(CopyPath::Batched)),
-    ("kernel in place", Some(CopyPath::Direct)),
-    ("staged", Some(CopyPath::Staged)),
-    ("ours", None),
-];
-
-pub(super) fn movers(options: &Options, progress: &mut Progress) -> Result<Report, Failure> {
-    let (model, shapes) = shapes(options)?;
-    let mut report = report("movers", model, "device 0".to_owned(), options);
-    for (group, shape) in shapes {
-        for (mover, path) in MOVERS {
-            let bus = Bus::new(&shape, path)?;
-            report.subject = bus.device_name().to_owned();
-            // The limit has to be free to copy in one piece, whatever the mover's path is.
-            let limit_bus = if path.is_some() { Some(Bus::new(&shape, None)?) } else { None };
-            let limit = limit_bus.as_ref().unwrap_or(&bus);
-            for (to_host, word) in [(true, "to pinned"), (false, "to device")] {
-                let name = format!("{}, {word}: {mover}", group.kind);
-                progress.case(&name);
-                match times_beside(
-                    options.passes,
-                    || bus.pass(to_host),
-                    || limit.contiguous(to_host),
-                ) {
-                    Ok((time, limit)) => {
-                        report.cases.push(Case::rate(name, bus.bytes(), time, ("one copy", limit)))
-                    }
-                    // A driver without batched copies, or without kernels.
-                    Err(error) => report.notes.push(format!("{name}: {error}")),
-                }
-            }
-        }
-    }
-    report.notes.push("PyTorch's way is not measured: this program has no PyTorch".to_owned());
     Ok(report)
 }

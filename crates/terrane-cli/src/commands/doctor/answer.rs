@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 use terrane_core::ByteCount;
 use terrane_plan::DeviceFacts;
 
-use super::child;
 use super::finding::Finding;
+use crate::child;
 use crate::restart::Restart;
+use crate::table::duration;
 
 /// The answer of a child.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,7 +35,7 @@ pub(crate) struct Measured {
     pub bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<f64>,
-    /// The time of one block, less its bytes at that rate.
+    /// The time that does not depend on the bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed_seconds: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -63,7 +64,11 @@ impl std::fmt::Display for Measured {
         }
         match (self.bytes_per_second, &self.error) {
             (Some(rate), _) => {
-                write!(f, ": {:.2} GB/s ({})", rate / 1e9, ByteCount::new(self.bytes))
+                write!(f, ": {:.2} GB/s", rate / 1e9)?;
+                if let Some(fixed) = self.fixed_seconds.filter(|&fixed| fixed > 0.0) {
+                    write!(f, " after {}", duration(fixed))?;
+                }
+                write!(f, " ({})", ByteCount::new(self.bytes))
             }
             (None, Some(error)) => write!(f, ": {error}"),
             (None, None) => write!(f, ": not measured"),
@@ -94,6 +99,6 @@ pub(crate) fn ask_within(restart: &Restart, probe: &[&str], timeout: Duration) -
     match child::answer(command, timeout) {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .unwrap_or_else(|error| refused(format!("the probe printed something else: {error}"))),
-        Err(no_answer) => refused(no_answer.to_string()),
+        Err(no_answer) => refused(format!("the probe {no_answer}")),
     }
 }

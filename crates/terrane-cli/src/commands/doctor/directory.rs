@@ -1,5 +1,6 @@
 //! A directory: direct I/O, unnamed files, preallocation.
 
+use std::error::Error;
 use std::path::Path;
 
 use terrane_core::{Allocate, ByteCount, Capability, Memory, RegionRequest};
@@ -15,7 +16,7 @@ pub(crate) fn findings(directory: &Path) -> Vec<Finding> {
         Err(error) => vec![Finding::refused(
             "directory",
             error,
-            "create the directory, make it writable, or give another one",
+            "create the directory, make it writable, make room in it, or give another one",
         )],
     };
     findings.into_iter().map(|finding| finding.about(&subject)).collect()
@@ -26,7 +27,10 @@ fn probe(directory: &Path) -> Result<Vec<Finding>, String> {
         DiskAllocator::new(directory, DiskOptions::default()).map_err(|e| e.to_string())?;
     // The first file has one byte; a larger one shows whether blocks are reserved.
     let request = RegionRequest::new(ByteCount::mib(1)).labelled("probe");
-    let file = allocator.allocate(&request).map_err(|error| error.to_string())?;
+    // The cause names the limit; the error itself would suggest another tier.
+    let file = allocator
+        .allocate(&request)
+        .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))?;
     let mut findings = Vec::new();
     if let Some(bytes) = free_bytes(directory) {
         findings.push(Finding::granted("directory", format!("{} free", ByteCount::new(bytes))));

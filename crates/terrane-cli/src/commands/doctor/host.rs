@@ -5,7 +5,9 @@ use std::path::Path;
 
 use terrane_core::{ByteCount, Capability};
 use terrane_plan::HostFacts;
-use terrane_storage::{IoQueue, IoQueueOptions, NumaTopology, available_memory};
+use terrane_storage::{
+    ControlGroupLimits, IoQueue, IoQueueOptions, NumaTopology, available_memory,
+};
 
 use super::finding::Finding;
 
@@ -26,7 +28,8 @@ pub(crate) fn findings() -> Vec<Finding> {
     findings.extend(huge_pages());
     findings.push(transparent_huge_pages());
     findings.push(locked_memory());
-    findings.extend(processors());
+    findings.push(processors());
+    findings.push(control_group());
     findings.push(shared_memory());
     findings.push(io_uring());
     findings
@@ -134,23 +137,27 @@ fn memlock() -> Option<Option<u64>> {
     Some(soft.parse().ok())
 }
 
-/// The processors that the process may use, and the control group's share of them.
-fn processors() -> Vec<Finding> {
+fn processors() -> Finding {
     let count = std::thread::available_parallelism().map_or(1, usize::from);
-    let detail = format!("{count} that this process may use");
-    let quota = fs::read_to_string("/sys/fs/cgroup/cpu.max").ok().and_then(|text| {
-        let (quota, period) = text.trim().split_once(' ')?;
-        Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
-    });
-    let finding = match quota {
-        Some(quota) => Finding::partial(
-            "processors",
-            format!("{detail}; the control group allows {quota:.2}"),
-            "raise the container's CPU limit: threads that copy stop when it is used up",
-        ),
-        None => Finding::granted("processors", detail),
-    };
-    vec![finding]
+    Finding::granted("processors", format!("{count} that this process may use"))
+}
+
+/// The limits of the container, or of the service: less memory or time than the machine has.
+fn control_group() -> Finding {
+    let limits = ControlGroupLimits::read();
+    let all = meminfo("MemTotal:").unwrap_or(u64::MAX);
+    let memory = limits.memory.filter(|limit| limit.get() < all);
+    let memory = memory.map(|limit| format!("{limit} of memory, of {}", ByteCount::new(all)));
+    let processors = limits.processors.map(|count| format!("the time of {count:.2} processors"));
+    let found: Vec<String> = memory.into_iter().chain(processors).collect();
+    if found.is_empty() {
+        return Finding::granted("control-group", "no limit of memory or processors");
+    }
+    Finding::partial(
+        "control-group",
+        found.join("; "),
+        "raise memory.max and cpu.max of the group: docker run --memory and --cpus, or MemoryMax and CPUQuota of the service",
+    )
 }
 
 fn shared_memory() -> Finding {

@@ -6,14 +6,15 @@ use std::time::Duration;
 use terrane_core::ByteCount;
 use terrane_layout::{ElementFormat, LayoutConfig};
 use terrane_plan::{CopyCost, Rates};
+use terrane_storage::available_memory;
 
 use super::answer::{Answer, Measured, ask_within};
 use super::finding::Finding;
 use crate::error::Failure;
 use crate::measure::bus::Bus;
 use crate::measure::disk::DiskCase;
-use crate::measure::host::{HostCase, first_touch};
-use crate::measure::{Shape, Spread};
+use crate::measure::host::{HostCase, touch_once};
+use crate::measure::{Shape, Spread, times};
 use crate::restart::Restart;
 
 /// Passes of each case. The median counts.
@@ -41,11 +42,9 @@ pub(crate) fn all(directories: &[PathBuf], size: ByteCount, restart: &Restart) -
         let mut case = HostCase::new(&shape(size)?)?;
         let blocks = case.times(PASSES, |case| case.load())?;
         let one = case.times(PASSES, |case| case.one_block())?;
-        Ok(cost(case.bytes(), blocks, Some((case.block_bytes(), one))))
+        Ok(Cost::of((case.block_bytes(), one), (case.bytes(), blocks)))
     });
-    rows.extend(row("first-touch", None, || {
-        Ok(cost(size.get(), first_touch(size, PASSES)?, None))
-    }));
+    rows.extend(row("first-touch", None, || preparation(size, touch_once)));
     for directory in directories {
         let subject = directory.display().to_string();
         let case = shape(size).and_then(|shape| DiskCase::new(&shape, directory, 32));
@@ -55,9 +54,9 @@ pub(crate) fn all(directories: &[PathBuf], size: ByteCount, restart: &Restart) -
             Ok(mut case) => {
                 for (key, is_write) in [("disk-write", true), ("disk-read", false)] {
                     rows.extend(row(key, Some(&subject), || {
-                        let times = crate::measure::times(PASSES, || case.pass(is_write))?;
-                        let one = crate::measure::times(PASSES, || case.one_block(is_write))?;
-                        Ok(cost(case.bytes(), times, Some((case.block_bytes(), one))))
+                        let many = times(PASSES, || case.pass(is_write))?;
+                        let one = times(PASSES, || case.one_block(is_write))?;
+                        Ok(Cost::of((case.block_bytes(), one), (case.bytes(), many)))
                     }));
                 }
             }
@@ -86,17 +85,17 @@ pub(crate) fn device(size: ByteCount) -> Answer {
             let mut rows = Vec::new();
             for (key, to_host) in [("to-host", true), ("to-device", false)] {
                 rows.extend(row(key, Some("device 0"), || {
-                    let times = crate::measure::times(PASSES, || bus.pass(to_host))?;
-                    let one = crate::measure::times(PASSES, || bus.one_block(to_host))?;
-                    Ok(cost(bus.bytes(), times, Some((bus.block_bytes(), one))))
+                    let many = times(PASSES, || bus.pass(to_host))?;
+                    let one = times(PASSES, || bus.one_block(to_host))?;
+                    Ok(Cost::of((bus.block_bytes(), one), (bus.bytes(), many)))
                 }));
             }
             rows.extend(row("both-ways", Some("device 0"), || {
-                Ok(cost(bus.bytes() * 2, crate::measure::times(PASSES, || bus.both())?, None))
+                let many = times(PASSES, || bus.both())?;
+                Ok(Cost::of((0, Spread::of(vec![0.0])), (bus.bytes() * 2, many)))
             }));
             rows.extend(row("pinned-bring-up", Some("device 0"), || {
-                let times = crate::measure::times(PASSES, || bus.bring_up(size))?;
-                Ok(cost(size.get(), times, None))
+                preparation(size, |size| bus.bring_up(size))
             }));
             rows
         }
@@ -105,16 +104,47 @@ pub(crate) fn device(size: ByteCount) -> Answer {
     Answer { measured, ..Answer::default() }
 }
 
+/// A fixed time and a rate, from two sizes.
 struct Cost {
     bytes: u64,
     rate: f64,
-    fixed: Option<f64>,
+    fixed: f64,
 }
 
-fn cost(bytes: u64, seconds: Spread, one: Option<(u64, Spread)>) -> Cost {
-    let rate = bytes as f64 / seconds.median;
-    let fixed = one.map(|(bytes, seconds)| (seconds.median - bytes as f64 / rate).max(0.0));
-    Cost { bytes, rate, fixed }
+impl Cost {
+    /// The line through a few bytes and many. If many took no longer, all of their time counts as their rate's.
+    fn of(few: (u64, Spread), many: (u64, Spread)) -> Self {
+        let (bytes, seconds) = (many.0, many.1.median);
+        let more = bytes.saturating_sub(few.0) as f64;
+        let rate = more / (seconds - few.1.median);
+        let fixed = seconds - bytes as f64 / rate;
+        if rate.is_finite() && rate > 0.0 && fixed >= 0.0 {
+            return Self { bytes, rate, fixed };
+        }
+        Self { bytes, rate: bytes as f64 / seconds, fixed: 0.0 }
+    }
+}
+
+/// The cost of preparing memory. The fixed part is a large share of a short preparation, so a second size, of up to
+/// eight times the bytes, separates it from the rate.
+fn preparation(
+    size: ByteCount,
+    seconds: impl Fn(ByteCount) -> Result<f64, Failure>,
+) -> Result<Cost, Failure> {
+    /// The time of one pass with the larger size.
+    const BUDGET: f64 = 0.4;
+    const LARGEST: u64 = 8;
+    let few = (size.get(), times(PASSES, || seconds(size))?);
+    let factor = (1..=LARGEST).rev().find(|&factor| few.1.median * factor as f64 <= BUDGET);
+    let left = available_memory().map_or(u64::MAX, |left| left.get() / 4);
+    let many = size.get().saturating_mul(factor.unwrap_or(2).max(2)).min(left);
+    if many <= size.get() {
+        return Ok(Cost::of((0, Spread::of(vec![0.0])), few));
+    }
+    // No pass is left out: the first one with the smaller size was.
+    let passes = (0..PASSES).map(|_| seconds(ByteCount::new(many)));
+    let passes: Vec<f64> = passes.collect::<Result<_, Failure>>()?;
+    Ok(Cost::of(few, (many, Spread::of(passes))))
 }
 
 fn row(
@@ -127,7 +157,7 @@ fn row(
         Ok(cost) => {
             row.bytes = cost.bytes;
             row.bytes_per_second = Some(cost.rate);
-            row.fixed_seconds = cost.fixed;
+            row.fixed_seconds = Some(cost.fixed);
         }
         Err(error) => row.error = Some(error.to_string()),
     }
@@ -138,19 +168,12 @@ fn row(
 pub(crate) fn rates(measured: &[Measured]) -> Option<Rates> {
     let find =
         |key: &str| measured.iter().find(|row| row.key == key && row.bytes_per_second.is_some());
-    let rate = |key: &str| find(key)?.bytes_per_second;
     let cost = |key: &str| {
         let row = find(key)?;
         let fixed_seconds = row.fixed_seconds.unwrap_or(0.0);
         Some(CopyCost { fixed_seconds, bytes_per_second: row.bytes_per_second? })
     };
     find("memory-copy")?;
-    // Bring-up is a touch and then a registration, so the registration has what the touch leaves of the time.
-    let registration =
-        rate("pinned-bring-up").zip(rate("first-touch")).and_then(|(both, touch)| {
-            let seconds = 1.0 / both - 1.0 / touch;
-            (seconds > 0.0).then(|| 1.0 / seconds)
-        });
     Some(Rates {
         name: "terrane doctor --measure on this machine".to_owned(),
         is_measured: true,
@@ -159,7 +182,29 @@ pub(crate) fn rates(measured: &[Measured]) -> Option<Rates> {
         within_host: cost("memory-copy"),
         disk_read: cost("disk-read"),
         disk_write: cost("disk-write"),
-        first_touch_bytes_per_second: rate("first-touch"),
-        registration_bytes_per_second: registration,
+        first_touch: cost("first-touch"),
+        pinned_bring_up: cost("pinned-bring-up"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sizes_separate_the_fixed_time_from_the_rate() {
+        let seconds = |size: ByteCount| Ok(0.024 + size.get() as f64 / 10e9);
+        let size = ByteCount::mib(256);
+        let cost = preparation(size, seconds).unwrap();
+        assert_eq!(cost.bytes, size.get() * 7);
+        assert!((cost.rate / 10e9 - 1.0).abs() < 1e-6, "{}", cost.rate);
+        assert!((cost.fixed - 0.024).abs() < 1e-6, "{}", cost.fixed);
+    }
+
+    #[test]
+    fn times_that_do_not_grow_have_no_fixed_part() {
+        let one = Spread::of(vec![1.0]);
+        let cost = Cost::of((1 << 20, one), (1 << 30, one));
+        assert_eq!((cost.rate, cost.fixed), ((1_u64 << 30) as f64, 0.0));
+    }
 }

@@ -1,7 +1,6 @@
 //! `terrane doctor`.
 
 mod answer;
-mod child;
 mod directory;
 mod finding;
 mod gpu;
@@ -69,6 +68,7 @@ enum Requirement {
     Memlock,
     Shm,
     Numa,
+    ControlGroup,
 }
 
 /// The findings, as JSON.

@@ -4,15 +4,15 @@ use terrane_layout::LayoutPlan;
 use terrane_plan::{Plan, PlanRequest, TierKind};
 
 use super::text::{
-    GROUP_HEADER, PADDING_HEADER, PREDICTION_HEADER, TIER_HEADER, bytes, group_rows, padding_rows,
-    prediction_rows, tier_rows,
+    GROUP_HEADER, PADDING_HEADER, PREDICTION_HEADER, TIER_HEADER, bytes, command, group_rows,
+    padding_rows, prediction_rows, ranks, tier_rows,
 };
 use crate::commands::page::{escape, page, table};
 use crate::error::Failure;
 use crate::table::grouped;
 
 pub(crate) fn render(request: &PlanRequest, plan: &Plan) -> Result<String, Failure> {
-    let title = format!("{} on {} ranks", plan.model.name, plan.model.tensor_parallel);
+    let title = format!("{} on {}", plan.model.name, ranks(plan.model.tensor_parallel));
     let mut body = format!("<h1>{}</h1>\n", escape(&title));
     if let (Some(source), Some(date)) = (&plan.model.source, &plan.model.date) {
         body.push_str(&format!("<p class=\"note\">Parameters: {}, {date}</p>\n", escape(source)));
@@ -58,8 +58,9 @@ pub(crate) fn render(request: &PlanRequest, plan: &Plan) -> Result<String, Failu
         section(&mut body, "Hit ratios of the trace", &table(&["Blocks", "Hits", "Tiers"], &rows));
     }
     for options in &plan.engines {
-        let notes = options.notes.iter().map(|note| format!("\n# {note}"));
-        let text = format!("{}{}", options.command, notes.collect::<String>());
+        let notes = options.notes.iter().map(|note| format!("# {note}"));
+        let command = Some(command(options)).filter(|command| !command.is_empty());
+        let text = command.into_iter().chain(notes).collect::<Vec<_>>().join("\n");
         section(&mut body, &options.engine, &format!("<pre>{}</pre>\n", escape(&text)));
     }
     pictures(&mut body, request, plan)?;

@@ -1,7 +1,7 @@
 //! A plan as text of 80 columns.
 
 use terrane_core::ByteCount;
-use terrane_plan::{GroupPlan, Plan, TierPlan};
+use terrane_plan::{EngineOptions, GroupPlan, Plan, TierPlan};
 
 use crate::table::{duration, grouped, table, wrap};
 
@@ -28,12 +28,18 @@ pub(super) fn bytes(bytes: u64) -> String {
     ByteCount::new(bytes).to_string()
 }
 
+pub(super) fn ranks(count: u32) -> String {
+    if count == 1 { "1 rank".to_owned() } else { format!("{count} tensor-parallel ranks") }
+}
+
+/// The command of an engine, an option on each line. A backslash ends a line, so that a shell reads one command.
+pub(super) fn command(options: &EngineOptions) -> String {
+    options.command.replace(" --", " \\\n    --")
+}
+
 fn head(plan: &Plan) -> String {
     let model = &plan.model;
-    let ranks = match model.tensor_parallel {
-        1 => "1 rank".to_owned(),
-        ranks => format!("{ranks} tensor-parallel ranks"),
-    };
+    let ranks = ranks(model.tensor_parallel);
     let mut text = format!("{}, model type {}, {ranks}\n", model.name, model.model_type);
     if let (Some(source), Some(date)) = (&model.source, &model.date) {
         text.push_str(&wrap(&format!("parameters: {source}, {date}"), "  "));
@@ -237,12 +243,10 @@ fn trace(plan: &Plan) -> String {
 fn engines(plan: &Plan) -> String {
     let mut text = String::new();
     for options in &plan.engines {
-        // A backslash and a line break: the shell reads one command.
-        text.push_str(&format!(
-            "{}:\n  {}\n",
-            options.engine,
-            options.command.replace(" --", " \\\n    --")
-        ));
+        text.push_str(&format!("{}:\n", options.engine));
+        if !options.command.is_empty() {
+            text.push_str(&format!("  {}\n", command(options)));
+        }
         for note in &options.notes {
             text.push_str(&wrap(&format!("  # {note}"), "  # "));
         }

@@ -20,7 +20,7 @@ pub(crate) enum Task {
     /// Waits for a job's end.
     InFlight(Arc<InFlight>),
     /// Finishes a job without submitted work, outside the caller's thread.
-    Finish(Box<CopyJob>, Result<(), CopyFailure>),
+    Finish(CopyJob, Result<(), CopyFailure>),
     /// Waits for the submitted work of a failed job, and finishes the job.
     Failed(FailedJob),
     /// Finishes a job that had nothing to submit.

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use terrane_transfer::calibration::{CopyPath, Direction};
 use terrane_transfer::{CopyFailure, CopyJob};
 
+use crate::engine::checksums::job_sums::JobSums;
 use crate::engine::complete::orphans::{Orphan, Orphans};
 use crate::engine::complete::progress::JobProgress;
 use crate::engine::path::choice::Corrections;
@@ -14,7 +16,6 @@ use crate::engine::resources::job_streams::JobStreams;
 use crate::engine::resources::scratch::Scratch;
 use crate::engine::submit::direction_queue::DirectionQueue;
 use crate::kernels::Kernels;
-use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// The resources that a job needs until it has ended.
 pub(crate) struct JobResources {
@@ -23,7 +24,9 @@ pub(crate) struct JobResources {
     /// A buffer that failed work may still use.
     pub(crate) scratch: Option<(Scratch, Arc<DirectionQueue>)>,
     pub(crate) lists: Option<BlockLists>,
-    pub(crate) job: Box<CopyJob>,
+    /// The checksums that kernels compute.
+    pub(crate) sums: Option<Box<JobSums>>,
+    pub(crate) job: CopyJob,
     pub(crate) count: Arc<JobProgress>,
     pub(crate) ends: [Arc<DeviceMapping>; 2],
     pub(crate) sample: Option<PathSample>,
@@ -34,7 +37,7 @@ pub(crate) struct JobResources {
 impl JobResources {
     /// Finishes the job, which has no more work on the device.
     pub(crate) fn finish(self, result: Result<(), CopyFailure>) {
-        let Self { mut streams, scratch, lists, job, count, ends, sample, kernels } = self;
+        let Self { mut streams, scratch, lists, sums, job, count, ends, sample, kernels } = self;
         streams.mark_idle();
         if result.is_ok() {
             count.complete();
@@ -43,6 +46,9 @@ impl JobResources {
                 let PathSample { corrections, direction, path, predicted } = sample;
                 corrections.record(direction, path, bytes, predicted, took);
             }
+        }
+        if let Some(sums) = sums.filter(|_| result.is_ok()) {
+            sums.set(&job);
         }
         // The streams are free for others before the caller is notified.
         drop((streams, lists));
@@ -56,9 +62,9 @@ impl JobResources {
     /// Ends a job whose work may never complete. `orphans` keeps the resources that the device may
     /// use.
     pub(crate) fn orphan(self, failure: CopyFailure, orphans: &Orphans) {
-        let Self { streams, scratch, lists, job, count: _, ends, sample: _, kernels } = self;
+        let Self { streams, scratch, lists, sums, job, count: _, ends, sample: _, kernels } = self;
         let orphaned = job.orphan(failure);
-        orphans.keep(Orphan { streams, scratch, lists, orphaned, ends, kernels });
+        orphans.keep(Orphan { streams, scratch, lists, sums, orphaned, ends, kernels });
     }
 }
 

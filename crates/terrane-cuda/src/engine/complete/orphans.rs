@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use terrane_core::sync::lock;
 use terrane_transfer::Orphaned;
 
+use crate::engine::checksums::job_sums::JobSums;
 use crate::engine::resources::block_lists::BlockLists;
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::resources::job_streams::{JobStreams, StreamState};
@@ -20,6 +21,7 @@ pub(crate) struct Orphan {
     /// The buffer, with the direction that it returns to.
     pub(crate) scratch: Option<(Scratch, Arc<DirectionQueue>)>,
     pub(crate) lists: Option<BlockLists>,
+    pub(crate) sums: Option<Box<JobSums>>,
     /// The memory at both ends, and the claims on its blocks.
     pub(crate) orphaned: Orphaned,
     pub(crate) ends: [Arc<DeviceMapping>; 2],
@@ -29,8 +31,8 @@ pub(crate) struct Orphan {
 impl Orphan {
     /// Releases the resources, once the device uses none of them.
     fn release(self) {
-        let Self { streams, scratch, lists, orphaned, ends, kernels } = self;
-        drop((streams, lists));
+        let Self { streams, scratch, lists, sums, orphaned, ends, kernels } = self;
+        drop((streams, lists, sums));
         if let Some((scratch, queue)) = scratch {
             queue.give_back(Some(scratch));
         }

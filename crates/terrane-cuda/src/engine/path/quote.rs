@@ -2,19 +2,21 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use terrane_core::convert::to_u64;
 use terrane_core::{CapabilityReport, StorageKind};
+use terrane_transfer::calibration::{CopyPath, Direction};
 use terrane_transfer::{
     CopyGrid, Decision, Declined, DeviceOrder, Quote, Side, TransferOptions, TransferPlan,
 };
 
 use crate::engine::DeviceEngine;
+use crate::engine::checksums::job_sums::{predicted, shape_of, summed_side};
 use crate::engine::geometry::packing::packing_for;
 use crate::engine::path::choice::{Choice, ChoiceReason, Shape};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::error::CudaError;
-use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// How the engine copies a plan.
 #[derive(Clone, Debug)]
@@ -24,6 +26,8 @@ pub(crate) struct PathDecision {
     reason: ChoiceReason,
     /// The result of the request for kernels, if the engine has none.
     no_kernels: Option<Arc<CapabilityReport>>,
+    /// Whether a kernel computes checksums.
+    sums: bool,
 }
 
 impl Decision for PathDecision {
@@ -42,10 +46,11 @@ impl Decision for PathDecision {
             Direction::FromPeer => "; the destination's device reads",
             _ => "",
         };
+        let sums = if self.sums { "; a kernel computes the checksums" } else { "" };
         let reason = &self.reason;
         Cow::Owned(match &self.no_kernels {
-            Some(report) => format!("{reason}{device}; {report}"),
-            None => format!("{reason}{device}"),
+            Some(report) => format!("{reason}{device}{sums}; {report}"),
+            None => format!("{reason}{device}{sums}"),
         })
     }
 }
@@ -109,13 +114,36 @@ impl DeviceEngine {
         if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
             return Err(Declined::ComingUp);
         }
+        let sums = match options.checksums {
+            Some(_) => Some(self.sums_predicted(plan, direction)?),
+            None => None,
+        };
         let shape = self.shape(plan, direction, &ends, options);
         let Choice { path, predicted, reason } = shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)
             .ok_or(Declined::Kinds)?;
         let no_kernels =
             self.shared.kernels.is_none().then(|| Arc::clone(&self.shared.capabilities));
-        Ok(Quote::new(predicted, PathDecision { direction, path, reason, no_kernels }))
+        let predicted = sums.map_or(predicted, |more| predicted.saturating_add(more));
+        let sums = sums.is_some();
+        Ok(Quote::new(predicted, PathDecision { direction, path, reason, no_kernels, sums }))
+    }
+
+    /// The time that checksums of a plan add.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the engine does not compute them.
+    fn sums_predicted(
+        &self,
+        plan: &TransferPlan,
+        direction: Direction,
+    ) -> Result<Duration, Declined> {
+        if self.shared.kernels.is_none() {
+            return Err(Declined::ChecksumKernels);
+        }
+        shape_of(plan, summed_side(direction)).ok_or(Declined::Checksums)?;
+        Ok(predicted(direction, plan.bytes().get()))
     }
 
     /// The properties that determine its cost.

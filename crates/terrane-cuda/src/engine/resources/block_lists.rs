@@ -142,6 +142,11 @@ pub(crate) struct BlockLists {
 }
 
 impl BlockLists {
+    /// The memory that they are in: for other tables of a job too.
+    pub(crate) fn memory(&self) -> Option<(&PinnedMemory, &DeviceMemory)> {
+        self.room.as_ref().map(|room| (&room.host, &room.device))
+    }
+
     /// Copies the block ids of both ends to the device's memory, in the order of `reader`. The
     /// lists have [room](list_bytes) for them.
     ///

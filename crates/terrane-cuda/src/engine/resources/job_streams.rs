@@ -76,6 +76,21 @@ impl StreamPool {
         }
     }
 
+    /// Returns an idle stream; `None` if there are enough streams already.
+    ///
+    /// # Errors
+    ///
+    /// The errors of creating a stream.
+    pub(crate) fn take_idle(self: &Arc<Self>) -> Result<Option<StreamLease>, CudaError> {
+        Ok(self.take_own()?.map(|own| self.lease(own, Use::Own)))
+    }
+
+    /// Returns an idle stream that exists, for threads that must not create one.
+    pub(crate) fn take_ready(self: &Arc<Self>) -> Option<StreamLease> {
+        let ready = self.kept().idle.pop();
+        ready.map(|own| self.lease(own, Use::Own))
+    }
+
     /// Returns an idle stream for a job that will wait there; `None` if half of all streams already
     /// carry such jobs. The job then waits for no other job's compute, and streams remain for jobs
     /// that need not wait.
@@ -197,6 +212,8 @@ impl Drop for StreamLease {
 #[derive(Debug, Default)]
 pub(crate) struct JobStreams {
     streams: SmallVec<[StreamLease; 2]>,
+    /// The stream of the job's checksums.
+    of_sums: Option<StreamLease>,
     is_used: bool,
 }
 
@@ -204,6 +221,16 @@ impl JobStreams {
     /// Adds a stream.
     pub(crate) fn push(&mut self, stream: StreamLease) {
         self.streams.push(stream);
+    }
+
+    /// The stream of the job's checksums: its own, or else the first of the others.
+    pub(crate) fn of_sums(&self) -> Option<&StreamLease> {
+        self.of_sums.as_ref().or(self.streams.first())
+    }
+
+    /// Gives the checksums a stream of their own.
+    pub(crate) fn put_of_sums(&mut self, stream: Option<StreamLease>) {
+        self.of_sums = stream;
     }
 
     /// Records that work of the job is about to be submitted.
@@ -221,7 +248,7 @@ impl JobStreams {
         if !self.is_used {
             return StreamState::Idle;
         }
-        for stream in &self.streams {
+        for stream in self.streams.iter().chain(&self.of_sums) {
             match stream.is_idle() {
                 Ok(true) => {}
                 Ok(false) => return StreamState::Busy,

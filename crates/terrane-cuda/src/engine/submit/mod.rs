@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use terrane_transfer::CopyJob;
+use terrane_transfer::calibration::Direction;
 
 use crate::engine::DeviceEngine;
 use crate::engine::complete::completion_queue::Task;
@@ -25,7 +26,6 @@ use crate::engine::submit::order_event::{OrderEvent, PendingOrder};
 use crate::engine::submit::queued_job::{QueuedJob, WaitingJob};
 use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
-use terrane_transfer::calibration::Direction;
 
 impl DeviceEngine {
     /// Starts a job.
@@ -33,7 +33,7 @@ impl DeviceEngine {
     /// # Errors
     ///
     /// The job, and the reason why it must end. None of its work has been submitted.
-    pub(crate) fn dispatch(&self, job: Box<CopyJob>) -> Result<(), (Box<CopyJob>, CudaError)> {
+    pub(crate) fn dispatch(&self, job: CopyJob) -> Result<(), (CopyJob, CudaError)> {
         let decision = job.decision::<PathDecision>().map(|found| (found.direction, found.path));
         let ends = match self.mapping(job.plan()) {
             Ok(ends) => ends,
@@ -156,6 +156,11 @@ impl DeviceEngine {
         if is_idle && queued.submission.needs_scratch() {
             let taken = queue.scratch().take_free();
             if let Some(scratch) = taken {
+                if !queued.submission.has_room_for_sums(&self.shared) {
+                    // The submit thread allocates it.
+                    queue.give_back(Some(scratch));
+                    return drop(sender.send(queued));
+                }
                 queued.submission.put_scratch(scratch);
                 if queued.submission.fits_one_buffer() {
                     // Waking the submit thread would take as long as the submit.

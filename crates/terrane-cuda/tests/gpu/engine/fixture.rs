@@ -90,6 +90,10 @@ unsafe impl CopyEngine for Preferring {
         self.first.quote(plan, options).or_else(|_| self.second.quote(plan, options))
     }
 
+    fn computes_checksums(&self) -> bool {
+        self.first.computes_checksums()
+    }
+
     fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
         self.first.capture_order(order)
     }
@@ -183,6 +187,11 @@ impl HeldStream {
         let code = unsafe { sys::cuLaunchHostFunc(stream.handle().cast(), Some(keep), until) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
         Self { stream, release: Some(release) }
+    }
+
+    /// The stream, for work that is not to run yet.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     /// After what the stream has been given so far.

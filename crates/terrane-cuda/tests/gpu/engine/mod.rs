@@ -3,6 +3,8 @@
 mod adopted;
 mod calls;
 mod captures;
+mod checksum_faults;
+mod checksums;
 mod faults;
 pub mod fixture;
 mod held;

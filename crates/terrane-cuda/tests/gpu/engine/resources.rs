@@ -14,7 +14,7 @@ use terrane_transfer::{DeviceOrder, Transfer, TransferManager};
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
-const SLOW: [&str; 6] = [
+pub const SLOW: [&str; 6] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemHostAlloc",

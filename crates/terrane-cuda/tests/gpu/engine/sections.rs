@@ -22,7 +22,7 @@ fn fixture(context: &Context, path: Option<CopyPath>) -> Fixture {
 }
 
 /// Formats of engines on a device: a tensor for each layer, some of which are apart.
-fn is_on_device(name: &str) -> bool {
+pub fn is_on_device(name: &str) -> bool {
     const NAMES: [&str; 9] = [
         "vllm.hnd",
         "vllm.lbnhc",
@@ -38,7 +38,7 @@ fn is_on_device(name: &str) -> bool {
 }
 
 /// Formats of pages in host memory.
-fn is_of_pages(name: &str) -> bool {
+pub fn is_of_pages(name: &str) -> bool {
     const NAMES: [&str; 8] = [
         "vllm.offload_rows",
         "vllm.blhnc",
@@ -53,7 +53,7 @@ fn is_of_pages(name: &str) -> bool {
 }
 
 /// Every region an allocation of its own, at distances that follow no rule.
-fn apart(context: &Context, geometry: &Geometry) -> Endpoint {
+pub fn apart(context: &Context, geometry: &Geometry) -> Endpoint {
     let allocator = DeviceAllocator::new(context);
     let regions = (0..geometry.region_count()).map(|number| {
         let (first, bytes) =

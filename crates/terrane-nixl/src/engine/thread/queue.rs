@@ -35,7 +35,7 @@ struct State {
 pub(in crate::engine) enum QueuedJob {
     Transfer(Arc<SharedTransfer>),
     /// The transfer is no longer possible.
-    Refused(Box<CopyJob>, RequestError),
+    Refused(CopyJob, RequestError),
 }
 
 /// The jobs and signals that the engine's thread takes from the queue.

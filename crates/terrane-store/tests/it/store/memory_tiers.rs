@@ -6,9 +6,10 @@ use terrane_core::ByteCount;
 use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, PhysicalLayout};
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_store::{
-    BlockGroup, BlockResult, Blocks, JobOptions, MemoryTier, NoRoom, Presence, Store, TierId, Why,
-    WritePolicy,
+    BlockGroup, BlockResult, Blocks, JobOptions, MemoryTier, NoRoom, Presence, Store, StoreError,
+    TierId, Why, WritePolicy,
 };
+use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::random::Seeded;
 use terrane_transfer::Endpoint;
 
@@ -125,6 +126,27 @@ fn blocks_are_written_after_their_uses() {
     }
     assert_eq!(found(&store, &keys(0..2), BLOCK), [true, false]);
     assert_at_rest(&store);
+}
+
+#[test]
+fn a_tier_takes_memory_of_any_allocator_and_returns_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let pinned = HeapAllocator::pinned();
+    let tier = MemoryTier::allocated("pinned", host(4), pinned.clone());
+    let (store, _) = builder(directory.path(), 8192, 16).memory_tier(tier).open().unwrap();
+    assert_eq!(pinned.live_bytes(), host(4));
+    put_ok(&store, &keys(0..4), BLOCK);
+    assert!(found(&store, &keys(0..4), BLOCK).iter().all(|&found| found));
+    assert_eq!(store.snapshot().tiers[0].hits, 4);
+    assert_at_rest(&store);
+    drop(store);
+    pinned.assert_all_freed();
+    // An allocator that has too little memory is named by its error, and nothing stays behind.
+    let small = HeapAllocator::pinned().with_capacity(host(2));
+    let tier = MemoryTier::allocated("pinned", host(4), small.clone());
+    let refused = builder(directory.path(), 8192, 16).memory_tier(tier).open().unwrap_err();
+    assert!(matches!(refused, StoreError::Layout(_)), "{refused}");
+    small.assert_all_freed();
 }
 
 #[test]

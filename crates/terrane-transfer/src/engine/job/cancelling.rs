@@ -16,7 +16,7 @@ impl CopyJob {
     /// It costs one load.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.claims.ticket.is_cancelled()
+        self.parts.claims.ticket.is_cancelled()
     }
 
     /// Why the copy has to stop now: the job was [cancelled](Self::is_cancelled), or its deadline
@@ -26,30 +26,31 @@ impl CopyJob {
         if self.is_cancelled() {
             return Some(CopyFailure::Cancelled);
         }
-        let is_late = self.options.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let is_late =
+            self.parts.options.deadline.is_some_and(|deadline| deadline <= Instant::now());
         is_late.then_some(CopyFailure::DeadlineExceeded)
     }
 
     /// The ticket of the transfer.
     pub(crate) fn ticket(&self) -> &Ticket {
-        &self.claims.ticket
+        &self.parts.claims.ticket
     }
 
     /// Ends a job that no engine has, before its predecessors have ended. Its ticket ends after
     /// them, by the caller.
     pub(crate) fn end_before_predecessors(mut self) {
-        self.claims.writing.has_written(Written::Nothing);
-        self.finalizer.result = Some(Err(self.cancelled()));
-        self.finalizer.leaves_ticket = true;
+        self.parts.claims.writing.has_written(Written::Nothing);
+        self.parts.finalizer.result = Some(Err(self.cancelled()));
+        self.parts.finalizer.leaves_ticket = true;
         catch_foreign_panic(|| drop(self));
     }
 
     /// The error of a job that was cancelled.
     pub(crate) fn cancelled(&self) -> TransferError {
         TransferError::Cancelled {
-            started: self.finalizer.started.get().is_some(),
-            done: self.progress.copied(),
-            total: self.plan.bytes(),
+            started: self.parts.finalizer.started.get().is_some(),
+            done: self.parts.progress.copied(),
+            total: self.parts.plan.bytes(),
         }
     }
 }

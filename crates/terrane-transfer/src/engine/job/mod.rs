@@ -28,6 +28,11 @@ use crate::transfer::TransferOptions;
 /// is. [`finish`](Self::finish) releases them. Dropping it releases them too, and reports to the
 /// caller that the engine stopped.
 pub struct CopyJob {
+    /// Boxed, as a job moves from hand to hand.
+    parts: Box<JobParts>,
+}
+
+struct JobParts {
     // Fields drop in this order. When the outcome is published, the memory at both ends is
     // therefore no longer held, and the blocks are free for other transfers.
     plan: TransferPlan,
@@ -60,16 +65,17 @@ impl CopyJob {
         finalizer: Finalizer,
     ) -> Self {
         let claims = Arc::new(claims);
-        Self { plan, claims, is_part: false, options, sums: None, progress, finalizer }
+        let is_part = false;
+        let parts = JobParts { plan, claims, is_part, options, sums: None, progress, finalizer };
+        Self { parts: Box::new(parts) }
     }
 
-    /// The job, whose engine computes checksums of the destination blocks, which the caller
-    /// `named` in this order.
-    pub(crate) fn with_checksums(mut self, named: &[u32]) -> Self {
-        let checksums = self.options.checksums.clone();
-        let sums = checksums.map(|wanted| BlockSums::new(wanted, named, &self.plan));
-        self.sums = sums.map(Arc::new);
-        self
+    /// Computes the checksums that the options request. The caller `named` the destination blocks
+    /// in this order.
+    pub(crate) fn compute_checksums(&mut self, named: &[u32]) {
+        let checksums = self.parts.options.checksums.clone();
+        let sums = checksums.map(|wanted| BlockSums::new(wanted, named, &self.parts.plan));
+        self.parts.sums = sums.map(Arc::new);
     }
 
     /// A part of another job. Both hold the claims on the transfer's blocks. All other memory of
@@ -81,19 +87,20 @@ impl CopyJob {
         progress: Arc<CopyProgress>,
         finalizer: Finalizer,
     ) -> Self {
-        let claims = Arc::clone(claims);
-        Self { plan, claims, is_part: true, options, sums: None, progress, finalizer }
+        let (claims, is_part) = (Arc::clone(claims), true);
+        let parts = JobParts { plan, claims, is_part, options, sums: None, progress, finalizer };
+        Self { parts: Box::new(parts) }
     }
 
     /// The claims, which parts of this job share.
     pub(crate) fn claims(&self) -> &Arc<TransferClaims> {
-        &self.claims
+        &self.parts.claims
     }
 
     /// The plan to copy.
     #[must_use]
     pub fn plan(&self) -> &TransferPlan {
-        &self.plan
+        &self.parts.plan
     }
 
     /// The decision of the engine's [quote](crate::CopyEngine::quote).
@@ -102,25 +109,25 @@ impl CopyJob {
     ///
     /// [`ForeignDecision`] if it has another type, as another engine made the quote.
     pub fn decision<T: Decision>(&self) -> Result<&T, ForeignDecision> {
-        self.finalizer.explanation.decision.downcast()
+        self.parts.finalizer.explanation.decision.downcast()
     }
 
     /// How long the engine predicted that the copy would take.
     #[must_use]
     pub fn predicted(&self) -> Duration {
-        self.finalizer.explanation.predicted
+        self.parts.finalizer.explanation.predicted
     }
 
     /// The transfer's options beyond the copy itself.
     #[must_use]
     pub fn options(&self) -> &TransferOptions {
-        &self.options
+        &self.parts.options
     }
 
     /// Sets the checksum of a pair of blocks, by its index in the [plan](Self::plan), if
     /// [checksums](TransferOptions::checksums) are requested.
     pub fn set_checksum(&self, pair: usize, sum: u64) {
-        if let Some(sums) = &self.sums {
+        if let Some(sums) = &self.parts.sums {
             sums.set(pair, sum);
         }
     }
@@ -128,19 +135,19 @@ impl CopyJob {
     /// The number of checksums that the engine computes: one for each pair of blocks, or none.
     #[must_use]
     pub fn checksums(&self) -> usize {
-        self.sums.as_ref().map_or(0, |sums| sums.len())
+        self.parts.sums.as_ref().map_or(0, |sums| sums.len())
     }
 
     /// Counts the bytes that have been copied.
     #[must_use]
     pub fn progress(&self) -> &Arc<CopyProgress> {
-        &self.progress
+        &self.parts.progress
     }
 
     /// Reports the state of each layer; `Some` if the transfer is layer-by-layer.
     #[must_use]
     pub fn layers(&self) -> Option<&LayerSignals> {
-        self.finalizer.layers.as_ref()
+        self.parts.finalizer.layers.as_ref()
     }
 
     /// Lets threads that wait for the transfer, or for a layer of it, poll `progress` until the
@@ -151,10 +158,10 @@ impl CopyJob {
     /// The engine keeps `progress` alive while it is useful. The job does not, so that `progress`
     /// may own the job.
     pub fn invite_waiters(&self, progress: Arc<dyn WaiterProgress>) {
-        if let Some(layers) = &self.finalizer.layers {
+        if let Some(layers) = &self.parts.finalizer.layers {
             layers.invite_waiters(&progress);
         }
-        if let Some(sink) = &self.finalizer.sink {
+        if let Some(sink) = &self.parts.finalizer.sink {
             sink.invite_waiters(&progress);
         }
     }
@@ -164,23 +171,23 @@ impl CopyJob {
     /// An engine calls it before it copies the first byte. If a job is cancelled before that, its
     /// destination counts as unchanged.
     pub fn start(&self) {
-        self.finalizer.started.get_or_init(Instant::now);
+        self.parts.finalizer.started.get_or_init(Instant::now);
     }
 
     /// How long ago the copy began.
     #[must_use]
     pub fn running_for(&self) -> Duration {
-        self.finalizer.started.get().map_or(Duration::ZERO, Instant::elapsed)
+        self.parts.finalizer.started.get().map_or(Duration::ZERO, Instant::elapsed)
     }
 
     /// Sets the engine's own measurement of the copy, for the report. The last call counts.
     pub fn measured(&mut self, times: EngineTimes) {
-        self.finalizer.engine_times = Some(times);
+        self.parts.finalizer.engine_times = Some(times);
     }
 
     /// Counts that a part was copied again, for [snapshots](crate::TransferSnapshot).
     pub fn retried(&mut self) {
-        self.finalizer.retries = self.finalizer.retries.saturating_add(1);
+        self.parts.finalizer.retries = self.parts.finalizer.retries.saturating_add(1);
     }
 
     /// Fails the job although its copy may continue: the device or peer does not answer, and the
@@ -192,10 +199,10 @@ impl CopyJob {
     /// The transfer ends with the failure, and its blocks stay claimed. The other engine does not
     /// reuse its own memory that the part goes through.
     pub fn orphan(mut self, failure: CopyFailure) -> Orphaned {
-        self.finalizer.result = Some(Err(self.describe(failure)));
+        self.parts.finalizer.result = Some(Err(self.describe(failure)));
         self.orphan_claims();
         self.orphaned();
-        let Self { plan, claims, is_part: _, options, sums: _, progress: _, finalizer } = self;
+        let JobParts { plan, claims, options, finalizer, .. } = *self.parts;
         catch_foreign_panic(|| drop((options, finalizer)));
         Orphaned { plan, _claims: claims }
     }
@@ -203,7 +210,7 @@ impl CopyJob {
     /// Reports, before the end, that something may touch the memory after the job has ended: the
     /// job or a part of it was orphaned.
     pub(crate) fn orphaned(&self) {
-        if let Some(sink) = &self.finalizer.sink {
+        if let Some(sink) = &self.parts.finalizer.sink {
             sink.orphaned();
         }
     }
@@ -218,19 +225,19 @@ impl CopyJob {
         let result = result.map_err(|failure| self.describe(failure));
         let result = result.and_then(|()| self.check_sums());
         match &result {
-            Ok(()) if self.is_part => {}
-            Ok(()) => self.claims.writing.has_written(Written::All),
+            Ok(()) if self.parts.is_part => {}
+            Ok(()) => self.parts.claims.writing.has_written(Written::All),
             Err(cause) => self.release_after(cause),
         }
-        self.finalizer.result = Some(result);
+        self.parts.finalizer.result = Some(result);
         catch_foreign_panic(|| drop(self));
     }
 
     /// Verifies the checksums, and keeps them for the report.
     fn check_sums(&mut self) -> Result<(), TransferError> {
-        if let Some(sums) = self.sums.take() {
-            let engine = self.finalizer.explanation.engine;
-            self.finalizer.checksums = Some(sums.end(&self.plan, engine)?);
+        if let Some(sums) = self.parts.sums.take() {
+            let engine = self.parts.finalizer.explanation.engine;
+            self.parts.finalizer.checksums = Some(sums.end(&self.parts.plan, engine)?);
         }
         Ok(())
     }
@@ -239,63 +246,64 @@ impl CopyJob {
     /// the error from another.
     pub(crate) fn abandon(mut self, cause: TransferError) {
         self.release_after(&cause);
-        self.finalizer.result = Some(Err(cause));
+        self.parts.finalizer.result = Some(Err(cause));
         catch_foreign_panic(|| drop(self));
     }
 
     /// Checks whether the job may start, once all its predecessors have ended.
     pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
-        self.claims.reading.check_start(allow_incomplete)?;
-        self.claims.writing.check_start(allow_incomplete)
+        self.parts.claims.reading.check_start(allow_incomplete)?;
+        self.parts.claims.writing.check_start(allow_incomplete)
     }
 
     /// The transfer fails with this error.
     fn release_after(&self, cause: &TransferError) {
         if !cause.is_refusal() {
             self.orphan_shared_claims();
-        } else if !self.is_part {
-            self.claims.writing.has_written(Written::Nothing);
+        } else if !self.parts.is_part {
+            self.parts.claims.writing.has_written(Written::Nothing);
         }
     }
 
     /// The transfer fails. If a part of it was orphaned, that part keeps the claims, and may still
     /// touch the blocks.
     fn orphan_shared_claims(&self) {
-        if Arc::strong_count(&self.claims) > 1 {
+        if Arc::strong_count(&self.parts.claims) > 1 {
             self.orphan_claims();
         }
     }
 
     /// The transfer fails, and its claims remain.
     fn orphan_claims(&self) {
-        if !self.is_part {
-            self.claims.reading.orphan();
-            self.claims.writing.orphan();
+        if !self.parts.is_part {
+            self.parts.claims.reading.orphan();
+            self.parts.claims.writing.orphan();
         }
     }
 
     fn describe(&self, failure: CopyFailure) -> TransferError {
         match failure {
             CopyFailure::Run { index, offset, source } => {
-                match self.plan.run(index).zip(self.plan.blocks_of(index, offset)) {
+                match self.parts.plan.run(index).zip(self.parts.plan.blocks_of(index, offset)) {
                     Some((run, blocks)) => TransferError::Copy {
                         source_block: blocks.source,
                         destination_block: blocks.destination,
                         bytes: run.bytes(),
                         source,
                     },
-                    None => {
-                        TransferError::Engine { engine: self.finalizer.explanation.engine, source }
-                    }
+                    None => TransferError::Engine {
+                        engine: self.parts.finalizer.explanation.engine,
+                        source,
+                    },
                 }
             }
             CopyFailure::Engine { source } => {
-                TransferError::Engine { engine: self.finalizer.explanation.engine, source }
+                TransferError::Engine { engine: self.parts.finalizer.explanation.engine, source }
             }
             CopyFailure::DeadlineExceeded => TransferError::DeadlineExceeded {
-                after: self.finalizer.submitted.elapsed(),
-                done: self.progress.copied(),
-                total: self.plan.bytes(),
+                after: self.parts.finalizer.submitted.elapsed(),
+                done: self.parts.progress.copied(),
+                total: self.parts.plan.bytes(),
             },
             CopyFailure::Cancelled => self.cancelled(),
         }
@@ -305,8 +313,8 @@ impl CopyJob {
 impl fmt::Debug for CopyJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CopyJob")
-            .field("transfer", &self.finalizer.ticket.id())
-            .field("explanation", &self.finalizer.explanation)
+            .field("transfer", &self.parts.finalizer.ticket.id())
+            .field("explanation", &self.parts.finalizer.explanation)
             .finish_non_exhaustive()
     }
 }

@@ -402,7 +402,7 @@ mod tests {
         };
         let (reading, writing) = (claim(Access::Read), claim(Access::Write));
         let claims = TransferClaims { reading, writing, ticket: ticket.clone() };
-        let finalizer = Finalizer::new(ticket.clone(), sink, None, explanation());
+        let finalizer = Finalizer::new(ticket.clone(), sink, None, explanation(), None);
         let job = CopyJob::new(plan, claims, TransferOptions::default(), Arc::default(), finalizer);
         (job, ticket)
     }

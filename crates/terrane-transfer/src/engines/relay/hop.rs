@@ -70,7 +70,7 @@ pub(super) fn job(
     };
     let explanation = guarded(explain)??;
     let sink = Arc::new(PartSink { part, is_orphaned: AtomicBool::new(false), to: to.clone() });
-    let finalizer = Finalizer::new(Ticket::new([]), sink, None, explanation);
+    let finalizer = Finalizer::new(Ticket::new([]), sink, None, explanation, None);
     Ok(CopyJob::part(claims, plan, options, progress, finalizer))
 }
 

@@ -139,14 +139,14 @@ impl TransferState {
     ) -> bool {
         let engine = Arc::clone(self.shared.engine(&self.route, part.step));
         let claims = self.job.claims();
-        let job = match hop::job(&engine, claims, plan, options, progress, part, outbox) {
+        let mut job = match hop::job(&engine, claims, plan, options, progress, part, outbox) {
             Ok(job) => job,
             Err(failure) => {
                 self.failure.get_or_insert(failure);
                 return false;
             }
         };
-        let job = job.with_checksums(&self.named_in(part));
+        job.compute_checksums(&self.named_in(part));
         self.in_flight += 1;
         hop::submit(&engine, job);
         true

@@ -35,7 +35,10 @@ impl BlockCounts {
                 let counts = self.segment(segment).get(part).unwrap_or_default();
                 are_free(counts.iter().copied(), access)
             }),
-            None => are_free(blocks.iter().map(|&block| self.of(block)), access),
+            None => by_segment(blocks).all(|(segment, blocks)| {
+                let counts = self.segment(segment);
+                are_free(blocks.iter().map(|&block| of(counts, block)), access)
+            }),
         }
     }
 
@@ -64,16 +67,14 @@ impl BlockCounts {
                 }
             }
             Blocks::List(blocks, _) => {
-                for &block in blocks {
-                    let counts = self.segment_mut(block / SEGMENT);
-                    counts.get_mut(widen(block % SEGMENT)).map(change);
+                for (segment, blocks) in by_segment(blocks) {
+                    let counts = self.segment_mut(segment);
+                    for &block in blocks {
+                        counts.get_mut(widen(block % SEGMENT)).map(change);
+                    }
                 }
             }
         }
-    }
-
-    fn of(&self, block: u32) -> Count {
-        self.segment(block / SEGMENT).get(widen(block % SEGMENT)).copied().unwrap_or_default()
     }
 
     /// The counts of a segment; empty if nothing in it was ever claimed.
@@ -103,6 +104,17 @@ fn parts(range: Range<u32>) -> impl Iterator<Item = (u32, Range<usize>)> {
         let from = range.start.max(base) - base;
         (number, widen(from)..widen((range.end - base).min(SEGMENT)))
     })
+}
+
+/// The blocks in stretches that lie in one segment, with the number of that segment.
+fn by_segment(blocks: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
+    let stretches = blocks.chunk_by(|one, next| one / SEGMENT == next / SEGMENT);
+    stretches.map(|blocks| (blocks.first().map_or(0, |first| first / SEGMENT), blocks))
+}
+
+/// The count of a block of this segment.
+fn of(segment: &[Count], block: u32) -> Count {
+    segment.get(widen(block % SEGMENT)).copied().unwrap_or_default()
 }
 
 fn are_free(counts: impl Iterator<Item = Count>, access: Access) -> bool {

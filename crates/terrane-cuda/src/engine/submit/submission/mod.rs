@@ -1,14 +1,17 @@
 //! A job that is being submitted: the chunks that are submitted, and the next chunk.
 
 mod steps;
+mod sums;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use terrane_transfer::calibration::{CopyPath, Direction};
 use terrane_transfer::{CopyFailure, CopyGrid, CopyJob};
 
+use crate::engine::checksums::job_sums::JobSums;
 use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::complete::in_flight::InFlight;
 use crate::engine::complete::job_resources::{JobResources, PathSample};
@@ -25,7 +28,6 @@ use crate::engine::submit::submission::steps::{Staged, Steps, SubmittedStep};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::event::{Event, Timing};
-use terrane_transfer::calibration::{CopyPath, Direction};
 
 /// A job, and the progress of its submission.
 pub(crate) struct Submission {
@@ -39,7 +41,9 @@ pub(crate) struct Submission {
     lists: Option<BlockLists>,
     /// The room for these lists, before they are written.
     room: Option<BlockLists>,
-    job: Box<CopyJob>,
+    /// The checksums, if some are requested.
+    sums: Option<Box<JobSums>>,
+    job: CopyJob,
     /// The kernels outlive the engine, if it drops while they run.
     kernels: Option<Kernels>,
     direction: Direction,
@@ -72,7 +76,7 @@ impl Submission {
     /// Prepares a job without submitted work.
     pub(crate) fn new(
         shared: &Shared,
-        job: Box<CopyJob>,
+        job: CopyJob,
         direction: Direction,
         path: CopyPath,
         ends: [Arc<DeviceMapping>; 2],
@@ -97,6 +101,7 @@ impl Submission {
             scratch: None,
             lists: None,
             room: None,
+            sums: JobSums::of(shared, &job, direction, || steps.order(&grids)),
             count: JobProgress::new(&job),
             job,
             kernels: shared.kernels.clone(),
@@ -129,6 +134,9 @@ impl Submission {
         pending: &PendingOrder,
     ) -> Result<(), CudaError> {
         pending.delay(&stream)?;
+        if let Some(sums) = &mut self.sums {
+            sums.order = Some(Event::asked_behind(&stream)?);
+        }
         self.streams.push(stream);
         Ok(())
     }
@@ -207,6 +215,7 @@ impl Submission {
             self.job.retried();
         }
         self.submitted = 0;
+        self.sums.iter_mut().for_each(|sums| sums.restart());
         self.marks.clear();
         Ok(())
     }
@@ -250,7 +259,7 @@ impl Submission {
             let bytes = list_bytes([plan.source_blocks(), plan.destination_blocks()]);
             self.room = shared.lists.take(bytes);
         }
-        !wants_lists || self.room.is_some()
+        (!wants_lists || self.room.is_some()) && self.has_room_for_sums(shared)
     }
 
     /// Whether all chunks have been submitted.
@@ -292,6 +301,9 @@ impl Submission {
         let Some(stepped) = stepped else { return Ok(None) };
         let SubmittedStep { bytes, stream, layers } = stepped;
         self.submitted += bytes;
+        if self.sums.is_some() {
+            self.continue_sums(shared, stream).map_err(engine_failure)?;
+        }
         let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
         let count = Arc::clone(&self.count);
         Ok(Some(SubmittedChunk { event, scratch: self.scratch.take(), bytes, count }))
@@ -337,21 +349,32 @@ impl Submission {
     ) -> Result<Arc<InFlight>, Box<JobResources>> {
         let (direction, path, is_sampled) = (self.direction, self.path, self.is_sampled);
         let Self {
-            streams, lists, job, kernels, count, ends, mut marks, submitted, layers, ..
+            streams,
+            lists,
+            sums,
+            job,
+            kernels,
+            count,
+            ends,
+            mut marks,
+            submitted,
+            layers,
+            ..
         } = self;
         let end = marks.pop_back().map(|(event, _)| event);
         let mut before = marks.into_iter().rev();
         let before_end = before.find(|(_, bytes)| submitted - bytes >= NEAR);
         let before_end = before_end.map(|(event, _)| event);
         let corrections = || Arc::clone(&shared.corrections);
-        let sample = is_sampled.then(|| PathSample {
+        // The calibration predicts copies alone.
+        let sample = (is_sampled && sums.is_none()).then(|| PathSample {
             corrections: corrections(),
             direction,
             path,
             predicted,
         });
         let resources =
-            JobResources { streams, scratch: None, lists, job, count, ends, sample, kernels };
+            JobResources { streams, scratch: None, lists, sums, job, count, ends, sample, kernels };
         match end {
             Some(end) => Ok(InFlight::new(resources, end, before_end, layers, due)),
             None => Err(Box::new(resources)),
@@ -360,8 +383,8 @@ impl Submission {
 
     /// A chunk of it failed. Its buffer, if any, returns to its direction.
     pub(crate) fn into_resources(self, queue: Option<&Arc<DirectionQueue>>) -> Box<JobResources> {
-        let Self { streams, scratch, lists, job, kernels, count, ends, .. } = self;
-        let scratch = scratch.zip(queue.map(Arc::clone));
-        Box::new(JobResources { streams, scratch, lists, job, count, ends, sample: None, kernels })
+        let Self { streams, scratch, lists, sums, job, kernels, count, ends, .. } = self;
+        let (scratch, sample) = (scratch.zip(queue.map(Arc::clone)), None);
+        Box::new(JobResources { streams, scratch, lists, sums, job, count, ends, sample, kernels })
     }
 }

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use terrane_core::ByteCount;
 use terrane_core::convert::to_u64;
+use terrane_transfer::calibration::Direction;
 use terrane_transfer::{CopyFailure, CopyGrid, Side, TransferPlan};
 
+use crate::engine::checksums::job_sums::ChunkOrder;
 use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::geometry::chunker::{ChunkRamp, Chunker};
 use crate::engine::geometry::index;
-use crate::engine::geometry::packing::{Chunk, Packing, packing_for};
+use crate::engine::geometry::packing::{Chunk, Packing, PackingOrder, packing_for};
 use crate::engine::resources::block_lists::{BlockLists, list_bytes};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::shared::Shared;
@@ -20,7 +22,6 @@ use crate::error::CudaError;
 use crate::kernels::{INLINE_BLOCKS, Kernels};
 use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
-use terrane_transfer::calibration::Direction;
 
 pub(crate) enum Steps {
     /// The driver's copies, starting at this run, at this offset in it.
@@ -310,6 +311,24 @@ fn pairs_of(plan: &TransferPlan) -> u32 {
 }
 
 impl Steps {
+    /// How the chunks complete the pairs of a transfer with these grids.
+    pub(crate) fn order(&self, grids: &[CopyGrid]) -> ChunkOrder {
+        match self {
+            // Whole blocks are contiguous at both ends, and copied in the order of the plan.
+            Self::Runs { .. } => {
+                let is_whole = |grid: &CopyGrid| grid.block_bytes() == grid.bytes.get();
+                let is_in_order = grids.len() == 1 && grids.iter().all(is_whole);
+                ChunkOrder { is_in_order, sorted: None }
+            }
+            // The copies of all chunks are on one stream, and so the sums would delay the next one.
+            Self::Kernels { .. } => ChunkOrder { is_in_order: false, sorted: None },
+            Self::Staged(staged) => ChunkOrder {
+                is_in_order: staged.packing.order == PackingOrder::Blocks,
+                sorted: staged.sorted.as_ref().map(|[_, destinations]| destinations.clone()),
+            },
+        }
+    }
+
     pub(crate) fn runs(together: bool) -> Self {
         Self::Runs { next: 0, offset: 0, batch: Batch::default(), together }
     }

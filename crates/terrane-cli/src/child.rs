@@ -1,11 +1,11 @@
-//! Probes that may crash or hang, in a child process.
+//! Child processes that may crash or hang.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Why a child gave no answer.
+/// Why a child gave no answer. The text continues the name of the child.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
     /// It could not be started.
@@ -19,12 +19,12 @@ pub(crate) enum NoAnswer {
 impl std::fmt::Display for NoAnswer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::NotStarted(error) => write!(f, "the probe could not be started: {error}"),
+            Self::NotStarted(error) => write!(f, "could not be started: {error}"),
             Self::TimedOut(limit) => {
-                write!(f, "the probe hung: no answer in {} s", limit.as_secs_f64())
+                write!(f, "hung: no answer in {} s", limit.as_secs_f64())
             }
-            Self::Failed { how, last_line } if last_line.is_empty() => write!(f, "the probe {how}"),
-            Self::Failed { how, last_line } => write!(f, "the probe {how}: {last_line}"),
+            Self::Failed { how, last_line } if last_line.is_empty() => write!(f, "{how}"),
+            Self::Failed { how, last_line } => write!(f, "{how}: {last_line}"),
         }
     }
 }
@@ -119,9 +119,9 @@ mod tests {
     #[test]
     fn a_crash_and_a_failure_are_told_apart() {
         let crash = shell("kill -SEGV $$", LONG).unwrap_err().to_string();
-        assert_eq!(crash, "the probe crashed by signal 11");
+        assert_eq!(crash, "crashed by signal 11");
         let failure = shell("echo no library >&2; exit 9", LONG).unwrap_err().to_string();
-        assert_eq!(failure, "the probe ended with status 9: no library");
+        assert_eq!(failure, "ended with status 9: no library");
         let missing = answer(Command::new("/no/such/program"), LONG).unwrap_err();
         assert!(matches!(missing, NoAnswer::NotStarted(_)));
     }

@@ -1,0 +1,80 @@
+//! The suite `movers`: the ways to copy blocks between a device and pinned memory.
+
+use std::ffi::OsStr;
+
+use terrane_cuda::CopyPath;
+
+use super::Options;
+use super::report::{Case, NotMeasured, Report};
+use super::suites::{Progress, report, shapes};
+use crate::error::Failure;
+use crate::measure::bus::Bus;
+use crate::measure::{Shape, pytorch, times_beside};
+
+/// The ways that engines use, by name and path; ours is no fixed path.
+const MOVERS: [(&str, Option<CopyPath>); 5] = [
+    ("a copy for each run", Some(CopyPath::CopyEach)),
+    ("batched copies", Some(CopyPath::Batched)),
+    ("kernel in place", Some(CopyPath::Direct)),
+    ("staged", Some(CopyPath::Staged)),
+    ("ours", None),
+];
+
+fn direction(to_host: bool) -> &'static str {
+    if to_host { "to pinned" } else { "to device" }
+}
+
+pub(super) fn movers(
+    options: &Options,
+    python: &OsStr,
+    progress: &mut Progress,
+) -> Result<Report, Failure> {
+    let (model, shapes) = shapes(options)?;
+    let mut report = report("movers", model, "device 0".to_owned(), options);
+    for (group, shape) in shapes {
+        for (mover, path) in MOVERS {
+            let bus = Bus::new(&shape, path)?;
+            report.subject = bus.device_name().to_owned();
+            // The limit has to be free to copy in one piece, whatever the mover's path is.
+            let limit_bus = if path.is_some() { Some(Bus::new(&shape, None)?) } else { None };
+            let limit = limit_bus.as_ref().unwrap_or(&bus);
+            for to_host in [true, false] {
+                let case = format!("{}, {}: {mover}", group.kind, direction(to_host));
+                progress.case(&case);
+                let ours = || bus.pass(to_host);
+                match times_beside(options.passes, ours, || limit.contiguous(to_host)) {
+                    Ok((time, limit)) => {
+                        report.cases.push(Case::rate(case, bus.bytes(), time, ("one copy", limit)));
+                    }
+                    // A driver without batched copies, or without kernels.
+                    Err(error) => {
+                        report.not_measured.push(NotMeasured { case, reason: error.to_string() });
+                    }
+                }
+            }
+        }
+        progress.case(&format!("{}: PyTorch", group.kind));
+        add_pytorch(&mut report, &group.kind, &shape, python);
+    }
+    Ok(report)
+}
+
+/// PyTorch's ways, in a process of their own with their own limit. The memory of the other movers is free by now.
+fn add_pytorch(report: &mut Report, group: &str, shape: &Shape, python: &OsStr) {
+    let measured = match pytorch::run(python, shape, report.passes, "cuda:0") {
+        Ok(measured) => measured,
+        Err(reason) => {
+            let case = format!("{group}: PyTorch");
+            return report.not_measured.push(NotMeasured { case, reason });
+        }
+    };
+    for row in measured.rows {
+        let (time, limit) = row.times();
+        let case = format!("{group}, {}: {}", direction(row.to_host), row.name);
+        report.cases.push(Case::rate(case, shape.bytes(), time, ("one copy by it", limit)));
+    }
+    let note = format!("PyTorch {}; each layer has one tensor of blocks", measured.version);
+    if !report.notes.contains(&note) {
+        report.notes.push(note);
+    }
+}

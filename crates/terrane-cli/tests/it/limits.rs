@@ -1,0 +1,147 @@
+//! Limits of the system, set for real, as `doctor` and `plan` report them.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::support::PROGRAM;
+
+/// Runs a script of the shell. `$T` is the command, and the other arguments are `$1`, `$2` and so on.
+fn shell(program: &[&str], script: &str, arguments: &[&str]) -> Result<Output, String> {
+    let output = Command::new(program[0])
+        .args(&program[1..])
+        .args(["sh", "-c", script, "sh"])
+        .args(arguments)
+        .env("T", PROGRAM)
+        .output()
+        .map_err(|error| format!("{}: {error}", program[0]))?;
+    // Statuses of the command itself are at most 5.
+    match output.status.code() {
+        Some(0..=5) if !output.stdout.is_empty() => Ok(output),
+        _ => Err(String::from_utf8_lossy(&output.stderr).trim().replace('\n', " ")),
+    }
+}
+
+/// The JSON values that a script printed one after the other.
+fn values(output: &Output) -> Vec<Value> {
+    let values = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
+    values.collect::<Result<_, _>>().unwrap()
+}
+
+fn finding<'a>(report: &'a Value, key: &str) -> &'a Value {
+    let findings = report["findings"].as_array().unwrap();
+    findings.iter().find(|finding| finding["key"] == key).unwrap_or_else(|| panic!("{report:#}"))
+}
+
+fn limit<'a>(plan: &'a Value, part: &str) -> &'a Value {
+    let limits = plan["limits"].as_array().unwrap();
+    let found = limits.iter().find(|limit| limit["limit"].as_str().unwrap().contains(part));
+    found.unwrap_or_else(|| panic!("no limit of {part}: {limits:?}"))
+}
+
+/// A group below the one of this process, with 256 MiB. The script removes it, whatever the command does.
+const REAL_GROUP: &str = r#"
+own=$(sed -n 's/^[0-9]*:memory://p' /proc/self/cgroup)
+if [ -n "$own" ]; then
+    group=/sys/fs/cgroup/memory$own/terrane-test-$$ file=memory.limit_in_bytes
+else
+    group=/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)/terrane-test-$$ file=memory.max
+fi
+mkdir "$group" || exit 9
+trap 'rmdir "$group"' EXIT
+echo 268435456 > "$group/$file" || exit 9
+sh -c 'echo $$ > "$1/cgroup.procs" && exec "$T" doctor --json' sh "$group" || exit 9
+sh -c 'echo $$ > "$1/cgroup.procs" && exec "$T" plan llama-3.1-8b --host 1GiB --here --json' sh "$group"
+"#;
+
+#[test]
+fn the_memory_of_a_control_group_is_a_limit() {
+    let output = match shell(&["env"], REAL_GROUP, &[]) {
+        Ok(output) => output,
+        Err(reason) => {
+            return eprintln!("skipped: the_memory_of_a_control_group_is_a_limit: {reason}");
+        }
+    };
+    let [doctor, plan] = values(&output).try_into().unwrap();
+    let group = finding(&doctor, "control-group");
+    assert_eq!(group["status"], "partial");
+    assert!(group["detail"].as_str().unwrap().starts_with("256 MiB of memory, of "), "{group}");
+    assert!(group["remedy"].as_str().unwrap().contains("docker run --memory"), "{group}");
+    let available = limit(&plan, "host memory that is available");
+    assert!(available["available"].as_u64().unwrap() <= 256 << 20, "{available}");
+    assert!(available["remedy"].as_str().unwrap().contains("memory.max"), "{available}");
+}
+
+/// The files of a container of version 2, in a namespace of this process.
+const GROUP_OF_A_CONTAINER: &str = r#"
+mount -t tmpfs tmpfs /sys/fs/cgroup || exit 9
+cd /sys/fs/cgroup
+echo 1073741824 > memory.max
+echo 805306368 > memory.current
+echo 'inactive_file 0' > memory.stat
+echo '150000 100000' > cpu.max
+exec "$T" doctor --json --require control-group
+"#;
+
+#[test]
+fn the_processors_of_a_control_group_are_a_limit() {
+    let test = "the_processors_of_a_control_group_are_a_limit";
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    if !groups.lines().any(|line| line.starts_with("0::")) {
+        return eprintln!("skipped: {test}: the kernel has no control groups of version 2");
+    }
+    let output = match shell(&["unshare", "-rm"], GROUP_OF_A_CONTAINER, &[]) {
+        Ok(output) => output,
+        Err(reason) => return eprintln!("skipped: {test}: {reason}"),
+    };
+    assert_eq!(output.status.code(), Some(3));
+    let [doctor] = values(&output).try_into().unwrap();
+    let group = finding(&doctor, "control-group");
+    let detail = group["detail"].as_str().unwrap();
+    assert!(detail.starts_with("1 GiB of memory, of "), "{group}");
+    assert!(detail.ends_with("; the time of 1.50 processors"), "{group}");
+    let memory = finding(&doctor, "memory")["detail"].as_str().unwrap();
+    assert!(memory.starts_with("256 MiB available"), "{memory}");
+}
+
+/// Small file systems at `$1` and at `/dev/shm`.
+const SMALL_TMPFS: &str = r#"
+mount -t tmpfs -o size=512k tmpfs "$1" && mount -t tmpfs -o size=64m tmpfs /dev/shm || exit 9
+"$T" doctor "$1" --json
+exec "$T" plan llama-3.1-8b --host 1GiB --disk "$1:1GiB" --here --check --json
+"#;
+
+#[test]
+fn a_small_tmpfs_is_a_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let output = match shell(&["unshare", "-rm"], SMALL_TMPFS, &[path]) {
+        Ok(output) => output,
+        Err(reason) => return eprintln!("skipped: a_small_tmpfs_is_a_limit: {reason}"),
+    };
+    assert_eq!(output.status.code(), Some(4));
+    let [doctor, plan] = values(&output).try_into().unwrap();
+    let shm = finding(&doctor, "shm");
+    assert_eq!((&shm["status"], &shm["detail"]), (&"partial".into(), &"64 MiB free".into()));
+    let directory = finding(&doctor, "directory");
+    assert_eq!(
+        (&directory["status"], &directory["subject"]),
+        (&"refused".into(), &path.into()),
+        "{directory}"
+    );
+    assert!(directory["detail"].as_str().unwrap().contains("1 MiB"), "{directory}");
+    assert_eq!(limit(&plan, "/dev/shm")["available"], 64 << 20);
+    assert_eq!(limit(&plan, &format!("free space in {path}"))["available"], 512 << 10);
+}
+
+#[test]
+fn a_limit_of_the_length_of_files_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let script = "ulimit -f 100 && exec \"$T\" doctor \"$1\" --json";
+    let output = shell(&["env"], script, &[path]).unwrap();
+    let [doctor] = values(&output).try_into().unwrap();
+    let directory = finding(&doctor, "directory");
+    assert_eq!(directory["status"], "refused", "{directory}");
+    assert!(directory["detail"].as_str().unwrap().contains("RLIMIT_FSIZE"), "{directory}");
+}

@@ -1,0 +1,5 @@
+//! The checksums of a job's blocks, computed by kernels in the device's memory.
+
+pub(crate) mod job_sums;
+pub(crate) mod shape;
+pub(crate) mod tables;

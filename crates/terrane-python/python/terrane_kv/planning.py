@@ -1,0 +1,69 @@
+"""Plans of a KV cache's memory."""
+
+import json
+import os
+from collections.abc import Mapping
+
+from terrane_kv import _native
+
+
+def _bytes(size):
+    if size is None or isinstance(size, int):
+        return size
+    from terrane_kv.folders import capacity_bytes
+
+    return capacity_bytes(size)
+
+
+def plan(
+    model,
+    *,
+    tensor_parallel: int = 1,
+    kv_dtype: str | None = None,
+    block_tokens: int = 16,
+    chunk_tokens: int | None = None,
+    gpu_memory: int | str | None = None,
+    host: int | str | None = None,
+    disks: Mapping[str, int | str] | None = None,
+    context: int | None = None,
+    users: int | None = None,
+    machine: str | None = None,
+) -> dict:
+    """Computes the memory that a model's KV cache needs, and the tokens that fit. It reads only the config.
+
+    - `model`: the name of a published model (`terrane plan --list`), a folder or a file with a `config.json`, or a
+      mapping with its content, such as `config.to_dict()` of transformers.
+    - `tensor_parallel`: ranks on this machine. `kv_dtype`: "fp8", "bf16", "fp16", "fp32", "mxfp4", "mxfp8" or "nvfp4",
+      if it is not the model's type.
+    - `gpu_memory` (of each GPU), `host`, `disks` (a size for each directory): bytes, or texts such as "64GiB".
+    - `context`, `users`: tokens of a user's context, and users. `machine`: the name of a profile, for predicted times.
+
+    Returns the dictionary that `terrane plan --json` prints: `groups` with their bytes a token and a block, `tiers`
+    with their blocks and tokens, `host_needs`, `limits`, and more.
+
+    Raises `ValueError` if the model or a size is not valid, and `OSError` if a file cannot be read.
+    """
+    config = None
+    if isinstance(model, Mapping):
+        name, config = str(model.get("_name_or_path") or "the model"), json.dumps(dict(model), default=str).encode()
+    else:
+        name = os.fspath(model)
+        path = os.path.join(name, "config.json") if os.path.isdir(name) else name
+        if os.path.isfile(path) or name.endswith(".json"):
+            with open(path, "rb") as file:
+                config = file.read()
+    question = {
+        "model": name,
+        "config": config,
+        "tensor_parallel": tensor_parallel,
+        "kv_dtype": kv_dtype,
+        "block_tokens": block_tokens,
+        "chunk_tokens": chunk_tokens,
+        "gpu_memory": _bytes(gpu_memory),
+        "host": _bytes(host),
+        "disks": [(directory, _bytes(size)) for directory, size in (disks or {}).items()],
+        "context": context,
+        "users": users,
+        "machine": machine,
+    }
+    return json.loads(_native.plan_json(question))

@@ -1,0 +1,92 @@
+//! The command `terrane`, plans, and the checksum for the benchmark.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use terrane_cli::Restart;
+use terrane_core::ByteCount;
+use terrane_layout::ElementFormat;
+use terrane_plan::{DiskSpace, Machine, Model, Plan, PlanRequest};
+
+use crate::errors::text;
+
+/// Runs the command with its arguments, of which the first is its name. `program` and `arguments` start it again in a
+/// child process. Returns the exit status.
+#[pyfunction]
+pub(crate) fn run_command(
+    py: Python<'_>,
+    arguments: Vec<OsString>,
+    program: PathBuf,
+    restart: Vec<OsString>,
+) -> u8 {
+    py.detach(|| terrane_cli::run(arguments, &Restart::new(program, restart)).code())
+}
+
+/// The checksum of blocks on disk, over these bytes.
+#[pyfunction]
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+    terrane_core::checksum::crc64(bytes)
+}
+
+/// The question that a plan answers, by the names of Python's `plan`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Question {
+    /// A published model's name, or the text of a `config.json` with its name.
+    model: String,
+    config: Option<Vec<u8>>,
+    tensor_parallel: u32,
+    kv_dtype: Option<String>,
+    block_tokens: u32,
+    chunk_tokens: Option<u32>,
+    gpu_memory: Option<u64>,
+    host: Option<u64>,
+    disks: Vec<(String, u64)>,
+    context: Option<u64>,
+    users: Option<u64>,
+    machine: Option<String>,
+}
+
+/// Plans the memory of a KV cache. Returns JSON.
+#[pyfunction]
+pub(crate) fn plan_json(question: Question) -> PyResult<String> {
+    let invalid = |error: &dyn std::error::Error| PyValueError::new_err(text(error));
+    let model = match question.config {
+        Some(config) => Model::from_config(question.model, config),
+        None => Model::published(&question.model).map_err(|error| invalid(&error))?,
+    };
+    let mut request = PlanRequest::new(model);
+    request.tensor_parallel = question.tensor_parallel;
+    request.kv_element = question.kv_dtype.as_deref().map(element).transpose()?;
+    request.block_tokens = question.block_tokens;
+    let chunk = 256_u32.next_multiple_of(question.block_tokens.clamp(1, 65_536));
+    request.chunk_tokens = question.chunk_tokens.unwrap_or(chunk);
+    request.device = question.gpu_memory.map(ByteCount::new);
+    request.host = question.host.map(ByteCount::new);
+    let disk = |(directory, bytes)| DiskSpace { directory, bytes: ByteCount::new(bytes) };
+    request.disks = question.disks.into_iter().map(disk).collect();
+    (request.context, request.users) = (question.context, question.users);
+    if let Some(name) = &question.machine {
+        request.machine = Some(Machine::published(name).map_err(|error| invalid(&error))?);
+    }
+    let plan = Plan::new(&request).map_err(|error| invalid(&error))?;
+    serde_json::to_string(&plan).map_err(|error| invalid(&error))
+}
+
+fn element(name: &str) -> PyResult<ElementFormat> {
+    Ok(match name {
+        "fp8" => ElementFormat::Width(1),
+        "bf16" | "fp16" => ElementFormat::Width(2),
+        "fp32" => ElementFormat::Width(4),
+        "mxfp4" => ElementFormat::MXFP4,
+        "mxfp8" => ElementFormat::MXFP8,
+        "nvfp4" => ElementFormat::NVFP4,
+        _ => {
+            return Err(PyValueError::new_err(format!(
+                "the KV type {name:?}; state fp8, bf16, fp16, fp32, mxfp4, mxfp8 or nvfp4"
+            )));
+        }
+    })
+}

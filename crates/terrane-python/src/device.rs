@@ -1,0 +1,132 @@
+//! CUDA devices: their contexts, and the order of jobs after the work of other libraries.
+
+use std::ffi::c_void;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use terrane_core::sync::lock;
+use terrane_core::{ByteCount, DeviceId};
+use terrane_cuda::{Context, CudaError, Event, Stream, Timing, WithDevices};
+use terrane_interop::dlpack::ConsumerStream;
+use terrane_transfer::{DeviceOrder, TransferManager};
+
+use crate::errors::{ForkedError, StoreError, text};
+use crate::process::PerProcess;
+
+/// The contexts that were asked for. They stay, because the driver frees a device's memory with its last context.
+static CONTEXTS: PerProcess<Vec<Context>> = PerProcess::new();
+
+/// `CU_STREAM_PER_THREAD`, the default stream of the calling thread.
+const PER_THREAD: i64 = 2;
+
+/// The context of a device. The driver is loaded at the first call, which may take seconds, so callers release the GIL.
+pub(crate) fn context(device: DeviceId) -> PyResult<Context> {
+    let mut known = lock(CONTEXTS.get());
+    if let Some(found) = known.iter().find(|context| context.device().id == device) {
+        return Ok(found.clone());
+    }
+    let found = Context::primary(device).map_err(refused)?;
+    known.push(found.clone());
+    Ok(found)
+}
+
+/// A manager of transfers that reach these devices, the host and files.
+pub(crate) fn manager(contexts: &[Context]) -> PyResult<TransferManager> {
+    let failed = |error: terrane_transfer::TransferError| StoreError::new_err(text(&error));
+    if contexts.is_empty() {
+        return TransferManager::with_default_engines().map_err(failed);
+    }
+    Ok(TransferManager::builder().devices(contexts).map_err(failed)?.build())
+}
+
+/// The device side of a cache: what its jobs run after.
+pub(crate) struct DeviceSide {
+    context: Context,
+    /// A stream of ours, which waits for that of the tensors' library.
+    stream: Stream,
+    /// A tensor of that library; `None` for addresses.
+    tensor: Option<Py<PyAny>>,
+}
+
+impl DeviceSide {
+    pub(crate) fn new(context: Context, tensor: Option<Py<PyAny>>) -> PyResult<Self> {
+        let stream = Stream::new(&context).map_err(refused)?;
+        Ok(Self { context, stream, tensor })
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The work that a job runs after.
+    ///
+    /// `None`: the work on the library's current stream, which DLPack's `stream` argument makes a stream of ours wait for.
+    /// A number: the work on that stream, or none for −1. The stream has to exist during the call only: an event marks its
+    /// work.
+    pub(crate) fn order(&self, py: Python<'_>, stream: Option<i64>) -> PyResult<DeviceOrder> {
+        if stream == Some(-1) {
+            return Ok(DeviceOrder::AlreadySynchronised);
+        }
+        self.mark(py, stream)?.order().map_err(refused)
+    }
+
+    /// The work of this side, and then that of another cache's library.
+    pub(crate) fn order_with(&self, py: Python<'_>, other: &Self) -> PyResult<DeviceOrder> {
+        self.ask(py)?;
+        self.stream.wait_for(&other.mark(py, None)?).map_err(refused)?;
+        marked(&self.stream)?.order().map_err(refused)
+    }
+
+    fn mark(&self, py: Python<'_>, stream: Option<i64>) -> PyResult<Event> {
+        match stream {
+            None => {
+                self.ask(py)?;
+                marked(&self.stream)
+            }
+            Some(PER_THREAD) => {
+                let event = Event::new(&self.context, Timing::Off).map_err(refused)?;
+                event.record_on_thread_stream().map_err(refused)?;
+                Ok(event)
+            }
+            Some(handle) => {
+                let handle = u64::try_from(handle).map_err(|_| {
+                    PyValueError::new_err(format!(
+                        "stream {handle} does not exist; state a stream's handle, or -1 if the device has ended its work"
+                    ))
+                })?;
+                let handle: *mut c_void =
+                    std::ptr::with_exposed_provenance_mut(ByteCount::new(handle).to_usize());
+                // SAFETY: Python's caller states a stream that exists during the call, and the value is dropped before it ends.
+                let stream = unsafe { Stream::borrow(&self.context, handle, ()) };
+                marked(&stream.map_err(refused)?)
+            }
+        }
+    }
+
+    /// Makes our stream wait for the current stream of the tensors' library.
+    fn ask(&self, py: Python<'_>) -> PyResult<()> {
+        let tensor = self.tensor.as_ref().ok_or_else(|| {
+            PyValueError::new_err(
+                "the cache was adopted by its addresses, so no library can be asked for its stream; state stream=",
+            )
+        })?;
+        let options = PyDict::new(py);
+        options.set_item("stream", ConsumerStream::of(&self.stream).to_python())?;
+        // Its capsule, which is not used, returns the tensor as it drops.
+        tensor.bind(py).call_method("__dlpack__", (), Some(&options)).map(drop)
+    }
+}
+
+fn marked(stream: &Stream) -> PyResult<Event> {
+    let event = Event::new(stream.context(), Timing::Off).map_err(refused)?;
+    event.record(stream).map_err(refused)?;
+    Ok(event)
+}
+
+pub(crate) fn refused(error: CudaError) -> PyErr {
+    match error {
+        CudaError::Forked => ForkedError::new_err(text(&error)),
+        _ => StoreError::new_err(text(&error)),
+    }
+}

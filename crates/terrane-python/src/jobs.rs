@@ -1,0 +1,87 @@
+//! The options of jobs, as Python states them.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use terrane_store::{CompletionQueue as NativeQueue, JobOptions, JobOutcome};
+
+use crate::errors;
+use crate::memory::Blocks;
+use crate::numbers::deadline;
+use crate::outcome::priority;
+use crate::queue::CompletionQueue;
+
+/// The options of a job, and its queue.
+pub(crate) struct Submission {
+    pub(crate) options: JobOptions,
+    /// The queue of a job for which the caller named none.
+    pub(crate) own: Option<NativeQueue<JobOutcome>>,
+}
+
+/// The options of a job as Python states them.
+struct Choices<'py> {
+    group: u16,
+    priority: String,
+    timeout: Option<f64>,
+    queue: Option<Bound<'py, CompletionQueue>>,
+    tag: u64,
+    durable: bool,
+    stream: Option<i64>,
+}
+
+/// The choices with their defaults, from keyword arguments.
+fn choices<'py>(given: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>> {
+    let mut all = Choices {
+        group: 0,
+        priority: String::from("normal"),
+        timeout: None,
+        queue: None,
+        tag: 0,
+        durable: false,
+        stream: None,
+    };
+    for (name, value) in given.into_iter().flatten() {
+        match name.extract::<String>()?.as_str() {
+            "group" => all.group = value.extract()?,
+            "priority" => all.priority = value.extract()?,
+            "timeout" => all.timeout = value.extract()?,
+            "queue" => all.queue = value.extract()?,
+            "tag" => all.tag = value.extract()?,
+            "durable" => all.durable = value.extract()?,
+            "stream" => all.stream = value.extract()?,
+            other => {
+                return Err(PyTypeError::new_err(format!(
+                    "a job has no option {other:?}; there are group, priority, timeout, queue, tag, durable and stream"
+                )));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The options of a job on these blocks, or of one without blocks.
+pub(crate) fn submission(
+    py: Python<'_>,
+    given: Option<&Bound<'_, PyDict>>,
+    blocks: Option<&Blocks>,
+) -> PyResult<Submission> {
+    let choices = choices(given)?;
+    let mut options = JobOptions::new()
+        .group(choices.group)
+        .priority(priority(&choices.priority)?)
+        .durable(choices.durable);
+    if let Some(deadline) = deadline(choices.timeout)? {
+        options = options.deadline(deadline);
+    }
+    if let Some(order) =
+        blocks.map(|blocks| blocks.order(py, choices.stream)).transpose()?.flatten()
+    {
+        options = options.device_order(order);
+    }
+    if let Some(queue) = choices.queue {
+        let options = options.queue(queue.get().native()?, choices.tag);
+        return Ok(Submission { options, own: None });
+    }
+    let own = NativeQueue::new(1).map_err(|error| errors::queue(&error))?;
+    Ok(Submission { options: options.queue(&own, choices.tag), own: Some(own) })
+}

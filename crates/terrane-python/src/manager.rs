@@ -1,0 +1,213 @@
+//! Copies between caches.
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+use pyo3::exceptions::PyTimeoutError;
+use pyo3::prelude::*;
+use terrane_core::sync::lock;
+use terrane_core::{DeviceId, OwnerProcess};
+use terrane_cuda::Context;
+use terrane_transfer::{
+    Completion, Outcome, Ticket, Transfer as NativeTransfer, TransferError, TransferManager,
+};
+
+use crate::cache::KvCache;
+use crate::device;
+use crate::errors::{ForkedError, StoreError, text};
+use crate::memory::{Blocks, Kept, release_ended};
+use crate::numbers::deadline;
+use crate::process::PerProcess;
+
+/// Transfers that may be in flight.
+static IN_FLIGHT: PerProcess<Vec<Ticket>> = PerProcess::new();
+
+/// Waits until no transfer uses memory of Python, cancels those that have not ended by then, and waits for their end.
+pub(crate) fn end_transfers(deadline: Instant) {
+    let tickets = std::mem::take(&mut *lock(IN_FLIGHT.get()));
+    for ticket in &tickets {
+        let _ = ticket.wait_until(deadline);
+        ticket.cancel();
+    }
+    for ticket in &tickets {
+        let _ = ticket.wait();
+    }
+}
+
+/// The objects that keep both ends of a transfer.
+type Guard = (Arc<Kept>, Arc<Kept>);
+
+/// Copies blocks between caches: host memory, pinned memory and CUDA devices.
+///
+/// `devices` are the numbers of the CUDA devices that it reaches. A store makes one for itself, or shares this one
+/// (`Store(…, manager=manager)`).
+///
+/// Raises `StoreError` without a CUDA driver, if there are devices.
+#[pyclass(frozen, module = "terrane_kv")]
+pub(crate) struct Manager {
+    manager: TransferManager,
+    owner: OwnerProcess,
+}
+
+impl Manager {
+    pub(crate) fn native(&self) -> PyResult<&TransferManager> {
+        if self.owner.is_current() {
+            return Ok(&self.manager);
+        }
+        Err(ForkedError::new_err("the manager belongs to the parent of this process"))
+    }
+}
+
+#[pymethods]
+impl Manager {
+    #[new]
+    #[pyo3(signature = (devices = Vec::new()))]
+    fn new(py: Python<'_>, devices: Vec<u32>) -> PyResult<Self> {
+        py.detach(|| {
+            let contexts = devices.into_iter().map(|number| device::context(DeviceId::new(number)));
+            let contexts: Vec<Context> = contexts.collect::<PyResult<_>>()?;
+            Ok(Self { manager: device::manager(&contexts)?, owner: OwnerProcess::current() })
+        })
+    }
+
+    /// Copies blocks of a cache to blocks of another one of the same shape: the first to the first, and so on. It does not
+    /// wait for the copy. Both lists are whole blocks (`cache.blocks(numbers)`).
+    ///
+    /// On a device it runs after the work that the libraries of both caches have submitted to their current streams, or
+    /// after that of `stream` (a handle; −1 if the device has ended its work). It fails after `timeout` seconds.
+    ///
+    /// Raises `StoreError` if the shapes differ, or a block is in use.
+    #[pyo3(signature = (source, destination, *, stream = None, timeout = None))]
+    fn copy(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, Blocks>,
+        destination: &Bound<'_, Blocks>,
+        stream: Option<i64>,
+        timeout: Option<f64>,
+    ) -> PyResult<Transfer> {
+        let (source, destination) = (source.get(), destination.get());
+        let ((from, from_blocks), (to, to_blocks)) =
+            (source.whole_blocks()?, destination.whole_blocks()?);
+        let (from, to) = (from.get(), to.get());
+        let mut transfer =
+            NativeTransfer::new(from.endpoint(), to.endpoint()).blocks(from_blocks, to_blocks);
+        if let Some(order) = KvCache::order_of_both(py, from, to, stream)? {
+            transfer = transfer.device_order(order);
+        }
+        if let Some(deadline) = deadline(timeout)? {
+            transfer = transfer.deadline(deadline);
+        }
+        let (manager, guard) = (self.native()?, (source.kept(), destination.kept()));
+        let submitted = py.detach(|| manager.submit(transfer, guard));
+        release_ended(py);
+        let completion =
+            submitted.map_err(|rejected| StoreError::new_err(text(&rejected.cause)))?;
+        let mut in_flight = lock(IN_FLIGHT.get());
+        in_flight.retain(|ticket| !ticket.has_ended());
+        in_flight.push(completion.ticket());
+        drop(in_flight);
+        Ok(Transfer::new(completion))
+    }
+}
+
+/// A copy in flight. Wait for it, poll it, or `await` it. A copy that is dropped goes on to its end.
+#[pyclass(frozen, module = "terrane_kv")]
+pub(crate) struct Transfer {
+    completion: Mutex<Option<Completion<Guard>>>,
+    ticket: Ticket,
+    ended: OnceLock<Result<Copied, String>>,
+    owner: OwnerProcess,
+}
+
+/// The end of a copy.
+#[pyclass(frozen, get_all, module = "terrane_kv")]
+#[derive(Clone)]
+pub(crate) struct Copied {
+    /// The bytes that were copied.
+    bytes: u64,
+    /// The time from the start of the copy to its end, in seconds.
+    seconds: f64,
+    /// The engine that copied, such as "host" or "cuda".
+    engine: String,
+}
+
+#[pymethods]
+impl Copied {
+    fn __repr__(&self) -> String {
+        format!("Copied({} bytes in {:.6} s by {})", self.bytes, self.seconds, self.engine)
+    }
+}
+
+impl Transfer {
+    fn new(completion: Completion<Guard>) -> Self {
+        let (ticket, owner) = (completion.ticket(), OwnerProcess::current());
+        Self { completion: Mutex::new(Some(completion)), ticket, ended: OnceLock::new(), owner }
+    }
+
+    fn check(&self) -> PyResult<()> {
+        if self.owner.is_current() {
+            return Ok(());
+        }
+        Err(ForkedError::new_err("the copy belongs to the parent of this process"))
+    }
+
+    /// The end, which the first caller after it takes from the completion.
+    fn end(&self) -> &Result<Copied, String> {
+        let mut completion = lock(&self.completion);
+        self.ended.get_or_init(|| match completion.take() {
+            // The transfer has ended, so this returns at once.
+            Some(completion) => report(completion.wait()),
+            None => Err(String::from("the outcome was taken")),
+        })
+    }
+}
+
+fn report(outcome: Outcome<Guard>) -> Result<Copied, String> {
+    let report = outcome.result.map_err(|error: TransferError| text(&error))?;
+    Ok(Copied {
+        bytes: report.explanation.bytes.get(),
+        seconds: report.copied.as_secs_f64(),
+        engine: report.explanation.engine.to_string(),
+    })
+}
+
+#[pymethods]
+impl Transfer {
+    /// Waits for the end, and returns a `Copied`. The GIL is released meanwhile.
+    ///
+    /// Raises `StoreError` if the copy failed, and `TimeoutError` after `timeout` seconds.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Copied> {
+        self.check()?;
+        let deadline = deadline(timeout)?;
+        let ended = py.detach(|| {
+            match deadline {
+                Some(deadline) => self.ticket.wait_until(deadline)?,
+                None => self.ticket.wait(),
+            };
+            Some(self.end().clone())
+        });
+        release_ended(py);
+        match ended {
+            Some(ended) => ended.map_err(StoreError::new_err),
+            None => Err(PyTimeoutError::new_err("the copy has not ended")),
+        }
+    }
+
+    /// Whether the copy has ended.
+    fn has_ended(&self) -> PyResult<bool> {
+        self.check()?;
+        Ok(self.ticket.has_ended())
+    }
+
+    /// Ends the copy early, if its engine can. `wait` then raises `StoreError`.
+    fn cancel(&self, py: Python<'_>) {
+        py.detach(|| self.ticket.cancel());
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let module = slf.py().import("terrane_kv.aio")?;
+        module.getattr("copied")?.call1((slf,))?.call_method0("__await__")
+    }
+}

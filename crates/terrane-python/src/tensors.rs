@@ -1,0 +1,146 @@
+//! Tensors of other libraries, taken by DLPack or by their addresses.
+
+use std::ptr::NonNull;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use terrane_core::convert::to_u64;
+use terrane_core::{
+    DeviceAddress, DeviceId, ForeignMemory, HostAddress, Location, Region, Span, StorageKind,
+};
+use terrane_interop::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
+use terrane_interop::dlpack::{
+    ElementType, ImportedTensor, Importer, Structure, TensorExport, TensorShape, TypeCode,
+};
+
+use crate::device;
+use crate::errors::{StoreError, text};
+
+/// DLPack's number of CUDA devices.
+const CUDA: u32 = 2;
+
+/// Imports a tensor by DLPack, in the newest structure that its library supports.
+///
+/// A tensor of a device comes without an order of streams: each job has its own.
+pub(crate) fn import(tensor: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
+    let py = tensor.py();
+    let mut importer = Importer::new();
+    let options = PyDict::new(py);
+    if let Ok(device) = tensor.call_method0("__dlpack_device__")
+        && let Ok((CUDA, number)) = device.extract::<(u32, u32)>()
+    {
+        let context = py.detach(|| device::context(DeviceId::new(number)))?;
+        importer = importer.with_device(context);
+        options.set_item("stream", -1)?;
+    }
+    let newest = options.copy()?;
+    newest.set_item("max_version", (1, 0))?;
+    let capsule = match tensor.call_method("__dlpack__", (), Some(&newest)) {
+        // Libraries older than DLPack 1.0 do not know the argument.
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            tensor.call_method("__dlpack__", (), Some(&options))?
+        }
+        other => other?,
+    };
+    if let Some(taken) = take::<DLManagedTensorVersioned>(&capsule) {
+        // SAFETY: the capsule had the tensor by its name, and is renamed, so this is its only owner. By the standard its
+        // producer meets the other requirements.
+        return unsafe { importer.versioned(taken) }.map_err(refused);
+    }
+    let taken = take::<DLManagedTensor>(&capsule);
+    let taken = taken.ok_or_else(|| PyTypeError::new_err("__dlpack__ returned no new capsule"))?;
+    // SAFETY: as above.
+    unsafe { importer.legacy(taken) }.map_err(refused)
+}
+
+/// Takes the tensor out of a capsule with this structure, by renaming the capsule as the standard demands.
+fn take<S: Structure>(capsule: &Bound<'_, PyAny>) -> Option<*mut S> {
+    let (capsule, name) = (capsule.as_ptr(), S::CAPSULE.as_ptr());
+    // SAFETY: an object, and a text that ends with a zero.
+    if unsafe { PyCapsule_IsValid(capsule, name) } == 0 {
+        return None;
+    }
+    // SAFETY: a valid capsule of this name.
+    let pointer = unsafe { PyCapsule_GetPointer(capsule, name) };
+    // SAFETY: as above; the name lives as long as the program.
+    unsafe { PyCapsule_SetName(capsule, S::USED_CAPSULE.as_ptr()) };
+    Some(pointer.cast())
+}
+
+/// The memory of addresses, as Python states it: "host", "pinned", or the number of a CUDA device.
+#[derive(FromPyObject)]
+pub(crate) enum MemoryName {
+    Device(u32),
+    Host(String),
+}
+
+impl MemoryName {
+    /// The kind of the memory.
+    pub(crate) fn kind(&self) -> PyResult<StorageKind> {
+        match self {
+            Self::Device(number) => Ok(StorageKind::Device(DeviceId::new(*number))),
+            Self::Host(name) if name == "host" => Ok(StorageKind::System),
+            Self::Host(name) if name == "pinned" => Ok(StorageKind::Pinned),
+            Self::Host(name) => Err(PyValueError::new_err(format!(
+                "the memory {name:?}; state \"host\", \"pinned\", or the number of a CUDA device"
+            ))),
+        }
+    }
+}
+
+/// The shape of tensors that are given by their addresses. Strides count elements; `None` for compact ones.
+pub(crate) fn shape(
+    element_bytes: u8,
+    sizes: &[u64],
+    strides: Option<&[u64]>,
+) -> PyResult<TensorShape> {
+    let bits = element_bytes.checked_mul(8).unwrap_or(0);
+    let element = ElementType::new(TypeCode::UInt, bits, 1)
+        .map_err(|error| PyValueError::new_err(text(&error)))?;
+    match strides {
+        None => TensorShape::compact(element, sizes),
+        Some(strides) => TensorShape::strided(element, sizes, strides),
+    }
+    .map_err(|error| PyValueError::new_err(text(&error)))
+}
+
+/// The tensor whose first element is at an address. `owner` keeps the memory alive. The driver is asked about memory
+/// of a device.
+///
+/// # Safety
+///
+/// While `owner` lives, the bytes from the first element to the last are valid memory of this kind, and initialised.
+pub(crate) unsafe fn at(
+    address: usize,
+    kind: StorageKind,
+    shape: &TensorShape,
+    owner: impl Send + Sync + 'static,
+) -> PyResult<ImportedTensor> {
+    let null = || PyValueError::new_err("a pointer is 0");
+    let pointer = std::ptr::with_exposed_provenance_mut::<u8>(address);
+    let pointer = NonNull::new(pointer).ok_or_else(null)?;
+    let mut importer = Importer::new();
+    let location = match kind {
+        StorageKind::Device(device) => {
+            importer = importer.with_device(device::context(device)?);
+            Location::Device { device, address: DeviceAddress::new(to_u64(address)) }
+        }
+        _ => Location::Host(HostAddress::new(pointer)),
+    };
+    let span = Span { kind, location, length: shape.bytes() };
+    // SAFETY: the caller's promise.
+    let memory = unsafe { ForeignMemory::new(span, owner) };
+    // SAFETY: the tensor goes to the importer below, whose users Python's caller orders with its own.
+    let export = unsafe { TensorExport::new(Region::new(memory), shape.clone()) };
+    // SAFETY: the importer's users are jobs, which end before they drop the tensor.
+    let export = unsafe { export.map_err(refused)?.released_when_done() };
+    let tensor = export.into_versioned().map_err(refused)?.into_raw();
+    // SAFETY: the tensor was made above, and no other code has it.
+    unsafe { importer.versioned(tensor.as_ptr()) }.map_err(refused)
+}
+
+fn refused(error: impl std::error::Error) -> PyErr {
+    StoreError::new_err(text(&error))
+}

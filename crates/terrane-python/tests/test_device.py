@@ -1,0 +1,249 @@
+"""Caches on a CUDA device, real or simulated: to pinned memory, to disk, and back, in the order of streams.
+
+A stream's work runs as late as the simulated device may run it, so a job that does not wait for it copies zeros.
+"""
+
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+import terrane_kv
+
+numpy = pytest.importorskip("numpy")
+cuda = pytest.importorskip("cuda_driver", reason="the helper of these tests is beside them")
+
+BLOCKS, LAYERS, PAGE, HEADS, DIM = 8, 3, 4, 2, 8
+AXES = "outer block token head dim"
+SHAPE = (2, BLOCKS, PAGE, HEADS, DIM)
+
+try:
+    DRIVER, REASON = cuda.Driver(), ""
+except cuda.CudaMissing as missing:
+    DRIVER, REASON = None, str(missing)
+needs_device = pytest.mark.skipif(DRIVER is None, reason=REASON)
+
+
+def arrays(seed=0):
+    random = numpy.random.default_rng(seed)
+    return [random.integers(1, 1 << 16, SHAPE, dtype=numpy.uint16) for _ in range(LAYERS)]
+
+
+@pytest.fixture
+def tensors():
+    with cuda.tensors(DRIVER, LAYERS, SHAPE) as made:
+        yield made
+        gc.collect()
+    assert cuda.handed_out == {}, "a tensor was not returned to its library"
+
+
+@pytest.fixture
+def stream():
+    return cuda.Stream(DRIVER)
+
+
+def with_pinned(opened, cache, **options):
+    return opened(
+        groups=[("kv", cache)], tiers=[terrane_kv.Tier.pinned(1 << 20)], capacity=1 << 20, **options
+    )
+
+
+def fill(tensors, stream, seed=0):
+    """The engine's compute: it writes the cache as work of its stream."""
+    content = arrays(seed)
+    for tensor, array in zip(tensors, content):
+        tensor.stream = stream
+        tensor.fill(array, stream)
+    return content
+
+
+def equal(tensors, content, pairs):
+    for tensor, array in zip(tensors, content):
+        now = tensor.content()
+        for there, before in pairs:
+            assert (now[:, there] == array[:, before]).all(), (there, before)
+
+
+@needs_device
+def test_blocks_go_to_disk_and_come_back_after_a_restart(opened, tensors, stream):
+    cache = terrane_kv.KvCache(tensors, AXES)
+    assert (cache.device, len(cache)) == (0, BLOCKS)
+    store = with_pinned(opened, cache)
+    content = fill(tensors, stream)
+    assert store.put(["a", "b", "c"], cache.blocks([1, 4, 7])).wait(30).ok
+    # Adopted without an order; the job asked for the order of the stream.
+    assert tensors[0].asked[0] == -1 and tensors[0].asked[-1] not in (None, -1)
+    equal(tensors, content, [(1, 1), (4, 4)])
+    store.close()
+    for tensor in tensors:
+        tensor.clear()
+    store = with_pinned(opened, cache)
+    assert store.recovery["found"] == 3
+    assert store.get(["c", "a", "b"], cache.blocks([0, 2, 3])).wait(30).ok
+    equal(tensors, content, [(0, 7), (2, 1), (3, 4)])
+    disk = [tier for tier in store.snapshot()["tiers"] if tier["name"] == "disk"]
+    assert disk[0]["read_bytes"] > 0
+    store.close()
+
+
+@needs_device
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_a_put_waits_for_the_stream_that_writes_its_blocks(opened, tensors, stream, is_stated):
+    cache = terrane_kv.KvCache(tensors, AXES)
+    store = with_pinned(opened, cache)
+    for turn in range(8):
+        content = fill(tensors, stream, turn)
+        for tensor in tensors:
+            tensor.stream = None if is_stated else stream
+        order = {"stream": stream.handle.value} if is_stated else {}
+        assert store.put([f"{turn}"], cache.blocks([3]), **order).wait(30).ok
+        DRIVER.synchronize()
+        for tensor in tensors:
+            tensor.clear()
+        assert store.get([f"{turn}"], cache.blocks([5]), stream=-1).wait(30).ok
+        equal(tensors, content, [(5, 3)])
+    store.close()
+
+
+@needs_device
+def test_a_put_without_an_order_stores_what_is_there_before(opened, tensors, stream):
+    """The tests above find a missing order: here it is missing, and the device is late."""
+    if "policy=lazy" not in os.environ.get("TERRANE_SIMULATED_CUDA", ""):
+        pytest.skip("only a simulated device is late for certain")
+    cache = terrane_kv.KvCache(tensors, AXES)
+    store = with_pinned(opened, cache)
+    content = fill(tensors, stream)
+    assert store.put(["a"], cache.blocks([3]), stream=-1).wait(30).ok
+    DRIVER.synchronize()
+    assert store.get(["a"], cache.blocks([5]), stream=-1).wait(30).ok
+    for tensor, array in zip(tensors, content):
+        now = tensor.content()
+        assert (now[:, 3] == array[:, 3]).all() and (now[:, 5] == 0).all()
+    store.close()
+
+
+@needs_device
+def test_tensors_are_adopted_by_their_addresses(opened, tensors, stream):
+    class Owner:
+        pass
+
+    owner = Owner()
+    before = sys.getrefcount(owner)
+    cache = terrane_kv.KvCache.at(
+        [tensor.data_ptr() for tensor in tensors], AXES, SHAPE, element_bytes=2, memory=0, keep=owner
+    )
+    store = with_pinned(opened, cache)
+    content = fill(tensors, stream)
+    with pytest.raises(ValueError, match="state stream="):
+        store.put(["a"], cache.blocks([1]))
+    assert store.put(["a"], cache.blocks([1]), stream=stream.handle.value).wait(30).ok
+    # 0 and 1 are the legacy default stream, and 2 is that of this thread.
+    for handle in (0, 1, 2):
+        assert store.get(["a"], cache.blocks([6]), stream=handle).wait(30).ok
+    equal(tensors, content, [(6, 1)])
+    store.close()
+    assert sys.getrefcount(owner) > before
+    del cache, store
+    opened.stores.clear()
+    gc.collect()
+    # The next call of the package releases what jobs have kept.
+    terrane_kv.CompletionQueue(1).drain()
+    assert sys.getrefcount(owner) == before
+
+
+@needs_device
+def test_addresses_that_the_driver_does_not_know_are_refused():
+    with pytest.raises(terrane_kv.StoreError, match="memory"):
+        terrane_kv.KvCache.at([1 << 40], AXES, SHAPE, element_bytes=2, memory=0, keep=None)
+    with pytest.raises(ValueError, match="pointer is 0"):
+        terrane_kv.KvCache.at([0], AXES, SHAPE, element_bytes=2, memory=0, keep=None)
+
+
+@needs_device
+def test_a_store_of_device_blocks_needs_a_tier_in_host_memory(opened, tensors):
+    cache = terrane_kv.KvCache(tensors, AXES)
+    with pytest.raises(ValueError, match="Tier.pinned"):
+        opened(groups=[("kv", cache)])
+
+
+@needs_device
+def test_a_manager_copies_to_pinned_memory_and_back(tensors, stream):
+    cache = terrane_kv.KvCache(tensors, AXES)
+    pinned = cache.allocate_like(16, "pinned")
+    assert (len(pinned), pinned.device, pinned.block_bytes) == (16, None, cache.block_bytes)
+    manager = terrane_kv.Manager([0])
+    content = fill(tensors, stream)
+    copied = manager.copy(cache.blocks([1, 4]), pinned.blocks([15, 0])).wait(30)
+    assert copied.bytes == 2 * cache.block_bytes and copied.engine
+    for tensor in tensors:
+        tensor.clear()
+    assert manager.copy(pinned.blocks([0, 15]), cache.blocks([7, 2]), stream=stream.handle.value).wait(30)
+    equal(tensors, content, [(7, 4), (2, 1)])
+
+
+@needs_device
+def test_a_copy_within_the_device_runs_after_the_work_of_both_libraries(tensors, stream):
+    with cuda.tensors(DRIVER, LAYERS, SHAPE) as others:
+        source, there = terrane_kv.KvCache(tensors, AXES), terrane_kv.KvCache(others, AXES)
+        manager = terrane_kv.Manager([0])
+        late = cuda.Stream(DRIVER)
+        content, overwritten = fill(tensors, stream), fill(others, late, 1)
+        manager.copy(source.blocks([1]), there.blocks([6])).wait(30)
+        DRIVER.synchronize()
+        equal(others, content, [(6, 1)])
+        equal(others, overwritten, [(5, 5)])
+        del source, there, manager
+        gc.collect()
+
+
+@needs_device
+def test_a_forked_child_is_told(tensors):
+    cache, manager = terrane_kv.KvCache(tensors, AXES), terrane_kv.Manager([0])
+    pinned = cache.allocate_like(4, "pinned")
+    child = os.fork()
+    if child == 0:
+        told = 0
+        for call in (
+            lambda: manager.copy(cache.blocks([1]), pinned.blocks([1])),
+            lambda: terrane_kv.KvCache(tensors, AXES),
+            lambda: cache.allocate_like(4, "pinned"),
+            lambda: terrane_kv.Manager([0]),
+        ):
+            try:
+                call()
+            except terrane_kv.ForkedError:
+                told += 1
+        os._exit(told)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    assert manager.copy(cache.blocks([1]), pinned.blocks([1])).wait(30).bytes
+
+
+@needs_device
+def test_rounds_without_growth_of_device_memory(opened, tensors, stream):
+    cache = terrane_kv.KvCache(tensors, AXES)
+    store = with_pinned(opened, cache)
+    fill(tensors, stream)
+
+    def rounds(count):
+        for number in range(count):
+            assert store.put([f"{number % 8}"], cache.blocks([1])).wait(30).ok
+            assert store.get([f"{number % 8}"], cache.blocks([2])).wait(30).ok
+
+    rounds(50)
+    free, handed_out = DRIVER.free_bytes(), len(cuda.handed_out)
+    rounds(500)
+    assert free - DRIVER.free_bytes() < 1 << 20
+    assert len(cuda.handed_out) == handed_out
+    store.close()
+
+
+def test_a_store_in_host_memory_does_not_load_the_driver(directory):
+    text = (
+        "import sys, terrane_kv\n"
+        "store = terrane_kv.Store(sys.argv[1], 1 << 20, groups=[('kv', 4096)], namespace='n', host_bytes=1 << 16)\n"
+        "store.put(['a'], [bytes(4096)]).wait(); store.close(); terrane_kv.doctor()\n"
+        "assert 'libcuda' not in open('/proc/self/maps').read()\n"
+    )
+    subprocess.run([sys.executable, "-c", text, directory], check=True)
