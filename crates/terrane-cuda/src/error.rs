@@ -182,6 +182,19 @@ pub enum CudaError {
         /// The message of the driver's compiler.
         log: String,
     },
+    /// Too little memory is left for the tables of a transfer's checksums.
+    #[error(
+        "no memory for the checksums of {blocks} blocks: they need {bytes} of pinned memory, and as \
+         much of the device's; copy fewer blocks in a transfer, or free memory"
+    )]
+    NoMemoryForChecksums {
+        /// The blocks of the transfer.
+        blocks: u32,
+        /// The bytes of the tables, at each end.
+        bytes: ByteCount,
+        /// The driver's error.
+        source: Box<CudaError>,
+    },
     /// A launch without thread blocks.
     #[error("a kernel needs at least one thread block; 0 were requested")]
     NoThreadBlocks,

@@ -12,6 +12,7 @@ use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::geometry::chunker::{ChunkRamp, Chunker};
 use crate::engine::geometry::index;
 use crate::engine::geometry::packing::{Chunk, Packing, PackingOrder, packing_for};
+use crate::engine::path::quote::runs_are_blocks;
 use crate::engine::resources::block_lists::{BlockLists, list_bytes};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::shared::Shared;
@@ -314,12 +315,7 @@ impl Steps {
     /// How the chunks complete the pairs of a transfer with these grids.
     pub(crate) fn order(&self, grids: &[CopyGrid]) -> ChunkOrder {
         match self {
-            // Whole blocks are contiguous at both ends, and copied in the order of the plan.
-            Self::Runs { .. } => {
-                let is_whole = |grid: &CopyGrid| grid.block_bytes() == grid.bytes.get();
-                let is_in_order = grids.len() == 1 && grids.iter().all(is_whole);
-                ChunkOrder { is_in_order, sorted: None }
-            }
+            Self::Runs { .. } => ChunkOrder { is_in_order: runs_are_blocks(grids), sorted: None },
             // The copies of all chunks are on one stream, and so the sums would delay the next one.
             Self::Kernels { .. } => ChunkOrder { is_in_order: false, sorted: None },
             Self::Staged(staged) => ChunkOrder {
