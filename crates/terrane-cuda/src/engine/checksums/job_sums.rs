@@ -20,8 +20,8 @@ use crate::kernels::Kernels;
 use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
 
-/// The checksums of a job. Kernels on a stream of their own compute them: from the source while it
-/// is copied, or from each chunk of the destination once that has arrived.
+/// The checksums of a job. Kernels compute them: from the source while it is copied, or from each
+/// chunk of the destination once that has arrived.
 #[derive(Debug)]
 pub(crate) struct JobSums {
     shape: SumShape,
@@ -172,8 +172,8 @@ impl JobSums {
         // SAFETY: the memory has room for the numbers, is aligned to pages, and belongs to this job
         // alone. An earlier copy of the same numbers reads the same bytes.
         unsafe { numbers.copy_from_nonoverlapping(given.as_ptr(), given.len()) };
-        // SAFETY: both live until the job has ended, which is after this copy, and only work of the
-        // same stream uses them.
+        // SAFETY: both live until the job has ended, which is after this copy. Only work of the same
+        // stream uses them. If the job begins again on another stream, that waits for this one.
         unsafe { stream.copy(from, to, bytes) }?;
         (self.tables, self.summed, self.fetched) = (Some(tables), 0, None);
         Ok(())

@@ -14,7 +14,7 @@ use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::DeviceEngine;
 use crate::engine::checksums::job_sums::{shape_of, summed_side};
 use crate::engine::checksums::limits::SumLimits;
-use crate::engine::geometry::packing::{PackingOrder, packing_for};
+use crate::engine::geometry::packing::{PackingOrder, packing_for, runs_are_blocks, staged_side};
 use crate::engine::path::choice::{Choice, ChoiceReason, Shape};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::error::CudaError;
@@ -209,18 +209,4 @@ fn completes_in_order(
         CopyPath::Contiguous | CopyPath::CopyEach | CopyPath::Batched => runs_are_blocks(grids),
         CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => false,
     }
-}
-
-/// The side whose order the buffers of the staged path have: the host's.
-pub(crate) fn staged_side(direction: Direction) -> Side {
-    match direction {
-        Direction::ToHost => Side::Destination,
-        _ => Side::Source,
-    }
-}
-
-/// Whether whole blocks are contiguous at both ends: each run then has some, in the order of the
-/// plan.
-pub(crate) fn runs_are_blocks(grids: &[CopyGrid]) -> bool {
-    matches!(grids, [grid] if grid.block_bytes() == grid.bytes.get())
 }

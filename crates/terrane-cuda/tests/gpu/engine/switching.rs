@@ -138,6 +138,8 @@ fn checksums_of_a_transfer_that_begins_again_are_right() {
                 let transfer = if layer_by_layer { transfer.layer_by_layer() } else { transfer };
                 manager.explain(&transfer).unwrap();
                 driver.fail("cuMemAlloc_v2", 1, OUT_OF_MEMORY);
+                // Also not once the first has been freed.
+                driver.refuse("cuMemAlloc_v2", OUT_OF_MEMORY);
                 driver.refuse("cuEventQuery", UNSUPPORTED);
                 driver.refuse("cuEventSynchronize", UNSUPPORTED);
                 let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();

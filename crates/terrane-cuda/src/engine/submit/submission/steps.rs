@@ -11,8 +11,9 @@ use crate::engine::checksums::job_sums::ChunkOrder;
 use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::geometry::chunker::{ChunkRamp, Chunker};
 use crate::engine::geometry::index;
-use crate::engine::geometry::packing::{Chunk, Packing, PackingOrder, packing_for};
-use crate::engine::path::quote::runs_are_blocks;
+use crate::engine::geometry::packing::{
+    Chunk, Packing, PackingOrder, packing_for, runs_are_blocks, staged_side,
+};
 use crate::engine::resources::block_lists::{BlockLists, list_bytes};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::shared::Shared;
@@ -389,10 +390,8 @@ impl Staged {
         direction: Direction,
         layer_by_layer: bool,
     ) -> Option<Self> {
-        let (side, ramp) = match direction {
-            Direction::ToHost => (Side::Destination, ChunkRamp::Up),
-            _ => (Side::Source, ChunkRamp::Down),
-        };
+        let side = staged_side(direction);
+        let ramp = if side == Side::Destination { ChunkRamp::Up } else { ChunkRamp::Down };
         let packing = packing_for(plan, grids, side, layer_by_layer)?;
         let largest = shared.options.scratch_bytes.get();
         let largest = if layer_by_layer {
