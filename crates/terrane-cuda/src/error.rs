@@ -172,7 +172,7 @@ pub enum CudaError {
     },
     /// The driver cannot compile the kernels for the device.
     #[error(
-        "the driver refused the copy kernels: {code}; they need compute capability 8.0 and a driver \
+        "the driver refused the kernels: {code}; they need compute capability 8.0 and a driver \
          of CUDA 12.0, or newer{}",
         if .log.is_empty() { String::new() } else { format!(" (driver log: {log})") }
     )]

@@ -27,8 +27,8 @@ pub(crate) struct ListPool {
 #[derive(Debug, Default)]
 struct Kept {
     free: Vec<Room>,
-    /// The smallest of the excess rooms, and very large ones. A thread of the engine frees them, because a free waits
-    /// for the device.
+    /// The smallest of the excess rooms, and very large ones. A thread of the engine frees them,
+    /// because a free waits for the device.
     surplus: Vec<Room>,
 }
 
