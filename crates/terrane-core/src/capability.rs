@@ -39,6 +39,8 @@ pub enum Capability {
     HostRegistration,
     /// Kernels that copy on a device. The driver has to compile them.
     CopyKernels,
+    /// Kernels that compute checksums on a device. They are loaded when a transfer first needs them.
+    ChecksumKernels,
     /// RDMA libraries that come with a communication library, loaded separately from the machine's.
     SeparateRdmaLibraries,
     /// Metadata of peers checked before a communication library reads it.
@@ -61,6 +63,7 @@ impl fmt::Display for Capability {
             Self::UnnamedFile => "unnamed file",
             Self::HostRegistration => "registration with the device's driver",
             Self::CopyKernels => "copy kernels",
+            Self::ChecksumKernels => "checksum kernels",
             Self::SeparateRdmaLibraries => "RDMA libraries apart from the machine's",
             Self::CheckedMetadata => "checks of peers' metadata",
             Self::Registration(backend) => return write!(f, "registration with {backend}"),

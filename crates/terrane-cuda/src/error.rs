@@ -172,7 +172,7 @@ pub enum CudaError {
     },
     /// The driver cannot compile the kernels for the device.
     #[error(
-        "the driver refused the copy kernels: {code}; they need compute capability 8.0 and a driver \
+        "the driver refused the kernels: {code}; they need compute capability 8.0 and a driver \
          of CUDA 12.0, or newer{}",
         if .log.is_empty() { String::new() } else { format!(" (driver log: {log})") }
     )]
@@ -181,6 +181,19 @@ pub enum CudaError {
         code: DriverCode,
         /// The message of the driver's compiler.
         log: String,
+    },
+    /// Too little memory is left for the tables of a transfer's checksums.
+    #[error(
+        "no memory for the checksums of {blocks} blocks: they need {bytes} of pinned memory, and as \
+         much of the device's; copy fewer blocks in a transfer, or free memory"
+    )]
+    NoMemoryForChecksums {
+        /// The blocks of the transfer.
+        blocks: u32,
+        /// The bytes of the tables, at each end.
+        bytes: ByteCount,
+        /// The driver's error.
+        source: Box<CudaError>,
     },
     /// A launch without thread blocks.
     #[error("a kernel needs at least one thread block; 0 were requested")]

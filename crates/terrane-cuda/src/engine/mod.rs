@@ -24,6 +24,7 @@ use terrane_transfer::{
 };
 
 use crate::driver::capture::RelaxedCaptureMode;
+use crate::engine::checksums::factors::FactorCache;
 use crate::engine::complete::completion_queue::{CompletionQueue, CompletionThreads, Task};
 use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::options::DeviceEngineOptions;
@@ -53,7 +54,8 @@ use crate::runtime::context::Context;
 ///
 /// Kernels compute [checksums](terrane_transfer::Transfer::checksums) in the device's memory, beside
 /// the copy: of the source, or of the destination's bytes once they have arrived. Without
-/// [kernels](Self::has_kernels) the engine declines checksums.
+/// [kernels](Self::has_kernels) the engine declines checksums, also if the driver refuses only those
+/// for checksums. Its [capabilities](CopyEngine::capabilities) give the reason.
 ///
 /// The engine also serves pinned memory that other libraries have locked (PyTorch's).
 ///
@@ -150,8 +152,9 @@ const READY_STREAMS: u32 = 4;
 const READY_ORDER_STREAMS: u32 = 1;
 
 impl DeviceEngine {
-    /// Creates an engine for the context's device. Loads the kernels, if the driver accepts them,
-    /// and starts the threads. The threads are named `terrane-cuda-submit-0` and so on,
+    /// Creates an engine for the context's device. Loads the kernels that copy, if the driver accepts
+    /// them, and starts the threads. The first quote for a transfer with checksums loads the kernels
+    /// for these. The threads are named `terrane-cuda-submit-0` and so on,
     /// `terrane-cuda-order-0` and `terrane-cuda-wait-0`.
     ///
     /// # Errors
@@ -169,6 +172,7 @@ impl DeviceEngine {
             peers,
             tables: BaseTables::new(context)?,
             lists: ListPool::new(context)?,
+            sum_factors: FactorCache::default(),
             streams: StreamPool::new(
                 context,
                 options.priority,
@@ -284,7 +288,7 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn capabilities(&self) -> CapabilityReport {
-        CapabilityReport::clone(&self.shared.capabilities)
+        self.shared.capabilities_now()
     }
 
     fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {

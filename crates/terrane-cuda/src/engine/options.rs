@@ -28,7 +28,9 @@ pub struct DeviceEngineOptions {
     /// The number of such buffers per direction, at least 2. They are allocated when a transfer
     /// first needs them, and kept.
     pub scratch_buffers: NonZeroU32,
-    /// Thread blocks of a kernel that packs or unpacks a buffer.
+    /// Thread blocks of a kernel that packs or unpacks a buffer. A kernel for checksums of a copy
+    /// between the device and the host has as many while the copy runs. After the last copy of its
+    /// transfer, each has at most three times as many.
     pub pack_ctas: NonZeroU32,
     /// Thread blocks of a kernel that reads or writes pinned memory. Use just enough to fill the
     /// wire, because each block occupies a multiprocessor for that time.
@@ -39,12 +41,16 @@ pub struct DeviceEngineOptions {
     pub peer_ctas: NonZeroU32,
     /// Thread blocks of a kernel within the device's memory; `None` for as many as there is work
     /// for. `None` is fastest, because the device hands out the work in order. Another kernel's
-    /// thread blocks run whenever some of these end, which is every few microseconds.
+    /// thread blocks run whenever some of these end, which is every few microseconds. The option
+    /// also limits the kernels for checksums of a copy within the device or to and from another one;
+    /// their thread blocks take longer, some 60 µs.
     pub relayout_ctas: Option<NonZeroU32>,
     /// The maximum number of bytes that one request, or one kernel that uses the wire, copies.
     pub request_bytes: ByteCount,
     /// The maximum number of bytes that one kernel within the device's memory copies. A gigabyte
     /// takes half a millisecond, and the step from one kernel to the next takes some microseconds.
+    /// One kernel for checksums sums at most as many bytes, or one block, whatever the direction. On
+    /// `pack_ctas` thread blocks a gigabyte takes it some five milliseconds.
     pub relayout_bytes: ByteCount,
     /// The priority of the engine's streams.
     pub priority: StreamPriority,

@@ -6,6 +6,7 @@ use terrane_core::{Capability, CapabilityReport, CapabilityStatus, Reason, Requi
 use terrane_transfer::calibration::Calibration;
 
 use crate::driver::code::DriverCode;
+use crate::engine::checksums::factors::FactorCache;
 use crate::engine::options::DeviceEngineOptions;
 use crate::engine::path::choice::Corrections;
 use crate::engine::resources::base_tables::BaseTables;
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     pub(crate) mapping: MappingCache,
     pub(crate) tables: BaseTables,
     pub(crate) lists: Arc<ListPool>,
+    pub(crate) sum_factors: FactorCache,
     /// The streams that jobs copy on.
     pub(crate) streams: Arc<StreamPool>,
     /// The streams on which unstarted jobs wait, if their order is another library's event. There
@@ -46,10 +48,14 @@ impl Shared {
         self.options.relayout_ctas.map_or(MOST, |ctas| ctas.get().min(MOST))
     }
 
-    /// The thread blocks of a kernel for checksums that no copy runs beside: two for each
-    /// multiprocessor.
-    pub(crate) fn sum_ctas(&self) -> u32 {
-        self.context.device().multiprocessors.saturating_mul(2).max(1)
+    /// The results of all requests so far.
+    pub(crate) fn capabilities_now(&self) -> CapabilityReport {
+        let mut report = CapabilityReport::clone(&self.capabilities);
+        if let Some(tried) = self.kernels.as_ref().and_then(Kernels::sums_status) {
+            let status = tried.map_or_else(refused, |()| CapabilityStatus::Granted);
+            report.record(Capability::ChecksumKernels, self.options.kernels, status);
+        }
+        report
     }
 }
 
@@ -67,12 +73,16 @@ pub(crate) fn load_kernels(
         Some(Err(CudaError::KernelsRefused { code, .. }))
             if requirement == Requirement::Preferred && code != DriverCode::OUT_OF_MEMORY =>
         {
-            let operation = "cuModuleLoadDataEx";
-            (None, CapabilityStatus::Refused(Reason::Driver { operation, code: code.get() }))
+            (None, refused(code))
         }
         Some(Err(error)) => return Err(error),
     };
     let mut capabilities = CapabilityReport::default();
     capabilities.record(Capability::CopyKernels, requirement, status);
     Ok((kernels, capabilities))
+}
+
+fn refused(code: DriverCode) -> CapabilityStatus {
+    let operation = "cuModuleLoadDataEx";
+    CapabilityStatus::Refused(Reason::Driver { operation, code: code.get() })
 }

@@ -2,20 +2,22 @@
 //! launched without a look-up.
 
 pub(crate) mod arguments;
+mod module;
 pub(crate) mod schedule;
 pub(crate) mod sum_arguments;
 mod sums;
 pub(crate) mod width;
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::Arc;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::{Arc, OnceLock};
 use std::{fmt, ptr};
 
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 
-use crate::driver::functions::Functions;
 use crate::error::{CudaError, check};
+use crate::kernels::module::Module;
 use crate::kernels::schedule::{BLOCK_THREADS, GridSchedule};
+use crate::kernels::sums::SumKernels;
 use crate::runtime::context::Context;
 use crate::runtime::stream::Stream;
 
@@ -49,24 +51,24 @@ const RUN_COPIES: [&CStr; 5] = [
 /// unloads them.
 ///
 /// Loading compiles them for the device. The driver caches the result on disk across processes; the
-/// first time takes a good fraction of a second. A launch is one driver call: it allocates nothing,
+/// first time takes a good fraction of a second. The kernels for checksums are loaded when they are
+/// first needed. A launch is one driver call: it allocates nothing,
 /// looks up nothing and waits for nothing.
 #[derive(Clone)]
-pub struct Kernels(Arc<Module>);
+pub struct Kernels(Arc<Loaded>);
 
-struct Module {
-    context: Context,
-    /// The copies, and the checksums once they are loaded.
-    raw: [CUmodule; 2],
+struct Loaded {
+    module: Module,
     grid_copies: [CUfunction; 5],
     run_copies: [CUfunction; 5],
-    block_sums: [CUfunction; 5],
+    /// The checksum kernels, or why the driver does not compile them, once they are needed.
+    sums: OnceLock<Result<SumKernels, CudaError>>,
 }
 
 // SAFETY: the handles are numbers to everyone but the driver, which accepts them on any thread.
-unsafe impl Send for Module {}
-// SAFETY: as for `Send`; nothing in it changes.
-unsafe impl Sync for Module {}
+unsafe impl Send for Loaded {}
+// SAFETY: as for `Send`; nothing but the lock changes.
+unsafe impl Sync for Loaded {}
 
 /// The driver's figures for one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,33 +92,20 @@ impl Kernels {
     /// [`CudaError::KernelsRefused`] if the driver cannot compile them for the device,
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn load(context: &Context) -> Result<Self, CudaError> {
-        let raw = context.bound(|functions| load_module(functions, PTX))?;
-        // From here on its drop unloads what has been loaded.
-        let mut module = Module {
-            context: context.clone(),
-            raw: [raw, ptr::null_mut()],
-            grid_copies: [ptr::null_mut(); 5],
-            run_copies: [ptr::null_mut(); 5],
-            block_sums: [ptr::null_mut(); 5],
-        };
-        context.bound(|functions| {
-            let sums = load_module(functions, sums::PTX)?;
-            module.raw = [raw, sums];
-            find_all(functions, raw, GRID_COPIES, &mut module.grid_copies)?;
-            find_all(functions, raw, RUN_COPIES, &mut module.run_copies)?;
-            find_all(functions, sums, sums::BLOCK_SUMS, &mut module.block_sums)
-        })?;
-        let kernels = Self(Arc::new(module));
+        let module = Module::load(context, PTX)?;
+        let (grid_copies, run_copies) = (module.find(GRID_COPIES)?, module.find(RUN_COPIES)?);
+        let sums = OnceLock::new();
+        let kernels = Self(Arc::new(Loaded { module, grid_copies, run_copies, sums }));
         // With lazy loading, a query of its figures loads a kernel onto the device. That happens
         // now rather than at its first launch, which would wait for the device.
-        kernels.figures()?;
+        kernels.figures_of_copies()?;
         Ok(kernels)
     }
 
     /// The context that the kernels are loaded into.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.0.context
+        self.0.module.context()
     }
 
     /// Submits the copy of every cell of a grid, with at most `thread_blocks` blocks of 512
@@ -192,16 +181,31 @@ impl Kernels {
         unsafe { self.launch(stream, function, blocks, &mut parameters) }
     }
 
-    /// The driver's figures for each kernel.
+    /// The driver's figures for each kernel. Loads the checksum kernels, if they are not loaded.
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::KernelsRefused`], [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn figures(&self) -> Result<Vec<KernelFigures>, CudaError> {
-        let Module { grid_copies, run_copies, block_sums, .. } = &*self.0;
-        let names = GRID_COPIES.into_iter().chain(RUN_COPIES).chain(sums::BLOCK_SUMS);
-        let functions = grid_copies.iter().chain(run_copies).chain(block_sums).copied();
-        names.zip(functions).map(|(name, function)| self.figures_of(name, function)).collect()
+        let mut figures = self.figures_of_copies()?;
+        figures.extend(self.figures_of_all(sums::BLOCK_SUMS, &self.sums()?.functions)?);
+        Ok(figures)
+    }
+
+    fn figures_of_copies(&self) -> Result<Vec<KernelFigures>, CudaError> {
+        let Loaded { grid_copies, run_copies, .. } = &*self.0;
+        let mut figures = self.figures_of_all(GRID_COPIES, grid_copies)?;
+        figures.extend(self.figures_of_all(RUN_COPIES, run_copies)?);
+        Ok(figures)
+    }
+
+    fn figures_of_all(
+        &self,
+        names: [&'static CStr; 5],
+        functions: &[CUfunction; 5],
+    ) -> Result<Vec<KernelFigures>, CudaError> {
+        let each = names.into_iter().zip(functions);
+        each.map(|(name, &function)| self.figures_of(name, function)).collect()
     }
 
     fn figures_of(
@@ -215,7 +219,7 @@ impl Kernels {
         };
         let ask = |attribute| {
             let mut value: c_int = 0;
-            self.0.context.bound(|functions| {
+            self.context().bound(|functions| {
                 // SAFETY: the function belongs to a loaded module, and one number is written.
                 let code =
                     unsafe { (functions.cuFuncGetAttribute)(&raw mut value, attribute, function) };
@@ -232,8 +236,8 @@ impl Kernels {
     }
 
     fn check_launch(&self, stream: &Stream, thread_blocks: u32) -> Result<(), CudaError> {
-        if !stream.context().same(&self.0.context) {
-            let device = self.0.context.device().id;
+        if !stream.context().same(self.context()) {
+            let device = self.context().device().id;
             return Err(CudaError::WrongContext { what: "stream", device });
         }
         if thread_blocks == 0 {
@@ -253,7 +257,7 @@ impl Kernels {
         parameters: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
         let parameters = parameters.as_mut_ptr();
-        self.0.context.bound(|functions| {
+        self.context().bound(|functions| {
             // SAFETY: function and stream belong to this context. The driver copies the parameters
             // before it returns. The caller guarantees the rest.
             let code = unsafe {
@@ -287,75 +291,10 @@ fn pick(functions: &[CUfunction; 5], width: CopyWidth) -> CUfunction {
     }
 }
 
-/// Compiles and loads; `ptx` ends with a zero.
-fn load_module(functions: &Functions, ptx: &str) -> Result<CUmodule, CudaError> {
-    let mut raw = ptr::null_mut();
-    let mut log: [c_char; LOG_BYTES] = [0; LOG_BYTES];
-    let mut options =
-        [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-    // The second value is a number in place of a pointer.
-    let mut values: [*mut c_void; 2] =
-        [log.as_mut_ptr().cast(), ptr::without_provenance_mut(LOG_BYTES)];
-    // SAFETY: the text ends with a zero. There are two options and two values, the buffer has the
-    // given length, and one handle is written.
-    let code = unsafe {
-        (functions.cuModuleLoadDataEx)(
-            &raw mut raw,
-            ptx.as_ptr().cast(),
-            2,
-            options.as_mut_ptr(),
-            values.as_mut_ptr(),
-        )
-    };
-    match check("cuModuleLoadDataEx", code) {
-        Ok(()) => Ok(raw),
-        Err(CudaError::Driver { code, .. }) => {
-            Err(CudaError::KernelsRefused { code, log: text(&log) })
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// The maximum length of the driver's message about a refusal.
-const LOG_BYTES: usize = 4096;
-
-/// The text before the first zero.
-fn text(log: &[c_char]) -> String {
-    let bytes: Vec<u8> =
-        log.iter().take_while(|&&sign| sign != 0).map(|sign| sign.to_ne_bytes()[0]).collect();
-    String::from_utf8_lossy(&bytes).trim().to_owned()
-}
-
-fn find_all(
-    functions: &Functions,
-    module: CUmodule,
-    names: [&CStr; 5],
-    found: &mut [CUfunction; 5],
-) -> Result<(), CudaError> {
-    for (name, found) in names.into_iter().zip(found) {
-        // SAFETY: the module is loaded, the name ends with a zero, and one handle is written.
-        let code = unsafe { (functions.cuModuleGetFunction)(found, module, name.as_ptr()) };
-        check("cuModuleGetFunction", code)?;
-    }
-    Ok(())
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        self.context.bound_in_drop(|functions| {
-            self.raw.iter().filter(|raw| !raw.is_null()).try_for_each(|&raw| {
-                // SAFETY: it was loaded here, and the callers of its launches guaranteed that the
-                // launches have run.
-                check("cuModuleUnload", unsafe { (functions.cuModuleUnload)(raw) })
-            })
-        });
-    }
-}
-
 impl fmt::Debug for Kernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Kernels")
-            .field("device", &self.0.context.device().id)
+            .field("device", &self.context().device().id)
             .finish_non_exhaustive()
     }
 }
@@ -403,13 +342,5 @@ mod tests {
     fn the_kernels_are_for_every_device_since_the_oldest_supported() {
         assert!(PTX.contains("\n.target sm_80\n"));
         assert!(PTX.ends_with('\0') && !PTX.trim_end_matches('\0').contains('\0'));
-    }
-
-    #[test]
-    fn a_log_is_the_text_before_the_first_zero() {
-        let log: Vec<c_char> =
-            b"ptxas fatal\n\0rest".iter().map(|&sign| c_char::from_ne_bytes([sign])).collect();
-        assert_eq!(text(&log), "ptxas fatal");
-        assert_eq!(text(&[]), "");
     }
 }

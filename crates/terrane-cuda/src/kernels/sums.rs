@@ -3,7 +3,11 @@
 use std::ffi::CStr;
 use std::ptr;
 
+use cudarc::driver::sys::CUfunction;
+
+use crate::driver::code::DriverCode;
 use crate::error::CudaError;
+use crate::kernels::module::Module;
 use crate::kernels::schedule::{BLOCK_THREADS, WARP_THREADS};
 use crate::kernels::sum_arguments::SumLaunch;
 use crate::kernels::width::CopyWidth;
@@ -25,14 +29,69 @@ pub(super) const BLOCK_SUMS: [&CStr; 5] = [
 /// The warps of a block of threads, each of which takes one segment at a time.
 pub(crate) const BLOCK_WARPS: u32 = BLOCK_THREADS / WARP_THREADS;
 
+/// The loaded kernels.
+pub(super) struct SumKernels {
+    /// The functions belong to it.
+    _module: Module,
+    pub(super) functions: [CUfunction; 5],
+}
+
+// SAFETY: the handles are numbers to everyone but the driver, which accepts them on any thread.
+unsafe impl Send for SumKernels {}
+// SAFETY: as for `Send`; nothing in it changes.
+unsafe impl Sync for SumKernels {}
+
 impl Kernels {
+    /// Loads the checksum kernels, unless that has been tried.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::KernelsRefused`], which is kept. After another error, the next call tries again.
+    pub(super) fn sums(&self) -> Result<&SumKernels, CudaError> {
+        let kept = &self.0.sums;
+        if let Some(tried) = kept.get() {
+            return tried.as_ref().map_err(Clone::clone);
+        }
+        let tried = match self.load_sums() {
+            Err(error) if !is_refusal(&error) => return Err(error),
+            tried => tried,
+        };
+        // If another thread was faster, this one's module drops.
+        kept.get_or_init(|| tried).as_ref().map_err(Clone::clone)
+    }
+
+    fn load_sums(&self) -> Result<SumKernels, CudaError> {
+        let module = Module::load(self.context(), PTX)?;
+        let functions = module.find(BLOCK_SUMS)?;
+        // As for the copies: a query loads them onto the device.
+        self.figures_of_all(BLOCK_SUMS, &functions)?;
+        Ok(SumKernels { _module: module, functions })
+    }
+
+    /// Loads the checksum kernels, unless that has been tried.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::KernelsRefused`], [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub(crate) fn prepare_sums(&self) -> Result<(), CudaError> {
+        self.sums().map(drop)
+    }
+
+    /// Whether the driver has compiled the checksum kernels, or the code of its refusal; `None` if
+    /// they have not been needed.
+    pub(crate) fn sums_status(&self) -> Option<Result<(), DriverCode>> {
+        let tried = self.0.sums.get()?;
+        let code = tried.as_ref().err().and_then(CudaError::code);
+        Some(code.map_or(Ok(()), Err))
+    }
+
     /// Submits the checksums of blocks, by at most `thread_blocks` blocks of 512 threads. The
     /// result does not depend on their number.
     ///
     /// # Errors
     ///
-    /// [`CudaError::NoThreadBlocks`], [`CudaError::WrongContext`]: nothing is submitted then.
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::NoThreadBlocks`], [`CudaError::WrongContext`], [`CudaError::KernelsRefused`]:
+    /// nothing is submitted then. [`CudaError::Driver`], [`CudaError::DeviceLost`].
     ///
     /// # Safety
     ///
@@ -51,11 +110,16 @@ impl Kernels {
         if blocks == 0 {
             return Ok(());
         }
-        let function = pick(&self.0.block_sums, width);
+        let function = pick(&self.sums()?.functions, width);
         let mut parameters = [ptr::from_ref(launch).cast_mut().cast()];
         // SAFETY: the function takes a `SumLaunch`. The caller guarantees the rest.
         unsafe { self.launch(stream, function, blocks, &mut parameters) }
     }
+}
+
+/// Whether the driver does not compile them. A present lack of memory says nothing about that.
+fn is_refusal(error: &CudaError) -> bool {
+    matches!(error, CudaError::KernelsRefused { code, .. } if *code != DriverCode::OUT_OF_MEMORY)
 }
 
 #[cfg(test)]

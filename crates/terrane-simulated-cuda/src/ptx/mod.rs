@@ -3,8 +3,8 @@
 //! The subset is what a compiler makes of kernels that move integers about: arithmetic and logic
 //! of 8 to 64 bits, comparisons, branches, loads and stores of vectors, shared and local memory,
 //! barriers, atomic integer operations. Floating-point arithmetic, textures, warp-wide operations
-//! and calls are refused when the module is loaded, by the name of the instruction. Every access is checked
-//! against what is allocated and against its alignment.
+//! and calls are refused when the module is loaded, by the name of the instruction. Every access is
+//! checked against what is allocated and against its alignment.
 
 mod execute;
 mod instruction;

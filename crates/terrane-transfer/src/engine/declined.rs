@@ -59,6 +59,13 @@ pub enum Declined {
          leave the checksums out, or copy through host memory"
     )]
     ChecksumKernels,
+    /// It computes checksums with kernels, which cannot address the blocks of this layout.
+    #[error(
+        "its kernels compute no checksums of blocks of 2 GiB or more, nor of blocks with rows in \
+         several regions, nor with a region for each layer of each block; leave the checksums out, use \
+         another layout on the device, or copy through host memory"
+    )]
+    ChecksumLayout,
     /// One layer of a block is larger than the bounce buffers.
     #[error("one layer of a block is larger than a bounce slot; increase RelayOptions::slot_bytes")]
     SlotTooSmall,

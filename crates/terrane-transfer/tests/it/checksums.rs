@@ -51,7 +51,8 @@ fn checksum(end: &Endpoint, block: u32, tokens: std::ops::Range<u32>) -> u64 {
     crc64(&bytes)
 }
 
-/// Copies every pair of formats of equal shape, and compares the checksums with those of the source.
+/// Copies every pair of formats of equal shape, and compares the checksums with those of the
+/// source.
 /// Returns the number of transfers.
 fn check_all(
     manager: &TransferManager,
@@ -225,7 +226,8 @@ fn checksums_of_relays_are_joined_from_those_of_their_chunks() {
     }
 }
 
-/// The engine of a simulated device computes none; the other one of the relay does, in either direction.
+/// The engine of a simulated device computes none; the other one of the relay does, in either
+/// direction.
 #[test]
 fn a_relay_takes_the_checksums_of_the_hop_that_computes_them() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,13 +1,14 @@
 //! The checksums of one job, while kernels compute them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use terrane_core::checksum::Crc64Shift;
 use terrane_core::{ByteCount, Memory};
 use terrane_transfer::calibration::Direction;
 use terrane_transfer::{CopyJob, Side, TransferPlan};
 
+use crate::driver::code::DriverCode;
+use crate::engine::checksums::limits::{LargestLaunch, SumLimits, all_bytes};
 use crate::engine::checksums::shape::SumShape;
 use crate::engine::checksums::tables::SumTables;
 use crate::engine::geometry::index;
@@ -15,26 +16,27 @@ use crate::engine::resources::block_lists::{BlockLists, ListPool};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::shared::Shared;
 use crate::error::CudaError;
-use crate::kernels::{BLOCK_WARPS, Kernels};
+use crate::kernels::Kernels;
 use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
 
-/// The checksums of a job. Kernels on a stream of their own compute them: from the source while it
-/// is copied, or from each chunk of the destination once that has arrived.
+/// The checksums of a job. Kernels compute them: from the source while it is copied, or from each
+/// chunk of the destination once that has arrived.
 #[derive(Debug)]
 pub(crate) struct JobSums {
     shape: SumShape,
     /// The end in the device's own memory.
     side: Side,
-    /// The number of warps that the blocks are cut for.
-    warps: u32,
+    limits: SumLimits,
+    /// The launch that the blocks are cut for.
+    launch: LargestLaunch,
     pairs: u32,
     /// The destination blocks in the order of the chunks, if the plan has another one.
     sorted: Option<Vec<u32>>,
     /// Whether chunks complete pairs one after the other, in the order above.
     is_in_order: bool,
-    /// The event behind the job's order, if the job's first stream waits for that.
-    pub(crate) order: Option<Event>,
+    /// Whether the job's stream waits for its order.
+    pub(crate) waits: bool,
     /// Whether its stream has been chosen.
     pub(crate) has_stream: bool,
     /// The memory of the tables.
@@ -88,20 +90,30 @@ impl JobSums {
         let side = summed_side(direction);
         let shape = shape_of(job.plan(), side)?;
         let ChunkOrder { is_in_order, sorted } = order();
+        let limits = SumLimits::of(shared, direction);
+        let pairs = u32::try_from(job.checksums()).ok()?;
+        let all = all_bytes(shape.block_bytes(), index(pairs));
+        let is_source = side == Side::Source;
+        let launch = limits.largest_launch(all, is_in_order && !is_source, is_source);
         Some(Box::new(Self {
             shape,
             side,
-            warps: shared.sum_ctas().saturating_mul(BLOCK_WARPS),
-            pairs: u32::try_from(job.checksums()).ok()?,
+            limits,
+            launch,
+            pairs,
             sorted,
             is_in_order,
-            order: None,
+            waits: false,
             has_stream: false,
             room: None,
             tables: None,
             summed: 0,
             fetched: None,
         }))
+    }
+
+    pub(crate) fn limits(&self) -> SumLimits {
+        self.limits
     }
 
     pub(crate) fn side(&self) -> Side {
@@ -115,7 +127,7 @@ impl JobSums {
     /// Takes memory for the tables, if some is unused. Returns whether the job has it.
     pub(crate) fn has_room(&mut self, lists: &Arc<ListPool>) -> bool {
         if self.room.is_none() {
-            let bytes = SumTables::bytes(&self.shape, index(self.pairs), self.warps);
+            let bytes = SumTables::bytes(&self.shape, index(self.pairs), self.launch);
             self.room = lists.take(bytes);
         }
         self.room.is_some()
@@ -125,10 +137,10 @@ impl JobSums {
     ///
     /// # Errors
     ///
-    /// The driver's, also if there is no memory.
+    /// The driver's, [`CudaError::NoMemoryForChecksums`].
     pub(crate) fn begin(
         &mut self,
-        lists: &Arc<ListPool>,
+        shared: &Shared,
         plan: &TransferPlan,
         mapping: &DeviceMapping,
         stream: &Stream,
@@ -138,10 +150,18 @@ impl JobSums {
             Some(sorted) => sorted,
             None => plan.blocks(self.side),
         };
-        let tables = SumTables::of(&self.shape, mapping, blocks, self.warps).ok_or_else(missing)?;
-        if !self.has_room(lists) {
-            let bytes = SumTables::bytes(&self.shape, index(self.pairs), self.warps);
-            self.room = Some(lists.take_or_make(bytes)?);
+        let tables = SumTables::of(&self.shape, mapping, blocks, self.launch, &shared.sum_factors)
+            .ok_or_else(missing)?;
+        if !self.has_room(&shared.lists) {
+            let bytes = SumTables::bytes(&self.shape, index(self.pairs), self.launch);
+            let blocks = self.pairs;
+            let made = shared.lists.take_or_make(bytes).map_err(|error| match error.code() {
+                Some(DriverCode::OUT_OF_MEMORY) => {
+                    CudaError::NoMemoryForChecksums { blocks, bytes, source: Box::new(error) }
+                }
+                _ => error,
+            });
+            self.room = Some(made?);
         }
         let memory = self.room.as_ref().and_then(BlockLists::memory);
         let (host, device) = memory.ok_or_else(missing)?;
@@ -152,8 +172,8 @@ impl JobSums {
         // SAFETY: the memory has room for the numbers, is aligned to pages, and belongs to this job
         // alone. An earlier copy of the same numbers reads the same bytes.
         unsafe { numbers.copy_from_nonoverlapping(given.as_ptr(), given.len()) };
-        // SAFETY: both live until the job has ended, which is after this copy, and only work of the
-        // same stream uses them.
+        // SAFETY: both live until the job has ended, which is after this copy. Only work of the same
+        // stream uses them. If the job begins again on another stream, that waits for this one.
         unsafe { stream.copy(from, to, bytes) }?;
         (self.tables, self.summed, self.fetched) = (Some(tables), 0, None);
         Ok(())
@@ -174,7 +194,8 @@ impl JobSums {
         self.summed < complete
     }
 
-    /// Submits the sums of all pairs before `end` that have not been submitted.
+    /// Submits the sums of all pairs before `end` that have not been submitted, by at most `ctas`
+    /// thread blocks at a time.
     ///
     /// # Errors
     ///
@@ -197,11 +218,13 @@ impl JobSums {
             return Err(missing());
         };
         while self.summed < end {
-            let some = (end - self.summed).min(tables.most_pairs());
+            let most = tables.most_pairs().min(self.limits.pairs(self.shape.block_bytes()));
+            let some = (end - self.summed).min(most);
             let pairs = self.summed..self.summed + some;
             let launch = tables.launch(&self.shape, device.address().get(), pairs);
-            // SAFETY: the tables are in the job's memory, before this work of the stream. The places
-            // are those of the plan's blocks, whose bytes the caller guarantees.
+            let ctas = self.limits.ctas(ctas, some.saturating_mul(tables.segments()));
+            // SAFETY: the tables are in the job's memory, before this work of the stream. The
+            // places are those of the plan's blocks, whose bytes the caller guarantees.
             unsafe { kernels.sum_blocks(stream, &launch, tables.width(), ctas) }?;
             self.summed += some;
         }
@@ -262,34 +285,5 @@ impl JobSums {
             };
             job.set_checksum(number, sum ^ of_length);
         }
-    }
-}
-
-/// The extra time that a quote adds for checksums of this many bytes.
-pub(crate) fn predicted(direction: Direction, bytes: u64) -> Duration {
-    /// The tables, two kernels and the sums on their way.
-    const FIXED: Duration = Duration::from_micros(15);
-    /// The bytes that kernels on the whole device sum in a microsecond.
-    const PER_MICRO: u64 = 800_000;
-    /// The last bytes of a transfer to the device are summed when no others are on their way.
-    const LAST: u64 = 32 << 20;
-    let alone = match direction {
-        // The wire is slower than the kernels beside it.
-        Direction::ToHost => 0,
-        Direction::ToDevice => bytes.min(LAST),
-        Direction::WithinDevice | Direction::ToPeer | Direction::FromPeer => bytes,
-    };
-    FIXED + Duration::from_micros(alone / PER_MICRO)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_copy_to_the_host_hides_its_checksums() {
-        let one = predicted(Direction::ToHost, 1 << 20);
-        assert_eq!(predicted(Direction::ToHost, 1 << 30), one);
-        assert!(predicted(Direction::WithinDevice, 1 << 30) > one);
     }
 }

@@ -8,7 +8,9 @@ use std::ops::Range;
 use terrane_layout::{Axis, AxisSteps, Geometry, Section};
 
 use crate::kernels::schedule::{Divisor, MOST};
-use crate::kernels::sum_arguments::{MOST_LEVELS, MOST_SECTIONS, SumLaunch, SumLevel, SumSection};
+use crate::kernels::sum_arguments::{
+    MOST_LEVELS, MOST_SECTIONS, ROW_BYTES, SumLaunch, SumLevel, SumSection,
+};
 use crate::kernels::width::CopyWidth;
 
 /// The sections of a block in canonical order.
@@ -45,9 +47,13 @@ struct Level {
     stride: u64,
 }
 
+/// The most bytes of a block. The kernels number its words by signed numbers of 32 bits, also those
+/// of a row behind its end.
+const MOST_BYTES: u64 = (1 << 31) - 4 * ROW_BYTES;
+
 impl SumShape {
-    /// The order of some layers and tokens of each block; `None` if the kernels cannot address them: rows over
-    /// several regions, a region for each layer of each block, or blocks of more than 2 GiB.
+    /// The order of some layers and tokens of each block; `None` if the kernels cannot address them:
+    /// rows over several regions, a region for each layer of each block, or blocks of 2 GiB or more.
     pub(crate) fn of(geometry: &Geometry, layers: Range<u32>, tokens: &Range<u32>) -> Option<Self> {
         let all = geometry.num_layers();
         let has_layers = |section: &&Section| all == 1 || section.steps(Axis::Layer).count() > 1;
@@ -69,7 +75,7 @@ impl SumShape {
         let (layer_bytes, last) = (add(&layered)?, add(&others)?);
         let count = u64::from(layers.end.checked_sub(layers.start)?);
         let block_bytes = layer_bytes.checked_mul(count)?.checked_add(last)?;
-        let is_addressable = block_bytes <= MOST.into() && sections.len() <= MOST_SECTIONS;
+        let is_addressable = block_bytes <= MOST_BYTES && sections.len() <= MOST_SECTIONS;
         let layered = layered.len();
         is_addressable.then_some(Self { sections, layered, layers, layer_bytes, block_bytes })
     }
@@ -257,6 +263,14 @@ mod tests {
             }
         }
         assert!(checked > 10_000, "{checked}");
+    }
+
+    #[test]
+    fn blocks_that_the_kernels_cannot_number_have_no_shape() {
+        for (bytes, has_one) in [(MOST_BYTES, true), (MOST_BYTES + 1, false), (1 << 31, false)] {
+            let geometry = Geometry::opaque(1, u32::try_from(bytes).unwrap()).unwrap();
+            assert_eq!(SumShape::of(&geometry, 0..1, &(0..u32::MAX)).is_some(), has_one, "{bytes}");
+        }
     }
 
     #[test]

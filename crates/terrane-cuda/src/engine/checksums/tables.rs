@@ -3,15 +3,16 @@
 use std::ops::Range;
 
 use terrane_core::ByteCount;
-use terrane_core::checksum::Crc64Shift;
 use terrane_core::convert::to_u64;
 use terrane_layout::RegionOffset;
 
+use crate::engine::checksums::factors::FactorCache;
+use crate::engine::checksums::limits::{LargestLaunch, SHARE};
 use crate::engine::checksums::shape::{PieceOrder, SumShape};
 use crate::engine::geometry::index;
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::kernels::schedule::Divisor;
-use crate::kernels::sum_arguments::{ONE, ROW_BYTES, SumLaunch};
+use crate::kernels::sum_arguments::{ROW_BYTES, SumLaunch};
 use crate::kernels::width::CopyWidth;
 
 /// The numbers of a job in the device's memory, one after the other: a sum for each pair, which
@@ -49,30 +50,18 @@ const NUMBER: u64 = 8;
 const LONGEST: u64 = 16 << 10;
 /// The least: four rows.
 const SHORTEST: u64 = 4 * ROW_BYTES;
-/// The most segments of a block: their factors take the host some 60 ns each.
+/// The most segments of a block.
 const MOST_SEGMENTS: u64 = 1024;
-/// The segments that each warp takes, if there are as many: so that warps end at about the same
-/// time.
-const SHARE: u64 = 4;
 
 impl Segmentation {
-    fn of(shape: &SumShape, pairs: u64, warps: u32) -> Self {
+    /// Segments of which each warp of the largest launch takes a few, so that all warps end at about
+    /// the same time.
+    fn of(shape: &SumShape, launch: LargestLaunch) -> Self {
         let block = shape.block_bytes().max(1);
-        let share = block.saturating_mul(pairs) / (u64::from(warps) * SHARE).max(1);
+        let share = launch.bytes / (u64::from(launch.warps) * u64::from(SHARE)).max(1);
         let bytes = share.clamp(SHORTEST, LONGEST).max(block / MOST_SEGMENTS);
         let bytes = bytes.next_multiple_of(ROW_BYTES);
         Self { bytes, count: u32::try_from(block.div_ceil(bytes)).unwrap_or(u32::MAX) }
-    }
-
-    /// For each segment the power of x behind it, times x⁶⁴, by which a CRC-64 multiplies.
-    fn factors(&self) -> Vec<u64> {
-        let of_segment = Crc64Shift::of(self.bytes);
-        let last = Crc64Shift::of(NUMBER).apply(ONE);
-        let before = |factor: &u64| Some(of_segment.apply(*factor));
-        let mut factors: Vec<u64> =
-            std::iter::successors(Some(last), before).take(index(self.count)).collect();
-        factors.reverse();
-        factors
     }
 }
 
@@ -94,25 +83,25 @@ impl Counts {
 }
 
 impl SumTables {
-    /// The bytes of memory, pinned and on the device, for this many pairs and warps.
-    pub(crate) fn bytes(shape: &SumShape, pairs: usize, warps: u32) -> ByteCount {
-        let segmentation = Segmentation::of(shape, to_u64(pairs), warps);
+    /// The bytes of memory, pinned and on the device, for this many pairs.
+    pub(crate) fn bytes(shape: &SumShape, pairs: usize, launch: LargestLaunch) -> ByteCount {
+        let segmentation = Segmentation::of(shape, launch);
         ByteCount::new(to_u64(Counts::of(shape, pairs, segmentation).all() + pairs) * NUMBER)
     }
 
-    /// The tables for these blocks of an end, which `warps` warps sum; `None` if the device does
-    /// not access the end.
+    /// The tables for these blocks of an end; `None` if the device does not access the end.
     pub(crate) fn of(
         shape: &SumShape,
         mapping: &DeviceMapping,
         blocks: &[u32],
-        warps: u32,
+        launch: LargestLaunch,
+        factors: &FactorCache,
     ) -> Option<Self> {
-        let segmentation = Segmentation::of(shape, to_u64(blocks.len()), warps);
+        let segmentation = Segmentation::of(shape, launch);
         let counts = Counts::of(shape, blocks.len(), segmentation);
         let mut numbers = Vec::with_capacity(counts.all());
         numbers.resize(counts.pairs, 0);
-        numbers.extend(segmentation.factors());
+        factors.extend(&mut numbers, segmentation.bytes, counts.segments);
         let place = |piece: &PieceOrder, [block, layer]: [u32; 2]| {
             let RegionOffset { region, offset } = piece.section.begin(block, layer);
             mapping.copy_address(region, offset.checked_add(piece.skipped)?)
@@ -170,7 +159,12 @@ impl SumTables {
         }
     }
 
-    /// The pairs that one launch may sum.
+    /// The segments of a block.
+    pub(crate) fn segments(&self) -> u32 {
+        self.segmentation.count
+    }
+
+    /// The pairs whose segments one launch counts.
     pub(crate) fn most_pairs(&self) -> u32 {
         (crate::kernels::schedule::MOST / self.segmentation.count.max(1)).max(1)
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use terrane_core::convert::to_u64;
 use terrane_layout::Page;
+use terrane_transfer::calibration::Direction;
 use terrane_transfer::{CopyGrid, GridEnd, Side, TransferPlan};
 
 use crate::engine::geometry::index;
@@ -269,6 +270,20 @@ pub(crate) fn packing_for(
         Some(page) => Some(Packing::of_pages(page)),
         None => single,
     }
+}
+
+/// The side whose order the buffers of the staged path have: the host's.
+pub(crate) fn staged_side(direction: Direction) -> Side {
+    match direction {
+        Direction::ToHost => Side::Destination,
+        _ => Side::Source,
+    }
+}
+
+/// Whether whole blocks are contiguous at both ends: each run then has some, in the order of the
+/// plan.
+pub(crate) fn runs_are_blocks(grids: &[CopyGrid]) -> bool {
+    matches!(grids, [grid] if grid.block_bytes() == grid.bytes.get())
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Duration;
 
 use terrane_core::convert::to_u64;
 use terrane_core::{CapabilityReport, StorageKind};
@@ -11,9 +10,11 @@ use terrane_transfer::{
     CopyGrid, Decision, Declined, DeviceOrder, Quote, Side, TransferOptions, TransferPlan,
 };
 
+use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::DeviceEngine;
-use crate::engine::checksums::job_sums::{predicted, shape_of, summed_side};
-use crate::engine::geometry::packing::packing_for;
+use crate::engine::checksums::job_sums::{shape_of, summed_side};
+use crate::engine::checksums::limits::SumLimits;
+use crate::engine::geometry::packing::{PackingOrder, packing_for, runs_are_blocks, staged_side};
 use crate::engine::path::choice::{Choice, ChoiceReason, Shape};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::error::CudaError;
@@ -114,36 +115,43 @@ impl DeviceEngine {
         if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
             return Err(Declined::ComingUp);
         }
-        let sums = match options.checksums {
-            Some(_) => Some(self.sums_predicted(plan, direction)?),
-            None => None,
-        };
+        if options.checksums.is_some() {
+            self.check_sums(plan, direction)?;
+        }
         let shape = self.shape(plan, direction, &ends, options);
         let Choice { path, predicted, reason } = shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)
             .ok_or(Declined::Kinds)?;
         let no_kernels =
             self.shared.kernels.is_none().then(|| Arc::clone(&self.shared.capabilities));
-        let predicted = sums.map_or(predicted, |more| predicted.saturating_add(more));
-        let sums = sums.is_some();
+        let sums = options.checksums.is_some();
+        let predicted = if sums {
+            let grids = plan.grids().unwrap_or_default();
+            let by_chunks =
+                completes_in_order(plan, &grids, path, direction, options.layer_by_layer);
+            let limits = SumLimits::of(&self.shared, direction);
+            let added = limits.added(direction, plan.bytes().get(), by_chunks, predicted);
+            predicted.saturating_add(added)
+        } else {
+            predicted
+        };
         Ok(Quote::new(predicted, PathDecision { direction, path, reason, no_kernels, sums }))
     }
 
-    /// The time that checksums of a plan add.
+    /// Checks that kernels compute the checksums of a plan.
     ///
     /// # Errors
     ///
-    /// The reason why the engine does not compute them.
-    fn sums_predicted(
-        &self,
-        plan: &TransferPlan,
-        direction: Direction,
-    ) -> Result<Duration, Declined> {
-        if self.shared.kernels.is_none() {
-            return Err(Declined::ChecksumKernels);
-        }
-        shape_of(plan, summed_side(direction)).ok_or(Declined::Checksums)?;
-        Ok(predicted(direction, plan.bytes().get()))
+    /// The reason why they do not.
+    fn check_sums(&self, plan: &TransferPlan, direction: Direction) -> Result<(), Declined> {
+        let kernels = self.shared.kernels.as_ref().ok_or(Declined::ChecksumKernels)?;
+        shape_of(plan, summed_side(direction)).ok_or(Declined::ChecksumLayout)?;
+        // Another thread of the caller may be capturing.
+        let _relaxed = RelaxedCaptureMode::new(self.shared.context.driver());
+        kernels.prepare_sums().map_err(|error| {
+            tracing::debug!(%error, "no kernels for checksums");
+            Declined::ChecksumKernels
+        })
     }
 
     /// The properties that determine its cost.
@@ -181,5 +189,24 @@ impl DeviceEngine {
             kernels: has_kernels && !grids.is_empty() && ends.iter().all(|end| end.has_kernels()),
             batches: self.shared.has_batches,
         }
+    }
+}
+
+/// Whether the chunks of a path complete blocks one after the other.
+fn completes_in_order(
+    plan: &TransferPlan,
+    grids: &[CopyGrid],
+    path: CopyPath,
+    direction: Direction,
+    layer_by_layer: bool,
+) -> bool {
+    match path {
+        CopyPath::Staged => {
+            let side = staged_side(direction);
+            let packing = packing_for(plan, grids, side, layer_by_layer);
+            packing.is_some_and(|packing| packing.order == PackingOrder::Blocks)
+        }
+        CopyPath::Contiguous | CopyPath::CopyEach | CopyPath::Batched => runs_are_blocks(grids),
+        CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => false,
     }
 }

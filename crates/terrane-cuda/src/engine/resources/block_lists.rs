@@ -1,4 +1,5 @@
-//! Lists of block ids on the device, for kernels that copy more pairs than a launch carries.
+//! Memory for the tables of a job: lists of block ids, for kernels that copy more pairs than a launch
+//! carries, and what the kernels for checksums read and write.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -26,8 +27,8 @@ pub(crate) struct ListPool {
 #[derive(Debug, Default)]
 struct Kept {
     free: Vec<Room>,
-    /// The smallest of the excess rooms. A thread of the engine frees them, because a free waits
-    /// for the device.
+    /// The smallest of the excess rooms, and very large ones. A thread of the engine frees them,
+    /// because a free waits for the device.
     surplus: Vec<Room>,
 }
 
@@ -44,6 +45,9 @@ const LEAST: u64 = 128 << 10;
 pub(crate) const MOST_SMALL_PAIRS: u32 = 16 << 10;
 /// The number of rooms that are kept: more than there are large kernels at a time.
 const MOST_FREE: usize = 8;
+/// The bytes of the largest room that is kept: lists of half a million pairs, or the tables of the
+/// checksums of a hundred thousand. Allocating a larger one takes little of its transfer's time.
+const LARGEST_FREE: u64 = 4 << 20;
 
 impl ListPool {
     pub(crate) fn new(context: &Context) -> Result<Arc<Self>, CudaError> {
@@ -89,15 +93,19 @@ impl ListPool {
 
     fn make(&self, bytes: ByteCount) -> Result<Room, CudaError> {
         let room = ByteCount::new(bytes.get().max(LEAST).next_power_of_two());
-        let request = RegionRequest::new(room).labelled("block ids of the copy engine");
+        let request =
+            RegionRequest::new(room).labelled("block ids and checksum tables of the copy engine");
         let device = self.device.allocate_memory(&request)?;
         Ok(Room { host: self.pinned.allocate_memory(&request)?, device })
     }
 
     /// Takes a room back. If there are too many, the smallest is removed, whatever its age: a
-    /// larger one can replace it.
+    /// larger one can replace it. A very large one is not kept.
     fn keep(&self, room: Room) {
         let mut kept = self.kept();
+        if room.bytes().get() > LARGEST_FREE {
+            return kept.surplus.push(room);
+        }
         kept.free.push(room);
         if kept.free.len() > MOST_FREE {
             let all = kept.free.iter().enumerate();

@@ -223,9 +223,9 @@ impl JobStreams {
         self.streams.push(stream);
     }
 
-    /// The stream of the job's checksums: its own, or else the first of the others.
+    /// The stream of the job's checksums alone, if there is one.
     pub(crate) fn of_sums(&self) -> Option<&StreamLease> {
-        self.of_sums.as_ref().or(self.streams.first())
+        self.of_sums.as_ref()
     }
 
     /// Gives the checksums a stream of their own.

@@ -124,10 +124,10 @@ fn checksums_are_those_of_the_bytes_behind_the_order() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Chunks that were summed on one path are copied and summed again on another.
+/// Transfers that are to be staged go without buffers, from their first chunk on.
 #[test]
-fn without_memory_for_buffers_checksums_begin_again() {
-    let path = "engine::checksum_faults::without_memory_for_buffers_checksums_begin_again";
+fn without_memory_for_buffers_there_are_checksums() {
+    let path = "engine::checksum_faults::without_memory_for_buffers_there_are_checksums";
     in_child(path, || {
         let room = Needs { device: ByteCount::gib(1), host: ByteCount::gib(1) };
         let Some(context) = device(path, room) else { return };

@@ -14,7 +14,7 @@ use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{
-    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Transfer,
+    Checksums, Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Transfer,
     TransferError, TransferManager, TransferOptions, TransferPlan,
 };
 
@@ -30,7 +30,7 @@ const WAITING: u32 = 2 * STREAMS;
 
 /// However many transfers wait for the device, the end of another is noticed by the engine itself,
 /// and others begin when their own order has been reached.
-fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
+fn others_go_on(name: &str, path: CopyPath, blocks_each: u32, checksums: bool) {
     let Some(context) = device(name, LITTLE) else { return };
     let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
@@ -47,7 +47,17 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
     let image = Image::scribble(&here, fixture.access(), 5);
     let mut expected = Image::of(&there, fixture.access());
     let ids = |number: u32| (number * blocks_each..(number + 1) * blocks_each).collect::<Vec<_>>();
-    let transfer = |number: u32| Transfer::new(&here, &there).blocks(&ids(number), &ids(number));
+    let transfer = |number: u32| {
+        let transfer = Transfer::new(&here, &there).blocks(&ids(number), &ids(number));
+        if checksums { transfer.checksums(Checksums::Compute) } else { transfer }
+    };
+    // Every stream is there, and idle.
+    for _ in 0..if checksums { 5 } else { 0 } {
+        let all: Vec<_> = (0..WAITING)
+            .map(|number| manager.submit(ordered(transfer(number), &here, &there), ()).unwrap())
+            .collect();
+        all.into_iter().for_each(must_end);
+    }
     // Whatever is made when it is first needed.
     run(&manager, &here, &there, &ids(WAITING + 1));
     let room = much(&context);
@@ -102,12 +112,19 @@ fn must_end(completion: Completion<()>) {
 
 #[test]
 fn small_transfers_that_wait_hold_up_no_other() {
-    others_go_on("small_transfers_that_wait_hold_up_no_other", CopyPath::Direct, 1);
+    others_go_on("small_transfers_that_wait_hold_up_no_other", CopyPath::Direct, 1, false);
 }
 
 #[test]
 fn large_transfers_that_wait_hold_up_no_other() {
-    others_go_on("large_transfers_that_wait_hold_up_no_other", CopyPath::Staged, 16);
+    others_go_on("large_transfers_that_wait_hold_up_no_other", CopyPath::Staged, 16, false);
+}
+
+/// Their checksums take no streams that those need which need not wait.
+#[test]
+fn transfers_with_checksums_that_wait_hold_up_no_other() {
+    let name = "transfers_with_checksums_that_wait_hold_up_no_other";
+    others_go_on(name, CopyPath::Direct, 1, true);
 }
 
 /// A transfer that is cancelled before its order has been reached leaves a stream that waits for

@@ -4,6 +4,7 @@ mod adopted;
 mod calls;
 mod captures;
 mod checksum_faults;
+mod checksum_limits;
 mod checksums;
 mod faults;
 pub mod fixture;

@@ -14,10 +14,11 @@ use terrane_testkit::events::AtEvents;
 use terrane_testkit::model::Image;
 use terrane_testkit::process::in_child;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
-use terrane_transfer::{Transfer, TransferManager};
+use terrane_transfer::{Checksums, Transfer, TransferManager};
 use tracing::Subscriber;
 use tracing::field::{Field, Visit};
 
+use super::checksums::sums_of;
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
@@ -96,6 +97,56 @@ fn a_transfer_that_loses_its_buffers_goes_on_without() {
                 assert_eq!(driver.count(Live::Operations), 0, "it ended too early");
                 let bytes: u64 = here.layout().regions().iter().map(|r| r.length().get()).sum();
                 assert_eq!(copied.get(), bytes);
+                Image::of(to, fixture.access()).assert_equals(&expected, name);
+            }
+        }
+        assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+    });
+}
+
+/// The first buffer is there, and the second is not: the transfer begins again. Its checksums are
+/// those of the bytes, whatever was summed before.
+#[test]
+fn checksums_of_a_transfer_that_begins_again_are_right() {
+    let name = "engine::switching::checksums_of_a_transfer_that_begins_again_are_right";
+    in_child(name, || {
+        let Some(context) = device(name, LITTLE) else { return };
+        let Some(driver) = SimulatedCuda::find() else {
+            return eprintln!("skipped: {name}: no simulated driver, whose calls can fail");
+        };
+        tracing::subscriber::set_global_default(forgiving(SimulatedCuda::find().unwrap())).unwrap();
+        let options = DeviceEngineOptions {
+            path: Some(CopyPath::Staged),
+            scratch_bytes: ByteCount::kib(32),
+            scratch_buffers: NonZeroU32::new(2).unwrap(),
+            ..DeviceEngineOptions::default()
+        };
+        let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+        let (shape, ids) = (config(8, 4, 16), (0..8).collect::<Vec<u32>>());
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        for layer_by_layer in [false, true] {
+            for (from, to) in [(&here, &there), (&there, &here)] {
+                // It has no buffers yet.
+                let manager = TransferManager::new([fixture.engine()]).with_spin(Duration::ZERO);
+                let image = Image::scribble(from, fixture.access(), 7);
+                let mut expected = Image::of(to, fixture.access());
+                expected.transfer(&image, &ids, &ids, 0..4);
+                let right = sums_of(from, fixture.access(), &ids, 0..u32::MAX);
+                let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
+                let transfer = transfer.checksums(Checksums::Compute);
+                let transfer = if layer_by_layer { transfer.layer_by_layer() } else { transfer };
+                manager.explain(&transfer).unwrap();
+                driver.fail("cuMemAlloc_v2", 1, OUT_OF_MEMORY);
+                // Also not once the first has been freed.
+                driver.refuse("cuMemAlloc_v2", OUT_OF_MEMORY);
+                driver.refuse("cuEventQuery", UNSUPPORTED);
+                driver.refuse("cuEventSynchronize", UNSUPPORTED);
+                let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
+                assert_eq!(driver.forgive(), 0);
+                let paths = manager.snapshot().paths;
+                assert_eq!(paths.iter().map(|path| path.retries).sum::<u64>(), 1, "{paths:?}");
+                assert_eq!(report.checksums.as_deref(), Some(&right[..]));
                 Image::of(to, fixture.access()).assert_equals(&expected, name);
             }
         }

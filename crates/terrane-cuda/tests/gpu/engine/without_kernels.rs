@@ -1,13 +1,15 @@
 //! The engine where the driver does not take its kernels: it goes on by the driver's copies.
 
+use std::sync::Arc;
+
 use terrane_core::{Capability, CapabilityStatus, Reason, Requirement};
 use terrane_cuda::{CalibrationOptions, CopyPath, CudaError, DeviceEngine, DeviceEngineOptions};
 use terrane_layout::LayoutKind;
-use terrane_testkit::conformance::copy_engine::{check_transfer, ordered};
+use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
 use terrane_testkit::conformance::{EngineFixture, check_copy_engine};
 use terrane_testkit::model::Image;
-use terrane_testkit::simulated_cuda::SimulatedCuda;
-use terrane_transfer::{CopyEngine, Transfer};
+use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
+use terrane_transfer::{Checksums, CopyEngine, Declined, Transfer, TransferError, TransferManager};
 
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
 use crate::needs::{LITTLE, device};
@@ -15,6 +17,7 @@ use crate::needs::{LITTLE, device};
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];
 /// `CUDA_ERROR_UNSUPPORTED_PTX_VERSION`.
 const TOO_NEW: u32 = 222;
+const OUT_OF_MEMORY: u32 = 2;
 
 fn without() -> DeviceEngineOptions {
     DeviceEngineOptions { kernels: Requirement::Off, ..DeviceEngineOptions::default() }
@@ -60,6 +63,54 @@ fn a_driver_that_refuses_the_kernels_copies() {
     assert_eq!(driver.forgive(), 0);
 }
 
+/// The kernels for checksums are loaded when a transfer first needs them. A driver that refuses them
+/// alone still copies with kernels.
+#[test]
+fn a_driver_that_refuses_the_checksum_kernels_copies_with_the_others() {
+    let name = "a_driver_that_refuses_the_checksum_kernels_copies_with_the_others";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: no simulated driver, which refuses what it is told to");
+    };
+    let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &ALL);
+    let [here, there] = [DEVICE, PINNED]
+        .map(|end| fixture.endpoint(end, config(4, 2, 16), LayoutKind::FullyContiguous));
+    let transfer = ordered(Transfer::new(&here, &there), &here, &there).blocks(&[0], &[0]);
+    let wanted = transfer.clone().checksums(Checksums::Compute);
+    let status =
+        |engine: &DeviceEngine| engine.capabilities().status(&Capability::ChecksumKernels).cloned();
+    let make = || Arc::new(DeviceEngine::new(&context, DeviceEngineOptions::default()).unwrap());
+    for code in [TOO_NEW, OUT_OF_MEMORY] {
+        let modules = driver.count(Live::Modules);
+        let engine = make();
+        let manager = TransferManager::new([Arc::clone(&engine) as _]);
+        manager.explain(&transfer).unwrap();
+        assert_eq!((driver.count(Live::Modules), status(&engine)), (modules + 1, None));
+        driver.fail("cuModuleLoadDataEx", 0, code);
+        let error = manager.explain(&wanted).unwrap_err();
+        assert_eq!(driver.forgive(), 0, "the kernels were loaded before");
+        let TransferError::NoEngine { declined, .. } = &error else { panic!("{error}") };
+        assert_eq!(declined[0], ("cuda", Declined::ChecksumKernels));
+        assert!(engine.has_kernels());
+        if code == TOO_NEW {
+            let reason = Reason::Driver { operation: "cuModuleLoadDataEx", code };
+            assert_eq!(status(&engine), Some(CapabilityStatus::Refused(reason)));
+            manager.explain(&wanted).unwrap_err();
+            assert!(!manager.explain(&transfer).unwrap().to_string().contains("222"));
+        } else {
+            // A present lack of memory says nothing about the driver.
+            assert_eq!(status(&engine), None);
+            manager.explain(&wanted).unwrap();
+            assert_eq!(status(&engine), Some(CapabilityStatus::Granted));
+            assert_eq!(driver.count(Live::Modules), modules + 2);
+        }
+        end_of(manager.submit(transfer.clone(), ()).unwrap()).result.unwrap();
+        drop((manager, engine));
+        assert_eq!(driver.count(Live::Modules), modules);
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
 /// Where kernels are required, or a path has to be taken that needs them, that is an error, as
 /// is any failure that says nothing of the driver's age.
 #[test]
@@ -89,7 +140,7 @@ fn kernels_that_are_required_are_there_or_an_error() {
     let forced = DeviceEngineOptions { path: Some(CopyPath::Staged), ..without() };
     let engine = DeviceEngine::new(&context, forced).unwrap();
     assert!(!engine.has_kernels());
-    let manager = terrane_transfer::TransferManager::new([std::sync::Arc::new(engine) as _]);
+    let manager = TransferManager::new([Arc::new(engine) as _]);
     let fixture = Fixture::new(&context, without(), &ALL);
     let [here, there] = [DEVICE, PINNED]
         .map(|end| fixture.endpoint(end, config(4, 2, 16), LayoutKind::FullyContiguous));

@@ -134,10 +134,8 @@ impl Submission {
         pending: &PendingOrder,
     ) -> Result<(), CudaError> {
         pending.delay(&stream)?;
-        if let Some(sums) = &mut self.sums {
-            sums.order = Some(Event::asked_behind(&stream)?);
-        }
         self.streams.push(stream);
+        self.sums.iter_mut().for_each(|sums| sums.waits = true);
         Ok(())
     }
 
@@ -200,7 +198,8 @@ impl Submission {
             && self.submitted > 0
         {
             // The end event must come after the first stream's last work.
-            for other in others {
+            // The sums of a destination read what is now copied again.
+            for other in others.iter().chain(self.streams.of_sums()) {
                 first.wait_for(&Event::asked_behind(other)?)?;
             }
         }
@@ -301,24 +300,21 @@ impl Submission {
         let Some(stepped) = stepped else { return Ok(None) };
         let SubmittedStep { bytes, stream, layers } = stepped;
         self.submitted += bytes;
-        if self.sums.is_some() {
-            self.continue_sums(shared, stream).map_err(engine_failure)?;
-        }
         let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
+        // The layers and the buffer do not wait for the sums, but the end of the job does.
+        if self.sums.is_some()
+            && self.continue_sums(shared, stream, &event).map_err(engine_failure)?
+        {
+            let end = self.event_behind(shared, stream).map_err(engine_failure)?;
+            self.marks.push_back((end, self.submitted));
+        }
         let count = Arc::clone(&self.count);
         Ok(Some(SubmittedChunk { event, scratch: self.scratch.take(), bytes, count }))
     }
 
     /// An event after a stream's work so far, which is also the event of `layers`.
     fn mark(&mut self, shared: &Shared, stream: usize, layers: u32) -> Result<Event, CudaError> {
-        let event = match self.streams.get(stream) {
-            Some(stream) if self.is_whole => Event::asked_behind(stream)?,
-            stream => {
-                let event = Event::new(&shared.context, Timing::Off)?;
-                stream.map_or(Ok(()), |stream| event.record(stream))?;
-                event
-            }
-        };
+        let event = self.event_behind(shared, stream)?;
         if self.marks.len() == MARKS {
             self.marks.pop_front();
         }
@@ -331,6 +327,18 @@ impl Submission {
             self.layers_submitted = layers;
         }
         Ok(event)
+    }
+
+    /// An event after a stream's work so far, of the sort that the end of this job needs.
+    fn event_behind(&self, shared: &Shared, stream: usize) -> Result<Event, CudaError> {
+        match self.streams.get(stream) {
+            Some(stream) if self.is_whole => Event::asked_behind(stream),
+            stream => {
+                let event = Event::new(&shared.context, Timing::Off)?;
+                stream.map_or(Ok(()), |stream| event.record(stream))?;
+                Ok(event)
+            }
+        }
     }
 
     /// For a job that copies nothing: the work before its end.

@@ -11,7 +11,9 @@ use crate::engine::checksums::job_sums::ChunkOrder;
 use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::geometry::chunker::{ChunkRamp, Chunker};
 use crate::engine::geometry::index;
-use crate::engine::geometry::packing::{Chunk, Packing, PackingOrder, packing_for};
+use crate::engine::geometry::packing::{
+    Chunk, Packing, PackingOrder, packing_for, runs_are_blocks, staged_side,
+};
 use crate::engine::resources::block_lists::{BlockLists, list_bytes};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::shared::Shared;
@@ -314,12 +316,7 @@ impl Steps {
     /// How the chunks complete the pairs of a transfer with these grids.
     pub(crate) fn order(&self, grids: &[CopyGrid]) -> ChunkOrder {
         match self {
-            // Whole blocks are contiguous at both ends, and copied in the order of the plan.
-            Self::Runs { .. } => {
-                let is_whole = |grid: &CopyGrid| grid.block_bytes() == grid.bytes.get();
-                let is_in_order = grids.len() == 1 && grids.iter().all(is_whole);
-                ChunkOrder { is_in_order, sorted: None }
-            }
+            Self::Runs { .. } => ChunkOrder { is_in_order: runs_are_blocks(grids), sorted: None },
             // The copies of all chunks are on one stream, and so the sums would delay the next one.
             Self::Kernels { .. } => ChunkOrder { is_in_order: false, sorted: None },
             Self::Staged(staged) => ChunkOrder {
@@ -393,10 +390,8 @@ impl Staged {
         direction: Direction,
         layer_by_layer: bool,
     ) -> Option<Self> {
-        let (side, ramp) = match direction {
-            Direction::ToHost => (Side::Destination, ChunkRamp::Up),
-            _ => (Side::Source, ChunkRamp::Down),
-        };
+        let side = staged_side(direction);
+        let ramp = if side == Side::Destination { ChunkRamp::Up } else { ChunkRamp::Down };
         let packing = packing_for(plan, grids, side, layer_by_layer)?;
         let largest = shared.options.scratch_bytes.get();
         let largest = if layer_by_layer {

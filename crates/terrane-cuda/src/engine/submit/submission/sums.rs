@@ -1,12 +1,21 @@
 //! When the checksums of a job are submitted: beside the copy, on a stream of their own.
 
 use terrane_transfer::Side;
-use terrane_transfer::calibration::Direction;
 
+use crate::engine::resources::job_streams::JobStreams;
 use crate::engine::shared::Shared;
 use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
 use crate::runtime::event::Event;
+use crate::runtime::stream::Stream;
+
+/// The stream of a job's checksums: its own. Without one, those of a source follow the first chunk
+/// on the first stream, and those of a destination follow each chunk on its own stream, `at`.
+fn stream_of(streams: &JobStreams, side: Side, at: usize) -> Option<&Stream> {
+    let own = streams.of_sums();
+    let at = if side == Side::Source { 0 } else { at };
+    own.or(streams.get(at)).map(|stream| &**stream)
+}
 
 impl Submission {
     /// Whether no memory must be allocated for checksums.
@@ -15,26 +24,35 @@ impl Submission {
     }
 
     /// Submits the sums of what a chunk has completed, after the chunk itself, so that the copy does
-    /// not wait for that. `at` is the stream that carries the last work of the chunk. After the last
-    /// chunk, that stream waits for all sums.
+    /// not wait for that. `at` is the stream that carries the last work of the chunk, and `event` is
+    /// behind that. After the last chunk the stream waits for all sums. Returns whether it does.
     ///
     /// # Errors
     ///
-    /// The driver's.
-    pub(super) fn continue_sums(&mut self, shared: &Shared, at: usize) -> Result<(), CudaError> {
+    /// The driver's, [`CudaError::NoMemoryForChecksums`].
+    pub(super) fn continue_sums(
+        &mut self,
+        shared: &Shared,
+        at: usize,
+        event: &Event,
+    ) -> Result<bool, CudaError> {
         let is_last = self.is_submitted();
-        self.begin_sums(shared)?;
-        let Some(sums) = &mut self.sums else { return Ok(()) };
-        let (Some(stream), Some(copies)) = (self.streams.of_sums(), self.streams.get(at)) else {
-            return Ok(());
+        self.begin_sums(shared, at)?;
+        let Some(sums) = &mut self.sums else { return Ok(false) };
+        let stream = stream_of(&self.streams, sums.side(), at);
+        let (Some(stream), Some(copies)) = (stream, self.streams.get(at)) else {
+            return Ok(false);
         };
+        let is_apart = stream.raw() != copies.raw();
         if sums.side() == Side::Destination {
             let all = self.job.plan().bytes().get();
             let complete = sums.complete(if is_last { all } else { self.submitted }, all);
             if let Some(kernels) = self.kernels.as_ref().filter(|_| sums.is_behind(complete)) {
-                stream.wait_for(&Event::asked_behind(copies)?)?;
-                let few = shared.options.pack_ctas.get();
-                let ctas = if is_last { shared.sum_ctas() } else { few };
+                if is_apart {
+                    stream.wait_for(event)?;
+                }
+                let limits = sums.limits();
+                let ctas = if is_last { limits.alone } else { limits.beside };
                 // SAFETY: the stream reaches this after the copies of these pairs. The job keeps the
                 // destination alive until then, and its claims exclude other users.
                 unsafe { sums.sum(kernels, stream, complete, ctas) }?;
@@ -44,45 +62,42 @@ impl Submission {
             }
         }
         match sums.fetched().filter(|_| is_last) {
-            Some(fetched) => copies.wait_for(fetched),
-            None => Ok(()),
+            Some(fetched) if is_apart => copies.wait_for(fetched).map(|()| true),
+            fetched => Ok(fetched.is_some()),
         }
     }
 
     /// Submits the tables, and the sums of a source on the device, unless they are submitted.
-    fn begin_sums(&mut self, shared: &Shared) -> Result<(), CudaError> {
+    fn begin_sums(&mut self, shared: &Shared, at: usize) -> Result<(), CudaError> {
         let Some(sums) = self.sums.as_mut().filter(|sums| !sums.has_begun()) else {
             return Ok(());
         };
-        // A job that begins again keeps its stream. No other job's stream will do: it may wait.
+        // A job that begins again keeps its stream. No other job's stream will do: it may wait. If
+        // this job waits for its order, it takes no second stream: half of all streams must remain
+        // for jobs that need not wait.
         if !sums.has_stream {
             // A caller's thread submits a whole job, and creates no stream for it.
             let idle = match self.is_whole {
+                _ if sums.waits => None,
                 true => shared.streams.take_ready(),
                 false => shared.streams.take_idle()?,
             };
             self.streams.put_of_sums(idle);
             sums.has_stream = true;
         }
-        let Some(stream) = self.streams.of_sums() else { return Ok(()) };
+        let Some(stream) = stream_of(&self.streams, sums.side(), at) else { return Ok(()) };
         let [source, destination] = &self.ends;
         let mapping = if sums.side() == Side::Source { source } else { destination };
-        sums.begin(&shared.lists, self.job.plan(), mapping, stream)?;
+        sums.begin(shared, self.job.plan(), mapping, stream)?;
         if sums.side() == Side::Destination {
             return Ok(());
         }
-        if let Some(order) = &sums.order {
-            stream.wait_for(order)?;
-        }
-        let ctas = match self.direction {
-            // More would take multiprocessors from others, while the wire is no faster.
-            Direction::ToHost => shared.options.pack_ctas.get(),
-            _ => shared.sum_ctas(),
-        };
+        let ctas = sums.limits().beside;
         let all = sums.complete(u64::MAX, 0);
         let Some(kernels) = &self.kernels else { return Ok(()) };
-        // SAFETY: the job's order is satisfied before the stream reaches this. The job keeps the
-        // source alive until the stream has passed it, and its claims exclude writers.
+        // SAFETY: the job's order is satisfied before the stream reaches this: a job that waits on
+        // the device has one stream. The job keeps the source alive until the stream has passed it,
+        // and its claims exclude writers.
         unsafe { sums.sum(kernels, stream, all, ctas) }?;
         sums.fetch(stream)
     }
