@@ -166,6 +166,8 @@ fn preparation(
     /// The time of one pass with the larger size.
     const BUDGET: f64 = 0.4;
     const LARGEST: u64 = 8;
+    /// A driver's fixed part can be as long as the rest. More of the time is noise, and no rate.
+    const LARGEST_SHARE: f64 = 0.5;
     let few = (size.get(), times(PASSES, || seconds(size))?);
     let in_time = (1..=LARGEST).rev().find(|&factor| few.1.median * factor as f64 <= BUDGET);
     let in_memory = left.map_or(LARGEST, |left| left.get() / 4 / size.get().max(1));
@@ -178,7 +180,7 @@ fn preparation(
     let passes = (0..PASSES).map(|_| seconds(ByteCount::new(many)));
     // The limit of the larger size may be unknown, such as that of locked memory. The smaller one is measured.
     Ok(match passes.collect::<Result<Vec<f64>, Failure>>() {
-        Ok(passes) => Cost::of_two(few, (many, Spread::of(passes)), 1.0),
+        Ok(passes) => Cost::of_two(few, (many, Spread::of(passes)), LARGEST_SHARE),
         Err(_) => Cost::of_one(few),
     })
 }
@@ -246,6 +248,7 @@ mod tests {
         for (left, bytes) in [(1100, 256), (2047, 256), (2048, 512), (3100, 768)] {
             let cost = preparation(size, Some(ByteCount::mib(left)), seconds).unwrap();
             assert_eq!(cost.bytes, bytes << 20, "{left}");
+            assert!(cost.rate <= cost.bytes as f64 / cost.seconds * 2.001, "{}", cost.rate);
         }
         // A slow preparation has a second size too.
         let slow = preparation(size, None, |size| Ok(size.get() as f64 / 1e8)).unwrap();
