@@ -10,7 +10,9 @@ import sys
 if sys.path and sys.path[0] == "":
     del sys.path[0]
 
+import ctypes
 import json
+import signal
 import time
 
 
@@ -21,6 +23,8 @@ def refuse(reason, is_missing=False):
 
 
 def main():
+    # PR_SET_PDEATHSIG: Ctrl-C ends the command, and does not reach this process, which has a group of its own.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     request = json.loads(sys.argv[1])
     try:
         import torch

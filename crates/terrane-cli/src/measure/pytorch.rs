@@ -99,6 +99,10 @@ fn reason(error: &str, is_missing: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+    use std::time::Instant;
+
     use terrane_core::ByteCount;
     use terrane_plan::{Model, PlanRequest};
 
@@ -175,6 +179,34 @@ mod tests {
             is_missing && error.ends_with("cannot import torch: a library\nis missing"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn the_script_ends_with_the_command() {
+        let path = tempfile::tempdir().unwrap();
+        let torch = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)";
+        std::fs::write(path.path().join("torch.py"), torch).unwrap();
+        let mut parent = Command::new("sh")
+            .args(["-c", "python3 -c \"$0\" \"$1\" & wait", SCRIPT, r#"{"device": "cpu"}"#])
+            .env("PYTHONPATH", path.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        if line.is_empty() {
+            return eprintln!("skipped: the_script_ends_with_the_command: there is no python3");
+        }
+        // Where no process reaps it, it stays as a zombie.
+        let stat = format!("/proc/{}/stat", line.trim());
+        let is_there = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while is_there() {
+            assert!(Instant::now() < deadline, "{stat} is still there");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[test]
