@@ -1,9 +1,12 @@
 //! Child processes that may crash or hang.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 /// Why a child gave no answer. The text continues the name of the child.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,9 +32,11 @@ impl std::fmt::Display for NoAnswer {
     }
 }
 
-/// Runs the command to its end, and returns its standard output.
+/// Runs the command to its end, and returns its standard output. Processes that it started and left behind are killed.
 pub(crate) fn answer(mut command: Command, timeout: Duration) -> Result<Vec<u8>, NoAnswer> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Its own processes are in its group, so that they can be killed with it.
+    command.process_group(0);
     let mut child = command.spawn().map_err(|error| NoAnswer::NotStarted(error.to_string()))?;
     let (out, error) = (child.stdout.take(), child.stderr.take());
     // Two threads read both pipes, because a child that fills a pipe does not end.
@@ -63,21 +68,30 @@ fn read(pipe: Option<impl Read>) -> Vec<u8> {
     bytes
 }
 
-/// Waits until the child ends, or kills it.
+/// Waits until the child ends. Then, or at the timeout, kills its group: a process that is left would hold the pipes
+/// open.
 fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
     let deadline = Instant::now() + timeout;
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Some(status),
-            Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(2)),
-            // An error of `wait` cannot tell the status, which counts as no answer.
-            Ok(None) | Err(_) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return None;
-            }
+    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let has_ended = loop {
+        match group.map(has_ended) {
+            Some(Ok(true)) => break true,
+            Some(Ok(false)) if Instant::now() < deadline => thread::sleep(Duration::from_millis(2)),
+            // An error of the wait cannot tell the status, which counts as no answer.
+            Some(Ok(false) | Err(_)) | None => break false,
         }
-    }
+    };
+    // The child is not reaped yet, so its number is no other group's. Without other processes there is nothing to kill.
+    let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+    let _ = child.kill();
+    let status = child.wait().ok();
+    status.filter(|_| has_ended)
+}
+
+/// Whether the child has ended. It is not reaped.
+fn has_ended(child: Pid) -> rustix::io::Result<bool> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Ok(waitid(WaitId::Pid(child), options)?.is_some())
 }
 
 fn how(status: ExitStatus) -> String {
@@ -113,6 +127,15 @@ mod tests {
         let begun = Instant::now();
         let limit = Duration::from_millis(50);
         assert_eq!(shell("exec sleep 600", limit), Err(NoAnswer::TimedOut(limit)));
+        assert!(begun.elapsed() < LONG);
+    }
+
+    #[test]
+    fn processes_that_a_child_leaves_behind_do_not_hold_the_answer() {
+        let begun = Instant::now();
+        assert_eq!(shell("sleep 600 & echo yes", LONG), Ok(b"yes\n".to_vec()));
+        let limit = Duration::from_millis(50);
+        assert_eq!(shell("sleep 600; echo no", limit), Err(NoAnswer::TimedOut(limit)));
         assert!(begun.elapsed() < LONG);
     }
 

@@ -70,13 +70,13 @@ pub(crate) enum Failure {
     },
     #[error("the result cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    #[error(transparent)]
+    #[error("{}", chain(.0))]
     Storage(#[from] StorageError),
-    #[error(transparent)]
+    #[error("{}", chain(.0))]
     Transfer(#[from] TransferError),
-    #[error(transparent)]
+    #[error("{}", chain(.0))]
     Cuda(#[from] terrane_cuda::CudaError),
-    #[error(transparent)]
+    #[error("{}", chain(.0))]
     Layout(#[from] terrane_layout::LayoutError),
     #[error(transparent)]
     Endpoint(#[from] terrane_transfer::BytesInUse),

@@ -10,7 +10,7 @@ use terrane_cuda::{
 use terrane_layout::{Geometry, LayoutBuilder};
 use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
 
-use super::{Shape, seconds, timed};
+use super::{Ids, Shape, seconds, some, timed};
 use crate::error::Failure;
 
 /// Blocks on a device and in pinned memory, in the layouts of both tiers, and contiguous on both sides.
@@ -22,7 +22,7 @@ pub(crate) struct Bus {
     pinned: Endpoint,
     other_pinned: Endpoint,
     contiguous: Endpoint,
-    ids: (Vec<u32>, Vec<u32>),
+    ids: Ids,
     bytes: u64,
     block_bytes: u64,
 }
@@ -69,9 +69,18 @@ impl Bus {
         self.block_bytes
     }
 
+    pub(crate) fn blocks(&self) -> u32 {
+        u32::try_from(self.ids.0.len()).unwrap_or(u32::MAX)
+    }
+
     /// All blocks: layers on the device, blocks in pinned memory.
     pub(crate) fn pass(&self, to_host: bool) -> Result<f64, Failure> {
-        let (ids, backwards) = &self.ids;
+        self.pass_some(to_host, self.blocks())
+    }
+
+    /// The same for so many blocks.
+    pub(crate) fn pass_some(&self, to_host: bool, blocks: u32) -> Result<f64, Failure> {
+        let (ids, backwards) = some(&self.ids, blocks);
         self.copy((&self.device, ids), (&self.pinned, backwards), to_host)
     }
 

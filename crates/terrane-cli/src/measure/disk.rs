@@ -15,7 +15,7 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
 use super::fio::{Pass, run};
 use super::host::system;
-use super::{Shape, seconds, transfer};
+use super::{Ids, Shape, seconds, some, transfer};
 use crate::error::Failure;
 
 /// Blocks in a file and in memory.
@@ -24,7 +24,7 @@ pub(crate) struct DiskCase {
     manager: TransferManager,
     memory: Endpoint,
     file: Endpoint,
-    ids: (Vec<u32>, Vec<u32>),
+    ids: Ids,
     path: TemporaryFile,
     blocks: u64,
     block_bytes: u64,
@@ -91,10 +91,19 @@ impl DiskCase {
         Ok(self.manager.explain(&transfer)?.path().into_owned())
     }
 
+    pub(crate) fn blocks(&self) -> u32 {
+        u32::try_from(self.blocks).unwrap_or(u32::MAX)
+    }
+
     /// All blocks.
     pub(crate) fn pass(&mut self, is_write: bool) -> Result<f64, Failure> {
-        let (ids, backwards) = &self.ids;
-        let (memory, file) = ((&self.memory, backwards.as_slice()), (&self.file, ids.as_slice()));
+        self.pass_some(is_write, self.blocks())
+    }
+
+    /// So many blocks.
+    pub(crate) fn pass_some(&mut self, is_write: bool, blocks: u32) -> Result<f64, Failure> {
+        let (ids, backwards) = some(&self.ids, blocks);
+        let (memory, file) = ((&self.memory, backwards), (&self.file, ids));
         if is_write {
             transfer(&self.manager, memory, file)
         } else {

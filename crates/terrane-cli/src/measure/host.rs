@@ -10,7 +10,7 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 use terrane_transfer::{Endpoint, TransferManager};
 
-use super::{Shape, Spread, seconds, times, transfer};
+use super::{Ids, Shape, seconds, some, transfer};
 use crate::error::Failure;
 
 /// Blocks in the layout of a device and in that of the host, both in system memory.
@@ -19,7 +19,7 @@ pub(crate) struct HostCase {
     manager: TransferManager,
     layers: Endpoint,
     contiguous: Endpoint,
-    ids: (Vec<u32>, Vec<u32>),
+    ids: Ids,
     bytes: u64,
     block_bytes: u64,
     threads: NonZeroUsize,
@@ -56,9 +56,18 @@ impl HostCase {
         self.threads.get()
     }
 
+    pub(crate) fn blocks(&self) -> u32 {
+        u32::try_from(self.ids.0.len()).unwrap_or(u32::MAX)
+    }
+
     /// From blocks to layers.
     pub(crate) fn load(&mut self) -> Result<f64, Failure> {
-        let (ids, backwards) = &self.ids;
+        self.load_some(self.blocks())
+    }
+
+    /// The same for so many blocks.
+    pub(crate) fn load_some(&mut self, blocks: u32) -> Result<f64, Failure> {
+        let (ids, backwards) = some(&self.ids, blocks);
         transfer(&self.manager, (&self.contiguous, ids), (&self.layers, backwards))
     }
 
@@ -104,14 +113,6 @@ impl HostCase {
     fn plain(&mut self) -> &mut (Vec<u8>, Vec<u8>) {
         let length = ByteCount::new(self.bytes).to_usize();
         self.plain.get_or_insert_with(|| (vec![1; length], vec![2; length]))
-    }
-
-    pub(crate) fn times(
-        &mut self,
-        passes: u32,
-        mut pass: impl FnMut(&mut Self) -> Result<f64, Failure>,
-    ) -> Result<Spread, Failure> {
-        times(passes, || pass(self))
     }
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod store;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use terrane_core::convert::to_usize;
 use terrane_core::{Alignment, ByteCount, Limits};
 use terrane_layout::{BlockDimension, Geometry, LayoutConfig, LayoutKind, LayoutPlan};
 use terrane_plan::{PlanRequest, TierKind};
@@ -139,11 +140,20 @@ impl Shape {
     }
 
     /// All block ids, and the same in another order, so that no two adjacent blocks are adjacent at both ends.
-    pub(crate) fn ids(&self) -> (Vec<u32>, Vec<u32>) {
+    pub(crate) fn ids(&self) -> Ids {
         let ids: Vec<u32> = (0..self.blocks).collect();
         let backwards = ids.iter().rev().copied().collect();
         (ids, backwards)
     }
+}
+
+/// Block ids of both ends of a transfer.
+type Ids = (Vec<u32>, Vec<u32>);
+
+/// The first of the ids of both ends.
+fn some((source, destination): &Ids, blocks: u32) -> (&[u32], &[u32]) {
+    let count = to_usize(blocks.into());
+    (source.get(..count).unwrap_or(source), destination.get(..count).unwrap_or(destination))
 }
 
 fn count(block: ByteCount, bytes: ByteCount) -> Result<u32, Failure> {

@@ -4,26 +4,36 @@ The only argument is JSON: blocks, layers, row_bytes (of a block in one layer), 
 Rows of one block are apart on the device, one for each layer. On the host a block is contiguous.
 """
 
-import json
 import sys
+
+# `python -c` puts the current directory first, whose json.py or torch.py would be imported.
+if sys.path and sys.path[0] == "":
+    del sys.path[0]
+
+import ctypes
+import json
+import signal
 import time
 
 
-def refuse(reason):
-    print(json.dumps({"error": reason}))
+def refuse(reason, is_missing=False):
+    """`is_missing`: another Python may have PyTorch, or a PyTorch with a GPU."""
+    print(json.dumps({"error": reason, "is_missing": is_missing}))
     sys.exit(0)
 
 
 def main():
+    # PR_SET_PDEATHSIG: Ctrl-C ends the command, and does not reach this process, which has a group of its own.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     request = json.loads(sys.argv[1])
     try:
         import torch
     except Exception as error:
-        refuse(f"{sys.executable} cannot import torch: {error}")
+        refuse(f"{sys.executable} cannot import torch: {error}", True)
     device = torch.device(request["device"])
     is_cuda = device.type == "cuda"
     if is_cuda and not torch.cuda.is_available():
-        refuse(f"PyTorch {torch.__version__} finds no GPU")
+        refuse(f"PyTorch {torch.__version__} finds no GPU", True)
 
     blocks, layers, row = request["blocks"], request["layers"], request["row_bytes"]
     # Elements of 2 bytes, as those of bfloat16, if rows have a whole number of them.

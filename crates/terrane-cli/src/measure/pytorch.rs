@@ -8,13 +8,21 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Shape, Spread};
-use crate::child;
+use crate::child::{self, NoAnswer};
 
 /// It imports PyTorch, checks what it copied, and prints times.
 const SCRIPT: &str = include_str!("pytorch.py");
 
-/// The first import of PyTorch takes up to half a minute on a slow disk.
-const TIMEOUT: Duration = Duration::from_secs(180);
+/// The time to start, and the time of a number of passes: each of the ways and its limit, both at least once more than
+/// that, and the checks of the bytes. A machine that is this slow hangs.
+fn timeout(bytes: u64, passes: u32) -> Duration {
+    /// The first import of PyTorch takes up to half a minute on a slow disk.
+    const START: Duration = Duration::from_secs(180);
+    const COPIES: u64 = 8;
+    const LEAST_BYTES_PER_SECOND: u64 = 50_000_000;
+    let copied = bytes.saturating_mul(COPIES).saturating_mul(u64::from(passes) + 2);
+    START + Duration::from_secs(copied / LEAST_BYTES_PER_SECOND)
+}
 
 /// The times of PyTorch's ways.
 #[derive(Debug, Deserialize)]
@@ -43,7 +51,7 @@ impl Row {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Answer {
-    Refused { error: String },
+    Refused { error: String, is_missing: bool },
     Measured(Measured),
 }
 
@@ -65,18 +73,36 @@ pub(crate) fn run(
     let mut command = Command::new(python);
     command.args(["-c", SCRIPT, &request.to_string()]);
     let name = python.display();
-    let answer = child::answer(command, TIMEOUT).map_err(|error| format!("{name} {error}"))?;
+    let timeout = timeout(shape.bytes(), passes);
+    let answer = child::answer(command, timeout).map_err(|error| match error {
+        NoAnswer::TimedOut(limit) => format!(
+            "{name} printed no times in {} s; give a smaller --size, or fewer --passes",
+            limit.as_secs()
+        ),
+        other => format!("{name} {other}"),
+    })?;
     match serde_json::from_slice(&answer) {
         Ok(Answer::Measured(measured)) => Ok(measured),
-        Ok(Answer::Refused { error }) => {
-            Err(format!("{error}; `--python PROGRAM` names a Python that has PyTorch and a GPU"))
-        }
+        Ok(Answer::Refused { error, is_missing }) => Err(reason(&error, is_missing)),
         Err(error) => Err(format!("{name} printed no times: {error}")),
     }
 }
 
+/// The error of the script, which can have several lines, on one line.
+fn reason(error: &str, is_missing: bool) -> String {
+    let mut reason = error.split_whitespace().collect::<Vec<_>>().join(" ");
+    if is_missing {
+        reason.push_str("; `--python PROGRAM` names a Python that has PyTorch and a GPU");
+    }
+    reason
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+    use std::time::Instant;
+
     use terrane_core::ByteCount;
     use terrane_plan::{Model, PlanRequest};
 
@@ -99,9 +125,87 @@ mod tests {
                 }
             }
             Err(reason) => {
-                assert!(reason.contains("torch"), "{reason}");
+                assert!(reason.contains("cannot import torch: "), "{reason}");
+                assert!(reason.contains("; `--python PROGRAM` names"), "{reason}");
                 eprintln!("skipped: the_script_copies_the_right_bytes_on_the_cpu: {reason}");
             }
+        }
+    }
+
+    #[test]
+    fn the_time_limit_grows_with_passes_and_bytes() {
+        assert_eq!(timeout(4 << 20, 1), Duration::from_secs(182));
+        // 9 passes of 256 MiB; the largest arguments do not overflow.
+        assert_eq!(timeout(256 << 20, 9), Duration::from_secs(180 + 472));
+        assert!(timeout(u64::MAX, u32::MAX) > Duration::from_secs(1 << 30));
+    }
+
+    #[test]
+    fn only_what_another_python_may_have_is_a_hint() {
+        let missing =
+            reason("python3 cannot import torch: no library\n  needed by:\tlibtorch\n", true);
+        let expected = "python3 cannot import torch: no library needed by: libtorch; `--python PROGRAM` names a \
+                        Python that has PyTorch and a GPU";
+        assert_eq!(missing, expected);
+        assert_eq!(
+            reason("PyTorch 2: a way copied\nwrong bytes", false),
+            "PyTorch 2: a way copied wrong bytes"
+        );
+    }
+
+    #[test]
+    fn the_script_imports_nothing_from_the_current_directory() {
+        let (here, path) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for name in ["json.py", "time.py", "torch.py"] {
+            std::fs::write(here.path().join(name), "raise SystemExit('of the current directory')")
+                .unwrap();
+        }
+        std::fs::write(path.path().join("torch.py"), "raise OSError('a library\\nis missing')")
+            .unwrap();
+        let mut command = Command::new("python3");
+        command.args(["-c", SCRIPT, r#"{"device": "cpu"}"#]).env("PYTHONPATH", path.path());
+        command.env_remove("PYTHONSAFEPATH").current_dir(here.path());
+        let answer = match child::answer(command, Duration::from_secs(60)) {
+            Err(NoAnswer::NotStarted(error)) => {
+                let test = "the_script_imports_nothing_from_the_current_directory";
+                return eprintln!("skipped: {test}: python3: {error}");
+            }
+            other => other.unwrap(),
+        };
+        let Answer::Refused { error, is_missing } = serde_json::from_slice(&answer).unwrap() else {
+            panic!("{}", String::from_utf8_lossy(&answer));
+        };
+        assert!(
+            is_missing && error.ends_with("cannot import torch: a library\nis missing"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_script_ends_with_the_command() {
+        let path = tempfile::tempdir().unwrap();
+        let torch = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)";
+        std::fs::write(path.path().join("torch.py"), torch).unwrap();
+        let mut parent = Command::new("sh")
+            .args(["-c", "python3 -c \"$0\" \"$1\" & wait", SCRIPT, r#"{"device": "cpu"}"#])
+            .env("PYTHONPATH", path.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        if line.is_empty() {
+            return eprintln!("skipped: the_script_ends_with_the_command: there is no python3");
+        }
+        // Where no process reaps it, it stays as a zombie.
+        let stat = format!("/proc/{}/stat", line.trim());
+        let is_there = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while is_there() {
+            assert!(Instant::now() < deadline, "{stat} is still there");
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 

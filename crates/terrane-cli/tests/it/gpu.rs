@@ -132,6 +132,24 @@ fn pytorch_that_cannot_run_is_a_case_with_its_reason() {
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
+#[test]
+fn an_error_that_is_not_a_missing_path_ends_the_suite_of_movers() {
+    let test = "an_error_that_is_not_a_missing_path_ends_the_suite_of_movers";
+    let Some(driver) = simulated(test) else { return };
+    let movers = ["bench", "movers", "llama-3.2-1b", "--size", "4MiB", "--passes", "1", "--json"];
+    // The blocks and those of the limit need 16 MiB.
+    let output = Command::new(PROGRAM)
+        .args(movers)
+        .env("LD_LIBRARY_PATH", driver)
+        .env("TERRANE_SIMULATED_CUDA", "devices=1,memory=12MiB")
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &[][..]), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(error.contains("memory"), "{error}");
+}
+
 /// A library called `libcuda.so.1` whose constructor runs this statement; `None` without a C compiler.
 fn library(folder: &Path, statement: &str) -> Option<()> {
     let mut compiler = Command::new("cc")

@@ -6,20 +6,36 @@ use serde_json::Value;
 
 use crate::support::PROGRAM;
 
-/// Runs a script of the shell. `$T` is the command, and the other arguments are `$1`, `$2` and so on.
-fn shell(program: &[&str], script: &str, arguments: &[&str]) -> Result<Output, String> {
-    let output = Command::new(program[0])
-        .args(&program[1..])
-        .args(["sh", "-c", script, "sh"])
-        .args(arguments)
-        .env("T", PROGRAM)
-        .output()
-        .map_err(|error| format!("{}: {error}", program[0]))?;
-    // Statuses of the command itself are at most 5.
+/// What a script of the shell prints; `None` after a line about it if the system refused to set its limit.
+fn shell(test: &str, needs: Needs, script: &str, arguments: &[&str]) -> Option<Output> {
+    let output = output(needs, script, arguments);
+    output.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()
+}
+
+/// The script says by status 9 that the system refused to set its limit. Any other end that is not the command's
+/// panics. `$T` is the command, and the other arguments are `$1`, `$2` and so on.
+fn output(needs: Needs, script: &str, arguments: &[&str]) -> Result<Output, String> {
+    let start = match needs {
+        Needs::Nothing => r#"exec sh -c "$0" sh "$@""#,
+        Needs::Namespace => r#"unshare -rm true || exit 9; exec unshare -rm sh -c "$0" sh "$@""#,
+    };
+    let mut command = Command::new("sh");
+    command.args(["-c", start, script]).args(arguments).env("T", PROGRAM);
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
     match output.status.code() {
+        // Statuses of the command itself are at most 5.
         Some(0..=5) if !output.stdout.is_empty() => Ok(output),
-        _ => Err(String::from_utf8_lossy(&output.stderr).trim().replace('\n', " ")),
+        Some(9) => Err(error.trim().replace('\n', " ")),
+        _ => panic!("{}: {error}", output.status),
     }
+}
+
+/// The system's part in a script.
+enum Needs {
+    Nothing,
+    /// Users and mounts of its own.
+    Namespace,
 }
 
 /// The JSON values that a script printed one after the other.
@@ -50,23 +66,24 @@ fi
 mkdir "$group" || exit 9
 trap 'rmdir "$group"' EXIT
 echo 268435456 > "$group/$file" || exit 9
-sh -c 'echo $$ > "$1/cgroup.procs" && exec "$T" doctor --json' sh "$group" || exit 9
+sh -c 'echo $$ > "$1/cgroup.procs"' sh "$group" || exit 9
+sh -c 'echo $$ > "$1/cgroup.procs" && exec "$T" doctor --json' sh "$group" || exit
 sh -c 'echo $$ > "$1/cgroup.procs" && exec "$T" plan llama-3.1-8b --host 1GiB --here --json' sh "$group"
 "#;
 
 #[test]
 fn the_memory_of_a_control_group_is_a_limit() {
-    let output = match shell(&["env"], REAL_GROUP, &[]) {
-        Ok(output) => output,
-        Err(reason) => {
-            return eprintln!("skipped: the_memory_of_a_control_group_is_a_limit: {reason}");
-        }
-    };
+    let test = "the_memory_of_a_control_group_is_a_limit";
+    let Some(output) = shell(test, Needs::Nothing, REAL_GROUP, &[]) else { return };
     let [doctor, plan] = values(&output).try_into().unwrap();
     let group = finding(&doctor, "control-group");
     assert_eq!(group["status"], "partial");
     assert!(group["detail"].as_str().unwrap().starts_with("256 MiB of memory, of "), "{group}");
-    assert!(group["remedy"].as_str().unwrap().contains("docker run --memory"), "{group}");
+    let remedy = group["remedy"].as_str().unwrap();
+    assert!(remedy.contains("docker run --memory"), "{group}");
+    // This machine may have a limit of processors too.
+    let has_processors = group["detail"].as_str().unwrap().contains("processors");
+    assert_eq!(remedy.contains("docker run --cpus"), has_processors, "{group}");
     let available = limit(&plan, "host memory that is available");
     assert!(available["available"].as_u64().unwrap() <= 256 << 20, "{available}");
     assert!(available["remedy"].as_str().unwrap().contains("memory.max"), "{available}");
@@ -79,7 +96,7 @@ cd /sys/fs/cgroup
 echo 1073741824 > memory.max
 echo 805306368 > memory.current
 echo 'inactive_file 0' > memory.stat
-echo '150000 100000' > cpu.max
+echo '50000 100000' > cpu.max
 exec "$T" doctor --json --require control-group
 "#;
 
@@ -90,16 +107,15 @@ fn the_processors_of_a_control_group_are_a_limit() {
     if !groups.lines().any(|line| line.starts_with("0::")) {
         return eprintln!("skipped: {test}: the kernel has no control groups of version 2");
     }
-    let output = match shell(&["unshare", "-rm"], GROUP_OF_A_CONTAINER, &[]) {
-        Ok(output) => output,
-        Err(reason) => return eprintln!("skipped: {test}: {reason}"),
-    };
+    let Some(output) = shell(test, Needs::Namespace, GROUP_OF_A_CONTAINER, &[]) else { return };
     assert_eq!(output.status.code(), Some(3));
     let [doctor] = values(&output).try_into().unwrap();
     let group = finding(&doctor, "control-group");
     let detail = group["detail"].as_str().unwrap();
     assert!(detail.starts_with("1 GiB of memory, of "), "{group}");
-    assert!(detail.ends_with("; the time of 1.50 processors"), "{group}");
+    assert!(detail.contains("; the time of 0.50 processors, of "), "{group}");
+    let remedy = group["remedy"].as_str().unwrap();
+    assert!(remedy.contains("memory.max") && remedy.contains("docker run --cpus"), "{group}");
     let memory = finding(&doctor, "memory")["detail"].as_str().unwrap();
     assert!(memory.starts_with("256 MiB available"), "{memory}");
 }
@@ -107,7 +123,7 @@ fn the_processors_of_a_control_group_are_a_limit() {
 /// Small file systems at `$1` and at `/dev/shm`.
 const SMALL_TMPFS: &str = r#"
 mount -t tmpfs -o size=512k tmpfs "$1" && mount -t tmpfs -o size=64m tmpfs /dev/shm || exit 9
-"$T" doctor "$1" --json
+"$T" doctor "$1" --json || exit
 exec "$T" plan llama-3.1-8b --host 1GiB --disk "$1:1GiB" --here --check --json
 "#;
 
@@ -115,10 +131,8 @@ exec "$T" plan llama-3.1-8b --host 1GiB --disk "$1:1GiB" --here --check --json
 fn a_small_tmpfs_is_a_limit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
-    let output = match shell(&["unshare", "-rm"], SMALL_TMPFS, &[path]) {
-        Ok(output) => output,
-        Err(reason) => return eprintln!("skipped: a_small_tmpfs_is_a_limit: {reason}"),
-    };
+    let test = "a_small_tmpfs_is_a_limit";
+    let Some(output) = shell(test, Needs::Namespace, SMALL_TMPFS, &[path]) else { return };
     assert_eq!(output.status.code(), Some(4));
     let [doctor, plan] = values(&output).try_into().unwrap();
     let shm = finding(&doctor, "shm");
@@ -139,9 +153,23 @@ fn a_limit_of_the_length_of_files_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     let script = "ulimit -f 100 && exec \"$T\" doctor \"$1\" --json";
-    let output = shell(&["env"], script, &[path]).unwrap();
+    let test = "a_limit_of_the_length_of_files_is_reported";
+    let output = shell(test, Needs::Nothing, script, &[path]).unwrap();
     let [doctor] = values(&output).try_into().unwrap();
     let directory = finding(&doctor, "directory");
     assert_eq!(directory["status"], "refused", "{directory}");
     assert!(directory["detail"].as_str().unwrap().contains("RLIMIT_FSIZE"), "{directory}");
+}
+
+#[test]
+fn only_a_refusal_of_the_system_is_skipped() {
+    let refused = output(Needs::Nothing, "mkdir /proc/no || exit 9", &[]).unwrap_err();
+    assert!(refused.contains("/proc/no"), "{refused}");
+    for script in ["echo it crashed >&2; kill -SEGV $$", "echo it crashed >&2; exit 101", "exit 0"]
+    {
+        let ended = std::panic::catch_unwind(|| output(Needs::Nothing, script, &[]));
+        let panic = ended.unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        assert!(text.contains("it crashed") || script == "exit 0", "{text}");
+    }
 }

@@ -39,6 +39,37 @@ fn a_schema_refuses_a_field_that_is_missing_or_unknown() {
     }
 }
 
+/// As the command refuses them.
+#[test]
+fn a_schema_refuses_rates_and_times_that_cannot_be() {
+    let set = |name: &str, value: &Value, path: &str, wrong: f64| {
+        let mut value = value.clone();
+        *value.pointer_mut(path).unwrap() = wrong.into();
+        errors(name, &value).len()
+    };
+    let machine = json(&["plan", "--show-machine", "h200"]);
+    for (path, wrong) in [
+        ("/rates/to_host/fixed_seconds", -1e-6),
+        ("/rates/to_host/bytes_per_second", 0.5),
+        ("/device/memory_bytes_per_second", 0.0),
+        ("/device/memory_bytes", -1.0),
+    ] {
+        assert_eq!(set("machine", &machine, path, wrong), 1, "{path}");
+        assert_eq!(set("machine", &machine, path, 1.0), 0, "{path}");
+    }
+    let report = json(&["doctor", "--measure", "--size", "4MiB", "--json"]);
+    for path in ["/seconds", "/measured/0/seconds", "/measured/0/bytes_per_second"] {
+        assert_eq!(set("doctor", &report, path, -1.0), 1, "{path}");
+    }
+    let suite =
+        json(&["bench", "host", "llama-3.2-1b", "--size", "4MiB", "--passes", "1", "--json"]);
+    for (path, wrong) in
+        [("/passes", 0.0), ("/cases/0/value/median", -1.0), ("/cases/0/ratio", -1.0)]
+    {
+        assert_eq!(set("bench", &suite, path, wrong), 1, "{path}");
+    }
+}
+
 #[test]
 fn plans_and_machines_have_the_form_of_their_schemas() {
     let folder = tempfile::tempdir().unwrap();

@@ -175,6 +175,13 @@ impl Machine {
 
     /// Refuses rates that are no positive numbers.
     fn check(&self) -> Result<(), PlanError> {
+        let is_rate = |rate: f64| rate.is_finite() && rate >= 1.0;
+        let expected = "rates of at least 1 byte per second, and times of at least 0";
+        let refused = PlanError::OutOfRange { name: "a rate of the machine", value: 0, expected };
+        let memory = self.device.as_ref().and_then(|device| device.memory_bytes_per_second);
+        if !memory.is_none_or(is_rate) {
+            return Err(refused);
+        }
         let Some(rates) = &self.rates else { return Ok(()) };
         let costs = [
             rates.to_device,
@@ -187,13 +194,12 @@ impl Machine {
         ];
         let is_positive = |cost: CopyCost| {
             let (rate, fixed) = (cost.bytes_per_second, cost.fixed_seconds);
-            rate.is_finite() && rate >= 1.0 && fixed.is_finite() && fixed >= 0.0
+            is_rate(rate) && fixed.is_finite() && fixed >= 0.0
         };
         if costs.into_iter().flatten().all(is_positive) {
             return Ok(());
         }
-        let expected = "rates of at least 1 byte per second, and times of at least 0";
-        Err(PlanError::OutOfRange { name: "a rate of the machine", value: 0, expected })
+        Err(refused)
     }
 }
 
@@ -236,6 +242,10 @@ mod tests {
         let slow =
             br#"{"name": "m", "title": "m", "sources": [], "date": "", "rates": {"name": "r",
             "is_measured": true, "to_host": {"fixed_seconds": 0, "bytes_per_second": 0}}}"#;
+        assert!(Machine::from_json("m", slow).unwrap_err().to_string().contains("at least 1 byte"));
+        let slow =
+            br#"{"name": "m", "title": "m", "sources": [], "date": "", "device": {"name": "d",
+            "memory_bytes": 1, "memory_bytes_per_second": -1}}"#;
         assert!(Machine::from_json("m", slow).unwrap_err().to_string().contains("at least 1 byte"));
     }
 }

@@ -22,13 +22,14 @@ pub struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Builds all that needs a GPU into one folder with a `run.sh`, 72 MiB at most
+    /// Builds all that needs a GPU into one folder with a `run.sh`, 48 MiB packed at most
     ///
     /// The folder has, in release mode and stripped: every test binary named `gpu`, the benchmark
     /// suites `gpu` and `nixl`, the calibration, the kernel rates, the examples `offload` and
-    /// `remote`, and NIXL itself, which is fetched if necessary. Copy the folder to a machine with
-    /// an NVIDIA driver and run `./run.sh` there. `./run.sh --help` lists its options. It needs a
-    /// POSIX shell and awk, but no Rust and no CUDA toolkit.
+    /// `remote`, the command `terrane`, and NIXL itself, which is fetched if necessary. Copy the
+    /// folder, or `target/gpu-bundle.tar.gz` with the same content, to a machine with an NVIDIA
+    /// driver and run `./run.sh` there. `./run.sh --help` lists its options. It needs a POSIX shell
+    /// and awk, but no Rust and no CUDA toolkit.
     Bundle {
         /// The folder; an earlier bundle in it is replaced [default: target/gpu-bundle]
         #[arg(long, value_name = "DIRECTORY")]

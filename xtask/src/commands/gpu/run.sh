@@ -10,10 +10,11 @@ usage: run.sh [OPTIONS] [-- ARGUMENTS OF THE BENCHMARKS]
 Without options: every test binary one test at a time, tensors to and from PyTorch, the examples, and
 the calibration.
 
-  --bench          also the benchmarks, those of NIXL included, and the rates of the kernels
+  --bench          also the benchmarks, those of NIXL included, the rates of the kernels, and the
+                   ways to copy blocks, beside those of PyTorch
   --sanitize       also compute-sanitizer (memcheck, racecheck) over the tests of the kernels
   --only PART      only one of tests, interop, python, example, remote, calibrate, bench, bench-nixl,
-                   kernel-rates, sanitize
+                   kernel-rates, movers, sanitize
   --filter TEXT    only tests whose name contains TEXT
   --json FILE      writes what bench and bench-nixl measure to FILE, one JSON object a line
   --timeout N      ends a test binary, or a benchmark, after N seconds (default 300; 1500 for
@@ -48,7 +49,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 case $only in
-    ''|tests|interop|python|example|remote|calibrate|bench|bench-nixl|kernel-rates|sanitize) ;;
+    ''|tests|interop|python|example|remote|calibrate|bench|bench-nixl|kernel-rates|movers|sanitize) ;;
     *) echo "run.sh: --only knows no part \`$only\`; see --help" >&2; exit 2 ;;
 esac
 case $limit in
@@ -69,7 +70,7 @@ skips=$logs/skipped
 wants() {
     if [ -n "$only" ]; then [ "$only" = "$1" ]; return; fi
     case $1 in
-        bench | bench-nixl | kernel-rates) [ $bench = yes ] ;;
+        bench | bench-nixl | kernel-rates | movers) [ $bench = yes ] ;;
         sanitize) [ $sanitize = yes ] ;;
         *) true ;;
     esac
@@ -363,6 +364,40 @@ benchmark() {
         sed 's/.*"case":"\([^"]*\)".*"ratio":\([^,]*\),"target":\([^,]*\),.*/missed: \1: ratio \2 of \3/'
 }
 
+# The ways to copy blocks, of the command `terrane`. PyTorch's ways are a result of their own: what was
+# not measured is in the JSON, with its reason.
+run_movers() {
+    echo "== movers"
+    limited "${limit:-300}" "$here/terrane" doctor --require gpu >"$logs/doctor.log" 2>&1
+    status=$?
+    if [ $status -eq 3 ]; then
+        skip movers "$(tail -n 1 "$logs/doctor.log")"
+        return
+    fi
+    before=$passed
+    program movers "$logs/movers.log" "$logs/movers.json" "${limit:-1500}" \
+        env LD_LIBRARY_PATH="$own_path" \
+        "$here/terrane" bench movers llama-3.1-8b --python python3 --json
+    if [ "$passed" -eq "$before" ]; then return; fi
+    reason=$(awk '/"case": ".*: PyTorch"/ {getline; sub(/^ *"reason": "/, ""); sub(/"$/, ""); print}' \
+        "$logs/movers.json")
+    case $reason in
+        '')
+            if grep -q '"case": ".*PyTorch, copy_' "$logs/movers.json"; then
+                passed=$((passed + 1))
+                echo "movers/pytorch: passed"
+            else
+                failed=$((failed + 1))
+                echo "movers/pytorch: FAILED: neither times nor a reason"
+            fi ;;
+        *'cannot import torch'* | *'finds no GPU'* | *'could not be started'*)
+            skip movers/pytorch "$reason" ;;
+        *)
+            failed=$((failed + 1))
+            echo "movers/pytorch: FAILED: $reason" ;;
+    esac
+}
+
 # What the machine says; PyTorch brings libraries of its own, and is to have them.
 own_path=${LD_LIBRARY_PATH-}
 
@@ -424,6 +459,7 @@ if wants kernel-rates && [ -x "$here/kernel-rates" ]; then
     program kernel-rates "$logs/kernel-rates.log" "$logs/kernel-rates.out" "${limit:-300}" \
         "$here/kernel-rates"
 fi
+if wants movers && [ -x "$here/terrane" ]; then run_movers; fi
 
 echo "== sum"
 cat "$skips"

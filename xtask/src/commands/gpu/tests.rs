@@ -291,6 +291,47 @@ fn rates_of_the_kernels_are_shown_when_asked_for() {
 }
 
 #[test]
+fn the_ways_of_pytorch_are_a_result_of_their_own() {
+    let bundle = Bundle::new();
+    let run = |doctor: u8, json: &str, status: u8| {
+        let text = format!(
+            "#!/bin/sh\nif [ $1 = doctor ]; then\necho 'terrane: required: gpu'; exit {doctor}\nfi\n\
+             cat <<'END'\n{json}\nEND\nexit {status}\n"
+        );
+        bundle.program("terrane", &text);
+        let (text, code) = bundle.run(&["--only", "movers"]);
+        (last_line(&text).to_owned(), code, text)
+    };
+    let check = |(last, code, text): (String, i32, String), expected: &str, said: &str| {
+        assert_eq!((last.as_str(), code), (expected, i32::from(!expected.contains("0 failed"))));
+        assert!(text.contains(said), "nothing is said of {said:?}:\n{text}");
+    };
+    // As the command writes it.
+    let missing = |reason: &str| {
+        let case = "full attention: PyTorch";
+        format!(
+            "{{\n  \"not_measured\": [\n    {{\n      \"case\": \"{case}\",\n      \"reason\": \"{reason}\"\n    }}\n  ]\n}}"
+        )
+    };
+    let measured = "      \"case\": \"full attention, to pinned: PyTorch, copy_ of each row\",";
+    check(run(0, measured, 0), "2 passed, 0 failed, 0 skipped", "movers/pytorch: passed\n");
+    check(run(0, "{}", 0), "1 passed, 1 failed, 0 skipped", "neither times nor a reason");
+    let torch = "python3 cannot import torch: no module";
+    let said = format!("skipped: movers/pytorch: {torch}\n");
+    check(run(0, &missing(torch), 0), "1 passed, 0 failed, 1 skipped", &said);
+    let wrong = "PyTorch 2.9: a way copied wrong bytes";
+    let said = format!("movers/pytorch: FAILED: {wrong}\n");
+    check(run(0, &missing(wrong), 0), "1 passed, 1 failed, 0 skipped", &said);
+    check(run(0, measured, 1), "0 passed, 1 failed, 0 skipped", "movers: FAILED with status 1");
+    check(
+        run(3, "", 1),
+        "0 passed, 0 failed, 1 skipped",
+        "skipped: movers: terrane: required: gpu\n",
+    );
+    assert!(!bundle.run(&["--filter", "none"]).0.contains("movers"), "it was not requested");
+}
+
+#[test]
 fn the_sanitizer_judges_only_the_kernels() {
     let bundle = Bundle::new();
     bundle.tests("t", &[("kernels::copy", ":"), ("other", "result=FAILED")]);

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 
 use terrane_cuda::CopyPath;
+use terrane_transfer::TransferError;
 
 use super::Options;
 use super::report::{Case, NotMeasured, Report};
@@ -41,22 +42,32 @@ pub(super) fn movers(
             for to_host in [true, false] {
                 let case = format!("{}, {}: {mover}", group.kind, direction(to_host));
                 progress.case(&case);
-                let ours = || bus.pass(to_host);
-                match times_beside(options.passes, ours, || limit.contiguous(to_host)) {
-                    Ok((time, limit)) => {
-                        report.cases.push(Case::rate(case, bus.bytes(), time, ("one copy", limit)));
-                    }
-                    // A driver without batched copies, or without kernels.
-                    Err(error) => {
-                        report.not_measured.push(NotMeasured { case, reason: error.to_string() });
-                    }
+                if let Err(error) = bus.explained(to_host) {
+                    let reason = not_available(error)?;
+                    report.not_measured.push(NotMeasured { case, reason });
+                    continue;
                 }
+                let ours = || bus.pass(to_host);
+                let (time, limit) =
+                    times_beside(options.passes, ours, || limit.contiguous(to_host))?;
+                report.cases.push(Case::rate(case, bus.bytes(), time, ("one copy", limit)));
             }
         }
         progress.case(&format!("{}: PyTorch", group.kind));
         add_pytorch(&mut report, &group.kind, &shape, python);
     }
     Ok(report)
+}
+
+/// The reason why a path cannot be measured: a driver without batched copies, or without kernels. Other errors are the
+/// suite's.
+fn not_available(error: Failure) -> Result<String, Failure> {
+    match error {
+        Failure::Transfer(error @ TransferError::NoEngine { .. }) => {
+            Ok(format!("this path is not available here: {error}"))
+        }
+        other => Err(other),
+    }
 }
 
 /// PyTorch's ways, in a process of their own with their own limit. The memory of the other movers is free by now.
@@ -76,5 +87,25 @@ fn add_pytorch(report: &mut Report, group: &str, shape: &Shape, python: &OsStr) 
     let note = format!("PyTorch {}; each layer has one tensor of blocks", measured.version);
     if !report.notes.contains(&note) {
         report.notes.push(note);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use terrane_core::StorageKind;
+
+    use super::*;
+
+    #[test]
+    fn only_a_path_that_is_not_available_is_left_out() {
+        let (from, to) = (StorageKind::Pinned, StorageKind::System);
+        let none = TransferError::NoEngine { from, to, declined: Vec::new() };
+        let reason = not_available(none.into()).unwrap();
+        assert!(
+            reason.starts_with("this path is not available here: no engine copies"),
+            "{reason}"
+        );
+        let other = not_available(TransferError::EngineStopped.into());
+        assert!(matches!(other, Err(Failure::Transfer(TransferError::EngineStopped))));
     }
 }

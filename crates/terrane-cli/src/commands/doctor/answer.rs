@@ -32,7 +32,12 @@ pub(crate) struct Measured {
     pub key: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
+    /// The bytes of the measurement, the larger one if there were two sizes.
     pub bytes: u64,
+    /// Its median time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// The rate beside the fixed time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<f64>,
     /// The time that does not depend on the bytes.
@@ -49,6 +54,7 @@ impl Measured {
             key: key.to_owned(),
             subject: subject.map(str::to_owned),
             bytes: 0,
+            seconds: None,
             bytes_per_second: None,
             fixed_seconds: None,
             error: None,
@@ -68,7 +74,11 @@ impl std::fmt::Display for Measured {
                 if let Some(fixed) = self.fixed_seconds.filter(|&fixed| fixed > 0.0) {
                     write!(f, " after {}", duration(fixed))?;
                 }
-                write!(f, " ({})", ByteCount::new(self.bytes))
+                write!(f, " ({}", ByteCount::new(self.bytes))?;
+                if let Some(seconds) = self.seconds {
+                    write!(f, " in {}", duration(seconds))?;
+                }
+                f.write_str(")")
             }
             (None, Some(error)) => write!(f, ": {error}"),
             (None, None) => write!(f, ": not measured"),

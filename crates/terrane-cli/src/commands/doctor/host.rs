@@ -145,19 +145,31 @@ fn processors() -> Finding {
 /// The limits of the container, or of the service: less memory or time than the machine has.
 fn control_group() -> Finding {
     let limits = ControlGroupLimits::read();
-    let all = meminfo("MemTotal:").unwrap_or(u64::MAX);
-    let memory = limits.memory.filter(|limit| limit.get() < all);
-    let memory = memory.map(|limit| format!("{limit} of memory, of {}", ByteCount::new(all)));
-    let processors = limits.processors.map(|count| format!("the time of {count:.2} processors"));
-    let found: Vec<String> = memory.into_iter().chain(processors).collect();
+    // The kernel's list of processors, which a limit of their time does not change.
+    let processors = NumaTopology::read().nodes().iter().map(|node| node.cpus.len()).sum();
+    let memory = meminfo("MemTotal:").unwrap_or(u64::MAX);
+    control_group_of((limits.memory, limits.processors), memory, processors)
+}
+
+fn control_group_of(
+    (memory, processors): (Option<ByteCount>, Option<f64>),
+    all_memory: u64,
+    all_processors: usize,
+) -> Finding {
+    let memory = memory.filter(|limit| limit.get() < all_memory).map(|limit| {
+        let found = format!("{limit} of memory, of {}", ByteCount::new(all_memory));
+        (found, "memory.max of the group (docker run --memory, or MemoryMax of the service)")
+    });
+    let processors = processors.filter(|&limit| limit < all_processors as f64).map(|limit| {
+        let found = format!("the time of {limit:.2} processors, of {all_processors}");
+        (found, "cpu.max of the group (docker run --cpus, or CPUQuota of the service)")
+    });
+    let (found, remedies): (Vec<_>, Vec<_>) = memory.into_iter().chain(processors).unzip();
     if found.is_empty() {
         return Finding::granted("control-group", "no limit of memory or processors");
     }
-    Finding::partial(
-        "control-group",
-        found.join("; "),
-        "raise memory.max and cpu.max of the group: docker run --memory and --cpus, or MemoryMax and CPUQuota of the service",
-    )
+    let remedy = format!("raise {}", remedies.join(", and "));
+    Finding::partial("control-group", found.join("; "), remedy)
 }
 
 fn shared_memory() -> Finding {
@@ -206,4 +218,34 @@ fn number_at(path: &Path) -> Option<u64> {
 pub(crate) fn free_bytes(directory: &Path) -> Option<u64> {
     let facts = rustix::fs::statvfs(directory).ok()?;
     facts.f_bavail.checked_mul(facts.f_frsize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::doctor::finding::Status;
+
+    #[test]
+    fn only_limits_below_the_machine_s_are_limits() {
+        let of = |memory: Option<u32>, processors: Option<f64>| {
+            control_group_of((memory.map(ByteCount::gib), processors), 64 << 30, 8)
+        };
+        for (memory, processors) in
+            [(None, None), (Some(64), None), (None, Some(8.0)), (Some(100), Some(12.5))]
+        {
+            let finding = of(memory, processors);
+            assert_eq!((finding.status, finding.remedy), (Status::Granted, None), "{processors:?}");
+        }
+        let finding = of(Some(16), Some(8.0));
+        assert_eq!(finding.detail, "16 GiB of memory, of 64 GiB");
+        let remedy = finding.remedy.unwrap();
+        assert!(remedy.contains("memory.max") && !remedy.contains("cpu.max"), "{remedy}");
+        let finding = of(None, Some(7.5));
+        assert_eq!(finding.detail, "the time of 7.50 processors, of 8");
+        let remedy = finding.remedy.unwrap();
+        assert!(remedy.contains("cpu.max") && !remedy.contains("memory.max"), "{remedy}");
+        assert!(
+            of(Some(16), Some(1.5)).remedy.unwrap().contains("memory.max of the group (docker")
+        );
+    }
 }

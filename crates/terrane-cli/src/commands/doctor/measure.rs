@@ -1,5 +1,6 @@
 //! Rates of this machine: memory, directories, and the bus.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,11 +15,14 @@ use crate::error::Failure;
 use crate::measure::bus::Bus;
 use crate::measure::disk::DiskCase;
 use crate::measure::host::{HostCase, touch_once};
-use crate::measure::{Shape, Spread, times};
+use crate::measure::{Shape, Spread, times, times_beside};
 use crate::restart::Restart;
 
 /// Passes of each case. The median counts.
 const PASSES: u32 = 3;
+
+/// The requests in flight to a disk.
+const DEPTH: u32 = 32;
 
 /// The time that the child has for the bus: contexts take a second or two.
 const BUS_TIMEOUT: Duration = Duration::from_secs(20);
@@ -40,23 +44,20 @@ fn shape(bytes: ByteCount) -> Result<Shape, Failure> {
 pub(crate) fn all(directories: &[PathBuf], size: ByteCount, restart: &Restart) -> Vec<Measured> {
     let mut rows = row("memory-copy", None, || {
         let mut case = HostCase::new(&shape(size)?)?;
-        let blocks = case.times(PASSES, |case| case.load())?;
-        let one = case.times(PASSES, |case| case.one_block())?;
-        Ok(Cost::of((case.block_bytes(), one), (case.bytes(), blocks)))
+        copies(case.blocks(), case.block_bytes(), 1, |blocks| case.load_some(blocks))
     });
-    rows.extend(row("first-touch", None, || preparation(size, touch_once)));
+    rows.extend(row("first-touch", None, || preparation(size, available_memory(), touch_once)));
     for directory in directories {
         let subject = directory.display().to_string();
-        let case = shape(size).and_then(|shape| DiskCase::new(&shape, directory, 32));
+        let case = shape(size).and_then(|shape| DiskCase::new(&shape, directory, DEPTH));
         // The first pass writes blocks that are only reserved, and does not count.
         let case = case.and_then(|mut case| case.pass(true).map(|_| case));
         match case {
             Ok(mut case) => {
                 for (key, is_write) in [("disk-write", true), ("disk-read", false)] {
                     rows.extend(row(key, Some(&subject), || {
-                        let many = times(PASSES, || case.pass(is_write))?;
-                        let one = times(PASSES, || case.one_block(is_write))?;
-                        Ok(Cost::of((case.block_bytes(), one), (case.bytes(), many)))
+                        let (blocks, bytes) = (case.blocks(), case.block_bytes());
+                        copies(blocks, bytes, DEPTH, |blocks| case.pass_some(is_write, blocks))
                     }));
                 }
             }
@@ -85,17 +86,16 @@ pub(crate) fn device(size: ByteCount) -> Answer {
             let mut rows = Vec::new();
             for (key, to_host) in [("to-host", true), ("to-device", false)] {
                 rows.extend(row(key, Some("device 0"), || {
-                    let many = times(PASSES, || bus.pass(to_host))?;
-                    let one = times(PASSES, || bus.one_block(to_host))?;
-                    Ok(Cost::of((bus.block_bytes(), one), (bus.bytes(), many)))
+                    let (blocks, bytes) = (bus.blocks(), bus.block_bytes());
+                    copies(blocks, bytes, 1, |blocks| bus.pass_some(to_host, blocks))
                 }));
             }
             rows.extend(row("both-ways", Some("device 0"), || {
                 let many = times(PASSES, || bus.both())?;
-                Ok(Cost::of((0, Spread::of(vec![0.0])), (bus.bytes() * 2, many)))
+                Ok(Cost::of_one((bus.bytes() * 2, many)))
             }));
             rows.extend(row("pinned-bring-up", Some("device 0"), || {
-                preparation(size, |size| bus.bring_up(size))
+                preparation(size, available_memory(), |size| bus.bring_up(size))
             }));
             rows
         }
@@ -104,47 +104,85 @@ pub(crate) fn device(size: ByteCount) -> Answer {
     Answer { measured, ..Answer::default() }
 }
 
-/// A fixed time and a rate, from two sizes.
+/// A fixed time and a rate.
 struct Cost {
+    /// The bytes of the larger measurement, and its seconds.
     bytes: u64,
+    seconds: f64,
     rate: f64,
     fixed: f64,
 }
 
 impl Cost {
-    /// The line through a few bytes and many. If many took no longer, all of their time counts as their rate's.
-    fn of(few: (u64, Spread), many: (u64, Spread)) -> Self {
-        let (bytes, seconds) = (many.0, many.1.median);
-        let more = bytes.saturating_sub(few.0) as f64;
-        let rate = more / (seconds - few.1.median);
-        let fixed = seconds - bytes as f64 / rate;
-        if rate.is_finite() && rate > 0.0 && fixed >= 0.0 {
-            return Self { bytes, rate, fixed };
+    /// One measurement: all of its time counts as its rate's.
+    fn of_one((bytes, spread): (u64, Spread)) -> Self {
+        let seconds = spread.median;
+        Self { bytes, seconds, rate: bytes as f64 / seconds, fixed: 0.0 }
+    }
+
+    /// The line through a few bytes and many. The fixed part is at most a share of the larger time. If many took no
+    /// longer than few, there is no line.
+    fn of_two(few: (u64, Spread), many: (u64, Spread), largest_share: f64) -> Self {
+        let one = Self::of_one(many);
+        let slope = (one.seconds - few.1.median) / many.0.saturating_sub(few.0) as f64;
+        let fixed = one.seconds - one.bytes as f64 * slope;
+        if !(slope > 0.0 && fixed > 0.0) {
+            return one;
         }
-        Self { bytes, rate: bytes as f64 / seconds, fixed: 0.0 }
+        let fixed = fixed.min(one.seconds * largest_share);
+        Self { rate: one.bytes as f64 / (one.seconds - fixed), fixed, ..one }
     }
 }
 
-/// The cost of preparing memory. The fixed part is a large share of a short preparation, so a second size, of up to
+/// The cost of copies: all blocks, beside a quarter of them with as many requests in flight. A quarter of fewer blocks
+/// than `least` leaves requests unused, and is not compared.
+fn copies(
+    blocks: u32,
+    block_bytes: u64,
+    least: u32,
+    pass: impl FnMut(u32) -> Result<f64, Failure>,
+) -> Result<Cost, Failure> {
+    /// Two times of few passes are noisy. With this limit, the rate is at most 5 % above the bytes per second of all
+    /// blocks, and predictions for more blocks are at most 5 % below.
+    const LARGEST_SHARE: f64 = 1.0 / 21.0;
+    let bytes = |blocks: u32| u64::from(blocks).saturating_mul(block_bytes);
+    let pass = RefCell::new(pass);
+    let run = |blocks: u32| (*pass.borrow_mut())(blocks);
+    let quarter = blocks / 4;
+    if quarter < least.max(1) {
+        return Ok(Cost::of_one((bytes(blocks), times(PASSES, || run(blocks))?)));
+    }
+    let (all, few) = times_beside(PASSES, || run(blocks), || run(quarter))?;
+    Ok(Cost::of_two((bytes(quarter), few), (bytes(blocks), all), LARGEST_SHARE))
+}
+
+/// The cost of preparing memory. The fixed part is a large share of a short preparation, so a second size, of two to
 /// eight times the bytes, separates it from the rate.
 fn preparation(
     size: ByteCount,
+    left: Option<ByteCount>,
     seconds: impl Fn(ByteCount) -> Result<f64, Failure>,
 ) -> Result<Cost, Failure> {
     /// The time of one pass with the larger size.
     const BUDGET: f64 = 0.4;
     const LARGEST: u64 = 8;
+    /// A driver's fixed part can be as long as the rest. More of the time is noise, and no rate.
+    const LARGEST_SHARE: f64 = 0.5;
     let few = (size.get(), times(PASSES, || seconds(size))?);
-    let factor = (1..=LARGEST).rev().find(|&factor| few.1.median * factor as f64 <= BUDGET);
-    let left = available_memory().map_or(u64::MAX, |left| left.get() / 4);
-    let many = size.get().saturating_mul(factor.unwrap_or(2).max(2)).min(left);
-    if many <= size.get() {
-        return Ok(Cost::of((0, Spread::of(vec![0.0])), few));
+    let in_time = (1..=LARGEST).rev().find(|&factor| few.1.median * factor as f64 <= BUDGET);
+    let in_memory = left.map_or(LARGEST, |left| left.get() / 4 / size.get().max(1));
+    let factor = in_time.unwrap_or(1).max(2).min(in_memory);
+    if factor < 2 {
+        return Ok(Cost::of_one(few));
     }
+    let many = size.get().saturating_mul(factor);
     // No pass is left out: the first one with the smaller size was.
     let passes = (0..PASSES).map(|_| seconds(ByteCount::new(many)));
-    let passes: Vec<f64> = passes.collect::<Result<_, Failure>>()?;
-    Ok(Cost::of(few, (many, Spread::of(passes))))
+    // The limit of the larger size may be unknown, such as that of locked memory. The smaller one is measured.
+    Ok(match passes.collect::<Result<Vec<f64>, Failure>>() {
+        Ok(passes) => Cost::of_two(few, (many, Spread::of(passes)), LARGEST_SHARE),
+        Err(_) => Cost::of_one(few),
+    })
 }
 
 fn row(
@@ -156,6 +194,7 @@ fn row(
     match measure() {
         Ok(cost) => {
             row.bytes = cost.bytes;
+            row.seconds = Some(cost.seconds);
             row.bytes_per_second = Some(cost.rate);
             row.fixed_seconds = Some(cost.fixed);
         }
@@ -195,16 +234,69 @@ mod tests {
     fn two_sizes_separate_the_fixed_time_from_the_rate() {
         let seconds = |size: ByteCount| Ok(0.024 + size.get() as f64 / 10e9);
         let size = ByteCount::mib(256);
-        let cost = preparation(size, seconds).unwrap();
+        let cost = preparation(size, None, seconds).unwrap();
         assert_eq!(cost.bytes, size.get() * 7);
         assert!((cost.rate / 10e9 - 1.0).abs() < 1e-6, "{}", cost.rate);
         assert!((cost.fixed - 0.024).abs() < 1e-6, "{}", cost.fixed);
     }
 
     #[test]
-    fn times_that_do_not_grow_have_no_fixed_part() {
-        let one = Spread::of(vec![1.0]);
-        let cost = Cost::of((1 << 20, one), (1 << 30, one));
-        assert_eq!((cost.rate, cost.fixed), ((1_u64 << 30) as f64, 0.0));
+    fn a_second_size_is_at_least_twice_the_first() {
+        let size = ByteCount::mib(256);
+        // Noise between two sizes that are almost equal would be a rate of terabytes.
+        let seconds = |size: ByteCount| Ok(0.05 + (size.get() >> 20) as f64 * 1e-9);
+        for (left, bytes) in [(1100, 256), (2047, 256), (2048, 512), (3100, 768)] {
+            let cost = preparation(size, Some(ByteCount::mib(left)), seconds).unwrap();
+            assert_eq!(cost.bytes, bytes << 20, "{left}");
+            assert!(cost.rate <= cost.bytes as f64 / cost.seconds * 2.001, "{}", cost.rate);
+        }
+        // A slow preparation has a second size too.
+        let slow = preparation(size, None, |size| Ok(size.get() as f64 / 1e8)).unwrap();
+        assert_eq!(slow.bytes, 512 << 20);
+    }
+
+    #[test]
+    fn a_second_size_that_is_refused_leaves_the_first() {
+        let size = ByteCount::mib(256);
+        let refused = || Failure::TooSmall { what: "memory", size, needed: size };
+        let cost =
+            preparation(size, None, |asked| if asked > size { Err(refused()) } else { Ok(0.01) });
+        let cost = cost.unwrap();
+        assert_eq!((cost.bytes, cost.fixed), (size.get(), 0.0));
+        assert_eq!(cost.rate, (256_u64 << 20) as f64 / 0.01);
+        assert!(preparation(size, None, |_| Err(refused())).is_err());
+    }
+
+    #[test]
+    fn a_rate_is_at_most_a_little_above_what_the_larger_pass_reached() {
+        const BLOCK: u64 = 2 << 20;
+        // A disk that answers one request in 6 ms, and 16 of a queue in 12 ms.
+        let disk = |blocks: u32| Ok(0.006 + f64::from(blocks - 1) * 0.0004);
+        let noise = |blocks: u32| Ok(if blocks == 128 { 0.096 } else { 0.094 });
+        let line = |blocks: u32| Ok(0.0005 + f64::from(blocks) * 0.0007);
+        let faster = |blocks: u32| Ok(f64::from(blocks).powf(1.3) * 1e-4);
+        let cases: [&dyn Fn(u32) -> Result<f64, Failure>; 4] = [&disk, &noise, &line, &faster];
+        for seconds in cases {
+            for blocks in [2_u32, 16, 128, 1024] {
+                let cost = copies(blocks, BLOCK, DEPTH, seconds).unwrap();
+                let (bytes, taken) = (u64::from(blocks) * BLOCK, seconds(blocks).unwrap());
+                let measured = bytes as f64 / taken;
+                assert!(cost.rate >= measured * 0.999_999 && cost.rate < measured * 1.051);
+                let predicted = cost.fixed + bytes as f64 / cost.rate;
+                assert!((predicted / taken - 1.0).abs() < 1e-9);
+                assert_eq!((cost.bytes, cost.seconds), (bytes, taken));
+            }
+        }
+        // 16 blocks are fewer than the requests in flight, so no other number of blocks is comparable.
+        let few = copies(16, BLOCK, DEPTH, disk).unwrap();
+        assert_eq!((few.rate, few.fixed), ((16 * BLOCK) as f64 / 0.012, 0.0));
+        // The fixed part of a true line is found.
+        let many = copies(128, BLOCK, DEPTH, line).unwrap();
+        assert!((many.fixed - 0.0005).abs() < 1e-9, "{}", many.fixed);
+        for times in [1_u32, 2, 4, 8] {
+            let bytes = u64::from(128 * times) * BLOCK;
+            let off = (many.fixed + bytes as f64 / many.rate) / line(128 * times).unwrap() - 1.0;
+            assert!(off.abs() < 0.1, "{off}");
+        }
     }
 }
