@@ -90,9 +90,9 @@ pub use queue::{
     IoOperation, IoQueue, IoQueueOptions, IoRequest, IoWaker,
 };
 pub use system::{
-    BringUp, BringUpEnded, BringUpProducer, ControlGroupLimits, FirstTouch, HugePageSize, HugePages, NumaPolicy,
-    Progress, ProgressEntry, SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
-    available_memory,
+    BringUp, BringUpEnded, BringUpProducer, ControlGroupLimits, FirstTouch, HugePageSize,
+    HugePages, NumaPolicy, Progress, ProgressEntry, SystemAllocator, SystemMemory, SystemOptions,
+    UsablePrefix, available_memory,
 };
 
 // Crates whose types the public signatures name.

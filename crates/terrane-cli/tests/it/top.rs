@@ -120,7 +120,9 @@ fn example_store(test: &str) -> Option<PathBuf> {
     let binary = std::env::current_exe().unwrap();
     let example = binary.ancestors().nth(2).unwrap().join("examples/store");
     if !example.is_file() {
-        eprintln!("skipped: {test}: the example is not built; `cargo build --example store` does so");
+        eprintln!(
+            "skipped: {test}: the example is not built; `cargo build --example store` does so"
+        );
         return None;
     }
     Some(example)

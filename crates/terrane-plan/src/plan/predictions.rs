@@ -49,7 +49,8 @@ pub(crate) fn predict(
         ];
         for (what, cost) in preparations {
             let seconds = cost.map(|cost| cost.seconds(host.used_bytes));
-            predictions.extend(seconds.map(|seconds| prediction(what.into(), host.used_bytes, seconds)));
+            predictions
+                .extend(seconds.map(|seconds| prediction(what.into(), host.used_bytes, seconds)));
         }
     }
     for (from, to, cost) in routes(

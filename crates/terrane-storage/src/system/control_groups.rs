@@ -26,7 +26,10 @@ impl ControlGroupLimits {
     fn read_under(root: &Path) -> Self {
         let processors = groups(root, "cpu").filter_map(|group| group.processors());
         Self {
-            memory: groups(root, "memory").filter_map(|group| group.memory_limit()).min().map(ByteCount::new),
+            memory: groups(root, "memory")
+                .filter_map(|group| group.memory_limit())
+                .min()
+                .map(ByteCount::new),
             processors: processors.min_by(f64::total_cmp),
         }
     }

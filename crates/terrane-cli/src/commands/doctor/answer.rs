@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use terrane_core::ByteCount;
 use terrane_plan::DeviceFacts;
 
-use crate::child;
 use super::finding::Finding;
+use crate::child;
 use crate::restart::Restart;
 use crate::table::duration;
 

@@ -28,9 +28,9 @@ fn probe(directory: &Path) -> Result<Vec<Finding>, String> {
     // The first file has one byte; a larger one shows whether blocks are reserved.
     let request = RegionRequest::new(ByteCount::mib(1)).labelled("probe");
     // The cause names the limit; the error itself would suggest another tier.
-    let file = allocator.allocate(&request).map_err(|error| {
-        error.source().map_or_else(|| error.to_string(), ToString::to_string)
-    })?;
+    let file = allocator
+        .allocate(&request)
+        .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))?;
     let mut findings = Vec::new();
     if let Some(bytes) = free_bytes(directory) {
         findings.push(Finding::granted("directory", format!("{} free", ByteCount::new(bytes))));

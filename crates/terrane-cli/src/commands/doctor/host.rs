@@ -5,7 +5,9 @@ use std::path::Path;
 
 use terrane_core::{ByteCount, Capability};
 use terrane_plan::HostFacts;
-use terrane_storage::{ControlGroupLimits, IoQueue, IoQueueOptions, NumaTopology, available_memory};
+use terrane_storage::{
+    ControlGroupLimits, IoQueue, IoQueueOptions, NumaTopology, available_memory,
+};
 
 use super::finding::Finding;
 
