@@ -67,5 +67,5 @@ def found():
         backends["lmcache"], backends["lmcache-direct"] = lmcache(False), lmcache(True)
     except ImportError as error:
         missing["lmcache"] = str(error)
-    missing["sglang"] = "its wheel needs CUDA kernels to be imported; `buffered` has the method of its file backend"
+    missing["sglang"] = "there is no code for it yet; `buffered` has the method of its file backend"
     return backends, missing

@@ -5,6 +5,7 @@
 //! computes the checksums of the blocks that it writes, and verifies those that it reads.
 
 mod bounce;
+mod counts;
 mod cut;
 mod files;
 mod health;
@@ -31,6 +32,7 @@ use terrane_storage::{IoQueue, IoQueueOptions, StorageError};
 
 use crate::disk::GroupSlots;
 use crate::error::StoreError;
+use counts::{IoCounts, IoNumbers};
 use files::SlabFiles;
 use health::HealthState;
 use inbox::{Inbox, Message};
@@ -53,6 +55,7 @@ pub(crate) struct Slabs {
 struct Shared {
     files: SlabFiles,
     health: HealthState,
+    counts: IoCounts,
     inbox: Inbox,
 }
 
@@ -91,7 +94,12 @@ impl Slabs {
         if options.read_only {
             health.make_read_only(StoreError::ReadOnly);
         }
-        let shared = Arc::new(Shared { files, health, inbox: Inbox::new(queue.waker()) });
+        let shared = Arc::new(Shared {
+            files,
+            health,
+            counts: IoCounts::default(),
+            inbox: Inbox::new(queue.waker()),
+        });
         let worker = Worker::new(queue, Arc::clone(&shared), options);
         let last = RefuseLast(Arc::clone(&shared));
         let serve = move || {
@@ -130,6 +138,11 @@ impl Slabs {
     /// The bytes of all slab files.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.handle.shared.files.bytes()
+    }
+
+    /// Numbers about the requests.
+    pub(crate) fn io_numbers(&self) -> IoNumbers {
+        self.handle.shared.counts.get()
     }
 
     /// Queues requests. It never blocks on I/O.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use terrane_storage::{IoBuffer, IoFailure};
+use terrane_storage::{IoBuffer, IoFailure, IoFailureReason};
 
 use crate::error::StoreError;
 
@@ -103,6 +103,28 @@ pub(crate) enum SlabFailure {
     Refused(Arc<StoreError>),
     /// The slab files were closed first.
     Closed,
+}
+
+impl SlabFailure {
+    /// Whether the file or its bytes failed: the job did not end early, and the store does not close.
+    pub(crate) const fn is_of_device(&self) -> bool {
+        matches!(self, Self::Corrupt { .. } | Self::Io(_) | Self::Refused(_))
+    }
+
+    /// Whether a read failed because of the place in the file: the device lost its bytes, or the file
+    /// is too short. Other failures, such as of memory, say nothing about it.
+    pub(crate) fn is_of_place(&self) -> bool {
+        use rustix::io::Errno;
+        let Self::Io(failure) = self else { return false };
+        match failure.reason {
+            IoFailureReason::EndOfFile => true,
+            IoFailureReason::Os(error) => {
+                let code = Errno::from_raw_os_error(error.code);
+                matches!(code, Errno::IO | Errno::NODATA | Errno::REMOTEIO | Errno::BADMSG)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Whether blocks can be read and written.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 
+use smallvec::SmallVec;
 use terrane_core::{ByteCount, HostAddress};
 use terrane_storage::IoBuffer;
 use terrane_transfer::Endpoint;
@@ -27,7 +28,7 @@ pub struct Blocks {
 
 #[derive(Clone)]
 pub(crate) enum BlocksKind {
-    Endpoint { endpoint: Endpoint, blocks: Vec<u32>, tokens: Option<Vec<u32>> },
+    Endpoint { endpoint: Endpoint, blocks: SmallVec<[u32; 4]>, tokens: Option<Vec<u32>> },
     Spans(Spans),
 }
 
@@ -36,7 +37,7 @@ impl Blocks {
     ///
     /// The job holds the blocks against other transfers until it has ended.
     pub fn new(endpoint: &Endpoint, blocks: &[u32]) -> Self {
-        let (endpoint, blocks) = (endpoint.clone(), blocks.to_vec());
+        let (endpoint, blocks) = (endpoint.clone(), SmallVec::from_slice(blocks));
         Self { kind: BlocksKind::Endpoint { endpoint, blocks, tokens: None } }
     }
 

@@ -1,5 +1,7 @@
 //! A block that was written becomes visible: in the index, then in the catalog.
 
+use std::time::Instant;
+
 use crate::KeyHash;
 use crate::disk::PutRecord;
 use crate::error::StoreError;
@@ -11,7 +13,7 @@ use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
 use crate::store::room::{PinnedSlot, TakenSlots};
 use crate::store::shared::StoreCore;
-use crate::store::tier::{Tier, count};
+use crate::store::tier::Tier;
 
 /// A block whose bytes are in its slots.
 pub(crate) struct WrittenBlock<'a> {
@@ -28,6 +30,8 @@ pub(crate) struct WrittenBlock<'a> {
     /// The block is a copy of this one, which must still be in the store.
     pub(crate) copy_of: Option<&'a PinnedSlot>,
     pub(crate) is_dirty: bool,
+    /// When the put was submitted that brings the block.
+    pub(crate) put_at: Option<Instant>,
 }
 
 /// A slot that a block was written to: the tier, and the place among the slots of the job.
@@ -138,10 +142,10 @@ impl StoreCore {
     /// Counts and publishes a block. The caller has the lock of the key's order, so that the events of
     /// a key come in the order of its changes.
     fn publish_stored(&self, block: &WrittenBlock<'_>, places: &[Place<'_>]) {
+        let took = block.put_at.map(|begun| begun.elapsed());
         for place in places.iter().filter(|place| place.slot.is_some()) {
             if let Some(tier) = self.tiers.get(place.tier.index()) {
-                count(&tier.counters.stored, 1);
-                count(&tier.counters.written_bytes, block.length.into());
+                tier.counters.stored(block.length, took);
             }
             self.publish(StoreEventKind::Stored, Some(place.tier), block.group, Some(block.key));
         }
@@ -181,8 +185,6 @@ pub(crate) fn not_read(failure: SlabFailure) -> BlockResult {
 mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
-    use std::time::Instant;
-
     use terrane_core::ByteCount;
 
     use super::*;
@@ -219,6 +221,7 @@ mod tests {
             epoch: None,
             copy_of: None,
             is_dirty: false,
+            put_at: None,
         };
         let mut places =
             [Place::new(TierId::new(0), &mut memory, 0), Place::new(TierId::new(1), &mut disk, 0)];

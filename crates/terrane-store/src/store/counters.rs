@@ -14,13 +14,12 @@ use crate::store::event::{Events, StoreEvent, Subscriber};
 
 /// Counts of a store since it was opened.
 pub(crate) struct StoreCounters {
-    pub(crate) ended_jobs: AtomicU64,
     pub(crate) refused_jobs: AtomicU64,
     pub(crate) already_stored: AtomicU64,
     pub(crate) timed_out: AtomicU64,
     pub(crate) cancelled: AtomicU64,
     pub(crate) failed: AtomicU64,
-    /// A histogram of nanoseconds.
+    /// A histogram of nanoseconds. Its count is that of the jobs that ended.
     pub(crate) job_times: ShardedCounters,
     pub(crate) missed_absent: AtomicU64,
     pub(crate) missed_writing: AtomicU64,
@@ -32,7 +31,6 @@ pub(crate) struct StoreCounters {
 impl StoreCounters {
     pub(crate) fn new() -> Self {
         Self {
-            ended_jobs: AtomicU64::new(0),
             refused_jobs: AtomicU64::new(0),
             already_stored: AtomicU64::new(0),
             timed_out: AtomicU64::new(0),
@@ -112,6 +110,7 @@ struct RecentKeys {
 pub(crate) enum RecentCause {
     Removed,
     Corrupt,
+    Unreadable,
 }
 
 /// The keys that are remembered.

@@ -62,6 +62,10 @@ pub enum StoreEventKind {
     Removed,
     /// The bytes on disk differed from the checksum; the block was dropped.
     Corrupt,
+    /// The device could not read the block; the store dropped it.
+    Unreadable,
+    /// No job gets the slot of the block any more, until the store is opened again.
+    SlotQuarantined,
     /// The store was cleared.
     Cleared,
     /// The disk tier takes no more blocks, after a failed write or sync.

@@ -1,10 +1,11 @@
 //! The thread that runs the tasks of jobs, and its timers.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -24,6 +25,10 @@ struct Shared {
     owner: OwnerProcess,
     state: Mutex<State>,
     changed: Condvar,
+    /// The tasks that have not ended.
+    tasks: AtomicUsize,
+    /// That of the state, to read without its lock.
+    is_stopping: AtomicBool,
 }
 
 #[derive(Default)]
@@ -31,9 +36,6 @@ struct State {
     ready: VecDeque<Runnable>,
     timers: BTreeMap<TimerKey, Waker>,
     next_timer: u64,
-    /// The tasks that have not ended.
-    tasks: usize,
-    is_stopping: bool,
 }
 
 /// The time of a timer, and its number among those of that time.
@@ -52,9 +54,15 @@ struct LiveTask {
 
 impl Executor {
     pub(crate) fn new() -> Self {
-        let state = Mutex::new(State::default());
-        let owner = OwnerProcess::current();
-        Self { shared: Arc::new(Shared { owner, state, changed: Condvar::new() }) }
+        Self {
+            shared: Arc::new(Shared {
+                owner: OwnerProcess::current(),
+                state: Mutex::default(),
+                changed: Condvar::new(),
+                tasks: AtomicUsize::new(0),
+                is_stopping: AtomicBool::new(false),
+            }),
+        }
     }
 
     /// Starts the thread.
@@ -68,7 +76,7 @@ impl Executor {
 
     /// Polls a task on this thread, and later on the executor's whenever it is woken.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        lock(&self.shared.state).tasks += 1;
+        self.shared.tasks.fetch_add(1, Ordering::SeqCst);
         let live = LiveTask { executor: self.clone() };
         let shared = Arc::clone(&self.shared);
         let schedule = move |runnable| {
@@ -100,8 +108,8 @@ impl Executor {
 
     /// Ends the thread when the last task has ended.
     pub(crate) fn stop(&self) {
-        lock(&self.shared.state).is_stopping = true;
-        self.shared.changed.notify_one();
+        self.shared.is_stopping.store(true, Ordering::SeqCst);
+        self.shared.wake();
     }
 
     fn run(&self) {
@@ -111,7 +119,7 @@ impl Executor {
             let due = state.take_due(now);
             let ready = std::mem::take(&mut state.ready);
             if due.is_empty() && ready.is_empty() {
-                if state.is_stopping && state.tasks == 0 {
+                if self.shared.has_ended() {
                     return;
                 }
                 state = match state.timers.keys().next() {
@@ -136,10 +144,36 @@ impl Executor {
     }
 }
 
+/// Continues a task on the executor's thread, behind those that are ready there.
+pub(crate) async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 /// Polls a task once. A panic drops the task, and its job ends as cancelled.
 fn run_task(runnable: Runnable) {
     if catch_unwind(AssertUnwindSafe(|| runnable.run())).is_err() {
         tracing::error!("the task of a job panicked");
+    }
+}
+
+impl Shared {
+    /// Whether the thread has nothing more to do.
+    fn has_ended(&self) -> bool {
+        self.is_stopping.load(Ordering::SeqCst) && self.tasks.load(Ordering::SeqCst) == 0
+    }
+
+    /// Wakes the thread, which may be between its look at the tasks and its wait.
+    fn wake(&self) {
+        drop(lock(&self.state));
+        self.changed.notify_one();
     }
 }
 
@@ -157,12 +191,10 @@ impl State {
 
 impl Drop for LiveTask {
     fn drop(&mut self) {
-        let mut state = lock(&self.executor.shared.state);
-        state.tasks -= 1;
-        let is_last = state.tasks == 0 && state.is_stopping;
-        drop(state);
-        if is_last {
-            self.executor.shared.changed.notify_one();
+        let shared = &self.executor.shared;
+        shared.tasks.fetch_sub(1, Ordering::SeqCst);
+        if shared.has_ended() {
+            shared.wake();
         }
     }
 }

@@ -2,20 +2,27 @@
 
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::error::StoreError;
-use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
+use crate::slab::{SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::{Arrivals, SharedHold};
 use crate::store::builder::WritePolicy;
 use crate::store::claims::Claim;
 use crate::store::commit::not_read;
 use crate::store::copies;
+use crate::store::executor::yield_now;
 use crate::store::load::Load;
+use crate::store::presence::TierId;
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
 use crate::store::task::JobTask;
 use crate::store::tier::count;
-use crate::store::transfers::{BlockCopy, StartedCopy};
+use crate::store::transfers::{BlockCopies, BlockCopy, StartedCopy};
+
+/// Copies of more bytes do not run on the caller's thread: they would take it 20 microseconds or more.
+pub(crate) const MOST_ON_CALLER: u64 = 256 << 10;
 
 /// Where a block is.
 enum Located {
@@ -33,11 +40,28 @@ struct Plan {
     /// From host memory into the destination, on this thread.
     on_thread: Vec<(usize, PinnedSlot)>,
     /// By a copy engine, from each tier.
-    by_engine: Vec<(usize, Vec<BlockCopy<PinnedSlot>>)>,
+    by_engine: SmallVec<[(usize, BlockCopies<PinnedSlot>); 1]>,
     /// By way of the host tier.
     relayed: Vec<usize>,
     waits: Vec<(usize, Arc<Claim>)>,
+    /// The keys that each tier has.
+    hits: SmallVec<[u64; 4]>,
 }
+
+impl Plan {
+    fn count_hit(&mut self, tier: TierId) {
+        let index = tier.index();
+        if self.hits.len() <= index {
+            self.hits.resize(index + 1, 0);
+        }
+        if let Some(hits) = self.hits.get_mut(index) {
+            *hits += 1;
+        }
+    }
+}
+
+/// Copies in flight, and the tier that they read.
+type StartedCopies = SmallVec<[(TierId, StartedCopy<PinnedSlot>); 1]>;
 
 struct Get<'a> {
     task: &'a JobTask,
@@ -49,7 +73,7 @@ struct Get<'a> {
 pub(crate) async fn run(task: &JobTask, keys: &Keys, destination: Payload) -> Vec<BlockResult> {
     let results = vec![None; keys.len()];
     let mut get = Get { task, keys, destination: Arc::new(destination), results };
-    let mut pending: Vec<usize> = (0..keys.len()).collect();
+    let mut pending: SmallVec<[usize; 4]> = (0..keys.len()).collect();
     while !pending.is_empty() {
         if let Some(stopped) = task.control.stopped() {
             pending.iter().for_each(|&index| get.set(index, stopped.into()));
@@ -113,6 +137,11 @@ impl Get<'_> {
                 }
             }
         }
+        for (tier, &hits) in self.task.core.tiers.iter().zip(&plan.hits) {
+            if hits > 0 {
+                tier.counters.hits(hits);
+            }
+        }
         plan
     }
 
@@ -124,7 +153,7 @@ impl Get<'_> {
             return self.set(index, BlockResult::WrongLength { stored, asked });
         }
         let Some(tier) = core.tiers.get(pin.room.tier.index()) else { return };
-        count(&tier.counters.hits, 1);
+        plan.count_hit(tier.id);
         let uses = pin.room.hit(pin.block.slot);
         if core.policy == WritePolicy::AfterUses(uses)
             && pin.room.is_pin_dirty(&pin)
@@ -143,16 +172,19 @@ impl Get<'_> {
         let tokens = core
             .group(group)
             .ok()
-            .and_then(|info| self.destination.transfer_tokens(info, &memory.endpoint, stored));
+            .zip(self.destination.facts())
+            .and_then(|(info, to)| info.transfer_tokens((&memory.facts, to), stored));
         match (tokens, self.destination.block(index)) {
             (Some(tokens), Some(to)) => {
                 let copy = BlockCopy { index, from: pin.block.slot, to, tokens, keeps: pin };
                 match plan.by_engine.iter_mut().find(|(other, _)| *other == tier.id.index()) {
                     Some((_, copies)) => copies.push(copy),
-                    None => plan.by_engine.push((tier.id.index(), vec![copy])),
+                    None => plan.by_engine.push((tier.id.index(), smallvec![copy])),
                 }
             }
-            _ if memory.is_host && self.destination.is_host() => plan.on_thread.push((index, pin)),
+            _ if memory.facts.is_host && self.destination.is_host() => {
+                plan.on_thread.push((index, pin))
+            }
             _ if core.host_tier(group).is_some() => plan.relayed.push(index),
             _ => self.set(
                 index,
@@ -163,27 +195,41 @@ impl Get<'_> {
 
     async fn execute(&mut self, plan: Plan) {
         let task = self.task;
-        let mut started = Vec::new();
+        let mut started = StartedCopies::new();
         for (tier, copies) in plan.by_engine {
-            let memory = task.core.tiers.get(tier).and_then(|tier| tier.blocks(task.group));
-            if let (Some(memory), Some(to)) = (memory, self.destination.endpoint()) {
-                started.extend(task.start_copies((&memory.endpoint, to), copies));
+            let Some(tier) = task.core.tiers.get(tier) else { continue };
+            if let (Some(memory), Some(to)) = (tier.blocks(task.group), self.destination.endpoint())
+            {
+                let copies = task.start_copies((&memory.endpoint, to), copies);
+                started.extend(copies.into_iter().map(|copy| (tier.id, copy)));
             }
         }
         let reading = self.submit(plan.from_disk);
+        let bytes: u64 = plan.on_thread.iter().map(|(_, pin)| u64::from(pin.block.length)).sum();
+        if bytes > MOST_ON_CALLER {
+            yield_now().await;
+        }
         self.copy_out(plan.on_thread);
+        // Futures of rarer ways are boxed, so that a job whose blocks are in memory stays small.
         if let Some(reading) = reading {
-            self.read(reading).await;
+            Box::pin(self.read(reading)).await;
         }
         if !plan.relayed.is_empty() {
             // It waits for slots, and pins nothing meanwhile: the other blocks leave when they can.
             let executor = &task.core.executor;
-            started = started.into_iter().map(|copy| copy.watched(executor)).collect();
-            self.relay(plan.relayed, &mut started).await;
+            let watched = |(tier, copy): (_, StartedCopy<_>)| (tier, copy.watched(executor));
+            started = started.into_iter().map(watched).collect();
+            Box::pin(self.relay(plan.relayed, &mut started)).await;
         }
-        for copy in started {
-            for (index, result) in copy.end().await {
+        for (tier, copy) in started {
+            let ended = copy.end().await;
+            let took = task.begun.elapsed();
+            let tier = task.core.tiers.get(tier.index());
+            for (index, result) in ended {
                 let bytes = self.destination.length(index);
+                if let Some(tier) = tier {
+                    tier.counters.copied(&result, bytes, took);
+                }
                 let result = result.map_or_else(|result| result, |()| BlockResult::Done { bytes });
                 self.set(index, result);
             }
@@ -212,13 +258,13 @@ impl Get<'_> {
             unsafe {
                 copies::copy(&from, &self.destination.buffers(index));
             }
-            count(&tier.counters.read_bytes, pin.block.length.into());
+            tier.counters.got(pin.block.length, self.task.begun.elapsed());
             self.set(index, BlockResult::Done { bytes: pin.block.length });
         }
     }
 
     /// Copies blocks by way of the host tier. The second hop of a block begins when its first one ends.
-    async fn relay(&mut self, indices: Vec<usize>, started: &mut Vec<StartedCopy<PinnedSlot>>) {
+    async fn relay(&mut self, indices: Vec<usize>, started: &mut StartedCopies) {
         let task = self.task;
         let (core, group) = (&task.core, task.group);
         let host = core.host_tier(group);
@@ -228,15 +274,18 @@ impl Get<'_> {
         let destination = Arc::clone(&self.destination);
         let mut ready = |at: usize, pin: PinnedSlot| {
             let Some(&index) = indices.get(at) else { return };
-            let tokens = destination.transfer_tokens(info, &memory.endpoint, pin.block.length);
+            let own = destination.facts();
+            let tokens =
+                own.and_then(|to| info.transfer_tokens((&memory.facts, to), pin.block.length));
             let to = destination.endpoint().zip(destination.block(index));
             let (Some(tokens), Some((to, block))) = (tokens, to) else {
                 // At once: the next blocks need the slots that these pins keep.
                 return self.copy_relayed(index, pin);
             };
             let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
-            let copies = task.start_copies((&memory.endpoint, to), vec![copy]);
-            started.extend(copies.into_iter().map(|copy| copy.watched(&core.executor)));
+            let copies = task.start_copies((&memory.endpoint, to), smallvec![copy]);
+            let copies = copies.into_iter();
+            started.extend(copies.map(|copy| (host.id, copy.watched(&core.executor))));
         };
         let results = Load::new(task, host.id).run(&keys, &mut ready).await;
         for (&index, result) in indices.iter().zip(results) {
@@ -312,18 +361,19 @@ impl Get<'_> {
                 else {
                     continue;
                 };
+                let tier = core.tiers.get(pin.room.tier.index());
                 let result = match result {
                     Ok(_) => {
-                        if let Some(tier) = core.tiers.get(pin.room.tier.index()) {
-                            count(&tier.counters.read_bytes, pin.block.length.into());
+                        if let Some(tier) = tier {
+                            tier.counters.got(pin.block.length, self.task.begun.elapsed());
                         }
                         BlockResult::Done { bytes: pin.block.length }
                     }
                     Err(failure) => {
-                        if let SlabFailure::Corrupt { expected, found } = failure {
-                            let key = self.keys.hash(index);
-                            core.drop_corrupt(key, pin, (expected, found)).await;
+                        if let Some(tier) = tier.filter(|_| failure.is_of_device()) {
+                            tier.counters.read_failed();
                         }
+                        core.drop_damaged(self.keys.hash(index), pin, &failure).await;
                         not_read(failure)
                     }
                 };

@@ -1,13 +1,17 @@
 //! The blocks of a group: their lengths, and the bytes of a block in an endpoint.
 
+use std::sync::RwLock;
+
+use smallvec::SmallVec;
 use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, Memory};
 use terrane_layout::{Axis, AxisSteps, BlockFingerprint, Geometry, LayoutError, Section};
 use terrane_storage::IoBuffer;
-use terrane_transfer::Endpoint;
+use terrane_transfer::{Endpoint, EndpointId};
 
 use crate::slab::SlabBuffers;
 use crate::store::builder::BlockGroup;
+use crate::sync::{read, write};
 
 /// The alignment of a block in a tier that the store allocates: direct I/O needs no bounce buffer.
 const SLOT_ALIGNMENT: u64 = 4096;
@@ -23,6 +27,28 @@ pub(crate) struct GroupInfo {
     shape: Option<BlockFingerprint>,
     /// The bytes of a block of so many tokens, from 1 token on. Empty for opaque blocks.
     token_bytes: Vec<u32>,
+    /// Of the endpoints that jobs named lately.
+    known: RwLock<SmallVec<[(EndpointId, EndpointFacts); MOST_KNOWN]>>,
+}
+
+/// More endpoints than an engine has for a group.
+const MOST_KNOWN: usize = 8;
+
+/// The facts about an endpoint that take long to compute.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndpointFacts {
+    shape: BlockFingerprint,
+    pub(crate) block_bytes: u64,
+    /// Whether the host can address its memory.
+    pub(crate) is_host: bool,
+}
+
+impl EndpointFacts {
+    pub(crate) fn of(endpoint: &Endpoint) -> Self {
+        let geometry = endpoint.layout().geometry();
+        let block_bytes = geometry.block_bytes().get();
+        Self { shape: shape_of(geometry), block_bytes, is_host: is_host(endpoint) }
+    }
 }
 
 impl GroupInfo {
@@ -34,14 +60,31 @@ impl GroupInfo {
             shape: geometry.as_ref().map(shape_of),
             token_bytes: geometry.as_ref().map(token_bytes).unwrap_or_default(),
             geometry,
+            known: RwLock::default(),
         }
     }
 
-    /// Whether a block of this geometry can be a block of the group.
-    pub(crate) fn fits(&self, geometry: &Geometry) -> bool {
+    /// The facts about an endpoint of a job. Jobs name the same few endpoints.
+    pub(crate) fn facts(&self, endpoint: &Endpoint) -> EndpointFacts {
+        let id = endpoint.id();
+        let known = read(&self.known).iter().find(|(other, _)| *other == id).copied();
+        if let Some((_, facts)) = known {
+            return facts;
+        }
+        let facts = EndpointFacts::of(endpoint);
+        let mut known = write(&self.known);
+        if known.len() == MOST_KNOWN {
+            known.remove(0);
+        }
+        known.push((id, facts));
+        facts
+    }
+
+    /// Whether a block of this endpoint can be a block of the group.
+    pub(crate) fn fits(&self, facts: &EndpointFacts) -> bool {
         match self.shape {
-            Some(shape) => shape_of(geometry) == shape,
-            None => geometry.block_bytes().get() <= self.block_bytes,
+            Some(shape) => facts.shape == shape,
+            None => facts.block_bytes <= self.block_bytes,
         }
     }
 
@@ -52,30 +95,26 @@ impl GroupInfo {
     }
 
     /// The bytes of a block of this geometry with so many tokens; `None` if it has not so many.
-    pub(crate) fn bytes_of(&self, geometry: &Geometry, tokens: Option<u32>) -> Option<u32> {
-        let whole = || u32::try_from(geometry.block_bytes().get()).ok();
-        match tokens {
-            None => whole(),
-            Some(tokens) if self.token_bytes.is_empty() => {
-                let sizes = token_bytes(geometry);
-                sizes.get(to_usize(tokens.into()).checked_sub(1)?).copied()
-            }
-            Some(tokens) => self.token_bytes.get(to_usize(tokens.into()).checked_sub(1)?).copied(),
+    pub(crate) fn bytes_of(&self, geometry: &Geometry, tokens: u32) -> Option<u32> {
+        let index = to_usize(tokens.into()).checked_sub(1)?;
+        if self.token_bytes.is_empty() {
+            return token_bytes(geometry).get(index).copied();
         }
+        self.token_bytes.get(index).copied()
     }
 
-    /// Whether a copy engine can copy a block of this length between endpoints of these geometries,
-    /// and the tokens that it names then.
+    /// Whether a copy engine can copy a block of this length between these endpoints, and the tokens
+    /// that it names then.
     pub(crate) fn transfer_tokens(
         &self,
-        (from, to): (&Geometry, &Geometry),
+        (from, to): (&EndpointFacts, &EndpointFacts),
         length: u32,
     ) -> Option<Option<u32>> {
-        let is_whole = |geometry: &Geometry| geometry.block_bytes().get() == u64::from(length);
+        let is_whole = from.block_bytes == u64::from(length);
         if self.geometry.is_none() {
-            return (shape_of(from) == shape_of(to) && is_whole(from)).then_some(None);
+            return (is_whole && from.shape == to.shape).then_some(None);
         }
-        if is_whole(from) { Some(None) } else { self.tokens_of(length).map(Some) }
+        if is_whole { Some(None) } else { self.tokens_of(length).map(Some) }
     }
 
     /// The geometry of blocks of this group in memory of the store: a block is one span, in canonical
@@ -173,7 +212,7 @@ pub(crate) fn host_buffers(
 }
 
 /// Whether the host can address the memory of an endpoint.
-pub(crate) fn is_host(endpoint: &Endpoint) -> bool {
+fn is_host(endpoint: &Endpoint) -> bool {
     let regions = endpoint.layout().regions();
     endpoint.kind().is_host() && regions.iter().all(|region| region.location().as_host().is_some())
 }

@@ -14,7 +14,7 @@ use crate::store::request::Keys;
 use crate::store::result::{BlockResult, NoRoom};
 use crate::store::room::{PinnedSlot, SharedSlots, TakenSlots};
 use crate::store::task::JobTask;
-use crate::store::tier::{Tier, TierBlocks, count};
+use crate::store::tier::{Tier, TierBlocks};
 use crate::store::transfers::{BlockCopy, StartedCopy};
 
 /// The most blocks whose slots are taken together.
@@ -152,7 +152,7 @@ impl<'a> Load<'a> {
             let mut moving = Moving { own, source: Arc::new(source), hold };
             if !is_disk {
                 from_memory.push(moving);
-            } else if memory.is_host {
+            } else if memory.facts.is_host {
                 match taken.slot(moving.own.at).map(|slot| memory.hold(slot)) {
                     Some(Err(result)) => set(results, moving.own.index, result),
                     hold => {
@@ -268,9 +268,8 @@ impl<'a> Load<'a> {
             let tier = moving.source.room.tier;
             let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
             let (Some(source), Some(to)) = (source, taken.slot(moving.own.at)) else { continue };
-            let ends = (source.endpoint.layout().geometry(), memory.endpoint.layout().geometry());
             let keeps = (Arc::clone(&moving.source), taken.share());
-            match info.transfer_tokens(ends, block.length) {
+            match info.transfer_tokens((&source.facts, &memory.facts), block.length) {
                 Some(tokens) => {
                     let copy = BlockCopy { index: number, from: block.slot, to, tokens, keeps };
                     match by_tier.iter_mut().find(|(other, _)| *other == tier) {
@@ -278,7 +277,7 @@ impl<'a> Load<'a> {
                         None => by_tier.push((tier, vec![copy])),
                     }
                 }
-                None if source.is_host && memory.is_host => {
+                None if source.facts.is_host && memory.facts.is_host => {
                     let hold = memory.hold(to);
                     if let Err(result) = &hold {
                         set(results, moving.own.index, result.clone());
@@ -303,7 +302,8 @@ impl<'a> Load<'a> {
         for (tier, copies) in by_tier {
             let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
             if let Some(source) = source {
-                started.extend(task.start_copies((&source.endpoint, &memory.endpoint), copies));
+                started
+                    .extend(task.start_copies((&source.endpoint, &memory.endpoint), copies.into()));
             }
         }
         started
@@ -332,6 +332,7 @@ impl<'a> Load<'a> {
             epoch: None,
             copy_of: Some(&source),
             is_dirty: false,
+            put_at: None,
         };
         let place = Place::new(self.to, taken, own.at);
         let result = match core.commit(&block, &mut [place]).await {
@@ -340,7 +341,7 @@ impl<'a> Load<'a> {
             Err(error) => BlockResult::failed(error),
         };
         if let Some(tier) = core.tiers.get(source.room.tier.index()) {
-            count(&tier.counters.read_bytes, length.into());
+            tier.counters.read(length);
         }
         let room = core.tiers.get(self.to.index()).and_then(|tier| tier.room(task.group));
         let pin = room.filter(|_| result.is_ok()).and_then(|room| room.pin(own.key));
@@ -351,10 +352,11 @@ impl<'a> Load<'a> {
     }
 
     async fn fail(&self, moving: Moving, failure: SlabFailure, results: &mut [BlockResult]) {
-        if let SlabFailure::Corrupt { expected, found } = failure {
-            let (key, source) = (moving.own.key, &moving.source);
-            self.task.core.drop_corrupt(key, source, (expected, found)).await;
+        let disk = self.task.core.tiers.last();
+        if let Some(disk) = disk.filter(|_| failure.is_of_device()) {
+            disk.counters.read_failed();
         }
+        self.task.core.drop_damaged(moving.own.key, &moving.source, &failure).await;
         moving.hold.release();
         set(results, moving.own.index, not_read(failure));
     }

@@ -53,6 +53,7 @@ pub(crate) mod snapshot;
 pub(crate) mod submit;
 pub(crate) mod task;
 pub(crate) mod tier;
+pub(crate) mod tier_counters;
 pub(crate) mod transfers;
 pub(crate) mod upkeep;
 pub(crate) mod why;

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use smallvec::SmallVec;
+
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::{Priority, SlabDirection, SlabRequest, SlabSink};
@@ -198,7 +200,12 @@ impl<'a> WriteDown<'a> {
                         let place = Place::new(below.id, &mut taken, at);
                         self.commit(own, done.checksum, place, results).await;
                     }
-                    Err(failure) => self.give_up(vec![own], &not_written(failure), results),
+                    Err(failure) => {
+                        if failure.is_of_device() {
+                            below.counters.write_failed();
+                        }
+                        self.give_up(vec![own], &not_written(failure), results);
+                    }
                 }
             }
         }
@@ -219,17 +226,16 @@ impl<'a> WriteDown<'a> {
             return self.give_up(own, &BlockResult::failed(StoreError::Closed), results);
         };
         let mut copied: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
-        let geometries = (source.endpoint.layout().geometry(), memory.endpoint.layout().geometry());
         let mut copies = Vec::new();
         for (at, own) in own.iter().enumerate() {
             let block = own.dirty.pin.block;
             let Some(to) = taken.slot(at) else { continue };
-            match info.transfer_tokens(geometries, block.length) {
+            match info.transfer_tokens((&source.facts, &memory.facts), block.length) {
                 Some(tokens) => {
                     let keeps = (Arc::clone(&own.dirty.pin), taken.share());
                     copies.push(BlockCopy { index: at, from: block.slot, to, tokens, keeps });
                 }
-                None if source.is_host && memory.is_host => {
+                None if source.facts.is_host && memory.facts.is_host => {
                     let hold = memory.hold(to);
                     if let (Err(result), Some(slot)) = (&hold, copied.get_mut(at)) {
                         *slot = Err(result.clone());
@@ -253,9 +259,9 @@ impl<'a> WriteDown<'a> {
             }
         }
         let started = if copies.is_empty() {
-            Vec::new()
+            SmallVec::new()
         } else {
-            task.start_copies((&source.endpoint, &memory.endpoint), copies)
+            task.start_copies((&source.endpoint, &memory.endpoint), copies.into())
         };
         for copy in started {
             for (at, result) in copy.end().await {
@@ -297,6 +303,7 @@ impl<'a> WriteDown<'a> {
             epoch: None,
             copy_of: Some(&pin),
             is_dirty: !is_last,
+            put_at: None,
         };
         match core.commit(&block, &mut [place]).await {
             Ok(_) => {

@@ -27,13 +27,14 @@ use crate::store::claims::Claims;
 use crate::store::counters::{KeyNames, Recent, StoreCounters, Subscribers};
 use crate::store::executor::Executor;
 use crate::store::gate::Gate;
-use crate::store::group::{GroupInfo, is_host};
+use crate::store::group::{EndpointFacts, GroupInfo};
 use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::room::{DirtyBlocks, Room};
 use crate::store::shared::{JobTable, StoreCore};
-use crate::store::tier::{DiskParts, Tier, TierBlocks, TierCounters};
+use crate::store::tier::{DiskParts, Tier, TierBlocks};
+use crate::store::tier_counters::TierCounters;
 
 const MOST_GROUPS: usize = 64;
 const MOST_MEMORY_TIERS: usize = 8;
@@ -95,6 +96,7 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
         }
         None => None,
     };
+    let is_given_manager = builder.manager.is_some();
     let manager = match builder.manager {
         Some(manager) => Some(manager),
         None if builder.memory_tiers.is_empty() => None,
@@ -123,6 +125,7 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
             tiers,
             disk: parts,
             manager,
+            is_given_manager,
             policy: match builder.write_policy {
                 WritePolicy::AfterUses(0) => WritePolicy::Through,
                 policy => policy,
@@ -221,16 +224,15 @@ fn memory_plans(builder: &StoreBuilder, groups: &[GroupInfo]) -> Result<Vec<Tier
         }
         let mut memory = Vec::new();
         for (number, (endpoint, group)) in endpoints.into_iter().zip(groups).enumerate() {
-            let geometry = endpoint.layout().geometry();
-            if !group.fits(geometry) || geometry.block_bytes().get() < group.block_bytes {
+            let facts = EndpointFacts::of(&endpoint);
+            if !group.fits(&facts) || facts.block_bytes < group.block_bytes {
                 return Err(StoreError::OtherShape { group: number });
             }
             let ids = Slots::new(&endpoint)?;
             let ids = ids.take(ids.total())?;
-            let is_host = is_host(&endpoint);
-            memory.push(TierBlocks { endpoint, is_host, _ids: ids });
+            memory.push(TierBlocks { endpoint, facts, _ids: ids });
         }
-        if let Some(device) = memory.iter().find(|blocks| !blocks.is_host)
+        if let Some(device) = memory.iter().find(|blocks| !blocks.facts.is_host)
             && number == last
             && builder.disk.is_some()
         {
@@ -370,7 +372,7 @@ fn tier(number: u8, plan: TierPlan, eviction: EvictionKind, core: &Weak<StoreCor
         Arc::new(Room::new((id, group), slots, policy, dirty, Weak::clone(core) as _))
     };
     let rooms = (0_u16..).zip(slots).map(room).collect();
-    Tier { id, name, rooms, memory, slot_bytes, counters: TierCounters::default() }
+    Tier { id, name, rooms, memory, slot_bytes, counters: TierCounters::new() }
 }
 
 /// The secret of a store without a disk tier.

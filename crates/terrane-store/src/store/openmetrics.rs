@@ -3,13 +3,13 @@
 use std::fmt::{Result, Write};
 
 use terrane_core::convert::to_u64;
-use terrane_core::metrics::{OpenMetrics, Unit};
+use terrane_core::metrics::{HistogramSnapshot, OpenMetrics, Unit};
 
 use crate::store::snapshot::{GroupSnapshot, StoreSnapshot, TierSnapshot};
 
 type TierCounter = (&'static str, Unit, &'static str, fn(&TierSnapshot) -> u64);
 
-const TIER_COUNTERS: [TierCounter; 5] = [
+const TIER_COUNTERS: [TierCounter; 8] = [
     ("terrane_store_tier_hits", Unit::None, "Keys that gets found in the tier.", |tier| tier.hits),
     ("terrane_store_tier_stored", Unit::None, "Blocks stored in the tier.", |tier| tier.stored),
     ("terrane_store_tier_evictions", Unit::None, "Blocks evicted from the tier.", |tier| {
@@ -19,15 +19,37 @@ const TIER_COUNTERS: [TierCounter; 5] = [
     ("terrane_store_tier_written", Unit::Bytes, "Bytes written to the tier.", |tier| {
         tier.written_bytes
     }),
+    ("terrane_store_tier_read_failures", Unit::None, "Blocks that could not be read.", |tier| {
+        tier.read_failures
+    }),
+    (
+        "terrane_store_tier_write_failures",
+        Unit::None,
+        "Blocks that could not be written.",
+        |tier| tier.write_failures,
+    ),
+    ("terrane_store_tier_requests", Unit::None, "Requests to the device.", |tier| tier.requests),
+];
+
+type TierTimes = (&'static str, &'static str, fn(&TierSnapshot) -> &HistogramSnapshot);
+
+const TIER_TIMES: [TierTimes; 2] = [
+    ("terrane_store_get_duration", "Time until a get had a block, by its tier.", |tier| {
+        &tier.get_times
+    }),
+    ("terrane_store_put_duration", "Time until the tier had the block of a put.", |tier| {
+        &tier.put_times
+    }),
 ];
 
 type GroupGauge = (&'static str, &'static str, fn(&GroupSnapshot) -> usize);
 
-const GROUP_GAUGES: [GroupGauge; 6] = [
+const GROUP_GAUGES: [GroupGauge; 7] = [
     ("terrane_store_tier_slots", "Slots of the group.", |group| group.slots),
     ("terrane_store_tier_blocks", "Blocks in the tier.", |group| group.blocks),
     ("terrane_store_tier_free", "Slots without a block.", |group| group.free),
     ("terrane_store_tier_in_use", "Slots that jobs fill or keep.", |group| group.in_use),
+    ("terrane_store_tier_quarantined", "Slots that damage blocks.", |group| group.quarantined),
     ("terrane_store_tier_pinned", "Blocks that leases pin.", |group| group.pinned),
     ("terrane_store_tier_dirty", "Blocks that no slower tier has.", |group| group.dirty),
 ];
@@ -42,6 +64,19 @@ pub(crate) fn write(snapshot: &StoreSnapshot, out: &mut OpenMetrics<'_, impl Wri
     let mut family = out.gauge("terrane_store_tier_capacity", Unit::Bytes, help)?;
     for tier in tiers {
         family.sample(&[("tier", &tier.name)], tier.capacity.get())?;
+    }
+    for (name, help, value) in TIER_TIMES {
+        let mut family = out.histogram(name, Unit::Seconds, help)?;
+        for tier in tiers {
+            family.distribution(&[("tier", &tier.name)], value(tier))?;
+        }
+    }
+    let help = "Blocks that wait for the device or are in it.";
+    let mut family = out.gauge("terrane_store_tier_queued", Unit::None, help)?;
+    for tier in tiers.iter().filter(|tier| tier.is_disk) {
+        for (direction, count) in [("read", tier.reads_queued), ("write", tier.writes_queued)] {
+            family.sample(&[("tier", &tier.name), ("direction", direction)], count)?;
+        }
     }
     for (name, help, value) in GROUP_GAUGES {
         let mut family = out.gauge(name, Unit::None, help)?;
@@ -90,5 +125,8 @@ fn write_jobs(snapshot: &StoreSnapshot, out: &mut OpenMetrics<'_, impl Write>) -
     ] {
         out.gauge(name, Unit::None, help)?.sample(&[], to_u64(count))?;
     }
-    Ok(())
+    match &snapshot.transfers {
+        Some(transfers) => transfers.write_families(out),
+        None => Ok(()),
+    }
 }

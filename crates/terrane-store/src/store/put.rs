@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabRequest, SlabSink};
 use crate::store::arrivals::{Arrivals, SharedHold};
@@ -9,6 +11,8 @@ use crate::store::builder::WritePolicy;
 use crate::store::claims::{Claim, ClaimKind, HeldClaim};
 use crate::store::commit::{Committed, Place, WrittenBlock, not_written};
 use crate::store::copies;
+use crate::store::executor::yield_now;
+use crate::store::get::MOST_ON_CALLER;
 use crate::store::moves::{WriteDown, make_durable};
 use crate::store::request::{Keys, Payload, PayloadUse};
 use crate::store::result::BlockResult;
@@ -201,6 +205,10 @@ impl Put<'_> {
             disk.slabs.cancel(task.control.id());
         }
         let mut spare = self.spare(tier, own.len());
+        let bytes = own.iter().map(|own| u64::from(self.source.length(own.index))).sum::<u64>();
+        if bytes > MOST_ON_CALLER && !spare.is_empty() {
+            yield_now().await;
+        }
         for (tier, slots) in &mut spare {
             self.copy_in(*tier, slots, &own);
         }
@@ -211,7 +219,12 @@ impl Put<'_> {
                 left -= 1;
                 let Some(key) = own.get_mut(at).and_then(Option::take) else { continue };
                 let result = match result {
-                    Err(failure) => not_written(failure),
+                    Err(failure) => {
+                        if failure.is_of_device() {
+                            tier.counters.write_failed();
+                        }
+                        not_written(failure)
+                    }
                     Ok(done) => {
                         let mut places = vec![Place::new(tier.id, &mut taken, at)];
                         for (spare, slots) in &mut spare {
@@ -259,6 +272,10 @@ impl Put<'_> {
                 return self.set_all(&indices, &BlockResult::failed(error));
             }
         };
+        let bytes = own.iter().map(|own| u64::from(self.source.length(own.index))).sum::<u64>();
+        if bytes > MOST_ON_CALLER && self.source.is_host() {
+            yield_now().await;
+        }
         let written = self.fill(tier, &taken, &own).await;
         let mut spare = self.spare(tier, own.len());
         for (faster, slots) in &mut spare {
@@ -322,13 +339,16 @@ impl Put<'_> {
         let (mut copies, mut direct) = (Vec::new(), Vec::new());
         for (at, own) in own.iter().enumerate() {
             let length = self.source.length(own.index);
-            let tokens = self.source.transfer_tokens(info, &blocks.endpoint, length);
+            let tokens = self
+                .source
+                .facts()
+                .and_then(|own| info.transfer_tokens((own, &blocks.facts), length));
             match (tokens, self.source.block(own.index), taken.slot(at)) {
                 (Some(tokens), Some(from), Some(to)) => {
                     let keeps = taken.share();
                     copies.push(BlockCopy { index: at, from, to, tokens, keeps });
                 }
-                (_, _, Some(slot)) if self.source.is_host() && blocks.is_host => {
+                (_, _, Some(slot)) if self.source.is_host() && blocks.facts.is_host => {
                     direct.push((at, own.index, slot));
                 }
                 _ => {
@@ -341,9 +361,9 @@ impl Put<'_> {
         }
         let started = match self.source.endpoint() {
             Some(source) if !copies.is_empty() => {
-                task.start_copies((source, &blocks.endpoint), copies)
+                task.start_copies((source, &blocks.endpoint), copies.into())
             }
-            _ => Vec::new(),
+            _ => SmallVec::new(),
         };
         for (at, index, slot) in direct {
             let slot_hold = blocks.hold(slot);
@@ -387,6 +407,7 @@ impl Put<'_> {
             epoch: Some(self.epoch),
             copy_of: None,
             is_dirty,
+            put_at: Some(self.task.begun),
         };
         match self.task.core.commit(&block, places).await {
             Ok(Committed::Stored | Committed::Dropped) => BlockResult::Done { bytes: length },

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use terrane_core::sync::lock;
 use terrane_core::{ByteCount, CapabilityReport};
 
+use terrane_transfer::TransferManager;
+
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::store::claims::ClaimKind;
@@ -189,6 +191,7 @@ impl StoreCore {
         match self.recent.get(hash) {
             Some(RecentCause::Removed) => Why::Removed,
             Some(RecentCause::Corrupt) => Why::Corrupt,
+            Some(RecentCause::Unreadable) => Why::Unreadable,
             None if self.was_evicted(group, hash) => Why::Evicted,
             None => Why::NeverSeen,
         }
@@ -240,6 +243,7 @@ impl StoreCore {
         let counters = &self.counters;
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let rooms = || self.tiers.iter().flat_map(|tier| &tier.rooms);
+        let job_times = counters.job_times.histogram(0);
         StoreSnapshot {
             tiers: self.tiers.iter().map(|tier| self.tier_snapshot(tier)).collect(),
             misses: Misses {
@@ -250,39 +254,41 @@ impl StoreCore {
                 wrong_length: get(&counters.missed_length),
             },
             running_jobs: self.jobs.running(),
-            ended_jobs: get(&counters.ended_jobs),
+            ended_jobs: job_times.count(),
             refused_jobs: get(&counters.refused_jobs),
             already_stored: get(&counters.already_stored),
             timed_out: get(&counters.timed_out),
             cancelled: get(&counters.cancelled),
             failed: get(&counters.failed),
-            job_times: counters.job_times.histogram(0),
+            job_times,
             keys_in_flight: self.claims.len(),
             jobs_waiting_for_room: rooms().map(|room| room.waiters()).sum(),
+            transfers: self.own_manager().map(TransferManager::snapshot),
             catalog: self.disk.as_ref().and_then(|disk| disk.catalog.snapshot().ok()),
         }
     }
 
     fn tier_snapshot(&self, tier: &Tier) -> TierSnapshot {
-        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let sizes = tier.rooms.iter().zip(&tier.slot_bytes);
         let capacity = sizes.map(|(room, bytes)| u64::from(room.limit()) * bytes).sum();
         let disk = self.disk.as_ref().filter(|_| tier.is_disk());
         let file_bytes = disk.map_or(0, |disk| disk.slabs.file_bytes());
+        let io = disk.map(|disk| disk.slabs.io_numbers()).unwrap_or_default();
         let refused = disk.and_then(|_| self.refuses_writes());
         let read_only = refused.map(|error| error.to_string());
-        TierSnapshot {
+        let mut snapshot = TierSnapshot {
             name: tier.name.clone(),
             is_disk: tier.is_disk(),
             groups: tier.rooms.iter().map(|room| room.snapshot()).collect(),
             capacity: ByteCount::new(capacity),
             file_bytes: ByteCount::new(file_bytes),
-            hits: get(&tier.counters.hits),
-            stored: get(&tier.counters.stored),
-            evictions: get(&tier.counters.evictions),
-            read_bytes: get(&tier.counters.read_bytes),
-            written_bytes: get(&tier.counters.written_bytes),
+            reads_queued: io.reads,
+            writes_queued: io.writes,
+            requests: io.requests,
             read_only,
-        }
+            ..TierSnapshot::default()
+        };
+        tier.counters.write_to(&mut snapshot);
+        snapshot
     }
 }

@@ -3,11 +3,12 @@
 use crate::KeyHash;
 use crate::disk::{CatalogError, CheckpointWriter, PutRecord};
 use crate::error::StoreError;
+use crate::slab::SlabFailure;
 use crate::store::counters::RecentCause;
 use crate::store::event::StoreEventKind;
 use crate::store::request::Keys;
 use crate::store::result::BlockResult;
-use crate::store::room::PinnedSlot;
+use crate::store::room::{Damage, PinnedSlot};
 use crate::store::shared::StoreCore;
 use crate::store::task::JobTask;
 use crate::store::tier::count;
@@ -43,11 +44,17 @@ impl StoreCore {
     async fn remove_key(&self, group: u16, key: KeyHash) -> BlockResult {
         let entry = self.gate.enter().await;
         let order = self.order.lock(key);
-        self.claims.remove(key);
         let rooms = || self.tiers.iter().filter_map(|tier| tier.room(group));
+        let is_read_only = self.disk.as_ref().is_some_and(|disk| disk.is_read_only);
+        let has_disk = || rooms().next_back().is_some_and(|room| room.index.get(key).is_some());
+        if is_read_only && has_disk() {
+            // It would be back after the next opening, so it stays in all tiers.
+            return BlockResult::failed(StoreError::ReadOnly);
+        }
+        self.claims.remove(key);
         let removed = rooms().fold(None, |found, room| room.remove(key).or(found));
         let appended = match &self.disk {
-            Some(disk) if disk.is_read_only => Err(StoreError::ReadOnly),
+            Some(disk) if disk.is_read_only => Ok(()),
             // Also for a key that no tier has: an older record of it may be in the journal.
             Some(disk) => disk.catalog.append_removes(&[key]).map_err(StoreError::from),
             None => Ok(()),
@@ -68,27 +75,39 @@ impl StoreCore {
         }
     }
 
-    /// Drops a block whose bytes on disk differ from its checksum.
-    pub(crate) async fn drop_corrupt(
-        &self,
-        key: KeyHash,
-        pin: &PinnedSlot,
-        (expected, found): (u64, u64),
-    ) {
-        tracing::warn!(%key, slot = pin.block.slot, expected, found, "a block on disk is damaged");
-        count(&self.counters.missed_corrupt, 1);
+    /// Drops a block whose read failed, if it is the block that is damaged.
+    pub(crate) async fn drop_damaged(&self, key: KeyHash, pin: &PinnedSlot, failure: &SlabFailure) {
+        let damage = match *failure {
+            SlabFailure::Corrupt { expected, found } => Damage::OtherBytes { expected, found },
+            _ if failure.is_of_place() => Damage::Unreadable,
+            _ => return,
+        };
+        tracing::warn!(%key, slot = pin.block.slot, ?damage, "a block on disk is damaged");
+        let (cause, event) = match damage {
+            Damage::OtherBytes { .. } => (RecentCause::Corrupt, StoreEventKind::Corrupt),
+            Damage::Unreadable => (RecentCause::Unreadable, StoreEventKind::Unreadable),
+        };
+        if cause == RecentCause::Corrupt {
+            count(&self.counters.missed_corrupt, 1);
+        }
         let entry = self.gate.enter().await;
         let order = self.order.lock(key);
         let room = &pin.room;
         let is_dropped = room.remove_block(key, &pin.block);
-        // A read-only tier writes nothing, and finds the damage again after the next opening.
-        let disk = self.disk.as_ref().filter(|disk| is_dropped && !disk.is_read_only);
+        // A read-only tier writes nothing, and finds the damage again after the next opening. A block that
+        // cannot be read is not removed for good: the device may be back after the next opening.
+        let is_for_good = is_dropped && cause == RecentCause::Corrupt;
+        let disk = self.disk.as_ref().filter(|disk| is_for_good && !disk.is_read_only);
         if let Some(disk) = disk {
             let _ = disk.catalog.append_removes(&[key]);
         }
         if is_dropped {
-            self.recent.insert(key, RecentCause::Corrupt);
-            self.publish(StoreEventKind::Corrupt, Some(room.tier), room.group, Some(key));
+            self.recent.insert(key, cause);
+            self.publish(event, Some(room.tier), room.group, Some(key));
+            if room.note_damage(pin, damage) {
+                let event = StoreEventKind::SlotQuarantined;
+                self.publish(event, Some(room.tier), room.group, Some(key));
+            }
             self.forget_name_in_order(room.group, key);
         }
         drop(order);

@@ -1,19 +1,20 @@
 //! The checked keys and blocks of a job.
 
+use smallvec::SmallVec;
 use terrane_transfer::{Endpoint, Hold, TransferError};
 
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::SlabBuffers;
 use crate::store::blocks::{Blocks, BlocksKind, Spans};
-use crate::store::group::{GroupInfo, host_buffers, is_host};
+use crate::store::group::{EndpointFacts, host_buffers};
 use crate::store::shared::StoreCore;
 
 /// The keys of a job: their hashes and bytes.
 pub(crate) struct Keys {
-    pub(crate) hashes: Vec<KeyHash>,
+    pub(crate) hashes: SmallVec<[KeyHash; 1]>,
     bytes: Vec<u8>,
-    ends: Vec<usize>,
+    ends: SmallVec<[usize; 1]>,
 }
 
 impl Keys {
@@ -23,9 +24,9 @@ impl Keys {
         keys: &[K],
     ) -> Result<Self, StoreError> {
         let mut new = Self {
-            hashes: Vec::with_capacity(keys.len()),
-            bytes: Vec::new(),
-            ends: Vec::with_capacity(keys.len()),
+            hashes: SmallVec::with_capacity(keys.len()),
+            bytes: Vec::with_capacity(keys.iter().map(|key| key.as_ref().len()).sum()),
+            ends: SmallVec::with_capacity(keys.len()),
         };
         for (index, key) in keys.iter().enumerate() {
             let key = key.as_ref();
@@ -37,7 +38,7 @@ impl Keys {
         Ok(new)
     }
 
-    pub(crate) const fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.hashes.len()
     }
 
@@ -55,11 +56,17 @@ impl Keys {
 /// The checked source or destination of a job.
 pub(crate) struct Payload {
     memory: PayloadMemory,
-    lengths: Vec<u32>,
+    lengths: SmallVec<[u32; 4]>,
 }
 
 enum PayloadMemory {
-    Endpoint { endpoint: Endpoint, blocks: Vec<u32>, tokens: Vec<Option<u32>>, is_host: bool },
+    Endpoint {
+        endpoint: Endpoint,
+        facts: EndpointFacts,
+        blocks: SmallVec<[u32; 4]>,
+        /// `None` for whole blocks.
+        tokens: Option<Vec<u32>>,
+    },
     Spans(Spans),
 }
 
@@ -112,36 +119,39 @@ impl Payload {
     fn of_endpoint(
         core: &StoreCore,
         group: u16,
-        (endpoint, blocks, tokens): (Endpoint, Vec<u32>, Option<Vec<u32>>),
+        (endpoint, blocks, tokens): (Endpoint, SmallVec<[u32; 4]>, Option<Vec<u32>>),
     ) -> Result<Self, StoreError> {
         let info = core.group(group)?;
         let geometry = endpoint.layout().geometry();
-        if !info.fits(geometry) {
+        let facts = info.facts(&endpoint);
+        if !info.fits(&facts) {
             return Err(StoreError::OtherShape { group: group.into() });
         }
-        let tokens = match tokens {
-            None => vec![None; blocks.len()],
-            Some(tokens) if tokens.len() == blocks.len() => tokens.into_iter().map(Some).collect(),
-            Some(tokens) => {
-                return Err(StoreError::Counts { keys: blocks.len(), blocks: tokens.len() });
-            }
-        };
-        let length = |(&block, &tokens): (&u32, &Option<u32>)| {
-            let bytes = info.bytes_of(geometry, tokens);
-            let bytes = bytes.filter(|_| block < geometry.num_blocks());
+        if let Some(tokens) = tokens.as_ref().filter(|tokens| tokens.len() != blocks.len()) {
+            return Err(StoreError::Counts { keys: blocks.len(), blocks: tokens.len() });
+        }
+        let tokens_of = |index| tokens.as_ref().and_then(|tokens| tokens.get(index)).copied();
+        let num_blocks = geometry.num_blocks();
+        let length = |(index, &block): (usize, &u32)| {
+            let tokens = tokens_of(index);
+            let bytes = match tokens {
+                None => u32::try_from(facts.block_bytes).ok(),
+                Some(tokens) => info.bytes_of(geometry, tokens),
+            };
+            let bytes = bytes.filter(|_| block < num_blocks);
             bytes.ok_or(StoreError::NoSuchBlock { block, tokens: tokens.unwrap_or(0) })
         };
-        let lengths = blocks.iter().zip(&tokens).map(length).collect::<Result<_, _>>()?;
-        let is_host = is_host(&endpoint);
-        if !is_host && core.host_tier(group).is_none() {
+        let lengths = blocks.iter().enumerate().map(length).collect::<Result<_, _>>()?;
+        if !facts.is_host && core.host_tier(group).is_none() {
             return Err(StoreError::NeedsHostTier { kind: endpoint.kind() });
         }
-        Ok(Self { memory: PayloadMemory::Endpoint { endpoint, blocks, tokens, is_host }, lengths })
+        Ok(Self { memory: PayloadMemory::Endpoint { endpoint, facts, blocks, tokens }, lengths })
     }
 
     /// Refuses a destination that is named twice.
     fn check_distinct(&self) -> Result<(), StoreError> {
         match &self.memory {
+            PayloadMemory::Endpoint { blocks, .. } if blocks.len() < 2 => Ok(()),
             PayloadMemory::Endpoint { blocks, .. } => {
                 let mut order: Vec<usize> = (0..blocks.len()).collect();
                 order.sort_by_key(|&index| blocks.get(index));
@@ -183,7 +193,7 @@ impl Payload {
     /// Whether the host can address the memory.
     pub(crate) const fn is_host(&self) -> bool {
         match &self.memory {
-            PayloadMemory::Endpoint { is_host, .. } => *is_host,
+            PayloadMemory::Endpoint { facts, .. } => facts.is_host,
             PayloadMemory::Spans(_) => true,
         }
     }
@@ -208,7 +218,7 @@ impl Payload {
         match &self.memory {
             PayloadMemory::Spans(spans) => SlabBuffers::from_slice(spans.block(index)),
             PayloadMemory::Endpoint { endpoint, blocks, tokens, .. } => {
-                let tokens = tokens.get(index).copied().flatten();
+                let tokens = tokens.as_ref().and_then(|tokens| tokens.get(index)).copied();
                 let block = blocks.get(index).copied().unwrap_or(0);
                 host_buffers(endpoint, block, (self.length(index), tokens))
             }
@@ -235,15 +245,12 @@ impl Payload {
         hold.map(Some)
     }
 
-    /// Whether a copy engine can copy a block between this memory and an endpoint of a tier.
-    pub(crate) fn transfer_tokens(
-        &self,
-        info: &GroupInfo,
-        other: &Endpoint,
-        length: u32,
-    ) -> Option<Option<u32>> {
-        let own = self.endpoint()?.layout().geometry();
-        info.transfer_tokens((own, other.layout().geometry()), length)
+    /// The facts about the endpoint, unless the memory is spans.
+    pub(crate) const fn facts(&self) -> Option<&EndpointFacts> {
+        match &self.memory {
+            PayloadMemory::Endpoint { facts, .. } => Some(facts),
+            PayloadMemory::Spans(_) => None,
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 //! The parts of an open store, which all its jobs share.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use slab::Slab;
 use terrane_core::OwnerProcess;
 use terrane_core::sync::{lock, unpoisoned};
 use terrane_transfer::TransferManager;
@@ -28,7 +28,7 @@ use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
 use crate::store::room::{Room, RoomOwner};
 use crate::store::task::is_ending_job;
-use crate::store::tier::{DiskParts, Tier, count};
+use crate::store::tier::{DiskParts, Tier};
 
 /// A close with dirty blocks reserves this part of its time for the write-back.
 const WRITE_BACK_SHARE: u32 = 2;
@@ -43,6 +43,8 @@ pub(crate) struct StoreCore {
     pub(crate) disk: Option<DiskParts>,
     /// `None` if there is no memory tier: then nothing is copied between endpoints.
     pub(crate) manager: Option<TransferManager>,
+    /// Whether the manager was given by the caller.
+    pub(crate) is_given_manager: bool,
     pub(crate) policy: WritePolicy,
     pub(crate) close_within: Duration,
     pub(crate) claims: Arc<Claims>,
@@ -68,16 +70,34 @@ pub(crate) struct JobTable {
     state: Mutex<RunningJobs>,
     ended: Condvar,
     next: AtomicU64,
+    /// That of the state, to read without its lock.
+    is_closed: AtomicBool,
 }
 
 #[derive(Default)]
 struct RunningJobs {
-    running: HashMap<u64, Arc<JobControl>>,
+    running: Slab<Arc<JobControl>>,
     /// The jobs among them that the store began itself.
     internal: usize,
+    /// The threads that wait for jobs to end.
+    waiting: usize,
     is_closed: bool,
     /// No job of the store itself begins any more, either.
     is_ending: bool,
+}
+
+/// The place of a job in the table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JobPlace {
+    index: usize,
+    origin: JobOrigin,
+}
+
+impl JobPlace {
+    /// Whether a caller submitted the job.
+    pub(crate) fn is_of_caller(self) -> bool {
+        self.origin == JobOrigin::Caller
+    }
 }
 
 /// The origin of a job.
@@ -97,7 +117,7 @@ impl JobTable {
         &self,
         control: &Arc<JobControl>,
         origin: JobOrigin,
-    ) -> Result<(), StoreError> {
+    ) -> Result<JobPlace, StoreError> {
         let mut state = lock(&self.state);
         let is_refused = match origin {
             JobOrigin::Caller => state.is_closed,
@@ -106,17 +126,20 @@ impl JobTable {
         if is_refused {
             return Err(StoreError::Closed);
         }
-        state.running.insert(control.id().get(), Arc::clone(control));
+        let index = state.running.insert(Arc::clone(control));
         state.internal += usize::from(origin == JobOrigin::Store);
-        Ok(())
+        Ok(JobPlace { index, origin })
     }
 
-    pub(crate) fn end(&self, id: JobId, origin: JobOrigin) {
+    pub(crate) fn end(&self, place: JobPlace) {
         let mut state = lock(&self.state);
-        let ended = state.running.remove(&id.get());
-        state.internal -= usize::from(origin == JobOrigin::Store);
+        let ended = state.running.try_remove(place.index);
+        state.internal -= usize::from(place.origin == JobOrigin::Store);
+        let is_awaited = state.waiting > 0;
         drop(state);
-        self.ended.notify_all();
+        if is_awaited {
+            self.ended.notify_all();
+        }
         drop(ended);
     }
 
@@ -129,10 +152,12 @@ impl JobTable {
     /// Waits until `most` jobs or fewer run, `internal` ones included if so.
     fn wait(&self, deadline: Option<Instant>, with_internal: bool) -> usize {
         let mut state = lock(&self.state);
+        state.waiting += 1;
         loop {
             let internal = if with_internal { 0 } else { state.internal };
             let left = state.running.len() - internal;
             if left == 0 {
+                state.waiting -= 1;
                 return 0;
             }
             state = match deadline {
@@ -140,6 +165,7 @@ impl JobTable {
                 Some(deadline) => {
                     let time = deadline.saturating_duration_since(Instant::now());
                     if time.is_zero() {
+                        state.waiting -= 1;
                         return left;
                     }
                     unpoisoned(self.ended.wait_timeout(state, time)).0
@@ -149,12 +175,14 @@ impl JobTable {
     }
 
     fn cancel_all(&self) {
-        let running: Vec<_> = lock(&self.state).running.values().cloned().collect();
+        let running: Vec<_> =
+            lock(&self.state).running.iter().map(|(_, control)| Arc::clone(control)).collect();
         running.iter().for_each(|control| control.cancel());
     }
 
     /// Refuses jobs from now on. Returns whether it did before.
     pub(crate) fn close(&self) -> bool {
+        self.is_closed.store(true, Ordering::Release);
         std::mem::replace(&mut lock(&self.state).is_closed, true)
     }
 
@@ -162,8 +190,9 @@ impl JobTable {
         lock(&self.state).is_ending = true;
     }
 
+    /// Whether jobs are refused. [`begin`](Self::begin) decides; this refuses earlier.
     pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.state).is_closed
+        self.is_closed.load(Ordering::Acquire)
     }
 }
 
@@ -178,6 +207,11 @@ impl StoreCore {
         let groups = self.groups.len();
         let found = self.groups.get(usize::from(group));
         found.ok_or(StoreError::NoSuchGroup { group, groups })
+    }
+
+    /// The manager, unless the caller gave it.
+    pub(crate) fn own_manager(&self) -> Option<&TransferManager> {
+        self.manager.as_ref().filter(|_| !self.is_given_manager)
     }
 
     /// The fastest tier whose memory the host can address.
@@ -329,7 +363,7 @@ impl StoreCore {
 impl RoomOwner for StoreCore {
     fn after_eviction(&self, room: &Room, keys: &[KeyHash]) {
         if let Some(tier) = self.tiers.get(room.tier.index()) {
-            count(&tier.counters.evictions, terrane_core::convert::to_u64(keys.len()));
+            tier.counters.evicted(terrane_core::convert::to_u64(keys.len()));
         }
         for &key in keys {
             let _order = self.order.lock(key);

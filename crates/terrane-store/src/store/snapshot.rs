@@ -5,6 +5,8 @@ use std::fmt;
 use terrane_core::ByteCount;
 use terrane_core::metrics::{HistogramSnapshot, OpenMetrics};
 
+use terrane_transfer::TransferSnapshot;
+
 use crate::disk::CatalogSnapshot;
 
 /// Numbers about a store, since it was opened.
@@ -37,6 +39,9 @@ pub struct StoreSnapshot {
     pub keys_in_flight: usize,
     /// The jobs that wait for room.
     pub jobs_waiting_for_room: usize,
+    /// The copies between memory, by path: those of the manager that the store made. A manager that was
+    /// given to the store [has its own](terrane_transfer::TransferManager::snapshot).
+    pub transfers: Option<TransferSnapshot>,
     /// The catalog of the disk tier, if there is one.
     pub catalog: Option<CatalogSnapshot>,
 }
@@ -81,6 +86,22 @@ pub struct TierSnapshot {
     pub read_bytes: u64,
     /// The bytes that were written to this tier.
     pub written_bytes: u64,
+    /// The blocks that could not be read from this tier, or had other bytes than their checksum says.
+    pub read_failures: u64,
+    /// The blocks that could not be written to this tier.
+    pub write_failures: u64,
+    /// For each block that a get read from this tier: the time from the submission to the block, in
+    /// nanoseconds. Blocks that come by way of another tier count there.
+    pub get_times: HistogramSnapshot,
+    /// For each block that a put stored in this tier: the time from the submission until the tier had
+    /// it, in nanoseconds. Later copies from tier to tier are not counted.
+    pub put_times: HistogramSnapshot,
+    /// The blocks to read that wait for the device or are in it now: of a disk tier.
+    pub reads_queued: u64,
+    /// The blocks to write that wait for the device or are in it now: of a disk tier.
+    pub writes_queued: u64,
+    /// The requests to the device so far, of a disk tier. Large blocks are split into several.
+    pub requests: u64,
     /// Why the tier takes no more blocks, if it does not.
     pub read_only: Option<String>,
 }
@@ -97,6 +118,9 @@ pub struct GroupSnapshot {
     pub free: usize,
     /// The slots that a job fills, or whose block has left while a job reads it.
     pub in_use: usize,
+    /// The slots that no job gets any more, because the device damaged their blocks twice, or cannot
+    /// read them. They are tried again when the store is opened again.
+    pub quarantined: usize,
     /// The blocks that leases pin.
     pub pinned: usize,
     /// The blocks that no slower tier has.

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -17,8 +16,9 @@ use crate::store::control::JobControl;
 use crate::store::job::{Job, JobOutcome, JobState};
 use crate::store::options::JobOptions;
 use crate::store::result::BlockResult;
-use crate::store::shared::{JobOrigin, StoreCore};
+use crate::store::shared::{JobOrigin, JobPlace, StoreCore};
 use crate::store::tier::count;
+use crate::store::tier_counters::nanoseconds;
 
 /// The caller's guard, which the job and its requests share.
 pub(crate) type GuardCell = Arc<SharedGuard>;
@@ -85,6 +85,7 @@ pub(crate) struct JobTask {
     pub(crate) durable: bool,
     pub(crate) device_order: Option<DeviceOrder>,
     pub(crate) layer_by_layer: bool,
+    pub(crate) begun: Instant,
     pub(crate) guard: GuardCell,
 }
 
@@ -99,7 +100,7 @@ pub(crate) struct JobEnd {
 struct EndParts {
     core: Arc<StoreCore>,
     state: Arc<JobState>,
-    origin: JobOrigin,
+    in_table: JobPlace,
     place: Option<(QueuePlace<JobOutcome>, u64)>,
     begun: Instant,
     keys: usize,
@@ -116,9 +117,10 @@ pub(crate) fn begin(
         None => None,
     };
     let control = core.control(options.deadline, options.priority);
-    core.jobs.begin(&control, JobOrigin::Caller)?;
+    let in_table = core.jobs.begin(&control, JobOrigin::Caller)?;
     let state = Arc::new(JobState::new(Arc::clone(&control), keys));
     let guard = GuardCell::default();
+    let begun = Instant::now();
     let task = JobTask {
         core: Arc::clone(core),
         control,
@@ -126,14 +128,15 @@ pub(crate) fn begin(
         durable: options.durable,
         device_order: options.device_order,
         layer_by_layer: options.layer_by_layer,
+        begun,
         guard: Arc::clone(&guard),
     };
     let parts = EndParts {
         core: Arc::clone(core),
         state: Arc::clone(&state),
-        origin: JobOrigin::Caller,
+        in_table,
         place,
-        begun: Instant::now(),
+        begun,
         keys,
     };
     Ok((Job { state }, task, JobEnd { guard, parts: Some(parts) }))
@@ -146,9 +149,10 @@ pub(crate) fn begin_internal(
     priority: Priority,
 ) -> Option<(Job, JobTask, JobEnd)> {
     let control = core.control(None, priority);
-    core.jobs.begin(&control, JobOrigin::Store).ok()?;
+    let in_table = core.jobs.begin(&control, JobOrigin::Store).ok()?;
     let state = Arc::new(JobState::new(Arc::clone(&control), 0));
     let guard = GuardCell::default();
+    let begun = Instant::now();
     let task = JobTask {
         core: Arc::clone(core),
         control,
@@ -156,14 +160,15 @@ pub(crate) fn begin_internal(
         durable: false,
         device_order: None,
         layer_by_layer: false,
+        begun,
         guard: Arc::clone(&guard),
     };
     let parts = EndParts {
         core: Arc::clone(core),
         state: Arc::clone(&state),
-        origin: JobOrigin::Store,
+        in_table,
         place: None,
-        begun: Instant::now(),
+        begun,
         keys: 0,
     };
     Some((Job { state }, task, JobEnd { guard, parts: Some(parts) }))
@@ -198,10 +203,8 @@ impl EndParts {
         let is_ok = results.iter().all(BlockResult::is_ok);
         let (id, bytes) = (control.id(), ByteCount::new(bytes));
         let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
-        if self.origin == JobOrigin::Caller {
-            let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-            counters.job_times.update(|shard| shard.record(0, nanoseconds));
-            counters.ended_jobs.fetch_add(1, Ordering::Relaxed);
+        if self.in_table.is_of_caller() {
+            counters.job_times.update(|shard| shard.record(0, nanoseconds(took)));
         }
         self.core.report_health();
         if let Some((place, tag)) = self.place.take() {
@@ -216,7 +219,7 @@ impl EndParts {
             call_foreign("the waker of a job", || waker.wake());
         }
         // Last: a drain returns when all outcomes are where they belong.
-        self.core.jobs.end(control.id(), self.origin);
+        self.core.jobs.end(self.in_table);
     }
 }
 
@@ -235,7 +238,7 @@ mod tests {
     use crate::store::Store;
     use crate::store::arrivals::Arrivals;
     use crate::store::builder::BlockGroup;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     struct SetsOnDrop(Arc<AtomicBool>);
 

@@ -7,10 +7,11 @@ use terrane_transfer::{Endpoint, Hold, SlotSet};
 
 use crate::disk::Catalog;
 use crate::slab::{SlabBuffers, Slabs};
-use crate::store::group::{GroupInfo, host_buffers};
+use crate::store::group::{EndpointFacts, GroupInfo, host_buffers};
 use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
 use crate::store::room::Room;
+use crate::store::tier_counters::TierCounters;
 
 /// A tier: its rooms, one for each group, and its memory unless it is the disk tier.
 pub(crate) struct Tier {
@@ -27,7 +28,7 @@ pub(crate) struct Tier {
 /// The memory of one group in a tier.
 pub(crate) struct TierBlocks {
     pub(crate) endpoint: Endpoint,
-    pub(crate) is_host: bool,
+    pub(crate) facts: EndpointFacts,
     /// The store hands out the block ids itself.
     pub(crate) _ids: SlotSet,
 }
@@ -37,16 +38,6 @@ pub(crate) struct DiskParts {
     pub(crate) slabs: Slabs,
     pub(crate) catalog: Catalog,
     pub(crate) is_read_only: bool,
-}
-
-/// Counts of a tier, since the store was opened.
-#[derive(Default)]
-pub(crate) struct TierCounters {
-    pub(crate) hits: AtomicU64,
-    pub(crate) stored: AtomicU64,
-    pub(crate) evictions: AtomicU64,
-    pub(crate) read_bytes: AtomicU64,
-    pub(crate) written_bytes: AtomicU64,
 }
 
 /// Adds to a count. Relaxed: counts order nothing.
@@ -69,7 +60,7 @@ impl Tier {
 
     /// Whether the host can address the memory of a group in this tier.
     pub(crate) fn is_host(&self, group: u16) -> bool {
-        self.blocks(group).is_some_and(|blocks| blocks.is_host)
+        self.blocks(group).is_some_and(|blocks| blocks.facts.is_host)
     }
 }
 

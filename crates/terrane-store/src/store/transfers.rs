@@ -4,6 +4,7 @@ use std::future::{IntoFuture, poll_fn};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
+use smallvec::SmallVec;
 use terrane_core::sync::lock;
 use terrane_transfer::{CompletionFuture, DeviceOrder, Endpoint, Transfer, TransferError};
 
@@ -25,7 +26,7 @@ pub(crate) struct BlockCopy<K> {
 
 /// A copy of some blocks that was started, or refused.
 pub(crate) struct StartedCopy<K> {
-    indices: Vec<usize>,
+    indices: SmallVec<[usize; 1]>,
     state: CopyState<K>,
 }
 
@@ -48,20 +49,29 @@ struct WatchedCopy {
 type WatchedEnd = (Option<Result<(), BlockResult>>, Option<Waker>);
 
 /// The end of a copy, which owns what has to live until then.
-type CopyEnd<K> = CompletionFuture<(Vec<K>, GuardCell)>;
+type CopyEnd<K> = CompletionFuture<(SmallVec<[K; 1]>, GuardCell)>;
+
+/// Blocks to copy: often one.
+pub(crate) type BlockCopies<K> = SmallVec<[BlockCopy<K>; 1]>;
 
 impl JobTask {
     /// Starts copies between two endpoints. It does not wait.
     pub(crate) fn start_copies<K: Send + 'static>(
         &self,
         (from, to): (&Endpoint, &Endpoint),
-        blocks: Vec<BlockCopy<K>>,
-    ) -> Vec<StartedCopy<K>> {
-        let mut by_tokens: Vec<(Option<u32>, Vec<BlockCopy<K>>)> = Vec::new();
+        blocks: BlockCopies<K>,
+    ) -> SmallVec<[StartedCopy<K>; 1]> {
+        let tokens = blocks.first().and_then(|block| block.tokens);
+        if blocks.iter().all(|block| block.tokens == tokens) {
+            let mut started = SmallVec::new();
+            started.push(self.start_copy((from, to), tokens, blocks));
+            return started;
+        }
+        let mut by_tokens: Vec<(Option<u32>, BlockCopies<K>)> = Vec::new();
         for block in blocks {
             match by_tokens.iter_mut().find(|(tokens, _)| *tokens == block.tokens) {
                 Some((_, list)) => list.push(block),
-                None => by_tokens.push((block.tokens, vec![block])),
+                None => by_tokens.push((block.tokens, SmallVec::from_iter([block]))),
             }
         }
         let start = |(tokens, blocks)| self.start_copy((from, to), tokens, blocks);
@@ -72,11 +82,11 @@ impl JobTask {
         &self,
         (from, to): (&Endpoint, &Endpoint),
         tokens: Option<u32>,
-        blocks: Vec<BlockCopy<K>>,
+        blocks: BlockCopies<K>,
     ) -> StartedCopy<K> {
-        let indices: Vec<usize> = blocks.iter().map(|block| block.index).collect();
-        let sources: Vec<u32> = blocks.iter().map(|block| block.from).collect();
-        let destinations: Vec<u32> = blocks.iter().map(|block| block.to).collect();
+        let indices = blocks.iter().map(|block| block.index).collect();
+        let sources: SmallVec<[u32; 8]> = blocks.iter().map(|block| block.from).collect();
+        let destinations: SmallVec<[u32; 8]> = blocks.iter().map(|block| block.to).collect();
         let mut transfer = Transfer::new(from, to).blocks(&sources, &destinations);
         if let Some(tokens) = tokens {
             transfer = transfer.tokens(0..tokens, 0..tokens);
@@ -111,7 +121,7 @@ impl JobTask {
 impl<K> StartedCopy<K> {
     /// A copy that has ended.
     pub(crate) fn done(index: usize) -> Self {
-        Self { indices: vec![index], state: CopyState::Done }
+        Self { indices: SmallVec::from_iter([index]), state: CopyState::Done }
     }
 
     /// Lets a task of its own await the end, so that what the blocks keep is released at once: this
@@ -133,7 +143,7 @@ impl<K> StartedCopy<K> {
     }
 
     /// Waits for the end, and returns the result of each block.
-    pub(crate) async fn end(self) -> Vec<(usize, Result<(), BlockResult>)> {
+    pub(crate) async fn end(self) -> SmallVec<[(usize, Result<(), BlockResult>); 1]> {
         let result = match self.state {
             CopyState::Done => Ok(()),
             CopyState::Refused(result) => Err(result),

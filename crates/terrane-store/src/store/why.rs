@@ -23,6 +23,8 @@ pub enum Why {
     Evicted,
     /// The bytes on disk differed from the checksum of the block.
     Corrupt,
+    /// The device could not read the block.
+    Unreadable,
     /// The key was removed lately, or the store was cleared.
     Removed,
     /// The store has not seen the key, or has forgotten it.
@@ -43,6 +45,7 @@ impl fmt::Display for Why {
             Self::Writing => f.write_str("absent; a put writes it now"),
             Self::Evicted => f.write_str("absent; it was evicted lately"),
             Self::Corrupt => f.write_str("absent; its bytes on disk were damaged"),
+            Self::Unreadable => f.write_str("absent; the disk could not read it"),
             Self::Removed => f.write_str("absent; it was removed"),
             Self::NeverSeen => f.write_str("absent; the store does not remember it"),
         }

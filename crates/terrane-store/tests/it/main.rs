@@ -13,6 +13,7 @@
 
 mod disk;
 mod eviction;
+mod golden;
 mod index;
 mod queue;
 mod store;

@@ -84,7 +84,9 @@ fn link(device: &Device) -> Option<Finding> {
             .about(subject),
         );
     };
-    let detail = format!("{speed}, {width} lanes");
+    let generation =
+        generation(&speed).map_or_else(String::new, |number| format!("generation {number}, "));
+    let detail = format!("{generation}{speed}, {width} lanes");
     let is_best = best_speed.as_ref().is_none_or(|best| *best == speed)
         && best_width.as_ref().is_none_or(|best| *best == width);
     let finding = if is_best {
@@ -99,6 +101,19 @@ fn link(device: &Device) -> Option<Finding> {
         )
     };
     Some(finding.about(subject))
+}
+
+/// The generation of PCIe with this speed, as the kernel writes it: `32.0 GT/s PCIe`.
+fn generation(speed: &str) -> Option<u8> {
+    Some(match speed.split_whitespace().next()?.trim_end_matches(".0") {
+        "2.5" => 1,
+        "5" => 2,
+        "8" => 3,
+        "16" => 4,
+        "32" => 5,
+        "64" => 6,
+        _ => return None,
+    })
 }
 
 /// The findings that need a context: kernels, and pinned memory.
@@ -163,5 +178,16 @@ pub(crate) fn cufile() -> Finding {
         (None, false) => {
             Finding::refused("cufile", "neither nvidia-fs nor libcufile.so.0 is there", REMEDY)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_speed_of_the_kernel_has_its_generation() {
+        let speeds = ["2.5 GT/s PCIe", "8.0 GT/s PCIe", "32.0 GT/s PCIe", "Unknown", ""];
+        assert_eq!(speeds.map(generation), [Some(1), Some(3), Some(5), None, None]);
     }
 }

@@ -155,6 +155,7 @@ impl Worker {
         let deadline = request.deadline;
         let block = Block::new(request, turn, place.file.target(), place.offset, total);
         let key = self.blocks.insert(block);
+        self.shared.counts.begun(is_store);
         if !is_store {
             self.loads_left += total;
             self.device.last_load = Some(now);
@@ -247,6 +248,7 @@ impl Worker {
             self.to_sum.retain(|&listed| listed != key);
         }
         if let Some(block) = self.blocks.try_remove(key) {
+            self.shared.counts.ended(block.is_store());
             self.ended.push(block.into_ended());
         }
     }

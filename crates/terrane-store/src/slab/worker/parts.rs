@@ -107,6 +107,7 @@ impl Worker {
             }
             return Err(error.into());
         }
+        self.shared.counts.requested();
         let bytes = end.position - begin;
         block.submitted = end;
         block.in_flight += 1;

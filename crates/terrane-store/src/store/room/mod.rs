@@ -1,6 +1,7 @@
 //! The slots of one group in one tier: which are free, who waits for them, which leave.
 
 mod dirty;
+mod quarantine;
 mod resize;
 mod slots;
 mod waiting;
@@ -12,7 +13,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 
 use terrane_core::OwnerProcess;
-use terrane_core::convert::{to_u64, to_usize};
+use terrane_core::convert::to_usize;
 use terrane_core::sync::lock;
 
 use crate::KeyHash;
@@ -24,6 +25,7 @@ use crate::store::presence::TierId;
 use crate::store::result::NoRoom;
 use crate::store::snapshot::GroupSnapshot;
 
+pub(crate) use quarantine::Damage;
 pub(crate) use slots::{LeasedSlot, PinnedSlot, SharedSlots, TakenSlots};
 use waiting::{Grant, WaitingForRoom};
 
@@ -63,6 +65,10 @@ const KEPT: u8 = 1;
 /// The block is not in a slower tier. It may be evicted, and is lost then.
 const MAY_BE_LOST: u8 = 2;
 
+/// A slot whose blocks were damaged so often is quarantined. The first time may be a crash: a record
+/// that is older than the bytes in its slot.
+const MOST_DAMAGES: u8 = 2;
+
 /// The treatment of dirty blocks in a room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirtyBlocks {
@@ -89,6 +95,10 @@ struct RoomState {
     limit: u32,
     /// Free slots beyond the limit.
     retired: BTreeSet<u32>,
+    /// How often each slot lost its block to damage. Few slots ever do.
+    damages: HashMap<u32, u8>,
+    /// Free slots that no job gets any more, because their device damages blocks.
+    quarantined: BTreeSet<u32>,
     /// The slots that leases pin, with their number of leases.
     leases: HashMap<u32, u32>,
     waiters: BTreeMap<(Reverse<Priority>, u64), Waiter>,
@@ -140,6 +150,8 @@ impl Room {
                 free: (0..slots).rev().collect(),
                 limit: slots,
                 retired: BTreeSet::new(),
+                damages: HashMap::new(),
+                quarantined: BTreeSet::new(),
                 leases: HashMap::new(),
                 waiters: BTreeMap::new(),
                 arrivals: 0,
@@ -442,18 +454,21 @@ impl Room {
         let state = lock(&self.state);
         let slots = to_usize(state.limit.into());
         let dirty = self.dirty.iter().filter(|mark| mark.load(Ordering::Relaxed) != CLEAN).count();
-        let free = state.free.len();
-        let in_use = slots.saturating_sub(free).saturating_sub(blocks);
-        GroupSnapshot { slots, blocks, free, in_use, pinned: state.leases.len(), dirty }
+        let (free, quarantined) = (state.free.len(), state.quarantined.len());
+        let in_use = slots.saturating_sub(free + quarantined).saturating_sub(blocks);
+        let pinned = state.leases.len();
+        GroupSnapshot { slots, blocks, free, in_use, quarantined, pinned, dirty }
     }
 }
 
 impl RoomState {
     fn put_back(&mut self, slot: u32) {
-        if slot < self.limit {
-            self.free.push(slot);
-        } else {
+        if slot >= self.limit {
             self.retired.insert(slot);
+        } else if self.damages.get(&slot).is_some_and(|&damages| damages >= MOST_DAMAGES) {
+            self.quarantined.insert(slot);
+        } else {
+            self.free.push(slot);
         }
     }
 
@@ -463,8 +478,8 @@ impl RoomState {
     }
 
     fn never(&self, count: usize) -> Option<NoRoom> {
-        let limit = to_usize(self.limit.into());
-        if to_u64(count) > u64::from(self.limit) {
+        let limit = to_usize(self.limit.into()).saturating_sub(self.quarantined.len());
+        if count > limit {
             return Some(NoRoom::TierTooSmall);
         }
         (limit.saturating_sub(self.leases.len()) < count).then_some(NoRoom::Pinned)

@@ -17,7 +17,8 @@ impl Room {
         self.limit.store(slots, Ordering::SeqCst);
         if slots < before {
             let free = std::mem::take(&mut state.free);
-            free.into_iter().for_each(|slot| state.put_back(slot));
+            let quarantined = std::mem::take(&mut state.quarantined);
+            free.into_iter().chain(quarantined).for_each(|slot| state.put_back(slot));
         } else {
             let retired = std::mem::take(&mut state.retired);
             retired.into_iter().rev().for_each(|slot| state.put_back(slot));

@@ -6,5 +6,7 @@ mod faults;
 mod harness;
 mod memory_tiers;
 mod panics;
+mod quarantine;
 mod random;
 mod reports;
+mod soak;

@@ -173,6 +173,52 @@ fn metrics_are_exported_as_openmetrics() {
 }
 
 #[test]
+fn latencies_are_counted_for_the_tier_that_had_the_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let builder = || builder(directory.path(), 4096, 16).host(ByteCount::kib(16));
+    let (store, _) = builder().open().unwrap();
+    let counts = |store: &terrane_store::Store| {
+        let tiers = store.snapshot().tiers;
+        [&tiers[0], &tiers[1]].map(|tier| (tier.get_times.count(), tier.put_times.count()))
+    };
+    // Four go to both tiers, and four more evict them from memory.
+    put_ok(&store, &keys(0..4), BLOCK);
+    put_ok(&store, &keys(4..8), BLOCK);
+    assert_eq!(counts(&store), [(0, 8), (0, 8)]);
+    assert_eq!(found(&store, &keys(4..8), BLOCK), [true; 4]);
+    assert_eq!(found(&store, &keys(0..3), BLOCK), [true; 3]);
+    assert_eq!(found(&store, &keys(20..21), BLOCK), [false]);
+    assert_eq!(counts(&store), [(4, 8), (3, 8)]);
+    let promoted = store.promote(&keys(0..1), TierId::new(0), JobOptions::new()).unwrap().wait();
+    assert!(promoted.is_ok(), "{promoted:?}");
+    // A copy from tier to tier is no put and no get.
+    assert_eq!(counts(&store), [(4, 8), (3, 8)]);
+    let snapshot = store.snapshot();
+    let [host, disk] = [&snapshot.tiers[0], &snapshot.tiers[1]];
+    assert_eq!((host.hits, host.read_bytes, host.stored), (4, 4 * 4096, 9));
+    assert_eq!((disk.hits, disk.read_bytes, disk.written_bytes), (3, 4 * 4096, 8 * 4096));
+    assert_eq!((disk.requests, disk.reads_queued, disk.writes_queued), (12, 0, 0));
+    assert_eq!((disk.read_failures, disk.write_failures), (0, 0));
+    assert_eq!(snapshot.ended_jobs, snapshot.job_times.count());
+    let longest = snapshot.job_times.sum();
+    assert!(disk.get_times.sum() > 0 && disk.get_times.sum() <= 4 * longest);
+    let mut text = String::new();
+    snapshot.write_openmetrics(&mut text).unwrap();
+    for line in [
+        "terrane_store_get_duration_seconds_count{tier=\"host\"} 4\n",
+        "terrane_store_get_duration_seconds_count{tier=\"disk\"} 3\n",
+        "terrane_store_put_duration_seconds_count{tier=\"disk\"} 8\n",
+        "terrane_store_tier_queued{tier=\"disk\",direction=\"read\"} 0\n",
+        "terrane_store_tier_requests_total{tier=\"disk\"} 12\n",
+        "terrane_store_tier_read_failures_total{tier=\"disk\"} 0\n",
+    ] {
+        assert!(text.contains(line), "{line} is not in {text}");
+    }
+    assert!(text.contains("terrane_transfers_refused"), "{text}");
+    assert_at_rest(&store);
+}
+
+#[test]
 fn a_read_only_tier_serves_and_evicts_nothing() {
     let directory = tempfile::tempdir().unwrap();
     drop({
