@@ -47,8 +47,8 @@ const AXES: [(&str, KvAxis); 8] = [
 ///
 /// Give it to a store as a group: `Store(…, groups=[("kv", cache)])`.
 ///
-/// Jobs on the blocks of a device run after the work that the tensors' library has submitted to its current stream, or to
-/// the stream that the job states (`stream=`). When a job has ended, its bytes are there for every stream.
+/// Jobs on the blocks of a device run after the work that the tensors' library has submitted to its current stream of that
+/// device, or to the stream that the job states (`stream=`). When a job has ended, its bytes are there for every stream.
 ///
 /// Raises `StoreError` if the tensors do not fit, and names tensor and axis.
 #[pyclass(frozen, module = "terrane_kv")]

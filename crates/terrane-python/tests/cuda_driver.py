@@ -45,6 +45,10 @@ class Driver:
     def synchronize(self):
         self.call("cuCtxSynchronize")
 
+    @property
+    def is_simulated(self):
+        return hasattr(self.library, "terraneSimulatedHold")
+
 
 class Stream:
     """A stream that does not wait for the default stream."""
@@ -52,6 +56,13 @@ class Stream:
     def __init__(self, driver):
         self.driver, self.handle = driver, c_void_p()
         driver.call("cuStreamCreate", byref(self.handle), c_uint32(1))
+
+    def hold(self):
+        """Holds back its work until `let_go`. Only a simulated device can."""
+        self.driver.call("terraneSimulatedHold", self.handle)
+
+    def let_go(self):
+        self.driver.call("terraneSimulatedLetGo", self.handle)
 
     def wait_for(self, other):
         """Makes later work of this stream wait for the work of `other`, a handle."""

@@ -64,6 +64,8 @@ pub(crate) fn run(
     });
     let mut command = Command::new(python);
     command.args(["-c", SCRIPT, &request.to_string()]);
+    // Modules in the current directory are not PyTorch's.
+    command.env("PYTHONSAFEPATH", "1");
     let name = python.display();
     let answer = child::answer(command, TIMEOUT).map_err(|error| format!("{name} {error}"))?;
     match serde_json::from_slice(&answer) {
