@@ -1,5 +1,6 @@
 //! Memory of Python objects that jobs read or write.
 
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -43,7 +44,9 @@ pub(crate) fn leave_behind() {
 /// Drops a value without the GIL, because its drop may wait for threads or for a device. Then releases what it has kept.
 pub(crate) fn drop_detached(value: impl Send) {
     if IS_LEFT_BEHIND.load(Ordering::Relaxed) {
-        return std::mem::forget(value);
+        // The process ends, and frees it.
+        let _left = ManuallyDrop::new(value);
+        return;
     }
     let mut value = Some(value);
     Python::try_attach(|py| {

@@ -222,10 +222,12 @@ def test_a_copy_does_not_wait_for_the_stream_of_another_copy(tensors, stream):
 
 
 class Torch(types.ModuleType):
-    """PyTorch with two devices, as far as a cache uses it: device 1 is current, and the tensors lie on device 0."""
+    """PyTorch with two devices, as far as a cache uses it. Device 1 is current."""
 
     class Tensor(cuda.DeviceTensor):
-        device = "cuda:0"
+        @property
+        def device(self):
+            return f"cuda:{self.driver.number}"
 
         def __dlpack__(self, *, stream=None, **versions):
             if sys.modules["torch"].current != self.device:
@@ -274,20 +276,26 @@ def test_tensors_of_pytorch_need_not_be_on_its_current_device(opened, torch, ten
 
 
 @needs_device
-def test_a_copy_between_devices_of_pytorch_runs_after_the_work_on_both(torch, tensors, stream):
-    with cuda.tensors(DRIVER, LAYERS, SHAPE) as others:
-        late = cuda.Stream(DRIVER)
-        torch.streams = {"cuda:0": stream, "cuda:1": late}
-        source, there = terrane_kv.KvCache(tensors, AXES), terrane_kv.KvCache(others, AXES)
-        for tensor in others:
-            # The simulated device is the first one, under the name of the second.
-            tensor.device = "cuda:1"
-        manager = terrane_kv.Manager([0])
-        content, overwritten = fill(tensors, stream), fill(others, late, 1)
-        manager.copy(source.blocks([1]), there.blocks([6])).wait(30)
-        DRIVER.synchronize()
-        equal(others, content, [(6, 1)])
-        equal(others, overwritten, [(5, 5)])
+@pytest.mark.parametrize("is_pytorch", [False, True])
+def test_a_copy_between_two_devices_runs_after_the_work_on_both(request, stream, is_pytorch):
+    try:
+        second = cuda.Driver(1)
+    except cuda.CudaMissing as missing:
+        pytest.skip(str(missing))
+    torch = request.getfixturevalue("torch") if is_pytorch else None
+    with cuda.tensors(DRIVER, LAYERS, SHAPE) as ours, cuda.tensors(second, LAYERS, SHAPE) as others:
+        late = cuda.Stream(second)
+        if is_pytorch:
+            torch.streams = {"cuda:0": stream, "cuda:1": late}
+        source, there = terrane_kv.KvCache(ours, AXES), terrane_kv.KvCache(others, AXES)
+        assert (source.device, there.device) == (0, 1)
+        manager = terrane_kv.Manager([0, 1])
+        for turn in range(4):
+            content, overwritten = fill(ours, stream, turn), fill(others, late, turn + 10)
+            manager.copy(source.blocks([1]), there.blocks([6])).wait(30)
+            second.synchronize()
+            equal(others, content, [(6, 1)])
+            equal(others, overwritten, [(5, 5)])
         del source, there, manager
         gc.collect()
 

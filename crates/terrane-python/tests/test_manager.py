@@ -285,6 +285,20 @@ def test_the_command_imports_nothing_from_the_current_directory(tmp_path):
     assert not list(tmp_path.glob("imported-*"))
 
 
+def test_the_command_measures_pytorch_with_its_own_interpreter(tmp_path):
+    (tmp_path / "torch.py").write_text("import sys; raise ImportError(f'run by {sys.executable}')\n")
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    script = os.path.join(os.path.dirname(sys.executable), "terrane")
+    options = ["bench", "movers", "llama-3.2-1b", "--size", "1MiB", "--passes", "1", "--json"]
+    done = subprocess.run(
+        [script, *options], env={**os.environ, "PYTHONPATH": paths}, check=False, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no CUDA device: {done.stderr}")
+    (reason,) = (it["reason"] for it in json.loads(done.stdout)["not_measured"] if it["case"].endswith("PyTorch"))
+    assert f"run by {sys.executable}" in reason
+
+
 def test_the_command_starts_itself_again_for_probes(directory):
     done = command("doctor", directory, "--json")
     assert done.returncode == 0, done.stderr
