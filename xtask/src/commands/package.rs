@@ -20,6 +20,9 @@ use crate::workspace::Workspace;
 /// cargo takes the dependencies that the workspace has compiled already.
 const DEBUG: (&str, &str) = ("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
 
+/// The same for build scripts, macros, and their dependencies.
+const HOST_DEBUG: &str = "CARGO_PROFILE_DEV_BUILD_OVERRIDE_DEBUG";
+
 /// Where cargo unpacks packages of a registry that is a folder.
 const COPIES: &str = "/registry/src/-";
 
@@ -31,6 +34,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     forget_copies(&compiled)?;
     let built = with_nixl_for(workspace, Tool::cargo(workspace), &libraries)?
         .env(DEBUG.0, DEBUG.1)
+        .env(HOST_DEBUG, DEBUG.1)
         // Uncommitted changes are checked too.
         .args(["package", "--offline", "--allow-dirty"])
         .args(libraries.iter().flat_map(|package| ["--package", package.name.as_str()]))

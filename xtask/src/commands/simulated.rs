@@ -57,7 +57,7 @@ pub fn run(
         println!("simulated device ({settings})");
         Ok(over(cargo, &folder, settings)
             .args(["test", "--all-features", "--no-fail-fast", "--test", GPU_TESTS])
-            .args(chosen.iter().flat_map(|package| ["--package", package.name.as_str()]))
+            .args(selection(&chosen, packages))
             .arg("--")
             .args(filter)
             .args(["--show-output", "--test-threads=1"]))
@@ -78,6 +78,15 @@ pub fn run(
         tally.add(counted.clone());
     }
     drawn.1.and(late.1)
+}
+
+/// The whole workspace unless `packages` names some, as in `test`: another selection unites other
+/// features, and cargo would compile these crates and their dependencies again.
+fn selection<'a>(chosen: &[&'a Package], packages: &[String]) -> Vec<&'a str> {
+    if packages.is_empty() {
+        return vec!["--workspace"];
+    }
+    chosen.iter().flat_map(|package| ["--package", package.name.as_str()]).collect()
 }
 
 /// Builds the driver, and copies it to a folder for the dynamic linker.

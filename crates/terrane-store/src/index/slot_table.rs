@@ -13,15 +13,17 @@ pub(super) struct SlotTable {
     slots: Box<[SlotEntry]>,
 }
 
+/// In the order of the C ABI: a query reads the first 24 bytes, which straddle fewer cache lines than 36.
 #[derive(Default)]
+#[repr(C)]
 struct SlotEntry {
     high: AtomicU64,
     low: AtomicU64,
-    checksum: AtomicU64,
-    sequence: AtomicU64,
     length: AtomicU32,
     /// The number of pins, and [`REMOVED`].
     pins: AtomicU32,
+    checksum: AtomicU64,
+    sequence: AtomicU64,
 }
 
 /// Set in a slot's pins when its block has left the index: the last pin frees the slot.

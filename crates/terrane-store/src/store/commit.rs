@@ -41,11 +41,19 @@ pub(crate) struct Place<'a> {
     pub(crate) at: usize,
     /// The slot, once the block has it.
     slot: Option<u32>,
+    keeps_pin: bool,
+    /// A pin on the block from its first moment in the index on, if it is wanted.
+    pub(crate) pin: Option<PinnedSlot>,
 }
 
 impl<'a> Place<'a> {
     pub(crate) const fn new(tier: TierId, taken: &'a mut TakenSlots, at: usize) -> Self {
-        Self { tier, taken, at, slot: None }
+        Self { tier, taken, at, slot: None, keeps_pin: false, pin: None }
+    }
+
+    /// Pins the block, so that no job that waits for a slot evicts it before it is used.
+    pub(crate) fn pinned(tier: TierId, taken: &'a mut TakenSlots, at: usize) -> Self {
+        Self { keeps_pin: true, ..Self::new(tier, taken, at) }
     }
 }
 
@@ -113,7 +121,7 @@ impl StoreCore {
             place.slot = Some(slot);
             let &WrittenBlock { length, checksum, .. } = block;
             let stored = StoredBlock { slot, length, checksum, sequence: 0 };
-            room.insert(block.key, &stored, block.is_dirty);
+            place.pin = room.insert(block.key, &stored, block.is_dirty, place.keeps_pin);
             if let (true, Some(disk)) = (tier.is_disk(), &self.disk) {
                 disk.catalog.append_puts(&[PutRecord {
                     key_hash: block.key,

@@ -8,7 +8,7 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use terrane_core::sync::lock;
-use terrane_transfer::Ticket;
+use terrane_transfer::{Layers, Ticket};
 
 use crate::slab::{JobId, Priority, Slabs};
 use crate::store::executor::{Executor, Timed};
@@ -47,6 +47,8 @@ struct Reached {
     task: Option<Waker>,
     /// Copies between endpoints in flight.
     tickets: Vec<Ticket>,
+    /// The layers of copies that began, if the job asked for them.
+    layers: Vec<Layers>,
     /// Where the job waits, and its number there.
     waits: Option<JobWaits>,
 }
@@ -141,6 +143,14 @@ impl JobControl {
         if self.is_cancelled.load(Ordering::Acquire) {
             ticket.cancel();
         }
+    }
+
+    pub(crate) fn add_layers(&self, layers: Layers) {
+        lock(&self.state).layers.push(layers);
+    }
+
+    pub(crate) fn layers(&self) -> Vec<Layers> {
+        lock(&self.state).layers.clone()
     }
 
     pub(crate) fn set_waits(&self, waits: Option<JobWaits>) {

@@ -76,6 +76,8 @@ impl Executor {
 
     /// Polls a task on this thread, and later on the executor's whenever it is woken.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        // Once: below, a task is moved several times.
+        let task = Box::pin(task);
         self.shared.tasks.fetch_add(1, Ordering::SeqCst);
         let live = LiveTask { executor: self.clone() };
         let shared = Arc::clone(&self.shared);

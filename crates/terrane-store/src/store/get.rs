@@ -70,9 +70,13 @@ struct Get<'a> {
     results: Vec<Option<BlockResult>>,
 }
 
-pub(crate) async fn run(task: &JobTask, keys: &Keys, destination: Payload) -> Vec<BlockResult> {
+pub(crate) async fn run(
+    task: &JobTask,
+    keys: &Keys,
+    destination: Arc<Payload>,
+) -> Vec<BlockResult> {
     let results = vec![None; keys.len()];
-    let mut get = Get { task, keys, destination: Arc::new(destination), results };
+    let mut get = Get { task, keys, destination, results };
     let mut pending: SmallVec<[usize; 4]> = (0..keys.len()).collect();
     while !pending.is_empty() {
         if let Some(stopped) = task.control.stopped() {
@@ -81,7 +85,7 @@ pub(crate) async fn run(task: &JobTask, keys: &Keys, destination: Payload) -> Ve
         }
         let mut plan = get.plan(&pending);
         let waits = std::mem::take(&mut plan.waits);
-        get.execute(plan).await;
+        get.execute(&mut plan).await;
         pending.clear();
         for (index, claim) in waits {
             match task.control.until(claim.wait()).await {
@@ -193,10 +197,10 @@ impl Get<'_> {
         }
     }
 
-    async fn execute(&mut self, plan: Plan) {
+    async fn execute(&mut self, plan: &mut Plan) {
         let task = self.task;
         let mut started = StartedCopies::new();
-        for (tier, copies) in plan.by_engine {
+        for (tier, copies) in plan.by_engine.drain(..) {
             let Some(tier) = task.core.tiers.get(tier) else { continue };
             if let (Some(memory), Some(to)) = (tier.blocks(task.group), self.destination.endpoint())
             {
@@ -204,12 +208,12 @@ impl Get<'_> {
                 started.extend(copies.into_iter().map(|copy| (tier.id, copy)));
             }
         }
-        let reading = self.submit(plan.from_disk);
+        let reading = self.submit(std::mem::take(&mut plan.from_disk));
         let bytes: u64 = plan.on_thread.iter().map(|(_, pin)| u64::from(pin.block.length)).sum();
         if bytes > MOST_ON_CALLER {
             yield_now().await;
         }
-        self.copy_out(plan.on_thread);
+        self.copy_out(std::mem::take(&mut plan.on_thread));
         // Futures of rarer ways are boxed, so that a job whose blocks are in memory stays small.
         if let Some(reading) = reading {
             Box::pin(self.read(reading)).await;
@@ -219,7 +223,8 @@ impl Get<'_> {
             let executor = &task.core.executor;
             let watched = |(tier, copy): (_, StartedCopy<_>)| (tier, copy.watched(executor));
             started = started.into_iter().map(watched).collect();
-            Box::pin(self.relay(plan.relayed, &mut started)).await;
+            let relayed = std::mem::take(&mut plan.relayed);
+            Box::pin(self.relay(relayed, &mut started)).await;
         }
         for (tier, copy) in started {
             let ended = copy.end().await;

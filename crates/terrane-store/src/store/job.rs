@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::{ByteCount, ForkedProcess, OwnerProcess};
+use terrane_transfer::Layers;
 
 use crate::error::StoreError;
 use crate::slab::{JobId, Priority};
@@ -140,6 +141,18 @@ impl Job {
             }
             end = unpoisoned(self.state.changed.wait_timeout(end, left)).0;
         }
+    }
+
+    /// The layers of the job's copies between endpoints that have begun, one value for each copy. It is
+    /// empty unless the job is [`layer_by_layer`](crate::JobOptions::layer_by_layer).
+    ///
+    /// The copies of blocks that were in memory have begun when the submission returns: one for each
+    /// tier and number of tokens. So compute on a layer can begin when all of these values have it. A
+    /// block that comes from disk by way of the host tier adds a value when it is there. Blocks that the
+    /// disk writes to host memory arrive whole, and add none.
+    #[must_use]
+    pub fn layers(&self) -> Vec<Layers> {
+        if self.state.is_lost() { Vec::new() } else { self.state.control.layers() }
     }
 
     /// Ends the job early. Blocks that are done stay done; the others are

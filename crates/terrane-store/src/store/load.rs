@@ -334,17 +334,17 @@ impl<'a> Load<'a> {
             is_dirty: false,
             put_at: None,
         };
-        let place = Place::new(self.to, taken, own.at);
-        let result = match core.commit(&block, &mut [place]).await {
+        let mut places = [Place::pinned(self.to, taken, own.at)];
+        let result = match core.commit(&block, &mut places).await {
             Ok(Committed::Stored) => BlockResult::Done { bytes: length },
             Ok(Committed::Dropped) => BlockResult::Absent,
             Err(error) => BlockResult::failed(error),
         };
+        let [place] = places;
+        let pin = place.pin.filter(|_| result.is_ok());
         if let Some(tier) = core.tiers.get(source.room.tier.index()) {
             tier.counters.read(length);
         }
-        let room = core.tiers.get(self.to.index()).and_then(|tier| tier.room(task.group));
-        let pin = room.filter(|_| result.is_ok()).and_then(|room| room.pin(own.key));
         set(results, own.index, result);
         if let Some(pin) = pin {
             ready(own.index, pin);

@@ -61,7 +61,8 @@ impl JobOptions {
         Self { device_order: Some(order), ..self }
     }
 
-    /// Copies between endpoints layer by layer, in order.
+    /// Copies between endpoints layer by layer, in order. [`Job::layers`](crate::Job::layers) says which
+    /// layers are there.
     pub fn layer_by_layer(self) -> Self {
         Self { layer_by_layer: true, ..self }
     }

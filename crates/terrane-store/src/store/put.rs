@@ -45,13 +45,13 @@ struct Put<'a> {
     epoch: u64,
 }
 
-pub(crate) async fn run(task: &JobTask, keys: &Keys, source: Payload) -> Vec<BlockResult> {
+pub(crate) async fn run(task: &JobTask, keys: &Keys, source: Arc<Payload>) -> Vec<BlockResult> {
     let results = vec![None; keys.len()];
     let epoch = task.core.gate.epoch();
-    let mut put = Put { task, keys, source: Arc::new(source), results, epoch };
+    let mut put = Put { task, keys, source, results, epoch };
     put.write_all().await;
     if task.durable {
-        make_durable(task, keys, &mut put.results).await;
+        Box::pin(make_durable(task, keys, &mut put.results)).await;
     }
     put.results.into_iter().map(|result| result.unwrap_or(BlockResult::Cancelled)).collect()
 }
@@ -312,7 +312,7 @@ impl Put<'_> {
             };
             let indices: Vec<usize> = (0..self.keys.len()).filter(done).collect();
             let keys = indices.iter().map(|&index| self.keys.hash(index)).collect();
-            let results = WriteDown::new(task, tier.id).keys(keys).await;
+            let results = Box::pin(WriteDown::new(task, tier.id).keys(keys)).await;
             for (index, result) in indices.into_iter().zip(results) {
                 if !result.is_ok() {
                     self.set(index, result);

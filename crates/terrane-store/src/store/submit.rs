@@ -22,7 +22,7 @@ fn refuse<G>(core: &StoreCore, guard: G, cause: StoreError) -> Refused<G> {
     Refused { guard, cause }
 }
 
-type Prepared = (Job, JobTask, JobEnd, Keys, Payload);
+type Prepared = (Job, JobTask, JobEnd, Keys, Arc<Payload>);
 
 fn prepare<K: AsRef<[u8]>>(
     core: &Arc<StoreCore>,
@@ -37,7 +37,7 @@ fn prepare<K: AsRef<[u8]>>(
     payload.check_order(options.device_order.is_some())?;
     let keys = Keys::new(core, group, keys)?;
     let (job, task, end) = begin(core, options, keys.len())?;
-    Ok((job, task, end, keys, payload))
+    Ok((job, task, end, keys, Arc::new(payload)))
 }
 
 pub(crate) fn put<K: AsRef<[u8]>, G: Send + 'static>(

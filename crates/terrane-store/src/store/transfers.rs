@@ -110,6 +110,9 @@ impl JobTask {
         let state = match manager.submit(transfer, (keeps, Arc::clone(&self.guard))) {
             Ok(completion) => {
                 self.control.add_ticket(completion.ticket());
+                if let Some(layers) = completion.layers() {
+                    self.control.add_layers(layers);
+                }
                 CopyState::Running(completion.into_future())
             }
             Err(rejected) => CopyState::Refused(failed(rejected.cause)),

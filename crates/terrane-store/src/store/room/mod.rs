@@ -367,11 +367,20 @@ impl Room {
     }
 
     /// Adds a block to the index. Its slot belongs to the index from here on. The caller
-    /// [tries again](Self::retry_for_waiters) without a lock: the block can be evicted.
-    pub(crate) fn insert(&self, key: KeyHash, block: &StoredBlock, is_dirty: bool) {
+    /// [tries again](Self::retry_for_waiters) without a lock: the block can be evicted, unless it is
+    /// to be pinned.
+    pub(crate) fn insert(
+        self: &Arc<Self>,
+        key: KeyHash,
+        block: &StoredBlock,
+        is_dirty: bool,
+        pins: bool,
+    ) -> Option<PinnedSlot> {
         self.set_mark(&self.uses, block.slot, 0);
         self.set_mark(&self.dirty, block.slot, if is_dirty { self.dirty_mark } else { CLEAN });
         let replaced = self.index.insert(key, block);
+        // Before the policy knows the slot, so that it is not evicted first.
+        let pin = if pins { self.pin(key) } else { None };
         self.policy.insert(block.slot, key);
         if is_dirty && self.dirty_mark == KEPT {
             self.push_dirty(&mut lock(&self.state), (block.slot, key));
@@ -381,6 +390,7 @@ impl Room {
             self.set_mark(&self.dirty, slot, CLEAN);
             self.free_quietly(slot);
         }
+        pin
     }
 
     /// Removes the block of a key. The slot becomes free, with its last pin at the latest. The caller

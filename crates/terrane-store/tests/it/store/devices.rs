@@ -219,6 +219,37 @@ fn a_get_of_more_blocks_of_a_device_tier_than_the_host_tier_has_does_not_wait_fo
 }
 
 #[test]
+fn blocks_that_several_gets_load_through_a_small_host_tier_all_arrive() {
+    let directory = tempfile::tempdir().unwrap();
+    let machine = Machine::new();
+    let store = machine.open(directory.path(), WritePolicy::Through, vec![machine.host(4)]);
+    for part in 0..3 {
+        assert!(all_done(&machine.put(&store, part * 4..part * 4 + 4)));
+    }
+    for round in 0..20 {
+        // They take each other's slots as soon as these can be taken.
+        let jobs: Vec<_> = (0..6_u32)
+            .map(|part| {
+                let ids: Vec<u32> = (12 + part * 2..14 + part * 2).collect();
+                ids.iter().for_each(|&id| fill(&machine.cache, id, 999));
+                let first = usize::try_from(part * 2).unwrap();
+                let destination = Blocks::new(&machine.cache, &ids);
+                let options = ordered().deadline(soon());
+                store.get(&keys(first..first + 2), destination, options, ()).unwrap()
+            })
+            .collect();
+        for (part, job) in jobs.into_iter().enumerate() {
+            let results = job.wait().results;
+            assert!(all_done(&results), "round {round}, job {part}: {results:?}");
+        }
+        for (number, id) in (12..24).enumerate() {
+            assert!(has(&machine.cache, id, number), "round {round}: wrong bytes of {number}");
+        }
+    }
+    assert_at_rest(&store);
+}
+
+#[test]
 fn a_device_without_a_host_tier_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let machine = Machine::new();
