@@ -107,7 +107,7 @@ fn dispatch(
         Command::Plan(arguments) => plan::run(arguments, restart, output),
         Command::Doctor(arguments) => doctor::run(arguments, restart, output),
         Command::Layout(arguments) => layout::run(arguments, output),
-        Command::Bench(arguments) => bench::run(arguments, output),
+        Command::Bench(arguments) => bench::run(arguments, restart, output),
         Command::Store(arguments) => store::run(arguments, output),
         Command::Top(arguments) => top::run(arguments, output),
         Command::Completions { shell } => {

@@ -1,6 +1,6 @@
 //! How the command starts itself again.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -9,6 +9,7 @@ use std::process::Command;
 pub struct Restart {
     program: PathBuf,
     arguments: Vec<OsString>,
+    python: OsString,
 }
 
 impl Restart {
@@ -22,7 +23,19 @@ impl Restart {
     /// A program with its first arguments, such as an interpreter and `-m` with a module.
     #[must_use]
     pub fn new(program: impl Into<PathBuf>, arguments: impl IntoIterator<Item = OsString>) -> Self {
-        Self { program: program.into(), arguments: arguments.into_iter().collect() }
+        let (program, arguments) = (program.into(), arguments.into_iter().collect());
+        Self { program, arguments, python: "python3".into() }
+    }
+
+    /// The interpreter that runs scripts unless an option names another one: the one that this process runs in. By
+    /// default it is `python3` of the shell's search path.
+    #[must_use]
+    pub fn within_python(self, python: impl Into<OsString>) -> Self {
+        Self { python: python.into(), ..self }
+    }
+
+    pub(crate) fn python(&self) -> &OsStr {
+        &self.python
     }
 
     pub(crate) fn command(&self) -> Command {

@@ -1,5 +1,6 @@
 //! KV caches: those of other libraries, adopted, and those of this package.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -15,7 +16,7 @@ use terrane_transfer::{Access, DeviceOrder, Endpoint};
 
 use crate::device::{self, DeviceSide};
 use crate::errors::{StoreError, text};
-use crate::memory::{Blocks, Kept};
+use crate::memory::{Blocks, Kept, drop_detached};
 use crate::numbers::ids;
 use crate::tensors::{self, MemoryName};
 use crate::views::{self, KvTensor};
@@ -46,13 +47,13 @@ const AXES: [(&str, KvAxis); 8] = [
 ///
 /// Give it to a store as a group: `Store(…, groups=[("kv", cache)])`.
 ///
-/// Jobs on the blocks of a device run after the work that the tensors' library has submitted to its current stream, or to
-/// the stream that the job states (`stream=`). When a job has ended, its bytes are there for every stream.
+/// Jobs on the blocks of a device run after the work that the tensors' library has submitted to its current stream of that
+/// device, or to the stream that the job states (`stream=`). When a job has ended, its bytes are there for every stream.
 ///
 /// Raises `StoreError` if the tensors do not fit, and names tensor and axis.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct KvCache {
-    endpoint: Endpoint,
+    endpoint: ManuallyDrop<Endpoint>,
     config: LayoutConfig,
     device: Option<DeviceSide>,
 }
@@ -96,7 +97,12 @@ impl KvCache {
         }
     }
 
+    fn of(endpoint: Endpoint, config: LayoutConfig, device: Option<DeviceSide>) -> Self {
+        Self { endpoint: ManuallyDrop::new(endpoint), config, device }
+    }
+
     fn adopt(
+        py: Python<'_>,
         imported: &[ImportedTensor],
         axes: &str,
         page_size: Option<u32>,
@@ -116,16 +122,28 @@ impl KvCache {
         let layout = builder.map_err(refused)?.unregistered().build().map_err(refused)?;
         let endpoint = Endpoint::new(layout).map_err(refused)?;
         let device = match endpoint.kind() {
-            StorageKind::Device(id) => Some(DeviceSide::new(device::context(id)?, tensor)?),
+            StorageKind::Device(id) => {
+                let context = py.detach(|| device::context(id))?;
+                Some(DeviceSide::new(&context, tensor))
+            }
             _ => None,
         };
-        Ok(Self { endpoint, config, device })
+        Ok(Self::of(endpoint, config, device))
     }
 
     fn allocated(config: LayoutConfig, allocator: &impl Allocate) -> PyResult<Self> {
         let layout = LayoutBuilder::new(config).fully_contiguous().allocate(allocator);
         let layout = layout.unregistered().build().map_err(refused)?;
-        Ok(Self { endpoint: Endpoint::new(layout).map_err(refused)?, config, device: None })
+        Ok(Self::of(Endpoint::new(layout).map_err(refused)?, config, None))
+    }
+}
+
+impl Drop for KvCache {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses it afterwards.
+        let endpoint = unsafe { ManuallyDrop::take(&mut self.endpoint) };
+        // Freeing pinned memory waits for the device. The drop also returns what `at` was given to keep.
+        drop_detached(endpoint);
     }
 }
 
@@ -134,6 +152,7 @@ impl KvCache {
     #[new]
     #[pyo3(signature = (tensors, axes, *, page_size = None, apart = false))]
     fn new(
+        py: Python<'_>,
         tensors: Vec<Bound<'_, PyAny>>,
         axes: &str,
         page_size: Option<u32>,
@@ -141,7 +160,7 @@ impl KvCache {
     ) -> PyResult<Self> {
         let imported: Vec<_> = tensors.iter().map(tensors::import).collect::<PyResult<_>>()?;
         let first = tensors.first().map(|tensor| tensor.clone().unbind());
-        Self::adopt(&imported, axes, page_size, apart, first)
+        Self::adopt(py, &imported, axes, page_size, apart, first)
     }
 
     /// Adopts tensors by their addresses (`tensor.data_ptr()`): one a layer, each of the shape `sizes`, with `strides` in
@@ -172,16 +191,17 @@ impl KvCache {
     ) -> PyResult<Self> {
         let shape: TensorShape = tensors::shape(element_bytes, &sizes, strides.as_deref())?;
         let (kind, kept) = (memory.kind()?, Arc::new(Kept::object(keep)));
-        if let StorageKind::Device(device) = kind {
+        let context = match kind {
             // Loads the driver, without the GIL.
-            py.detach(|| device::context(device))?;
-        }
+            StorageKind::Device(device) => Some(py.detach(|| device::context(device))?),
+            _ => None,
+        };
         let taken = |pointer| {
             // SAFETY: Python's caller promises valid memory for as long as `keep` lives.
-            unsafe { tensors::at(pointer, kind, &shape, Arc::clone(&kept)) }
+            unsafe { tensors::at(pointer, kind, &shape, Arc::clone(&kept), context.as_ref()) }
         };
         let imported: Vec<_> = ids(pointers)?.into_iter().map(taken).collect::<PyResult<_>>()?;
-        Self::adopt(&imported, axes, page_size, apart, None)
+        Self::adopt(py, &imported, axes, page_size, apart, None)
     }
 
     /// A cache of the same shape in memory that this package allocates, with so many blocks: "system" or "pinned" memory.

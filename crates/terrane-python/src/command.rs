@@ -12,8 +12,8 @@ use terrane_plan::{DiskSpace, Machine, Model, Plan, PlanRequest};
 
 use crate::errors::text;
 
-/// Runs the command with its arguments, of which the first is its name. `program` and `arguments` start it again in a
-/// child process. Returns the exit status.
+/// Runs the command with its arguments, of which the first is its name. `program`, an interpreter of Python, and `restart`
+/// start it again in a child process. Returns the exit status.
 #[pyfunction]
 pub(crate) fn run_command(
     py: Python<'_>,
@@ -21,7 +21,8 @@ pub(crate) fn run_command(
     program: PathBuf,
     restart: Vec<OsString>,
 ) -> u8 {
-    py.detach(|| terrane_cli::run(arguments, &Restart::new(program, restart)).code())
+    let restart = Restart::new(&program, restart).within_python(program);
+    py.detach(|| terrane_cli::run(arguments, &restart).code())
 }
 
 /// The checksum of blocks on disk, over these bytes.

@@ -13,6 +13,8 @@ use terrane_transfer::{DeviceOrder, TransferManager};
 
 use crate::errors::{ForkedError, StoreError, text};
 use crate::process::PerProcess;
+use crate::streams::StreamPool;
+use crate::torch;
 
 /// The contexts that were asked for. They stay, because the driver frees a device's memory with its last context.
 static CONTEXTS: PerProcess<Vec<Context>> = PerProcess::new();
@@ -20,7 +22,8 @@ static CONTEXTS: PerProcess<Vec<Context>> = PerProcess::new();
 /// `CU_STREAM_PER_THREAD`, the default stream of the calling thread.
 const PER_THREAD: i64 = 2;
 
-/// The context of a device. The driver is loaded at the first call, which may take seconds, so callers release the GIL.
+/// The context of a device. The driver is loaded at the first call, which may take seconds, and the list is locked
+/// meanwhile. So callers have released the GIL.
 pub(crate) fn context(device: DeviceId) -> PyResult<Context> {
     let mut known = lock(CONTEXTS.get());
     if let Some(found) = known.iter().find(|context| context.device().id == device) {
@@ -42,26 +45,25 @@ pub(crate) fn manager(contexts: &[Context]) -> PyResult<TransferManager> {
 
 /// The device side of a cache: what its jobs run after.
 pub(crate) struct DeviceSide {
-    context: Context,
-    /// A stream of ours, which waits for that of the tensors' library.
-    stream: Stream,
+    /// Streams of ours, which wait for that of the tensors' library.
+    streams: StreamPool,
     /// A tensor of that library; `None` for addresses.
     tensor: Option<Py<PyAny>>,
 }
 
 impl DeviceSide {
-    pub(crate) fn new(context: Context, tensor: Option<Py<PyAny>>) -> PyResult<Self> {
-        let stream = Stream::new(&context).map_err(refused)?;
-        Ok(Self { context, stream, tensor })
+    pub(crate) fn new(context: &Context, tensor: Option<Py<PyAny>>) -> Self {
+        Self { streams: StreamPool::new(context), tensor }
     }
 
     pub(crate) fn context(&self) -> &Context {
-        &self.context
+        self.streams.context()
     }
 
     /// The work that a job runs after.
     ///
-    /// `None`: the work on the library's current stream, which DLPack's `stream` argument makes a stream of ours wait for.
+    /// `None`: the work on the library's current stream. PyTorch names that of the tensors' device. Others make a stream of
+    /// ours wait for it, by DLPack's `stream` argument.
     /// A number: the work on that stream, or none for −1. The stream has to exist during the call only: an event marks its
     /// work.
     pub(crate) fn order(&self, py: Python<'_>, stream: Option<i64>) -> PyResult<DeviceOrder> {
@@ -71,21 +73,26 @@ impl DeviceSide {
         self.mark(py, stream)?.order().map_err(refused)
     }
 
-    /// The work of this side, and then that of another cache's library.
+    /// The work of the libraries of both sides, which may be on two devices.
     pub(crate) fn order_with(&self, py: Python<'_>, other: &Self) -> PyResult<DeviceOrder> {
-        self.ask(py)?;
-        self.stream.wait_for(&other.mark(py, None)?).map_err(refused)?;
-        marked(&self.stream)?.order().map_err(refused)
+        let marks = [self.mark(py, None)?, other.mark(py, None)?];
+        let joined = self.on_own_stream(|stream| {
+            marks.iter().try_for_each(|mark| stream.wait_for(mark)).map_err(refused)
+        })?;
+        joined.order().map_err(refused)
     }
 
     fn mark(&self, py: Python<'_>, stream: Option<i64>) -> PyResult<Event> {
         match stream {
             None => {
-                self.ask(py)?;
-                marked(&self.stream)
+                let tensor = self.tensor()?.bind(py);
+                match torch::current_stream(tensor)? {
+                    Some(handle) => self.mark(py, Some(handle)),
+                    None => self.on_own_stream(|stream| ask(tensor, stream)),
+                }
             }
             Some(PER_THREAD) => {
-                let event = Event::new(&self.context, Timing::Off).map_err(refused)?;
+                let event = Event::new(self.context(), Timing::Off).map_err(refused)?;
                 event.record_on_thread_stream().map_err(refused)?;
                 Ok(event)
             }
@@ -98,24 +105,36 @@ impl DeviceSide {
                 let handle: *mut c_void =
                     std::ptr::with_exposed_provenance_mut(ByteCount::new(handle).to_usize());
                 // SAFETY: Python's caller states a stream that exists during the call, and the value is dropped before it ends.
-                let stream = unsafe { Stream::borrow(&self.context, handle, ()) };
+                let stream = unsafe { Stream::borrow(self.context(), handle, ()) };
                 marked(&stream.map_err(refused)?)
             }
         }
     }
 
-    /// Makes our stream wait for the current stream of the tensors' library.
-    fn ask(&self, py: Python<'_>) -> PyResult<()> {
-        let tensor = self.tensor.as_ref().ok_or_else(|| {
+    fn tensor(&self) -> PyResult<&Py<PyAny>> {
+        self.tensor.as_ref().ok_or_else(|| {
             PyValueError::new_err(
                 "the cache was adopted by its addresses, so no library can be asked for its stream; state stream=",
             )
-        })?;
-        let options = PyDict::new(py);
-        options.set_item("stream", ConsumerStream::of(&self.stream).to_python())?;
-        // Its capsule, which is not used, returns the tensor as it drops.
-        tensor.bind(py).call_method("__dlpack__", (), Some(&options)).map(drop)
+        })
     }
+
+    /// An event after what the function submits to a stream of ours.
+    fn on_own_stream(&self, submit: impl FnOnce(&Stream) -> PyResult<()>) -> PyResult<Event> {
+        let stream = self.streams.take().map_err(refused)?;
+        submit(&stream)?;
+        let event = marked(&stream)?;
+        self.streams.put_back(stream, &event);
+        Ok(event)
+    }
+}
+
+/// Makes a stream of ours wait for the current stream of the tensor's library.
+fn ask(tensor: &Bound<'_, PyAny>, stream: &Stream) -> PyResult<()> {
+    let options = PyDict::new(tensor.py());
+    options.set_item("stream", ConsumerStream::of(stream).to_python())?;
+    // Its capsule, which is not used, returns the tensor as it drops.
+    tensor.call_method("__dlpack__", (), Some(&options)).map(drop)
 }
 
 fn marked(stream: &Stream) -> PyResult<Event> {

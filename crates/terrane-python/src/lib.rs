@@ -21,8 +21,10 @@ mod process;
 mod queue;
 mod snapshot;
 mod store;
+mod streams;
 mod tensors;
 mod tier;
+mod torch;
 mod views;
 
 #[pyo3::pymodule]

@@ -1,5 +1,6 @@
 //! Copies between caches.
 
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -15,23 +16,22 @@ use terrane_transfer::{
 use crate::cache::KvCache;
 use crate::device;
 use crate::errors::{ForkedError, StoreError, text};
-use crate::memory::{Blocks, Kept, release_ended};
+use crate::memory::{Blocks, Kept, drop_detached, release_ended};
 use crate::numbers::deadline;
 use crate::process::PerProcess;
 
 /// Transfers that may be in flight.
 static IN_FLIGHT: PerProcess<Vec<Ticket>> = PerProcess::new();
 
-/// Waits until no transfer uses memory of Python, cancels those that have not ended by then, and waits for their end.
-pub(crate) fn end_transfers(deadline: Instant) {
+/// Waits until no transfer uses memory of Python, cancels those that have not ended at the deadline, and waits for their
+/// end until `limit`. Returns whether all have ended: a device may never come to the end of a stream.
+pub(crate) fn end_transfers(deadline: Instant, limit: Instant) -> bool {
     let tickets = std::mem::take(&mut *lock(IN_FLIGHT.get()));
     for ticket in &tickets {
         let _ = ticket.wait_until(deadline);
         ticket.cancel();
     }
-    for ticket in &tickets {
-        let _ = ticket.wait();
-    }
+    tickets.iter().all(|ticket| ticket.wait_until(limit).is_some())
 }
 
 /// The objects that keep both ends of a transfer.
@@ -42,10 +42,12 @@ type Guard = (Arc<Kept>, Arc<Kept>);
 /// `devices` are the numbers of the CUDA devices that it reaches. A store makes one for itself, or shares this one
 /// (`Store(…, manager=manager)`).
 ///
+/// A manager that is freed first waits for its copies. Other threads of Python run meanwhile.
+///
 /// Raises `StoreError` without a CUDA driver, if there are devices.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Manager {
-    manager: TransferManager,
+    manager: ManuallyDrop<TransferManager>,
     owner: OwnerProcess,
 }
 
@@ -58,6 +60,15 @@ impl Manager {
     }
 }
 
+impl Drop for Manager {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses it afterwards.
+        let manager = unsafe { ManuallyDrop::take(&mut self.manager) };
+        // The last one joins the threads of the engines, which end their copies first.
+        drop_detached(manager);
+    }
+}
+
 #[pymethods]
 impl Manager {
     #[new]
@@ -66,7 +77,8 @@ impl Manager {
         py.detach(|| {
             let contexts = devices.into_iter().map(|number| device::context(DeviceId::new(number)));
             let contexts: Vec<Context> = contexts.collect::<PyResult<_>>()?;
-            Ok(Self { manager: device::manager(&contexts)?, owner: OwnerProcess::current() })
+            let manager = ManuallyDrop::new(device::manager(&contexts)?);
+            Ok(Self { manager, owner: OwnerProcess::current() })
         })
     }
 
@@ -74,7 +86,11 @@ impl Manager {
     /// wait for the copy. Both lists are whole blocks (`cache.blocks(numbers)`).
     ///
     /// On a device it runs after the work that the libraries of both caches have submitted to their current streams, or
-    /// after that of `stream` (a handle; −1 if the device has ended its work). It fails after `timeout` seconds.
+    /// after that of `stream` (a handle; −1 if the device has ended its work). With two devices, `stream` is one of the
+    /// source's device.
+    ///
+    /// After `timeout` seconds the copy fails if it has not begun, or before its next chunk. It does not end while the
+    /// device works on a chunk, or has not come to the end of the stream's work: `Transfer.wait(timeout)` returns then.
     ///
     /// Raises `StoreError` if the shapes differ, or a block is in use.
     #[pyo3(signature = (source, destination, *, stream = None, timeout = None))]

@@ -1,6 +1,8 @@
 //! Memory of Python objects that jobs read or write.
 
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pyo3::buffer::PyUntypedBuffer;
@@ -28,6 +30,29 @@ pub(crate) fn release_ended(_py: Python<'_>) {
         kept.buffers.clear();
         kept.objects.clear();
     }
+}
+
+/// Whether a transfer or a job did not end before the interpreter exited.
+static IS_LEFT_BEHIND: AtomicBool = AtomicBool::new(false);
+
+/// Notes that work goes on after the interpreter's exit. What it uses is then never freed: the drop would wait for it.
+pub(crate) fn leave_behind() {
+    // Relaxed: the thread that exits reads it.
+    IS_LEFT_BEHIND.store(true, Ordering::Relaxed);
+}
+
+/// Drops a value without the GIL, because its drop may wait for threads or for a device. Then releases what it has kept.
+pub(crate) fn drop_detached(value: impl Send) {
+    if IS_LEFT_BEHIND.load(Ordering::Relaxed) {
+        // The process ends, and frees it.
+        let _left = ManuallyDrop::new(value);
+        return;
+    }
+    let mut value = Some(value);
+    Python::try_attach(|py| {
+        py.detach(|| drop(value.take()));
+        release_ended(py);
+    });
 }
 
 /// Exports of buffers, and other objects, that keep the memory of a job.

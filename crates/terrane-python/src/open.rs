@@ -1,7 +1,8 @@
 //! The native store behind a `Store` of Python, until it is closed.
 
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock, Weak, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -10,12 +11,15 @@ use terrane_core::sync::lock;
 use terrane_store::{Store, StoreError};
 
 use crate::manager::end_transfers;
-use crate::memory::release_ended;
+use crate::memory::{leave_behind, release_ended};
 use crate::process::PerProcess;
 
 /// The time that jobs in flight have when the interpreter exits, or when a store is freed. Then they are
 /// cancelled.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The time that cancelled jobs have at interpreter exit. A job that waits for a stream without an end never ends.
+const PATIENCE_AFTER_CANCEL: Duration = Duration::from_secs(2);
 
 /// The stores that are open.
 static OPEN: PerProcess<Vec<Weak<OpenStore>>> = PerProcess::new();
@@ -80,17 +84,46 @@ impl Drop for OpenStore {
 
 /// Closes the stores that are open, and ends transfers. Python calls it before it frees anything, so the memory of jobs in
 /// flight is valid until they have ended.
+///
+/// Jobs that do not end in time are left behind. What they use is then never freed.
 #[pyfunction]
 fn close_all(py: Python<'_>) {
     let open = std::mem::take(&mut *lock(OPEN.get()));
     py.detach(|| {
         let deadline = Instant::now() + PATIENCE;
-        for store in open.iter().filter_map(Weak::upgrade) {
-            store.close(deadline);
+        let limit = deadline + PATIENCE_AFTER_CANCEL;
+        let stores = open.iter().filter_map(Weak::upgrade);
+        let closing: Vec<_> = stores.map(|store| close_on_a_thread(store, deadline)).collect();
+        let are_closed = closing.into_iter().all(|end| is_ended(&end, limit));
+        if !end_transfers(deadline, limit) || !are_closed {
+            leave_behind();
         }
-        end_transfers(deadline);
     });
     release_ended(py);
+}
+
+/// Closes a store on a thread of its own, because closing waits without a limit for requests in a device. The channel is
+/// closed at the end.
+fn close_on_a_thread(store: Arc<OpenStore>, deadline: Instant) -> mpsc::Receiver<()> {
+    let (end, ended) = mpsc::channel();
+    let close = {
+        let store = Arc::clone(&store);
+        move || {
+            store.close(deadline);
+            drop(end);
+        }
+    };
+    if thread::Builder::new().name(String::from("terrane-close")).spawn(close).is_err() {
+        // The system has no more threads.
+        store.close(deadline);
+    }
+    ended
+}
+
+/// Whether the other end of the channel is closed by then.
+fn is_ended(end: &mpsc::Receiver<()>, limit: Instant) -> bool {
+    let left = limit.saturating_duration_since(Instant::now());
+    end.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected)
 }
 
 /// Registers [`close_all`] with Python.

@@ -343,6 +343,9 @@ impl Store {
 
     /// Refuses further jobs, waits for running ones, cancels those that have not ended after `timeout` seconds, makes the
     /// blocks durable, and ends the threads. Returns the number of cancelled jobs. A second call does nothing.
+    ///
+    /// The memory of a request that the device works on is in use, so such a job is waited for beyond `timeout`. So is a job
+    /// behind a CUDA stream.
     #[pyo3(signature = (timeout = 30.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
         let deadline = moment(timeout)?;

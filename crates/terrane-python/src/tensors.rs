@@ -10,6 +10,7 @@ use terrane_core::convert::to_u64;
 use terrane_core::{
     DeviceAddress, DeviceId, ForeignMemory, HostAddress, Location, Region, Span, StorageKind,
 };
+use terrane_cuda::Context;
 use terrane_interop::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use terrane_interop::dlpack::{
     ElementType, ImportedTensor, Importer, Structure, TensorExport, TensorShape, TypeCode,
@@ -17,6 +18,7 @@ use terrane_interop::dlpack::{
 
 use crate::device;
 use crate::errors::{StoreError, text};
+use crate::torch;
 
 /// DLPack's number of CUDA devices.
 const CUDA: u32 = 2;
@@ -28,28 +30,59 @@ pub(crate) fn import(tensor: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
     let py = tensor.py();
     let mut importer = Importer::new();
     let options = PyDict::new(py);
+    let mut is_of_device = false;
     if let Ok(device) = tensor.call_method0("__dlpack_device__")
         && let Ok((CUDA, number)) = device.extract::<(u32, u32)>()
     {
         let context = py.detach(|| device::context(DeviceId::new(number)))?;
         importer = importer.with_device(context);
         options.set_item("stream", -1)?;
+        is_of_device = true;
     }
-    let newest = options.copy()?;
-    newest.set_item("max_version", (1, 0))?;
-    let capsule = match tensor.call_method("__dlpack__", (), Some(&newest)) {
-        // Libraries older than DLPack 1.0 do not know the argument.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
-            tensor.call_method("__dlpack__", (), Some(&options))?
-        }
-        other => other?,
+    let capsule = if is_of_device {
+        torch::on_device_of(tensor, || capsule(tensor, &options))?
+    } else {
+        capsule(tensor, &options)?
     };
-    if let Some(taken) = take::<DLManagedTensorVersioned>(&capsule) {
+    let imported = imported(&importer, &capsule)?;
+    if imported.is_copied() {
+        return Err(StoreError::new_err(
+            "the tensor's library exports a copy of it, which the cache would not share; give a tensor that it exports itself",
+        ));
+    }
+    Ok(imported)
+}
+
+/// The capsule of a tensor, in the newest structure that its library supports.
+fn capsule<'py>(
+    tensor: &Bound<'py, PyAny>,
+    options: &Bound<'py, PyDict>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let export = |options: &Bound<'py, PyDict>| tensor.call_method("__dlpack__", (), Some(options));
+    let is_unknown = |error: &PyErr| error.is_instance_of::<PyTypeError>(tensor.py());
+    let versioned = options.copy()?;
+    versioned.set_item("max_version", (1, 0))?;
+    let newest = versioned.copy()?;
+    newest.set_item("copy", false)?;
+    // Older libraries do not know `copy`, and those before DLPack 1.0 neither of the arguments.
+    match export(&newest) {
+        Err(error) if is_unknown(&error) => {}
+        other => return other,
+    }
+    match export(&versioned) {
+        Err(error) if is_unknown(&error) => export(options),
+        other => other,
+    }
+}
+
+/// The tensor of a new capsule.
+fn imported(importer: &Importer, capsule: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
+    if let Some(taken) = take::<DLManagedTensorVersioned>(capsule) {
         // SAFETY: the capsule had the tensor by its name, and is renamed, so this is its only owner. By the standard its
         // producer meets the other requirements.
         return unsafe { importer.versioned(taken) }.map_err(refused);
     }
-    let taken = take::<DLManagedTensor>(&capsule);
+    let taken = take::<DLManagedTensor>(capsule);
     let taken = taken.ok_or_else(|| PyTypeError::new_err("__dlpack__ returned no new capsule"))?;
     // SAFETY: as above.
     unsafe { importer.legacy(taken) }.map_err(refused)
@@ -107,7 +140,7 @@ pub(crate) fn shape(
 }
 
 /// The tensor whose first element is at an address. `owner` keeps the memory alive. The driver is asked about memory
-/// of a device.
+/// of a device, whose context is given.
 ///
 /// # Safety
 ///
@@ -117,14 +150,17 @@ pub(crate) unsafe fn at(
     kind: StorageKind,
     shape: &TensorShape,
     owner: impl Send + Sync + 'static,
+    context: Option<&Context>,
 ) -> PyResult<ImportedTensor> {
     let null = || PyValueError::new_err("a pointer is 0");
     let pointer = std::ptr::with_exposed_provenance_mut::<u8>(address);
     let pointer = NonNull::new(pointer).ok_or_else(null)?;
     let mut importer = Importer::new();
+    if let Some(context) = context {
+        importer = importer.with_device(context.clone());
+    }
     let location = match kind {
         StorageKind::Device(device) => {
-            importer = importer.with_device(device::context(device)?);
             Location::Device { device, address: DeviceAddress::new(to_u64(address)) }
         }
         _ => Location::Host(HostAddress::new(pointer)),

@@ -103,16 +103,25 @@ impl KvTensor {
         if dl_device.is_some_and(|device| device != HOST) || copy == Some(true) {
             return refused(String::from("the tensor is in host memory, and is not copied"));
         }
-        let Some(export) = lock(&self.export).take() else {
-            return refused(String::from(
-                "the tensor was taken; ask the cache for its tensors again",
-            ));
+        let is_versioned = max_version.is_some_and(|version| version >= (1, 0));
+        // It is taken only if its structure can state it.
+        let is_stated = |export: &mut TensorExport| is_versioned || !export.is_read_only();
+        let mut kept = lock(&self.export);
+        let is_there = kept.is_some();
+        let taken = kept.take_if(is_stated);
+        drop(kept);
+        let Some(export) = taken else {
+            return refused(String::from(if is_there {
+                "the tensor is read-only, which DLPack before 1.0 cannot state; pass max_version=(1, 0), or ask for writable=True"
+            } else {
+                "the tensor was taken; ask the cache for its tensors again"
+            }));
         };
         let failed = |error: &dyn std::error::Error| PyBufferError::new_err(text(error));
         let export = export.as_host().map_err(|error| failed(&error))?;
         // SAFETY: the documentation of the class obliges the consumer to end device work before it frees the tensor.
         let export = unsafe { export.released_when_done() };
-        if max_version.is_some_and(|version| version >= (1, 0)) {
+        if is_versioned {
             let tensor = export.into_versioned().map_err(|error| failed(&error))?;
             capsule::<DLManagedTensorVersioned>(py, tensor.into_raw().as_ptr())
         } else {

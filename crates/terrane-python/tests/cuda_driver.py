@@ -16,9 +16,10 @@ class CudaMissing(Exception):
 
 
 class Driver:
-    """The first device of the driver, and its primary context, which is current on this thread."""
+    """A device of the driver, and its primary context, which each call makes current on its thread."""
 
-    def __init__(self):
+    def __init__(self, number=0):
+        self.number, self.context = number, None
         try:
             self.library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
@@ -26,13 +27,15 @@ class Driver:
         device, context = c_int(), c_void_p()
         try:
             self.call("cuInit", c_uint32(0))
-            self.call("cuDeviceGet", byref(device), c_int(0))
+            self.call("cuDeviceGet", byref(device), c_int(number))
         except RuntimeError as error:
-            raise CudaMissing(f"no CUDA device: {error}") from error
+            raise CudaMissing(f"no CUDA device {number}: {error}") from error
         self.call("cuDevicePrimaryCtxRetain", byref(context), device)
-        self.call("cuCtxSetCurrent", context)
+        self.context = context
 
     def call(self, name, *arguments):
+        if self.context is not None:
+            self.library.cuCtxSetCurrent(self.context)
         code = getattr(self.library, name)(*arguments)
         if code != 0:
             raise RuntimeError(f"{name} returned {code}")
@@ -45,6 +48,10 @@ class Driver:
     def synchronize(self):
         self.call("cuCtxSynchronize")
 
+    @property
+    def is_simulated(self):
+        return hasattr(self.library, "terraneSimulatedHold")
+
 
 class Stream:
     """A stream that does not wait for the default stream."""
@@ -52,6 +59,13 @@ class Stream:
     def __init__(self, driver):
         self.driver, self.handle = driver, c_void_p()
         driver.call("cuStreamCreate", byref(self.handle), c_uint32(1))
+
+    def hold(self):
+        """Holds back its work until `let_go`. Only a simulated device can."""
+        self.driver.call("terraneSimulatedHold", self.handle)
+
+    def let_go(self):
+        self.driver.call("terraneSimulatedLetGo", self.handle)
 
     def wait_for(self, other):
         """Makes later work of this stream wait for the work of `other`, a handle."""
@@ -134,7 +148,7 @@ class DeviceTensor:
         self.driver.call("cuMemFree_v2", self.address)
 
     def __dlpack_device__(self):
-        return CUDA, 0
+        return CUDA, self.driver.number
 
     def __dlpack__(self, *, stream=None):
         """Knows no version, as libraries before DLPack 1.0. The work of `self.stream` is the producer's."""
@@ -146,7 +160,7 @@ class DeviceTensor:
         axes = len(self.shape)
         sizes = (c_int64 * axes)(*self.shape)
         managed = _Managed()
-        managed.tensor = _Tensor(self.address.value, _Device(CUDA, 0), axes, _DataType(1, 16, 1), sizes, None, 0)
+        managed.tensor = _Tensor(self.address.value, _Device(CUDA, self.driver.number), axes, _DataType(1, 16, 1), sizes, None, 0)
         managed.deleter = _returned
         address = ctypes.addressof(managed)
         handed_out[address] = (managed, sizes, self)

@@ -156,6 +156,45 @@ def test_a_tensor_of_a_cache_is_taken_once_and_returned_if_nobody_takes_it():
         tier.tensors(axes, "uint32")
 
 
+def test_a_tensor_that_a_structure_cannot_state_can_be_taken_in_another():
+    axes = "block token row"
+    (tensor, *_) = adopted(axes, arrays_of(axes)).allocate_like(BLOCKS).tensors(axes, "uint16")
+    with pytest.raises(BufferError, match="read-only.*max_version"):
+        tensor.__dlpack__()
+    assert not numpy.from_dlpack(tensor).flags.writeable
+
+
+class Exporter:
+    """An array whose library knows only some arguments of `__dlpack__`."""
+
+    def __init__(self, array, known, copies=False):
+        self.array, self.known, self.copies, self.asked = array, known, copies, []
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        self.asked.append(sorted(options))
+        if not set(options) <= self.known:
+            raise TypeError("an unexpected keyword argument")
+        return self.array.__dlpack__(**(options | {"copy": True} if self.copies else options))
+
+
+@pytest.mark.parametrize("known", [set(), {"max_version"}, {"max_version", "copy"}])
+def test_tensors_of_older_libraries_are_asked_for_what_they_know(known):
+    exporters = [Exporter(array, known) for array in arrays_of("block token row")]
+    cache = terrane_kv.KvCache(exporters, "block token row")
+    assert len(cache) == BLOCKS
+    asked = [["copy", "max_version"], ["max_version"], []]
+    assert exporters[0].asked == asked[: 3 - len(known)]
+
+
+def test_copies_of_tensors_are_refused():
+    exporters = [Exporter(array, {"max_version", "copy"}, copies=True) for array in arrays_of("block token row")]
+    with pytest.raises(terrane_kv.StoreError, match="exports a copy"):
+        terrane_kv.KvCache(exporters, "block token row")
+
+
 def test_head_major_by_strides():
     # As in vLLM: the shape stays, and the memory is head-major.
     arrays = [

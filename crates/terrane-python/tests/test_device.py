@@ -3,10 +3,12 @@
 A stream's work runs as late as the simulated device may run it, so a job that does not wait for it copies zeros.
 """
 
+import contextlib
 import gc
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -24,6 +26,9 @@ try:
 except cuda.CudaMissing as missing:
     DRIVER, REASON = None, str(missing)
 needs_device = pytest.mark.skipif(DRIVER is None, reason=REASON)
+holds_streams = pytest.mark.skipif(
+    DRIVER is None or not DRIVER.is_simulated, reason=REASON or "only a simulated device holds a stream"
+)
 
 
 def arrays(seed=0):
@@ -148,8 +153,6 @@ def test_tensors_are_adopted_by_their_addresses(opened, tensors, stream):
     del cache, store
     opened.stores.clear()
     gc.collect()
-    # The next call of the package releases what jobs have kept.
-    terrane_kv.CompletionQueue(1).drain()
     assert sys.getrefcount(owner) == before
 
 
@@ -196,6 +199,170 @@ def test_a_copy_within_the_device_runs_after_the_work_of_both_libraries(tensors,
         equal(others, overwritten, [(5, 5)])
         del source, there, manager
         gc.collect()
+
+
+@holds_streams
+def test_a_copy_does_not_wait_for_the_stream_of_another_copy(tensors, stream):
+    cache, idle = terrane_kv.KvCache(tensors, AXES), cuda.Stream(DRIVER)
+    pinned, manager = cache.allocate_like(4, "pinned"), terrane_kv.Manager([0])
+    stream.hold()
+    try:
+        content = fill(tensors, stream)
+        blocked = manager.copy(cache.blocks([1]), pinned.blocks([1]))
+        for tensor in tensors:
+            tensor.stream = idle
+        for _ in range(40):
+            assert manager.copy(cache.blocks([2]), pinned.blocks([2])).wait(30)
+        assert not blocked.has_ended()
+    finally:
+        stream.let_go()
+    assert blocked.wait(30)
+    manager.copy(pinned.blocks([1]), cache.blocks([6])).wait(30)
+    equal(tensors, content, [(6, 1)])
+
+
+class Torch(types.ModuleType):
+    """PyTorch with two devices, as far as a cache uses it. Device 1 is current."""
+
+    class Tensor(cuda.DeviceTensor):
+        @property
+        def device(self):
+            return f"cuda:{self.driver.number}"
+
+        def __dlpack__(self, *, stream=None, **versions):
+            if sys.modules["torch"].current != self.device:
+                raise BufferError("Can't export tensors on a different CUDA device index")
+            return super().__dlpack__(stream=stream, **versions)
+
+    def __init__(self):
+        super().__init__("torch")
+        self.cuda, self.current, self.streams = self, "cuda:1", {}
+
+    @contextlib.contextmanager
+    def device(self, device):
+        before, self.current = self.current, device
+        yield
+        self.current = before
+
+    def current_stream(self, device=None):
+        return types.SimpleNamespace(cuda_stream=self.streams[device or self.current].handle.value)
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    module = Torch()
+    monkeypatch.setitem(sys.modules, "torch", module)
+    monkeypatch.setattr(cuda, "DeviceTensor", module.Tensor)
+    return module
+
+
+@needs_device
+def test_tensors_of_pytorch_need_not_be_on_its_current_device(opened, torch, tensors, stream):
+    torch.streams = {"cuda:0": stream, "cuda:1": cuda.Stream(DRIVER)}
+    cache = terrane_kv.KvCache(tensors, AXES)
+    assert torch.current == "cuda:1" and tensors[0].asked == [-1]
+    store = with_pinned(opened, cache)
+    for turn in range(8):
+        content = fill(tensors, stream, turn)
+        assert store.put([f"{turn}"], cache.blocks([3])).wait(30).ok
+        DRIVER.synchronize()
+        for tensor in tensors:
+            tensor.clear()
+        assert store.get([f"{turn}"], cache.blocks([5])).wait(30).ok
+        equal(tensors, content, [(5, 3)])
+    # PyTorch was asked for its stream, not the tensor.
+    assert tensors[0].asked == [-1]
+    store.close()
+
+
+@needs_device
+@pytest.mark.parametrize("is_pytorch", [False, True])
+def test_a_copy_between_two_devices_runs_after_the_work_on_both(request, stream, is_pytorch):
+    try:
+        second = cuda.Driver(1)
+    except cuda.CudaMissing as missing:
+        pytest.skip(str(missing))
+    torch = request.getfixturevalue("torch") if is_pytorch else None
+    with cuda.tensors(DRIVER, LAYERS, SHAPE) as ours, cuda.tensors(second, LAYERS, SHAPE) as others:
+        late = cuda.Stream(second)
+        if is_pytorch:
+            torch.streams = {"cuda:0": stream, "cuda:1": late}
+        source, there = terrane_kv.KvCache(ours, AXES), terrane_kv.KvCache(others, AXES)
+        assert (source.device, there.device) == (0, 1)
+        manager = terrane_kv.Manager([0, 1])
+        for turn in range(4):
+            content, overwritten = fill(ours, stream, turn), fill(others, late, turn + 10)
+            manager.copy(source.blocks([1]), there.blocks([6])).wait(30)
+            second.synchronize()
+            equal(others, content, [(6, 1)])
+            equal(others, overwritten, [(5, 5)])
+        del source, there, manager
+        gc.collect()
+
+
+HELD = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import cuda_driver, numpy, terrane_kv
+driver = cuda_driver.Driver()
+stream = cuda_driver.Stream(driver)
+tensors = [cuda_driver.DeviceTensor(driver, (2, 8, 4, 2, 8)) for _ in range(3)]
+for tensor in tensors:
+    tensor.stream = stream
+cache = terrane_kv.KvCache(tensors, "outer block token head dim")
+pinned = cache.allocate_like(8, "pinned")
+array = numpy.ones((2, 8, 4, 2, 8), dtype=numpy.uint16)
+stream.hold()
+for tensor in tensors:
+    tensor.fill(array, stream)
+"""
+
+
+def held(text, *arguments):
+    """Runs a program whose stream is held, and which would never end if it waited for the stream with the GIL."""
+    command = [sys.executable, "-c", HELD + text, os.path.dirname(__file__), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@holds_streams
+def test_other_threads_run_while_a_manager_waits_for_its_copy_as_it_is_freed():
+    text = """
+def count():
+    global counted
+    for counted in range(1, 101):
+        time.sleep(0.001)
+    stream.let_go()
+def offload():
+    manager = terrane_kv.Manager([0])
+    return manager.copy(cache.blocks([1]), pinned.blocks([1]))
+counted, counter = 0, threading.Thread(target=count)
+counter.start()
+transfer = offload()
+print(transfer.wait(30).bytes == cache.block_bytes)
+counter.join()
+print(counted)
+"""
+    assert held(text) == ["True", "100"]
+
+
+@holds_streams
+def test_the_interpreter_exits_though_a_stream_never_ends(directory):
+    text = """
+tiers = [terrane_kv.Tier.pinned(1 << 20)]
+store = terrane_kv.Store(sys.argv[2], 1 << 20, groups=[("kv", cache)], namespace="n", tiers=tiers)
+other = terrane_kv.Store(sys.argv[2], 1 << 20, groups=[("kv", 4096)], namespace="other")
+manager = terrane_kv.Manager([0])
+transfer = manager.copy(cache.blocks([1]), pinned.blocks([1]), timeout=1)
+job = store.put(["a"], cache.blocks([2]), timeout=1)
+assert other.put(["a"], [bytes(4096)]).wait(30).ok
+try: transfer.wait(1)
+except TimeoutError: print("waits", flush=True)
+"""
+    assert held(text, directory) == ["waits"]
+    with terrane_kv.Store(directory, 1 << 20, groups=[("kv", 4096)], namespace="other") as store:
+        assert store.recovery["found"] == 1
 
 
 @needs_device

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 
 import numpy
 import pytest
@@ -92,6 +93,23 @@ def test_arrays_are_adopted_by_their_addresses(opened):
         store.put(["x"], at.blocks([4]), stream=0)
     with pytest.raises(ValueError, match="the memory"):
         terrane_kv.KvCache.at([1], AXES, arrays[0].shape, element_bytes=2, keep=None, memory="disk")
+
+
+def test_what_an_adoption_keeps_is_released_when_the_cache_is_freed():
+    arrays = caches()[0]
+
+    class Owner:
+        pass
+
+    owner = Owner()
+    owner.arrays, seen = arrays, weakref.ref(owner)
+    cache = terrane_kv.KvCache.at(
+        [array.ctypes.data for array in arrays], AXES, arrays[0].shape, element_bytes=2, keep=owner
+    )
+    del owner
+    assert seen() is not None and len(cache) == BLOCKS
+    del cache
+    assert seen() is None
 
 
 def test_tiers_are_named_in_the_snapshot_and_serve_from_memory(opened):
@@ -209,6 +227,21 @@ def test_a_plan_is_a_dictionary():
         terrane_kv.plan("llama-3.1-8b", kv_dtype="int3")
 
 
+@pytest.mark.parametrize(
+    "question",
+    [{"host": -1}, {"host": 1 << 64}, {"gpu_memory": -1}, {"users": -1}, {"context": -1}, {"block_tokens": -1},
+     {"chunk_tokens": 1 << 32}, {"tensor_parallel": -1}, {"disks": {"/nvme": -1}}, {"host": "much"}],
+)
+def test_numbers_of_a_plan_that_cannot_be_are_value_errors(question):
+    with pytest.raises(ValueError):
+        terrane_kv.plan("llama-3.1-8b", **question)
+
+
+def test_the_disks_of_a_plan_are_paths(tmp_path):
+    plans = [terrane_kv.plan("llama-3.1-8b", disks={path: "1TiB"}) for path in (tmp_path, str(tmp_path), os.fsencode(tmp_path))]
+    assert plans[0] == plans[1] == plans[2] and str(tmp_path) in json.dumps(plans[0])
+
+
 def test_a_plan_of_a_config_of_the_caller(tmp_path):
     config = {
         "model_type": "llama",
@@ -241,6 +274,29 @@ def test_the_command_is_installed():
     assert json.loads(script.stdout) == terrane_kv.plan("llama-3.1-8b", host="256GiB")
     assert "terrane" in command("--help").stdout
     assert command("nonsense").returncode == 2
+
+
+def test_the_command_imports_nothing_from_the_current_directory(tmp_path):
+    for name in ("terrane_kv", "signal", "torch"):
+        (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w').close()\n")
+    script = os.path.join(os.path.dirname(sys.executable), "terrane")
+    done = subprocess.run([script, "doctor", "--json"], cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob("imported-*"))
+
+
+def test_the_command_measures_pytorch_with_its_own_interpreter(tmp_path):
+    (tmp_path / "torch.py").write_text("import sys; raise ImportError(f'run by {sys.executable}')\n")
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    script = os.path.join(os.path.dirname(sys.executable), "terrane")
+    options = ["bench", "movers", "llama-3.2-1b", "--size", "1MiB", "--passes", "1", "--json"]
+    done = subprocess.run(
+        [script, *options], env={**os.environ, "PYTHONPATH": paths}, check=False, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no CUDA device: {done.stderr}")
+    (reason,) = (it["reason"] for it in json.loads(done.stdout)["not_measured"] if it["case"].endswith("PyTorch"))
+    assert f"run by {sys.executable}" in reason
 
 
 def test_the_command_starts_itself_again_for_probes(directory):

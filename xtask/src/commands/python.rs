@@ -34,8 +34,8 @@ const PURE: [&str; 7] =
 /// The options of pytest by which it reports as Rust's tests do.
 const REPORT: [&str; 5] = ["--report-lines", "-p", "no:cacheprovider", "-p", "no:terminal"];
 
-/// The simulated device of the tests; it runs work as late as can be.
-const DEVICE: &str = "devices=1,memory=2GiB,policy=lazy";
+/// The simulated devices of the tests; they run work as late as can be.
+const DEVICE: &str = "devices=2,memory=2GiB,policy=lazy";
 
 /// The options of `cargo xtask python`.
 #[derive(Debug, Default, clap::Args)]

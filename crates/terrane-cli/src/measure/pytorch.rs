@@ -72,6 +72,8 @@ pub(crate) fn run(
     });
     let mut command = Command::new(python);
     command.args(["-c", SCRIPT, &request.to_string()]);
+    // Modules in the current directory are not PyTorch's.
+    command.env("PYTHONSAFEPATH", "1");
     let name = python.display();
     let timeout = timeout(shape.bytes(), passes);
     let answer = child::answer(command, timeout).map_err(|error| match error {

@@ -10,7 +10,8 @@ def main() -> int:
     """Runs the command with the arguments of this process, and returns its exit status."""
     # Python would only note an interrupt until the command returns.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _native.run_command(["terrane", *sys.argv[1:]], sys.executable, ["-m", "terrane_kv"])
+    # `-P`: a child process imports nothing from the current directory.
+    return _native.run_command(["terrane", *sys.argv[1:]], sys.executable, ["-P", "-m", "terrane_kv"])
 
 
 if __name__ == "__main__":

@@ -143,22 +143,31 @@ def checksum_seconds(chunk, chunks, rounds):
 
 
 def lookup_seconds(directory, chunk):
-    """The time of the presence of one key, and of 1,000 keys."""
+    """The time of the presence of a stored key, of an absent one, and of 1,000 keys of which 16 are stored."""
     folder = tempfile.mkdtemp(dir=directory)
     store = Store(folder, 64 * chunk, groups=[("kv", chunk)], namespace="bench")
     try:
         keys = [os.urandom(36) for _ in range(1000)]
-        store.put(keys[:16], [bytes(chunk)] * 16).wait()
-        one, many = [], []
-        for _ in range(50):
+        stored, absent = keys[:16], keys[16:]
+        store.put(stored, [bytes(chunk)] * len(stored)).wait()
+        if not all(store.presences(stored)) or any(store.presences(absent)):
+            raise OSError("the store has other keys than those that were put")
+
+        def each(group):
             started = time.perf_counter()
-            for key in keys:
+            for key in group:
                 store.presence(key)
-            one.append((time.perf_counter() - started) / len(keys))
+            return (time.perf_counter() - started) / len(group)
+
+        hit, miss, many = [], [], []
+        for _ in range(50):
+            # As many calls, so that both medians are equally sure.
+            hit.append(each(stored * (len(absent) // len(stored))))
+            miss.append(each(absent))
             started = time.perf_counter()
             store.presences(keys)
             many.append(time.perf_counter() - started)
-        return statistics.median(one), statistics.median(many)
+        return tuple(map(statistics.median, (hit, miss, many)))
     finally:
         store.close()
         shutil.rmtree(folder)
@@ -204,11 +213,12 @@ def main():
     stated = parser.parse_args()
     gigabytes = stated.chunk * stated.chunks / 1e9
     checksum = checksum_seconds(stated.chunk, stated.chunks, stated.rounds)
-    one, many = lookup_seconds(stated.directory, stated.chunk)
+    hit, miss, many = lookup_seconds(stated.directory, stated.chunk)
     if stated.json:
-        print(json.dumps({"checksum": checksum, "lookup": one, "presences_of_1000": many}), flush=True)
+        print(json.dumps({"checksum": checksum, "lookup_hit": hit, "lookup_miss": miss, "presences_of_1000": many}), flush=True)
     else:
-        print(f"checksum: {checksum:.3f} s/GB; lookup of one key {one * 1e6:.2f} µs, of 1,000 keys {many * 1e6:.0f} µs", flush=True)
+        lookups = f"stored key {hit * 1e6:.2f} µs, of an absent one {miss * 1e6:.2f} µs, of 1,000 keys {many * 1e6:.0f} µs"
+        print(f"checksum: {checksum:.3f} s/GB; lookup of a {lookups}", flush=True)
     made = backends(stated.rivals)
     for requests in stated.requests:
         rounds = [

@@ -1,18 +1,29 @@
 """Plans of a KV cache's memory."""
 
 import json
+import operator
 import os
 from collections.abc import Mapping
 
 from terrane_kv import _native
 
 
-def _bytes(size):
-    if size is None or isinstance(size, int):
-        return size
-    from terrane_kv.folders import capacity_bytes
+def _number(name, number, bits=64):
+    """An integer that the native module takes."""
+    if number is None:
+        return None
+    number = operator.index(number)
+    if not 0 <= number < 1 << bits:
+        raise ValueError(f"{name}={number}; state a number from 0 to {(1 << bits) - 1}")
+    return number
 
-    return capacity_bytes(size)
+
+def _bytes(name, size):
+    if isinstance(size, str):
+        from terrane_kv.folders import capacity_bytes
+
+        size = capacity_bytes(size)
+    return _number(name, size)
 
 
 def plan(
@@ -24,7 +35,7 @@ def plan(
     chunk_tokens: int | None = None,
     gpu_memory: int | str | None = None,
     host: int | str | None = None,
-    disks: Mapping[str, int | str] | None = None,
+    disks: Mapping[str | os.PathLike, int | str] | None = None,
     context: int | None = None,
     users: int | None = None,
     machine: str | None = None,
@@ -55,15 +66,15 @@ def plan(
     question = {
         "model": name,
         "config": config,
-        "tensor_parallel": tensor_parallel,
+        "tensor_parallel": _number("tensor_parallel", tensor_parallel, 32),
         "kv_dtype": kv_dtype,
-        "block_tokens": block_tokens,
-        "chunk_tokens": chunk_tokens,
-        "gpu_memory": _bytes(gpu_memory),
-        "host": _bytes(host),
-        "disks": [(directory, _bytes(size)) for directory, size in (disks or {}).items()],
-        "context": context,
-        "users": users,
+        "block_tokens": _number("block_tokens", block_tokens, 32),
+        "chunk_tokens": _number("chunk_tokens", chunk_tokens, 32),
+        "gpu_memory": _bytes("gpu_memory", gpu_memory),
+        "host": _bytes("host", host),
+        "disks": [(os.fsdecode(directory), _bytes("disks", size)) for directory, size in (disks or {}).items()],
+        "context": _number("context", context),
+        "users": _number("users", users),
         "machine": machine,
     }
     return json.loads(_native.plan_json(question))

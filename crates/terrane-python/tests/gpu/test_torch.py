@@ -160,6 +160,48 @@ def test_a_manager_copies_to_host_memory_and_back(form, memory):
             assert torch.equal(old, blocks_of(form, tensor, back))
 
 
+@pytest.mark.parametrize("count", [1, 64])
+def test_tensors_of_a_device_that_is_not_current(opened, count):
+    """PyTorch's current device stays the first one. Nothing here waits for the second before the last comparison."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("PyTorch sees one CUDA device")
+    there, stream = torch.device("cuda", 1), torch.cuda.Stream(device=1)
+    chosen, back = list(range(count)), list(range(100, 100 + count))
+    keys = [f"{block}" for block in chosen]
+    with torch.cuda.device(there), torch.cuda.stream(stream):
+        tensors = random_tensors(VLLM)
+        before = [blocks_of(VLLM, tensor, chosen) for tensor in tensors]
+        assert tensors[0].device == there
+        # The stream stays the current one of the second device.
+        with torch.cuda.device(0):
+            cache = terrane_kv.KvCache(tensors, VLLM)
+            assert cache.device == 1
+            store = open_store(opened, cache, tiers=[terrane_kv.Tier.pinned(64 * cache.block_bytes, device=1)])
+            assert store.put(keys, cache.blocks(chosen)).wait(60).ok
+            for tensor in tensors:
+                tensor.zero_()
+            assert store.get(keys, cache.blocks(back)).wait(60).ok
+            store.close()
+        for old, tensor in zip(before, tensors):
+            assert torch.equal(old, blocks_of(VLLM, tensor, back))
+
+
+def test_a_copy_between_two_devices_runs_after_the_work_on_both():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("PyTorch sees one CUDA device")
+    streams = [torch.cuda.Stream(device=number) for number in (0, 1)]
+    chosen, back = list(range(64)), list(range(100, 164))
+    with torch.cuda.stream(streams[0]), torch.cuda.stream(streams[1]):
+        caches = []
+        for number in (0, 1):
+            with torch.cuda.device(number), torch.cuda.stream(streams[number]):
+                caches.append(random_tensors(VLLM))
+        source, destination = (terrane_kv.KvCache(tensors, VLLM) for tensors in caches)
+        terrane_kv.Manager([0, 1]).copy(source.blocks(chosen), destination.blocks(back)).wait(60)
+        for mine, theirs in zip(*caches):
+            assert torch.equal(blocks_of(VLLM, mine, chosen).cpu(), blocks_of(VLLM, theirs, back).cpu())
+
+
 def test_pinned_tensors_of_pytorch_are_adopted_by_data_ptr():
     tensors = random_tensors(VLLM)
     there = [torch.zeros(FORMS[VLLM], dtype=torch.bfloat16, pin_memory=True) for _ in tensors]

@@ -17,6 +17,7 @@ use crate::commands::model::ModelArguments;
 use crate::commands::sizes::size;
 use crate::error::{ExitStatus, Failure};
 use crate::output::Output;
+use crate::restart::Restart;
 use report::Report;
 
 /// The arguments of `terrane bench`.
@@ -63,9 +64,9 @@ enum Suite {
     Movers {
         #[command(flatten)]
         options: Options,
-        /// The Python that runs PyTorch's ways
-        #[arg(long, value_name = "PROGRAM", default_value = "python3")]
-        python: OsString,
+        /// The Python that runs PyTorch's ways [default: python3, or the one that runs this command]
+        #[arg(long, value_name = "PROGRAM")]
+        python: Option<OsString>,
     },
 }
 
@@ -88,7 +89,11 @@ struct Options {
     html: Option<PathBuf>,
 }
 
-pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<ExitStatus, Failure> {
+pub(crate) fn run(
+    arguments: &Arguments,
+    restart: &Restart,
+    output: &mut Output<'_>,
+) -> Result<ExitStatus, Failure> {
     if let [before, after] = arguments.compare.as_slice() {
         output.text(&compare::render(&report::read(before)?, &report::read(after)?))?;
         return Ok(ExitStatus::Success);
@@ -106,7 +111,10 @@ pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<Exit
         }
         Suite::Gpu { .. } => suites::gpu(options, &mut progress),
         Suite::Store { directory, .. } => suites::store(options, directory, &mut progress),
-        Suite::Movers { python, .. } => movers::movers(options, python, &mut progress),
+        Suite::Movers { python, .. } => {
+            let python = python.as_deref().unwrap_or(restart.python());
+            movers::movers(options, python, &mut progress)
+        }
     }?;
     progress.end();
     print(&report, options, output)?;

@@ -43,7 +43,7 @@ pub(crate) fn probe() -> Answer {
 pub(crate) fn probe() -> Answer {
     use super::finding::Finding;
 
-    let remedy = "cargo install terrane-cli --features nixl, or use the wheel";
+    let remedy = "cargo install terrane-cli --features nixl";
     let findings = vec![Finding::refused("nixl", "built without NIXL", remedy)];
     Answer { findings, ..Answer::default() }
 }
