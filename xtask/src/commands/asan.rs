@@ -14,6 +14,15 @@ use crate::workspace::Workspace;
 /// makes an unoptimised test several times slower, and the full number runs in `test`.
 const PROPTEST_CASES: &str = "32";
 
+/// The sizes of the store's long tests here, unless the variables say otherwise, for the same reason.
+const STORE_SIZES: [(&str, &str); 5] = [
+    ("TERRANE_STORE_CRASH_STATES", "300"),
+    ("TERRANE_STORE_KILLS", "10"),
+    ("TERRANE_STORE_STORE_KILLS", "4"),
+    ("TERRANE_STORE_JOBS", "400"),
+    ("TERRANE_STORE_OPERATIONS", "1000"),
+];
+
 /// The tests that also run over the simulated driver: memory is shared with a device, or transfers
 /// fail or are abandoned. Other tests mostly run code of the driver, which is not instrumented.
 const ON_DEVICE: [&str; 7] = [
@@ -47,7 +56,10 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     // With an explicit target the flags do not reach build scripts and procedural macros. Leaks
     // are not reported: tests leak completions on purpose, to show that it is sound.
     let test = || -> Result<Tool> {
-        let cargo = Tool::new(workspace, "rustup");
+        let mut cargo = Tool::new(workspace, "rustup");
+        for (variable, size) in STORE_SIZES {
+            cargo = cargo.default_env(variable, size);
+        }
         Ok(with_nixl_for(workspace, cargo, &packages)?
             .args(["run", "nightly", "cargo"])
             .without_env("CARGO")
