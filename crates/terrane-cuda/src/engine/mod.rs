@@ -152,9 +152,8 @@ const READY_STREAMS: u32 = 4;
 const READY_ORDER_STREAMS: u32 = 1;
 
 impl DeviceEngine {
-    /// Creates an engine for the context's device. Loads the kernels that copy, if the driver accepts
-    /// them, and starts the threads. The first quote for a transfer with checksums loads the kernels
-    /// for these. The threads are named `terrane-cuda-submit-0` and so on,
+    /// Creates an engine for the context's device. Loads the kernels, if the driver accepts them, and
+    /// starts the threads. The threads are named `terrane-cuda-submit-0` and so on,
     /// `terrane-cuda-order-0` and `terrane-cuda-wait-0`.
     ///
     /// # Errors

@@ -51,8 +51,7 @@ const RUN_COPIES: [&CStr; 5] = [
 /// unloads them.
 ///
 /// Loading compiles them for the device. The driver caches the result on disk across processes; the
-/// first time takes a good fraction of a second. The kernels for checksums are loaded when they are
-/// first needed. A launch is one driver call: it allocates nothing,
+/// first time takes a good fraction of a second. A launch is one driver call: it allocates nothing,
 /// looks up nothing and waits for nothing.
 #[derive(Clone)]
 pub struct Kernels(Arc<Loaded>);
@@ -61,7 +60,7 @@ struct Loaded {
     module: Module,
     grid_copies: [CUfunction; 5],
     run_copies: [CUfunction; 5],
-    /// The checksum kernels, or why the driver does not compile them, once they are needed.
+    /// The checksum kernels, or why the driver does not compile them. Empty if memory was short.
     sums: OnceLock<Result<SumKernels, CudaError>>,
 }
 
@@ -99,6 +98,10 @@ impl Kernels {
         // With lazy loading, a query of its figures loads a kernel onto the device. That happens
         // now rather than at its first launch, which would wait for the device.
         kernels.figures_of_copies()?;
+        // Now, for the same reason. Copies do not need them.
+        if let Err(error) = kernels.prepare_sums() {
+            tracing::debug!(%error, "no kernels for checksums");
+        }
         Ok(kernels)
     }
 

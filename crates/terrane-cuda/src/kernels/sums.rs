@@ -78,7 +78,7 @@ impl Kernels {
     }
 
     /// Whether the driver has compiled the checksum kernels, or the code of its refusal; `None` if
-    /// they have not been needed.
+    /// memory was short.
     pub(crate) fn sums_status(&self) -> Option<Result<(), DriverCode>> {
         let tried = self.0.sums.get()?;
         let code = tried.as_ref().err().and_then(CudaError::code);
