@@ -69,8 +69,8 @@ fn a_stream_that_is_not_known_poisons_nothing_and_says_so() {
     let name = "a_stream_that_is_not_known_poisons_nothing_and_says_so";
     let Some(context) = device(name, LITTLE) else { return };
     let fill = CudaFill::without_waiting(&CudaStreams::new(&context));
-    let nobody = StreamId::new(u64::MAX);
-    let poison = DeviceAllocator::new(&context).poisoned(fill, PoisonBytes::default(), nobody);
+    let no_stream = StreamId::new(u64::MAX);
+    let poison = DeviceAllocator::new(&context).poisoned(fill, PoisonBytes::default(), no_stream);
     drop(poison.allocate(&RegionRequest::new(ByteCount::kib(1))).unwrap());
     let report = poison.report();
     assert_eq!((report.filled, report.failed), (0, 2));

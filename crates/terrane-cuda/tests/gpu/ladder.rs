@@ -114,7 +114,7 @@ fn the_callback_may_make_room() {
         },
     );
     *greedy.lock().unwrap() = take_all(&context, half);
-    let block = pool.allocate_bytes(unit).expect("the callback let go of all");
+    let block = pool.allocate_bytes(unit).expect("the callback freed everything");
     let reclaim = pool.snapshot().reclaim;
     assert_eq!((reclaim.callback, reclaim.refused), (1, 0), "{reclaim:?}");
     // A second time there is nothing to free.

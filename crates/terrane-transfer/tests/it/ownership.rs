@@ -1,4 +1,4 @@
-//! Nothing that a copy needs goes before the copy has ended, whatever becomes of its completion.
+//! Nothing that a copy needs goes before the copy has ended, whatever happens to its completion.
 
 use std::future::{Future, IntoFuture};
 use std::mem::ManuallyDrop;

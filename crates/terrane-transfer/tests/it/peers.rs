@@ -163,7 +163,7 @@ unsafe impl CopyEngine for Unanswered {
         if let Some(message) = &job.options().notification {
             self.told.lock().unwrap().push(message.to_vec());
         }
-        let failure = CopyFailure::Engine { source: "nobody answers".into() };
+        let failure = CopyFailure::Engine { source: "the peer does not answer".into() };
         self.remains.lock().unwrap().push(job.orphan(failure));
     }
 }
@@ -174,7 +174,7 @@ fn assert_unanswered(result: Result<Report, TransferError>) {
     let error = result.unwrap_err();
     let first: &dyn std::error::Error = &error;
     let mut causes = std::iter::successors(Some(first), |error| error.source());
-    assert!(causes.any(|cause| cause.to_string() == "nobody answers"), "{error:?}");
+    assert!(causes.any(|cause| cause.to_string() == "the peer does not answer"), "{error:?}");
 }
 
 #[test]

@@ -236,8 +236,8 @@ fn durability_is_for_files() {
 #[test]
 fn with_no_engine_that_takes_it_a_transfer_is_refused_with_what_each_said() {
     let mut rig = Rig::new(8);
-    let nobody = TransferManager::new([]);
-    assert_says(&refused(&nobody, rig.transfer(&[0], &[0])), &["no engine at all"]);
+    let without_engines = TransferManager::new([]);
+    assert_says(&refused(&without_engines, rig.transfer(&[0], &[0])), &["no engine at all"]);
 
     let device = HeapAllocator::new(DEVICE);
     rig.source = endpoint_in(&device, config(8), BLOCK_FIRST);

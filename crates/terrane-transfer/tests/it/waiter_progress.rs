@@ -105,7 +105,7 @@ fn who_has_helped_for_a_while_wakes_when_the_end_is_due() {
         let (completion, job) = kept();
         let waiting = Waiting::of(wait, completion);
         let _attendant = OnceAsked::invite(job);
-        waiting.end("nobody woke for the end");
+        waiting.end("no thread woke for the end");
     }
 }
 

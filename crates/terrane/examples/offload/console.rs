@@ -46,7 +46,7 @@ impl Console {
         }
     }
 
-    /// A line that nobody should miss.
+    /// A line that is always shown.
     pub fn warn(&self, line: impl Display) -> io::Result<()> {
         writeln!(io::stderr().lock(), "{line}")
     }
@@ -109,7 +109,7 @@ impl Console {
             text.push_str(&format!("  caused by: {error}\n"));
             cause = error.source();
         }
-        // Nothing is left to be done if nobody can be told.
+        // Output that cannot be written is ignored.
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }
 }

@@ -104,9 +104,8 @@ impl Image {
     fn copy_all(&self, ends: impl Fn(&Copied) -> (Location, Location)) -> Result<(), Failure> {
         for part in &self.parts {
             let (from, to) = ends(part);
-            // SAFETY: the endpoint keeps the region alive, this value its copy, and both are used
-            // by nobody else before the stream has been waited for: the job makes one step after
-            // the other.
+            // SAFETY: the endpoint owns the region, and this value owns its copy. No other code uses
+            // them before the stream has been waited for: the steps of the job are sequential.
             unsafe { self.stream.copy(from, to, part.length) }.map_err(Failure::Device)?;
         }
         self.stream.synchronize().map_err(Failure::Device)
@@ -129,8 +128,8 @@ impl Image {
 impl PieceAccess for Image {
     unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause> {
         let at = self.find(at, bytes.len())?;
-        // SAFETY: the span lies in the copy, whose pieces are as apart as those on the device, of
-        // which the caller promised that nobody writes them.
+        // SAFETY: the span lies in the copy, whose pieces are as far apart as those on the device.
+        // The caller promised that no code writes those.
         unsafe { InProcess.read(at, bytes) }
     }
 
@@ -166,7 +165,7 @@ impl Wire {
             true => (self.pinned.location(), self.on_device.location()),
             false => (self.on_device.location(), self.pinned.location()),
         };
-        // SAFETY: both live in this value, and nobody else uses them before the stream has been
+        // SAFETY: this value owns both, and no other code uses them before the stream has been
         // waited for.
         unsafe { self.stream.copy(from, to, self.bytes) }.map_err(Failure::Device)?;
         self.stream.synchronize().map_err(Failure::Device)

@@ -124,10 +124,9 @@ impl Limits {
                     Limit::DiskRead => IoRequest::read(offset, target, place, &buffer),
                     _ => IoRequest::write(offset, target, place, &buffer),
                 };
-                // SAFETY: this call returns when nothing is in flight any more, or with an error
-                // that ends the program, on whose way out the queue drops, and waits, before
-                // buffers and file do. Meanwhile nobody else has this value, and each part of the
-                // buffer has one request.
+                // SAFETY: this call returns when nothing is in flight, or with an error that ends the
+                // program. Then the queue drops, and waits, before buffers and file do. No other
+                // code has this value meanwhile, and each part of the buffer has one request.
                 unsafe { self.queue.submit(&request) }?;
                 offset += size;
             }
@@ -150,8 +149,8 @@ impl Limits {
 
 fn bytes(memory: &SystemMemory) -> &[u8] {
     match memory.location().as_host() {
-        // SAFETY: the kernel has zeroed the bytes, the memory is borrowed as long as they are, and
-        // nobody writes them meanwhile.
+        // SAFETY: the kernel has zeroed the bytes, the memory is borrowed as long as they are, and no
+        // code writes them meanwhile.
         Some(address) => unsafe {
             slice::from_raw_parts(address.as_ptr(), memory.length().to_usize())
         },

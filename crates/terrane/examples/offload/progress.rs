@@ -8,7 +8,7 @@ use terrane::core::ByteCount;
 use terrane::storage::Progress;
 use terrane::transfer::{Completion, Outcome};
 
-/// How often a bar is drawn anew.
+/// How often a bar is drawn again.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Shows how much memory is ready while `work` allocates it.

@@ -1,8 +1,8 @@
-//! The tiers: a layout each, and a ledger of what every one of its blocks holds.
+//! The tiers: a layout for each, and the expected content of each block.
 //!
-//! A block of a tier holds either what was computed, or poison: a pattern of another seed, so that
-//! a byte that strays into a block that nobody wrote to shows. The ledger follows the blocks
-//! through the transfers, and a tier is verified against it as a whole.
+//! A block of a tier holds either computed bytes or poison, which is a pattern of another seed. So a
+//! byte that strays into an unwritten block is found. The expected content follows the blocks through
+//! the transfers, and a tier is verified as a whole.
 
 use terrane::core::{Allocate, ByteCount};
 use terrane::layout::{LayoutBuilder, LayoutConfig, LayoutKind};

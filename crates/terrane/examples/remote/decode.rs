@@ -41,7 +41,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         };
         let (moved, layers) = (0..job.layers, job.config.num_layers());
         let arrived = tier.verify(&job.computed, &job.destination, &job.source, moved)?;
-        // Layers that were not asked for, and blocks that nobody wrote to.
+        // Layers that were not asked for, and blocks that no process wrote to.
         let (to, rest) = (&job.destination, job.layers..layers);
         let untouched = [
             tier.verify(&job.poison, to, to, rest)?,

@@ -90,7 +90,7 @@ impl Failure {
         }
     }
 
-    /// Whether somebody has heard of it already, or nobody listens any more.
+    /// Whether the failure has been printed already, or no reader of the output is left.
     pub fn is_said_already(&self) -> bool {
         match self {
             Self::Output(error) => error.kind() == io::ErrorKind::BrokenPipe,

@@ -48,6 +48,6 @@ fn say(who: &str, failure: &Failure) {
         text.push_str(&format!("  caused by: {error}\n"));
         cause = error.source();
     }
-    // Nothing is left to be done if nobody can be told.
+    // Output that cannot be written is ignored.
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }

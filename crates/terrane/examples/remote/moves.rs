@@ -30,7 +30,7 @@ pub struct Move {
     pub config: LayoutConfig,
     pub source: Vec<u32>,
     pub destination: Vec<u32>,
-    /// The blocks of decode's that nobody writes to.
+    /// The blocks of decode that no process writes to.
     pub others: Vec<u32>,
     pub layers: u32,
     pub computed: Pattern,

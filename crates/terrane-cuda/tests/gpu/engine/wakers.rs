@@ -74,7 +74,7 @@ fn a_waker_of_a_layer_may_wait_for_another() {
         // A thread that helps, so that layers are told of by a caller's, too.
         let helper = Builder::new().spawn(move || layers.wait(1)).unwrap();
         drop(held);
-        assert_eq!(came.recv_timeout(PATIENCE / 2), Ok(true), "{path}: it waits for ever");
+        assert_eq!(came.recv_timeout(PATIENCE / 2), Ok(true), "{path}: it never ends");
         helper.join().unwrap().unwrap();
         end_of(completion).result.unwrap();
         Image::of(&here, fixture.access()).assert_equals(&expected, path.name());
@@ -139,7 +139,7 @@ fn a_guard_may_wait_for_another_transfer() {
     end_of(one).result.unwrap();
     end_of(two).result.unwrap();
     drop(third);
-    assert_eq!(came.recv_timeout(PATIENCE), Ok(true), "it waits for ever");
+    assert_eq!(came.recv_timeout(PATIENCE), Ok(true), "it never ends");
     Image::of(&there, fixture.access()).assert_equals(&expected, name);
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
