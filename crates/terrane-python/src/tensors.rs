@@ -139,8 +139,8 @@ pub(crate) fn shape(
     .map_err(|error| PyValueError::new_err(text(&error)))
 }
 
-/// The tensor whose first element is at an address. `owner` keeps the memory alive. The driver is asked about memory
-/// of a device, whose context is given.
+/// The tensor whose first element is at an address. `owner` keeps the memory alive. For memory of a device,
+/// `context` is that of the device, and the driver says what the address is.
 ///
 /// # Safety
 ///

@@ -27,7 +27,7 @@ pub(crate) struct GroupInfo {
     shape: Option<BlockFingerprint>,
     /// The bytes of a block of so many tokens, from 1 token on. Empty for opaque blocks.
     token_bytes: Vec<u32>,
-    /// Of the endpoints that jobs named lately.
+    /// The facts about the endpoints that recent jobs named.
     known: RwLock<SmallVec<[(EndpointId, EndpointFacts); MOST_KNOWN]>>,
 }
 

@@ -47,8 +47,8 @@ struct Level {
     stride: u64,
 }
 
-/// The most bytes of a block. The kernels number its words by signed numbers of 32 bits, also those
-/// of a row behind its end.
+/// The most bytes of a block. The kernels count words with signed 32-bit numbers, and read on for up
+/// to a row after the block's end.
 const MOST_BYTES: u64 = (1 << 31) - 4 * ROW_BYTES;
 
 impl SumShape {

@@ -94,8 +94,8 @@ fn work(store: &Store, seed: u64, stop: &AtomicBool, totals: &Totals) {
     }
 }
 
-/// Opens a file for writes that bypass the page cache, as the store's do: the kernel reports a mixture
-/// of both as a failed sync. A file system without direct I/O has no such mixture.
+/// Opens a file for direct writes, as the store does. If direct and buffered writes were mixed, a sync
+/// of the file could fail. Where direct I/O is not available, both are buffered.
 fn open_directly(path: &Path) -> File {
     let direct = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path);
     direct.or_else(|_| OpenOptions::new().write(true).open(path)).unwrap()
