@@ -148,6 +148,39 @@ pub fn convert_all(
     transfers
 }
 
+/// Calls `check` with every pair of equal shape, whose source has random bytes, and with selections of
+/// whole blocks or of some of their tokens. Its text names the case. Returns the number of calls.
+///
+/// # Panics
+///
+/// If an end cannot be made, or `check` panics.
+pub fn each_pair(
+    access: &dyn PieceAccess,
+    mut random: Seeded,
+    sources: &Tried<impl Fn(&Geometry) -> Endpoint>,
+    destinations: &Tried<impl Fn(&Geometry) -> Endpoint>,
+    mut check: impl FnMut([&Endpoint; 2], &Copied, &str),
+) -> usize {
+    let (geometries, mut calls) = (geometries(), 0);
+    for (from_name, from) in geometries.iter().filter(|(name, _)| (sources.is_tried)(name)) {
+        let source = (sources.endpoint)(from);
+        RegionBytes::scribble(&source, access, random.next_u64());
+        for (to_name, to) in &geometries {
+            if shapes(from) != shapes(to) || !(destinations.is_tried)(to_name) {
+                continue;
+            }
+            let destination = (destinations.endpoint)(to);
+            for mut copied in selections(from, &mut random) {
+                (copied.layers, copied.heads) = (0..from.num_layers(), None);
+                let what = format!("{from_name} to {to_name}, {copied:?}");
+                check([&source, &destination], &copied, &what);
+                calls += 1;
+            }
+        }
+    }
+    calls
+}
+
 /// The likely formats of files, and some with the most pieces.
 #[must_use]
 pub fn is_of_files(name: &str) -> bool {

@@ -9,7 +9,7 @@ use terrane_layout::{Geometry, LayoutBuilder, LayoutConfig};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::conformance::formats::{
-    SIZES, Tried, endpoint, geometries, is_of_files, selections, shapes, transfer,
+    SIZES, Tried, each_pair, endpoint, geometries, is_of_files, shapes, transfer,
 };
 use terrane_testkit::engine::SimulatedEngine;
 use terrane_testkit::memory::HeapAllocator;
@@ -59,25 +59,9 @@ fn check_all(
     sources: &Tried<impl Fn(&Geometry) -> Endpoint>,
     destinations: &Tried<impl Fn(&Geometry) -> Endpoint>,
 ) -> usize {
-    let (geometries, mut random, mut transfers) = (geometries(), Seeded::new(7), 0);
-    for (from_name, from) in geometries.iter().filter(|(name, _)| (sources.is_tried)(name)) {
-        let source = (sources.endpoint)(from);
-        RegionBytes::scribble(&source, &InProcess, random.next_u64());
-        for (to_name, to) in &geometries {
-            if shapes(from) != shapes(to) || !(destinations.is_tried)(to_name) {
-                continue;
-            }
-            let destination = (destinations.endpoint)(to);
-            for mut copied in selections(from, &mut random) {
-                // Whole blocks, or some tokens of them.
-                (copied.layers, copied.heads) = (0..from.num_layers(), None);
-                let what = format!("{from_name} to {to_name}, {copied:?}");
-                check(manager, &source, &destination, &copied, &what);
-                transfers += 1;
-            }
-        }
-    }
-    transfers
+    each_pair(&InProcess, Seeded::new(7), sources, destinations, |[from, to], copied, what| {
+        check(manager, from, to, copied, what);
+    })
 }
 
 fn check(

@@ -227,6 +227,19 @@ run_tests() {
     cat "$logs"/cufile*.log 2>/dev/null | awk '/ ERROR / {sub(/.* ERROR */, ""); if (!seen[$0]++) print "cufile: " $0}'
 }
 
+# add_up LABEL STATUS: the results of Python tests, which report to the log of this label as libtest does.
+add_up() {
+    log=$logs/$1.log
+    counts=$(sed -n 's/^test result: [a-zA-Z]*\. \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log")
+    p=${counts% *} f=${counts#* }
+    if [ -z "$counts" ]; then p=0 f=1; fi
+    grep '^skipped: ' "$log" >>"$skips"
+    if [ "$f" -ne 0 ] || [ "$2" -ne 0 ]; then cat "$log"; fi
+    if [ "$f" -eq 0 ] && [ "$2" -ne 0 ]; then f=1; fi
+    passed=$((passed + p)) failed=$((failed + f))
+    echo "$1: $p passed, $f failed"
+}
+
 # Tensors to and from PyTorch, where there is one: Python tests that report as libtest does.
 run_interop() {
     echo "== interop"
@@ -242,15 +255,7 @@ run_interop() {
         python3 "$here/interop/run.py" "$here/interop/library.so" \
         --tests "$here/interop/gpu" --filter "$filter" >"$logs/interop.log" 2>&1
     status=$?
-    counts=$(sed -n 's/^test result: [a-zA-Z]*\. \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' \
-        "$logs/interop.log")
-    p=${counts% *} f=${counts#* }
-    if [ -z "$counts" ]; then p=0 f=1; fi
-    grep '^skipped: ' "$logs/interop.log" >>"$skips"
-    if [ "$f" -ne 0 ] || [ $status -ne 0 ]; then cat "$logs/interop.log"; fi
-    if [ "$f" -eq 0 ] && [ $status -ne 0 ]; then f=1; fi
-    passed=$((passed + p)) failed=$((failed + f))
-    echo "interop: $p passed, $f failed"
+    add_up interop $status
 }
 
 # The Python package over PyTorch's CUDA tensors and over the driver, by the bundle's own pytest.
@@ -275,17 +280,9 @@ run_python() {
         python3 -m pytest --report-lines -p no:cacheprovider -p no:terminal -k "$filter" \
         "$package/tests" >"$logs/python.log" 2>&1
     status=$?
-    counts=$(sed -n 's/^test result: [a-zA-Z]*\. \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' \
-        "$logs/python.log")
-    p=${counts% *} f=${counts#* }
-    if [ -z "$counts" ]; then p=0 f=1; fi
-    grep '^skipped: ' "$logs/python.log" >>"$skips"
     # 5: no test has such a name.
     if [ $status -eq 5 ]; then status=0; fi
-    if [ "$f" -ne 0 ] || [ $status -ne 0 ]; then cat "$logs/python.log"; fi
-    if [ "$f" -eq 0 ] && [ $status -ne 0 ]; then f=1; fi
-    passed=$((passed + p)) failed=$((failed + f))
-    echo "python: $p passed, $f failed"
+    add_up python $status
 }
 
 run_sanitizer() {

@@ -1,7 +1,7 @@
 //! Checksums of transfers that fail, are cancelled, wait, or have to begin again.
 
-use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
-use terrane_cuda::{Context, CopyPath, DeviceAllocator, DeviceEngineOptions, DeviceMemory};
+use terrane_core::{ByteCount, Memory};
+use terrane_cuda::{Context, CopyPath, DeviceAllocator, DeviceEngineOptions};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
@@ -11,6 +11,7 @@ use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{Checksums, Endpoint, Transfer, TransferError, TransferManager};
 
 use super::checksums::{check, sums_of};
+use super::faults::hoard;
 use super::fixture::{APART, DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config};
 use super::resources::SLOW;
 use crate::needs::{LITTLE, Needs, device_with_kernels as device};
@@ -147,17 +148,6 @@ fn without_memory_for_buffers_there_are_checksums() {
         }
         assert_eq!(context.lost(), None);
     });
-}
-
-/// All of the device's memory but less than a buffer.
-fn hoard(allocator: &DeviceAllocator) -> Vec<DeviceMemory> {
-    let mut all = Vec::new();
-    for bytes in [ByteCount::gib(1), ByteCount::mib(64), ByteCount::mib(8)] {
-        while let Ok(memory) = allocator.allocate(&RegionRequest::new(bytes)) {
-            all.push(memory);
-        }
-    }
-    all
 }
 
 /// From the very first transfer on. With more transfers at a time than there are streams, a caller may

@@ -13,9 +13,7 @@ use terrane_layout::{ElementFormat, Geometry, LayoutConfig, LayoutKind};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
-use terrane_testkit::conformance::formats::{
-    Tried, endpoint, geometries, selections, shapes, transfer,
-};
+use terrane_testkit::conformance::formats::{Tried, each_pair, endpoint, transfer};
 use terrane_testkit::pattern::PieceAccess;
 use terrane_testkit::random::Seeded;
 use terrane_testkit::regions::{Copied, RegionBytes};
@@ -125,25 +123,9 @@ fn check_all(
     sources: &Tried<impl Fn(&Geometry) -> Endpoint>,
     destinations: &Tried<impl Fn(&Geometry) -> Endpoint>,
 ) -> usize {
-    let (geometries, mut random, mut checked) = (geometries(), Seeded::new(9), 0);
-    for (from_name, from) in geometries.iter().filter(|(name, _)| (sources.is_tried)(name)) {
-        let source = (sources.endpoint)(from);
-        RegionBytes::scribble(&source, access, random.next_u64());
-        for (to_name, to) in &geometries {
-            if shapes(from) != shapes(to) || !(destinations.is_tried)(to_name) {
-                continue;
-            }
-            let destination = (destinations.endpoint)(to);
-            for mut copied in selections(from, &mut random) {
-                // Whole blocks, or some tokens of them.
-                (copied.layers, copied.heads) = (0..from.num_layers(), None);
-                let what = format!("{from_name} to {to_name}, {copied:?}");
-                check_computed(manager, access, [&source, &destination], &copied, &what);
-                checked += 1;
-            }
-        }
-    }
-    checked
+    each_pair(access, Seeded::new(9), sources, destinations, |ends, copied, what| {
+        check_computed(manager, access, ends, copied, what);
+    })
 }
 
 #[test]

@@ -178,7 +178,7 @@ fn without_memory_for_buffers_transfers_go_on() {
 }
 
 /// All of the device's memory but less than a buffer.
-fn hoard(allocator: &DeviceAllocator) -> Vec<DeviceMemory> {
+pub fn hoard(allocator: &DeviceAllocator) -> Vec<DeviceMemory> {
     let mut all = Vec::new();
     for bytes in [ByteCount::gib(1), ByteCount::mib(64), ByteCount::mib(8)] {
         while let Ok(memory) = allocator.allocate(&RegionRequest::new(bytes)) {

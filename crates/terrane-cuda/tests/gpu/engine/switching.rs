@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use terrane_core::{ByteCount, Memory};
-use terrane_cuda::{CopyPath, DeviceEngineOptions};
+use terrane_cuda::{Context, CopyPath, DeviceEngineOptions};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
@@ -49,6 +49,17 @@ fn forgiving(driver: SimulatedCuda) -> impl Subscriber + Send + Sync {
     })
 }
 
+/// An engine that stages its transfers through two small buffers.
+fn two_buffers(context: &Context) -> Fixture {
+    let options = DeviceEngineOptions {
+        path: Some(CopyPath::Staged),
+        scratch_bytes: ByteCount::kib(32),
+        scratch_buffers: NonZeroU32::new(2).unwrap(),
+        ..DeviceEngineOptions::default()
+    };
+    Fixture::new(context, options, &[DEVICE, PINNED])
+}
+
 /// After some chunks of a staged transfer it is unknown when its buffers are free, and there is no
 /// memory for others: it goes on without, ends behind all that it has submitted, and counts every
 /// byte once.
@@ -61,16 +72,10 @@ fn a_transfer_that_loses_its_buffers_goes_on_without() {
             return eprintln!("skipped: {name}: no simulated driver, whose calls can fail");
         };
         tracing::subscriber::set_global_default(forgiving(SimulatedCuda::find().unwrap())).unwrap();
-        let options = DeviceEngineOptions {
-            path: Some(CopyPath::Staged),
-            scratch_bytes: ByteCount::kib(32),
-            scratch_buffers: NonZeroU32::new(2).unwrap(),
-            ..DeviceEngineOptions::default()
-        };
         let shape = config(8, 4, 16);
         let ids: Vec<u32> = (0..8).collect();
         for layer_by_layer in [false, true] {
-            let fixture = Fixture::new(&context, options.clone(), &[DEVICE, PINNED]);
+            let fixture = two_buffers(&context);
             let manager = TransferManager::new([fixture.engine()]).with_spin(Duration::ZERO);
             let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
             let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
@@ -115,13 +120,7 @@ fn checksums_of_a_transfer_that_begins_again_are_right() {
             return eprintln!("skipped: {name}: no simulated driver, whose calls can fail");
         };
         tracing::subscriber::set_global_default(forgiving(SimulatedCuda::find().unwrap())).unwrap();
-        let options = DeviceEngineOptions {
-            path: Some(CopyPath::Staged),
-            scratch_bytes: ByteCount::kib(32),
-            scratch_buffers: NonZeroU32::new(2).unwrap(),
-            ..DeviceEngineOptions::default()
-        };
-        let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+        let fixture = two_buffers(&context);
         let (shape, ids) = (config(8, 4, 16), (0..8).collect::<Vec<u32>>());
         let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
         let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
