@@ -27,7 +27,7 @@ pub(crate) trait OutcomeSink: Send + Sync {
 /// the transfers that run after this one.
 pub(crate) struct Finalizer {
     pub(super) ticket: Ticket,
-    /// `None` while it drops.
+    /// `None` before the job is connected to its caller, and while it drops.
     pub(super) sink: Option<Arc<dyn OutcomeSink>>,
     pub(super) layers: Option<LayerSignals>,
     pub(super) explanation: Explanation,
@@ -47,15 +47,13 @@ pub(crate) struct Finalizer {
 impl Finalizer {
     pub(crate) fn new(
         ticket: Ticket,
-        sink: Arc<dyn OutcomeSink>,
-        layers: Option<LayerSignals>,
         explanation: Explanation,
         counted: Option<Arc<PathMetrics>>,
     ) -> Self {
         Self {
             ticket,
-            sink: Some(sink),
-            layers,
+            sink: None,
+            layers: None,
             explanation,
             submitted: Instant::now(),
             started: OnceLock::new(),
@@ -66,6 +64,11 @@ impl Finalizer {
             result: None,
             leaves_ticket: false,
         }
+    }
+
+    /// Does not count the transfer, as it was never started.
+    pub(super) fn uncount(&mut self) {
+        self.counted = None;
     }
 
     /// Counts the end, before anyone sees it.

@@ -11,7 +11,6 @@ use terrane_core::StorageKind;
 
 use crate::checksums::check;
 use crate::completion::pair;
-use crate::completion::progress::CopyProgress;
 use crate::completion::waiter_progress::DEFAULT_SPIN;
 use crate::completion::{Completion, layers};
 use crate::engine::declined::Declined;
@@ -26,15 +25,14 @@ use crate::explain::Explanation;
 use crate::hazard::conflict::Access;
 use crate::hazard::deferred::submit_after;
 use crate::hazard::endpoint::Endpoint;
-use crate::hazard::notify::notify;
-use crate::hazard::table::{BlockUse, Written, incomplete};
+use crate::hazard::table::{BlockUse, incomplete};
 use crate::hazard::ticket::Ticket;
 use crate::metrics::snapshot::TransferSnapshot;
-use crate::metrics::{PathMetrics, TransferMetrics};
+use crate::metrics::TransferMetrics;
 use crate::plan::TransferPlan;
 use crate::plan::planner::Planner;
 use crate::side::Side;
-use crate::transfer::Transfer;
+use crate::transfer::{Predecessor, Transfer};
 use terrane_core::Durability;
 
 /// Plans, explains and submits transfers over a set of engines.
@@ -168,9 +166,12 @@ impl TransferManager {
         let engine = Arc::clone(engine);
         capture_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
-        let spin = self.spin;
         let counted = self.metrics.path_of(&explanation);
-        Ok(Prepared { transfer, plan, engine, explanation, spin, ticket, claims, counted })
+        let finalizer = Finalizer::new(ticket, explanation, counted);
+        let Transfer { destination_blocks, after, allow_incomplete, options, .. } = transfer;
+        let mut job = CopyJob::new(plan, claims, options, Arc::default(), finalizer);
+        job.compute_checksums(&destination_blocks);
+        Ok(Prepared { job, engine, after, allow_incomplete, spin: self.spin })
     }
 
     /// The engine that predicts the shortest time, its quote, and the reasons of engines that
@@ -210,40 +211,32 @@ type Choice<'a> = (&'a Arc<dyn CopyEngine>, Quote, Vec<(&'static str, Declined)>
 
 /// A validated and claimed transfer that is ready to start.
 pub(crate) struct Prepared {
-    transfer: Transfer,
-    plan: TransferPlan,
+    job: CopyJob,
     engine: Arc<dyn CopyEngine>,
-    explanation: Explanation,
+    after: Vec<Predecessor>,
+    allow_incomplete: bool,
     spin: Duration,
-    ticket: Ticket,
-    claims: TransferClaims,
-    counted: Option<Arc<PathMetrics>>,
 }
 
 impl Prepared {
     pub(crate) fn ticket(&self) -> &Ticket {
-        &self.ticket
+        self.job.ticket()
     }
 
     /// Releases the blocks: nothing was copied.
     pub(crate) fn cancel(self) {
-        self.claims.writing.has_written(Written::Nothing);
-        let Self { ticket, claims, .. } = self;
-        drop(claims);
-        notify(ticket.end(false), ticket.id(), false);
+        self.job.withdraw();
     }
 
     pub(crate) fn start<G: Send + 'static>(self, guard: G) -> Completion<G> {
-        let Self { transfer, plan, engine, explanation, spin, ticket, claims, counted } = self;
-        let progress = Arc::<CopyProgress>::default();
-        let layer_by_layer =
-            transfer.options.layer_by_layer.then(|| layers::pair(plan.layers(), spin));
-        let (layers, signals) = layer_by_layer.unzip();
-        let (completion, sink) = pair(ticket.clone(), Arc::clone(&progress), layers, spin, guard);
-        let ending = Finalizer::new(ticket, sink, signals, explanation, counted);
-        let mut job = CopyJob::new(plan, claims, transfer.options, progress, ending);
-        job.compute_checksums(&transfer.destination_blocks);
-        submit_after(&transfer.after, transfer.allow_incomplete, job, engine);
+        let Self { mut job, engine, after, allow_incomplete, spin } = self;
+        let layer_by_layer = job.options().layer_by_layer;
+        let layers = layer_by_layer.then(|| layers::pair(job.plan().layers(), spin));
+        let (layers, signals) = layers.unzip();
+        let (ticket, progress) = (job.ticket().clone(), Arc::clone(job.progress()));
+        let (completion, sink) = pair(ticket, progress, layers, spin, guard);
+        job.connect(sink, signals);
+        submit_after(&after, allow_incomplete, job, engine);
         completion
     }
 }

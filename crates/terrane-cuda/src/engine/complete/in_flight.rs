@@ -1,6 +1,5 @@
 //! Jobs whose last work is on a stream.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -42,7 +41,7 @@ impl InFlight {
         resources: JobResources,
         end: Event,
         before_end: Option<Event>,
-        layers: VecDeque<(Range<u32>, Event)>,
+        layers: Vec<(Range<u32>, Event)>,
         due: Option<Range<Instant>>,
     ) -> Arc<Self> {
         let signals = resources.job.layers().cloned();
@@ -52,7 +51,7 @@ impl InFlight {
             due,
             resources: Mutex::new(Some(resources)),
             signals,
-            layers: Vec::from(layers).into(),
+            layers: layers.into(),
             reported: AtomicUsize::new(0),
             reporting: AtomicBool::new(false),
         })

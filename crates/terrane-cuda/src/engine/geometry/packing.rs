@@ -181,23 +181,13 @@ impl Packing {
                 || count(&chunk.layers) == u64::from(self.layers));
         for layer in layers {
             for outer in 0..outers {
-                let mut begun: Option<Stretch> = None;
-                let mut next = 0;
-                for &block in mine {
-                    match &mut begun {
-                        Some(stretch) if joins && block == next => stretch.bytes += bytes,
-                        _ => {
-                            let stretch = Stretch { at, block, layer, outer, bytes };
-                            if let Some(whole) = begun.replace(stretch) {
-                                each(whole);
-                            }
-                        }
-                    }
+                let mut rest = mine;
+                while let Some((&block, others)) = rest.split_first() {
+                    let neighbours = if joins { neighbours(block, others) } else { 0 };
+                    let bytes = bytes * (to_u64(neighbours) + 1);
+                    each(Stretch { at, block, layer, outer, bytes });
                     at += bytes;
-                    next = block.wrapping_add(1);
-                }
-                if let Some(whole) = begun {
-                    each(whole);
+                    rest = others.get(neighbours..).unwrap_or_default();
                 }
             }
         }
@@ -215,12 +205,19 @@ impl Packing {
     }
 }
 
+/// The number of blocks that follow `block` one after the other.
+fn neighbours(block: u32, others: &[u32]) -> usize {
+    let next = (1..).map(|distance| block.checked_add(distance));
+    others.iter().zip(next).take_while(|(other, next)| Some(**other) == *next).count()
+}
+
 /// The number of rows of neighbours among blocks in any order.
 fn count_rows(blocks: &[u32]) -> usize {
     if blocks.is_sorted() {
-        let apart = |pair: &[u32]| matches!(pair, [a, b] if a.checked_add(1) != Some(*b));
-        let breaks = blocks.windows(2).filter(|pair| apart(pair)).count();
-        return if blocks.is_empty() { 0 } else { breaks + 1 };
+        // Without a branch for each, the compiler compares several at a time.
+        let next = blocks.get(1..).unwrap_or_default();
+        let joined = blocks.iter().zip(next).filter(|(a, b)| a.wrapping_add(1) == **b).count();
+        return blocks.len() - joined;
     }
     // A bit for each block is faster than sorting them.
     let mut bits = vec![0_u64; index(blocks.iter().max().map_or(0, |most| most / 64 + 1))];

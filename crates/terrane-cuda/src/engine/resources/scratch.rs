@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use terrane_core::{ByteCount, RegionRequest};
 
 use crate::engine::options::DeviceEngineOptions;
+use crate::engine::submit::batch::Batch;
 use crate::error::CudaError;
 use crate::memory::device::{DeviceAllocator, DeviceMemory};
 use crate::runtime::context::Context;
@@ -16,6 +17,8 @@ use crate::runtime::event::Event;
 #[derive(Debug)]
 pub(crate) struct Scratch {
     memory: DeviceMemory,
+    /// The copies between the buffer and the host. Their lists are allocated once for a buffer.
+    pub(crate) batch: Batch,
     _counted: CountedBuffer,
     /// The event after its last use. The buffer is free when the event is complete.
     used_until: Option<Event>,
@@ -78,7 +81,12 @@ impl ScratchAllocation {
     pub(crate) fn make(self) -> Result<Option<Scratch>, CudaError> {
         let request = RegionRequest::new(self.bytes).labelled("scratch of the copy engine");
         match self.allocator.allocate_memory(&request) {
-            Ok(memory) => Ok(Some(Scratch { memory, _counted: self.counted, used_until: None })),
+            Ok(memory) => Ok(Some(Scratch {
+                memory,
+                batch: Batch::default(),
+                _counted: self.counted,
+                used_until: None,
+            })),
             Err(error) if !self.is_first && !error.is_device_lost() => {
                 tracing::debug!(%error, "no memory for another buffer; transfers share the others");
                 Ok(None)

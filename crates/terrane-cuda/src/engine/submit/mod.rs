@@ -58,7 +58,7 @@ impl DeviceEngine {
             None if submission.is_small(shared) && submission.has_resources(shared) => {
                 self.submit_now(submission, true, None)
             }
-            None => self.enqueue(direction, Box::new(submission)),
+            None => self.enqueue(direction, submission),
         }
         Ok(())
     }
@@ -148,31 +148,32 @@ impl DeviceEngine {
         })
     }
 
-    fn enqueue(&self, direction: Direction, submission: Box<Submission>) {
+    fn enqueue(&self, direction: Direction, mut submission: Submission) {
         let Some((sender, queue)) = self.queue_of(direction) else { return };
         let predicted = submission.job().predicted();
         let (slot, is_idle) = queue.enter();
+        let taken = match is_idle && submission.needs_scratch() {
+            true => queue.scratch().take_free(),
+            false => None,
+        };
+        // Otherwise the submit thread allocates the memory for checksums.
+        let has_room = taken.is_some() && submission.has_room_for_sums(&self.shared);
+        let (begins, unused) = if has_room { (taken, None) } else { (None, taken) };
+        queue.give_back(unused);
+        let begins = begins.map(|scratch| submission.put_scratch(scratch)).is_some();
+        if begins && submission.fits_one_buffer() {
+            // Waking the submit thread would take as long as the submit.
+            submission.in_one_chunk();
+            return self.submit_now(submission, true, Some(queue));
+        }
+        let submission = Box::new(submission);
         let mut queued = QueuedJob { submission, predicted, begun: None, slot };
-        if is_idle && queued.submission.needs_scratch() {
-            let taken = queue.scratch().take_free();
-            if let Some(scratch) = taken {
-                if !queued.submission.has_room_for_sums(&self.shared) {
-                    // The submit thread allocates it.
-                    queue.give_back(Some(scratch));
-                    return drop(sender.send(queued));
-                }
-                queued.submission.put_scratch(scratch);
-                if queued.submission.fits_one_buffer() {
-                    // Waking the submit thread would take as long as the submit.
-                    queued.submission.in_one_chunk();
-                    return self.submit_now(*queued.submission, true, Some(queue));
-                }
-                // The wire stays busy while the submit thread wakes.
-                queued = match self.begin(queued, queue) {
-                    Some(queued) => queued,
-                    None => return,
-                };
-            }
+        if begins {
+            // The wire stays busy while the submit thread wakes.
+            queued = match self.begin(queued, queue) {
+                Some(queued) => queued,
+                None => return,
+            };
         }
         // If the threads have ended, the job drops here, which reports that the engine stopped.
         drop(sender.send(queued));

@@ -45,6 +45,13 @@ impl CopyJob {
         catch_foreign_panic(|| drop(self));
     }
 
+    /// Ends a job that was never started: its blocks are unchanged.
+    pub(crate) fn withdraw(mut self) {
+        self.parts.claims.writing.has_written(Written::Nothing);
+        self.parts.finalizer.uncount();
+        catch_foreign_panic(|| drop(self));
+    }
+
     /// The error of a job that was cancelled.
     pub(crate) fn cancelled(&self) -> TransferError {
         TransferError::Cancelled {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use terrane_core::{BoxedCause, ByteCount};
 
-use super::finalizer::Finalizer;
+use super::finalizer::{Finalizer, OutcomeSink};
 use super::quote::{Decision, ForeignDecision};
 use crate::checksums::block_sums::BlockSums;
 use crate::completion::layers::LayerSignals;
@@ -68,6 +68,13 @@ impl CopyJob {
         let is_part = false;
         let parts = JobParts { plan, claims, is_part, options, sums: None, progress, finalizer };
         Self { parts: Box::new(parts) }
+    }
+
+    /// Connects the job with the caller's end, just before it starts.
+    pub(crate) fn connect(&mut self, sink: Arc<dyn OutcomeSink>, layers: Option<LayerSignals>) {
+        let finalizer = &mut self.parts.finalizer;
+        (finalizer.sink, finalizer.layers) = (Some(sink), layers);
+        finalizer.submitted = Instant::now();
     }
 
     /// Computes the checksums that the options request. The caller `named` the destination blocks

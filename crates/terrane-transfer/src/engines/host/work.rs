@@ -402,8 +402,10 @@ mod tests {
         };
         let (reading, writing) = (claim(Access::Read), claim(Access::Write));
         let claims = TransferClaims { reading, writing, ticket: ticket.clone() };
-        let finalizer = Finalizer::new(ticket.clone(), sink, None, explanation(), None);
-        let job = CopyJob::new(plan, claims, TransferOptions::default(), Arc::default(), finalizer);
+        let finalizer = Finalizer::new(ticket.clone(), explanation(), None);
+        let mut job =
+            CopyJob::new(plan, claims, TransferOptions::default(), Arc::default(), finalizer);
+        job.connect(sink, None);
         (job, ticket)
     }
 

@@ -70,8 +70,10 @@ pub(super) fn job(
     };
     let explanation = guarded(explain)??;
     let sink = Arc::new(PartSink { part, is_orphaned: AtomicBool::new(false), to: to.clone() });
-    let finalizer = Finalizer::new(Ticket::new([]), sink, None, explanation, None);
-    Ok(CopyJob::part(claims, plan, options, progress, finalizer))
+    let finalizer = Finalizer::new(Ticket::new([]), explanation, None);
+    let mut job = CopyJob::part(claims, plan, options, progress, finalizer);
+    job.connect(sink, None);
+    Ok(job)
 }
 
 /// Submits a part to its engine.

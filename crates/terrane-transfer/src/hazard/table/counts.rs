@@ -35,10 +35,7 @@ impl BlockCounts {
                 let counts = self.segment(segment).get(part).unwrap_or_default();
                 are_free(counts.iter().copied(), access)
             }),
-            None => by_segment(blocks).all(|(segment, blocks)| {
-                let counts = self.segment(segment);
-                are_free(blocks.iter().map(|&block| of(counts, block)), access)
-            }),
+            None => are_free(blocks.iter().map(|&block| self.of(block)), access),
         }
     }
 
@@ -77,6 +74,11 @@ impl BlockCounts {
         }
     }
 
+    /// The count of a block; zero if nothing in its segment was ever claimed.
+    fn of(&self, block: u32) -> Count {
+        self.segment(block / SEGMENT).get(widen(block % SEGMENT)).copied().unwrap_or_default()
+    }
+
     /// The counts of a segment; empty if nothing in it was ever claimed.
     fn segment(&self, number: u32) -> &[Count] {
         self.segments.get(widen(number)).and_then(Option::as_deref).unwrap_or_default()
@@ -110,11 +112,6 @@ fn parts(range: Range<u32>) -> impl Iterator<Item = (u32, Range<usize>)> {
 fn by_segment(blocks: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
     let stretches = blocks.chunk_by(|one, next| one / SEGMENT == next / SEGMENT);
     stretches.map(|blocks| (blocks.first().map_or(0, |first| first / SEGMENT), blocks))
-}
-
-/// The count of a block of this segment.
-fn of(segment: &[Count], block: u32) -> Count {
-    segment.get(widen(block % SEGMENT)).copied().unwrap_or_default()
 }
 
 fn are_free(counts: impl Iterator<Item = Count>, access: Access) -> bool {

@@ -3,11 +3,11 @@
 mod steps;
 mod sums;
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use terrane_transfer::calibration::{CopyPath, Direction};
 use terrane_transfer::{CopyFailure, CopyGrid, CopyJob};
 
@@ -55,11 +55,11 @@ pub(crate) struct Submission {
     steps: Steps,
     count: Arc<JobProgress>,
     /// Events behind the latest chunks, with the bytes submitted up to each.
-    marks: VecDeque<(Event, u64)>,
+    marks: SmallVec<[(Event, u64); MARKS]>,
     submitted: u64,
     /// The number of submitted layers, counted from the first of the transfer.
     layers_submitted: u32,
-    layers: VecDeque<(Range<u32>, Event)>,
+    layers: Vec<(Range<u32>, Event)>,
     /// Whether its duration can correct the costs of its path.
     is_sampled: bool,
     /// Whether all of it is submitted at once, to one stream.
@@ -110,10 +110,10 @@ impl Submission {
             ends,
             grids,
             steps,
-            marks: VecDeque::new(),
+            marks: SmallVec::new(),
             submitted: 0,
             layers_submitted: 0,
-            layers: VecDeque::new(),
+            layers: Vec::new(),
             is_sampled: false,
             is_whole: false,
         }
@@ -306,7 +306,7 @@ impl Submission {
             && self.continue_sums(shared, stream, &event).map_err(engine_failure)?
         {
             let end = self.event_behind(shared, stream).map_err(engine_failure)?;
-            self.marks.push_back((end, self.submitted));
+            self.marks.push((end, self.submitted));
         }
         let count = Arc::clone(&self.count);
         Ok(Some(SubmittedChunk { event, scratch: self.scratch.take(), bytes, count }))
@@ -316,14 +316,14 @@ impl Submission {
     fn mark(&mut self, shared: &Shared, stream: usize, layers: u32) -> Result<Event, CudaError> {
         let event = self.event_behind(shared, stream)?;
         if self.marks.len() == MARKS {
-            self.marks.pop_front();
+            self.marks.remove(0);
         }
-        self.marks.push_back((event.clone(), self.submitted));
+        self.marks.push((event.clone(), self.submitted));
         if let Some(signals) = self.job.layers().filter(|_| layers > self.layers_submitted) {
             let first = self.job.plan().layers().start;
             let arrived = first + self.layers_submitted..first + layers;
             signals.submitted(arrived.clone(), event.transfer_handle());
-            self.layers.push_back((arrived, event.clone()));
+            self.layers.push((arrived, event.clone()));
             self.layers_submitted = layers;
         }
         Ok(event)
@@ -344,7 +344,7 @@ impl Submission {
     /// For a job that copies nothing: the work before its end.
     pub(crate) fn end_with(&mut self, order_event: OrderEvent) {
         let (event, stream) = order_event.into_parts();
-        self.marks.push_back((event, 0));
+        self.marks.push((event, 0));
         stream.into_iter().for_each(|stream| self.streams.push(stream));
     }
 
@@ -369,7 +369,7 @@ impl Submission {
             layers,
             ..
         } = self;
-        let end = marks.pop_back().map(|(event, _)| event);
+        let end = marks.pop().map(|(event, _)| event);
         let mut before = marks.into_iter().rev();
         let before_end = before.find(|(_, bytes)| submitted - bytes >= NEAR);
         let before_end = before_end.map(|(event, _)| event);

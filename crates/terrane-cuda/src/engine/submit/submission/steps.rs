@@ -46,7 +46,6 @@ pub(crate) enum Steps {
 pub(crate) struct Staged {
     chunker: Chunker,
     packing: Packing,
-    batch: Batch,
     /// The blocks in the host's order, if the plan has another order: those of the source, and
     /// those of the destination.
     sorted: Option<[Vec<u32>; 2]>,
@@ -169,7 +168,10 @@ impl Submission {
         // A transfer of one chunk uses one stream.
         let Some(copies) = self.streams.first() else { return Ok(None) };
         let packing = self.streams.get(1).unwrap_or(copies);
-        let Some(scratch) = &self.scratch else { return Ok(None) };
+        let Some(scratch) = &mut self.scratch else { return Ok(None) };
+        let (buffer, batch) = (scratch.address(), &mut scratch.batch);
+        // A chunk that failed has left its copies.
+        batch.clear();
         let Some(chunk) = staged.chunker.next() else { return Ok(None) };
         let plan = self.job.plan();
         let to_host = self.direction == Direction::ToHost;
@@ -209,7 +211,7 @@ impl Submission {
                 + layer * host_end.layer_stride
                 + u64::from(stretch.outer) * outer_stride;
             let region = u32::try_from(region).unwrap_or(u32::MAX);
-            let (mut at, mut left) = (scratch.address() + stretch.at, stretch.bytes);
+            let (mut at, mut left) = (buffer + stretch.at, stretch.bytes);
             let Some(mut address) = mapping.copy_address(region, offset) else {
                 found = Err(CudaError::NotReached { device: shared.context.device().id });
                 return;
@@ -217,7 +219,7 @@ impl Submission {
             while left > 0 {
                 let bytes = mapping.unsplit(address, left.min(most));
                 let (from, to) = if to_host { (at, address) } else { (address, at) };
-                staged.batch.push(from, to, bytes);
+                batch.push(from, to, bytes);
                 (at, address, left) = (at + bytes, address + bytes, left - bytes);
             }
         });
@@ -234,7 +236,7 @@ impl Submission {
                 let [source, destination] = layout_ends(plan, grid, &self.ends, sorted, None);
                 let (end, mine) = (grid.end(host_side), staged.packing.of_grid(&chunk, grid));
                 let strides = staged.packing.strides(&chunk, end);
-                let packed = KernelEnd::Packed { address: scratch.address(), strides, end };
+                let packed = KernelEnd::Packed { address: buffer, strides, end };
                 let (source, destination) =
                     if to_host { (source, packed) } else { (packed, destination) };
                 // SAFETY: the chunk belongs to a validated plan. The job keeps the plan's ends alive
@@ -248,10 +250,10 @@ impl Submission {
             launch()?;
             hand_over(packing, copies)?;
             // SAFETY: as above; the stretches are those of the chunk.
-            unsafe { staged.batch.submit(copies) }?;
+            unsafe { batch.submit(copies) }?;
         } else {
             // SAFETY: as above.
-            unsafe { staged.batch.submit(copies) }?;
+            unsafe { batch.submit(copies) }?;
             hand_over(copies, packing)?;
             launch()?;
         }
@@ -406,7 +408,6 @@ impl Staged {
         Some(Self {
             chunker,
             packing,
-            batch: Batch::default(),
             sorted,
             is_first: true,
             is_only: false,
