@@ -124,6 +124,16 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
 fn make_segments(plan: &mut TransferPlan) {
     let join = touches(plan);
     let Buffers { sources, destinations, segments, .. } = &mut plan.buffers;
+    if !join {
+        let pairs = (0_u32..).zip(sources.iter().zip(destinations.iter()));
+        segments.extend(pairs.map(|(pair, (&source, &destination))| Segment {
+            source,
+            destination,
+            blocks: 1,
+            pair,
+        }));
+        return;
+    }
     let mut pairs = (0_u32..).zip(sources.iter().copied().zip(destinations.iter().copied()));
     let Some((pair, (source, destination))) = pairs.next() else { return };
     // A segment enters the list only when complete: changing an entry just after its store takes
@@ -132,7 +142,7 @@ fn make_segments(plan: &mut TransferPlan) {
     for (pair, (source, destination)) in pairs {
         let goes_on =
             open.source + open.blocks == source && open.destination + open.blocks == destination;
-        if join && goes_on {
+        if goes_on {
             open.blocks += 1;
         } else {
             let next = Segment { source, destination, blocks: 1, pair };
@@ -140,7 +150,7 @@ fn make_segments(plan: &mut TransferPlan) {
         }
     }
     segments.push(open);
-    if join && segments.len() == 1 {
+    if segments.len() == 1 {
         join_sections(plan);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
 use terrane_core::convert::to_u64;
 use terrane_layout::Page;
 use terrane_transfer::calibration::Direction;
@@ -220,7 +221,8 @@ fn count_rows(blocks: &[u32]) -> usize {
         return blocks.len() - joined;
     }
     // A bit for each block is faster than sorting them.
-    let mut bits = vec![0_u64; index(blocks.iter().max().map_or(0, |most| most / 64 + 1))];
+    let words = index(blocks.iter().max().map_or(0, |most| most / 64 + 1));
+    let mut bits = SmallVec::<[u64; 64]>::from_elem(0, words);
     for &block in blocks {
         if let Some(word) = bits.get_mut(index(block / 64)) {
             *word |= 1 << (block % 64);

@@ -34,7 +34,11 @@ struct Kept {
 
 /// The memory in which lists are written, and their destination.
 #[derive(Debug)]
-struct Room {
+struct Room(Box<RoomMemory>);
+
+/// Boxed, as each transfer moves its lists several times, and few transfers have any.
+#[derive(Debug)]
+struct RoomMemory {
     host: PinnedMemory,
     device: DeviceMemory,
 }
@@ -96,7 +100,8 @@ impl ListPool {
         let request =
             RegionRequest::new(room).labelled("block ids and checksum tables of the copy engine");
         let device = self.device.allocate_memory(&request)?;
-        Ok(Room { host: self.pinned.allocate_memory(&request)?, device })
+        let host = self.pinned.allocate_memory(&request)?;
+        Ok(Room(Box::new(RoomMemory { host, device })))
     }
 
     /// Takes a room back. If there are too many, the smallest is removed, whatever its age: a
@@ -136,7 +141,7 @@ pub(crate) fn list_bytes(blocks: [&[u32]; 2]) -> ByteCount {
 
 impl Room {
     fn bytes(&self) -> ByteCount {
-        self.device.length().min(self.host.length())
+        self.0.device.length().min(self.0.host.length())
     }
 }
 
@@ -152,7 +157,7 @@ pub(crate) struct BlockLists {
 impl BlockLists {
     /// The memory that they are in: for other tables of a job too.
     pub(crate) fn memory(&self) -> Option<(&PinnedMemory, &DeviceMemory)> {
-        self.room.as_ref().map(|room| (&room.host, &room.device))
+        self.room.as_ref().map(|Room(room)| (&room.host, &room.device))
     }
 
     /// Copies the block ids of both ends to the device's memory, in the order of `reader`. The
@@ -163,7 +168,7 @@ impl BlockLists {
     /// The driver's.
     pub(crate) fn fill(&mut self, blocks: [&[u32]; 2], reader: &Stream) -> Result<(), CudaError> {
         let device = reader.context().device().id;
-        let Some(room) = &self.room else { return Err(CudaError::NotReached { device }) };
+        let Some(Room(room)) = &self.room else { return Err(CudaError::NotReached { device }) };
         let (from, to) = (room.host.location(), room.device.location());
         let Some(at) = from.as_host() else { return Err(CudaError::NotReached { device }) };
         let at = at.as_ptr().cast::<u32>();
@@ -187,7 +192,7 @@ impl BlockLists {
 impl Drop for BlockLists {
     fn drop(&mut self) {
         let Some(room) = self.room.take() else { return };
-        if !room.device.context().driver().is_of_parent() {
+        if !room.0.device.context().driver().is_of_parent() {
             self.pool.keep(room);
         }
     }

@@ -35,7 +35,17 @@ impl BlockCounts {
                 let counts = self.segment(segment).get(part).unwrap_or_default();
                 are_free(counts.iter().copied(), access)
             }),
-            None => are_free(blocks.iter().map(|&block| self.of(block)), access),
+            None => {
+                let (mut number, mut counts) = (0, self.segment(0));
+                let of = |&block: &u32| {
+                    if block / SEGMENT != number {
+                        number = block / SEGMENT;
+                        counts = self.segment(number);
+                    }
+                    counts.get(widen(block % SEGMENT)).copied().unwrap_or_default()
+                };
+                are_free(blocks.iter().map(of), access)
+            }
         }
     }
 
@@ -72,11 +82,6 @@ impl BlockCounts {
                 }
             }
         }
-    }
-
-    /// The count of a block; zero if nothing in its segment was ever claimed.
-    fn of(&self, block: u32) -> Count {
-        self.segment(block / SEGMENT).get(widen(block % SEGMENT)).copied().unwrap_or_default()
     }
 
     /// The counts of a segment; empty if nothing in it was ever claimed.

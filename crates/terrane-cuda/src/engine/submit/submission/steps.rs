@@ -201,18 +201,24 @@ impl Submission {
         };
         let Some(mapping) = self.ends.get(host) else { return Ok(None) };
         let most = shared.options.request_bytes.get().max(1);
-        let mut found = Ok(());
-        staged.packing.stretches(&chunk, host_blocks, |stretch| {
-            let layer = u64::from(stretch.layer);
+        let begin_of = |part: (u32, u32)| {
+            let (layer, outer) = (u64::from(part.0), u64::from(part.1));
             let region =
                 u64::from(host_end.first_region) + layer * u64::from(host_end.regions_per_layer);
-            let offset = begin
-                + u64::from(stretch.block) * host_end.block_stride
-                + layer * host_end.layer_stride
-                + u64::from(stretch.outer) * outer_stride;
-            let region = u32::try_from(region).unwrap_or(u32::MAX);
+            let offset = begin + layer * host_end.layer_stride + outer * outer_stride;
+            mapping.copy_address(u32::try_from(region).unwrap_or(u32::MAX), offset)
+        };
+        // The part of the last stretch, and the address of its block 0.
+        let mut of_part = ((0, 0), begin_of((0, 0)));
+        let mut found = Ok(());
+        staged.packing.stretches(&chunk, host_blocks, |stretch| {
+            let part = (stretch.layer, stretch.outer);
+            if of_part.0 != part {
+                of_part = (part, begin_of(part));
+            }
             let (mut at, mut left) = (buffer + stretch.at, stretch.bytes);
-            let Some(mut address) = mapping.copy_address(region, offset) else {
+            let block = u64::from(stretch.block) * host_end.block_stride;
+            let Some(mut address) = of_part.1.and_then(|begin| begin.checked_add(block)) else {
                 found = Err(CudaError::NotReached { device: shared.context.device().id });
                 return;
             };
