@@ -86,9 +86,9 @@ impl Countdown {
         Self { span: end.saturating_duration_since(now), begun: Some(now) }
     }
 
-    /// Whether there is time left.
-    pub(crate) fn has_time_left(&mut self) -> bool {
-        !self.span.is_zero() && self.begun.get_or_insert_with(Instant::now).elapsed() < self.span
+    /// Whether there is time left at `now`.
+    pub(crate) fn has_time_left(&mut self, now: Instant) -> bool {
+        now.saturating_duration_since(*self.begun.get_or_insert(now)) < self.span
     }
 }
 
@@ -108,7 +108,7 @@ impl Countdown {
         Self { over: true }
     }
 
-    pub(crate) fn has_time_left(&mut self) -> bool {
+    pub(crate) fn has_time_left(&mut self, _now: std::time::Instant) -> bool {
         !std::mem::replace(&mut self.over, true)
     }
 }

@@ -100,7 +100,11 @@ pub(crate) struct WaiterPolling {
     left: Countdown,
     /// The time that is left in which the thread only spins.
     spin_only: Countdown,
+    /// When the thread last looked at the clock: once for each poll.
+    now: Option<Instant>,
     polls: bool,
+    /// Whether it yields before the next poll.
+    yields: bool,
     /// Whether the thread may be used for as long as a piece of the copy takes.
     may_block: bool,
     expected: ExpectedEnd,
@@ -133,7 +137,9 @@ impl WaiterPolling {
             seen: None,
             left: Countdown::new(spin),
             spin_only: Countdown::new(SPIN_ONLY),
+            now: None,
             polls: false,
+            yields: false,
             may_block: false,
             expected: ExpectedEnd::of(spin),
         }
@@ -144,10 +150,19 @@ impl WaiterPolling {
         Self { may_block: true, ..Self::new(spin) }
     }
 
-    /// Polls once, and yields to other threads, which may have to run for the transfer to end. The
-    /// last time, it asks when to poll again. The caller holds no lock.
+    /// Polls once. If the last poll did nothing, it yields first to other threads, which may have to
+    /// run for the transfer to end. The last time, it asks when to poll again. The caller holds no
+    /// lock.
     pub(crate) fn poll(&mut self, invitation: &Invitation) {
         if self.polls {
+            if std::mem::replace(&mut self.yields, true) {
+                // The thread does not yield after the poll that ends the transfer.
+                if self.spin_only.has_time_left(self.now.unwrap_or_else(Instant::now)) {
+                    spin_loop();
+                } else {
+                    yield_now();
+                }
+            }
             let has_done = if self.may_block {
                 with(invitation, |progress| progress.poll_blocking()) == Some(true)
             } else {
@@ -157,10 +172,6 @@ impl WaiterPolling {
             notify_pending();
             if has_done {
                 self.restart();
-            } else if self.spin_only.has_time_left() {
-                spin_loop();
-            } else {
-                yield_now();
             }
             return;
         }
@@ -173,7 +184,7 @@ impl WaiterPolling {
         if self.seen.replace(invitation.number) != Some(invitation.number) {
             self.restart();
         }
-        self.polls = self.left.has_time_left();
+        self.polls = self.left.has_time_left(*self.now.insert(Instant::now()));
         self.polls || matches!(self.expected, ExpectedEnd::NotAsked)
     }
 
@@ -191,6 +202,7 @@ impl WaiterPolling {
 
     /// Restarts the spin time.
     fn restart(&mut self) {
+        self.yields = false;
         self.left = Countdown::new(self.spin);
         self.spin_only = Countdown::new(SPIN_ONLY);
         self.expected = ExpectedEnd::of(self.spin);

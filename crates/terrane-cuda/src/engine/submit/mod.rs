@@ -156,11 +156,17 @@ impl DeviceEngine {
             true => queue.scratch().take_free(),
             false => None,
         };
-        // Otherwise the submit thread allocates the memory for checksums.
-        let has_room = taken.is_some() && submission.has_room_for_sums(&self.shared);
-        let (begins, unused) = if has_room { (taken, None) } else { (None, taken) };
-        queue.give_back(unused);
-        let begins = begins.map(|scratch| submission.put_scratch(scratch)).is_some();
+        let begins = match taken {
+            Some(scratch) if submission.has_room_for_sums(&self.shared) => {
+                submission.put_scratch(scratch);
+                true
+            }
+            unused => {
+                // The submit thread allocates the memory for checksums.
+                queue.give_back(unused);
+                false
+            }
+        };
         if begins && submission.fits_one_buffer() {
             // Waking the submit thread would take as long as the submit.
             submission.in_one_chunk();

@@ -74,7 +74,6 @@ impl CopyJob {
     pub(crate) fn connect(&mut self, sink: Arc<dyn OutcomeSink>, layers: Option<LayerSignals>) {
         let finalizer = &mut self.parts.finalizer;
         (finalizer.sink, finalizer.layers) = (Some(sink), layers);
-        finalizer.submitted = Instant::now();
     }
 
     /// Computes the checksums that the options request. The caller `named` the destination blocks

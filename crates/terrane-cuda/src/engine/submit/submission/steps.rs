@@ -411,12 +411,6 @@ impl Staged {
         // The plan already has its destinations in order.
         let is_sorted = side == Side::Destination || plan.source_blocks().is_sorted();
         let sorted = (!is_sorted).then(|| plan.pairs_by_source());
-        Some(Self {
-            chunker,
-            packing,
-            sorted,
-            is_first: true,
-            is_only: false,
-        })
+        Some(Self { chunker, packing, sorted, is_first: true, is_only: false })
     }
 }
