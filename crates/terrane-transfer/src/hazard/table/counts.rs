@@ -35,17 +35,10 @@ impl BlockCounts {
                 let counts = self.segment(segment).get(part).unwrap_or_default();
                 are_free(counts.iter().copied(), access)
             }),
-            None => {
-                let (mut number, mut counts) = (0, self.segment(0));
-                let of = |&block: &u32| {
-                    if block / SEGMENT != number {
-                        number = block / SEGMENT;
-                        counts = self.segment(number);
-                    }
-                    counts.get(widen(block % SEGMENT)).copied().unwrap_or_default()
-                };
-                are_free(blocks.iter().map(of), access)
-            }
+            None => by_segment(blocks).all(|(segment, blocks)| {
+                let counts = self.segment(segment);
+                are_free(blocks.iter().map(|&block| of(counts, block)), access)
+            }),
         }
     }
 
@@ -117,6 +110,11 @@ fn parts(range: Range<u32>) -> impl Iterator<Item = (u32, Range<usize>)> {
 fn by_segment(blocks: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
     let stretches = blocks.chunk_by(|one, next| one / SEGMENT == next / SEGMENT);
     stretches.map(|blocks| (blocks.first().map_or(0, |first| first / SEGMENT), blocks))
+}
+
+/// The count of a block of this segment.
+fn of(segment: &[Count], block: u32) -> Count {
+    segment.get(widen(block % SEGMENT)).copied().unwrap_or_default()
 }
 
 fn are_free(counts: impl Iterator<Item = Count>, access: Access) -> bool {
