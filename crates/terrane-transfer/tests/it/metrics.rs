@@ -215,3 +215,18 @@ fn snapshots_are_written_for_prometheus() {
     assert_eq!(types.len(), distinct.len());
     assert!(snapshot.to_string().contains("1 refused"), "{snapshot}");
 }
+
+#[test]
+fn members_of_a_refused_set_are_not_counted_as_transfers() {
+    let rig = Rig::new(8);
+    let members = [(rig.transfer(&[0], &[0]), ()), (rig.transfer(&[9], &[0]), ())];
+    assert_eq!(rig.manager.submit_all(members).unwrap_err().index, 1);
+    let snapshot = rig.manager.snapshot();
+    assert_eq!(snapshot.refused, 1);
+    for path in &snapshot.paths {
+        let counts = [path.succeeded, path.failed, path.cancelled, path.in_flight];
+        assert_eq!(counts, [0; 4], "{path:?}");
+    }
+    // The first member's blocks are free and unchanged.
+    end_of(rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap()).result.unwrap();
+}
