@@ -36,6 +36,8 @@ pub(crate) mod key_order;
 pub(crate) mod lease;
 pub(crate) mod load;
 pub(crate) mod maintenance;
+#[cfg(feature = "metrics")]
+mod metrics_facade;
 pub(crate) mod moves;
 pub(crate) mod open;
 pub(crate) mod openmetrics;
@@ -92,7 +94,13 @@ use crate::store::why::Why;
 /// # After `fork`
 ///
 /// A forked child has none of the store's threads. There, queries find nothing, submits return
-/// [`StoreError::Forked`], and a drop does nothing.
+/// [`StoreError::Forked`], and a drop does nothing. A child may open a store of its own, in another
+/// directory.
+///
+/// If a thread of the parent opens or closes a store just during the fork, the child cannot open any
+/// store: each attempt fails after two seconds, with
+/// [`CatalogError::ForkedDuringOpen`](crate::disk::CatalogError::ForkedDuringOpen). The parent is not
+/// affected. A child that calls `exec` has neither restriction.
 ///
 /// ```
 /// use std::ptr::NonNull;
