@@ -15,7 +15,7 @@ use crate::store::result::{BlockResult, NoRoom};
 use crate::store::room::{PinnedSlot, SharedSlots, TakenSlots};
 use crate::store::task::JobTask;
 use crate::store::tier::{Tier, TierBlocks};
-use crate::store::transfers::{BlockCopy, StartedCopy};
+use crate::store::transfers::{BlockCopy, CopyList, StartedCopy};
 
 /// The most blocks whose slots are taken together.
 const MOST_AT_ONCE: usize = 64;
@@ -184,17 +184,18 @@ impl<'a> Load<'a> {
             }
         }
         let mut from_memory: Vec<Option<Moving>> = from_memory.into_iter().map(Some).collect();
-        for copy in started {
-            for (number, result) in copy.end().await {
+        for mut copy in started {
+            let result = copy.end().await;
+            for &number in copy.indices() {
                 let Some(moving) = from_memory.get_mut(number).and_then(Option::take) else {
                     continue;
                 };
-                match result {
+                match &result {
                     Ok(()) => {
                         let checksum = moving.source.block.checksum;
                         self.commit((moving, checksum), &mut taken, ready, results).await;
                     }
-                    Err(result) => set(results, moving.own.index, result),
+                    Err(result) => set(results, moving.own.index, result.clone()),
                 }
             }
         }
@@ -262,7 +263,7 @@ impl<'a> Load<'a> {
         let (task, core) = (self.task, &self.task.core);
         let Ok(info) = core.group(task.group) else { return Vec::new() };
         let mut started = Vec::new();
-        let mut by_tier: Vec<(TierId, Vec<BlockCopy<CopyKeeps>>)> = Vec::new();
+        let mut copies = CopyList::new();
         for (number, moving) in moving.iter().enumerate() {
             let block = moving.source.block;
             let tier = moving.source.room.tier;
@@ -272,10 +273,7 @@ impl<'a> Load<'a> {
             match info.transfer_tokens((&source.facts, &memory.facts), block.length) {
                 Some(tokens) => {
                     let copy = BlockCopy { index: number, from: block.slot, to, tokens, keeps };
-                    match by_tier.iter_mut().find(|(other, _)| *other == tier) {
-                        Some((_, copies)) => copies.push(copy),
-                        None => by_tier.push((tier, vec![copy])),
-                    }
+                    copies.add(tier, copy);
                 }
                 None if source.facts.is_host && memory.facts.is_host => {
                     let hold = memory.hold(to);
@@ -291,7 +289,7 @@ impl<'a> Load<'a> {
                             &memory.buffers(info, to, block.length),
                         );
                     }
-                    started.push(StartedCopy::done(number));
+                    started.push(StartedCopy::done(tier, number));
                 }
                 None => {
                     let error = StoreError::OtherShape { group: task.group.into() };
@@ -299,11 +297,10 @@ impl<'a> Load<'a> {
                 }
             }
         }
-        for (tier, copies) in by_tier {
-            let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
+        for each in copies {
+            let source = core.tiers.get(each.tier.index()).and_then(|tier| tier.blocks(task.group));
             if let Some(source) = source {
-                started
-                    .extend(task.start_copies((&source.endpoint, &memory.endpoint), copies.into()));
+                started.push(task.start_copy((&source.endpoint, &memory.endpoint), each));
             }
         }
         started

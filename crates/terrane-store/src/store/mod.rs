@@ -42,6 +42,7 @@ pub(crate) mod moves;
 pub(crate) mod open;
 pub(crate) mod openmetrics;
 pub(crate) mod options;
+pub(crate) mod outcome;
 pub(crate) mod presence;
 pub(crate) mod put;
 pub(crate) mod queries;

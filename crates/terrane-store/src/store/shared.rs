@@ -224,11 +224,16 @@ impl StoreCore {
         self.tiers.get(tier.index() + 1)
     }
 
-    /// The job controls of a new job.
-    pub(crate) fn control(&self, deadline: Option<Instant>, priority: Priority) -> Arc<JobControl> {
+    /// The controls of a new job with so many keys.
+    pub(crate) fn control(
+        &self,
+        keys: usize,
+        deadline: Option<Instant>,
+        priority: Priority,
+    ) -> Arc<JobControl> {
         let slabs = self.disk.as_ref().map(|disk| &disk.slabs);
-        let id = self.jobs.next_id();
-        Arc::new(JobControl::new(id, deadline, priority, &self.executor, slabs))
+        let job = (self.jobs.next_id(), keys);
+        Arc::new(JobControl::new(job, deadline, priority, &self.executor, slabs))
     }
 
     pub(crate) fn key_name(&self, key: KeyHash) -> KeyName {

@@ -10,4 +10,5 @@ mod quarantine;
 mod random;
 mod read_only;
 mod reports;
+mod resizes;
 mod soak;
