@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use terrane_core::convert::to_usize;
+
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
@@ -146,6 +148,7 @@ impl<'a> Load<'a> {
     ) {
         let Some(memory) = tier.blocks(self.task.group) else { return };
         let (mut from_disk, mut from_memory) = (Vec::new(), Vec::new());
+        let asked = own.len();
         for own in own {
             let Some((source, is_disk)) = self.find(own.key) else { continue };
             let hold = SharedHold::new(None);
@@ -162,7 +165,11 @@ impl<'a> Load<'a> {
                 }
             } else {
                 // The host tier has to have it first.
-                set(results, moving.own.index, BlockResult::NoRoom(NoRoom::TierTooSmall));
+                let host = self.task.core.host_tier(self.task.group);
+                let room = host.and_then(|host| host.room(self.task.group));
+                let slots = room.map_or(0, |room| to_usize(room.limit().into()));
+                let no_room = NoRoom::TierTooSmall { asked, slots };
+                set(results, moving.own.index, BlockResult::NoRoom(no_room));
             }
         }
         let disk = self.submit(memory, (&taken, &from_disk));
@@ -386,7 +393,7 @@ pub(crate) async fn promote(task: &JobTask, keys: &Keys, tier: TierId) -> Vec<Bl
         }
         let is_between = |index: &usize| {
             let result = results.get(*index);
-            hops.len() > 1 && matches!(result, Some(BlockResult::NoRoom(NoRoom::TierTooSmall)))
+            hops.len() > 1 && matches!(result, Some(BlockResult::NoRoom(NoRoom::TierTooSmall { .. })))
         };
         pending.retain(is_between);
         if pending.is_empty() {

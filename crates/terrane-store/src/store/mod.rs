@@ -194,6 +194,11 @@ impl Store {
     ///
     /// `guard` is dropped when the job has ended: it keeps the memory of the source.
     ///
+    /// A job takes the slots of all its new blocks in a tier at once, and waits until it gets them. If
+    /// it needs more than the tier has for the group, its blocks end at once with
+    /// [`NoRoom`](crate::NoRoom), which states both numbers. So a caller splits what it puts into jobs
+    /// of fewer blocks than the smallest tier has slots.
+    ///
     /// # Errors
     ///
     /// [`Refused`] returns the guard, with the key, the block, the group or the queue that is wrong.

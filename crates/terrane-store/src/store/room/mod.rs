@@ -487,11 +487,13 @@ impl RoomState {
         self.waiters.keys().next().is_none_or(|(Reverse(first), _)| priority > *first)
     }
 
-    fn never(&self, count: usize) -> Option<NoRoom> {
-        let limit = to_usize(self.limit.into()).saturating_sub(self.quarantined.len());
-        if count > limit {
-            return Some(NoRoom::TierTooSmall);
+    /// Why a job that asks for so many slots does not fit, if it does not.
+    fn never(&self, asked: usize) -> Option<NoRoom> {
+        let slots = to_usize(self.limit.into()).saturating_sub(self.quarantined.len());
+        if asked > slots {
+            return Some(NoRoom::TierTooSmall { asked, slots });
         }
-        (limit.saturating_sub(self.leases.len()) < count).then_some(NoRoom::Pinned)
+        let pinned = self.leases.len();
+        (slots.saturating_sub(pinned) < asked).then_some(NoRoom::Pinned { asked, slots, pinned })
     }
 }
