@@ -244,11 +244,7 @@ impl Get<'_> {
     }
 
     /// Finishes what copy engines do not. Adds the keys that other jobs have written to `pending`.
-    async fn finish_more(
-        &mut self,
-        started: &mut Started,
-        pending: &mut SmallVec<[usize; 4]>,
-    ) {
+    async fn finish_more(&mut self, started: &mut Started, pending: &mut SmallVec<[usize; 4]>) {
         let task = self.task;
         if !started.on_thread.is_empty() {
             yield_now().await;

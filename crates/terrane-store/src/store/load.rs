@@ -393,7 +393,8 @@ pub(crate) async fn promote(task: &JobTask, keys: &Keys, tier: TierId) -> Vec<Bl
         }
         let is_between = |index: &usize| {
             let result = results.get(*index);
-            hops.len() > 1 && matches!(result, Some(BlockResult::NoRoom(NoRoom::TierTooSmall { .. })))
+            hops.len() > 1
+                && matches!(result, Some(BlockResult::NoRoom(NoRoom::TierTooSmall { .. })))
         };
         pending.retain(is_between);
         if pending.is_empty() {

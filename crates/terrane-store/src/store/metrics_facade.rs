@@ -174,7 +174,10 @@ mod tests {
             ("terrane_store_jobs_running ", 0.0),
             ("terrane_transfers_refused ", 0.0),
         ] {
-            assert!(found.contains(&(name.to_owned(), value)), "{name} {value} is not in {found:?}");
+            assert!(
+                found.contains(&(name.to_owned(), value)),
+                "{name} {value} is not in {found:?}"
+            );
         }
     }
 

@@ -322,7 +322,8 @@ impl Store {
     }
 
     /// Sets the capacity of a tier, up to the one it was opened with. All groups get equal parts. Blocks
-    /// are evicted until they fit; those in use keep their slots until they are not.
+    /// are evicted until they fit; those in use keep their slots until they are not. The disk blocks of
+    /// slots that a disk tier no longer has are freed in the background, if the file system has holes.
     ///
     /// Returns the capacity that the tier has from now on.
     ///

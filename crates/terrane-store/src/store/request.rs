@@ -38,7 +38,11 @@ impl Keys {
         group: u16,
         keys: &[K],
     ) -> Result<Self, StoreError> {
-        if core.names.keeps_all { Self::new(core, group, keys) } else { Self::hashed(core, group, keys) }
+        if core.names.keeps_all {
+            Self::new(core, group, keys)
+        } else {
+            Self::hashed(core, group, keys)
+        }
     }
 
     fn hashed<K: AsRef<[u8]>>(

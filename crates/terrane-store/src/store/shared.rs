@@ -58,7 +58,7 @@ pub(crate) struct StoreCore {
     pub(crate) recent: Recent,
     pub(crate) jobs: JobTable,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
-    /// One resize at a time.
+    /// One resize at a time. Slots beyond a limit stay unused while it is locked.
     pub(crate) resizing: Mutex<()>,
     /// Set when the disk tier was reported as read-only.
     pub(crate) is_reported_read_only: AtomicBool,
@@ -379,6 +379,12 @@ impl RoomOwner for StoreCore {
                 self.publish(StoreEventKind::Stored, tier, room.group, Some(key));
             }
             self.forget_name_in_order(room.group, key);
+        }
+    }
+
+    fn after_retiring(&self, tier: TierId) {
+        if self.tiers.get(tier.index()).is_some_and(Tier::is_disk) {
+            self.maintenance.request_punch();
         }
     }
 
