@@ -150,8 +150,7 @@ mod tests {
     fn published(snapshot: &StoreSnapshot) -> Vec<(String, f64)> {
         let kept = Kept::default();
         with_local_recorder(&kept, || snapshot.record_metrics());
-        let found = lock(&kept.0).clone();
-        found
+        lock(&kept.0).clone()
     }
 
     #[test]
