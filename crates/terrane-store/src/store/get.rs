@@ -110,10 +110,7 @@ pub(crate) async fn run(
         if started.has_more() {
             Box::pin(get.finish_more(&mut started, &mut pending)).await;
         }
-        for copy in &mut started.copies {
-            let result = copy.end().await;
-            get.copied(copy, &result);
-        }
+        get.end_copies(&mut started.copies).await;
     }
     get.results.into_iter().map(|result| result.unwrap_or(BlockResult::Cancelled)).collect()
 }
@@ -264,10 +261,9 @@ impl Get<'_> {
         if started.waits.is_empty() {
             return;
         }
-        for copy in &mut std::mem::take(&mut started.copies) {
-            let result = copy.end().await;
-            self.copied(copy, &result);
-        }
+        // Their pins must not be kept during the waits.
+        self.end_copies(&mut started.copies).await;
+        started.copies.clear();
         for (index, claim) in std::mem::take(&mut started.waits) {
             match task.control.until(claim.wait()).await {
                 Ok(()) => pending.push(index),
@@ -279,17 +275,19 @@ impl Get<'_> {
         }
     }
 
-    /// Notes how a copy from a tier ended.
-    fn copied(&mut self, copy: &StartedCopy<PinnedSlot>, result: &Result<(), BlockResult>) {
-        let took = self.task.begun.elapsed();
-        let tier = self.task.core.tiers.get(copy.tier.index());
-        for &index in copy.indices() {
-            let bytes = self.destination.length(index);
-            if let Some(tier) = tier {
-                tier.counters.copied(result, bytes, took);
+    async fn end_copies(&mut self, copies: &mut StartedCopies) {
+        for copy in copies {
+            let result = copy.end().await;
+            let took = self.task.begun.elapsed();
+            let tier = self.task.core.tiers.get(copy.tier.index());
+            for &index in copy.indices() {
+                let bytes = self.destination.length(index);
+                if let Some(tier) = tier {
+                    tier.counters.copied(&result, bytes, took);
+                }
+                let done = |()| BlockResult::Done { bytes };
+                self.set(index, result.clone().map_or_else(|result| result, done));
             }
-            let result = result.clone();
-            self.set(index, result.map_or_else(|result| result, |()| BlockResult::Done { bytes }));
         }
     }
 
