@@ -105,7 +105,7 @@ impl Job {
     }
 
     /// Ends the job early. Blocks that are done stay done; the others are
-    /// [`Cancelled`](BlockResult::Cancelled). The job ends when no request uses its memory any more.
+    /// [`Cancelled`](crate::BlockResult::Cancelled). The job ends when no request uses its memory any more.
     pub fn cancel(&self) {
         if !self.control.outcome.is_lost() {
             self.control.cancel();
