@@ -45,9 +45,10 @@ pub use store::builder::{
     BlockGroup, DiskTier, EvictionKind, MemoryTier, Recovery, StoreBuilder, WritePolicy,
 };
 pub use store::event::{Events, KeyName, StoreEvent, StoreEventKind};
-pub use store::job::{Drained, Job, JobFuture, JobOutcome, Refused};
+pub use store::job::{Drained, Job, JobFuture, Refused};
 pub use store::lease::Lease;
 pub use store::options::JobOptions;
+pub use store::outcome::JobOutcome;
 pub use store::presence::{Presence, TierId};
 pub use store::result::{BlockResult, NoRoom};
 pub use store::snapshot::{GroupSnapshot, Misses, StoreSnapshot, TierSnapshot};

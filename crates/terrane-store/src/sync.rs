@@ -1,6 +1,11 @@
-//! Read-write locks that ignore poisoning, as `terrane_core::sync::lock` does.
+//! The locks and atomics of the index: the standard library's, or the model checker's under
+//! `--cfg loom`. Locks ignore poisoning, as `terrane_core::sync::lock` does.
 
-use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+#[cfg(loom)]
+pub(crate) use loom::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, atomic};
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, atomic};
 
 use terrane_core::sync::unpoisoned;
 

@@ -1,8 +1,9 @@
 //! Reads, verifies and repairs a store's directory, without opening the store.
 //!
-//! [`list`], [`stat`], [`why`] and [`verify`] change nothing, and work beside the process that has the
-//! store open. They then report the store as of a sequence number. [`scrub`] and [`clear`] change the
-//! store, so they are refused while a process owns it.
+//! [`list`], [`stat`], [`why`] and [`verify`] create, lock and change no file. So they work beside the
+//! process that has the store open, on a file system that is mounted read-only, and in a directory
+//! without write permission. Beside an owner they report the store as of a sequence number. [`scrub`]
+//! and [`clear`] change the store, so they are refused while a process owns it.
 
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;

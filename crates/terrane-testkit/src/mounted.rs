@@ -18,17 +18,45 @@ pub struct Mounted(CString);
 pub fn tmpfs(directory: &Path, bytes: u64) -> Result<Mounted, io::Error> {
     let path = CString::new(directory.as_os_str().as_bytes())?;
     let options = CString::new(format!("size={bytes}"))?;
-    let check = |result| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
-    // SAFETY: the call takes a plain number.
-    check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
-    let private = libc::MS_REC | libc::MS_PRIVATE;
-    let null = std::ptr::null();
-    // SAFETY: the strings are NUL-terminated and outlive the call.
-    check(unsafe { libc::mount(null, c"/".as_ptr(), null, private, null.cast()) })?;
+    own_mounts()?;
     let tmpfs = c"tmpfs".as_ptr();
-    // SAFETY: as above.
+    // SAFETY: the strings are NUL-terminated and outlive the call.
     check(unsafe { libc::mount(tmpfs, path.as_ptr(), tmpfs, 0, options.as_ptr().cast()) })?;
     Ok(Mounted(path))
+}
+
+/// Mounts `directory` read-only on itself, as [`tmpfs`] mounts another file system there.
+///
+/// # Errors
+///
+/// As [`tmpfs`].
+pub fn read_only(directory: &Path) -> Result<Mounted, io::Error> {
+    let path = CString::new(directory.as_os_str().as_bytes())?;
+    own_mounts()?;
+    let (at, null) = (path.as_ptr(), std::ptr::null());
+    // SAFETY: the strings are NUL-terminated and outlive the call.
+    check(unsafe { libc::mount(at, at, null, libc::MS_BIND, null.cast()) })?;
+    let mounted = Mounted(path);
+    let flags = libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY;
+    // SAFETY: as above.
+    check(unsafe { libc::mount(null, mounted.0.as_ptr(), null, flags, null.cast()) })?;
+    Ok(mounted)
+}
+
+/// Gives this thread mounts of its own. Users who may not do that get a user namespace too, if the
+/// process has one thread.
+fn own_mounts() -> Result<(), io::Error> {
+    // SAFETY: the call takes a plain number.
+    let namespace = |flags| check(unsafe { libc::unshare(flags) });
+    let users = libc::CLONE_NEWUSER | libc::CLONE_NEWNS;
+    namespace(libc::CLONE_NEWNS).or_else(|error| namespace(users).map_err(|_| error))?;
+    let (private, null) = (libc::MS_REC | libc::MS_PRIVATE, std::ptr::null());
+    // SAFETY: the string is NUL-terminated and outlives the call.
+    check(unsafe { libc::mount(null, c"/".as_ptr(), null, private, null.cast()) })
+}
+
+fn check(result: libc::c_int) -> Result<(), io::Error> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 impl Drop for Mounted {

@@ -1,6 +1,6 @@
 //! Detects whether a file supports direct I/O, by a test read of the file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -39,8 +39,8 @@ pub(super) fn alignments(file: &File) -> Result<DirectAlignments, Reason> {
 
 /// A second descriptor of the file, opened for direct I/O. A test read with it has succeeded.
 pub(super) fn open(opened: &Opened, alignments: DirectAlignments) -> Result<File, Reason> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).custom_flags(libc::O_DIRECT);
+    let mut options = opened.access.options();
+    options.custom_flags(libc::O_DIRECT);
     // This path works for files without a name. Where /proc is not mounted, the name is used.
     let by_descriptor = format!("/proc/self/fd/{}", opened.file.as_raw_fd());
     let file = options

@@ -21,7 +21,7 @@ pub use options::DiskOptions;
 use crate::error::StorageError;
 use crate::sys;
 use direct::DirectAlignments;
-use open::{Opened, failure};
+use open::{FileAccess, Opened, failure};
 
 /// A file as a [`Memory`] of all its bytes, from offset 0 on.
 ///
@@ -116,7 +116,30 @@ impl DiskFile {
         bytes: ByteCount,
         options: &DiskOptions,
     ) -> Result<Self, StorageError> {
-        let opened = open::existing(path)?;
+        Self::open(path, bytes, options, FileAccess::ReadAndWrite)
+    }
+
+    /// As [`open_existing`](Self::open_existing), for reading alone: a file without write permission,
+    /// or on a file system that is mounted read-only. Copies to it fail.
+    ///
+    /// # Errors
+    ///
+    /// As [`open_existing`](Self::open_existing), without [`StorageError::NotWritable`].
+    pub fn open_read_only(
+        path: &Path,
+        bytes: ByteCount,
+        options: &DiskOptions,
+    ) -> Result<Self, StorageError> {
+        Self::open(path, bytes, options, FileAccess::Read)
+    }
+
+    fn open(
+        path: &Path,
+        bytes: ByteCount,
+        options: &DiskOptions,
+        access: FileAccess,
+    ) -> Result<Self, StorageError> {
+        let opened = open::existing(path, access)?;
         let length = ByteCount::new(opened.metadata.len());
         if length < bytes {
             return Err(StorageError::FileTooShort {

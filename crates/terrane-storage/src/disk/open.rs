@@ -26,7 +26,23 @@ pub(super) struct Opened {
     pub(super) file: File,
     pub(super) path: PathBuf,
     pub(super) metadata: Metadata,
+    pub(super) access: FileAccess,
     created: Option<CreatedName>,
+}
+
+/// The accesses that a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileAccess {
+    Read,
+    ReadAndWrite,
+}
+
+impl FileAccess {
+    pub(super) fn options(self) -> OpenOptions {
+        let mut options = OpenOptions::new();
+        options.read(true).write(self == Self::ReadAndWrite);
+        options
+    }
 }
 
 impl Opened {
@@ -34,7 +50,8 @@ impl Opened {
         let metadata = file
             .metadata()
             .map_err(|error| failure(path, ByteCount::ZERO, OsError::from_io("fstat", &error)))?;
-        Ok(Self { file, path: path.to_owned(), metadata, created: None })
+        let access = FileAccess::ReadAndWrite;
+        Ok(Self { file, path: path.to_owned(), metadata, access, created: None })
     }
 
     pub(super) fn identity(&self) -> FileIdentity {
@@ -163,14 +180,19 @@ fn create(path: &Path) -> io::Result<File> {
 }
 
 /// Opens the regular file at `path` without changing it.
-pub(super) fn existing(path: &Path) -> Result<Opened, StorageError> {
+pub(super) fn existing(path: &Path, access: FileAccess) -> Result<Opened, StorageError> {
     check_path(path)?;
     let call =
         |name, error: io::Error| failure(path, ByteCount::ZERO, OsError::from_io(name, &error));
     // Opening any other type of file could block or have side effects.
     check_type(path, &fs::metadata(path).map_err(|error| call("stat", error))?)?;
-    let opened = OpenOptions::new().read(true).write(true).open(path);
-    let opened = Opened::new(opened.map_err(|error| call("open", error))?, path)?;
+    let opened = access.options().open(path).map_err(|error| match access {
+        FileAccess::ReadAndWrite => call("open", error),
+        FileAccess::Read => {
+            StorageError::File { path: path.to_owned(), source: OsError::from_io("open", &error) }
+        }
+    })?;
+    let opened = Opened { access, ..Opened::new(opened, path)? };
     check_type(path, &opened.metadata)?;
     Ok(opened)
 }

@@ -8,7 +8,7 @@ use terrane_core::{
     RegionRequest, Requirement, StorageKind,
 };
 use terrane_storage::{
-    DiskAllocator, DiskFile, DiskOptions, IoFile, IoRequest, NamedFileAllocator,
+    DiskAllocator, DiskFile, DiskOptions, IoFile, IoRequest, NamedFileAllocator, StorageError,
 };
 use terrane_storage::{SystemAllocator, SystemOptions};
 
@@ -76,6 +76,24 @@ fn an_existing_file_keeps_its_bytes_and_its_length() {
     assert_eq!(file.length(), count(5001));
     drop(file);
     assert_eq!(std::fs::read(&path).unwrap(), [3; 5001]);
+}
+
+#[test]
+fn both_descriptors_of_a_file_that_is_opened_for_reading_cannot_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("read");
+    std::fs::write(&path, [3; 8192]).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o400)).unwrap();
+    let file = DiskFile::open_read_only(&path, count(8192), &OPTIONS).unwrap();
+    let handle = file.handle();
+    let descriptors = [Some(handle.descriptor), handle.direct.map(|d| d.descriptor)];
+    for descriptor in descriptors.into_iter().flatten() {
+        // SAFETY: the call takes plain numbers.
+        let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
+        assert_eq!(flags & libc::O_ACCMODE, libc::O_RDONLY);
+    }
+    let missing = DiskFile::open_read_only(&directory.path().join("none"), count(1), &OPTIONS);
+    assert!(matches!(missing, Err(StorageError::NotFound { .. })));
 }
 
 #[test]

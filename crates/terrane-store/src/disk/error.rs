@@ -231,6 +231,13 @@ pub enum CatalogError {
         /// All numbers are lower.
         limit: u64,
     },
+    /// This process was forked while a thread of its parent opened, closed or looked for a store. That
+    /// thread does not exist here, and what it had locked stays locked. The parent is not affected.
+    #[error(
+        "this process was forked while its parent opened or closed a store, so that it cannot use \
+         stores; fork before that or after it, or use exec"
+    )]
+    ForkedDuringOpen,
     /// The catalog belongs to the process that this one was forked from.
     #[error(transparent)]
     Forked(#[from] ForkedProcess),

@@ -2,6 +2,9 @@
 //!
 //! A live store appends to its journal and replaces its checkpoint meanwhile. So its files are read
 //! until two readings in a row find the same ones; the second one is used.
+//!
+//! It creates, locks and changes no file. So it works on a file system that is mounted read-only, and
+//! never keeps a store from being opened.
 
 use std::path::Path;
 use std::thread;
@@ -47,11 +50,9 @@ pub(crate) fn inspect(directory: &Path, name: &str) -> Result<Inspected, Catalog
     if !path.is_dir() {
         return Err(CatalogError::NotFound { path });
     }
-    let files = Directory::open(directory, name)?;
-    let is_live = {
-        let lock = files.try_lock(names::LOCK);
-        lock.map_err(|error| failure(&path, error))?.is_none()
-    };
+    let files = Directory::open_read_only(directory, name)?;
+    let is_live = files.is_locked(names::LOCK);
+    let is_live = is_live.map_err(|error| failure(&path.join(names::LOCK), error))?;
     let owner = if is_live { owner::read(&files) } else { None };
     let mut before = None;
     for reading in 1.. {

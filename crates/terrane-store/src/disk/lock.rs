@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::io::Errno;
+use rustix::process::{Flock, FlockType, fcntl_getlk};
 use terrane_core::{OsError, OwnerProcess};
 
 use super::files::DirectoryLock;
@@ -21,8 +22,11 @@ pub(super) type DirectoryIdentity = (u64, u64);
 static OWNED: Mutex<Vec<(DirectoryIdentity, OwnerProcess)>> = Mutex::new(Vec::new());
 
 /// How often a thread tries to get the list, a millisecond apart. Others hold it for a few
-/// instructions; only in a process that was forked during them is it never released.
+/// instructions or system calls; only in a process that was forked during them is it never released.
 const ATTEMPTS: u32 = 2000;
+
+/// A thread held the list as this process was forked.
+pub(super) const LOST: OsError = OsError::new("pthread_mutex_lock", Errno::DEADLK.raw_os_error());
 
 /// A lock of this process on a directory.
 #[derive(Debug)]
@@ -62,6 +66,25 @@ impl ProcessLock {
             Err(error) => Err(OsError::new("fcntl", error.raw_os_error())),
         }
     }
+
+    /// Whether an owner has `directory`, by the file that `open` opens, if there is one.
+    pub(super) fn is_held(
+        directory: DirectoryIdentity,
+        open: impl FnOnce() -> Result<Option<OwnedFd>, OsError>,
+    ) -> Result<bool, OsError> {
+        with_list(|list| {
+            if list.iter().any(|(owned, process)| *owned == directory && process.is_current()) {
+                return Ok(true);
+            }
+            // Within the list's lock: if this process became the owner meanwhile, closing the descriptor
+            // would release its lock.
+            let Some(descriptor) = open()? else { return Ok(false) };
+            match fcntl_getlk(&descriptor, &Flock::from(FlockType::WriteLock)) {
+                Ok(holder) => Ok(holder.is_some()),
+                Err(error) => Err(OsError::new("fcntl", error.raw_os_error())),
+            }
+        })?
+    }
 }
 
 impl Drop for ProcessLock {
@@ -86,5 +109,55 @@ fn with_list<T>(
             Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(1)),
         }
     }
-    Err(OsError::new("pthread_mutex_lock", Errno::DEADLK.raw_os_error()))
+    Err(LOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::sync::mpsc;
+
+    use terrane_testkit::process::{in_child, in_fork};
+
+    use super::*;
+    use crate::disk::CatalogError;
+    use crate::disk::failure::failure;
+
+    const DIRECTORY: DirectoryIdentity = (1, 2);
+
+    #[test]
+    fn a_child_that_is_forked_during_an_open_is_told_and_its_parent_goes_on() {
+        const TEST: &str = "disk::lock::tests::a_child_that_is_forked_during_an_open_is_told_and_its_parent_goes_on";
+        in_child(TEST, || {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let open = || Ok(File::options().write(true).open(file.path()).unwrap().into());
+            let (entered, has_entered) = mpsc::channel();
+            let (leave, may_leave) = mpsc::channel::<()>();
+            thread::scope(|scope| {
+                scope.spawn(move || {
+                    with_list(|_| {
+                        entered.send(()).unwrap();
+                        may_leave.recv().unwrap();
+                    })
+                });
+                has_entered.recv().unwrap();
+                in_fork(|| {
+                    let error = ProcessLock::acquire(DIRECTORY, open).unwrap_err();
+                    let error = failure(file.path(), error);
+                    assert_eq!(error, CatalogError::ForkedDuringOpen);
+                    let error = ProcessLock::is_held(DIRECTORY, || Ok(None)).unwrap_err();
+                    assert_eq!(error, LOST);
+                });
+                leave.send(()).unwrap();
+            });
+            let lock = ProcessLock::acquire(DIRECTORY, open).unwrap();
+            assert!(lock.is_some() && ProcessLock::is_held(DIRECTORY, || Ok(None)).unwrap());
+            in_fork(|| {
+                let found = ProcessLock::acquire(DIRECTORY, open).unwrap();
+                assert!(found.is_none(), "the parent has the lock");
+            });
+            drop(lock);
+            assert!(ProcessLock::acquire(DIRECTORY, open).unwrap().is_some());
+        });
+    }
 }

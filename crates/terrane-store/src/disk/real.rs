@@ -16,7 +16,7 @@ use terrane_core::convert::to_u64;
 use super::error::CatalogError;
 use super::failure::failure;
 use super::files::{DirectoryLock, Files, OpenFile, OpenMode};
-use super::lock::ProcessLock;
+use super::lock::{DirectoryIdentity, ProcessLock};
 
 /// Only the owner may read what was cached.
 const DIRECTORY_MODE: u32 = 0o700;
@@ -27,6 +27,8 @@ const FILE_MODE: u32 = 0o600;
 pub struct Directory {
     descriptor: OwnedFd,
     path: PathBuf,
+    /// The access that its files are opened for.
+    access: OFlags,
 }
 
 impl Directory {
@@ -52,7 +54,31 @@ impl Directory {
         let descriptor = openat(&parent_descriptor, name, flags, Mode::empty())
             .map_err(|error| at(&path, "openat", error))?;
         make_private(&descriptor, &path)?;
-        Ok(Self { descriptor, path })
+        Ok(Self { descriptor, path, access: OFlags::RDWR })
+    }
+
+    /// Opens the folder `name` of `parent` to read its files. It changes nothing, so it needs no
+    /// permission to write, and works on a file system that is mounted read-only.
+    pub(crate) fn open_read_only(parent: &Path, name: &str) -> Result<Self, CatalogError> {
+        let path = parent.join(name);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = open(&path, flags, Mode::empty());
+        let descriptor = opened.map_err(|error| at(&path, "open", error))?;
+        Ok(Self { descriptor, path, access: OFlags::RDONLY })
+    }
+
+    /// Whether this process or another one has the lock `name`. It takes no lock.
+    pub(crate) fn is_locked(&self, name: &str) -> Result<bool, OsError> {
+        let missing = Errno::NOENT.raw_os_error();
+        ProcessLock::is_held(self.identity()?, || match self.open_file(name, OFlags::empty()) {
+            Err(error) if error.code == missing => Ok(None),
+            opened => opened.map(Some),
+        })
+    }
+
+    fn identity(&self) -> Result<DirectoryIdentity, OsError> {
+        let found = fstat(self.descriptor.as_fd()).map_err(|error| os("fstat", error))?;
+        Ok((found.st_dev, found.st_ino))
     }
 
     /// The path under which the directory was opened.
@@ -62,7 +88,7 @@ impl Directory {
     }
 
     fn open_file(&self, name: &str, create: OFlags) -> Result<OwnedFd, OsError> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | create;
+        let flags = self.access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | create;
         let mode = Mode::from_raw_mode(FILE_MODE);
         let descriptor =
             openat(&self.descriptor, name, flags, mode).map_err(|error| os("openat", error))?;
@@ -141,9 +167,8 @@ impl Files for Directory {
     }
 
     fn try_lock(&self, name: &str) -> Result<Option<Box<dyn DirectoryLock>>, OsError> {
-        let found = fstat(self.descriptor.as_fd()).map_err(|error| os("fstat", error))?;
         let open = || self.open_file(name, OFlags::CREATE);
-        let lock = ProcessLock::acquire((found.st_dev, found.st_ino), open)?;
+        let lock = ProcessLock::acquire(self.identity()?, open)?;
         Ok(lock.map(|lock| -> Box<dyn DirectoryLock> { Box::new(lock) }))
     }
 }

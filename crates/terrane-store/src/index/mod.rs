@@ -4,14 +4,13 @@ mod slot_table;
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::RwLock;
 use std::thread;
 
 use crossbeam_utils::CachePadded;
 use hashbrown::HashTable;
 
 use crate::KeyHash;
-use crate::sync::{read, write};
+use crate::sync::{RwLock, read, write};
 use slot_table::SlotTable;
 
 /// A block that a tier has.

@@ -1,9 +1,8 @@
 //! The block in each slot, in one array.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
 use super::StoredBlock;
 use crate::KeyHash;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The block of each slot: 40 bytes a slot.
 ///

@@ -266,7 +266,7 @@ fn granule_of(
             DiskOptions { preallocate: Requirement::Off, durability: Durability::None, ..*disk };
         return Ok(DiskAllocator::new(folder, disk)?.limits().granule);
     }
-    let file = DiskFile::open_existing(&folder.join("slab.0.000"), ByteCount::ZERO, disk);
+    let file = DiskFile::open_read_only(&folder.join("slab.0.000"), ByteCount::ZERO, disk);
     let direct = file.ok().and_then(|file| file.handle().direct);
     Ok(direct.map_or(Alignment::PAGE, |direct| direct.offset_alignment))
 }
@@ -285,22 +285,23 @@ fn open_file(
         Err(error) => return Err(at(path, "lstat", &error)),
     };
     let file = match found {
-        None if !options.read_only => {
+        _ if options.read_only => DiskFile::open_read_only(path, bytes, disk)?,
+        None => {
             let file = DiskFile::create_new(path, bytes, disk)?;
             sync_creation(path, options.durability)?;
             file
         }
-        Some(length) if !options.read_only && options.preallocate != Requirement::Off => {
+        Some(length) if options.preallocate != Requirement::Off => {
             let status = reserve(path, ByteCount::new(length), bytes)?;
             report.record(Capability::Preallocation, options.preallocate, status);
             report.check().map_err(StorageError::from)?;
             DiskFile::open_existing(path, bytes, disk)?
         }
-        Some(length) if !options.read_only && length < bytes.get() => {
+        Some(length) if length < bytes.get() => {
             extend(path, bytes)?;
             DiskFile::open_existing(path, bytes, disk)?
         }
-        _ => DiskFile::open_existing(path, bytes, disk)?,
+        Some(_) => DiskFile::open_existing(path, bytes, disk)?,
     };
     report.extend(file.capabilities().outcomes().iter().cloned());
     Ok((file, report))

@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
+use smallvec::SmallVec;
 use terrane_core::sync::lock;
 use terrane_transfer::{Layers, Ticket};
 
 use crate::slab::{JobId, Priority, Slabs};
 use crate::store::executor::{Executor, Timed};
+use crate::store::outcome::OutcomeCell;
 use crate::store::result::BlockResult;
 
 /// Why a job stopped waiting.
@@ -30,9 +32,10 @@ impl From<Stopped> for BlockResult {
     }
 }
 
-/// The controls of one job.
+/// The controls of one job, and its outcome: the caller and the task share them.
 pub(crate) struct JobControl {
     id: JobId,
+    pub(crate) outcome: OutcomeCell,
     deadline: Option<Instant>,
     executor: Executor,
     slabs: Option<Slabs>,
@@ -46,7 +49,7 @@ pub(crate) struct JobControl {
 struct Reached {
     task: Option<Waker>,
     /// Copies between endpoints in flight.
-    tickets: Vec<Ticket>,
+    tickets: SmallVec<[Ticket; 1]>,
     /// The layers of copies that began, if the job asked for them.
     layers: Vec<Layers>,
     /// Where the job waits, and its number there.
@@ -63,7 +66,7 @@ type JobWaits = (Arc<dyn PriorityQueue>, u64);
 
 impl JobControl {
     pub(crate) fn new(
-        id: JobId,
+        (id, keys): (JobId, usize),
         deadline: Option<Instant>,
         priority: Priority,
         executor: &Executor,
@@ -71,6 +74,7 @@ impl JobControl {
     ) -> Self {
         Self {
             id,
+            outcome: OutcomeCell::new(keys),
             deadline,
             executor: executor.clone(),
             slabs: slabs.cloned(),

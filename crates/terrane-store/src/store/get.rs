@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabRequest, SlabSink};
@@ -19,7 +19,7 @@ use crate::store::result::BlockResult;
 use crate::store::room::PinnedSlot;
 use crate::store::task::JobTask;
 use crate::store::tier::count;
-use crate::store::transfers::{BlockCopies, BlockCopy, StartedCopy};
+use crate::store::transfers::{BlockCopy, CopyList, StartedCopy};
 
 /// Copies of more bytes do not run on the caller's thread: they would take it 20 microseconds or more.
 pub(crate) const MOST_ON_CALLER: u64 = 256 << 10;
@@ -33,14 +33,13 @@ enum Located {
 }
 
 /// The blocks of a get, by the way that they take.
-#[derive(Default)]
 struct Plan {
     /// From the disk tier into the destination.
     from_disk: Vec<(usize, PinnedSlot)>,
     /// From host memory into the destination, on this thread.
     on_thread: Vec<(usize, PinnedSlot)>,
     /// By a copy engine, from each tier.
-    by_engine: SmallVec<[(usize, BlockCopies<PinnedSlot>); 1]>,
+    by_engine: CopyList<PinnedSlot>,
     /// By way of the host tier.
     relayed: Vec<usize>,
     waits: Vec<(usize, Arc<Claim>)>,
@@ -49,6 +48,17 @@ struct Plan {
 }
 
 impl Plan {
+    fn new() -> Self {
+        Self {
+            from_disk: Vec::new(),
+            on_thread: Vec::new(),
+            by_engine: CopyList::new(),
+            relayed: Vec::new(),
+            waits: Vec::new(),
+            hits: SmallVec::new(),
+        }
+    }
+
     fn count_hit(&mut self, tier: TierId) {
         let index = tier.index();
         if self.hits.len() <= index {
@@ -60,22 +70,33 @@ impl Plan {
     }
 }
 
-/// Copies in flight, and the tier that they read.
-type StartedCopies = SmallVec<[(TierId, StartedCopy<PinnedSlot>); 1]>;
+/// The parts of a get that its task waits for.
+struct Started {
+    copies: StartedCopies,
+    reading: Option<Box<Reading>>,
+    /// From host memory into the destination: too much for the caller's thread.
+    on_thread: Vec<(usize, PinnedSlot)>,
+    relayed: Vec<usize>,
+    waits: Vec<(usize, Arc<Claim>)>,
+}
+
+/// Copies in flight.
+type StartedCopies = SmallVec<[StartedCopy<PinnedSlot>; 1]>;
 
 struct Get<'a> {
     task: &'a JobTask,
     keys: &'a Keys,
-    destination: Arc<Payload>,
-    results: Vec<Option<BlockResult>>,
+    destination: &'a Arc<Payload>,
+    results: SmallVec<[Option<BlockResult>; 1]>,
 }
 
 pub(crate) async fn run(
     task: &JobTask,
     keys: &Keys,
-    destination: Arc<Payload>,
+    destination: &Arc<Payload>,
 ) -> Vec<BlockResult> {
-    let results = vec![None; keys.len()];
+    let mut results = SmallVec::new();
+    results.resize(keys.len(), None);
     let mut get = Get { task, keys, destination, results };
     let mut pending: SmallVec<[usize; 4]> = (0..keys.len()).collect();
     while !pending.is_empty() {
@@ -83,21 +104,25 @@ pub(crate) async fn run(
             pending.iter().for_each(|&index| get.set(index, stopped.into()));
             break;
         }
-        let mut plan = get.plan(&pending);
-        let waits = std::mem::take(&mut plan.waits);
-        get.execute(&mut plan).await;
+        // The future has room for what it waits for, and not for the plan: it stays small.
+        let mut started = get.start(&pending);
         pending.clear();
-        for (index, claim) in waits {
-            match task.control.until(claim.wait()).await {
-                Ok(()) => pending.push(index),
-                Err(stopped) => {
-                    count(&task.core.counters.missed_writing, 1);
-                    get.set(index, stopped.into());
-                }
-            }
+        if started.has_more() {
+            Box::pin(get.finish_more(&mut started, &mut pending)).await;
         }
+        get.end_copies(&mut started.copies).await;
     }
     get.results.into_iter().map(|result| result.unwrap_or(BlockResult::Cancelled)).collect()
+}
+
+impl Started {
+    /// Whether there is more than copies.
+    fn has_more(&self) -> bool {
+        self.reading.is_some()
+            || !self.on_thread.is_empty()
+            || !self.relayed.is_empty()
+            || !self.waits.is_empty()
+    }
 }
 
 impl Get<'_> {
@@ -130,7 +155,7 @@ impl Get<'_> {
     }
 
     fn plan(&mut self, pending: &[usize]) -> Plan {
-        let mut plan = Plan::default();
+        let mut plan = Plan::new();
         for &index in pending {
             match self.locate(index) {
                 Located::Pinned(pin) => self.add(&mut plan, index, pin),
@@ -181,10 +206,7 @@ impl Get<'_> {
         match (tokens, self.destination.block(index)) {
             (Some(tokens), Some(to)) => {
                 let copy = BlockCopy { index, from: pin.block.slot, to, tokens, keeps: pin };
-                match plan.by_engine.iter_mut().find(|(other, _)| *other == tier.id.index()) {
-                    Some((_, copies)) => copies.push(copy),
-                    None => plan.by_engine.push((tier.id.index(), smallvec![copy])),
-                }
+                plan.by_engine.add(tier.id, copy);
             }
             _ if memory.facts.is_host && self.destination.is_host() => {
                 plan.on_thread.push((index, pin))
@@ -197,46 +219,74 @@ impl Get<'_> {
         }
     }
 
-    async fn execute(&mut self, plan: &mut Plan) {
+    /// Starts copies and reads of blocks that are in a tier. It does not wait.
+    fn start(&mut self, pending: &[usize]) -> Started {
+        let Plan { from_disk, on_thread, by_engine, relayed, waits, .. } = self.plan(pending);
         let task = self.task;
-        let mut started = StartedCopies::new();
-        for (tier, copies) in plan.by_engine.drain(..) {
-            let Some(tier) = task.core.tiers.get(tier) else { continue };
-            if let (Some(memory), Some(to)) = (tier.blocks(task.group), self.destination.endpoint())
-            {
-                let copies = task.start_copies((&memory.endpoint, to), copies);
-                started.extend(copies.into_iter().map(|copy| (tier.id, copy)));
+        let mut copies = StartedCopies::new();
+        for each in by_engine {
+            let tier = task.core.tiers.get(each.tier.index());
+            let memory = tier.and_then(|tier| tier.blocks(task.group));
+            if let (Some(memory), Some(to)) = (memory, self.destination.endpoint()) {
+                copies.push(task.start_copy((&memory.endpoint, to), each));
             }
         }
-        let reading = self.submit(std::mem::take(&mut plan.from_disk));
-        let bytes: u64 = plan.on_thread.iter().map(|(_, pin)| u64::from(pin.block.length)).sum();
-        if bytes > MOST_ON_CALLER {
+        let reading = self.submit(from_disk).map(Box::new);
+        let bytes: u64 = on_thread.iter().map(|(_, pin)| u64::from(pin.block.length)).sum();
+        let mut started = Started { copies, reading, on_thread, relayed, waits };
+        if (1..=MOST_ON_CALLER).contains(&bytes) {
+            self.copy_out(std::mem::take(&mut started.on_thread));
+        }
+        started
+    }
+
+    /// Finishes what copy engines do not. Adds the keys that other jobs have written to `pending`.
+    async fn finish_more(&mut self, started: &mut Started, pending: &mut SmallVec<[usize; 4]>) {
+        let task = self.task;
+        if !started.on_thread.is_empty() {
             yield_now().await;
+            self.copy_out(std::mem::take(&mut started.on_thread));
         }
-        self.copy_out(std::mem::take(&mut plan.on_thread));
-        // Futures of rarer ways are boxed, so that a job whose blocks are in memory stays small.
-        if let Some(reading) = reading {
-            Box::pin(self.read(reading)).await;
+        if let Some(reading) = started.reading.take() {
+            self.read(*reading).await;
         }
-        if !plan.relayed.is_empty() {
+        if !started.relayed.is_empty() {
             // It waits for slots, and pins nothing meanwhile: the other blocks leave when they can.
             let executor = &task.core.executor;
-            let watched = |(tier, copy): (_, StartedCopy<_>)| (tier, copy.watched(executor));
-            started = started.into_iter().map(watched).collect();
-            let relayed = std::mem::take(&mut plan.relayed);
-            Box::pin(self.relay(relayed, &mut started)).await;
+            let copies = std::mem::take(&mut started.copies).into_iter();
+            started.copies = copies.map(|copy| copy.watched(executor)).collect();
+            let relayed = std::mem::take(&mut started.relayed);
+            self.relay(relayed, &mut started.copies).await;
         }
-        for (tier, copy) in started {
-            let ended = copy.end().await;
-            let took = task.begun.elapsed();
-            let tier = task.core.tiers.get(tier.index());
-            for (index, result) in ended {
+        if started.waits.is_empty() {
+            return;
+        }
+        // Their pins must not be kept during the waits.
+        self.end_copies(&mut started.copies).await;
+        started.copies.clear();
+        for (index, claim) in std::mem::take(&mut started.waits) {
+            match task.control.until(claim.wait()).await {
+                Ok(()) => pending.push(index),
+                Err(stopped) => {
+                    count(&task.core.counters.missed_writing, 1);
+                    self.set(index, stopped.into());
+                }
+            }
+        }
+    }
+
+    async fn end_copies(&mut self, copies: &mut StartedCopies) {
+        for copy in copies {
+            let result = copy.end().await;
+            let took = self.task.begun.elapsed();
+            let tier = self.task.core.tiers.get(copy.tier.index());
+            for &index in copy.indices() {
                 let bytes = self.destination.length(index);
                 if let Some(tier) = tier {
                     tier.counters.copied(&result, bytes, took);
                 }
-                let result = result.map_or_else(|result| result, |()| BlockResult::Done { bytes });
-                self.set(index, result);
+                let done = |()| BlockResult::Done { bytes };
+                self.set(index, result.clone().map_or_else(|result| result, done));
             }
         }
     }
@@ -276,7 +326,7 @@ impl Get<'_> {
         let (Some(host), Ok(info)) = (host, core.group(group)) else { return };
         let Some(memory) = host.blocks(group) else { return };
         let keys: Vec<_> = indices.iter().map(|&index| self.keys.hash(index)).collect();
-        let destination = Arc::clone(&self.destination);
+        let destination = self.destination;
         let mut ready = |at: usize, pin: PinnedSlot| {
             let Some(&index) = indices.get(at) else { return };
             let own = destination.facts();
@@ -288,9 +338,10 @@ impl Get<'_> {
                 return self.copy_relayed(index, pin);
             };
             let copy = BlockCopy { index, from: pin.block.slot, to: block, tokens, keeps: pin };
-            let copies = task.start_copies((&memory.endpoint, to), smallvec![copy]);
-            let copies = copies.into_iter();
-            started.extend(copies.map(|copy| (host.id, copy.watched(&core.executor))));
+            let mut list = CopyList::new();
+            list.add(host.id, copy);
+            let copies = list.into_iter().map(|each| task.start_copy((&memory.endpoint, to), each));
+            started.extend(copies.map(|copy| copy.watched(&core.executor)));
         };
         let results = Load::new(task, host.id).run(&keys, &mut ready).await;
         for (&index, result) in indices.iter().zip(results) {
@@ -327,7 +378,7 @@ impl Get<'_> {
         };
         let (indices, pins): (Vec<usize>, Vec<PinnedSlot>) = blocks.into_iter().unzip();
         let pins = Arc::new(pins);
-        let (destination, guard) = (Arc::clone(&self.destination), Arc::clone(&task.guard));
+        let (destination, guard) = (Arc::clone(self.destination), Arc::clone(&task.guard));
         // They drop in this order: the guard last.
         let keeps = (hold.clone(), Arc::clone(&pins), destination, guard);
         let arrivals = Arc::new(Arrivals::new(Arc::new(keeps)));

@@ -1,7 +1,5 @@
 //! The blocks of a group: their lengths, and the bytes of a block in an endpoint.
 
-use std::sync::RwLock;
-
 use smallvec::SmallVec;
 use terrane_core::convert::to_usize;
 use terrane_core::{ByteCount, Memory};
@@ -11,7 +9,7 @@ use terrane_transfer::{Endpoint, EndpointId};
 
 use crate::slab::SlabBuffers;
 use crate::store::builder::BlockGroup;
-use crate::sync::{read, write};
+use crate::sync::{RwLock, read, write};
 
 /// The alignment of a block in a tier that the store allocates: direct I/O needs no bounce buffer.
 const SLOT_ALIGNMENT: u64 = 4096;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use terrane_core::convert::to_usize;
+
 use crate::KeyHash;
 use crate::error::StoreError;
 use crate::slab::{SlabDirection, SlabFailure, SlabRequest, SlabSink};
@@ -15,7 +17,7 @@ use crate::store::result::{BlockResult, NoRoom};
 use crate::store::room::{PinnedSlot, SharedSlots, TakenSlots};
 use crate::store::task::JobTask;
 use crate::store::tier::{Tier, TierBlocks};
-use crate::store::transfers::{BlockCopy, StartedCopy};
+use crate::store::transfers::{BlockCopy, CopyList, StartedCopy};
 
 /// The most blocks whose slots are taken together.
 const MOST_AT_ONCE: usize = 64;
@@ -146,6 +148,7 @@ impl<'a> Load<'a> {
     ) {
         let Some(memory) = tier.blocks(self.task.group) else { return };
         let (mut from_disk, mut from_memory) = (Vec::new(), Vec::new());
+        let asked = own.len();
         for own in own {
             let Some((source, is_disk)) = self.find(own.key) else { continue };
             let hold = SharedHold::new(None);
@@ -162,7 +165,11 @@ impl<'a> Load<'a> {
                 }
             } else {
                 // The host tier has to have it first.
-                set(results, moving.own.index, BlockResult::NoRoom(NoRoom::TierTooSmall));
+                let host = self.task.core.host_tier(self.task.group);
+                let room = host.and_then(|host| host.room(self.task.group));
+                let slots = room.map_or(0, |room| to_usize(room.limit().into()));
+                let no_room = NoRoom::TierTooSmall { asked, slots };
+                set(results, moving.own.index, BlockResult::NoRoom(no_room));
             }
         }
         let disk = self.submit(memory, (&taken, &from_disk));
@@ -184,17 +191,18 @@ impl<'a> Load<'a> {
             }
         }
         let mut from_memory: Vec<Option<Moving>> = from_memory.into_iter().map(Some).collect();
-        for copy in started {
-            for (number, result) in copy.end().await {
+        for mut copy in started {
+            let result = copy.end().await;
+            for &number in copy.indices() {
                 let Some(moving) = from_memory.get_mut(number).and_then(Option::take) else {
                     continue;
                 };
-                match result {
+                match &result {
                     Ok(()) => {
                         let checksum = moving.source.block.checksum;
                         self.commit((moving, checksum), &mut taken, ready, results).await;
                     }
-                    Err(result) => set(results, moving.own.index, result),
+                    Err(result) => set(results, moving.own.index, result.clone()),
                 }
             }
         }
@@ -262,7 +270,7 @@ impl<'a> Load<'a> {
         let (task, core) = (self.task, &self.task.core);
         let Ok(info) = core.group(task.group) else { return Vec::new() };
         let mut started = Vec::new();
-        let mut by_tier: Vec<(TierId, Vec<BlockCopy<CopyKeeps>>)> = Vec::new();
+        let mut copies = CopyList::new();
         for (number, moving) in moving.iter().enumerate() {
             let block = moving.source.block;
             let tier = moving.source.room.tier;
@@ -272,10 +280,7 @@ impl<'a> Load<'a> {
             match info.transfer_tokens((&source.facts, &memory.facts), block.length) {
                 Some(tokens) => {
                     let copy = BlockCopy { index: number, from: block.slot, to, tokens, keeps };
-                    match by_tier.iter_mut().find(|(other, _)| *other == tier) {
-                        Some((_, copies)) => copies.push(copy),
-                        None => by_tier.push((tier, vec![copy])),
-                    }
+                    copies.add(tier, copy);
                 }
                 None if source.facts.is_host && memory.facts.is_host => {
                     let hold = memory.hold(to);
@@ -291,7 +296,7 @@ impl<'a> Load<'a> {
                             &memory.buffers(info, to, block.length),
                         );
                     }
-                    started.push(StartedCopy::done(number));
+                    started.push(StartedCopy::done(tier, number));
                 }
                 None => {
                     let error = StoreError::OtherShape { group: task.group.into() };
@@ -299,11 +304,10 @@ impl<'a> Load<'a> {
                 }
             }
         }
-        for (tier, copies) in by_tier {
-            let source = core.tiers.get(tier.index()).and_then(|tier| tier.blocks(task.group));
+        for each in copies {
+            let source = core.tiers.get(each.tier.index()).and_then(|tier| tier.blocks(task.group));
             if let Some(source) = source {
-                started
-                    .extend(task.start_copies((&source.endpoint, &memory.endpoint), copies.into()));
+                started.push(task.start_copy((&source.endpoint, &memory.endpoint), each));
             }
         }
         started
@@ -389,7 +393,8 @@ pub(crate) async fn promote(task: &JobTask, keys: &Keys, tier: TierId) -> Vec<Bl
         }
         let is_between = |index: &usize| {
             let result = results.get(*index);
-            hops.len() > 1 && matches!(result, Some(BlockResult::NoRoom(NoRoom::TierTooSmall)))
+            hops.len() > 1
+                && matches!(result, Some(BlockResult::NoRoom(NoRoom::TierTooSmall { .. })))
         };
         pending.retain(is_between);
         if pending.is_empty() {

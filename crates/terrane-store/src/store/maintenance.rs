@@ -1,4 +1,4 @@
-//! Requests to the sync thread: syncs, clears, checkpoints, exports of metrics.
+//! Requests to the sync thread: syncs, clears, checkpoints, freed disk blocks, exports of metrics.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -27,6 +27,7 @@ pub(crate) struct Maintenance {
 struct Work {
     requests: VecDeque<(Request, Arc<Reply>)>,
     wants_checkpoint: bool,
+    wants_punch: bool,
     export: Option<Export>,
     is_stopping: bool,
 }
@@ -84,6 +85,8 @@ pub(crate) enum Step {
     Syncs(Vec<Arc<Reply>>),
     Clear(Arc<Reply>),
     Checkpoint,
+    /// Frees the disk blocks of slots that a smaller tier has not.
+    Punch,
     Export(PathBuf),
     Stop,
 }
@@ -124,6 +127,11 @@ impl Maintenance {
         self.changed.notify_one();
     }
 
+    pub(crate) fn request_punch(&self) {
+        lock(&self.state).wants_punch = true;
+        self.changed.notify_one();
+    }
+
     pub(crate) fn export(&self, path: &Path, interval: Duration) {
         let interval = interval.max(Duration::from_millis(10));
         let next = Instant::now() + interval;
@@ -152,6 +160,9 @@ impl Maintenance {
                     replies.push(reply);
                 }
                 return Step::Syncs(replies);
+            }
+            if std::mem::take(&mut state.wants_punch) {
+                return Step::Punch;
             }
             if state.is_stopping {
                 return Step::Stop;

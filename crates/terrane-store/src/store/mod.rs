@@ -36,10 +36,13 @@ pub(crate) mod key_order;
 pub(crate) mod lease;
 pub(crate) mod load;
 pub(crate) mod maintenance;
+#[cfg(feature = "metrics")]
+mod metrics_facade;
 pub(crate) mod moves;
 pub(crate) mod open;
 pub(crate) mod openmetrics;
 pub(crate) mod options;
+pub(crate) mod outcome;
 pub(crate) mod presence;
 pub(crate) mod put;
 pub(crate) mod queries;
@@ -92,7 +95,13 @@ use crate::store::why::Why;
 /// # After `fork`
 ///
 /// A forked child has none of the store's threads. There, queries find nothing, submits return
-/// [`StoreError::Forked`], and a drop does nothing.
+/// [`StoreError::Forked`], and a drop does nothing. A child may open a store of its own, in another
+/// directory.
+///
+/// If a thread of the parent opens or closes a store just during the fork, the child cannot open any
+/// store: each attempt fails after two seconds, with
+/// [`CatalogError::ForkedDuringOpen`](crate::disk::CatalogError::ForkedDuringOpen). The parent is not
+/// affected. A child that calls `exec` has neither restriction.
 ///
 /// ```
 /// use std::ptr::NonNull;
@@ -184,6 +193,11 @@ impl Store {
     /// and written from this source if the other put fails.
     ///
     /// `guard` is dropped when the job has ended: it keeps the memory of the source.
+    ///
+    /// A job takes the slots of all its new blocks in a tier at once, and waits until it gets them. If
+    /// it needs more than the tier has for the group, its blocks end at once with
+    /// [`NoRoom`](crate::NoRoom), which states both numbers. So a caller splits what it puts into jobs
+    /// of fewer blocks than the smallest tier has slots.
     ///
     /// # Errors
     ///
@@ -308,7 +322,8 @@ impl Store {
     }
 
     /// Sets the capacity of a tier, up to the one it was opened with. All groups get equal parts. Blocks
-    /// are evicted until they fit; those in use keep their slots until they are not.
+    /// are evicted until they fit; those in use keep their slots until they are not. The disk blocks of
+    /// slots that a disk tier no longer has are freed in the background, if the file system has holes.
     ///
     /// Returns the capacity that the tier has from now on.
     ///

@@ -19,7 +19,7 @@ use crate::store::room::{PinnedSlot, Room, TakenSlots};
 use crate::store::shared::StoreCore;
 use crate::store::task::{JobTask, begin_internal};
 use crate::store::tier::Tier;
-use crate::store::transfers::BlockCopy;
+use crate::store::transfers::{BlockCopy, CopyList};
 
 /// The most blocks that are written back together.
 const MOST_AT_ONCE: usize = 64;
@@ -226,14 +226,15 @@ impl<'a> WriteDown<'a> {
             return self.give_up(own, &BlockResult::failed(StoreError::Closed), results);
         };
         let mut copied: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
-        let mut copies = Vec::new();
+        let mut copies = CopyList::new();
         for (at, own) in own.iter().enumerate() {
             let block = own.dirty.pin.block;
             let Some(to) = taken.slot(at) else { continue };
             match info.transfer_tokens((&source.facts, &memory.facts), block.length) {
                 Some(tokens) => {
                     let keeps = (Arc::clone(&own.dirty.pin), taken.share());
-                    copies.push(BlockCopy { index: at, from: block.slot, to, tokens, keeps });
+                    let copy = BlockCopy { index: at, from: block.slot, to, tokens, keeps };
+                    copies.add(from.id, copy);
                 }
                 None if source.facts.is_host && memory.facts.is_host => {
                     let hold = memory.hold(to);
@@ -258,15 +259,14 @@ impl<'a> WriteDown<'a> {
                 }
             }
         }
-        let started = if copies.is_empty() {
-            SmallVec::new()
-        } else {
-            task.start_copies((&source.endpoint, &memory.endpoint), copies.into())
-        };
-        for copy in started {
-            for (at, result) in copy.end().await {
+        let ends = (&source.endpoint, &memory.endpoint);
+        let mut started: SmallVec<[_; 1]> =
+            copies.into_iter().map(|each| task.start_copy(ends, each)).collect();
+        for copy in &mut started {
+            let result = copy.end().await;
+            for &at in copy.indices() {
                 if let Some(slot) = copied.get_mut(at) {
-                    *slot = result;
+                    *slot = result.clone();
                 }
             }
         }

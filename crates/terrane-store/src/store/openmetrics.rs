@@ -5,11 +5,11 @@ use std::fmt::{Result, Write};
 use terrane_core::convert::to_u64;
 use terrane_core::metrics::{HistogramSnapshot, OpenMetrics, Unit};
 
-use crate::store::snapshot::{GroupSnapshot, StoreSnapshot, TierSnapshot};
+use crate::store::snapshot::{GroupSnapshot, Misses, StoreSnapshot, TierSnapshot};
 
 type TierCounter = (&'static str, Unit, &'static str, fn(&TierSnapshot) -> u64);
 
-const TIER_COUNTERS: [TierCounter; 8] = [
+pub(super) const TIER_COUNTERS: [TierCounter; 8] = [
     ("terrane_store_tier_hits", Unit::None, "Keys that gets found in the tier.", |tier| tier.hits),
     ("terrane_store_tier_stored", Unit::None, "Blocks stored in the tier.", |tier| tier.stored),
     ("terrane_store_tier_evictions", Unit::None, "Blocks evicted from the tier.", |tier| {
@@ -33,7 +33,7 @@ const TIER_COUNTERS: [TierCounter; 8] = [
 
 type TierTimes = (&'static str, &'static str, fn(&TierSnapshot) -> &HistogramSnapshot);
 
-const TIER_TIMES: [TierTimes; 2] = [
+pub(super) const TIER_TIMES: [TierTimes; 2] = [
     ("terrane_store_get_duration", "Time until a get had a block, by its tier.", |tier| {
         &tier.get_times
     }),
@@ -44,7 +44,7 @@ const TIER_TIMES: [TierTimes; 2] = [
 
 type GroupGauge = (&'static str, &'static str, fn(&GroupSnapshot) -> usize);
 
-const GROUP_GAUGES: [GroupGauge; 7] = [
+pub(super) const GROUP_GAUGES: [GroupGauge; 7] = [
     ("terrane_store_tier_slots", "Slots of the group.", |group| group.slots),
     ("terrane_store_tier_blocks", "Blocks in the tier.", |group| group.blocks),
     ("terrane_store_tier_free", "Slots without a block.", |group| group.free),
@@ -53,6 +53,35 @@ const GROUP_GAUGES: [GroupGauge; 7] = [
     ("terrane_store_tier_pinned", "Blocks that leases pin.", |group| group.pinned),
     ("terrane_store_tier_dirty", "Blocks that no slower tier has.", |group| group.dirty),
 ];
+
+type JobNumber = (&'static str, &'static str, fn(&StoreSnapshot) -> u64);
+
+pub(super) const JOB_COUNTERS: [JobNumber; 6] = [
+    ("terrane_store_jobs", "Jobs that ended.", |store| store.ended_jobs),
+    ("terrane_store_jobs_refused", "Jobs that were refused.", |store| store.refused_jobs),
+    ("terrane_store_already_stored", "Keys that puts found stored.", |store| store.already_stored),
+    ("terrane_store_timed_out", "Blocks of jobs that timed out.", |store| store.timed_out),
+    ("terrane_store_cancelled", "Blocks of cancelled jobs.", |store| store.cancelled),
+    ("terrane_store_failed", "Blocks of jobs that failed.", |store| store.failed),
+];
+
+pub(super) const JOB_GAUGES: [JobNumber; 2] = [
+    ("terrane_store_jobs_running", "Jobs that run.", |store| to_u64(store.running_jobs)),
+    ("terrane_store_jobs_waiting_for_room", "Jobs that wait.", |store| {
+        to_u64(store.jobs_waiting_for_room)
+    }),
+];
+
+/// The misses, by the value of their label `reason`.
+pub(super) const fn misses(misses: &Misses) -> [(&'static str, u64); 5] {
+    [
+        ("absent", misses.absent),
+        ("writing", misses.writing),
+        ("corrupt", misses.corrupt),
+        ("evicted", misses.evicted),
+        ("wrong_length", misses.wrong_length),
+    ]
+}
 
 pub(crate) fn write(snapshot: &StoreSnapshot, out: &mut OpenMetrics<'_, impl Write>) -> Result {
     let tiers = &snapshot.tiers;
@@ -93,25 +122,11 @@ pub(crate) fn write(snapshot: &StoreSnapshot, out: &mut OpenMetrics<'_, impl Wri
 fn write_jobs(snapshot: &StoreSnapshot, out: &mut OpenMetrics<'_, impl Write>) -> Result {
     let help = "Keys that gets did not find, by the reason.";
     let mut family = out.counter("terrane_store_misses", Unit::None, help)?;
-    let misses = &snapshot.misses;
-    for (reason, count) in [
-        ("absent", misses.absent),
-        ("writing", misses.writing),
-        ("corrupt", misses.corrupt),
-        ("evicted", misses.evicted),
-        ("wrong_length", misses.wrong_length),
-    ] {
+    for (reason, count) in misses(&snapshot.misses) {
         family.sample(&[("reason", reason)], count)?;
     }
-    for (name, help, count) in [
-        ("terrane_store_jobs", "Jobs that ended.", snapshot.ended_jobs),
-        ("terrane_store_jobs_refused", "Jobs that were refused.", snapshot.refused_jobs),
-        ("terrane_store_already_stored", "Keys that puts found stored.", snapshot.already_stored),
-        ("terrane_store_timed_out", "Blocks of jobs that timed out.", snapshot.timed_out),
-        ("terrane_store_cancelled", "Blocks of cancelled jobs.", snapshot.cancelled),
-        ("terrane_store_failed", "Blocks of jobs that failed.", snapshot.failed),
-    ] {
-        out.counter(name, Unit::None, help)?.sample(&[], count)?;
+    for (name, help, value) in JOB_COUNTERS {
+        out.counter(name, Unit::None, help)?.sample(&[], value(snapshot))?;
     }
     let help = "The time of all ended jobs together.";
     let family = out.counter("terrane_store_job", Unit::Seconds, help);
@@ -119,11 +134,8 @@ fn write_jobs(snapshot: &StoreSnapshot, out: &mut OpenMetrics<'_, impl Write>) -
     let help = "Time from the submission of a job to its end.";
     out.histogram("terrane_store_job_duration", Unit::Seconds, help)?
         .distribution(&[], &snapshot.job_times)?;
-    for (name, help, count) in [
-        ("terrane_store_jobs_running", "Jobs that run.", snapshot.running_jobs),
-        ("terrane_store_jobs_waiting_for_room", "Jobs that wait.", snapshot.jobs_waiting_for_room),
-    ] {
-        out.gauge(name, Unit::None, help)?.sample(&[], to_u64(count))?;
+    for (name, help, value) in JOB_GAUGES {
+        out.gauge(name, Unit::None, help)?.sample(&[], value(snapshot))?;
     }
     match &snapshot.transfers {
         Some(transfers) => transfers.write_families(out),

@@ -6,7 +6,7 @@ use terrane_transfer::DeviceOrder;
 
 use crate::queue::CompletionQueue;
 use crate::slab::Priority;
-use crate::store::job::JobOutcome;
+use crate::store::outcome::JobOutcome;
 
 /// Options of a job. The default is group 0, normal priority, no deadline and no queue.
 #[derive(Clone, Debug, Default)]

@@ -19,7 +19,7 @@ use crate::store::result::BlockResult;
 use crate::store::room::TakenSlots;
 use crate::store::task::JobTask;
 use crate::store::tier::Tier;
-use crate::store::transfers::BlockCopy;
+use crate::store::transfers::{BlockCopy, CopyList};
 
 /// A key that this job writes.
 struct OwnKey {
@@ -336,7 +336,7 @@ impl Put<'_> {
             return own.iter().map(|_| Err(BlockResult::failed(StoreError::Closed))).collect();
         };
         let mut results: Vec<Result<(), BlockResult>> = own.iter().map(|_| Ok(())).collect();
-        let (mut copies, mut direct) = (Vec::new(), Vec::new());
+        let (mut copies, mut direct) = (CopyList::new(), Vec::new());
         for (at, own) in own.iter().enumerate() {
             let length = self.source.length(own.index);
             let tokens = self
@@ -346,7 +346,7 @@ impl Put<'_> {
             match (tokens, self.source.block(own.index), taken.slot(at)) {
                 (Some(tokens), Some(from), Some(to)) => {
                     let keeps = taken.share();
-                    copies.push(BlockCopy { index: at, from, to, tokens, keeps });
+                    copies.add(tier.id, BlockCopy { index: at, from, to, tokens, keeps });
                 }
                 (_, _, Some(slot)) if self.source.is_host() && blocks.facts.is_host => {
                     direct.push((at, own.index, slot));
@@ -359,12 +359,11 @@ impl Put<'_> {
                 }
             }
         }
-        let started = match self.source.endpoint() {
-            Some(source) if !copies.is_empty() => {
-                task.start_copies((source, &blocks.endpoint), copies.into())
-            }
-            _ => SmallVec::new(),
-        };
+        let mut started: SmallVec<[_; 1]> = SmallVec::new();
+        if let Some(source) = self.source.endpoint() {
+            let copies = copies.into_iter();
+            started.extend(copies.map(|each| task.start_copy((source, &blocks.endpoint), each)));
+        }
         for (at, index, slot) in direct {
             let slot_hold = blocks.hold(slot);
             if slot_hold.is_ok() {
@@ -379,10 +378,11 @@ impl Put<'_> {
                 *result = Err(BlockResult::failed(StoreError::SourceInUse));
             }
         }
-        for copy in started {
-            for (at, result) in copy.end().await {
+        for copy in &mut started {
+            let result = copy.end().await;
+            for &at in copy.indices() {
                 if let Some(slot) = results.get_mut(at) {
-                    *slot = result;
+                    *slot = result.clone();
                 }
             }
         }

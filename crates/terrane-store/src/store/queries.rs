@@ -226,12 +226,6 @@ impl StoreCore {
             let slots = u32::try_from(slots).unwrap_or(u32::MAX).min(most);
             room.resize(slots);
             total += u64::from(slots) * slot_bytes;
-            if let (true, Some(disk)) = (found.is_disk(), &self.disk) {
-                // Without holes in files, the disk blocks stay reserved.
-                if let Err(error) = room.punch(&disk.slabs) {
-                    tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
-                }
-            }
         }
         Ok(ByteCount::new(total))
     }

@@ -10,11 +10,11 @@ use crate::store::blocks::{Blocks, BlocksKind, Spans};
 use crate::store::group::{EndpointFacts, host_buffers};
 use crate::store::shared::StoreCore;
 
-/// The keys of a job: their hashes and bytes.
+/// The keys of a job: their hashes, and their bytes if the job needs them.
 pub(crate) struct Keys {
     pub(crate) hashes: SmallVec<[KeyHash; 1]>,
     bytes: Vec<u8>,
-    ends: SmallVec<[usize; 1]>,
+    ends: Vec<usize>,
 }
 
 impl Keys {
@@ -23,19 +23,39 @@ impl Keys {
         group: u16,
         keys: &[K],
     ) -> Result<Self, StoreError> {
-        let mut new = Self {
-            hashes: SmallVec::with_capacity(keys.len()),
-            bytes: Vec::with_capacity(keys.iter().map(|key| key.as_ref().len()).sum()),
-            ends: SmallVec::with_capacity(keys.len()),
-        };
-        for (index, key) in keys.iter().enumerate() {
-            let key = key.as_ref();
-            let hash = core.hasher.hash_in_group(group, key);
-            new.hashes.push(hash.map_err(|source| StoreError::Key { index, source })?);
-            new.bytes.extend_from_slice(key);
+        let mut new = Self::hashed(core, group, keys)?;
+        new.bytes.reserve(keys.iter().map(|key| key.as_ref().len()).sum());
+        for key in keys {
+            new.bytes.extend_from_slice(key.as_ref());
             new.ends.push(new.bytes.len());
         }
         Ok(new)
+    }
+
+    /// The keys of a job that finds blocks: with their bytes if the store compares these.
+    pub(crate) fn to_find<K: AsRef<[u8]>>(
+        core: &StoreCore,
+        group: u16,
+        keys: &[K],
+    ) -> Result<Self, StoreError> {
+        if core.names.keeps_all {
+            Self::new(core, group, keys)
+        } else {
+            Self::hashed(core, group, keys)
+        }
+    }
+
+    fn hashed<K: AsRef<[u8]>>(
+        core: &StoreCore,
+        group: u16,
+        keys: &[K],
+    ) -> Result<Self, StoreError> {
+        let mut hashes = SmallVec::with_capacity(keys.len());
+        for (index, key) in keys.iter().enumerate() {
+            let hash = core.hasher.hash_in_group(group, key.as_ref());
+            hashes.push(hash.map_err(|source| StoreError::Key { index, source })?);
+        }
+        Ok(Self { hashes, bytes: Vec::new(), ends: Vec::new() })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -130,18 +150,15 @@ impl Payload {
         if let Some(tokens) = tokens.as_ref().filter(|tokens| tokens.len() != blocks.len()) {
             return Err(StoreError::Counts { keys: blocks.len(), blocks: tokens.len() });
         }
-        let tokens_of = |index| tokens.as_ref().and_then(|tokens| tokens.get(index)).copied();
-        let num_blocks = geometry.num_blocks();
-        let length = |(index, &block): (usize, &u32)| {
-            let tokens = tokens_of(index);
-            let bytes = match tokens {
-                None => u32::try_from(facts.block_bytes).ok(),
-                Some(tokens) => info.bytes_of(geometry, tokens),
-            };
+        let (num_blocks, whole) = (geometry.num_blocks(), u32::try_from(facts.block_bytes).ok());
+        let mut lengths = SmallVec::with_capacity(blocks.len());
+        for (index, &block) in blocks.iter().enumerate() {
+            let tokens = tokens.as_ref().and_then(|tokens| tokens.get(index)).copied();
+            let bytes = tokens.map_or(whole, |tokens| info.bytes_of(geometry, tokens));
             let bytes = bytes.filter(|_| block < num_blocks);
-            bytes.ok_or(StoreError::NoSuchBlock { block, tokens: tokens.unwrap_or(0) })
-        };
-        let lengths = blocks.iter().enumerate().map(length).collect::<Result<_, _>>()?;
+            let none = || StoreError::NoSuchBlock { block, tokens: tokens.unwrap_or(0) };
+            lengths.push(bytes.ok_or_else(none)?);
+        }
         if !facts.is_host && core.host_tier(group).is_none() {
             return Err(StoreError::NeedsHostTier { kind: endpoint.kind() });
         }

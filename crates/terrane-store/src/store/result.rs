@@ -69,21 +69,43 @@ impl fmt::Display for BlockResult {
     }
 }
 
-/// Why a tier has no room.
+/// Why a tier has no room. A job takes the slots of all blocks that it writes to a tier at once, so it
+/// never holds some while it waits for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NoRoom {
     /// Leases pin so many blocks that the job does not fit beside them.
-    Pinned,
-    /// The job needs more blocks than the tier has for the group.
-    TierTooSmall,
+    Pinned {
+        /// The slots that the job needs at once.
+        asked: usize,
+        /// The slots that the tier has for the group.
+        slots: usize,
+        /// The slots that leases pin.
+        pinned: usize,
+    },
+    /// The job needs more slots than the tier has for the group. It never fits: split it, or
+    /// open the store with a larger tier.
+    TierTooSmall {
+        /// The slots that the job needs at once.
+        asked: usize,
+        /// The slots that the tier has for the group.
+        slots: usize,
+    },
 }
 
 impl fmt::Display for NoRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Pinned => "leases pin too many blocks of the tier; release some",
-            Self::TierTooSmall => "the job has more blocks than the tier; use smaller jobs",
-        })
+        match self {
+            Self::Pinned { asked, slots, pinned } => write!(
+                f,
+                "slots asked for at once: {asked}, slots of the tier: {slots}, of which leases pin \
+                 {pinned}; release leases, or use smaller jobs"
+            ),
+            Self::TierTooSmall { asked, slots } => write!(
+                f,
+                "slots asked for at once: {asked}, slots of the tier for the group: {slots}; use smaller \
+                 jobs or a larger tier"
+            ),
+        }
     }
 }

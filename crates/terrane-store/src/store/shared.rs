@@ -58,7 +58,7 @@ pub(crate) struct StoreCore {
     pub(crate) recent: Recent,
     pub(crate) jobs: JobTable,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
-    /// One resize at a time.
+    /// One resize at a time. Slots beyond a limit stay unused while it is locked.
     pub(crate) resizing: Mutex<()>,
     /// Set when the disk tier was reported as read-only.
     pub(crate) is_reported_read_only: AtomicBool,
@@ -224,11 +224,16 @@ impl StoreCore {
         self.tiers.get(tier.index() + 1)
     }
 
-    /// The job controls of a new job.
-    pub(crate) fn control(&self, deadline: Option<Instant>, priority: Priority) -> Arc<JobControl> {
+    /// The controls of a new job with so many keys.
+    pub(crate) fn control(
+        &self,
+        keys: usize,
+        deadline: Option<Instant>,
+        priority: Priority,
+    ) -> Arc<JobControl> {
         let slabs = self.disk.as_ref().map(|disk| &disk.slabs);
-        let id = self.jobs.next_id();
-        Arc::new(JobControl::new(id, deadline, priority, &self.executor, slabs))
+        let job = (self.jobs.next_id(), keys);
+        Arc::new(JobControl::new(job, deadline, priority, &self.executor, slabs))
     }
 
     pub(crate) fn key_name(&self, key: KeyHash) -> KeyName {
@@ -374,6 +379,12 @@ impl RoomOwner for StoreCore {
                 self.publish(StoreEventKind::Stored, tier, room.group, Some(key));
             }
             self.forget_name_in_order(room.group, key);
+        }
+    }
+
+    fn after_retiring(&self, tier: TierId) {
+        if self.tiers.get(tier.index()).is_some_and(Tier::is_disk) {
+            self.maintenance.request_punch();
         }
     }
 

@@ -35,7 +35,10 @@ fn prepare<K: AsRef<[u8]>>(
     let group = options.group;
     let payload = Payload::new(core, group, (keys.len(), blocks), usage)?;
     payload.check_order(options.device_order.is_some())?;
-    let keys = Keys::new(core, group, keys)?;
+    let keys = match usage {
+        PayloadUse::Source => Keys::new(core, group, keys)?,
+        PayloadUse::Destination => Keys::to_find(core, group, keys)?,
+    };
     let (job, task, end) = begin(core, options, keys.len())?;
     Ok((job, task, end, keys, Arc::new(payload)))
 }
@@ -76,7 +79,7 @@ pub(crate) fn get<K: AsRef<[u8]>, G: Send + 'static>(
     task.guard.set(guard);
     let executor = core.executor.clone();
     executor.spawn(async move {
-        let results = get::run(&task, &keys, destination).await;
+        let results = get::run(&task, &keys, &destination).await;
         end.finish(results);
     });
     Ok(job)

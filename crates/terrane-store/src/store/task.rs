@@ -13,8 +13,9 @@ use crate::error::StoreError;
 use crate::queue::QueuePlace;
 use crate::slab::Priority;
 use crate::store::control::JobControl;
-use crate::store::job::{Job, JobOutcome, JobState};
+use crate::store::job::Job;
 use crate::store::options::JobOptions;
+use crate::store::outcome::JobOutcome;
 use crate::store::result::BlockResult;
 use crate::store::shared::{JobOrigin, JobPlace, StoreCore};
 use crate::store::tier::count;
@@ -99,7 +100,7 @@ pub(crate) struct JobEnd {
 /// The receivers of a job's outcome.
 struct EndParts {
     core: Arc<StoreCore>,
-    state: Arc<JobState>,
+    control: Arc<JobControl>,
     in_table: JobPlace,
     place: Option<(QueuePlace<JobOutcome>, u64)>,
     begun: Instant,
@@ -116,14 +117,13 @@ pub(crate) fn begin(
         Some((queue, tag)) => Some((queue.reserve()?, tag)),
         None => None,
     };
-    let control = core.control(options.deadline, options.priority);
+    let control = core.control(keys, options.deadline, options.priority);
     let in_table = core.jobs.begin(&control, JobOrigin::Caller)?;
-    let state = Arc::new(JobState::new(Arc::clone(&control), keys));
     let guard = GuardCell::default();
     let begun = Instant::now();
     let task = JobTask {
         core: Arc::clone(core),
-        control,
+        control: Arc::clone(&control),
         group: options.group,
         durable: options.durable,
         device_order: options.device_order,
@@ -133,13 +133,13 @@ pub(crate) fn begin(
     };
     let parts = EndParts {
         core: Arc::clone(core),
-        state: Arc::clone(&state),
+        control: Arc::clone(&control),
         in_table,
         place,
         begun,
         keys,
     };
-    Ok((Job { state }, task, JobEnd { guard, parts: Some(parts) }))
+    Ok((Job { control }, task, JobEnd { guard, parts: Some(parts) }))
 }
 
 /// Begins a job of the store itself. `None` if the store closes.
@@ -148,14 +148,13 @@ pub(crate) fn begin_internal(
     group: u16,
     priority: Priority,
 ) -> Option<(Job, JobTask, JobEnd)> {
-    let control = core.control(None, priority);
+    let control = core.control(0, None, priority);
     let in_table = core.jobs.begin(&control, JobOrigin::Store).ok()?;
-    let state = Arc::new(JobState::new(Arc::clone(&control), 0));
     let guard = GuardCell::default();
     let begun = Instant::now();
     let task = JobTask {
         core: Arc::clone(core),
-        control,
+        control: Arc::clone(&control),
         group,
         durable: false,
         device_order: None,
@@ -165,13 +164,13 @@ pub(crate) fn begin_internal(
     };
     let parts = EndParts {
         core: Arc::clone(core),
-        state: Arc::clone(&state),
+        control: Arc::clone(&control),
         in_table,
         place: None,
         begun,
         keys: 0,
     };
-    Some((Job { state }, task, JobEnd { guard, parts: Some(parts) }))
+    Some((Job { control }, task, JobEnd { guard, parts: Some(parts) }))
 }
 
 impl JobEnd {
@@ -187,7 +186,6 @@ impl JobEnd {
 impl EndParts {
     fn publish(mut self, results: Vec<BlockResult>) {
         let took = self.begun.elapsed();
-        let control = Arc::clone(&self.state.control);
         let counters = &self.core.counters;
         let mut bytes = 0;
         for result in &results {
@@ -201,7 +199,7 @@ impl EndParts {
             }
         }
         let is_ok = results.iter().all(BlockResult::is_ok);
-        let (id, bytes) = (control.id(), ByteCount::new(bytes));
+        let (id, bytes) = (self.control.id(), ByteCount::new(bytes));
         let mut outcome = JobOutcome { id, tag: 0, results, bytes, took, is_ok };
         if self.in_table.is_of_caller() {
             counters.job_times.update(|shard| shard.record(0, nanoseconds(took)));
@@ -214,7 +212,7 @@ impl EndParts {
             place.deliver(outcome);
             outcome = rest;
         }
-        let waker = self.state.publish(outcome);
+        let waker = self.control.outcome.publish(outcome);
         if let Some(waker) = waker {
             call_foreign("the waker of a job", || waker.wake());
         }

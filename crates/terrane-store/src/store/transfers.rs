@@ -4,12 +4,13 @@ use std::future::{IntoFuture, poll_fn};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use terrane_core::sync::lock;
 use terrane_transfer::{CompletionFuture, DeviceOrder, Endpoint, Transfer, TransferError};
 
 use crate::error::StoreError;
 use crate::store::executor::Executor;
+use crate::store::presence::TierId;
 use crate::store::result::BlockResult;
 use crate::store::task::{GuardCell, JobTask};
 
@@ -24,8 +25,59 @@ pub(crate) struct BlockCopy<K> {
     pub(crate) keeps: K,
 }
 
+/// Blocks that one transfer copies: those of one tier, with equally many tokens.
+pub(crate) struct BlockCopies<K> {
+    /// The tier of the blocks.
+    pub(crate) tier: TierId,
+    tokens: Option<u32>,
+    indices: SmallVec<[usize; 1]>,
+    from: SmallVec<[u32; 2]>,
+    to: SmallVec<[u32; 2]>,
+    keeps: SmallVec<[K; 1]>,
+}
+
+/// The blocks of a job by transfer: often one.
+pub(crate) struct CopyList<K>(SmallVec<[BlockCopies<K>; 1]>);
+
+impl<K> CopyList<K> {
+    pub(crate) fn new() -> Self {
+        Self(SmallVec::new())
+    }
+
+    /// Adds a block of a tier.
+    pub(crate) fn add(&mut self, tier: TierId, copy: BlockCopy<K>) {
+        let BlockCopy { index, from, to, tokens, keeps } = copy;
+        let is_same = |copies: &&mut BlockCopies<K>| copies.tier == tier && copies.tokens == tokens;
+        let Some(copies) = self.0.iter_mut().find(is_same) else {
+            return self.0.push(BlockCopies {
+                tier,
+                tokens,
+                indices: smallvec![index],
+                from: smallvec![from],
+                to: smallvec![to],
+                keeps: smallvec![keeps],
+            });
+        };
+        copies.indices.push(index);
+        copies.from.push(from);
+        copies.to.push(to);
+        copies.keeps.push(keeps);
+    }
+}
+
+impl<K> IntoIterator for CopyList<K> {
+    type Item = BlockCopies<K>;
+    type IntoIter = smallvec::IntoIter<[BlockCopies<K>; 1]>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
 /// A copy of some blocks that was started, or refused.
 pub(crate) struct StartedCopy<K> {
+    /// The tier of the blocks.
+    pub(crate) tier: TierId,
     indices: SmallVec<[usize; 1]>,
     state: CopyState<K>,
 }
@@ -51,42 +103,14 @@ type WatchedEnd = (Option<Result<(), BlockResult>>, Option<Waker>);
 /// The end of a copy, which owns what has to live until then.
 type CopyEnd<K> = CompletionFuture<(SmallVec<[K; 1]>, GuardCell)>;
 
-/// Blocks to copy: often one.
-pub(crate) type BlockCopies<K> = SmallVec<[BlockCopy<K>; 1]>;
-
 impl JobTask {
-    /// Starts copies between two endpoints. It does not wait.
-    pub(crate) fn start_copies<K: Send + 'static>(
+    /// Starts a copy between two endpoints. It does not wait.
+    pub(crate) fn start_copy<K: Send + 'static>(
         &self,
         (from, to): (&Endpoint, &Endpoint),
-        blocks: BlockCopies<K>,
-    ) -> SmallVec<[StartedCopy<K>; 1]> {
-        let tokens = blocks.first().and_then(|block| block.tokens);
-        if blocks.iter().all(|block| block.tokens == tokens) {
-            let mut started = SmallVec::new();
-            started.push(self.start_copy((from, to), tokens, blocks));
-            return started;
-        }
-        let mut by_tokens: Vec<(Option<u32>, BlockCopies<K>)> = Vec::new();
-        for block in blocks {
-            match by_tokens.iter_mut().find(|(tokens, _)| *tokens == block.tokens) {
-                Some((_, list)) => list.push(block),
-                None => by_tokens.push((block.tokens, SmallVec::from_iter([block]))),
-            }
-        }
-        let start = |(tokens, blocks)| self.start_copy((from, to), tokens, blocks);
-        by_tokens.into_iter().map(start).collect()
-    }
-
-    fn start_copy<K: Send + 'static>(
-        &self,
-        (from, to): (&Endpoint, &Endpoint),
-        tokens: Option<u32>,
-        blocks: BlockCopies<K>,
+        copies: BlockCopies<K>,
     ) -> StartedCopy<K> {
-        let indices = blocks.iter().map(|block| block.index).collect();
-        let sources: SmallVec<[u32; 8]> = blocks.iter().map(|block| block.from).collect();
-        let destinations: SmallVec<[u32; 8]> = blocks.iter().map(|block| block.to).collect();
+        let BlockCopies { tier, tokens, indices, from: sources, to: destinations, keeps } = copies;
         let mut transfer = Transfer::new(from, to).blocks(&sources, &destinations);
         if let Some(tokens) = tokens {
             transfer = transfer.tokens(0..tokens, 0..tokens);
@@ -104,9 +128,8 @@ impl JobTask {
         }
         let Some(manager) = &self.core.manager else {
             let result = BlockResult::failed(StoreError::NeedsHostTier { kind: from.kind() });
-            return StartedCopy { indices, state: CopyState::Refused(result) };
+            return StartedCopy { tier, indices, state: CopyState::Refused(result) };
         };
-        let keeps = blocks.into_iter().map(|block| block.keeps).collect();
         let state = match manager.submit(transfer, (keeps, Arc::clone(&self.guard))) {
             Ok(completion) => {
                 self.control.add_ticket(completion.ticket());
@@ -117,14 +140,14 @@ impl JobTask {
             }
             Err(rejected) => CopyState::Refused(failed(rejected.cause)),
         };
-        StartedCopy { indices, state }
+        StartedCopy { tier, indices, state }
     }
 }
 
 impl<K> StartedCopy<K> {
     /// A copy that has ended.
-    pub(crate) fn done(index: usize) -> Self {
-        Self { indices: SmallVec::from_iter([index]), state: CopyState::Done }
+    pub(crate) fn done(tier: TierId, index: usize) -> Self {
+        Self { tier, indices: smallvec![index], state: CopyState::Done }
     }
 
     /// Lets a task of its own await the end, so that what the blocks keep is released at once: this
@@ -145,15 +168,19 @@ impl<K> StartedCopy<K> {
         self
     }
 
-    /// Waits for the end, and returns the result of each block.
-    pub(crate) async fn end(self) -> SmallVec<[(usize, Result<(), BlockResult>); 1]> {
-        let result = match self.state {
+    /// The blocks' places in the job.
+    pub(crate) fn indices(&self) -> &[usize] {
+        &self.indices
+    }
+
+    /// Waits for the end. It is called once.
+    pub(crate) async fn end(&mut self) -> Result<(), BlockResult> {
+        match &mut self.state {
             CopyState::Done => Ok(()),
-            CopyState::Refused(result) => Err(result),
+            CopyState::Refused(result) => Err(result.clone()),
             CopyState::Running(copy) => copy.await.result.map(|_| ()).map_err(failed),
             CopyState::Watched(watched) => watched.end().await,
-        };
-        self.indices.into_iter().map(|index| (index, result.clone())).collect()
+        }
     }
 }
 

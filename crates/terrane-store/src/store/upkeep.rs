@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use terrane_core::convert::to_u64;
+use terrane_core::sync::lock;
 
 use crate::disk::CatalogError;
 use crate::error::StoreError;
@@ -38,6 +39,7 @@ impl StoreCore {
                 }
                 Step::Clear(reply) => reply.send(self.clear_now().map_err(Arc::new)),
                 Step::Checkpoint => self.checkpoint_now(),
+                Step::Punch => self.punch_now(),
                 Step::Export(path) => {
                     if let Err(error) = self.write_metrics(&path) {
                         tracing::warn!(%error, "metrics were not exported");
@@ -75,6 +77,19 @@ impl StoreCore {
             Ok(report) => tracing::debug!(?report, "checkpoint written"),
             Err(CatalogError::CheckpointAbandoned) => {}
             Err(error) => tracing::warn!(%error, "no checkpoint was written"),
+        }
+    }
+
+    /// Frees the disk blocks of slots beyond the limit of the disk tier.
+    fn punch_now(&self) {
+        let Some(disk) = &self.disk else { return };
+        // Such a slot stays unused as long as the tier does not grow.
+        let _turn = lock(&self.resizing);
+        for room in self.tiers.last().iter().flat_map(|tier| &tier.rooms) {
+            // Without holes in files, the disk blocks stay reserved.
+            if let Err(error) = room.punch(&disk.slabs) {
+                tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
+            }
         }
     }
 

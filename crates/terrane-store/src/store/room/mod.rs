@@ -52,6 +52,8 @@ pub(crate) struct Room {
     is_writing_back: AtomicBool,
     /// The limit of the state, to read without its lock.
     limit: AtomicU32,
+    /// Whether slots beyond the limit became free, and the store was not told.
+    has_retired: AtomicBool,
     owner: OwnerProcess,
     store: Weak<dyn RoomOwner>,
 }
@@ -84,6 +86,9 @@ pub(crate) enum DirtyBlocks {
 pub(crate) trait RoomOwner: Send + Sync {
     /// The room evicted the blocks of these keys.
     fn after_eviction(&self, room: &Room, keys: &[KeyHash]);
+
+    /// Slots beyond the limit of a smaller tier became free.
+    fn after_retiring(&self, tier: TierId);
 
     /// A job lacks so many slots of a room because blocks are dirty.
     fn write_back_for(self: Arc<Self>, tier: TierId, group: u16, lacks: usize);
@@ -163,6 +168,7 @@ impl Room {
             uses: zeros(),
             is_writing_back: AtomicBool::new(false),
             limit: AtomicU32::new(slots),
+            has_retired: AtomicBool::new(false),
             owner: OwnerProcess::current(),
             store,
         }
@@ -281,7 +287,7 @@ impl Room {
                 return Err(Shortage::Now);
             };
             after.evicted.extend(key);
-            state.put_back(slot);
+            self.put_back(state, slot);
         }
         let rest = state.free.len() - count;
         Ok(state.free.split_off(rest))
@@ -312,6 +318,7 @@ impl Room {
 
     fn settle(&self, after: Aftermath) {
         after.woken.into_iter().for_each(Waker::wake);
+        self.report_retired();
         if after.evicted.is_empty() && after.lacks == 0 {
             return;
         }
@@ -326,6 +333,7 @@ impl Room {
 
     /// Tries again for the jobs that wait. No lock may be held.
     pub(crate) fn retry_for_waiters(&self) {
+        self.report_retired();
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.retry();
@@ -356,14 +364,14 @@ impl Room {
     /// Frees slots that have no block.
     fn free(&self, slots: impl IntoIterator<Item = u32>) {
         let mut state = lock(&self.state);
-        slots.into_iter().for_each(|slot| state.put_back(slot));
+        slots.into_iter().for_each(|slot| self.put_back(&mut state, slot));
         drop(state);
         self.retry_for_waiters();
     }
 
     /// Frees a slot under the lock of a key. The caller tries again for those that wait, later.
     fn free_quietly(&self, slot: u32) {
-        lock(&self.state).put_back(slot);
+        self.put_back(&mut lock(&self.state), slot);
     }
 
     /// Adds a block to the index. Its slot belongs to the index from here on. The caller
@@ -472,26 +480,18 @@ impl Room {
 }
 
 impl RoomState {
-    fn put_back(&mut self, slot: u32) {
-        if slot >= self.limit {
-            self.retired.insert(slot);
-        } else if self.damages.get(&slot).is_some_and(|&damages| damages >= MOST_DAMAGES) {
-            self.quarantined.insert(slot);
-        } else {
-            self.free.push(slot);
-        }
-    }
-
     /// Whether a job of this priority goes before all that wait.
     fn is_next(&self, priority: Priority) -> bool {
         self.waiters.keys().next().is_none_or(|(Reverse(first), _)| priority > *first)
     }
 
-    fn never(&self, count: usize) -> Option<NoRoom> {
-        let limit = to_usize(self.limit.into()).saturating_sub(self.quarantined.len());
-        if count > limit {
-            return Some(NoRoom::TierTooSmall);
+    /// Why a job that asks for so many slots does not fit, if it does not.
+    fn never(&self, asked: usize) -> Option<NoRoom> {
+        let slots = to_usize(self.limit.into()).saturating_sub(self.quarantined.len());
+        if asked > slots {
+            return Some(NoRoom::TierTooSmall { asked, slots });
         }
-        (limit.saturating_sub(self.leases.len()) < count).then_some(NoRoom::Pinned)
+        let pinned = self.leases.len();
+        (slots.saturating_sub(pinned) < asked).then_some(NoRoom::Pinned { asked, slots, pinned })
     }
 }

@@ -1,12 +1,12 @@
 //! Changes of the number of slots.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use terrane_core::sync::lock;
 
 use crate::error::StoreError;
 use crate::slab::Slabs;
-use crate::store::room::{Aftermath, KEPT, Room};
+use crate::store::room::{Aftermath, KEPT, MOST_DAMAGES, Room, RoomState};
 
 impl Room {
     /// Sets the number of slots that are used, and evicts the blocks beyond it. Pinned blocks leave
@@ -15,13 +15,17 @@ impl Room {
         let mut state = lock(&self.state);
         let before = std::mem::replace(&mut state.limit, slots);
         self.limit.store(slots, Ordering::SeqCst);
+        // Before the look at the pins: who unpins later sees the limit.
+        fence(Ordering::SeqCst);
         if slots < before {
             let free = std::mem::take(&mut state.free);
             let quarantined = std::mem::take(&mut state.quarantined);
-            free.into_iter().chain(quarantined).for_each(|slot| state.put_back(slot));
+            for slot in free.into_iter().chain(quarantined) {
+                self.put_back(&mut state, slot);
+            }
         } else {
             let retired = std::mem::take(&mut state.retired);
-            retired.into_iter().rev().for_each(|slot| state.put_back(slot));
+            retired.into_iter().rev().for_each(|slot| self.put_back(&mut state, slot));
         }
         // Those beyond the limit are written first: their slots are to become free.
         state.dirty.make_contiguous().sort_by_key(|(slot, _)| *slot < slots);
@@ -40,13 +44,36 @@ impl Room {
 
     /// Evicts the block of a slot beyond the limit, unless it is in use or dirty. No lock may be held.
     pub(crate) fn evict_beyond(&self, slot: u32) {
+        fence(Ordering::SeqCst);
         if slot < self.limit.load(Ordering::SeqCst) || self.mark(slot) == KEPT {
             return;
         }
         if let Some(key) = self.index.evict(slot) {
             self.policy.remove(slot);
-            lock(&self.state).put_back(slot);
+            self.put_back(&mut lock(&self.state), slot);
             self.settle(Aftermath { evicted: vec![key], ..Aftermath::default() });
+        }
+    }
+
+    /// A slot has no block and no user any more.
+    pub(super) fn put_back(&self, state: &mut RoomState, slot: u32) {
+        if slot >= state.limit {
+            state.retired.insert(slot);
+            self.has_retired.store(true, Ordering::Relaxed);
+        } else if state.damages.get(&slot).is_some_and(|&damages| damages >= MOST_DAMAGES) {
+            state.quarantined.insert(slot);
+        } else {
+            state.free.push(slot);
+        }
+    }
+
+    /// Tells the store that slots beyond the limit became free, if so. No lock may be held.
+    pub(super) fn report_retired(&self) {
+        if self.has_retired.load(Ordering::Relaxed)
+            && self.has_retired.swap(false, Ordering::Relaxed)
+            && let Some(store) = self.store.upgrade()
+        {
+            store.after_retiring(self.tier);
         }
     }
 

@@ -129,7 +129,12 @@ fn a_job_with_more_blocks_than_the_tier_is_told_at_once() {
     put_ok(&store, &keys(0..4), BLOCK);
     let outcome = put(&store, &keys(10..15), BLOCK);
     for result in &outcome.results {
-        assert!(matches!(result, BlockResult::NoRoom(NoRoom::TierTooSmall)), "{result}");
+        let BlockResult::NoRoom(NoRoom::TierTooSmall { asked: 5, slots: 4, .. }) = result else {
+            panic!("{result}")
+        };
+        let text = "slots asked for at once: 5, slots of the tier for the group: 4; use smaller jobs or a \
+                    larger tier";
+        assert_eq!(result.to_string(), text);
     }
     // Nothing was evicted for it.
     assert_eq!(store.prefix(0, &keys(0..4)), 4);
@@ -147,7 +152,14 @@ fn leases_keep_blocks_until_they_drop_or_their_time_is_over() {
     let Why::Present { is_pinned: true, .. } = store.why(0, &key(0)) else { panic!() };
     let begun = Instant::now();
     let outcome = put(&store, &keys(10..11), BLOCK);
-    assert!(matches!(outcome.results[..], [BlockResult::NoRoom(NoRoom::Pinned)]), "{outcome:?}");
+    let [BlockResult::NoRoom(NoRoom::Pinned { asked: 1, slots: 4, pinned: 4, .. })] =
+        outcome.results[..]
+    else {
+        panic!("{outcome:?}")
+    };
+    let text = "slots asked for at once: 1, slots of the tier: 4, of which leases pin 4; release leases, or \
+                use smaller jobs";
+    assert_eq!(outcome.results[0].to_string(), text);
     assert!(begun.elapsed() < Duration::from_secs(5));
     assert_eq!(store.snapshot().tiers[0].groups[0].pinned, 4);
     drop(lease);

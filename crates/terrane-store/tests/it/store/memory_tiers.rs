@@ -160,7 +160,7 @@ fn a_store_of_memory_alone_works() {
     assert!(store.clear().unwrap().wait().is_ok());
     assert_eq!(store.prefix(0, &keys(10..14)), 0);
     let outcome = put(&store, &keys(0..9), 5000);
-    assert!(matches!(outcome.results[0], BlockResult::NoRoom(NoRoom::TierTooSmall)));
+    assert!(matches!(outcome.results[0], BlockResult::NoRoom(NoRoom::TierTooSmall { .. })));
     assert!(store.sync().unwrap().wait().is_ok());
     assert_at_rest(&store);
 }

@@ -8,5 +8,7 @@ mod memory_tiers;
 mod panics;
 mod quarantine;
 mod random;
+mod read_only;
 mod reports;
+mod resizes;
 mod soak;

@@ -63,8 +63,9 @@ fn a_slot_that_damages_two_blocks_is_not_used_until_the_store_is_opened_again() 
     put_ok(&store, &keys(1..3), BLOCK);
     assert_eq!((group(&store).blocks, group(&store).free), (3, 0));
     let outcome = put(&store, &keys(10..14), BLOCK);
-    let is_small =
-        |result: &BlockResult| matches!(result, BlockResult::NoRoom(NoRoom::TierTooSmall));
+    let is_small = |result: &BlockResult| {
+        matches!(result, BlockResult::NoRoom(NoRoom::TierTooSmall { asked: 4, slots: 3, .. }))
+    };
     assert!(outcome.results.iter().all(is_small), "{outcome:?}");
     assert_eq!(found(&store, &keys(0..3), BLOCK), [true; 3]);
     // It stays so when the tier shrinks and grows.
