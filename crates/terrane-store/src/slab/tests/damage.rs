@@ -14,8 +14,9 @@ const SLOTS: u32 = 500;
 /// How many times each slot is damaged.
 #[expect(clippy::disallowed_methods, reason = "the ban is for library code; this is a test")]
 fn rounds() -> u64 {
-    let damages = std::env::var("TERRANE_STORE_DAMAGES");
-    damages.map_or(100_000, |count| count.parse().unwrap()).div_ceil(u64::from(SLOTS))
+    let asked = std::env::var("TERRANE_STORE_DAMAGES");
+    let damages: u64 = asked.map_or(100_000, |count| count.parse().unwrap());
+    damages.div_ceil(u64::from(SLOTS))
 }
 
 /// The content of a slot in a round.
