@@ -34,7 +34,7 @@
 //! Read the folders in this order: `pool` (a pool and its blocks), `cache` (free blocks), `streams`
 //! (fences and pending frees), `adaptors`, `managed`, `staging`.
 //!
-//! Decision records with the measurements: `docs/decisions/0020` to `0033`.
+//! Decision records with the measurements: `docs/decisions/0020` to `0030`.
 //!
 //! # Small blocks
 //!
