@@ -1,7 +1,7 @@
 //! The runs of a plan: by their numbers, and as a list.
 //!
-//! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections): one run,
-//! or as many as the inner loops have iterations.
+//! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections). It has one
+//! run for each iteration of the inner loops.
 
 use std::ops::Range;
 
