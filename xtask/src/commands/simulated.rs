@@ -115,7 +115,7 @@ pub fn build(workspace: &Workspace) -> Result<PathBuf> {
     }
 }
 
-/// Has the programs that `tool` starts find the driver, which is built if it is not yet.
+/// Sets the variables by which programs that `tool` starts find the driver, and builds it.
 pub fn over_driver(workspace: &Workspace, tool: Tool, settings: &str) -> Result<Tool> {
     Ok(over(tool, &build(workspace)?, settings))
 }
