@@ -63,7 +63,7 @@ impl Tool {
         if environment(name).is_some() { self } else { self.env(name, value) }
     }
 
-    /// Has the dynamic linker look in `folder` first: before folders that were given before, and
+    /// Adds `folder` to those of the dynamic linker. It precedes folders that were added before, and
     /// those of this program's own environment.
     #[must_use]
     pub fn library_path(self, folder: &Path) -> Self {
@@ -96,27 +96,27 @@ impl Tool {
         Ok(())
     }
 
-    /// Runs to the end on this terminal and gives the exit code; death by a signal is an error.
+    /// Runs to the end on this terminal and returns the exit code; death by a signal is an error.
     pub fn exit_code(mut self) -> Result<i32> {
         let status = self.command.status().with_context(|| format!("cannot start `{self}`"))?;
         status.code().with_context(|| format!("`{self}` was ended by a signal ({status})"))
     }
 
-    /// Gives standard output as text, or nothing if the program is missing or fails.
+    /// Returns standard output as text, or nothing if the program is missing or fails.
     pub fn probe(mut self) -> Option<String> {
         let output = self.command.stderr(Stdio::null()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs to the end without a word on this terminal; gives what it said on standard error if it
-    /// did not succeed.
+    /// Runs to the end without output on this terminal. Returns its standard error if it did not
+    /// succeed.
     pub fn complaint(mut self) -> Result<Option<String>> {
         let output = self.command.output().with_context(|| format!("cannot start `{self}`"))?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         Ok((!output.status.success()).then_some(said))
     }
 
-    /// Gives standard output as text; standard error goes to this terminal.
+    /// Returns standard output as text; standard error goes to this terminal.
     pub fn stdout(mut self) -> Result<String> {
         let output = self
             .command
@@ -131,7 +131,7 @@ impl Tool {
     }
 
     /// Hands each line of standard output and standard error, in the order in which they were
-    /// written, to `on_line`; answers whether the program succeeded.
+    /// written, to `on_line`. Returns whether the program succeeded.
     ///
     /// It does not wait for output of a process that outlives the program, such as one that a test
     /// left behind.
@@ -150,7 +150,7 @@ impl Tool {
         let (read, status) = thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 let status = child.wait();
-                // Nobody reads any more if `on_line` failed.
+                // The reader is gone if `on_line` failed.
                 let _ = writer.write_all(mark.as_bytes());
                 status
             });

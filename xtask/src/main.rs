@@ -36,9 +36,9 @@ struct Cli {
 enum Task {
     /// Runs the whole gate and stops at the first step that fails
     ///
-    /// Each step prints its name and its time. A failed step prints the command that repeats it.
-    /// The last line is `N passed, N failed, N skipped`, the sum over all test runners. The lines
-    /// above it name every skipped test with its reason.
+    /// After the first four steps, two run at a time. Each step prints its name and its time. A failed
+    /// step prints the command that repeats it. The last line is `N passed, N failed, N skipped`, the
+    /// sum over all test runners. The lines above it name every skipped test with its reason.
     Ci(commands::ci::Arguments),
     /// Runs all tests of the workspace, doctests included, and counts them
     ///

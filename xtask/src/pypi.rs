@@ -38,7 +38,7 @@ const PYTHON: &str = "3.12";
 const PLATFORMS: [&str; 5] =
     ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux2010"];
 
-/// Sees to it that `folder` holds the unpacked wheels, as `finish` leaves them.
+/// Unpacks the wheels to `folder`, as `finish` leaves them.
 ///
 /// Does nothing if it holds them already. Two processes that want it at once wait for one another.
 pub fn provide(
@@ -59,8 +59,8 @@ pub fn provide(
     .with_context(|| format!("cannot provide {name}"))
 }
 
-/// Has `make` fill a new folder, and puts it in its place when it is done, with the stamp in it; a
-/// folder with this stamp is left alone.
+/// Calls `make` to fill a new folder, then adds the stamp and moves it to `folder`. A folder with this
+/// stamp is left alone.
 pub fn whole(folder: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let is_whole = || fs::read_to_string(folder.join(STAMP)).is_ok_and(|found| found == stamp);
     if is_whole() {

@@ -56,6 +56,21 @@ impl Tally {
         self.failed = self.failed.max(1);
     }
 
+    /// Takes the lines of [`Tally::summary`] from the end of a program's output. Empty if they are not
+    /// there.
+    pub fn take_summary(lines: &mut Vec<String>) -> Self {
+        let counts = |line: &String| -> Option<[u64; 2]> {
+            let (passed, rest) = line.split_once(" passed, ")?;
+            let (failed, _) = rest.split_once(" failed, ")?;
+            Some([passed.parse().ok()?, failed.parse().ok()?])
+        };
+        let Some([passed, failed]) = lines.last().and_then(counts) else { return Self::default() };
+        lines.pop();
+        let skips = lines.iter().rev().map_while(|line| Skip::parse(line)).count();
+        let skips = lines.split_off(lines.len() - skips);
+        Self { passed, failed, skips: skips.iter().filter_map(|line| Skip::parse(line)).collect() }
+    }
+
     /// Every skip with its reason, then one line with the three sums.
     pub fn summary(&self) -> String {
         let mut text = String::new();
@@ -108,6 +123,18 @@ mod tests {
             skips: vec![Skip { name: "a".into(), reason: "b".into() }],
         });
         assert_eq!(tally.summary(), "skipped: a: b\n3 passed, 1 failed, 1 skipped\n");
+    }
+
+    #[test]
+    fn the_summary_is_read_back_from_the_end_of_an_output() {
+        let skip = |name: &str| Skip { name: name.into(), reason: "b: c".into() };
+        let tally = Tally { passed: 2, failed: 1, skips: vec![skip("a"), skip("d")] };
+        let mut lines = vec![String::from("skipped: e: f"), String::from("other")];
+        lines.extend(tally.summary().lines().map(String::from));
+        assert_eq!(Tally::take_summary(&mut lines), tally);
+        assert_eq!(lines, ["skipped: e: f", "other"]);
+        assert_eq!(Tally::take_summary(&mut lines), Tally::default());
+        assert_eq!(lines.len(), 2);
     }
 
     #[test]

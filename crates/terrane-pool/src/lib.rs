@@ -1,7 +1,7 @@
 //! Pools, budgets and adaptors over any source of memory: device, pinned, system or disk.
 //!
 //! A [`Pool`] keeps freed memory in size classes for the next request. A hit and its release cost
-//! about 9 ns together on each thread, for any number of threads. The kept bytes have an exact
+//! about 14 ns together on each thread, for any number of threads. The kept bytes have an exact
 //! limit. Blocks that streams use are reused in the order of the streams. When memory runs out, the
 //! pool reclaims memory in several steps before it refuses. A pool is an
 //! [`Allocate`](terrane_core::Allocate) over another, and so is every adaptor in [`adaptors`], in
@@ -34,7 +34,7 @@
 //! Read the folders in this order: `pool` (a pool and its blocks), `cache` (free blocks), `streams`
 //! (fences and pending frees), `adaptors`, `managed`, `staging`.
 //!
-//! Decision records with the measurements: `docs/decisions/0020` to `0033`.
+//! Decision records with the measurements: `docs/decisions/0020` to `0030`.
 //!
 //! # Small blocks
 //!

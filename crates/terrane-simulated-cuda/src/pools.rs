@@ -74,7 +74,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Lets go of what is neither in use nor to be kept; answers how much that is.
+    /// Frees memory that is neither in use nor to be kept, and returns its bytes.
     fn shrink(&mut self, keep: u64) -> u64 {
         let floor = self.used.max(keep.min(self.reserved)).next_multiple_of(STEP);
         let given = self.reserved.saturating_sub(floor);

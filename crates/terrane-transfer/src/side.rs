@@ -89,12 +89,6 @@ impl<T> Ends<T> {
             destination: (self.destination, other.destination),
         }
     }
-
-    /// The values, the source's first.
-    #[inline]
-    pub fn into_array(self) -> [T; 2] {
-        [self.source, self.destination]
-    }
 }
 
 /// From the source's value and the destination's.
@@ -110,6 +104,6 @@ impl<T> IntoIterator for Ends<T> {
 
     /// The source's value comes first.
     fn into_iter(self) -> Self::IntoIter {
-        self.into_array().into_iter()
+        [self.source, self.destination].into_iter()
     }
 }

@@ -236,7 +236,7 @@ pub struct TransferOptions {
     /// The notification for the peer at the other end, sent once all bytes have arrived, and no
     /// sooner. Only an engine that serves peers receives it.
     pub notification: Option<Arc<[u8]>>,
-    /// What to do with the checksums of the blocks. If it is set, the engine
+    /// The use of the blocks' checksums. If it is set, the engine
     /// [computes](crate::CopyEngine::computes_checksums) them.
     pub checksums: Option<Checksums>,
 }

@@ -18,7 +18,7 @@ pub enum WireError {
         "{what} is {actual}, and the limit is {limit}; raise it in `WireLimits` if the sender is right"
     )]
     OverLimit {
-        /// What exceeds its limit.
+        /// The field that exceeds its limit.
         what: Limited,
         /// The received value.
         actual: u64,

@@ -1,4 +1,4 @@
-//! What a receiver accepts from a peer.
+//! The limits of a receiver for descriptions of a peer.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! What a serving engine names all the time, for `use terrane::prelude::*`.
+//! The items that a serving engine names most often, for `use terrane::prelude::*`.
 //!
-//! The two traits whose methods one calls are here, and the types from a config to a completion.
-//! Errors, reports and what only a backend needs stay in their modules.
+//! These are the types from a config to a completion, and the two traits whose methods users call.
+//! Other errors, reports, and items for backends stay in their modules.
 
 pub use terrane_core::{
     Alignment, Allocate, ByteCount, DeviceId, ForeignMemory, HostBytes, Memory, Region,

@@ -15,12 +15,13 @@ use crate::workspace::Workspace;
 const PROPTEST_CASES: &str = "32";
 
 /// The sizes of the store's long tests here, unless the variables say otherwise, for the same reason.
-const STORE_SIZES: [(&str, &str); 5] = [
+const STORE_SIZES: [(&str, &str); 6] = [
     ("TERRANE_STORE_CRASH_STATES", "1"),
     ("TERRANE_STORE_KILLS", "10"),
     ("TERRANE_STORE_STORE_KILLS", "4"),
     ("TERRANE_STORE_JOBS", "400"),
     ("TERRANE_STORE_OPERATIONS", "1000"),
+    ("TERRANE_STORE_DAMAGES", "5000"),
 ];
 
 /// The tests that also run over the simulated driver: memory is shared with a device, or transfers

@@ -1,14 +1,15 @@
 //! `ci`: the whole gate, step by step.
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 
-use crate::commands::{
-    asan, compose, deny, doc, features, interop, lint, loom, miri, nixl, offload, package, python,
-    remote, soak, test,
-};
+use crate::command::Tool;
+use crate::commands::{doc, features, interop, lint, nixl, package, python, test};
 use crate::tally::Tally;
 use crate::tidy;
 use crate::workspace::Workspace;
@@ -26,82 +27,210 @@ struct Step {
     name: &'static str,
     /// The arguments of `cargo xtask` that run only this step.
     rerun: &'static str,
-    run: fn(&Workspace, &mut Tally) -> Result<()>,
+    run: Run,
 }
 
-/// The gate. Cheap steps come first, so that most mistakes show within a minute.
+/// How a step runs.
+#[derive(Clone, Copy)]
+enum Run {
+    /// Before all others.
+    First(Body),
+    /// After the first ones.
+    Then(Body),
+    /// In another process, at the same time as [`Run::Then`].
+    Beside,
+}
+
+type Body = fn(&Workspace, &mut Tally) -> Result<()>;
+
+/// The gate. Cheap steps come first, so that most mistakes show within two minutes.
+///
+/// The other steps often leave one of two cores idle: they link, download, or wait for one test. So
+/// two of them run at a time. Those of [`Run::Beside`] build to folders of their own, because cargo
+/// lets one process at a time build to a folder.
 const STEPS: [Step; 18] = [
-    Step { name: "fmt", rerun: "fmt --check", run: |workspace, _| lint::check_format(workspace) },
-    Step { name: "tidy", rerun: "tidy", run: |workspace, _| tidy::run(workspace) },
-    Step { name: "nixl", rerun: "nixl", run: |workspace, _| nixl::provide(workspace).map(drop) },
-    Step { name: "lint", rerun: "lint", run: |workspace, _| lint::clippy(workspace) },
-    Step { name: "features", rerun: "features", run: |workspace, _| features::run(workspace) },
-    Step { name: "compose", rerun: "compose", run: |workspace, _| compose::run(workspace) },
-    Step {
-        name: "test",
-        rerun: "test",
-        run: |workspace, tally| test::run(workspace, &test::Arguments::default(), tally),
-    },
-    Step {
-        name: "interop",
-        rerun: "interop",
-        run: |workspace, tally| interop::run(workspace, &interop::Arguments::default(), tally),
-    },
-    Step {
-        name: "python",
-        rerun: "python",
-        run: |workspace, tally| python::run(workspace, &python::Arguments::default(), tally),
-    },
-    Step {
-        name: "doc",
-        rerun: "doc",
-        run: |workspace, _| doc::run(workspace, &doc::Arguments::default()),
-    },
-    Step { name: "package", rerun: "package", run: |workspace, _| package::run(workspace) },
-    Step { name: "loom", rerun: "loom", run: loom::run },
-    Step { name: "miri", rerun: "miri", run: miri::run },
-    Step { name: "deny", rerun: "deny", run: |workspace, _| deny::run(workspace) },
-    Step { name: "asan", rerun: "asan", run: asan::run },
-    Step { name: "offload", rerun: "offload", run: |workspace, _| offload::run(workspace) },
-    Step { name: "remote", rerun: "remote", run: |workspace, _| remote::run(workspace) },
-    Step {
-        name: "soak",
-        rerun: "soak --seconds 5",
-        run: |workspace, _| soak::run(workspace, &soak::Arguments::short()),
-    },
+    first("fmt", "fmt --check", |workspace, _| lint::check_format(workspace)),
+    first("tidy", "tidy", |workspace, _| tidy::run(workspace)),
+    first("nixl", "nixl", |workspace, _| nixl::provide(workspace).map(drop)),
+    first("lint", "lint", |workspace, _| lint::clippy(workspace)),
+    then("features", |workspace, _| features::run(workspace)),
+    then("test", |workspace, tally| test::run(workspace, &test::Arguments::default(), tally)),
+    then("interop", |workspace, tally| {
+        interop::run(workspace, &interop::Arguments::default(), tally)
+    }),
+    then("python", |workspace, tally| python::run(workspace, &python::Arguments::default(), tally)),
+    then("doc", |workspace, _| doc::run(workspace, &doc::Arguments::default())),
+    then("package", |workspace, _| package::run(workspace)),
+    beside("deny", "deny"),
+    beside("compose", "compose"),
+    beside("loom", "loom"),
+    beside("offload", "offload"),
+    beside("remote", "remote"),
+    // Long enough for every policy and every stack to run at least once.
+    beside("soak", "soak --seconds 5"),
+    beside("asan", "asan"),
+    beside("miri", "miri"),
 ];
 
-/// Runs the steps in order and stops at the first that fails.
+const fn first(name: &'static str, rerun: &'static str, body: Body) -> Step {
+    Step { name, rerun, run: Run::First(body) }
+}
+
+const fn then(name: &'static str, body: Body) -> Step {
+    Step { name, rerun: name, run: Run::Then(body) }
+}
+
+const fn beside(name: &'static str, rerun: &'static str) -> Step {
+    Step { name, rerun, run: Run::Beside }
+}
+
+/// Runs the steps. After the first failure it starts no other step, and waits for the one that runs
+/// beside it.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
-    let first =
+    let from =
         STEPS.iter().position(|step| Some(step.name) == arguments.from.as_deref()).unwrap_or(0);
-    let mut tally = Tally::default();
-    let mut timings = Vec::new();
-    let mut failure = None;
-    for (index, step) in STEPS.iter().enumerate().skip(first) {
-        println!("\n==> [{}/{}] {}", index + 1, STEPS.len(), step.name);
-        let started = Instant::now();
-        let result = (step.run)(workspace, &mut tally);
-        timings.push((step.name, started.elapsed()));
-        if let Err(error) = result {
-            tally.note_failure();
-            failure = Some((step, error));
-            break;
+    let started = Instant::now();
+    let mut gate = Gate::default();
+    for step in &STEPS[from..] {
+        if let Run::First(body) = step.run {
+            gate.run(workspace, step, body);
         }
-        println!("<== {} took {:.1} s", step.name, started.elapsed().as_secs_f64());
     }
-    println!("\n{}", timing_line(&timings));
-    if let Some((step, error)) = &failure {
+    if gate.failure.is_none() {
+        both(workspace, &STEPS[from..], &mut gate);
+    }
+    println!("\n{}", timing_line(&gate.timings, started.elapsed()));
+    if let Some((step, error)) = &gate.failure {
         println!("FAILED in step `{}`: {error:#}", step.name);
         println!("run it again with: cargo xtask {}", step.rerun);
     }
-    print!("{}", tally.summary());
-    Ok(if failure.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    print!("{}", gate.tally.summary());
+    Ok(if gate.failure.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// All steps that ran with their times, on one line.
-fn timing_line(timings: &[(&str, Duration)]) -> String {
-    let total: Duration = timings.iter().map(|(_, time)| *time).sum();
+/// Runs the steps of [`Run::Then`] here, and those of [`Run::Beside`] at the same time.
+fn both(workspace: &Workspace, steps: &'static [Step], gate: &mut Gate) {
+    let has_failed = AtomicBool::new(false);
+    let (sender, reports) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| run_beside(workspace, steps, &has_failed, sender));
+        for step in steps {
+            if let Run::Then(body) = step.run {
+                gate.run(workspace, step, body);
+                // Between two steps, so that the lines of two processes do not mix.
+                reports.try_iter().for_each(|report| gate.report(report));
+                has_failed.store(gate.failure.is_some(), Ordering::Relaxed);
+            }
+        }
+        if gate.failure.is_some() {
+            println!("the step that runs beside it ends first");
+        }
+        // Ends when the other thread does.
+        reports.iter().for_each(|report| gate.report(report));
+    });
+}
+
+/// Runs the steps of [`Run::Beside`] until one fails, or `has_failed` is set, and sends their reports.
+fn run_beside(
+    workspace: &Workspace,
+    steps: &'static [Step],
+    has_failed: &AtomicBool,
+    reports: Sender<Report>,
+) {
+    for step in steps.iter().filter(|step| matches!(step.run, Run::Beside)) {
+        if has_failed.load(Ordering::Relaxed) {
+            return;
+        }
+        let report = Report::of(workspace, step);
+        let is_last = report.result.is_err();
+        // The receiver waits until the sender is dropped.
+        let _ = reports.send(report);
+        if is_last {
+            return;
+        }
+    }
+}
+
+/// A step that ran in another process.
+struct Report {
+    step: &'static Step,
+    result: Result<()>,
+    /// Its output, without the summary of its tests.
+    lines: Vec<String>,
+    tally: Tally,
+    time: Duration,
+}
+
+impl Report {
+    /// Runs the step to its end.
+    fn of(workspace: &Workspace, step: &'static Step) -> Self {
+        let started = Instant::now();
+        let mut lines = Vec::new();
+        // This program: cargo may have replaced its file meanwhile.
+        let program = Tool::new(workspace, "/proc/self/exe").args(step.rerun.split(' '));
+        let ended = program.each_line(|line| {
+            lines.push(line.to_owned());
+            Ok(())
+        });
+        let tally = Tally::take_summary(&mut lines);
+        let result = match ended {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::msg("its output is above")),
+            Err(error) => Err(error),
+        };
+        Self { step, result, lines, tally, time: started.elapsed() }
+    }
+}
+
+/// The steps that have ended.
+#[derive(Default)]
+struct Gate {
+    tally: Tally,
+    timings: Vec<(&'static str, Duration)>,
+    /// The first failure.
+    failure: Option<(&'static Step, Error)>,
+}
+
+impl Gate {
+    /// Runs a step, unless another one has failed.
+    fn run(&mut self, workspace: &Workspace, step: &'static Step, body: Body) {
+        if self.failure.is_some() {
+            return;
+        }
+        begin(step);
+        let started = Instant::now();
+        let result = body(workspace, &mut self.tally);
+        self.end(step, result, started.elapsed());
+    }
+
+    /// Prints and counts a step that ran in another process.
+    fn report(&mut self, report: Report) {
+        begin(report.step);
+        report.lines.iter().for_each(|line| println!("{line}"));
+        self.tally.add(report.tally);
+        self.end(report.step, report.result, report.time);
+    }
+
+    fn end(&mut self, step: &'static Step, result: Result<()>, time: Duration) {
+        self.timings.push((step.name, time));
+        match result {
+            Ok(()) => println!("<== {} took {:.1} s", step.name, time.as_secs_f64()),
+            Err(error) => {
+                println!("<== {} failed after {:.1} s", step.name, time.as_secs_f64());
+                self.tally.note_failure();
+                self.failure.get_or_insert((step, error));
+            }
+        }
+    }
+}
+
+fn begin(step: &Step) {
+    let place = STEPS.iter().take_while(|other| other.name != step.name).count() + 1;
+    println!("\n==> [{place}/{}] {}", STEPS.len(), step.name);
+}
+
+/// All steps that ran with their times, and the time of the whole, on one line.
+fn timing_line(timings: &[(&str, Duration)], total: Duration) -> String {
     let steps: Vec<String> =
         timings.iter().map(|(name, time)| format!("{name} {:.1} s", time.as_secs_f64())).collect();
     format!("time: {} (total {:.1} s)", steps.join(", "), total.as_secs_f64())
@@ -112,9 +241,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_timing_line_adds_up() {
+    fn the_timing_line_names_steps_and_the_whole() {
         let timings = [("fmt", Duration::from_millis(500)), ("test", Duration::from_secs(2))];
-        assert_eq!(timing_line(&timings), "time: fmt 0.5 s, test 2.0 s (total 2.5 s)");
+        let line = timing_line(&timings, Duration::from_millis(2100));
+        assert_eq!(line, "time: fmt 0.5 s, test 2.0 s (total 2.1 s)");
     }
 
     #[test]
@@ -122,5 +252,25 @@ mod tests {
         for step in &STEPS {
             assert!(step.rerun.starts_with(step.name), "{}", step.name);
         }
+    }
+
+    fn report(step: &'static Step, result: Result<()>) -> Report {
+        let tally = Tally { passed: 1, ..Tally::default() };
+        Report { step, result, lines: Vec::new(), tally, time: Duration::from_secs(1) }
+    }
+
+    #[test]
+    fn the_first_failure_is_kept_and_no_step_begins_after_it() {
+        let (workspace, mut gate) = (Workspace::load().unwrap(), Gate::default());
+        gate.run(&workspace, &STEPS[0], |_, tally| {
+            tally.passed += 1;
+            Ok(())
+        });
+        gate.report(report(&STEPS[1], Err(Error::msg("one"))));
+        gate.report(report(&STEPS[2], Err(Error::msg("two"))));
+        gate.run(&workspace, &STEPS[3], |_, _| unreachable!());
+        let (step, error) = gate.failure.unwrap();
+        assert_eq!((step.name, error.to_string()), ("tidy", String::from("one")));
+        assert_eq!((gate.tally.passed, gate.tally.failed, gate.timings.len()), (3, 1, 3));
     }
 }

@@ -27,7 +27,10 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
         .env("RUSTFLAGS", "--cfg loom")
         .default_env("LOOM_MAX_PREEMPTIONS", MAX_PREEMPTIONS)
         .env("CARGO_TARGET_DIR", workspace.target().join("loom"))
-        // In release mode: without optimisation a model overflows the small stacks that loom gives.
+        // Optimized: otherwise a model overflows the small stacks that loom gives. Little, and without
+        // debug information: the models run for a second, and compiling takes a minute.
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .args(["test", "--release", "--no-fail-fast", "--test", "loom"])
         .args(packages.iter().flat_map(|package| ["--package", package.name.as_str()]))
         .args(["--", "--show-output"]);

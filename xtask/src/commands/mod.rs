@@ -7,6 +7,7 @@ pub mod ci;
 pub mod compose;
 pub mod deny;
 pub mod doc;
+pub mod examples;
 pub mod features;
 pub mod gpu;
 pub mod interop;

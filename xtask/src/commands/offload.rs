@@ -1,55 +1,28 @@
 //! `offload`: the offload example in release mode, with every line of its output checked, and the
-//! quickstart.
+//! examples that new users copy.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::command::Tool;
+use crate::commands::examples::example;
 use crate::commands::simulated;
 use crate::workspace::Workspace;
 
-const CRATE: &str = "terrane";
 const EXAMPLE: &str = "offload";
 
-/// The example that new users copy.
-const QUICKSTART: &str = "quickstart";
+/// The examples that new users copy. They run over the simulated driver.
+const COPIED: [&str; 2] = ["quickstart", "gpu"];
 
-/// What newcomers with a device copy. It runs over the simulated driver.
-const GPU: &str = "gpu";
-
-/// Runs the examples: `quickstart` and `gpu` must succeed, and `offload` must verify every hop.
+/// Runs the examples: those that users copy must succeed, and `offload` must verify every hop.
 pub fn run(workspace: &Workspace) -> Result<()> {
-    for example in [QUICKSTART, GPU] {
-        let package = facade_example(workspace, example)?;
-        let cargo = Tool::cargo(workspace).args([
-            "run",
-            "--quiet",
-            "--release",
-            "--package",
-            package,
-            "--example",
-            example,
-        ]);
-        simulated::over_driver(workspace, cargo, simulated::DEVICES)?.run()?;
+    for name in COPIED {
+        let program = example(workspace, name)?;
+        simulated::over_driver(workspace, program, simulated::DEVICES)?.run()?;
     }
-    let example = facade_example(workspace, EXAMPLE)?;
-    let output = Tool::cargo(workspace)
-        .args(["run", "--quiet", "--release", "--package", example, "--example", EXAMPLE])
-        .args(["--", "--json"])
-        .stdout()?;
+    let output = example(workspace, EXAMPLE)?.arg("--json").stdout()?;
     print!("{output}");
     println!("{} hops verified", verified(&output, "hop")?.len());
     Ok(())
-}
-
-/// The crate of an example. Cargo finds the example, so that a moved file is no silent skip.
-pub fn facade_example(workspace: &Workspace, example: &str) -> Result<&'static str> {
-    let facade =
-        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
-    if !facade.targets.iter().any(|target| target.is_example() && target.name == example) {
-        bail!("the crate `{CRATE}` has no example `{example}`");
-    }
-    Ok(CRATE)
 }
 
 /// The lines of an example's output, `what` each; one that is not verified is an error.

@@ -2,9 +2,8 @@
 
 use anyhow::{Result, bail};
 
-use crate::command::Tool;
-use crate::commands::nixl::with_nixl;
-use crate::commands::offload::{facade_example, verified};
+use crate::commands::examples::example;
+use crate::commands::offload::verified;
 use crate::commands::peers;
 use crate::workspace::Workspace;
 
@@ -22,13 +21,8 @@ const SMALL: [&str; 7] = ["--json", "--blocks", "24", "--layers", "5", "--rounds
 /// Runs the examples. `remote` runs with `--json` both ways: every byte must be verified.
 pub fn run(workspace: &Workspace) -> Result<()> {
     two_processes(workspace)?;
-    let example = facade_example(workspace, EXAMPLE)?;
     for mode in ["write", "read"] {
-        let output = with_nixl(workspace, Tool::cargo(workspace))?
-            .args(["run", "--quiet", "--release", "--package", example, "--features", "nixl"])
-            .args(["--example", EXAMPLE, "--", "--mode", mode])
-            .args(SMALL)
-            .stdout()?;
+        let output = example(workspace, EXAMPLE)?.args(["--mode", mode]).args(SMALL).stdout()?;
         print!("{output}");
         check(&output, mode)?;
     }
@@ -38,11 +32,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
 
 /// Runs the short example, which fails by itself if a byte differs.
 fn two_processes(workspace: &Workspace) -> Result<()> {
-    let example = facade_example(workspace, TWO_PROCESSES)?;
-    let output = with_nixl(workspace, Tool::cargo(workspace))?
-        .args(["run", "--quiet", "--release", "--package", example, "--features", "nixl"])
-        .args(["--example", TWO_PROCESSES])
-        .stdout()?;
+    let output = example(workspace, TWO_PROCESSES)?.stdout()?;
     print!("{output}");
     if !output.contains(" bytes verified") {
         bail!("the example `{TWO_PROCESSES}` verified no bytes: {output}");
@@ -52,16 +42,11 @@ fn two_processes(workspace: &Workspace) -> Result<()> {
 
 /// Runs the example with an agent of NIXL in Python.
 fn foreign(workspace: &Workspace) -> Result<()> {
-    let example = facade_example(workspace, FOREIGN)?;
     let Some(site) = peers::python(workspace)? else {
         println!("skipped: {FOREIGN}: no wheels are pinned for this version of Python");
         return Ok(());
     };
-    let output = with_nixl(workspace, Tool::cargo(workspace))?
-        .env("PYTHONPATH", &site)
-        .args(["run", "--quiet", "--release", "--package", example, "--features", "nixl"])
-        .args(["--example", FOREIGN])
-        .stdout()?;
+    let output = example(workspace, FOREIGN)?.env("PYTHONPATH", &site).stdout()?;
     print!("{output}");
     if !output.contains(" verified, and told by ") {
         bail!("the example `{FOREIGN}` did not report verified blocks: {output}");

@@ -1,8 +1,10 @@
 //! The tests that need a device, over the simulated driver.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
@@ -98,20 +100,22 @@ pub fn build(workspace: &Workspace) -> Result<PathBuf> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let built = workspace.target().join("debug/libterrane_simulated_cuda.so");
     let library = folder.join("libcuda.so.1");
-    // In one step: a test that still runs keeps the library that it has loaded.
-    let fresh = folder.join("libcuda.so.1.new");
+    // In one step: a test that still runs keeps the library that it has loaded. Two steps of the gate
+    // may do this at once.
+    let fresh = folder.join(format!("libcuda.so.1.{}", process::id()));
     fs::copy(&built, &fresh).with_context(|| format!("cannot copy {}", built.display()))?;
     fs::rename(&fresh, &library).with_context(|| format!("cannot put {}", library.display()))?;
     // Other libraries ask for it without the number first.
     let short = folder.join("libcuda.so");
-    if !short.exists() {
-        symlink("libcuda.so.1", &short)
-            .with_context(|| format!("cannot link {}", short.display()))?;
+    match symlink("libcuda.so.1", &short) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| format!("cannot link {}", short.display()))
+        }
+        _ => Ok(folder),
     }
-    Ok(folder)
 }
 
-/// Has the programs that `tool` starts find the driver, which is built if it is not yet.
+/// Sets the variables by which programs that `tool` starts find the driver, and builds it.
 pub fn over_driver(workspace: &Workspace, tool: Tool, settings: &str) -> Result<Tool> {
     Ok(over(tool, &build(workspace)?, settings))
 }

@@ -1,11 +1,10 @@
 //! `soak`: pools under random load, with exact counters at the end.
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
-use crate::command::Tool;
+use crate::commands::examples::example;
 use crate::workspace::Workspace;
 
-const CRATE: &str = "terrane-pool";
 const EXAMPLE: &str = "soak";
 
 /// The options of `cargo xtask soak`.
@@ -22,23 +21,10 @@ pub struct Arguments {
     threads: u64,
 }
 
-impl Arguments {
-    /// The options of the gate: every policy and every stack runs at least once.
-    pub fn short() -> Self {
-        Self { seconds: 5, seed: 1, threads: 4 }
-    }
-}
-
 /// Runs the example in release mode; it fails at the first lost byte.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
-    let pool =
-        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
-    if !pool.targets.iter().any(|target| target.is_example() && target.name == EXAMPLE) {
-        bail!("the crate `{CRATE}` has no example `{EXAMPLE}`");
-    }
     let Arguments { seconds, seed, threads } = arguments;
-    Tool::cargo(workspace)
-        .args(["run", "--quiet", "--release", "--package", CRATE, "--example", EXAMPLE, "--"])
+    example(workspace, EXAMPLE)?
         .args(["--seconds", &seconds.to_string(), "--seed", &seed.to_string()])
         .args(["--threads", &threads.to_string()])
         .run()

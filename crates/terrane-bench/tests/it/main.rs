@@ -38,7 +38,7 @@ fn calibrate(test: &str) -> Option<Command> {
     Some(Command::new(path))
 }
 
-/// Has `command` find the simulated driver; `None` after having said that it is not built.
+/// Sets the variables by which `command` finds the simulated driver. `None`, after a line about it, if it is not built.
 fn on_simulated_device(test: &str, mut command: Command) -> Option<Command> {
     let folder = profile().parent().map(|target| target.join("simulated-cuda"))?;
     if !folder.join("libcuda.so.1").is_file() {
@@ -50,7 +50,7 @@ fn on_simulated_device(test: &str, mut command: Command) -> Option<Command> {
     Some(command)
 }
 
-/// Has `command` find no device, though there may be a driver.
+/// Hides all devices from `command`, though there may be a driver.
 fn without_a_device(mut command: Command) -> Command {
     command.env("CUDA_VISIBLE_DEVICES", "").env_remove("LD_LIBRARY_PATH");
     command

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::support::PROGRAM;
 
-/// What a script of the shell prints; `None` after a line about it if the system refused to set its limit.
+/// The output of a shell script; `None` after a line about it if the system refused to set its limit.
 fn shell(test: &str, needs: Needs, script: &str, arguments: &[&str]) -> Option<Output> {
     let output = output(needs, script, arguments);
     output.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()

@@ -58,11 +58,6 @@ impl<O: Send + Sync + 'static> ForeignMemory<O> {
     pub fn owner(&self) -> &O {
         &self.owner
     }
-
-    /// Returns the owner.
-    pub fn into_owner(self) -> O {
-        self.owner
-    }
 }
 
 // SAFETY: the caller of `new` guarantees the contract of `Memory` for the span while the owner

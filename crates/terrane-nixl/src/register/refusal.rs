@@ -61,8 +61,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Whether the backend refuses every memory of this kind.
-    #[must_use]
-    pub const fn is_by_kind(&self) -> bool {
+    pub(crate) const fn is_by_kind(&self) -> bool {
         matches!(self, Self::MemoryType { .. } | Self::Kind { .. })
     }
 }

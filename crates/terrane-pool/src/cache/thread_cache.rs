@@ -1,5 +1,5 @@
-//! One thread's part of one pool: a magazine of free blocks for every class, and a second set of
-//! magazines for the blocks of one stream.
+//! One thread's part of one pool. It has a magazine of free blocks for every class, and a second set
+//! of magazines for the blocks of one stream.
 //!
 //! The owner enters its cache with plain stores and loads. A sweeper, which may be any thread,
 //! closes the gate first and then waits until the owner is out:

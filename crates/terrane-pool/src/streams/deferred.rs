@@ -11,7 +11,7 @@ use terrane_core::AllocateError;
 use crate::streams::fence::{Fence, FenceError, FenceSource, StreamId, deadline_after};
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
-/// FencePool that are made once and recorded repeatedly.
+/// Fences that are made once and recorded repeatedly.
 #[derive(Debug)]
 pub(crate) struct FencePool {
     source: Arc<dyn FenceSource>,
@@ -245,7 +245,7 @@ impl<T> DeferredFrees<T> {
 impl<T> Drop for DeferredFrees<T> {
     fn drop(&mut self) {
         let deadline = deadline_after(self.pending_wait);
-        while let Some((_hand, (mut marks, item))) = self.pop() {
+        while let Some((_progress, (mut marks, item))) = self.pop() {
             match marks.wait(&self.fences, deadline) {
                 Ok(true) => drop(ManuallyDrop::into_inner(item)),
                 outcome => {

@@ -3,6 +3,7 @@
 //! after each rule.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -58,7 +59,32 @@ impl<A: Allocate, F: Fn() -> Fixture<A>> AllocatorFixture for Suite<'_, F> {
 
 /// Host memory as it is, and bytes for a simulated device, which has addresses and no memory.
 #[derive(Default)]
-struct Imagined(Mutex<HashMap<u64, u8>>);
+struct Imagined(Mutex<HashMap<u64, Box<[u8; PAGE]>>>);
+
+/// The bytes that an [`Imagined`] has under one key.
+const PAGE: usize = 4096;
+
+impl Imagined {
+    /// Calls `on_part` with each part of `length` bytes at `address` that lies in one page: the bytes of
+    /// the page, and where they are in the whole.
+    fn each_part(
+        &self,
+        address: u64,
+        length: usize,
+        mut on_part: impl FnMut(&mut [u8], Range<usize>),
+    ) {
+        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = 0;
+        while done < length {
+            let at = address + done as u64;
+            let begin = usize::try_from(at % PAGE as u64).unwrap();
+            let end = (begin + length - done).min(PAGE);
+            let page = pages.entry(at / PAGE as u64).or_insert_with(|| Box::new([0; PAGE]));
+            on_part(&mut page[begin..end], done..done + end - begin);
+            done += end - begin;
+        }
+    }
+}
 
 impl PieceAccess for Imagined {
     unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause> {
@@ -66,10 +92,9 @@ impl PieceAccess for Imagined {
             // SAFETY: by the caller's promise.
             return unsafe { InProcess.read(at, bytes) };
         };
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (byte, address) in bytes.iter_mut().zip(address.get()..) {
-            *byte = known.get(&address).copied().unwrap_or(0);
-        }
+        self.each_part(address.get(), bytes.len(), |part, whole| {
+            bytes[whole].copy_from_slice(part)
+        });
         Ok(())
     }
 
@@ -78,8 +103,9 @@ impl PieceAccess for Imagined {
             // SAFETY: by the caller's promise.
             return unsafe { InProcess.write(at, bytes) };
         };
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.extend((address.get()..).zip(bytes.iter().copied()));
+        self.each_part(address.get(), bytes.len(), |part, whole| {
+            part.copy_from_slice(&bytes[whole])
+        });
         Ok(())
     }
 }

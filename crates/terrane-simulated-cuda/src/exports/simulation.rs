@@ -58,8 +58,8 @@ exports! {
         Ok(())
     }
 
-    /// Has the driver say that memory which was allocated at once is many allocations, a border at
-    /// each multiple of 2 MiB: mapped there (1), or neighbours by chance (2).
+    /// Makes the driver report one allocation as many, with a border at each multiple of 2 MiB. They
+    /// are mapped there (1), or are neighbours by chance (2).
     fn terraneSimulatedPieces(address: u64, sort: u32) |simulator, _caller| {
         let pieces = match sort {
             0 => Pieces::One,

@@ -14,7 +14,7 @@ pub use path::{CopyPath, Direction};
 
 /// The cost of a path: `fixed + pieces · per_piece_ns + bytes / bytes_per_second`.
 ///
-/// A piece is the unit that the path handles: a run of a path of copies, a cell of a kernel, or a
+/// A piece is the unit that the path handles. It is a run of a path of copies, a cell of a kernel, or a
 /// stretch of the packed end of the staged path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathCost {

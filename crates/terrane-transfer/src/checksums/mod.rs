@@ -7,7 +7,7 @@ pub(crate) mod host_memory;
 
 use std::sync::Arc;
 
-/// What a transfer does with the checksums of its blocks.
+/// The use of the checksums of a transfer's blocks.
 ///
 /// A block's checksum is the CRC-64/NVME of its bytes in canonical order
 /// ([`Geometry::canonical_spans`](terrane_layout::Geometry::canonical_spans)). It does not depend

@@ -36,8 +36,8 @@ use quote::Quote;
 /// An engine guarantees:
 ///
 /// - [`quote`](Self::quote) reads a plan and touches no bytes.
-/// - A plan without runs is executed like any other: the job ends once its options are met, after the
-///   device's order and with durable files.
+/// - A plan without runs is executed like any other. The job ends after the device's order, and with
+///   durable files if its options ask for them.
 /// - [`submit`](Self::submit) returns at once. It neither copies nor waits on the caller's thread.
 /// - The job is [finished](CopyJob::finish) exactly once, whatever happens. A job that is dropped
 ///   unfinished ends with [`TransferError::EngineStopped`](crate::TransferError::EngineStopped).
@@ -57,8 +57,8 @@ use quote::Quote;
 /// # Safety
 ///
 /// Finishing or dropping a job releases the memory at both ends and the caller's guard, and frees
-/// its blocks for other transfers. So an implementor promises that it touches only the bytes of the
-/// plan's runs, and none of them after it has finished or dropped the job.
+/// its blocks for other transfers. So an implementor promises to touch only the bytes of the plan's
+/// runs, and none of them after it has finished or dropped the job.
 pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// The engine's name in explanations and errors.
     fn name(&self) -> &'static str;

@@ -128,9 +128,8 @@ impl TransferManager {
     ///
     /// # What runs as a transfer ends
     ///
-    /// Some foreign code runs on the thread that ends the transfer: wakers, and three kinds of drops.
-    /// These are the drops of the owner of adopted memory, of the owner of an adopted stream or
-    /// event, and of a guard whose completion was dropped.
+    /// Some foreign code runs on the thread that ends the transfer: wakers, and the drops of owners of
+    /// adopted memory, streams and events. A guard drops there if its completion was dropped.
     /// The thread is an engine's, or one that waits for another transfer.
     ///
     /// This code must not wait for a transfer, nor for a thread that does. The blocked thread may

@@ -31,7 +31,7 @@ pub(crate) struct PathMetrics {
     counters: ShardedCounters,
 }
 
-/// What tells paths apart.
+/// The fields by which paths differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PathKey {
     engine: &'static str,

@@ -109,14 +109,14 @@ impl BlockLoops {
         let [group] = self.groups.as_slice() else { return None };
         let mut grids = Vec::with_capacity(group.nests.len());
         for nest in &group.nests {
-            if nest.block.iter().any(|steps| steps.outer().count > 1) {
+            if nest.block.as_ref().into_iter().any(|steps| steps.outer().count > 1) {
                 return None;
             }
             let mut loops: Vec<Loop> = Vec::with_capacity(8);
             let outer = nest.outer.iter().filter(|level| level.over != LoopAxis::Layers);
             loops.extend(outer.chain(&nest.inner));
             // Loops over regions, and the outermost of too many, become grids of their own.
-            let is_over_regions = |level: &Loop| level.step.0.iter().any(|at| at.region != 0);
+            let is_over_regions = |level: &Loop| level.step.0.into_iter().any(|at| at.region != 0);
             let (mut apart, mut inside): (Vec<Loop>, Vec<Loop>) =
                 loops.into_iter().partition(is_over_regions);
             let too_many = inside.len().saturating_sub(LOOPS);
@@ -152,23 +152,22 @@ fn grid(nest: &LoopNest, at: &Distance, loops: &[Loop]) -> Option<CopyGrid> {
     };
     let count =
         |level: Option<&Loop>| level.map_or(Some(1), |level| u32::try_from(level.count).ok());
-    let stride = |level: Option<&Loop>, end: usize| {
-        level.and_then(|level| level.step.0.get(end)).map_or(0, |at| at.offset)
-    };
-    let end = |end: usize| {
-        let (base, by, steps) = (nest.base.get(end)?, at.0.get(end)?, nest.block.get(end)?);
-        let layer = layers.and_then(|level| level.step.0.get(end));
+    let stride =
+        |level: Option<&Loop>, side| level.map_or(0, |level| level.step.0.get(side).offset);
+    let end = |side| {
+        let (base, by, steps) = (nest.base.get(side), at.0.get(side), nest.block.get(side));
+        let layer = layers.map(|level| level.step.0.get(side));
         let [outer, row, column] = padded;
-        Some(GridEnd {
+        GridEnd {
             first_region: base.region.wrapping_add(by.region),
             regions_per_layer: layer.map_or(0, |at| at.region),
             offset: base.offset.wrapping_add(by.offset),
             block_stride: steps.inner().stride,
             layer_stride: layer.map_or(0, |at| at.offset),
-            outer_stride: stride(outer, end),
-            row_stride: stride(row, end),
-            column_stride: stride(column, end),
-        })
+            outer_stride: stride(outer, side),
+            row_stride: stride(row, side),
+            column_stride: stride(column, side),
+        }
     };
     let [outer, row, column] = padded;
     Some(CopyGrid {
@@ -177,7 +176,7 @@ fn grid(nest: &LoopNest, at: &Distance, loops: &[Loop]) -> Option<CopyGrid> {
         rows: count(row)?,
         columns: count(column)?,
         bytes: ByteCount::new(nest.unit),
-        source: end(0)?,
-        destination: end(1)?,
+        source: end(Side::Source),
+        destination: end(Side::Destination),
     })
 }

@@ -11,7 +11,8 @@ use super::grid::CopyGrid;
 use super::nest::{self, Joining, LayerGroup};
 use super::shape::{self, Selection, SharedSection};
 use crate::error::TransferError;
-use crate::hazard::endpoint::{EndpointId, WeakEndpoint};
+use crate::hazard::endpoint::{Endpoint, EndpointId, WeakEndpoint};
+use crate::side::Ends;
 use crate::transfer::Transfer;
 
 /// The copies for each pair of blocks, whichever blocks they are.
@@ -65,7 +66,7 @@ fn holds_blocks(geometry: &Geometry) -> bool {
 fn is_partial(selection: &Selection, sections: &[SharedSection<'_>]) -> bool {
     let copies_all = |section: &SharedSection<'_>| {
         let bytes = section.piece_bytes(selection);
-        section.ends.iter().all(|end| end.shape().piece_bytes() == bytes)
+        section.ends.into_iter().all(|end| end.shape().piece_bytes() == bytes)
     };
     let has_all_rows = selection.has_all_heads && selection.tokens.is_none();
     !has_all_rows && !sections.iter().all(copies_all)
@@ -82,7 +83,7 @@ type Key = (EndpointId, EndpointId, bool);
 
 #[derive(Debug)]
 struct Known {
-    loops: FxHashMap<Key, ([WeakEndpoint; 2], Arc<BlockLoops>)>,
+    loops: FxHashMap<Key, (Ends<WeakEndpoint>, Arc<BlockLoops>)>,
     /// With this many entries, the next insert removes those of dropped endpoints.
     sweep_at: usize,
 }
@@ -111,10 +112,12 @@ impl LoopsCache {
         }
         drop(known);
         let loops = Arc::new(BlockLoops::of(transfer)?);
-        let ends = [source, destination].map(|end| end.downgrade());
+        let ends = Ends { source, destination }.map(Endpoint::downgrade);
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if known.loops.len() >= known.sweep_at {
-            known.loops.retain(|_, (ends, _)| !ends.iter().any(WeakEndpoint::has_gone));
+            known
+                .loops
+                .retain(|_, (ends, _)| !ends.as_ref().into_iter().any(WeakEndpoint::has_gone));
             known.sweep_at = 2 * known.loops.len() + LEAST_SWEPT;
         }
         known.loops.insert(key, (ends, Arc::clone(&loops)));
@@ -128,7 +131,6 @@ mod tests {
     use terrane_testkit::memory::HeapAllocator;
 
     use super::*;
-    use crate::hazard::endpoint::Endpoint;
 
     #[expect(clippy::unwrap_used, reason = "tests say what they expect by unwrapping it")]
     fn endpoint() -> Endpoint {

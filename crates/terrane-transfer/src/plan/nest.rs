@@ -1,19 +1,18 @@
 //! The copies for each pair of blocks: loops around runs that are contiguous at both ends.
 
-use std::ops::Range;
-
 use smallvec::SmallVec;
 use terrane_core::convert::to_u64;
 use terrane_layout::{Axis, AxisSteps, RegionOffset, Section};
 
-use super::run::Distance;
+use super::run::{Distance, times};
 use super::shape::{RowAxis, Selection, SharedSection};
+use crate::side::Ends;
 
 /// The loops around one run, for each pair of blocks.
 #[derive(Clone, Debug)]
 pub(crate) struct LoopNest {
     /// The start of the first run of block 0 at both ends.
-    pub(crate) base: [RegionOffset; 2],
+    pub(crate) base: Ends<RegionOffset>,
     /// The bytes of a run.
     pub(crate) unit: u64,
     /// Layers, then sections; the outermost first.
@@ -21,7 +20,7 @@ pub(crate) struct LoopNest {
     /// Heads, tokens and elements, in the order of the destination; the outermost first.
     pub(crate) inner: SmallVec<[Loop; 4]>,
     /// The strides of blocks at both ends.
-    pub(crate) block: [AxisSteps; 2],
+    pub(crate) block: Ends<AxisSteps>,
     /// The loop over sections that a run joins, if the run covers the blocks of its segment once
     /// for each section.
     pub(crate) joined: Option<Loop>,
@@ -107,9 +106,10 @@ fn layers_of(
     joining: Joining,
 ) -> SmallVec<[LayerGroup; 1]> {
     let is_linear = |section: &SharedSection<'_>| {
-        section.ends.iter().all(|end| linear(end.steps(Axis::Layer)).is_some())
+        section.ends.into_iter().all(|end| linear(end.steps(Axis::Layer)).is_some())
     };
-    let firsts = [selection.layers.start, selection.destination_first_layer];
+    let firsts =
+        Ends { source: selection.layers.start, destination: selection.destination_first_layer };
     if sections.iter().all(is_linear) {
         return SmallVec::from_iter([layer_group(sections, selection, firsts, count, 0, joining)]);
     }
@@ -125,7 +125,7 @@ fn layers_of(
 fn layer_group(
     sections: &[SharedSection<'_>],
     selection: &Selection,
-    firsts: [u32; 2],
+    firsts: Ends<u32>,
     count: u32,
     first: u32,
     joining: Joining,
@@ -164,21 +164,20 @@ fn layer_group(
 fn push_nests(
     section: &SharedSection<'_>,
     selection: &Selection,
-    firsts: [u32; 2],
+    firsts: Ends<u32>,
     count: u32,
     nests: &mut SmallVec<[LoopNest; 2]>,
 ) {
-    let [from, to] = section.ends;
-    let begin = |end: &Section, layer| {
+    let begin = |(end, layer): (&Section, u32)| {
         // A section without layers is part of the first one.
         end.begin(0, if end.steps(Axis::Layer).count() == 1 { 0 } else { layer })
     };
     let mut base = LoopNest {
-        base: [begin(from, firsts[0]), begin(to, firsts[1])],
+        base: section.ends.zip(firsts).map(begin),
         unit: section.unit,
         outer: SmallVec::new(),
         inner: SmallVec::new(),
-        block: [*from.steps(Axis::Block), *to.steps(Axis::Block)],
+        block: section.ends.map(|end| *end.steps(Axis::Block)),
         joined: None,
     };
     if count > 1 {
@@ -188,22 +187,23 @@ fn push_nests(
     }
     let mut uneven: SmallVec<[RowAxis<'_>; 3]> = SmallVec::new();
     for axis in section.rows(selection) {
-        let ((from, to), [positions, others]) = &axis;
-        match (linear(from), linear(to)) {
-            (Some(a), Some(b)) => {
-                let at = [(a, positions.start), (b, others.start)];
-                let at = at.map(|(step, first)| Distance::of(step).times(first.into()).0);
-                let [[from, _], [to, _]] = at;
-                let count = positions.end - positions.start;
-                base.add(&Distance([from, to]), [Loop::over_rows(count, Distance([a, b]))]);
+        let RowAxis { steps, positions } = &axis;
+        match (linear(steps.source), linear(steps.destination)) {
+            (Some(source), Some(destination)) => {
+                let step = Ends { source, destination };
+                let at = step
+                    .zip(positions.as_ref())
+                    .map(|(step, positions)| times(step, positions.start.into()));
+                let count = positions.source.end - positions.source.start;
+                base.add(&Distance(at), [Loop::over_rows(count, Distance(step))]);
             }
             _ => uneven.push(axis),
         }
     }
     let first = nests.len();
     nests.push(base);
-    for ((from, to), [positions, others]) in uneven {
-        let parts = split([from, to], [&positions, &others]);
+    for axis in uneven {
+        let parts = split(&axis);
         let before: SmallVec<[LoopNest; 2]> = nests.drain(first..).collect();
         for nest in &before {
             nests.extend(parts.iter().map(|part| {
@@ -237,29 +237,28 @@ fn linear(steps: &AxisSteps) -> Option<RegionOffset> {
 }
 
 /// Splits positions of an axis into parts that are loops at both ends.
-fn split(steps: [&AxisSteps; 2], ranges: [&Range<u32>; 2]) -> SmallVec<[AxisPart; 2]> {
-    let [from, to] = ranges.map(|range| range.start);
+fn split(axis: &RowAxis<'_>) -> SmallVec<[AxisPart; 2]> {
+    let starts = axis.positions.as_ref().map(|positions| positions.start);
     let place = |position: u32| {
-        let at = [(steps[0], from), (steps[1], to)].map(|(steps, first)| {
+        axis.steps.zip(starts).map(|(steps, first)| {
             let (region, offset) = steps.place(first + position);
             RegionOffset { region, offset }
-        });
-        Distance(at)
+        })
     };
     let level = Loop::over_rows;
-    let count = ranges[0].end - from;
+    let count = axis.positions.source.end - starts.source;
     let mut parts = SmallVec::new();
-    let groups = steps.map(|steps| match linear(steps) {
+    let groups = axis.steps.map(|steps| match linear(steps) {
         // An axis that is not split counts as one endless group.
         Some(_) => u32::MAX,
         None => steps.inner().count,
     });
     let mut at = 0;
     while at < count {
-        let within = [(from + at) % groups[0], (to + at) % groups[1]];
-        let (small, large) = (groups[0].min(groups[1]), groups[0].max(groups[1]));
+        let within = starts.zip(groups).map(|(start, group)| (start + at) % group);
         let rest = count - at;
-        let nested = within_bounds(within, groups, small, large, rest);
+        let small = groups.source.min(groups.destination);
+        let nested = within_bounds(within, groups, rest);
         let mut levels = SmallVec::new();
         let taken = match nested {
             Some((whole, middle)) => {
@@ -275,40 +274,42 @@ fn split(steps: [&AxisSteps; 2], ranges: [&Range<u32>; 2]) -> SmallVec<[AxisPart
                 whole * whole_count
             }
             None => {
-                let left = [groups[0] - within[0], groups[1] - within[1]];
-                let run = rest.min(left[0]).min(left[1]);
+                let left = groups.zip(within).map(|(group, within)| group - within);
+                let run = rest.min(left.source).min(left.destination);
                 levels.push(level(run, distance(&place, at, 1, run)));
                 run
             }
         };
-        parts.push(AxisPart { base: place(at), levels });
+        parts.push(AxisPart { base: Distance(place(at)), levels });
         at += taken;
     }
     parts
 }
 
 /// The bytes between positions `at` and `at + step`, if there are that many.
-fn distance(place: &impl Fn(u32) -> Distance, at: u32, step: u32, limit: u32) -> Distance {
+fn distance(
+    place: &impl Fn(u32) -> Ends<RegionOffset>,
+    at: u32,
+    step: u32,
+    limit: u32,
+) -> Distance {
     if step >= limit {
         return Distance::ZERO;
     }
-    Distance::between(&place(at).0, &place(at + step).0)
+    Distance::between(place(at), place(at + step))
 }
 
 /// Positions of a loop over whole groups of both ends, and small groups in each of them.
-fn within_bounds(
-    within: [u32; 2],
-    groups: [u32; 2],
-    small: u32,
-    large: u32,
-    rest: u32,
-) -> Option<(u32, u32)> {
+fn within_bounds(within: Ends<u32>, groups: Ends<u32>, rest: u32) -> Option<(u32, u32)> {
+    let (small, large) =
+        (groups.source.min(groups.destination), groups.source.max(groups.destination));
     if large == u32::MAX {
         // One end is not split: the groups of the other one follow each other.
-        let at_start = groups.iter().zip(within).all(|(&group, at)| group == u32::MAX || at == 0);
+        let at_start =
+            groups.zip(within).into_iter().all(|(group, at)| group == u32::MAX || at == 0);
         return (at_start && rest >= small).then_some((small, 1));
     }
-    let aligned = within == [0, 0] && large.is_multiple_of(small) && rest >= large;
+    let aligned = within == Ends::default() && large.is_multiple_of(small) && rest >= large;
     aligned.then_some((large, large / small))
 }
 
@@ -316,17 +317,17 @@ fn within_bounds(
 fn combine_sections(nests: &mut SmallVec<[LoopNest; 2]>) {
     let [first, others @ ..] = nests.as_slice() else { return };
     let Some(second) = others.first() else { return };
-    let step = Distance::between(&first.base, &second.base);
+    let step = Distance::between(first.base, second.base);
     let mut previous = first;
     for nest in others {
-        if !nest.is_like(first) || Distance::between(&previous.base, &nest.base) != step {
+        if !nest.is_like(first) || Distance::between(previous.base, nest.base) != step {
             return;
         }
         previous = nest;
     }
     // A negative step would wrap, and loops only go forwards.
     let goes_on = |each: &RegionOffset| each.region < u32::MAX / 2 && each.offset < u64::MAX / 2;
-    if !step.0.iter().all(goes_on) {
+    if !step.0.as_ref().into_iter().all(goes_on) {
         return;
     }
     let count = nests.len();
@@ -365,8 +366,8 @@ impl LoopNest {
             }
         }
         let key = |level: &Loop| {
-            let [_, to] = level.step.0;
-            std::cmp::Reverse((to.region, to.offset))
+            let at = level.step.0.destination;
+            std::cmp::Reverse((at.region, at.offset))
         };
         self.inner.sort_by_key(key);
     }

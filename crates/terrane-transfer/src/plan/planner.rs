@@ -160,7 +160,7 @@ fn touches(plan: &TransferPlan) -> bool {
     let mut nests = plan.groups().iter().flat_map(|group| &group.nests);
     nests.all(|nest| {
         nest.inner.is_empty()
-            && nest.block.iter().all(|steps| {
+            && nest.block.as_ref().into_iter().all(|steps| {
                 steps.outer().count == 1
                     && (steps.inner().stride == nest.unit || steps.count() == 1)
             })

@@ -3,7 +3,7 @@
 use terrane_core::ByteCount;
 use terrane_layout::RegionOffset;
 
-use crate::side::Side;
+use crate::side::{Ends, Side};
 
 /// A run of bytes that is contiguous at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,12 +16,12 @@ pub struct CopyRun {
 }
 
 impl CopyRun {
-    pub(crate) const fn new([from, to]: [RegionOffset; 2], bytes: u64) -> Self {
+    pub(crate) const fn new(at: &Ends<RegionOffset>, bytes: u64) -> Self {
         Self {
-            source_region: from.region,
-            destination_region: to.region,
-            source_offset: from.offset,
-            destination_offset: to.offset,
+            source_region: at.source.region,
+            destination_region: at.destination.region,
+            source_offset: at.source.offset,
+            destination_offset: at.destination.offset,
             bytes,
         }
     }
@@ -70,61 +70,59 @@ impl CopyRun {
 
     /// The run moved by these distances. Distances may be negative, so they wrap.
     pub(crate) const fn moved(&self, by: &Distance) -> Self {
-        let [from, to] = by.0;
+        let Ends { source, destination } = by.0;
         Self {
-            source_region: self.source_region.wrapping_add(from.region),
-            destination_region: self.destination_region.wrapping_add(to.region),
-            source_offset: self.source_offset.wrapping_add(from.offset),
-            destination_offset: self.destination_offset.wrapping_add(to.offset),
+            source_region: self.source_region.wrapping_add(source.region),
+            destination_region: self.destination_region.wrapping_add(destination.region),
+            source_offset: self.source_offset.wrapping_add(source.offset),
+            destination_offset: self.destination_offset.wrapping_add(destination.offset),
             bytes: self.bytes,
         }
     }
 }
 
-/// The distance between two positions, at the source and at the destination. Values wrap.
+/// The distance between two positions, at each end. Values wrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Distance(pub(crate) [RegionOffset; 2]);
+pub(crate) struct Distance(pub(crate) Ends<RegionOffset>);
 
 impl Distance {
-    pub(crate) const ZERO: Self = Self([RegionOffset { region: 0, offset: 0 }; 2]);
+    pub(crate) const ZERO: Self = Self::of(RegionOffset { region: 0, offset: 0 });
 
     /// The same distance at both ends.
     pub(crate) const fn of(at: RegionOffset) -> Self {
-        Self([at, at])
+        Self(Ends { source: at, destination: at })
     }
 
-    pub(crate) const fn between(from: &[RegionOffset; 2], to: &[RegionOffset; 2]) -> Self {
-        let [a, b] = [Self::one(from[0], to[0]), Self::one(from[1], to[1])];
-        Self([a, b])
-    }
-
-    const fn one(from: RegionOffset, to: RegionOffset) -> RegionOffset {
-        RegionOffset {
-            region: to.region.wrapping_sub(from.region),
-            offset: to.offset.wrapping_sub(from.offset),
-        }
-    }
-
-    pub(crate) fn times(&self, count: u64) -> Self {
-        // Counts of levels are products of 32-bit numbers; only valid positions are requested.
-        let regions = u32::try_from(count).unwrap_or(u32::MAX);
-        Self(self.0.map(|each| RegionOffset {
-            region: each.region.wrapping_mul(regions),
-            offset: each.offset.wrapping_mul(count),
+    pub(crate) fn between(first: Ends<RegionOffset>, second: Ends<RegionOffset>) -> Self {
+        Self(first.zip(second).map(|(first, second)| RegionOffset {
+            region: second.region.wrapping_sub(first.region),
+            offset: second.offset.wrapping_sub(first.offset),
         }))
     }
 
+    pub(crate) fn times(&self, count: u64) -> Self {
+        Self(self.0.map(|each| times(each, count)))
+    }
+
     pub(crate) fn plus(&self, other: &Self) -> Self {
-        let add = |a: RegionOffset, b: RegionOffset| RegionOffset {
-            region: a.region.wrapping_add(b.region),
-            offset: a.offset.wrapping_add(b.offset),
-        };
-        let ([a, b], [c, d]) = (self.0, other.0);
-        Self([add(a, c), add(b, d)])
+        Self(self.0.zip(other.0).map(|(one, other)| RegionOffset {
+            region: one.region.wrapping_add(other.region),
+            offset: one.offset.wrapping_add(other.offset),
+        }))
     }
 
     /// Whether both ends stay in their regions and advance by `bytes`.
     pub(crate) fn is_step_of(&self, bytes: u64) -> bool {
-        self.0.iter().all(|each| each.region == 0 && each.offset == bytes)
+        self.0.into_iter().all(|each| each.region == 0 && each.offset == bytes)
+    }
+}
+
+/// `count` times a distance at one end.
+pub(crate) fn times(distance: RegionOffset, count: u64) -> RegionOffset {
+    // Counts of levels are products of 32-bit numbers; only valid positions are requested.
+    let regions = u32::try_from(count).unwrap_or(u32::MAX);
+    RegionOffset {
+        region: distance.region.wrapping_mul(regions),
+        offset: distance.offset.wrapping_mul(count),
     }
 }

@@ -1,7 +1,7 @@
 //! The runs of a plan: by their numbers, and as a list.
 //!
-//! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections): one run,
-//! or as many as the inner loops have iterations.
+//! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections). It has one
+//! run for each iteration of the inner loops.
 
 use std::ops::Range;
 
@@ -204,8 +204,8 @@ impl TransferPlan {
         };
         let strides = steps.map(|steps| steps.inner().stride);
         for segment in others {
-            let from = distance(first.source, segment.source, strides[0]);
-            let to = distance(first.destination, segment.destination, strides[1]);
+            let from = distance(first.source, segment.source, strides.source);
+            let to = distance(first.destination, segment.destination, strides.destination);
             let begin = runs.len();
             runs.extend_from_within(..of_segment);
             let added = runs.get_mut(begin..).unwrap_or_default();
@@ -222,10 +222,10 @@ impl TransferPlan {
     }
 
     /// The strides of blocks, if they are equal in all nests and blocks are not split.
-    fn linear_blocks(&self) -> Option<[AxisSteps; 2]> {
+    fn linear_blocks(&self) -> Option<Ends<AxisSteps>> {
         let mut nests = self.groups().iter().flat_map(|group| &group.nests);
         let steps = nests.next()?.block;
-        let is_linear = steps.iter().all(|steps| steps.outer().count == 1);
+        let is_linear = steps.as_ref().into_iter().all(|steps| steps.outer().count == 1);
         (is_linear && nests.all(|nest| nest.block == steps)).then_some(steps)
     }
 
@@ -273,8 +273,8 @@ impl TransferPlan {
         let nests = self.groups().iter().flat_map(|group| &group.nests);
         let bits = nests.fold(0, |bits, nest| {
             let levels = nest.outer.iter().chain(&nest.inner);
-            let start = bits | nest.unit | at(&nest.base, side).offset;
-            levels.fold(start, |bits, level| bits | at(&level.step.0, side).offset)
+            let start = bits | nest.unit | nest.base.get(side).offset;
+            levels.fold(start, |bits, level| bits | level.step.0.get(side).offset)
         });
         of_end_bases(self, side).min(Alignment::of(bits | self.block_bits(side)))
     }
@@ -318,10 +318,10 @@ struct Image {
 
 impl Image {
     fn of(nest: &LoopNest, side: Side) -> Self {
-        let base = at(&nest.base, side);
+        let base = nest.base.get(side);
         let levels = nest.outer.iter().chain(&nest.inner);
         let mut levels: Vec<(u64, u64)> = levels
-            .map(|level| (level.count, at(&level.step.0, side)))
+            .map(|level| (level.count, level.step.0.get(side)))
             // Stretches of other regions are alike.
             .filter(|(_, step)| step.region == 0)
             .map(|(count, step)| (count, step.offset))
@@ -368,14 +368,6 @@ fn join_images(images: &mut Vec<Image>) {
     }
 }
 
-fn at(ends: &[RegionOffset; 2], side: Side) -> RegionOffset {
-    let [source, destination] = *ends;
-    match side {
-        Side::Source => source,
-        Side::Destination => destination,
-    }
-}
-
 /// The sum of `weight` over the tiles of one iteration over layers, for each segment.
 fn per_step(group: &LayerGroup, weight: &impl Fn(&LoopNest) -> u64) -> u64 {
     group.nests.iter().map(|nest| nest.sections() * weight(nest)).sum()
@@ -383,17 +375,19 @@ fn per_step(group: &LayerGroup, weight: &impl Fn(&LoopNest) -> u64) -> u64 {
 
 /// The first run of a tile, for the blocks of a segment.
 fn tile_run(nest: &LoopNest, step: u64, section: u64, segment: &Segment) -> CopyRun {
-    let [from, to] = &nest.block;
     let place = |steps: &AxisSteps, block| {
         let (region, offset) = steps.place(block);
         RegionOffset { region, offset }
     };
-    let mut by = Distance([place(from, segment.source), place(to, segment.destination)]);
+    let mut by = Distance(Ends {
+        source: place(&nest.block.source, segment.source),
+        destination: place(&nest.block.destination, segment.destination),
+    });
     for level in &nest.outer {
         let index = if level.over == LoopAxis::Layers { step } else { section };
         by = by.plus(&level.step.times(index));
     }
-    CopyRun::new(nest.base, nest.unit * u64::from(segment.blocks)).moved(&by)
+    CopyRun::new(&nest.base, nest.unit * u64::from(segment.blocks)).moved(&by)
 }
 
 fn distance(from: u32, to: u32, stride: u64) -> u64 {

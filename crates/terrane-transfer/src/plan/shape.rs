@@ -28,15 +28,32 @@ pub(crate) struct Selection {
 /// A section of both ends, with the strides of its rows there.
 #[derive(Clone)]
 pub(crate) struct SharedSection<'a> {
-    pub(crate) ends: [&'a Section; 2],
+    pub(crate) ends: Ends<&'a Section>,
     /// The bytes that are never split.
     pub(crate) unit: u64,
-    rows: [[AxisSteps; 2]; 3],
+    /// The strides of heads, tokens and elements.
+    rows: [Ends<AxisSteps>; 3],
     has_layers: bool,
 }
 
-/// A loop over rows: the strides at both ends, and the positions to copy.
-pub(crate) type RowAxis<'a> = ((&'a AxisSteps, &'a AxisSteps), [Range<u32>; 2]);
+/// A loop over rows.
+pub(crate) struct RowAxis<'a> {
+    /// The strides.
+    pub(crate) steps: Ends<&'a AxisSteps>,
+    /// The positions to copy, equally many at both ends.
+    pub(crate) positions: Ends<Range<u32>>,
+}
+
+impl<'a> RowAxis<'a> {
+    /// The loop over some positions, or over all.
+    fn new(steps: Ends<&'a AxisSteps>, positions: Option<Ends<Range<u32>>>) -> Self {
+        let positions = positions.unwrap_or_else(|| {
+            let count = u32::try_from(steps.source.count()).unwrap_or(u32::MAX);
+            Ends::from_fn(|_| 0..count)
+        });
+        Self { steps, positions }
+    }
+}
 
 impl SharedSection<'_> {
     /// Whether it is copied layer by layer, that is, has as many layers as the layout.
@@ -46,24 +63,20 @@ impl SharedSection<'_> {
 
     /// Heads, tokens and elements.
     pub(crate) fn rows(&self, selection: &Selection) -> [RowAxis<'_>; 3] {
-        let all = |[from, _]: &[AxisSteps; 2]| {
-            let count = u32::try_from(from.count()).unwrap_or(u32::MAX);
-            [0..count, 0..count]
-        };
-        let [heads, tokens, elements] = &self.rows;
-        let of_heads =
-            if selection.has_all_heads { all(heads) } else { selection.heads.clone().into_array() };
-        let of_tokens = selection.tokens.clone().map_or_else(|| all(tokens), Ends::into_array);
+        let [heads, tokens, elements] = self.rows.each_ref().map(Ends::as_ref);
+        let some_heads = (!selection.has_all_heads).then(|| selection.heads.clone());
         [
-            ((&heads[0], &heads[1]), of_heads),
-            ((&tokens[0], &tokens[1]), of_tokens),
-            ((&elements[0], &elements[1]), all(elements)),
+            RowAxis::new(heads, some_heads),
+            RowAxis::new(tokens, selection.tokens.clone()),
+            RowAxis::new(elements, None),
         ]
     }
 
     /// The copied bytes of one layer of one block.
     pub(crate) fn piece_bytes(&self, selection: &Selection) -> u64 {
-        let counts = self.rows(selection).map(|(_, [from, _])| u64::from(from.end - from.start));
+        let counts = self.rows(selection).map(|RowAxis { positions, .. }| {
+            u64::from(positions.source.end - positions.source.start)
+        });
         // At most the bytes of a block, which its geometry has proved to fit.
         counts.iter().product::<u64>() * self.unit
     }
@@ -74,8 +87,9 @@ impl SharedSection<'_> {
 pub(crate) fn check<'a>(
     transfer: &'a Transfer,
 ) -> Result<(Selection, SmallVec<[SharedSection<'a>; 2]>), TransferError> {
-    let ends = [&transfer.source, &transfer.destination].map(|end| end.layout().geometry());
-    let [from, to] = ends;
+    let ends = Ends { source: &transfer.source, destination: &transfer.destination }
+        .map(|end| end.layout().geometry());
+    let Ends { source: from, destination: to } = ends;
     // With a `destination_first_layer`, only the copied layers have to fit both ends.
     if transfer.destination_first_layer.is_none() {
         equal("num_layers", from.num_layers().into(), to.num_layers().into())?;
@@ -94,7 +108,12 @@ pub(crate) fn check<'a>(
         };
         let is_partial = layers.end - layers.start != from.num_layers()
             || transfer.destination_first_layer.is_some();
-        sections.push(shared([section, other], ends, is_partial, transfer)?);
+        sections.push(shared(
+            Ends { source: section, destination: other },
+            ends,
+            is_partial,
+            transfer,
+        )?);
     }
     let (heads, has_all_heads) = check_heads(transfer, ends)?;
     let tokens = check_tokens(transfer, ends)?;
@@ -107,31 +126,31 @@ fn equal(field: &'static str, from: u64, to: u64) -> Result<(), TransferError> {
 
 /// Compares one section of both ends.
 fn shared<'a>(
-    sections: [&'a Section; 2],
-    ends: [&Geometry; 2],
+    sections: Ends<&'a Section>,
+    ends: Ends<&Geometry>,
     is_partial: bool,
     transfer: &Transfer,
 ) -> Result<SharedSection<'a>, TransferError> {
-    let [from, to] = sections.map(Section::shape);
+    let Ends { source: from, destination: to } = sections.map(Section::shape);
     // If only some tokens are copied, their range has to fit both ends.
     if transfer.tokens.is_none() {
         equal("page_size", from.tokens.into(), to.tokens.into())?;
     }
-    for (shape, (end, side)) in
-        [&from, &to].into_iter().zip(ends.into_iter().zip([Side::Source, Side::Destination]))
-    {
-        let needs_layers = is_partial || transfer.options.layer_by_layer;
-        if needs_layers && shape.layers == 1 && end.num_layers() > 1 {
-            let [section, _] = sections;
-            return Err(TransferError::SectionHasNoLayers { section: section.name(), side });
-        }
-    }
-    let is_absent =
+    let lacks_layers =
         |shape: &SectionShape, end: &Geometry| shape.layers == 1 && end.num_layers() > 1;
-    if is_absent(&from, ends[0]) != is_absent(&to, ends[1]) {
+    let lacking = Ends {
+        source: lacks_layers(&from, ends.source),
+        destination: lacks_layers(&to, ends.destination),
+    };
+    let needs_layers = is_partial || transfer.options.layer_by_layer;
+    if let Some(side) = Side::BOTH.into_iter().find(|&side| needs_layers && *lacking.get(side)) {
+        let section = sections.source.name();
+        return Err(TransferError::SectionHasNoLayers { section, side });
+    }
+    if lacking.source != lacking.destination {
         equal("layers of a section", from.layers.into(), to.layers.into())?;
     }
-    let has_layers = !is_absent(&from, ends[0]);
+    let has_layers = !lacking.source;
     let steps = |axis| sections.map(|section| *section.steps(axis));
     let (tokens, element_bytes) = (steps(Axis::Token), u64::from(from.element_bytes));
     if let (Some(_), Some(_)) = (from.heads, to.heads) {
@@ -173,11 +192,12 @@ fn shared<'a>(
     Ok(SharedSection { ends: sections, unit: from.row_bytes(), rows, has_layers })
 }
 
-const ABSENT: [AxisSteps; 2] = [AxisSteps::ABSENT; 2];
+const ABSENT: Ends<AxisSteps> = Ends { source: AxisSteps::ABSENT, destination: AxisSteps::ABSENT };
 
 /// Checks that the elements of a head, or of a row, are adjacent at both ends.
-fn check_contiguous(sections: [&Section; 2], whole_rows: bool) -> Result<(), TransferError> {
-    for (section, side) in sections.into_iter().zip([Side::Destination, Side::Source]) {
+fn check_contiguous(sections: Ends<&Section>, whole_rows: bool) -> Result<(), TransferError> {
+    for side in Side::BOTH {
+        let section = *sections.get(side);
         let shape = section.shape();
         let follows = |axis, bytes: u64| {
             let steps = section.steps(axis);
@@ -186,7 +206,7 @@ fn check_contiguous(sections: [&Section; 2], whole_rows: bool) -> Result<(), Tra
         let heads_follow = !whole_rows || follows(Axis::Head, shape.head_bytes());
         if !follows(Axis::Element, shape.element_bytes.into()) || !heads_follow {
             // The end that states its heads separates them, and the other one does not state any.
-            return Err(TransferError::HeadsNotStated { side });
+            return Err(TransferError::HeadsNotStated { side: side.other() });
         }
     }
     Ok(())
@@ -195,17 +215,16 @@ fn check_contiguous(sections: [&Section; 2], whole_rows: bool) -> Result<(), Tra
 /// The heads to copy at both ends, and whether these are all heads.
 fn check_heads(
     transfer: &Transfer,
-    ends: [&Geometry; 2],
+    ends: Ends<&Geometry>,
 ) -> Result<(Ends<Range<u32>>, bool), TransferError> {
-    let sides = [Side::Source, Side::Destination];
     let all = ends.map(|end| stated(end).flatten().max().unwrap_or(1));
     let Some(heads) = &transfer.heads else {
         for (from, to) in stated_pairs(ends) {
             equal("num_heads", from.into(), to.into())?;
         }
-        return Ok((Ends::from(all).map(|heads| 0..heads), true));
+        return Ok((all.map(|heads| 0..heads), true));
     };
-    for (end, side) in ends.into_iter().zip(sides) {
+    for (end, side) in ends.into_iter().zip(Side::BOTH) {
         if stated(end).any(|heads| heads.is_none()) {
             return Err(TransferError::HeadsNotStated { side });
         }
@@ -214,13 +233,14 @@ fn check_heads(
             return Err(TransferError::HeadsDiffer { side });
         }
     }
-    for ((side, num_heads), heads) in sides.into_iter().zip(all).zip(heads.as_ref()) {
+    for ((side, num_heads), heads) in Side::BOTH.into_iter().zip(all).zip(heads.as_ref()) {
         if heads.start >= heads.end || heads.end > num_heads {
             let heads = heads.clone();
             return Err(TransferError::NoSuchHeads { side, heads, num_heads });
         }
     }
-    let [from, to] = heads.as_ref().map(|heads| heads.end - heads.start).into_array();
+    let counts = heads.as_ref().map(|heads| heads.end - heads.start);
+    let Ends { source: from, destination: to } = counts;
     if from == to {
         Ok((heads.clone(), false))
     } else {
@@ -234,8 +254,8 @@ fn stated(end: &Geometry) -> impl Iterator<Item = Option<u32>> + '_ {
 }
 
 /// The heads of each section, if both ends state them.
-fn stated_pairs(ends: [&Geometry; 2]) -> impl Iterator<Item = (u32, u32)> {
-    let [from, to] = ends;
+fn stated_pairs(ends: Ends<&Geometry>) -> impl Iterator<Item = (u32, u32)> {
+    let Ends { source: from, destination: to } = ends;
     from.sections().iter().filter_map(|section| {
         Some((section.shape().heads?, to.section(section.name())?.shape().heads?))
     })
@@ -243,12 +263,10 @@ fn stated_pairs(ends: [&Geometry; 2]) -> impl Iterator<Item = (u32, u32)> {
 
 fn check_tokens(
     transfer: &Transfer,
-    ends: [&Geometry; 2],
+    ends: Ends<&Geometry>,
 ) -> Result<Option<Ends<Range<u32>>>, TransferError> {
     let Some(tokens) = &transfer.tokens else { return Ok(None) };
-    for ((end, tokens), side) in
-        ends.into_iter().zip(tokens.as_ref()).zip([Side::Source, Side::Destination])
-    {
+    for ((end, tokens), side) in ends.into_iter().zip(tokens.as_ref()).zip(Side::BOTH) {
         for section in end.sections() {
             let num_tokens = section.shape().tokens;
             if tokens.start >= tokens.end || tokens.end > num_tokens {
@@ -257,7 +275,8 @@ fn check_tokens(
             }
         }
     }
-    let [from, to] = tokens.as_ref().map(|tokens| tokens.end - tokens.start).into_array();
+    let counts = tokens.as_ref().map(|tokens| tokens.end - tokens.start);
+    let Ends { source: from, destination: to } = counts;
     if from == to {
         Ok(Some(tokens.clone()))
     } else {

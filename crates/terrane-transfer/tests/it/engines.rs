@@ -233,7 +233,7 @@ fn a_small_transfer_does_not_wait_for_the_end_of_a_large_one() {
     let (release, released) = mpsc::channel();
     let hold = gate.hold_for_read(&[0]).unwrap();
     let first = Transfer::new(&source, &destination).blocks(&[64], &[64]).after(&hold.ticket());
-    // Nobody waits for it when the gate opens, so its guard drops on the engine's thread.
+    // No thread waits for it when the gate opens, so its guard drops on the engine's thread.
     drop(manager.submit(first, Keeper(released)).unwrap());
     drop(hold);
     let large: Vec<u32> = (1..64).collect();

@@ -58,7 +58,7 @@ pub struct Options {
     pub verbose: bool,
 }
 
-/// What not every machine has.
+/// Hardware and services that only some machines have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
     /// A GPU: the first tier is its memory then, and the second one pinned memory

@@ -1,4 +1,4 @@
-//! What people and programs read: notes, the table, JSON lines, errors.
+//! The output for people and programs: notes, the table, JSON lines, errors.
 
 use std::error::Error;
 use std::fmt::Display;

@@ -1,4 +1,4 @@
-//! What can go wrong, and with which exit code that ends the program.
+//! The errors of the program, each with its exit code.
 
 use std::io;
 use std::path::PathBuf;

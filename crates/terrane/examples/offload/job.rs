@@ -24,7 +24,7 @@ use crate::models::Model;
 use crate::progress;
 use crate::tiers::{Patterns, Tier};
 
-/// What is moved by default.
+/// The amount that is moved by default.
 const DEFAULT_MOVED: ByteCount = ByteCount::mib(256);
 
 /// Engines hold K and V of a layer in one tensor each: outer first.
@@ -343,7 +343,7 @@ fn transfer(from: &Endpoint, to: &Endpoint) -> Transfer {
     }
 }
 
-/// What a group needs while it is moved.
+/// The endpoints and patterns of a group while it is moved.
 struct Stage {
     compute: Tier,
     host: Tier,
@@ -377,7 +377,7 @@ fn count_blocks(options: &Options, model: &Model) -> Result<Counts, Failure> {
     }
 }
 
-/// What came of the prediction.
+/// The measured time beside the prediction.
 fn actual(report: &Report) -> String {
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
     format!(

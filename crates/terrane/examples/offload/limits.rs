@@ -1,4 +1,4 @@
-//! What the machine can do at best, measured beside what the hops do.
+//! The machine's best rates, measured beside the hops.
 
 use std::path::Path;
 use std::slice;

@@ -1,4 +1,4 @@
-//! What the machine has: memory, and directories on real disks.
+//! The memory of the machine, and its directories on real disks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ fn file_system_of(directory: &Path, mounts: &str) -> String {
         let file_system = rest.split(' ').next()?;
         directory.starts_with(point).then_some((point.len(), file_system))
     });
-    // Of two at one point the later one hides the other.
+    // If two file systems are mounted at one point, the later one hides the other.
     let nearest = mounts.max_by_key(|(length, _)| *length);
     nearest.map_or("an unknown file system", |(_, file_system)| file_system).to_owned()
 }

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     let mut console = Console::new(options.json, options.verbose);
     match run(&options, &mut console) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads our output has read enough: `offload | head`.
+        // The reader of the output has read enough: `offload | head`.
         Err(failure) if failure.is_closed_pipe() => ExitCode::FAILURE,
         Err(failure) => {
             console.fail(&failure);

@@ -21,7 +21,7 @@ pub struct Patterns {
     pub poison: Pattern,
 }
 
-/// What a block holds: of which pattern, and what that pattern has for which block.
+/// The content of a block: a pattern, and the number of the block that the pattern is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
     Data(u32),

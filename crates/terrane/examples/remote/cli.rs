@@ -26,7 +26,7 @@ pub struct Options {
     /// Layers to move, from the first on; by default all
     #[arg(long, value_parser = value_parser!(u32).range(1..))]
     pub layers: Option<u32>,
-    /// Who moves: prefill writes to decode, or decode reads from prefill
+    /// The direction: prefill writes to decode, or decode reads from prefill
     #[arg(long, value_enum, default_value_t = Mode::Write)]
     pub mode: Mode,
     /// The memory that both sides have their blocks in
@@ -46,7 +46,7 @@ pub struct Options {
     pub role: Role,
 }
 
-/// Who moves.
+/// The process that moves the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// Prefill writes the blocks into decode's memory

@@ -11,7 +11,7 @@ use crate::models;
 use crate::moves::{Measured, Move};
 use crate::tier::Side;
 
-/// What decode found.
+/// The result of decode's check.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Verdict {
     pub looked_at: u64,

@@ -1,4 +1,4 @@
-//! What can go wrong, and with which exit code that ends the program.
+//! The errors of the program, each with its exit code.
 
 use std::io;
 use std::path::PathBuf;
@@ -82,7 +82,7 @@ impl Failure {
             | Self::TooManyIds { .. }
             | Self::Size(_) => 2,
             Self::Nixl(_) | Self::NoGpu(_) | Self::Device(_) | Self::Tier(_) | Self::Start(_) => 3,
-            // What ended it, ends this.
+            // The exit code of the other process is that of this one.
             Self::PeerEnded(status) => {
                 status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1).max(1)
             }

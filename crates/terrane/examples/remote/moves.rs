@@ -1,4 +1,4 @@
-//! What is moved: blocks of a group of layers, drawn alike by both processes.
+//! The moved blocks of a group of layers. Both processes draw the same ones.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::models::Model;
 use crate::tier::Side;
 
-/// What is moved by default.
+/// The amount that is moved by default.
 const DEFAULT_BYTES: u64 = 128 << 20;
 /// A serving engine's allocator hands out blocks next to one another as long as it can.
 const NEIGHBOURS: usize = 4;
@@ -34,11 +34,11 @@ pub struct Move {
     pub others: Vec<u32>,
     pub layers: u32,
     pub computed: Pattern,
-    /// What is in decode's memory before.
+    /// The content of decode's memory before the transfer.
     pub poison: Pattern,
 }
 
-/// What a transfer was, medians over the rounds.
+/// A measured transfer: medians over the rounds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Measured {
     pub path: String,

@@ -1,4 +1,4 @@
-//! What people and programs read.
+//! The output for people and programs.
 
 use std::io::{self, Write};
 

@@ -44,7 +44,7 @@ fn device_pinned_system_and_disk_share_one_budget() {
             other => panic!("{other}"),
         }
     }
-    // What one tier gives back, another may have.
+    // The bytes that one tier frees are available to another.
     drop(file);
     drop(device.allocate(&of(1)).unwrap());
     drop((kept, on_device));

@@ -1,4 +1,4 @@
-//! What the example says, and leaves behind, when it cannot do its job.
+//! The errors of the example, and the files that it leaves, when it cannot do its job.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -86,7 +86,7 @@ fn directories_that_cannot_be_used() {
     fails(&["--disk-path", "/proc"], 3, &["cannot hold the disk tier", "/proc"]);
 }
 
-/// Whoever reads the output may stop reading.
+/// The reader of the output may stop reading.
 #[test]
 fn a_closed_pipe_is_no_panic() {
     let (reader, writer) = std::io::pipe().unwrap();

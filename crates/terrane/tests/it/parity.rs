@@ -1,4 +1,4 @@
-//! What `docs/parity.md` says is proved by tests that exist.
+//! The tests that `docs/parity.md` names exist.
 
 use std::collections::BTreeSet;
 use std::fs;

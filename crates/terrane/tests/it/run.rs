@@ -62,7 +62,7 @@ pub fn without_a_driver(arguments: &[&str]) -> Command {
     command
 }
 
-/// What it says with these arguments.
+/// The output with these arguments.
 pub fn output(arguments: &[&str]) -> Output {
     offload(arguments).output().unwrap()
 }
@@ -72,7 +72,7 @@ pub fn errors(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// What lies in a directory.
+/// The files of a directory.
 pub fn files(directory: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect()
 }

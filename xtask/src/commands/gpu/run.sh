@@ -409,7 +409,7 @@ unpack_nixl() {
     LD_LIBRARY_PATH=$nixl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     export LD_LIBRARY_PATH
     # GDS without the kernel module nvidia-fs goes through the host, if it is told to. Then each I/O
-    # of a batch has a bounce buffer, and a submit for which too few are free waits for ever.
+    # of a batch has a bounce buffer, and a submit for which too few are free never returns.
     if [ -z "${CUFILE_ENV_PATH_JSON-}" ] && [ ! -e /proc/driver/nvidia-fs ]; then
         CUFILE_ENV_PATH_JSON=$logs/cufile.json CUFILE_FORCE_COMPAT_MODE=true
         printf '{"logging": {"dir": "%s", "level": "INFO"},\n "properties": {%s}}\n' "$logs" \

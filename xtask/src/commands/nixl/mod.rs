@@ -116,7 +116,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Has what `tool` builds find libclang, and what it runs find NIXL.
+/// Sets the variables by which `tool` finds libclang in builds, and its programs find NIXL.
 ///
 /// With `TERRANE_NIXL=system`, the machine's own NIXL is used and nothing changes.
 pub fn with_nixl(workspace: &Workspace, tool: Tool) -> Result<Tool> {

@@ -130,7 +130,7 @@ fn move_on(
         in_flight.wait().result?;
         in_flight = following;
         std::mem::swap(&mut next, &mut last);
-        // Nobody listens any more once one has.
+        // The receiver is gone once one has ended.
         let _ = began.send(());
     }
     in_flight.wait().result?;

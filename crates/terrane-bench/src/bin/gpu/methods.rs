@@ -17,7 +17,7 @@ pub struct Methods {
     pieces: Pieces,
     batch: Pieces,
     pub grid: GridLaunch,
-    /// What the grid's tables and lists lie in.
+    /// The memory of the grid's tables and lists.
     _tables: Vec<DeviceMemory>,
 }
 

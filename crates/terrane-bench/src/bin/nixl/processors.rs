@@ -39,8 +39,8 @@ impl Processors {
         Ok(apart)
     }
 
-    /// Has whatever this starts run on the agents' processor, and this thread on the other one from
-    /// then on.
+    /// Runs `agents` on the agents' processor, where the threads that it starts stay. This thread then
+    /// moves to the other processor.
     pub fn start<T>(&self, agents: impl FnOnce() -> Result<T>) -> Result<T> {
         sched_setaffinity(None, &self.agents)?;
         let agents = agents();

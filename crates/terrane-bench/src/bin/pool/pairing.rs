@@ -131,12 +131,12 @@ impl<T> Ring<T> {
         Self { slots: std::array::from_fn(slot) }
     }
 
-    /// Has `fill` push the next load.
+    /// Lets `fill` push the next load.
     pub fn send(&self, number: usize, fill: impl FnOnce(&mut Vec<T>)) {
         self.pass(number, false, fill);
     }
 
-    /// Has `empty` take the next load out.
+    /// Lets `empty` take the next load out.
     pub fn receive(&self, number: usize, empty: impl FnOnce(&mut Vec<T>)) {
         self.pass(number, true, empty);
     }

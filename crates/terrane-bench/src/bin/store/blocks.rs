@@ -53,7 +53,7 @@ pub fn measure<W: Write>(
     Ok(())
 }
 
-/// What moves the blocks.
+/// The code that moves the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Store,

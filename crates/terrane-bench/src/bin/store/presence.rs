@@ -70,7 +70,7 @@ pub fn measure<W: Write>(
     }
     ensure!(ready.is_multiple_of(usize::try_from(QUERIES)?), "a resident key was not found");
     if reporter.wants(index) {
-        // What the blocks themselves take is known: their memory is touched when it is allocated.
+        // The memory of the blocks is known: it is touched when it is allocated.
         let tiers = store.snapshot().tiers;
         let blocks = tiers.first().context("the store has no tier")?.capacity.get();
         let each = (resident_bytes()? - before - blocks as f64) / f64::from(arguments.keys);

@@ -37,7 +37,7 @@ impl Visit for Says {
     }
 }
 
-/// Has the driver answer again as soon as a transfer goes on without buffers.
+/// The driver works again as soon as a transfer goes on without buffers.
 fn forgiving(driver: SimulatedCuda) -> impl Subscriber + Send + Sync {
     AtEvents::any(move |event| {
         let mut says = Says(false);

@@ -107,8 +107,8 @@ fn within(claim: Claim, count: u64, limit: u32) -> Result<(), DecodeError> {
 }
 
 /// The length of the name (1) and the name, the bytes of an element (4), whether heads are stated
-/// (1), the first region (4), the offset (8), and the steps of each axis: regions (4), outer count
-/// (4) and stride (8), inner count (4) and stride (8).
+/// (1), the first region (4), the offset (8), and the steps of each axis. The steps are regions (4),
+/// outer count (4) and stride (8), inner count (4) and stride (8).
 fn write_section(section: &Section, encoded: &mut Vec<u8>) {
     let name = section.name();
     let name = name.as_str();

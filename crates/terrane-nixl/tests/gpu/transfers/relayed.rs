@@ -88,8 +88,8 @@ fn a_file_that_gds_refuses_goes_by_posix_and_to_a_device_by_way_of_pinned_memory
     exchange(&context, &agent, &on_device, &file, |_| Declined::NoCommonBackend);
 }
 
-/// Has a device and a file exchange blocks by the relay, as NIXL's engine declines them for this reason,
-/// given the side that the device is at.
+/// Copies blocks between a device and a file by the relay, as NIXL's engine declines them for this
+/// reason, which depends on the side of the device.
 fn exchange(
     context: &Context,
     agent: &Agent,

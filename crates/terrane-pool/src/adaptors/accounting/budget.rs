@@ -326,8 +326,7 @@ pub struct OverBudget {
 
 impl OverBudget {
     /// Converts the refusal into an error of an allocation with this label.
-    #[must_use]
-    pub fn for_label(self, label: Label) -> AllocateError {
+    pub(crate) fn for_label(self, label: Label) -> AllocateError {
         let Self { budget, requested, live, limit } = self;
         AllocateError::OverBudget { budget, requested, live, limit, label }
     }

@@ -41,8 +41,7 @@ impl<A: Allocate> Binning<A> {
     }
 
     /// Returns the upstream that serves requests of `bytes` bytes.
-    #[must_use]
-    pub fn upstream_for(&self, bytes: ByteCount) -> &A {
+    fn upstream_for(&self, bytes: ByteCount) -> &A {
         let index = self.bins.partition_point(|(largest, _)| *largest < bytes);
         self.bins.get(index).map_or(&self.rest, |(_, upstream)| upstream)
     }

@@ -196,7 +196,7 @@ fn look(file: &dyn OpenFile, records: u64) -> Result<Option<(u64, u64)>, terrane
             }
         }
     }
-    // Of equal counts the lower number wins, so that the answer is the same each time.
+    // If counts are equal, the lower number wins, so that the answer is the same each time.
     let most = votes.into_iter().max_by_key(|(vote, count)| (*count, std::cmp::Reverse(*vote)));
     Ok(most.map(|(vote, _)| vote))
 }

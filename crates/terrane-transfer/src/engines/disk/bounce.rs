@@ -6,8 +6,8 @@ use terrane_core::{
 };
 use terrane_storage::{SystemAllocator, SystemMemory, SystemOptions};
 
-/// The largest buffer. With larger ones the disk idles longer at the start and the end of a copy,
-/// and data leaves the processor's cache before it is used again.
+/// The largest buffer. With larger ones the disk idles longer at the start and the end of a copy.
+/// Data then also leaves the processor's cache before it is used again.
 const LARGEST: ByteCount = ByteCount::mib(1);
 
 /// A few buffers of one size, allocated at the first request for one.

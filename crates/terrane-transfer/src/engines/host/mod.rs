@@ -241,8 +241,8 @@ impl fmt::Debug for HostEngine {
 
 /// Runs a thread until the engine has dropped and what was submitted has ended.
 ///
-/// It copies a chunk of each of its transfers in turn, so that a small one does not wait for the
-/// end of a large one. It accepts another one beside those it has only if no thread is `idle`.
+/// It copies a chunk of each of its transfers in turn. So a small one does not wait for the end of a
+/// large one. It accepts another one beside those it has only if no thread is `idle`.
 fn serve(queue: &Receiver<Arc<QueuedJob>>, idle: &AtomicUsize) {
     let mut turns: VecDeque<Arc<QueuedJob>> = VecDeque::new();
     loop {

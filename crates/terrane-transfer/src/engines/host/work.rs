@@ -15,7 +15,7 @@ use crate::engines::copy::{self, Store};
 use crate::hazard::endpoint::Endpoint;
 use crate::plan::TransferPlan;
 use crate::plan::run::CopyRun;
-use crate::side::Side;
+use crate::side::{Ends, Side};
 
 /// A job in the engine's queue, where threads that wait for it find it too.
 ///
@@ -244,7 +244,7 @@ fn copy_runs(
     for (index, run) in plan.runs().iter().enumerate().skip(begin.unit) {
         let rest = run.rest(ByteCount::new(offset));
         let length = rest.bytes().get().min(bytes);
-        let Some([source, destination]) = host_addresses(plan, &rest) else {
+        let Some(Ends { source, destination }) = host_addresses(plan, &rest) else {
             let (offset, source) = (ByteCount::new(offset), Box::new(NotInHostMemory));
             return Err(CopyFailure::Run { index, offset, source });
         };
@@ -283,14 +283,14 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
         };
         let length = to_usize(tile.first.bytes);
         let mut regions = (tile.first.source_region, tile.first.destination_region);
-        let [mut source, mut destination] = host_addresses(plan, &tile.first).ok_or_else(failed)?;
+        let mut at = host_addresses(plan, &tile.first).ok_or_else(failed)?;
         let (mut from, mut to) = (tile.first.source_offset, tile.first.destination_offset);
         let mut result = Ok(());
         tile.for_each(&mut |run| {
             if regions != (run.source_region, run.destination_region) {
                 regions = (run.source_region, run.destination_region);
                 match host_addresses(plan, run) {
-                    Some(addresses) => [source, destination] = addresses,
+                    Some(addresses) => at = addresses,
                     None => result = Err(failed()),
                 }
                 (from, to) = (run.source_offset, run.destination_offset);
@@ -301,8 +301,8 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
             // Distances wrap, as an iteration may return to the start of an outer loop.
             let from = to_usize(run.source_offset.wrapping_sub(from));
             let to = to_usize(run.destination_offset.wrapping_sub(to));
-            let from = source.as_ptr().wrapping_add(from);
-            let to = destination.as_ptr().wrapping_add(to);
+            let from = at.source.as_ptr().wrapping_add(from);
+            let to = at.destination.as_ptr().wrapping_add(to);
             // SAFETY: as in `copy_runs`: the run is one of the plan's, so both pointers are within
             // their regions.
             unsafe { copy::copy(from, to, length, Store::Cached) };
@@ -322,14 +322,14 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
 struct NotInHostMemory;
 
 /// The start of a run at both ends.
-fn host_addresses(plan: &TransferPlan, run: &CopyRun) -> Option<[HostAddress; 2]> {
+fn host_addresses(plan: &TransferPlan, run: &CopyRun) -> Option<Ends<HostAddress>> {
     let at = |end: &Endpoint, region, offset| {
         end.base(region).and_then(Location::as_host)?.checked_add(ByteCount::new(offset))
     };
     let source = at(plan.end(Side::Source), run.source_region, run.source_offset)?;
     let destination =
         at(plan.end(Side::Destination), run.destination_region, run.destination_offset)?;
-    Some([source, destination])
+    Some(Ends { source, destination })
 }
 
 #[cfg(all(test, not(loom)))]

@@ -42,8 +42,8 @@ const LEAST_CHUNK: ByteCount = ByteCount::mib(1);
 impl Chunking {
     /// Cuts `plan` for slots of `slot_bytes`.
     ///
-    /// Chunks have whole blocks, and their size is as near to an eighth of the plan as the slots
-    /// and the latency of a hop allow. If a block does not fit, a chunk has some layers of one
+    /// Chunks have whole blocks. Their size is as near to an eighth of the plan as the slots and the
+    /// latency of a hop allow. If a block does not fit, a chunk has some layers of one
     /// block. If layers are copied in order, a chunk has some layers of all blocks, or of as many
     /// as fit.
     pub(super) fn of(

@@ -168,9 +168,10 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`TransferError::NoSuchBlock`], [`TransferError::Conflict`] if a transfer in flight writes
-    /// one of them, [`TransferError::Incomplete`] if a failed one may have written one of them in
-    /// part, and [`TransferError::Forked`].
+    /// - [`TransferError::NoSuchBlock`];
+    /// - [`TransferError::Conflict`] if a transfer in flight writes one of them;
+    /// - [`TransferError::Incomplete`] if a failed transfer may have written one of them in part;
+    /// - [`TransferError::Forked`].
     pub fn hold_for_read(&self, blocks: &[u32]) -> Result<Hold, TransferError> {
         self.hold(blocks, Access::Read)
     }

@@ -24,7 +24,7 @@ pub struct Steered {
     pub destination: Endpoint,
 }
 
-/// Lets go of what an engine holds back, and gives up what hangs.
+/// On drop, lets an engine continue, and ends the copies that hang.
 pub struct ReleaseAll(pub Arc<SimulatedEngine>);
 
 impl Drop for ReleaseAll {

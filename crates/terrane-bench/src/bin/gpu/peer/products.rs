@@ -241,7 +241,7 @@ impl<'setup> Mover<'setup> {
                 let (begin, mut ended) = (Instant::now(), 0_u32);
                 let until = || {
                     ended += 1;
-                    // Nobody listens any more once one has.
+                    // The receiver is gone once one has ended.
                     let _ = began.send(());
                     stop.load(Ordering::Relaxed)
                 };

@@ -98,7 +98,7 @@ impl BufferSums {
     }
 }
 
-/// Whether the file at `side` holds the blocks of a plan in canonical order, so that checksums are
+/// Whether the file at `side` holds the blocks of a plan in canonical order. Checksums are then
 /// computed from buffers in the order of the file.
 pub(in super::super) fn suit(plan: &TransferPlan, side: Side) -> bool {
     let blocks = plan.blocks(side);

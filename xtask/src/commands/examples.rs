@@ -1,0 +1,42 @@
+//! The examples that the gate runs in release mode. They are built together: with one selection of
+//! crates and features, cargo compiles each of their dependencies once.
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::Tool;
+use crate::commands::nixl::with_nixl;
+use crate::workspace::Workspace;
+
+const FACADE: &str = "terrane";
+const POOL: &str = "terrane-pool";
+
+/// Each example with its crate.
+const EXAMPLES: [(&str, &str); 7] = [
+    (FACADE, "quickstart"),
+    (FACADE, "gpu"),
+    (FACADE, "offload"),
+    (FACADE, "two_processes"),
+    (FACADE, "remote"),
+    (FACADE, "foreign"),
+    (POOL, "soak"),
+];
+
+/// Builds all examples, and returns the command that runs `example`, in an environment with NIXL.
+pub fn example(workspace: &Workspace, example: &str) -> Result<Tool> {
+    // The manifests say that they exist, so that a moved file is no silent skip.
+    for (package, example) in EXAMPLES {
+        let member = workspace
+            .member(package)
+            .with_context(|| format!("the workspace has no crate `{package}`"))?;
+        if !member.targets.iter().any(|target| target.is_example() && target.name == example) {
+            bail!("the crate `{package}` has no example `{example}`");
+        }
+    }
+    with_nixl(workspace, Tool::cargo(workspace))?
+        .args(["build", "--quiet", "--release", "--package", FACADE, "--package", POOL])
+        .args(["--features", "terrane/nixl"])
+        .args(EXAMPLES.iter().flat_map(|(_, example)| ["--example", example]))
+        .run()?;
+    let program = workspace.target().join("release/examples").join(example);
+    with_nixl(workspace, Tool::new(workspace, program))
+}
