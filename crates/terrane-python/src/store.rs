@@ -13,7 +13,9 @@ use pyo3::types::{PyBytes, PyDict};
 use terrane_core::ByteCount;
 use terrane_cuda::Context;
 use terrane_store::disk::Namespace;
-use terrane_store::{BlockGroup, DiskTier, Presence, Recovery, Store as NativeStore, WritePolicy};
+use terrane_store::{
+    BlockGroup, DiskTier, Presence, Recovery, Store as NativeStore, TierId, WritePolicy,
+};
 
 use crate::cache::KvCache;
 use crate::device;
@@ -235,6 +237,21 @@ impl Store {
         let job = job.map_err(|refused| errors::exception(&refused.cause));
         release_ended(py);
         Ok(Completion::new(job?, own))
+    }
+
+    /// Copies blocks to the fastest tier of memory, so that a later get finds them there.
+    #[pyo3(signature = (keys, **options))]
+    fn promote(
+        &self,
+        keys: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Completion> {
+        let py = keys.py();
+        let keys = Keys::of(keys)?;
+        let Submission { options, own } = submission(py, options, None)?;
+        let store = self.native()?;
+        let job = py.detach(|| store.promote(&keys.slices(), TierId::new(0), options));
+        Ok(Completion::new(job.map_err(|error| errors::exception(&error))?, own))
     }
 
     /// Removes keys. They are absent when this returns; the job ends when a restart does not bring them back.

@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from terrane_kv import keys as key_seeds
+from terrane_kv import sharing
 from terrane_kv._native import Blocks, StoreError
 from terrane_kv.folders import namespace_name, open_unowned, rank_folder
 from terrane_kv.sharing import Client, RefusedError, Server
@@ -309,9 +310,12 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 done, error = store.run(verb, names, _spans(pointers, sizes, len(keys)), group, self._timeout_s)
                 self._unreachable_since = None
             else:
-                run = store.put if verb == "put" else store.get
                 options = {"group": group, "timeout": self._timeout_s, "priority": "low" if verb == "put" else "high"}
-                outcome = run(names, Blocks.at(pointers, sizes, len(keys), keep=owner), **options).wait()
+                blocks = Blocks.at(pointers, sizes, len(keys), keep=owner)
+                if self._is_shared:
+                    outcome = sharing.run(store, verb, names, blocks, options)
+                else:
+                    outcome = (store.put if verb == "put" else store.get)(names, blocks, **options).wait()
                 done, error = outcome.done, outcome.error
         except Exception as error:
             self._failed(f"{verb} of {len(keys)} pages was refused", error)

@@ -36,6 +36,20 @@ _copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _copy.restype = ctypes.c_void_p
 
 
+def run(store, verb, keys, blocks, options):
+    """Runs a job of a shared store, and waits for it.
+
+    Several processes get the same blocks. So a get copies them to the store's tier of memory first, if it has one: the
+    drive reads them once.
+    """
+    if verb == "put":
+        return store.put(keys, blocks, **options).wait()
+    if len(store.snapshot()["tiers"]) > 1:
+        # Without room there, the get reads the disk.
+        store.promote(keys, **options).wait()
+    return store.get(keys, blocks, **options).wait()
+
+
 class RefusedError(StoreError):
     """The server has another identity than the client."""
 
@@ -179,9 +193,8 @@ class Server:
         if window is None:
             raise ValueError(f"a {verb} over a connection without memory")
         _, blocks = window.blocks(request["sizes"])
-        run = self._store.put if verb == "put" else self._store.get
-        options = {"priority": request["priority"], "timeout": request["timeout"]}
-        outcome = run(keys, blocks, group=group, **options).wait()
+        options = {"group": group, "priority": request["priority"], "timeout": request["timeout"]}
+        outcome = run(self._store, verb, keys, blocks, options)
         return {"done": outcome.done, "error": outcome.error}
 
     def close(self):
