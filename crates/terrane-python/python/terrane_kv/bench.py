@@ -115,7 +115,9 @@ def seconds(backend, is_write, chunks, requests):
 
 def allocated(chunk, chunks, has_huge_pages):
     """Memory of chunks with random bytes."""
-    memory = mmap.mmap(-1, chunk * chunks)
+    # Shared memory has huge pages only where the administrator has turned them on.
+    kind = mmap.MAP_PRIVATE if has_huge_pages else mmap.MAP_SHARED
+    memory = mmap.mmap(-1, chunk * chunks, flags=kind | mmap.MAP_ANONYMOUS)
     if has_huge_pages:
         memory.madvise(mmap.MADV_HUGEPAGE)
     memory.write(os.urandom(chunk) * chunks)
