@@ -13,9 +13,7 @@ use pyo3::types::{PyBytes, PyDict};
 use terrane_core::ByteCount;
 use terrane_cuda::Context;
 use terrane_store::disk::Namespace;
-use terrane_store::{
-    BlockGroup, DiskTier, Presence, Recovery, Store as NativeStore, TierId, WritePolicy,
-};
+use terrane_store::{BlockGroup, DiskTier, Presence, Recovery, Store as NativeStore, TierId};
 
 use crate::cache::KvCache;
 use crate::device;
@@ -27,6 +25,7 @@ use crate::manager::Manager;
 use crate::memory::{Blocks, release_ended};
 use crate::numbers::moment;
 use crate::open::{OpenStore, PATIENCE};
+use crate::options::{self, BlockShape, Write};
 use crate::outcome::Completion;
 use crate::snapshot;
 use crate::tier::Tier;
@@ -61,33 +60,6 @@ pub(crate) struct Store {
     _caches: Vec<Py<KvCache>>,
 }
 
-/// The blocks of a group.
-#[derive(FromPyObject)]
-enum BlockShape<'py> {
-    Bytes(u32),
-    Cache(Bound<'py, KvCache>),
-}
-
-/// When blocks go to slower tiers.
-#[derive(FromPyObject)]
-enum Write {
-    AfterUses(u8),
-    Named(String),
-}
-
-impl Write {
-    fn policy(&self) -> PyResult<WritePolicy> {
-        match self {
-            Self::AfterUses(uses) => Ok(WritePolicy::AfterUses(*uses)),
-            Self::Named(name) if name == "through" => Ok(WritePolicy::Through),
-            Self::Named(name) if name == "back" => Ok(WritePolicy::Back),
-            Self::Named(name) => Err(PyValueError::new_err(format!(
-                "write={name:?}; state \"through\", \"back\", or a number of uses"
-            ))),
-        }
-    }
-}
-
 #[pymethods]
 impl Store {
     #[new]
@@ -100,13 +72,13 @@ impl Store {
     fn new(
         py: Python<'_>,
         directory: PathBuf,
-        capacity: u64,
-        groups: Vec<(String, BlockShape<'_>)>,
+        #[pyo3(from_py_with = options::bytes)] capacity: u64,
+        #[pyo3(from_py_with = options::groups)] groups: Vec<(String, BlockShape<'_>)>,
         namespace: String,
         fields: Option<BTreeMap<String, String>>,
         persistent: bool,
         read_only: bool,
-        host_bytes: u64,
+        #[pyo3(from_py_with = options::bytes)] host_bytes: u64,
         tiers: Vec<Bound<'_, Tier>>,
         write: Write,
         manager: Option<Bound<'_, Manager>>,

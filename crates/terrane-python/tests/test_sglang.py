@@ -189,3 +189,21 @@ def test_an_sglang_whose_store_cannot_be_opened_misses(directory, caplog):
             other.storage.on_host_pools_registered()
         owner.close()
         other.close()
+
+
+def test_options_of_sglang_that_cannot_be_are_errors_at_the_start(directory, caplog):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        for options, text in (
+            ({"capacity": 0}, "must be positive"),
+            ({"capacity": "5 Gb!"}, "write for example 500GiB"),
+            ({"memory": "much"}, "write for example 500GiB"),
+            ({"timeout_s": "soon"}, "soon"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                Sglang(module, directory, **options)
+        assert not caplog.records
+        # SGLang's own keys are none of ours.
+        Sglang(module, directory, timeouts=1, interface_v1=1, backend_name="terrane")
+        assert [record.getMessage() for record in caplog.records] == [
+            "the extra config has 'timeouts', which is no option; did you mean 'timeout_s'?"
+        ]

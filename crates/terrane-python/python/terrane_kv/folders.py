@@ -89,7 +89,7 @@ def open_rank(
         keep_keys=True,
     )
     report.note_store(store, engine, directory, seed)
-    logger.info("opened %s with %d bytes: %s", directory, share, store.recovery)
+    logger.info("opened %s with %d bytes: %s", os.path.abspath(directory), share, store.recovery)
     return store
 
 

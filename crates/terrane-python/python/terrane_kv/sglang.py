@@ -5,6 +5,7 @@
       "root_dir": "/nvme/kv", "capacity": "500GiB"}'
 """
 
+import difflib
 import hashlib
 import logging
 import threading
@@ -21,11 +22,14 @@ from sglang.srt.mem_cache.hicache_storage import (
 from terrane_kv import keys as key_seeds
 from terrane_kv import sharing
 from terrane_kv._native import Blocks, StoreError
-from terrane_kv.folders import namespace_name, open_unowned, rank_folder
+from terrane_kv.folders import capacity_bytes, namespace_name, open_unowned, rank_folder
 from terrane_kv.sharing import Client, RefusedError, Server
 
 logger = logging.getLogger("terrane_kv")
 
+OPTIONS = (
+    "root_dir", "capacity", "memory", "engines", "engine", "dp_groups", "revision", "rope_scaling", "timeout_s"
+)
 READY = 2
 # A rank that cannot reach rank 0 for so long says so.
 PATIENCE_S = 60.0
@@ -57,6 +61,14 @@ class TerraneHiCacheStorage(HiCacheStorage):
         missing = [name for name in ("root_dir", "capacity") if name not in extra]
         if missing:
             raise ValueError(f"the extra config lacks {' and '.join(missing)}")
+        for name in extra:
+            near = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
+            if near and name not in OPTIONS:
+                logger.warning("the extra config has %r, which is no option; did you mean %r?", name, near[0])
+        # SGLang's older releases open the store with the first page. What cannot be is an error at the start.
+        capacity_bytes(extra["capacity"])
+        if extra.get("memory"):
+            capacity_bytes(extra["memory"])
         self._config = storage_config
         self._extra = extra
         self._timeout_s = float(extra.get("timeout_s", 30.0))
@@ -165,9 +177,11 @@ class TerraneHiCacheStorage(HiCacheStorage):
         """The store, or None if it cannot be opened. That is logged once, and each page is then a miss."""
         try:
             return None if self._is_refused else self._open()
-        except Exception:
+        except Exception as error:
             self._is_refused = True
-            logger.exception("the store cannot be opened; no page is stored or loaded")
+            # The text of these says what to do.
+            is_known = isinstance(error, (StoreError, ValueError, OSError))
+            logger.error("the store cannot be opened; no page is stored or loaded: %s", error, exc_info=not is_known)
             return None
 
     def _engines(self):
