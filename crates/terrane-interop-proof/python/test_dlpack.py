@@ -147,11 +147,6 @@ class Inward(ProofTest):
             self.assertEqual(tensor.facts().is_dense, 0)
             with self.assertRaisesRegex(ProofError, "do not fill"):
                 tensor.reverse()
-        with self.assertRaisesRegex(ProofError, "axis 0 has the stride -6; strides"):
-            Imported(array[::-1], max_version=(1, 3))
-        with self.assertRaisesRegex(ProofError, "before it is broadcast"):
-            repeated = numpy.lib.stride_tricks.as_strided(array, (4, 6), (0, 4))
-            Imported(repeated, max_version=(1, 3))
 
     def test_tensors_of_tvm(self):
         tensor = tvm_ffi.from_dlpack(numpy.arange(6, dtype=numpy.float32).reshape(2, 3))
@@ -162,8 +157,8 @@ class Inward(ProofTest):
             taken.reverse()
 
 
-class Hostile(ProofTest):
-    """Structures that no correct library makes."""
+class Pointers(ProofTest):
+    """Pointers and capsules. `terrane-python` tests structures that no correct library makes."""
 
     def setUp(self):
         super().setUp()
@@ -185,64 +180,11 @@ class Hostile(ProofTest):
         made.keep = (axes, deleter)
         return made
 
-    def check(self, text, **changes):
-        made = self.structure()
-        for name, value in changes.items():
-            of, _, field = name.rpartition("__")
-            part = made
-            for step in filter(None, of.split("__")):
-                part = getattr(part, step)
-            setattr(part, field, value)
-        with self.assertRaisesRegex(ProofError, text):
-            Imported(pointer=ctypes.addressof(made))
-        self.assertEqual(self.deleted, 1, text)
-        self.deleted = 0
-
-    def test_every_field(self):
-        negative = (ctypes.c_int64 * 2)(2, -1)
-        large = (ctypes.c_int64 * 2)(1 << 62, 1 << 62)
-        zero = (ctypes.c_int64 * 2)(0, 1)
-        at = ctypes.addressof
-        self.check("version 1", major=2)
-        self.check("version 1", major=0)
-        self.check("has -1 axes", tensor__ndim=-1)
-        self.check("2147483647 axes", tensor__ndim=2**31 - 1)
-        self.check("cannot be read from the pointer 0x0", tensor__shape=None)
-        self.check("cannot be read", tensor__strides=at(zero) + 1)
-        self.check("axis 1 has the size -1", tensor__shape=at(negative))
-        self.check(r"more than 2\^63", tensor__shape=at(large))
-        self.check("axis 1 has the stride -1", tensor__strides=at(negative))
-        self.check("before it is broadcast", tensor__strides=at(zero))
-        far = (ctypes.c_int64 * 2)(2**63 - 1, 1)
-        self.check("ends past the address space", tensor__strides=at(far))
-        self.check("device type 77", tensor__device__device_type=77)
-        self.check("device type 1, number 4", tensor__device__device_id=4)
-        self.check("no context of it", tensor__device__device_type=2)
-        self.check("code 200", tensor__dtype__code=200)
-        self.check("0 bits were requested", tensor__dtype__bits=0)
-        self.check("0 lanes", tensor__dtype__lanes=0)
-        self.check("data pointer is null", tensor__data=None)
-        self.check("past the end of the address space", tensor__byte_offset=2**64 - 1)
-        self.check("need an alignment", tensor__dtype__bits=64, tensor__byte_offset=1)
-
     def test_pointers_that_are_none(self):
         with self.assertRaisesRegex(ProofError, "is null"):
             Imported(pointer=0)
         with self.assertRaisesRegex(ProofError, "not a multiple of 8"):
             Imported(pointer=0x1001)
-
-    def test_a_null_deleter_is_legal(self):
-        made = self.structure()
-        made.deleter = DELETER()
-        with Imported(pointer=ctypes.addressof(made)) as tensor:
-            self.assertEqual(tensor.facts().elements, 4)
-        self.assertEqual(self.deleted, 0)
-
-    def test_a_good_one_is_deleted_once(self):
-        made = self.structure()
-        with Imported(pointer=ctypes.addressof(made)) as tensor:
-            self.assertEqual((tensor.facts().bytes, self.deleted), (4, 0))
-        self.assertEqual(self.deleted, 1)
 
     def test_a_capsule_that_nobody_takes_deletes_its_tensor(self):
         made = self.structure()

@@ -1,18 +1,23 @@
 """Runs the engines' own tests with our classes in the place of theirs.
 
-usage: run.py --sources FOLDER --work FOLDER
+usage: run.py --sources FOLDER --work FOLDER [--rivals]
 
 Takes the tests from the source distributions that `signatures/sources.json` pins, for all three releases of vLLM and
 for the newest of LMCache. `vllm_tests.py` and `lmcache_tests.py` say which tests run, and why others do not.
+
+With --rivals it runs no test. It takes SGLang's file backend from the newest wheel, for `python -m terrane_kv.bench`, and
+prints the folders for PYTHONPATH: this one, and that of vLLM's newest source.
 """
 
 import argparse
+import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SIGNATURES = os.path.join(os.path.dirname(HERE), "signatures")
@@ -33,6 +38,35 @@ def unpacked(source, sources, work):
     return folder
 
 
+# The modules of SGLang's file backend, and the one function that they use of a module that imports the engine.
+SGLANG = [
+    "sglang/srt/environ.py",
+    "sglang/srt/mem_cache/hicache_storage.py",
+    "sglang/srt/mem_cache/storage/file/lru_file_evictor.py",
+]
+SGLANG_FUNCTION = ("sglang/srt/utils/common.py", "human_readable_int")
+
+
+def sglang_file_backend(source, sources, work):
+    """A folder with the modules of SGLang's file backend. Without their packages' `__init__.py`, they import no engine."""
+    sys.path.insert(0, SIGNATURES)
+    from extract import provide
+
+    folder = os.path.join(work, source["file"].split("-cp")[0])
+    with zipfile.ZipFile(provide("sglang", source, sources)) as wheel:
+        for name in SGLANG:
+            wheel.extract(name, folder)
+        name, wanted = SGLANG_FUNCTION
+        text = wheel.read(name).decode()
+    found = next(it for it in ast.parse(text).body if isinstance(it, ast.FunctionDef) and it.name == wanted)
+    path = os.path.join(folder, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        # Its annotations may name modules that are not imported here.
+        file.write("from __future__ import annotations\n\n" + ast.get_source_segment(text, found))
+    return folder
+
+
 def run(plugin, paths, tests):
     """Runs pytest, and returns whether all tests passed."""
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
@@ -47,11 +81,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sources", required=True, help="where downloads are kept")
     parser.add_argument("--work", required=True, help="where they are unpacked")
+    parser.add_argument("--rivals", action="store_true", help="only SGLang's file backend and vLLM's source")
     arguments = parser.parse_args()
     for folder in (arguments.sources, arguments.work):
         os.makedirs(folder, exist_ok=True)
     with open(os.path.join(SIGNATURES, "sources.json"), encoding="utf-8") as file:
         pinned = json.load(file)
+    if arguments.rivals:
+        sglang = sglang_file_backend(pinned["sglang"][0], arguments.sources, arguments.work)
+        print(os.pathsep.join([unpacked(pinned["vllm"][0], arguments.sources, arguments.work), sglang]))
+        return
     passed = True
     for source in pinned["vllm"]:
         print(f"vLLM {source['version']}", flush=True)

@@ -1,5 +1,6 @@
-//! Keys from Python: `bytes`, `str` (as UTF-8), or any buffer of bytes.
+//! Keys from Python: `bytes`, `str` (as UTF-8), or any sequence of numbers below 256, such as a `bytearray`.
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
@@ -13,6 +14,11 @@ pub(crate) struct Keys {
 impl Keys {
     /// The keys of an iterable.
     pub(crate) fn of(keys: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if keys.is_instance_of::<PyString>() || keys.is_instance_of::<PyBytes>() {
+            return Err(PyTypeError::new_err(format!(
+                "the keys are one key, {keys:?}; give a list of them"
+            )));
+        }
         let mut taken = Self { bytes: Vec::new(), ends: Vec::new() };
         for key in keys.try_iter()? {
             taken.add(&key?)?;
@@ -33,7 +39,10 @@ impl Keys {
         } else if let Ok(key) = key.cast::<PyString>() {
             self.bytes.extend_from_slice(key.to_cow()?.as_bytes());
         } else {
-            self.bytes.extend_from_slice(&key.extract::<Vec<u8>>()?);
+            let bytes = key.extract::<Vec<u8>>().map_err(|_| {
+                PyTypeError::new_err(format!("the key {key:?} is neither bytes nor a str"))
+            })?;
+            self.bytes.extend_from_slice(&bytes);
         }
         self.ends.push(self.bytes.len());
         Ok(())

@@ -16,6 +16,7 @@ mod manager;
 mod memory;
 mod numbers;
 mod open;
+mod options;
 mod outcome;
 mod process;
 mod queue;

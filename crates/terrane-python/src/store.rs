@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyDict};
 use terrane_core::ByteCount;
 use terrane_cuda::Context;
 use terrane_store::disk::Namespace;
-use terrane_store::{BlockGroup, DiskTier, Presence, Recovery, Store as NativeStore, WritePolicy};
+use terrane_store::{BlockGroup, DiskTier, Presence, Recovery, Store as NativeStore, TierId};
 
 use crate::cache::KvCache;
 use crate::device;
@@ -25,6 +25,7 @@ use crate::manager::Manager;
 use crate::memory::{Blocks, release_ended};
 use crate::numbers::moment;
 use crate::open::{OpenStore, PATIENCE};
+use crate::options::{self, BlockShape, Write};
 use crate::outcome::Completion;
 use crate::snapshot;
 use crate::tier::Tier;
@@ -59,33 +60,6 @@ pub(crate) struct Store {
     _caches: Vec<Py<KvCache>>,
 }
 
-/// The blocks of a group.
-#[derive(FromPyObject)]
-enum BlockShape<'py> {
-    Bytes(u32),
-    Cache(Bound<'py, KvCache>),
-}
-
-/// When blocks go to slower tiers.
-#[derive(FromPyObject)]
-enum Write {
-    AfterUses(u8),
-    Named(String),
-}
-
-impl Write {
-    fn policy(&self) -> PyResult<WritePolicy> {
-        match self {
-            Self::AfterUses(uses) => Ok(WritePolicy::AfterUses(*uses)),
-            Self::Named(name) if name == "through" => Ok(WritePolicy::Through),
-            Self::Named(name) if name == "back" => Ok(WritePolicy::Back),
-            Self::Named(name) => Err(PyValueError::new_err(format!(
-                "write={name:?}; state \"through\", \"back\", or a number of uses"
-            ))),
-        }
-    }
-}
-
 #[pymethods]
 impl Store {
     #[new]
@@ -98,13 +72,13 @@ impl Store {
     fn new(
         py: Python<'_>,
         directory: PathBuf,
-        capacity: u64,
-        groups: Vec<(String, BlockShape<'_>)>,
+        #[pyo3(from_py_with = options::bytes)] capacity: u64,
+        #[pyo3(from_py_with = options::groups)] groups: Vec<(String, BlockShape<'_>)>,
         namespace: String,
         fields: Option<BTreeMap<String, String>>,
         persistent: bool,
         read_only: bool,
-        host_bytes: u64,
+        #[pyo3(from_py_with = options::bytes)] host_bytes: u64,
         tiers: Vec<Bound<'_, Tier>>,
         write: Write,
         manager: Option<Bound<'_, Manager>>,
@@ -235,6 +209,21 @@ impl Store {
         let job = job.map_err(|refused| errors::exception(&refused.cause));
         release_ended(py);
         Ok(Completion::new(job?, own))
+    }
+
+    /// Copies blocks to the fastest tier of memory, so that a later get finds them there.
+    #[pyo3(signature = (keys, **options))]
+    fn promote(
+        &self,
+        keys: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Completion> {
+        let py = keys.py();
+        let keys = Keys::of(keys)?;
+        let Submission { options, own } = submission(py, options, None)?;
+        let store = self.native()?;
+        let job = py.detach(|| store.promote(&keys.slices(), TierId::new(0), options));
+        Ok(Completion::new(job.map_err(|error| errors::exception(&error))?, own))
     }
 
     /// Removes keys. They are absent when this returns; the job ends when a restart does not bring them back.

@@ -1,4 +1,4 @@
-"""A process that stores blocks through an adapter and stays, or loads them: child.py VERB ENGINE DIRECTORY MODEL [JSON]"""
+"""A process that stores or loads blocks through an adapter: child.py VERB ENGINE DIRECTORY MODEL [JSON]"""
 
 import json
 import sys
@@ -15,6 +15,14 @@ def main():
         adapter = adapters.ADAPTERS[engine](module, directory, model, **options)
         if verb == "store":
             print(json.dumps(adapter.store(range(1, 9))), flush=True)
+            time.sleep(60)
+        elif verb == "load-twice":
+            print(json.dumps(adapter.load(range(1, 9))), flush=True)
+            # Between both, the test ends another process.
+            sys.stdin.readline()
+            print(json.dumps(adapter.load(range(1, 9))), flush=True)
+        elif verb == "load-and-stay":
+            print(json.dumps(adapter.load(range(1, 9))), flush=True)
             time.sleep(60)
         else:
             print(json.dumps(adapter.load(range(1, 9))), flush=True)

@@ -17,9 +17,8 @@ CHILD = os.path.join(os.path.dirname(__file__), "child.py")
 def child(verb, engine, directory, model="m", environment=(), **options):
     command = [sys.executable, CHILD, verb, engine, directory, model, json.dumps(options)]
     environment = {**os.environ, **dict(environment)}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    return subprocess.Popen(command, text=True, env=environment, **pipes)
 
 
 def stored_and_killed(engine, directory, **options):

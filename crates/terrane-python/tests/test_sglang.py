@@ -101,9 +101,6 @@ def test_sglang_s_ranks_do_not_see_each_other(directory):
         assert ranks[1].load([1]) == [None] and ranks[0].load([1]) == [True]
         for rank in ranks:
             rank.close()
-        with pytest.raises(ValueError, match="rank 0 alone"):
-            Sglang(module, directory, tp=(0, 2), mla=True)
-
 
 
 def capacities(adapters):
@@ -161,18 +158,6 @@ def test_a_replica_of_sglang_prefers_its_own_number(directory):
         made.close()
 
 
-def test_sglang_s_shards_of_context_parallel_decoding_are_apart(directory):
-    def shard(module, rank):
-        return Sglang(module, directory, changes={"dcp_rank": rank, "dcp_size": 2, "logical_page_size": 4})
-
-    with installed("sglang", adapters.newest("sglang")) as module:
-        first = shard(module, 0)
-        assert first.store([1])
-        first.close()
-        with pytest.raises(terrane_kv.NamespaceError, match="context_parallel_decoding"):
-            shard(module, 1).storage._open()
-
-
 def test_sglang_s_calls_return_false_after_a_failure(sglang):
     assert sglang.store([1])
     sglang.storage.close()
@@ -204,3 +189,21 @@ def test_an_sglang_whose_store_cannot_be_opened_misses(directory, caplog):
             other.storage.on_host_pools_registered()
         owner.close()
         other.close()
+
+
+def test_options_of_sglang_that_cannot_be_are_errors_at_the_start(directory, caplog):
+    with installed("sglang", adapters.newest("sglang")) as module:
+        for options, text in (
+            ({"capacity": 0}, "must be positive"),
+            ({"capacity": "5 Gb!"}, "write for example 500GiB"),
+            ({"memory": "much"}, "write for example 500GiB"),
+            ({"timeout_s": "soon"}, "soon"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                Sglang(module, directory, **options)
+        assert not caplog.records
+        # SGLang's own keys are none of ours.
+        Sglang(module, directory, timeouts=1, interface_v1=1, backend_name="terrane")
+        assert [record.getMessage() for record in caplog.records] == [
+            "the extra config has 'timeouts', which is no option; did you mean 'timeout_s'?"
+        ]

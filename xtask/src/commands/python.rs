@@ -134,6 +134,13 @@ fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Resu
     let version = site::version(workspace)?;
     let mut pythons = vec![(version.clone(), PathBuf::from("python3"))];
     pythons.extend(newest(workspace).filter(|(newest, _)| *newest != version));
+    let tested = pythons.last().map(|(version, _)| version.clone()).unwrap_or_default();
+    if let [newest, ..] = NEWER
+        && tested != newest
+    {
+        let reason = format!("Python {newest} is not installed; {tested} is the newest one here");
+        tally.skip(&format!("python-{newest}"), &reason);
+    }
     for (version, python) in pythons {
         let tests = environment_of(workspace, &version, &python, &wheel)?;
         let tests = simulated::over_driver(workspace, tests, DEVICE)?;
@@ -173,20 +180,20 @@ fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Res
     python(&["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"])
         .arg(&wheel)
         .run()?;
-    python(&[])
-        .arg(package.join("engines/run.py"))
-        .args([Path::new("--sources"), &folder(workspace).join("sources")])
-        .args([Path::new("--work"), &home.join("work")])
-        .run()?;
+    let run = || {
+        python(&[])
+            .arg(package.join("engines/run.py"))
+            .args([Path::new("--sources"), &folder(workspace).join("sources")])
+            .args([Path::new("--work"), &home.join("work")])
+    };
+    run().run()?;
     let Some(directory) = bench else { return Ok(()) };
-    // vLLM's modules are those of its unpacked source distribution.
-    let unpacked = fs::read_dir(home.join("work")).context("no source was unpacked")?;
-    let mut folders: Vec<PathBuf> = unpacked.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    folders.retain(|folder| {
-        folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vllm-"))
-    });
-    let newest = folders.into_iter().max().context("vLLM's source was not unpacked")?;
-    python(&["-m", "terrane_kv.bench", "--rivals"]).arg(directory).env("PYTHONPATH", newest).run()
+    // vLLM's and SGLang's modules are those of their published sources.
+    let modules = run().arg("--rivals").stdout()?;
+    python(&["-m", "terrane_kv.bench", "--rivals"])
+        .arg(directory)
+        .env("PYTHONPATH", modules.trim())
+        .run()
 }
 
 /// Puts the package, its tests that need a device, and pytest into a folder for a GPU machine.

@@ -242,6 +242,16 @@ class Store:
         durable: bool = False,
         stream: int | None = None,
     ) -> Completion: ...
+    def promote(
+        self,
+        keys: Iterable[Key],
+        *,
+        group: int = 0,
+        priority: Priority = "normal",
+        timeout: float | None = None,
+        queue: CompletionQueue | None = None,
+        tag: int = 0,
+    ) -> Completion: ...
     def remove(
         self,
         keys: Iterable[Key],

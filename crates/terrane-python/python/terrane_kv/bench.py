@@ -1,6 +1,6 @@
 """Reads and writes of chunks through a `Store`, beside one file a chunk as engines' own tiers keep them.
 
-usage: python -m terrane_kv.bench DIRECTORY [--chunk BYTES] [--chunks N] [--requests N …] [--rounds N] [--rivals] [--json]
+usage: python -m terrane_kv.bench DIRECTORY [--chunk BYTES] [--chunks N] [--requests N …] [--rounds N] [--rivals] [--huge-pages] [--json]
 
 Two baselines are written again after the methods of the engines' own tiers, with one file a chunk and one thread a
 request. `direct` is that of vLLM's fs tier: direct I/O where the file system has it, a new name, one blocking call a
@@ -16,6 +16,7 @@ import concurrent.futures
 import json
 import mmap
 import os
+import resource
 import shutil
 import statistics
 import sys
@@ -103,21 +104,32 @@ def backends(with_rivals):
 
 
 def seconds(backend, is_write, chunks, requests):
-    """The time of all chunks in so many requests at once, and its processor time."""
+    """The time of all chunks in so many requests at once, and its processor time in user mode and in the kernel."""
     parts = [list(range(start, chunks, requests)) for start in range(requests)]
     with concurrent.futures.ThreadPoolExecutor(requests) as threads:
-        started, used = time.perf_counter(), time.process_time()
+        started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
         list(threads.map(lambda part: backend.move(is_write, part), parts))
-        return time.perf_counter() - started, time.process_time() - used
+        took, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
+        return took, after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
 
 
-def measure(directory, chunk, chunks, requests, made):
-    """One round: for each backend and direction the seconds and the processor time."""
+def allocated(chunk, chunks, has_huge_pages):
+    """Memory of chunks with random bytes."""
+    # Shared memory has huge pages only where the administrator has turned them on.
+    kind = mmap.MAP_PRIVATE if has_huge_pages else mmap.MAP_SHARED
+    memory = mmap.mmap(-1, chunk * chunks, flags=kind | mmap.MAP_ANONYMOUS)
+    if has_huge_pages:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    memory.write(os.urandom(chunk) * chunks)
+    return memory
+
+
+def measure(directory, chunk, chunks, requests, made, has_huge_pages=False):
+    """One round: for each backend and direction the results of `seconds`."""
     found = {}
     for name, make in made.items():
         folder = tempfile.mkdtemp(dir=directory)
-        memory = mmap.mmap(-1, chunk * chunks)
-        memory.write(os.urandom(chunk) * chunks)
+        memory = allocated(chunk, chunks, has_huge_pages)
         backend = make(folder, memoryview(memory), chunk)
         try:
             found[name, "write"] = seconds(backend, True, chunks, requests)
@@ -131,15 +143,18 @@ def measure(directory, chunk, chunks, requests, made):
 
 
 def checksum_seconds(chunk, chunks, rounds):
-    """The processor time of the store's checksum of a gigabyte, over all chunks: read from memory, not from a cache."""
-    memory = [os.urandom(chunk) for _ in range(chunks)]
-    taken = []
-    for _ in range(rounds):
+    """The processor time of the store's checksum of a gigabyte: read from memory, and from the processor's cache."""
+
+    def taken(blocks, times):
         used = time.process_time()
-        for block in memory:
-            _native.checksum(block)
-        taken.append((time.process_time() - used) / (chunk * chunks / 1e9))
-    return statistics.median(taken)
+        for _ in range(times):
+            for block in blocks:
+                _native.checksum(block)
+        return (time.process_time() - used) / (times * sum(map(len, blocks)) / 1e9)
+
+    memory, cached = [os.urandom(chunk) for _ in range(chunks)], [os.urandom(256 << 10)]
+    found = [(taken(memory, 1), taken(cached, 1000)) for _ in range(rounds)]
+    return tuple(map(statistics.median, zip(*found)))
 
 
 def lookup_seconds(directory, chunk):
@@ -179,8 +194,8 @@ def summary(rounds, direction, requests, gigabytes, checksum):
     names = list(dict.fromkeys(name for name, _ in rounds[0]))
     for name in names:
         rates = sorted(gigabytes / it[name, direction][0] for it in rounds)
-        used = statistics.median(it[name, direction][1] for it in rounds) / gigabytes
-        case[name] = {"rates": rates, "rate": statistics.median(rates), "processor": used}
+        used = [statistics.median(it[name, direction][at] for it in rounds) / gigabytes for at in (1, 2)]
+        case[name] = {"rates": rates, "rate": statistics.median(rates), "processor": sum(used), "user": used[0]}
     ours = case["terrane"]["processor"]
     best = {
         kind: min(case[name]["processor"] for name in names if (name in DIRECT) == (kind == "direct") and name != "terrane")
@@ -196,7 +211,8 @@ def text(case):
     line = f"{case['case']:5} {case['requests']} requests:"
     for name in case["names"]:
         it = case[name]
-        line += f"  {name} {it['rate']:.2f} GB/s ({it['rates'][0]:.2f} to {it['rates'][-1]:.2f}), {it['processor']:.3f} s/GB;"
+        line += f"  {name} {it['rate']:.2f} GB/s ({it['rates'][0]:.2f} to {it['rates'][-1]:.2f}), "
+        line += f"{it['processor']:.3f} s/GB, {it['user']:.3f} of them in user mode;"
     line += f" terrane's processor time is {case['of_buffered']:.2f} of the best buffered one,"
     return line + f" {case['of_direct_and_checksum']:.2f} of the best direct one and a checksum"
 
@@ -208,21 +224,23 @@ def main():
     parser.add_argument("--chunks", type=int, default=256, help="chunks of a round (default 256)")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4], help="requests at once")
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median is printed (default 3)")
-    parser.add_argument("--rivals", action="store_true", help="also the backends of vLLM and LMCache, where they are installed")
+    parser.add_argument("--rivals", action="store_true", help="also the backends of vLLM, LMCache and SGLang, where they are installed")
     parser.add_argument("--json", action="store_true", help="prints one JSON object a line")
+    parser.add_argument("--huge-pages", action="store_true", help="memory of huge pages, as far as the kernel has them")
     stated = parser.parse_args()
     gigabytes = stated.chunk * stated.chunks / 1e9
-    checksum = checksum_seconds(stated.chunk, stated.chunks, stated.rounds)
+    checksum, cached = checksum_seconds(stated.chunk, stated.chunks, stated.rounds)
     hit, miss, many = lookup_seconds(stated.directory, stated.chunk)
     if stated.json:
-        print(json.dumps({"checksum": checksum, "lookup_hit": hit, "lookup_miss": miss, "presences_of_1000": many}), flush=True)
+        print(json.dumps({"checksum": checksum, "checksum_cached": cached, "lookup_hit": hit, "lookup_miss": miss, "presences_of_1000": many}), flush=True)
     else:
         lookups = f"stored key {hit * 1e6:.2f} µs, of an absent one {miss * 1e6:.2f} µs, of 1,000 keys {many * 1e6:.0f} µs"
-        print(f"checksum: {checksum:.3f} s/GB; lookup of a {lookups}", flush=True)
+        print(f"checksum: {checksum:.3f} s/GB of memory, {cached:.3f} of cached bytes; lookup of a {lookups}", flush=True)
     made = backends(stated.rivals)
     for requests in stated.requests:
         rounds = [
-            measure(stated.directory, stated.chunk, stated.chunks, requests, made) for _ in range(stated.rounds)
+            measure(stated.directory, stated.chunk, stated.chunks, requests, made, stated.huge_pages)
+            for _ in range(stated.rounds)
         ]
         for direction in ("write", "read"):
             case = summary(rounds, direction, requests, gigabytes, checksum)

@@ -1,12 +1,14 @@
 """The engines' own disk backends for `python -m terrane_kv.bench --rivals`, as far as their packages are installed.
 
-Each backend moves the chunks of one request at a time, as its engine does: vLLM's fs tier on one thread, LMCache's native
-file client on its own threads.
+Each backend moves the chunks of one request at a time, as its engine does: vLLM's fs tier and SGLang's file backend on one
+thread, LMCache's native file client on its own threads.
 """
 
 import os
 import select
+import sys
 import threading
+import types
 
 
 class VllmFs:
@@ -47,6 +49,67 @@ class LmcacheFs:
         self.client.close()
 
 
+class Page:
+    """A page for SGLang's file backend where PyTorch is not installed: the methods of a tensor of bytes that it calls."""
+
+    def __init__(self, view, numpy):
+        self.array = numpy.frombuffer(view, dtype=numpy.uint8)
+
+    def numel(self):
+        return self.array.size
+
+    def element_size(self):
+        return 1
+
+    def view(self, dtype=None):
+        return self
+
+    def contiguous(self):
+        return self
+
+    def numpy(self):
+        return self.array
+
+
+class SglangFile:
+    """SGLang's file backend, which has no zero-copy calls: pages as tensors of host memory."""
+
+    def __init__(self, folder, view, chunk, module, page):
+        self.view, self.chunk, self.page = view, chunk, page
+        self.backend = module.HiCacheFile(
+            module.HiCacheStorageConfig(
+                tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
+                enable_storage_metrics=False, is_page_first_layout=True, model_name="m",
+            ),
+            file_path=folder,
+        )
+
+    def move(self, is_write, numbers):
+        keys = [f"{number:064x}" for number in numbers]
+        pages = [self.page(self.view[number * self.chunk : (number + 1) * self.chunk]) for number in numbers]
+        backend = self.backend
+        done = [backend.batch_set(keys, pages)] if is_write else [it is not None for it in backend.batch_get(keys, pages)]
+        if not all(done):
+            raise OSError("SGLang's file backend failed")
+
+
+def sglang():
+    """A function of folder, view and chunk that makes SGLang's backend."""
+    try:
+        import torch
+
+        page = lambda view: torch.frombuffer(view, dtype=torch.uint8)
+    except ImportError:
+        import numpy
+
+        # The backend's module names this one type.
+        sys.modules["torch"] = types.SimpleNamespace(uint8=numpy.uint8)
+        page = lambda view: Page(view, numpy)
+    from sglang.srt.mem_cache import hicache_storage
+
+    return lambda *arguments: SglangFile(*arguments, hicache_storage, page)
+
+
 def found():
     """The backends that can be used here: for each name a function of folder, view and chunk; and the reasons of others."""
     backends, missing = {}, {}
@@ -67,5 +130,8 @@ def found():
         backends["lmcache"], backends["lmcache-direct"] = lmcache(False), lmcache(True)
     except ImportError as error:
         missing["lmcache"] = str(error)
-    missing["sglang"] = "there is no code for it yet; `buffered` has the method of its file backend"
+    try:
+        backends["sglang"] = sglang()
+    except ImportError as error:
+        missing["sglang"] = f"{error}; `buffered` has the method of its file backend"
     return backends, missing

@@ -50,12 +50,14 @@ def open_rank(
     seed: KeySeed,
     rank: int,
     ranks: int,
+    memory: int | str = 0,
     read_only: bool = False,
 ) -> Store:
     """Opens `directory/rank-R-of-N` with an equal share of the capacity.
 
     Each process needs its own folder, because a store has one owner. `fields` are what else must agree before one
-    process may read what another has written. `groups` are names and block sizes in bytes.
+    process may read what another has written. `groups` are names and block sizes in bytes. `memory` is the size of a tier
+    of host memory above the disk, in equal shares as well; 0 for none.
 
     Raises `ValueError` if `rank` is not below `ranks`.
     """
@@ -76,18 +78,29 @@ def open_rank(
         **{name: _text(value) for name, value in fields.items() if value is not None},
     }
     store = Store(
-        os.path.join(directory, f"rank-{rank}-of-{ranks}"),
+        rank_folder(directory, rank, ranks),
         share,
         groups=list(groups),
-        namespace=re.sub(r"[^A-Za-z0-9._-]+", "-", f"{engine}-{model}").strip("-.") or engine,
+        namespace=namespace_name(engine, model),
         fields=namespace,
         persistent=seed.is_reproducible,
         read_only=read_only,
+        host_bytes=capacity_bytes(memory) // ranks if memory else 0,
         keep_keys=True,
     )
     report.note_store(store, engine, directory, seed)
-    logger.info("opened %s with %d bytes: %s", directory, share, store.recovery)
+    logger.info("opened %s with %d bytes: %s", os.path.abspath(directory), share, store.recovery)
     return store
+
+
+def rank_folder(directory: str, rank: int, ranks: int) -> str:
+    """The folder of one rank."""
+    return os.path.join(directory, f"rank-{rank}-of-{ranks}")
+
+
+def namespace_name(engine: str, model: str) -> str:
+    """The name of the namespace of a model: its name as a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{engine}-{model}").strip("-.") or engine
 
 
 def open_unowned(candidates: Sequence[int], *, ranks: int, **options) -> Store:

@@ -5,8 +5,11 @@
       "root_dir": "/nvme/kv", "capacity": "500GiB"}'
 """
 
+import difflib
+import hashlib
 import logging
 import threading
+import time
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
@@ -17,12 +20,19 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from terrane_kv import keys as key_seeds
+from terrane_kv import sharing
 from terrane_kv._native import Blocks, StoreError
-from terrane_kv.folders import open_unowned
+from terrane_kv.folders import capacity_bytes, namespace_name, open_unowned, rank_folder
+from terrane_kv.sharing import Client, RefusedError, Server
 
 logger = logging.getLogger("terrane_kv")
 
+OPTIONS = (
+    "root_dir", "capacity", "memory", "engines", "engine", "dp_groups", "revision", "rope_scaling", "timeout_s"
+)
 READY = 2
+# A rank that cannot reach rank 0 for so long says so.
+PATIENCE_S = 60.0
 
 
 class TerraneHiCacheStorage(HiCacheStorage):
@@ -31,11 +41,16 @@ class TerraneHiCacheStorage(HiCacheStorage):
     Keys of `extra_config`:
 
     - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all ranks together.
+    - `memory`: bytes of host memory above the disk, for all ranks together (default 0; 1 GiB if ranks share a store).
     - `engines`: the number of SGLang servers, or replicas of `--dp-size`, that share `root_dir`. Each takes a folder
       that no other process owns; `engine`, its number, makes it take that one only.
     - `dp_groups`: the groups of dp attention, if SGLang does not state them.
     - `revision`, `rope_scaling`: state them if two models of one name differ by them.
     - `timeout_s`: a page that takes longer is a miss (default 30).
+
+    A cache of multi-head latent attention is alike on its tensor-parallel ranks, and SGLang writes it from one of them.
+    There rank 0 opens the store, and the other ranks of the machine reach it by a socket in `root_dir`. Pages that
+    differ between ranks have the rank in their keys.
 
     Calls wait for their I/O, with the GIL released. No call raises in a step of the engine: a page that fails is
     False, and logged.
@@ -46,19 +61,26 @@ class TerraneHiCacheStorage(HiCacheStorage):
         missing = [name for name in ("root_dir", "capacity") if name not in extra]
         if missing:
             raise ValueError(f"the extra config lacks {' and '.join(missing)}")
-        if storage_config.is_mla_model and storage_config.tp_size > 1:
-            raise ValueError(
-                f"the model's cache is alike on its {storage_config.tp_size} tensor-parallel ranks, and SGLang writes it "
-                "from rank 0 alone; other ranks cannot read a Terrane store of another process. Use dp attention with "
-                "one rank a group, or another backend"
-            )
+        for name in extra:
+            near = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
+            if near and name not in OPTIONS:
+                logger.warning("the extra config has %r, which is no option; did you mean %r?", name, near[0])
+        # SGLang's older releases open the store with the first page. What cannot be is an error at the start.
+        capacity_bytes(extra["capacity"])
+        if extra.get("memory"):
+            capacity_bytes(extra["memory"])
         self._config = storage_config
         self._extra = extra
         self._timeout_s = float(extra.get("timeout_s", 30.0))
         self.registered_pools = {}
         self._lock = threading.Lock()
+        # A cache that is alike on several ranks lies in the store of rank 0.
+        self._is_shared = bool(storage_config.is_mla_model) and storage_config.tp_size > 1
         self._store = None
+        self._server = None
         self._is_refused = False
+        self._unreachable_since = None
+        self._is_told = False
         # The group of each pool, once the store is open.
         self._groups = {}
 
@@ -83,54 +105,83 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 for name, pool in self.registered_pools.items()
                 if not _is_logical(pool)
             }
-            config = self._config
-            group, groups, engines, numbers = self._engines()
-            # With dp attention, tp_rank counts within the attention group.
-            sizes = {
-                "dp": (group, groups),
-                "tp": (config.tp_rank, config.tp_size),
-                "pp": (config.pp_rank, config.pp_size),
-                "cp": (config.attn_cp_rank, config.attn_cp_size),
-            }
-            rank, ranks = 0, 1
-            for at, count in sizes.values():
-                rank, ranks = rank * count + at, ranks * count
-            fields = {
-                "pools": pools,
-                "page_size": getattr(self.mem_pool_host, "page_size", 1),
-                "dtype": str(getattr(self.mem_pool_host, "dtype", None)),
-                "layout": getattr(self.mem_pool_host, "layout", None),
-                "parallel": sizes,
-                "context_parallel_decoding": [
-                    getattr(config, "dcp_rank", 0),
-                    getattr(config, "dcp_size", 1),
-                    getattr(config, "logical_page_size", None),
-                ],
-                "split_heads": [config.tp_lcm_size, config.should_split_heads],
-                "revision": self._extra.get("revision"),
-                "rope_scaling": self._extra.get("rope_scaling"),
-            }
-            self._store = open_unowned(
-                [number * ranks + rank for number in numbers],
-                ranks=engines * ranks,
-                engine="sglang",
-                directory=self._extra["root_dir"],
-                capacity=self._extra["capacity"],
-                groups=list(pools.items()),
-                model=config.model_name or "unnamed",
-                fields=fields,
-                seed=key_seeds.sglang(),
-            )
             self._groups = {name: group for group, name in enumerate(pools)}
+            self._store = self._rank_store(pools)
             return self._store
+
+    def _rank_store(self, pools):
+        """The store of this rank, or that of rank 0 by its socket."""
+        config = self._config
+        group, groups, engines, numbers = self._engines()
+        # With dp attention, tp_rank counts within the attention group.
+        sizes = {
+            "dp": (group, groups),
+            "tp": (0, 1) if self._is_shared else (config.tp_rank, config.tp_size),
+            "pp": (config.pp_rank, config.pp_size),
+            "cp": (config.attn_cp_rank, config.attn_cp_size),
+        }
+        rank, ranks = 0, 1
+        for at, count in sizes.values():
+            rank, ranks = rank * count + at, ranks * count
+        fields = {
+            "pools": pools,
+            "page_size": getattr(self.mem_pool_host, "page_size", 1),
+            "dtype": str(getattr(self.mem_pool_host, "dtype", None)),
+            "layout": getattr(self.mem_pool_host, "layout", None),
+            "parallel": sizes,
+            "context_parallel_decoding": [
+                # Ranks that share a store have it in their keys.
+                0 if self._is_shared else getattr(config, "dcp_rank", 0),
+                getattr(config, "dcp_size", 1),
+                getattr(config, "logical_page_size", None),
+            ],
+            "split_heads": [config.tp_lcm_size, config.should_split_heads],
+            "revision": self._extra.get("revision"),
+            "rope_scaling": self._extra.get("rope_scaling"),
+        }
+        model, root = config.model_name or "unnamed", self._extra["root_dir"]
+        ranks *= engines
+        if self._is_shared:
+            folder = rank_folder(root, numbers[0] * ranks // engines + rank, ranks)
+            # Short, because the kernel limits the name of a socket.
+            name = hashlib.sha256(namespace_name("sglang", model).encode()).hexdigest()[:12]
+            path, identity = f"{folder}-{name}.socket", {"model": model, **fields}
+            if config.tp_rank != 0:
+                logger.info("pages are read from the store of tensor-parallel rank 0, by %s", path)
+                return Client(path, identity, max(pools.values(), default=0))
+        memory = self._extra.get("memory")
+        if memory is None:
+            # Ranks load the same pages, and read the disk once.
+            memory = max(1 << 30, 16 * ranks * sum(pools.values())) if self._is_shared else 0
+        store = open_unowned(
+            [number * (ranks // engines) + rank for number in numbers],
+            ranks=ranks,
+            engine="sglang",
+            directory=root,
+            capacity=self._extra["capacity"],
+            memory=memory,
+            groups=list(pools.items()),
+            model=model,
+            fields=fields,
+            seed=key_seeds.sglang(),
+        )
+        if self._is_shared:
+            try:
+                self._server = Server(store, path, identity)
+            except OSError:
+                store.close()
+                raise
+        return store
 
     def _opened(self):
         """The store, or None if it cannot be opened. That is logged once, and each page is then a miss."""
         try:
             return None if self._is_refused else self._open()
-        except Exception:
+        except Exception as error:
             self._is_refused = True
-            logger.exception("the store cannot be opened; no page is stored or loaded")
+            # The text of these says what to do.
+            is_known = isinstance(error, (StoreError, ValueError, OSError))
+            logger.error("the store cannot be opened; no page is stored or loaded: %s", error, exc_info=not is_known)
             return None
 
     def _engines(self):
@@ -150,6 +201,13 @@ class TerraneHiCacheStorage(HiCacheStorage):
         if "engine" in self._extra:
             return group, groups, engines, [int(self._extra["engine"])]
         replica = _parallel("dp_rank") if groups == 1 else None
+        if self._is_shared and engines > 1:
+            if replica is None or replica >= engines:
+                raise ValueError(
+                    f"{engines} engines share root_dir, and the ranks of each must find their rank 0; set `engine` in the "
+                    "extra config to the number of this engine, from 0"
+                )
+            return group, groups, engines, [replica]
         numbers = sorted(range(engines), key=lambda number: number != replica)
         return group, groups, engines, numbers
 
@@ -161,10 +219,39 @@ class TerraneHiCacheStorage(HiCacheStorage):
         if store is None or group is None:
             return [False] * len(keys)
         try:
-            return [presence >= READY for presence in store.presences(keys, group=group)]
+            found = store.presences(self._rank_keys(keys, pool), group=group)
+            self._unreachable_since = None
+            return [presence >= READY for presence in found]
         except Exception as error:
-            logger.warning("a lookup of %d pages failed: %r", len(keys), error)
+            self._failed(f"a lookup of {len(keys)} pages failed", error)
             return [False] * len(keys)
+
+    def _rank_keys(self, keys, pool):
+        """The keys in the store. They have the rank if ranks share the store, and differ in these pages."""
+        if not self._is_shared:
+            return keys
+        config = self._config
+        if pool == PoolName.MAMBA or _is_sharded(self.registered_pools.get(pool)):
+            return [f"tp{config.tp_rank}-{config.tp_size}:{key}" for key in keys]
+        if (getattr(config, "dcp_size", 1) or 1) > 1:
+            return [f"dcp{config.dcp_rank}:{key}" for key in keys]
+        return keys
+
+    def _failed(self, what, error):
+        """Logs that a call has failed. No exception reaches a step of the engine."""
+        if not isinstance(self._store, Client) or not isinstance(error, (OSError, RefusedError)):
+            logger.warning("%s: %r", what, error)
+            return
+        # Rank 0 may start later than this rank.
+        now = time.monotonic()
+        since = self._unreachable_since = self._unreachable_since or now
+        if not self._is_told and (isinstance(error, RefusedError) or now - since > PATIENCE_S):
+            self._is_told = True
+            logger.warning(
+                "the store of tensor-parallel rank 0 cannot be used, and each page is a miss: %r. All ranks must run on "
+                "one machine, as one user, with one root_dir",
+                error,
+            )
 
     def exists(self, key):
         return self._ready([key])[0]
@@ -219,14 +306,10 @@ class TerraneHiCacheStorage(HiCacheStorage):
         if _is_logical(memory):
             return [True] * len(keys)
 
-        def blocks():
-            pointers, sizes = memory.get_page_buffer_meta(host_indices)
-            return Blocks.at(pointers, sizes, len(keys), keep=memory)
+        return self._run(verb, pool, keys, lambda: (*memory.get_page_buffer_meta(host_indices), memory))
 
-        return self._run(verb, pool, keys, blocks)
-
-    def _run(self, verb, pool, keys, blocks):
-        """Runs a job over the memory that `blocks` returns, and waits for it."""
+    def _run(self, verb, pool, keys, memory):
+        """Runs a job over the pointers and sizes that `memory` returns, with their owner, and waits for it."""
         store = self._opened()
         if store is None:
             return [False] * len(keys)
@@ -235,17 +318,25 @@ class TerraneHiCacheStorage(HiCacheStorage):
             logger.warning("the pool %s was registered after the store was opened; it is not stored", pool)
             return [False] * len(keys)
         try:
-            run = store.put if verb == "put" else store.get
-            priority = "low" if verb == "put" else "high"
-            job = run(keys, blocks(), group=group, timeout=self._timeout_s, priority=priority)
-            outcome = job.wait()
+            pointers, sizes, owner = memory()
+            names = self._rank_keys(keys, pool)
+            if isinstance(store, Client):
+                done, error = store.run(verb, names, _spans(pointers, sizes, len(keys)), group, self._timeout_s)
+                self._unreachable_since = None
+            else:
+                options = {"group": group, "timeout": self._timeout_s, "priority": "low" if verb == "put" else "high"}
+                blocks = Blocks.at(pointers, sizes, len(keys), keep=owner)
+                if self._is_shared:
+                    outcome = sharing.run(store, verb, names, blocks, options)
+                else:
+                    outcome = (store.put if verb == "put" else store.get)(names, blocks, **options).wait()
+                done, error = outcome.done, outcome.error
         except Exception as error:
-            # No exception reaches a step of the engine.
-            logger.warning("%s of %d pages was refused: %r", verb, len(keys), error)
+            self._failed(f"{verb} of {len(keys)} pages was refused", error)
             return [False] * len(keys)
-        if outcome.error is not None:
-            logger.warning("%s: %s", verb, outcome.error)
-        return outcome.done
+        if error is not None:
+            logger.warning("%s: %s", verb, error)
+        return done
 
     # The older interface: one tensor a page
 
@@ -271,7 +362,11 @@ class TerraneHiCacheStorage(HiCacheStorage):
 
     def close(self):
         with self._lock:
-            if self._store is not None:
+            if self._server is not None:
+                self._server.close()
+            if isinstance(self._store, Client):
+                self._store.close()
+            elif self._store is not None:
                 self._store.close(timeout=30.0)
 
 
@@ -315,4 +410,18 @@ def _memory(tensors):
         if not tensor.is_contiguous() or tensor.device.type != "cpu":
             raise StoreError("a page is not a contiguous tensor of host memory")
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    return Blocks.at([tensor.data_ptr() for tensor in tensors], sizes, len(tensors), keep=tensors)
+    return [tensor.data_ptr() for tensor in tensors], sizes, tensors
+
+
+def _spans(pointers, sizes, count):
+    """For each page its pairs of an address and a size."""
+    each = len(pointers) // count
+    if each * count != len(pointers) or len(sizes) != len(pointers):
+        raise ValueError(f"{len(pointers)} pointers and {len(sizes)} sizes for {count} pages")
+    pairs = [(int(pointer), int(size)) for pointer, size in zip(pointers, sizes)]
+    return [pairs[at * each : (at + 1) * each] for at in range(count)]
+
+
+def _is_sharded(pool):
+    """A pool of attention heads, of which each tensor-parallel rank has others."""
+    return any("MHA" in base.__name__ for base in type(pool).__mro__)

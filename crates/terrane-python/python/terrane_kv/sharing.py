@@ -1,0 +1,354 @@
+"""One store for several processes of a machine: its owner serves the others over a Unix socket.
+
+A store has one owner. `Server` runs in the owner's process, and `Client` in each other one. Blocks pass through memory
+that the client shares with the server (a `memfd`): the server's jobs read from disk straight to it.
+
+A message is a length in 4 bytes, big-endian, and a JSON object. A client sends its identity and the memory first. The
+server refuses it if the identities differ. Then each request gets one answer. If either process ends, the other sees the end
+of the connection: the client's pages are then misses.
+"""
+
+import ctypes
+import fcntl
+import json
+import logging
+import mmap
+import os
+import socket
+import struct
+import threading
+
+from terrane_kv._native import Blocks, ClosedError, StoreError
+
+logger = logging.getLogger("terrane_kv")
+
+# The memory of a connection: blocks of one request. Larger jobs take several requests.
+WINDOW = 64 << 20
+# Blocks start at multiples of it, as direct I/O needs.
+ALIGNMENT = 4096
+# The largest message. 128 keys of 64 bytes take 9 KiB.
+LONGEST = 16 << 20
+# A server must answer within the timeout of the job and these seconds.
+PATIENCE_S = 10.0
+
+_copy = ctypes.CDLL(None).memcpy
+_copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_copy.restype = ctypes.c_void_p
+
+
+def run(store, verb, keys, blocks, options):
+    """Runs a job of a shared store, and waits for it.
+
+    Several processes get the same blocks. So a get copies them to the store's tier of memory first, if it has one: the
+    drive reads them once.
+    """
+    if verb == "put":
+        return store.put(keys, blocks, **options).wait()
+    if len(store.snapshot()["tiers"]) > 1:
+        # Without room there, the get reads the disk.
+        store.promote(keys, **options).wait()
+    return store.get(keys, blocks, **options).wait()
+
+
+class RefusedError(StoreError):
+    """The server has another identity than the client."""
+
+
+def _aligned(size):
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _send(connection, message, descriptors=()):
+    content = json.dumps(message).encode()
+    content = struct.pack(">I", len(content)) + content
+    sent = socket.send_fds(connection, [content], descriptors) if descriptors else 0
+    connection.sendall(content[sent:])
+
+
+def _receive(connection, descriptors=0):
+    """A message, and the descriptors that came with it. Raises `ConnectionError` at the end of the connection."""
+    head, found = b"", []
+    while len(head) < 4:
+        part, received, _, _ = socket.recv_fds(connection, 4 - len(head), descriptors)
+        found += received
+        if not part:
+            raise ConnectionError("the other process has closed the connection")
+        head += part
+    length = struct.unpack(">I", head)[0]
+    if length > LONGEST:
+        raise ConnectionError(f"a message of {length} bytes; {LONGEST} is the limit")
+    content = bytearray()
+    while len(content) < length:
+        part = connection.recv(min(length - len(content), 1 << 20))
+        if not part:
+            raise ConnectionError("the other process has closed the connection")
+        content += part
+    return json.loads(content), found
+
+
+class _Place:
+    """The name of a socket in a folder. It is short for the kernel even where the folder's name is not."""
+
+    def __init__(self, path):
+        folder, self.name = os.path.split(os.path.abspath(path))
+        self.folder = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+
+    def __enter__(self):
+        return f"/proc/self/fd/{self.folder}/{self.name}"
+
+    def __exit__(self, *_):
+        os.close(self.folder)
+
+
+class _Window:
+    """Memory that both processes map. It is unmapped when no job uses it any more."""
+
+    def __init__(self, descriptor, size):
+        self.memory = mmap.mmap(descriptor, size)
+        self.start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+    def blocks(self, sizes):
+        """Blocks of these sizes, each at the next aligned place."""
+        pointers, at = [], self.start
+        for size in sizes:
+            pointers.append(at)
+            at += _aligned(size)
+        if min(sizes, default=0) < 0 or at > self.start + len(self.memory):
+            raise ValueError(f"blocks of {at - self.start} bytes in a window of {len(self.memory)}")
+        return pointers, Blocks.at(pointers, sizes, len(sizes), keep=self)
+
+
+class Server:
+    """Serves a store to the processes that connect to `path` with an equal `identity`, on daemon threads.
+
+    The owner of the store calls it, so that an old socket at `path` is that of a process that has ended.
+    """
+
+    def __init__(self, store, path, identity):
+        self._store, self._path, self._identity = store, path, json.dumps(identity, sort_keys=True)
+        self._lock, self._connections, self._is_closed = threading.Lock(), set(), False
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _Place(path) as place:
+                if os.path.lexists(place):
+                    os.unlink(place)
+                # Until the mode is set, nothing listens.
+                self._socket.bind(place)
+                os.chmod(place, 0o600)
+            self._socket.listen(64)
+        except OSError:
+            self._socket.close()
+            raise
+        threading.Thread(target=self._accept, name="terrane-share", daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with self._lock:
+                if self._is_closed:
+                    connection.close()
+                    return
+                self._connections.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="terrane-share", daemon=True).start()
+
+    def _serve(self, connection):
+        try:
+            hello, descriptors = _receive(connection, 1)
+            try:
+                theirs = json.dumps(hello.get("identity"), sort_keys=True)
+                if theirs != self._identity:
+                    _send(connection, {"refused": f"this process has {self._identity}, and that one {theirs}"})
+                    return
+                window = _Window(descriptors[0], os.fstat(descriptors[0]).st_size) if descriptors else None
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            _send(connection, {"accepted": os.getpid()})
+            while True:
+                request, _ = _receive(connection)
+                try:
+                    answer = self._answer(request, window)
+                except (StoreError, ValueError, KeyError, TypeError) as error:
+                    answer = {"failed": repr(error)}
+                _send(connection, answer)
+        except (OSError, ValueError) as error:
+            logger.debug("a process that shares %s has left: %r", self._path, error)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _answer(self, request, window):
+        verb, keys, group = request["verb"], request.get("keys", []), request.get("group", 0)
+        if verb == "presences":
+            return {"presences": list(self._store.presences(keys, group=group))}
+        if verb == "clear":
+            self._store.clear()
+            return {}
+        if verb not in ("get", "put"):
+            raise ValueError(f"no request is named {verb!r}")
+        if window is None:
+            raise ValueError(f"a {verb} over a connection without memory")
+        _, blocks = window.blocks(request["sizes"])
+        options = {"group": group, "priority": request["priority"], "timeout": request["timeout"]}
+        outcome = run(self._store, verb, keys, blocks, options)
+        return {"done": outcome.done, "error": outcome.error}
+
+    def close(self):
+        """Ends all connections. Call it while this process still owns the store."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            connections = list(self._connections)
+        try:
+            os.unlink(self._path)
+        except OSError:
+            pass
+        for one in (self._socket, *connections):
+            try:
+                # Wakes the thread that waits in it.
+                one.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self._socket.close()
+
+
+class _Connection:
+    """One connection to a server, used by one thread at a time."""
+
+    def __init__(self, path, identity, window_bytes):
+        self.window = None
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.socket.settimeout(PATIENCE_S)
+            with _Place(path) as place:
+                self.socket.connect(place)
+            descriptors = []
+            if window_bytes:
+                descriptors.append(os.memfd_create("terrane-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            try:
+                if descriptors:
+                    os.ftruncate(descriptors[0], window_bytes)
+                    # The server reads and writes it: it must not become shorter.
+                    fcntl.fcntl(descriptors[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+                    self.window = _Window(descriptors[0], window_bytes)
+                _send(self.socket, {"identity": identity}, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            answer, _ = _receive(self.socket)
+            if "refused" in answer:
+                raise RefusedError(answer["refused"])
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def ask(self, request, patience):
+        self.socket.settimeout(patience)
+        _send(self.socket, request)
+        return _receive(self.socket)[0]
+
+
+class Client:
+    """The store of another process. Threads may call it at the same time: each call has a connection of its own.
+
+    Calls raise `OSError` if no server answers, and `RefusedError` if its identity differs. The next call tries again.
+    """
+
+    def __init__(self, path, identity, block_bytes):
+        self._path, self._identity = path, identity
+        self._window_bytes = max(WINDOW, _aligned(block_bytes))
+        self._lock, self._is_closed = threading.Lock(), False
+        # Connections that no call uses: without memory, and with it.
+        self._idle = {False: [], True: []}
+
+    def _ask(self, needs_window, use):
+        """Calls `use` with a connection, which is used again unless that fails."""
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    raise ClosedError("the shared store is closed")
+                idle = self._idle[needs_window]
+                was_idle = bool(idle)
+                connection = idle.pop() if idle else None
+            if connection is None:
+                connection = _Connection(self._path, self._identity, self._window_bytes if needs_window else 0)
+            try:
+                answer = use(connection)
+            except BaseException as error:
+                # A late answer, or a job that still writes the memory, must not meet the next request.
+                connection.socket.close()
+                if was_idle and isinstance(error, ConnectionError):
+                    # Its server has ended meanwhile. There may be another.
+                    continue
+                raise
+            break
+        with self._lock:
+            if self._is_closed:
+                connection.socket.close()
+            else:
+                self._idle[needs_window].append(connection)
+        if "failed" in answer:
+            raise StoreError(answer["failed"])
+        return answer
+
+    def presences(self, keys, group):
+        request = {"verb": "presences", "keys": keys, "group": group}
+        return bytes(self._ask(False, lambda it: it.ask(request, PATIENCE_S))["presences"])
+
+    def clear(self):
+        self._ask(False, lambda it: it.ask({"verb": "clear"}, PATIENCE_S))
+
+    def run(self, verb, keys, memory, group, timeout):
+        """Gets or puts blocks. `memory` has for each key the list of its spans: pairs of an address and a size.
+
+        Returns for each key whether it is done, and the first error or None.
+        """
+        done, error = [], None
+        for keys, memory in self._parts(keys, memory):
+            answer = self._ask(True, lambda it: self._move(it, verb, keys, memory, group, timeout))
+            done += answer["done"]
+            error = error or answer["error"]
+        return done, error
+
+    def _parts(self, keys, memory):
+        """Keys and memory in parts that fit in a window."""
+        start, used = 0, 0
+        for at, spans in enumerate(memory):
+            size = _aligned(sum(size for _, size in spans))
+            if used and used + size > self._window_bytes:
+                yield keys[start:at], memory[start:at]
+                start, used = at, 0
+            used += size
+        yield keys[start:], memory[start:]
+
+    @staticmethod
+    def _move(connection, verb, keys, memory, group, timeout):
+        sizes = [sum(size for _, size in spans) for spans in memory]
+        places, _ = connection.window.blocks(sizes)
+        if verb == "put":
+            for place, spans in zip(places, memory):
+                for address, size in spans:
+                    _copy(place, address, size)
+                    place += size
+        priority = "low" if verb == "put" else "high"
+        request = {"verb": verb, "keys": keys, "group": group, "sizes": sizes, "priority": priority, "timeout": timeout}
+        answer = connection.ask(request, timeout + PATIENCE_S)
+        if verb == "get":
+            for place, spans, is_done in zip(places, memory, answer.get("done", ())):
+                for address, size in spans if is_done else ():
+                    _copy(address, place, size)
+                    place += size
+        return answer
+
+    def close(self):
+        with self._lock:
+            self._is_closed = True
+            idle = self._idle[False] + self._idle[True]
+            self._idle = {False: [], True: []}
+        for connection in idle:
+            connection.socket.close()
