@@ -120,7 +120,7 @@ impl StoreCore {
             let Some(slot) = place.taken.keep(place.at) else { continue };
             place.slot = Some(slot);
             let &WrittenBlock { length, checksum, .. } = block;
-            let stored = StoredBlock { slot, length, checksum, sequence: 0 };
+            let stored = StoredBlock { slot, length, checksum };
             place.pin = room.insert(block.key, &stored, block.is_dirty, place.keeps_pin);
             if let (true, Some(disk)) = (tier.is_disk(), &self.disk) {
                 disk.catalog.append_puts(&[PutRecord {

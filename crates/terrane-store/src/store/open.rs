@@ -355,7 +355,7 @@ fn by_group(
             names.insert(record.key_hash, key);
         }
         let (slot, checksum) = (record.slot, record.checksum);
-        let block = StoredBlock { slot, length, checksum, sequence: record.sequence };
+        let block = StoredBlock { slot, length, checksum };
         blocks.push((record.key_hash, block));
     }
     blocks

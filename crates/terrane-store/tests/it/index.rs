@@ -13,7 +13,7 @@ fn hash(key: u32) -> KeyHash {
 }
 
 fn block(slot: u32, sequence: u64) -> StoredBlock {
-    StoredBlock { slot, length: 7 + slot, checksum: u64::from(slot) << 40 | sequence, sequence }
+    StoredBlock { slot, length: 7 + slot, checksum: u64::from(slot) << 40 | sequence }
 }
 
 #[derive(Clone, Debug)]
