@@ -48,24 +48,16 @@ fn main() -> std::io::Result<()> {
             found += usize::from(hasher.hash(key).ok().and_then(|key| index.get(key)).is_some());
         }
         let alone = begin.elapsed().as_secs_f64() * 1e9 / 1e6;
-        let mut t = [0.0; 3];
         let begin = Instant::now();
         for batch in keys.chunks(64) {
-            let b = Instant::now();
             let mut hashes = [None; 64];
             for (hash, key) in hashes.iter_mut().zip(batch) {
                 *hash = hasher.hash(key).ok();
             }
-            t[0] += b.elapsed().as_secs_f64() * 1e3;
-            let b = Instant::now();
             index.prefetch(hashes.iter().flatten().copied());
-            t[1] += b.elapsed().as_secs_f64() * 1e3;
-            let b = Instant::now();
             found += hashes.iter().flatten().filter(|key| index.get(**key).is_some()).count();
-            t[2] += b.elapsed().as_secs_f64() * 1e3;
         }
         let batched = begin.elapsed().as_secs_f64() * 1e9 / 1e6;
-        println!("{t:?}");
         writeln!(
             out,
             "alone {alone:.0} ns, in batches of 64 {batched:.0} ns ({})",

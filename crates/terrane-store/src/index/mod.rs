@@ -1,6 +1,7 @@
 //! The blocks of one tier, by the hash of their key.
 
 mod buckets;
+mod shard;
 mod slot_table;
 mod table_memory;
 
@@ -11,8 +12,9 @@ use std::thread;
 use crossbeam_utils::CachePadded;
 
 use crate::KeyHash;
-use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, read, write};
+use crate::sync::read;
 use buckets::{Buckets, Found, Home, SHARDS};
+use shard::Shard;
 use slot_table::SlotTable;
 
 /// A block that a tier has.
@@ -43,8 +45,7 @@ pub enum Freed {
 ///
 /// A pinned block is not evicted. If it is removed or replaced, its slot is freed with its last pin.
 pub struct TierIndex {
-    /// The number of blocks of each shard. The lock is also that of the shard's buckets.
-    shards: Box<[CachePadded<RwLock<usize>>]>,
+    shards: Box<[CachePadded<Shard>]>,
     buckets: Buckets,
     slots: SlotTable,
 }
@@ -55,7 +56,7 @@ impl TierIndex {
     pub fn new(slots: u32) -> Self {
         let slots = SlotTable::new(slots);
         let buckets = Buckets::new(slots.len());
-        let shards = (0..SHARDS).map(|_| CachePadded::new(RwLock::new(0))).collect();
+        let shards = (0..SHARDS).map(|_| CachePadded::new(Shard::new())).collect();
         Self { shards, buckets, slots }
     }
 
@@ -68,7 +69,7 @@ impl TierIndex {
     /// The number of blocks.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| *read(shard)).sum()
+        self.shards.iter().map(|shard| *read(&shard.blocks)).sum()
     }
 
     /// Whether there are no blocks.
@@ -90,14 +91,18 @@ impl TierIndex {
     #[must_use]
     pub fn get(&self, key: KeyHash) -> Option<StoredBlock> {
         let home = self.home(key);
-        let _shard = self.read(home)?;
-        self.slots.block(self.find(home, key)?.slot)
+        let shard = self.shards.get(home.shard)?;
+        let look = || self.slots.block(self.find(home, key)?.slot);
+        shard.read_unlocked(look).unwrap_or_else(|| {
+            let _blocks = read(&shard.blocks);
+            look()
+        })
     }
 
     /// Pins the block of a key, and returns it. Each pin needs one [`unpin`](Self::unpin).
     pub fn pin(&self, key: KeyHash) -> Option<StoredBlock> {
         let home = self.home(key);
-        let _shard = self.read(home)?;
+        let _blocks = read(&self.shards.get(home.shard)?.blocks);
         let slot = self.find(home, key)?.slot;
         // Under the shard's lock, which eviction takes for writing.
         self.slots.pin(slot);
@@ -118,7 +123,7 @@ impl TierIndex {
     /// a shard.
     pub fn insert(&self, key: KeyHash, block: &StoredBlock) -> Option<Freed> {
         let home = self.home(key);
-        let mut count = self.write(home)?;
+        let mut shard = self.shards.get(home.shard)?.write();
         let found = self.find(home, key).filter(|found| found.slot != block.slot);
         if !self.slots.set(key, block) {
             return None;
@@ -129,7 +134,7 @@ impl TierIndex {
                 Some(self.freed(found.slot))
             }
             None if self.buckets.add(home, block.slot) => {
-                *count += 1;
+                *shard.count += 1;
                 None
             }
             None => Some(Freed::Now(block.slot)),
@@ -139,10 +144,10 @@ impl TierIndex {
     /// Removes the block of a key, and returns it and the state of its slot.
     pub fn remove(&self, key: KeyHash) -> Option<(StoredBlock, Freed)> {
         let home = self.home(key);
-        let mut count = self.write(home)?;
+        let mut shard = self.shards.get(home.shard)?.write();
         let found = self.find(home, key)?;
         self.buckets.remove(home, &found);
-        *count -= 1;
+        *shard.count -= 1;
         Some((self.slots.block(found.slot)?, self.freed(found.slot)))
     }
 
@@ -151,13 +156,13 @@ impl TierIndex {
         // Without the lock this may be a mixture of two keys; the search below then fails.
         let guess = self.slots.key(slot)?;
         let home = self.home(guess);
-        let mut count = self.write(home)?;
+        let mut shard = self.shards.get(home.shard)?.write();
         let found = self.buckets.find(home, |other| other == slot)?;
         if !self.slots.has_key(slot, guess) || self.slots.is_pinned(slot) {
             return None;
         }
         self.buckets.remove(home, &found);
-        *count -= 1;
+        *shard.count -= 1;
         Some(guess)
     }
 
@@ -166,7 +171,7 @@ impl TierIndex {
     pub fn for_each(&self, mut each: impl FnMut(KeyHash, StoredBlock)) {
         for (number, shard) in self.shards.iter().enumerate() {
             let slots: Vec<u32> = {
-                let _shard = read(shard);
+                let _blocks = read(&shard.blocks);
                 self.buckets.slots(number).collect()
             };
             for slot in slots {
@@ -180,7 +185,7 @@ impl TierIndex {
 
     /// The block in a slot, if it is of this shard. The slot may have one of another shard by now.
     fn block_in(&self, shard: usize, slot: u32) -> Option<(KeyHash, StoredBlock)> {
-        let _shard = read(self.shards.get(shard)?);
+        let _blocks = read(&self.shards.get(shard)?.blocks);
         let key = self.slots.key(slot)?;
         let home = self.home(key);
         self.buckets.find(home, |other| other == slot).filter(|_| home.shard == shard)?;
@@ -229,14 +234,6 @@ impl TierIndex {
 
     fn find(&self, home: Home, key: KeyHash) -> Option<Found> {
         self.buckets.find(home, |slot| self.slots.has_key(slot, key))
-    }
-
-    fn read(&self, home: Home) -> Option<RwLockReadGuard<'_, usize>> {
-        self.shards.get(home.shard).map(|shard| read(shard))
-    }
-
-    fn write(&self, home: Home) -> Option<RwLockWriteGuard<'_, usize>> {
-        self.shards.get(home.shard).map(|shard| write(shard))
     }
 }
 
