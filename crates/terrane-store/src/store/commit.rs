@@ -117,7 +117,7 @@ impl StoreCore {
         for place in places {
             let Some(tier) = self.tiers.get(place.tier.index()) else { continue };
             let Some(room) = tier.room(block.group) else { continue };
-            let Some(slot) = place.taken.keep(place.at) else { continue };
+            let Some(slot) = place.taken.keep(place.at, block.key) else { continue };
             place.slot = Some(slot);
             let &WrittenBlock { length, checksum, .. } = block;
             let stored = StoredBlock { slot, length, checksum };

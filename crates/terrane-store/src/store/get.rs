@@ -59,6 +59,15 @@ impl Plan {
         }
     }
 
+    /// Puts the blocks in the order of the keys.
+    fn reverse(&mut self) {
+        self.from_disk.reverse();
+        self.on_thread.reverse();
+        self.by_engine.reverse();
+        self.relayed.reverse();
+        self.waits.reverse();
+    }
+
     fn count_hit(&mut self, tier: TierId) {
         let index = tier.index();
         if self.hits.len() <= index {
@@ -156,7 +165,8 @@ impl Get<'_> {
 
     fn plan(&mut self, pending: &[usize]) -> Plan {
         let mut plan = Plan::new();
-        for &index in pending {
+        // The head of a prefix is used last, so that its tail is evicted first.
+        for &index in pending.iter().rev() {
             match self.locate(index) {
                 Located::Pinned(pin) => self.add(&mut plan, index, pin),
                 Located::Writing(claim) => plan.waits.push((index, claim)),
@@ -166,6 +176,7 @@ impl Get<'_> {
                 }
             }
         }
+        plan.reverse();
         for (tier, &hits) in self.task.core.tiers.iter().zip(&plan.hits) {
             if hits > 0 {
                 tier.counters.hits(hits);

@@ -149,7 +149,8 @@ impl StoreCore {
         if !self.owner.is_current() {
             return;
         }
-        for key in keys {
+        // As a get of the keys.
+        for key in keys.iter().rev() {
             if let Ok(hash) = self.hasher.hash_in_group(group, key.as_ref()) {
                 self.touch_stored(group, hash);
             }

@@ -374,9 +374,8 @@ impl Room {
         self.put_back(&mut lock(&self.state), slot);
     }
 
-    /// Adds a block to the index. Its slot belongs to the index from here on. The caller
-    /// [tries again](Self::retry_for_waiters) without a lock: the block can be evicted, unless it is
-    /// to be pinned.
+    /// Adds a block to the index. Its slot belongs to the index from here on. The block is not evicted
+    /// before the [`TakenSlots`] drop that its slot is of.
     pub(crate) fn insert(
         self: &Arc<Self>,
         key: KeyHash,
@@ -387,9 +386,7 @@ impl Room {
         self.set_mark(&self.uses, block.slot, 0);
         self.set_mark(&self.dirty, block.slot, if is_dirty { self.dirty_mark } else { CLEAN });
         let replaced = self.index.insert(key, block);
-        // Before the policy knows the slot, so that it is not evicted first.
         let pin = if pins { self.pin(key) } else { None };
-        self.policy.insert(block.slot, key);
         if is_dirty && self.dirty_mark == KEPT {
             self.push_dirty(&mut lock(&self.state), (block.slot, key));
         }
@@ -399,6 +396,18 @@ impl Room {
             self.free_quietly(slot);
         }
         pin
+    }
+
+    /// Tells the policy of new blocks. No lock may be held.
+    fn make_evictable(&self, blocks: impl Iterator<Item = (KeyHash, u32)>) {
+        for (key, slot) in blocks {
+            // It may have left already. If it leaves just now, its slot cannot be evicted, and the next
+            // block there enters the policy again.
+            if self.index.get(key).is_some_and(|block| block.slot == slot) {
+                self.policy.insert(slot, key);
+            }
+        }
+        self.retry_for_waiters();
     }
 
     /// Removes the block of a key. The slot becomes free, with its last pin at the latest. The caller
