@@ -2,6 +2,8 @@
 
 use std::mem::MaybeUninit;
 
+use rustix::mm::{Advice, madvise};
+
 const HUGE_PAGE: usize = 2 << 20;
 
 /// So many default values, in huge pages where the system has them: a random read of a large table
@@ -22,10 +24,9 @@ fn advise_huge_pages<T>(memory: &mut [MaybeUninit<T>]) {
     if whole == 0 {
         return;
     }
+    let first = start.wrapping_add(skipped).cast();
     // SAFETY: the range is inside `memory`, which this function borrows. The advice changes no byte.
-    let advised = unsafe {
-        rustix::mm::madvise(start.add(skipped).cast(), whole, rustix::mm::Advice::LinuxHugepage)
-    };
+    let advised = unsafe { madvise(first, whole, Advice::LinuxHugepage) };
     if let Err(error) = advised {
         tracing::debug!(%error, "the tables of an index have base pages");
     }
