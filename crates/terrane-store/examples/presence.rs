@@ -2,7 +2,6 @@
 
 use std::hint::black_box;
 use std::io::Write;
-use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use terrane_store::{KeyHasher, StoredBlock, TierIndex};
@@ -24,7 +23,7 @@ fn main() -> std::io::Result<()> {
         .collect();
     let index = TierIndex::new(count);
     let begin = Instant::now();
-    index.load(&blocks, NonZeroUsize::new(2).unwrap_or(NonZeroUsize::MIN));
+    index.insert_all(&blocks);
     let loaded = begin.elapsed();
     let mut random = 88_172_645_463_325_252_u64;
     let keys: Vec<_> = (0..1_000_000)

@@ -6,10 +6,9 @@ mod slot_table;
 mod table_memory;
 
 use std::fmt;
-use std::num::NonZeroUsize;
-use std::thread;
 
 use crossbeam_utils::CachePadded;
+use terrane_core::convert::to_usize;
 
 use crate::KeyHash;
 use crate::sync::read;
@@ -49,6 +48,9 @@ pub struct TierIndex {
     buckets: Buckets,
     slots: SlotTable,
 }
+
+/// Blocks that are added together.
+const BATCH: usize = 64;
 
 impl TierIndex {
     /// An empty index for a tier of this many slots.
@@ -192,29 +194,35 @@ impl TierIndex {
         Some((key, self.slots.block(slot)?))
     }
 
-    /// Fills an empty index with the blocks that were found on a disk, on `threads` threads. Each key
-    /// and each slot comes once.
-    pub fn load(&self, blocks: &[(KeyHash, StoredBlock)], threads: NonZeroUsize) {
-        let threads = threads.get().min(SHARDS);
-        let load_shards = |first: usize| {
-            let is_own = |key: KeyHash| self.home(key).shard % threads == first;
-            for (key, block) in blocks.iter().filter(|(key, _)| is_own(*key)) {
-                // An empty index has no block to replace.
+    /// Adds blocks as [`insert`](Self::insert) does, with overlapping cache misses. The index has none of
+    /// the keys, and each slot comes once.
+    pub fn insert_all(&self, blocks: &[(KeyHash, StoredBlock)]) {
+        for blocks in blocks.chunks(BATCH) {
+            for (key, block) in blocks {
+                self.buckets.prefetch(self.home(*key));
+                self.slots.prefetch(block.slot);
+            }
+            for (key, block) in blocks {
+                // There is no block to replace.
                 let _ = self.insert(*key, block);
             }
-        };
-        thread::scope(|scope| {
-            let mut left = Vec::from([0]);
-            for first in 1..threads {
-                let thread = thread::Builder::new().name(String::from("terrane-load"));
-                if let Err(error) = thread.spawn_scoped(scope, move || load_shards(first)) {
-                    tracing::debug!(%error, "the index is loaded on fewer threads");
-                    left.push(first);
+        }
+    }
+
+    /// Calls `each` with every slot that has a block, and its key, in the order of the slots.
+    pub(crate) fn for_each_slot(&self, mut each: impl FnMut(u32, KeyHash)) {
+        let mut is_used = vec![false; self.capacity()];
+        for (number, shard) in self.shards.iter().enumerate() {
+            let _blocks = read(&shard.blocks);
+            for slot in self.buckets.slots(number) {
+                if let Some(is_used) = is_used.get_mut(to_usize(slot.into())) {
+                    *is_used = true;
                 }
             }
-            // This thread does its own part, and those of the threads that did not start.
-            left.into_iter().for_each(load_shards);
-        });
+        }
+        for (slot, _) in (0..).zip(is_used).filter(|(_, is_used)| *is_used) {
+            self.slots.key(slot).into_iter().for_each(|key| each(slot, key));
+        }
     }
 
     /// The bytes of memory that the index owns, for all its slots.

@@ -46,6 +46,7 @@ pub(crate) mod outcome;
 pub(crate) mod presence;
 pub(crate) mod put;
 pub(crate) mod queries;
+pub(crate) mod reload;
 pub(crate) mod removal;
 pub(crate) mod request;
 pub(crate) mod result;

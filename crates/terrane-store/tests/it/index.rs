@@ -1,7 +1,6 @@
 //! The index against a map, pins against evictions, and its memory.
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
@@ -161,7 +160,7 @@ fn an_index_of_a_million_blocks_takes_at_most_64_bytes_a_block() {
     let count = 1_000_000;
     let blocks: Vec<_> = (0..count).map(|key| (hash(key), block(key, key.into()))).collect();
     let index = TierIndex::new(count);
-    index.load(&blocks, NonZeroUsize::new(2).unwrap());
+    index.insert_all(&blocks);
     assert_eq!(index.len(), blocks.len());
     assert!(blocks.iter().all(|(key, block)| index.get(*key) == Some(*block)));
     let of_each = index.memory_bytes() / blocks.len();

@@ -174,18 +174,17 @@ impl Room {
         }
     }
 
-    /// Fills an empty room with the blocks of a recovery, each key and each slot once.
-    pub(crate) fn load(&self, blocks: &[(KeyHash, StoredBlock)], threads: std::num::NonZeroUsize) {
-        self.index.load(blocks, threads);
-        let mut state = lock(&self.state);
-        let mut is_used = vec![false; self.index.capacity()];
-        for (key, block) in blocks {
-            if let Some(used) = is_used.get_mut(to_usize(block.slot.into())) {
-                *used = true;
+    /// Takes note of the blocks of a recovery, which were added to the index of an empty room.
+    pub(crate) fn after_recovery(&self) {
+        let mut is_free = vec![true; self.index.capacity()];
+        self.index.for_each_slot(|slot, key| {
+            if let Some(is_free) = is_free.get_mut(to_usize(slot.into())) {
+                *is_free = false;
             }
-            self.policy.insert(block.slot, *key);
-        }
-        state.free.retain(|&slot| !is_used.get(to_usize(slot.into())).copied().unwrap_or(true));
+            self.policy.insert(slot, key);
+        });
+        let is_free = |slot: &u32| is_free.get(to_usize((*slot).into())).copied().unwrap_or(false);
+        lock(&self.state).free.retain(is_free);
     }
 
     /// Takes slots if there are enough now, or can be after evictions.
