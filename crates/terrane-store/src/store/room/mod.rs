@@ -84,8 +84,8 @@ pub(crate) enum DirtyBlocks {
 
 /// The store of a room. It is called without a lock.
 pub(crate) trait RoomOwner: Send + Sync {
-    /// The room evicted the blocks of these keys.
-    fn after_eviction(&self, room: &Room, keys: &[KeyHash]);
+    /// The room evicted the blocks of these keys from these slots.
+    fn after_eviction(&self, room: &Room, evicted: &[(KeyHash, u32)]);
 
     /// Slots beyond the limit of a smaller tier became free.
     fn after_retiring(&self, tier: TierId);
@@ -129,7 +129,7 @@ pub(crate) enum Shortage {
 /// The work that is left for after the room's lock was released.
 #[derive(Default)]
 struct Aftermath {
-    evicted: Vec<KeyHash>,
+    evicted: Vec<(KeyHash, u32)>,
     woken: Vec<Waker>,
     /// The slots that a waiter lacks because blocks are dirty.
     lacks: usize,
@@ -285,7 +285,7 @@ impl Room {
                 }
                 return Err(Shortage::Now);
             };
-            after.evicted.extend(key);
+            after.evicted.extend(key.map(|key| (key, slot)));
             self.put_back(state, slot);
         }
         let rest = state.free.len() - count;
