@@ -104,8 +104,7 @@ pub(crate) async fn run(
     keys: &Keys,
     destination: &Arc<Payload>,
 ) -> Vec<BlockResult> {
-    let mut results = SmallVec::new();
-    results.resize(keys.len(), None);
+    let results = keys.hashes.iter().map(|_| None).collect();
     let mut get = Get { task, keys, destination, results };
     let mut pending: SmallVec<[usize; 4]> = (0..keys.len()).collect();
     while !pending.is_empty() {
@@ -176,7 +175,9 @@ impl Get<'_> {
                 }
             }
         }
-        plan.reverse();
+        if pending.len() > 1 {
+            plan.reverse();
+        }
         for (tier, &hits) in self.task.core.tiers.iter().zip(&plan.hits) {
             if hits > 0 {
                 tier.counters.hits(hits);
