@@ -38,6 +38,10 @@ use crate::store::tier_counters::TierCounters;
 const MOST_GROUPS: usize = 64;
 const MOST_MEMORY_TIERS: usize = 8;
 
+/// A store that has more journals writes a checkpoint when it is opened. Each session leaves one, and an
+/// opening reads all of them.
+const MOST_JOURNALS: u64 = 16;
+
 /// Slots on disk are multiples of this.
 const DISK_ALIGNMENT: u64 = 4096;
 
@@ -144,6 +148,10 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
             is_reported_read_only: AtomicBool::new(false),
         }
     });
+    let journals = recovered.map_or(0, |recovered| recovered.journals);
+    if journals > MOST_JOURNALS && core.disk.as_ref().is_some_and(|disk| !disk.is_read_only) {
+        core.maintenance.request_checkpoint();
+    }
     Ok((core, Recovery { took: begun.elapsed(), ..recovery }))
 }
 
