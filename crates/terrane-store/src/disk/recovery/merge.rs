@@ -16,7 +16,8 @@ use crate::key::KeyHash;
 /// All findings for the keys of one part.
 #[derive(Debug, Default)]
 struct Part {
-    puts: Vec<LiveRecord>,
+    /// Those of each thread.
+    puts: Vec<Vec<LiveRecord>>,
     removes: Vec<(KeyHash, u64)>,
 }
 
@@ -43,7 +44,7 @@ pub(crate) fn merge(
             let next = lock(&parts).pop();
             let Some(part) = next else { return Ok(merged) };
             let (live, dropped) = merge_part(part, slots, first_kept);
-            merged.parts.push(live);
+            merged.parts.extend(live);
             merged.dropped += dropped;
         }
     };
@@ -61,22 +62,19 @@ fn gather(found: Vec<Scanned>) -> Vec<Part> {
         parts.resize_with(parts.len().max(scanned.puts.len()), Part::default);
         let findings = scanned.puts.into_iter().zip(scanned.removes);
         for (part, (puts, removes)) in parts.iter_mut().zip(findings) {
-            if part.puts.is_empty() {
-                part.puts = puts;
-            } else {
-                part.puts.extend(puts);
-            }
+            part.puts.push(puts);
             part.removes.extend(removes);
         }
     }
     parts
 }
 
-fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<LiveRecord>, u64) {
+fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<Vec<LiveRecord>>, u64) {
     part.removes.sort_unstable();
-    let mut is_live = latest_of_each_key(&part.puts);
+    let puts: Vec<&LiveRecord> = part.puts.iter().flatten().collect();
+    let mut is_live = latest_of_each_key(&puts);
     let mut dropped = 0;
-    for (put, is_live) in part.puts.iter().zip(&mut is_live).filter(|(_, is_live)| **is_live) {
+    for (put, is_live) in puts.into_iter().zip(&mut is_live).filter(|(_, is_live)| **is_live) {
         *is_live = false;
         if removed_at(&part.removes, put.key_hash) > Some(put.sequence) {
             continue;
@@ -88,12 +86,12 @@ fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<LiveRecord
         }
     }
     let mut flags = is_live.into_iter();
-    part.puts.retain(|_| flags.next().unwrap_or(false));
+    part.puts.iter_mut().for_each(|puts| puts.retain(|_| flags.next().unwrap_or(false)));
     (part.puts, dropped)
 }
 
 /// For each record whether it is the latest of its key.
-fn latest_of_each_key(puts: &[LiveRecord]) -> Vec<bool> {
+fn latest_of_each_key(puts: &[&LiveRecord]) -> Vec<bool> {
     let mut is_latest = vec![true; puts.len()];
     let key = |at: usize| puts.get(at).map_or(KeyHash::new(0), |put| put.key_hash);
     let mut latest: HashTable<usize> = HashTable::with_capacity(puts.len());
