@@ -21,8 +21,7 @@ const TAG: u64 = 0xffff_ffff_0000_0000;
 /// A slot that finds its bucket full goes to the next one of the shard, in a circle. Each bucket
 /// counts those that went past it, so that a search ends at the first bucket without any.
 ///
-/// The atomics are relaxed: the lock of the shard orders them. A [`guess`](Self::guess) reads without
-/// the lock.
+/// The atomics are relaxed: the lock of the shard, or its count of changes, orders them.
 pub(super) struct Buckets {
     buckets: Box<[Bucket]>,
     of_shard: usize,

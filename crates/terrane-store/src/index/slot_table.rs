@@ -7,8 +7,9 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The block of each slot: 32 bytes a slot.
 ///
-/// A slot's block is written and read under the lock of its key's shard. The fields are atomic so
-/// that this needs no unsafe code; the lock orders them, so that every access is relaxed.
+/// A slot's block is written under the lock of its key's shard, and read under it or between two looks at
+/// the shard's count of changes. The fields are atomic so that this needs no unsafe code. Lock and
+/// count order them, so that every access is relaxed.
 pub(super) struct SlotTable {
     slots: Box<[SlotEntry]>,
 }
