@@ -175,3 +175,23 @@ fn a_slot_beyond_the_tier_is_not_inserted() {
     assert_eq!(index.evict(9), None);
     assert_eq!(TierIndex::new(0).len(), 0);
 }
+
+#[test]
+fn a_block_whose_shard_is_full_is_not_inserted_and_its_slot_is_free() {
+    let index = TierIndex::new(10_000);
+    // All of one place, which keyed hashes never are.
+    let key = |slot: u32| KeyHash::new(u128::from(slot) << 64 | u128::from(slot));
+    let insert = |slot: u32| index.insert(key(slot), &block(slot, 1));
+    let stored = (0..10_000).find(|&slot| insert(slot).is_some()).unwrap();
+    assert!(stored > 10_000 / 64, "{stored} blocks");
+    for slot in stored..stored + 10 {
+        assert_eq!(insert(slot), Some(Freed::Now(slot)));
+        assert_eq!((index.get(key(slot)), index.evict(slot)), (None, None));
+    }
+    assert_eq!(index.len(), usize::try_from(stored).unwrap());
+    assert!((0..stored).all(|slot| index.get(key(slot)) == Some(block(slot, 1))));
+    // It has room again.
+    assert_eq!(index.evict(3), Some(key(3)));
+    assert_eq!(insert(stored), None);
+    assert_eq!(index.get(key(stored)), Some(block(stored, 1)));
+}
