@@ -9,8 +9,8 @@ use terrane_layout::{
 /// The (block, layer, outer, byte of the piece) of a byte of memory; `None` is padding.
 type Cell = Option<(u32, u32, u32, u64)>;
 
-/// The regions as arrays of cells: nested loops in the order of the kind, and padding at the end of
-/// a block. No multiplication of strides.
+/// The regions as arrays of cells, by nested loops in the order of the kind, with padding at the
+/// end of a block. The code multiplies no strides.
 fn regions_by_hand(config: &LayoutConfig, kind: LayoutKind, row_bytes: u64) -> Vec<Vec<Cell>> {
     let piece = |cells: &mut Vec<Cell>, block, layer, outer| {
         for byte in 0..u64::from(config.page_size()) * row_bytes {

@@ -70,7 +70,7 @@ fn what_other_threads_keep_and_streams_use_is_shown_too() {
     let stream = StreamId::new(1);
     streams.submit(stream, || {});
     let request = RegionRequest::new(ByteCount::kib(1));
-    // More than fit in a magazine, so some are in the shared queue.
+    // More blocks than fit in a magazine, so some are in the shared queue.
     let blocks: Vec<_> = (0..20).map(|_| pool.allocate_bytes(request.bytes).unwrap()).collect();
     let on_a_stream: Vec<_> = (0..3).map(|_| pool.allocate_on(stream, &request).unwrap()).collect();
     drop(blocks);

@@ -27,7 +27,7 @@ fn magazines_are_given_back_when_a_thread_ends() {
             thread.join().unwrap();
         });
     }
-    assert_eq!(upstream.allocations(), 5, "every thread found the blocks of the one before");
+    assert_eq!(upstream.allocations(), 5, "every thread reused the blocks of the previous one");
     let seen = pool.snapshot();
     let class = seen.classes.iter().find(|class| class.size == PAGE).unwrap();
     assert_eq!((class.in_magazines, class.in_queue), (0, 5));
@@ -49,7 +49,7 @@ fn what_one_thread_releases_another_finds() {
         }
         drop(sender);
     });
-    // In flight, in two magazines, and a few batches on their way.
+    // In flight, in two magazines, and in a few batches between them.
     assert!(upstream.allocations() < 200, "{}", upstream.allocations());
 }
 

@@ -70,7 +70,7 @@ fn fill(classes: SizeClasses) -> anyhow::Result<(f64, f64)> {
             times.push(time.as_secs_f64() * 1e9);
             ratio += upstream.live() as f64 / asked as f64;
             let victim = live.swap_remove(random.below(live.len()));
-            asked -= victim.asked().get();
+            asked -= victim.requested().get();
         }
     }
     let ratio = ratio / times.len() as f64;
