@@ -2,8 +2,9 @@
 
     python3 crates/terrane-cli/tests/predictions.py PROGRAM [DIRECTORY]
 
-Needs an NVIDIA driver for the copies of the bus; without one, only memory and the directory are compared. Exits with 1
-if a transfer of at least 256 MiB is off by more than 10 %, or the bring-up of pinned memory by more than 25 %.
+Needs an NVIDIA driver for the copies of the bus. Without one, only memory and the directory are compared. Exits with
+1
+if the prediction of a transfer of at least 256 MiB is off by more than 10 %, or of pinned memory by more than 25 %.
 """
 
 import json
@@ -16,7 +17,7 @@ MODEL = "llama-3.1-8b"
 BYTES_A_TOKEN = 131_072
 MIB = 1 << 20
 SIZES = [256 * MIB, 1024 * MIB, 2048 * MIB]
-# What a plan predicts, the suite and the case that measure it, and the largest error; none is a remark.
+# The prediction, the suite and the case that measure it, and the largest error; without one, it is only printed.
 ROWS = [
     ("a context, device to host", "gpu", "full attention: device to pinned", 0.10),
     ("a context, host to device", "gpu", "full attention: pinned to device", 0.10),

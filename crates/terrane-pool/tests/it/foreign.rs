@@ -99,7 +99,7 @@ fn a_subscriber_may_ask_the_pool_whatever_it_is_told() {
         let pool = Arc::new(Pool::with_fences(upstream, options, fences).unwrap());
         let weak = Arc::downgrade(&pool);
         let query = move || weak.upgrade().map_or((), |pool| drop(pool.snapshot()));
-        with_default(Curious(Box::new(ask)), || {
+        with_default(Curious(Box::new(query)), || {
             for failures in 1..8 {
                 streams.submit(A, || {});
                 park(&pool);

@@ -14,7 +14,7 @@ use crate::measure::host::{Filled, HostCase, touch_once};
 use crate::measure::store::StoreCase;
 use crate::measure::{Shape, Spread, times, times_beside};
 
-/// A bar on standard error, if that is a terminal.
+/// A progress bar on standard error, if it is a terminal.
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
@@ -41,7 +41,7 @@ impl Progress {
     }
 }
 
-/// The groups of the model with the blocks that a number of bytes holds.
+/// The groups of the model, each with as many blocks as fit in a number of bytes.
 pub(super) fn shapes(options: &Options) -> Result<(String, Vec<(GroupPlan, Shape)>), Failure> {
     let request = options.model.request()?;
     let plan = Plan::new(&request)?;
@@ -132,7 +132,7 @@ pub(super) fn disk(
         progress.case(&format!("{}: writing the file", group.kind));
         let mut case = DiskCase::new(&shape, directory, depth)?;
         report.notes.push(format!("{}: {}", group.kind, case.engine_path()?));
-        // These passes write blocks that are only reserved, and let the engine measure its paths.
+        // The first passes write blocks that are only reserved, and let the engine measure its paths.
         for is_write in [true, false, true, false] {
             case.pass(is_write)?;
         }
@@ -144,7 +144,7 @@ pub(super) fn disk(
             let ours = || shared.borrow_mut().pass(is_write);
             let raw = || shared.borrow().raw(is_write);
             let (ours, raw) = times_beside(options.passes, ours, raw)?;
-            // fio takes a second to start, so a few passes have to do.
+            // fio needs a second to start, so only a few passes are run.
             let fio = (0..options.passes.min(3)).map(|_| shared.borrow().fio(is_write));
             let fio = fio.collect::<Result<Vec<f64>, String>>();
             let missing = fio.as_ref().err().map(|reason| format!("raw loop ({reason})"));
@@ -169,7 +169,7 @@ pub(super) fn disk(
     Ok(report)
 }
 
-/// The share of one block in the raw loop's time.
+/// The time of one block as a share of the raw loop's time.
 fn scaled_limit(raw: Spread, case: &DiskCase) -> Spread {
     raw.scaled(case.block_bytes() as f64 / case.bytes() as f64)
 }
@@ -185,7 +185,7 @@ pub(super) fn store(
         let name = |what: &str| format!("{}: {what}", group.kind);
         progress.case(&name("puts"));
         let mut raw = DiskCase::new(&shape, directory, 32)?;
-        // Blocks that are only reserved are slower to write the first time.
+        // The first write to reserved blocks is slower.
         raw.pass(true)?;
         let mut case = StoreCase::new(&shape, directory)?;
         let bytes = raw.bytes();
