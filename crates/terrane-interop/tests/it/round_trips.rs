@@ -88,7 +88,7 @@ fn flags_and_gaps_are_seen() {
     let gaps = import(Fields { strides: Axes::There(vec![8, 1]), ..good.clone() });
     let refused = gaps.memory().unwrap_err();
     assert!(matches!(refused, ImportError::Gaps { elements: 6, .. }), "{refused}");
-    // SAFETY: no other code has the bytes between.
+    // SAFETY: no other code uses the bytes between the elements.
     assert_eq!(unsafe { gaps.memory_with_gaps() }.unwrap().length(), ByteCount::new(22));
 
     let transposed = import(Fields { strides: Axes::There(vec![1, 2]), ..good.clone() });
