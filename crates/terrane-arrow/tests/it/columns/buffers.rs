@@ -63,7 +63,7 @@ fn over<A: Allocate>(allocator: &A) {
     }
 }
 
-/// No two buffers of any column share a byte, and all have Arrow's alignment.
+/// Checks that no two buffers of any column share a byte, and that all have Arrow's alignment.
 fn assert_apart(buffer: &ColumnarBuffer) {
     fn spans(column: &Column, into: &mut Vec<terrane_core::Span>) {
         into.extend(column.buffers().iter().flatten().map(|buffer| buffer.span()));
@@ -139,7 +139,7 @@ fn a_count_is_stale_until_it_is_read_again() {
         let kernel = |rows: u64| {
             let bytes = rows.to_le_bytes();
             let bytes = bytes.get(..width.bytes().to_usize()).unwrap();
-            // SAFETY: as a kernel does; no other code uses the count.
+            // SAFETY: no other code uses the count. A kernel would do the same.
             unsafe { HostOrder.write(bytes, buffer.row_count().location()) }.unwrap();
         };
         kernel(60);
@@ -277,7 +277,7 @@ fn what_cannot_be_planned_is_refused_before_there_is_memory() {
     assert!(matches!(error, ColumnError::ShortMemory { .. }), "{error}");
 }
 
-/// An order that can access nothing.
+/// An order that can access no memory.
 #[derive(Debug)]
 struct Nowhere;
 

@@ -17,14 +17,14 @@ fn region(allocator: &HeapAllocator, bytes: u64) -> Region {
     Region::new(allocator.allocate(&request).unwrap())
 }
 
-/// The tensor that a consumer imports.
+/// Imports the tensor as a consumer does.
 fn taken(export: TensorExport) -> ImportedTensor {
     let pointer = export.into_versioned().unwrap().into_raw();
-    // SAFETY: this crate made the tensor, and it is passed on once.
+    // SAFETY: this crate created the tensor, and it is passed on once.
     unsafe { Importer::new().versioned(pointer.as_ptr()) }.unwrap()
 }
 
-/// A tensor of memory that is not in any column.
+/// A tensor over memory that no column has exported.
 fn foreign(shape: TensorShape, read_only: bool) -> ImportedTensor {
     let region = region(&HeapAllocator::system(), shape.bytes().get());
     // SAFETY: no code uses the memory.
