@@ -56,7 +56,7 @@ pub(crate) fn times(
 }
 
 /// Measures passes of a case and of its limit in alternation, so that interference affects both.
-pub(crate) fn times_beside(
+pub(crate) fn times_interleaved(
     passes: u32,
     mut case: impl FnMut() -> Result<f64, Failure>,
     mut limit: impl FnMut() -> Result<f64, Failure>,

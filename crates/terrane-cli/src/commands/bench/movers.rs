@@ -10,7 +10,7 @@ use super::report::{Case, NotMeasured, Report};
 use super::suites::{Progress, report, shapes};
 use crate::error::Failure;
 use crate::measure::bus::Bus;
-use crate::measure::{Shape, pytorch, times_beside};
+use crate::measure::{Shape, pytorch, times_interleaved};
 
 /// The methods of engines, each with its path. Terrane's own method has no fixed path.
 const MOVERS: [(&str, Option<CopyPath>); 5] = [
@@ -49,7 +49,7 @@ pub(super) fn movers(
                 }
                 let ours = || bus.pass(to_host);
                 let (time, limit) =
-                    times_beside(options.passes, ours, || limit.contiguous(to_host))?;
+                    times_interleaved(options.passes, ours, || limit.contiguous(to_host))?;
                 report.cases.push(Case::rate(case, bus.bytes(), time, ("one copy", limit)));
             }
         }

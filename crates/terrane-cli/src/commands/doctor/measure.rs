@@ -15,7 +15,7 @@ use crate::error::Failure;
 use crate::measure::bus::Bus;
 use crate::measure::disk::DiskCase;
 use crate::measure::host::{HostCase, touch_once};
-use crate::measure::{Shape, Spread, times, times_beside};
+use crate::measure::{Shape, Spread, times, times_interleaved};
 use crate::restart::Restart;
 
 /// Passes of each case. The report has the median.
@@ -152,7 +152,7 @@ fn copies(
     if quarter < least.max(1) {
         return Ok(Cost::of_one((bytes(blocks), times(PASSES, || run(blocks))?)));
     }
-    let (all, few) = times_beside(PASSES, || run(blocks), || run(quarter))?;
+    let (all, few) = times_interleaved(PASSES, || run(blocks), || run(quarter))?;
     Ok(Cost::of_two((bytes(quarter), few), (bytes(blocks), all), LARGEST_SHARE))
 }
 
