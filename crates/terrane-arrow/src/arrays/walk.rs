@@ -225,8 +225,8 @@ impl Import<'_> {
         }
         self.reader.admit(span)?;
         // SAFETY: the importer of the array promises that the bytes exist, do not change, and are
-        // in this memory until the array is released, which happens when the last owner drops. No
-        // code writes them, because the buffer is read-only.
+        // in this memory until the array is released. The last owner releases it when it drops. No
+        // code writes the bytes, because the buffer is read-only.
         let memory = unsafe { ForeignMemory::new(span, Arc::clone(&self.owner)) };
         Ok(Some(ColumnBuffer::foreign(Region::new(memory), Origin::Arrow).as_read_only()))
     }

@@ -143,7 +143,7 @@ fn copies(
     pass: impl FnMut(u32) -> Result<f64, Failure>,
 ) -> Result<Cost, Failure> {
     /// Times of few passes are noisy. With this limit, the rate is at most 5 % above the bytes per second of all
-    /// blocks, and predictions for more blocks are at most 5 % too low.
+    /// blocks. Predictions for more blocks are at most 5 % too low.
     const LARGEST_SHARE: f64 = 1.0 / 21.0;
     let bytes = |blocks: u32| u64::from(blocks).saturating_mul(block_bytes);
     let pass = RefCell::new(pass);
