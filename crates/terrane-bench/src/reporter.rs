@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_nothing_written() {
+    fn without_measurements_nothing_is_written() {
         let mut output = Vec::new();
         let mut reporter = Reporter::new("gpu", &settings(false), &mut output);
         reporter.skip("all cases", "no device");

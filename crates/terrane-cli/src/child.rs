@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_and_a_failure_are_told_apart() {
+    fn a_crash_and_a_failure_are_distinguished() {
         let crash = shell("kill -SEGV $$", LONG).unwrap_err().to_string();
         assert_eq!(crash, "crashed by signal 11");
         let failure = shell("echo no library >&2; exit 9", LONG).unwrap_err().to_string();

@@ -159,7 +159,7 @@ fn a_block_has_one_owner_on_its_way_between_magazines() {
 }
 
 #[test]
-fn a_clear_loses_nothing_that_is_released_meanwhile() {
+fn a_clear_loses_no_block_released_at_the_same_time() {
     model(|| {
         let upstream = Numbers::new(8);
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());

@@ -23,7 +23,7 @@ def adapter(request, directory):
         made.close()
 
 
-def test_blocks_come_back(adapter):
+def test_blocks_are_loaded_unchanged(adapter):
     assert adapter.load([1, 2]) == [None, None]
     assert adapter.store([1, 2, 3])
     assert adapter.store([2, 3, 4]), "blocks that are stored are no failure"

@@ -43,7 +43,7 @@ def arrays_of(axes, seed=0):
 
 
 @pytest.mark.parametrize("axes", SHAPES)
-def test_blocks_come_back_to_other_places(opened, axes):
+def test_blocks_are_loaded_to_other_places(opened, axes):
     arrays = arrays_of(axes)
     before = [array.copy() for array in arrays]
     cache = adopted(axes, arrays)
@@ -112,7 +112,7 @@ SEEN = [axes for axes in SHAPES if not axes.startswith("slot")]
 
 
 @pytest.mark.parametrize("axes", SEEN)
-def test_a_cache_of_ours_is_seen_in_the_same_form(axes):
+def test_a_cache_of_terrane_has_the_same_form(axes):
     arrays = arrays_of(axes)
     cache, manager = adopted(axes, arrays), terrane_kv.Manager()
     tier = cache.allocate_like(9)
@@ -181,7 +181,7 @@ class Exporter:
 
 
 @pytest.mark.parametrize("known", [set(), {"max_version"}, {"max_version", "copy"}])
-def test_tensors_of_older_libraries_are_asked_for_what_they_know(known):
+def test_tensors_of_older_libraries_are_exported_by_older_calls(known):
     exporters = [Exporter(array, known) for array in arrays_of("block token row")]
     cache = terrane_kv.KvCache(exporters, "block token row")
     assert len(cache) == BLOCKS

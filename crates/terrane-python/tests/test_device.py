@@ -72,7 +72,7 @@ def equal(tensors, content, pairs):
 
 
 @needs_device
-def test_blocks_go_to_disk_and_come_back_after_a_restart(opened, tensors, stream):
+def test_blocks_are_stored_on_disk_and_loaded_after_a_restart(opened, tensors, stream):
     cache = terrane_kv.KvCache(tensors, AXES)
     assert (cache.device, len(cache)) == (0, BLOCKS)
     store = with_pinned(opened, cache)
@@ -366,7 +366,7 @@ except TimeoutError: print("waits", flush=True)
 
 
 @needs_device
-def test_a_forked_child_is_told(tensors):
+def test_a_forked_child_gets_an_error(tensors):
     cache, manager = terrane_kv.KvCache(tensors, AXES), terrane_kv.Manager([0])
     pinned = cache.allocate_like(4, "pinned")
     child = os.fork()

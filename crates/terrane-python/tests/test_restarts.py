@@ -73,7 +73,7 @@ def test_a_flipped_bit_is_a_miss(engine, directory):
     assert found == [True, True, None, True, True, True, True, True]
 
 
-def test_keys_that_change_with_each_process_are_found_out(directory, monkeypatch):
+def test_keys_that_change_with_each_process_are_detected(directory, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     seedless = {"hash_algorithm": "xxhash"}
     errors = stored_and_killed("vllm", directory, **seedless)
@@ -106,7 +106,7 @@ def script(text, directory, timeout=60):
     )
 
 
-def test_a_forked_child_is_told(directory):
+def test_a_forked_child_gets_an_error(directory):
     text = """
 store.put(["k"], [bytes(1 << 20)]).wait()
 queue = terrane_kv.CompletionQueue(1)

@@ -267,7 +267,7 @@ def test_threads_of_a_client_do_not_wait_for_each_other_and_leave_no_connection(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_request_that_makes_no_sense_is_an_error_and_ends_nothing(served):
+def test_an_invalid_request_is_an_error_and_ends_nothing(served):
     _, path = served
     client = Client(path, {"model": "m"}, BLOCK)
     for verb, group, page in (("erase", 0, BLOCK), ("get", 9, BLOCK), ("get", 0, 1 << 40)):

@@ -27,7 +27,7 @@ def stored(store, count, **options):
     return keys
 
 
-def test_blocks_come_back_by_key(opened):
+def test_blocks_are_loaded_by_key(opened):
     store = opened()
     keys = stored(store, 4)
     memory = [bytearray(BLOCK) for _ in keys]
@@ -237,7 +237,7 @@ def test_a_task_wakes_up_when_a_thread_takes_the_outcome_of_its_job(opened):
     assert all(asyncio.run(all_of_them()))
 
 
-def test_a_removed_key_is_absent_and_why_says_so(opened):
+def test_a_removed_key_is_absent_and_why_has_the_reason(opened):
     store = opened()
     keys = stored(store, 3)
     assert store.remove(keys[:1]).wait(10).ok
@@ -347,7 +347,7 @@ def test_a_read_only_directory_is_an_error_with_a_remedy(tmp_path):
         terrane_kv.Store(str(place), 1 << 20, groups=[("kv", BLOCK)], namespace="n")
 
 
-def test_a_store_opened_for_reading_serves_and_takes_nothing(opened):
+def test_a_store_opened_for_reading_serves_gets_and_refuses_puts(opened):
     store = opened()
     keys = stored(store, 2)
     store.close()

@@ -138,10 +138,10 @@ fn a_column_that_was_a_tensor_names_the_same_block() {
 }
 
 #[test]
-fn what_is_no_argument_is_refused() {
+fn invalid_kernel_arguments_are_refused() {
     use terrane_core::{Allocate, RegionRequest};
 
-    let name = "what_is_no_argument_is_refused";
+    let name = "invalid_kernel_arguments_are_refused";
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(&context);
     let stream = &setup.stream;

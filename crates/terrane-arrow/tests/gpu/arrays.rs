@@ -97,8 +97,8 @@ fn texts(context: &Context, stream: &Stream) -> Column {
 }
 
 #[test]
-fn arrays_of_the_device_come_back_as_what_they_were() {
-    let name = "arrays_of_the_device_come_back_as_what_they_were";
+fn device_arrays_are_reimported_unchanged() {
+    let name = "device_arrays_are_reimported_unchanged";
     let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let column = texts(&context, &stream);
@@ -266,8 +266,8 @@ fn memory_of_ours_is_recognised_whoever_hands_it_over() {
 }
 
 #[test]
-fn what_is_no_memory_of_the_device_is_refused() {
-    let name = "what_is_no_memory_of_the_device_is_refused";
+fn memory_outside_the_device_is_refused() {
+    let name = "memory_outside_the_device_is_refused";
     let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let region = filled(&context, &stream, &[1; 64]);

@@ -114,8 +114,8 @@ fn columnar_buffers_stand_over_device_memory_and_pools_and_budgets() {
 }
 
 #[test]
-fn the_estimate_is_what_the_device_is_asked_for() {
-    let name = "the_estimate_is_what_the_device_is_asked_for";
+fn the_estimate_is_the_allocated_size_on_the_device() {
+    let name = "the_estimate_is_the_allocated_size_on_the_device";
     let Some(context) = device(name, LITTLE) else { return };
     let (stream, allocator) = (Stream::new(&context).unwrap(), DeviceAllocator::new(&context));
     for capacity in [0, 1, 63, 64, 65, 10_000] {
@@ -167,8 +167,8 @@ fn a_count_is_read_behind_the_kernel_that_writes_it() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_an_error_and_leaves_the_count_stale() {
-    let name = "buffers::what_the_driver_refuses_is_an_error_and_leaves_the_count_stale";
+fn an_error_of_the_driver_leaves_the_cached_count_stale() {
+    let name = "buffers::an_error_of_the_driver_leaves_the_cached_count_stale";
     terrane_testkit::process::in_child(name, || {
         let Some((context, driver)) = simulated(name, LITTLE) else { return };
         let stream = Stream::new(&context).unwrap();

@@ -97,8 +97,8 @@ fn this_machine_has_the_memory_of_its_device() {
 }
 
 #[test]
-fn every_mover_runs_beside_its_limit() {
-    let Some(driver) = simulated("every_mover_runs_beside_its_limit") else { return };
+fn every_mover_has_a_measured_limit() {
+    let Some(driver) = simulated("every_mover_has_a_measured_limit") else { return };
     for suite in ["gpu", "movers"] {
         let arguments =
             ["bench", suite, "llama-3.2-1b", "--size", "4MiB", "--passes", "1", "--json"];

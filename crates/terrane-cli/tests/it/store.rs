@@ -39,7 +39,7 @@ pub fn put(store: &Store, key: &str, byte: u8) {
 }
 
 #[test]
-fn blocks_are_listed_and_found_beside_the_process_that_wrote_them() {
+fn blocks_are_listed_and_found_while_their_writer_runs() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     let store = open(folder.path(), "llama");
@@ -76,7 +76,7 @@ fn blocks_are_listed_and_found_beside_the_process_that_wrote_them() {
 }
 
 #[test]
-fn damage_is_found_removed_and_told_by_the_status() {
+fn damage_is_found_removed_and_reported_by_the_status() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     let store = open(folder.path(), "llama");

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_back_as_they_were_written() {
+    fn written_bytes_are_returned_unchanged() {
         let mut vector = Vec::with_capacity(1000);
         vector.extend([1_u8, 2, 3]);
         let memory = HostBytes::from(vector);

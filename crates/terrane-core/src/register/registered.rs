@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_gives_back_the_memory_and_the_cause() {
+    fn a_failure_returns_the_memory_and_the_cause() {
         let (registrar, memory, journal) = parts(false);
         let failed = registrar.register(memory).unwrap_err();
         assert!(matches!(failed.cause, RegisterError::UnsupportedKind { .. }));

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_type_is_refused() {
+    fn invalid_types_are_refused() {
         let refused = [
             (0, 0, 1),
             (2, 0, 1),

@@ -82,8 +82,8 @@ fn foreign(
 }
 
 #[test]
-fn the_driver_is_asked_what_a_tensor_is() {
-    let Some(context) = device("device::the_driver_is_asked_what_a_tensor_is", LITTLE) else {
+fn tensors_are_checked_with_the_driver() {
+    let Some(context) = device("device::tensors_are_checked_with_the_driver", LITTLE) else {
         return;
     };
     let region = memory(&context, 1 << 16);
@@ -131,8 +131,10 @@ fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
 }
 
 #[test]
-fn ours_come_back_as_they_went() {
-    let Some(context) = device("device::ours_come_back_as_they_went", LITTLE) else { return };
+fn exported_tensors_are_reimported_unchanged() {
+    let Some(context) = device("device::exported_tensors_are_reimported_unchanged", LITTLE) else {
+        return;
+    };
     let before = context.usage().device;
     let region = memory(&context, 1 << 16);
     let shape = TensorShape::compact(ElementType::BF16, &[4, 64]).unwrap();
@@ -288,8 +290,8 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
 }
 
 #[test]
-fn what_cannot_be_waited_for_is_kept_for_ever() {
-    let name = "device::what_cannot_be_waited_for_is_kept_for_ever";
+fn memory_is_leaked_if_its_stream_cannot_be_waited_for() {
+    let name = "device::memory_is_leaked_if_its_stream_cannot_be_waited_for";
     terrane_testkit::process::in_child(name, || {
         /// The driver's error for a stream that is being captured.
         const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;

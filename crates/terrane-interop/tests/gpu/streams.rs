@@ -86,8 +86,8 @@ fn a_consumer_finds_what_the_producer_wrote() {
 }
 
 #[test]
-fn nothing_waits_where_nothing_has_to() {
-    let Some(context) = device("streams::nothing_waits_where_nothing_has_to", NO_MEMORY) else {
+fn unnecessary_waits_are_omitted() {
+    let Some(context) = device("streams::unnecessary_waits_are_omitted", NO_MEMORY) else {
         return;
     };
     let stream = Stream::new(&context).unwrap();

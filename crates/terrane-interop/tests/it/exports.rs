@@ -77,7 +77,7 @@ fn a_transfer_runs_after_the_tensor_whose_ticket_it_names() {
 }
 
 #[test]
-fn nothing_moves_under_a_writer() {
+fn buffers_do_not_move_during_a_write() {
     let allocator = HeapAllocator::system();
     let (exported, other) = (endpoint(&allocator), endpoint(&allocator));
     let manager = manager();
@@ -213,7 +213,7 @@ fn a_block_is_held_until_the_last_of_its_tensors_has_gone() {
 }
 
 #[test]
-fn what_cannot_be_a_tensor_is_refused_and_nothing_stays_held() {
+fn invalid_exports_are_refused_and_release_their_holds() {
     let allocator = HeapAllocator::system();
     let end = endpoint(&allocator);
     let piece =

@@ -242,7 +242,7 @@ fn legacy_tensors_cannot_say_that_they_are_padded() {
 }
 
 #[test]
-fn what_is_no_pointer_is_not_touched() {
+fn invalid_pointers_are_not_dereferenced() {
     let importer = Importer::new();
     // SAFETY: null and misaligned pointers may be passed.
     let null = unsafe { importer.versioned(std::ptr::null_mut()) }.unwrap_err();

@@ -285,7 +285,7 @@ fn layers_of_one_tensor_have_to_lie_in_their_order() {
 }
 
 #[test]
-fn what_does_not_fit_the_configuration_is_refused() {
+fn tensors_of_another_configuration_are_refused() {
     let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
     let one = |axis_order, element| kv_views(&layout, &axis_order, element).unwrap_err();
     assert!(matches!(one(KvAxisOrder::VLLM, ElementType::F32), KvError::Element { .. }));

@@ -103,7 +103,7 @@ impl Drop for Carried {
 }
 
 #[test]
-fn guards_that_panic_are_contained_and_the_memory_goes_back() {
+fn panics_of_guards_are_contained_and_the_memory_is_released() {
     let count = Arc::new(AtomicU32::new(0));
     let allocator = HeapAllocator::system();
     let request = RegionRequest::new(ByteCount::new(64)).aligned_to(Alignment::of(64));

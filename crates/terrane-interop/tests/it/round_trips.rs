@@ -112,7 +112,7 @@ fn a_tensor_of_nothing_has_no_bytes() {
 }
 
 #[test]
-fn ours_come_back_as_they_went() {
+fn exported_tensors_are_reimported_unchanged() {
     let allocator = HeapAllocator::pinned();
     let region = Region::new(allocator.allocate(&request(512)).unwrap());
     let part = region.view(ByteCount::new(128), ByteCount::new(256)).unwrap();

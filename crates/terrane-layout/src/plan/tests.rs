@@ -44,7 +44,7 @@ fn the_base_is_rounded_to_the_granule_and_its_padding_is_reported() {
 }
 
 #[test]
-fn a_region_beyond_the_limit_is_refused_and_a_base_beyond_it_can_be_asked() {
+fn regions_over_the_limit_are_refused_and_bases_are_checked_on_request() {
     let limits = |bytes| Limits { largest_region: Some(ByteCount::new(bytes)), ..Limits::NONE };
     let plan = |bytes| LayoutPlan::new(&config(Alignment::BYTE), BLOCK_FIRST, limits(bytes));
     assert!(matches!(plan(419), Err(LayoutError::RegionTooLarge { part: Part::Region(0), .. })));

@@ -153,7 +153,7 @@ fn text(number: u32) -> String {
 }
 
 #[test]
-fn every_element_lies_where_the_oracle_has_it() {
+fn every_element_is_at_the_oracles_address() {
     compare(SMALL, EXPECTED);
 }
 

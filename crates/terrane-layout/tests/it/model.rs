@@ -339,7 +339,7 @@ fn contradictions_name_both_fields() {
 }
 
 #[test]
-fn what_a_family_needs_is_missed() {
+fn missing_fields_of_a_family_are_refused() {
     let missing = |fields: Value| match refused(&with(full(), &fields)) {
         ModelError::Missing { field, .. } => field,
         other => panic!("{other}"),

@@ -58,7 +58,7 @@ fn indexers_that_layers_share_are_counted_once() {
 }
 
 #[test]
-fn what_a_reader_does_not_count_is_refused_by_name() {
+fn unsupported_fields_are_refused_by_name() {
     let latent = fixture("deepseek-v3.json");
     let cases = [
         (latent.clone(), "index_head_dim", json!(128)),
@@ -112,7 +112,7 @@ fn a_dtype_is_assumed_only_where_the_type_is_known_to_have_it() {
 }
 
 #[test]
-fn a_hybrid_has_states_beside_attention() {
+fn a_hybrid_has_states_and_attention() {
     let model = read(&fixture("qwen3_next-defaults.json")).unwrap();
     let [attention, state] = model.groups() else { panic!("{model:?}") };
     assert_eq!((attention.kind(), attention.layers().len()), (GroupKind::Attention, 12));

@@ -112,7 +112,7 @@ fn kinds() -> impl Strategy<Value = LayoutKind> {
 
 proptest! {
     #[test]
-    fn every_byte_is_where_the_oracle_has_it((config, row_bytes) in configs(), kind in kinds()) {
+    fn every_byte_is_at_the_oracles_address((config, row_bytes) in configs(), kind in kinds()) {
         let geometry = Geometry::new(&config, kind).unwrap();
         let regions = regions_by_hand(&config, kind, row_bytes);
         prop_assert_eq!(regions.len(), usize::try_from(geometry.region_count()).unwrap());
@@ -134,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn what_planners_are_told_is_so((config, row_bytes) in configs(), kind in kinds()) {
+    fn facts_for_planners_are_true((config, row_bytes) in configs(), kind in kinds()) {
         let geometry = Geometry::new(&config, kind).unwrap();
         let regions = regions_by_hand(&config, kind, row_bytes);
         let pieces = geometry.pieces().unwrap();

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn items_come_back_when_their_stream_has_passed_and_fences_are_reused() {
+    fn items_are_reused_after_their_stream_and_so_are_fences() {
         let (deferred, streams) = deferred(Duration::ZERO);
         for _ in 0..5 {
             streams.submit(STREAM, || {});

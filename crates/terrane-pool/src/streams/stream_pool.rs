@@ -167,7 +167,7 @@ mod tests {
     const THREE: NonZeroUsize = NonZeroUsize::new(3).unwrap();
 
     #[test]
-    fn streams_are_taken_in_turn_or_leased_and_destroyed_with_the_last_handle() {
+    fn streams_rotate_or_are_leased_and_are_destroyed_with_the_last_handle() {
         let source = source(3);
         let pool = StreamPool::new(Arc::clone(&source) as _, THREE).unwrap();
         let turns: Vec<_> = (0..4).map(|_| pool.any().get()).collect();

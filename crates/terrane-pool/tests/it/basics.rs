@@ -54,7 +54,7 @@ fn pinned_memory_is_pooled_by_the_same_code() {
 }
 
 #[test]
-fn what_is_not_pooled_goes_straight_to_the_upstream() {
+fn unpooled_sizes_are_allocated_from_the_upstream() {
     let upstream = Counted::unlimited();
     let options = PoolOptions { largest_class: ByteCount::mib(1), ..PoolOptions::default() };
     let pool = Pool::new(upstream.clone(), options).unwrap();

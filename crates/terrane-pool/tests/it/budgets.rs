@@ -47,7 +47,7 @@ proptest! {
     /// One thread: a request is granted if and only if it fits at every level, and counted at every
     /// level.
     #[test]
-    fn a_tree_does_as_its_model(
+    fn a_tree_agrees_with_its_model(
         limits in prop::array::uniform7(0..200_u64),
         operations in prop::collection::vec(operation(), 0..100),
     ) {

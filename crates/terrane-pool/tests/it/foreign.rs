@@ -90,7 +90,7 @@ impl Subscriber for Curious {
 }
 
 #[test]
-fn a_subscriber_may_ask_the_pool_whatever_it_is_told() {
+fn a_subscriber_may_use_the_pool() {
     ends(|| {
         let (upstream, streams) = (Counted::new(PAGE), SimulatedStreams::new(1));
         let pending_wait = Duration::from_millis(1);
@@ -192,7 +192,7 @@ impl Drop for User {
 }
 
 #[test]
-fn a_fence_may_use_the_pool_whatever_it_is_asked() {
+fn a_fence_may_use_the_pool() {
     ends(|| {
         let users = Arc::new(Users::default());
         let source = Arc::new(Source(Arc::clone(&users)));
@@ -249,7 +249,7 @@ fn the_writer_of_a_trace_may_use_traced_memory() {
 }
 
 #[test]
-fn what_is_shown_of_live_blocks_may_be_freed_meanwhile() {
+fn live_blocks_may_be_freed_while_they_are_listed() {
     ends(|| {
         let table = LiveBlocks::new();
         let source = Tags::new(Simulated::new(SimulatedOptions::default()), table.clone());

@@ -60,7 +60,7 @@ fn writes_out_of_bounds_are_found_on_both_sides_with_their_distance() {
 
 /// Every length within a granule, over an upstream that rounds up to the granule.
 #[test]
-fn the_first_byte_behind_what_was_asked_for_is_watched() {
+fn the_first_byte_after_the_request_is_guarded() {
     for granule in [Alignment::BYTE, Alignment::SECTOR, Alignment::PAGE] {
         let limits = Limits { granule, ..Limits::NONE };
         for upstream in [HeapAllocator::system(), HeapAllocator::pinned()] {
@@ -138,7 +138,7 @@ impl Fill for Curious {
 }
 
 #[test]
-fn what_reaches_the_canaries_may_ask_the_guard() {
+fn a_fill_may_call_the_guard() {
     let fill = Arc::new(Curious::default());
     let guard = Guard::ordered(heap(), Arc::clone(&fill), StreamId::new(0));
     fill.log.set(guard.log().clone()).unwrap();

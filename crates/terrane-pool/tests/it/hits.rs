@@ -70,7 +70,7 @@ fn a_miss_returns_cached_blocks_only_to_stay_below_the_peak() {
 }
 
 #[test]
-fn what_was_asked_for_is_known_whoever_uses_the_block() {
+fn blocks_know_their_requested_size() {
     let streams = SimulatedStreams::new(1);
     let stream = StreamId::new(1);
     let fences = Arc::new(streams.clone());

@@ -84,7 +84,7 @@ fn accounts_count_what_was_obtained() {
 }
 
 #[test]
-fn nothing_is_a_legal_amount() {
+fn zero_bytes_are_a_valid_size() {
     let (manager, heap) = on_heap(0);
     let mut nothing = manager.allocate_slice::<u64>(0).unwrap();
     assert!(nothing.is_empty() && nothing.as_bytes().is_empty());
@@ -130,7 +130,7 @@ fn a_misaligned_reinterpretation_is_refused() {
 }
 
 #[test]
-fn identities_change_their_state_and_stale_ones_are_told() {
+fn identities_change_their_state_and_stale_ones_are_refused() {
     let (manager, device, streams) = on_device(1 << 20);
     let block = manager
         .allocate_block(&RegionRequest::new(bytes(64)).labelled("kv"), Some(COMPUTE))
@@ -244,7 +244,7 @@ fn a_stream_ordered_upstream_gets_blocks_back_at_once() {
 }
 
 #[test]
-fn exported_blocks_come_back_once() {
+fn exported_blocks_are_imported_once() {
     let (manager, heap) = on_heap(1000);
     let handle = manager.allocate_bytes(bytes(16), "ffi").unwrap().export();
     let handle = terrane_pool::managed::BlockHandle::from_raw(handle.to_raw());

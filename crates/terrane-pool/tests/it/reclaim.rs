@@ -106,7 +106,7 @@ fn random() -> impl FnMut(usize) -> usize {
 
 /// The sizes of Mooncake's allocator benchmark: 70 % of 4 KiB, 20 % of 256 KiB, 10 % of 3.12 MiB.
 #[test]
-fn a_full_pool_of_mixed_sizes_holds_at_most_a_quarter_more_than_was_asked_for() {
+fn a_full_pool_of_mixed_sizes_holds_at_most_a_quarter_more_than_requested() {
     let upstream = Counted::new(ByteCount::mib(256));
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
     let mut random = random();
@@ -177,7 +177,7 @@ fn a_refusal_of_a_pool_that_caches_nothing_asks_the_upstream_once() {
 }
 
 #[test]
-fn what_is_released_while_the_upstream_is_exhausted_is_in_no_thread() {
+fn blocks_released_during_exhaustion_are_in_no_magazine() {
     let upstream = Counted::new(ByteCount::kib(8));
     let pool = Pool::new(upstream, PoolOptions::default()).unwrap();
     let blocks = [PAGE; 2].map(|bytes| pool.allocate_bytes(bytes).unwrap());
@@ -200,7 +200,7 @@ fn own_classes_are_trimmed_for_a_larger_request() {
 }
 
 #[test]
-fn the_upstream_is_trimmed_then_the_callback_asked_and_no_more_than_allowed() {
+fn the_upstream_is_trimmed_before_the_callback_is_called() {
     let upstream = Counted::new(PAGE);
     let (trims, calls) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let (trimmed, called) = (Arc::clone(&trims), Arc::clone(&calls));

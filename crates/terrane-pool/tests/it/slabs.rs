@@ -179,7 +179,7 @@ fn each_slab_is_as_long_as_those_before_it_up_to_the_largest() {
 }
 
 #[test]
-fn trimming_a_pool_gives_back_the_slabs_whose_blocks_are_all_free() {
+fn trimming_a_pool_frees_fully_free_slabs() {
     let upstream = Counted::unlimited();
     let budget = Budget::new("slabs", ByteCount::gib(1));
     let (above, options) = (Budget::new("blocks", ByteCount::gib(1)), PoolOptions::default());

@@ -66,7 +66,7 @@ fn device_bytes(output: usize, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn uploads_lie_as_they_were_given_with_zeroed_tails() {
+fn uploads_are_stored_in_order_with_zeroed_tails() {
     let (area, heap, _) = area();
     let mut table = area.transfer_table().unwrap();
     table.try_reserve(5).unwrap();
@@ -278,7 +278,7 @@ fn streams_need_fences_and_tables_need_host_memory() {
 }
 
 #[test]
-fn a_dispatch_set_goes_back_together() {
+fn a_dispatch_set_is_released_as_a_whole() {
     let device = Arc::new(Simulated::new(SimulatedOptions::default()));
     let streams = SimulatedStreams::new(5);
     let area = StagingArea::new(Arc::clone(&device), Arc::new(streams.clone()), PATIENCE);

@@ -89,7 +89,7 @@ fn another_stream_waits_for_the_fence() {
 }
 
 #[test]
-fn what_a_thread_keeps_of_a_stream_is_found_in_need() {
+fn an_exhausted_pool_reclaims_stream_magazines() {
     let upstream = Counted::new(PAGE);
     let streams = SimulatedStreams::new(3);
     let fences = Arc::new(streams.clone());
@@ -241,7 +241,7 @@ fn a_late_release_on_a_stream_waits_for_it() {
 }
 
 #[test]
-fn a_closing_pool_that_is_asked_frees_nothing_that_a_stream_still_uses() {
+fn requests_during_a_close_free_no_block_in_use() {
     let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
     // The close is still waiting during the request.
     let options = PoolOptions { pending_wait: Duration::from_secs(60), ..PoolOptions::default() };
@@ -329,7 +329,7 @@ proptest! {
     /// Stream 0 represents the host. For each address, the model stores the position that each
     /// stream must reach before another user may get the block.
     #[test]
-    fn nobody_gets_a_block_that_a_stream_still_uses(steps in steps(), depth in 0..4_usize) {
+    fn blocks_in_use_by_a_stream_are_not_reused(steps in steps(), depth in 0..4_usize) {
         let options = PoolOptions { magazine_depth: depth, ..PoolOptions::default() };
         let (pool, upstream, streams) = pool(options);
         let mut live: Vec<(Block, Vec<u64>)> = Vec::new();

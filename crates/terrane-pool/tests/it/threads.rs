@@ -34,7 +34,7 @@ fn magazines_are_given_back_when_a_thread_ends() {
 }
 
 #[test]
-fn what_one_thread_releases_another_finds() {
+fn blocks_released_by_one_thread_serve_another() {
     let upstream = Counted::unlimited();
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
     let (sender, receiver) = std::sync::mpsc::sync_channel::<Block>(64);
@@ -74,7 +74,7 @@ fn a_sweep_reaches_idle_threads() {
 }
 
 #[test]
-fn no_block_is_handed_out_twice_while_others_trim() {
+fn no_block_is_allocated_twice_during_trims() {
     let upstream = Counted::unlimited();
     let options = PoolOptions { cached_bytes: ByteCount::kib(256), ..PoolOptions::default() };
     let pool = Pool::new(upstream.clone(), options).unwrap();

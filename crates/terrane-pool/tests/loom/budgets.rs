@@ -9,7 +9,7 @@ fn bytes(count: u64) -> ByteCount {
 }
 
 #[test]
-fn of_two_that_want_the_last_byte_one_gets_it() {
+fn one_of_two_requests_gets_the_last_byte() {
     loom::model(|| {
         let budget = Budget::new("all", bytes(1));
         let other = {
@@ -54,7 +54,7 @@ fn a_refusal_above_never_refuses_what_fits() {
 }
 
 #[test]
-fn what_is_released_is_free_at_every_level_at_once() {
+fn released_bytes_are_free_at_every_level_at_once() {
     loom::model(|| {
         let root = Budget::new("root", bytes(100));
         let branch = root.child("branch", bytes(2));

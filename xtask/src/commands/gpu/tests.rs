@@ -76,7 +76,7 @@ fn last_line(text: &str) -> &str {
 }
 
 #[test]
-fn passes_failures_and_skips_are_told_apart() {
+fn passes_failures_and_skips_are_distinguished() {
     let bundle = Bundle::new();
     bundle.tests(
         "first",

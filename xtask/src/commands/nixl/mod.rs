@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_told_from_tools() {
+    fn modules_are_distinguished_from_tools() {
         assert!(is_transport("libuct_cuda.so.0.0.0") && is_transport("libucm_cuda.so.0.0.0"));
         assert!(!is_transport("libucx_perftest_cuda.so.0.0.0") && !is_transport("libuct_cuda.la"));
     }

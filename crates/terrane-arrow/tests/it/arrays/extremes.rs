@@ -171,7 +171,7 @@ fn doubled(data_type: &DataType) -> DataType {
 }
 
 #[test]
-fn what_is_nested_too_deeply_or_shared_too_often_is_refused() {
+fn too_deep_or_too_large_types_are_refused() {
     let leaf = Column::new(DataType::Int8, 1, region(&[0])).unwrap();
     for times in [1, 2] {
         let (mut column, mut data_type) = (leaf.clone(), DataType::Int8);

@@ -28,7 +28,7 @@ macro_rules! assert_refused {
 }
 
 #[test]
-fn what_is_well_formed_is_taken_and_released_with_its_last_user() {
+fn valid_arrays_are_imported_and_released_with_their_last_user() {
     for data_type in types() {
         let releases = Releases::default();
         let array = array(&data_type, &releases);

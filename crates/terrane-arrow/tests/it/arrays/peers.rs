@@ -108,7 +108,7 @@ fn theirs(array: Owned<ArrowArray>, schema: Owned<ArrowSchema>) -> ArrayRef {
 }
 
 #[test]
-fn arrow_rs_takes_what_is_handed_out_and_hands_out_what_is_taken() {
+fn arrow_rs_imports_exports_and_exports_imports() {
     for array in arrays() {
         let (mut out, mut schema) = arrow_array::ffi::to_ffi(&array.to_data()).unwrap();
         // SAFETY: arrow-rs created it.

@@ -130,7 +130,7 @@ fn a_structure_that_was_moved_is_released_where_it_is() {
 }
 
 #[test]
-fn what_comes_back_is_the_very_same_column() {
+fn a_reimported_array_is_the_same_column() {
     let allocator = HeapAllocator::system();
     come_back(&nested(&allocator));
     allocator.assert_all_freed();
@@ -158,7 +158,7 @@ fn come_back(column: &Column) {
 }
 
 #[test]
-fn what_comes_back_is_for_reading_only_while_others_have_its_memory() {
+fn a_reimported_array_is_read_only_while_its_memory_is_shared() {
     let allocator = HeapAllocator::system();
     let column = nested(&allocator);
     let is_writable = |column: &Column| {
@@ -187,7 +187,7 @@ fn what_comes_back_is_for_reading_only_while_others_have_its_memory() {
 }
 
 #[test]
-fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
+fn changed_arrays_and_other_types_are_refused() {
     let allocator = HeapAllocator::system();
     let column = nested(&allocator);
     for spoil in [
@@ -283,7 +283,7 @@ unsafe impl Memory for Talkative {
 }
 
 #[test]
-fn memory_is_not_asked_anything_under_a_lock() {
+fn memory_is_not_called_under_a_lock() {
     let allocator = HeapAllocator::system();
     let other = Column::new(DataType::Int64, 4, region(&allocator, 32)).unwrap();
     let memory = Talkative { memory: region(&allocator, 32), other };

@@ -15,7 +15,7 @@ use terrane_arrow::arrays::{
 use super::foreign::types;
 
 #[test]
-fn what_goes_out_comes_back() {
+fn exported_fields_are_imported_unchanged() {
     for data_type in types() {
         let metadata: HashMap<_, _> = [(String::from("unit"), String::from("tokens"))].into();
         let field = Field::new("values", data_type, true).with_metadata(metadata);

@@ -37,7 +37,7 @@ fn compact(element: ElementType, sizes: &[u64]) -> TensorShape {
 }
 
 #[test]
-fn a_column_that_comes_back_as_a_tensor_is_the_same_memory() {
+fn a_column_reimported_as_a_tensor_is_the_same_memory() {
     let allocator = HeapAllocator::system();
     let column = Column::new(DataType::Int32, 10, region(&allocator, 40)).unwrap();
     let part = column.slice(2, 5).unwrap();
@@ -74,7 +74,7 @@ fn foreign_tensors_are_kept_and_written_only_if_they_may_be() {
 }
 
 #[test]
-fn what_comes_back_is_whose_it_was_and_for_reading_only() {
+fn reimported_columns_keep_their_origin_and_are_read_only() {
     for read_only in [false, true] {
         let theirs = Column::from_tensor(&foreign(compact(ElementType::F32, &[6]), read_only));
         let theirs = theirs.unwrap();

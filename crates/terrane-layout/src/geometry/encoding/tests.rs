@@ -20,7 +20,7 @@ fn geometry(layers: u32, kind: LayoutKind) -> Geometry {
 }
 
 #[test]
-fn every_kind_comes_back() {
+fn every_kind_is_decoded_unchanged() {
     for kind in LayoutKind::ALL {
         for layers in [1, 3] {
             let geometry = geometry(layers, kind);

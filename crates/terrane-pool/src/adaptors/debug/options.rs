@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_is_refused_by_name_and_value() {
+    fn invalid_variables_are_refused_by_name_and_value() {
         for (guard, poison, wrong) in [
             ("yes", "", DebugOptions::GUARD),
             ("", "ff", DebugOptions::POISON),

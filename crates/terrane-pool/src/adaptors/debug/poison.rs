@@ -314,7 +314,7 @@ mod tests {
     use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
     #[test]
-    fn what_cannot_be_filled_is_reported_and_not_refused() {
+    fn failed_fills_are_reported_and_not_refused() {
         let source = Poison::on_host(Simulated::new(SimulatedOptions::default()));
         drop(source.allocate(&RegionRequest::new(ByteCount::new(8))).unwrap());
         drop(source.allocate(&RegionRequest::new(ByteCount::ZERO)).unwrap());

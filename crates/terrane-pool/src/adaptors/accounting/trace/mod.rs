@@ -99,7 +99,7 @@ mod tests {
     use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
     #[test]
-    fn a_log_reads_back_as_it_was_written() {
+    fn a_written_log_is_read_unchanged() {
         let capacity = ByteCount::new(100);
         let upstream = Simulated::new(SimulatedOptions { capacity, ..SimulatedOptions::default() });
         let sink = TraceSink::new(Vec::new());

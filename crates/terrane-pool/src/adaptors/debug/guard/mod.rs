@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_references_are_told_from_live_ones() {
+    fn stale_references_are_distinguished_from_live_ones() {
         let guard = Guard::new(Confused(Simulated::new(SimulatedOptions::default())));
         let first = guard.allocate(&request(64)).unwrap();
         let (location, generation) = (first.location(), first.generation());
