@@ -72,7 +72,7 @@ pub fn whole(folder: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>)
         File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
     locked.lock().with_context(|| format!("cannot lock {}", lock.display()))?;
     if is_whole() {
-        return Ok(()); // Another process made it meanwhile.
+        return Ok(()); // Another process has created it.
     }
     let fresh = sibling(folder, "new");
     remove(&fresh)?;

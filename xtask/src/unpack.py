@@ -9,7 +9,7 @@ def main():
     with zipfile.ZipFile(wheel_path) as wheel:
         for name in wheel.namelist():
             if name.startswith(tuple(prefixes)):
-                # The extraction stays inside the folder, whatever the member's name is.
+                # The extraction stays inside the folder for any member name.
                 try:
                     wheel.extract(name, folder)
                 except OSError as error:

@@ -16,7 +16,7 @@ impl Workspace {
     pub fn load() -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"))
             .parent()
-            .context("the xtask crate lies directly under the workspace's root")?;
+            .context("the xtask crate is directly under the workspace's root")?;
         let metadata = MetadataCommand::new()
             .manifest_path(root.join("Cargo.toml"))
             .no_deps()

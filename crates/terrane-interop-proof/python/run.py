@@ -1,4 +1,4 @@
-"""Runs every test_*.py beside this file, with the report of Terrane's other test runners.
+"""Runs every test_*.py in this file's folder, with the report of Terrane's other test runners.
 
 usage: run.py LIBRARY [--filter TEXT] [--tests FOLDER]
 """

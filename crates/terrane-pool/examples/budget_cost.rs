@@ -1,4 +1,4 @@
-//! The cost of a reservation, beside the cost of an incorrect one.
+//! The cost of a reservation, compared with the cost of an incorrect one.
 //!
 //! `cargo run --release -p terrane-pool --example budget_cost`
 //!

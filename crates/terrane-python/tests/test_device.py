@@ -15,7 +15,7 @@ import pytest
 import terrane_kv
 
 numpy = pytest.importorskip("numpy")
-cuda = pytest.importorskip("cuda_driver", reason="the helper of these tests is beside them")
+cuda = pytest.importorskip("cuda_driver", reason="cuda_driver.py is not in the folder of these tests")
 
 BLOCKS, LAYERS, PAGE, HEADS, DIM = 8, 3, 4, 2, 8
 AXES = "outer block token head dim"

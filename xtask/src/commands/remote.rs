@@ -50,7 +50,7 @@ fn foreign(workspace: &Workspace) -> Result<()> {
     };
     let output = example(workspace, FOREIGN)?.env("PYTHONPATH", &site).stdout()?;
     print!("{output}");
-    if !output.contains(" verified, and told by ") {
+    if !output.contains(" verified, notified by ") {
         bail!("the example `{FOREIGN}` did not report verified blocks: {output}");
     }
     Ok(())

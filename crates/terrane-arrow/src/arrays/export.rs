@@ -54,11 +54,11 @@ impl Ready {
 /// let memory = memory.allocate(&RegionRequest::new(ByteCount::new(4 * 1000)))?;
 /// let column = Column::new(DataType::UInt32, 1000, Region::new(memory))?;
 ///
-/// // SAFETY: no code writes the memory, and numbers are whatever stands there.
+/// // SAFETY: no code writes the memory, and any bytes are valid numbers.
 /// let array = unsafe { export_array(&column) }?;
 /// let mut schema = export_field(&Field::new("tokens", DataType::UInt32, false))?.into_inner();
-/// // Both go to another library, and come back:
-/// // SAFETY: they were made as the specification says, and are handed over once.
+/// // Another library receives both structures and returns them:
+/// // SAFETY: both are valid structures, and are imported once.
 /// let field = unsafe { import_field(&raw mut schema) }?;
 /// // SAFETY: as above.
 /// let back = unsafe { import_array(field.data_type(), array) }?;

@@ -98,7 +98,7 @@ fn expected() -> Vec<Expected> {
     let first = "import of 80 layers, the agent's first connection".to_owned();
     all.push((first, "ms", "nixl-sys".to_owned(), Some(TARGET)));
     for how in ["connecting", "connected, with new keys"] {
-        let case = format!("import of 80 layers, {how}, beside NIXL");
+        let case = format!("import of 80 layers, {how}, compared with NIXL");
         all.push((case, "ms", "nixl-sys".to_owned(), None));
     }
     for case in OF_DEVICES.into_iter().chain(["16 MiB registered"]) {

@@ -1,4 +1,4 @@
-//! Exports blocks of an endpoint as tensors, and holds the blocks meanwhile.
+//! Exports blocks of an endpoint as tensors, and holds the blocks as long as the tensors live.
 
 use std::sync::Arc;
 

@@ -50,7 +50,7 @@ impl TensorDevice {
         match self {
             Self::Host => (CPU, 0),
             Self::PinnedHost => (CUDA_HOST, 0),
-            // No machine has so many devices that the number does not fit.
+            // No machine has more devices than an `i32` can count.
             Self::Cuda(id) => (CUDA, i32::try_from(id.get()).unwrap_or(i32::MAX)),
         }
     }

@@ -1,4 +1,4 @@
-//! The machine's best rates, measured beside the hops.
+//! The machine's best rates, measured in the same run as the hops.
 
 use std::path::Path;
 use std::slice;

@@ -81,7 +81,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         let directory = options.directory.as_deref().ok_or("the first half needs a directory")?;
         return first_half(options, directory);
     }
-    // A folder beside the build's files, because a temporary directory is often in memory.
+    // A folder next to the build's files, because a temporary directory is often in memory.
     let temporary = match &options.directory {
         Some(_) => None,
         None => {

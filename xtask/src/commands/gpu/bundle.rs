@@ -133,7 +133,9 @@ fn pack_nixl(workspace: &Workspace, folder: &Path) -> Result<()> {
     }
     let wanted = |module: &str| nixl::is_transport(module) && !module.starts_with("libuct_ib");
     for library in nixl.loaded(workspace, wanted)? {
-        let name = library.strip_prefix(nixl.folder()).context("a library lies elsewhere")?;
+        let name = library
+            .strip_prefix(nixl.folder())
+            .context("a library is outside the folder of NIXL")?;
         let to = stage.join(name);
         let parent = to.parent().unwrap_or(&stage);
         fs::create_dir_all(parent)

@@ -74,14 +74,14 @@ pub fn report<W: Write>(
 fn cases(shape: &Shape) -> Vec<String> {
     let title = shape.title();
     let both = format!("{title}, both directions at once");
-    let mut cases = vec![format!("{both}, beside kernels at once"), both];
+    let mut cases = vec![format!("{both}, compared with kernels at once"), both];
     for way in Way::ALL {
         let case = format!("{title}, {}", way.name());
         cases.extend(NAMES.map(|name| format!("{case}, raw {name}")));
         cases.extend([
-            format!("{case}, beside the best raw method"),
+            format!("{case}, compared with the best raw method"),
             format!("{case}, both sides scattered"),
-            format!("{case}, both sides scattered, beside the best raw method"),
+            format!("{case}, both sides scattered, compared with the best raw method"),
             case,
         ]);
     }
@@ -217,8 +217,8 @@ impl<'setup> Cell<'setup> {
                 None => reporter.skip(&case, "the driver has no cuMemcpyBatchAsync"),
             }
         }
-        self.beside_best(&case, terrane, &explanation.path(), direct, reporter)?;
-        self.beside_best(&name, scattered, &scattered_path, raw_of_scattered, reporter)
+        self.compare_with_best(&case, terrane, &explanation.path(), direct, reporter)?;
+        self.compare_with_best(&name, scattered, &scattered_path, raw_of_scattered, reporter)
     }
 
     /// Adds the times of the raw methods, in the order of [`NAMES`]. Few repeats are enough,
@@ -238,7 +238,7 @@ impl<'setup> Cell<'setup> {
         Ok([each.first().copied(), batched.first().copied(), Some(kernel)])
     }
 
-    fn beside_best<W: Write>(
+    fn compare_with_best<W: Write>(
         &self,
         case: &str,
         terrane: Spread,
@@ -251,7 +251,7 @@ impl<'setup> Cell<'setup> {
         let Some((name, rate)) = rates.max_by(|one, other| one.1.total_cmp(&other.1)) else {
             return Ok(());
         };
-        let case = format!("{case}, beside the best raw method");
+        let case = format!("{case}, compared with the best raw method");
         let measured =
             Measurement::new(case, self.rate(terrane), "GB/s", Direction::HigherIsBetter);
         let name = format!("{name}; terrane: {path}");
@@ -299,7 +299,7 @@ impl<'setup> Cell<'setup> {
         let beside_limit =
             measured(case.clone()).with_baseline("contiguous DMAs", sum(contiguous).median);
         reporter.report(&beside_limit.at_least(LEAST_BOTH))?;
-        let case = format!("{case}, beside kernels at once");
+        let case = format!("{case}, compared with kernels at once");
         Ok(reporter
             .report(&measured(case).with_baseline("kernels", sum(kernels).median).at_least(1.0))?)
     }

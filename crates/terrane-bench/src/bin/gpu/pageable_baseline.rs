@@ -26,7 +26,7 @@ pub fn report<W: Write>(
     let settings = setup.few(settings);
     for shape in shapes(setup.smoke) {
         for way in Way::ALL {
-            let case = format!("{}, {}, beside today's pattern", shape.title(), way.name());
+            let case = format!("{}, {}, compared with today's pattern", shape.title(), way.name());
             if !reporter.wants(&case) {
                 continue;
             }

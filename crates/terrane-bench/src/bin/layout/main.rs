@@ -104,9 +104,9 @@ fn addresses<W: Write>(
     let measured =
         |case: String| Measurement::new(case, nanoseconds(terrane), "ns", Direction::LowerIsBetter);
     reporter.report(&measured(format!("address, {name}")).within(MOST_NANOSECONDS))?;
-    let beside = measured(format!("address beside arithmetic by hand, {name}"));
-    let beside = beside.with_baseline("by hand", nanoseconds(baseline).median);
-    reporter.report(&beside.without_target(LIMITED_ABOVE))?;
+    let compared = measured(format!("address compared with arithmetic by hand, {name}"));
+    let compared = compared.with_baseline("by hand", nanoseconds(baseline).median);
+    reporter.report(&compared.without_target(LIMITED_ABOVE))?;
     Ok(())
 }
 

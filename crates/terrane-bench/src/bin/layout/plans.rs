@@ -45,8 +45,8 @@ fn case<W: Write>(
 ) -> Result<()> {
     let case = |what: &str| format!("{what}, {blocks} blocks of {LAYERS} layers, {name}");
     let planned = if blocks == 16 { case("plan") } else { case("plan a span") };
-    let beside = case("plan beside naive");
-    if !reporter.wants(&planned) && !reporter.wants(&beside) {
+    let compared = case("plan compared with naive");
+    if !reporter.wants(&planned) && !reporter.wants(&compared) {
         return Ok(());
     }
     let [source, destination] = [endpoint(kinds[0], blocks)?, endpoint(kinds[1], blocks)?];
@@ -74,9 +74,9 @@ fn case<W: Write>(
         let span = Measurement::new(planned, terrane.scaled(1e9 * a_span), "ns", lower);
         reporter.report(&span.within(MOST_NANOSECONDS_A_SPAN))?;
     }
-    let beside = Measurement::new(beside, terrane.scaled(1e6 * a_call), "us", lower);
-    let beside = beside.with_baseline("a look-up a span", naive.scaled(1e6 * a_call).median);
-    reporter.report(&beside.without_target(LIMITED_ABOVE))?;
+    let compared = Measurement::new(compared, terrane.scaled(1e6 * a_call), "us", lower);
+    let compared = compared.with_baseline("a look-up a span", naive.scaled(1e6 * a_call).median);
+    reporter.report(&compared.without_target(LIMITED_ABOVE))?;
     Ok(())
 }
 

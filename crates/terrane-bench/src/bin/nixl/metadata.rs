@@ -44,8 +44,8 @@ pub fn measure<W: Write>(
     settings: &Settings,
     reporter: &mut Reporter<W>,
 ) -> Result<()> {
-    let beside = |case| format!("{case}, beside NIXL");
-    let (connecting, new_keys) = (beside(CONNECTING), beside(NEW_KEYS));
+    let compared = |case| format!("{case}, compared with NIXL");
+    let (connecting, new_keys) = (compared(CONNECTING), compared(NEW_KEYS));
     let cases = [EXPORT, FIRST, CONNECTING, &connecting, NEW_KEYS, &new_keys, KNOWN];
     if !cases.into_iter().any(|case| reporter.wants(case)) {
         return Ok(());
@@ -86,7 +86,7 @@ pub fn measure<W: Write>(
     for (case, value, bindings) in
         [(CONNECTING, connecting, raw_connecting), (NEW_KEYS, new_keys, raw_new_keys)]
     {
-        let row = row(&beside(case), value).with_baseline("nixl-sys", bindings * 1e3);
+        let row = row(&compared(case), value).with_baseline("nixl-sys", bindings * 1e3);
         reporter.report(&row.without_target("the same case has a limit in the row before"))?;
     }
     Ok(())

@@ -133,8 +133,8 @@ fn registered(
         first,
         [
             &mut || {
-                let given = memory.take().context("the memory was not given back")?;
-                let registering = || terrane.register(given).map_err(|failed| anyhow!("{failed}"));
+                let owned = memory.take().context("the memory was not returned")?;
+                let registering = || terrane.register(owned).map_err(|failed| anyhow!("{failed}"));
                 let (taken, registered) = timed(registering)?;
                 memory = Some(registered.into_memory());
                 Ok(taken)
@@ -145,6 +145,6 @@ fn registered(
             },
         ],
     )?;
-    let memory = memory.context("the memory was not given back")?;
+    let memory = memory.context("the memory was not returned")?;
     Ok((memory, Times { terrane, bindings: [bindings] }))
 }

@@ -43,7 +43,7 @@ const SHORT: ByteCount = ByteCount::kib(4);
 const FASTER: f64 = 2.0;
 
 /// Why the case of one block has no target.
-const ONE_BLOCK: &str = "what a call costs whatever it moves; the larger amounts have the targets";
+const ONE_BLOCK: &str = "the fixed cost of a call; the larger amounts have the targets";
 
 impl Amount {
     /// One block of Llama 3.1 8B, which shows the fixed cost of a transfer. The time between two

@@ -61,7 +61,7 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
     let lower = Direction::LowerIsBetter;
     reporter.report(&Measurement::new("hit/1 thread", one, "ns", lower).within(10.0))?;
     for (name, other) in names.iter().zip(&others) {
-        let case = format!("hit/1 thread beside {name}");
+        let case = format!("hit/1 thread compared with {name}");
         let row = Measurement::new(case, one, "ns", lower).with_baseline(*name, other.median);
         reporter.report(&row.without_target("`hit/1 thread` has the target"))?;
     }
@@ -70,14 +70,14 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
         .at_least(1.0 / 1.3);
     reporter.report(&scaling)?;
     for (name, other) in names.iter().zip(&others_of_two) {
-        let case = format!("hit/2 threads beside {name}");
-        let beside = Measurement::new(case, two, "ns", lower).with_baseline(*name, other.median);
-        let beside = if *name == DASHMAP {
-            beside.at_least(15.0)
+        let case = format!("hit/2 threads compared with {name}");
+        let compared = Measurement::new(case, two, "ns", lower).with_baseline(*name, other.median);
+        let compared = if *name == DASHMAP {
+            compared.at_least(15.0)
         } else {
-            beside.without_target("the design that is replaced has the target")
+            compared.without_target("the design that is replaced has the target")
         };
-        reporter.report(&beside)?;
+        reporter.report(&compared)?;
     }
     labelled(settings, reporter, &terrane)
 }
@@ -136,7 +136,8 @@ fn labelled<W: Write>(
     });
     let case = "hit/1 thread, labelled request";
     let measured = Measurement::new(case, time.scaled(1e9), "ns", Direction::LowerIsBetter);
-    reporter.report(&measured.without_target("the look-up of a label, beside `hit/1 thread`"))?;
+    reporter
+        .report(&measured.without_target("the cost of a label, in addition to `hit/1 thread`"))?;
     Ok(())
 }
 
@@ -207,7 +208,7 @@ pub fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> an
     let channel = Measurement::new("handover/the channel alone", channel, "ns", lower);
     reporter.report(&channel.without_target("part of every other row of this group"))?;
     let case = |name: &str| {
-        let case = format!("handover/beside {name}");
+        let case = format!("handover/compared with {name}");
         Measurement::new(case, time, "ns", Direction::LowerIsBetter)
     };
     reporter.report(&case(DASHMAP).with_baseline(DASHMAP, dashmap.median).at_least(2.0))?;

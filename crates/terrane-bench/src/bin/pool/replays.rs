@@ -69,10 +69,12 @@ fn beside_others<W: Write>(
             };
             let [dashmap, offsets, malloc, _] = others;
             let best = dashmap.median.min(offsets.median).min(malloc.median);
-            reporter
-                .report(&row("beside the best").with_baseline("the best", best).at_least(TARGET))?;
+            reporter.report(
+                &row("compared with the best").with_baseline("the best", best).at_least(TARGET),
+            )?;
             for (design, other) in DESIGNS.iter().zip(others) {
-                let row = row(&format!("beside {design}")).with_baseline(*design, other.median);
+                let row =
+                    row(&format!("compared with {design}")).with_baseline(*design, other.median);
                 reporter.report(&row.without_target("the best of them has the target"))?;
             }
         }

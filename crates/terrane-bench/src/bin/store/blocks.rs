@@ -196,13 +196,13 @@ impl Setup {
         reporter.report(&first.at_least(TARGET))?;
         for (suffix, seconds, baseline) in [
             (": rate", engine, "disk engine alone"),
-            (": rate beside the queue", queue, "queue of requests alone"),
-            (": rate beside a file tier", tier, "file a block, thread a request"),
+            (": rate compared with the queue", queue, "queue of requests alone"),
+            (": rate compared with a file tier", tier, "file a block, thread a request"),
         ] {
             let row = row(suffix, rate(ours), "GB/s").with_baseline(baseline, rate(seconds).median);
             reporter.report(&row.without_target("the rates behind the share of the engine"))?;
         }
-        let suffix = ": rate beside fio";
+        let suffix = ": rate compared with fio";
         if let Some(reason) = fio::reason_against() {
             reporter.skip(&format!("{name}{suffix}"), &reason);
             return Ok(());

@@ -54,7 +54,7 @@ pub fn measure<W: Write>(arguments: &Arguments, reporter: &mut Reporter<W>) -> R
     let p99 = Measurement::new(loads, Spread::single(p99), "ms", Direction::LowerIsBetter);
     match fio::reason_against() {
         Some(reason) => {
-            reporter.skip("loads under stores beside fio", &reason);
+            reporter.skip("loads under stores compared with fio", &reason);
             reporter.report(&p99.without_target("fio, the baseline, is not installed"))?;
         }
         None => {
@@ -77,7 +77,7 @@ pub fn measure<W: Write>(arguments: &Arguments, reporter: &mut Reporter<W>) -> R
             reporter.report(
                 &p99.with_baseline("fio, the same rates", fio * 1e3).at_least(1.0 / AT_MOST),
             )?;
-            let case = format!("{stores}: rate beside fio");
+            let case = format!("{stores}: rate compared with fio");
             let row =
                 Measurement::new(case, Spread::single(mixed), "GB/s", Direction::HigherIsBetter);
             let row = row.with_baseline("fio, the same rates", fio_stores);

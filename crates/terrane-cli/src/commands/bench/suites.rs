@@ -153,8 +153,8 @@ pub(super) fn disk(
             report.cases.push(Case::rate(&name, bytes, ours, (limit_name, raw)));
             if let Ok(rates) = fio {
                 let limit = Spread::of(rates.iter().map(|rate| bytes as f64 / rate).collect());
-                let beside = format!("{name}, beside fio");
-                report.cases.push(Case::rate(beside, bytes, ours, ("fio", limit)));
+                let compared = format!("{name}, compared with fio");
+                report.cases.push(Case::rate(compared, bytes, ours, ("fio", limit)));
             }
             let one = times(options.passes, || shared.borrow_mut().one_block(is_write))?;
             let (block, limit) =

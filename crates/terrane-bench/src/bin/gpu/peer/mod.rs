@@ -166,7 +166,7 @@ fn measure<W: Write>(
         let best = few.median.max(many.median);
         let row = measured(case(shape)).with_baseline("plain kernel", best).at_least(LEAST_SHARE);
         reporter.report(&row)?;
-        let row = measured(format!("{}, beside a contiguous copy", case(shape)))
+        let row = measured(format!("{}, compared with a contiguous copy", case(shape)))
             .with_baseline("contiguous copy", contiguous.median);
         reporter.report(&row.without_target("no kernel reaches it, the plain one neither"))?;
     }

@@ -43,7 +43,7 @@ fn worst() -> String {
 }
 
 fn rate() -> String {
-    format!("{}, {CASE}, beside matrix products", USUAL.title())
+    format!("{}, {CASE}, during matrix products", USUAL.title())
 }
 
 /// The copies that run at the same time as the products.

@@ -29,9 +29,9 @@ impl Reach {
 /// The layout of a block with canaries in the memory that it is cut from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
-    /// The start of the block. One canary lies just before it.
+    /// The start of the block. One canary is directly before it.
     pub(super) offset: ByteCount,
-    /// The length of the block. The other canary lies just behind it.
+    /// The length of the block. The other canary is directly after it.
     pub(super) length: ByteCount,
     /// The bytes of memory needed.
     pub(super) whole: ByteCount,
