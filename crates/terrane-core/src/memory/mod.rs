@@ -64,9 +64,9 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
 
     /// The number of bytes from `offset` on that a device may copy in one request.
     ///
-    /// If the memory was registered with the device's driver in several parts, no request may cross
-    /// from one part into the next, so the number ends with a part. It is zero at a part that is
-    /// not registered yet. `None` if the memory does not know; the caller then asks the device's
+    /// If the memory was registered with the device's driver in several parts, no request may span
+    /// two parts. Then the number ends at the end of a part. It is zero at a part that is not
+    /// registered yet. `None` if the memory does not know; the caller then asks the device's
     /// driver. For memory that is not registered with a device, the value has no meaning.
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
         let _ = offset;

@@ -1,9 +1,9 @@
 //! Layout configurations from a model hub's `config.json`, or from a description.
 //!
-//! A model is a list of [groups](CacheGroup) of equal caches. A group has a [kind](GroupKind), the
-//! layers with such a cache, and the bytes of one row for each token, or of one state for each
-//! sequence. Each group becomes its own [`LayoutConfig`], because its blocks are stored and dropped
-//! separately.
+//! A model is a list of [groups](CacheGroup) of equal caches. A group has a [kind](GroupKind) and
+//! the layers with such a cache. It also has the bytes of one row for each token, or of one state
+//! for each sequence. Each group becomes its own [`LayoutConfig`], because its blocks are stored
+//! and dropped separately.
 //!
 //! | model | groups |
 //! |---|---|

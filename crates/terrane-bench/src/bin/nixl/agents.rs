@@ -10,7 +10,7 @@ use crate::processors::Processors;
 
 /// The settings of the agents of both sides, and the number of sets.
 ///
-/// The addresses and processors of agents change the time of a transfer by a few percent, and stay
+/// The addresses and processors of agents change the time of a transfer by a few percent. They stay
 /// the same as long as the agents live. So each case is measured with several sets of agents. The
 /// result is the [median over the sets](over_sets).
 #[derive(Debug, Clone, Copy)]

@@ -1,7 +1,7 @@
 //! Sequences of allocations for every policy, compared with the other designs.
 //!
 //! All designs allocate from the same kind of [`Upstream`], once with the cost of a driver and once
-//! without cost, and have the same cache limit. A mean covers whole runs, including the first run
+//! without cost. They have the same cache limit. A mean covers whole runs, including the first run
 //! with an empty cache. The percentiles are of individually timed steps. They include a reading of
 //! the clock, which is a separate case.
 
