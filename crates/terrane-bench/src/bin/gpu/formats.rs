@@ -1,4 +1,5 @@
-//! Blocks from one engine's format to another's, within the device and to and from pinned memory.
+//! Copies of blocks from one engine's format to another's, within the device and to and from pinned
+//! memory.
 
 use std::io::Write;
 
@@ -14,22 +15,24 @@ use terrane_transfer::Endpoint;
 use crate::setup::{Setup, device_address, explain, interleaved, shuffled, transfer};
 use crate::shapes::{Shape, shapes};
 
-/// The target of a transfer between device and pinned memory, as a share of a contiguous copy's rate.
+/// The target of a transfer between device and pinned memory, as a share of the rate of a
+/// contiguous copy.
 const LEAST_TO_PINNED: f64 = 0.95;
-/// The target of a transfer within the device, as a share of a plain copy's rate.
+/// The target of a transfer within the device, as a share of the rate of a plain copy.
 const LEAST_WITHIN: f64 = 0.85;
 
-/// More than over the wire: at the rate of the device, less is over before it has begun.
+/// Larger than the copies over the bus, because a small copy within the device is too short to
+/// measure.
 const TIMES_MOVED: u64 = 8;
 
 type Format = fn(&LayoutConfig) -> Result<Geometry, LayoutError>;
 
-/// K and V side by side in each row, a tensor for each layer.
+/// K and V side by side in each row, with one tensor per layer.
 fn packed(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     vllm::packed(config, PackedOrder::Lbnhc)
 }
 
-/// K and V packed, in whole pages.
+/// K and V side by side in each row, in whole pages.
 fn packed_pages(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     vllm::packed(config, PackedOrder::Blnhc)
 }
@@ -76,8 +79,8 @@ pub fn report<W: Write>(
             let flat = [setup.flat(ends.bytes)?, setup.flat(ends.bytes)?];
             let address = |memory: &DeviceMemory| memory.address().get();
             let flat_addresses = flat.each_ref().map(address);
-            let beside = Beside { name: "device copy", least };
-            ends.measure(setup, settings, reporter, &case, flat_addresses, &beside)?;
+            let baseline = Baseline { name: "device copy", least };
+            ends.measure(setup, settings, reporter, &case, flat_addresses, &baseline)?;
         }
         for (name, from, to, to_host) in over_wire {
             let way = if to_host { "device to pinned" } else { "pinned to device" };
@@ -95,15 +98,15 @@ pub fn report<W: Write>(
             let on_host = Region::new(setup.pinned.allocate(&request)?);
             let (device, host) = (on_device.address().get(), device_address(&on_host)?);
             let (from, to) = if to_host { (device, host) } else { (host, device) };
-            let beside = Beside { name: "contiguous DMA", least: Some(LEAST_TO_PINNED) };
-            ends.measure(setup, settings, reporter, &case, [from, to], &beside)?;
+            let baseline = Baseline { name: "contiguous DMA", least: Some(LEAST_TO_PINNED) };
+            ends.measure(setup, settings, reporter, &case, [from, to], &baseline)?;
         }
     }
     Ok(())
 }
 
 /// The baseline of a case.
-struct Beside {
+struct Baseline {
     name: &'static str,
     /// `None` if V is copied element by element.
     least: Option<f64>,
@@ -143,7 +146,7 @@ impl Ends {
         reporter: &mut Reporter<W>,
         case: &str,
         [flat_from, flat_to]: [u64; 2],
-        beside: &Beside,
+        baseline: &Baseline,
     ) -> Result<()> {
         let (read, written) = (shuffled(0..self.blocks, 3), shuffled(0..self.blocks, 5));
         let ends = [(&self.source, &read[..]), (&self.destination, &written[..])];
@@ -151,7 +154,7 @@ impl Ends {
         let spreads = interleaved(
             settings,
             &mut [&mut || transfer(&setup.manager, ends[0], ends[1]), &mut || {
-                // SAFETY: both spans live in the caller's memory, and the stream is waited for.
+                // SAFETY: the caller owns both spans, and the stream is waited for.
                 unsafe {
                     setup.bindings.copy(&setup.stream, flat_to, flat_from, self.bytes.get())
                 }?;
@@ -163,8 +166,8 @@ impl Ends {
         let gigabytes = self.bytes.get() as f64 * 1e-9;
         let rate = terrane.rate(gigabytes);
         let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter)
-            .beside(beside.name, copy.rate(gigabytes).median);
-        let measured = match beside.least {
+            .with_baseline(baseline.name, copy.rate(gigabytes).median);
+        let measured = match baseline.least {
             Some(least) => measured.at_least(least),
             None => measured.without_target("accesses of two bytes limit it, and not the memory"),
         };
