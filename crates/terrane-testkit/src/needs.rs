@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn unmet_needs_are_named() {
         let (some, all) = (ByteCount::mib(8), ByteCount::new(u64::MAX));
         assert!(LITTLE.check(0, some, false).is_ok());
         for (needs, missing) in [

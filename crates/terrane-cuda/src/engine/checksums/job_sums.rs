@@ -25,13 +25,13 @@ use crate::runtime::stream::Stream;
 #[derive(Debug)]
 pub(crate) struct JobSums {
     shape: SumShape,
-    /// The end in the device's own memory.
+    /// The end that is in the device's own memory.
     side: Side,
     limits: SumLimits,
-    /// The launch that the blocks are cut for.
+    /// The launch for which the blocks are divided into segments.
     launch: LargestLaunch,
     pairs: u32,
-    /// The destination blocks in the order of the chunks, if the plan has another one.
+    /// The job's stream waits for its device order.
     sorted: Option<Vec<u32>>,
     /// Whether chunks complete pairs one after the other, in the order above.
     is_in_order: bool,
@@ -246,7 +246,7 @@ impl JobSums {
         let to = host.location().checked_add(behind).ok_or_else(missing)?;
         // SAFETY: the room has as many bytes behind the tables, and lives until the job has ended.
         unsafe { stream.copy(device.location(), to, tables.sum_bytes()) }?;
-        self.fetched = Some(Event::asked_behind(stream)?);
+        self.fetched = Some(Event::queried_after(stream)?);
         Ok(())
     }
 

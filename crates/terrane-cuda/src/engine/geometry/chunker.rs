@@ -30,12 +30,12 @@ pub(crate) enum ChunkRamp {
 }
 
 /// The smallest chunk. Packing it takes about as long as it takes to start a kernel.
-const LEAST: u64 = 2 << 20;
+const SMALLEST: u64 = 2 << 20;
 /// The last growing chunk: the bytes that travel during two wake-ups of a thread.
-const LAST: u64 = 12 << 20;
+const LAST_GROWING: u64 = 12 << 20;
 /// The first growing chunk: the bytes that travel until a thread has woken up and submitted the next
 /// chunk. On an idle device, packing it takes hardly longer than starting a kernel.
-const FIRST: u64 = 8 << 20;
+const FIRST_GROWING: u64 = 8 << 20;
 /// The growth factor of chunks: packing is more than four times as fast as the wire.
 const GROWTH: u64 = 4;
 
@@ -70,17 +70,17 @@ impl Chunker {
         self.total <= self.largest
     }
 
-    /// The same without small chunks: a transfer that fits into one chunk is one chunk.
+    /// The same chunker without small chunks: a transfer that fits into one chunk is one chunk.
     pub(crate) fn flat(&self) -> Self {
         Self { ramp: ChunkRamp::Flat, ..self.clone() }
     }
 
-    /// The number of bytes that the next chunk should have.
-    fn aim(&self) -> u64 {
+    /// The target size of the next chunk.
+    fn target_bytes(&self) -> u64 {
         match self.ramp {
             ChunkRamp::Up => {
-                // 1 + 4 + 16 … of the first come before one of the next size.
-                let (mut size, mut before) = (FIRST.min(self.largest), 0);
+                // The next size begins after 1 + 4 + 16 … chunks of the first size.
+                let (mut size, mut before) = (FIRST_GROWING.min(self.largest), 0);
                 while size < self.largest && before + size <= self.taken {
                     before += size;
                     size *= GROWTH;
@@ -88,11 +88,11 @@ impl Chunker {
                 // The last one is short, so that its beginning announces the end.
                 let left = self.total - self.taken;
                 let size = size.min(self.largest);
-                if left > LAST { size.min(left - LAST) } else { size }
+                if left > LAST_GROWING { size.min(left - LAST_GROWING) } else { size }
             }
             ChunkRamp::Down => {
                 let left = self.total - self.taken;
-                let (mut size, mut after) = (LEAST.min(self.largest), 0);
+                let (mut size, mut after) = (SMALLEST.min(self.largest), 0);
                 while size < self.largest && after + size < left {
                     after += size;
                     size *= GROWTH;
@@ -110,9 +110,9 @@ impl Chunker {
             return None;
         }
         let of_layer = self.packing.of_layer();
-        let aim = self.aim();
+        let target_bytes = self.target_bytes();
         let fit = |bytes: u64, most: u32| {
-            u32::try_from((aim / bytes.max(1)).max(1)).unwrap_or(u32::MAX).min(most)
+            u32::try_from((target_bytes / bytes.max(1)).max(1)).unwrap_or(u32::MAX).min(most)
         };
         if order == PackingOrder::Blocks {
             let of_block = of_layer * u64::from(layers);
@@ -124,7 +124,7 @@ impl Chunker {
             return Some(Chunk { pairs: pair..pair + 1, layers: layer..layer + some });
         }
         let of_all = of_layer * u64::from(self.pairs);
-        if of_all <= aim && pair == 0 {
+        if of_all <= target_bytes && pair == 0 {
             let some = fit(of_all, layers - layer);
             return Some(Chunk { pairs: 0..self.pairs, layers: layer..layer + some });
         }
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_overlaps_is_small() {
+    fn first_and_last_chunks_are_small() {
         let packing = packing(32, 2, 32 * KIB, end(2 << 20, 64 * KIB, 32 * KIB, 0));
         let sizes = |ramp| -> Vec<u64> {
             let chunker = Chunker::new(packing, 128, 32 << 20, ramp).unwrap();

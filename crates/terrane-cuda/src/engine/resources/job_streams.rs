@@ -23,7 +23,7 @@ pub(crate) struct StreamPool {
 #[derive(Debug, Default)]
 struct Kept {
     idle: Vec<Stream>,
-    /// Streams that were returned while work on them may have been waiting.
+    /// Streams that were returned while their work may still have waited.
     held: Vec<Stream>,
     all: Vec<Stream>,
     /// The number of streams that exist or are being created.
@@ -92,7 +92,7 @@ impl StreamPool {
     }
 
     /// Returns an idle stream for a job that will wait there; `None` if half of all streams already
-    /// carry such jobs. The job then waits for no other job's compute, and streams remain for jobs
+    /// carry such jobs. So the job waits for no other job's compute, and streams remain for jobs
     /// that need not wait.
     ///
     /// # Errors
@@ -206,9 +206,9 @@ impl Drop for StreamLease {
     }
 }
 
-/// The streams of one job. If they drop while the job may have work on them, the drop waits for
-/// that work. This applies to every end of a job, including panics. The resources of a job are
-/// declared after the streams, so they outlive the submitted work.
+/// The streams of one job. A drop waits for the job's work, if any may be submitted. This applies
+/// to every end of a job, including panics. A job's resources are declared after its streams, so
+/// they outlive the submitted work.
 #[derive(Debug, Default)]
 pub(crate) struct JobStreams {
     streams: SmallVec<[StreamLease; 2]>,
@@ -228,7 +228,7 @@ impl JobStreams {
         self.of_sums.as_ref()
     }
 
-    /// Gives the checksums a stream of their own.
+    /// Sets the separate stream for the checksums.
     pub(crate) fn put_of_sums(&mut self, stream: Option<StreamLease>) {
         self.of_sums = stream;
     }
@@ -252,10 +252,10 @@ impl JobStreams {
             match stream.is_idle() {
                 Ok(true) => {}
                 Ok(false) => return StreamState::Busy,
-                // Nothing runs in a lost context, nor for a process that was forked.
+                // No work runs in a lost context, and none for a forked process.
                 Err(error) if error.is_device_lost() => break,
                 Err(CudaError::Forked) => break,
-                // Any other error concerns the query, and says nothing about the work.
+                // Any other error concerns the query, and proves nothing about the work.
                 Err(error) => return StreamState::Unknown(error),
             }
         }
@@ -288,18 +288,18 @@ impl JobStreams {
 /// Whether a job's work has left the device.
 #[derive(Debug)]
 pub(crate) enum StreamState {
-    /// It has.
+    /// Its work has left the device.
     Idle,
-    /// It has not.
+    /// Its work is still on the device.
     Busy,
-    /// The driver does not say.
+    /// The driver returned an error.
     Unknown(CudaError),
 }
 
 /// The maximum number of queries without an answer: with the sleeps between, some seconds.
 pub(crate) const MAX_UNANSWERED_QUERIES: u32 = 256;
 
-/// Sleeps between queries, which become longer.
+/// Sleeps between queries. Each sleep is longer than the one before.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(u32);
 
@@ -322,9 +322,8 @@ impl std::ops::Deref for JobStreams {
 
 impl Drop for JobStreams {
     fn drop(&mut self) {
-        // The device may use the resources that drop after this until the work has completed,
-        // and they have no other place. The drop therefore blocks here until the driver gives an
-        // answer.
+        // The device may use the resources that drop after this until the work has completed. The
+        // drop therefore blocks until the driver answers.
         while self.wait_idle().is_err() {}
     }
 }

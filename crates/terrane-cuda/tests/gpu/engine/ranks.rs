@@ -1,4 +1,5 @@
-//! Heads on a device: orders that change on the way, and pages that hold the heads of all ranks.
+//! Heads on a device: conversions of token and head order, and pages that contain the heads of all
+//! ranks.
 
 use terrane_core::ByteCount;
 use terrane_cuda::{CopyPath, DeviceEngineOptions};
@@ -38,10 +39,10 @@ fn end(fixture: &Fixture, name: &str, config: LayoutConfig, kind: LayoutKind) ->
     end
 }
 
-/// Token-major to head-major and back, from the device, to it and within it: served, and exact.
+/// Token-major to head-major and back: from the device, to it and within it.
 #[test]
-fn orders_of_tokens_and_heads_change_on_the_way() {
-    let name = "orders_of_tokens_and_heads_change_on_the_way";
+fn the_order_of_tokens_and_heads_is_converted_exactly() {
+    let name = "the_order_of_tokens_and_heads_is_converted_exactly";
     let Some(context) = device(name, ROOM) else { return };
     let ways = [(APART, PINNED), (PINNED, APART), (APART, DEVICE), (DEVICE, APART)];
     for (path, ways) in [
@@ -67,11 +68,11 @@ fn orders_of_tokens_and_heads_change_on_the_way() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Four ranks with 2 of 8 heads each write their part of the same pinned pages at once; two ranks
-/// with 4 heads each read them, and write pages like the first.
+/// Four ranks with 2 of 8 heads each write their parts of the same pinned pages at once. Two ranks
+/// with 4 heads each read the pages, and write equal pages.
 #[test]
-fn pages_in_pinned_memory_do_not_depend_on_how_many_ranks_there_are() {
-    let name = "pages_in_pinned_memory_do_not_depend_on_how_many_ranks_there_are";
+fn pages_in_pinned_memory_do_not_depend_on_the_number_of_ranks() {
+    let name = "pages_in_pinned_memory_do_not_depend_on_the_number_of_ranks";
     let Some(context) = device(name, ROOM) else { return };
     let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &ALL);
     let manager = fixture.manager();

@@ -1,5 +1,5 @@
-//! Callers' threads neither allocate, nor free, nor create streams. The driver takes its time over
-//! each, and some wait for the device.
+//! Callers' threads do not allocate or free memory, or create streams. These driver calls are slow,
+//! and some wait for the device.
 
 use std::time::Duration;
 
@@ -23,9 +23,9 @@ pub const SLOW: [&str; 6] = [
     "cuStreamDestroy_v2",
 ];
 
-/// From the very first transfer on, with more block ids than a launch carries, layers that lie
-/// anywhere, and more transfers at a time than there is room for lists: what has to be made and
-/// freed is made and freed by the engine's threads.
+/// From the very first transfer on. There are more block ids than a launch carries, layers at
+/// irregular distances, and more concurrent transfers than lists. The engine's threads allocate and
+/// free what is needed.
 #[test]
 fn callers_neither_allocate_nor_free() {
     let name = "callers_neither_allocate_nor_free";

@@ -30,7 +30,8 @@ fn blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads() {
     to_a_file_and_back(TEST, &context, "GDS_MT");
 }
 
-/// Scattered blocks go to a file, the device's are overwritten, and the file's come back to others.
+/// Copies scattered blocks to a file, overwrites the device's blocks, and copies the file's blocks
+/// to other blocks of the device.
 fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
     // The plugin is in the bundle.
     let Some(agent) = with_gds(test, agent("gds", backend)) else { return };
@@ -55,7 +56,7 @@ fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
     let (from, to): (Vec<u32>, Vec<u32>) = all.iter().map(|n| (n * 5 % 32, n * 3 % 32)).unzip();
     make(Transfer::new(&device, &file).blocks(&from, &to));
     poison.fill_with(&device, &all, &access).unwrap();
-    // Half of them, so that the other half shows what should not have been touched.
+    // Half of the blocks, so that the other half shows writes beyond them.
     let (from, back) = (&from[..16], &to[..16]);
     let into: Vec<u32> = (16..32).collect();
     make(Transfer::new(&file, &device).blocks(back, &into));
@@ -66,10 +67,10 @@ fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
     }
 }
 
-/// Files with names, as cuFile looks at the path of what it is given.
+/// Files with names, because cuFile reads the path of each file.
 struct Named(DiskAllocator);
 
-// SAFETY: each region is a new file, in a directory that is the test's alone.
+// SAFETY: each region is a new file, in a directory that only the test uses.
 unsafe impl Allocate for Named {
     type Memory = DiskFile;
 

@@ -1,4 +1,4 @@
-//! Messages that travel with transfers.
+//! Notifications of transfers.
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
 
 use super::support::*;
 
-/// Waits for so many messages, with patience.
+/// Waits for this many messages, up to a time limit.
 fn expect(agent: &Agent, count: usize) -> Vec<Notification> {
     let patience = Instant::now() + Duration::from_secs(120);
     let mut found = Vec::new();
@@ -25,10 +25,10 @@ fn expect(agent: &Agent, count: usize) -> Vec<Notification> {
 }
 
 #[test]
-fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
+fn notifications_arrive_unchanged_after_the_bytes() {
     let pair = Pair::new();
     let local = pair.local(config(8), CONTIGUOUS);
-    // The peer's own end: the local transfer may end later than the peer is notified.
+    // The peer's endpoint: the local transfer may end after the notification of the peer.
     let theirs = registered(&HeapAllocator::system(), &pair.there, config(8), CONTIGUOUS);
     let theirs = Endpoint::new(theirs).unwrap();
     let remote = pair.here.import(&pair.there.export(theirs.layout()).unwrap()).unwrap();
@@ -47,11 +47,11 @@ fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
             let transfer = Transfer::new(&local, &remote).blocks(&[3, 4, 0], &[3, 4, 1]);
             let completion = manager.submit(transfer.notify(message), ()).unwrap();
             let [told] = &expect(&pair.there, 1)[..] else { panic!("told twice") };
-            // It is there, so the bytes are.
+            // The message has arrived, so the bytes have too.
             let found = Image::of(&theirs, &InProcess);
             let mut expected = found.clone();
             expected.transfer(&image, &[3, 4, 0], &[3, 4, 1], 0..2);
-            found.assert_equals(&expected, "when the peer has been told");
+            found.assert_equals(&expected, "when the peer was notified");
             assert_eq!((&told.from, &told.message[..]), (pair.here.name(), message));
             end_of(completion).result.unwrap();
         }
@@ -60,7 +60,7 @@ fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
 }
 
 #[test]
-fn reads_and_transfers_of_nothing_are_told_of_as_well() {
+fn reads_and_empty_transfers_send_notifications_too() {
     let pair = Pair::new();
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
     let manager = pair.manager();
@@ -74,7 +74,7 @@ fn reads_and_transfers_of_nothing_are_told_of_as_well() {
 }
 
 #[test]
-fn none_of_many_is_lost() {
+fn no_notification_is_lost() {
     const MANY: u32 = 100;
     let pair = Pair::new();
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
@@ -94,7 +94,7 @@ fn none_of_many_is_lost() {
 }
 
 #[test]
-fn messages_are_kept_for_calls_that_take_those_of_one_peer() {
+fn messages_of_other_peers_are_kept() {
     let pair = Pair::new();
     let remote = pair.remote(config(1), CONTIGUOUS);
     let terrane_core::StorageKind::Remote(peer) = remote.kind() else { panic!("{remote:?}") };
@@ -111,7 +111,7 @@ fn messages_are_kept_for_calls_that_take_those_of_one_peer() {
 }
 
 #[test]
-fn a_transfer_that_fails_tells_nothing() {
+fn a_failed_transfer_sends_no_notification() {
     let pair = Pair::new();
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
     let manager = pair.manager();
@@ -126,7 +126,7 @@ fn a_transfer_that_fails_tells_nothing() {
 }
 
 #[test]
-fn there_has_to_be_a_peer_to_tell() {
+fn a_notification_needs_a_peer() {
     let pair = Pair::new();
     let [a, b] = [(); 2].map(|()| pair.local(config(1), CONTIGUOUS));
     let transfer = Transfer::new(&a, &b).blocks(&[0], &[0]).notify(*b"?");
@@ -135,7 +135,7 @@ fn there_has_to_be_a_peer_to_tell() {
 }
 
 #[test]
-fn an_agent_whose_backends_have_no_messages_says_so() {
+fn an_agent_without_notifications_returns_an_error() {
     let storage = crate::support::agent([crate::support::posix()]);
     let patience = Instant::now() + Duration::from_secs(120);
     for error in [storage.notifications(), storage.wait_for_notifications(patience)] {
@@ -143,5 +143,5 @@ fn an_agent_whose_backends_have_no_messages_says_so() {
         let NixlError::Call { operation, status } = &error else { panic!("{error:?}") };
         assert_eq!((*operation, *status), ("taking notifications", Status::Backend), "{error}");
     }
-    assert!(Instant::now() < patience, "it has waited for what cannot come");
+    assert!(Instant::now() < patience, "it waited for a notification that cannot arrive");
 }

@@ -21,7 +21,7 @@ use super::{BLOCK, slots, to_device, to_system, until};
 use crate::support::*;
 
 impl Steered {
-    /// From blocks to those of the same numbers.
+    /// Copies blocks to blocks with the same ids.
     fn across(&self, blocks: &[u32]) -> Transfer {
         self.transfer(blocks, blocks)
     }
@@ -31,7 +31,7 @@ impl Steered {
         assert!(self.destination.hold_for_read(&[block]).unwrap_err().is_conflict());
     }
 
-    /// These blocks arrive.
+    /// Copies these blocks, and checks the bytes.
     fn assert_copies(&self, blocks: &[u32]) {
         end_of(self.manager.submit(self.across(blocks), ()).unwrap()).result.unwrap();
         let found = Pattern::new(1).verify_blocks(&self.destination, blocks, blocks, 0..4);
@@ -49,7 +49,7 @@ fn assert_hung(result: Result<Report, TransferError>, engine: &str) {
 }
 
 #[test]
-fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
+fn an_orphaned_part_keeps_its_slot_and_another_slot_replaces_it() {
     for second_hop in [false, true] {
         let pinned = HeapAllocator::pinned();
         let rig = Steered::over(pinned.clone(), &slots(4, BLOCK));
@@ -71,7 +71,7 @@ fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
         rig.assert_copies(&others);
         let RelaySlots { held, orphaned, .. } = rig.relay.slots();
         assert_eq!(orphaned, 2);
-        // Nothing else is in the memory that such a copy may still touch.
+        // No other chunk uses memory that such a copy may still access.
         let held = u64::try_from(held).unwrap();
         assert_eq!(pinned.live(), held + 2);
 
@@ -84,7 +84,7 @@ fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
 }
 
 #[test]
-fn a_transfer_that_waits_for_its_turn_ends_by_its_deadline() {
+fn a_transfer_that_waits_for_its_turn_ends_at_its_deadline() {
     let rig = Steered::new(&slots(4, BLOCK));
     rig.system.fail_next(Fault::Hang);
     rig.system.fail_next(Fault::Hang);
@@ -95,7 +95,7 @@ fn a_transfer_that_waits_for_its_turn_ends_by_its_deadline() {
     let error = end_of(late).result.unwrap_err();
     assert!(matches!(error, TransferError::DeadlineExceeded { .. }), "{error:?}");
     assert!(!hung.has_ended());
-    // Nothing of it was in flight.
+    // None of its parts was in flight.
     drop(rig.destination.hold_for_write(&[2, 3]).unwrap());
     rig.system.give_up_hung();
     assert_hung(end_of(hung).result, "system");
@@ -103,7 +103,7 @@ fn a_transfer_that_waits_for_its_turn_ends_by_its_deadline() {
 }
 
 #[test]
-fn a_relay_drops_though_copies_go_on() {
+fn a_relay_drops_while_orphaned_copies_continue() {
     let rig = Steered::new(&slots(4, BLOCK));
     rig.device.fail_next(Fault::Hang);
     let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
@@ -133,9 +133,9 @@ fn without_memory_for_another_slot_transfers_fail() {
     assert_eq!(rig.relay.slots(), RelaySlots { held: 0, most: 1, refused: 1, orphaned: 1 });
 }
 
-/// The hop of the inner relay that writes to the outer one's slot does not complete.
+/// The hop of the inner relay that writes to the outer relay's slot does not complete.
 #[test]
-fn of_a_relay_over_a_relay_both_leave_their_slots() {
+fn nested_relays_both_replace_their_slots() {
     let device = Arc::new(SimulatedEngine::new(to_device()));
     let system = Arc::new(SimulatedEngine::new(to_system()));
     let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
