@@ -31,7 +31,7 @@
 //! - **Kernels.** PTX is interpreted, thread by thread: integers, branches, vectors, shared memory,
 //!   barriers. Unsupported instructions are refused by name when the module is loaded.
 //! - **Errors.** Sticky errors last until the context is destroyed. Handles are not reused, so a
-//!   stale handle is refused. Tests make calls fail, lose contexts and hold streams with the
+//!   stale handle is refused. Tests make calls fail, lose contexts and hold streams back with the
 //!   functions `terraneSimulated…` in [`exports`].
 //!
 //! # What is not simulated
@@ -48,7 +48,7 @@
 //!
 //! # Repeating a run
 //!
-//! Every choice comes from the seed. A program with several threads still calls in any order. After
+//! All random choices use the seed. A program with several threads still calls in any order. After
 //! half a millisecond without a call (10 ms under [`Policy::Lazy`]), a background thread runs the
 //! next steps, so a program that only polls memory makes progress. `background=off` disables this
 //! thread. A single-threaded program then repeats exactly.

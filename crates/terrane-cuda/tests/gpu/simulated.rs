@@ -51,7 +51,7 @@ fn every_refusal_of_the_driver_undoes_earlier_steps() {
         driver.fail("cuMemAlloc_v2", 0, 2);
         let error = DeviceAllocator::new(&context).allocate(&request).unwrap_err();
         assert!(error.is_exhaustion(), "{error}");
-        assert_eq!((driver.forgive(), context.lost(), context.failed_drops()), (0, None, 0));
+        assert_eq!((driver.clear_faults(), context.lost(), context.failed_drops()), (0, None, 0));
         drop(pinned);
         drop(context);
         assert_eq!(driver.count(Live::Contexts), 0);

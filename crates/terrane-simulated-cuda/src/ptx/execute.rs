@@ -8,7 +8,7 @@ use crate::arena::to_usize;
 use crate::code::{Code, Outcome};
 use crate::space::{Reach, Space, Window};
 
-/// A thread that has run so many instructions never ends.
+/// The number of instructions after which a thread counts as endless.
 const MOST_INSTRUCTIONS: u64 = 1 << 30;
 const LAUNCH_TIMEOUT: Code = Code(702);
 
@@ -20,11 +20,11 @@ pub struct Machine<'a> {
     pub block: [u32; 3],
     pub space: &'a Space,
     pub reach: Reach<'a>,
-    /// The memory that was reached last, the newest first.
+    /// The latest accessed memory windows, the newest first.
     pub windows: [Option<Window>; 4],
 }
 
-/// A thread, between two instructions.
+/// A thread between two instructions.
 #[derive(Debug)]
 pub struct Thread {
     registers: Vec<u64>,
@@ -35,7 +35,7 @@ pub struct Thread {
     lane: u32,
 }
 
-/// Why a thread has stopped.
+/// The reason why a thread has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     Barrier,
@@ -48,7 +48,7 @@ impl Thread {
         Self { registers, local: vec![0; kernel.local], next: 0, index, block, lane }
     }
 
-    /// Runs up to the next barrier or to the end.
+    /// Runs up to the next barrier, or to the end.
     ///
     /// # Errors
     ///
@@ -205,8 +205,8 @@ impl Thread {
             match global {
                 Some(global) => {
                     let from = global.wrapping_add(offset);
-                    // SAFETY: the whole vector lies in live memory, as was just looked up under
-                    // the lock.
+                    // SAFETY: the whole vector is in live memory: it was looked up above, under the
+                    // same lock.
                     unsafe { std::ptr::copy_nonoverlapping(from, part.as_mut_ptr(), part.len()) };
                 }
                 None => {
@@ -295,7 +295,7 @@ impl Thread {
 }
 
 impl Machine<'_> {
-    /// Where the bytes of global memory are.
+    /// The host address of bytes in global memory.
     fn bytes(&mut self, at: u64, length: u64) -> Outcome<*mut u8> {
         for window in self.windows.iter().flatten() {
             if let Some(bytes) = window.bytes(at, length) {
@@ -319,7 +319,7 @@ fn to_u32(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// The bits from `at` on, `count` of them, as far as the type has them.
+/// `count` bits from bit `at` on, limited to the bits of the type.
 fn mask(kind: Type, at: u64, count: u64) -> u64 {
     let bits = if count >= 64 { u64::MAX } else { (1 << count) - 1 };
     kind.cut(bits.checked_shl(to_u32(at)).unwrap_or(0))
@@ -348,7 +348,7 @@ fn binary(what: Binary, kind: Type, left: u64, right: u64) -> u64 {
         Binary::Add => left.wrapping_add(right),
         Binary::Subtract => left.wrapping_sub(right),
         Binary::Multiply => left.wrapping_mul(right),
-        // The arguments have at most 32 bits, so that the product has at most 64.
+        // The arguments have at most 32 bits, so the product has at most 64.
         Binary::MultiplyWide => return left.wrapping_mul(right),
         Binary::MultiplyHigh => {
             let product = if kind.is_signed {
@@ -358,7 +358,7 @@ fn binary(what: Binary, kind: Type, left: u64, right: u64) -> u64 {
             };
             low_half(product >> kind.bits)
         }
-        // The documentation leaves a division by zero open.
+        // The documentation does not define a division by zero.
         Binary::Divide if kind.is_signed => {
             left.cast_signed().checked_div(right.cast_signed()).unwrap_or(-1).cast_unsigned()
         }

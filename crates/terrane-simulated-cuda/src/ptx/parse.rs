@@ -1,10 +1,10 @@
-//! Texts of PTX to instructions.
+//! Parses PTX texts into instructions.
 
 use super::Kernel;
 use super::instruction::{Action, Binary, Comparison, Instruction, Memory, Operand, Type, Unary};
 use super::operands::{Names, kind};
 
-/// Reads all kernels of a text.
+/// Parses all kernels of a text.
 pub fn kernels(text: &str) -> Result<Vec<Kernel>, String> {
     let text = without_comments(text);
     if !text.contains(".version") || !text.contains(".target") {
@@ -21,7 +21,7 @@ pub fn kernels(text: &str) -> Result<Vec<Kernel>, String> {
     Ok(kernels)
 }
 
-/// Without comments, and without the lines that say where in its source an instruction is from.
+/// Removes comments, and the lines that state the source location of an instruction.
 fn without_comments(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
@@ -35,7 +35,7 @@ fn without_comments(text: &str) -> String {
     kept.collect::<Vec<&str>>().join("\n")
 }
 
-/// Splits at the brace that closes one which has been opened.
+/// Splits at the brace that closes the scope.
 fn split_at_end(text: &str) -> Option<(&str, &str)> {
     let mut depth = 1_u32;
     for (index, sign) in text.char_indices() {
@@ -83,7 +83,7 @@ fn kernel(head: &str, body: &str) -> Result<Kernel, String> {
     for statement in body.split(';') {
         let mut statement = statement.trim();
         loop {
-            // Scopes have no meaning here: their names are not used twice by compilers.
+            // Scopes are ignored, because compilers use no name twice.
             statement = statement.trim_start_matches(['{', '}']).trim_start();
             let Some((label, behind)) = statement.split_once(':') else { break };
             if !label.chars().all(|sign| sign.is_alphanumeric() || matches!(sign, '_' | '$')) {
@@ -149,7 +149,7 @@ fn end_aligned(end: usize, alignment: usize) -> usize {
     end.next_multiple_of(alignment)
 }
 
-/// `.shared` and `.local` variables; other directives say nothing that matters here.
+/// `.shared` and `.local` variables; other directives do not matter here.
 fn declare(statement: &str, kernel: &mut Kernel, names: &mut Names) -> Result<(), String> {
     let end = if statement.starts_with(".shared") {
         &mut kernel.shared
@@ -229,7 +229,7 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
         _ => {}
     }
     let kind = kind(last).ok_or_else(unknown)?;
-    // An integer type elsewhere; here it has a fraction.
+    // `.b64` and others are integer types elsewhere; here the type is a floating-point type.
     let is_moved = matches!(base, "mov" | "ld" | "ldu" | "st" | "selp");
     if last.starts_with('f') && !is_moved || has("cc") || has("sat") {
         return Err(unknown());
@@ -331,7 +331,7 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
     }
 }
 
-/// `red.global.xor.b64 [address], from`: no other step of the device comes between load and store.
+/// `red.global.xor.b64 [address], from`: no other step of the device runs between load and store.
 fn atomic(
     parts: &[&str],
     kind: Type,
@@ -347,7 +347,7 @@ fn atomic(
     Ok(Action::Atomic { what, memory, kind, to, address, from })
 }
 
-/// The type of each of so many parts of a value.
+/// The type of each of this many parts of a value.
 fn part(whole: Type, parts: usize) -> Result<Type, String> {
     let parts = u32::try_from(parts).ok().filter(|parts| [2, 4].contains(parts));
     let parts = parts.ok_or_else(|| String::from("two or four registers"))?;
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_lacks_is_named() {
+    fn unsupported_instructions_are_named() {
         let text = ".version 8.0\n.target sm_80\n.visible .entry k() {\nfma.rn.f32 %f1, %f2, %f3, \
                     %f4;\nret;\n}";
         assert!(kernels(text).unwrap_err().contains("fma.rn.f32"));

@@ -20,7 +20,7 @@ pub(super) const MAX_VECTORS: usize = 1024;
 /// The maximum number of consecutive `EAGAIN` results before the request fails with it.
 const MAX_RETRIES: u32 = 64;
 
-/// Why a request must end early.
+/// The reason why a request must end early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     Deadline,

@@ -29,11 +29,11 @@ pub(super) struct TouchThreads<'a> {
 pub(super) struct Touched {
     /// The bytes that were touched.
     pub(super) bytes: ByteCount,
-    /// Why the kernel allocated no pages. `None` if it did.
+    /// The reason why the kernel allocated no pages. `None` if it did.
     pub(super) failure: Option<OsError>,
-    /// Why fewer threads ran than requested. `None` if all ran.
+    /// The reason why fewer threads ran than requested. `None` if all ran.
     pub(super) thread_refusal: Option<OsError>,
-    /// Why threads ran on other CPUs than requested. `None` if they did not.
+    /// The reason why threads ran on other CPUs than requested. `None` if they did not.
     pub(super) affinity_refusal: Option<OsError>,
 }
 

@@ -17,7 +17,7 @@ pub const SIZES: Sizes = Sizes { blocks: 6, layers: 3, heads: 4, tokens: 6, elem
 ///
 /// # Panics
 ///
-/// If a format cannot be made.
+/// If a format cannot be created.
 #[must_use]
 pub fn geometries() -> Vec<(&'static str, Geometry)> {
     let all = formats::all(SIZES).into_iter();
@@ -153,7 +153,7 @@ pub fn convert_all(
 ///
 /// # Panics
 ///
-/// If an end cannot be made, or `check` panics.
+/// If an end cannot be created, or `check` panics.
 pub fn each_pair(
     access: &dyn PieceAccess,
     mut random: Seeded,
@@ -181,7 +181,7 @@ pub fn each_pair(
     calls
 }
 
-/// The likely formats of files, and some with the most pieces.
+/// Formats that are likely in files, and some with the most pieces.
 #[must_use]
 pub fn is_of_files(name: &str) -> bool {
     const NAMES: [&str; 8] = [

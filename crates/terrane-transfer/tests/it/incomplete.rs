@@ -153,7 +153,7 @@ fn blocks_of_an_orphaned_copy_are_not_used_after_its_transfer_has_ended() {
         while rig.engine.hung() == 0 {
             std::thread::yield_now();
         }
-        rig.engine.give_up_hung();
+        rig.engine.orphan_hung();
         assert!(end_of(hangs).result.is_err());
         let result = end_of(after_end).result;
         if is_granted {
@@ -163,7 +163,7 @@ fn blocks_of_an_orphaned_copy_are_not_used_after_its_transfer_has_ended() {
             // The same applies to a transfer that is submitted now.
             assert!(rig.refused(transfer(&rig).after_end(&ticket)).is_conflict());
         }
-        rig.engine.end_given_up();
+        rig.engine.end_orphaned();
         assert_eq!(incomplete(&rig.refused(rig.back(&[0], &[2]))), [0]);
         run(&rig.manager, rig.transfer(&[1], &[0]));
         run(&rig.manager, rig.back(&[0], &[2]));

@@ -180,10 +180,10 @@ fn ids_of_an_orphaned_copy_are_free_once_it_has_ended() {
         thread::yield_now();
     }
     set.free_after(&completion.ticket());
-    rig.engine.give_up_hung();
+    rig.engine.orphan_hung();
     end_of(completion).result.unwrap_err();
     assert_eq!((slots.free(), &slots.take_up_to(4)[..]), (2, &[2, 3][..]));
-    rig.engine.end_given_up();
+    rig.engine.end_orphaned();
     assert_eq!(slots.take(4).unwrap().len(), 4);
 }
 

@@ -70,7 +70,7 @@ fn one_failure(
             Err(error) => panic!("{error}"),
         }
         // The number of queries and waits depends on the threads, so some faults may remain.
-        driver.forgive();
+        driver.clear_faults();
     }
     for (end, seed) in [(&here, 2), (&there, 3)] {
         Image::scribble(end, fixture.access(), seed);
@@ -135,6 +135,6 @@ fn the_staged_path_keeps_its_requests_short() {
         let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
         let result = end_of(manager.submit(transfer, ()).unwrap()).result;
         assert!(result.is_err(), "in one request");
-        assert_eq!(driver.forgive(), 0);
+        assert_eq!(driver.clear_faults(), 0);
     }
 }

@@ -66,7 +66,7 @@ fn a_transfer_whose_checksums_fail_fails_and_keeps_nothing() {
                     driver.fail(call, spared, 2);
                     let result = end_of(manager.submit(transfer, ()).unwrap()).result;
                     // The transfer made fewer calls.
-                    driver.forgive();
+                    driver.clear_faults();
                     match result {
                         Ok(report) => {
                             let right = sums_of(from, access, &[1, 5], 0..u32::MAX);

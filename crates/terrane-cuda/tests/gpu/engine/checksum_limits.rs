@@ -115,7 +115,7 @@ fn without_memory_for_tables_the_error_names_a_remedy() {
     };
     driver.refuse("cuMemAlloc_v2", 2);
     let error = end_of(manager.submit(transfer(), ()).unwrap()).result.unwrap_err();
-    driver.forgive();
+    driver.clear_faults();
     let mut causes = std::iter::successors(error.source(), |cause| (*cause).source());
     let found = causes.find_map(|cause| cause.downcast_ref::<CudaError>());
     let Some(CudaError::NoMemoryForChecksums { blocks: 6000, .. }) = found else {

@@ -70,7 +70,7 @@ fn a_submit_thread_that_panics_waits_for_its_submitted_work() {
                     }
                     Err(error) => panic!("{error}"),
                 }
-                driver.forgive();
+                driver.clear_faults();
             }
             for (end, seed) in [(&here, 2), (&there, 3)] {
                 Image::scribble(end, fixture.access(), seed);

@@ -247,7 +247,7 @@ fn a_peer_without_room_is_not_measured() {
     let before = allocations(&driver, || drop(DeviceEngine::new(&context, options.engine.clone())));
     driver.fail("cuMemAlloc_v2", before + 2, 2);
     let measured = options.measure(&context).unwrap();
-    assert_eq!(driver.forgive(), 0);
+    assert_eq!(driver.clear_faults(), 0);
     for direction in [Direction::ToPeer, Direction::FromPeer] {
         let cost =
             |calibration: &Calibration| *calibration.cost(direction, CopyPath::CopyEach).unwrap();

@@ -43,7 +43,7 @@ fn forgiving(driver: SimulatedCuda) -> impl Subscriber + Send + Sync {
         let mut says = ReportsNoBuffer(false);
         event.record(&mut says);
         if says.0 {
-            driver.forgive();
+            driver.clear_faults();
             SWITCHES.fetch_add(1, Ordering::SeqCst);
         }
     })
@@ -142,7 +142,7 @@ fn checksums_of_a_transfer_that_begins_again_are_right() {
                 driver.refuse("cuEventQuery", UNSUPPORTED);
                 driver.refuse("cuEventSynchronize", UNSUPPORTED);
                 let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
-                assert_eq!(driver.forgive(), 0);
+                assert_eq!(driver.clear_faults(), 0);
                 let paths = manager.snapshot().paths;
                 assert_eq!(paths.iter().map(|path| path.retries).sum::<u64>(), 1, "{paths:?}");
                 assert_eq!(report.checksums.as_deref(), Some(&right[..]));

@@ -69,7 +69,7 @@ fn a_job_ends_no_sooner_than_its_work() {
             assert!(!completion.has_ended(), "its copy has not even begun");
             assert!(there.hold_for_write(&[0]).is_err());
         }
-        driver.forgive();
+        driver.clear_faults();
         for _ in 0..20 {
             driver.step(8);
             assert!(!completion.has_ended(), "its copy has not even begun");
@@ -110,7 +110,7 @@ fn an_orphaned_job_keeps_the_resources_of_its_work() {
         let before = live();
         drop(here);
         assert_eq!(live(), before, "the source is still to be read");
-        driver.forgive();
+        driver.clear_faults();
         drop(held);
         // With each later transfer, the engine queries the driver again.
         let begun = Instant::now();
@@ -144,7 +144,7 @@ fn buffers_are_not_reused_while_their_work_may_run() {
             let completion = manager.submit(transfer.blocks(&ids, &ids), ()).unwrap();
             let failed = end_of(completion).result.is_err();
             assert!(!failed || driver.count(Live::Operations) == 0, "it ended too early");
-            driver.forgive();
+            driver.clear_faults();
             for end in [&here, &there] {
                 Image::scribble(end, fixture.access(), spared);
             }

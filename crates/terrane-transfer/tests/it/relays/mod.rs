@@ -148,8 +148,8 @@ fn blocks_larger_than_a_slot_and_of_its_very_size_are_copied() {
     {
         let fixture = Relayed::new(other, slots(3, slot_bytes));
         copy_engine::bytes_are_exact_and_neighbours_untouched(&fixture);
-        copy_engine::reports_say_what_was_done(&fixture);
-        copy_engine::many_transfers_in_flight_all_end_well(&fixture);
+        copy_engine::reports_match_the_copy(&fixture);
+        copy_engine::many_transfers_in_flight_all_succeed(&fixture);
     }
 }
 

@@ -62,7 +62,7 @@ fn an_orphaned_part_keeps_its_slot_and_another_slot_replaces_it() {
         let waiting = rig.manager.submit(rig.across(&[2, 3]), ()).unwrap();
         assert!(!completion.has_ended() && !waiting.has_ended());
 
-        engine.give_up_hung();
+        engine.orphan_hung();
         assert_hung(end_of(completion).result, if second_hop { "system" } else { "device" });
         end_of(waiting).result.unwrap();
         rig.assert_claimed(0);
@@ -75,7 +75,7 @@ fn an_orphaned_part_keeps_its_slot_and_another_slot_replaces_it() {
         let held = u64::try_from(held).unwrap();
         assert_eq!(pinned.live(), held + 2);
 
-        engine.end_given_up();
+        engine.end_orphaned();
         assert_eq!(pinned.live(), held);
         rig.assert_copies(&[0, 1]);
         rig.relay.trim();
@@ -97,7 +97,7 @@ fn a_transfer_that_waits_for_its_turn_ends_at_its_deadline() {
     assert!(!hung.has_ended());
     // None of its parts was in flight.
     drop(rig.destination.hold_for_write(&[2, 3]).unwrap());
-    rig.system.give_up_hung();
+    rig.system.orphan_hung();
     assert_hung(end_of(hung).result, "system");
     rig.assert_copies(&[2, 3]);
 }
@@ -108,12 +108,12 @@ fn a_relay_drops_while_orphaned_copies_continue() {
     rig.device.fail_next(Fault::Hang);
     let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
     until(|| rig.device.hung() == 1);
-    rig.device.give_up_hung();
+    rig.device.orphan_hung();
     assert_hung(end_of(completion).result, "device");
     let Steered { device, relay, manager, source, .. } = rig;
     drop((relay, manager));
     assert!(source.hold_for_write(&[0]).is_err());
-    device.end_given_up();
+    device.end_orphaned();
     assert_unclaimed(&source);
 }
 
@@ -125,7 +125,7 @@ fn without_memory_for_another_slot_transfers_fail() {
     rig.device.fail_next(Fault::Hang);
     let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
     until(|| rig.device.hung() == 1);
-    rig.device.give_up_hung();
+    rig.device.orphan_hung();
     assert_hung(end_of(completion).result, "device");
     let error = end_of(rig.manager.submit(rig.across(&[1]), ()).unwrap()).result.unwrap_err();
     let TransferError::Engine { engine: "relay", source } = error else { panic!("{error:?}") };
@@ -160,14 +160,14 @@ fn nested_relays_both_replace_their_slots() {
     system.fail_next(Fault::Hang);
     let completion = manager.submit(transfer(&[0]), ()).unwrap();
     until(|| system.hung() == 1);
-    system.give_up_hung();
+    system.orphan_hung();
     assert!(end_of(completion).result.is_err());
     assert!(source.hold_for_write(&[0]).unwrap_err().is_conflict());
     assert!(file.hold_for_read(&[0]).unwrap_err().is_conflict());
     assert_eq!([&inner, &outer].map(|relay| relay.slots().orphaned), [1, 1]);
     let blocks: Vec<u32> = (1..8).collect();
     run(&manager, transfer(&blocks));
-    system.end_given_up();
+    system.end_orphaned();
     run(&manager, transfer(&[0]));
     Pattern::new(5).verify(&file).unwrap().assert_clean("through two slots");
     for (relay, bounce) in [&inner, &outer].into_iter().zip(&bounces) {
@@ -185,10 +185,10 @@ fn a_destination_of_a_relay_that_failed_at_either_hop_is_incomplete_until_it_is_
             let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
             if matches!(fault, Fault::Hang) {
                 until(|| engine.hung() == 1);
-                engine.give_up_hung();
+                engine.orphan_hung();
             }
             assert!(end_of(completion).result.is_err());
-            engine.end_given_up();
+            engine.end_orphaned();
             let error = rig.destination.hold_for_read(&[0]).unwrap_err();
             assert!(matches!(error, TransferError::Incomplete { .. }), "{fault:?}: {error:?}");
             drop(rig.source.hold_for_read(&[0]).unwrap());

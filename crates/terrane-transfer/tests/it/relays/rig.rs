@@ -30,7 +30,7 @@ pub struct ReleaseAll(pub Arc<SimulatedEngine>);
 impl Drop for ReleaseAll {
     fn drop(&mut self) {
         self.0.release_all();
-        self.0.give_up_hung();
+        self.0.orphan_hung();
     }
 }
 
