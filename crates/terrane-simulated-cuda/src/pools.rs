@@ -77,9 +77,9 @@ impl Pool {
     /// Frees memory beyond the used bytes and `keep`, and returns its bytes.
     fn shrink(&mut self, keep: u64) -> u64 {
         let floor = self.used.max(keep.min(self.reserved)).next_multiple_of(STEP);
-        let given = self.reserved.saturating_sub(floor);
-        self.reserved -= given;
-        given
+        let freed = self.reserved.saturating_sub(floor);
+        self.reserved -= freed;
+        freed
     }
 }
 
@@ -127,9 +127,9 @@ impl State {
     /// Frees unused bytes beyond `keep`.
     pub fn trim_pool(&mut self, pool: u64, keep: u64) {
         let Some(state) = self.pools.get_mut(&pool) else { return };
-        let (device, given) = (state.device, state.shrink(keep));
+        let (device, freed) = (state.device, state.shrink(keep));
         if let Ok(device) = self.device(device) {
-            device.used = device.used.saturating_sub(given);
+            device.used = device.used.saturating_sub(freed);
         }
     }
 

@@ -81,7 +81,7 @@ impl Peer {
 
     #[track_caller]
     fn start(test: &str) -> Self {
-        let (mine, theirs) = UnixStream::pair().expect("a pair of sockets can be made");
+        let (here, theirs) = UnixStream::pair().expect("a pair of sockets can be made");
         let mut child = rerun(test)
             // The child's connection to this process; the child reads no other input.
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -90,7 +90,7 @@ impl Peer {
             .spawn()
             .expect("the test binary can be started again");
         let output = [child.stdout.take().map(collect), child.stderr.take().map(collect)];
-        Self { link: Link::over(mine), child, output, killed: false }
+        Self { link: Link::over(here), child, output, killed: false }
     }
 
     #[track_caller]
@@ -143,12 +143,10 @@ impl Link {
     ///
     /// If the other process has ended.
     #[track_caller]
-    pub fn send(&mut self, read_message: &[u8]) {
-        let length = u64::try_from(read_message.len())
-            .expect("a read_message's length is a number")
-            .to_le_bytes();
-        let sent =
-            self.stream.write_all(&length).and_then(|()| self.stream.write_all(read_message));
+    pub fn send(&mut self, message: &[u8]) {
+        let length =
+            u64::try_from(message.len()).expect("a message's length is a number").to_le_bytes();
+        let sent = self.stream.write_all(&length).and_then(|()| self.stream.write_all(message));
         sent.expect("the other process receives messages");
     }
 
@@ -184,14 +182,13 @@ impl Link {
             Err(error) if is_end(&error) => return None,
             Err(error) => panic!("the other process sends nothing: {error}"),
         }
-        let length =
-            usize::try_from(u64::from_le_bytes(length)).expect("a read_message fits in memory");
-        let mut read_message = vec![0; length];
-        match self.stream.read_exact(&mut read_message) {
-            Ok(()) => Some(read_message),
+        let length = usize::try_from(u64::from_le_bytes(length)).expect("a message fits in memory");
+        let mut message = vec![0; length];
+        match self.stream.read_exact(&mut message) {
+            Ok(()) => Some(message),
             Err(error) if is_end(&error) => None,
             Err(error) => {
-                panic!("the other process stopped in the middle of a read_message: {error}")
+                panic!("the other process stopped in the middle of a message: {error}")
             }
         }
     }
@@ -199,7 +196,7 @@ impl Link {
     /// Whether the other process runs the test, which its first message states.
     #[track_caller]
     fn runs_test(&mut self) -> bool {
-        self.heard || self.read_message().is_some_and(|read_message| read_message == HELLO)
+        self.heard || self.read_message().is_some_and(|message| message == HELLO)
     }
 
     fn over(stream: UnixStream) -> Self {
@@ -251,8 +248,8 @@ mod tests {
             },
             |link| {
                 for _ in 0..2 {
-                    let read_message = link.receive();
-                    link.send(&read_message);
+                    let message = link.receive();
+                    link.send(&message);
                 }
             },
         );

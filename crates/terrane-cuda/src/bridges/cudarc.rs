@@ -70,8 +70,8 @@ pub struct CudarcStream {
     streams: CudaStreams,
     id: StreamId,
     /// The same stream, as it is registered in `streams`.
-    ours: Stream,
-    theirs: Arc<CudaStream>,
+    stream_of_context: Stream,
+    cudarc_stream: Arc<CudaStream>,
 }
 
 impl CudarcStream {
@@ -88,9 +88,14 @@ impl CudarcStream {
         // SAFETY: `cudarc` destroys its own stream with the last owner, and this value is one
         // owner. It never destroys the default stream. For a stream of another library, the caller
         // that wrapped it guarantees the lifetime.
-        let ours = unsafe { Stream::borrow(streams.context(), handle, owner) }?;
-        let id = streams.add(ours.clone())?;
-        Ok(Self { streams: streams.clone(), id, ours, theirs: Arc::clone(stream) })
+        let stream_of_context = unsafe { Stream::borrow(streams.context(), handle, owner) }?;
+        let id = streams.add(stream_of_context.clone())?;
+        Ok(Self {
+            streams: streams.clone(),
+            id,
+            stream_of_context,
+            cudarc_stream: Arc::clone(stream),
+        })
     }
 
     /// The number.
@@ -102,7 +107,7 @@ impl CudarcStream {
     /// The stream.
     #[must_use]
     pub const fn stream(&self) -> &Arc<CudaStream> {
-        &self.theirs
+        &self.cudarc_stream
     }
 
     /// Returns the slice for work on this stream that reads it. The work runs after earlier writes
@@ -263,13 +268,16 @@ impl CudarcStream {
     fn wait_for(&self, other: StreamId) -> Result<(), CudaError> {
         let event = Event::new(self.streams.context(), Timing::Off)?;
         event.record(&self.streams.get(other)?)?;
-        self.ours.wait_for(&event)
+        self.stream_of_context.wait_for(&event)
     }
 }
 
 impl fmt::Debug for CudarcStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudarcStream").field("id", &self.id).field("stream", &self.ours).finish()
+        f.debug_struct("CudarcStream")
+            .field("id", &self.id)
+            .field("stream", &self.stream_of_context)
+            .finish()
     }
 }
 
@@ -303,13 +311,15 @@ struct Used<'a, T> {
 impl<'a, T> Used<'a, T> {
     /// The address for work on `stream`, and the guard that records the use after the submission.
     fn pointer(&self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let said = &self.on.theirs;
-        if stream.cu_stream() == said.cu_stream() && stream.context() == said.context() {
+        let recorded_stream = &self.on.cudarc_stream;
+        if stream.cu_stream() == recorded_stream.cu_stream()
+            && stream.context() == recorded_stream.context()
+        {
             return (self.address, SyncOnDrop::Record(None));
         }
         // `stream` is not the stream that the use was recorded for, and has no number. The returned
         // guard therefore synchronises.
-        stream.context().record_err(stream.join(&self.on.theirs));
+        stream.context().record_err(stream.join(&self.on.cudarc_stream));
         (self.address, SyncOnDrop::sync_stream(stream))
     }
 }
@@ -341,7 +351,7 @@ impl<T> DeviceSlice<T> for CudaArgument<'_, T> {
     }
 
     fn stream(&self) -> &Arc<CudaStream> {
-        &self.0.on.theirs
+        &self.0.on.cudarc_stream
     }
 }
 
@@ -357,7 +367,7 @@ impl<T> DeviceSlice<T> for CudaArgumentMut<'_, T> {
     }
 
     fn stream(&self) -> &Arc<CudaStream> {
-        &self.0.on.theirs
+        &self.0.on.cudarc_stream
     }
 }
 

@@ -93,8 +93,8 @@ impl Registry {
 
 impl StreamSource for CudaStreams {
     fn create(&self) -> Result<StreamId, StreamError> {
-        let made = Stream::with_priority(&self.0.context, self.0.priority);
-        made.and_then(|stream| self.add(stream)).map_err(|error| StreamError {
+        let created = Stream::with_priority(&self.0.context, self.0.priority);
+        created.and_then(|stream| self.add(stream)).map_err(|error| StreamError {
             index: 0,
             count: 1,
             source: Box::new(error),

@@ -83,7 +83,7 @@ impl DevicePool {
         raw.attribute(
             CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
             &mut threshold,
-            Way::Set,
+            AttributeAccess::Set,
         )?;
         Ok(Self(Arc::new(Pool { raw, stream })))
     }
@@ -231,7 +231,7 @@ impl Pool {
     }
 }
 
-enum Way {
+enum AttributeAccess {
     Get,
     Set,
 }
@@ -239,7 +239,7 @@ enum Way {
 impl RawPool {
     fn get(&self, attribute: CUmemPool_attribute) -> Result<ByteCount, CudaError> {
         let mut value = 0;
-        self.attribute(attribute, &mut value, Way::Get)?;
+        self.attribute(attribute, &mut value, AttributeAccess::Get)?;
         Ok(ByteCount::new(value))
     }
 
@@ -248,12 +248,12 @@ impl RawPool {
         &self,
         attribute: CUmemPool_attribute,
         value: &mut u64,
-        way: Way,
+        access: AttributeAccess,
     ) -> Result<(), CudaError> {
         let functions = self.context.driver().functions();
-        let (call, name) = match way {
-            Way::Get => (functions.cuMemPoolGetAttribute, "cuMemPoolGetAttribute"),
-            Way::Set => (functions.cuMemPoolSetAttribute, "cuMemPoolSetAttribute"),
+        let (call, name) = match access {
+            AttributeAccess::Get => (functions.cuMemPoolGetAttribute, "cuMemPoolGetAttribute"),
+            AttributeAccess::Set => (functions.cuMemPoolSetAttribute, "cuMemPoolSetAttribute"),
         };
         let call = require(&self.context, call, name)?;
         let value: *mut c_void = ptr::from_mut(value).cast();

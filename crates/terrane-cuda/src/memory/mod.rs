@@ -92,15 +92,15 @@ mod tests {
     #[test]
     fn an_aligned_span_lies_within_its_allocation() {
         let request = RegionRequest::new(ByteCount::new(1000)).aligned_to(Alignment::PAGE);
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         let mut freed = Vec::new();
         let allocate = |bytes: ByteCount| {
-            asked.push(bytes.get());
+            requests.push(bytes.get());
             Ok(0x1_0000_0100)
         };
         let (base, first) = aligned(&request, allocate, |base| freed.push(base)).unwrap();
         assert_eq!((base, first), (0x1_0000_0100, 0x1_0000_1000));
-        assert_eq!(asked, [1000, 1000 + 4096]);
+        assert_eq!(requests, [1000, 1000 + 4096]);
         assert_eq!(freed, [0x1_0000_0100]);
         assert!(first + 1000 <= base + 1000 + 4096);
     }

@@ -47,7 +47,7 @@ pub struct Event(Arc<BorrowedEvent>);
 pub(crate) struct BorrowedEvent {
     raw: RawEvent,
     context: Context,
-    sort: EventKind,
+    kind: EventKind,
     state: AtomicU8,
 }
 
@@ -59,7 +59,7 @@ enum EventKind {
     /// The same, with timing.
     Timed,
     /// Threads query it, and streams wait for it. It is recorded once.
-    Asked,
+    Queried,
 }
 
 /// The event is not recorded, and counts as complete.
@@ -78,8 +78,8 @@ impl Event {
     ///
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn new(context: &Context, timing: Timing) -> Result<Self, CudaError> {
-        let sort = if timing == Timing::On { EventKind::Timed } else { EventKind::Waited };
-        Self::of_sort(context, sort)
+        let kind = if timing == Timing::On { EventKind::Timed } else { EventKind::Waited };
+        Self::with_kind(context, kind)
     }
 
     /// Creates an event after all work submitted to `stream` so far. Threads can query it and
@@ -93,24 +93,24 @@ impl Event {
     ///
     /// As for [`record`](Self::record).
     pub(crate) fn queried_after(stream: &Stream) -> Result<Self, CudaError> {
-        let event = Self::of_sort(stream.context(), EventKind::Asked)?;
+        let event = Self::with_kind(stream.context(), EventKind::Queried)?;
         event.record(stream)?;
         Ok(event)
     }
 
-    fn of_sort(context: &Context, sort: EventKind) -> Result<Self, CudaError> {
+    fn with_kind(context: &Context, kind: EventKind) -> Result<Self, CudaError> {
         context.driver().check_process()?;
-        let raw = match context.idle_events().take(sort) {
+        let raw = match context.idle_events().take(kind) {
             Some(raw) => raw,
-            None => RawEvent::create(context, sort)?,
+            None => RawEvent::create(context, kind)?,
         };
         let (context, state) = (context.clone(), AtomicU8::new(NEW));
-        Ok(Self(Arc::new(BorrowedEvent { raw, context, sort, state })))
+        Ok(Self(Arc::new(BorrowedEvent { raw, context, kind, state })))
     }
 
     /// Whether threads cannot sleep until it completes.
     pub(crate) fn cannot_be_slept_on(&self) -> bool {
-        self.0.sort == EventKind::Asked
+        self.0.kind == EventKind::Queried
     }
 
     /// Records the event after all work submitted to `stream` so far.
@@ -259,7 +259,7 @@ impl Event {
     /// [`CudaError::Driver`] if the device has not reached both yet.
     pub fn elapsed_since(&self, earlier: &Self) -> Result<Duration, CudaError> {
         for event in [self, earlier] {
-            if event.0.sort != EventKind::Timed || !event.is_recorded()? {
+            if event.0.kind != EventKind::Timed || !event.is_recorded()? {
                 return Err(CudaError::NoTiming);
             }
         }
@@ -332,7 +332,7 @@ impl Drop for BorrowedEvent {
         }
         // The driver has stored the mark for waiting streams, so the event can be recorded again at
         // once.
-        if let Some(surplus) = self.context.idle_events().keep(self.raw, self.sort) {
+        if let Some(surplus) = self.context.idle_events().keep(self.raw, self.kind) {
             self.context.counters().events.subtract(ByteCount::ZERO);
             self.context.bound_in_drop(|functions| surplus.destroy(functions));
         }
@@ -344,7 +344,7 @@ impl fmt::Debug for Event {
         f.debug_struct("Event")
             .field("handle", &self.0.raw.0)
             .field("device", &self.0.context.device().id)
-            .field("sort", &self.0.sort)
+            .field("kind", &self.0.kind)
             .finish_non_exhaustive()
     }
 }
@@ -359,11 +359,11 @@ unsafe impl Send for RawEvent {}
 unsafe impl Sync for RawEvent {}
 
 impl RawEvent {
-    fn create(context: &Context, sort: EventKind) -> Result<Self, CudaError> {
-        let flags = match sort {
+    fn create(context: &Context, kind: EventKind) -> Result<Self, CudaError> {
+        let flags = match kind {
             EventKind::Waited => BLOCKING_SYNC | DISABLE_TIMING,
             EventKind::Timed => BLOCKING_SYNC,
-            EventKind::Asked => DISABLE_TIMING,
+            EventKind::Queried => DISABLE_TIMING,
         };
         let mut raw = ptr::null_mut();
         context.bound(|functions| {
@@ -388,26 +388,26 @@ impl RawEvent {
 pub(crate) struct IdleEvents {
     waited: Mutex<Vec<RawEvent>>,
     timed: Mutex<Vec<RawEvent>>,
-    asked: Mutex<Vec<RawEvent>>,
+    queried: Mutex<Vec<RawEvent>>,
 }
 
 impl IdleEvents {
-    fn of(&self, sort: EventKind) -> MutexGuard<'_, Vec<RawEvent>> {
-        let idle = match sort {
+    fn of(&self, kind: EventKind) -> MutexGuard<'_, Vec<RawEvent>> {
+        let idle = match kind {
             EventKind::Waited => &self.waited,
             EventKind::Timed => &self.timed,
-            EventKind::Asked => &self.asked,
+            EventKind::Queried => &self.queried,
         };
         lock(idle)
     }
 
-    fn take(&self, sort: EventKind) -> Option<RawEvent> {
-        self.of(sort).pop()
+    fn take(&self, kind: EventKind) -> Option<RawEvent> {
+        self.of(kind).pop()
     }
 
     /// Keeps an event, or returns it if there are enough idle events.
-    fn keep(&self, event: RawEvent, sort: EventKind) -> Option<RawEvent> {
-        let mut idle = self.of(sort);
+    fn keep(&self, event: RawEvent, kind: EventKind) -> Option<RawEvent> {
+        let mut idle = self.of(kind);
         if idle.len() >= MOST_IDLE {
             return Some(event);
         }
@@ -416,14 +416,14 @@ impl IdleEvents {
     }
 
     pub(crate) fn count(&self) -> u64 {
-        let sorts = [EventKind::Waited, EventKind::Timed, EventKind::Asked];
-        to_u64(sorts.map(|sort| self.of(sort).len()).iter().sum())
+        let kinds = [EventKind::Waited, EventKind::Timed, EventKind::Queried];
+        to_u64(kinds.map(|kind| self.of(kind).len()).iter().sum())
     }
 
     /// Takes all events, for the context's end.
     pub(crate) fn take_all(&mut self) -> Vec<RawEvent> {
-        let sorts = [&mut self.waited, &mut self.timed, &mut self.asked];
-        let lists = sorts.map(|idle| unpoisoned(idle.get_mut()));
+        let kinds = [&mut self.waited, &mut self.timed, &mut self.queried];
+        let lists = kinds.map(|idle| unpoisoned(idle.get_mut()));
         lists.into_iter().flat_map(std::mem::take).collect()
     }
 }

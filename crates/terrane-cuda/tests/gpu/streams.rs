@@ -32,7 +32,7 @@ fn keep_busy(stream: &Stream, memory: &DeviceMemory, value: u8) {
 }
 
 /// Enough memory to keep a device busy. A simulated device is slower, so it needs less.
-fn much(context: &Context) -> DeviceMemory {
+fn large_memory(context: &Context) -> DeviceMemory {
     let bytes = if is_simulated(context) { ByteCount::mib(2) } else { ByteCount::gib(2) };
     DeviceAllocator::new(context).allocate(&RegionRequest::new(bytes)).unwrap()
 }
@@ -41,7 +41,7 @@ fn much(context: &Context) -> DeviceMemory {
 fn an_event_completes_when_the_work_before_it_has_run() {
     let name = "an_event_completes_when_the_work_before_it_has_run";
     let Some(context) = real_device(name, ROOM) else { return };
-    let (stream, memory) = (Stream::new(&context).unwrap(), much(&context));
+    let (stream, memory) = (Stream::new(&context).unwrap(), large_memory(&context));
     let event = Event::new(&context, Timing::Off).unwrap();
     assert!(event.is_complete().unwrap(), "not recorded yet");
     // A delayed thread may find the work already complete; then the test tries again.
@@ -66,7 +66,7 @@ fn an_event_completes_when_the_work_before_it_has_run() {
 fn elapsed_times_are_those_of_the_device() {
     let name = "elapsed_times_are_those_of_the_device";
     let Some(context) = real_device(name, ROOM) else { return };
-    let (stream, memory) = (Stream::new(&context).unwrap(), much(&context));
+    let (stream, memory) = (Stream::new(&context).unwrap(), large_memory(&context));
     let [before, after] = [Timing::On; 2].map(|timing| Event::new(&context, timing).unwrap());
     assert!(matches!(after.elapsed_since(&before), Err(CudaError::NoTiming)));
     let started = Instant::now();
@@ -84,7 +84,7 @@ fn elapsed_times_are_those_of_the_device() {
 #[test]
 fn one_stream_runs_after_another() {
     let Some(context) = device("one_stream_runs_after_another", ROOM) else { return };
-    let memory = much(&context);
+    let memory = large_memory(&context);
     let streams = CudaStreams::new(&context);
     let pool = StreamPool::new(Arc::new(streams.clone()), NonZeroUsize::new(2).unwrap()).unwrap();
     let [first, second] = [pool.any(), pool.any()];

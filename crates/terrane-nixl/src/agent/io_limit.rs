@@ -51,7 +51,7 @@ impl IoLimit {
             let found = config.parameters.iter().find(|parameter| parameter.key == key);
             found.and_then(|parameter| parameter.value.trim().parse::<usize>().ok())
         };
-        let (most, least, longest) = match config.name.as_str() {
+        let (most, minimum, longest) = match config.name.as_str() {
             "POSIX" => {
                 let most = parameter("ios_pool_size").unwrap_or(POSIX_DEFAULT);
                 (most.clamp(1, POSIX_MOST), 1, usize::MAX)
@@ -67,7 +67,7 @@ impl IoLimit {
             _ => return None,
         };
         let longest = longest.try_into().unwrap_or(u64::MAX);
-        Some(Arc::new(Self { max: most, min: least, longest, in_use: AtomicUsize::new(0) }))
+        Some(Arc::new(Self { max: most, min: minimum, longest, in_use: AtomicUsize::new(0) }))
     }
 
     /// The maximum number of descriptors and bytes, up to the requested ones, that one request may

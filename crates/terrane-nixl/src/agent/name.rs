@@ -29,8 +29,8 @@ impl ClaimedName {
             // Peers refuse it too, because their errors print received names.
             return Err(NixlError::ControlCharacter { name });
         }
-        let mut taken = lock(&RESERVED);
-        if taken.insert(name.as_str().to_owned()) {
+        let mut reserved = lock(&RESERVED);
+        if reserved.insert(name.as_str().to_owned()) {
             Ok(Self(name))
         } else {
             Err(NixlError::NameTaken { name })

@@ -179,8 +179,9 @@ impl Agent {
         backends: &[&Backend],
         keys: &[u8],
     ) -> Result<(), ExportError> {
-        let gone = |region| ExportError::RegistrationGone { region, agent: self.name().clone() };
-        let keys = Metadata::parse(keys).map_err(|_| gone(0))?;
+        let registration_ended =
+            |region| ExportError::RegistrationGone { region, agent: self.name().clone() };
+        let keys = Metadata::parse(keys).map_err(|_| registration_ended(0))?;
         let mut missing = None;
         for backend in backends {
             match uncovered(regions, &backend.name, &keys.memory) {
@@ -188,7 +189,7 @@ impl Agent {
                 Some(region) => missing = missing.max(Some(region)),
             }
         }
-        Err(gone(missing.unwrap_or_default()))
+        Err(registration_ended(missing.unwrap_or_default()))
     }
 
     /// The connection data of this agent, for all of its backends that can be reached.

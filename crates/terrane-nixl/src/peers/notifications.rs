@@ -71,11 +71,11 @@ impl Agent {
         let begun = Instant::now();
         loop {
             let found = self.notifications()?;
-            let left = deadline.saturating_duration_since(Instant::now());
-            if !found.is_empty() || left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if !found.is_empty() || remaining.is_zero() {
                 return Ok(found);
             }
-            match (begun.elapsed() / 10).min(LONGEST).min(left) {
+            match (begun.elapsed() / 10).min(LONGEST).min(remaining) {
                 rest if rest < Duration::from_micros(5) => thread::yield_now(),
                 rest => thread::sleep(rest),
             }

@@ -137,7 +137,7 @@ fn register(
     };
     let mut attempts: SmallVec<[BackendAttempt<'_>; 2]> = chosen.filter_map(attempt).collect();
     // From here on, an early return drops `held`, which undoes the registrations.
-    let held = HeldDescriptors::new(agent, &mut attempts);
+    let registered = HeldDescriptors::new(agent, &mut attempts);
     let (name, mut accepted, mut takes_kind) = (agent.name().clone(), false, false);
     for BackendAttempt { backend, requirement, outcome, .. } in &mut attempts {
         let Err(refusal) = outcome else {
@@ -161,7 +161,7 @@ fn register(
     let backends = outcomes.collect();
     if accepted {
         let record = RegistrationRecord { agent: name, span: *span, backends };
-        Ok(Registration::new(record, held))
+        Ok(Registration::new(record, registered))
     } else {
         Err(RegisterError::Refused { agent: name, span: *span, backends })
     }

@@ -98,8 +98,8 @@ fn a_program_that_is_linked_with_another_libnl_gets_the_reason() {
         }
         let status = found.capabilities().status(&Capability::SeparateRdmaLibraries);
         assert!(matches!(status, Some(CapabilityStatus::Refused(_))), "{status:?}");
-        let told = found.capabilities().to_string();
-        assert!(told.contains("does not link or preload libnl-route-3"), "{told}");
+        let capabilities = found.capabilities().to_string();
+        assert!(capabilities.contains("does not link or preload libnl-route-3"), "{capabilities}");
     });
 }
 

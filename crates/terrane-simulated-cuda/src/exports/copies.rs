@@ -209,14 +209,19 @@ impl Batch {
                     kind += 1;
                 }
                 let [order, ..] = self.attributes.get(kind).map_err(all)?;
-                copies.extend(self.one(state, index, order).map_err(|code| (index, code))?);
+                copies.extend(self.transfer_of(state, index, order).map_err(|code| (index, code))?);
             }
             state.submit(stream, Vec::new(), Work::Copies(copies)).map_err(all)?;
             Ok(())
         })
     }
 
-    fn one(&self, state: &mut State, index: usize, order: u32) -> Outcome<Option<Transfer>> {
+    fn transfer_of(
+        &self,
+        state: &mut State,
+        index: usize,
+        order: u32,
+    ) -> Outcome<Option<Transfer>> {
         let length = wide(self.lengths.get(index)?);
         let (to, from) = (self.to.get(index)?, self.from.get(index)?);
         if !(ORDER_STREAM..=ORDER_ANY).contains(&order) {

@@ -88,12 +88,12 @@ pub(crate) fn enter(name: &'static str, body: impl FnOnce(&Simulator, Caller) ->
 
 /// The number of this thread's calls of a driver function; of all functions, if none is named.
 pub(super) fn calls_of(name: Option<&str>) -> u64 {
-    let is_asked = |called: &str| match name {
+    let is_counted = |called: &str| match name {
         Some(name) => called == name,
         None => !called.starts_with("terrane"),
     };
     CALLS.with_borrow(|calls| {
-        calls.iter().filter(|(called, _)| is_asked(called)).map(|(_, count)| count).sum()
+        calls.iter().filter(|(called, _)| is_counted(called)).map(|(_, count)| count).sum()
     })
 }
 
@@ -102,19 +102,19 @@ pub(super) fn caller() -> Caller {
     Caller { context, thread: THREAD.with(|thread| *thread) }
 }
 
-fn simulator(may_be_made: bool) -> Outcome<Arc<Simulator>> {
+fn simulator(may_create: bool) -> Outcome<Arc<Simulator>> {
     if let Some(attached) = ATTACHED.with_borrow(Option::clone) {
         return Ok(attached);
     }
-    let made = if may_be_made {
-        SIMULATOR.get_or_init(make)
+    let created = if may_create {
+        SIMULATOR.get_or_init(create)
     } else {
         SIMULATOR.get().ok_or(Code::NOT_INITIALIZED)?
     };
-    made.clone()
+    created.clone()
 }
 
-fn make() -> Outcome<Arc<Simulator>> {
+fn create() -> Outcome<Arc<Simulator>> {
     let config = Config::from_env().map_err(|error| {
         #[expect(clippy::print_stderr, reason = "a code alone would not name the misspelt setting")]
         {

@@ -132,8 +132,8 @@ exports! {
     /// Sets the effect of the calling thread's calls on captures, and returns the previous one.
     fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) |_simulator, _caller| {
         let before = CAPTURE_MODE.get();
-        let asked = CaptureMode::of(mode.read()?)?;
-        CAPTURE_MODE.set(asked);
+        let requested = CaptureMode::of(mode.read()?)?;
+        CAPTURE_MODE.set(requested);
         mode.set(before.number())
     }
 

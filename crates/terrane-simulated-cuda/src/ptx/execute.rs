@@ -116,23 +116,23 @@ impl Thread {
                     whole >>= part.bits;
                 }
             }
-            Action::Unary { what, kind, to, from } => {
-                self.set(*to, unary(*what, *kind, value(from, self)));
+            Action::Unary { operation, kind, to, from } => {
+                self.set(*to, unary(*operation, *kind, value(from, self)));
             }
-            Action::Binary { what, kind, to, left, right } => {
-                let result = binary(*what, *kind, value(left, self), value(right, self));
+            Action::Binary { operation, kind, to, left, right } => {
+                let result = binary(*operation, *kind, value(left, self), value(right, self));
                 self.set(*to, result);
             }
-            Action::MultiplyAdd { what, kind, to, factors: [left, right], summand } => {
-                let product = binary(*what, *kind, value(left, self), value(right, self));
+            Action::MultiplyAdd { operation, kind, to, factors: [left, right], summand } => {
+                let product = binary(*operation, *kind, value(left, self), value(right, self));
                 let wide = Type { bits: kind.bits * 2, ..*kind };
-                let kind = if *what == Binary::MultiplyWide { wide } else { *kind };
+                let kind = if *operation == Binary::MultiplyWide { wide } else { *kind };
                 self.set(*to, kind.cut(product.wrapping_add(value(summand, self))));
             }
-            Action::Insert { kind, to, from: [what, into, at, count] } => {
+            Action::Insert { kind, to, from: [inserted, into, at, count] } => {
                 let (at, count) = (value(at, self) & 0xFF, value(count, self) & 0xFF);
                 let mask = mask(*kind, at, count);
-                let moved = value(what, self).checked_shl(to_u32(at)).unwrap_or(0);
+                let moved = value(inserted, self).checked_shl(to_u32(at)).unwrap_or(0);
                 self.set(*to, kind.cut(value(into, self) & !mask | moved & mask));
             }
             Action::Extract { kind, to, from: [of, at, count] } => {
@@ -143,8 +143,8 @@ impl Thread {
                 let found = if count == 0 { 0 } else { bits.widen(found) };
                 self.set(*to, kind.cut(found));
             }
-            Action::Compare { what, kind, to, opposite, from: [left, right] } => {
-                let is = compare(*what, *kind, value(left, self), value(right, self));
+            Action::Compare { operation, kind, to, opposite, from: [left, right] } => {
+                let is = compare(*operation, *kind, value(left, self), value(right, self));
                 self.set(*to, u64::from(is));
                 if let Some(opposite) = opposite {
                     self.set(*opposite, u64::from(!is));
@@ -165,10 +165,10 @@ impl Thread {
                 let at = self.address(*address, machine);
                 self.store(machine, shared, *memory, *kind, from, at)?;
             }
-            Action::Atomic { what, memory, kind, to, address, from } => {
+            Action::Atomic { operation, memory, kind, to, address, from } => {
                 let (at, right) = (self.address(*address, machine), value(from, self));
                 let left = self.read(machine, shared, *memory, *kind, at)?;
-                let result = Operand::Number(binary(*what, *kind, left, right));
+                let result = Operand::Number(binary(*operation, *kind, left, right));
                 self.store(machine, shared, *memory, *kind, &[result], at)?;
                 to.iter().for_each(|&to| self.set(to, left));
             }
@@ -325,9 +325,9 @@ fn mask(kind: Type, at: u64, count: u64) -> u64 {
     kind.cut(bits.checked_shl(to_u32(at)).unwrap_or(0))
 }
 
-fn unary(what: Unary, kind: Type, value: u64) -> u64 {
+fn unary(operation: Unary, kind: Type, value: u64) -> u64 {
     let value = kind.widen(value);
-    match what {
+    match operation {
         Unary::Not if kind.bits == 1 => u64::from(value == 0),
         Unary::Not => kind.cut(!value),
         Unary::Negate => kind.cut(value.wrapping_neg()),
@@ -338,13 +338,13 @@ fn unary(what: Unary, kind: Type, value: u64) -> u64 {
     }
 }
 
-fn binary(what: Binary, kind: Type, left: u64, right: u64) -> u64 {
+fn binary(operation: Binary, kind: Type, left: u64, right: u64) -> u64 {
     let count = kind.cut(right);
     let (left, right) = (kind.widen(left), kind.widen(right));
     let wide = |value: u64| -> i128 {
         if kind.is_signed { i128::from(value.cast_signed()) } else { i128::from(value) }
     };
-    let result = match what {
+    let result = match operation {
         Binary::Add => left.wrapping_add(right),
         Binary::Subtract => left.wrapping_sub(right),
         Binary::Multiply => left.wrapping_mul(right),
@@ -390,14 +390,14 @@ fn low_half(value: u128) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-fn compare(what: Comparison, kind: Type, left: u64, right: u64) -> bool {
+fn compare(operation: Comparison, kind: Type, left: u64, right: u64) -> bool {
     let (left, right) = (kind.widen(left), kind.widen(right));
     let order = if kind.is_signed {
         left.cast_signed().cmp(&right.cast_signed())
     } else {
         left.cmp(&right)
     };
-    match what {
+    match operation {
         Comparison::Equal => order.is_eq(),
         Comparison::Unequal => order.is_ne(),
         Comparison::Less => order.is_lt(),

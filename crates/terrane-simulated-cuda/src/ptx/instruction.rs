@@ -124,13 +124,13 @@ pub enum Action {
         part: Type,
     },
     Unary {
-        what: Unary,
+        operation: Unary,
         kind: Type,
         to: usize,
         from: Operand,
     },
     Binary {
-        what: Binary,
+        operation: Binary,
         kind: Type,
         to: usize,
         left: Operand,
@@ -138,7 +138,7 @@ pub enum Action {
     },
     /// A product of this kind, and a sum.
     MultiplyAdd {
-        what: Binary,
+        operation: Binary,
         kind: Type,
         to: usize,
         factors: [Operand; 2],
@@ -158,7 +158,7 @@ pub enum Action {
         from: [Operand; 3],
     },
     Compare {
-        what: Comparison,
+        operation: Comparison,
         kind: Type,
         to: usize,
         opposite: Option<usize>,
@@ -190,7 +190,7 @@ pub enum Action {
     },
     /// Combines a value in memory with another one atomically.
     Atomic {
-        what: Binary,
+        operation: Binary,
         memory: Memory,
         kind: Type,
         /// The register for the previous value, if it is needed.

@@ -110,7 +110,7 @@ pub fn kind(text: &str) -> Option<Type> {
     if text == "pred" {
         return Some(Type { is_signed: false, bits: 1 });
     }
-    let (sort, bits) = text.split_at_checked(1)?;
+    let (letter, bits) = text.split_at_checked(1)?;
     let bits = bits.parse().ok().filter(|bits| [8, 16, 32, 64].contains(bits))?;
-    matches!(sort, "u" | "s" | "b" | "f").then_some(Type { is_signed: sort == "s", bits })
+    matches!(letter, "u" | "s" | "b" | "f").then_some(Type { is_signed: letter == "s", bits })
 }

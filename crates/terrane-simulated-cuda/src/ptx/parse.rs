@@ -283,7 +283,8 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
             })
         }
         ("setp", [to, left, right]) => {
-            let what = comparison(parts.get(1).copied().unwrap_or_default()).ok_or_else(unknown)?;
+            let operation =
+                comparison(parts.get(1).copied().unwrap_or_default()).ok_or_else(unknown)?;
             let (to, opposite) = match to.split_once('|') {
                 Some((to, opposite)) => (to, Some(names.register(opposite)?)),
                 None => (*to, None),
@@ -291,7 +292,7 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
             let is_unsigned = matches!(parts.get(1), Some(&("lo" | "ls" | "hi" | "hs")));
             let kind = Type { is_signed: kind.is_signed && !is_unsigned, ..kind };
             let from = [names.operand(left)?, names.operand(right)?];
-            Ok(Action::Compare { what, kind, to: names.register(to)?, opposite, from })
+            Ok(Action::Compare { operation, kind, to: names.register(to)?, opposite, from })
         }
         ("selp", [to, yes, no, by]) => Ok(Action::Select {
             kind,
@@ -300,15 +301,15 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
             by: names.operand(by)?,
         }),
         ("mad", [to, left, right, summand]) => Ok(Action::MultiplyAdd {
-            what: product(&parts),
+            operation: product(&parts),
             kind,
             to: names.register(to)?,
             factors: [names.operand(left)?, names.operand(right)?],
             summand: names.operand(summand)?,
         }),
-        ("bfi", [to, what, into, at, count]) => {
+        ("bfi", [to, inserted, into, at, count]) => {
             let mut operand = |text: &str| names.operand(text);
-            let from = [operand(what)?, operand(into)?, operand(at)?, operand(count)?];
+            let from = [operand(inserted)?, operand(into)?, operand(at)?, operand(count)?];
             Ok(Action::Insert { kind, to: names.register(to)?, from })
         }
         ("bfe", [to, of, at, count]) => {
@@ -316,16 +317,21 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
             Ok(Action::Extract { kind, to: names.register(to)?, from })
         }
         (_, [to, from]) => {
-            let what = unary(base).ok_or_else(unknown)?;
-            Ok(Action::Unary { what, kind, to: names.register(to)?, from: names.operand(from)? })
+            let operation = unary(base).ok_or_else(unknown)?;
+            Ok(Action::Unary {
+                operation,
+                kind,
+                to: names.register(to)?,
+                from: names.operand(from)?,
+            })
         }
         (_, [to, left, right]) => {
-            let what = match base {
+            let operation = match base {
                 "mul" => product(&parts),
                 _ => binary(base).ok_or_else(unknown)?,
             };
             let (left, right): (Operand, Operand) = (names.operand(left)?, names.operand(right)?);
-            Ok(Action::Binary { what, kind, to: names.register(to)?, left, right })
+            Ok(Action::Binary { operation, kind, to: names.register(to)?, left, right })
         }
         _ => Err(unknown()),
     }
@@ -339,12 +345,13 @@ fn atomic(
     [address, from]: [&str; 2],
     names: &mut Names,
 ) -> Result<Action, String> {
-    let what = parts.iter().rev().nth(1).and_then(|what| binary(what));
-    let what = what.filter(|what| !matches!(what, Binary::Divide | Binary::Remainder));
-    let (what, memory) =
-        what.zip(memory(parts)).ok_or("the simulated device has no such atomic")?;
+    let operation = parts.iter().rev().nth(1).and_then(|operation| binary(operation));
+    let operation =
+        operation.filter(|operation| !matches!(operation, Binary::Divide | Binary::Remainder));
+    let (operation, memory) =
+        operation.zip(memory(parts)).ok_or("the simulated device has no such atomic")?;
     let (address, from) = (names.address(address)?, names.operand(from)?);
-    Ok(Action::Atomic { what, memory, kind, to, address, from })
+    Ok(Action::Atomic { operation, memory, kind, to, address, from })
 }
 
 /// The type of each of this many parts of a value.

@@ -201,11 +201,14 @@ impl Ring {
             if self.reap(completions) | sys::event::drain(&self.wake_event) {
                 return Waited::Woken;
             }
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if completions.len() > before || self.in_flight() == 0 || left == Some(Duration::ZERO) {
+            let remaining = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if completions.len() > before
+                || self.in_flight() == 0
+                || remaining == Some(Duration::ZERO)
+            {
                 return Waited::Done;
             }
-            std::thread::sleep(left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN)));
+            std::thread::sleep(remaining.map_or(LOOK_AGAIN, |remaining| remaining.min(LOOK_AGAIN)));
         }
     }
 

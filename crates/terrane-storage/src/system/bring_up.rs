@@ -125,11 +125,11 @@ impl<E> BringUp<E> {
             ending = match deadline {
                 None => unpoisoned(self.0.changed.wait(ending)),
                 Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
+                    let remaining = deadline.saturating_duration_since(Instant::now());
+                    if remaining.is_zero() {
                         return Ok(false);
                     }
-                    unpoisoned(self.0.changed.wait_timeout(ending, left)).0
+                    unpoisoned(self.0.changed.wait_timeout(ending, remaining)).0
                 }
             };
         }

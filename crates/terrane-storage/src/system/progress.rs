@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_touched_is_ready_when_it_is_said() {
+    fn touched_bytes_are_ready_when_reported() {
         let progress = Progress::default();
         let entry = progress.enter(bytes(100));
         entry.touched(bytes(100));

@@ -128,18 +128,18 @@ pub fn convert_all(
             let destination = (destinations.endpoint)(to);
             let mut expected = RegionBytes::scribble(&destination, access, random.next_u64());
             for copied in selections(from, &mut random) {
-                let what = format!("{from_name} to {to_name}, {copied:?}");
+                let case = format!("{from_name} to {to_name}, {copied:?}");
                 let transfer = transfer(&source, &destination, &copied);
                 let transfer = ordered(transfer, &source, &destination);
                 let completion = match manager.submit(transfer, ()) {
                     Ok(completion) => completion,
-                    Err(rejected) => panic!("{what}: {rejected}"),
+                    Err(rejected) => panic!("{case}: {rejected}"),
                 };
                 if let Err(error) = end_of(completion).result {
-                    panic!("{what}: {error}");
+                    panic!("{case}: {error}");
                 }
                 expected.convert(to, &bytes, from, &copied);
-                RegionBytes::of(&destination, access).assert_equals(&expected, &what);
+                RegionBytes::of(&destination, access).assert_equals(&expected, &case);
                 transfers += 1;
             }
         }
@@ -172,8 +172,8 @@ pub fn each_pair(
             let destination = (destinations.endpoint)(to);
             for mut copied in selections(from, &mut random) {
                 (copied.layers, copied.heads) = (0..from.num_layers(), None);
-                let what = format!("{from_name} to {to_name}, {copied:?}");
-                check([&source, &destination], &copied, &what);
+                let case = format!("{from_name} to {to_name}, {copied:?}");
+                check([&source, &destination], &copied, &case);
                 calls += 1;
             }
         }

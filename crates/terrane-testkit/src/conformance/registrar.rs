@@ -165,17 +165,17 @@ pub fn views_keep_the_registration(fixture: &impl RegistrarFixture) {
 
 /// Either of two registrations of the same bytes can end first; the other stays active.
 pub fn two_registrations_of_one_span_do_not_end_each_other(fixture: &impl RegistrarFixture) {
-    for first_goes_first in [true, false] {
+    for in_order in [true, false] {
         let (registrar, is_registered) = new(fixture);
         let (witness, seen) = witness(fixture, &registrar);
         let region = Region::new(witness);
         let span = region.span();
         let first = register(&registrar, region.clone());
         let second = register(&registrar, region);
-        let (goes, stays) = if first_goes_first { (first, second) } else { (second, first) };
-        drop(goes);
+        let (dropped_first, remaining) = if in_order { (first, second) } else { (second, first) };
+        drop(dropped_first);
         assert!(is_registered(&span), "one registration ended the other");
-        drop(stays);
+        drop(remaining);
         seen.assert_deregistered_first();
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn execute(
     job.start();
     let order = order(&job, &mut random, options.reorder_runs);
     let runs = order.len();
-    let mut news = LayerReports::default();
+    let mut layer_reports = LayerReports::default();
     let stop_at = match fault {
         None => None,
         Some(Fault::ShortCopy { after_runs }) => Some(after_runs.min(runs.saturating_sub(1))),
@@ -39,13 +39,13 @@ pub(super) fn execute(
         }
         pause(&mut random, options.longest_delay);
         let run = &job.plan().runs()[index];
-        news.before(&job, index);
+        layer_reports.before(&job, index);
         if let Err(source) = copy(job.plan(), run, run.bytes()) {
             let offset = ByteCount::ZERO;
             return job.finish(Err(CopyFailure::Run { index, offset, source }));
         }
         job.progress().add(run.bytes());
-        news.after(&job, index, &mut random);
+        layer_reports.after(&job, index, &mut random);
     }
     let Some(fault) = fault else { return job.finish(Ok(())) };
     let source = Box::new(InjectedFault(fault));

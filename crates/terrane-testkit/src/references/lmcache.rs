@@ -181,17 +181,17 @@ pub fn references(seed: u64) -> Vec<Reference> {
             Sizes { layers: 3, pages: 13, page, hidden, heads, width, objects: 5, per_object };
         for &(paged, format) in &pairs {
             for gathers in [true, false] {
-                found.push(one(&sizes, (paged, format), gathers, &mut random));
+                found.push(reference_of(&sizes, (paged, format), gathers, &mut random));
                 // A sequence's last object is shorter, with its own sizes.
                 let rest = Sizes { per_object: 1, ..sizes };
-                found.push(one(&rest, (paged, format), gathers, &mut random));
+                found.push(reference_of(&rest, (paged, format), gathers, &mut random));
             }
         }
     }
     found
 }
 
-fn one(
+fn reference_of(
     sizes: &Sizes,
     (paged, format): (Paged, Format),
     gathers: bool,

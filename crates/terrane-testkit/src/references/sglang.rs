@@ -162,20 +162,25 @@ pub fn references(seed: u64) -> Vec<Reference> {
                 }
                 let host = Pool { order, pages: 11, ..device };
                 for (from, to) in [(device, host), (host, device)] {
-                    found.push(one(&from, &to, None, random));
-                    found.push(one(&from, &to, Some(random.below(4)), random));
+                    found.push(reference_of(&from, &to, None, random));
+                    found.push(reference_of(&from, &to, Some(random.below(4)), random));
                 }
             }
             // Within the device, and between two host pools.
-            found.push(one(&device, &Pool { pages: 9, ..device }, None, random));
+            found.push(reference_of(&device, &Pool { pages: 9, ..device }, None, random));
             let direct = Pool { order: Order::PageFirstDirect, ..device };
-            found.push(one(&direct, &Pool { order: Order::PageFirst, ..device }, None, random));
+            found.push(reference_of(
+                &direct,
+                &Pool { order: Order::PageFirst, ..device },
+                None,
+                random,
+            ));
         }
     }
     found
 }
 
-fn one(from: &Pool, to: &Pool, layer: Option<usize>, random: &mut Seeded) -> Reference {
+fn reference_of(from: &Pool, to: &Pool, layer: Option<usize>, random: &mut Seeded) -> Reference {
     let (source, destination) = (from.end(random), to.end(random));
     let count = 1 + random.below(5);
     let pages = [sample(from.pages, count, random), sample(to.pages, count, random)];

@@ -226,7 +226,7 @@ pub fn references(seed: u64) -> Vec<Reference> {
                 };
                 for stores in [true, false] {
                     let skipped = [per_chunk - 1, 0];
-                    found.push(one(&cache, stores, 3, skipped, &mut random));
+                    found.push(reference_of(&cache, stores, 3, skipped, &mut random));
                 }
             }
         }
@@ -268,7 +268,7 @@ pub fn groups(seed: u64, stores: bool) -> Vec<Reference> {
     .collect()
 }
 
-fn one(
+fn reference_of(
     cache: &Cache,
     stores: bool,
     chunks: usize,

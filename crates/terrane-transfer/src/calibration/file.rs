@@ -76,7 +76,7 @@ fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
-    let mut taken = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+    let mut exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
     for _ in 0..MAX_NAMES {
         // Relaxed: the number only has to be unique in this process.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -84,11 +84,11 @@ fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
         relaxed.push(format!(".{}-{number}.new", std::process::id()));
         match options.open(&relaxed) {
             Ok(file) => return Ok((file, relaxed.into())),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => taken = error,
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => exists = error,
             Err(error) => return Err(error),
         }
     }
-    Err(taken)
+    Err(exists)
 }
 
 fn failed(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> CalibrationError {

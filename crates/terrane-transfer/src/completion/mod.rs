@@ -164,8 +164,8 @@ impl<G> Completion<G> {
             if let Some(outcome) = self.shared.take_outcome(&mut state) {
                 return Ok(outcome);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 drop(state);
                 return Err(self);
             }
@@ -176,8 +176,9 @@ impl<G> Completion<G> {
                     state = lock(&self.shared.state);
                 }
                 _ => {
-                    let most =
-                        polling.sleep_limit().map_or(left, |sleep_limit| sleep_limit.min(left));
+                    let most = polling
+                        .sleep_limit()
+                        .map_or(remaining, |sleep_limit| sleep_limit.min(remaining));
                     state = self.shared.sleep(state, Some(most));
                 }
             }

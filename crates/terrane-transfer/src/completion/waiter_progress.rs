@@ -95,9 +95,9 @@ fn with<T>(invitation: &Invitation, call: impl FnOnce(&dyn WaiterProgress) -> T)
 pub(crate) struct WaiterPolling {
     spin: Duration,
     /// The number of the latest invitation that the thread has seen.
-    seen: Option<u64>,
+    seen_invitation: Option<u64>,
     /// The remaining spin time.
-    left: Countdown,
+    remaining: Countdown,
     /// The remaining time in which the thread does not yield.
     spin_only: Countdown,
     /// The time of the thread's last clock query: one query per poll.
@@ -134,8 +134,8 @@ impl WaiterPolling {
         notify_pending();
         Self {
             spin,
-            seen: None,
-            left: Countdown::new(spin),
+            seen_invitation: None,
+            remaining: Countdown::new(spin),
             spin_only: Countdown::new(SPIN_ONLY),
             now: None,
             polls: false,
@@ -181,10 +181,10 @@ impl WaiterPolling {
 
     /// Whether the thread should call [`poll`](Self::poll) before it sleeps.
     pub(crate) fn continues(&mut self, invitation: &Invitation) -> bool {
-        if self.seen.replace(invitation.number) != Some(invitation.number) {
+        if self.seen_invitation.replace(invitation.number) != Some(invitation.number) {
             self.restart();
         }
-        self.polls = self.left.has_time_left(*self.now.insert(Instant::now()));
+        self.polls = self.remaining.has_time_left(*self.now.insert(Instant::now()));
         self.polls || matches!(self.expected, ExpectedEnd::NotAsked)
     }
 
@@ -194,7 +194,7 @@ impl WaiterPolling {
         // A thread without an invitation has not queried yet.
         let ExpectedEnd::At(due) = &self.expected else { return None };
         let sleep_limit = due.start.saturating_duration_since(Instant::now());
-        self.left = Countdown::until(due.end);
+        self.remaining = Countdown::until(due.end);
         self.spin_only = Countdown::new(SPIN_ONLY);
         self.expected = ExpectedEnd::Nothing;
         Some(sleep_limit)
@@ -203,7 +203,7 @@ impl WaiterPolling {
     /// Restarts the spin time.
     fn restart(&mut self) {
         self.yields = false;
-        self.left = Countdown::new(self.spin);
+        self.remaining = Countdown::new(self.spin);
         self.spin_only = Countdown::new(SPIN_ONLY);
         self.expected = ExpectedEnd::of(self.spin);
     }
@@ -237,10 +237,10 @@ mod tests {
 
     /// One poll of a wait whose spin time has just ended. Returns whether it continues.
     fn poll_after_spin(mut polling: WaiterPolling, invitation: &Invitation) -> bool {
-        polling.seen = Some(invitation.number);
+        polling.seen_invitation = Some(invitation.number);
         polling.polls = true;
         polling.expected = ExpectedEnd::Nothing;
-        polling.left = Countdown::until(Instant::now());
+        polling.remaining = Countdown::until(Instant::now());
         polling.poll(invitation);
         polling.continues(invitation)
     }
@@ -306,13 +306,13 @@ mod tests {
         let first = Invitation::new(&as_progress, None);
         assert!(poll_until_sleep(&mut polling, &first).is_some());
         // The end was not at the expected time.
-        polling.left = Countdown::until(Instant::now());
+        polling.remaining = Countdown::until(Instant::now());
         assert_eq!((poll_until_sleep(&mut polling, &first), knows.queries()), (None, 1));
 
         let second = Invitation::new(&as_progress, Some(&first));
         polling.spin = LONG;
         assert!(polling.continues(&second) && polling.polls, "it does not poll");
-        polling.left = Countdown::until(Instant::now());
+        polling.remaining = Countdown::until(Instant::now());
         assert!(poll_until_sleep(&mut polling, &second).is_some());
         assert_eq!(knows.queries(), 2);
     }

@@ -13,11 +13,11 @@ use crate::hazard::endpoint::{Endpoint, EndpointId, WeakEndpoint};
 /// A value is cheap to clone, like an [`Arc`](std::sync::Arc).
 #[derive(Debug)]
 pub struct EndpointCache<T> {
-    known: RwLock<Known<T>>,
+    entries: RwLock<CacheEntries<T>>,
 }
 
 #[derive(Debug)]
-struct Known<T> {
+struct CacheEntries<T> {
     by_endpoint: FxHashMap<EndpointId, (WeakEndpoint, T)>,
     /// At this number of entries, the next insert removes those of dropped endpoints.
     sweep_at: usize,
@@ -28,34 +28,34 @@ const MIN_SWEPT: usize = 16;
 
 impl<T> Default for EndpointCache<T> {
     fn default() -> Self {
-        let known = Known { by_endpoint: FxHashMap::default(), sweep_at: MIN_SWEPT };
-        Self { known: RwLock::new(known) }
+        let entries = CacheEntries { by_endpoint: FxHashMap::default(), sweep_at: MIN_SWEPT };
+        Self { entries: RwLock::new(entries) }
     }
 }
 
 impl<T: Clone> EndpointCache<T> {
     /// Returns the value of an endpoint, if there is one.
     pub fn get(&self, endpoint: &Endpoint) -> Option<T> {
-        let known = unpoisoned(self.known.read());
-        known.by_endpoint.get(&endpoint.id()).map(|(_, value)| value.clone())
+        let entries = unpoisoned(self.entries.read());
+        entries.by_endpoint.get(&endpoint.id()).map(|(_, value)| value.clone())
     }
 
     /// Stores a value while the endpoint exists. Returns it, or the value that another thread
     /// inserted first.
     pub fn insert(&self, endpoint: &Endpoint, value: T) -> T {
-        let mut known = unpoisoned(self.known.write());
-        let dropped = known.take_dropped();
+        let mut entries = unpoisoned(self.entries.write());
+        let dropped = entries.take_dropped();
         let weak = || (endpoint.downgrade(), value.clone());
-        let (_, kept) = known.by_endpoint.entry(endpoint.id()).or_insert_with(weak);
+        let (_, kept) = entries.by_endpoint.entry(endpoint.id()).or_insert_with(weak);
         let kept = kept.clone();
-        drop(known);
+        drop(entries);
         // Drops of values may be slow, so they run without the lock.
         drop((dropped, value));
         kept
     }
 }
 
-impl<T> Known<T> {
+impl<T> CacheEntries<T> {
     /// Removes the entries of dropped endpoints, if there are enough entries.
     fn take_dropped(&mut self) -> Vec<(WeakEndpoint, T)> {
         if self.by_endpoint.len() < self.sweep_at {

@@ -59,13 +59,13 @@ struct TicketInFlight {
     predecessors: SmallVec<[Ticket; 2]>,
     dependents: Vec<Arc<dyn Dependent>>,
     /// Values that drop as the transfer ends.
-    kept: Vec<Kept>,
+    kept_alive: Vec<KeptAlive>,
     /// Ends the transfer if it is cancelled before its engine gets it.
     deferred: Option<Weak<dyn Cancel>>,
 }
 
 /// A value that is only kept alive.
-pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
+pub(crate) type KeptAlive = Arc<dyn Any + Send + Sync>;
 
 /// Something that waits for tickets to end.
 pub(crate) trait Dependent: Send + Sync {
@@ -91,8 +91,8 @@ impl Ticket {
 
     fn build(predecessors: impl IntoIterator<Item = Ticket>, is_of_set: bool) -> Self {
         let predecessors = predecessors.into_iter().filter(|p| !p.has_ended()).collect();
-        let (dependents, kept) = (Vec::new(), Vec::new());
-        let in_flight = TicketInFlight { predecessors, dependents, kept, deferred: None };
+        let (dependents, kept_alive) = (Vec::new(), Vec::new());
+        let in_flight = TicketInFlight { predecessors, dependents, kept_alive, deferred: None };
         Self(Arc::new(TicketInner {
             id: TransferId::next(),
             owner: OwnerProcess::current(),
@@ -182,14 +182,14 @@ impl Ticket {
 
     /// Drops `value` as the transfer ends, before any thread can observe the end; at once if it has
     /// ended.
-    pub(crate) fn keep(&self, value: Kept) {
+    pub(crate) fn keep(&self, value: KeptAlive) {
         if !self.is_of_this_process() {
             return;
         }
         let mut state = lock(&self.0.state);
         if let TicketState::TicketInFlight(in_flight) = &mut *state {
             if !self.0.is_of_set {
-                return in_flight.kept.push(value);
+                return in_flight.kept_alive.push(value);
             }
             // Two threads may end the ticket of a set. Each member has one thread that ends it, and
             // members end before their set.
@@ -247,14 +247,14 @@ impl Ticket {
         let mut state = lock(&self.0.state);
         loop {
             let TicketState::TicketInFlight(in_flight) = &mut *state else { return Vec::new() };
-            if in_flight.kept.is_empty() {
+            if in_flight.kept_alive.is_empty() {
                 break;
             }
-            let kept = std::mem::take(&mut in_flight.kept);
+            let kept_alive = std::mem::take(&mut in_flight.kept_alive);
             // Their drop takes locks. Other dependents may be added meanwhile.
             drop(state);
             // It may own memory that another library frees.
-            catch_foreign_panic(|| drop(kept));
+            catch_foreign_panic(|| drop(kept_alive));
             state = lock(&self.0.state);
         }
         let ended = std::mem::replace(&mut *state, TicketState::Ended { succeeded });

@@ -39,7 +39,7 @@ pub struct TransferPlan {
     pieces: u64,
     bytes: ByteCount,
     /// The runs, once the list is requested. Engines that compute addresses never request it.
-    made: OnceLock<Vec<CopyRun>>,
+    listed_runs: OnceLock<Vec<CopyRun>>,
     /// The buffer for the list until then.
     unmade: Mutex<Vec<CopyRun>>,
     run_count: u64,
@@ -98,7 +98,7 @@ impl TransferPlan {
     /// [`grids`](Self::grids).
     #[must_use]
     pub fn runs(&self) -> &[CopyRun] {
-        self.made.get_or_init(|| {
+        self.listed_runs.get_or_init(|| {
             let mut runs = std::mem::take(&mut *lock(&self.unmade));
             self.make_runs(&mut runs);
             runs
@@ -256,8 +256,8 @@ impl Drop for TransferPlan {
         let mut buffers = std::mem::take(&mut self.buffers);
         let unmade = std::mem::take(&mut *lock(&self.unmade));
         // Plans that break pieces up are rare, and have too many runs to keep their buffers.
-        let made = self.made.take().filter(|_| !self.loops.breaks_pieces);
-        buffers.runs = made.unwrap_or(unmade);
+        let listed_runs = self.listed_runs.take().filter(|_| !self.loops.breaks_pieces);
+        buffers.runs = listed_runs.unwrap_or(unmade);
         buffers.clear();
         // If enough spare buffers are kept, these are freed.
         let _ = self.spare.push(buffers);

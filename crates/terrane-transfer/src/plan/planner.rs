@@ -67,7 +67,7 @@ impl Planner {
             joined: None,
             pieces: 0,
             bytes: ByteCount::ZERO,
-            made: OnceLock::new(),
+            listed_runs: OnceLock::new(),
             unmade: Mutex::new(std::mem::take(&mut buffers.runs)),
             run_count: 0,
             buffers,

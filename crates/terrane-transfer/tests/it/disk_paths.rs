@@ -336,7 +336,7 @@ fn check_faster_path(test: &str, config: LayoutConfig, memory: Endpoint) {
             let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
             let (path, reason) = (report.explanation.path(), report.explanation.reason());
             assert!(path.starts_with("direct") && path.contains(expected), "{report}");
-            let why = if expected.is_empty() { "faster here" } else { "is measured" };
+            let why = if expected.is_empty() { "faster here" } else { "being measured" };
             assert!(reason.contains(why), "{report}");
             pattern.verify(to).unwrap().assert_clean("the destination");
             if from.kind() == StorageKind::System {

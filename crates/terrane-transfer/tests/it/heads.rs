@@ -14,7 +14,7 @@ use terrane_transfer::{Endpoint, Planner, Side, Transfer, TransferError, Transfe
 use crate::support::*;
 
 /// 5 tokens of heads of 6 bytes, in 2 layers of K and V.
-fn of_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
+fn config_with_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(6)
         .num_layers(2)
@@ -29,7 +29,7 @@ fn of_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
 }
 
 fn end(heads: u32, order: TokenOrder, kind: LayoutKind) -> Endpoint {
-    let end = endpoint(of_heads(heads, order), kind);
+    let end = endpoint(config_with_heads(heads, order), kind);
     Image::scribble(&end, &InProcess, heads.into());
     end
 }
@@ -115,7 +115,7 @@ fn heads_move_within_a_block() {
 fn pieces_are_broken_up_only_as_far_as_necessary() {
     let cells = |from: (u32, TokenOrder), to: (u32, TokenOrder), count: u32, tokens: u32| {
         let [source, destination] = [from, to].map(|(heads, order)| {
-            let config = of_heads(heads, order);
+            let config = config_with_heads(heads, order);
             let builder = LayoutConfigBuilder::from(config).page_size(tokens);
             endpoint(builder.build().unwrap(), CONTIGUOUS)
         });

@@ -21,11 +21,11 @@ const SUM_BYTES: u64 = 8;
 impl FactorCache {
     /// Adds, for each of `count` segments of this length, the power of x behind it, times x⁶⁴.
     pub(crate) fn extend(&self, numbers: &mut Vec<u64>, segment_bytes: u64, count: usize) {
-        let mut kept = lock(&self.0);
-        if kept.len() >= MAX_CACHED_LENGTHS && !kept.contains_key(&segment_bytes) {
-            kept.clear();
+        let mut cached = lock(&self.0);
+        if cached.len() >= MAX_CACHED_LENGTHS && !cached.contains_key(&segment_bytes) {
+            cached.clear();
         }
-        let factors = kept.entry(segment_bytes).or_default();
+        let factors = cached.entry(segment_bytes).or_default();
         let of_segment = Crc64Shift::of(segment_bytes);
         while factors.len() < count {
             let next = match factors.last() {

@@ -262,14 +262,14 @@ impl CompletionQueue {
             return TaskState::Waits(task);
         }
         self.queue().is_attended = false;
-        let left = guarded(|| task.check(&self.orphans)).flatten();
+        let remaining_task = guarded(|| task.check(&self.orphans)).flatten();
         let mut queue = self.queue();
         if queue.is_attended {
-            queue.tasks.extend(left);
+            queue.tasks.extend(remaining_task);
             return TaskState::Replaced;
         }
         queue.is_attended = true;
-        left.map_or(TaskState::Done, TaskState::Waits)
+        remaining_task.map_or(TaskState::Done, TaskState::Waits)
     }
 
     /// Does the work that must not run on a caller's thread.

@@ -44,10 +44,10 @@ impl FailedJob {
     /// Retries until the job has ended.
     pub(crate) fn run_to_end(self, orphans: &Orphans) {
         let mut backoff = Backoff::default();
-        let mut left = self.check(orphans);
-        while let Some(failed) = left {
+        let mut pending = self.check(orphans);
+        while let Some(failed) = pending {
             backoff.take();
-            left = failed.check(orphans);
+            pending = failed.check(orphans);
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct Chunker {
     largest: u64,
     ramp: ChunkRamp,
     next: (u32, u32),
-    taken: u64,
+    packed: u64,
     total: u64,
 }
 
@@ -47,7 +47,7 @@ impl Chunker {
             return None;
         }
         let total = of_layer * u64::from(packing.layers) * u64::from(pairs);
-        Some(Self { packing, pairs, largest, ramp, next: (0, 0), taken: 0, total })
+        Some(Self { packing, pairs, largest, ramp, next: (0, 0), packed: 0, total })
     }
 
     /// The bytes of a chunk.
@@ -81,23 +81,23 @@ impl Chunker {
             ChunkRamp::Up => {
                 // The next size begins after 1 + 4 + 16 … chunks of the first size.
                 let (mut size, mut before) = (FIRST_GROWING.min(self.largest), 0);
-                while size < self.largest && before + size <= self.taken {
+                while size < self.largest && before + size <= self.packed {
                     before += size;
                     size *= GROWTH;
                 }
                 // The last one is short, so that its beginning announces the end.
-                let left = self.total - self.taken;
+                let remaining = self.total - self.packed;
                 let size = size.min(self.largest);
-                if left > LAST_GROWING { size.min(left - LAST_GROWING) } else { size }
+                if remaining > LAST_GROWING { size.min(remaining - LAST_GROWING) } else { size }
             }
             ChunkRamp::Down => {
-                let left = self.total - self.taken;
+                let remaining = self.total - self.packed;
                 let (mut size, mut after) = (SMALLEST.min(self.largest), 0);
-                while size < self.largest && after + size < left {
+                while size < self.largest && after + size < remaining {
                     after += size;
                     size *= GROWTH;
                 }
-                left.saturating_sub(after).clamp(1, self.largest)
+                remaining.saturating_sub(after).clamp(1, self.largest)
             }
             ChunkRamp::Flat => self.largest,
         }
@@ -138,7 +138,7 @@ impl Iterator for Chunker {
 
     fn next(&mut self) -> Option<Chunk> {
         let chunk = self.chunk()?;
-        self.taken += self.packing.bytes(&chunk);
+        self.packed += self.packing.bytes(&chunk);
         let inner_is_layers = self.packing.order == PackingOrder::Blocks;
         self.next = if inner_is_layers {
             match chunk.layers.end {

@@ -165,7 +165,7 @@ impl Packing {
     /// Calls `each` with the stretches of a part, in the order of the buffer. `blocks` are the
     /// blocks of the packed end, for all pairs of the transfer.
     pub(crate) fn stretches(&self, chunk: &Chunk, blocks: &[u32], mut each: impl FnMut(Stretch)) {
-        let mine = blocks.get(index(chunk.pairs.start)..index(chunk.pairs.end)).unwrap_or_default();
+        let ids = blocks.get(index(chunk.pairs.start)..index(chunk.pairs.end)).unwrap_or_default();
         let mut at = 0;
         let (layers, outers, bytes) = match self.order {
             PackingOrder::Blocks => (
@@ -182,7 +182,7 @@ impl Packing {
                 || count(&chunk.layers) == u64::from(self.layers));
         for layer in layers {
             for outer in 0..outers {
-                let mut rest = mine;
+                let mut rest = ids;
                 while let Some((&block, others)) = rest.split_first() {
                     let neighbours = if joins { neighbours(block, others) } else { 0 };
                     let bytes = bytes * (to_u64(neighbours) + 1);

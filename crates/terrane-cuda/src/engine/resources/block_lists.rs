@@ -22,11 +22,11 @@ pub(crate) struct ListPool {
     /// The driver copies pinned memory asynchronously. With other memory it blocks the caller's
     /// thread until it has read the memory.
     pinned: PinnedAllocator,
-    kept: Mutex<Kept>,
+    free_rooms: Mutex<FreeRooms>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct FreeRooms {
     free: Vec<Room>,
     /// Rooms above the limit, and very large ones. A thread of the engine frees them, because a
     /// free waits for the device.
@@ -60,20 +60,20 @@ impl ListPool {
         let options = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
         let pinned = PinnedAllocator::new(context, options)?;
         let device = DeviceAllocator::new(context);
-        let pool = Arc::new(Self { device, pinned, kept: Mutex::default() });
+        let pool = Arc::new(Self { device, pinned, free_rooms: Mutex::default() });
         // Without memory now, the first transfer that needs a room allocates one.
         let first = pool.make(ByteCount::ZERO).ok();
-        pool.kept().free.extend(first);
+        pool.free_rooms().free.extend(first);
         Ok(pool)
     }
 
     /// Room for lists of this size, if some is unused.
     pub(crate) fn take(self: &Arc<Self>, bytes: ByteCount) -> Option<BlockLists> {
-        let mut kept = self.kept();
-        let fitting = kept.free.iter().enumerate().filter(|(_, room)| room.bytes() >= bytes);
+        let mut free_rooms = self.free_rooms();
+        let fitting = free_rooms.free.iter().enumerate().filter(|(_, room)| room.bytes() >= bytes);
         let smallest = fitting.min_by_key(|(_, room)| room.bytes()).map(|(number, _)| number);
-        let room = smallest.map(|number| kept.free.swap_remove(number))?;
-        drop(kept);
+        let room = smallest.map(|number| free_rooms.free.swap_remove(number))?;
+        drop(free_rooms);
         Some(self.lend(room))
     }
 
@@ -82,7 +82,7 @@ impl ListPool {
     /// # Errors
     ///
     /// The driver's, if there is no memory.
-    pub(crate) fn take_or_make(
+    pub(crate) fn take_or_allocate(
         self: &Arc<Self>,
         bytes: ByteCount,
     ) -> Result<BlockLists, CudaError> {
@@ -108,29 +108,29 @@ impl ListPool {
     /// Takes a room back. If there are too many, the smallest is removed, because a larger one can
     /// replace it. A very large one is not kept.
     fn keep(&self, room: Room) {
-        let mut kept = self.kept();
+        let mut free_rooms = self.free_rooms();
         if room.bytes().get() > LARGEST_FREE {
-            return kept.surplus.push(room);
+            return free_rooms.surplus.push(room);
         }
-        kept.free.push(room);
-        if kept.free.len() > MAX_FREE {
-            let all = kept.free.iter().enumerate();
+        free_rooms.free.push(room);
+        if free_rooms.free.len() > MAX_FREE {
+            let all = free_rooms.free.iter().enumerate();
             if let Some((smallest, _)) = all.min_by_key(|(_, room)| room.bytes()) {
-                let surplus = kept.free.swap_remove(smallest);
-                kept.surplus.push(surplus);
+                let surplus = free_rooms.free.swap_remove(smallest);
+                free_rooms.surplus.push(surplus);
             }
         }
     }
 
     /// Frees the excess rooms. Only for threads that may wait for the device.
     pub(crate) fn free_surplus(&self) {
-        let surplus = std::mem::take(&mut self.kept().surplus);
+        let surplus = std::mem::take(&mut self.free_rooms().surplus);
         // Without the lock.
         drop(surplus);
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        lock(&self.kept)
+    fn free_rooms(&self) -> MutexGuard<'_, FreeRooms> {
+        lock(&self.free_rooms)
     }
 }
 

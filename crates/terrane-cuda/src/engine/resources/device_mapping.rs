@@ -156,9 +156,9 @@ impl DeviceMapping {
                 let base = bases.get(first).copied();
                 base.map(|base| KernelBase { base, layer_step: 0, table: 0, table_bits: 0 })
             }
-            KernelBases::Listed { bases, tables: made } => {
+            KernelBases::Listed { bases, tables: uploaded } => {
                 let step = index(end.regions_per_layer);
-                let table = table_of_step(made, end.regions_per_layer, tables, bases)?;
+                let table = table_of_step(uploaded, end.regions_per_layer, tables, bases)?;
                 table.ready_for(stream)?;
                 let rest = bases.get(first..).unwrap_or_default();
                 // The list has the regions of each remainder one after the other.
@@ -178,16 +178,16 @@ impl DeviceMapping {
 
 /// The device's list of bases for layers that are `step` regions apart.
 fn table_of_step(
-    made: &Mutex<Vec<(u32, Arc<BaseTable>)>>,
+    uploaded: &Mutex<Vec<(u32, Arc<BaseTable>)>>,
     step: u32,
     tables: &BaseTables,
     bases: &[u64],
 ) -> Result<Arc<BaseTable>, CudaError> {
-    let known = |made: &[(u32, Arc<BaseTable>)]| {
-        let found = made.iter().find(|(known, _)| *known == step);
+    let known = |uploaded: &[(u32, Arc<BaseTable>)]| {
+        let found = uploaded.iter().find(|(known, _)| *known == step);
         found.map(|(_, table)| Arc::clone(table))
     };
-    if let Some(table) = known(&lock(made)) {
+    if let Some(table) = known(&lock(uploaded)) {
         return Ok(table);
     }
     let every = index(step);
@@ -195,9 +195,9 @@ fn table_of_step(
     let ordered: Vec<u64> = (0..every).flat_map(of_remainder).collect();
     // The driver is not called under the lock.
     let table = Arc::new(tables.upload(&ordered)?);
-    let mut made = lock(made);
-    Ok(known(&made).unwrap_or_else(|| {
-        made.push((step, Arc::clone(&table)));
+    let mut uploaded = lock(uploaded);
+    Ok(known(&uploaded).unwrap_or_else(|| {
+        uploaded.push((step, Arc::clone(&table)));
         table
     }))
 }

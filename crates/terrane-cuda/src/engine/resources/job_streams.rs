@@ -16,7 +16,7 @@ use crate::runtime::stream::{Stream, StreamPriority};
 pub(crate) struct StreamPool {
     context: Context,
     priority: StreamPriority,
-    most: usize,
+    max_streams: usize,
     kept: Mutex<Kept>,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct StreamPool {
 struct Kept {
     idle: Vec<Stream>,
     /// Streams that were returned while their work may still have waited.
-    held: Vec<Stream>,
+    returned_busy: Vec<Stream>,
     all: Vec<Stream>,
     /// The number of streams that exist or are being created.
     made: usize,
@@ -42,14 +42,14 @@ impl StreamPool {
     pub(crate) fn new(
         context: &Context,
         priority: StreamPriority,
-        most: u32,
+        max_streams: u32,
         ready: u32,
     ) -> Result<Arc<Self>, CudaError> {
         let make = |_| Stream::with_priority(context, priority);
-        let idle = (0..ready.min(most)).map(make).collect::<Result<Vec<_>, _>>()?;
-        let (context, most, made) = (context.clone(), index(most), idle.len());
+        let idle = (0..ready.min(max_streams)).map(make).collect::<Result<Vec<_>, _>>()?;
+        let (context, max_streams, made) = (context.clone(), index(max_streams), idle.len());
         let kept = Mutex::new(Kept { all: idle.clone(), idle, made, ..Kept::default() });
-        Ok(Arc::new(Self { context, priority, most, kept }))
+        Ok(Arc::new(Self { context, priority, max_streams, kept }))
     }
 
     /// Returns an idle stream. If there are enough streams already, it returns one with another
@@ -101,7 +101,7 @@ impl StreamPool {
     pub(crate) fn take_to_wait(self: &Arc<Self>) -> Result<Option<StreamLease>, CudaError> {
         {
             let mut kept = self.kept();
-            if kept.waiting >= self.most / 2 {
+            if kept.waiting >= self.max_streams / 2 {
                 return Ok(None);
             }
             kept.waiting += 1;
@@ -122,10 +122,12 @@ impl StreamPool {
                 return Ok(Some(idle));
             }
             // A stream whose query fails stays where it is.
-            if let Some(free) = kept.held.iter().position(|held| held.is_idle().unwrap_or(false)) {
-                return Ok(Some(kept.held.swap_remove(free)));
+            if let Some(free) =
+                kept.returned_busy.iter().position(|stream| stream.is_idle().unwrap_or(false))
+            {
+                return Ok(Some(kept.returned_busy.swap_remove(free)));
             }
-            if kept.made >= self.most.max(1) {
+            if kept.made >= self.max_streams.max(1) {
                 return Ok(None);
             }
             kept.made += 1;
@@ -201,7 +203,7 @@ impl Drop for StreamLease {
         let mut kept = self.pool.kept();
         kept.waiting -= usize::from(self.used == Use::Waiting);
         let kept = &mut *kept;
-        let returned = if self.is_held { &mut kept.held } else { &mut kept.idle };
+        let returned = if self.is_held { &mut kept.returned_busy } else { &mut kept.idle };
         returned.push(self.stream.clone());
     }
 }
@@ -213,7 +215,7 @@ impl Drop for StreamLease {
 pub(crate) struct JobStreams {
     streams: SmallVec<[StreamLease; 2]>,
     /// The stream of the job's checksums.
-    of_sums: Option<StreamLease>,
+    sums_stream: Option<StreamLease>,
     is_used: bool,
 }
 
@@ -224,13 +226,13 @@ impl JobStreams {
     }
 
     /// The stream of the job's checksums alone, if there is one.
-    pub(crate) fn of_sums(&self) -> Option<&StreamLease> {
-        self.of_sums.as_ref()
+    pub(crate) fn sums_stream(&self) -> Option<&StreamLease> {
+        self.sums_stream.as_ref()
     }
 
     /// Sets the separate stream for the checksums.
-    pub(crate) fn put_of_sums(&mut self, stream: Option<StreamLease>) {
-        self.of_sums = stream;
+    pub(crate) fn set_sums_stream(&mut self, stream: Option<StreamLease>) {
+        self.sums_stream = stream;
     }
 
     /// Records that work of the job is about to be submitted.
@@ -248,7 +250,7 @@ impl JobStreams {
         if !self.is_used {
             return StreamState::Idle;
         }
-        for stream in self.streams.iter().chain(&self.of_sums) {
+        for stream in self.streams.iter().chain(&self.sums_stream) {
             match stream.is_idle() {
                 Ok(true) => {}
                 Ok(false) => return StreamState::Busy,

@@ -152,11 +152,11 @@ impl DeviceEngine {
         let Some((sender, queue)) = self.queue_of(direction) else { return };
         let predicted = submission.job().predicted();
         let (slot, is_idle) = queue.enter();
-        let taken = match is_idle && submission.needs_scratch() {
+        let scratch = match is_idle && submission.needs_scratch() {
             true => queue.scratch().take_free(),
             false => None,
         };
-        let begins = match taken {
+        let begins = match scratch {
             Some(scratch) if submission.has_room_for_sums(&self.shared) => {
                 submission.put_scratch(scratch);
                 true

@@ -182,8 +182,8 @@ impl SubmitThread {
             self.retire_oldest();
         }
         while submission.needs_scratch() {
-            let taken = self.queue.scratch().take();
-            let made = match taken {
+            let offer = self.queue.scratch().take();
+            let made = match offer {
                 Some(ScratchOffer::Free(scratch)) => Ok(Some(scratch)),
                 Some(ScratchOffer::ToMake(maker)) => maker.make(),
                 None => Ok(None),

@@ -248,7 +248,7 @@ pub fn config(blocks: u32, layers: u32, page: u32) -> LayoutConfig {
 }
 
 /// Memory for [`keep_busy`]. A simulated device is slower, so it needs less.
-pub fn much(context: &Context) -> DeviceMemory {
+pub fn large_memory(context: &Context) -> DeviceMemory {
     let bytes = if is_simulated(context) { ByteCount::mib(2) } else { ByteCount::mib(128) };
     DeviceAllocator::new(context).allocate(&RegionRequest::new(bytes)).unwrap()
 }

@@ -18,7 +18,7 @@ use terrane_transfer::{
     TransferError, TransferManager, TransferOptions, TransferPlan,
 };
 
-use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
+use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, large_memory};
 use crate::needs::{LITTLE, device};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -60,7 +60,7 @@ fn check_others_continue(name: &str, path: CopyPath, blocks_each: u32, checksums
     }
     // The first transfer creates what is created on first use.
     run(&manager, &here, &there, &ids(WAITING + 1));
-    let room = much(&context);
+    let room = large_memory(&context);
     let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
     let [held, reached] = [0, 1].map(|number| driver.hold(streams[number].handle()));
     let [after_held, after_reached] = [0, 1].map(|number| after(&streams[number]));
@@ -141,7 +141,7 @@ fn the_order_of_a_cancelled_transfer_delays_no_other() {
     let shape = config(2, 8, 16);
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
-    let room = much(&context);
+    let room = large_memory(&context);
     let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
     let [never_reached, reached] = [0, 1].map(|number| driver.hold(streams[number].handle()));
     let orders = [0, 1].map(|number| {
@@ -244,7 +244,7 @@ fn kernels_stay_for_as_long_as_they_run() {
     let manager = TransferManager::new([engine]).with_spin(Duration::ZERO);
     let [begun, stream] = [(); 2].map(|()| Stream::new(&context).unwrap());
     let [not_begun, held] = [&begun, &stream].map(|stream| driver.hold(stream.handle()));
-    let room = much(&context);
+    let room = large_memory(&context);
     keep_busy(&begun, &room);
     keep_busy(&stream, &room);
     let writer = here.hold_for_write(&[0]).unwrap();

@@ -13,7 +13,7 @@ use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{DeviceOrder, Endpoint, StreamHandle, Transfer, TransferError};
 
 use super::fixture::{
-    APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, all_are, config, keep_busy, much,
+    APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, all_are, config, keep_busy, large_memory,
 };
 use crate::needs::{LITTLE, Needs, device_with_kernels as device, two_devices};
 
@@ -45,7 +45,7 @@ fn write_late(stream: &Stream, room: &impl Memory, end: &Endpoint, value: u8) {
 fn a_transfer_waits_for_the_stream_that_writes_its_source() {
     let name = "a_transfer_waits_for_the_stream_that_writes_its_source";
     let Some(context) = device(name, ROOM) else { return };
-    let room = much(&context);
+    let room = large_memory(&context);
     let compute = Stream::new(&context).unwrap();
     let mut value = 0;
     // One block is submitted at once, all blocks by a submit thread.
@@ -77,7 +77,7 @@ fn an_order_keeps_a_stream_or_event_that_its_caller_drops() {
     let name = "an_order_keeps_a_stream_or_event_that_its_caller_drops";
     let Some(context) = device(name, ROOM) else { return };
     let fixture = fixture(&context, None);
-    let (manager, room, shape) = (fixture.manager(), much(&context), config(4, 8, 16));
+    let (manager, room, shape) = (fixture.manager(), large_memory(&context), config(4, 8, 16));
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
     let ids = [0, 1, 2, 3];
@@ -134,7 +134,7 @@ fn a_transfer_that_waits_delays_no_other() {
     let [held_there, there] = [(); 2].map(|()| end(PINNED, LayoutKind::FullyContiguous));
     Image::scribble(&here, fixture.access(), 1);
     let ids: Vec<u32> = (0..64).collect();
-    let room = much(&context);
+    let room = large_memory(&context);
     let compute = Stream::new(&context).unwrap();
     write_late(&compute, &room, &held_here, 9);
     let after_compute = compute.order();
@@ -152,7 +152,7 @@ fn a_transfer_that_waits_delays_no_other() {
 fn a_waiting_transfer_keeps_the_events_mark_of_its_submission() {
     let name = "a_waiting_transfer_keeps_the_events_mark_of_its_submission";
     let Some(context) = device(name, ROOM) else { return };
-    let room = much(&context);
+    let room = large_memory(&context);
     let [before, compute, idle] = [(); 3].map(|()| Stream::new(&context).unwrap());
     for (round, blocks) in [(1, 1), (2, 64), (3, 1), (4, 64)] {
         let fixture = fixture(&context, None);

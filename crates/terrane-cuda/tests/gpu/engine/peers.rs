@@ -13,7 +13,8 @@ use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
 use super::fixture::{
-    APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, all_are, config, endpoint, keep_busy, much,
+    APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, all_are, config, endpoint, keep_busy,
+    large_memory,
 };
 use crate::needs::{Needs, two_devices};
 
@@ -145,7 +146,7 @@ fn a_transfer_between_devices_runs_after_work_of_either() {
     let [here, there] = both_ends(&fixture);
     let ids: Vec<u32> = (0..16).collect();
     let streams = [&context, &peer].map(|of| Stream::new(of).unwrap());
-    let rooms = [&context, &peer].map(much);
+    let rooms = [&context, &peer].map(large_memory);
     let mut value = 0;
     for engines_of in [&[&context][..], &[&context, &peer]] {
         let manager = manager_of(engines_of);

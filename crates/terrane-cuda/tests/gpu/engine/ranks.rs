@@ -19,7 +19,7 @@ const OUTER_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
 /// 16 tokens of heads of 128 bytes, in 3 layers of K and V.
-fn of_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
+fn config_with_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(10)
         .num_layers(3)
@@ -55,8 +55,13 @@ fn the_order_of_tokens_and_heads_is_converted_exactly() {
         let manager = fixture.manager();
         for &(source, destination) in ways {
             for [from, to] in [[TokenMajor, HeadMajor], [HeadMajor, TokenMajor]] {
-                let from = end(&fixture, source, of_heads(8, from), OUTER_FIRST);
-                let to = end(&fixture, destination, of_heads(8, to), LayoutKind::FullyContiguous);
+                let from = end(&fixture, source, config_with_heads(8, from), OUTER_FIRST);
+                let to = end(
+                    &fixture,
+                    destination,
+                    config_with_heads(8, to),
+                    LayoutKind::FullyContiguous,
+                );
                 let (read, written) = ((&from, &[7, 0, 4][..]), (&to, &[1, 9, 2][..]));
                 let heads = Some([0..8, 0..8]);
                 let served = check_heads(&manager, fixture.access(), read, written, 0..3, heads);
@@ -79,12 +84,13 @@ fn pages_in_pinned_memory_do_not_depend_on_the_number_of_ranks() {
     let blocks = [4, 0, 3, 9];
     let of_rank = [1, 2, 5, 8];
     for [paged, ranked] in [[HeadMajor, TokenMajor], [TokenMajor, HeadMajor]] {
-        let [page, last] = [(); 2]
-            .map(|()| end(&fixture, PINNED, of_heads(8, paged), LayoutKind::FullyContiguous));
+        let [page, last] = [(); 2].map(|()| {
+            end(&fixture, PINNED, config_with_heads(8, paged), LayoutKind::FullyContiguous)
+        });
         let mut expected = Image::of(&page, fixture.access());
         let ranks: Vec<_> = (0..4_u32)
             .map(|rank| {
-                let config = of_heads(2, ranked);
+                let config = config_with_heads(2, ranked);
                 let end = fixture.endpoint(APART, config, LAYERS_APART);
                 let image = Image::scribble(&end, fixture.access(), 100 + u64::from(rank));
                 let heads = [0..2, 2 * rank..2 * rank + 2];
@@ -105,7 +111,7 @@ fn pages_in_pinned_memory_do_not_depend_on_the_number_of_ranks() {
         Image::of(&page, fixture.access()).assert_equals(&expected, "the heads of four ranks");
 
         for rank in 0..2 {
-            let own = end(&fixture, DEVICE, of_heads(4, ranked), OUTER_FIRST);
+            let own = end(&fixture, DEVICE, config_with_heads(4, ranked), OUTER_FIRST);
             let heads = 4 * rank..4 * rank + 4;
             let (of_page, of_own) = ((&page, &blocks[..]), (&own, &of_rank[..]));
             let there = Some([heads.clone(), 0..4]);

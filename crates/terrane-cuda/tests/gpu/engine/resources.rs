@@ -11,7 +11,9 @@ use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{DeviceOrder, Transfer, TransferManager};
 
-use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
+use super::fixture::{
+    APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, large_memory,
+};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
 pub const SLOW: [&str; 6] = [
@@ -39,7 +41,7 @@ fn callers_neither_allocate_nor_free() {
     for path in [CopyPath::Direct, CopyPath::Staged, CopyPath::CopyEach, CopyPath::Batched] {
         let options = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
         let fixture = Fixture::new(&context, options, &[DEVICE, APART, PINNED]);
-        let (compute, room) = (Stream::new(&context).unwrap(), much(&context));
+        let (compute, room) = (Stream::new(&context).unwrap(), large_memory(&context));
         let here = fixture.endpoint(APART, shape, LAYERS_APART);
         let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
         let image = Image::scribble(&here, fixture.access(), 3);

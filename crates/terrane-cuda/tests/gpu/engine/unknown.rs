@@ -13,7 +13,7 @@ use terrane_testkit::process::in_child;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
 
-use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
+use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, large_memory};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`, which does not tell whether the work has ended.
@@ -56,7 +56,7 @@ fn a_job_ends_no_sooner_than_its_work() {
         let (fixture, manager, here, there) = setting(&context, CopyPath::Direct);
         Image::scribble(&here, fixture.access(), 4);
         check_transfer(&manager, fixture.access(), (&here, &[1]), (&there, &[1]), 0..4);
-        let (compute, room) = (Stream::new(&context).unwrap(), much(&context));
+        let (compute, room) = (Stream::new(&context).unwrap(), large_memory(&context));
         let held = driver.hold(compute.handle());
         keep_busy(&compute, &room);
         WAITS.iter().for_each(|call| driver.refuse(call, UNSUPPORTED));
@@ -93,7 +93,7 @@ fn an_orphaned_job_keeps_the_resources_of_its_work() {
         let (fixture, manager, here, there) = setting(&context, CopyPath::Direct);
         let other = fixture.endpoint(DEVICE, config(8, 4, 16), LAYERS_APART);
         Image::scribble(&here, fixture.access(), 4);
-        let (compute, room) = (Stream::new(&context).unwrap(), much(&context));
+        let (compute, room) = (Stream::new(&context).unwrap(), large_memory(&context));
         let live = || [Live::Allocations, Live::Pinned].map(|sort| driver.count(sort));
         let held = driver.hold(compute.handle());
         keep_busy(&compute, &room);

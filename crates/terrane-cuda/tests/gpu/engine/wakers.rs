@@ -18,7 +18,9 @@ use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{Completion, Layers, Transfer, TransferManager};
 
-use super::fixture::{DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config, keep_busy, much};
+use super::fixture::{
+    DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config, keep_busy, large_memory,
+};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -120,7 +122,7 @@ fn a_guard_may_wait_for_another_transfer() {
     let ids = [0, 1, 2, 3];
     expected.transfer(&image, &ids, &ids, 0..4);
     let (told, came) = channel();
-    let room = much(&context);
+    let room = large_memory(&context);
     let streams = [(); 3].map(|()| Stream::new(&context).unwrap());
     let [first, second, third] = [0, 1, 2].map(|number| driver.hold(streams[number].handle()));
     streams.iter().for_each(|stream| keep_busy(stream, &room));

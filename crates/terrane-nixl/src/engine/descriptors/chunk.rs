@@ -78,14 +78,14 @@ impl RequestLimits {
             && bytes < self.bytes
             && (!layer_by_layer || plan.layer(at.run) == layer)
         {
-            let left = run.bytes().get() - at.offset;
-            let taken = left.min(self.bytes - bytes);
-            bytes += taken;
+            let remaining = run.bytes().get() - at.offset;
+            let length_taken = remaining.min(self.bytes - bytes);
+            bytes += length_taken;
             descriptors += 1;
-            at = if taken == left {
+            at = if length_taken == remaining {
                 PlanPosition { run: at.run + 1, offset: 0 }
             } else {
-                PlanPosition { offset: at.offset + taken, ..at }
+                PlanPosition { offset: at.offset + length_taken, ..at }
             };
         }
         Some(Chunk { positions: from..at, bytes: ByteCount::new(bytes) })
@@ -141,11 +141,11 @@ impl Chunk {
         let piece = index.piece_bytes().get();
         for (run, from, length) in self.parts(plan) {
             let at = run.at(side);
-            let mut left = length;
-            while left > 0 {
-                let offset = at.offset + from + (length - left);
+            let mut remaining = length;
+            while remaining > 0 {
+                let offset = at.offset + from + (length - remaining);
                 indices.push(index.index_of(RegionOffset { offset, ..at })?);
-                left = left.checked_sub(piece)?;
+                remaining = remaining.checked_sub(piece)?;
             }
         }
         Some(())

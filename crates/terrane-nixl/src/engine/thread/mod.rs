@@ -54,19 +54,19 @@ impl EngineThread {
         let mut orphan_poll = OrphanPoll::new();
         let (mut is_closed, mut drop_deadline) = (false, None);
         loop {
-            let taken = self.queue.take(self.delay(&backoff, is_closed), is_closed);
-            is_closed = taken.is_closed;
-            if !taken.jobs.is_empty() {
+            let contents = self.queue.take(self.delay(&backoff, is_closed), is_closed);
+            is_closed = contents.is_closed;
+            if !contents.jobs.is_empty() {
                 self.awake_until = Some(Instant::now() + STAY_AWAKE);
                 backoff.reset();
             }
-            if taken.is_woken {
+            if contents.is_woken {
                 backoff.reset();
             }
-            if taken.is_woken || is_closed {
+            if contents.is_woken || is_closed {
                 self.transfers.iter_mut().for_each(|polled| polled.skip_until = None);
             }
-            for job in taken.jobs {
+            for job in contents.jobs {
                 self.accept(job);
             }
             if self.advance() {

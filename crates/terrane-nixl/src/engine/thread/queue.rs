@@ -83,9 +83,9 @@ impl Queue {
     fn stop(&self) {
         let mut state = self.lock();
         state.has_stopped = true;
-        let left = std::mem::take(&mut state.jobs);
+        let dropped_jobs = std::mem::take(&mut state.jobs);
         drop(state);
-        drop(left);
+        drop(dropped_jobs);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

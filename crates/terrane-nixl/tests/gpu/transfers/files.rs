@@ -19,7 +19,7 @@ const BLOCKS: u32 = 32;
 fn blocks_of_a_device_go_to_a_file_and_back_through_gds() {
     const TEST: &str = "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds";
     let Some(context) = device(TEST, SOME) else { return };
-    to_a_file_and_back(TEST, &context, "GDS");
+    check_file_round_trip(TEST, &context, "GDS");
 }
 
 #[test]
@@ -27,12 +27,12 @@ fn blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads() {
     const TEST: &str =
         "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads";
     let Some(context) = device(TEST, SOME) else { return };
-    to_a_file_and_back(TEST, &context, "GDS_MT");
+    check_file_round_trip(TEST, &context, "GDS_MT");
 }
 
 /// Copies scattered blocks to a file, overwrites the device's blocks, and copies the file's blocks
 /// to other blocks of the device.
-fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
+fn check_file_round_trip(test: &str, context: &Context, backend: &str) {
     // The plugin is in the bundle.
     let Some(agent) = with_gds(test, agent("gds", backend)) else { return };
     let directory = tempfile::tempdir().unwrap();

@@ -67,9 +67,11 @@ fn a_transfer_completes_in_any_order_of_drops() {
             drop(things[place].take());
         }
 
-        let told = there.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
-        let [told] = told.as_slice() else { panic!("{told:?} in order {number}") };
-        assert_eq!((&told.from, told.message.as_slice()), (&name, &b"all"[..]));
+        let notifications = there.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
+        let [notification] = notifications.as_slice() else {
+            panic!("{notifications:?} in order {number}")
+        };
+        assert_eq!((&notification.from, notification.message.as_slice()), (&name, &b"all"[..]));
         let what = format!("in order {number}");
         Image::of(&target, &InProcess).assert_equals(&expected, &what);
         // Then nothing remains: neither memory nor agent.

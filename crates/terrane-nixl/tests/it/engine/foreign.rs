@@ -45,12 +45,12 @@ impl Side {
         end_of(self.manager.submit(transfer, ()).unwrap()).result.unwrap();
     }
 
-    /// The next notification.
+    /// The only notification, once it has arrived.
     fn next_notification(&self) -> Notification {
-        let mut next_notification =
+        let mut notifications =
             self.agent.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
-        assert_eq!(next_notification.len(), 1, "{next_notification:?}");
-        next_notification.pop().unwrap()
+        assert_eq!(notifications.len(), 1, "{notifications:?}");
+        notifications.pop().unwrap()
     }
 }
 
@@ -103,7 +103,7 @@ fn exchange(side: &Side, python: &mut Python, layout: &ForeignLayout<'_>) {
     let write = Transfer::new(&side.local, remote.endpoint()).blocks(&[0, 2], &[1, 6]);
     side.submit(write.notify(*b"two blocks"));
     let name = side.agent.name();
-    assert_eq!(python.ask("next_notification 1"), format!("{name}:{}", hexadecimal(b"two blocks")));
+    assert_eq!(python.ask("notifications 1"), format!("{name}:{}", hexadecimal(b"two blocks")));
     copy(&ours, 0, &mut theirs, 1);
     copy(&ours, 2, &mut theirs, 6);
     assert!(python.bytes("bytes") == theirs, "written to Python's memory");
@@ -122,9 +122,9 @@ fn exchange(side: &Side, python: &mut Python, layout: &ForeignLayout<'_>) {
     let message = hexadecimal(b"written");
     let write = format!("move WRITE {} {} {BLOCK} {name} {message}", 3 * BLOCK, address(5));
     assert_eq!(python.ask(&write), "DONE");
-    let next_notification = side.next_notification();
+    let notification = side.next_notification();
     assert_eq!(
-        (next_notification.from.as_str(), &next_notification.message[..]),
+        (notification.from.as_str(), &notification.message[..]),
         (layout.agent.as_str(), &b"written"[..])
     );
     copy(&theirs, 3, &mut ours, 5);
@@ -138,8 +138,8 @@ fn exchange(side: &Side, python: &mut Python, layout: &ForeignLayout<'_>) {
 
     // Messages without a transfer.
     side.agent.notify(remote.peer(), b"hello").unwrap();
-    assert_eq!(python.ask("next_notification 1"), format!("{name}:{}", hexadecimal(b"hello")));
-    python.ask(&format!("tell {name} {}", hexadecimal(b"hello to you")));
+    assert_eq!(python.ask("notifications 1"), format!("{name}:{}", hexadecimal(b"hello")));
+    python.ask(&format!("notify {name} {}", hexadecimal(b"hello to you")));
     assert_eq!(side.next_notification().message, b"hello to you");
 }
 
@@ -231,7 +231,7 @@ fn a_python_agent_that_is_killed_in_the_middle_is_replaced_under_its_name() {
     };
     let side = Side::new(MANY, options);
     let offered = registered(&HeapAllocator::system(), &side.agent, config(16), CONTIGUOUS);
-    let next_notification = side.agent.nixl_metadata(&offered).unwrap();
+    let local_metadata = side.agent.nixl_metadata(&offered).unwrap();
     let size = BLOCK * usize::try_from(MANY).unwrap();
     let (mut before, mut cut_short) = (None, 0);
     for round in 0..ROUNDS {
@@ -246,14 +246,13 @@ fn a_python_agent_that_is_killed_in_the_middle_is_replaced_under_its_name() {
         } else {
             side.agent.import_foreign(&layout).unwrap()
         };
-        let whole = hexadecimal(&next_notification.whole().unwrap());
+        let whole = hexadecimal(&local_metadata.whole().unwrap());
         assert_eq!(python.ask(&format!("add {whole}")), side.agent.name().as_str());
-        let (region, name) = (&next_notification.regions[0], side.agent.name());
+        let (region, name) = (&local_metadata.regions[0], side.agent.name());
         let hammer = format!("hammer {} {} {name}", region.address(), region.length().get());
         assert_eq!(python.ask(&hammer), "begun");
-        let next_notification =
-            side.agent.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
-        assert!(!next_notification.is_empty(), "nothing from the process that writes and reads");
+        let notifications = side.agent.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
+        assert!(!notifications.is_empty(), "nothing from the process that writes and reads");
 
         let transfer = match round % 2 {
             0 => Transfer::new(&side.local, remote.endpoint()),

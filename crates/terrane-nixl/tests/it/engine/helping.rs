@@ -58,8 +58,8 @@ impl Held {
 
 /// The result of `wait` on a new thread, within a time limit.
 fn on_a_thread<T: Send + 'static>(wait: impl FnOnce() -> T + Send + 'static) -> T {
-    let (told, answer) = channel();
-    let waits = move || told.send(wait()).is_ok();
+    let (sender, answer) = channel();
+    let waits = move || sender.send(wait()).is_ok();
     let waiting = thread::Builder::new().name("waits".to_owned()).spawn(waits).unwrap();
     let answer = match answer.recv_timeout(TIMEOUT) {
         Err(RecvTimeoutError::Timeout) => panic!("no thread copies"),

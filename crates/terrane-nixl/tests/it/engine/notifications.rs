@@ -46,13 +46,18 @@ fn notifications_arrive_unchanged_after_the_bytes() {
             let image = Image::scribble(&local, &PeersInProcess, number);
             let transfer = Transfer::new(&local, &remote).blocks(&[3, 4, 0], &[3, 4, 1]);
             let completion = manager.submit(transfer.notify(message), ()).unwrap();
-            let [told] = &expect(&pair.there, 1)[..] else { panic!("told twice") };
+            let [notification] = &expect(&pair.there, 1)[..] else {
+                panic!("not one notification")
+            };
             // The message has arrived, so the bytes have too.
             let found = Image::of(&theirs, &InProcess);
             let mut expected = found.clone();
             expected.transfer(&image, &[3, 4, 0], &[3, 4, 1], 0..2);
             found.assert_equals(&expected, "when the peer was notified");
-            assert_eq!((&told.from, &told.message[..]), (pair.here.name(), message));
+            assert_eq!(
+                (&notification.from, &notification.message[..]),
+                (pair.here.name(), message)
+            );
             end_of(completion).result.unwrap();
         }
     }
@@ -68,9 +73,10 @@ fn reads_and_empty_transfers_send_notifications_too() {
     end_of(manager.submit(read, ()).unwrap()).result.unwrap();
     let nothing = Transfer::new(&local, &remote).notify(*b"nothing");
     end_of(manager.submit(nothing, ()).unwrap()).result.unwrap();
-    let mut told: Vec<_> = expect(&pair.there, 2).into_iter().map(|told| told.message).collect();
-    told.sort();
-    assert_eq!(told, [b"nothing".to_vec(), b"yours again".to_vec()]);
+    let mut messages: Vec<_> =
+        expect(&pair.there, 2).into_iter().map(|notification| notification.message).collect();
+    messages.sort();
+    assert_eq!(messages, [b"nothing".to_vec(), b"yours again".to_vec()]);
 }
 
 #[test]
@@ -88,9 +94,10 @@ fn no_notification_is_lost() {
         let completion = manager.submit(transfer.notify(number.to_le_bytes()), ()).unwrap();
         last = Some(completion.ticket());
     }
-    let told: Vec<_> = expect(&pair.there, 100).into_iter().map(|told| told.message).collect();
+    let messages: Vec<_> =
+        expect(&pair.there, 100).into_iter().map(|notification| notification.message).collect();
     let sent: Vec<_> = (0..MANY).map(|number| number.to_le_bytes().to_vec()).collect();
-    assert_eq!(told, sent);
+    assert_eq!(messages, sent);
 }
 
 #[test]

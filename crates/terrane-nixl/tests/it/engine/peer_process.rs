@@ -109,13 +109,13 @@ pub fn send(bytes: &[u8]) {
 }
 
 /// The agent of a peer.
-pub fn of_the_environment() -> terrane_nixl::Agent {
+pub fn agent_from_environment() -> terrane_nixl::Agent {
     AgentBuilder::from_env().unwrap().build().unwrap()
 }
 
 /// The peer: exports this many blocks, and serves until it is requested to end.
 pub fn serve(blocks: u32) {
-    let (agent, mut input) = (of_the_environment(), std::io::stdin().lock());
+    let (agent, mut input) = (agent_from_environment(), std::io::stdin().lock());
     let layout = registered(&HeapAllocator::system(), &agent, config(blocks), CONTIGUOUS);
     send(&agent.export(&layout).unwrap());
     // It may be stopped or killed here; otherwise its standard input is closed.

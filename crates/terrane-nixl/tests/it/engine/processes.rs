@@ -137,13 +137,13 @@ fn an_engine_may_wait_without_a_limit_when_it_drops() {
 
 /// A peer that checks the bytes written to it, and answers.
 fn answer() {
-    let (agent, mut input) = (of_the_environment(), std::io::stdin().lock());
+    let (agent, mut input) = (agent_from_environment(), std::io::stdin().lock());
     let layout = registered(&HeapAllocator::system(), &agent, config(8), LayoutKind::ALL[2]);
     send(&agent.export(&layout).unwrap());
     let asker = agent.import(&receive_from(&mut input)).unwrap();
     let endpoint = Endpoint::new(layout).unwrap();
-    let told = agent.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
-    assert_eq!(told[0].message, b"all written");
+    let notifications = agent.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
+    assert_eq!(notifications[0].message, b"all written");
     // The requester's bytes, generated again from their seed.
     let theirs = registered(&HeapAllocator::system(), &agent, config(8), CONTIGUOUS);
     let image = Image::scribble(&Endpoint::new(theirs).unwrap(), &InProcess, 5);
@@ -170,8 +170,8 @@ fn blocks_and_messages_are_exchanged_between_processes() {
     let write = Transfer::new(&ends.local, ends.remote.endpoint()).blocks(&all, &all);
     end_of(ends.manager.submit(write.notify(*b"all written"), ()).unwrap()).result.unwrap();
     assert_eq!(ends.process.receive(), b"right");
-    let told = ends.agent.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
-    assert_eq!(told[0].message, b"all read");
+    let notifications = ends.agent.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
+    assert_eq!(notifications[0].message, b"all read");
 
     // And back, the other way round.
     let mut expected = Image::scribble(&ends.local, &InProcess, 6);

@@ -39,8 +39,11 @@ fn a_file_is_copied_to_a_peer_through_registered_memory() {
 
     let completion = manager.submit(transfer().notify(*b"five blocks"), ()).unwrap();
     let patience = Instant::now() + Duration::from_secs(120);
-    let told = pair.there.wait_for_notifications(patience).unwrap();
-    assert_eq!(told.iter().map(|told| &told.message[..]).collect::<Vec<_>>(), [b"five blocks"]);
+    let notifications = pair.there.wait_for_notifications(patience).unwrap();
+    assert_eq!(
+        notifications.iter().map(|notification| &notification.message[..]).collect::<Vec<_>>(),
+        [b"five blocks"]
+    );
     expected.transfer(&image, &blocks, &[0, 1, 2, 3, 4], 0..2);
     // All chunks have arrived, although the relay may not have processed the end yet.
     end_of(completion).result.unwrap();

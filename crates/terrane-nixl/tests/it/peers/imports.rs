@@ -358,8 +358,8 @@ fn an_imported_layout_is_reached_by_backends_with_keys() {
     let (owner, reader) = (both().build().unwrap(), both().build().unwrap());
     let layout = layout(&owner, CONTIGUOUS);
     let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
-    let [told] = remote.regions() else { panic!("one region") };
-    assert_eq!(told.backends(), ["POSIX".into(), "UCX".into()]);
+    let [region] = remote.regions() else { panic!("one region") };
+    assert_eq!(region.backends(), ["POSIX".into(), "UCX".into()]);
     let registrations = remote.endpoint().layout().registrations();
     let accepted: Vec<_> = registrations[0].record.accepted().map(|name| name.as_str()).collect();
     assert_eq!(accepted, ["UCX"]);

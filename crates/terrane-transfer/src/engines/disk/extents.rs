@@ -58,8 +58,8 @@ impl Extents {
     ) -> Option<FilePosition> {
         parts.clear();
         let mut first: Option<FilePosition> = None;
-        let mut taken = 0;
-        while taken < most {
+        let mut gathered = 0;
+        while gathered < most {
             let index = match &self.order {
                 Some(order) => order.get(self.next).copied(),
                 None => Some(self.next),
@@ -68,17 +68,18 @@ impl Extents {
             else {
                 break;
             };
-            let left = run.bytes().get() - self.offset;
-            let part = RunPart { run: index, offset: self.offset, bytes: left.min(most - taken) };
+            let remaining = run.bytes().get() - self.offset;
+            let part =
+                RunPart { run: index, offset: self.offset, bytes: remaining.min(most - gathered) };
             let at = part.location(plan, self.side).and_then(Location::as_file)?;
             match first {
                 None => first = Some(at),
-                Some(first) if follows(first, taken, at) => {}
+                Some(first) if follows(first, gathered, at) => {}
                 Some(_) => break,
             }
             parts.push(part);
-            taken += part.bytes;
-            if part.bytes == left {
+            gathered += part.bytes;
+            if part.bytes == remaining {
                 self.next += 1;
                 self.offset = 0;
             } else {

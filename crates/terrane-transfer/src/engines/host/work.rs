@@ -168,30 +168,30 @@ impl ChunkedJob {
         let begin = *cursor;
         if plan.breaks_pieces() {
             // Whole tiles, at least one.
-            let mut taken = 0;
+            let mut taken_bytes = 0;
             while let Some(bytes) = tile_bytes(plan, cursor.unit)
-                && (taken == 0 || taken + bytes <= self.chunk)
+                && (taken_bytes == 0 || taken_bytes + bytes <= self.chunk)
             {
-                taken += bytes;
+                taken_bytes += bytes;
                 cursor.unit += 1;
             }
-            return (taken > 0).then_some((begin, taken));
+            return (taken_bytes > 0).then_some((begin, taken_bytes));
         }
-        let mut taken = 0;
+        let mut taken_bytes = 0;
         while let Some(run) = plan.runs().get(cursor.unit) {
             let left_of_run = run.bytes().get() - cursor.offset;
-            let left_of_chunk = self.chunk - taken;
+            let left_of_chunk = self.chunk - taken_bytes;
             if left_of_run > left_of_chunk {
                 cursor.offset += left_of_chunk;
                 return Some((begin, self.chunk));
             }
-            taken += left_of_run;
+            taken_bytes += left_of_run;
             *cursor = Cursor { unit: cursor.unit + 1, offset: 0 };
-            if taken == self.chunk {
+            if taken_bytes == self.chunk {
                 break;
             }
         }
-        (taken > 0).then_some((begin, taken))
+        (taken_bytes > 0).then_some((begin, taken_bytes))
     }
 
     /// Ends the job with `failure` once the other threads have copied their chunks.

@@ -200,7 +200,7 @@ impl Submission {
         {
             // The end event must follow the first stream's last work. The sums of a destination
             // read bytes that are now copied again.
-            for other in others.iter().chain(self.streams.of_sums()) {
+            for other in others.iter().chain(self.streams.sums_stream()) {
                 first.wait_for(&Event::queried_after(other)?)?;
             }
         }

@@ -149,7 +149,7 @@ impl Submission {
         let blocks = [plan.source_blocks(), plan.destination_blocks()];
         let room = match self.room.take() {
             Some(room) => Ok(room),
-            None => shared.lists.take_or_make(list_bytes(blocks)),
+            None => shared.lists.take_or_allocate(list_bytes(blocks)),
         };
         let filled = room.and_then(|mut room| room.fill(blocks, stream).map(|()| room));
         match filled {

@@ -13,7 +13,7 @@ use crate::runtime::stream::Stream;
 /// source follow the first chunk on the first stream. Those of a destination follow each chunk on
 /// its stream, `at`.
 fn stream_of(streams: &JobStreams, side: Side, at: usize) -> Option<&Stream> {
-    let own = streams.of_sums();
+    let own = streams.sums_stream();
     let at = if side == Side::Source { 0 } else { at };
     own.or(streams.get(at)).map(|stream| &**stream)
 }
@@ -85,7 +85,7 @@ impl Submission {
                 true => shared.streams.take_ready(),
                 false => shared.streams.take_idle()?,
             };
-            self.streams.put_of_sums(idle);
+            self.streams.set_sums_stream(idle);
             sums.has_stream = true;
         }
         let Some(stream) = stream_of(&self.streams, sums.side(), at) else { return Ok(()) };

@@ -104,34 +104,34 @@ impl PreparedLists {
             let key = (end.id(), route.backend);
             if !ends.contains_key(&key) {
                 // A new endpoint is an occasion to remove the lists of dropped ones.
-                let gone = ends.extract_if(|_, known| known.endpoint.has_gone());
-                released.extend(gone.filter_map(|(_, known)| known.list));
+                let dropped = ends.extract_if(|_, entry| entry.endpoint.has_gone());
+                released.extend(dropped.filter_map(|(_, entry)| entry.list));
             }
-            let known = match ends.entry(key) {
-                Entry::Occupied(known) => known.into_mut(),
+            let entry = match ends.entry(key) {
+                Entry::Occupied(entry) => entry.into_mut(),
                 Entry::Vacant(vacant) => vacant.insert(EndLists::new(end)?),
             };
-            if let Some(stale) = known.list.take_if(|list| list.generation() != generation) {
+            if let Some(stale) = entry.list.take_if(|list| list.generation() != generation) {
                 released.push(stale);
-                known.listed = 0;
+                entry.listed = 0;
             }
-            *list = known.list.clone();
+            *list = entry.list.clone();
             if list.is_none() {
-                let pieces = known.index.count();
+                let pieces = entry.index.count();
                 let threshold =
-                    if known.has_failed { self.threshold.max(1) } else { self.threshold };
+                    if entry.has_failed { self.threshold.max(1) } else { self.threshold };
                 is_due &=
-                    pieces <= self.max_pieces && known.listed >= pieces.saturating_mul(threshold);
-                let index = Arc::clone(&known.index);
+                    pieces <= self.max_pieces && entry.listed >= pieces.saturating_mul(threshold);
+                let index = Arc::clone(&entry.index);
                 missing.push(MissingList { key, list: ListKey { side, index, generation } });
             }
         }
         for missing in &missing {
-            if let Some(known) = ends.get_mut(&missing.key) {
+            if let Some(entry) = ends.get_mut(&missing.key) {
                 let listed = to_u64(descriptors);
                 // A transfer that arrives during the preparation lists its descriptors.
-                known.has_failed |= is_due;
-                known.listed = if is_due { 0 } else { known.listed.saturating_add(listed) };
+                entry.has_failed |= is_due;
+                entry.listed = if is_due { 0 } else { entry.listed.saturating_add(listed) };
             }
         }
         drop(ends);
@@ -142,9 +142,9 @@ impl PreparedLists {
         for missing in missing {
             let list = Arc::new(PreparedList::prepare(agent, route, plan, &missing.list)?);
             let mut ends = self.lock();
-            let replaced = ends.get_mut(&missing.key).and_then(|known| {
-                known.has_failed = false;
-                known.list.replace(Arc::clone(&list))
+            let replaced = ends.get_mut(&missing.key).and_then(|entry| {
+                entry.has_failed = false;
+                entry.list.replace(Arc::clone(&list))
             });
             drop(ends);
             drop(replaced);
@@ -159,9 +159,9 @@ impl PreparedLists {
         let keys = [plan.source(), plan.destination()].map(|end| (end.id(), route.backend));
         let mut ends = self.lock();
         let lists = keys.map(|key| {
-            let known = ends.get_mut(&key)?;
-            (known.listed, known.has_failed) = (0, true);
-            known.list.take()
+            let entry = ends.get_mut(&key)?;
+            (entry.listed, entry.has_failed) = (0, true);
+            entry.list.take()
         });
         drop(ends);
         drop(lists);

@@ -102,8 +102,8 @@ impl DiskWorker {
         options: &DiskEngineOptions,
         rates: Arc<DiskRates>,
     ) -> Self {
-        let asked = options.request.max(ByteCount::new(REQUESTS.get()));
-        let request = asked.align_up(REQUESTS).unwrap_or(asked);
+        let request_bytes = options.request.max(ByteCount::new(REQUESTS.get()));
+        let request = request_bytes.align_up(REQUESTS).unwrap_or(request_bytes);
         Self {
             jobs: Slab::new(),
             turns: VecDeque::new(),
