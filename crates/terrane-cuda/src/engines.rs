@@ -80,7 +80,7 @@ impl WithDevices for TransferManagerBuilder {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let manager = match Context::primary(DeviceId::new(0)) {
 ///     Ok(context) => TransferManager::new(engines([&context], &EnginesOptions::default())?),
-///     // Without a device, the same but for the device.
+///     // Without a device, the engines of host memory and files.
 ///     Err(reason) => {
 ///         println!("no usable device: {reason}");
 ///         TransferManager::with_default_engines()?

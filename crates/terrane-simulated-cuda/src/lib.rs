@@ -23,8 +23,9 @@
 //!   common event. Before a copy is waited for, its destination may be partly written.
 //! - **Addresses.** Device memory is at addresses that the host cannot dereference. The alias of
 //!   registered host memory differs from the host's address. A freed address is not reused soon.
-//!   Every copy, fill, load and store is checked against the allocations, when it is submitted (an
-//!   invalid value) and when it runs (an illegal address, and the context is lost).
+//!   Every copy, fill, load and store is checked against the allocations twice. A wrong address is
+//!   an invalid value at submission. When the work runs, it is an illegal address, which loses the
+//!   context.
 //! - **Memory.** A limit for each device; pools with a release threshold, whose memory is allocated
 //!   and freed in stream order; registrations, which do not overlap, and which no copy crosses;
 //!   copies with pageable memory, which end before the call returns.

@@ -23,7 +23,7 @@ impl ControlGroupLimits {
         Self::read_under(Path::new("/"))
     }
 
-    /// The same, with `root` in place of `/`.
+    /// The same, with `root` instead of `/`.
     fn read_under(root: &Path) -> Self {
         let processors = groups(root, "cpu").filter_map(|group| group.processors());
         Self {
