@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use terrane_core::convert::to_u64;
-use terrane_core::{CapabilityReport, StorageKind};
+use terrane_core::{ByteCount, CapabilityReport, StorageKind};
 use terrane_transfer::calibration::{CopyPath, Direction};
 use terrane_transfer::{
     CopyGrid, Decision, Declined, DeviceOrder, Quote, Side, TransferOptions, TransferPlan,
@@ -176,7 +176,10 @@ impl DeviceEngine {
         });
         let pairs = to_u64(plan.destination_blocks().len());
         let cells_of = |grid: &CopyGrid| {
-            let factors = [grid.layers, grid.outers, grid.rows, grid.columns];
+            // Within the device, the cells of a piece cost no more than one cell with as many bytes.
+            let is_one = direction == Direction::WithinDevice && grid.bytes >= SECTOR;
+            let [rows, columns] = if is_one { [1, 1] } else { [grid.rows, grid.columns] };
+            let factors = [grid.layers, grid.outers, rows, columns];
             factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()))
         };
         let cells = grids.iter().map(cells_of).fold(0, u64::saturating_add);
@@ -191,6 +194,11 @@ impl DeviceEngine {
         }
     }
 }
+
+/// The smallest cell that a kernel within the device copies at the rate of long ones: a sector of the
+/// device's cache. On an H100, re-layouts of 2 GiB in cells of 32 to 256 bytes reached 0.83 to 0.97 of
+/// a contiguous copy, and cells of 16 bytes 0.26 to 0.93.
+const SECTOR: ByteCount = ByteCount::new(32);
 
 /// Whether the chunks of a path complete blocks one after the other.
 fn completes_in_order(

@@ -1,8 +1,10 @@
 //! Heads on a device: conversions of token and head order, and pages that contain the heads of all
 //! ranks.
 
+use std::time::Duration;
+
 use terrane_core::ByteCount;
-use terrane_cuda::{CopyPath, DeviceEngineOptions};
+use terrane_cuda::{Calibration, CopyPath, DeviceEngineOptions, Direction, PathCost};
 use terrane_layout::TokenOrder::{self, HeadMajor, TokenMajor};
 use terrane_layout::{BlockDimension, ElementFormat, LayoutConfig, LayoutKind};
 use terrane_testkit::conformance::EngineFixture;
@@ -20,12 +22,17 @@ const OUTER_FIRST: LayoutKind =
 
 /// 16 tokens of heads of 128 bytes, in 3 layers of K and V.
 fn config_with_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
+    config_with_head_size(heads, 64, order)
+}
+
+/// The same, with heads of this many elements of two bytes.
+fn config_with_head_size(heads: u32, elements: u32, order: TokenOrder) -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(10)
         .num_layers(3)
         .outer_dim(2)
         .page_size(16)
-        .inner_dim(64 * heads)
+        .inner_dim(elements * heads)
         .element(ElementFormat::Width(2))
         .num_heads(heads)
         .token_order(order)
@@ -37,6 +44,51 @@ fn end(fixture: &Fixture, name: &str, config: LayoutConfig, kind: LayoutKind) ->
     let end = fixture.endpoint(name, config, kind);
     Image::scribble(&end, fixture.access(), config.num_heads().unwrap().into());
     end
+}
+
+/// A kernel within the device copies cells of at least 32 bytes as fast as whole pieces. Waiting
+/// threads sleep until shortly before the predicted end, so a prediction by cells delays them.
+#[test]
+fn predictions_within_the_device_count_pieces_and_only_tiny_cells_one_by_one() {
+    let name = "predictions_within_the_device_count_pieces_and_only_tiny_cells_one_by_one";
+    let Some(context) = device(name, ROOM) else { return };
+    let cost = PathCost {
+        fixed: Duration::from_micros(5),
+        per_piece_ns: 1e3,
+        per_short_piece_ns: 1e3,
+        bytes_per_second: 2e12,
+    };
+    let mut calibration = Calibration::built_in();
+    calibration.set(Direction::WithinDevice, CopyPath::Relayout, cost);
+    let options = DeviceEngineOptions {
+        path: Some(CopyPath::Relayout),
+        calibration: Some(calibration),
+        learns: false,
+        ..DeviceEngineOptions::default()
+    };
+    let fixture = Fixture::new(&context, options, &ALL);
+    let manager = fixture.manager();
+    let predicted = |elements, from, to| {
+        let from = end(&fixture, APART, config_with_head_size(8, elements, from), OUTER_FIRST);
+        let to = end(
+            &fixture,
+            DEVICE,
+            config_with_head_size(8, elements, to),
+            LayoutKind::FullyContiguous,
+        );
+        let transfer = Transfer::new(&from, &to).blocks(&[7, 0, 4], &[1, 9, 2]);
+        manager.explain(&ordered(transfer, &from, &to)).unwrap().predicted
+    };
+    let pieces = 3 * 3 * 2;
+    for elements in [16, 64] {
+        let bytes = pieces * 16 * 8 * u64::from(elements) * 2;
+        let expected = Duration::from_secs_f64(cost.predict(bytes, pieces));
+        assert_eq!(predicted(elements, TokenMajor, TokenMajor), expected);
+        assert_eq!(predicted(elements, TokenMajor, HeadMajor), expected);
+    }
+    let cells = pieces * 16 * 8;
+    let expected = Duration::from_secs_f64(cost.predict(cells * 16, cells));
+    assert_eq!(predicted(8, TokenMajor, HeadMajor), expected);
 }
 
 /// Token-major to head-major and back: from the device, to it and within it.
