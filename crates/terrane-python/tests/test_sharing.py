@@ -2,8 +2,10 @@
 
 import json
 import os
+import resource
 import signal
 import socket
+import struct
 import threading
 import time
 
@@ -14,7 +16,7 @@ import adapters
 import terrane_kv
 from adapters import BLOCK, Pool, Sglang, content
 from engines import installed, releases
-from terrane_kv.sharing import Client, RefusedError, Server
+from terrane_kv.sharing import Client, RefusedError, Server, run
 from test_restarts import child
 
 RANKS = 3
@@ -277,7 +279,9 @@ def test_an_invalid_request_is_an_error_and_ends_nothing(served):
             ))
     with pytest.raises(RefusedError, match="other"):
         Client(path, {"model": "other"}, BLOCK).presences(["k"], 0)
-    for content in (b"\0\0\0\x02{}", b"\xff\xff\xff\xff", b"\0\0\0\x03abc", b"\0\0"):
+    nested = b"[" * 100_000
+    contents = [b"\0\0\0\x02{}", b"\xff\xff\xff\xff", b"\0\0\0\x03abc", b"\0\0", b"\0\0\0\x02[]"]
+    for content in (*contents, struct.pack(">I", len(nested)) + nested):
         with socket.socket(socket.AF_UNIX) as other:
             other.connect(path)
             other.sendall(content)
@@ -287,6 +291,124 @@ def test_an_invalid_request_is_an_error_and_ends_nothing(served):
                 pass
     assert client.presences(["k"], 0) == b"\0"
     client.close()
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def becomes(count):
+    """Waits until this process has so many descriptors: the server's threads close theirs later."""
+    until = time.monotonic() + 30
+    while descriptors() != count and time.monotonic() < until:
+        time.sleep(0.01)
+    return descriptors() == count
+
+
+def test_descriptors_of_an_invalid_message_are_closed(served):
+    _, path = served
+    before = descriptors()
+    for _ in range(20):
+        memory = os.memfd_create("test")
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(path)
+            socket.send_fds(other, [b"\xff\xff\xff\xff"], [memory])
+            other.settimeout(10)
+            assert other.recv(1000) == b""
+        os.close(memory)
+    assert becomes(before)
+
+
+def test_memory_that_could_shrink_is_refused(served):
+    _, path = served
+    memory = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, BLOCK)
+    hello = json.dumps({"identity": {"model": "m"}}).encode()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(path)
+        socket.send_fds(other, [struct.pack(">I", len(hello)) + hello], [memory])
+        other.settimeout(10)
+        assert b"F_SEAL_SHRINK" in other.recv(1000)
+    os.close(memory)
+
+
+def test_a_client_that_stops_within_a_message_is_disconnected(served, monkeypatch):
+    _, path = served
+    monkeypatch.setattr("terrane_kv.sharing.PATIENCE_S", 0.2)
+    before = descriptors()
+    hello = json.dumps({"identity": {"model": "m"}}).encode()
+    for content in (b"", b"\0\0\0", struct.pack(">I", len(hello)) + hello + b"\0\0"):
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(path)
+            other.sendall(content)
+            other.settimeout(10)
+            while other.recv(1000):
+                pass
+    assert becomes(before)
+    # A connection that waits between messages stays open.
+    client = Client(path, {"model": "m"}, BLOCK)
+    client.presences(["k"], 0)
+    with_idle = descriptors()
+    time.sleep(0.5)
+    assert client.presences(["k"], 0) == b"\0" and descriptors() == with_idle
+    client.close()
+
+
+def test_a_server_without_descriptors_serves_again_once_it_has_some(served, caplog):
+    _, path = served
+    client = Client(path, {"model": "m"}, BLOCK)
+    assert client.presences(["k"], 0) == b"\0"
+    other = socket.socket(socket.AF_UNIX)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # `connect` needs no new descriptor, and `accept` needs one. Files may have left lower numbers free.
+    free = [os.open("/dev/null", os.O_RDONLY) for _ in range(64)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free) + 1, limits[1]))
+    try:
+        while True:
+            try:
+                free.append(os.dup(free[0]))
+            except OSError:
+                break
+        other.connect(path)
+        until = time.monotonic() + 30
+        while "cannot be accepted" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in free:
+            os.close(descriptor)
+    assert "cannot be accepted" in caplog.text
+    other.close()
+    another = Client(path, {"model": "m"}, BLOCK)
+    assert another.presences(["k"], 0) == b"\0"
+    another.close()
+    client.close()
+
+
+def test_a_get_by_the_memory_tier_ends_by_its_timeout():
+    timeouts = []
+
+    class Job:
+        def __init__(self, timeout):
+            self.timeout = timeout
+
+        def wait(self):
+            timeouts.append(self.timeout)
+            time.sleep(min(self.timeout, 0.3))
+            return "outcome"
+
+    class Slow:
+        def snapshot(self):
+            return {"tiers": ["memory", "disk"]}
+
+        def promote(self, keys, timeout):
+            return Job(timeout)
+
+        def get(self, keys, blocks, timeout):
+            return Job(timeout)
+
+    assert run(Slow(), "get", ["k"], None, {"timeout": 0.4}) == "outcome"
+    assert timeouts[0] == 0.4 and 0 <= timeouts[1] <= 0.1
 
 
 def test_only_the_same_user_may_connect(served):

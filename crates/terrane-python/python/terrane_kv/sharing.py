@@ -17,6 +17,7 @@ import os
 import socket
 import struct
 import threading
+import time
 
 from terrane_kv._native import Blocks, ClosedError, StoreError
 
@@ -28,8 +29,10 @@ WINDOW = 64 << 20
 ALIGNMENT = 4096
 # The maximum length of a message. 128 keys of 64 bytes take 9 KiB.
 LONGEST = 16 << 20
-# A server must answer within the timeout of the job plus this time.
+# A server must answer within the timeout of the job plus this time. A message that has begun must end within it.
 PATIENCE_S = 10.0
+# The pause after a connection that could not be accepted, for example without free descriptors.
+PAUSE_S = 0.1
 
 _copy = ctypes.CDLL(None).memcpy
 _copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -45,8 +48,10 @@ def run(store, verb, keys, blocks, options):
     if verb == "put":
         return store.put(keys, blocks, **options).wait()
     if len(store.snapshot()["tiers"]) > 1:
+        end = time.monotonic() + options["timeout"]
         # If the memory tier is full, the get reads the disk.
         store.promote(keys, **options).wait()
+        options = {**options, "timeout": max(end - time.monotonic(), 0.0)}
     return store.get(keys, blocks, **options).wait()
 
 
@@ -65,25 +70,47 @@ def _send(connection, message, descriptors=()):
     connection.sendall(content[sent:])
 
 
-def _receive(connection, descriptors=0):
-    """Receives a message and its descriptors. Raises `ConnectionError` at the end of the connection."""
-    head, found = b"", []
-    while len(head) < 4:
-        part, received, _, _ = socket.recv_fds(connection, 4 - len(head), descriptors)
-        found += received
+def _receive(connection, patience, descriptors=0, may_wait=False):
+    """Receives a message and its descriptors within `patience` seconds. With `may_wait`, the time starts at the first byte.
+
+    Raises `ConnectionError` at the end of the connection and for an invalid message, and `TimeoutError`.
+    """
+    end = None if may_wait else time.monotonic() + patience
+    found = []
+
+    def part_of(length):
+        nonlocal end
+        connection.settimeout(None if end is None else max(end - time.monotonic(), 0.001))
+        part, received, _, _ = socket.recv_fds(connection, length, descriptors)
+        found.extend(received)
         if not part:
             raise ConnectionError("the other process has closed the connection")
-        head += part
-    length = struct.unpack(">I", head)[0]
-    if length > LONGEST:
-        raise ConnectionError(f"a message of {length} bytes; {LONGEST} is the limit")
-    content = bytearray()
-    while len(content) < length:
-        part = connection.recv(min(length - len(content), 1 << 20))
-        if not part:
-            raise ConnectionError("the other process has closed the connection")
-        content += part
-    return json.loads(content), found
+        end = time.monotonic() + patience if end is None else end
+        return part
+
+    try:
+        head = b""
+        while len(head) < 4:
+            head += part_of(4 - len(head))
+        length = struct.unpack(">I", head)[0]
+        if length > LONGEST:
+            raise ConnectionError(f"a message of {length} bytes; {LONGEST} is the limit")
+        content = bytearray()
+        while len(content) < length:
+            content += part_of(min(length - len(content), 1 << 20))
+        # Later sends wait for the other process for as long.
+        connection.settimeout(patience)
+        try:
+            message = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ConnectionError(f"a message that is not JSON: {error}") from None
+        if not isinstance(message, dict):
+            raise ConnectionError(f"a message of type {type(message).__name__}; an object is needed")
+        return message, found
+    except BaseException:
+        for descriptor in found:
+            os.close(descriptor)
+        raise
 
 
 class _Place:
@@ -143,32 +170,47 @@ class Server:
 
     def _accept(self):
         while True:
+            connection = None
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
-            with self._lock:
-                if self._is_closed:
+                with self._lock:
+                    if self._is_closed:
+                        connection.close()
+                        return
+                    self._connections.add(connection)
+                threading.Thread(target=self._serve, args=(connection,), name="terrane-share", daemon=True).start()
+            except (OSError, RuntimeError) as error:
+                # A thread that does not start raises `RuntimeError`. A later connection may succeed.
+                with self._lock:
+                    if self._is_closed:
+                        return
+                    self._connections.discard(connection)
+                if connection is not None:
                     connection.close()
-                    return
-                self._connections.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="terrane-share", daemon=True).start()
+                logger.warning("a connection to %s cannot be accepted: %s", self._path, error)
+                time.sleep(PAUSE_S)
 
     def _serve(self, connection):
         try:
-            hello, descriptors = _receive(connection, 1)
+            hello, descriptors = _receive(connection, PATIENCE_S, descriptors=1)
             try:
                 theirs = json.dumps(hello.get("identity"), sort_keys=True)
                 if theirs != self._identity:
                     _send(connection, {"refused": f"the server's identity is {self._identity}, and the client's is {theirs}"})
                     return
-                window = _Window(descriptors[0], os.fstat(descriptors[0]).st_size) if descriptors else None
+                window = None
+                if descriptors:
+                    # A job that copies to memory that has become shorter would end this process.
+                    if not fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                        _send(connection, {"refused": "the client's memory needs the seal F_SEAL_SHRINK"})
+                        return
+                    window = _Window(descriptors[0], os.fstat(descriptors[0]).st_size)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
             _send(connection, {"accepted": os.getpid()})
             while True:
-                request, _ = _receive(connection)
+                request, _ = _receive(connection, PATIENCE_S, may_wait=True)
                 try:
                     answer = self._answer(request, window)
                 except (StoreError, ValueError, KeyError, TypeError) as error:
@@ -240,7 +282,7 @@ class _Connection:
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
-            answer, _ = _receive(self.socket)
+            answer, _ = _receive(self.socket, PATIENCE_S)
             if "refused" in answer:
                 raise RefusedError(answer["refused"])
         except BaseException:
@@ -250,7 +292,7 @@ class _Connection:
     def ask(self, request, patience):
         self.socket.settimeout(patience)
         _send(self.socket, request)
-        return _receive(self.socket)[0]
+        return _receive(self.socket, patience)[0]
 
 
 class Client:
@@ -306,11 +348,14 @@ class Client:
     def run(self, verb, keys, memory, group, timeout):
         """Gets or puts blocks. For each key, `memory` has a list of spans, which are pairs of address and size.
 
-        Returns for each key whether it succeeded, and the first error or None.
+        All requests together have `timeout` seconds. Returns for each key whether it succeeded, and the first error or
+        None.
         """
         done, error = [], None
+        end = time.monotonic() + timeout
         for keys, memory in self._parts(keys, memory):
-            answer = self._ask(True, lambda it: self._move(it, verb, keys, memory, group, timeout))
+            left = max(end - time.monotonic(), 0.0)
+            answer = self._ask(True, lambda it: self._move(it, verb, keys, memory, group, left))
             done += answer["done"]
             error = error or answer["error"]
         return done, error

@@ -84,12 +84,14 @@ impl StoreCore {
     fn punch_now(&self) {
         let Some(disk) = &self.disk else { return };
         // Such a slot stays unused as long as the tier does not grow.
-        let _turn = lock(&self.resizing);
-        for room in self.tiers.last().iter().flat_map(|tier| &tier.rooms) {
+        let turn = lock(&self.resizing);
+        let rooms = self.tiers.last().into_iter().flat_map(|tier| &tier.rooms);
+        let errors: Vec<_> = rooms.filter_map(|room| room.punch(&disk.slabs).err()).collect();
+        // A subscriber of the trace may resize the store.
+        drop(turn);
+        for error in errors {
             // Without holes in files, the disk blocks stay reserved.
-            if let Err(error) = room.punch(&disk.slabs) {
-                tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
-            }
+            tracing::debug!(%error, "disk blocks of a smaller tier stay reserved");
         }
     }
 
