@@ -11,11 +11,11 @@ use terrane_testkit::pattern::Pattern;
 
 use crate::support::*;
 
-/// An engine's tensor: memory of its own allocator, shared by its users.
+/// An engine's tensor: memory of another allocator, shared by its users.
 struct Tensor(Box<[u8]>);
 
 #[test]
-fn tensors_of_an_engine_are_offloaded_and_brought_back_without_a_copy_of_their_own() {
+fn tensors_of_an_engine_are_offloaded_and_restored_in_place() {
     let directory = tempfile::tempdir().unwrap();
     let config = config(8);
     let a_layer = config.total_bytes().get() / u64::from(config.num_layers());
@@ -41,9 +41,9 @@ fn tensors_of_an_engine_are_offloaded_and_brought_back_without_a_copy_of_their_o
     let pattern = Pattern::new(9);
     pattern.fill(&cache).unwrap();
     let blocks: Vec<u32> = (0..8).collect();
-    moved(&manager, (&cache, &blocks), (&disk, &blocks));
+    copy_blocks(&manager, (&cache, &blocks), (&disk, &blocks));
     Pattern::new(10).fill(&cache).unwrap();
-    moved(&manager, (&disk, &blocks), (&cache, &blocks));
+    copy_blocks(&manager, (&disk, &blocks), (&cache, &blocks));
     pattern.verify(&cache).unwrap().assert_clean("the bytes that were restored to the tensors");
 
     drop(cache);

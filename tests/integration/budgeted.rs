@@ -17,7 +17,7 @@ fn refusal(error: &LayoutError) -> &AllocateError {
 }
 
 #[test]
-fn tiers_share_a_budget_and_what_is_freed_on_one_is_there_for_the_other() {
+fn tiers_share_a_budget_and_freed_bytes_are_available_to_both() {
     let directory = tempfile::tempdir().unwrap();
     let all = Budget::new("cache", ByteCount::mib(16));
     let memory = Limit::new(
@@ -27,8 +27,8 @@ fn tiers_share_a_budget_and_what_is_freed_on_one_is_there_for_the_other() {
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
     let disk = Limit::new(files, all.child("disk", ByteCount::mib(16)));
 
-    // 160 blocks of 48 KiB are 7.5 MiB. One such layout on each tier fits; a second one on either
-    // does not.
+    // 160 blocks of 48 KiB are 7.5 MiB. One such layout fits into each tier; a second one fits into
+    // neither.
     let compute = endpoint(160, LayoutKind::ALL[2], &memory);
     let tier = endpoint(160, LayoutKind::FullyContiguous, &disk);
     let error = layout(160, LayoutKind::FullyContiguous, &disk).unwrap_err();
@@ -41,7 +41,7 @@ fn tiers_share_a_budget_and_what_is_freed_on_one_is_there_for_the_other() {
     let pattern = Pattern::new(1);
     pattern.fill(&compute).unwrap();
     let blocks: Vec<u32> = (0..160).collect();
-    let report = moved(&manager, (&compute, &blocks), (&tier, &blocks));
+    let report = copy_blocks(&manager, (&compute, &blocks), (&tier, &blocks));
     assert_eq!(report.explanation.bytes, config(160).total_bytes());
     pattern.verify(&tier).unwrap().assert_clean("the bytes that were written to disk");
 

@@ -1,4 +1,4 @@
-//! Layouts whose memory comes from a pool, and returns to it when it is no longer used.
+//! Layouts whose memory comes from a pool, and returns to it after the last use.
 
 use terrane::core::ByteCount;
 use terrane::layout::LayoutKind;
@@ -14,7 +14,7 @@ use crate::support::*;
 const BLOCKS: u32 = 256;
 
 #[test]
-fn a_layout_s_memory_goes_back_to_its_pool_when_its_last_transfer_has_ended() {
+fn the_memory_of_a_layout_returns_to_its_pool_after_the_last_transfer() {
     let options = PoolOptions { classes: SizeClasses::PowerOfTwo, ..PoolOptions::default() };
     let pool = Pool::new(SystemAllocator::new(SystemOptions::default()), options).unwrap();
     let manager = TransferManager::with_default_engines().unwrap();
@@ -26,7 +26,7 @@ fn a_layout_s_memory_goes_back_to_its_pool_when_its_last_transfer_has_ended() {
     let blocks: Vec<u32> = (0..BLOCKS).collect();
     let transfer = Transfer::new(&staging, &host).blocks(&blocks, &blocks);
     let completion = manager.submit(transfer, ()).unwrap();
-    // Now only the transfer keeps the staging blocks.
+    // Now only the transfer keeps the staging blocks alive.
     drop(staging);
     completion.wait().result.unwrap();
     pattern.verify(&host).unwrap().assert_clean("what was staged");

@@ -11,7 +11,7 @@ const MODEL: &str = r#"{
     "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64
 }"#;
 
-/// The blocks of that model, of 16 tokens each: 6 layers of 2 · 4 KiB, 48 KiB in all.
+/// The config of that model's blocks, of 16 tokens each: 6 layers of 2 · 4 KiB, 48 KiB in total.
 pub fn config(num_blocks: u32) -> LayoutConfig {
     let model = ModelGeometry::from_json(MODEL, &ModelOptions::default()).unwrap();
     let configs = model.layout_configs(num_blocks, 16).unwrap();
@@ -31,8 +31,8 @@ pub fn endpoint<A: Allocate>(num_blocks: u32, kind: LayoutKind, allocator: &A) -
     Endpoint::new(layout(num_blocks, kind, allocator).unwrap()).unwrap()
 }
 
-/// Moves blocks and waits for them.
-pub fn moved(
+/// Copies blocks and waits for them.
+pub fn copy_blocks(
     manager: &TransferManager,
     (source, from): (&Endpoint, &[u32]),
     (destination, to): (&Endpoint, &[u32]),

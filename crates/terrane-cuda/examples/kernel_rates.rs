@@ -1,4 +1,5 @@
-//! How fast the copy kernels move blocks, beside the driver's contiguous copy of as many bytes.
+//! Measures the rate of the copy kernels, beside the driver's contiguous copy of the same number of
+//! bytes.
 //!
 //! `cargo run --release -p terrane-cuda --example kernel_rates -- [MiB] [rounds]`
 //!
@@ -27,7 +28,7 @@ const PIECES: [(u32, u32, u64); 6] = [
     (32, 2, 128 << 10),
 ];
 
-/// Tokens and heads of a block of 32 layers, whose cells change places.
+/// Tokens and heads of a block of 32 layers. The copy swaps these two axes.
 const TOKENS: u32 = 16;
 const HEADS: u32 = 8;
 
@@ -80,7 +81,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Memory at both ends, and the measuring.
+/// Memory at both ends, the stream and the events of the measurement.
 struct Rates {
     context: Context,
     kernels: Kernels,
@@ -115,7 +116,7 @@ impl Rates {
         })
     }
 
-    /// The median rate of something that moves so many bytes.
+    /// The median rate of `copy`, which moves this many bytes.
     fn rate(
         &self,
         bytes: ByteCount,
@@ -123,7 +124,7 @@ impl Rates {
     ) -> Result<f64, Failure> {
         let [before, after] = &self.events;
         let mut times = Vec::new();
-        // The first round is not counted.
+        // The first round is a warm-up.
         for _ in 0..=self.rounds {
             before.record(&self.stream)?;
             submit()?;
@@ -139,8 +140,8 @@ impl Rates {
 
     fn contiguous(&self, from: Location, to: Location) -> Result<f64, Failure> {
         self.rate(self.bytes, || {
-            // SAFETY: each has as many bytes, lives until the event is passed, and is not used
-            // otherwise.
+            // SAFETY: both spans have this many bytes, live until the event completes, and are not
+            // used otherwise.
             Ok(unsafe { self.stream.copy(from, to, self.bytes) }?)
         })
     }
@@ -149,16 +150,17 @@ impl Rates {
         let counts = [grid.pairs, grid.layers, grid.outers, grid.rows, grid.columns];
         let cells: u64 = counts.into_iter().map(u64::from).product();
         self.rate(ByteCount::new(cells * grid.bytes), || {
-            // SAFETY: the cells lie within the memory at both ends, which lives until the event is
-            // passed and is not used otherwise.
+            // SAFETY: the cells are within the memory of both ends. That memory lives until the
+            // event completes, and is not used otherwise.
             Ok(unsafe { self.kernels.copy(&self.stream, grid, thread_blocks) }?)
         })
     }
 
-    /// The numbers of the blocks of this length, scattered, in device memory.
+    /// The scattered ids of the blocks of this length, in device memory.
     fn scattered(&self, block: u64) -> Result<DeviceMemory, Failure> {
         let count = u32::try_from(self.bytes.get() / block)?;
-        // A walk that visits every block once, unless its step divides their number.
+        // A stride through all block ids. It visits each id once, unless the stride divides their
+        // number.
         let step = if count % 97 == 0 { 1 } else { 97 };
         let ids: Vec<u32> = (0..u64::from(count))
             .map(|pair| u32::try_from(pair * step % u64::from(count)))
@@ -166,13 +168,13 @@ impl Rates {
         let length = ByteCount::from_usize(size_of_val(ids.as_slice()));
         let memory = DeviceAllocator::new(&self.context).allocate(&RegionRequest::new(length))?;
         let from = HostAddress::new(NonNull::from(ids.as_slice()).cast::<u8>());
-        // SAFETY: both are as long as that, and live until the stream has been waited for.
+        // SAFETY: both have this many bytes, and live until the stream has been synchronised.
         unsafe { self.stream.copy(Location::Host(from), memory.location(), length) }?;
         self.stream.synchronize()?;
         Ok(memory)
     }
 
-    /// Scattered blocks of a layout whose layers lie apart, to blocks that are contiguous.
+    /// Copies scattered blocks of a layer-separate layout to contiguous blocks.
     fn relayout(
         &self,
         (layers, outers, bytes): (u32, u32, u64),
@@ -203,7 +205,7 @@ impl Rates {
         grid
     }
 
-    /// Blocks token by token, to blocks head by head.
+    /// Copies token-major blocks to head-major blocks.
     fn transposition(&self, bytes: u64, from: u64, to: u64) -> GridLaunch {
         let piece = u64::from(TOKENS) * u64::from(HEADS) * bytes;
         let (layers, outers) = (32, 2);

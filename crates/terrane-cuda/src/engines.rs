@@ -1,4 +1,4 @@
-//! All the engines of a machine with devices, combined.
+//! The engines of a machine with devices, combined.
 
 use std::sync::Arc;
 
@@ -23,8 +23,7 @@ pub struct EnginesOptions {
     pub host: HostEngineOptions,
     /// Options of the engine between host memory and files.
     pub disk: DiskEngineOptions,
-    /// Options of each device's two relays: the data that passes through pinned memory, and the
-    /// amount of it that they take.
+    /// Options of each device's two relays: their pinned buffers, and how much of it they use.
     pub relay: RelayOptions,
     /// Options of the relays' pinned memory.
     pub pinned: PinnedOptions,
@@ -65,14 +64,13 @@ impl WithDevices for TransferManagerBuilder {
     }
 }
 
-/// Returns the engines between devices, pinned and system memory, and files. Together they serve
-/// each pair of these. They serve two devices if one can access the memory of the other. Routes
-/// that no engine copies directly (device ↔ file, device ↔ system memory) pass through pinned
-/// memory.
+/// Returns the engines between devices, pinned and system memory, and files. Together they copy
+/// between any two of these. They copy between two devices if one can access the memory of the
+/// other. Routes that no engine copies directly (device ↔ file, device ↔ system memory) pass
+/// through pinned memory.
 ///
-/// Between two devices, the engine of the destination copies with a kernel, because its device
-/// reads faster than the other one writes. If only one device's context is given, that device reads
-/// and writes.
+/// Between two devices, the engine of the destination copies with a kernel, because a device reads
+/// faster than it writes. If only one device's context is given, that device reads and writes.
 ///
 /// ```
 /// use terrane_core::DeviceId;
@@ -82,9 +80,9 @@ impl WithDevices for TransferManagerBuilder {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let manager = match Context::primary(DeviceId::new(0)) {
 ///     Ok(context) => TransferManager::new(engines([&context], &EnginesOptions::default())?),
-///     // Without a device, the same but for the device.
+///     // Without a device, the engines of host memory and files.
 ///     Err(reason) => {
-///         println!("without a device: {reason}");
+///         println!("no usable device: {reason}");
 ///         TransferManager::with_default_engines()?
 ///     }
 /// };

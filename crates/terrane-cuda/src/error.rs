@@ -1,4 +1,4 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::driver::version::DriverVersion;
 
 /// The reason why a CUDA operation failed.
 ///
-/// All variants can be displayed without the driver, and none holds a type of the bindings.
+/// All variants can be displayed without the driver. None has a type of the bindings.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -91,7 +91,7 @@ pub enum CudaError {
         /// The device whose context was expected.
         device: DeviceId,
     },
-    /// The per-thread default stream was given to order the work of several threads.
+    /// The per-thread default stream was passed where the work of several threads must be ordered.
     ///
     /// Its handle, 2, names a different stream on each thread. Records, waits and frees of one
     /// thread on it do not order the work of another.
@@ -121,13 +121,13 @@ pub enum CudaError {
         /// `"stream"` or `"event"`.
         what: &'static str,
     },
-    /// The event was never recorded, or its last record failed. It proves nothing.
+    /// The event was never recorded, or its last record failed. Its completion proves nothing.
     #[error("the event is not recorded; record it on a stream first, and check the result")]
     NotRecorded,
     /// A time was requested of an event without timing.
     #[error("the event has no time; create both events with `Timing::On`, and record them")]
     NoTiming,
-    /// A span that does not lie wholly in the device's memory.
+    /// A span that is not completely in the device's memory.
     #[error("{length} at {address:#x} are not within one allocation of memory of device {device}")]
     NotDeviceMemory {
         /// The address.
@@ -159,7 +159,7 @@ pub enum CudaError {
         /// The maximum alignment.
         largest: Alignment,
     },
-    /// A unit that does not fit into one registration.
+    /// A unit that is larger than one registration.
     #[error(
         "a registration of at most {largest} cannot hold whole pages and whole units of {unit}; \
          choose a smaller unit, or a multiple of the page size"
@@ -223,7 +223,7 @@ pub enum CudaError {
         /// The maximum.
         most: u32,
     },
-    /// Block ids beyond those that a copy carries.
+    /// Block ids that the copy does not carry.
     #[error(
         "{pairs} block ids from index {first} exceed the {most} that a launch carries; put them into \
          device memory (`BlockIds::Listed`)"
@@ -252,8 +252,7 @@ pub enum CudaError {
         #[source]
         source: OsError,
     },
-    /// A device's copies or kernels cannot access this memory, although a quote had assumed that
-    /// they can.
+    /// A device's copies or kernels cannot access this memory, although the quote assumed it.
     #[error(
         "device {device} cannot access the memory at one end of the transfer; keep host memory \
          pinned, and peer access enabled, until the transfer has ended"
@@ -403,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_become_the_errors_that_they_are() {
+    fn each_code_becomes_its_error() {
         assert!(check("cuInit", 0).is_ok());
         assert!(matches!(check("cuInit", 100), Err(CudaError::NoDevice)));
         assert!(check("cuStreamQuery", 700).unwrap_err().is_device_lost());
@@ -417,14 +416,14 @@ mod tests {
     }
 
     #[test]
-    fn not_ready_is_an_answer() {
+    fn not_ready_is_no_error() {
         assert_eq!(check_ready("cuEventQuery", 0).ok(), Some(true));
         assert_eq!(check_ready("cuEventQuery", 600).ok(), Some(false));
         assert!(check_ready("cuEventQuery", 719).is_err());
     }
 
     #[test]
-    fn only_exhaustion_is_reported_as_exhaustion() {
+    fn only_a_lack_of_memory_is_reported_as_exhaustion() {
         let kind = StorageKind::Device(DeviceId::new(0));
         for (code, exhausted) in [(2, true), (1, false), (719, false)] {
             let error = check("cuMemAlloc_v2", code).unwrap_err();

@@ -7,17 +7,18 @@
 //! pinned memory under a layout or a pool, or to let a pool follow the order of CUDA streams.
 //!
 //! It works beside `cudarc`, candle or PyTorch in one process. It uses each device's primary
-//! context, which all of them share, and it accepts their streams and pointers. It leaves every
-//! thread's current context unchanged.
+//! context, which all of these libraries share, and it accepts their streams and pointers. It
+//! leaves every thread's current context unchanged.
 //!
 //! # What it does not do
 //!
-//! It does not use managed (unified) memory. It needs no CUDA to build, and links none. Without a
-//! driver, every entry point returns a typed [`CudaError`].
+//! It does not use managed (unified) memory. Building needs no CUDA toolkit, and nothing links
+//! CUDA. Without a driver, every entry point returns a typed [`CudaError`].
 //!
 //! # Contents
 //!
-//! - [`probe`] reports a missing requirement, or lists the [`Device`]s; [`Driver`] is the library.
+//! - [`probe`] reports a missing requirement, or lists the [`Device`]s. [`Driver`] is the driver's
+//!   library.
 //! - [`Context`] is a device's primary context. Each call binds it on the calling thread.
 //! - [`Stream`]s are owned or borrowed. [`Event`]s are pooled; timing is optional. A transfer can
 //!   [run after](Stream::order) either, and a stream can [wait](Stream::wait_for_layers) for one
@@ -25,8 +26,8 @@
 //!   [`FenceSource`](terrane_pool::FenceSource) and [`StreamSource`](terrane_pool::StreamSource).
 //! - [`Kernels`] copy many scattered cells ([`GridLaunch`]) or runs ([`RunLaunch`]) in one launch.
 //! - [`DeviceEngine`] copies blocks between layouts in the device's memory and in pinned memory,
-//!   for a [`TransferManager`](terrane_transfer::TransferManager). It takes the [`CopyPath`] that a
-//!   [`Calibration`] predicts to be the fastest.
+//!   for a [`TransferManager`](terrane_transfer::TransferManager). It copies by the [`CopyPath`]
+//!   that a [`Calibration`] predicts to be the fastest.
 //! - [`DeviceAllocator`] and [`DevicePool`] allocate device memory. [`PinnedAllocator`] allocates
 //!   pinned host memory, optionally [in the background](PinnedAllocator::allocate_in_background).
 //!   [`Context::usage`] counts all live memory, streams and events. [`Context::device_span`]
@@ -39,7 +40,7 @@
 //!
 //! # Example
 //!
-//! The example allocates both kinds of memory, and copies there and back. The docs of
+//! The example allocates device and pinned memory, and copies there and back. The docs of
 //! [`DeviceEngine`] show how blocks are offloaded and brought back, layer by layer.
 //!
 //! ```

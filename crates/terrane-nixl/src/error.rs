@@ -10,7 +10,7 @@ use crate::bindings::status::Status;
 /// A cause that several errors may share.
 pub(crate) type SharedCause = Arc<dyn std::error::Error + Send + Sync>;
 
-/// Why NIXL cannot be used in this process.
+/// The reason why NIXL cannot be used in this process.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NixlUnavailable {
@@ -49,7 +49,7 @@ pub enum NixlUnavailable {
         /// The library that was loaded.
         library: PathBuf,
     },
-    /// The bindings would find another library, or none. They look for `libnixl_capi.so`, and the
+    /// The bindings would find another library, or none. They look up `libnixl_capi.so`, and the
     /// loader finds a loaded library by its soname.
     #[error(
         "NIXL's bindings look up libnixl_capi.so and find {}, not {}; pass a library with that SONAME, \
@@ -63,7 +63,7 @@ pub enum NixlUnavailable {
         /// The library that has the soname.
         found: Option<PathBuf>,
     },
-    /// The bindings looked for the library before it was installed, and look only once.
+    /// The bindings looked the library up before it was installed. They do so only once.
     #[error(
         "NIXL's bindings looked up {} before it was installed, and look it up only once; restart the \
          process, and call `probe` first",
@@ -75,7 +75,7 @@ pub enum NixlUnavailable {
     },
 }
 
-/// Why a NIXL plugin cannot be used.
+/// The reason why a NIXL plugin cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginError {
@@ -96,9 +96,9 @@ pub enum PluginError {
     },
 }
 
-/// Why a request to NIXL failed.
+/// The reason why a request to NIXL failed.
 ///
-/// Displaying a variant does not need the library, and no variant holds a type of the bindings.
+/// Displaying a variant does not need the library. No variant has a type of the bindings.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NixlError {
@@ -134,7 +134,7 @@ pub enum NixlError {
         /// The name.
         name: AgentName,
     },
-    /// NIXL would choose the port and not return it.
+    /// NIXL would choose the port and not report it.
     #[error("an agent cannot listen on port 0; set a port from 1 to 65535")]
     NoPort,
     /// An agent cannot listen on this port.

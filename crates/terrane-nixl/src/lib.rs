@@ -12,20 +12,20 @@
 //! search path. Without the library, every entry point returns a typed [`NixlUnavailable`]. NIXL's
 //! bindings alone would abort the process. Building the bindings needs libclang and a C++ compiler.
 //!
-//! It does not let NIXL run without locks: see [`ThreadMode`]. It does not forward NIXL's log.
-//! Where NIXL returns only "failed", the reason is on standard error, subject to `NIXL_LOG_LEVEL`.
+//! It does not let NIXL run without locks: see [`ThreadMode`]. It does not forward NIXL's log. If
+//! NIXL returns only "failed", the reason is on standard error, subject to `NIXL_LOG_LEVEL`.
 //!
 //! # What there is
 //!
 //! - [`probe`] returns the [`NixlInstallation`], or the missing part. It lists which [`Plugin`]s
-//!   load, and why the others do not.
+//!   can be loaded, and the reasons for the others.
 //! - [`AgentBuilder`] creates an [`Agent`] with its backends, from code or from the
 //!   [environment](AgentBuilder::from_env).
-//! - An agent is a [`Register`](terrane_core::Register): memory that it registers is held as
+//! - An agent is a [`Register`](terrane_core::Register), so memory that it registers becomes a
 //!   [`Registered`](terrane_core::Registered). A layout registers its base allocation through the
 //!   layout builder. The [`Descriptor`] passed to a backend derives from the memory's location. The
 //!   record lists which backends accepted, and the [`Refusal`] of each other one.
-//!   [`BackendConfig::required`] and [`Agent::registrar`] choose which backends must accept.
+//!   [`BackendConfig::required`] and [`Agent::registrar`] select which backends must accept.
 //! - [`Agent::export`] describes a registered layout as bytes. [`Agent::import`] creates a
 //!   [`RemoteLayout`] from them in another process.
 //! - [`Agent::nixl_metadata`] and [`Agent::import_foreign`] do the same with peers that use NIXL
@@ -44,8 +44,7 @@
 //! A process cannot use NIXL if it was forked from one that had built an agent. Calls on an agent
 //! return an error ([`NixlError::Forked`], [`Refusal::Forked`]), and engines decline. The parent's
 //! agents, engines, registrations and layouts drop in the child without a call to NIXL. They stay
-//! valid in the parent. A parent that has only probed can be forked, and its children can build
-//! agents.
+//! valid in the parent. If the parent has only probed, its children can build agents.
 //!
 //! # Example
 //!

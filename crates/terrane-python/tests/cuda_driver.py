@@ -66,7 +66,7 @@ class Stream:
         self.driver.call("terraneSimulatedHold", self.handle)
 
     def let_go(self):
-        self.driver.call("terraneSimulatedLetGo", self.handle)
+        self.driver.call("terraneSimulatedRelease", self.handle)
 
     def wait_for(self, other):
         """Makes later work of this stream wait for the work of `other`, a stream handle."""

@@ -1,16 +1,17 @@
-//! A device's memory: addresses that the host cannot touch, and bytes that it can.
+//! A device's memory: addresses that the host cannot dereference, and a host mapping with the
+//! bytes.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// How much larger than the memory the range of addresses is, so that one that was freed is not
-/// given again soon, and who uses it meanwhile is caught.
+/// The ratio of the address range to the memory. A freed address is therefore not reused soon, and
+/// its late use is detected.
 const SPREAD: usize = 8;
 
-/// The addresses of a device's memory, none of which the host can dereference, and behind them a
-/// mapping of the same size that holds the bytes, of which the system provides what is used.
+/// The addresses of a device's memory, which the host cannot dereference. A second mapping of the
+/// same size has the bytes; the system allocates only the pages that are used.
 #[derive(Debug)]
 pub struct Arena {
     addresses: *mut c_void,
@@ -18,20 +19,20 @@ pub struct Arena {
     length: usize,
 }
 
-// SAFETY: both mappings are the value's own, and reached only through it.
+// SAFETY: this value owns both mappings, and all accesses go through it.
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// For a device with so many bytes.
+    /// Creates the arena of a device with this many bytes.
     ///
     /// # Errors
     ///
-    /// The system's, if it does not reserve as many addresses.
+    /// The system's error, if it does not reserve that many addresses.
     pub fn new(memory: u64) -> rustix::io::Result<Self> {
         let memory = usize::try_from(memory).map_err(|_| rustix::io::Errno::NOMEM)?;
         let length = memory.max(1 << 20).checked_mul(SPREAD).ok_or(rustix::io::Errno::NOMEM)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping, at a place of the system's choice.
+        // SAFETY: a new mapping, at an address that the system chooses.
         let addresses =
             unsafe { mmap_anonymous(ptr::null_mut(), length, ProtFlags::empty(), flags) }?;
         let rights = ProtFlags::READ | ProtFlags::WRITE;
@@ -39,7 +40,7 @@ impl Arena {
         match unsafe { mmap_anonymous(ptr::null_mut(), length, rights, flags) } {
             Ok(bytes) => Ok(Self { addresses, bytes, length }),
             Err(error) => {
-                // SAFETY: mapped above, and not yet in use.
+                // SAFETY: mapped above, and not in use yet.
                 let _ = unsafe { munmap(addresses, length) };
                 Err(error)
             }
@@ -51,24 +52,24 @@ impl Arena {
         wide(self.addresses.expose_provenance())
     }
 
-    /// The address behind the last.
+    /// The address after the last.
     pub fn end(&self) -> u64 {
         self.start() + wide(self.length)
     }
 
-    /// Where the bytes of `length` addresses from `address` on are; `None` if they are not all
-    /// among this arena's.
+    /// The host address of the bytes of `length` addresses from `address` on; `None` if they are
+    /// not all in this arena.
     pub fn bytes(&self, address: u64, length: u64) -> Option<*mut u8> {
         let offset = address.checked_sub(self.start())?;
         let end = offset.checked_add(length)?;
         if end > wide(self.length) {
             return None;
         }
-        // Within the mapping, so that no wrapping happens.
+        // Within the mapping, so the sum does not wrap.
         Some(self.bytes.cast::<u8>().wrapping_add(usize::try_from(offset).ok()?))
     }
 
-    /// Gives whole pages among the bytes back to the system.
+    /// Returns whole pages of the bytes to the system.
     pub fn discard(&self, address: u64, length: u64) {
         const PAGE: u64 = 4096;
         let first = address.next_multiple_of(PAGE);
@@ -77,8 +78,8 @@ impl Arena {
         let (Some(at), Ok(pages)) = (self.bytes(first, pages), usize::try_from(pages)) else {
             return;
         };
-        // SAFETY: the pages are this mapping's, and their contents are not needed. If
-        // the system refuses, they keep their bytes, which is equivalent.
+        // SAFETY: the pages belong to this mapping, and their contents are not needed. If the
+        // system refuses, they keep their bytes, which is equivalent.
         let _ = unsafe { madvise(at.cast(), pages, Advice::LinuxDontNeed) };
     }
 }
@@ -86,18 +87,18 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         for mapping in [self.addresses, self.bytes] {
-            // SAFETY: mapped by `new`, with this length; nothing points into it any more.
+            // SAFETY: mapped by `new`, with this length; no pointer into it remains.
             let _ = unsafe { munmap(mapping, self.length) };
         }
     }
 }
 
-/// A size as a number of 64 bits, which it fits in.
+/// Converts a size to 64 bits.
 pub fn wide(size: usize) -> u64 {
     u64::try_from(size).unwrap_or(u64::MAX)
 }
 
-/// A length that the address space of the host holds.
+/// Converts a length that fits into the host's address space.
 pub fn to_usize(length: u64) -> usize {
     usize::try_from(length).unwrap_or(usize::MAX)
 }
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_lie_behind_addresses() {
+    fn each_address_has_a_byte() {
         let arena = Arena::new(1 << 20).unwrap();
         assert_eq!(arena.end() - arena.start(), 8 << 20);
         let at = arena.bytes(arena.start() + 5, 10).unwrap();

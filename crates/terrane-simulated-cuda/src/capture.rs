@@ -1,16 +1,19 @@
-//! Streams that are captured into graphs: what calls end a capture, and what is dragged into one.
+//! Streams that are captured into graphs: the calls that invalidate a capture, and the streams that
+//! join one.
 
 use crate::code::{Code, Outcome};
 use crate::state::State;
 
-/// The calls that a capture forbids, and the calls that a thread may make beside one.
+/// The calls that a capture forbids to threads, and the calls that a thread may make during another
+/// thread's capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
-    /// For a capture: no thread may make calls that might disturb it. For a thread: it makes none.
+    /// Of a capture: no thread may make unsafe calls. Of a thread: its calls may invalidate
+    /// captures of all threads.
     Global,
-    /// Only the thread that captures makes none.
+    /// Only the capturing thread may make no unsafe calls.
     ThreadLocal,
-    /// Anything goes.
+    /// All calls are allowed.
     Relaxed,
 }
 
@@ -31,7 +34,7 @@ impl CaptureMode {
     }
 }
 
-/// A capture that has begun.
+/// A capture in progress.
 #[derive(Debug)]
 pub struct Capture {
     /// The stream on which it began.
@@ -41,8 +44,8 @@ pub struct Capture {
     is_invalid: bool,
 }
 
-/// Calls that might disturb a capture of another thread: calls that wait or query, and those that
-/// may do so in a driver that has to free memory.
+/// The unsafe calls, which invalidate a capture of another thread: calls that wait or query, and
+/// calls that may do so in a driver that must free memory.
 const UNSAFE: [&str; 15] = [
     "cuCtxSynchronize",
     "cuEventQuery",
@@ -62,11 +65,11 @@ const UNSAFE: [&str; 15] = [
 ];
 
 impl State {
-    /// Notes a call of a thread of this mode.
+    /// Records a call of a thread in this mode.
     ///
     /// # Errors
     ///
-    /// That it is forbidden now; the captures that forbid it have come to nothing.
+    /// The error that the call is forbidden now; it invalidates the captures that forbid it.
     pub fn disturb(&mut self, call: &str, thread: u64, mode: CaptureMode) -> Outcome {
         if mode == CaptureMode::Relaxed || !UNSAFE.contains(&call) {
             return Ok(());
@@ -95,8 +98,8 @@ impl State {
         Ok(())
     }
 
-    /// Ends a capture. Streams that joined it must be joined back to its first stream, which is not
-    /// simulated: here a capture of several streams cannot be ended.
+    /// Ends a capture. Streams that joined it must be joined back to its first stream. That is not
+    /// simulated, so a capture of several streams cannot be ended.
     pub fn end_capture(&mut self, stream: u64, thread: u64) -> Outcome {
         let own = self.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
         let number = own.capture.ok_or(Code::STREAM_CAPTURE_UNMATCHED)?;
@@ -121,7 +124,7 @@ impl State {
         }
     }
 
-    /// Whether a stream is captured: 0 no, 1 yes, 2 by a capture that has come to nothing.
+    /// The capture status of a stream: 0 none, 1 active, 2 invalidated.
     pub fn status_of(&self, stream: u64) -> u32 {
         let capture = self.streams.get(&stream).and_then(|own| own.capture);
         match capture.and_then(|number| self.captures.get(&number)) {
@@ -131,8 +134,8 @@ impl State {
         }
     }
 
-    /// A stream is asked, or waited for, which one that is captured cannot be.
-    pub fn ask_of_stream(&mut self, stream: u64) -> Outcome {
+    /// Checks a query of a stream, or a wait for it: a captured stream permits neither.
+    pub fn check_stream_query(&mut self, stream: u64) -> Outcome {
         let capture = self.streams.get(&stream).and_then(|own| own.capture);
         match capture.and_then(|number| self.captures.get_mut(&number)) {
             None => Ok(()),
@@ -143,9 +146,9 @@ impl State {
         }
     }
 
-    /// An event is asked, or waited for, which one that marks a place in a graph cannot be: that ends
-    /// the capture, whatever the mode of the thread.
-    pub fn ask_of_event(&mut self, event: u64) -> Outcome {
+    /// Checks a query of an event, or a wait for it. If the event is part of a capture, the call
+    /// invalidates the capture, whatever the mode of the thread.
+    pub fn check_event_query(&mut self, event: u64) -> Outcome {
         let Some(number) = self.events.get(&event).and_then(|event| event.captured) else {
             return Ok(());
         };
@@ -155,7 +158,7 @@ impl State {
         Err(Code::CAPTURED_EVENT)
     }
 
-    /// A stream waits for an event: one of a capture drags it in.
+    /// Makes a stream wait for an event: an event of a capture makes the stream join it.
     pub fn join_capture(&mut self, stream: u64, event: u64) -> Outcome {
         let of_event = self.events.get(&event).ok_or(Code::INVALID_HANDLE)?.captured;
         let own = self.streams.get_mut(&stream).ok_or(Code::INVALID_HANDLE)?;

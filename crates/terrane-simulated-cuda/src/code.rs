@@ -2,11 +2,11 @@
 
 use std::ffi::CStr;
 
-/// A code of the CUDA driver that is no success. The numbers and names are those of `cuda.h`.
+/// A code of the CUDA driver other than success. The numbers and names are those of `cuda.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// The answer of a call.
+/// The result of a call.
 pub type Outcome<T = ()> = Result<T, Code>;
 
 impl Code {
@@ -43,7 +43,7 @@ impl Code {
     pub const STREAM_CAPTURE_WRONG_THREAD: Self = Self(908);
 }
 
-/// The driver's name for a code, if it is one of those that can occur here.
+/// The driver's name of a code, if the code can occur here.
 pub fn name(code: u32) -> Option<&'static CStr> {
     NAMES.iter().find(|(number, _)| *number == code).map(|(_, name)| *name)
 }
@@ -102,7 +102,7 @@ const NAMES: [(u32, &CStr); 51] = [
     (999, c"CUDA_ERROR_UNKNOWN"),
 ];
 
-/// How far a step came.
+/// The progress of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     Some,

@@ -1,14 +1,14 @@
 //! The settings of `TERRANE_SIMULATED_CUDA`.
 
-/// In which order, and how early, work of different streams runs.
+/// The order in which work of different streams runs, and how early.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Work runs when it is submitted, if nothing that it waits for is missing.
+    /// Work runs when it is submitted, unless it must wait for other work.
     Eager,
-    /// Work runs when somebody waits for it or asks about it, one step each time, and nothing but
-    /// what that work needs.
+    /// Work runs when a call waits for it or queries it, one step at a time, together with the work
+    /// that it needs.
     Lazy,
-    /// Steps of any stream that is ready, drawn by the seed, at every call and in the background.
+    /// Each call, and the background thread, runs steps of ready streams that the seed selects.
     #[default]
     Random,
 }
@@ -16,18 +16,18 @@ pub enum Policy {
 /// The simulated machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// How many devices there are.
+    /// The number of devices.
     pub devices: u32,
-    /// The bytes of memory that each has.
+    /// The bytes of memory of each device.
     pub memory: u64,
-    /// Where the drawing begins.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// In which order work runs.
+    /// The order in which work runs.
     pub policy: Policy,
-    /// Whether one device's kernels reach another's memory, once that is enabled.
+    /// Whether kernels of one device can access another device's memory, once access is enabled.
     pub peers: bool,
-    /// Whether work also runs after a while without calls. Without it, a single thread sees the same
-    /// run for the same seed, and one that only reads memory waits without end.
+    /// Whether work also runs after a while without calls. Without this, a single thread gets the
+    /// same run for the same seed, and a thread that only reads memory waits forever.
     pub background: bool,
 }
 
@@ -39,11 +39,11 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads `TERRANE_SIMULATED_CUDA`: settings separated by commas, each of them optional.
+    /// Reads `TERRANE_SIMULATED_CUDA`: optional settings, separated by commas.
     ///
-    /// `devices=2` (0 to 16), `memory=1GiB` (a number, or one with `KiB`, `MiB`, `GiB`),
-    /// `seed=7`, `policy=random` (or `lazy`, `eager`), `peers=on` (or `off`),
-    /// `background=on` (or `off`).
+    /// `devices=2` (0 to 16), `memory=1GiB` (a number, optionally with `KiB`, `MiB` or `GiB`),
+    /// `seed=7`, `policy=random` (or `lazy`, `eager`), `peers=on` (or `off`), `background=on` (or
+    /// `off`).
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl Config {
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut config = Self::default();
         for setting in text.split(',').map(str::trim).filter(|setting| !setting.is_empty()) {
-            let refused = || format!("TERRANE_SIMULATED_CUDA: `{setting}` is not understood");
+            let refused = || format!("TERRANE_SIMULATED_CUDA: the setting `{setting}` is unknown");
             let (key, value) = setting.split_once('=').ok_or_else(refused)?;
             match (key.trim(), value.trim()) {
                 ("devices", count) => {
@@ -88,7 +88,7 @@ impl Config {
     }
 }
 
-/// The most memory that a device may be said to have: what is reserved is a multiple of it.
+/// The maximum memory of a device. The reserved address range is a multiple of it.
 const MOST: u64 = 1 << 40;
 
 fn bytes(text: &str) -> Option<u64> {
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn unknown_settings_are_named() {
         for text in ["devices", "devices=99", "memory=1TB", "policy=fast", "colour=red", "seed=-1"]
         {
             assert!(Config::parse(text).unwrap_err().contains(text), "{text}");

@@ -6,10 +6,10 @@ use crate::code::{Code, Outcome};
 #[derive(Debug)]
 struct Failing {
     function: String,
-    /// How many calls of it go well before.
+    /// The number of calls that succeed before.
     spared: u64,
     code: Code,
-    /// Whether every call after that fails as well.
+    /// Whether every later call fails as well.
     for_good: bool,
 }
 
@@ -17,7 +17,7 @@ struct Failing {
 #[derive(Debug)]
 struct Losing {
     context: u64,
-    /// How many operations of it run before.
+    /// The number of operations that run before.
     spared: u64,
     code: Code,
 }
@@ -29,19 +29,20 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// The call of `function` after `spared` further ones answers with `code`.
+    /// Makes the call of `function` after `spared` further calls return `code`.
     pub fn fail(&mut self, function: &str, spared: u64, code: Code) {
         let function = function.to_owned();
         self.failing.push(Failing { function, spared, code, for_good: false });
     }
 
-    /// Every call of `function` answers with `code` from now on.
+    /// Makes every later call of `function` return `code`.
     pub fn refuse(&mut self, function: &str, code: Code) {
         let function = function.to_owned();
         self.failing.push(Failing { function, spared: 0, code, for_good: true });
     }
 
-    /// The operation of `context` after `spared` further ones loses the context with `code`.
+    /// Makes the operation of `context` after `spared` further operations lose the context with
+    /// `code`.
     pub fn lose(&mut self, context: u64, spared: u64, code: Code) {
         self.losing.push(Losing { context, spared, code });
     }
@@ -50,16 +51,16 @@ impl Faults {
         *self = Self::default();
     }
 
-    /// How many have been asked for and have not come to pass.
+    /// The number of requested faults that have not occurred.
     pub fn pending(&self) -> usize {
         self.failing.len() + self.losing.len()
     }
 
-    /// Notes a call.
+    /// Records a call.
     ///
     /// # Errors
     ///
-    /// The code that it has to answer.
+    /// The code that the call must return.
     pub fn call(&mut self, function: &str) -> Outcome {
         let Some(index) = self.failing.iter().position(|failing| failing.function == function)
         else {
@@ -75,11 +76,11 @@ impl Faults {
         }
     }
 
-    /// Notes an operation that is about to run.
+    /// Records an operation that is about to run.
     ///
     /// # Errors
     ///
-    /// The code that it loses its context with.
+    /// The code with which its context is lost.
     pub fn operation(&mut self, context: u64) -> Outcome {
         let Some(index) = self.losing.iter().position(|losing| losing.context == context) else {
             return Ok(());

@@ -23,15 +23,16 @@
 //!   common event. Before a copy is waited for, its destination may be partly written.
 //! - **Addresses.** Device memory is at addresses that the host cannot dereference. The alias of
 //!   registered host memory differs from the host's address. A freed address is not reused soon.
-//!   Every copy, fill, load and store is checked against the allocations, when it is submitted (an
-//!   invalid value) and when it runs (an illegal address, and the context is lost).
+//!   Every copy, fill, load and store is checked against the allocations twice. A wrong address is
+//!   an invalid value at submission. When the work runs, it is an illegal address, which loses the
+//!   context.
 //! - **Memory.** A limit for each device; pools with a release threshold, whose memory is allocated
 //!   and freed in stream order; registrations, which do not overlap, and which no copy crosses;
 //!   copies with pageable memory, which end before the call returns.
 //! - **Kernels.** PTX is interpreted, thread by thread: integers, branches, vectors, shared memory,
 //!   barriers. Unsupported instructions are refused by name when the module is loaded.
 //! - **Errors.** Sticky errors last until the context is destroyed. Handles are not reused, so a
-//!   stale handle is refused. Tests make calls fail, lose contexts and hold streams with the
+//!   stale handle is refused. Tests make calls fail, lose contexts and hold streams back with the
 //!   functions `terraneSimulated…` in [`exports`].
 //!
 //! # What is not simulated
@@ -48,7 +49,7 @@
 //!
 //! # Repeating a run
 //!
-//! Every choice comes from the seed. A program with several threads still calls in any order. After
+//! All random choices use the seed. A program with several threads still calls in any order. After
 //! half a millisecond without a call (10 ms under [`Policy::Lazy`]), a background thread runs the
 //! next steps, so a program that only polls memory makes progress. `background=off` disables this
 //! thread. A single-threaded program then repeats exactly.

@@ -1,18 +1,18 @@
-//! The driver's memory pools: what they hold, and when they give it back.
+//! The driver's memory pools: their memory, and when they free it.
 
 use crate::code::{Code, Outcome};
 use crate::state::State;
 
-/// The steps in which a pool takes memory of its device.
+/// The unit in which a pool allocates memory of its device.
 const STEP: u64 = 2 << 20;
 
-/// The attributes that are numbers of 32 bits come before it.
+/// The first attribute with 64 bits. Lower numbers have 32 bits.
 const RELEASE_THRESHOLD: u32 = 4;
 
 #[derive(Debug)]
 pub struct Pool {
     pub device: u32,
-    /// How much it keeps when a stream, an event or a context is waited for.
+    /// The number of bytes that it keeps when a stream, an event or a context is waited for.
     threshold: u64,
     used: u64,
     used_high: u64,
@@ -37,7 +37,7 @@ impl Pool {
         }
     }
 
-    /// An attribute, and whether it has 32 bits only.
+    /// The value of an attribute, and whether it has only 32 bits.
     pub fn attribute(&self, attribute: u32) -> Outcome<(u64, bool)> {
         let [events, luck, own] = self.reuse;
         let value = match attribute {
@@ -54,7 +54,7 @@ impl Pool {
         Ok((value, attribute < RELEASE_THRESHOLD))
     }
 
-    /// Whether an attribute has 32 bits only.
+    /// Whether an attribute has only 32 bits.
     pub const fn is_narrow(attribute: u32) -> bool {
         attribute < RELEASE_THRESHOLD
     }
@@ -66,7 +66,7 @@ impl Pool {
             (2, value) => *luck = value,
             (3, value) => *own = value,
             (RELEASE_THRESHOLD, value) => self.threshold = value,
-            // A high-water mark can be taken back, and nothing else.
+            // A high-water mark can only be reset.
             (6, 0) => self.reserved_high = self.reserved,
             (8, 0) => self.used_high = self.used,
             _ => return Err(Code::INVALID_VALUE),
@@ -74,12 +74,12 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees memory that is neither in use nor to be kept, and returns its bytes.
+    /// Frees memory beyond the used bytes and `keep`, and returns its bytes.
     fn shrink(&mut self, keep: u64) -> u64 {
         let floor = self.used.max(keep.min(self.reserved)).next_multiple_of(STEP);
-        let given = self.reserved.saturating_sub(floor);
-        self.reserved -= given;
-        given
+        let freed = self.reserved.saturating_sub(floor);
+        self.reserved -= freed;
+        freed
     }
 }
 
@@ -90,7 +90,7 @@ impl State {
         alive.ok_or(Code::INVALID_VALUE)
     }
 
-    /// Takes bytes of a pool, which takes them of its device where it has too few.
+    /// Takes bytes of a pool, which allocates memory of its device if it has too few.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl State {
         Ok(())
     }
 
-    /// Bytes of a pool are unused again. It keeps them.
+    /// Returns bytes to a pool, which keeps them.
     pub fn return_to_pool(&mut self, pool: u64, bytes: u64) {
         let Some(state) = self.pools.get_mut(&pool) else { return };
         state.used = state.used.saturating_sub(bytes);
@@ -124,16 +124,16 @@ impl State {
         }
     }
 
-    /// Gives back what is unused beyond `keep`.
+    /// Frees unused bytes beyond `keep`.
     pub fn trim_pool(&mut self, pool: u64, keep: u64) {
         let Some(state) = self.pools.get_mut(&pool) else { return };
-        let (device, given) = (state.device, state.shrink(keep));
+        let (device, freed) = (state.device, state.shrink(keep));
         if let Ok(device) = self.device(device) {
-            device.used = device.used.saturating_sub(given);
+            device.used = device.used.saturating_sub(freed);
         }
     }
 
-    /// Pools free memory beyond their thresholds at every wait.
+    /// Frees memory of all pools beyond their thresholds, as every wait does.
     pub fn release_beyond_thresholds(&mut self) {
         let pools: Vec<(u64, u64)> =
             self.pools.iter().map(|(&pool, state)| (pool, state.threshold)).collect();
@@ -142,7 +142,7 @@ impl State {
         }
     }
 
-    /// Ends a pool, once nothing of it is in use any more.
+    /// Destroys a pool once none of its memory is in use.
     pub fn destroy_pool(&mut self, pool: u64) -> Outcome {
         if self.devices.iter().any(|device| device.default_pool == pool) {
             return Err(Code::INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same for the same seed.
+//! Repeatable pseudo-random numbers: the same for the same seed.
 
 /// A generator of numbers (SplitMix64: Steele, Lea and Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl Random {
         self.next().checked_rem(bound).unwrap_or(0)
     }
 
-    /// The place of one of so many; `None` of none.
+    /// An index below `count`; `None` if the count is 0.
     pub fn pick(&mut self, count: usize) -> Option<usize> {
         let bound = u64::try_from(count).ok().filter(|&bound| bound > 0)?;
         usize::try_from(self.below(bound)).ok()

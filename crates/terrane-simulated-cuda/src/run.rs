@@ -1,4 +1,4 @@
-//! How a stream's work runs, a step at a time.
+//! Runs a stream's work, one step at a time.
 
 use std::time::Instant;
 
@@ -9,11 +9,11 @@ use crate::state::{Callback, Mark, State};
 use crate::work::Work;
 
 impl State {
-    /// Does a part of a stream's work.
+    /// Runs a step of a stream's work.
     ///
     /// # Errors
     ///
-    /// The code that the context is lost with.
+    /// The code with which the context is lost.
     pub fn run(&mut self, at: Mark, context: u64, work: &mut Work) -> Outcome<Progress> {
         match work {
             Work::Mark(None) => Ok(Progress::Finished),
@@ -78,7 +78,7 @@ fn fill(space: &Space, address: u64, pattern: u32, width: u64, count: u64) -> Ou
     let [first, second, ..] = pattern.to_le_bytes();
     let count = to_usize(count);
     match width {
-        // SAFETY: the span is live, as was just looked up under the lock.
+        // SAFETY: the span is live: it was looked up above, under the same lock.
         1 => unsafe { to.write_bytes(first, count) },
         2 => {
             let pattern = [first, second];

@@ -5,21 +5,21 @@ use crate::config::Policy;
 use crate::state::{Mark, Operation, State, StreamKind};
 use crate::work::Work;
 
-/// How many streams a chain of waits is followed through. Waits point into the past, so that
-/// chains end; this is only against a chain that is longer than the stack.
+/// The maximum length of a chain of waits that is followed. Waits point into the past, so chains
+/// end. The limit only protects the stack from long chains.
 const LONGEST_CHAIN: usize = 4096;
 
 impl State {
-    /// Puts work at the end of a stream; answers its place.
+    /// Appends work to a stream, and returns its mark.
     pub fn submit(&mut self, stream: u64, mut after: Vec<Mark>, work: Work) -> Outcome<Mark> {
         let own = self.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
         if own.capture.is_some() {
-            // It goes to the graph.
+            // The work becomes part of the graph.
             return Ok((stream, own.submitted));
         }
         let (context, kind, is_blocking) = (own.context, own.kind, !own.is_non_blocking);
-        // The legacy default stream waits for all others of its context that do not opt out, and
-        // they for it.
+        // The legacy default stream waits for all other streams of its context that are not
+        // non-blocking, and they wait for it.
         if kind == StreamKind::Legacy {
             let others = self.streams.iter().filter(|(handle, other)| {
                 other.context == context && !other.is_non_blocking && **handle != stream
@@ -46,11 +46,11 @@ impl State {
         Ok(mark)
     }
 
-    /// Whether a place has been come to, after the progress that a question brings about.
-    pub fn ask(&mut self, mark: Mark) -> bool {
+    /// Whether a mark has been reached, after the step that a query causes.
+    pub fn query(&mut self, mark: Mark) -> bool {
         match self.config.policy {
             Policy::Eager => while self.step_any() {},
-            // The step comes after the answer, as late as can be.
+            // The step runs after the result was computed, as late as possible.
             Policy::Lazy => {
                 let is_done = self.is_done(mark);
                 self.step_towards(mark);
@@ -65,7 +65,7 @@ impl State {
         self.is_done(mark)
     }
 
-    /// Brings a place nearer; answers whether anything could be done.
+    /// Runs a step towards a mark; returns whether a step was possible.
     pub fn advance(&mut self, mark: Mark) -> bool {
         match self.config.policy {
             Policy::Lazy => self.step_towards(mark),
@@ -73,12 +73,12 @@ impl State {
         }
     }
 
-    /// Whether some stream could go on.
+    /// Whether any stream is ready.
     pub fn has_work(&self) -> bool {
         self.streams.keys().any(|&stream| self.is_ready(stream))
     }
 
-    /// Does a step of one stream that can go on, by the seed.
+    /// Runs a step of a ready stream, selected by the seed.
     pub fn step_any(&mut self) -> bool {
         let ready: Vec<u64> =
             self.streams.keys().copied().filter(|&stream| self.is_ready(stream)).collect();
@@ -86,7 +86,7 @@ impl State {
         picked.is_some_and(|stream| self.step(stream))
     }
 
-    /// Does a step that brings a place nearer, if one can be done.
+    /// Runs a step that leads towards a mark, if one is possible.
     fn step_towards(&mut self, mark: Mark) -> bool {
         let mut mark = mark;
         for _ in 0..LONGEST_CHAIN {
@@ -118,7 +118,7 @@ impl State {
         })
     }
 
-    /// Does a step of a stream that can go on.
+    /// Runs a step of a ready stream.
     fn step(&mut self, stream: u64) -> bool {
         let Some(own) = self.streams.get_mut(&stream) else { return false };
         let (context, number) = (own.context, own.completed + 1);
@@ -135,7 +135,7 @@ impl State {
         true
     }
 
-    /// Notes that the first operation of a stream, which is no longer in it, has run.
+    /// Records that the first operation of a stream, already removed from it, has run.
     fn finish(&mut self, stream: u64) {
         let Some(own) = self.streams.get_mut(&stream) else { return };
         own.completed += 1;
@@ -148,7 +148,7 @@ impl State {
         }
     }
 
-    /// Notes that the host's function that a stream waited for has returned.
+    /// Records that the host function that a stream waited for has returned.
     pub fn returned(&mut self, stream: u64) {
         let Some(own) = self.streams.get_mut(&stream) else { return };
         if matches!(own.queue.front(), Some(Operation { work: Work::Calling, .. })) {
@@ -157,7 +157,7 @@ impl State {
         }
     }
 
-    /// Does what a stream still has to do, as far as it can be done now.
+    /// Runs all work of the context that can run now.
     pub fn drain_context(&mut self, context: u64) {
         for mark in self.marks_of(context) {
             while self.step_towards(mark) {}

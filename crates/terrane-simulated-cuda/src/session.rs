@@ -1,4 +1,4 @@
-//! Simulated drivers of a test's own, beside the process's.
+//! Additional simulated drivers of a test, besides the process's driver.
 
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
@@ -8,9 +8,9 @@ use crate::config::Config;
 use crate::exports::entry::{attach, mark_as_callback};
 use crate::simulator::Simulator;
 
-/// A simulated driver that is not the process's: for tests in Rust that link this crate, and call
-/// [`exports`](crate::exports) on threads that are [attached](Self::attach). It ends when this
-/// drops; no thread may be attached any more then.
+/// A simulated driver other than the process's. It is for tests in Rust that link this crate, and
+/// call [`exports`](crate::exports) on threads that are [attached](Self::attach). It ends when this
+/// value drops; no thread may be attached then.
 #[derive(Debug)]
 pub struct Session {
     simulator: Arc<Simulator>,
@@ -28,7 +28,7 @@ impl Session {
         Ok(Self { simulator, threads })
     }
 
-    /// Makes the functions that this thread calls those of this driver, until the answer drops.
+    /// Makes this thread call this driver, until the returned value drops.
     #[must_use]
     pub fn attach(&self) -> Attached {
         Attached(attach(Some(Arc::clone(&self.simulator)), Vec::new()))
@@ -39,13 +39,13 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.simulator.end();
         for thread in self.threads.drain(..) {
-            // It has printed its panic.
+            // The thread has printed its panic.
             let _ = thread.join();
         }
     }
 }
 
-/// While it lives, its thread calls a [`Session`]'s driver.
+/// While this value lives, its thread calls a [`Session`]'s driver.
 #[derive(Debug)]
 pub struct Attached((Option<Arc<Simulator>>, Vec<u64>));
 
@@ -56,8 +56,8 @@ impl Drop for Attached {
     }
 }
 
-/// Starts a driver and its two threads: one that does work when there are no calls, and one that calls
-/// functions of the host's.
+/// Starts a driver and its two threads: one runs steps when there are no calls, and the other calls
+/// host functions.
 pub fn start(config: Config) -> Outcome<(Arc<Simulator>, Vec<JoinHandle<()>>)> {
     let simulator = Arc::new(Simulator::new(config)?);
     let mut threads = Vec::new();
@@ -79,6 +79,6 @@ fn drive(simulator: &Simulator) {
 
 fn call(simulator: &Simulator) {
     mark_as_callback();
-    // SAFETY: host functions come from `cuLaunchHostFunc`, whose caller promised it.
+    // SAFETY: host functions come from `cuLaunchHostFunc`, whose caller guarantees it.
     unsafe { simulator.call_back() };
 }

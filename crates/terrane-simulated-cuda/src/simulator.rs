@@ -1,4 +1,4 @@
-//! The state behind its lock, and who drives it.
+//! The state behind its lock, and the threads that run steps.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,14 +7,14 @@ use crate::code::{Code, Outcome};
 use crate::config::{Config, Policy};
 use crate::state::{Caller, Mark, State};
 
-/// The number of steps that the background does at once after a while without calls.
+/// The number of steps that the background thread runs at once after a while without calls.
 const BACKGROUND_STEPS: u64 = 16;
 
 /// A simulated driver with its devices.
 #[derive(Debug)]
 pub struct Simulator {
     state: Mutex<State>,
-    /// Something has happened that somebody may wait for.
+    /// Signals a change that a thread may wait for.
     changed: Condvar,
     policy: Policy,
 }
@@ -22,13 +22,13 @@ pub struct Simulator {
 impl Simulator {
     /// # Errors
     ///
-    /// The system's, if it does not reserve the devices' addresses.
+    /// The system's error, if it does not reserve the devices' addresses.
     pub fn new(config: Config) -> Outcome<Self> {
         let policy = config.policy;
         Ok(Self { state: Mutex::new(State::new(config)?), changed: Condvar::new(), policy })
     }
 
-    /// Runs `call` on the state, and wakes who waits for a change.
+    /// Runs `call` on the state, and wakes threads that wait for a change.
     pub fn with<T>(&self, call: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         state.activity = state.activity.wrapping_add(1);
@@ -38,11 +38,11 @@ impl Simulator {
         answer
     }
 
-    /// Blocks until the streams have come to all of these places, doing the work meanwhile.
+    /// Blocks until the streams have reached all of these marks, and runs steps meanwhile.
     ///
     /// # Errors
     ///
-    /// The code that the context was lost with, if it was.
+    /// The code with which the context was lost, if it was.
     pub fn wait(&self, context: u64, marks: &[Mark]) -> Outcome {
         let mut state = self.lock();
         state.activity = state.activity.wrapping_add(1);
@@ -63,7 +63,7 @@ impl Simulator {
             };
             let can_go_on = missing.iter().any(|&mark| state.advance(mark));
             if can_go_on {
-                // Others get a chance between any two steps.
+                // Other threads get the lock between any two steps.
                 drop(state);
                 self.changed.notify_all();
                 state = self.lock();
@@ -73,7 +73,7 @@ impl Simulator {
         }
     }
 
-    /// Blocks until everything that a context has been given has run.
+    /// Blocks until all work of a context has run.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl Simulator {
         self.with(|state| state.is_ending = true);
     }
 
-    /// Does work after a while without calls, so that a program which only reads memory, or calls
+    /// Runs steps after a while without calls, so that a program that only reads memory, or calls
     /// seldom, sees progress. Returns at the [end](Self::end).
     pub fn drive(&self) {
         let pause = match self.policy {
@@ -118,11 +118,12 @@ impl Simulator {
         }
     }
 
-    /// Calls the host's functions that streams come to. Returns at the [end](Self::end).
+    /// Calls the host functions that streams have reached. Returns at the [end](Self::end).
     ///
     /// # Safety
     ///
-    /// Everything that was submitted as a host function is one, for the data that came with it.
+    /// Everything that was submitted as a host function is one, for the data that was submitted
+    /// with it.
     pub unsafe fn call_back(&self) {
         let mut state = self.lock();
         while !state.is_ending {
@@ -131,7 +132,7 @@ impl Simulator {
                 continue;
             };
             drop(state);
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { call(callback.function, callback.data) };
             state = self.lock();
             state.returned(callback.stream);
@@ -144,16 +145,17 @@ impl Simulator {
     }
 }
 
-/// Calls a function of the host's.
+/// Calls a host function.
 ///
 /// # Safety
 ///
-/// `function` is the address of one that takes one pointer, and `data` is such a pointer.
+/// `function` is the address of a function with one pointer parameter, and `data` is such a
+/// pointer.
 unsafe fn call(function: usize, data: usize) {
     let function = std::ptr::with_exposed_provenance::<()>(function);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let function =
         unsafe { std::mem::transmute::<*const (), unsafe extern "C" fn(*mut ())>(function) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
 }

@@ -1,4 +1,4 @@
-//! The address space: device memory, pinned host memory, and everything else.
+//! The address space: device memory, pinned host memory, and all other memory.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -6,8 +6,8 @@ use std::ops::Bound;
 use crate::arena::Arena;
 use crate::code::{Code, Outcome};
 
-/// By how much the device's address of registered host memory differs from the host's own. No
-/// address of a process is as large, so that mixing them up is detected.
+/// The difference between the device address of registered host memory and its host address. No
+/// process has addresses that large, so confusing the two is detected.
 const ALIAS: u64 = 1 << 52;
 
 /// The minimum number of unowned bytes between two allocations.
@@ -15,7 +15,7 @@ const GAP: u64 = 256;
 
 const PAGE: u64 = 4096;
 
-/// How much of fresh and of freed memory is overwritten at either end.
+/// The number of overwritten bytes at either end of fresh and of freed memory.
 const POISONED: u64 = 256 << 10;
 
 /// The owner of device memory.
@@ -30,12 +30,12 @@ pub enum Owner {
 /// The driver's report of memory that was allocated at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pieces {
-    /// That it is one allocation.
+    /// It is one allocation.
     #[default]
     One,
-    /// That it is many, each mapped to its place beside the one before it.
+    /// It is several allocations, each mapped directly after the one before it.
     Mapped,
-    /// That it is many, which only happen to be neighbours.
+    /// It is several allocations, which are adjacent by chance.
     Neighbours,
 }
 
@@ -45,7 +45,7 @@ pub struct Allocation {
     pub device: u32,
     pub length: u64,
     pub owner: Owner,
-    /// Whether the stream that it is allocated on has come to it.
+    /// Whether the stream of its allocation has reached it.
     pub is_live: bool,
     /// Whether it will be freed in the order of a stream.
     pub is_freed: bool,
@@ -53,8 +53,8 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Where what the driver takes for one allocation begins, and how long it is, of one at `base`
-    /// around an address.
+    /// The start and the length of the part around an address that the driver reports as one
+    /// allocation.
     pub fn range(&self, base: u64, address: u64) -> (u64, u64) {
         const PIECE: u64 = 2 << 20;
         if self.pieces == Pieces::One {
@@ -66,14 +66,14 @@ impl Allocation {
     }
 }
 
-/// Memory of the host that devices reach.
+/// Host memory that devices can access.
 #[derive(Clone, Copy, Debug)]
 pub struct Pinned {
     pub host: u64,
     pub alias: u64,
     pub length: u64,
     pub context: u64,
-    /// Whether the driver allocated it, and not only registered it.
+    /// Whether the driver allocated it, rather than registered it.
     pub is_owned: bool,
     pub flags: u32,
 }
@@ -86,20 +86,20 @@ pub enum Place {
         allocation: Allocation,
     },
     Pinned(Pinned),
-    /// Memory of the host that the driver knows nothing of.
+    /// Host memory that the driver does not know.
     Pageable,
 }
 
 /// The accessor of memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Reach<'a> {
-    /// A copy engine, which reaches everything that is pinned or a device's.
+    /// A copy engine, which can access all pinned memory and all device memory.
     Engine,
-    /// A kernel of the first of these devices, which also reaches the others' memory.
+    /// A kernel of the first of these devices, which can also access the memory of the others.
     Kernel(&'a [u32]),
 }
 
-/// Memory that was looked up, for as long as the lock is held under which it was.
+/// Memory that was looked up, valid while the lock is held.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     start: u64,
@@ -108,7 +108,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Where the bytes of a span are, if all of it is in here.
+    /// The host address of a span's bytes, if all of it is in this window.
     pub fn bytes(&self, address: u64, length: u64) -> Option<*mut u8> {
         let offset = address.checked_sub(self.start)?;
         let is_inside = offset.checked_add(length)? <= self.length;
@@ -120,10 +120,10 @@ impl Window {
 #[derive(Debug)]
 pub struct Space {
     arenas: Vec<Arena>,
-    /// Where each arena is looked through from.
+    /// The address from which each arena is searched.
     cursors: Vec<u64>,
     allocations: BTreeMap<u64, Allocation>,
-    /// By the host's address.
+    /// Pinned memory, by its host address.
     pinned: BTreeMap<u64, Pinned>,
 }
 
@@ -134,11 +134,11 @@ impl Space {
         Self { arenas, cursors, allocations: BTreeMap::new(), pinned: BTreeMap::new() }
     }
 
-    /// Finds addresses for device memory, those first that have not been used for longest.
+    /// Finds addresses for device memory: first those that have been unused for longest.
     ///
     /// # Errors
     ///
-    /// Out of memory if no stretch is long enough.
+    /// Out of memory if no free range is long enough.
     pub fn allocate(&mut self, allocation: Allocation) -> Outcome<u64> {
         let index = usize::try_from(allocation.device).map_err(|_| Code::INVALID_DEVICE)?;
         let (Some(arena), Some(cursor)) = (self.arenas.get(index), self.cursors.get_mut(index))
@@ -159,7 +159,7 @@ impl Space {
                 at = (arena.start() + GAP).next_multiple_of(alignment);
                 continue;
             }
-            // The last that begins before the end of this stretch.
+            // The last allocation that begins before the end of this range.
             match self.allocations.range(..end + GAP).next_back() {
                 Some((&base, taken)) if base + taken.length + GAP > at => {
                     at = (base + taken.length + GAP).next_multiple_of(alignment);
@@ -178,7 +178,7 @@ impl Space {
         self.allocations.get_mut(&base)
     }
 
-    /// Lets an allocation go.
+    /// Removes an allocation.
     pub fn release(&mut self, base: u64) -> Option<Allocation> {
         let allocation = self.allocations.remove(&base)?;
         if let Some(arena) = self.arena(allocation.device) {
@@ -194,12 +194,12 @@ impl Space {
         own.map(|(&base, _)| base).collect()
     }
 
-    /// How many allocations and how many pinned spans there are.
+    /// The number of allocations, and the number of pinned spans.
     pub fn counts(&self) -> (usize, usize) {
         (self.allocations.len(), self.pinned.len())
     }
 
-    /// Notes host memory as pinned.
+    /// Records host memory as pinned.
     ///
     /// # Errors
     ///
@@ -213,8 +213,8 @@ impl Space {
         {
             return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        // With unified addresses, what the driver allocates has one address, unless it is write
-        // combined; what is registered has two, unless the device says otherwise.
+        // With unified addresses, allocated memory has one address, unless it is write-combined.
+        // Registered memory has two, unless the device reports otherwise.
         let is_one = pinned.is_owned && pinned.flags & WRITE_COMBINED == 0;
         pinned.alias = if is_one { pinned.host } else { pinned.host + ALIAS };
         self.pinned.insert(pinned.host, pinned);
@@ -234,7 +234,7 @@ impl Space {
         own.map(|pinned| pinned.host).collect()
     }
 
-    /// The memory of a span, which must be of one kind, and of one allocation or registration.
+    /// The memory of a span, which must be of one kind, and in one allocation or registration.
     ///
     /// # Errors
     ///
@@ -269,17 +269,17 @@ impl Space {
                 Err(Code::INVALID_VALUE)
             };
         }
-        // From memory that is not pinned into some that is.
+        // From memory that is not pinned into pinned memory.
         let next = self.pinned.range((Bound::Excluded(host), Bound::Unbounded)).next();
         let runs_into = next.is_some_and(|(&next, _)| next < host_end);
         if is_alias || runs_into { Err(Code::INVALID_VALUE) } else { Ok(Place::Pageable) }
     }
 
-    /// The address of a span's bytes, for an access while work runs.
+    /// The host address of a span's bytes, for an access while work runs.
     ///
     /// # Errors
     ///
-    /// An illegal address if the span is not live memory that may be reached from there.
+    /// An illegal address if the span is not live memory that `reach` can access.
     pub fn bytes(&self, address: u64, length: u64, reach: Reach<'_>) -> Outcome<*mut u8> {
         match self.place(address, length) {
             Ok(Place::Device { allocation, .. }) if allocation.is_live => {
@@ -303,7 +303,7 @@ impl Space {
         }
     }
 
-    /// All of the memory around an address that is of one allocation or registration.
+    /// The whole allocation or registration around an address.
     ///
     /// # Errors
     ///
@@ -322,18 +322,18 @@ impl Space {
     }
 }
 
-/// The host's own pointer to one of its addresses.
+/// The host pointer for a host address.
 pub fn host_pointer(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
 }
 
-/// Overwrites memory whose contents are undefined: both ends of it, so that large allocations
-/// cost no more than small ones.
+/// Overwrites memory with undefined contents: only both ends, so that large allocations take no
+/// longer than small ones.
 fn poison(arena: &Arena, base: u64, length: u64, value: u8) {
     let part = length.min(POISONED);
     for at in [base, base + length - part] {
         if let (Some(bytes), Ok(part)) = (arena.bytes(at, part), usize::try_from(part)) {
-            // SAFETY: within the arena's mapping, and only this allocation's.
+            // SAFETY: within the arena's mapping, and only in this allocation.
             unsafe { bytes.write_bytes(value, part) };
         }
     }
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn allocations_are_apart_and_bounds_are_exact() {
+    fn allocations_are_separate_and_bounds_are_exact() {
         let mut space = space();
         let first = space.allocate(memory(1000)).unwrap();
         let second = space.allocate(memory(1000)).unwrap();
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_come_again_after_all_others() {
+    fn addresses_are_reused_after_all_others() {
         let mut space = space();
         let first = space.allocate(memory(8 << 20)).unwrap();
         space.release(first).unwrap();
@@ -415,7 +415,7 @@ mod tests {
         ] {
             assert_eq!(space.place(at, length).unwrap_err(), Code::INVALID_VALUE, "{at:x}");
         }
-        // A kernel reaches registered memory at its alias alone.
+        // A kernel can access registered memory only at its alias.
         assert!(space.bytes(host, 1, Reach::Kernel(&[0])).is_err());
         let by_alias = space.bytes(host + ALIAS, 1, Reach::Kernel(&[0])).unwrap();
         assert_eq!(by_alias, host_pointer(host));

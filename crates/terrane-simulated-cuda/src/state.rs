@@ -1,4 +1,4 @@
-//! Everything that the simulated driver knows.
+//! The state of the simulated driver.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use crate::random::Random;
 use crate::space::{Owner, Space, host_pointer};
 use crate::work::Work;
 
-/// The caller: the context that is current on the thread, and the thread.
+/// The caller: the thread, and its current context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     pub context: u64,
     pub thread: u64,
 }
 
-/// A place in a stream: its work up to and with this number.
+/// A position in a stream: its work up to and including this number.
 pub type Mark = (u64, u64);
 
 #[derive(Debug)]
 pub struct Device {
-    /// The primary context, while somebody retains it.
+    /// The primary context, while it is retained.
     pub primary: Option<u64>,
     pub retained: u64,
-    /// The bytes that allocations and pools hold.
+    /// The bytes of allocations and pools.
     pub used: u64,
     pub default_pool: u64,
     pub current_pool: u64,
@@ -40,11 +40,11 @@ pub struct Device {
 pub struct Context {
     pub device: u32,
     pub lost: Option<Code>,
-    /// The stream that a null handle names.
+    /// The stream of a null handle.
     pub legacy: u64,
-    /// The streams that the handle of the per-thread default stream names.
+    /// The streams of the per-thread default handle.
     pub of_threads: BTreeMap<u64, u64>,
-    /// The contexts whose memory this one's kernels reach.
+    /// The contexts whose memory this context's kernels can access.
     pub peers: BTreeSet<u64>,
 }
 
@@ -59,24 +59,24 @@ pub enum StreamKind {
 pub struct Stream {
     pub context: u64,
     pub kind: StreamKind,
-    /// Whether it does without waiting for the legacy default stream.
+    /// Whether it is non-blocking: it does not wait for the legacy default stream.
     pub is_non_blocking: bool,
     pub priority: i32,
     pub queue: VecDeque<Operation>,
-    /// The number of the last operation that was submitted.
+    /// The number of the last submitted operation.
     pub submitted: u64,
     /// The number of the last operation that has run.
     pub completed: u64,
     /// Whether a test holds its work back.
     pub is_held: bool,
     pub is_destroyed: bool,
-    /// The capture that takes what is submitted.
+    /// The capture that records submitted work.
     pub capture: Option<u64>,
 }
 
 #[derive(Debug)]
 pub struct Operation {
-    /// The work that has to run before it.
+    /// The work that must run before it.
     pub after: Vec<Mark>,
     pub work: Work,
 }
@@ -87,7 +87,7 @@ pub struct Event {
     pub flags: u32,
     /// The mark of the last record.
     pub mark: Option<Mark>,
-    /// When the stream came to a mark.
+    /// The time at which the stream reached a mark.
     pub time: Option<(Mark, Instant)>,
     /// The capture in which it was recorded last.
     pub captured: Option<u64>,
@@ -100,7 +100,7 @@ pub struct Function {
     pub kernel: Arc<Kernel>,
 }
 
-/// A function of the host that a stream has come to.
+/// A host function that a stream has reached.
 #[derive(Clone, Copy, Debug)]
 pub struct Callback {
     pub stream: u64,
@@ -123,7 +123,7 @@ pub struct State {
     pub faults: Faults,
     pub captures: BTreeMap<u64, Capture>,
     pub callbacks: VecDeque<Callback>,
-    /// Calls so far: the background waits until there are no calls.
+    /// The number of calls: the background thread waits until there are no more.
     pub activity: u64,
     pub is_ending: bool,
     next_handle: u64,
@@ -132,7 +132,7 @@ pub struct State {
 impl State {
     /// # Errors
     ///
-    /// The system's, if it does not reserve the addresses.
+    /// The system's error, if it does not reserve the addresses.
     pub fn new(config: Config) -> Outcome<Self> {
         let arenas: Result<Vec<Arena>, _> =
             (0..config.devices).map(|_| Arena::new(config.memory)).collect();
@@ -170,7 +170,8 @@ impl State {
         Ok(state)
     }
 
-    /// A handle, which is never given again: a stale one is refused instead of naming another.
+    /// Returns a new handle. Handles are never reused, so a stale handle is refused and names no
+    /// other object.
     pub const fn new_handle(&mut self) -> u64 {
         self.next_handle += 16;
         self.next_handle
@@ -230,7 +231,7 @@ impl State {
         handle
     }
 
-    /// The stream that a handle names to the caller: one of its own, or a default stream.
+    /// The stream of a handle, for this caller: a created stream, or a default stream.
     pub fn stream(&mut self, caller: Caller, handle: u64) -> Outcome<u64> {
         const LEGACY: u64 = 1;
         const PER_THREAD: u64 = 2;
@@ -268,7 +269,7 @@ impl State {
         self.streams.get(&stream).is_none_or(|stream| stream.completed >= number)
     }
 
-    /// Makes a context unusable: what was submitted will not run, and every call says why.
+    /// Loses a context: its submitted work will not run, and every call returns the code.
     pub fn lose(&mut self, context: u64, code: Code) {
         let Some(lost) = self.contexts.get_mut(&context) else { return };
         lost.lost = lost.lost.or(Some(code));
@@ -280,7 +281,7 @@ impl State {
         self.streams.retain(|_, stream| !stream.is_destroyed || !stream.queue.is_empty());
     }
 
-    /// Functions of the host are not called for streams that will not come past them.
+    /// Removes host functions of streams that will not continue.
     fn forget_callbacks(&mut self) {
         let streams = &self.streams;
         self.callbacks.retain(|callback| {
@@ -288,7 +289,7 @@ impl State {
         });
     }
 
-    /// Ends a context and everything that is its.
+    /// Ends a context and its objects.
     pub fn end_context(&mut self, context: u64) {
         self.contexts.remove(&context);
         self.streams.retain(|_, stream| stream.context != context);
@@ -304,7 +305,7 @@ impl State {
         }
     }
 
-    /// Gives an allocation back to the device, or to the pool that it is from.
+    /// Frees an allocation into the device, or into its pool.
     pub fn free_now(&mut self, base: u64) {
         let Some(allocation) = self.space.release(base) else { return };
         match allocation.owner {
@@ -317,17 +318,17 @@ impl State {
         }
     }
 
-    /// Host memory is pinned no more; what the driver mapped itself is unmapped.
+    /// Unpins host memory; memory that the driver mapped is unmapped.
     pub fn unpin(&mut self, host: u64) {
         let Some(pinned) = self.space.unpin(host).filter(|pinned| pinned.is_owned) else { return };
         if let Ok(length) = usize::try_from(pinned.length) {
-            // SAFETY: the driver mapped it, and the caller gave it back.
+            // SAFETY: the driver mapped it, and the caller has freed it.
             let _ = unsafe { rustix::mm::munmap(host_pointer(host).cast(), length) };
         }
     }
 }
 
-/// The bytes of a device that an allocation takes: whole large pages, or parts of one.
+/// The device bytes of an allocation: whole large pages, or parts of one.
 pub const fn granted(length: u64) -> u64 {
     if length >= 1 << 20 { length.next_multiple_of(2 << 20) } else { length.next_multiple_of(512) }
 }

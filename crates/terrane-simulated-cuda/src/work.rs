@@ -1,4 +1,4 @@
-//! The work of a stream, in steps so small that others see it half done.
+//! The work of a stream, in steps so small that other code can observe partial results.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::space::{Reach, Space};
 
 #[derive(Debug)]
 pub enum Work {
-    /// Nothing but its place in the stream, and the event that was recorded there.
+    /// No work, except for an event that was recorded at this position.
     Mark(Option<u64>),
-    /// Copies that run in any order, and at once.
+    /// Copies that run in any order, and concurrently.
     Copies(Vec<Transfer>),
-    /// Writing a pattern of 1, 2 or 4 bytes again and again.
+    /// Writes a repeated pattern of 1, 2 or 4 bytes.
     Fill {
         address: u64,
         pattern: u32,
@@ -22,20 +22,20 @@ pub enum Work {
         count: u64,
     },
     Kernel(Box<Launch>),
-    /// Memory of a pool comes to be.
+    /// Memory of a pool becomes allocated.
     Allocate(u64),
-    /// Memory of a pool goes.
+    /// Memory of a pool is freed.
     Free(u64),
-    /// A function of the host is to be called.
+    /// A host function must be called.
     Call {
         function: usize,
         data: usize,
     },
-    /// It is being called.
+    /// The host function is running.
     Calling,
 }
 
-/// A copy, and what of it is left.
+/// A copy, and its remaining part.
 #[derive(Debug)]
 pub struct Transfer {
     to: u64,
@@ -56,7 +56,7 @@ impl Transfer {
         Self { to, from, begin: 0, end: length }
     }
 
-    /// Copies a part from either end.
+    /// Copies a part, from either end.
     pub fn step(&mut self, space: &Space, random: &mut Random) -> Outcome<Progress> {
         let left = self.end - self.begin;
         let part = match left {
@@ -76,14 +76,14 @@ impl Transfer {
         match &self.from {
             Source::Memory(from) => {
                 let from = space.bytes(from + offset, part, Reach::Engine)?;
-                // SAFETY: both spans are live, as was just looked up under the lock that everyone
-                // who ends a span takes; pageable memory is the caller's promise.
+                // SAFETY: both spans are live: they were looked up above, under the lock that every
+                // free needs. The caller guarantees pageable memory.
                 unsafe { std::ptr::copy(from, to, length) };
             }
             Source::Staged(bytes) => {
                 let from = bytes.get(to_usize(offset)..).unwrap_or_default();
                 let length = length.min(from.len());
-                // SAFETY: as above, and the bytes are the copy's own.
+                // SAFETY: as above, and the copy owns the bytes.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, length) };
             }
         }
@@ -91,13 +91,13 @@ impl Transfer {
     }
 }
 
-/// Reads host memory into a buffer of the driver's own.
+/// Reads host memory into a buffer of the driver.
 ///
 /// # Safety
 ///
-/// The span is memory of the host that can be read.
+/// The span is host memory that can be read.
 pub unsafe fn staged(host: *const u8, length: u64) -> Arc<[u8]> {
     debug_assert_eq!(wide(to_usize(length)), length);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { std::slice::from_raw_parts(host, to_usize(length)) }.into()
 }

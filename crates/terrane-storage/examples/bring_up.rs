@@ -1,5 +1,5 @@
-//! Measures how fast one and several threads touch new system memory, and how fast they fill
-//! allocated memory. The fill is the limit: the kernel cannot zero pages faster.
+//! Measures the rate at which one and several threads touch new system memory, and the rate at
+//! which they fill allocated memory. The second is the limit: the kernel cannot zero pages faster.
 //!
 //! `cargo run --release -p terrane-storage --example bring_up -- [GiB] [rounds]`
 

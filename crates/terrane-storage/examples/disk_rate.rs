@@ -1,4 +1,4 @@
-//! How fast the queue reads and writes a file, beside fio on the same file.
+//! Measures the rate at which the queue reads and writes a file, beside fio on the same file.
 //!
 //! `cargo run --release -p terrane-storage --example disk_rate -- DIRECTORY [MiB] [rounds] [depth]`
 //!
@@ -19,7 +19,7 @@ use terrane_storage::{
 
 type Failure = Box<dyn Error>;
 
-/// How the bytes of a request lie in memory.
+/// The arrangement of a request's bytes in memory.
 #[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,
@@ -58,7 +58,7 @@ fn compare(file: &DiskFile, path: &Path, rounds: u32, depth: u32) -> Result<(), 
         let slot = shape.request * 2;
         let memory = allocator
             .allocate_memory(&RegionRequest::new(ByteCount::new(slot * u64::from(depth))))?;
-        // The first pass writes blocks that were only reserved; it does not count.
+        // The first pass writes blocks that were only reserved; it is a warm-up.
         run(file, &memory, shape, true, depth, IoBackend::Auto)?;
         for is_write in [true, false] {
             let (mut fios, mut rings, mut threads) = (Vec::new(), Vec::new(), Vec::new());
@@ -115,8 +115,8 @@ fn run(
             } else {
                 IoRequest::read(token, target, offset, buffers)
             };
-            // SAFETY: the memory and the file outlive the queue, each slot's memory is used by
-            // one request at a time, and nothing else touches it.
+            // SAFETY: the memory and the file outlive the queue. One request at a time uses each
+            // slot's memory, and no other code does.
             unsafe { queue.submit(&request) }?;
             next += 1;
         }
@@ -130,7 +130,7 @@ fn run(
     Ok((requests * shape.request) as f64 / begin.elapsed().as_secs_f64() / 1e9)
 }
 
-/// The pieces of one slot: every other one of its memory, so that no two are neighbours.
+/// The pieces of one slot: every other one of its memory, so that no two are adjacent.
 fn pieces(memory: &SystemMemory, shape: Shape, slot: u64) -> Option<Vec<IoBuffer>> {
     let base = memory.location().as_host()?;
     let first = slot * shape.request * 2;

@@ -9,7 +9,7 @@ use terrane_core::{
 
 use crate::queue::IoFailure;
 
-/// Why a storage operation failed.
+/// The reason why a storage operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StorageError {
@@ -35,7 +35,7 @@ pub enum StorageError {
         requested: ByteCount,
         /// The available bytes, if the system reports them.
         available: Option<ByteCount>,
-        /// The error of the kernel. `None` if too little memory was left to try.
+        /// The error of the kernel. `None` if the memory was too little to try.
         #[source]
         source: Option<OsError>,
     },
@@ -139,7 +139,7 @@ pub enum StorageError {
         #[source]
         source: OsError,
     },
-    /// The queue holds as many requests as its depth allows.
+    /// The queue has as many requests as its depth allows.
     #[error("all {depth} slots of the I/O queue are in use; wait for a completion first")]
     QueueFull {
         /// The queue's depth.

@@ -2,9 +2,9 @@
 //!
 //! # Should I be using this crate?
 //!
-//! Use it directly to hold KV-cache blocks, or other large and long-lived data, in host memory or
-//! files. It prepares memory in parallel, on huge pages and on a chosen NUMA node. It keeps
-//! several direct reads and writes in flight on io_uring. To move blocks between layouts, use
+//! Use it directly to place KV-cache blocks, or other large and long-lived data, in host memory or
+//! files. It prepares memory in parallel, on huge pages and on a chosen NUMA node. It keeps several
+//! direct reads and writes in flight on io_uring. To move blocks between layouts, use
 //! `terrane-transfer` or the facade `terrane`.
 //!
 //! # What it does not do
@@ -12,7 +12,7 @@
 //! It does not handle blocks, devices or registration, and it has no pool. It joins every thread
 //! that it starts. It changes an existing file only by the writes that the caller requests. One
 //! exception: it removes empty files named `.terrane-scratch-N`, which killed processes leave
-//! behind where there is no `O_TMPFILE`. It never reads environment variables.
+//! behind on file systems without `O_TMPFILE`. It never reads environment variables.
 //!
 //! # Overview
 //!

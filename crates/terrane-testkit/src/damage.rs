@@ -1,4 +1,4 @@
-//! Random changes of bytes, as on an unreliable path or by an attacker.
+//! Random changes of bytes, as by an unreliable network or an attacker.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -6,22 +6,22 @@ use proptest::sample::{Index, select};
 /// One change of some bytes. Positions are fractions of their length.
 #[derive(Clone, Debug)]
 pub enum Damage {
-    /// Inverts the bits of one byte that are set here.
+    /// Inverts the bits of one byte that are set in this mask.
     Flip(Index, u8),
-    /// Removes everything from there on.
+    /// Removes all bytes from this position on.
     Cut(Index),
-    /// Adds these at the end.
+    /// Appends these bytes.
     Append(Vec<u8>),
-    /// Adds these in the middle.
+    /// Inserts these bytes at this position.
     Insert(Index, Vec<u8>),
-    /// Removes so many.
+    /// Removes this many bytes at this position.
     Remove(Index, u8),
-    /// Repeats so many.
+    /// Repeats this many bytes at this position.
     Repeat(Index, u8),
 }
 
 impl Damage {
-    /// At most so many changes, one after the other.
+    /// At most this many changes, one after the other.
     pub fn up_to(most: usize) -> impl Strategy<Value = Vec<Self>> {
         prop::collection::vec(Self::any(), 1..=most)
     }

@@ -1,4 +1,4 @@
-//! Returns memory to an upstream late.
+//! An upstream that gets freed memory back late.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -12,38 +12,38 @@ use terrane_core::{
 
 use terrane_core::sync::lock;
 
-/// An upstream that gets each freed block back only after a number of later ones have been freed.
-/// It behaves as the memory of a device that is still busy.
+/// An upstream that gets each freed block back only after a number of later blocks have been freed.
+/// It behaves like the memory of a busy device.
 ///
-/// This detects code that reads freed memory, or relies on its immediate return. Blocks that are
-/// still held are freed when the adaptor and the last of its blocks have dropped.
+/// This detects code that reads freed memory, or relies on its immediate return. Delayed blocks are
+/// freed when the adaptor and the last of its blocks have dropped.
 #[derive(Debug)]
 pub struct Delayed<A: Allocate> {
     upstream: A,
-    held: Arc<Held<A::Memory>>,
+    held: Arc<DelayedBlock<A::Memory>>,
 }
 
-struct Held<M> {
+struct DelayedBlock<M> {
     delay: usize,
     queue: Mutex<VecDeque<M>>,
 }
 
 impl<A: Allocate> Delayed<A> {
-    /// Holds each freed block of `upstream` until `delay` more have been freed.
+    /// Delays each freed block of `upstream` until `delay` more have been freed.
     #[must_use]
     pub fn new(upstream: A, delay: usize) -> Self {
         let queue = Mutex::new(VecDeque::new());
-        Self { upstream, held: Arc::new(Held { delay, queue }) }
+        Self { upstream, held: Arc::new(DelayedBlock { delay, queue }) }
     }
 
-    /// Frees every block that is held, and returns their number.
+    /// Frees every delayed block, and returns their number.
     pub fn release(&self) -> usize {
         let released = std::mem::take(&mut *lock(&self.held.queue));
         released.len()
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate> Allocate for Delayed<A> {
     type Memory = DelayedMemory<A::Memory>;
 
@@ -71,7 +71,7 @@ pub struct DelayedMemory<M: Memory> {
     kind: StorageKind,
     location: Location,
     length: ByteCount,
-    held: Arc<Held<M>>,
+    held: Arc<DelayedBlock<M>>,
 }
 
 impl<M: Memory> Drop for DelayedMemory<M> {
@@ -85,7 +85,7 @@ impl<M: Memory> Drop for DelayedMemory<M> {
     }
 }
 
-// SAFETY: the answers are those of the memory, saved when it was allocated, and they never change.
+// SAFETY: the results are those of the memory, saved when it was allocated, and they never change.
 // The memory is kept at least as long as `self`.
 unsafe impl<M: Memory> Memory for DelayedMemory<M> {
     fn kind(&self) -> StorageKind {
@@ -129,9 +129,9 @@ impl<M: Memory> fmt::Debug for DelayedMemory<M> {
     }
 }
 
-impl<M> fmt::Debug for Held<M> {
+impl<M> fmt::Debug for DelayedBlock<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("delay", &self.delay).finish_non_exhaustive()
+        f.debug_struct("DelayedBlock").field("delay", &self.delay).finish_non_exhaustive()
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
     use crate::simulated::{Simulated, SimulatedOptions};
 
     #[test]
-    fn memory_goes_back_late_and_all_of_it() {
+    fn all_memory_is_freed_late() {
         let device = Arc::new(Simulated::new(SimulatedOptions::default()));
         let source = Delayed::new(Arc::clone(&device), 2);
         let request = RegionRequest::new(ByteCount::new(8));

@@ -1,7 +1,7 @@
 //! Simulated devices: address spaces, streams and events without hardware.
 //!
-//! The addresses are not addresses of the host and are never reused. Code that confuses the two, or
-//! that uses freed memory, finds nothing there.
+//! The addresses are not host addresses and are never reused. Code that confuses the two, or that
+//! uses freed memory, finds no memory there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ static DEVICES: Mutex<BTreeMap<DeviceId, Space>> = Mutex::new(BTreeMap::new());
 /// The address space of one device.
 struct Space {
     next: u64,
-    /// By their start.
+    /// Allocations, by their start.
     live: BTreeMap<u64, Backing>,
 }
 
@@ -24,8 +24,8 @@ struct Backing {
     bytes: ByteCount,
 }
 
-/// The first address of a device. It is above the addresses that x86-64 and aarch64 give to
-/// programs (2^47 and 2^48 bytes), so no address of a device is one of the host.
+/// The first address of a device. It is above the addresses that x86-64 and aarch64 assign to
+/// programs (2^47 and 2^48 bytes), so no device address is a host address.
 const BEGIN: u64 = 1 << 52;
 
 /// Maps host bytes into a device's address space. The address is a multiple of `alignment` and of
@@ -40,7 +40,7 @@ pub(crate) fn map(
     let space =
         devices.entry(device).or_insert_with(|| Space { next: BEGIN, live: BTreeMap::new() });
     let address = space.next.next_multiple_of(2 * alignment.get()) + alignment.get();
-    // A gap, so that an access past the end finds nothing.
+    // A gap, so that an access past the end finds no memory.
     space.next = address + bytes.get() + 1;
     space.live.insert(address, Backing { host, bytes });
     DeviceAddress::new(address)
@@ -62,7 +62,8 @@ pub fn resolve(device: DeviceId, address: DeviceAddress, bytes: ByteCount) -> Op
     (end <= backing.bytes).then(|| backing.host.as_ptr().wrapping_add(offset.to_usize()))
 }
 
-/// A stream of a simulated device: work that is launched in order and ends when the test says so.
+/// A stream of a simulated device: work that is launched in order, and ends when the test finishes
+/// it.
 #[derive(Debug)]
 pub struct SimulatedStream {
     device: DeviceId,
@@ -70,7 +71,7 @@ pub struct SimulatedStream {
     work: Arc<Mutex<Work>>,
 }
 
-/// An event of a simulated device. It has happened when all earlier work on its stream has ended.
+/// An event of a simulated device. It is complete when all earlier work on its stream has ended.
 #[derive(Debug)]
 pub struct SimulatedEvent {
     device: DeviceId,
@@ -106,7 +107,7 @@ impl Waitables {
 }
 
 impl SimulatedStream {
-    /// A stream without work.
+    /// Creates a stream without work.
     #[must_use]
     pub fn new(device: DeviceId) -> Self {
         let work = Arc::<Mutex<Work>>::default();
@@ -153,24 +154,25 @@ impl SimulatedEvent {
         DeviceOrder::AfterEvent(handle)
     }
 
-    /// The event as engines hand it out. It lives with the handle, together with `stream`.
+    /// The event in the form in which engines return it. It lives with the handle, together with
+    /// `stream`.
     pub(crate) fn into_handle(self, stream: Arc<SimulatedStream>) -> EventHandle {
         let (device, handle) = (self.device, self.handle);
-        // SAFETY: the owner keeps the event.
+        // SAFETY: the owner keeps the event alive.
         unsafe { EventHandle::from_raw(device, handle, Arc::new((self, stream))) }
     }
 
     /// An order that owns this event.
     pub(crate) fn into_order(self) -> DeviceOrder {
         let (device, handle) = (self.device, self.handle);
-        // SAFETY: the owner keeps the event.
+        // SAFETY: the owner keeps the event alive.
         let handle = unsafe { EventHandle::from_raw(device, handle, Arc::new(self)) };
         DeviceOrder::AfterEvent(handle)
     }
 }
 
-/// An event that marks what an order means now; `None` if its handle is not a
-/// simulated device's, or it has none.
+/// An event with the current meaning of an order; `None` if the order has no handle of a simulated
+/// device.
 pub(crate) fn capture(order: &DeviceOrder) -> Option<SimulatedEvent> {
     let device = order.device()?;
     let (work, after) = Gate::of(Some(order))?.0?;
@@ -178,7 +180,7 @@ pub(crate) fn capture(order: &DeviceOrder) -> Option<SimulatedEvent> {
     Some(SimulatedEvent { device, handle })
 }
 
-/// Whether a simulated event has happened; `None` if it does not, or no longer, exist.
+/// Whether a simulated event is complete; `None` if it does not exist any more.
 #[must_use]
 pub fn has_happened(event: &EventHandle) -> Option<bool> {
     Gate::of(Some(&DeviceOrder::AfterEvent(event.clone()))).map(|gate| gate.is_open())
@@ -201,7 +203,7 @@ impl Drop for SimulatedEvent {
 pub(crate) struct Gate(Option<(Arc<Mutex<Work>>, u64)>);
 
 impl Gate {
-    /// The gate of an order; `None` if its handle is not a simulated device's.
+    /// Returns the gate of an order; `None` if its handle is not a simulated device's.
     pub(crate) fn of(order: Option<&DeviceOrder>) -> Option<Self> {
         let handle = match order {
             None | Some(DeviceOrder::AlreadySynchronised) => return Some(Self(None)),
@@ -229,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_happens_after_the_work_before_it_only() {
+    fn an_event_completes_only_after_the_work_before_it() {
         let stream = SimulatedStream::new(DeviceId::new(0));
         stream.launch();
         let event = stream.record();
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_is_gone_is_unknown() {
+    fn a_dropped_stream_is_unknown() {
         let order = SimulatedStream::new(DeviceId::new(0)).order();
         assert!(Gate::of(Some(&order)).is_none());
     }

@@ -11,12 +11,13 @@ pub struct AtEvents<F> {
 }
 
 impl<F: Fn(&Event<'_>) + Send + Sync + 'static> AtEvents<F> {
-    /// At every event.
+    /// Calls `run` at every event.
     pub const fn any(run: F) -> Self {
         Self::of("", run)
     }
 
-    /// At the events whose target has this prefix: those of a module, and of its submodules.
+    /// Calls `run` at events whose target has this prefix: those of a module, and of its
+    /// submodules.
     pub const fn of(target: &'static str, run: F) -> Self {
         Self { target, run }
     }
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_events_of_the_target_are_heard() {
+    fn only_events_of_the_target_are_received() {
         let heard = Arc::new(AtomicU32::new(0));
         let count = Arc::clone(&heard);
         let at = AtEvents::of("here", move |_| {
@@ -66,7 +67,7 @@ mod tests {
         });
         tracing::subscriber::with_default(at, || {
             tracing::info!(target: "here", "heard");
-            tracing::info!(target: "here::within", "heard as well");
+            tracing::info!(target: "here::within", "received as well");
             tracing::info!(target: "there", "not heard");
         });
         assert_eq!(heard.load(Ordering::Relaxed), 2);

@@ -1,4 +1,4 @@
-//! An allocator that fails on purpose, repeatably.
+//! An allocator with repeatable, deliberate failures.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use terrane_core::{Allocate, AllocateError, ByteCount, Label, Limits, RegionRequ
 use crate::delayed::Delayed;
 use crate::random::Seeded;
 
-/// An upstream that fails as a [`FaultPlan`] says. A call that fails on purpose does not reach the
+/// An upstream that fails according to a [`FaultPlan`]. A deliberate failure does not reach the
 /// upstream.
 #[derive(Debug)]
 pub struct Faulty<A> {
@@ -18,7 +18,7 @@ pub struct Faulty<A> {
     injected: AtomicU64,
 }
 
-/// The calls that fail: those that at least one rule names. Calls count from 0.
+/// The calls that fail: those that at least one rule selects. Calls count from 0.
 ///
 /// The plan depends only on the number of the call and on the request, so a run repeats. With
 /// several threads, the threads' order of calls does not repeat.
@@ -39,50 +39,50 @@ enum Rule {
 }
 
 impl FaultPlan {
-    /// No call fails.
+    /// Creates a plan without failures.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Call number `call` fails.
+    /// Makes call number `call` fail.
     #[must_use]
     pub fn fail_call(self, call: u64) -> Self {
         self.with(Rule::Call(call))
     }
 
-    /// Call number `call` and all after it fail.
+    /// Makes call number `call` and all later ones fail.
     #[must_use]
     pub fn fail_from(self, call: u64) -> Self {
         self.with(Rule::From(call))
     }
 
-    /// Each call whose number, counted from 1, is a multiple of `period` fails. With a period of 0,
-    /// no call fails.
+    /// Makes each call fail whose number, counted from 1, is a multiple of `period`. With a period
+    /// of 0, no call fails.
     #[must_use]
     pub fn fail_every(self, period: u64) -> Self {
         self.with(Rule::Every(period))
     }
 
-    /// Out of a million calls, this many fail, chosen by the seed and the number of the call.
+    /// Makes this many of a million calls fail, chosen by the seed and the number of the call.
     #[must_use]
     pub fn fail_randomly(self, parts_per_million: u32, seed: u64) -> Self {
         self.with(Rule::Random { parts_per_million, seed })
     }
 
-    /// Requests of more than `bytes` fail.
+    /// Makes requests of more than `bytes` fail.
     #[must_use]
     pub fn fail_larger_than(self, bytes: ByteCount) -> Self {
         self.with(Rule::Larger(bytes))
     }
 
-    /// Requests with this label fail.
+    /// Makes requests with this label fail.
     #[must_use]
     pub fn fail_labelled(self, label: impl Into<Label>) -> Self {
         self.with(Rule::Labelled(label.into()))
     }
 
-    /// Failures report a broken backend, not exhaustion.
+    /// Makes failures report a broken backend instead of exhaustion.
     #[must_use]
     pub fn as_backend_failure(self) -> Self {
         Self { is_backend_failure: true, ..self }
@@ -99,7 +99,7 @@ impl FaultPlan {
             Rule::From(first) => call >= *first,
             Rule::Every(period) => *period > 0 && (call + 1).is_multiple_of(*period),
             Rule::Random { parts_per_million, seed } => {
-                // A separate generator for each call: the answer is the same in any order of calls.
+                // A separate generator for each call: the result is the same in any order of calls.
                 let seed = Seeded::new(*seed).next_u64() ^ call;
                 Seeded::new(seed).next_u64() % 1_000_000 < u64::from(*parts_per_million)
             }
@@ -110,7 +110,7 @@ impl FaultPlan {
 }
 
 impl<A: Allocate> Faulty<A> {
-    /// Makes `upstream` fail as `plan` says.
+    /// Makes `upstream` fail according to `plan`.
     #[must_use]
     pub fn new(upstream: A, plan: FaultPlan) -> Self {
         Self { upstream, plan, calls: AtomicU64::new(0), injected: AtomicU64::new(0) }
@@ -127,14 +127,14 @@ impl<A: Allocate> Faulty<A> {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of failures on purpose.
+    /// Returns the number of deliberate failures.
     #[must_use]
     pub fn injected(&self) -> u64 {
         self.injected.load(Ordering::Relaxed)
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate> Allocate for Faulty<A> {
     type Memory = A::Memory;
 
@@ -163,7 +163,7 @@ unsafe impl<A: Allocate> Allocate for Faulty<A> {
     }
 }
 
-/// The cause of an error that was made on purpose.
+/// The cause of a deliberate failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("injected fault in request {call}")]
 pub struct InjectedRefusal {
@@ -173,7 +173,7 @@ pub struct InjectedRefusal {
 
 /// Wraps faults around any upstream, in a stack of adaptors.
 pub trait InjectFaults: Allocate + Sized {
-    /// Fails the calls that `plan` names.
+    /// Makes the calls fail that `plan` selects.
     fn failing(self, plan: FaultPlan) -> Faulty<Self> {
         Faulty::new(self, plan)
     }
@@ -188,7 +188,7 @@ impl<A: Allocate> InjectFaults for A {}
 
 /// Runs `action` with an allocator whose first request fails, then with one whose second request
 /// fails, and so on until no request fails. Returns the number of failures. After each failure,
-/// `nothing_left` checks that nothing was left behind.
+/// `nothing_left` checks for leaks.
 ///
 /// # Panics
 ///
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_names_its_calls() {
+    fn each_rule_selects_its_calls() {
         let requests: Vec<_> = (0..8_u64)
             .map(|i| {
                 let label = if i == 3 { "odd one" } else { "" };

@@ -28,7 +28,7 @@ pub struct Sizes {
 /// The sizes in `expected.txt`.
 pub const SMALL: Sizes = Sizes { blocks: 4, layers: 3, heads: 2, tokens: 2, elements: 4, width: 2 };
 
-/// Elements that stay together in paged attention, and elements per scale.
+/// The elements of a group in paged attention, and the elements per scale.
 const GROUP: u32 = 2;
 
 /// Blocks of a chunk.
@@ -53,7 +53,7 @@ pub fn keys_and_values(sizes: Sizes) -> LayoutConfig {
         .unwrap()
 }
 
-/// A latent of 3 elements more than a head.
+/// A latent with 3 elements more than a head.
 ///
 /// # Panics
 ///

@@ -15,18 +15,19 @@ pub struct Held {
 }
 
 impl Held {
-    /// Counts.
+    /// Counts the resources.
     #[must_use]
     pub fn now() -> Self {
         Self { descriptors: descriptors(), mapped: mapped() }
     }
 }
 
-/// Panics if `action`, done so many times, left a descriptor or `bytes` of mappings each time. It
-/// is only for tests [alone in their process](crate::process::in_child), because resources of other
-/// tests would count. A few threads that come and go are distinguished from a leak by the number.
+/// Panics if `action`, repeated this many times, leaks a descriptor or `bytes` of mappings each
+/// time. Use it only for tests [alone in their process](crate::process::in_child), because
+/// resources of other tests would count. The number of repetitions distinguishes a leak from a few
+/// temporary threads.
 ///
-/// The action is run once before, so that resources which it keeps on purpose do not count.
+/// One run comes first, so that resources which `action` keeps deliberately do not count.
 #[track_caller]
 pub fn assert_no_growth(times: u32, bytes: ByteCount, mut action: impl FnMut()) {
     action();
@@ -50,7 +51,7 @@ pub fn assert_no_growth(times: u32, bytes: ByteCount, mut action: impl FnMut()) 
     );
 }
 
-/// Panics if `action` leaves any descriptor open. It is only for tests whose process does nothing
+/// Panics if `action` leaves a descriptor open. Use it only for tests whose process does nothing
 /// else at the same time.
 #[track_caller]
 pub fn assert_descriptors_unchanged<T>(action: impl FnOnce() -> T) -> T {
@@ -64,7 +65,7 @@ fn descriptors() -> Vec<String> {
     let entries = fs::read_dir("/proc/self/fd").expect("Linux lists open descriptors");
     let links = entries.filter_map(|entry| {
         // One is the directory that is being read, and other threads may close descriptors
-        // meanwhile.
+        // concurrently.
         let link = fs::read_link(entry.ok()?.path()).ok()?;
         let link = link.to_string_lossy().into_owned();
         (!link.starts_with("/proc/")).then_some(link)
@@ -90,10 +91,9 @@ mod tests {
     use crate::process::in_child;
 
     #[test]
-    fn a_descriptor_that_stays_open_is_noticed_and_one_that_closes_is_not() {
-        const TEST: &str =
-            "leaks::tests::a_descriptor_that_stays_open_is_noticed_and_one_that_closes_is_not";
-        // Alone in its process, because another test that closes descriptors would hide a leak.
+    fn an_open_descriptor_is_detected_and_a_closed_one_is_not() {
+        const TEST: &str = "leaks::tests::an_open_descriptor_is_detected_and_a_closed_one_is_not";
+        // In a separate process, because another test that closes descriptors would hide a leak.
         in_child(TEST, || {
             let open = || fs::File::open("/dev/null").expect("/dev/null");
             assert_no_growth(16, ByteCount::ZERO, || drop(open()));

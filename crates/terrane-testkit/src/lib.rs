@@ -11,7 +11,7 @@
 //! - [`model`]: the expected bytes of a transfer; [`regions`]: the same for layouts of any strides;
 //!   [`formats`]: every named format in small sizes.
 //! - [`conformance`]: the rules of every `Memory`, `Allocate`, `Register` and `CopyEngine`.
-//! - [`references`]: the transfer tests of vLLM, SGLang and LMCache, written again.
+//! - [`references`]: the transfer tests of vLLM, SGLang and LMCache, reimplemented.
 //! - [`damage`]: random changes of bytes.
 //! - [`strided`]: copies of cells with strides, and their expected bytes.
 //! - [`leaks`]: counts of open descriptors and mappings, before and after.

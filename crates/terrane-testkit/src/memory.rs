@@ -21,9 +21,9 @@ pub const POISON: u8 = 0xDD;
 /// Allocates from the heap, and acts as the given kind of storage.
 ///
 /// - The memory has exactly the requested alignment: it begins at an odd multiple of it. Code that
-///   relies on more fails at once.
+///   relies on a stricter alignment fails at once.
 /// - Its bytes are set to [`POISON`] when they are freed. In [quarantine](Self::with_quarantine)
-///   they stay mapped, so that a late write is found.
+///   they stay mapped, so that a late write is detected.
 /// - Live allocations and bytes are counted.
 ///
 /// Cloning it shares the counters and the capacity.
@@ -44,7 +44,7 @@ struct Shared {
 }
 
 impl HeapAllocator {
-    /// An allocator that acts as `kind`.
+    /// Creates an allocator that acts as `kind`.
     ///
     /// # Panics
     ///
@@ -81,7 +81,7 @@ impl HeapAllocator {
         Self { limits, ..self }
     }
 
-    /// Refuses a request that would make more than so many bytes live.
+    /// Refuses a request that would exceed this many live bytes.
     #[must_use]
     pub fn with_capacity(self, capacity: ByteCount) -> Self {
         *lock(&self.shared.capacity) = Some(capacity);
@@ -89,7 +89,7 @@ impl HeapAllocator {
     }
 
     /// Keeps freed memory, poisoned, until the last clone of the allocator and the last of its
-    /// memory drop.
+    /// memory have dropped.
     #[must_use]
     pub fn with_quarantine(self) -> Self {
         lock(&self.shared.quarantine).get_or_insert_default();
@@ -114,14 +114,14 @@ impl HeapAllocator {
         self.shared.allocated.load(Ordering::Acquire)
     }
 
-    /// Panics if anything is live.
+    /// Panics if any allocation is live.
     #[track_caller]
     pub fn assert_all_freed(&self) {
         let (live, bytes) = (self.live(), self.live_bytes());
         assert!(live == 0, "{live} allocations of {bytes} of {} memory are leaked", self.kind);
     }
 
-    /// Panics if memory in quarantine was written since it was freed.
+    /// Panics if memory in quarantine was written after it was freed.
     #[track_caller]
     pub fn assert_quarantine_untouched(&self) {
         let quarantine = lock(&self.shared.quarantine);
@@ -279,7 +279,7 @@ impl Block {
         let layout =
             Layout::from_size_align(bytes.to_usize().checked_add(step)?, step.checked_mul(2)?)
                 .ok()?;
-        // SAFETY: the size is not zero, as neither addend is.
+        // SAFETY: the size is not zero, because neither addend is.
         let allocated = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         // SAFETY: the allocation is `step` bytes longer than `bytes`.
         let begin = unsafe { allocated.add(step) };
@@ -289,9 +289,9 @@ impl Block {
 
     fn poison(&self) {
         if self.allocation.is_some() {
-            // SAFETY: the span is this block's, and its memory has been dropped.
+            // SAFETY: the span belongs to this block, and its memory has been dropped.
             unsafe { self.begin.as_ptr().write_bytes(POISON, self.bytes.to_usize()) };
-            // The bytes are freed next, so the compiler could remove the writes.
+            // Volatile, because the bytes are freed next and the compiler could remove the writes.
             std::hint::black_box(self.begin.as_ptr());
         }
     }
@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_aligned_as_asked_and_no_better() {
+    fn memory_has_exactly_the_requested_alignment() {
         for allocator in [HeapAllocator::system(), HeapAllocator::simulated_device(7)] {
             for exponent in 0..=21 {
                 let alignment = Alignment::new(1 << exponent).expect("a power of two");

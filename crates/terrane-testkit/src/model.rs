@@ -1,8 +1,8 @@
 //! The expected bytes of a transfer, computed byte by byte.
 //!
-//! An [`Image`] is a copy of all bytes of a layout, padding included. The positions of pieces are
-//! computed here from the documented formulas by naive indexing. So an error in the geometry's code
-//! is not repeated here.
+//! An [`Image`] is a copy of all bytes of a layout, including padding. The positions of pieces are
+//! computed here from the documented formulas by naive indexing, so an error in the geometry's code
+//! is not repeated.
 
 use std::ops::Range;
 
@@ -22,12 +22,12 @@ pub struct Image {
     regions: Vec<Vec<u8>>,
 }
 
-/// The config and the kind of a layout. An imported layout has only sections; for it, this is a
-/// config and a kind with the same positions.
+/// The config and the kind of a layout. An imported layout has only sections; for such a layout,
+/// this returns a config and a kind with the same positions.
 ///
 /// # Panics
 ///
-/// If no config gives the layout.
+/// If no config describes the layout.
 #[must_use]
 #[track_caller]
 pub fn origin(end: &Endpoint) -> (LayoutConfig, LayoutKind) {
@@ -129,7 +129,7 @@ impl Image {
         Self::made_of(end, RegionBytes::of(end, access))
     }
 
-    /// Overwrites all bytes of an endpoint, padding included, with random ones, and returns them.
+    /// Overwrites all bytes of an endpoint, including padding, with random ones, and returns them.
     pub fn scribble(end: &Endpoint, access: &dyn PieceAccess, seed: u64) -> Self {
         Self::made_of(end, RegionBytes::scribble(end, access, seed))
     }
@@ -188,9 +188,9 @@ impl Image {
         }
     }
 
-    /// Panics unless one layer of these blocks is the same in memory and in this image.
+    /// Panics unless one layer of these blocks is equal in memory and in this image.
     ///
-    /// Other layers may be written at the same time; the caller ensures that this one is not.
+    /// Other layers may be written at the same time. The caller ensures that this one is not.
     #[track_caller]
     pub fn assert_layer(
         &self,
@@ -218,7 +218,7 @@ impl Image {
         assert_eq!(self.regions.len(), expected.regions.len(), "{what}: number of regions");
         for (number, (found, expected)) in self.regions.iter().zip(&expected.regions).enumerate() {
             assert_eq!(found.len(), expected.len(), "{what}: bytes of region {number}");
-            // Compared as slices, because single bytes are slow without optimisation.
+            // Compared as slices, because comparing single bytes is slow without optimisation.
             if found == expected {
                 continue;
             }
@@ -235,7 +235,7 @@ impl Image {
         }
     }
 
-    /// Describes the piece of a byte.
+    /// Describes the piece that contains a byte.
     fn owner_of(&self, region: usize, at: usize) -> String {
         for block in 0..self.config.num_blocks() {
             for layer in 0..self.config.num_layers() {

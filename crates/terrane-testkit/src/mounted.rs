@@ -9,8 +9,8 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Mounted(CString);
 
-/// Mounts a tmpfs of `bytes` bytes on `directory`, visible only to this thread and those that it
-/// starts. It needs its own process: [`in_child`](crate::process::in_child).
+/// Mounts a tmpfs of `bytes` bytes on `directory`, visible only to this thread and the threads that
+/// it starts. It needs a separate process: [`in_child`](crate::process::in_child).
 ///
 /// # Errors
 ///
@@ -25,11 +25,11 @@ pub fn tmpfs(directory: &Path, bytes: u64) -> Result<Mounted, io::Error> {
     Ok(Mounted(path))
 }
 
-/// Mounts `directory` read-only on itself, as [`tmpfs`] mounts another file system there.
+/// Mounts `directory` read-only on itself, with the same visibility as [`tmpfs`].
 ///
 /// # Errors
 ///
-/// As [`tmpfs`].
+/// As for [`tmpfs`].
 pub fn read_only(directory: &Path) -> Result<Mounted, io::Error> {
     let path = CString::new(directory.as_os_str().as_bytes())?;
     own_mounts()?;
@@ -43,8 +43,8 @@ pub fn read_only(directory: &Path) -> Result<Mounted, io::Error> {
     Ok(mounted)
 }
 
-/// Gives this thread mounts of its own. Users who may not do that get a user namespace too, if the
-/// process has one thread.
+/// Creates a mount namespace for this thread. Users who may not do that get a user namespace too,
+/// if the process has one thread.
 fn own_mounts() -> Result<(), io::Error> {
     // SAFETY: the call takes a plain number.
     let namespace = |flags| check(unsafe { libc::unshare(flags) });

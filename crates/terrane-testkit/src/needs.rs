@@ -2,7 +2,7 @@
 
 use terrane_core::{BoxedCause, ByteCount};
 
-/// The free memory, and the abilities, that a test needs of a device and of the host.
+/// The free memory, and the capabilities, that a test needs of a device and of the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     device: ByteCount,
@@ -13,21 +13,21 @@ pub struct Needs {
 /// A device, and none of its memory.
 pub const NO_MEMORY: Needs = Needs::of_device(ByteCount::ZERO);
 
-/// A few small arrays: the least that a driver allocates.
+/// A few small arrays: the minimum that a driver allocates.
 pub const LITTLE: Needs = Needs::of_device(ByteCount::mib(4)).and_host(ByteCount::mib(4));
 
 impl Needs {
-    /// So many free bytes of each device, and nothing else.
+    /// This many free bytes of each device, and nothing else.
     pub const fn of_device(device: ByteCount) -> Self {
         Self { device, host: ByteCount::ZERO, pools: false }
     }
 
-    /// Also so many available bytes of the host.
+    /// Adds this many available bytes of the host.
     pub const fn and_host(self, host: ByteCount) -> Self {
         Self { host, ..self }
     }
 
-    /// Also stream-ordered memory pools.
+    /// Adds stream-ordered memory pools.
     pub const fn and_pools(self) -> Self {
         Self { pools: true, ..self }
     }
@@ -36,7 +36,7 @@ impl Needs {
     ///
     /// # Errors
     ///
-    /// The missing amount or ability.
+    /// The missing amount or capability.
     pub fn check(self, number: u32, free: ByteCount, has_pools: bool) -> Result<(), BoxedCause> {
         of_device(number, free, self.device)?;
         if self.pools && !has_pools {
@@ -46,14 +46,14 @@ impl Needs {
     }
 }
 
-/// The found value. If it is missing, prints on standard error that the test is skipped, with the
+/// Returns the value. If it is missing, prints on standard error that the test is skipped, with the
 /// reason.
 #[expect(clippy::print_stderr, reason = "skipped tests are reported on standard error")]
 pub fn or_skipped<T>(test: &str, found: Result<T, BoxedCause>) -> Option<T> {
     found.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()
 }
 
-/// Checks that so much of a device's memory is free.
+/// Checks that this much of a device's memory is free.
 ///
 /// # Errors
 ///
@@ -65,7 +65,7 @@ pub fn of_device(number: u32, free: ByteCount, needed: ByteCount) -> Result<(), 
     Ok(())
 }
 
-/// Checks that so much of the host's memory is available.
+/// Checks that this much of the host's memory is available.
 ///
 /// # Errors
 ///
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn unmet_needs_are_named() {
         let (some, all) = (ByteCount::mib(8), ByteCount::new(u64::MAX));
         assert!(LITTLE.check(0, some, false).is_ok());
         for (needs, missing) in [

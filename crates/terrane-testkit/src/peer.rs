@@ -9,10 +9,10 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crate::process::{again, failure, is_child};
+use crate::process::{failure, is_child, rerun};
 
-/// The time that one process waits for a message of the other before the test fails.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The time for which one process waits for a message of the other before the test fails.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs `here` in this process and `there` in a child, at the same time. Call it once, with the
 /// whole test in the two closures. `test` is the test's path, `module::name`.
@@ -35,8 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 ///
 /// # Panics
 ///
-/// If either fails, with the child's output; if the test is not found; if one waits in vain for a
-/// message of the other.
+/// If either closure fails, with the child's output; if the test is not found; if one process waits
+/// in vain for a message of the other.
 #[track_caller]
 pub fn with_peer(test: &str, here: impl FnOnce(&mut Peer), there: impl FnOnce(&mut Link)) {
     if is_child(test) {
@@ -55,7 +55,7 @@ pub struct Peer {
     link: Link,
     child: Child,
     /// Standard output and standard error.
-    said: [Option<JoinHandle<String>>; 2],
+    output: [Option<JoinHandle<String>>; 2],
     killed: bool,
 }
 
@@ -73,7 +73,7 @@ impl Peer {
     #[track_caller]
     pub fn kill(&mut self) {
         let ended = self.child.try_wait().expect("a child can be waited for");
-        assert!(ended.is_none(), "the peer has ended by itself: {ended:?}\n{}", self.said()[1]);
+        assert!(ended.is_none(), "the peer has ended by itself: {ended:?}\n{}", self.output()[1]);
         self.child.kill().expect("a child can be ended");
         self.child.wait().expect("a child can be waited for");
         self.killed = true;
@@ -81,16 +81,16 @@ impl Peer {
 
     #[track_caller]
     fn start(test: &str) -> Self {
-        let (mine, theirs) = UnixStream::pair().expect("a pair of sockets can be made");
-        let mut child = again(test)
-            // The child's connection to this process; it reads nothing else.
+        let (here, theirs) = UnixStream::pair().expect("a pair of sockets can be made");
+        let mut child = rerun(test)
+            // The child's connection to this process; the child reads no other input.
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the test binary can be started again");
-        let said = [child.stdout.take().map(collect), child.stderr.take().map(collect)];
-        Self { link: Link::over(mine), child, said, killed: false }
+        let output = [child.stdout.take().map(collect), child.stderr.take().map(collect)];
+        Self { link: Link::over(here), child, output, killed: false }
     }
 
     #[track_caller]
@@ -101,28 +101,28 @@ impl Peer {
         // The child need not wait for a message that never arrives; it may also have ended.
         let _: std::io::Result<()> = self.link.stream.shutdown(Shutdown::Write);
         let status = self.child.wait().expect("a child can be waited for");
-        let [result, text] = self.said();
+        let [result, text] = self.output();
         let how = failure(&status, &result);
         assert!(status.success(), "{test} {how} in the peer: {status}\n{text}");
         // libtest succeeds if there is no test of this name.
-        assert!(self.link.was_taken(), "{test} is not the path of a test");
+        assert!(self.link.runs_test(), "{test} is not the path of a test");
     }
 
-    /// Its standard output and standard error, after it has ended.
-    fn said(&mut self) -> [String; 2] {
-        self.said.each_mut().map(|said| {
-            let said = said.take().map(JoinHandle::join);
-            said.and_then(Result::ok).unwrap_or_default()
+    /// The child's standard output and standard error, after it has ended.
+    fn output(&mut self) -> [String; 2] {
+        self.output.each_mut().map(|output| {
+            let output = output.take().map(JoinHandle::join);
+            output.and_then(Result::ok).unwrap_or_default()
         })
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended already, and a failed test need not wait for the rest.
+        // The child may have ended already, and a failed test need not wait for the rest.
         let _: std::io::Result<()> = self.child.kill();
         let _: std::io::Result<ExitStatus> = self.child.wait();
-        let _: [String; 2] = self.said();
+        let _: [String; 2] = self.output();
     }
 }
 
@@ -143,9 +143,10 @@ impl Link {
     ///
     /// If the other process has ended.
     #[track_caller]
-    pub fn send(&mut self, word: &[u8]) {
-        let length = u64::try_from(word.len()).expect("a word's length is a number").to_le_bytes();
-        let sent = self.stream.write_all(&length).and_then(|()| self.stream.write_all(word));
+    pub fn send(&mut self, message: &[u8]) {
+        let length =
+            u64::try_from(message.len()).expect("a message's length is a number").to_le_bytes();
+        let sent = self.stream.write_all(&length).and_then(|()| self.stream.write_all(message));
         sent.expect("the other process receives messages");
     }
 
@@ -167,37 +168,39 @@ impl Link {
     #[track_caller]
     pub fn receive_unless_gone(&mut self) -> Option<Vec<u8>> {
         if !std::mem::replace(&mut self.heard, true) {
-            let hello = self.word()?;
+            let hello = self.read_message()?;
             assert_eq!(hello, HELLO, "the other process is of the same test");
         }
-        self.word()
+        self.read_message()
     }
 
     #[track_caller]
-    fn word(&mut self) -> Option<Vec<u8>> {
+    fn read_message(&mut self) -> Option<Vec<u8>> {
         let mut length = [0; 8];
         match self.stream.read_exact(&mut length) {
             Ok(()) => {}
             Err(error) if is_end(&error) => return None,
-            Err(error) => panic!("the other process says nothing: {error}"),
+            Err(error) => panic!("the other process sends nothing: {error}"),
         }
-        let length = usize::try_from(u64::from_le_bytes(length)).expect("a word fits in memory");
-        let mut word = vec![0; length];
-        match self.stream.read_exact(&mut word) {
-            Ok(()) => Some(word),
+        let length = usize::try_from(u64::from_le_bytes(length)).expect("a message fits in memory");
+        let mut message = vec![0; length];
+        match self.stream.read_exact(&mut message) {
+            Ok(()) => Some(message),
             Err(error) if is_end(&error) => None,
-            Err(error) => panic!("the other process stopped in the middle of a word: {error}"),
+            Err(error) => {
+                panic!("the other process stopped in the middle of a message: {error}")
+            }
         }
     }
 
     /// Whether the other process runs the test, which its first message states.
     #[track_caller]
-    fn was_taken(&mut self) -> bool {
-        self.heard || self.word().is_some_and(|word| word == HELLO)
+    fn runs_test(&mut self) -> bool {
+        self.heard || self.read_message().is_some_and(|message| message == HELLO)
     }
 
     fn over(stream: UnixStream) -> Self {
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes a limit");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a socket takes a limit");
         Self { stream, heard: false }
     }
 
@@ -232,9 +235,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_come_whole_and_in_order() {
+    fn messages_arrive_whole_and_in_order() {
         with_peer(
-            "peer::tests::words_come_whole_and_in_order",
+            "peer::tests::messages_arrive_whole_and_in_order",
             |peer| {
                 let long = vec![7; 1 << 20];
                 peer.link().send(b"");
@@ -245,17 +248,17 @@ mod tests {
             },
             |link| {
                 for _ in 0..2 {
-                    let word = link.receive();
-                    link.send(&word);
+                    let message = link.receive();
+                    link.send(&message);
                 }
             },
         );
     }
 
     #[test]
-    fn a_peer_is_killed_wherever_it_is() {
+    fn a_peer_can_be_killed_at_any_point() {
         with_peer(
-            "peer::tests::a_peer_is_killed_wherever_it_is",
+            "peer::tests::a_peer_can_be_killed_at_any_point",
             |peer| {
                 assert_eq!(peer.link().receive(), b"ready");
                 peer.kill();
@@ -269,8 +272,8 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_there_is_a_failure_here() {
-        const TEST: &str = "peer::tests::a_failure_there_is_a_failure_here";
+    fn a_failure_in_the_child_fails_the_test() {
+        const TEST: &str = "peer::tests::a_failure_in_the_child_fails_the_test";
         let there = |_: &mut Link| panic!("it went wrong");
         if is_child(TEST) {
             return with_peer(TEST, |_| (), there);
@@ -282,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_is_not_there_is_a_failure() {
+    fn a_missing_test_is_a_failure() {
         let outcome = std::panic::catch_unwind(|| with_peer("peer::no_such", |_| (), |_| ()));
         let cause = outcome.unwrap_err();
         assert!(cause.downcast_ref::<String>().unwrap().contains("is not the path of a test"));

@@ -32,7 +32,7 @@ mod tests {
     use std::io::ErrorKind;
 
     #[test]
-    fn a_port_that_somebody_took_is_left_for_another() {
+    fn another_port_is_tried_if_one_is_taken() {
         let (mut tried, mut taken) = (Vec::new(), Vec::new());
         let is_taken = |error: &std::io::Error| error.kind() == ErrorKind::AddrInUse;
         let bind = |port| {

@@ -1,4 +1,4 @@
-//! An upstream for benchmarks: addresses without memory, whose calls take a stated time.
+//! An upstream for benchmarks: addresses without memory, and calls that take a stated time.
 
 use std::hint;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use terrane_core::{
     RegionRequest, StorageKind,
 };
 
-/// No driver numbers devices as high as this.
+/// No driver uses device numbers this high.
 const DEVICE: DeviceId = DeviceId::new(0xFFFF_1000);
 
 /// The time of a pair of `cuMemAllocAsync` and `cuMemFreeAsync` on an H200.
@@ -40,13 +40,13 @@ pub struct PricedRegion {
 }
 
 impl PricedDevice {
-    /// A device without a limit, whose allocation and free take `pair` in all.
+    /// Creates a device without a limit, whose allocation and free take `pair` together.
     #[must_use]
     pub fn new(pair: Duration) -> Self {
         Self::with_capacity(pair, u64::MAX)
     }
 
-    /// As [`new`](Self::new), with `capacity` bytes.
+    /// Like [`new`](Self::new), with `capacity` bytes.
     #[must_use]
     pub fn with_capacity(pair: Duration, capacity: u64) -> Self {
         let state =
@@ -66,7 +66,7 @@ impl PricedDevice {
         self.state.calls.load(Ordering::Relaxed)
     }
 
-    /// A region of `bytes`, unless the capacity is exhausted.
+    /// Allocates a region of `bytes`, unless the capacity is exhausted.
     #[must_use]
     pub fn region(&self, bytes: u64) -> Option<PricedRegion> {
         self.state.spend();
@@ -78,7 +78,7 @@ impl PricedDevice {
 }
 
 impl State {
-    /// Takes as long as half of a pair.
+    /// Takes half of the time of a pair.
     fn spend(&self) {
         self.calls.fetch_add(1, Ordering::Relaxed);
         if !self.half.is_zero() {
@@ -90,7 +90,7 @@ impl State {
     }
 }
 
-// SAFETY: no address is given out twice, and there is no memory at them.
+// SAFETY: no address is returned twice, and there is no memory at them.
 unsafe impl Allocate for PricedDevice {
     type Memory = PricedRegion;
 

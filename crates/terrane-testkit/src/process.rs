@@ -1,38 +1,38 @@
-//! Tests that need their own process, in which they may forbid system calls.
+//! Tests that need a separate process, in which they may forbid system calls.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 
-/// Names the test that a child process was started for.
+/// The variable that names the test for which a child process was started.
 const VARIABLE: &str = "TERRANE_TEST_IN_CHILD";
 
-/// Runs `body` in a process in which nothing else runs. It may count the resources of the process,
-/// set its limits, or forbid it system calls. Call it once, with the whole test in `body`. `test`
-/// is the test's path, `module::name`.
+/// Runs `body` in a child process that runs nothing else. It may count the resources of the
+/// process, set its limits, or forbid system calls. Call it once, with the whole test in `body`.
+/// `test` is the test's path, `module::name`.
 ///
 /// # Panics
 ///
-/// If the test fails there, or is not found.
+/// If the test fails in the child, or is not found.
 #[track_caller]
 pub fn in_child(test: &str, body: impl FnOnce()) {
     in_child_with(test, &[], body);
 }
 
-/// As [`in_child`], in a process with these variables besides those of this one.
+/// Like [`in_child`], in a process with these variables in addition to those of this process.
 ///
 /// # Panics
 ///
-/// As [`in_child`] does.
+/// As for [`in_child`].
 #[track_caller]
 #[expect(clippy::print_stderr, reason = "skipped tests are reported on standard error")]
 pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     if is_child(test) {
         return body();
     }
-    let output = again(test)
+    let output = rerun(test)
         .envs(variables.iter().copied())
         .output()
-        .expect("the test binary can be started again");
+        .expect("the test binary can be started rerun");
     let text = String::from_utf8_lossy(&output.stderr);
     let stdout = String::from_utf8_lossy(&output.stdout);
     let how = failure(&output.status, &stdout);
@@ -42,16 +42,17 @@ pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()
     text.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
 }
 
-/// This test binary again, for one test alone.
+/// The command for this test binary with only this test.
 #[track_caller]
-pub(crate) fn again(test: &str) -> Command {
+pub(crate) fn rerun(test: &str) -> Command {
     let binary = std::env::current_exe().expect("the path of the test binary");
     let mut command = Command::new(binary);
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(VARIABLE, test);
     command
 }
 
-/// How a child with this standard output failed: before libtest printed its result, or after.
+/// The way in which a child with this standard output failed: before libtest printed its result, or
+/// after.
 pub(crate) fn failure(status: &ExitStatus, stdout: &str) -> &'static str {
     match (status.signal(), stdout.contains("test result: ok.")) {
         (Some(_), true) => "passed, and then the process crashed as it exited,",
@@ -68,7 +69,7 @@ pub fn is_child(test: &str) -> bool {
     std::env::var_os(VARIABLE).is_some_and(|value| value == *test)
 }
 
-/// The seconds after which a forked process counts as hung.
+/// The time in seconds after which a forked process counts as hung.
 const FORK_SECONDS: libc::c_uint = 60;
 
 /// Runs `body` in a process that is forked from this one, and waits for that process.
@@ -82,8 +83,8 @@ const FORK_SECONDS: libc::c_uint = 60;
 #[track_caller]
 #[expect(clippy::print_stderr, reason = "the forked process can only report its failure like this")]
 pub fn in_fork(body: impl FnOnce()) {
-    // SAFETY: the forked process only runs `body`, and leaves by `_exit`. The C library keeps its
-    // allocator usable in it.
+    // SAFETY: the forked process only runs `body`, and exits by `_exit`. The C library keeps its
+    // allocator usable there.
     let process = unsafe { libc::fork() };
     assert!(process >= 0, "fork: {}", std::io::Error::last_os_error());
     if process == 0 {
@@ -106,8 +107,8 @@ pub fn in_fork(body: impl FnOnce()) {
     assert_eq!(libc::WEXITSTATUS(status), 0, "the forked process failed");
 }
 
-/// Makes these system calls fail with `error` on this thread and those that it starts, permanently,
-/// as container profiles do.
+/// Makes these system calls fail with `error` on this thread and the threads that it starts,
+/// permanently, as container profiles do.
 ///
 /// # Errors
 ///
@@ -120,15 +121,15 @@ pub fn forbid(calls: &[libc::c_long], error: libc::c_int) -> std::io::Result<()>
     filter(calls, error, 0)
 }
 
-/// As [`forbid`], on every thread of the process, as a late sandbox does.
+/// Like [`forbid`], on every thread of the process, as a late sandbox does.
 ///
 /// # Errors
 ///
-/// As [`forbid`].
+/// As for [`forbid`].
 ///
 /// # Panics
 ///
-/// As [`forbid`].
+/// As for [`forbid`].
 pub fn forbid_to_all_threads(calls: &[libc::c_long], error: libc::c_int) -> std::io::Result<()> {
     filter(calls, error, libc::SECCOMP_FILTER_FLAG_TSYNC)
 }
@@ -163,39 +164,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_body_runs_elsewhere() {
+    fn the_body_runs_in_a_child() {
         let mut ran = false;
-        in_child("process::tests::the_body_runs_elsewhere", || ran = true);
-        assert_eq!(ran, is_child("process::tests::the_body_runs_elsewhere"));
+        in_child("process::tests::the_body_runs_in_a_child", || ran = true);
+        assert_eq!(ran, is_child("process::tests::the_body_runs_in_a_child"));
     }
 
     #[test]
-    fn a_forked_process_is_not_the_owner_of_what_was_made_before() {
-        in_child(
-            "process::tests::a_forked_process_is_not_the_owner_of_what_was_made_before",
-            || {
-                let owner = OwnerProcess::current();
-                in_fork(|| {
-                    assert!(!owner.is_current());
-                    let forked = OwnerProcess::current();
-                    assert!(forked.is_current());
-                    in_fork(|| assert!(!owner.is_current() && !forked.is_current()));
-                });
-                assert!(owner.is_current());
-                let failed = std::panic::catch_unwind(|| in_fork(|| panic!("as it should")));
-                assert!(failed.is_err(), "a failure there is a failure here");
-            },
-        );
+    fn a_forked_process_does_not_own_earlier_values() {
+        in_child("process::tests::a_forked_process_does_not_own_earlier_values", || {
+            let owner = OwnerProcess::current();
+            in_fork(|| {
+                assert!(!owner.is_current());
+                let forked = OwnerProcess::current();
+                assert!(forked.is_current());
+                in_fork(|| assert!(!owner.is_current() && !forked.is_current()));
+            });
+            assert!(owner.is_current());
+            let failed = std::panic::catch_unwind(|| in_fork(|| panic!("as it should")));
+            assert!(failed.is_err(), "a failure in the forked process is a failure here");
+        });
     }
 
     #[test]
-    fn a_crash_at_the_exit_is_told_from_a_failed_test() {
-        const TEST: &str = "process::tests::a_crash_at_the_exit_is_told_from_a_failed_test";
+    fn a_crash_at_the_exit_differs_from_a_failed_test() {
+        const TEST: &str = "process::tests::a_crash_at_the_exit_differs_from_a_failed_test";
         extern "C" fn crash() {
             std::process::abort();
         }
         let body = || {
-            // SAFETY: the function takes nothing, and exists as long as the process.
+            // SAFETY: the function has no parameters, and exists as long as the process.
             assert_eq!(unsafe { libc::atexit(crash) }, 0);
         };
         if is_child(TEST) {
@@ -210,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_there_is_a_failure_here() {
+    fn a_failure_in_the_child_fails_the_test() {
         let outcome = std::panic::catch_unwind(|| in_child("process::tests::no_such_test", || ()));
         assert!(outcome.is_err());
     }

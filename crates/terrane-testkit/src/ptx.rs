@@ -1,6 +1,6 @@
 //! A kernel for tests that launch one through another library.
 
-/// `add_one(numbers, count)`: adds one to each of `count` numbers of 32 bits.
+/// `add_one(numbers, count)` adds one to each of `count` 32-bit numbers.
 pub const ADD_ONE: &str = "
 .version 7.0
 .target sm_50

@@ -1,4 +1,4 @@
-//! Pseudo-random numbers that are the same for the same seed.
+//! Repeatable pseudo-random numbers: the same for the same seed.
 
 /// A generator of numbers (SplitMix64: Steele, Lea and Flood, OOPSLA 2014). It is small and fast,
 /// and good enough to change orders.
@@ -6,7 +6,7 @@
 pub struct Seeded(u64);
 
 impl Seeded {
-    /// The generator of this seed.
+    /// Creates the generator of this seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)

@@ -131,7 +131,7 @@ impl<A> RecordingAllocator<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other code.
+// SAFETY: the memory is the upstream's, which returns it to no other code.
 unsafe impl<A: Allocate> Allocate for RecordingAllocator<A> {
     type Memory = RecordedMemory<A::Memory>;
 
@@ -182,8 +182,8 @@ unsafe impl<M: Memory> Memory for RecordedMemory<M> {
     terrane_core::delegate_memory!(self, self.memory);
 }
 
-/// Acts as an agent that registers memory, and records it: `register 0`, `deregister 0` and
-/// `refuse registration`. The numbers are those of a [`RecordingAllocator`] over the same journal.
+/// Acts as an agent that registers memory, and records it: `register 0`, `deregister 0` and `refuse
+/// registration`. The numbers are those of a [`RecordingAllocator`] with the same journal.
 pub struct RecordingRegistrar {
     agent: AgentName,
     journal: Journal,
@@ -198,7 +198,7 @@ type AcceptsKind = fn(StorageKind) -> bool;
 /// The refusal of a recording registrar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the test configured this backend to refuse")]
-pub struct ToldToRefuse;
+pub struct ConfiguredRefusal;
 
 impl RecordingRegistrar {
     /// An agent of this name, with one backend `"RECORDING"` that accepts every kind.
@@ -260,7 +260,8 @@ impl Register for RecordingRegistrar {
         let refused_call = self.refuse_call == Some(call);
         let outcome = |(backend, accepts): &(BackendName, AcceptsKind)| BackendOutcome {
             backend: backend.clone(),
-            refusal: (refused_call || !accepts(kind)).then(|| Arc::new(ToldToRefuse).into_dyn()),
+            refusal: (refused_call || !accepts(kind))
+                .then(|| Arc::new(ConfiguredRefusal).into_dyn()),
         };
         let backends: Vec<_> = self.backends.iter().map(outcome).collect();
         let record = RegistrationRecord { agent: agent.clone(), span, backends };
@@ -298,7 +299,7 @@ impl Drop for Deregister {
     }
 }
 
-impl ToldToRefuse {
+impl ConfiguredRefusal {
     fn into_dyn(self: Arc<Self>) -> Arc<dyn std::error::Error + Send + Sync> {
         self
     }
@@ -317,7 +318,7 @@ mod tests {
     use terrane_core::ByteCount;
 
     #[test]
-    fn a_refused_registration_gives_the_memory_back_and_says_which_backend_refused() {
+    fn a_refused_registration_returns_the_memory_and_names_the_backend() {
         let journal = Journal::new();
         let allocator = RecordingAllocator::new(HeapAllocator::system(), &journal);
         let registrar = RecordingRegistrar::new("agent", &journal)

@@ -9,7 +9,7 @@ use terrane_transfer::Endpoint;
 use crate::pattern::PieceAccess;
 use crate::random::Seeded;
 
-/// All bytes of a layout's regions, padding included.
+/// All bytes of a layout's regions, including padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionBytes(Vec<Vec<u8>>);
 
@@ -43,7 +43,7 @@ impl RegionBytes {
         Self(end.layout().regions().iter().map(|region| read(region)).collect())
     }
 
-    /// Overwrites all bytes of an endpoint, padding included, with random ones, and returns them.
+    /// Overwrites all bytes of an endpoint, including padding, with random ones, and returns them.
     pub fn scribble(end: &Endpoint, access: &dyn PieceAccess, seed: u64) -> Self {
         let all: Vec<u32> = (0..end.layout().geometry().num_blocks()).collect();
         // A block that a failed transfer left incomplete may be read after this, because all of it
@@ -140,6 +140,6 @@ fn at(place: RegionOffset) -> (usize, usize) {
 }
 
 fn write_all(access: &dyn PieceAccess, at: Location, bytes: &[u8]) {
-    // SAFETY: the caller holds the layout, and keeps transfers away from its blocks.
+    // SAFETY: the caller holds the layout's blocks, which excludes transfers.
     unsafe { access.write(at, bytes) }.expect("the region is writable");
 }

@@ -1,4 +1,4 @@
-//! Controls the simulated CUDA driver, if it is the loaded one.
+//! Controls the simulated CUDA driver, if that is the loaded one.
 
 use std::ffi::{CString, c_char, c_void};
 
@@ -29,10 +29,10 @@ pub enum Live {
     Operations,
 }
 
-/// The simulated driver's answer about memory that was allocated at once.
+/// The simulated driver's report of memory that was allocated at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pieces {
-    /// Each 2 MiB were mapped beside the previous ones, as PyTorch's expandable segments are.
+    /// Each 2 MiB were mapped next to the previous ones, like PyTorch's expandable segments.
     Mapped,
     /// Each 2 MiB are a separate allocation, adjacent to the others by chance.
     Neighbours,
@@ -50,7 +50,8 @@ impl SimulatedCuda {
         is_simulated.then_some(Self(library))
     }
 
-    /// As [`find`](Self::find). On a real device, reports the test as skipped and returns `None`.
+    /// Like [`find`](Self::find). With a real device, prints that the test is skipped, and returns
+    /// `None`.
     #[expect(clippy::print_stderr, reason = "skipped tests are reported on standard error")]
     pub fn find_or_skip(test: &str) -> Option<Self> {
         let driver = Self::find();
@@ -60,7 +61,7 @@ impl SimulatedCuda {
         driver
     }
 
-    /// Makes the call of `function` (`"cuMemAlloc_v2"`) after `spared` further ones return `code`.
+    /// Makes the call of `function` (`"cuMemAlloc_v2"`) after `spared` further calls return `code`.
     pub fn fail(&self, function: &str, spared: u64, code: u32) {
         let function = CString::new(function).expect("a name without a zero byte");
         let call = self.function::<unsafe extern "C" fn(*const c_char, u64, u32) -> u32>(
@@ -70,7 +71,7 @@ impl SimulatedCuda {
         succeeded(unsafe { call(function.as_ptr(), spared, code) });
     }
 
-    /// Makes every call of `function` return `code`, until [`forgive`](Self::forgive).
+    /// Makes every call of `function` return `code`, until [`clear_faults`](Self::clear_faults).
     pub fn refuse(&self, function: &str, code: u32) {
         let function = CString::new(function).expect("a name without a zero byte");
         let call = self
@@ -80,7 +81,7 @@ impl SimulatedCuda {
     }
 
     /// Loses the primary context of a device with `code`, at the operation of its streams after
-    /// `spared` further ones.
+    /// `spared` further operations.
     pub fn lose(&self, device: i32, spared: u64, code: u32) {
         let call =
             self.function::<unsafe extern "C" fn(i32, u64, u32) -> u32>("terraneSimulatedLose");
@@ -89,34 +90,35 @@ impl SimulatedCuda {
     }
 
     /// Removes all faults that have not occurred yet, and returns their number.
-    pub fn forgive(&self) -> u64 {
+    pub fn clear_faults(&self) -> u64 {
         let mut count = 0;
         let call =
-            self.function::<unsafe extern "C" fn(*mut u64) -> u32>("terraneSimulatedForgive");
+            self.function::<unsafe extern "C" fn(*mut u64) -> u32>("terraneSimulatedClearFaults");
         // SAFETY: one number is written.
         succeeded(unsafe { call(&raw mut count) });
         count
     }
 
-    /// From now on, reports the device memory that was allocated at an address as several pieces.
+    /// Makes the driver report the device memory that was allocated at an address as several
+    /// pieces.
     pub fn in_pieces(&self, address: u64, pieces: Pieces) {
-        let sort = match pieces {
+        let kind = match pieces {
             Pieces::Mapped => 1,
             Pieces::Neighbours => 2,
         };
         let call = self.function::<unsafe extern "C" fn(u64, u32) -> u32>("terraneSimulatedPieces");
         // SAFETY: no pointers.
-        succeeded(unsafe { call(address, sort) });
+        succeeded(unsafe { call(address, kind) });
     }
 
-    /// Holds a stream's work back until the returned value drops. Until then, its thread must not
-    /// wait for the stream or free memory of its context, which waits for all streams.
+    /// Holds a stream's work back until the returned value drops. The test's thread must not wait
+    /// for the stream before, and must not free memory of its context, which waits for all streams.
     pub fn hold(&self, stream: *mut c_void) -> Held<'_> {
         self.on_stream("terraneSimulatedHold", stream);
         Held { driver: self, stream }
     }
 
-    /// Runs up to `most` steps of streams that can continue, and returns their number.
+    /// Runs up to `most` steps of streams that are ready, and returns their number.
     pub fn step(&self, most: u64) -> u64 {
         let mut done = 0;
         let call =
@@ -141,8 +143,8 @@ impl SimulatedCuda {
     }
 
     /// The number of resources of one kind.
-    pub fn count(&self, sort: Live) -> u64 {
-        let number = match sort {
+    pub fn count(&self, kind: Live) -> u64 {
+        let number = match kind {
             Live::Contexts => 0,
             Live::Streams => 1,
             Live::Events => 2,
@@ -167,12 +169,12 @@ impl SimulatedCuda {
     }
 
     fn function<F: Copy>(&self, name: &str) -> F {
-        // SAFETY: each caller names the type of the simulated driver's function.
+        // SAFETY: each caller gives the type of the simulated driver's function.
         *unsafe { self.0.get::<F>(name) }.expect("a function of the simulated driver")
     }
 }
 
-/// A stream whose work is held back while this lives.
+/// A stream whose work is held back while this value lives.
 #[derive(Debug)]
 pub struct Held<'a> {
     driver: &'a SimulatedCuda,
@@ -181,7 +183,7 @@ pub struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.driver.on_stream("terraneSimulatedLetGo", self.stream);
+        self.driver.on_stream("terraneSimulatedRelease", self.stream);
     }
 }
 

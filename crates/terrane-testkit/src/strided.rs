@@ -20,7 +20,7 @@ pub struct StridedCase {
 pub struct StridedEnd {
     /// The length of the buffer. No cell uses its last byte.
     pub length: usize,
-    /// The offset that is added to every other.
+    /// The offset that is added to all others.
     pub base: u64,
     /// The offset of each layer's region, if layers have separate regions.
     pub bases: Option<Vec<u64>>,
@@ -35,18 +35,18 @@ pub struct StridedEnd {
 /// How the block ids of an end are passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StridedIds {
-    /// They are 0, 1, 2 and so on.
+    /// The ids are 0, 1, 2 and so on.
     Identity,
     /// As a list in memory.
     Listed,
-    /// With the call.
+    /// As parameters of the call.
     Inline,
 }
 
 impl StridedCase {
-    /// A case with these counts. The seed determines everything else: the nesting of dimensions,
-    /// gaps, regions, block ids, and the first offset. All offsets and strides are multiples of
-    /// `unit`, and no two cells overlap.
+    /// Creates a case with these counts. The seed determines everything else: the nesting of
+    /// dimensions, gaps, regions, block ids, and the first offset. All offsets and strides are
+    /// multiples of `unit`, and no two cells overlap.
     #[must_use]
     pub fn new(seed: u64, counts: [u32; 5], bytes: u64, unit: u64) -> Self {
         let mut random = Seeded::new(seed);
@@ -54,7 +54,7 @@ impl StridedCase {
         Self { counts, bytes, source: end(), destination: end() }
     }
 
-    /// A case with about `cells` cells. The seed also determines the counts and the unit.
+    /// Creates a case with about `cells` cells. The seed also determines the counts and the unit.
     #[must_use]
     pub fn of_about(seed: u64, cells: u32, bytes: u64) -> Self {
         let mut random = Seeded::new(seed ^ 0x5eed);

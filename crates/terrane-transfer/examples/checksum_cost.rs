@@ -1,13 +1,13 @@
 //! Measures transfers to and from a file with checksums of all blocks, beside the same transfers
-//! without.
+//! without checksums.
 //!
 //! ```text
 //! cargo run --release -p terrane-transfer --features checksum --example checksum_cost -- \
 //!     FOLDER [BLOCKS]
 //! ```
 //!
-//! The folder decides the disk. Rounds alternate, and the figures are medians of five. On a busy
-//! machine, the processor time says more than the time.
+//! The folder is on the disk to measure. Rounds alternate, and the figures are medians of five. On
+//! a busy machine, the processor time is more reliable than the elapsed time.
 
 #![expect(clippy::print_stdout, reason = "an example shows its output")]
 

@@ -1,4 +1,4 @@
-//! Why a transfer was refused, or why it failed.
+//! The reasons why a transfer was refused, or failed.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,13 +13,13 @@ use crate::hazard::conflict::BlockConflict;
 use crate::hazard::ticket::TransferId;
 use crate::side::Side;
 
-/// Why a transfer was refused before it started, or why it failed afterwards.
+/// The reason why a transfer was refused before it started, or failed afterwards.
 ///
-/// [`is_refusal`](Self::is_refusal) distinguishes the two: a refused transfer has touched nothing.
+/// [`is_refusal`](Self::is_refusal) distinguishes the two: a refused transfer has copied nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
-    /// The two layouts hold blocks of different shapes.
+    /// The blocks of the two layouts have different shapes.
     #[error(
         "the blocks have different {field}: {from} in the source, {to} in the destination; use layouts \
          of equal shape, or name the heads or tokens to copy (Transfer::heads, Transfer::tokens)"
@@ -40,7 +40,7 @@ pub enum TransferError {
     NoSuchSection {
         /// The section.
         section: SectionName,
-        /// The side that lacks it.
+        /// The side without the section.
         side: Side,
     },
     /// Only some layers were requested, and a section has no layers.
@@ -191,7 +191,7 @@ pub enum TransferError {
     OrderNotCaptured {
         /// The engine.
         engine: &'static str,
-        /// Why.
+        /// The cause.
         source: BoxedCause,
     },
     /// Durability was requested, and no file is written.
@@ -202,7 +202,7 @@ pub enum TransferError {
         /// The kind of the destination.
         kind: StorageKind,
     },
-    /// No engine takes this transfer.
+    /// No engine copies between these kinds of storage.
     #[error("no engine copies from {from} to {to}{}", declined_text(.declined))]
     NoEngine {
         /// The kind of the source.
@@ -223,7 +223,7 @@ pub enum TransferError {
         /// The kind of the destination.
         to: StorageKind,
     },
-    /// Something in flight uses the same blocks.
+    /// Other operations in flight use the same blocks.
     #[error("{}", conflict_text(.conflicts))]
     Conflict {
         /// Every conflict that was found; at least one.
@@ -260,7 +260,7 @@ pub enum TransferError {
     LostByFork,
     /// A transfer that this one runs after failed, so this one was not started.
     #[error(
-        "not started, as its predecessor, transfer {predecessor}, failed; submit it again after a \
+        "not started, because its predecessor, transfer {predecessor}, failed; submit it again after a \
          success, or use Transfer::after_end if only the order matters"
     )]
     PredecessorFailed {
@@ -295,7 +295,7 @@ pub enum TransferError {
     EngineNotStarted {
         /// The engine.
         engine: &'static str,
-        /// Why not.
+        /// The cause.
         #[source]
         source: BoxedCause,
     },
@@ -380,9 +380,9 @@ impl TransferError {
 
 /// A transfer that was refused: the caller's guard, and the cause. Nothing was copied.
 pub struct Rejected<G> {
-    /// The guard that the caller lent to the transfer.
+    /// The guard that the caller passed.
     pub guard: G,
-    /// Why it was refused.
+    /// The cause.
     pub cause: TransferError,
 }
 
@@ -426,7 +426,7 @@ fn cancelled_text(started: bool, done: ByteCount, total: ByteCount) -> String {
 
 fn declined_text(declined: &[(&'static str, Declined)]) -> String {
     if declined.is_empty() {
-        return "; the manager has no engine at all".to_owned();
+        return "; the manager has no engines".to_owned();
     }
     let reasons: Vec<_> = declined.iter().map(|(engine, why)| format!("{engine}: {why}")).collect();
     format!(" ({})", reasons.join("; "))

@@ -10,14 +10,14 @@ use crate::engine::declined::Declined;
 use crate::engine::quote::{Quote, SharedDecision};
 use crate::plan::TransferPlan;
 
-/// How a transfer is executed: its pieces and runs, the path, the reason and the prediction.
+/// The execution of a transfer: its pieces and runs, the path, the reason and the prediction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// The kind of storage that is read.
     pub source: StorageKind,
     /// The kind of storage that is written.
     pub destination: StorageKind,
-    /// All the bytes to copy.
+    /// The total number of bytes to copy.
     pub bytes: ByteCount,
     /// Spans before coalescing: one for each block, layer and outer.
     pub pieces: u64,
@@ -32,8 +32,8 @@ pub struct Explanation {
     pub engine: &'static str,
     /// How long the copy should take once started.
     pub predicted: Duration,
-    /// The engines that declined, with their reasons. An engine that would serve these kinds of
-    /// storage, such as NIXL's between a device and a file, shows here why it does not.
+    /// The engines that declined, with their reasons. For example, NIXL's engine may decline a copy
+    /// between a device and a file.
     pub declined: Vec<(&'static str, Declined)>,
     pub(crate) decision: SharedDecision,
 }
@@ -110,21 +110,22 @@ impl fmt::Display for Explanation {
 pub struct Report {
     /// How the transfer was executed, and why.
     pub explanation: Explanation,
-    /// From submission to the start of the copy: queueing, and waiting for predecessors.
+    /// The time from the submission to the start of the copy: queueing, and waiting for
+    /// predecessors.
     pub queued: Duration,
     /// From the start of the copy to its end.
     pub copied: Duration,
-    /// The engine's own measurement, if it has one that is switched on.
+    /// The engine's own measurement, if it has one and it is enabled.
     pub engine_times: Option<EngineTimes>,
     /// The checksum of each block, if [requested](crate::Transfer::checksums), in the order in
-    /// which the destination blocks were named.
+    /// which the caller named the destination blocks.
     pub checksums: Option<Box<[u64]>>,
 }
 
-/// A measurement of a copy by a library below an engine.
+/// A measurement by the library below an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineTimes {
-    /// The time that its submission calls took.
+    /// The time of its submission calls.
     pub post: Duration,
     /// The time from start to end of each request, summed over all requests.
     pub transfer: Duration,
@@ -135,7 +136,7 @@ pub struct EngineTimes {
 }
 
 impl Report {
-    /// The rate of the copy in bytes a second, queueing not counted.
+    /// The rate of the copy in bytes per second, without the time in the queue.
     #[must_use]
     pub fn bytes_per_second(&self) -> f64 {
         self.explanation.bytes.get() as f64 / self.copied.as_secs_f64()
@@ -155,7 +156,7 @@ impl fmt::Display for Report {
         match &self.engine_times {
             Some(times) => write!(
                 f,
-                "; measured {:.3} ms in {} requests of {} descriptors, {:.3} ms of it to post them",
+                "; measured {:.3} ms in {} requests of {} descriptors, {:.3} ms of it for posting",
                 times.transfer.as_secs_f64() * 1e3,
                 times.requests,
                 times.descriptors,

@@ -10,10 +10,10 @@
 //!    by counts and strides ([`CopyGrid`]). The steady state allocates nothing;
 //! 3. **explained**: which engine and path run it, why, and how long that should take
 //!    ([`TransferManager::explain`]);
-//! 4. **checked against what is in flight**: two transfers conflict if one writes a block that the
-//!    other reads or writes. The later one declares that it runs after the earlier one
-//!    ([`Transfer::after`], [`Transfer::after_end`]), or is refused with the conflicting blocks. A
-//!    read of blocks that a failed transfer may have written in part is refused as well;
+//! 4. **checked for hazards**: two transfers conflict if one writes a block that the other reads or
+//!    writes. The later one declares that it runs after the earlier one ([`Transfer::after`],
+//!    [`Transfer::after_end`]), or is refused with the conflicting blocks. A read of blocks that a
+//!    failed transfer may have written in part is refused as well;
 //! 5. **executed** by an engine ([`CopyEngine`]). This crate has the engines that need no driver
 //!    ([`engines`]); other crates add more;
 //! 6. **completed**: waited for, polled or awaited on any runtime ([`Completion`]), or
@@ -29,14 +29,14 @@
 //! # What it does not do
 //!
 //! It never decides *which* blocks to move: no eviction, no prefix matching, no index of cached
-//! blocks. [`Slots`] only says which block ids are free. The crate does not see accesses that
+//! blocks. [`Slots`] only tracks which block ids are free. The crate does not see accesses that
 //! bypass it, unless they are declared ([`Endpoint::hold_for_write`]). It requires no runtime. Only
 //! engines start threads; these are named and joined.
 //!
 //! # Features
 //!
-//! - `calibration` (off by default): the measured costs of a device's ways to copy, in a file
-//!   (the module `calibration`).
+//! - `calibration` (off by default): the measured costs of a device's copy paths, in a file (the
+//!   module `calibration`).
 //! - `checksum` (off by default): engines compute checksums of blocks ([`Transfer::checksums`]).
 //! - `metrics` (off by default): snapshots of a manager for the facade of that name
 //!   ([`TransferSnapshot`]).

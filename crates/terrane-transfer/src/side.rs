@@ -5,9 +5,9 @@ use std::fmt;
 /// An end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// The bytes come from this end.
+    /// The end that is read.
     Source,
-    /// The bytes go to this end.
+    /// The end that is written.
     Destination,
 }
 
@@ -44,7 +44,7 @@ pub struct Ends<T> {
 }
 
 impl<T> Ends<T> {
-    /// The values of a function for both sides, the source's first.
+    /// The results of a function for both sides, the source's first.
     pub fn from_fn(mut value: impl FnMut(Side) -> T) -> Self {
         let source = value(Side::Source);
         Self { source, destination: value(Side::Destination) }
@@ -91,7 +91,7 @@ impl<T> Ends<T> {
     }
 }
 
-/// From the source's value and the destination's.
+/// The source's value comes first.
 impl<T> From<[T; 2]> for Ends<T> {
     fn from([source, destination]: [T; 2]) -> Self {
         Self { source, destination }

@@ -34,17 +34,17 @@ pub(crate) use per_thread;
 
 /// Locks a mutex, even if it is poisoned. Every critical section of this crate leaves its data
 /// consistent at each step. Only foreign code (a guard's drop, a waker) panics, and it runs outside
-/// them.
+/// of critical sections.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     unpoisoned(mutex.lock())
 }
 
-/// Waits on `condition`, as [`lock`] locks.
+/// Waits on `condition`, and ignores poisoning like [`lock`].
 pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     unpoisoned(condition.wait(guard))
 }
 
-/// Like [`wait`], but for at most `most`, if it is set.
+/// Like [`wait`], but at most for `most`, if it is set.
 #[cfg(not(loom))]
 pub(crate) fn wait_at_most<'a, T>(
     condition: &Condvar,
@@ -86,7 +86,7 @@ impl Countdown {
         Self { span: end.saturating_duration_since(now), begun: Some(now) }
     }
 
-    /// Whether there is time left at `now`.
+    /// Whether time remains at `now`.
     pub(crate) fn has_time_left(&mut self, now: Instant) -> bool {
         now.saturating_duration_since(*self.begun.get_or_insert(now)) < self.span
     }

@@ -1,4 +1,4 @@
-//! A transfer request: which blocks go from where to where, and with which options.
+//! A transfer request: the blocks of both ends, and the options.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use terrane_core::Durability;
 ///
 /// Shapes are equal if sections have equal names, layers, tokens and rows. All strides may differ;
 /// rows are copied to their positions in the destination. If both layouts state their heads, only
-/// the lengths of heads have to be equal. [Some heads](Self::heads) of one layout can go to another
-/// one that has more.
+/// the lengths of heads must be equal. [Some heads](Self::heads) of one layout can be copied to
+/// another layout that has more.
 ///
-/// Nothing is checked before it is submitted.
+/// Nothing is checked before the submission.
 ///
 /// ```compile_fail,E0382
 /// # use terrane_transfer::{Transfer, TransferManager};
@@ -74,8 +74,8 @@ impl Transfer {
         }
     }
 
-    /// Adds pairs of blocks: the n-th of `source` goes to the n-th of `destination`. The order of
-    /// the pairs does not matter; no destination may be named twice.
+    /// Adds pairs of blocks: the n-th of `source` is copied to the n-th of `destination`. The order
+    /// of the pairs does not matter; no destination may be named twice.
     pub fn blocks(mut self, source: &[u32], destination: &[u32]) -> Self {
         self.source_blocks.extend_from_slice(source);
         self.destination_blocks.extend_from_slice(destination);
@@ -95,26 +95,26 @@ impl Transfer {
 
     /// Copies only these heads of the source's blocks, to an equal number of the destination's.
     /// Both layouts [state](terrane_layout::LayoutConfigBuilder::num_heads) their heads, and their
-    /// numbers may differ. For example, a tensor-parallel rank holds 2 of 8 heads. It reads and
-    /// writes its share of a page that holds all, beside the other ranks.
+    /// numbers may differ. For example, a tensor-parallel rank has 2 of 8 heads. It reads and
+    /// writes its share of a page with all heads, while other ranks do the same.
     pub fn heads(self, source: Range<u32>, destination: Range<u32>) -> Self {
         Self { heads: Some(Ends { source, destination }), ..self }
     }
 
     /// Copies only these tokens of the source's blocks, to an equal number of the destination's.
     ///
-    /// Hazard checks count the whole blocks as read and as written.
+    /// Hazard checks count the whole blocks as read or written.
     pub fn tokens(self, source: Range<u32>, destination: Range<u32>) -> Self {
         Self { tokens: Some(Ends { source, destination }), ..self }
     }
 
-    /// Starts only when the ticket's transfer has succeeded. If that one fails, this one fails
+    /// Starts only when the ticket's transfer has succeeded. If that transfer fails, this one fails
     /// without starting. May be called several times.
     ///
-    /// Blocks that the other one uses do not conflict then.
+    /// Blocks that the earlier transfer uses do not conflict then.
     ///
-    /// This is for a transfer that reads the other one's destination. A transfer that only waits
-    /// for blocks to be free runs [after the end](Self::after_end) of the other one.
+    /// Use this for a transfer that reads the earlier one's destination. A transfer that only waits
+    /// for blocks to be free runs [after the end](Self::after_end) of the earlier one.
     pub fn after(mut self, ticket: &Ticket) -> Self {
         self.after.push(Predecessor { ticket: ticket.clone(), has_to_succeed: true });
         self
@@ -123,9 +123,9 @@ impl Transfer {
     /// Starts only when the ticket's transfer has ended, whether it has succeeded or failed. May be
     /// called several times.
     ///
-    /// Blocks that the other one uses do not conflict then. If that one fails half-way, its
-    /// destination is [incomplete](crate::TransferError::Incomplete). This transfer may write it,
-    /// and reads it only if it [may](Self::allow_incomplete).
+    /// Blocks that the earlier transfer uses do not conflict then. If it fails half-way, its
+    /// destination is [incomplete](crate::TransferError::Incomplete). This transfer may write that
+    /// destination, and reads it only if it [may](Self::allow_incomplete).
     pub fn after_end(mut self, ticket: &Ticket) -> Self {
         self.after.push(Predecessor { ticket: ticket.clone(), has_to_succeed: false });
         self
@@ -140,7 +140,7 @@ impl Transfer {
         self
     }
 
-    /// Sets what the copy runs after on the device, as of the submission. That also holds for a
+    /// Sets the device work that the copy runs after, as of the submission. This also applies to a
     /// transfer that runs [after](Self::after) others. It is required if a device takes part, and
     /// an error otherwise. The transfer keeps the order's stream or event until it has ended.
     pub fn device_order(mut self, order: DeviceOrder) -> Self {
@@ -158,7 +158,7 @@ impl Transfer {
     /// Reports the state of each layer ([`Completion::layers`]), so that layer 0 can be used while
     /// layer 1 travels. Layers are then copied in order.
     ///
-    /// Reduces bandwidth where layers would otherwise be copied together.
+    /// Reduces bandwidth if layers would otherwise be copied together.
     ///
     /// [`Completion::layers`]: crate::Completion::layers
     pub fn layer_by_layer(mut self) -> Self {
@@ -168,10 +168,9 @@ impl Transfer {
 
     /// Computes the checksum of each block, or compares it with an expected one.
     ///
-    /// All layers and heads have to be copied. The engines between host memory, and between host
-    /// memory and files, compute checksums if this crate has the feature `checksum`, and so do
-    /// relays. Between files, the blocks of the source have to be in canonical order. The device
-    /// engine computes them with kernels. Other engines
+    /// All layers and heads must be copied. The host and disk engines compute checksums if this
+    /// crate has the feature `checksum`, and so do relays. Between files, the blocks of the source
+    /// must be in canonical order. The device engine computes checksums with kernels. Other engines
     /// [decline](crate::Declined::Checksums) the transfer. If a checksum differs, the blocks have
     /// been copied, and the destination is [incomplete](crate::TransferError::Incomplete). Layers
     /// of a [layer-by-layer](Self::layer_by_layer) transfer are done before checksums are known.
@@ -194,19 +193,19 @@ impl Transfer {
         self
     }
 
-    /// Notifies the peer at the other end once all bytes have arrived, and no sooner. The message,
-    /// which may be any bytes, appears among the peer's notifications. One of the ends must be a
+    /// Notifies the peer at the other end once all bytes have arrived, and not before. The message
+    /// consists of any bytes, and appears among the peer's notifications. One of the ends must be a
     /// peer's. A transfer that fails sends no notification.
     pub fn notify(mut self, message: impl Into<Arc<[u8]>>) -> Self {
         self.options.notification = Some(message.into());
         self
     }
 
-    /// Fails the transfer if it has not ended by then. Bytes may have been copied.
+    /// Fails the transfer if it has not ended by `deadline`. Bytes may have been copied.
     ///
     /// Time spent waiting for predecessors counts. A waiting transfer fails only once they have
-    /// ended; a queued one, when its turn in the engine comes. Engines check the clock between
-    /// pieces of work of some milliseconds at most.
+    /// ended, and a queued one when its turn in the engine comes. Engines check the clock between
+    /// pieces of work of at most some milliseconds.
     ///
     /// An engine waits for a request that a device is already working on. It does not wait for a
     /// peer that does not answer. The transfer then ends, and its blocks stay claimed at both ends
@@ -221,20 +220,20 @@ impl Transfer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TransferOptions {
-    /// The device work that the copy has to run after.
+    /// The device work that the copy must run after.
     pub device_order: Option<DeviceOrder>,
     /// Minimum durability of written files when the job is finished. A file's [own
     /// setting](terrane_core::FileHandle::durability) applies if it is stricter.
     pub durability: Durability,
-    /// The time by which the job has to be finished, done or not.
+    /// The time by which the job must be finished, successfully or not.
     pub deadline: Option<Instant>,
     /// Whether further jobs write the same files for the same transfer, so that it is too early to
-    /// make them durable. It is `false` for the last of them, which may have no runs.
+    /// make them durable. It is `false` for the last job, which may have no runs.
     pub more_follows: bool,
     /// Whether the job reports each layer. The plan is then ordered by layer.
     pub layer_by_layer: bool,
-    /// The notification for the peer at the other end, sent once all bytes have arrived, and no
-    /// sooner. Only an engine that serves peers receives it.
+    /// The notification for the peer at the other end, sent once all bytes have arrived, and not
+    /// before. Only an engine that serves peers receives it.
     pub notification: Option<Arc<[u8]>>,
     /// The use of the blocks' checksums. If it is set, the engine
     /// [computes](crate::CopyEngine::computes_checksums) them.

@@ -1,9 +1,8 @@
 //! Every interleaving of submitters, engines and waiters, with a bounded number of preemptions.
 //!
-//! Run with `RUSTFLAGS="--cfg loom" cargo test --release -p terrane-transfer --test loom`.
-//! The engines of these models copy nothing: what they write instead is a cell that loom watches,
-//! so that a missing happens-before is found as the data race that it would be. A lost wake-up is
-//! found as a deadlock.
+//! Run with `RUSTFLAGS="--cfg loom" cargo test --release -p terrane-transfer --test loom`. The
+//! engines of these models copy no bytes. They write a cell that loom tracks, so a missing
+//! happens-before is detected as a data race. A lost wake-up is detected as a deadlock.
 #![cfg(loom)]
 #![allow(
     clippy::unwrap_used,
@@ -40,7 +39,7 @@ use terrane_transfer::{
     WaiterProgress,
 };
 
-/// Almost all bugs of this sort show with two preemptions (Musuvathi and Qadeer, PLDI 2007).
+/// Almost all bugs of this kind appear with two preemptions (Musuvathi and Qadeer, PLDI 2007).
 const PREEMPTIONS: usize = 2;
 
 fn model(run: impl Fn() + Sync + Send + 'static) {
@@ -49,11 +48,11 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
     builder.check(run);
 }
 
-/// The bytes that a copy writes, as loom watches them.
+/// The bytes that a copy writes, as a cell that loom tracks.
 #[derive(Clone)]
 struct Bytes(Arc<UnsafeCell<u32>>);
 
-// SAFETY: unsynchronised access is what loom looks for.
+// SAFETY: loom detects unsynchronised access.
 unsafe impl Send for Bytes {}
 // SAFETY: as above.
 unsafe impl Sync for Bytes {}
@@ -74,18 +73,18 @@ impl Bytes {
     }
 }
 
-/// Says how a job ends.
+/// Ends a job.
 type End = fn(CopyJob);
 
-fn well(job: CopyJob) {
+fn succeed(job: CopyJob) {
     job.finish(Ok(()));
 }
 
-fn badly(job: CopyJob) {
+fn fail(job: CopyJob) {
     job.finish(Err(CopyFailure::Engine { source: "told to fail".into() }));
 }
 
-/// Executes each job on a thread of its own; or keeps them until the model takes them.
+/// Executes each job on a new thread, or keeps the jobs until the model takes them.
 struct Engine {
     bytes: Bytes,
     end: Option<End>,
@@ -112,7 +111,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-// SAFETY: it touches no byte of any plan.
+// SAFETY: it accesses no byte of any plan.
 unsafe impl CopyEngine for Engine {
     fn name(&self) -> &'static str {
         "model"
@@ -165,10 +164,10 @@ fn assert_free(end: &Endpoint) {
 }
 
 #[test]
-fn whoever_has_the_outcome_finds_everything_done() {
+fn a_thread_with_the_outcome_sees_all_effects() {
     model(|| {
         let bytes = Bytes::new();
-        let manager = TransferManager::new([Engine::ending(&bytes, well) as _]);
+        let manager = TransferManager::new([Engine::ending(&bytes, succeed) as _]);
         let (from, to) = (endpoint(), endpoint());
         let completion = manager.submit(transfer(&from, &to, 0), "guard").unwrap();
         let ticket = completion.ticket();
@@ -207,14 +206,14 @@ impl Flag {
 }
 
 #[test]
-fn the_last_waker_is_woken_or_the_outcome_is_there() {
+fn the_last_waker_is_woken_or_the_outcome_is_available() {
     model(|| {
         let bytes = Bytes::new();
-        let manager = TransferManager::new([Engine::ending(&bytes, well) as _]);
+        let manager = TransferManager::new([Engine::ending(&bytes, succeed) as _]);
         let (from, to) = (endpoint(), endpoint());
         let completion = manager.submit(transfer(&from, &to, 0), ()).unwrap();
         let mut future = pin!(completion.into_future());
-        // Another task polled first, and gave the future away.
+        // Another task polled first, and passed the future on.
         let mut outcome = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let flag = Arc::<Flag>::default();
         let waker = Waker::from(Arc::clone(&flag));
@@ -231,7 +230,7 @@ fn the_last_waker_is_woken_or_the_outcome_is_there() {
 }
 
 #[test]
-fn of_two_conflicting_submissions_exactly_one_wins() {
+fn exactly_one_of_two_conflicting_submissions_is_accepted() {
     model(|| {
         let engine = Engine::keeping();
         let manager = TransferManager::new([engine.clone() as _]);
@@ -243,7 +242,7 @@ fn of_two_conflicting_submissions_exactly_one_wins() {
         let mine = manager.submit(transfer(&from, &to, 0), ()).ok();
         let theirs = other.join().unwrap();
         assert!(mine.is_some() != theirs.is_some(), "both won, or none");
-        engine.take().into_iter().for_each(well);
+        engine.take().into_iter().for_each(succeed);
         let winner: Completion<()> = mine.or(theirs).unwrap();
         assert!(winner.wait().result.is_ok());
         assert_free(&to);
@@ -251,7 +250,7 @@ fn of_two_conflicting_submissions_exactly_one_wins() {
 }
 
 #[test]
-fn submissions_in_opposite_directions_both_win() {
+fn submissions_in_opposite_directions_are_both_accepted() {
     model(|| {
         let engine = Engine::keeping();
         let manager = TransferManager::new([engine.clone() as _]);
@@ -262,7 +261,7 @@ fn submissions_in_opposite_directions_both_win() {
         };
         assert!(manager.submit(transfer(&here, &there, 0), ()).is_ok());
         assert!(other.join().unwrap());
-        engine.take().into_iter().for_each(well);
+        engine.take().into_iter().for_each(succeed);
         assert_free(&here);
         assert_free(&there);
     });
@@ -290,7 +289,7 @@ fn the_guard_of_a_dropped_completion_drops_once_and_after_the_copy() {
             thread::spawn(move || {
                 let jobs = engine.take();
                 assert_eq!(drops.load(Ordering::SeqCst), 0, "the copy has not ended");
-                jobs.into_iter().for_each(well);
+                jobs.into_iter().for_each(succeed);
             })
         };
         drop(completion);

@@ -9,7 +9,7 @@ use crate::difference::GeometryMismatch;
 use crate::frame::Content;
 use crate::limits::Limited;
 
-/// Why a value could not be encoded, or bytes were refused.
+/// The reason why a value could not be encoded, or bytes were refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
@@ -51,14 +51,14 @@ pub enum WireError {
         /// The first bytes of the input.
         found: [u8; 8],
     },
-    /// Bytes follow the end.
+    /// Bytes follow the end of the description.
     #[error(
         "{extra} follow the end of the description at byte {offset}; pass one description only"
     )]
     TrailingBytes {
         /// The offset of the end.
         offset: usize,
-        /// The length of what follows.
+        /// The length of the bytes after the end.
         extra: ByteCount,
     },
     /// The bytes were damaged in transit.

@@ -9,14 +9,15 @@
 //!
 //! # Should I be using this crate?
 //!
-//! Use it directly to inspect descriptions, or to exchange layouts through a transport of your own.
-//! To reach a peer's blocks with NIXL, use `terrane-nixl`. It exports and imports these
-//! descriptions, and returns layouts that are ends of transfers.
+//! Use it directly to inspect descriptions, or to exchange layouts through another transport. To
+//! reach a peer's blocks with NIXL, use `terrane-nixl`. It exports and imports these descriptions,
+//! and returns layouts that are ends of transfers.
 //!
 //! # What it does not do
 //!
-//! It sends nothing, opens no file, dereferences no address, does not parse agents' metadata, and has
-//! no unsafe code. It serialises no type of another crate, so no other crate can change the format.
+//! It sends no data, opens no file, dereferences no address, does not parse agents' metadata, and
+//! has no unsafe code. It serialises no type of another crate, so no other crate can change the
+//! format.
 //!
 //! # What is checked
 //!
@@ -30,7 +31,7 @@
 //! | whole | canonical: one layout has one encoding |
 //!
 //! A checksum detects damage, not forgery. A sender can also claim any address. `terrane-nixl`
-//! checks what NIXL allows to check of such claims.
+//! checks such claims as far as NIXL permits.
 //!
 //! # Example
 //!

@@ -19,7 +19,7 @@ use crate::error::WireError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireLimits {
-    /// The length of the whole encoding, frame included.
+    /// The length of the whole encoding, including the frame.
     pub bytes: ByteCount,
     /// The length of the agent's metadata.
     pub metadata: ByteCount,

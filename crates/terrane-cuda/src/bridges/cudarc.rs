@@ -61,16 +61,17 @@ use crate::runtime::stream::Stream;
 ///
 /// # Cost
 ///
-/// A use costs no event and no reference per slice: it is an entry in the slice's block, by stream.
-/// An event of the context is recorded only when a slice moves from one stream to another, and when
-/// a slice drops after streams have used it. Both events come from the context's idle events.
+/// A use costs no event and no reference count per slice. It adds one entry, by stream, to the
+/// slice's block. An event of the context is recorded only when a slice moves from one stream to
+/// another, and when a slice drops after streams have used it. Both events come from the context's
+/// idle events.
 #[derive(Clone)]
 pub struct CudarcStream {
     streams: CudaStreams,
     id: StreamId,
-    /// The same stream, as `streams` holds it.
-    ours: Stream,
-    theirs: Arc<CudaStream>,
+    /// The same stream, as it is registered in `streams`.
+    stream_of_context: Stream,
+    cudarc_stream: Arc<CudaStream>,
 }
 
 impl CudarcStream {
@@ -87,9 +88,14 @@ impl CudarcStream {
         // SAFETY: `cudarc` destroys its own stream with the last owner, and this value is one
         // owner. It never destroys the default stream. For a stream of another library, the caller
         // that wrapped it guarantees the lifetime.
-        let ours = unsafe { Stream::borrow(streams.context(), handle, owner) }?;
-        let id = streams.add(ours.clone())?;
-        Ok(Self { streams: streams.clone(), id, ours, theirs: Arc::clone(stream) })
+        let stream_of_context = unsafe { Stream::borrow(streams.context(), handle, owner) }?;
+        let id = streams.add(stream_of_context.clone())?;
+        Ok(Self {
+            streams: streams.clone(),
+            id,
+            stream_of_context,
+            cudarc_stream: Arc::clone(stream),
+        })
     }
 
     /// The number.
@@ -101,7 +107,7 @@ impl CudarcStream {
     /// The stream.
     #[must_use]
     pub const fn stream(&self) -> &Arc<CudaStream> {
-        &self.theirs
+        &self.cudarc_stream
     }
 
     /// Returns the slice for work on this stream that reads it. The work runs after earlier writes
@@ -153,8 +159,8 @@ impl CudarcStream {
         Ok(CudaArgument(self.used_region(region, offset, len, Access::Read)?))
     }
 
-    /// The same for work that writes the elements, or reads and writes them. The block waits for
-    /// all of its uses, including those of other parts.
+    /// Like [`read_region`](Self::read_region), for work that writes the elements, or reads and
+    /// writes them. The block waits for all of its uses, including uses of its other parts.
     ///
     /// # Errors
     ///
@@ -189,7 +195,8 @@ impl CudarcStream {
         Ok(CudaArgument(Used { address, len, on: self, element: PhantomData }))
     }
 
-    /// The same for work that writes the elements, or reads and writes them.
+    /// Like [`read_unmanaged`](Self::read_unmanaged), for work that writes the elements, or reads
+    /// and writes them.
     ///
     /// # Errors
     ///
@@ -244,7 +251,8 @@ impl CudarcStream {
         access: Access,
     ) -> Result<Used<'a, T>, CudaError> {
         let address = self.address(memory)?;
-        // Before any submission: whatever fails after this, the memory waits for the work.
+        // Recorded before any submission: if a later step fails, the memory still waits for the
+        // work.
         block
             .record_use(self.id, access)
             .map_err(|error| CudaError::Managed { source: Arc::new(error) })?;
@@ -256,17 +264,20 @@ impl CudarcStream {
         Ok(Used { address, len, on: self, element: PhantomData })
     }
 
-    /// Makes later work run after all work that `other` has been given so far.
+    /// Makes later work of this stream run after all work that has been submitted to `other`.
     fn wait_for(&self, other: StreamId) -> Result<(), CudaError> {
         let event = Event::new(self.streams.context(), Timing::Off)?;
         event.record(&self.streams.get(other)?)?;
-        self.ours.wait_for(&event)
+        self.stream_of_context.wait_for(&event)
     }
 }
 
 impl fmt::Debug for CudarcStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudarcStream").field("id", &self.id).field("stream", &self.ours).finish()
+        f.debug_struct("CudarcStream")
+            .field("id", &self.id)
+            .field("stream", &self.stream_of_context)
+            .finish()
     }
 }
 
@@ -285,8 +296,9 @@ fn part<T: Pod>(region: &Region, offset: ByteCount, len: usize) -> Result<Region
     Ok(part)
 }
 
-/// A slice or region whose use on a stream is recorded, or ensured by the caller. The address comes
-/// first: a kernel gets a pointer to this, and reads as many bytes as its parameter has.
+/// A slice or region whose use on a stream is recorded, or ensured by the caller. The address is
+/// the first field: a launch gets a pointer to this value, and reads as many bytes as the kernel's
+/// parameter has.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Used<'a, T> {
@@ -297,14 +309,17 @@ struct Used<'a, T> {
 }
 
 impl<'a, T> Used<'a, T> {
-    /// The address for work on `stream`, and the record to make after the work has been submitted.
+    /// The address for work on `stream`, and the guard that records the use after the submission.
     fn pointer(&self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let said = &self.on.theirs;
-        if stream.cu_stream() == said.cu_stream() && stream.context() == said.context() {
+        let recorded_stream = &self.on.cudarc_stream;
+        if stream.cu_stream() == recorded_stream.cu_stream()
+            && stream.context() == recorded_stream.context()
+        {
             return (self.address, SyncOnDrop::Record(None));
         }
-        // The stream differs from the named one. It has no known number, so it is waited for.
-        stream.context().record_err(stream.join(&self.on.theirs));
+        // `stream` is not the stream that the use was recorded for, and has no number. The returned
+        // guard therefore synchronises.
+        stream.context().record_err(stream.join(&self.on.cudarc_stream));
         (self.address, SyncOnDrop::sync_stream(stream))
     }
 }
@@ -324,8 +339,8 @@ pub struct CudaArgument<'a, T>(Used<'a, T>);
 #[repr(transparent)]
 pub struct CudaArgumentMut<'a, T>(Used<'a, T>);
 
-// SAFETY: a launch copies a parameter of a pointer's size from here, and that is the address. A
-// kernel with a larger parameter is the wrong kernel, which the launch's `unsafe` covers.
+// SAFETY: a launch copies a pointer-sized parameter from this value, whose first field is the
+// address. The launch's `unsafe` covers a kernel with a larger parameter.
 unsafe impl<T> DeviceRepr for CudaArgument<'_, T> {}
 // SAFETY: as for `CudaArgument`.
 unsafe impl<T> DeviceRepr for CudaArgumentMut<'_, T> {}
@@ -336,7 +351,7 @@ impl<T> DeviceSlice<T> for CudaArgument<'_, T> {
     }
 
     fn stream(&self) -> &Arc<CudaStream> {
-        &self.0.on.theirs
+        &self.0.on.cudarc_stream
     }
 }
 
@@ -352,7 +367,7 @@ impl<T> DeviceSlice<T> for CudaArgumentMut<'_, T> {
     }
 
     fn stream(&self) -> &Arc<CudaStream> {
-        &self.0.on.theirs
+        &self.0.on.cudarc_stream
     }
 }
 

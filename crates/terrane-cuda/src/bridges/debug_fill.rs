@@ -42,15 +42,15 @@ pub struct CudaFill {
 }
 
 impl CudaFill {
-    /// Fills that are complete when they return. The memory is then usable on any stream, and may
-    /// return to any upstream.
+    /// Fills that have completed when the call returns. The memory is then usable on any stream,
+    /// and may return to any upstream.
     #[must_use]
     pub fn new(streams: &CudaStreams) -> Self {
         Self { streams: streams.clone(), waits: true }
     }
 
-    /// Fills of device memory that are submitted to the stream when they return. Use them for
-    /// memory of that stream alone, whose upstream frees it in the order of the stream.
+    /// Fills of device memory that have been submitted to the stream when the call returns. Use
+    /// them for memory of that stream alone, whose upstream frees it in the order of the stream.
     #[must_use]
     pub fn without_waiting(streams: &CudaStreams) -> Self {
         Self { streams: streams.clone(), waits: false }
@@ -65,8 +65,8 @@ impl CudaFill {
     ///
     /// # Safety
     ///
-    /// Both spans are valid, and nothing else uses them, except earlier work of the stream. The
-    /// host's span is pageable.
+    /// Both spans are valid, and only earlier work of the stream uses them. The host's span is
+    /// pageable.
     unsafe fn copy(
         &self,
         from: Location,
@@ -75,9 +75,8 @@ impl CudaFill {
         stream: StreamId,
     ) -> Result<(), CudaError> {
         let stream = self.streams.get(stream)?;
-        // SAFETY: the caller guarantees it. The caller's host memory is pageable, and the driver
-        // has finished with pageable memory when the call returns: it has read or written it
-        // before.
+        // SAFETY: the caller guarantees valid spans. The caller's host memory is pageable: the
+        // driver has read or written it when the call returns.
         unsafe { stream.copy(from, to, ByteCount::from_usize(bytes)) }?;
         stream.synchronize()
     }
@@ -94,14 +93,14 @@ impl Fill for CudaFill {
         match location {
             Location::Host(address) => {
                 self.streams.get(stream)?.synchronize()?;
-                // SAFETY: a memory's span is valid for writes, and the caller uses it exclusively
-                // except for the stream, which has finished.
+                // SAFETY: the span is valid for writes. The caller uses it exclusively, except for
+                // work of the stream, which has completed.
                 unsafe { ptr::write_bytes(address.as_ptr(), byte, length.to_usize()) };
             }
             _ if self.is_own(location) => {
                 let stream = self.streams.get(stream)?;
-                // SAFETY: the memory is alive until the fill has run, and nothing else uses it, as
-                // the caller guarantees.
+                // SAFETY: the caller guarantees that the memory is alive until the fill has run,
+                // and that nothing else uses it.
                 unsafe { stream.fill(location, byte, length) }?;
                 if self.waits {
                     stream.synchronize()?;

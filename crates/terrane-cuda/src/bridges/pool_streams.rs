@@ -15,9 +15,9 @@ use crate::runtime::stream::{Stream, StreamPriority};
 
 /// The streams of one context by number, and fences over its events.
 ///
-/// A number is given once in a process and never again. A number is refused if its stream is gone,
-/// or if it belongs to other `CudaStreams`; it never names another stream. Cloning gives another
-/// handle to the same streams.
+/// A number is assigned once in a process. It is refused if its stream was removed, or if it
+/// belongs to other `CudaStreams`; it never names another stream. A clone is another handle to the
+/// same streams.
 #[derive(Clone, Debug)]
 pub struct CudaStreams(Arc<Registry>);
 
@@ -42,7 +42,7 @@ impl CudaStreams {
         Self(Arc::new(Registry { context: context.clone(), priority, streams: RwLock::default() }))
     }
 
-    /// Gives a stream a number. The stream was created elsewhere, or is borrowed.
+    /// Assigns a number to a stream that was created elsewhere, or is borrowed.
     ///
     /// # Errors
     ///
@@ -93,8 +93,8 @@ impl Registry {
 
 impl StreamSource for CudaStreams {
     fn create(&self) -> Result<StreamId, StreamError> {
-        let made = Stream::with_priority(&self.0.context, self.0.priority);
-        made.and_then(|stream| self.add(stream)).map_err(|error| StreamError {
+        let created = Stream::with_priority(&self.0.context, self.0.priority);
+        created.and_then(|stream| self.add(stream)).map_err(|error| StreamError {
             index: 0,
             count: 1,
             source: Box::new(error),
@@ -114,7 +114,7 @@ impl FenceSource for CudaStreams {
     }
 }
 
-/// An event that can look up streams by number.
+/// An event that finds streams by their number.
 #[derive(Debug)]
 struct CudaFence {
     event: Event,
@@ -123,7 +123,7 @@ struct CudaFence {
 
 impl Fence for CudaFence {
     fn record(&self, stream: StreamId) -> Result<(), FenceError> {
-        let stream = self.registry.get(stream).inspect_err(|_| self.event.forget_mark());
+        let stream = self.registry.get(stream).inspect_err(|_| self.event.mark_broken());
         stream.and_then(|stream| self.event.record(&stream)).map_err(failed("recording an event"))
     }
 

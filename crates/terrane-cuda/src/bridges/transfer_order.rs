@@ -1,4 +1,4 @@
-//! The device order of transfers, and of work after their layers.
+//! The device order of transfers, and of work that runs after their layers.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -12,9 +12,9 @@ use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
 
 impl Stream {
-    /// All work submitted to this stream before a transfer is submitted, as the order of that
-    /// [transfer](terrane_transfer::Transfer::device_order): the transfer runs after it. Use the
-    /// stream of the compute that writes a transfer's source, or reads its destination.
+    /// The device order "after all work submitted to this stream so far", for a
+    /// [transfer](terrane_transfer::Transfer::device_order). Use the stream of the compute that
+    /// writes a transfer's source, or reads its destination.
     ///
     /// The order keeps the stream alive.
     #[must_use]
@@ -50,8 +50,9 @@ impl Stream {
 }
 
 impl Event {
-    /// The work that this event marks when a transfer is submitted, as the order of that
-    /// [transfer](terrane_transfer::Transfer::device_order): the transfer runs after it.
+    /// The device order "after the work that this event has recorded", for a
+    /// [transfer](terrane_transfer::Transfer::device_order). The event's last record before the
+    /// submission counts.
     ///
     /// The order keeps the event alive.
     ///
@@ -59,13 +60,13 @@ impl Event {
     ///
     /// [`CudaError::NotRecorded`] if the event was never recorded, or its last record failed.
     pub fn order(&self) -> Result<DeviceOrder, CudaError> {
-        if !self.marks_something()? {
+        if !self.is_recorded()? {
             return Err(CudaError::NotRecorded);
         }
         Ok(DeviceOrder::AfterEvent(self.transfer_handle()))
     }
 
-    /// The event as transfers pass it on.
+    /// The event as a handle of `terrane-transfer`.
     pub(crate) fn transfer_handle(&self) -> EventHandle {
         let (device, raw) = (self.device(), number(self.handle()));
         let owner = Arc::clone(self.shared());

@@ -9,12 +9,13 @@ use crate::driver::functions::Functions;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_uint = 2;
 
-/// Until this drops, the calls of its thread do not end a capture of another thread, and do not
-/// fail because of one.
+/// While this value lives, the calls of its thread neither invalidate a capture of another thread,
+/// nor fail because of one.
 ///
-/// By default some calls are refused while any thread captures in the global mode, which is the
-/// default as well. These calls query an event or a stream, wait for one, or allocate. The capture
-/// is then lost. The engine's calls concern only its own streams, which are part of no graph.
+/// By default, the driver refuses some calls while any thread captures in the global mode, which is
+/// the default mode. These calls query or synchronise an event or a stream, or allocate. The
+/// refused call invalidates the capture. The engine's calls only use its own streams, which are
+/// part of no graph.
 #[derive(Debug)]
 pub(crate) struct RelaxedCaptureMode {
     driver: Driver,

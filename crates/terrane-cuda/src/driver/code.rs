@@ -7,8 +7,8 @@ use crate::driver::Driver;
 
 /// A code of the CUDA driver. Zero is success.
 ///
-/// Displaying one never needs the driver. If the driver is loaded and knows the code, its name for
-/// the code is shown. Otherwise only the number is shown.
+/// Displaying a code needs no driver. The driver's name for the code is shown if the driver is
+/// loaded and knows the code. Otherwise only the number is shown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DriverCode(u32);
 
@@ -21,7 +21,7 @@ impl DriverCode {
     pub const DEINITIALIZED: Self = Self(4);
     /// `CUDA_ERROR_NO_DEVICE`.
     pub const NO_DEVICE: Self = Self(100);
-    /// `CUDA_ERROR_NOT_READY`: not an error, but the answer "not yet".
+    /// `CUDA_ERROR_NOT_READY`: not a failure, but the result "not yet complete".
     pub const NOT_READY: Self = Self(600);
 
     /// Returns the code with this number.
@@ -44,8 +44,8 @@ impl DriverCode {
     }
 
     /// Whether the code means that the context is lost, so that every later call on it fails. For
-    /// each of these codes the driver's documentation says that the process must be terminated and
-    /// relaunched, or that the device is lost.
+    /// each of these codes, the driver's documentation requires that the process is terminated and
+    /// relaunched, or states that the device is lost.
     #[must_use]
     pub const fn loses_context(self) -> bool {
         matches!(
@@ -69,7 +69,7 @@ impl DriverCode {
         if code != 0 || name.is_null() {
             return None;
         }
-        // SAFETY: it is a string of the driver, and the driver is never unloaded.
+        // SAFETY: the pointer is a string constant of the driver, which is never unloaded.
         unsafe { CStr::from_ptr(name) }.to_str().ok()
     }
 }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_shown_with_their_number_whether_the_driver_is_there_or_not() {
+    fn codes_are_shown_with_their_number_with_and_without_a_driver() {
         for code in [0, 2, 700, 999, u32::MAX] {
             let code = DriverCode::new(code);
             assert!(code.to_string().contains(&code.get().to_string()), "{code}");
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_tried_again_loses_no_context() {
+    fn codes_of_failures_that_can_be_retried_lose_no_context() {
         for code in [DriverCode::SUCCESS, DriverCode::OUT_OF_MEMORY, DriverCode::NOT_READY] {
             assert!(!code.loses_context(), "{code}");
         }

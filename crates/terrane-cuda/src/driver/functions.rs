@@ -54,7 +54,7 @@ macro_rules! functions {
         unbound { $(fn $unbound:ident($($unbound_argument:ty),*);)* }
         optional { $(fn $optional:ident($($optional_argument:ty),*);)* }
     ) => {
-        /// The driver's functions. Calling one is unsafe as its documentation says.
+        /// The driver's functions. The driver's documentation states the safety conditions of each.
         pub(crate) struct Functions {
             $(pub(crate) $bound: unsafe extern "C" fn($($bound_argument),*) -> u32,)*
             $(pub(crate) $unbound: unsafe extern "C" fn($($unbound_argument),*) -> u32,)*
@@ -71,15 +71,15 @@ macro_rules! functions {
             ///
             /// # Errors
             ///
-            /// The library, and the first symbol that it lacks.
+            /// The library, and the name of the first missing symbol.
             ///
             /// # Safety
             ///
-            /// Functions with these names in the library are those of the CUDA driver.
+            /// Symbols with these names in the library are functions of the CUDA driver.
             pub(crate) unsafe fn find(library: Library) -> Result<Self, (Library, &'static str)> {
                 $(
-                    // SAFETY: the caller guarantees that it is the driver's function, which has
-                    // this declaration. The library is kept beside it.
+                    // SAFETY: the caller guarantees that the symbol is the driver's function, which
+                    // has this declaration. The library is stored beside it.
                     let $bound = match unsafe { library.get(stringify!($bound)) } {
                         Ok(symbol) => *symbol,
                         Err(_) => return Err((library, stringify!($bound))),

@@ -18,7 +18,7 @@ use crate::driver::version::DriverVersion;
 use crate::error::{CudaError, check};
 
 /// The functions, once they have been found. The library is never unloaded, because its threads and
-/// its memory would be left behind.
+/// its memory would remain.
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
 /// The process that loaded the driver. The driver works only in this process.
@@ -52,7 +52,7 @@ impl Driver {
             }
         };
         Self(functions).check_process()?;
-        // SAFETY: it takes no pointer, and may be called any number of times.
+        // SAFETY: the function has no pointer parameter, and may be called any number of times.
         check("cuInit", unsafe { (functions.cuInit)(0) })?;
         Ok(Self(functions))
     }
@@ -166,7 +166,7 @@ mod tests {
     use std::error::Error as _;
 
     #[test]
-    fn a_library_that_is_not_there_is_missing() {
+    fn a_library_that_does_not_exist_is_reported_as_missing() {
         let error = find(&[Path::new("libterrane-none.so.1"), Path::new("/nonexistent.so")]).err();
         let Some(CudaError::LibraryMissing { library, .. }) = &error else {
             panic!("{error:?}");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_the_functions_is_too_old_and_says_which_is_missing() {
+    fn a_library_without_a_function_is_reported_as_too_old_with_the_functions_name() {
         // Every Linux program with the C library has loaded this library.
         let error = find(&[Path::new("libc.so.6")]).err();
         let Some(CudaError::DriverTooOld { symbol, version }) = error else {

@@ -45,28 +45,28 @@ use crate::runtime::context::Context;
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and the memory of another device.
 ///
-/// Each transfer takes one of several [paths](crate::CopyPath): the one that a [`Calibration`] predicts
-/// to be the fastest.
+/// Each transfer is copied by one of several [paths](crate::CopyPath): the path with the shortest
+/// time that a [`Calibration`] predicts.
 ///
-/// The thread that submits a small transfer puts it on a stream. That takes some microseconds and
-/// does not block. A thread of the engine submits a large transfer to the device in parts. It takes
-/// one part of each such transfer in turn, so that no transfer occupies the wire for long.
+/// The caller's thread submits a small transfer to a stream. That takes some microseconds and does
+/// not block. A thread of the engine submits a large transfer to the device in parts. It takes one
+/// part of each such transfer in turn, so that no transfer occupies the wire for long.
 ///
-/// Kernels compute [checksums](terrane_transfer::Transfer::checksums) in the device's memory, beside
-/// the copy: of the source, or of the destination's bytes once they have arrived. Without
-/// [kernels](Self::has_kernels) the engine declines checksums, also if the driver refuses only those
-/// for checksums. Its [capabilities](CopyEngine::capabilities) give the reason.
+/// Kernels compute [checksums](terrane_transfer::Transfer::checksums) in the device's memory,
+/// beside the copy: of the source, or of the destination's bytes once they have arrived. Without
+/// [kernels](Self::has_kernels), or without those for checksums alone, the engine declines
+/// checksums. Its [capabilities](CopyEngine::capabilities) give the reason.
 ///
-/// The engine also serves pinned memory that other libraries have locked (PyTorch's).
+/// The engine also copies from and to pinned memory that other libraries have locked (PyTorch's).
 ///
 /// Dropping the engine lets its threads finish the submitted work, and joins them. A thread that
 /// finishes transfers must not wait for others. If the engine drops on such a thread, its threads
 /// end without a join. In a process that was forked after the engine was created, a transfer fails
 /// with [`CudaError::Forked`], and dropping the engine waits for nothing.
 ///
-/// It copies between the device and *pinned* memory. For other host memory and for files, a
-/// [`RelayEngine`](terrane_transfer::engines::RelayEngine) combines it with the engine that reaches
-/// those. One manager holds all engines, and each transfer goes to the fastest one.
+/// The engine copies between the device and *pinned* memory. For other host memory and for files, a
+/// [`RelayEngine`](terrane_transfer::engines::RelayEngine) combines it with the host or the disk
+/// engine. One manager holds all engines, and each transfer is given to the fastest one.
 ///
 /// # Example
 ///
@@ -143,8 +143,8 @@ pub struct DeviceEngine {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Threads that wait until large transfers may begin on the device. The last thread polls all
-/// transfers that the others cannot serve.
+/// The number of threads that wait until large transfers may begin on the device. The last thread
+/// polls all transfers that the other threads cannot wait for.
 const ORDER_THREADS: u32 = 2;
 
 /// Streams that are created in advance, so that the first submits need not create any.
@@ -193,7 +193,7 @@ impl DeviceEngine {
         let orphans = Arc::default();
         let [tasks, waiting] = [(); 2].map(|()| CompletionQueue::new(&orphans, &shared.lists));
         let [completion_threads, order_waits] = [&tasks, &waiting].map(CompletionThreads::new);
-        // If this is dropped on an error, it joins the threads that have been started.
+        // On an error, dropping this value joins the threads that have been started.
         let mut engine = Self {
             shared,
             queues: None,
@@ -231,7 +231,7 @@ impl DeviceEngine {
     ) -> Result<(), CudaError> {
         let shared = Arc::clone(&self.shared);
         let run = move || {
-            // The mode applies for the thread's lifetime, whatever other threads capture.
+            // The capture mode is set for the thread's lifetime, whatever other threads capture.
             let _relaxed = RelaxedCaptureMode::new(shared.context.driver());
             serve();
             // Freeing memory waits for the device. If the engine drops on a thread that must not
@@ -282,7 +282,7 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn computes_checksums(&self) -> bool {
-        // Its quotes decline those that its kernels do not compute.
+        // The engine's quotes decline the checksums that its kernels do not compute.
         true
     }
 
@@ -328,11 +328,11 @@ unsafe impl CopyEngine for DeviceEngine {
 impl Drop for DeviceEngine {
     fn drop(&mut self) {
         if self.shared.context.driver().is_of_parent() {
-            // None of the threads exists in this process: their shared state stays as it was at the
-            // fork.
+            // None of the threads exists in this process: their shared state is that of the moment
+            // of the fork.
             let senders =
                 (self.queues.take(), self.completion_threads.take(), self.order_waits.take());
-            // The parent drops them.
+            // The parent process drops them.
             let _left = ManuallyDrop::new((senders, std::mem::take(&mut self.threads)));
             return;
         }

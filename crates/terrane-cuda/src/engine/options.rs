@@ -14,8 +14,8 @@ use crate::runtime::stream::StreamPriority;
 /// work: a kernel or a request that has begun is not interrupted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceEngineOptions {
-    /// Takes this path for every transfer that it can copy, whatever another path would cost. For
-    /// tests and measurements. The engine declines transfers that the path cannot copy.
+    /// Copies every transfer by this path, whatever another path would cost. For tests and
+    /// measurements. The engine declines transfers that the path cannot copy.
     pub path: Option<CopyPath>,
     /// The costs of the paths on this device. The default is the figures of an H200.
     pub calibration: Option<Calibration>,
@@ -28,9 +28,9 @@ pub struct DeviceEngineOptions {
     /// The number of such buffers per direction, at least 2. They are allocated when a transfer
     /// first needs them, and kept.
     pub scratch_buffers: NonZeroU32,
-    /// Thread blocks of a kernel that packs or unpacks a buffer. A kernel for checksums of a copy
-    /// between the device and the host has as many while the copy runs. After the last copy of its
-    /// transfer, each has at most three times as many.
+    /// Thread blocks of a kernel that packs or unpacks a buffer. A checksum kernel has the same
+    /// number while a copy between the device and the host runs. After the transfer's last copy, a
+    /// kernel has at most three times as many.
     pub pack_ctas: NonZeroU32,
     /// Thread blocks of a kernel that reads or writes pinned memory. Use just enough to fill the
     /// wire, because each block occupies a multiprocessor for that time.
@@ -40,24 +40,24 @@ pub struct DeviceEngineOptions {
     /// writes.
     pub peer_ctas: NonZeroU32,
     /// Thread blocks of a kernel within the device's memory; `None` for as many as there is work
-    /// for. `None` is fastest, because the device hands out the work in order. Another kernel's
-    /// thread blocks run whenever some of these end, which is every few microseconds. The option
-    /// also limits the kernels for checksums of a copy within the device or to and from another one;
-    /// their thread blocks take longer, some 60 µs.
+    /// for. `None` is fastest, because the device then schedules the thread blocks in order.
+    /// Another kernel's thread blocks run whenever some of these end, which is every few
+    /// microseconds. The option also limits the kernels for checksums of a copy within the device
+    /// or to and from another one; their thread blocks take longer, some 60 µs.
     pub relayout_ctas: Option<NonZeroU32>,
     /// The maximum number of bytes that one request, or one kernel that uses the wire, copies.
     pub request_bytes: ByteCount,
     /// The maximum number of bytes that one kernel within the device's memory copies. A gigabyte
     /// takes half a millisecond, and the step from one kernel to the next takes some microseconds.
-    /// One kernel for checksums sums at most as many bytes, or one block, whatever the direction. On
-    /// `pack_ctas` thread blocks a gigabyte takes it some five milliseconds.
+    /// A checksum kernel has the same limit, or one block, in every direction. With `pack_ctas`
+    /// thread blocks, a gigabyte takes about five milliseconds.
     pub relayout_bytes: ByteCount,
     /// The priority of the engine's streams.
     pub priority: StreamPriority,
     /// The maximum number of streams. Further transfers share them.
     pub streams: NonZeroU32,
-    /// The number of threads that wait for transfers to end. If more transfers than that are on the
-    /// device, one thread polls the remaining ones every 100 µs instead of sleeping.
+    /// The number of threads that wait for transfers to end. If more transfers are in flight, one
+    /// thread polls the remaining ones every 100 µs.
     pub completion_threads: NonZeroU32,
     /// Whether measured transfer times correct the calibration, by at most a quarter. Transfers
     /// between devices do not correct it.

@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     /// The streams that jobs copy on.
     pub(crate) streams: Arc<StreamPool>,
     /// The streams on which unstarted jobs wait, if their order is another library's event. There
-    /// are as many as there are such jobs at a time.
+    /// is one for each such job.
     pub(crate) order_streams: Arc<StreamPool>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) calibration: Calibration,
@@ -48,7 +48,7 @@ impl Shared {
         self.options.relayout_ctas.map_or(MOST, |ctas| ctas.get().min(MOST))
     }
 
-    /// The results of all requests so far.
+    /// The capabilities, from all driver requests so far.
     pub(crate) fn capabilities_now(&self) -> CapabilityReport {
         let mut report = CapabilityReport::clone(&self.capabilities);
         if let Some(tried) = self.kernels.as_ref().and_then(Kernels::sums_status) {
@@ -69,7 +69,7 @@ pub(crate) fn load_kernels(
     let (kernels, status) = match loaded {
         None => (None, CapabilityStatus::NotTried),
         Some(Ok(kernels)) => (Some(kernels), CapabilityStatus::Granted),
-        // A present lack of memory says nothing about the driver.
+        // A temporary lack of memory proves nothing about the driver.
         Some(Err(CudaError::KernelsRefused { code, .. }))
             if requirement == Requirement::Preferred && code != DriverCode::OUT_OF_MEMORY =>
         {

@@ -1,5 +1,5 @@
 //! The arguments of the copy kernels, as the kernels read them, and the effect of each kernel. This
-//! module needs no device: a substitute for one can interpret a launch.
+//! module needs no device, so that an interpreter can execute a launch.
 //!
 //! # Entry points
 //!
@@ -26,10 +26,10 @@ use terrane_core::convert::to_u64;
 /// The number of block ids that a [`GridLaunch`] carries itself, both ends together.
 pub const INLINE_BLOCKS: usize = 256;
 
-/// Nested counts of cells, and where they lie at both ends: `pairs · layers · outers · rows ·
-/// columns` cells of [`bytes`](Self::bytes) each are copied.
+/// Nested counts of cells, and their addresses at both ends. The kernel copies `pairs · layers ·
+/// outers · rows · columns` cells of [`bytes`](Self::bytes) each.
 ///
-/// The cell (pair, layer, outer, row, column), each index counted from 0, lies at one end at
+/// The cell (pair, layer, outer, row, column), each index counted from 0, is at one end at
 ///
 /// ```text
 /// base + bases[layer] + block(pair) · block_stride + layer · layer_stride + outer · outer_stride
@@ -40,8 +40,8 @@ pub const INLINE_BLOCKS: usize = 256;
 /// wrap around, as addresses do.
 ///
 /// Neighbouring threads copy neighbouring bytes of a cell, then the cell of the next column, then
-/// the next row: an end whose columns are near each other is walked in the order of its memory.
-/// Rows and columns may be exchanged, at both ends, to choose which end that is.
+/// the next row. So an end whose columns are adjacent is accessed in the order of its memory. Rows
+/// and columns may be exchanged at both ends, to choose that end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct GridLaunch {
@@ -102,7 +102,7 @@ pub struct LaunchEnd {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum BlockIds {
-    /// The id is the pair's number. Scratch buffers and packed sides are described like this.
+    /// The id is the pair's number. Scratch buffers and packed ends have such ids.
     #[default]
     Identity = 0,
     /// From the list at [`LaunchEnd::blocks`].
@@ -142,7 +142,7 @@ pub struct RunLaunch {
 }
 
 impl GridLaunch {
-    /// An empty copy to be filled in: one cell of no bytes.
+    /// A copy without effect, to be filled in: one cell of no bytes.
     pub const EMPTY: Self = Self {
         pairs: 1,
         layers: 1,
@@ -157,8 +157,8 @@ impl GridLaunch {
     };
 
     /// Calls `visit` with the source address, destination address and length of every cell: the
-    /// model of the kernel's copy. `read_id` and `read_address` read the lists and tables. They get
-    /// the address of a `u32` and of a `u64`.
+    /// model of the kernel's copy. `read_id` reads a `u32` of a list at an address, and
+    /// `read_address` a `u64` of a table.
     ///
     /// An inline id beyond the array counts as 0; [`Kernels::copy`](crate::Kernels::copy) refuses
     /// such a copy.
@@ -242,7 +242,7 @@ impl LaunchEnd {
         column_stride: 0,
     };
 
-    /// The id of a pair's block among the inline ones, if it is present.
+    /// The id of a pair's block among the inline ids, if it is one of them.
     fn inline_block(&self, grid: &GridLaunch, pair: u32) -> Option<u32> {
         let index = usize::try_from(u64::from(self.first_inline) + u64::from(pair)).ok()?;
         grid.inline_blocks.get(index).copied()
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fields_stand_in_the_order_of_the_source() {
+    fn the_fields_are_in_the_order_of_the_cuda_source() {
         in_order!(LaunchEnd, "CopyEnd": base, bases, bases_bits, blocks, block_ids, first_inline,
             block_stride, layer_stride, outer_stride, row_stride, column_stride);
         in_order!(GridLaunch, "GridCopy": pairs, layers, outers, rows, columns, reserved, bytes,
@@ -309,8 +309,8 @@ mod tests {
         in_order!(RunLaunch, "RunCopy": runs, count, tiles, lanes_log2, width);
     }
 
-    /// Three blocks of two layers of two outers of 2 · 3 cells, from scattered blocks in a region
-    /// for each layer to packed ones.
+    /// Three blocks of two layers of two outers of 2 · 3 cells: from scattered blocks with one
+    /// region per layer to packed blocks.
     fn sample() -> GridLaunch {
         let mut grid = GridLaunch {
             pairs: 3,
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_lie_where_strides_bases_and_ids_say() {
+    fn addresses_of_cells_follow_strides_bases_and_ids() {
         let cells = cells(&sample());
         assert_eq!(cells.len(), 3 * 2 * 2 * 2 * 3);
         assert_eq!(cells[0], (10_016 + 7 * 48, 5000, 4));
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_the_pairs_are_the_whole() {
+    fn copies_of_all_parts_of_the_pairs_are_the_whole_copy() {
         let mut grid = sample();
         let whole = cells(&grid);
         let parts = [(0, 1), (1, 0), (1, 2)];

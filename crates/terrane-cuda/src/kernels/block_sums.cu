@@ -1,13 +1,13 @@
-// Checksums of blocks in the device's memory. `cargo xtask kernels build` compiles this file to
-// block_sums.ptx.
+// Kernels that compute checksums of blocks in device memory. `cargo xtask kernels build` compiles
+// this file to block_sums.ptx.
 //
-// sum_arguments.rs describes the parameter. A polynomial is the bits of a number, and bit 63 is the
-// coefficient of 1, as in the checksum itself.
+// sum_arguments.rs documents the parameter. The bits of a number are the coefficients of a
+// polynomial. Bit 63 is the coefficient of 1, as in the checksum itself.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Bytes of a vector that a lane folds at once, and of a row, which a warp folds at once.
+// VECTOR_BYTES: folded by one lane in one step. ROW_BYTES: folded by one warp in one step.
 enum : u32 { BLOCK_THREADS = 512, WARP_THREADS = 32, VECTOR_BYTES = 16, ROW_BYTES = 512 };
 enum : u32 { SECTIONS = 16, LEVELS = 6 };
 static_assert(ROW_BYTES == WARP_THREADS * VECTOR_BYTES, "a vector for each lane");
@@ -56,7 +56,7 @@ struct SumLaunch {
     SumSection section[16];
 };
 
-// sum_arguments.rs checks sizes and order too.
+// sum_arguments.rs also checks the sizes and the order of the fields.
 static_assert(sizeof(SumLevel) == 24, "SumLevel");
 static_assert(sizeof(SumSection) == 168, "SumSection");
 static_assert(sizeof(SumLaunch) == 3800, "SumLaunch");
@@ -65,7 +65,7 @@ __device__ __forceinline__ u32 quotient(u32 number, const Divisor &divisor) {
     return divisor.value == 1 ? number : __umulhi(number, divisor.multiplier) >> divisor.shift;
 }
 
-// The remainder, with the number replaced by the quotient.
+// Returns the remainder, and replaces the number by the quotient.
 __device__ __forceinline__ u32 take(u32 &number, const Divisor &divisor) {
     u32 whole = quotient(number, divisor);
     u32 rest = number - whole * divisor.value;
@@ -73,7 +73,7 @@ __device__ __forceinline__ u32 take(u32 &number, const Divisor &divisor) {
     return rest;
 }
 
-// The place of a word, and how many words of the block are adjacent from there on.
+// The address of a word, and the number of adjacent words from there on.
 struct Cursor {
     u64 address;
     u32 left;
@@ -115,8 +115,8 @@ struct Vector {
     u64 odd;
 };
 
-// The vector that begins at this word of the block; words before the block are zero. The cursor is
-// moved to the vector of the next row, if its place is known.
+// The vector that begins at this word of the block. Words before the block are zero. The cursor
+// moves to the vector of the next row, if its address is known.
 template <typename Word>
 __device__ __forceinline__ Vector load(const SumLaunch &launch, u32 pair, int word,
                                        Cursor &cursor) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ Vector load(const SumLaunch &launch, u32 pair, int wo
             if (cursor.left == 0) {
                 cursor = place<WIDTH>(launch, pair, static_cast<u32>(word));
             }
-            // Not through the own cache: each word is read once.
+            // Without the L1 cache, because each word is read once.
             uint4 held = __ldcg(reinterpret_cast<const uint4 *>(cursor.address));
             vector.even = held.x | static_cast<u64>(held.y) << 32;
             vector.odd = held.z | static_cast<u64>(held.w) << 32;
@@ -162,7 +162,7 @@ __device__ __forceinline__ Vector load(const SumLaunch &launch, u32 pair, int wo
     return vector;
 }
 
-// The polynomial times the power of x that a row has bits, modulo the checksum's polynomial.
+// The polynomial times x to the number of bits of a row, modulo the checksum's polynomial.
 __device__ __forceinline__ u64 fold(const u64 *table, u64 state) {
     u32 low = static_cast<u32>(state);
     u32 high = static_cast<u32>(state >> 32);
@@ -199,8 +199,9 @@ __device__ __forceinline__ u64 product(u64 state, u64 factor) {
     return sum;
 }
 
-// Each warp takes segments of blocks, and each of its lanes every 32nd vector of one. A segment ends
-// a whole number of segments before the end of its block; the first one is the shortest.
+// A warp sums one segment of a block at a time. Each lane folds every 32nd vector of the segment.
+// The last segment ends at the end of the block. Only the first segment may be shorter than the
+// others.
 template <typename Word>
 __device__ __forceinline__ void sum_blocks(const SumLaunch &launch) {
     constexpr u32 ROW_WORDS = ROW_BYTES / sizeof(Word);
@@ -252,7 +253,7 @@ __device__ __forceinline__ void sum_blocks(const SumLaunch &launch) {
     }
 }
 
-// One entry point for each width of a word. Two blocks fit on a multiprocessor at once.
+// One entry point per word width. Two thread blocks fit on a multiprocessor.
 #define TERRANE_SUMS(WIDTH, WORD)                                                                  \
     static_assert(sizeof(WORD) == WIDTH, "the width of a word");                                  \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) terrane_block_sums_##WIDTH(     \

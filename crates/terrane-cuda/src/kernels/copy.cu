@@ -1,13 +1,13 @@
-// Copies of many cells or runs between two places, each device memory or pinned host memory at its
+// Kernels that copy many cells or runs. Each end is device memory, or pinned host memory at its
 // device address. `cargo xtask kernels build` compiles this file to copy.ptx.
 //
-// arguments.rs describes the parameters and what each kernel does; schedule.rs decides how the work
-// is split. No thread waits for another block's, so that any number of thread blocks does the work.
+// arguments.rs documents the parameters and the kernels. schedule.rs and transpose.rs split the work.
+// No thread waits for another block's threads, so any number of thread blocks completes the work.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Threads of a block, of a warp, words that a thread has in flight, and words that a warp has.
+// Threads per thread block and per warp; words in flight per thread and per warp.
 enum : u32 { BLOCK_THREADS = 512, WARP_THREADS = 32, IN_FLIGHT = 4, TILE_WORDS = 128 };
 static_assert(TILE_WORDS == WARP_THREADS * IN_FLIGHT, "a warp has a tile in flight");
 
@@ -91,7 +91,8 @@ struct RunCopy {
     u32 width;
 };
 
-// Their fields leave no gaps but at the end; arguments.rs and schedule.rs check sizes and order too.
+// The structs have no padding, except at the end. arguments.rs and schedule.rs also check the sizes
+// and the order of the fields.
 static_assert(sizeof(CopyEnd) == 80, "CopyEnd");
 static_assert(sizeof(GridCopy) == 1216, "GridCopy");
 static_assert(sizeof(GridSchedule) == 104, "GridSchedule");
@@ -103,7 +104,7 @@ __device__ __forceinline__ u32 quotient(u32 number, const Divisor &divisor) {
     return divisor.value == 1 ? number : __umulhi(number, divisor.multiplier) >> divisor.shift;
 }
 
-// The remainder, with the number replaced by the quotient.
+// Returns the remainder, and replaces the number by the quotient.
 __device__ __forceinline__ u32 take(u32 &number, const Divisor &divisor) {
     u32 whole = quotient(number, divisor);
     u32 rest = number - whole * divisor.value;
@@ -111,21 +112,21 @@ __device__ __forceinline__ u32 take(u32 &number, const Divisor &divisor) {
     return rest;
 }
 
-// Through the cache that all multiprocessors share, and not the own one. Loads that say that a word is
-// not read again made copies of a gigabyte 1 to 2 % slower, and those through the read-only path
-// would ask for more than that nobody writes meanwhile.
+// Loads through the L2 cache, without the L1 cache. Loads with a hint that the word is not read
+// again made copies of a gigabyte 1 to 2 % slower. Loads through the read-only cache require memory
+// that nothing writes during the kernel.
 template <typename Word>
 __device__ __forceinline__ Word load(const Word *from) {
     return __ldcg(from);
 }
 
-// What is written is not worth a place in a cache.
+// A streaming store, because the written words are not read soon.
 template <typename Word>
 __device__ __forceinline__ void store(Word *to, Word word) {
     __stcs(to, word);
 }
 
-// Where a cell or a piece begins at both ends.
+// The addresses of a cell or a piece at both ends.
 struct Places {
     u64 source;
     u64 destination;
@@ -147,7 +148,7 @@ __device__ __forceinline__ u64 piece_place(const GridCopy &grid, const CopyEnd &
     return place;
 }
 
-// Of the piece with this number: outers vary fastest, then layers, then pairs.
+// The addresses of the piece with this number. Outers vary fastest, then layers, then pairs.
 template <typename Schedule>
 __device__ __forceinline__ Places piece_places(const GridCopy &grid, const Schedule &schedule,
                                                u32 piece) {
@@ -164,7 +165,7 @@ __device__ __forceinline__ void add_cell(const GridCopy &grid, Places &places, u
         row * grid.destination.row_stride + column * grid.destination.column_stride;
 }
 
-// Of the cell with this number: columns vary fastest, then rows, then pieces.
+// The addresses of the cell with this number. Columns vary fastest, then rows, then pieces.
 __device__ __forceinline__ Places cell_places(const GridCopy &grid, const GridSchedule &schedule,
                                               u32 cell) {
     u32 column = take(cell, schedule.columns);
@@ -174,8 +175,9 @@ __device__ __forceinline__ Places cell_places(const GridCopy &grid, const GridSc
     return places;
 }
 
-// One tile of contiguous words at both ends, by `lanes` threads: all loads before the first store.
-// `words` are left from `places` on; `lane` is this thread's.
+// Copies one tile with `lanes` threads; its words are contiguous at both ends. Each thread issues
+// all loads before its first store. `words` words follow `places`. `lane` is the number of this
+// thread.
 template <typename Word>
 __device__ __forceinline__ void copy_tile(const Places &places, u64 first, u64 words, u32 lane,
                                           u32 lanes) {
@@ -208,7 +210,7 @@ __device__ __forceinline__ void copy_tile(const Places &places, u64 first, u64 w
     }
 }
 
-// Long cells: each warp takes tiles of one cell.
+// Long cells: each tile is a part of one cell, and is copied by one warp.
 template <typename Word>
 __device__ __forceinline__ void copy_cells(const GridCopy &grid, const GridSchedule &schedule,
                                            u32 warp, u32 warps, u32 lane) {
@@ -220,7 +222,8 @@ __device__ __forceinline__ void copy_cells(const GridCopy &grid, const GridSched
     }
 }
 
-// Short cells in long pieces: each warp takes tiles of one piece, whose cells follow each other.
+// Short cells in long pieces: each tile is consecutive cells of one piece, and is copied by one
+// warp.
 template <typename Word>
 __device__ __forceinline__ void copy_pieces(const GridCopy &grid, const GridSchedule &schedule,
                                             u32 warp, u32 warps, u32 lane) {
@@ -252,7 +255,7 @@ __device__ __forceinline__ void copy_pieces(const GridCopy &grid, const GridSche
     }
 }
 
-// Short cells in short pieces: each warp takes groups of cells.
+// Short cells in short pieces: each tile is a group of cells, and is copied by one warp.
 template <typename Word>
 __device__ __forceinline__ void copy_groups(const GridCopy &grid, const GridSchedule &schedule,
                                             u32 warp, u32 warps, u32 lane) {
@@ -360,8 +363,8 @@ __device__ __forceinline__ void copy_transposed(const GridCopy &grid,
     }
 }
 
-// Each worker, which is a power of two of neighbouring threads, takes as many tiles one after the
-// other, across the borders of runs.
+// A worker is a power of two of adjacent threads. Each worker copies `tiles_per_worker` consecutive
+// tiles, which may belong to several runs.
 template <typename Word>
 __device__ __forceinline__ void copy_runs(const RunCopy &copy, u32 tiles_per_worker) {
     u32 thread = blockIdx.x * BLOCK_THREADS + threadIdx.x;
@@ -374,7 +377,7 @@ __device__ __forceinline__ void copy_runs(const RunCopy &copy, u32 tiles_per_wor
         return;
     }
     const CopyRun *runs = reinterpret_cast<const CopyRun *>(copy.runs);
-    // The last run that begins at or before the first tile lies in low..high.
+    // Binary search: the last run that begins at or before the first tile is in low..high.
     u32 low = 0;
     u32 high = copy.count;
     while (high - low > 1) {
@@ -398,7 +401,7 @@ __device__ __forceinline__ void copy_runs(const RunCopy &copy, u32 tiles_per_wor
     }
 }
 
-// One entry point for each width of a word. Two blocks fit on a multiprocessor at once.
+// One entry point per word width. Two thread blocks fit on a multiprocessor.
 #define TERRANE_COPIES(WIDTH, WORD)                                                                \
     static_assert(sizeof(WORD) == WIDTH, "the width of a word");                                  \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) terrane_grid_copy_##WIDTH(      \

@@ -72,13 +72,14 @@ struct Loaded {
     grid_copies: [CUfunction; 5],
     run_copies: [CUfunction; 5],
     transposed_copies: [CUfunction; 5],
-    /// The checksum kernels, or why the driver does not compile them. Empty if memory was short.
+    /// The checksum kernels, or the reason why the driver does not compile them. Empty if memory
+    /// was short.
     sums: OnceLock<Result<SumKernels, CudaError>>,
 }
 
-// SAFETY: the handles are numbers to everyone but the driver, which accepts them on any thread.
+// SAFETY: only the driver interprets the handles, and it accepts them on any thread.
 unsafe impl Send for Loaded {}
-// SAFETY: as for `Send`; nothing but the lock changes.
+// SAFETY: as for `Send`; only the lock is mutable.
 unsafe impl Sync for Loaded {}
 
 /// The driver's figures for one kernel.
@@ -109,10 +110,10 @@ impl Kernels {
         let sums = OnceLock::new();
         let loaded = Loaded { module, grid_copies, run_copies, transposed_copies, sums };
         let kernels = Self(Arc::new(loaded));
-        // With lazy loading, a query of its figures loads a kernel onto the device. That happens
-        // now rather than at its first launch, which would wait for the device.
+        // With lazy loading, a query of its figures loads a kernel onto the device. Without this
+        // query, the first launch would load it and wait for the device.
         kernels.figures_of_copies()?;
-        // Now, for the same reason. Copies do not need them.
+        // The checksum kernels are loaded now for the same reason. Copies do not need them.
         if let Err(error) = kernels.prepare_sums() {
             tracing::debug!(%error, "no kernels for checksums");
         }
@@ -352,7 +353,7 @@ mod tests {
                     let store = format!("st.global.cs.{other} ");
                     assert!(!body.contains(&store), "{name:?} has {store}");
                 }
-                // Nothing but the copy is written, and nothing spills.
+                // A kernel stores only the copied words, and spills no register.
                 assert!(!body.contains(".local"), "{name:?}");
                 assert_eq!(body.matches("st.").count(), body.matches("st.global.cs.").count());
                 let first = format!("_param_0[{}]", parameters[0]);
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_are_for_every_device_since_the_oldest_supported() {
+    fn the_kernels_target_the_oldest_supported_device() {
         assert!(PTX.contains("\n.target sm_80\n"));
         assert!(PTX.ends_with('\0') && !PTX.trim_end_matches('\0').contains('\0'));
     }

@@ -9,15 +9,15 @@ use crate::driver::functions::Functions;
 use crate::error::{CudaError, check};
 use crate::runtime::context::Context;
 
-/// A module, which drops with the last of its kernels.
+/// A module, unloaded with the last of its kernels.
 pub(super) struct Module {
     context: Context,
     raw: CUmodule,
 }
 
-// SAFETY: the handle is a number to everyone but the driver, which accepts it on any thread.
+// SAFETY: only the driver interprets the handle, and it accepts it on any thread.
 unsafe impl Send for Module {}
-// SAFETY: as for `Send`; nothing in it changes.
+// SAFETY: as for `Send`; no field is mutable.
 unsafe impl Sync for Module {}
 
 impl Module {
@@ -50,8 +50,8 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         self.context.bound_in_drop(|functions| {
-            // SAFETY: it was loaded here, and the callers of its launches guaranteed that the
-            // launches have run.
+            // SAFETY: the module was loaded here. The callers of its launches guaranteed that the
+            // launches have completed.
             check("cuModuleUnload", unsafe { (functions.cuModuleUnload)(self.raw) })
         });
     }
@@ -63,7 +63,7 @@ fn load_module(functions: &Functions, ptx: &str) -> Result<CUmodule, CudaError> 
     let mut log: [c_char; LOG_BYTES] = [0; LOG_BYTES];
     let mut options =
         [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-    // The second value is a number in place of a pointer.
+    // The option's value is passed in the bits of a pointer.
     let mut values: [*mut c_void; 2] =
         [log.as_mut_ptr().cast(), ptr::without_provenance_mut(LOG_BYTES)];
     // SAFETY: the text ends with a zero. There are two options and two values, the buffer has the

@@ -1,11 +1,11 @@
-//! The split of a copy's work among the warps of the device.
+//! The distribution of a copy's work among the warps of the device.
 //!
 //! A warp has [`TILE_WORDS`] words in flight at once, four for each thread. Tiles are distributed
-//! to all warps in turn, whatever their number, so both few long cells and many short ones keep all
-//! warps busy. The cells determine the tiles:
+//! to all warps in turn, whatever their number, so few long cells and many short cells both keep
+//! all warps busy. The cells determine the tiles:
 //!
-//! - cells that fill tiles are cut into tiles of their own ([`Split::Cells`]): one address for each
-//!   end and tile;
+//! - cells that fill tiles are cut into separate tiles ([`Split::Cells`]): one address for each end
+//!   and tile;
 //! - shorter cells of pieces that fill tiles (rows and columns of a token-major page, say) are cut
 //!   piece by piece ([`Split::Pieces`]): a thread finds its cell within the piece by two divisions;
 //! - shorter cells of shorter pieces are grouped ([`Split::Groups`]), so that a warp serves several
@@ -66,7 +66,7 @@ pub(super) struct GridSchedule {
     layers: Divisor,
 }
 
-/// A number by which the device divides others below 2³¹ without a division: the quotient is the
+/// A divisor of numbers below 2³¹ that the device applies without a division: the quotient is the
 /// high half of the product with `multiplier`, shifted right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -113,7 +113,7 @@ impl GridSchedule {
             }
             _ => (Split::Groups, cells, 1),
         };
-        // A cell that fills no tiles has few words. For other cells this number is not used.
+        // The number is small: the cell fills no tile. For other cells it is not used.
         let words_per_cell = u32::try_from(cell_words).unwrap_or(MOST).min(MOST);
         let group_cells = (GROUP_WORDS / words_per_cell).max(1);
         let tiles = match split {
@@ -183,7 +183,7 @@ impl RunLaunch {
     /// their copy. The caller must set [`runs`](Self::runs) of the copy to the address of the list.
     ///
     /// One width serves all runs: the widest that divides every address and length. If only a few
-    /// runs are odd, two lists are faster.
+    /// runs are misaligned, two lists are faster.
     ///
     /// # Errors
     ///
@@ -202,7 +202,7 @@ impl RunLaunch {
         let mut tiles = 0;
         for run in runs {
             run.first_tile = tiles;
-            // At most 2^61 of this run, and at most 2^31 before it.
+            // At most 2^61 of this run, and at most 2^31 of the runs before it.
             tiles += (run.bytes >> width.index()).div_ceil(tile_words);
             if tiles > MOST.into() {
                 return Err(refused());
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn every_warp_has_work_and_no_launch_is_larger_than_it() {
+    fn launches_are_no_larger_than_their_work() {
         let schedule = GridSchedule::of(&grid([1, 1, 1, 1, 1], 2 << 20), CopyWidth::Sixteen);
         let schedule = schedule.unwrap().unwrap();
         assert_eq!([1, 24, 64, 1000].map(|most| schedule.blocks(most)), [1, 24, 64, 64]);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_nothing() {
+    fn a_copy_of_no_bytes_has_no_schedule() {
         for (counts, bytes) in [([0, 1, 1, 1, 1], 16), ([1, 1, 1, 1, 0], 16), ([1; 5], 0)] {
             let schedule = GridSchedule::of(&grid(counts, bytes), CopyWidth::Sixteen);
             assert!(schedule.unwrap().is_none(), "{counts:?} {bytes}");
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_launch_cannot_count_is_refused() {
+    fn cells_that_one_launch_cannot_count_are_refused() {
         let refused = |counts, bytes, width| {
             let error = GridSchedule::of(&grid(counts, bytes), width).unwrap_err();
             assert!(matches!(error, CudaError::TooManyCells { .. }), "{error}");

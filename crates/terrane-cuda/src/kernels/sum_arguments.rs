@@ -5,10 +5,10 @@
 //! CRC-64: the bytes as a polynomial, times x⁶⁴, modulo the polynomial of CRC-64/NVME. The host
 //! adds the part that depends only on the length.
 //!
-//! A warp *folds* a segment of a block: it multiplies 512 bytes, two polynomials for each lane, by
-//! the power of x that they are apart from the next 512 bytes, and adds those. At the end it
-//! multiplies the polynomials of each lane by the power of x behind them, adds them, and multiplies
-//! the sum by the power of x behind the segment.
+//! A warp *folds* a segment of a block, 512 bytes at a time: two polynomials for each lane. Each
+//! step multiplies the polynomials by the power of x for 512 bytes, and adds the next 512 bytes.
+//! After the last step, the warp multiplies each lane's polynomials by the power of x behind them,
+//! and adds them. Then it multiplies the sum by the power of x behind the segment.
 
 use std::mem::offset_of;
 use std::sync::LazyLock;
@@ -17,20 +17,20 @@ use terrane_core::checksum::Crc64Shift;
 
 use crate::kernels::schedule::Divisor;
 
-/// The most sections of a block, which is that of geometries.
+/// The maximum number of sections of a block, which is the maximum of geometries.
 pub(crate) const MOST_SECTIONS: usize = 16;
-/// The most nested loops over the units of a piece.
+/// The maximum number of nested loops over the units of a piece.
 pub(crate) const MOST_LEVELS: usize = 6;
-/// The bytes that a warp folds at once.
+/// The bytes that a warp folds in one step.
 pub(crate) const ROW_BYTES: u64 = 512;
-/// The bytes that a lane folds at once.
+/// The bytes that a lane folds in one step.
 const VECTOR_BYTES: u64 = 16;
 
 /// The polynomial 1: bit 63 is its coefficient.
 pub(crate) const ONE: u64 = 1 << 63;
 
-/// Blocks of a layout, and the places of their bytes. Words have the width of the kernel. A word is
-/// numbered in the canonical order of its block.
+/// Blocks of a layout, and the addresses of their bytes. Words have the width of the kernel. A
+/// word's number is its index in the canonical order of its block.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct SumLaunch {
@@ -70,8 +70,8 @@ pub(crate) struct SumLaunch {
     pub(crate) section: [SumSection; MOST_SECTIONS],
 }
 
-/// A section of a block. The word `n` of a piece lies in the unit `n / unit_words`, at the sum of
-/// the strides of the levels.
+/// A section of a block. Word `n` of a piece is in unit `n / unit_words`, whose offset is the sum
+/// over the levels.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct SumSection {
@@ -86,8 +86,8 @@ pub(crate) struct SumSection {
     pub(crate) level: [SumLevel; MOST_LEVELS],
 }
 
-/// A loop over units: of a number `n`, `(n + first) % count` counts here, and the quotient in the
-/// next level.
+/// A loop over units. For a number `n`, this level uses `(n + first) % count`, and passes the
+/// quotient to the next level.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct SumLevel {

@@ -26,27 +26,28 @@ pub(super) const BLOCK_SUMS: [&CStr; 5] = [
     c"terrane_block_sums_16",
 ];
 
-/// The warps of a block of threads, each of which takes one segment at a time.
+/// The warps of a thread block. Each warp processes one segment at a time.
 pub(crate) const BLOCK_WARPS: u32 = BLOCK_THREADS / WARP_THREADS;
 
 /// The loaded kernels.
 pub(super) struct SumKernels {
-    /// The functions belong to it.
+    /// The module that contains the functions.
     _module: Module,
     pub(super) functions: [CUfunction; 5],
 }
 
-// SAFETY: the handles are numbers to everyone but the driver, which accepts them on any thread.
+// SAFETY: only the driver interprets the handles, and it accepts them on any thread.
 unsafe impl Send for SumKernels {}
-// SAFETY: as for `Send`; nothing in it changes.
+// SAFETY: as for `Send`; no field is mutable.
 unsafe impl Sync for SumKernels {}
 
 impl Kernels {
-    /// Loads the checksum kernels, unless that has been tried.
+    /// Loads the checksum kernels, unless they are loaded or were refused.
     ///
     /// # Errors
     ///
-    /// [`CudaError::KernelsRefused`], which is kept. After another error, the next call tries again.
+    /// [`CudaError::KernelsRefused`], which is stored and returned again. After another error, the
+    /// next call tries again.
     pub(super) fn sums(&self) -> Result<&SumKernels, CudaError> {
         let kept = &self.0.sums;
         if let Some(tried) = kept.get() {
@@ -56,7 +57,7 @@ impl Kernels {
             Err(error) if !is_refusal(&error) => return Err(error),
             tried => tried,
         };
-        // If another thread was faster, this one's module drops.
+        // If another thread was faster, this thread's module drops.
         kept.get_or_init(|| tried).as_ref().map_err(Clone::clone)
     }
 
@@ -68,7 +69,7 @@ impl Kernels {
         Ok(SumKernels { _module: module, functions })
     }
 
-    /// Loads the checksum kernels, unless that has been tried.
+    /// Loads the checksum kernels, unless they are loaded or were refused.
     ///
     /// # Errors
     ///
@@ -95,9 +96,9 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// Until the stream has passed the launch, these kernels are loaded, and all tables and all
-    /// words that they name are memory of the stream's device. Nothing writes the words meanwhile,
-    /// and nothing but these kernels accesses the sums. The width divides all addresses.
+    /// Until the stream has passed the launch, these kernels are loaded. Until then, all tables,
+    /// and all words that the tables name, are memory of the stream's device. Nothing writes these
+    /// words, and only these kernels access the sums. The width divides all addresses.
     pub(crate) unsafe fn sum_blocks(
         &self,
         stream: &Stream,
@@ -117,7 +118,8 @@ impl Kernels {
     }
 }
 
-/// Whether the driver does not compile them. A present lack of memory says nothing about that.
+/// Whether the error is the driver's refusal to compile the kernels, rather than a temporary lack
+/// of memory.
 fn is_refusal(error: &CudaError) -> bool {
     matches!(error, CudaError::KernelsRefused { code, .. } if *code != DriverCode::OUT_OF_MEMORY)
 }

@@ -4,7 +4,7 @@ use crate::kernels::arguments::{BlockIds, GridLaunch, LaunchEnd};
 
 /// The number of bytes that a thread of a copy kernel reads and writes at once.
 ///
-/// It must divide every address that is read or written, and so every stride and length.
+/// The width must divide every address that is read or written, and so every stride and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum CopyWidth {
@@ -27,8 +27,8 @@ impl CopyWidth {
     /// The widest that divides all of these numbers.
     #[must_use]
     pub fn of(numbers: impl IntoIterator<Item = u64>) -> Self {
-        // The lowest bit of any is the lowest bit of all combined with bitwise or. Without numbers,
-        // or with zeros alone, it is beyond the last.
+        // The lowest set bit of all numbers is that of their bitwise or. Without numbers, or with
+        // zeros alone, every width divides.
         match numbers.into_iter().fold(0, |bits, number| bits | number).trailing_zeros() {
             0 => Self::One,
             1 => Self::Two,
@@ -44,7 +44,7 @@ impl CopyWidth {
         self as u8
     }
 
-    /// Its index in [`ALL`](Self::ALL), which is also its logarithm to base 2.
+    /// The index in [`ALL`](Self::ALL), which is also the logarithm to base 2.
     pub(crate) const fn index(self) -> u8 {
         match self {
             Self::One => 0,
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn each_number_of_a_grid_counts_where_it_is_used() {
+    fn only_the_used_numbers_of_a_grid_determine_the_width() {
         let end = LaunchEnd { bases: 8, ..LaunchEnd::default() };
         let aligned = GridLaunch {
             pairs: 2,
@@ -118,7 +118,7 @@ mod tests {
             destination: end,
             ..GridLaunch::EMPTY
         };
-        assert_eq!(aligned.width(), CopyWidth::Sixteen, "where tables lie does not count");
+        assert_eq!(aligned.width(), CopyWidth::Sixteen, "the address of a table does not count");
         let numbers: [fn(&mut GridLaunch) -> &mut u64; 8] = [
             |grid| &mut grid.bytes,
             |grid| &mut grid.source.base,
@@ -142,7 +142,7 @@ mod tests {
         let mut grid = GridLaunch { bytes: 64, ..GridLaunch::EMPTY };
         grid.source.block_stride = 2;
         grid.source.block_ids = BlockIds::Inline;
-        assert_eq!(grid.width(), CopyWidth::Two, "the one block may have any id");
+        assert_eq!(grid.width(), CopyWidth::Two, "a single block may have any id");
         grid.source.block_ids = BlockIds::Identity;
         grid.source.bases_bits = 1;
         assert_eq!(grid.width(), CopyWidth::Sixteen, "without a table its bits mean nothing");

@@ -84,7 +84,7 @@ pub struct DeviceMemory {
     context: Context,
     /// The driver allocation; `None` for no bytes.
     base: Option<u64>,
-    /// The first byte with the requested alignment.
+    /// The first byte, at the requested alignment.
     first: DeviceAddress,
     length: ByteCount,
 }

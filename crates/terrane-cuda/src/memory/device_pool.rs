@@ -41,7 +41,7 @@ struct RawPool {
     context: Context,
 }
 
-// SAFETY: the driver accepts a pool's handle on any thread, and synchronises.
+// SAFETY: the driver accepts a pool's handle on any thread, and synchronises its calls.
 unsafe impl Send for RawPool {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RawPool {}
@@ -58,16 +58,16 @@ impl DevicePool {
         let stream = Stream::new(context)?;
         let functions = context.driver().functions();
         let create = require(context, functions.cuMemPoolCreate, "cuMemPoolCreate")?;
-        // Checks the functions for allocation and for the pool's end, before the pool exists.
+        // Looks up the functions that allocate and that destroy the pool, before the pool exists.
         let allocate = functions.cuMemAllocFromPoolAsync;
         require(context, allocate, "cuMemAllocFromPoolAsync")?;
         require(context, functions.cuMemFreeAsync, "cuMemFreeAsync")?;
         require(context, functions.cuMemPoolDestroy, "cuMemPoolDestroy")?;
         let properties = PoolProperties {
-            // CU_MEM_ALLOCATION_TYPE_PINNED: memory that stays where it is; the only type.
+            // `CU_MEM_ALLOCATION_TYPE_PINNED`: memory that does not migrate; the only type.
             allocation_type: 1,
             handle_types: 0,
-            // CU_MEM_LOCATION_TYPE_DEVICE
+            // `CU_MEM_LOCATION_TYPE_DEVICE`.
             location_type: 1,
             location_id: i32::try_from(context.device().id.get()).unwrap_or(i32::MAX),
             security_attributes: ptr::null_mut(),
@@ -83,7 +83,7 @@ impl DevicePool {
         raw.attribute(
             CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
             &mut threshold,
-            Way::Set,
+            AttributeAccess::Set,
         )?;
         Ok(Self(Arc::new(Pool { raw, stream })))
     }
@@ -106,7 +106,7 @@ impl DevicePool {
         self.0.raw.get(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
     }
 
-    /// Returns unused memory to the system, until the pool holds no more than `kept`. Waits for
+    /// Returns unused memory to the driver, until the pool has at most `kept` bytes. Waits for
     /// pending frees.
     ///
     /// # Errors
@@ -150,9 +150,9 @@ impl DevicePool {
     /// Allocates one region in the order of `stream`, without waiting.
     ///
     /// Work submitted to `stream` from now on may use the memory. Work of another stream may use it
-    /// if it runs after an event that is recorded on `stream` from now on. Before that, the driver
-    /// may still run earlier work of others in these bytes. Call [`settle`](OrderedMemory::settle)
-    /// to make the memory usable everywhere.
+    /// if it runs after an event that is recorded on `stream` from now on. Before that event,
+    /// earlier work of other streams may still use these bytes. Call
+    /// [`settle`](OrderedMemory::settle) to make the memory usable everywhere.
     ///
     /// ```no_run
     /// # use terrane_core::{ByteCount, DeviceId, RegionRequest};
@@ -225,13 +225,13 @@ impl Pool {
         context.bound_in_drop(|functions| {
             let free = require(context, functions.cuMemFreeAsync, "cuMemFreeAsync")?;
             // SAFETY: it was allocated here, before all later work of the stream. Only work that
-            // the stream got before this call uses it.
+            // was submitted to the stream before this call uses it.
             check("cuMemFreeAsync", unsafe { free(base, stream.raw()) })
         });
     }
 }
 
-enum Way {
+enum AttributeAccess {
     Get,
     Set,
 }
@@ -239,7 +239,7 @@ enum Way {
 impl RawPool {
     fn get(&self, attribute: CUmemPool_attribute) -> Result<ByteCount, CudaError> {
         let mut value = 0;
-        self.attribute(attribute, &mut value, Way::Get)?;
+        self.attribute(attribute, &mut value, AttributeAccess::Get)?;
         Ok(ByteCount::new(value))
     }
 
@@ -248,12 +248,12 @@ impl RawPool {
         &self,
         attribute: CUmemPool_attribute,
         value: &mut u64,
-        way: Way,
+        access: AttributeAccess,
     ) -> Result<(), CudaError> {
         let functions = self.context.driver().functions();
-        let (call, name) = match way {
-            Way::Get => (functions.cuMemPoolGetAttribute, "cuMemPoolGetAttribute"),
-            Way::Set => (functions.cuMemPoolSetAttribute, "cuMemPoolSetAttribute"),
+        let (call, name) = match access {
+            AttributeAccess::Get => (functions.cuMemPoolGetAttribute, "cuMemPoolGetAttribute"),
+            AttributeAccess::Set => (functions.cuMemPoolSetAttribute, "cuMemPoolSetAttribute"),
         };
         let call = require(&self.context, call, name)?;
         let value: *mut c_void = ptr::from_mut(value).cast();
@@ -306,8 +306,8 @@ unsafe impl Allocate for DevicePool {
     }
 }
 
-/// Frees memory for a pool over device memory that is exhausted: returns the memory that this pool
-/// keeps.
+/// Frees memory for a pool above this one that is exhausted: returns the unused memory that this
+/// pool keeps.
 impl TrimUpstream for DevicePool {
     fn trim_upstream(&self, wanted: ByteCount) -> ByteCount {
         let trimmed = || -> Result<Option<ByteCount>, CudaError> {
@@ -320,14 +320,14 @@ impl TrimUpstream for DevicePool {
     }
 }
 
-/// A region of device memory from a [`DevicePool`], returned to it when it drops. Its initial
+/// A region of device memory from a [`DevicePool`], returned to the pool when it drops. Its initial
 /// contents are arbitrary. It keeps the pool alive.
 #[derive(Debug)]
 pub struct DevicePoolMemory {
     pool: Arc<Pool>,
     /// The pool's allocation; `None` for no bytes.
     base: Option<u64>,
-    /// The first byte with the requested alignment.
+    /// The first byte, at the requested alignment.
     first: DeviceAddress,
     length: ByteCount,
 }
@@ -341,7 +341,7 @@ impl DevicePoolMemory {
 }
 
 // SAFETY: the span lies within a pool allocation that this value alone owns. It is freed when the
-// value drops, wherever the value moves. The stream of the allocation has reached it.
+// value drops, wherever the value moves. The stream has passed the allocation.
 unsafe impl Memory for DevicePoolMemory {
     fn kind(&self) -> StorageKind {
         self.pool.raw.context.kind()
@@ -367,13 +367,14 @@ impl Drop for DevicePoolMemory {
 
 /// Device memory in the order of a stream, from [`DevicePool::allocate_on`].
 ///
-/// It is not a [`Memory`] yet, because not every stream can use it. When it drops, it is freed in
-/// the order of its stream: work submitted there before may still use it. Before the drop, uses by
+/// It does not implement [`Memory`], because not every stream can use it. Its drop frees it in the
+/// order of its stream: work submitted there before may still use it. Before the drop, uses by
 /// other streams must be complete, or the stream must wait for them ([`Stream::wait_for`]).
 #[derive(Debug)]
-#[must_use = "dropped, it is freed in the order of its stream"]
+#[must_use = "a dropped value is freed in the order of its stream"]
 pub struct OrderedMemory {
-    /// The drop takes the base out, so that the memory is not also freed on the pool's stream.
+    /// The drop takes the base address, so that the memory is not freed a second time on the pool's
+    /// stream.
     memory: DevicePoolMemory,
     stream: Stream,
 }

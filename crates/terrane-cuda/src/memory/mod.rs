@@ -15,8 +15,8 @@ pub use device::{DeviceAllocator, DeviceMemory};
 pub use device_pool::{DevicePool, DevicePoolMemory, OrderedMemory};
 pub use pinned::{PinnedAllocator, PinnedBringUp, PinnedMemory, PinnedNuma, PinnedOptions};
 
-/// The minimum alignment of all driver allocations ("Device Memory Accesses" in the CUDA C++
-/// programming guide: 256 bytes).
+/// The minimum alignment of all driver allocations: 256 bytes, as "Device Memory Accesses" in the
+/// CUDA C++ programming guide states.
 const DRIVER_ALIGNMENT: Alignment = match Alignment::new(256) {
     Ok(alignment) => alignment,
     Err(_) => Alignment::BYTE,
@@ -51,10 +51,10 @@ fn refusal(context: &Context, error: CudaError, request: &RegionRequest) -> Allo
     error.into_allocate_error(kind, request.bytes, available, request.label.clone())
 }
 
-/// Allocates device memory that begins at a multiple of the alignment. First `allocate` is called
-/// with the bytes alone, because most results are already aligned. Otherwise it is called with
-/// enough bytes to skip the unaligned beginning. Returns the address of the allocation, and the
-/// address of the first aligned byte.
+/// Allocates device memory whose address is a multiple of the alignment. The first call of
+/// `allocate` requests only the bytes, because most results are already aligned. If not, a second
+/// call requests enough bytes to skip the unaligned beginning. Returns the address of the
+/// allocation, and the first aligned address.
 ///
 /// # Errors
 ///
@@ -75,14 +75,14 @@ fn aligned(
     Ok((base, first.get()))
 }
 
-/// The address of an empty span: an aligned number, with no memory behind it.
-fn nowhere(alignment: Alignment) -> HostAddress {
+/// The address of an empty span: an aligned number without memory.
+fn address_of_no_bytes(alignment: Alignment) -> HostAddress {
     let address = ByteCount::new(alignment.get()).to_usize();
     let address = std::ptr::without_provenance_mut::<u8>(address);
     HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling()))
 }
 
-/// The capabilities of a pinned allocation.
+/// The storage kind of pinned allocations.
 const PINNED: StorageKind = StorageKind::Pinned;
 
 #[cfg(test)]
@@ -92,23 +92,24 @@ mod tests {
     #[test]
     fn an_aligned_span_lies_within_its_allocation() {
         let request = RegionRequest::new(ByteCount::new(1000)).aligned_to(Alignment::PAGE);
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         let mut freed = Vec::new();
         let allocate = |bytes: ByteCount| {
-            asked.push(bytes.get());
+            requests.push(bytes.get());
             Ok(0x1_0000_0100)
         };
         let (base, first) = aligned(&request, allocate, |base| freed.push(base)).unwrap();
         assert_eq!((base, first), (0x1_0000_0100, 0x1_0000_1000));
-        assert_eq!(asked, [1000, 1000 + 4096]);
+        assert_eq!(requests, [1000, 1000 + 4096]);
         assert_eq!(freed, [0x1_0000_0100]);
         assert!(first + 1000 <= base + 1000 + 4096);
     }
 
     #[test]
-    fn luck_costs_nothing() {
+    fn an_aligned_first_allocation_is_kept() {
         let request = RegionRequest::new(ByteCount::new(7)).aligned_to(Alignment::PAGE);
-        let luck = aligned(&request, |_| Ok(0x7000), |_| panic!("freed what was kept"));
-        assert_eq!(luck.unwrap(), (0x7000, 0x7000));
+        let first =
+            aligned(&request, |_| Ok(0x7000), |_| panic!("freed the allocation that was kept"));
+        assert_eq!(first.unwrap(), (0x7000, 0x7000));
     }
 }

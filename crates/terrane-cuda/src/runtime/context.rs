@@ -24,7 +24,7 @@ use crate::runtime::usage::{Counters, ResourceUsage};
 /// The context is released with the last reference.
 ///
 /// In a process that was forked after the driver was loaded, every call fails with
-/// [`CudaError::Forked`], and drops leave everything to the parent.
+/// [`CudaError::Forked`], and drops free nothing.
 ///
 /// Some driver codes mean that [the context is lost](DriverCode::loses_context). A call that gets
 /// such a code returns [`CudaError::DeviceLost`], and the context stores the first such code
@@ -45,7 +45,7 @@ struct Shared {
     failed_drops: AtomicU64,
 }
 
-// SAFETY: the handle is a number to everyone but the driver, which accepts it on any thread.
+// SAFETY: only the driver interprets the handle, and it accepts it on any thread.
 unsafe impl Send for Shared {}
 // SAFETY: as for `Send`; all other fields are synchronised.
 unsafe impl Sync for Shared {}
@@ -119,16 +119,16 @@ impl Context {
         }
     }
 
-    /// The number of failures without a caller to report to. It counts drops of streams, events and
-    /// memory that the driver answered with an error. It also counts failures to restore a thread's
-    /// current context, and [leaked](Self::leak) values.
+    /// The number of failures that no caller received: drops of streams, events and memory that the
+    /// driver refused, failures to restore a thread's current context, and [leaked](Self::leak)
+    /// values.
     #[must_use]
     pub fn failed_drops(&self) -> u64 {
         self.0.failed_drops.load(Ordering::Relaxed)
     }
 
-    /// Leaks a value that cannot be freed safely, because the driver did not say whether its device
-    /// still uses it. Counts as one of the [`failed_drops`](Self::failed_drops).
+    /// Leaks a value that cannot be freed safely, because the driver did not answer whether its
+    /// device still uses it. Counts as one of the [`failed_drops`](Self::failed_drops).
     pub fn leak<T: Send + 'static>(&self, value: T, why: &CudaError) {
         let _kept = ManuallyDrop::new(value);
         note_failed_drop(&self.0, why);
@@ -181,7 +181,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`CudaError::NotDeviceMemory`] if they do not; [`CudaError::DeviceLost`].
+    /// [`CudaError::NotDeviceMemory`] if they are not within one allocation;
+    /// [`CudaError::DeviceLost`].
     pub fn device_span(
         &self,
         address: DeviceAddress,
@@ -211,7 +212,7 @@ impl Context {
     fn allocation_end(&self, address: DeviceAddress) -> Result<u64, CudaError> {
         let device = self.device().id;
         let ask = |attribute| self.pointer_attribute(address, attribute);
-        // CU_MEMORYTYPE_DEVICE
+        // `CU_MEMORYTYPE_DEVICE`
         let is_device = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? == 2;
         let ordinal = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
         let is_managed = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED)? != 0;
@@ -269,7 +270,7 @@ impl Context {
     ) -> Result<T, CudaError> {
         let result = self.0.bound(call);
         if let Err(CudaError::DeviceLost { code, .. }) = &result {
-            // The first error stays: it is the nearest to the cause.
+            // The first error is returned: it is the nearest to the cause.
             let _ =
                 self.0.lost.compare_exchange(0, code.get(), Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -301,8 +302,8 @@ impl Context {
     ///
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub(crate) fn reach_peer(&self, peer: &Self) -> Result<bool, CudaError> {
-        /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`: another caller enabled it, which is
-        /// equivalent.
+        /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`: another caller enabled it, with the same
+        /// effect.
         const ALREADY: u32 = 704;
         let functions = self.0.driver.functions();
         let (Some(can), Some(enable)) =
@@ -318,7 +319,7 @@ impl Context {
             return Ok(false);
         }
         self.bound(|_| {
-            // SAFETY: `peer` retains the peer's context; the access is never disabled again.
+            // SAFETY: `peer` retains the peer's context. The access is never disabled.
             match unsafe { enable(peer.0.raw, 0) } {
                 ALREADY => Ok(true),
                 code => check("cuCtxEnablePeerAccess", code).map(|()| true),
@@ -372,7 +373,7 @@ impl Drop for Shared {
         if let Err(error) = destroyed {
             note_failed_drop(self, &error);
         }
-        // SAFETY: it was retained once, when this value was made.
+        // SAFETY: this value retained it once, when it was created.
         let code = unsafe { (self.driver.functions().cuDevicePrimaryCtxRelease_v2)(self.handle) };
         if let Err(error) = check("cuDevicePrimaryCtxRelease_v2", code) {
             note_failed_drop(self, &error);
@@ -382,7 +383,7 @@ impl Drop for Shared {
 
 fn note_failed_drop(shared: &Shared, error: &CudaError) {
     if matches!(error, CudaError::Forked) {
-        // The context belongs to the parent, which releases it.
+        // The context belongs to the parent process, which releases it.
         return;
     }
     shared.failed_drops.fetch_add(1, Ordering::Relaxed);
@@ -402,11 +403,11 @@ struct Pushed<'a> {
 impl Drop for Pushed<'_> {
     fn drop(&mut self) {
         let mut popped = ptr::null_mut();
-        // SAFETY: the function writes one handle. The popped context is the pushed one, because
-        // everything between was balanced.
+        // SAFETY: the function writes one handle. Pushes and pops are balanced, so the popped
+        // context is the pushed one.
         let code = unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut popped) };
         if check("cuCtxPopCurrent_v2", code).is_err() {
-            // The failure is only counted: callers hold locks under which no foreign code may run.
+            // The failure is only counted: callers have locks under which no foreign code may run.
             self.failed_drops.fetch_add(1, Ordering::Relaxed);
         }
     }

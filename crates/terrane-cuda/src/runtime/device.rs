@@ -13,8 +13,8 @@ use crate::error::{CudaError, check};
 
 /// Checks whether CUDA is usable here, and lists the devices.
 ///
-/// Never panics and never aborts, whatever is missing. The only lasting effect is the loaded
-/// library. A call can be repeated: failures are not cached.
+/// Never panics and never aborts. The only lasting effect is the loaded library. Failures are not
+/// cached, so a later call can succeed.
 ///
 /// ```
 /// match terrane_cuda::probe() {
@@ -25,7 +25,7 @@ use crate::error::{CudaError, check};
 ///
 /// # Errors
 ///
-/// [`CudaError::LibraryMissing`], [`CudaError::DriverTooOld`] with the function that is missing,
+/// [`CudaError::LibraryMissing`], [`CudaError::DriverTooOld`] with the missing function,
 /// [`CudaError::NoDevice`], [`CudaError::DeviceLost`], [`CudaError::Forked`], or
 /// [`CudaError::Driver`] with the driver's code.
 pub fn probe() -> Result<Availability, CudaError> {
@@ -44,7 +44,7 @@ pub struct Availability {
     pub devices: Vec<Device>,
 }
 
-/// A device, as plain data.
+/// The properties of a device, as plain data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {

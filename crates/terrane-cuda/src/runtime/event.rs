@@ -1,4 +1,5 @@
-//! Events: marks in streams. Creating one costs more than using one, so contexts keep them.
+//! Events: marks in streams. Creating an event costs more than using it, so contexts keep idle
+//! events.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -21,8 +22,8 @@ const BLOCKING_SYNC: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`: cheaper to record.
 const DISABLE_TIMING: u32 = 2;
 
-/// The number of idle events of each kind that a context keeps. Creating and destroying one costs
-/// about 2 µs, and an idle one takes about a hundred bytes.
+/// The number of idle events of each kind that a context keeps. Creating and destroying an event
+/// costs about 2 µs, and an idle event occupies about a hundred bytes.
 const MOST_IDLE: usize = 1024;
 
 /// Whether an event stores the time at which the stream reached it.
@@ -35,10 +36,10 @@ pub enum Timing {
     On,
 }
 
-/// A mark in a stream. The event is borrowed from its context, which keeps it afterwards for reuse.
+/// A mark in a stream. Its context keeps the driver's event for reuse after the drop.
 ///
-/// Cloning gives another handle to the same event. It returns to the context when the last clone
-/// drops, and the last transfer that was given its [order](Self::order) has ended.
+/// A clone is another handle to the same event. The driver's event returns to the context when the
+/// last clone and the last transfer with its [order](Self::order) have dropped it.
 #[derive(Clone)]
 pub struct Event(Arc<BorrowedEvent>);
 
@@ -46,19 +47,19 @@ pub struct Event(Arc<BorrowedEvent>);
 pub(crate) struct BorrowedEvent {
     raw: RawEvent,
     context: Context,
-    sort: Sort,
+    kind: EventKind,
     state: AtomicU8,
 }
 
 /// The purpose of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sort {
-    /// Threads can sleep until it completes. The device has to interrupt a processor for that.
+enum EventKind {
+    /// Threads can sleep until it completes. Its completion interrupts a processor.
     Waited,
     /// The same, with timing.
     Timed,
     /// Threads query it, and streams wait for it. It is recorded once.
-    Asked,
+    Queried,
 }
 
 /// The event is not recorded, and counts as complete.
@@ -77,39 +78,39 @@ impl Event {
     ///
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn new(context: &Context, timing: Timing) -> Result<Self, CudaError> {
-        let sort = if timing == Timing::On { Sort::Timed } else { Sort::Waited };
-        Self::of_sort(context, sort)
+        let kind = if timing == Timing::On { EventKind::Timed } else { EventKind::Waited };
+        Self::with_kind(context, kind)
     }
 
     /// Creates an event after all work submitted to `stream` so far. Threads can query it and
     /// streams can wait for it.
     ///
-    /// The device interrupts no processor for it, so recording and completion are faster, by one
-    /// microsecond together. Once it is known to be complete, the driver is not queried again. A
+    /// Its completion interrupts no processor, so recording and completion together are a
+    /// microsecond faster. After a query has found it complete, the driver is not queried again. A
     /// thread that waits for it polls.
     ///
     /// # Errors
     ///
     /// As for [`record`](Self::record).
-    pub(crate) fn asked_behind(stream: &Stream) -> Result<Self, CudaError> {
-        let event = Self::of_sort(stream.context(), Sort::Asked)?;
+    pub(crate) fn queried_after(stream: &Stream) -> Result<Self, CudaError> {
+        let event = Self::with_kind(stream.context(), EventKind::Queried)?;
         event.record(stream)?;
         Ok(event)
     }
 
-    fn of_sort(context: &Context, sort: Sort) -> Result<Self, CudaError> {
+    fn with_kind(context: &Context, kind: EventKind) -> Result<Self, CudaError> {
         context.driver().check_process()?;
-        let raw = match context.idle_events().take(sort) {
+        let raw = match context.idle_events().take(kind) {
             Some(raw) => raw,
-            None => RawEvent::create(context, sort)?,
+            None => RawEvent::create(context, kind)?,
         };
         let (context, state) = (context.clone(), AtomicU8::new(NEW));
-        Ok(Self(Arc::new(BorrowedEvent { raw, context, sort, state })))
+        Ok(Self(Arc::new(BorrowedEvent { raw, context, kind, state })))
     }
 
     /// Whether threads cannot sleep until it completes.
-    pub(crate) fn is_only_asked(&self) -> bool {
-        self.0.sort == Sort::Asked
+    pub(crate) fn cannot_be_slept_on(&self) -> bool {
+        self.0.kind == EventKind::Queried
     }
 
     /// Records the event after all work submitted to `stream` so far.
@@ -120,7 +121,7 @@ impl Event {
     /// [`CudaError::DeviceLost`]. After an error the event proves nothing until it is recorded
     /// again.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
-        // Before the call: a concurrent query must not report that all work has run.
+        // Set before the call: a concurrent query must not report that all work has run.
         self.0.state.store(BROKEN, Ordering::SeqCst);
         if !self.0.context.same(stream.context()) {
             let device = self.0.context.device().id;
@@ -129,8 +130,8 @@ impl Event {
         self.record_on(stream.raw())
     }
 
-    /// Records the event after all work that the calling thread has submitted so far to its own
-    /// default stream (`CU_STREAM_PER_THREAD`) of the event's context.
+    /// Records the event after all work that the calling thread has submitted so far to its
+    /// per-thread default stream (`CU_STREAM_PER_THREAD`) of the event's context.
     ///
     /// # Errors
     ///
@@ -150,15 +151,15 @@ impl Event {
         Ok(())
     }
 
-    /// Makes later work of the calling thread's own default stream (`CU_STREAM_PER_THREAD`) of
-    /// `context` run after the work that the event marks, without blocking. An event that was never
-    /// recorded delays nothing.
+    /// Makes later work of the calling thread's per-thread default stream (`CU_STREAM_PER_THREAD`)
+    /// of `context` run after the work that the event marks, without blocking. An event that was
+    /// never recorded delays nothing.
     ///
     /// # Errors
     ///
     /// As for [`Stream::wait_for`].
     pub fn delay_thread_stream(&self, context: &Context) -> Result<(), CudaError> {
-        if !self.marks_something()? {
+        if !self.is_recorded()? {
             return Ok(());
         }
         context.bound(|functions| {
@@ -174,7 +175,7 @@ impl Event {
         &self.0.context
     }
 
-    /// Whether everything before the mark has run. Never blocks.
+    /// Whether all work before the mark has run. Never blocks.
     ///
     /// # Errors
     ///
@@ -188,20 +189,20 @@ impl Event {
             // SAFETY: the event is alive.
             check_ready("cuEventQuery", unsafe { (functions.cuEventQuery)(self.0.raw.0) })
         })?;
-        if is_complete && self.is_only_asked() {
+        if is_complete && self.cannot_be_slept_on() {
             self.0.state.store(PASSED, Ordering::SeqCst);
         }
         Ok(is_complete)
     }
 
-    /// Blocks, asleep, until everything before the mark has run.
+    /// Blocks, asleep, until all work before the mark has run.
     ///
     /// # Errors
     ///
     /// As for [`is_complete`](Self::is_complete).
     pub fn wait(&self) -> Result<(), CudaError> {
-        if self.is_only_asked() {
-            return self.ask_for(Duration::MAX).map(|_| ());
+        if self.cannot_be_slept_on() {
+            return self.poll_until(Duration::MAX).map(|_| ());
         }
         if !self.is_outstanding()? {
             return Ok(());
@@ -226,13 +227,13 @@ impl Event {
         if Instant::now().checked_add(timeout).is_none() {
             return self.wait().map(|()| true);
         }
-        self.ask_for(timeout)
+        self.poll_until(timeout)
     }
 
-    /// Polls until the answer is yes, or `timeout` has passed.
-    fn ask_for(&self, timeout: Duration) -> Result<bool, CudaError> {
+    /// Polls until the event is complete, or `timeout` has passed.
+    fn poll_until(&self, timeout: Duration) -> Result<bool, CudaError> {
         const SPIN: Duration = Duration::from_micros(20);
-        const LONGEST_NAP: Duration = Duration::from_micros(100);
+        const LONGEST_SLEEP: Duration = Duration::from_micros(100);
         let started = Instant::now();
         loop {
             if self.is_complete()? {
@@ -245,7 +246,7 @@ impl Event {
             if waited < SPIN {
                 std::hint::spin_loop();
             } else {
-                thread::sleep((waited / 4).min(LONGEST_NAP).min(left));
+                thread::sleep((waited / 4).min(LONGEST_SLEEP).min(left));
             }
         }
     }
@@ -258,7 +259,7 @@ impl Event {
     /// [`CudaError::Driver`] if the device has not reached both yet.
     pub fn elapsed_since(&self, earlier: &Self) -> Result<Duration, CudaError> {
         for event in [self, earlier] {
-            if event.0.sort != Sort::Timed || !event.marks_something()? {
+            if event.0.kind != EventKind::Timed || !event.is_recorded()? {
                 return Err(CudaError::NoTiming);
             }
         }
@@ -290,7 +291,7 @@ impl Event {
     /// # Errors
     ///
     /// [`CudaError::NotRecorded`] if its last record failed.
-    pub(crate) fn marks_something(&self) -> Result<bool, CudaError> {
+    pub(crate) fn is_recorded(&self) -> Result<bool, CudaError> {
         Ok(self.state()? != NEW)
     }
 
@@ -298,7 +299,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// As for [`marks_something`](Self::marks_something).
+    /// As for [`is_recorded`](Self::is_recorded).
     fn is_outstanding(&self) -> Result<bool, CudaError> {
         Ok(self.state()? == RECORDED)
     }
@@ -310,8 +311,8 @@ impl Event {
         }
     }
 
-    /// Marks the event as broken, because a record could not be tried: the event proves nothing.
-    pub(crate) fn forget_mark(&self) {
+    /// Marks the event as broken after a record that was not attempted.
+    pub(crate) fn mark_broken(&self) {
         self.0.state.store(BROKEN, Ordering::SeqCst);
     }
 
@@ -329,9 +330,9 @@ impl Drop for BorrowedEvent {
         if self.context.driver().is_of_parent() {
             return;
         }
-        // The driver has noted the mark for waiting streams, so the event can be recorded elsewhere
-        // at once.
-        if let Some(surplus) = self.context.idle_events().keep(self.raw, self.sort) {
+        // The driver has stored the mark for waiting streams, so the event can be recorded again at
+        // once.
+        if let Some(surplus) = self.context.idle_events().keep(self.raw, self.kind) {
             self.context.counters().events.subtract(ByteCount::ZERO);
             self.context.bound_in_drop(|functions| surplus.destroy(functions));
         }
@@ -343,7 +344,7 @@ impl fmt::Debug for Event {
         f.debug_struct("Event")
             .field("handle", &self.0.raw.0)
             .field("device", &self.0.context.device().id)
-            .field("sort", &self.0.sort)
+            .field("kind", &self.0.kind)
             .finish_non_exhaustive()
     }
 }
@@ -352,17 +353,17 @@ impl fmt::Debug for Event {
 #[derive(Clone, Copy)]
 pub(crate) struct RawEvent(CUevent);
 
-// SAFETY: the driver accepts an event's handle on any thread, and synchronises.
+// SAFETY: the driver accepts an event's handle on any thread, and synchronises its calls.
 unsafe impl Send for RawEvent {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RawEvent {}
 
 impl RawEvent {
-    fn create(context: &Context, sort: Sort) -> Result<Self, CudaError> {
-        let flags = match sort {
-            Sort::Waited => BLOCKING_SYNC | DISABLE_TIMING,
-            Sort::Timed => BLOCKING_SYNC,
-            Sort::Asked => DISABLE_TIMING,
+    fn create(context: &Context, kind: EventKind) -> Result<Self, CudaError> {
+        let flags = match kind {
+            EventKind::Waited => BLOCKING_SYNC | DISABLE_TIMING,
+            EventKind::Timed => BLOCKING_SYNC,
+            EventKind::Queried => DISABLE_TIMING,
         };
         let mut raw = ptr::null_mut();
         context.bound(|functions| {
@@ -376,8 +377,8 @@ impl RawEvent {
 
     /// Destroys the event, which is no longer in use.
     pub(crate) fn destroy(self, functions: &Functions) -> Result<(), CudaError> {
-        // SAFETY: an event is destroyed only when its context ends, or when the context keeps no
-        // more. Both took it from its last user.
+        // SAFETY: an event is destroyed when its context ends, or when the context has enough idle
+        // events. In both cases its last user has returned it.
         check("cuEventDestroy_v2", unsafe { (functions.cuEventDestroy_v2)(self.0) })
     }
 }
@@ -387,26 +388,26 @@ impl RawEvent {
 pub(crate) struct IdleEvents {
     waited: Mutex<Vec<RawEvent>>,
     timed: Mutex<Vec<RawEvent>>,
-    asked: Mutex<Vec<RawEvent>>,
+    queried: Mutex<Vec<RawEvent>>,
 }
 
 impl IdleEvents {
-    fn of(&self, sort: Sort) -> MutexGuard<'_, Vec<RawEvent>> {
-        let idle = match sort {
-            Sort::Waited => &self.waited,
-            Sort::Timed => &self.timed,
-            Sort::Asked => &self.asked,
+    fn of(&self, kind: EventKind) -> MutexGuard<'_, Vec<RawEvent>> {
+        let idle = match kind {
+            EventKind::Waited => &self.waited,
+            EventKind::Timed => &self.timed,
+            EventKind::Queried => &self.queried,
         };
         lock(idle)
     }
 
-    fn take(&self, sort: Sort) -> Option<RawEvent> {
-        self.of(sort).pop()
+    fn take(&self, kind: EventKind) -> Option<RawEvent> {
+        self.of(kind).pop()
     }
 
-    /// Keeps an event, or returns it if there are enough.
-    fn keep(&self, event: RawEvent, sort: Sort) -> Option<RawEvent> {
-        let mut idle = self.of(sort);
+    /// Keeps an event, or returns it if there are enough idle events.
+    fn keep(&self, event: RawEvent, kind: EventKind) -> Option<RawEvent> {
+        let mut idle = self.of(kind);
         if idle.len() >= MOST_IDLE {
             return Some(event);
         }
@@ -415,14 +416,14 @@ impl IdleEvents {
     }
 
     pub(crate) fn count(&self) -> u64 {
-        let sorts = [Sort::Waited, Sort::Timed, Sort::Asked];
-        to_u64(sorts.map(|sort| self.of(sort).len()).iter().sum())
+        let kinds = [EventKind::Waited, EventKind::Timed, EventKind::Queried];
+        to_u64(kinds.map(|kind| self.of(kind).len()).iter().sum())
     }
 
-    /// Takes all of them, for the context's end.
+    /// Takes all events, for the context's end.
     pub(crate) fn take_all(&mut self) -> Vec<RawEvent> {
-        let sorts = [&mut self.waited, &mut self.timed, &mut self.asked];
-        let lists = sorts.map(|idle| unpoisoned(idle.get_mut()));
+        let kinds = [&mut self.waited, &mut self.timed, &mut self.queried];
+        let lists = kinds.map(|idle| unpoisoned(idle.get_mut()));
         lists.into_iter().flat_map(std::mem::take).collect()
     }
 }

@@ -24,24 +24,23 @@ const NON_BLOCKING: u32 = 1;
 /// The priority of a stream's work against that of other streams, when the device is fully used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StreamPriority {
-    /// Below everything else. Below the default as well, if the device supports that.
+    /// Below all other work, and below the default if the device supports that.
     Lowest,
     /// The default priority of streams.
     #[default]
     Default,
-    /// Above everything else.
+    /// Above all other work.
     Highest,
 }
 
 /// A queue of a device's work, which runs in the order of its submission.
 ///
-/// It is the same queue on every thread. The per-thread default stream is not, so it cannot be
+/// The queue is the same on every thread. The per-thread default stream is not, so it cannot be
 /// borrowed. [`Event::record_on_thread_stream`] and [`Event::delay_thread_stream`] order it against
 /// other streams.
 ///
-/// Cloning gives another handle to the same stream. An owned stream is destroyed when the last clone
-/// drops, and the last transfer that was given its [order](Self::order) has ended. Work already
-/// submitted still runs.
+/// A clone is another handle to the same stream. An owned stream is destroyed when the last clone
+/// and the last transfer with its [order](Self::order) have dropped it. Submitted work still runs.
 #[derive(Clone)]
 pub struct Stream(Arc<RawStream>);
 
@@ -53,7 +52,7 @@ pub(crate) struct RawStream {
     owner: Option<Box<dyn Any + Send + Sync>>,
 }
 
-// SAFETY: the driver takes a stream's handle on any thread, and synchronises.
+// SAFETY: the driver accepts a stream's handle on any thread, and synchronises its calls.
 unsafe impl Send for RawStream {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RawStream {}
@@ -98,8 +97,8 @@ impl Stream {
     }
 
     /// Borrows a stream of another library by its handle (a `CUstream` or `cudaStream_t`; null is
-    /// the legacy default stream). The value keeps `owner` as long as a clone of it lives, or a
-    /// transfer that was given its [order](Self::order).
+    /// the legacy default stream). `owner` lives as long as a clone of the value, or a transfer
+    /// with its [order](Self::order).
     ///
     /// # Errors
     ///
@@ -120,7 +119,7 @@ impl Stream {
         let raw: CUstream = handle.cast();
         let mut its_context = ptr::null_mut();
         context.bound(|functions| {
-            // SAFETY: the stream is alive, as the caller promised; one handle is written.
+            // SAFETY: the caller guarantees a live stream; one handle is written.
             let code = unsafe { (functions.cuStreamGetCtx)(raw, &raw mut its_context) };
             check("cuStreamGetCtx", code)
         })?;
@@ -164,7 +163,8 @@ impl Stream {
     }
 
     /// Whether the stream is being captured into a graph, so that submitted work does not run.
-    /// Never blocks, and does not disturb the capture. A driver without this query has no captures.
+    /// Never blocks, and does not invalidate the capture. A driver without this query has no
+    /// captures.
     ///
     /// # Errors
     ///
@@ -175,8 +175,8 @@ impl Stream {
             let mut status = 0;
             // SAFETY: the stream is alive; one number is written.
             let code = unsafe { ask(self.raw(), &raw mut status) };
-            // The legacy default stream cannot be used while any stream that waits for it is being
-            // captured.
+            // The legacy default stream is unusable while a stream that synchronises with it is
+            // being captured.
             if DriverCode::new(code).is_of_capture() {
                 return Ok(true);
             }
@@ -205,7 +205,7 @@ impl Stream {
     /// [`CudaError::NotRecorded`] if the event's last record failed, [`CudaError::Driver`],
     /// [`CudaError::DeviceLost`].
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
-        if !event.marks_something()? {
+        if !event.is_recorded()? {
             return Ok(());
         }
         self.context().bound(|functions| {
@@ -228,7 +228,7 @@ impl Stream {
     /// The handle is a live event. It may be destroyed after the call has returned.
     pub unsafe fn wait_for_handle(&self, event: *mut c_void) -> Result<(), CudaError> {
         self.context().bound(|functions| {
-            // SAFETY: the stream is alive, and the event is, as the caller promised.
+            // SAFETY: the stream is alive, and the caller guarantees a live event.
             let code = unsafe { (functions.cuStreamWaitEvent)(self.raw(), event.cast(), 0) };
             check("cuStreamWaitEvent", code)
         })

@@ -8,8 +8,8 @@ use terrane_core::ByteCount;
 /// The resources of a [`Context`](crate::Context) and its clones at one moment, from
 /// [`Context::usage`](crate::Context::usage).
 ///
-/// Each number is exact. Together they describe one moment only if nothing is created or dropped
-/// meanwhile.
+/// Each number is exact. The numbers agree with each other only if nothing is created or dropped
+/// during the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResourceUsage {
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_added_and_taken_back_leaves_nothing() {
+    fn added_and_subtracted_amounts_cancel_out() {
         let tally = Tally::default();
         tally.add(ByteCount::mib(3));
         tally.add(ByteCount::ZERO);

@@ -1,4 +1,4 @@
-//! Pinned memory that is used while it comes up.
+//! Pinned memory that is used during its preparation in the background.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use terrane_testkit::pattern::{InProcess, PieceAccess};
 use crate::faults;
 use crate::needs::{LITTLE, Needs, device};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const STEP: ByteCount = ByteCount::mib(4);
 const OUT_OF_MEMORY: DriverCode = DriverCode::OUT_OF_MEMORY;
 
@@ -29,15 +29,15 @@ fn in_steps(context: &Context, step: ByteCount) -> PinnedAllocator {
     PinnedAllocator::new(context, options).unwrap()
 }
 
-/// Nothing is registered, and no drop has failed.
+/// Asserts that nothing is registered, and that no drop has failed.
 fn assert_all_gone(context: &Context) {
     assert_eq!(context.usage().registered, terrane_cuda::ResourceCount::default());
     assert_eq!((context.failed_drops(), context.lost()), (0, None));
 }
 
 #[test]
-fn a_prefix_is_copied_while_the_rest_comes_up() {
-    let Some(context) = device("a_prefix_is_copied_while_the_rest_comes_up", LITTLE) else {
+fn a_prefix_is_copied_while_the_rest_is_prepared() {
+    let Some(context) = device("a_prefix_is_copied_while_the_rest_is_prepared", LITTLE) else {
         return;
     };
     let request = RegionRequest::new(ByteCount::mib(46));
@@ -45,7 +45,7 @@ fn a_prefix_is_copied_while_the_rest_comes_up() {
     assert_eq!((memory.length(), bring_up.length()), (request.bytes, request.bytes));
     assert_eq!(memory.registration_length(), Some(STEP));
 
-    // The processor may use all of it from the start; what it writes stays.
+    // The processor may use all of the memory from the start, and its writes persist.
     let last = memory.location().checked_add(ByteCount::mib(45)).unwrap();
     // SAFETY: no other code uses the memory.
     unsafe { InProcess.write(last, &[0xC3; 4096]) }.unwrap();
@@ -56,12 +56,13 @@ fn a_prefix_is_copied_while_the_rest_comes_up() {
     while offset < request.bytes {
         let length = STEP.min(request.bytes.checked_sub(offset).unwrap());
         let end = offset.checked_add(length).unwrap();
-        assert!(bring_up.wait_for(end, PATIENCE).unwrap());
+        assert!(bring_up.wait_for(end, TIMEOUT).unwrap());
         let usable = memory.usable_prefix();
         assert!(usable >= end && usable >= before, "it only grows");
         before = usable;
         let at = memory.location().checked_add(offset).unwrap();
-        // SAFETY: both are alive until the stream has been waited for, and no other code uses them.
+        // SAFETY: both are alive until the stream has been synchronised, and no other code uses
+        // them.
         unsafe { stream.fill(on_device.location(), 0x5A, length) }.unwrap();
         // SAFETY: as above.
         unsafe { stream.copy(on_device.location(), at, length) }.unwrap();
@@ -79,8 +80,8 @@ fn a_prefix_is_copied_while_the_rest_comes_up() {
 }
 
 #[test]
-fn when_all_is_up_it_is_as_memory_that_came_up_at_once() {
-    let name = "when_all_is_up_it_is_as_memory_that_came_up_at_once";
+fn memory_prepared_in_the_background_equals_memory_prepared_at_once() {
+    let name = "memory_prepared_in_the_background_equals_memory_prepared_at_once";
     let Some(context) = device(name, LITTLE) else { return };
     let request = RegionRequest::new(ByteCount::mib(10));
     let (memory, bring_up) = in_steps(&context, STEP).allocate_in_background(&request).unwrap();
@@ -102,7 +103,7 @@ fn when_all_is_up_it_is_as_memory_that_came_up_at_once() {
     let mut offset = ByteCount::ZERO;
     while offset < memory.length() {
         let length = STEP.min(memory.length().checked_sub(offset).unwrap());
-        // SAFETY: the memory is alive until the stream has been waited for.
+        // SAFETY: the memory is alive until the stream has been synchronised.
         unsafe { stream.fill(at.checked_add(offset).unwrap(), 0xA5, length) }.unwrap();
         offset = offset.checked_add(length).unwrap();
     }
@@ -113,7 +114,7 @@ fn when_all_is_up_it_is_as_memory_that_came_up_at_once() {
     assert!(bytes.iter().all(|&byte| byte == 0xA5));
 }
 
-/// Waits for all as a task does.
+/// Polls the bring-up to its end, as an async task does.
 fn complete(bring_up: &terrane_cuda::PinnedBringUp) -> bool {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -133,13 +134,14 @@ fn complete(bring_up: &terrane_cuda::PinnedBringUp) -> bool {
             }
             Poll::Pending => std::thread::park_timeout(Duration::from_secs(1)),
         }
-        assert!(started.elapsed() < PATIENCE);
+        assert!(started.elapsed() < TIMEOUT);
     }
 }
 
 #[test]
-fn what_drops_while_it_comes_up_leaves_nothing() {
-    let Some(context) = device("what_drops_while_it_comes_up_leaves_nothing", LITTLE) else {
+fn memory_that_drops_during_its_preparation_leaves_nothing() {
+    let Some(context) = device("memory_that_drops_during_its_preparation_leaves_nothing", LITTLE)
+    else {
         return;
     };
     let pinned = in_steps(&context, ByteCount::mib(2));
@@ -147,16 +149,16 @@ fn what_drops_while_it_comes_up_leaves_nothing() {
     for round in 0..20 {
         let (memory, bring_up) = pinned.allocate_in_background(&request).unwrap();
         if round % 2 == 0 {
-            bring_up.wait_for(ByteCount::mib(2), PATIENCE).unwrap();
+            bring_up.wait_for(ByteCount::mib(2), TIMEOUT).unwrap();
         }
         drop(memory);
-        // Joined: nothing is registered any more, and how it ended has been said.
+        // The thread is joined: nothing is registered any more, and the end has been reported.
         assert_all_gone(&context);
         assert!(bring_up.is_complete() || bring_up.ended().is_some());
     }
     let (memory, bring_up) = pinned.allocate_in_background(&request).unwrap();
     bring_up.cancel();
-    let usable = match bring_up.wait_for(request.bytes, PATIENCE) {
+    let usable = match bring_up.wait_for(request.bytes, TIMEOUT) {
         Ok(is_usable) => {
             assert!(is_usable);
             request.bytes
@@ -166,14 +168,14 @@ fn what_drops_while_it_comes_up_leaves_nothing() {
             ended.usable
         }
     };
-    assert_eq!(context.usage().registered.bytes, usable, "what was usable stays so");
+    assert_eq!(context.usage().registered.bytes, usable, "usable bytes stay usable");
     drop(memory);
     assert_all_gone(&context);
 }
 
 #[test]
-fn a_step_that_is_refused_ends_it_and_keeps_what_is_usable() {
-    let name = "a_step_that_is_refused_ends_it_and_keeps_what_is_usable";
+fn a_refused_step_ends_the_preparation_and_keeps_the_usable_prefix() {
+    let name = "a_refused_step_ends_the_preparation_and_keeps_the_usable_prefix";
     let Some(context) = device(name, LITTLE) else { return };
     for refused in [0, 2, 5] {
         if !faults::fail(name, "cuMemHostRegister_v2", refused, OUT_OF_MEMORY) {
@@ -181,13 +183,13 @@ fn a_step_that_is_refused_ends_it_and_keeps_what_is_usable() {
         }
         let request = RegionRequest::new(ByteCount::mib(24));
         let (memory, bring_up) = in_steps(&context, STEP).allocate_in_background(&request).unwrap();
-        let ended = bring_up.wait_for(request.bytes, PATIENCE).unwrap_err();
+        let ended = bring_up.wait_for(request.bytes, TIMEOUT).unwrap_err();
         let usable = STEP.checked_mul("steps", refused).unwrap();
         assert_eq!((ended.usable, ended.of), (usable, request.bytes));
         let cause = ended.cause.as_deref().expect("a refusal has a cause");
         assert_eq!(cause.code(), Some(OUT_OF_MEMORY), "{cause}");
         assert_eq!(context.usage().registered.bytes, usable);
-        assert_eq!(memory.device_alias(), None, "no kernel is led beyond the prefix");
+        assert_eq!(memory.device_alias(), None, "no kernel may access bytes beyond the prefix");
         let report = memory.capabilities();
         match report.status(&Capability::HostRegistration) {
             Some(CapabilityStatus::Partial { granted, of }) => {
@@ -239,7 +241,7 @@ fn a_registration_that_fails_midway_is_rolled_back_and_replaced_or_refused() {
     assert_all_gone(&context);
     assert_eq!(context.usage().host, terrane_cuda::ResourceCount::default());
 
-    // Neither of the two ways: the driver's own refusal is the error.
+    // Neither way works: the driver's own refusal is the error.
     assert!(faults::fail(name, "cuMemHostRegister_v2", 0, OUT_OF_MEMORY));
     assert!(faults::fail(name, "cuMemHostAlloc", 0, OUT_OF_MEMORY));
     let error = pinned(Requirement::Preferred).allocate(&request).unwrap_err();
@@ -248,8 +250,8 @@ fn a_registration_that_fails_midway_is_rolled_back_and_replaced_or_refused() {
 }
 
 #[test]
-fn blocks_of_a_layout_are_usable_one_after_the_other() {
-    let name = "blocks_of_a_layout_are_usable_one_after_the_other";
+fn blocks_of_a_layout_become_usable_in_order() {
+    let name = "blocks_of_a_layout_become_usable_in_order";
     let Some(context) = device(name, LITTLE) else { return };
     let config = LayoutConfig::builder()
         .num_blocks(24)
@@ -270,16 +272,16 @@ fn blocks_of_a_layout_are_usable_one_after_the_other() {
     let device = DeviceAllocator::new(&context);
     let on_device = device.allocate(&RegionRequest::new(block)).unwrap();
     for id in 0..24 {
-        // The check of the code that hands out block ids.
+        // The check that an allocator of block ids makes.
         let started = Instant::now();
         while plan.blocks_within(bring_up.usable_prefix()) <= id {
             let end = block.checked_mul("blocks", u64::from(id) + 1).unwrap();
-            assert!(bring_up.wait_for(end, PATIENCE).unwrap());
-            assert!(started.elapsed() < PATIENCE);
+            assert!(bring_up.wait_for(end, TIMEOUT).unwrap());
+            assert!(started.elapsed() < TIMEOUT);
         }
         let offset = ByteCount::new(plan.geometry().offset(id, 0, 0).offset);
         let at = regions[0].location().checked_add(offset).unwrap();
-        // SAFETY: both are alive until the stream has been waited for.
+        // SAFETY: both are alive until the stream has been synchronised.
         unsafe { stream.copy(at, on_device.location(), block) }.unwrap();
         stream.synchronize().unwrap();
     }
@@ -287,8 +289,8 @@ fn blocks_of_a_layout_are_usable_one_after_the_other() {
 }
 
 #[test]
-fn what_is_not_registered_is_up_when_it_is_handed_out() {
-    let name = "what_is_not_registered_is_up_when_it_is_handed_out";
+fn memory_without_registration_is_ready_when_it_is_returned() {
+    let name = "memory_without_registration_is_ready_when_it_is_returned";
     let Some(context) = device(name, LITTLE) else { return };
     let request = RegionRequest::new(ByteCount::mib(3));
     let pinned = |registration, is_write_combined| {
@@ -309,7 +311,7 @@ fn what_is_not_registered_is_up_when_it_is_handed_out() {
     cancelled.cancel();
     let allocator = in_steps(&context, STEP).reporting_to(cancelled);
     let (memory, bring_up) = allocator.allocate_in_background(&request).unwrap();
-    let ended = bring_up.wait_for(request.bytes, PATIENCE).unwrap_err();
+    let ended = bring_up.wait_for(request.bytes, TIMEOUT).unwrap_err();
     assert!(ended.cause.is_none() && memory.usable_prefix().is_zero(), "{ended}");
     let beyond = RegionRequest::new(ByteCount::new(1 << 60));
     let error = in_steps(&context, STEP).allocate_in_background(&beyond).unwrap_err();
@@ -318,12 +320,12 @@ fn what_is_not_registered_is_up_when_it_is_handed_out() {
 }
 
 #[test]
-fn how_soon_the_first_part_of_8_gib_is_usable() {
+fn the_first_part_of_8_gib_is_usable_early() {
     let needs = Needs { device: ByteCount::mib(64), host: ByteCount::gib(10) };
-    let name = "how_soon_the_first_part_of_8_gib_is_usable";
+    let name = "the_first_part_of_8_gib_is_usable_early";
     let Some(context) = device(name, needs) else { return };
     if faults::is_simulated() {
-        eprintln!("skipped: {name}: the times of a simulated driver say nothing");
+        eprintln!("skipped: {name}: a simulated driver has no meaningful times");
         return;
     }
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
@@ -334,7 +336,7 @@ fn how_soon_the_first_part_of_8_gib_is_usable() {
         let mapped = started.elapsed();
         let mut after = Vec::new();
         for part in [ByteCount::mib(512), ByteCount::gib(1), ByteCount::gib(4), request.bytes] {
-            assert!(bring_up.wait_for(part, PATIENCE).unwrap());
+            assert!(bring_up.wait_for(part, TIMEOUT).unwrap());
             after.push((part, started.elapsed()));
         }
         eprintln!(

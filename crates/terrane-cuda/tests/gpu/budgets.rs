@@ -1,4 +1,4 @@
-//! One budget over device, pinned and system memory and disk, all of them real.
+//! One budget over real device, pinned and system memory and disk.
 
 use terrane_core::{Allocate, AllocateError, ByteCount, Memory, RegionRequest, StorageKind};
 use terrane_cuda::{DeviceAllocator, PinnedAllocator, PinnedOptions};
@@ -33,7 +33,7 @@ fn device_pinned_system_and_disk_share_one_budget() {
 
     let kept = [pinned.allocate(&of(4)).unwrap(), system.allocate(&of(2)).unwrap()];
     assert_eq!(host.live(), ByteCount::mib(6));
-    // The host's share is used up, and the node's is not.
+    // The host's share is used up. The node's share is not.
     let refused = system.allocate(&of(1)).unwrap_err();
     assert!(refused.is_exhaustion(), "{refused}");
     let file = disk.allocate(&of(1)).unwrap();
@@ -54,7 +54,7 @@ fn device_pinned_system_and_disk_share_one_budget() {
             other => panic!("{other}"),
         }
     }
-    // A reservation keeps others out before anything is allocated.
+    // A reservation excludes other allocations before anything is allocated.
     drop(file);
     let reserved = node.reserve(ByteCount::mib(1)).unwrap();
     assert!(device.allocate(&of(1)).is_err());

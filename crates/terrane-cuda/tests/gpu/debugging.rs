@@ -31,21 +31,21 @@ fn seen(access: &OnDevice, at: Location, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// New memory has the one byte all over, freed memory the other.
+/// New memory consists of one poison byte, freed memory of the other.
 fn poisoned<A: Allocate>(context: &Context, upstream: A) {
     let (streams, id, stream) = stream_of(context);
     let access = OnDevice::new(context);
-    // It keeps what is freed, so that it can be looked at.
+    // The upstream keeps freed memory, so that the test can read it.
     let delayed = Arc::new(Delayed::new(upstream, 1));
     let bytes = PoisonBytes { allocated: 0xA1, freed: 0xF2 };
     let poison = Poison::new(Arc::clone(&delayed), CudaFill::new(&streams), bytes, id);
     let request = RegionRequest::new(ByteCount::kib(64));
     let memory = poison.allocate(&request).unwrap();
     let (at, length) = (memory.location(), memory.length().to_usize());
-    // The fill has run, whatever stream looks.
+    // The fill has run, whichever stream reads.
     assert!(seen(&access, at, length).iter().all(|&byte| byte == 0xA1));
     if at.as_host().is_none() {
-        // SAFETY: the memory is alive until the stream has been waited for, by its free.
+        // SAFETY: the memory is alive until its free has synchronised the stream.
         unsafe { stream.fill(at, 0x33, request.bytes) }.unwrap();
     }
     drop(memory);
@@ -55,8 +55,8 @@ fn poisoned<A: Allocate>(context: &Context, upstream: A) {
 }
 
 #[test]
-fn new_and_freed_memory_is_poisoned_behind_what_the_stream_does() {
-    let name = "new_and_freed_memory_is_poisoned_behind_what_the_stream_does";
+fn new_and_freed_memory_is_poisoned_in_the_order_of_the_stream() {
+    let name = "new_and_freed_memory_is_poisoned_in_the_order_of_the_stream";
     let Some(context) = device(name, LITTLE) else { return };
     poisoned(&context, DeviceAllocator::new(&context));
     poisoned(&context, DevicePool::new(&context, ByteCount::mib(32)).unwrap());
@@ -65,8 +65,8 @@ fn new_and_freed_memory_is_poisoned_behind_what_the_stream_does() {
 }
 
 #[test]
-fn a_stream_that_is_not_known_poisons_nothing_and_says_so() {
-    let name = "a_stream_that_is_not_known_poisons_nothing_and_says_so";
+fn an_unknown_stream_poisons_nothing_and_is_an_error() {
+    let name = "an_unknown_stream_poisons_nothing_and_is_an_error";
     let Some(context) = device(name, LITTLE) else { return };
     let fill = CudaFill::without_waiting(&CudaStreams::new(&context));
     let no_stream = StreamId::new(u64::MAX);
@@ -77,7 +77,7 @@ fn a_stream_that_is_not_known_poisons_nothing_and_says_so() {
     assert!(report.last_failure.unwrap().to_string().contains("stream"));
 }
 
-/// Writes out of bounds, by the device or by the processor, are found on both sides.
+/// Writes out of bounds, by the device or by the processor, are detected at both edges.
 fn guarded<A: Allocate>(context: &Context, upstream: A) {
     let (streams, id, stream) = stream_of(context);
     let guard = upstream.guarded_on(CudaFill::new(&streams), id);
@@ -85,11 +85,11 @@ fn guarded<A: Allocate>(context: &Context, upstream: A) {
     assert_eq!(guard.verify(), 0);
     let (at, length) = (block.location(), block.length());
     let (one, behind) = (ByteCount::new(1), at.checked_add(length).unwrap());
-    // SAFETY: within the memory that the guard obtained, which no other code uses.
+    // SAFETY: within the memory that the guard allocated, which no other code uses.
     unsafe { stream.fill(at, 0, length) }.unwrap();
     assert_eq!(guard.verify(), 0, "within bounds");
-    // Not waited for: the canaries are read behind it.
-    // SAFETY: as above, one byte behind the block.
+    // Not synchronised: the guard reads the canaries after this write. SAFETY: as above, one byte
+    // behind the block.
     unsafe { stream.fill(behind, 0, one) }.unwrap();
     drop(block);
     let violations = guard.log().violations();
@@ -100,7 +100,7 @@ fn guarded<A: Allocate>(context: &Context, upstream: A) {
     assert_eq!(guard.log().live(), 0);
 }
 
-/// For every length within a granule, the first byte after it.
+/// For every length within a granule, the first byte behind the block is overwritten.
 fn overrun<A: Allocate>(context: &Context, upstream: A) {
     let (streams, id, stream) = stream_of(context);
     let guard = upstream.guarded_on(CudaFill::new(&streams), id);
@@ -108,11 +108,11 @@ fn overrun<A: Allocate>(context: &Context, upstream: A) {
         let block = guard.allocate(&RegionRequest::new(bytes)).unwrap();
         let (at, length) = (block.location(), block.length());
         assert_eq!(length, bytes);
-        // SAFETY: within the memory that the guard obtained, which no other code uses.
+        // SAFETY: within the memory that the guard allocated, which no other code uses.
         unsafe { stream.fill(at, 0, length) }.unwrap();
         assert_eq!(guard.verify(), 0, "within bounds");
         let behind = at.checked_add(bytes).unwrap();
-        // SAFETY: as above, one byte behind what was asked for.
+        // SAFETY: as above, one byte behind the requested length.
         unsafe { stream.fill(behind, 0, ByteCount::new(1)) }.unwrap();
         drop(block);
         let violations = guard.log().violations();
@@ -128,8 +128,8 @@ fn overrun<A: Allocate>(context: &Context, upstream: A) {
 }
 
 #[test]
-fn the_first_byte_behind_what_was_asked_for_is_watched_in_every_memory() {
-    let name = "the_first_byte_behind_what_was_asked_for_is_watched_in_every_memory";
+fn a_write_to_the_first_byte_behind_a_block_is_found_in_every_memory() {
+    let name = "a_write_to_the_first_byte_behind_a_block_is_found_in_every_memory";
     let Some(context) = device(name, LITTLE) else { return };
     let device = || DeviceAllocator::new(&context);
     overrun(&context, device());
@@ -151,7 +151,7 @@ fn a_write_out_of_bounds_is_found_in_device_memory() {
         let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
         guarded(&context, pinned);
     }
-    // Without a way to reach the device, a guard still knows what overlaps and what is stale.
+    // Without access to the device, a guard still detects overlapping and stale blocks.
     let guard = DeviceAllocator::new(&context).guarded();
     let block = guard.allocate(&RegionRequest::new(ByteCount::kib(8))).unwrap();
     guard.check(block.location(), block.length(), block.generation()).unwrap();
@@ -179,13 +179,13 @@ fn variables_put_poison_and_guard_around_device_memory() {
         device: context.device().id,
         address: terrane_core::DeviceAddress::new(before),
     };
-    // SAFETY: within the memory that the guard obtained, which no other code uses.
+    // SAFETY: within the memory that the guard allocated, which no other code uses.
     unsafe { stream.fill(before, 0, ByteCount::new(1)) }.unwrap();
     drop(block);
     assert_eq!(source.log().unwrap().found(), 1);
 }
 
-/// A stack that a function makes.
+/// A stack of adaptors from a function.
 struct Stack<F>(F, OnDevice);
 
 impl<A: Allocate, F: Fn() -> A> AllocatorFixture for Stack<F> {

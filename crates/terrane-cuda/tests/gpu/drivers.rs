@@ -1,5 +1,5 @@
-//! Drivers that have no device, lack functions, or are lost: what each way in answers. The process
-//! gets a driver of its own for that, a simulated one of which something has been taken away.
+//! Drivers without a device, without some functions, and lost ones: the error of each entry point.
+//! The test's process loads a simulated driver from which functions were removed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,7 +22,8 @@ use crate::engine::fixture::{
 };
 use crate::needs::{LITTLE, device, two_devices};
 
-/// Where the process's simulated driver lies, or `None` after having said that it has none.
+/// Returns the path of the process's simulated driver. With a real driver it prints the skip, and
+/// returns `None`.
 fn simulated_library(test: &str) -> Option<PathBuf> {
     device(test, LITTLE)?;
     if SimulatedCuda::find().is_none() {
@@ -37,7 +38,7 @@ fn simulated_library(test: &str) -> Option<PathBuf> {
     Some(path.expect("the driver is loaded from a file"))
 }
 
-/// Runs `body` in a process whose driver has none of these functions.
+/// Runs `body` in a process whose driver lacks these functions.
 fn without(test: &str, functions: &[&str], body: impl FnOnce()) {
     if is_child(test) {
         return body();
@@ -51,18 +52,18 @@ fn without(test: &str, functions: &[&str], body: impl FnOnce()) {
     in_child_with(test, &[("LD_LIBRARY_PATH", folder)], body);
 }
 
-/// Makes a symbol of a library one of its own, which no other code finds by its name.
+/// Makes a symbol of a library local, so that no other code finds it by its name.
 fn hide(library: &mut [u8], symbol: &str) {
-    /// `SHT_DYNSYM`, the sort of section that has the symbols.
+    /// `SHT_DYNSYM`, the type of the section with the symbols.
     const SYMBOLS: usize = 11;
-    /// Where a symbol has its type, in four bits below those of its binding.
+    /// The offset of a symbol's type, in the four bits below its binding.
     const TYPE: usize = 4;
     const SYMBOL_BYTES: usize = 24;
     let number = |at: usize, bytes: usize| {
         let digits = library[at..at + bytes].iter().rev();
         digits.fold(0, |number, &digit| number << 8 | usize::from(digit))
     };
-    // As the format says: where the headers of sections are, how long each is, how many there are.
+    // From the ELF header: the offset of the section headers, their length, and their number.
     let (headers, length, count) = (number(0x28, 8), number(0x3A, 2), number(0x3C, 2));
     let header = |index: usize| headers + index * length;
     let symbols = (0..count).map(header).find(|&at| number(at + 4, 4) == SYMBOLS).unwrap();
@@ -72,14 +73,14 @@ fn hide(library: &mut [u8], symbol: &str) {
     let found = (first..first + bytes)
         .step_by(SYMBOL_BYTES)
         .find(|&at| library[names + number(at, 4)..].starts_with(name.as_bytes()));
-    let found = found.unwrap_or_else(|| panic!("the driver never had {symbol}"));
-    // The binding 0 is that of symbols which are the library's own.
+    let found = found.unwrap_or_else(|| panic!("the driver has no {symbol}"));
+    // The binding 0 is `STB_LOCAL`.
     library[found + TYPE] &= 0xF;
 }
 
 #[test]
-fn a_driver_without_devices_says_so() {
-    let name = "drivers::a_driver_without_devices_says_so";
+fn a_driver_without_devices_is_an_error() {
+    let name = "drivers::a_driver_without_devices_is_an_error";
     if !is_child(name) && simulated_library(name).is_none() {
         return;
     }
@@ -97,7 +98,7 @@ fn a_driver_without_devices_says_so() {
     });
 }
 
-/// Every way in names the function, and the version of the driver where it says one.
+/// Every entry point names the missing function, and the version of the driver if it reports one.
 fn is_too_old(function: &str, has_version: bool) {
     for error in [
         probe().unwrap_err(),
@@ -139,8 +140,8 @@ fn a_driver_that_measures_no_time_is_too_old() {
 }
 
 #[test]
-fn a_probe_tells_of_a_lost_device_and_of_other_refusals() {
-    let name = "drivers::a_probe_tells_of_a_lost_device_and_of_other_refusals";
+fn a_probe_reports_a_lost_device_and_other_refusals() {
+    let name = "drivers::a_probe_reports_a_lost_device_and_other_refusals";
     if !is_child(name) && simulated_library(name).is_none() {
         return;
     }
@@ -152,12 +153,12 @@ fn a_probe_tells_of_a_lost_device_and_of_other_refusals() {
         assert!(error.is_device_lost() && !error.is_unavailable(), "{error}");
         assert_eq!(error.code(), Some(DriverCode::new(719)));
         assert!(error.to_string().contains("cuDeviceGetName"), "{error}");
-        // A driver that is there and does not work, as while the system still comes up.
+        // A driver that is installed and does not work, for example while the system boots.
         driver.fail("cuInit", 0, 802);
         let error = probe().unwrap_err();
         assert!(matches!(error, CudaError::Driver { operation: "cuInit", .. }), "{error:?}");
         assert!(error.to_string().contains("CUDA_ERROR_SYSTEM_NOT_READY"), "{error}");
-        probe().expect("a failure is not remembered");
+        probe().expect("a failure is not cached");
     });
 }
 
@@ -180,7 +181,7 @@ fn a_driver_without_pools_refuses_a_pool_and_serves_the_rest() {
     });
 }
 
-/// An engine that is told to take a path, on its own.
+/// A manager with an engine that copies by one path only.
 fn forced(context: &Context, path: CopyPath) -> TransferManager {
     let options = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
     let engine = DeviceEngine::new(context, options).unwrap();
@@ -188,8 +189,8 @@ fn forced(context: &Context, path: CopyPath) -> TransferManager {
 }
 
 #[test]
-fn without_batched_copies_no_transfer_takes_them() {
-    let name = "drivers::without_batched_copies_no_transfer_takes_them";
+fn without_batched_copies_no_transfer_is_batched() {
+    let name = "drivers::without_batched_copies_no_transfer_is_batched";
     without(name, &["cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"], || {
         let Some(context) = device(name, LITTLE) else { return };
         let shape = config(16, 2, 16);
@@ -212,8 +213,8 @@ fn without_batched_copies_no_transfer_takes_them() {
 }
 
 #[test]
-fn the_older_call_for_batched_copies_conforms() {
-    let name = "drivers::the_older_call_for_batched_copies_conforms";
+fn the_older_function_for_batched_copies_conforms() {
+    let name = "drivers::the_older_function_for_batched_copies_conforms";
     without(name, &["cuMemcpyBatchAsync_v2"], || {
         let Some(context) = device(name, LITTLE) else { return };
         let ends = [APART, PINNED];
@@ -223,8 +224,8 @@ fn the_older_call_for_batched_copies_conforms() {
 }
 
 #[test]
-fn without_reach_between_devices_they_are_copied_between() {
-    let name = "drivers::without_reach_between_devices_they_are_copied_between";
+fn without_peer_access_blocks_are_copied_between_devices_by_the_driver() {
+    let name = "drivers::without_peer_access_blocks_are_copied_between_devices_by_the_driver";
     without(name, &["cuCtxEnablePeerAccess"], || {
         let Some([context, peer]) = two_devices(name, LITTLE) else { return };
         let shape = config(4, 2, 16);

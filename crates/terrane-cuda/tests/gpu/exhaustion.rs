@@ -1,4 +1,4 @@
-//! Allocating until the driver says no, and then going on.
+//! Memory is allocated until the driver refuses, and then again after a free.
 
 use std::error::Error as _;
 
@@ -9,7 +9,7 @@ use crate::needs::{LITTLE, device};
 
 const CHUNK: ByteCount = ByteCount::gib(2);
 
-/// Takes all there is, lets one chunk go, and takes it again.
+/// Allocates all memory, frees one chunk, and allocates it again.
 fn exhaust_and_recover<A: Allocate>(context: &Context, allocator: &A) {
     let request = RegionRequest::new(CHUNK).labelled("greedy");
     let mut all = Vec::new();
@@ -30,18 +30,20 @@ fn exhaust_and_recover<A: Allocate>(context: &Context, allocator: &A) {
     let cause = error.source().unwrap().downcast_ref::<CudaError>().unwrap();
     assert_eq!(cause.code(), Some(DriverCode::OUT_OF_MEMORY));
     assert!(cause.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{cause}");
-    assert_eq!(context.lost(), None, "running out is no loss");
+    assert_eq!(context.lost(), None, "a lack of memory does not lose the context");
 
     for _ in 0..3 {
         drop(all.pop());
-        all.push(allocator.allocate(&request).expect("one chunk was given back"));
+        all.push(allocator.allocate(&request).expect("one chunk was freed"));
     }
     assert!(allocator.allocate(&request).is_err());
 }
 
 #[test]
-fn device_memory_runs_out_and_comes_back() {
-    let Some(context) = device("device_memory_runs_out_and_comes_back", LITTLE) else { return };
+fn exhausted_device_memory_is_usable_after_a_free() {
+    let Some(context) = device("exhausted_device_memory_is_usable_after_a_free", LITTLE) else {
+        return;
+    };
     let (before, _) = context.memory().unwrap();
     exhaust_and_recover(&context, &DeviceAllocator::new(&context));
     let (after, _) = context.memory().unwrap();
@@ -50,8 +52,10 @@ fn device_memory_runs_out_and_comes_back() {
 }
 
 #[test]
-fn a_pools_memory_runs_out_and_comes_back() {
-    let Some(context) = device("a_pools_memory_runs_out_and_comes_back", LITTLE) else { return };
+fn exhausted_pool_memory_is_usable_after_a_free() {
+    let Some(context) = device("exhausted_pool_memory_is_usable_after_a_free", LITTLE) else {
+        return;
+    };
     let (before, _) = context.memory().unwrap();
     let pool = DevicePool::new(&context, ByteCount::new(u64::MAX)).unwrap();
     exhaust_and_recover(&context, &pool);

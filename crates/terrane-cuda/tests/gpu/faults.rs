@@ -1,29 +1,29 @@
-//! Calls of the driver that fail on demand, where the driver is a simulated one.
+//! Driver calls that fail on demand, on a simulated driver.
 
 use std::ffi::{CString, c_char};
 
 use libloading::{Library, Symbol};
 use terrane_cuda::DriverCode;
 
-/// The function that a simulated driver has, and no other.
+/// The function for faults, which only a simulated driver has.
 type Fail = unsafe extern "C" fn(*const c_char, u64, u32) -> u32;
 
-/// Whether the driver is a simulated one, whose times say nothing.
+/// Whether the driver is simulated, so that its times mean nothing.
 pub fn is_simulated() -> bool {
-    // SAFETY: the library is loaded already, so that no initialiser runs.
+    // SAFETY: the library is already loaded, so no initialiser runs.
     let Ok(library) = (unsafe { Library::new("libcuda.so.1") }) else { return false };
-    // SAFETY: a function of this name has this type; it is not called.
+    // SAFETY: the function of this name has this type; it is not called.
     let fail: Result<Symbol<'_, Fail>, _> = unsafe { library.get("terraneSimulatedFail") };
     fail.is_ok()
 }
 
-/// Makes the call of `function` after `spared` further ones answer with `code`, or says that the
-/// driver is a real one, which does not fail when it is told to.
+/// Makes the call of `function` after `spared` further calls return `code`. With a real driver, it
+/// prints the skip and returns false.
 pub fn fail(test: &str, function: &str, spared: u64, code: DriverCode) -> bool {
     let function = CString::new(function).unwrap();
-    // SAFETY: the library is loaded already, so that no initialiser runs.
+    // SAFETY: the library is already loaded, so no initialiser runs.
     let Ok(library) = (unsafe { Library::new("libcuda.so.1") }) else { return false };
-    // SAFETY: a function of this name has this type.
+    // SAFETY: the function of this name has this type.
     let fail: Result<Symbol<'_, Fail>, _> = unsafe { library.get("terraneSimulatedFail") };
     let Ok(fail) = fail else {
         eprintln!("skipped: {test}: a real driver does not fail on demand");

@@ -19,12 +19,15 @@ use terrane_transfer::{CopyEngine, Transfer, TransferManager};
 use crate::engine::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
-/// The device and its driver, or `None` after having said that it is not simulated.
+/// Returns the device and its simulated driver. With a real driver, it prints the skip and returns
+/// `None`.
 fn simulated(test: &str) -> Option<(Context, SimulatedCuda)> {
     let context = device(test, LITTLE)?;
     let driver = SimulatedCuda::find();
     if driver.is_none() {
-        eprintln!("skipped: {test}: a simulated device needed, a fork harms a real one's process");
+        eprintln!(
+            "skipped: {test}: a simulated device needed; a fork damages the process of a real device"
+        );
     }
     Some((context, driver?))
 }
@@ -57,7 +60,7 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
         let (rising, _) = pinned.allocate_in_background(&request).unwrap();
         let locked = pinned.allocate(&request).unwrap();
 
-        // With a transfer that the device has not come to.
+        // With a transfer that the device has not begun.
         let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &[DEVICE, PINNED]);
         let here = fixture.endpoint(DEVICE, config(4, 4, 16), LAYERS_APART);
         let there = fixture.endpoint(PINNED, config(4, 4, 16), LayoutKind::FullyContiguous);
@@ -66,7 +69,7 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
         let manager = TransferManager::new([Arc::new(engine) as Arc<dyn CopyEngine>]);
         let slow = Stream::new(&context).unwrap();
         let held = driver.hold(slow.handle());
-        // SAFETY: the memory lives until the stream has been waited for.
+        // SAFETY: the memory lives until the stream has been synchronised.
         unsafe { slow.fill(terrane_core::Memory::location(&plain), 1, request.bytes) }.unwrap();
         let order = || slow.order();
         let copy = |block| Transfer::new(&here, &there).blocks(&[block], &[block]);
@@ -95,7 +98,7 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
             drop((in_flight, manager, memory, plain, rising, locked, event, fence));
             assert_eq!((context.lost(), context.failed_drops()), (None, 0));
         });
-        // The parent's transfer goes on.
+        // The parent's transfer continues.
         drop(held);
         let (in_flight, ..) = inherited.take().unwrap();
         end_of(in_flight).result.unwrap();

@@ -1,4 +1,4 @@
-//! Whether what was asked of the driver is what it made.
+//! Requested properties of streams and memory, compared with what the driver created.
 
 use cudarc::driver::{CudaContext, sys};
 use terrane_core::{
@@ -23,8 +23,8 @@ fn priority(stream: &Stream) -> i32 {
 }
 
 #[test]
-fn streams_have_the_priority_that_was_asked_for() {
-    let name = "streams_have_the_priority_that_was_asked_for";
+fn streams_have_the_requested_priority() {
+    let name = "streams_have_the_requested_priority";
     let Some(context) = device(name, LITTLE) else { return };
     CudaContext::new(0).unwrap().bind_to_thread().unwrap();
     let (mut lowest, mut highest) = (0, 0);
@@ -55,12 +55,12 @@ fn flags(context: &Context, options: PinnedOptions) -> u32 {
 }
 
 #[test]
-fn memory_is_write_combined_only_when_asked() {
+fn memory_is_write_combined_only_on_request() {
     /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`.
     const USUAL: u32 = 3;
     /// `CU_MEMHOSTALLOC_WRITECOMBINED`.
     const WRITE_COMBINED: u32 = 4;
-    let name = "memory_is_write_combined_only_when_asked";
+    let name = "memory_is_write_combined_only_on_request";
     let Some(context) = device(name, LITTLE) else { return };
     CudaContext::new(0).unwrap().bind_to_thread().unwrap();
     let of_driver = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
@@ -71,11 +71,11 @@ fn memory_is_write_combined_only_when_asked() {
     assert_eq!(found & WRITE_COMBINED, WRITE_COMBINED, "{found:#x}");
 }
 
-/// Memory that the driver allocates by itself is not bound to nodes, nor made of huge pages: a wish
-/// for that is answered, and a requirement is an error.
+/// Memory that the driver allocates is not bound to nodes, and has no huge pages. A preference for
+/// either is reported as refused. A requirement is an error.
 #[test]
-fn what_the_driver_does_not_heed_is_said_or_an_error() {
-    let name = "what_the_driver_does_not_heed_is_said_or_an_error";
+fn requests_that_the_driver_ignores_are_reported_or_an_error() {
+    let name = "requests_that_the_driver_ignores_are_reported_or_an_error";
     let Some(context) = device(name, LITTLE) else { return };
     let request = RegionRequest::new(ByteCount::mib(2));
     let allocate = |bound, huge, is_write_combined| {

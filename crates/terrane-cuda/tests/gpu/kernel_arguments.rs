@@ -1,4 +1,4 @@
-//! Managed memory as an argument of `cudarc`'s kernels and copies, which leaves nothing behind.
+//! Managed memory as an argument of `cudarc`'s kernels and copies, without leaks.
 
 use std::sync::Arc;
 
@@ -45,8 +45,8 @@ impl Setup {
 }
 
 #[test]
-fn a_kernel_of_cudarcs_adds_to_a_tracked_slice() {
-    let name = "a_kernel_of_cudarcs_adds_to_a_tracked_slice";
+fn a_cudarc_kernel_adds_to_a_tracked_slice() {
+    let name = "a_cudarc_kernel_adds_to_a_tracked_slice";
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(context);
     let (theirs, stream) = setup.stream();
@@ -57,7 +57,7 @@ fn a_kernel_of_cudarcs_adds_to_a_tracked_slice() {
     theirs.memcpy_htod(&numbers, &mut stream.write(&mut slice).unwrap()).unwrap();
     for _ in 0..3 {
         let (argument, count) = (stream.write(&mut slice).unwrap(), 5000_u32);
-        // SAFETY: the kernel takes a pointer to numbers, and how many there are.
+        // SAFETY: the kernel takes a pointer to numbers, and their count.
         unsafe {
             theirs
                 .launch_builder(&kernel)
@@ -89,7 +89,7 @@ fn ten_thousand_arguments_create_no_event_and_leave_no_reference() {
     let round = || {
         let mut slice = setup.manager.allocate_slice::<u32>(256).unwrap();
         let (argument, count) = (stream.write(&mut slice).unwrap(), 256_u32);
-        // SAFETY: the kernel takes a pointer to numbers, and how many there are.
+        // SAFETY: the kernel takes a pointer to numbers, and their count.
         unsafe {
             theirs
                 .launch_builder(&kernel)
@@ -112,7 +112,7 @@ fn ten_thousand_arguments_create_no_event_and_leave_no_reference() {
     assert_eq!(Arc::strong_count(&theirs), references);
     assert_eq!((setup.manager.pending(), setup.manager.allocated()), (0, ByteCount::ZERO));
 
-    // All that is left of the stream is what its owners hold.
+    // Only the stream's owners still have references to it.
     let id = stream.id();
     drop(setup.streams.remove(id));
     drop(stream);
@@ -133,10 +133,10 @@ fn a_slice_that_changes_streams_is_used_in_order() {
         let (at, length) = (slice.location(), slice.bytes());
         let _written = writes.write(&mut slice).unwrap();
         for value in [!round, round] {
-            // SAFETY: the slice is alive, and its use on this stream is on record.
+            // SAFETY: the slice is alive, and its use on this stream is recorded.
             unsafe { ours.fill(at, value, length) }.unwrap();
         }
-        // On another stream: behind the fills, by an event of the context's.
+        // On another stream: after the fills, by an event of the context.
         let from = reads.read(&slice).unwrap();
         second.memcpy_dtod(&from, &mut reads.write(&mut other).unwrap()).unwrap();
         let mut seen = vec![!round; 4 << 20];
@@ -144,7 +144,7 @@ fn a_slice_that_changes_streams_is_used_in_order() {
         second.synchronize().unwrap();
         assert!(seen.iter().all(|&byte| byte == round), "round {round}: {:?}", &seen[..4]);
     }
-    // A stream that was not said is waited for.
+    // A stream that was not named is synchronised.
     let mut seen = vec![0; 4 << 20];
     first.memcpy_dtoh(&reads.read(&other).unwrap(), &mut seen).unwrap();
     assert!(seen.iter().all(|&byte| byte == 19));
@@ -154,8 +154,8 @@ fn a_slice_that_changes_streams_is_used_in_order() {
 }
 
 #[test]
-fn what_a_device_does_not_reach_is_refused() {
-    let name = "what_a_device_does_not_reach_is_refused";
+fn memory_that_a_device_cannot_access_is_refused() {
+    let name = "memory_that_a_device_cannot_access_is_refused";
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(context);
     let (_theirs, stream) = setup.stream();
@@ -170,7 +170,7 @@ fn what_a_device_does_not_reach_is_refused() {
     let error = stream.read(&of_system).unwrap_err();
     assert!(matches!(error, CudaError::Unreachable { .. }), "{error}");
 
-    // Pinned memory is reached by its alias.
+    // Pinned memory is accessed by its alias.
     let pinned = PinnedAllocator::new(&setup.context, PinnedOptions::default()).unwrap();
     let of_pinned =
         MemoryManager::new(pinned, budget(), fences()).allocate_slice::<u8>(64).unwrap();

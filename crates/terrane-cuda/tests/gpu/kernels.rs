@@ -1,5 +1,5 @@
-//! Copies by kernels, byte for byte against the model of strided copies. Every end is as long as
-//! its cells need, so that a checker of memory accesses sees a step beyond.
+//! Copies by kernels, compared byte for byte with the model of strided copies. Every end is exactly
+//! as long as its cells need, so that a memory checker detects an access beyond it.
 
 use std::thread;
 
@@ -32,7 +32,7 @@ impl Place {
         }
     }
 
-    /// As the kernel reaches it.
+    /// The address for kernels.
     fn address(&self) -> u64 {
         match self {
             Self::Device(memory) => memory.address().get(),
@@ -72,14 +72,14 @@ impl Bench {
 
     fn filled(&self, kind: StorageKind, bytes: &[u8]) -> Place {
         let place = Place::new(self, kind, bytes.len());
-        // SAFETY: the memory was made here and is as long as that.
+        // SAFETY: the memory was allocated here with this length.
         unsafe { self.access.write(place.location(), bytes) }.unwrap();
         place
     }
 
     fn read(&self, place: &Place, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
-        // SAFETY: the memory is as long as that, and every launch on the stream comes before.
+        // SAFETY: the memory has this length, and every launch on the stream comes before.
         unsafe { self.access.read(place.location(), &mut bytes) }.unwrap();
         bytes
     }
@@ -90,7 +90,7 @@ impl Bench {
         self.filled(self.access.0.context().kind(), &bytes)
     }
 
-    /// An end as the kernel takes it; what it points to is put into `keep`.
+    /// An end as a kernel argument. Its lists and tables are added to `keep`.
     fn end(
         &self,
         case: &StridedEnd,
@@ -153,7 +153,8 @@ impl Bench {
             ..GridLaunch::EMPTY
         };
         grid.inline_blocks[..inline.len()].copy_from_slice(&inline);
-        // SAFETY: all of it is alive until the stream has been waited for, and no other code uses it.
+        // SAFETY: all memory is alive until the stream has been synchronised, and no other code
+        // uses it.
         unsafe { self.kernels.copy(&self.access.0, &grid, thread_blocks) }.unwrap();
         self.access.0.synchronize().unwrap();
         let written = self.read(&destination, expected.len());
@@ -309,7 +310,8 @@ fn runs_of_every_length_are_copied() {
         let on_device = bench.on_device(words);
         copy.runs = on_device.address();
         let thread_blocks = u32::try_from(random.below(100)).unwrap() + 1;
-        // SAFETY: all of it is alive until the stream has been waited for, and no other code uses it.
+        // SAFETY: all memory is alive until the stream has been synchronised, and no other code
+        // uses it.
         unsafe { bench.kernels.copy_runs(&bench.access.0, &copy, thread_blocks) }.unwrap();
         bench.access.0.synchronize().unwrap();
         assert!(bench.read(&destination, expected.len()) == expected, "{seed}: {runs:?}");
@@ -339,7 +341,7 @@ fn offsets_beyond_four_gib_are_reached() {
     let there = GridLaunch { source: packed(&near), destination: scattered, ..grid };
     let and_back = GridLaunch { source: scattered, destination: packed(&back), ..grid };
     for grid in [&there, &and_back] {
-        // SAFETY: all of it is alive until the stream has been waited for.
+        // SAFETY: all memory is alive until the stream has been synchronised.
         unsafe { bench.kernels.copy(&bench.access.0, grid, 4) }.unwrap();
     }
     let mut seen = vec![0; 4096];
@@ -373,8 +375,8 @@ fn threads_launch_the_same_kernels() {
 }
 
 #[test]
-fn a_launch_that_cannot_be_is_refused_and_nothing_is_written() {
-    let name = "a_launch_that_cannot_be_is_refused_and_nothing_is_written";
+fn an_invalid_launch_is_refused_and_writes_nothing() {
+    let name = "an_invalid_launch_is_refused_and_writes_nothing";
     let Some(context) = device(name, LITTLE) else { return };
     let bench = Bench::new(&context);
     let [device, _] = bench.both_kinds();
@@ -387,7 +389,7 @@ fn a_launch_that_cannot_be_is_refused_and_nothing_is_written() {
         ..GridLaunch::EMPTY
     };
     let refusal = |grid: &GridLaunch, thread_blocks| {
-        // SAFETY: what is refused does nothing, and what is not has 64 bytes at both ends.
+        // SAFETY: a refused launch has no effect, and any other has 64 bytes at both ends.
         unsafe { bench.kernels.copy(&bench.access.0, grid, thread_blocks) }.err()
     };
     assert!(matches!(refusal(&grid, 0), Some(CudaError::NoThreadBlocks)));
@@ -396,7 +398,7 @@ fn a_launch_that_cannot_be_is_refused_and_nothing_is_written() {
     let mut inline = GridLaunch { pairs: 300, ..grid };
     inline.source.block_ids = BlockIds::Inline;
     assert!(matches!(refusal(&inline, 1), Some(CudaError::InlineBlocks { pairs: 300, .. })));
-    // SAFETY: it is refused, as it was not arranged.
+    // SAFETY: it is refused, because the runs were not arranged.
     let error = unsafe { bench.kernels.copy_runs(&bench.access.0, &RunLaunch::default(), 1) };
     assert!(matches!(error, Err(CudaError::RunsNotArranged)));
     assert!(refusal(&GridLaunch { rows: 0, ..grid }, 1).is_none(), "nothing to copy");
@@ -407,8 +409,8 @@ fn a_launch_that_cannot_be_is_refused_and_nothing_is_written() {
 }
 
 #[test]
-fn the_driver_makes_of_the_kernels_what_they_were_written_for() {
-    let name = "the_driver_makes_of_the_kernels_what_they_were_written_for";
+fn compiled_kernels_fit_their_registers_and_block_size() {
+    let name = "compiled_kernels_fit_their_registers_and_block_size";
     let Some(context) = device(name, LITTLE) else { return };
     let kernels = Kernels::load(&context).unwrap();
     let figures = kernels.figures().unwrap();

@@ -1,4 +1,4 @@
-//! A pool whose device has no memory left.
+//! A pool whose device has no free memory.
 
 use std::error::Error as _;
 use std::sync::{Arc, Mutex};
@@ -10,14 +10,14 @@ use terrane_pool::{Exhausted, Pool, PoolOptions, Retry, StreamSource};
 
 use crate::needs::{LITTLE, device};
 
-/// A power of two of which some are free, and its half.
+/// A power of two that is small beside the free memory, and half of it.
 fn unit(context: &Context) -> (ByteCount, ByteCount) {
     let (free, _) = context.memory().unwrap();
     let unit = 1 << (free.get() / 16).ilog2();
     (ByteCount::new(unit), ByteCount::new(unit / 2))
 }
 
-/// Takes all that is left, in pieces.
+/// Allocates all remaining memory, in pieces.
 fn take_all(context: &Context, piece: ByteCount) -> Vec<DeviceMemory> {
     let device = DeviceAllocator::new(context);
     let mut all = Vec::new();
@@ -29,7 +29,7 @@ fn take_all(context: &Context, piece: ByteCount) -> Vec<DeviceMemory> {
     all
 }
 
-/// A pool that keeps whatever it is given, in classes up to `largest`.
+/// A pool that keeps all freed blocks, in classes up to `largest`.
 fn keeping(largest: ByteCount) -> PoolOptions {
     PoolOptions {
         largest_class: largest,
@@ -42,8 +42,8 @@ fn keeping(largest: ByteCount) -> PoolOptions {
 }
 
 #[test]
-fn an_exhausted_pool_gives_its_own_back_before_it_refuses() {
-    let name = "an_exhausted_pool_gives_its_own_back_before_it_refuses";
+fn an_exhausted_pool_frees_its_cached_blocks_before_it_refuses() {
+    let name = "an_exhausted_pool_frees_its_cached_blocks_before_it_refuses";
     let Some(context) = device(name, LITTLE) else { return };
     let (unit, half) = unit(&context);
     let pool = Pool::new(DeviceAllocator::new(&context), keeping(unit)).unwrap();
@@ -51,7 +51,7 @@ fn an_exhausted_pool_gives_its_own_back_before_it_refuses() {
     assert_eq!(pool.snapshot().cached, half.checked_mul("blocks", 3).unwrap());
     let greedy = take_all(&context, half);
 
-    // A larger class than any that is cached: only what is cached can make room for it.
+    // A larger class than any cached block: only freeing the cached blocks makes room for it.
     let block = pool.allocate_bytes(unit).expect("the cached blocks made room");
     let reclaim = pool.snapshot().reclaim;
     assert_eq!((reclaim.exhausted, reclaim.trimmed, reclaim.refused), (1, 1, 0), "{reclaim:?}");
@@ -86,13 +86,12 @@ fn a_block_that_a_stream_still_uses_is_waited_for() {
     let greedy = take_all(&context, half);
     let stream = streams.get(id).unwrap();
     for round in 0..20 {
-        // SAFETY: the block is this stream's until it is released on it.
+        // SAFETY: the block belongs to this stream until it is released on it.
         unsafe { stream.fill(block.location(), round, half) }.unwrap();
     }
     let at = block.location();
     block.release_on(id).map_err(|(_, error)| error).unwrap();
-    let again =
-        pool.allocate_bytes(half).expect("the only block there is, when its stream is done");
+    let again = pool.allocate_bytes(half).expect("the only block, after its stream");
     assert_eq!(again.location(), at);
     assert!(stream.is_idle().unwrap(), "it was waited for");
     drop((again, greedy));
@@ -117,7 +116,7 @@ fn the_callback_may_make_room() {
     let block = pool.allocate_bytes(unit).expect("the callback freed everything");
     let reclaim = pool.snapshot().reclaim;
     assert_eq!((reclaim.callback, reclaim.refused), (1, 0), "{reclaim:?}");
-    // A second time there is nothing to free.
+    // The second time, the callback has nothing to free.
     let rest = take_all(&context, half);
     let error = pool.allocate_bytes(unit).unwrap_err();
     let state = error.source().unwrap().downcast_ref::<Exhausted>().unwrap();

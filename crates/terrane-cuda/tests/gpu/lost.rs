@@ -1,4 +1,4 @@
-//! A kernel writes where it must not, and the context is lost: in a process of its own.
+//! A kernel writes to an invalid address and loses the context, in a child process.
 
 use std::ffi::{CString, c_void};
 use std::ptr;
@@ -15,7 +15,7 @@ use terrane_testkit::process::in_child;
 
 use crate::needs::{LITTLE, device};
 
-/// Writes to an address that nothing is at.
+/// Writes to an address without memory.
 const PTX: &str = "
 .version 7.0
 .target sm_50
@@ -43,7 +43,7 @@ fn poke(stream: &Stream) {
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     let none = ptr::null_mut();
     let stream = stream.handle().cast();
-    // SAFETY: the kernel takes no argument, and what it does is what the test is about.
+    // SAFETY: the kernel has no parameter, and the test is about its effect.
     let code = unsafe {
         sys::cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, none, ptr::null_mut())
     };
@@ -51,9 +51,9 @@ fn poke(stream: &Stream) {
 }
 
 #[test]
-fn a_lost_context_is_said_by_every_call_and_drops_in_peace() {
-    in_child("lost::a_lost_context_is_said_by_every_call_and_drops_in_peace", || {
-        let name = "lost::a_lost_context_is_said_by_every_call_and_drops_in_peace";
+fn every_call_reports_a_lost_context_and_drops_do_not_panic() {
+    in_child("lost::every_call_reports_a_lost_context_and_drops_do_not_panic", || {
+        let name = "lost::every_call_reports_a_lost_context_and_drops_do_not_panic";
         let Some(context) = device(name, LITTLE) else { return };
         let request = RegionRequest::new(ByteCount::mib(4));
         let allocator = DeviceAllocator::new(&context);

@@ -1,5 +1,5 @@
-//! Tests that need a device. Each declares its needs; where they are not met, it prints
-//! `skipped: NAME: REASON`. Run one at a time (`--test-threads=1`): some take all there is.
+//! Tests that need a device. Each test declares its needs. If they are not met, it prints `skipped:
+//! NAME: REASON`. Run one test at a time (`--test-threads=1`), because some allocate all memory.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

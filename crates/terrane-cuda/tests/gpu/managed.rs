@@ -21,8 +21,8 @@ fn manager(context: &Context, streams: &CudaStreams) -> MemoryManager<DeviceAllo
 }
 
 #[test]
-fn a_budget_holds_and_a_refusal_names_what_is_live() {
-    let name = "a_budget_holds_and_a_refusal_names_what_is_live";
+fn a_budget_is_enforced_and_a_refusal_names_the_live_blocks() {
+    let name = "a_budget_is_enforced_and_a_refusal_names_the_live_blocks";
     let Some(context) = device(name, LITTLE) else { return };
     let manager = manager(&context, &CudaStreams::new(&context));
     let window = manager.window();
@@ -44,15 +44,15 @@ fn a_budget_holds_and_a_refusal_names_what_is_live() {
     assert_eq!((totals.total.count, totals.failed), (2, 1));
     assert_eq!(context.usage().device.count, 0);
 
-    // Nothing is a legal amount, and costs the driver nothing.
+    // Zero bytes are valid, and need no driver call.
     let nothing = manager.allocate_slice::<u64>(0).unwrap();
     assert!(nothing.is_empty() && nothing.as_bytes().is_empty());
     assert_eq!(context.usage().device.count, 0);
 }
 
 #[test]
-fn bytes_are_reinterpreted_where_they_lie() {
-    let name = "bytes_are_reinterpreted_where_they_lie";
+fn bytes_are_reinterpreted_in_place() {
+    let name = "bytes_are_reinterpreted_in_place";
     let Some(context) = device(name, LITTLE) else { return };
     let manager = manager(&context, &CudaStreams::new(&context));
     let access = OnDevice::new(&context);
@@ -76,8 +76,8 @@ fn bytes_are_reinterpreted_where_they_lie() {
 }
 
 #[test]
-fn a_block_goes_back_when_the_streams_that_use_it_have_come_past() {
-    let name = "a_block_goes_back_when_the_streams_that_use_it_have_come_past";
+fn a_block_is_freed_after_the_streams_that_use_it() {
+    let name = "a_block_is_freed_after_the_streams_that_use_it";
     let Some(context) = device(name, LITTLE) else { return };
     let streams = CudaStreams::new(&context);
     let manager = manager(&context, &streams);
@@ -89,7 +89,7 @@ fn a_block_goes_back_when_the_streams_that_use_it_have_come_past() {
     for (id, access) in [(ids[0], Access::Write), (ids[1], Access::Read), (ids[1], Access::Write)] {
         let stream = streams.get(id).unwrap();
         for round in 0..10 {
-            // SAFETY: the block is alive until both streams are done; what is in it does not
+            // SAFETY: the block is alive until both streams have finished. Its contents do not
             // matter.
             unsafe { stream.fill(block.location(), round, block.bytes()) }.unwrap();
         }
@@ -97,7 +97,7 @@ fn a_block_goes_back_when_the_streams_that_use_it_have_come_past() {
     }
     assert_eq!(block.block().uses().len(), 2, "one entry for each stream");
     drop(block);
-    // Whether the streams are done by now or not, the memory is there until they are.
+    // The memory exists until the streams have finished.
     let state = manager.identity(handle).unwrap().state;
     assert!(state == Lifecycle::PendingFree || state == Lifecycle::Freed);
     for id in ids {

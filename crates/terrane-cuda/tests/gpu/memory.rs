@@ -1,4 +1,4 @@
-//! Every kind of memory keeps the rules of all memory and of all allocators.
+//! Every kind of memory passes the conformance suites of memory and of allocators.
 
 use terrane_core::Requirement;
 use terrane_core::{Alignment, Allocate, AllocateError, ByteCount, Memory, RegionRequest};
@@ -10,14 +10,14 @@ use terrane_testkit::pattern::PieceAccess;
 
 use crate::needs::{LITTLE, OnDevice, device};
 
-/// An allocator that a function makes.
-struct Made<F> {
+/// An allocator from a function.
+struct FromFunction<F> {
     make: F,
     access: OnDevice,
     strictest: Alignment,
 }
 
-impl<A: Allocate, F: Fn() -> A> AllocatorFixture for Made<F> {
+impl<A: Allocate, F: Fn() -> A> AllocatorFixture for FromFunction<F> {
     type Allocator = A;
 
     fn allocator(&self) -> A {
@@ -34,7 +34,7 @@ impl<A: Allocate, F: Fn() -> A> AllocatorFixture for Made<F> {
 }
 
 fn check<A: Allocate>(context: &Context, strictest: Alignment, make: impl Fn() -> A) {
-    check_allocator(&Made { make, access: OnDevice::new(context), strictest });
+    check_allocator(&FromFunction { make, access: OnDevice::new(context), strictest });
     assert_eq!(context.lost(), None);
     assert_eq!(context.failed_drops(), 0);
 }
@@ -72,8 +72,10 @@ fn pinned_memory_of_the_driver_conforms() {
 }
 
 #[test]
-fn what_can_never_be_had_is_refused_as_such() {
-    let Some(context) = device("what_can_never_be_had_is_refused_as_such", LITTLE) else { return };
+fn impossible_requests_are_refused_as_impossible() {
+    let Some(context) = device("impossible_requests_are_refused_as_impossible", LITTLE) else {
+        return;
+    };
     let device = DeviceAllocator::new(&context);
     let (_, total) = context.memory().unwrap();
     let more = total.checked_add(ByteCount::gib(64)).unwrap();
@@ -86,14 +88,14 @@ fn what_can_never_be_had_is_refused_as_such() {
 }
 
 #[test]
-fn a_pool_keeps_what_its_threshold_says_and_can_be_trimmed() {
-    let name = "a_pool_keeps_what_its_threshold_says_and_can_be_trimmed";
+fn a_pool_keeps_memory_up_to_its_threshold_and_can_be_trimmed() {
+    let name = "a_pool_keeps_memory_up_to_its_threshold_and_can_be_trimmed";
     let Some(context) = device(name, LITTLE) else { return };
     let request = RegionRequest::new(ByteCount::mib(48));
     let kept = |threshold: ByteCount| {
         let pool = DevicePool::new(&context, threshold).unwrap();
         drop(pool.allocate(&request).unwrap());
-        // Waits for the pool's stream, which is when a pool without a threshold gives back.
+        // Synchronises the pool's stream, at which a pool without a threshold frees its memory.
         let second = pool.allocate(&RegionRequest::new(ByteCount::new(1))).unwrap();
         assert!(pool.in_use().unwrap() >= second.length());
         drop(second);

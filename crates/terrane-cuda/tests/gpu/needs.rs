@@ -10,32 +10,32 @@ use terrane_testkit::pattern::{InProcess, PieceAccess};
 /// The needs of a test.
 #[derive(Clone, Copy)]
 pub struct Needs {
-    /// Bytes of the device, of each where there are two, that are free.
+    /// Free bytes of the device; with two devices, of each.
     pub device: ByteCount,
-    /// Bytes of the host that are available.
+    /// Available bytes of the host.
     pub host: ByteCount,
 }
 
-/// A few MiB of either.
+/// A few MiB of each.
 pub const LITTLE: Needs = Needs { device: ByteCount::mib(64), host: ByteCount::mib(64) };
 
-/// The first device, or `None` after having said what is missing.
+/// Returns the first device. If a need is not met, prints the skip and returns `None`.
 pub fn device(test: &str, needs: Needs) -> Option<Context> {
     machine::or_skipped(test, check(0, needs))
 }
 
-/// As [`device`], but one that can run the copy kernels, by its driver and by itself.
+/// Like [`device`], for a device and a driver that can run the copy kernels.
 pub fn device_with_kernels(test: &str, needs: Needs) -> Option<Context> {
     machine::or_skipped(test, check_with_kernels(needs))
 }
 
-/// As [`device_with_kernels`], and a second device, which has to have what is needed as well.
+/// Like [`device_with_kernels`], with a second device that meets the same needs.
 pub fn two_devices(test: &str, needs: Needs) -> Option<[Context; 2]> {
     machine::or_skipped(test, check_two(needs))
 }
 
-/// As [`device`], but not one that is simulated: for what is measured, for what takes as much memory
-/// as a device has, and for work that has to take its time.
+/// Like [`device`], without simulated devices: for measurements, for tests that allocate all
+/// memory, and for work that must take time.
 pub fn real_device(test: &str, needs: Needs) -> Option<Context> {
     let context = device(test, needs)?;
     if is_simulated(&context) {
@@ -50,7 +50,7 @@ pub fn is_simulated(context: &Context) -> bool {
     context.device().name == "Terrane Simulated Device"
 }
 
-/// The first driver that takes the PTX of the kernels.
+/// The first driver that accepts the PTX of the kernels.
 const OLDEST_WITH_KERNELS: DriverVersion = DriverVersion { major: 12, minor: 0 };
 
 fn check_two(needs: Needs) -> Result<[Context; 2], BoxedCause> {
@@ -71,7 +71,7 @@ fn check_with_kernels(needs: Needs) -> Result<Context, BoxedCause> {
     Ok(context)
 }
 
-/// A device, or what is missing of it or of the host.
+/// Returns the device, or the unmet need.
 fn check(number: u32, needs: Needs) -> Result<Context, BoxedCause> {
     let context = Context::primary(DeviceId::new(number))
         .map_err(|error| format!("device {number} needed: {error}"))?;
@@ -81,7 +81,7 @@ fn check(number: u32, needs: Needs) -> Result<Context, BoxedCause> {
     Ok(context)
 }
 
-/// Reaches device memory by copies on a stream, and everything else as this process does.
+/// Accesses device memory by copies on a stream, and all other memory directly.
 pub struct OnDevice(pub Stream);
 
 impl OnDevice {
@@ -93,33 +93,33 @@ impl OnDevice {
 impl PieceAccess for OnDevice {
     unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause> {
         if !matches!(at, Location::Device { .. }) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             return unsafe { InProcess.read(at, bytes) };
         }
         let length = ByteCount::from_usize(bytes.len());
         let to = HostAddress::new(std::ptr::NonNull::from(bytes).cast::<u8>());
-        // SAFETY: the caller's promise, and the buffer outlives the wait.
+        // SAFETY: the caller guarantees the span, and the buffer outlives the wait.
         unsafe { self.0.copy(at, Location::Host(to), length) }?;
         Ok(self.0.synchronize()?)
     }
 
     unsafe fn write(&self, at: Location, bytes: &[u8]) -> Result<(), BoxedCause> {
         if !matches!(at, Location::Device { .. }) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             return unsafe { InProcess.write(at, bytes) };
         }
         let from = HostAddress::new(std::ptr::NonNull::from(bytes).cast::<u8>());
         let length = ByteCount::from_usize(bytes.len());
-        // SAFETY: the caller's promise, and the buffer outlives the wait.
+        // SAFETY: the caller guarantees the span, and the buffer outlives the wait.
         unsafe { self.0.copy(Location::Host(from), at, length) }?;
         Ok(self.0.synchronize()?)
     }
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn unmet_needs_are_named() {
     let nothing = Needs { device: ByteCount::ZERO, host: ByteCount::ZERO };
-    let Some(_context) = device("what_is_missing_is_named", nothing) else { return };
+    let Some(_context) = device("unmet_needs_are_named", nothing) else { return };
     let all = ByteCount::new(u64::MAX);
     for (number, needs, missing) in [
         (0, Needs { device: all, ..nothing }, "of device 0's memory needed"),
@@ -131,13 +131,15 @@ fn what_is_missing_is_named() {
     }
 }
 
-/// The free memory of the second device, not of the first one.
+/// The free memory of the second device counts, not that of the first.
 #[test]
 fn a_second_device_that_is_full_is_named() {
     let name = "a_second_device_that_is_full_is_named";
     let Some([context, peer]) = two_devices(name, LITTLE) else { return };
     if !is_simulated(&peer) {
-        return eprintln!("skipped: {name}: a real device is not filled, others may be using it");
+        return eprintln!(
+            "skipped: {name}: a real device is not filled, because others may use it"
+        );
     }
     let (free, _) = peer.memory().unwrap();
     let most = free.checked_sub(ByteCount::mib(32)).unwrap();

@@ -1,4 +1,4 @@
-//! Beside another CUDA library in one process: threads, its streams, its memory.
+//! Another CUDA library in the same process: threads, its streams, its memory.
 
 use std::sync::Arc;
 use std::thread;
@@ -24,8 +24,8 @@ fn current() -> sys::CUcontext {
 }
 
 #[test]
-fn the_probe_says_what_there_is() {
-    let Some(context) = device("the_probe_says_what_there_is", LITTLE) else { return };
+fn the_probe_lists_the_devices() {
+    let Some(context) = device("the_probe_lists_the_devices", LITTLE) else { return };
     let found = probe().unwrap();
     eprintln!("{found:?}");
     assert_eq!(&found.devices[0], context.device());
@@ -63,10 +63,10 @@ fn every_thread_may_call_and_keeps_its_own_context() {
                     let piece = Piece { block: number, layer: round, outer: 0 };
                     let mut bytes = vec![0; 1 << 20];
                     pattern.write(piece, 0, &mut bytes);
-                    // SAFETY: no other code uses this thread's memory.
+                    // SAFETY: only this thread uses the memory.
                     unsafe { own.write(from.location(), &bytes) }.unwrap();
                     let stream = if round % 2 == 0 { shared } else { &own.0 };
-                    // SAFETY: as above, and the stream is waited for.
+                    // SAFETY: as above, and the stream is synchronised.
                     unsafe { stream.copy(from.location(), on_device.location(), request.bytes) }
                         .unwrap();
                     // SAFETY: as above.
@@ -77,7 +77,7 @@ fn every_thread_may_call_and_keeps_its_own_context() {
                     // SAFETY: the copies have run.
                     unsafe { own.read(to.location(), &mut bytes) }.unwrap();
                     assert_eq!(pattern.mismatches(piece, 0, &bytes), 0);
-                    assert!(current().is_null(), "the thread's context is its own affair");
+                    assert!(current().is_null(), "the thread's current context is unchanged");
                 }
             });
         }
@@ -86,8 +86,8 @@ fn every_thread_may_call_and_keeps_its_own_context() {
 }
 
 #[test]
-fn streams_and_memory_of_cudarc_are_taken() {
-    let name = "streams_and_memory_of_cudarc_are_taken";
+fn streams_and_memory_of_cudarc_are_accepted() {
+    let name = "streams_and_memory_of_cudarc_are_accepted";
     let Some(context) = device(name, LITTLE) else { return };
     let theirs = CudaContext::new(0).unwrap();
     let before = current();
@@ -115,13 +115,13 @@ fn streams_and_memory_of_cudarc_are_taken() {
     let alias = pinned.device_alias().unwrap();
     assert!(context.device_span(alias, length).is_err(), "that is the host's memory");
 
-    // SAFETY: the span is the slice's, which is the owner.
+    // SAFETY: the slice is the owner, and the span is its memory.
     let memory = unsafe { ForeignMemory::new(span, slice) };
     let handle = stream.cu_stream().cast();
     // SAFETY: the stream is alive for as long as its owner.
     let borrowed = unsafe { Stream::borrow(&context, handle, Arc::clone(&stream)) }.unwrap();
     assert!(borrowed.is_borrowed());
-    // SAFETY: both are alive until the stream has been waited for.
+    // SAFETY: both are alive until the stream has been synchronised.
     unsafe { borrowed.copy(memory.location(), pinned.location(), length) }.unwrap();
     let streams = CudaStreams::new(&context);
     let id = streams.add(borrowed).unwrap();
@@ -133,7 +133,11 @@ fn streams_and_memory_of_cudarc_are_taken() {
     unsafe { OnDevice::new(&context).read(pinned.location(), &mut seen) }.unwrap();
     assert!(seen == numbers);
     drop((streams, fence));
-    assert_eq!(Arc::strong_count(&stream), 2, "the slice's and ours: the borrowed one is gone");
+    assert_eq!(
+        Arc::strong_count(&stream),
+        2,
+        "the slice and this test; the borrowed stream has dropped"
+    );
     stream.synchronize().expect("a borrowed stream is not destroyed");
     assert_eq!(current(), before, "cudarc's context is still current");
     theirs.check_err().expect("nothing was left for the next caller");

@@ -1,4 +1,5 @@
-//! Pinned memory near its device: bound to the node that sysfs gives the device, and reported.
+//! Pinned memory near its device: bound to the NUMA node that sysfs reports for the device, and
+//! reported.
 
 use std::fs;
 
@@ -14,11 +15,10 @@ use terrane_storage::{NumaTopology, StorageError};
 
 use crate::needs::{LITTLE, device};
 
-/// A number that no machine's node has.
-const NOWHERE: u32 = 1000;
+/// A node number that no machine has.
+const MISSING_NODE: u32 = 1000;
 
-/// A machine with these nodes (`"0-1"`), whose firmware says which one the device is attached to, or
-/// does not say.
+/// A machine with these nodes (`"0-1"`). Its firmware reports the device's node, or does not.
 fn machine(context: &Context, nodes: &str, of_device: Option<u32>) -> (TempDir, NumaTopology) {
     let root = tempfile::tempdir().unwrap();
     let write = |file: String, text: String| {
@@ -45,8 +45,8 @@ fn near(context: &Context, topology: &NumaTopology, requirement: Requirement) ->
     PinnedAllocator::with_topology(context, options, topology.clone()).unwrap()
 }
 
-/// Memory that came up at once, and memory that came up in the background, with what that reported
-/// before it was up.
+/// Memory that was prepared at once, and memory that was prepared in the background, with the early
+/// report of the latter.
 fn both_ways(
     allocator: &PinnedAllocator,
 ) -> Result<([PinnedMemory; 2], CapabilityReport), CudaError> {
@@ -59,7 +59,7 @@ fn both_ways(
     Ok(([at_once, rising], early))
 }
 
-/// How each way to bring memory up is refused, and how the trait says it.
+/// The refusals of both ways to prepare memory, and of the trait's method.
 fn refusals(allocator: &PinnedAllocator) -> ([CudaError; 2], AllocateError) {
     let request = RegionRequest::new(ByteCount::mib(6));
     let at_once = allocator.allocate_memory(&request).unwrap_err();
@@ -67,8 +67,8 @@ fn refusals(allocator: &PinnedAllocator) -> ([CudaError; 2], AllocateError) {
     ([at_once, in_background], allocator.allocate(&request).unwrap_err())
 }
 
-/// The outcome of the NUMA node, which is the same in all reports.
-fn said(memories: &[PinnedMemory; 2], early: &CapabilityReport) -> CapabilityStatus {
+/// The status of the NUMA binding, which is equal in all reports.
+fn numa_status(memories: &[PinnedMemory; 2], early: &CapabilityReport) -> CapabilityStatus {
     let [at_once, rising] = memories.each_ref().map(Memory::capabilities);
     let status =
         at_once.status(&Capability::NumaBinding).expect("the requirement has an outcome").clone();
@@ -81,8 +81,7 @@ fn said(memories: &[PinnedMemory; 2], early: &CapabilityReport) -> CapabilitySta
     status
 }
 
-/// The kernel's policy for memory: `"bind:0"`. It shows mappings of one policy that lie side by
-/// side as one.
+/// The kernel's memory policy: `"bind:0"`. The kernel merges adjacent mappings of one policy.
 fn policy(memory: &PinnedMemory) -> Option<String> {
     let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
     let mut mappings = maps.lines().filter_map(|line| {
@@ -106,7 +105,7 @@ fn assert_all_gone(context: &Context) {
 fn pinned_memory_is_bound_to_the_node_of_its_device() {
     let name = "pinned_memory_is_bound_to_the_node_of_its_device";
     let Some(context) = device(name, LITTLE) else { return };
-    // The node that sysfs names, and the only one where it names none.
+    // The node that sysfs reports, or else the only node.
     for (nodes, of_device) in [("0-1", Some(0)), ("0", None)] {
         let (_root, topology) = machine(&context, nodes, of_device);
         for requirement in [Requirement::Preferred, Requirement::Required] {
@@ -114,12 +113,12 @@ fn pinned_memory_is_bound_to_the_node_of_its_device() {
                 Ok(brought) => brought,
                 Err(error) => return skip_without_binding(name, requirement, &error),
             };
-            match said(&memories, &early) {
+            match numa_status(&memories, &early) {
                 CapabilityStatus::Granted => {
                     let found = memories.each_ref().map(policy);
                     assert_eq!(found, [(); 2].map(|()| Some("bind:0".to_owned())));
                 }
-                // A container may be kept from it.
+                // A container may not permit the binding.
                 CapabilityStatus::Refused(reason @ Reason::Os(_))
                     if requirement == Requirement::Preferred =>
                 {
@@ -132,7 +131,7 @@ fn pinned_memory_is_bound_to_the_node_of_its_device() {
     assert_all_gone(&context);
 }
 
-/// A container may be kept from binding memory; then what is required is this error.
+/// Prints a skip if a container does not permit the required binding, which is this error.
 fn skip_without_binding(test: &str, requirement: Requirement, error: &CudaError) {
     let CudaError::HostMemory { source } = error else { panic!("{error}") };
     let StorageError::Capability(missing) = &**source else { panic!("{error}") };
@@ -145,14 +144,14 @@ fn skip_without_binding(test: &str, requirement: Requirement, error: &CudaError)
     eprintln!("skipped: {test}: {error}");
 }
 
-/// It is the device's node that is asked for: where the kernel has no such node, it says so.
+/// The device's node is requested: if the kernel has no such node, the refusal is reported.
 #[test]
-fn a_node_that_is_not_there_is_reported_or_an_error() {
-    let name = "a_node_that_is_not_there_is_reported_or_an_error";
+fn a_node_that_does_not_exist_is_reported_or_an_error() {
+    let name = "a_node_that_does_not_exist_is_reported_or_an_error";
     let Some(context) = device(name, LITTLE) else { return };
-    let (_root, topology) = machine(&context, "0,1000", Some(NOWHERE));
+    let (_root, topology) = machine(&context, "0,1000", Some(MISSING_NODE));
     let (memories, early) = both_ways(&near(&context, &topology, Requirement::Preferred)).unwrap();
-    let status = said(&memories, &early);
+    let status = numa_status(&memories, &early);
     assert!(matches!(status, CapabilityStatus::Refused(Reason::Os(_))), "{status:?}");
     drop(memories);
 
@@ -171,17 +170,17 @@ fn a_device_without_a_node_is_reported_or_an_error() {
     let name = "a_device_without_a_node_is_reported_or_an_error";
     let Some(context) = device(name, LITTLE) else { return };
     let (_root, two) = machine(&context, "0-1", None);
-    // Not even how many nodes there are is known.
+    // Not even the number of nodes is known.
     let nothing = NumaTopology::read_from(tempfile::tempdir().unwrap().path());
     assert!(nothing.gap().is_some());
     for topology in [two, nothing] {
         let (memories, early) =
             both_ways(&near(&context, &topology, Requirement::Preferred)).unwrap();
-        let status = said(&memories, &early);
+        let status = numa_status(&memories, &early);
         let CapabilityStatus::Refused(Reason::Needs(what)) = status else { panic!("{status:?}") };
         assert!(what.contains("the device's node"), "{what}");
         let (memories, early) = both_ways(&near(&context, &topology, Requirement::Off)).unwrap();
-        assert_eq!(said(&memories, &early), CapabilityStatus::NotTried);
+        assert_eq!(numa_status(&memories, &early), CapabilityStatus::NotTried);
         drop(memories);
 
         let required = near(&context, &topology, Requirement::Required);

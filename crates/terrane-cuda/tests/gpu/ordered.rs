@@ -1,4 +1,4 @@
-//! Device memory in the order of streams, from a pool of the driver's.
+//! Device memory in the order of streams, from a driver pool.
 
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, RegionRequest};
 use terrane_cuda::{DevicePool, Event, PinnedAllocator, PinnedOptions, Stream, Timing};
@@ -22,13 +22,14 @@ fn memory_is_used_and_freed_in_the_order_of_its_stream() {
         assert!(scratch.location().alignment() >= Alignment::PAGE);
         let offset = slot.checked_mul("round", u64::from(round)).unwrap();
         let out = seen.location().checked_add(offset).unwrap();
-        // SAFETY: used in the order of its stream, and the rest lives until that is waited for.
+        // SAFETY: used in the order of its stream. All other memory lives until the stream has been
+        // synchronised.
         unsafe { stream.fill(scratch.location(), !round, scratch.length()) }.unwrap();
         // SAFETY: as above.
         unsafe { stream.fill(scratch.location(), round, scratch.length()) }.unwrap();
         // SAFETY: as above.
         unsafe { stream.copy(scratch.location(), out, slot) }.unwrap();
-        // Nothing was waited for: it goes when the stream comes there.
+        // Nothing has waited: the memory is freed when the stream reaches the free.
         drop(scratch);
     }
     for stream in &streams {
@@ -47,8 +48,8 @@ fn memory_is_used_and_freed_in_the_order_of_its_stream() {
 }
 
 #[test]
-fn settled_memory_is_good_for_every_stream() {
-    let Some(context) = device("settled_memory_is_good_for_every_stream", LITTLE) else { return };
+fn settled_memory_is_usable_on_every_stream() {
+    let Some(context) = device("settled_memory_is_usable_on_every_stream", LITTLE) else { return };
     let pool = DevicePool::new(&context, ByteCount::mib(64)).unwrap();
     let [first, second] = [(); 2].map(|()| Stream::new(&context).unwrap());
     let request = RegionRequest::new(ByteCount::mib(1));
@@ -59,19 +60,19 @@ fn settled_memory_is_good_for_every_stream() {
     let memory = ordered.settle().unwrap();
     assert_eq!((memory.address(), memory.length()), (address, request.bytes));
     assert_eq!(context.usage().pooled.count, 1);
-    // SAFETY: the memory lives until the stream has been waited for.
+    // SAFETY: the memory lives until the stream has been synchronised.
     unsafe { second.fill(memory.location(), 9, request.bytes) }.unwrap();
     second.synchronize().unwrap();
     drop(memory);
 
-    // Freed on another stream than its own, which waits for it.
+    // Freed on another stream, which waits for the memory's own stream.
     let ordered = pool.allocate_on(&first, &request).unwrap();
     // SAFETY: in the order of its stream.
     unsafe { first.fill(ordered.location(), 1, request.bytes) }.unwrap();
     let event = Event::new(&context, Timing::Off).unwrap();
     event.record(&first).unwrap();
     second.wait_for(&event).unwrap();
-    // SAFETY: after what the event marks.
+    // SAFETY: after the work that the event marks.
     unsafe { second.fill(ordered.location(), 2, request.bytes) }.unwrap();
     ordered.free_on(&second).unwrap();
     second.synchronize().unwrap();
@@ -80,7 +81,7 @@ fn settled_memory_is_good_for_every_stream() {
     assert!(nothing.length().is_zero() && nothing.stream().is_idle().unwrap());
     drop(nothing);
     assert_eq!(context.usage().pooled.count, 0);
-    // Waits for the pool's own stream, on which settled memory is freed.
+    // Synchronises the pool's own stream, on which settled memory is freed.
     pool.trim(ByteCount::ZERO).unwrap();
     assert_eq!(pool.in_use().unwrap(), ByteCount::ZERO);
     assert_eq!((context.failed_drops(), context.lost()), (0, None));

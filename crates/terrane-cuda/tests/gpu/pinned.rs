@@ -1,4 +1,5 @@
-//! Pinned memory: registered in chunks, reached by the device, and faster up than the driver's.
+//! Pinned memory: registered in chunks, accessed by the device, and allocated faster than by the
+//! driver.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ fn the_device_reads_and_writes_it_at_its_alias() {
 
     let stream = Stream::new(&context).unwrap();
     let at = Location::Device { device: context.device().id, address: alias };
-    // SAFETY: the memory is alive until the stream has been waited for.
+    // SAFETY: the memory is alive until the stream has been synchronised.
     unsafe { stream.fill(at, 0xA5, memory.length()) }.unwrap();
     stream.synchronize().unwrap();
     // SAFETY: no other code uses the memory any more.
@@ -50,8 +51,8 @@ fn the_device_reads_and_writes_it_at_its_alias() {
 }
 
 #[test]
-fn chunks_are_registered_apart_and_reached_as_one() {
-    let name = "chunks_are_registered_apart_and_reached_as_one";
+fn chunks_are_registered_separately_and_accessed_as_one_span() {
+    let name = "chunks_are_registered_separately_and_accessed_as_one_span";
     let Some(context) = device(name, LITTLE) else { return };
     let chunk = ByteCount::mib(4);
     let options = PinnedOptions {
@@ -75,30 +76,31 @@ fn chunks_are_registered_apart_and_reached_as_one() {
         let length = chunk.min(memory.length().checked_sub(offset).unwrap());
         let from = memory.location().checked_add(offset).unwrap();
         let to = on_device.location().checked_add(offset).unwrap();
-        // SAFETY: both are alive until the stream has been waited for.
+        // SAFETY: both are alive until the stream has been synchronised.
         unsafe { stream.copy(from, to, length) }.unwrap();
         offset = offset.checked_add(length).unwrap();
     }
     let mut back = vec![0; bytes.len()];
     let to = terrane_core::HostAddress::new(std::ptr::NonNull::from(&mut back[0]));
-    // SAFETY: both are alive until the stream has been waited for.
+    // SAFETY: both are alive until the stream has been synchronised.
     unsafe { stream.copy(on_device.location(), Location::Host(to), memory.length()) }.unwrap();
     stream.synchronize().unwrap();
-    assert!(back == bytes, "some chunk's bytes are not those that were written");
+    assert!(back == bytes, "the bytes of some chunk differ from the written ones");
 
-    // Why a unit is not split: what the driver makes of a copy from one chunk into the next.
+    // The reason why a unit is not split: the driver's result for a copy from one chunk into the
+    // next.
     let across = memory.location().checked_add(ByteCount::mib(3)).unwrap();
-    // SAFETY: both are alive until the stream has been waited for.
+    // SAFETY: both are alive until the stream has been synchronised.
     let crossed = unsafe { stream.copy(across, on_device.location(), ByteCount::mib(2)) };
     eprintln!("a copy across two registrations: {crossed:?}");
     stream.synchronize().unwrap();
     assert!(!crossed.is_err_and(|error| error.is_device_lost()));
 }
 
-/// Blocks of 1.5 MiB, which 4 MiB hold two of, and blocks that fit no registration.
+/// Blocks of 1.5 MiB, two of which fit into 4 MiB, and blocks that are larger than a registration.
 #[test]
-fn a_layout_s_blocks_are_not_split_by_registrations() {
-    let name = "a_layout_s_blocks_are_not_split_by_registrations";
+fn registrations_do_not_split_the_blocks_of_a_layout() {
+    let name = "registrations_do_not_split_the_blocks_of_a_layout";
     let Some(context) = device(name, LITTLE) else { return };
     let options = PinnedOptions {
         registration: Requirement::Required,
@@ -129,8 +131,11 @@ fn a_layout_s_blocks_are_not_split_by_registrations() {
 }
 
 #[test]
-fn it_comes_and_goes_without_a_trace() {
-    let Some(context) = device("it_comes_and_goes_without_a_trace", LITTLE) else { return };
+fn allocating_and_freeing_pinned_memory_leaves_nothing() {
+    let Some(context) = device("allocating_and_freeing_pinned_memory_leaves_nothing", LITTLE)
+    else {
+        return;
+    };
     let pinned = registered(&context);
     for _ in 0..100 {
         drop(pinned.allocate(&RegionRequest::new(ByteCount::mib(4))).unwrap());
@@ -139,8 +144,8 @@ fn it_comes_and_goes_without_a_trace() {
 }
 
 #[test]
-fn what_is_not_granted_is_reported_or_refused() {
-    let name = "what_is_not_granted_is_reported_or_refused";
+fn capabilities_that_are_not_granted_are_reported_or_an_error() {
+    let name = "capabilities_that_are_not_granted_are_reported_or_an_error";
     let Some(context) = device(name, LITTLE) else { return };
     let request = RegionRequest::new(ByteCount::mib(4));
     let combined = |registration| {
@@ -184,7 +189,7 @@ fn bring_up_of_8_gib_beside_the_drivers_own() {
     let of_driver = PinnedAllocator::new(&context, options).unwrap();
     let registered = registered(&context);
     let (mut ours, mut theirs, mut raw) = (Vec::new(), Vec::new(), Vec::new());
-    // The first round is not counted: a virtual machine gets its memory as it touches it.
+    // The first round is a warm-up: a virtual machine gets its memory on the first touch.
     for round in 0..4 {
         let started = Instant::now();
         let memory = registered.allocate(&request).unwrap();
@@ -211,7 +216,7 @@ fn bring_up_of_8_gib_beside_the_drivers_own() {
     );
 }
 
-/// How long the driver takes by itself.
+/// The time of the driver's own allocation.
 fn raw_host_alloc(bytes: ByteCount) -> Duration {
     use cudarc::driver::sys;
     let context = cudarc::driver::CudaContext::new(0).unwrap();
@@ -246,7 +251,7 @@ fn one_contiguous_copy_each_way() {
             let before = Event::new(&context, Timing::On).unwrap();
             let after = Event::new(&context, Timing::On).unwrap();
             before.record(&stream).unwrap();
-            // SAFETY: both are alive until the event has been waited for.
+            // SAFETY: both are alive until the event has completed.
             unsafe { stream.copy(from, to, request.bytes) }.unwrap();
             after.record(&stream).unwrap();
             after.wait().unwrap();

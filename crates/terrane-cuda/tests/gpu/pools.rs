@@ -10,8 +10,8 @@ use terrane_testkit::pattern::{InProcess, PieceAccess};
 
 use crate::needs::{Needs, device};
 
-/// A stream copies out what it wrote last to its block, whichever stream had the block before or
-/// gets it next.
+/// A stream copies out its own last write to its block, whichever stream used the block before or
+/// after.
 #[test]
 fn blocks_change_hands_in_the_order_of_streams() {
     let needs = Needs { device: ByteCount::gib(2), host: ByteCount::mib(64) };
@@ -36,11 +36,12 @@ fn blocks_change_hands_in_the_order_of_streams() {
         let offset = slot.checked_mul("round", u64::from(round)).unwrap();
         let out = seen.location().checked_add(offset).unwrap();
         places.insert(block.location().to_string());
-        // SAFETY: the block is this stream's until it is released on it.
+        // SAFETY: the block belongs to this stream until it is released on it.
         unsafe { stream.fill(block.location(), !round, bytes) }.unwrap();
         // SAFETY: as above.
         unsafe { stream.fill(block.location(), round, bytes) }.unwrap();
-        // SAFETY: as above, and the pinned memory is alive until all streams have been waited for.
+        // SAFETY: as above, and the pinned memory is alive until all streams have been
+        // synchronised.
         unsafe { stream.copy(block.location(), out, slot) }.unwrap();
         block.record_use(id, Access::Write).unwrap();
         block.release_on(id).map_err(|(_, error)| error).unwrap();
@@ -62,12 +63,12 @@ fn blocks_change_hands_in_the_order_of_streams() {
 }
 
 #[test]
-fn a_pool_over_the_drivers_pool_gives_back_when_memory_is_out() {
+fn a_pool_above_the_drivers_pool_trims_it_when_memory_runs_out() {
     let needs = Needs { device: ByteCount::gib(2), host: ByteCount::mib(64) };
-    let name = "a_pool_over_the_drivers_pool_gives_back_when_memory_is_out";
+    let name = "a_pool_above_the_drivers_pool_trims_it_when_memory_runs_out";
     let Some(context) = device(name, needs) else { return };
     let driver_pool = DevicePool::new(&context, ByteCount::new(u64::MAX)).unwrap();
-    // The driver's pool holds almost everything, none of it in use.
+    // The driver's pool has almost all memory, and none of it is in use.
     let (free, _) = context.memory().unwrap();
     let most = free.checked_sub(ByteCount::gib(1)).unwrap();
     drop(driver_pool.allocate(&RegionRequest::new(most)).unwrap());

@@ -1,4 +1,4 @@
-//! The progress of pinned memory: it says ready when the memory is registered, and not before.
+//! The progress of pinned memory: it reports memory as ready once it is registered, and not before.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tracing::Subscriber;
 use crate::faults;
 use crate::needs::{LITTLE, device};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const PART: ByteCount = ByteCount::mib(4);
 const PARTS: u64 = 6;
 const OUT_OF_MEMORY: DriverCode = DriverCode::OUT_OF_MEMORY;
@@ -64,13 +64,13 @@ fn memory_is_ready_when_all_of_it_is_registered() {
         assert!(during.iter().all(|&at| at == [total, before, total]), "{during:?}");
         assert_eq!(seen(&progress), [total; 3]);
         drop(memory);
-        assert_eq!(seen(&progress), [total; 3], "what has come up stays so");
+        assert_eq!(seen(&progress), [total; 3], "ready memory stays ready");
     }
 }
 
 #[test]
-fn in_the_background_what_is_registered_is_ready() {
-    let name = "progress::in_the_background_what_is_registered_is_ready";
+fn in_the_background_registered_memory_is_ready() {
+    let name = "progress::in_the_background_registered_memory_is_ready";
     in_child(name, || {
         let Some(context) = device(name, LITTLE) else { return };
         let progress = Progress::default();
@@ -83,11 +83,11 @@ fn in_the_background_what_is_registered_is_ready() {
         tracing::subscriber::set_global_default(look).unwrap();
         let pinned = in_parts(&context, Requirement::Required, &progress);
         let (_memory, bring_up) = pinned.allocate_in_background(&request()).unwrap();
-        assert!(bring_up.wait_for(request().bytes, PATIENCE).unwrap());
+        assert!(bring_up.wait_for(request().bytes, TIMEOUT).unwrap());
         assert_eq!(seen(&progress), [request().bytes; 3]);
         let before = (0..PARTS).map(|part| PART.checked_mul("parts", part).unwrap());
         let during: Vec<ByteCount> = during.lock().unwrap().clone();
-        // The last event, where it was seen, is that all has come up.
+        // The last observed event reports that all memory is registered.
         let parts = usize::try_from(PARTS).unwrap();
         assert_eq!(during[..parts], before.collect::<Vec<_>>(), "what was ready before each part");
     });
@@ -109,16 +109,16 @@ fn a_registration_that_fails_half_way_is_never_ready() {
             .unwrap_err();
         assert_eq!(seen(&progress), none, "taken back");
 
-        // In the background, also if all was touched before.
+        // In the background, too, even if all pages were touched before.
         assert!(fail("cuMemHostRegister_v2", spared));
         let pinned = in_parts(&context, Requirement::Required, &progress);
         let (memory, bring_up) = pinned.allocate_in_background(&request()).unwrap();
-        let ended = bring_up.wait_for(request().bytes, PATIENCE).unwrap_err();
+        let ended = bring_up.wait_for(request().bytes, TIMEOUT).unwrap_err();
         assert_eq!(ended.usable, PART.checked_mul("parts", spared).unwrap());
         assert_eq!(seen(&progress), none, "taken back");
         drop(memory);
 
-        // The driver allocates instead, or does not.
+        // The driver allocates the memory, or refuses to.
         let pinned = in_parts(&context, Requirement::Preferred, &progress);
         assert!(fail("cuMemHostRegister_v2", spared) && fail("cuMemHostAlloc", 0));
         pinned.allocate_memory(&request()).unwrap_err();
@@ -135,13 +135,13 @@ fn a_registration_that_fails_half_way_is_never_ready() {
 }
 
 #[test]
-fn memory_of_any_sort_is_ready_at_the_end() {
-    let name = "memory_of_any_sort_is_ready_at_the_end";
+fn memory_of_any_kind_is_ready_at_the_end() {
+    let name = "memory_of_any_kind_is_ready_at_the_end";
     let Some(context) = device(name, LITTLE) else { return };
     let progress = Progress::default();
     let pinned = in_parts(&context, Requirement::Required, &progress);
     let (memory, bring_up) = pinned.allocate_in_background(&request()).unwrap();
-    assert!(bring_up.wait_for(request().bytes, PATIENCE).unwrap());
+    assert!(bring_up.wait_for(request().bytes, TIMEOUT).unwrap());
     assert_eq!(seen(&progress), [request().bytes; 3]);
     drop(memory);
     let of_driver = in_parts(&context, Requirement::Off, &progress);

@@ -1,4 +1,4 @@
-//! Faults that only a simulated driver has on demand: failing calls, held streams, leaks.
+//! Faults that only a simulated driver has on demand: failing calls, blocked streams, leaks.
 
 use terrane_core::{Allocate, AllocateError, ByteCount, Memory, RegionRequest};
 use terrane_cuda::{
@@ -9,7 +9,8 @@ use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 
 use crate::needs::{LITTLE, device};
 
-/// The device and its driver, or `None` after having said that it is not simulated.
+/// Returns the device and its simulated driver. With a real driver, it prints the skip and returns
+/// `None`.
 fn simulated(test: &str) -> Option<(Context, SimulatedCuda)> {
     let context = device(test, LITTLE)?;
     let driver = SimulatedCuda::find();
@@ -20,8 +21,8 @@ fn simulated(test: &str) -> Option<(Context, SimulatedCuda)> {
 }
 
 #[test]
-fn every_refusal_of_the_driver_undoes_what_was_done_before() {
-    let name = "simulated::every_refusal_of_the_driver_undoes_what_was_done_before";
+fn every_refusal_of_the_driver_undoes_earlier_steps() {
+    let name = "simulated::every_refusal_of_the_driver_undoes_earlier_steps";
     in_child(name, || {
         let Some((context, driver)) = simulated(name) else { return };
         let live = || {
@@ -50,7 +51,7 @@ fn every_refusal_of_the_driver_undoes_what_was_done_before() {
         driver.fail("cuMemAlloc_v2", 0, 2);
         let error = DeviceAllocator::new(&context).allocate(&request).unwrap_err();
         assert!(error.is_exhaustion(), "{error}");
-        assert_eq!((driver.forgive(), context.lost(), context.failed_drops()), (0, None, 0));
+        assert_eq!((driver.clear_faults(), context.lost(), context.failed_drops()), (0, None, 0));
         drop(pinned);
         drop(context);
         assert_eq!(driver.count(Live::Contexts), 0);
@@ -58,8 +59,8 @@ fn every_refusal_of_the_driver_undoes_what_was_done_before() {
 }
 
 #[test]
-fn a_stream_that_stands_still_holds_up_those_that_wait_for_it() {
-    let name = "simulated::a_stream_that_stands_still_holds_up_those_that_wait_for_it";
+fn a_blocked_stream_delays_the_streams_that_wait_for_it() {
+    let name = "simulated::a_blocked_stream_delays_the_streams_that_wait_for_it";
     in_child(name, || {
         let Some((context, driver)) = simulated(name) else { return };
         let memory = DeviceAllocator::new(&context)
@@ -68,7 +69,7 @@ fn a_stream_that_stands_still_holds_up_those_that_wait_for_it() {
         let [slow, waiting, free] = [(); 3].map(|()| Stream::new(&context).unwrap());
         let event = Event::new(&context, Timing::Off).unwrap();
         let held = driver.hold(slow.handle());
-        // SAFETY: the memory is alive until the streams have been waited for.
+        // SAFETY: the memory is alive until the streams have been synchronised.
         unsafe { slow.fill(memory.location(), 1, memory.length()) }.unwrap();
         event.record(&slow).unwrap();
         waiting.wait_for(&event).unwrap();

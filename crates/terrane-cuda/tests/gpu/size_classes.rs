@@ -1,5 +1,5 @@
-//! Pools by size classes over every kind of CUDA's memory: classes, caps, accounts, and what a hit
-//! costs the driver.
+//! Size-class pools over every kind of CUDA memory: classes, caps, statistics, and the driver calls
+//! of a hit.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn capped() -> PoolOptions {
     }
 }
 
-/// Classes are powers of two, caps hold, and what is held of the driver is what the pool says.
+/// Classes are powers of two, caps apply, and the driver's allocations equal the pool's statistics.
 fn classes_caps_and_accounts<A: Allocate>(upstream: A, held: impl Fn() -> ResourceCount) {
     let pool = Pool::new(upstream, capped()).unwrap();
     for asked in [1, 5000, 8193, 1 << 20, 3 << 19] {
@@ -44,7 +44,7 @@ fn classes_caps_and_accounts<A: Allocate>(upstream: A, held: impl Fn() -> Resour
     pool.clear();
     assert_eq!(held(), ResourceCount::default(), "cleared to nothing");
 
-    // Three of each: two may stay in a class, and no more than the cap in all.
+    // Three blocks of each class: two may stay in a class, and all together at most the cap.
     for bytes in [ByteCount::kib(64), ByteCount::mib(1), ByteCount::mib(2)] {
         let blocks = [(); 3].map(|()| pool.allocate_bytes(bytes).unwrap());
         let snapshot = pool.snapshot();
@@ -86,11 +86,11 @@ fn pinned_memory_is_pooled_by_size_classes() {
 }
 
 #[test]
-fn blocks_of_a_pinned_slab_waste_nothing_and_are_reached_by_the_device() {
-    let name = "blocks_of_a_pinned_slab_waste_nothing_and_are_reached_by_the_device";
+fn blocks_of_a_pinned_slab_have_no_padding_and_a_device_address() {
+    let name = "blocks_of_a_pinned_slab_have_no_padding_and_a_device_address";
     let Some(context) = device(name, LITTLE) else { return };
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
-    // KV blocks of 144 KiB, which powers of two would make 256 KiB.
+    // KV blocks of 144 KiB, which a class of powers of two rounds up to 256 KiB.
     let stride = ByteCount::kib(144);
     let options = PoolOptions {
         classes: SizeClasses::ExactSlab { stride, count: 64 },
@@ -106,8 +106,8 @@ fn blocks_of_a_pinned_slab_waste_nothing_and_are_reached_by_the_device() {
     assert!(aliases.windows(2).all(|pair| pair[1] - pair[0] == stride.get()));
 }
 
-/// The calls that no hit makes: creating an event, a stream or memory.
-fn hits_ask_the_driver_for_nothing<A: Allocate>(context: &Context, upstream: A) {
+/// The driver calls that no hit makes: creating an event, a stream or memory.
+fn check_that_hits_make_no_driver_call<A: Allocate>(context: &Context, upstream: A) {
     let streams = CudaStreams::new(context);
     let id = StreamSource::create(&streams).unwrap();
     let stream = streams.get(id).unwrap();
@@ -118,7 +118,7 @@ fn hits_ask_the_driver_for_nothing<A: Allocate>(context: &Context, upstream: A) 
     let before = context.usage();
     for _ in 0..10_000 {
         let block = pool.allocate_on(id, &request).unwrap();
-        // SAFETY: the block is this stream's until it is released on it.
+        // SAFETY: the block belongs to this stream until it is released on it.
         unsafe { stream.fill(block.location(), 1, ByteCount::new(64)) }.unwrap();
         block.release_on(id).map_err(|(_, error)| error).unwrap();
     }
@@ -134,8 +134,8 @@ fn hits_ask_the_driver_for_nothing<A: Allocate>(context: &Context, upstream: A) 
 #[test]
 fn a_hit_creates_no_event() {
     let Some(context) = device("a_hit_creates_no_event", LITTLE) else { return };
-    hits_ask_the_driver_for_nothing(&context, DeviceAllocator::new(&context));
-    hits_ask_the_driver_for_nothing(
+    check_that_hits_make_no_driver_call(&context, DeviceAllocator::new(&context));
+    check_that_hits_make_no_driver_call(
         &context,
         DevicePool::new(&context, ByteCount::mib(64)).unwrap(),
     );

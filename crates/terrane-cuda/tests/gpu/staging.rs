@@ -13,7 +13,7 @@ use terrane_testkit::pattern::PieceAccess;
 
 use crate::needs::{LITTLE, OnDevice, device};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 type Pinned = Arc<Pool<Limit<PinnedAllocator>>>;
 
@@ -36,14 +36,14 @@ impl Setup {
         let budget = Budget::new("pinned", ByteCount::mib(16));
         let upstream = pinned.limited(budget.clone());
         let pool = Arc::new(Pool::new(upstream, PoolOptions::default()).unwrap());
-        let area = StagingArea::new(Arc::clone(&pool), Arc::new(streams.clone()), PATIENCE);
+        let area = StagingArea::new(Arc::clone(&pool), Arc::new(streams.clone()), TIMEOUT);
         let device = Pool::new(DeviceAllocator::new(&context), PoolOptions::default()).unwrap();
-        let on_device = StagingArea::new(device, Arc::new(streams), PATIENCE);
+        let on_device = StagingArea::new(device, Arc::new(streams), TIMEOUT);
         Self { context, id, stream, budget, pool, area, on_device }
     }
 
-    /// Submits the table's copies: all uploads go to `at`, one behind the other, and the outputs
-    /// come from there.
+    /// Submits the table's copies: all uploads to `at`, one after the other, and the outputs from
+    /// there.
     fn submit(&self, copying: &Copying<Pinned>, at: Location) {
         for direction in [Direction::ToDevice, Direction::FromDevice] {
             let mut offset = ByteCount::ZERO;
@@ -54,8 +54,8 @@ impl Setup {
                     Direction::ToDevice => (copy.host.location, place),
                     Direction::FromDevice => (place, copy.host.location),
                 };
-                // SAFETY: the table keeps its buffers, and the dispatch its own, until the stream
-                // has come past.
+                // SAFETY: the table keeps its buffers, and the dispatch keeps its own, until the
+                // stream has passed the copies.
                 unsafe { self.stream.copy(from, to, copy.length) }.unwrap();
                 offset = offset.checked_add(copy.length).unwrap();
             }
@@ -68,8 +68,8 @@ fn begun(table: TransferTable<Pinned>, id: StreamId) -> Copying<Pinned> {
 }
 
 #[test]
-fn uploads_go_out_padded_and_outputs_come_back_behind_them() {
-    let name = "uploads_go_out_padded_and_outputs_come_back_behind_them";
+fn uploads_are_padded_and_outputs_return_after_them() {
+    let name = "uploads_are_padded_and_outputs_return_after_them";
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(context);
     let mut outputs = Vec::new();
@@ -93,7 +93,7 @@ fn uploads_go_out_padded_and_outputs_come_back_behind_them() {
         let words = table.output(ByteCount::new(8)).unwrap();
         let copying = begun(table, setup.id);
         setup.submit(&copying, at);
-        let finished = copying.submitted().wait(PATIENCE).map_err(|refused| refused.cause).unwrap();
+        let finished = copying.submitted().wait(TIMEOUT).map_err(|refused| refused.cause).unwrap();
         drop(launched.submitted());
 
         assert_eq!(finished.output(padded).unwrap(), [round; 100]);
@@ -113,7 +113,7 @@ fn uploads_go_out_padded_and_outputs_come_back_behind_them() {
     setup.on_device.reap();
     assert_eq!((setup.area.pending(), setup.on_device.pending()), (0, 0));
     let snapshot = setup.pool.snapshot();
-    assert!(snapshot.live.is_zero(), "everything went back: {}", snapshot.live);
+    assert!(snapshot.live.is_zero(), "some memory is still live: {}", snapshot.live);
     let hits: u64 =
         snapshot.classes.iter().map(|class| class.magazine_hits + class.shared_hits).sum();
     assert!(hits >= 100, "buffers are used again: {hits}");
@@ -121,17 +121,17 @@ fn uploads_go_out_padded_and_outputs_come_back_behind_them() {
 }
 
 #[test]
-fn a_table_that_is_dropped_in_flight_keeps_its_buffers_until_the_copies_are_done() {
-    let name = "a_table_that_is_dropped_in_flight_keeps_its_buffers_until_the_copies_are_done";
+fn a_table_dropped_in_flight_keeps_its_buffers_until_the_copies_end() {
+    let name = "a_table_dropped_in_flight_keeps_its_buffers_until_the_copies_end";
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(context);
     let device = DeviceAllocator::new(&setup.context);
     let target = device.allocate_memory(&RegionRequest::new(ByteCount::mib(8))).unwrap();
     let access = OnDevice::new(&setup.context);
     for round in 0..20_u8 {
-        // Work that the copies queue behind.
+        // Work that delays the copies.
         for value in 0..20 {
-            // SAFETY: the memory lives until the stream has been waited for.
+            // SAFETY: the memory lives until the stream has been synchronised.
             unsafe { setup.stream.fill(target.location(), value, target.length()) }.unwrap();
         }
         let mut table = setup.area.transfer_table().unwrap();
@@ -139,7 +139,7 @@ fn a_table_that_is_dropped_in_flight_keeps_its_buffers_until_the_copies_are_done
         table.output(ByteCount::mib(1)).unwrap();
         let copying = begun(table, setup.id);
         setup.submit(&copying, target.location());
-        // At any of its states.
+        // Dropped in each of its states.
         if round % 2 == 0 {
             drop(copying)
         } else {
@@ -161,8 +161,8 @@ fn a_table_that_is_dropped_in_flight_keeps_its_buffers_until_the_copies_are_done
 }
 
 #[test]
-fn a_refusal_leaves_the_table_as_it_was_and_pending_buffers_are_waited_for() {
-    let name = "a_refusal_leaves_the_table_as_it_was_and_pending_buffers_are_waited_for";
+fn a_refusal_does_not_change_the_table_and_pending_buffers_are_waited_for() {
+    let name = "a_refusal_does_not_change_the_table_and_pending_buffers_are_waited_for";
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(context);
     let device = DeviceAllocator::new(&setup.context);
@@ -175,7 +175,7 @@ fn a_refusal_leaves_the_table_as_it_was_and_pending_buffers_are_waited_for() {
     let error = table.upload_padded(&[1; 9], ByteCount::new(8)).unwrap_err();
     assert!(matches!(error, StagingError::PaddingTooShort { .. }), "{error}");
     assert_eq!(table.len(), 1);
-    // The budget has room for one of these at a time: the second waits for the stream.
+    // The budget has room for one buffer at a time: the second allocation waits for the stream.
     for _ in 0..3 {
         let mut table = setup.area.transfer_table().unwrap();
         table.output(ByteCount::mib(8)).unwrap();
@@ -185,7 +185,7 @@ fn a_refusal_leaves_the_table_as_it_was_and_pending_buffers_are_waited_for() {
     }
     let copying = begun(table, setup.id);
     setup.submit(&copying, target.location());
-    let finished = copying.submitted().wait(PATIENCE).map_err(|refused| refused.cause).unwrap();
+    let finished = copying.submitted().wait(TIMEOUT).map_err(|refused| refused.cause).unwrap();
     assert_eq!(finished.outputs(), 0);
     drop(finished);
     setup.stream.synchronize().unwrap();

@@ -1,4 +1,4 @@
-//! Streams and events, and both as a pool's fences.
+//! Streams and events, also as a pool's fences.
 
 use std::num::NonZeroUsize;
 use std::ptr::without_provenance_mut;
@@ -20,10 +20,10 @@ use crate::needs::{LITTLE, Needs, device, is_simulated, real_device};
 
 const ROOM: Needs = Needs { device: ByteCount::gib(3), host: ByteCount::mib(64) };
 
-/// Some milliseconds of work, whose last write to the first byte is `value`.
+/// Some milliseconds of work. Its last write sets the first byte to `value`.
 fn keep_busy(stream: &Stream, memory: &DeviceMemory, value: u8) {
     for round in 0..20_u8 {
-        // SAFETY: the memory is alive until the stream has been waited for, and used in the order
+        // SAFETY: the memory is alive until the stream has been synchronised, and used in the order
         // of the stream.
         unsafe { stream.fill(memory.location(), round, memory.length()) }.unwrap();
     }
@@ -31,20 +31,20 @@ fn keep_busy(stream: &Stream, memory: &DeviceMemory, value: u8) {
     unsafe { stream.fill(memory.location(), value, memory.length()) }.unwrap();
 }
 
-/// Enough memory to keep a device busy; a simulated one takes its time over less.
-fn much(context: &Context) -> DeviceMemory {
+/// Enough memory to keep a device busy. A simulated device is slower, so it needs less.
+fn large_memory(context: &Context) -> DeviceMemory {
     let bytes = if is_simulated(context) { ByteCount::mib(2) } else { ByteCount::gib(2) };
     DeviceAllocator::new(context).allocate(&RegionRequest::new(bytes)).unwrap()
 }
 
 #[test]
-fn an_event_is_passed_when_the_work_before_it_has_run() {
-    let name = "an_event_is_passed_when_the_work_before_it_has_run";
+fn an_event_completes_when_the_work_before_it_has_run() {
+    let name = "an_event_completes_when_the_work_before_it_has_run";
     let Some(context) = real_device(name, ROOM) else { return };
-    let (stream, memory) = (Stream::new(&context).unwrap(), much(&context));
+    let (stream, memory) = (Stream::new(&context).unwrap(), large_memory(&context));
     let event = Event::new(&context, Timing::Off).unwrap();
     assert!(event.is_complete().unwrap(), "not recorded yet");
-    // A thread that is held up finds the work done when it looks: then once more.
+    // A delayed thread may find the work already complete; then the test tries again.
     let seen_at_work = (0..100).any(|_| {
         stream.synchronize().unwrap();
         keep_busy(&stream, &memory, 1);
@@ -63,10 +63,10 @@ fn an_event_is_passed_when_the_work_before_it_has_run() {
 }
 
 #[test]
-fn times_are_those_of_the_device() {
-    let name = "times_are_those_of_the_device";
+fn elapsed_times_are_those_of_the_device() {
+    let name = "elapsed_times_are_those_of_the_device";
     let Some(context) = real_device(name, ROOM) else { return };
-    let (stream, memory) = (Stream::new(&context).unwrap(), much(&context));
+    let (stream, memory) = (Stream::new(&context).unwrap(), large_memory(&context));
     let [before, after] = [Timing::On; 2].map(|timing| Event::new(&context, timing).unwrap());
     assert!(matches!(after.elapsed_since(&before), Err(CudaError::NoTiming)));
     let started = Instant::now();
@@ -84,7 +84,7 @@ fn times_are_those_of_the_device() {
 #[test]
 fn one_stream_runs_after_another() {
     let Some(context) = device("one_stream_runs_after_another", ROOM) else { return };
-    let memory = much(&context);
+    let memory = large_memory(&context);
     let streams = CudaStreams::new(&context);
     let pool = StreamPool::new(Arc::new(streams.clone()), NonZeroUsize::new(2).unwrap()).unwrap();
     let [first, second] = [pool.any(), pool.any()];
@@ -100,7 +100,8 @@ fn one_stream_runs_after_another() {
         seen_at_work |= !fence.is_complete().unwrap();
         assert!(fence.delay(second).unwrap());
         let stream = streams.get(second).unwrap();
-        // SAFETY: both are alive until the stream has been waited for; the writes are before it.
+        // SAFETY: both are alive until the stream has been synchronised, and the writes come
+        // before.
         unsafe { stream.copy(memory.location(), seen.location(), ByteCount::kib(4)) }.unwrap();
         stream.synchronize().unwrap();
         let mut bytes = [0; 4096];
@@ -138,8 +139,8 @@ fn numbers_that_name_no_stream_are_refused() {
 }
 
 #[test]
-fn events_are_used_again() {
-    let Some(context) = device("events_are_used_again", LITTLE) else { return };
+fn idle_events_are_reused() {
+    let Some(context) = device("idle_events_are_reused", LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let handles: Vec<String> = (0..100)
         .map(|_| {
@@ -153,8 +154,8 @@ fn events_are_used_again() {
 }
 
 #[test]
-fn a_file_is_no_place_for_a_stream() {
-    let Some(context) = device("a_file_is_no_place_for_a_stream", LITTLE) else { return };
+fn a_stream_refuses_positions_in_files() {
+    let Some(context) = device("a_stream_refuses_positions_in_files", LITTLE) else { return };
     let file = terrane_core::FileHandle {
         descriptor: -1,
         direct: None,
@@ -168,7 +169,7 @@ fn a_file_is_no_place_for_a_stream() {
     assert!(matches!(error, CudaError::Unreachable { .. }), "{error}");
 }
 
-/// Pools, staging tables and managed memory are given streams as [`Stream`]s, or by the number of one.
+/// Pools, staging tables and managed memory get streams as [`Stream`]s, or by their numbers.
 #[test]
 fn the_per_thread_default_stream_orders_no_memory() {
     let name = "the_per_thread_default_stream_orders_no_memory";
@@ -180,13 +181,13 @@ fn the_per_thread_default_stream_orders_no_memory() {
     let streams = CudaStreams::new(&context);
     let numbered = CudarcStream::new(&streams, &theirs.per_thread_stream());
     assert!(matches!(numbered, Err(CudaError::PerThreadStream)), "{numbered:?}");
-    // The legacy default stream is one on all threads.
+    // The legacy default stream is the same stream on all threads.
     CudarcStream::new(&streams, &theirs.default_stream()).unwrap();
 }
 
 #[test]
-fn events_order_the_default_stream_of_the_thread_that_asks() {
-    let name = "events_order_the_default_stream_of_the_thread_that_asks";
+fn events_order_the_default_stream_of_the_calling_thread() {
+    let name = "events_order_the_default_stream_of_the_calling_thread";
     let Some(context) = device(name, LITTLE) else { return };
     let driver = terrane_testkit::simulated_cuda::SimulatedCuda::find();
     let slow = Stream::new(&context).unwrap();
@@ -195,7 +196,7 @@ fn events_order_the_default_stream_of_the_thread_that_asks() {
     let [before, behind] = [new(), new()];
     let memory =
         DeviceAllocator::new(&context).allocate(&RegionRequest::new(ByteCount::kib(4))).unwrap();
-    // SAFETY: the memory lives until the stream has been waited for.
+    // SAFETY: the memory lives until the stream has been synchronised.
     unsafe { slow.fill(memory.location(), 1, memory.length()) }.unwrap();
     before.record(&slow).unwrap();
     before.delay_thread_stream(&context).unwrap();

@@ -1,4 +1,4 @@
-//! The resources that a process holds through a context.
+//! The resources that a process uses through a context.
 
 use terrane_core::{Allocate, ByteCount, RegionRequest, Requirement};
 use terrane_cuda::{
@@ -9,8 +9,8 @@ use terrane_cuda::{
 use crate::needs::{LITTLE, device};
 
 #[test]
-fn what_is_held_is_counted_and_what_drops_is_not() {
-    let name = "what_is_held_is_counted_and_what_drops_is_not";
+fn live_resources_are_counted_and_dropped_ones_are_not() {
+    let name = "live_resources_are_counted_and_dropped_ones_are_not";
     let Some(context) = device(name, LITTLE) else { return };
     let held = |count, mib| ResourceCount { count, bytes: ByteCount::mib(mib) };
     let before = context.usage();

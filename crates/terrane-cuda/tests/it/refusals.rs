@@ -1,4 +1,4 @@
-//! Every way in, without a driver.
+//! Every entry point, without a driver.
 
 use std::error::Error as _;
 use std::thread;
@@ -6,12 +6,12 @@ use std::thread;
 use terrane_core::DeviceId;
 use terrane_cuda::{Context, CudaError, Driver, DriverCode, probe};
 
-/// Whether there is no driver here; where there is one, says that the test is skipped.
+/// Whether this machine has no driver. With a driver, it prints the skip and returns false.
 fn is_without_driver(test: &str) -> bool {
     match probe() {
         Err(CudaError::LibraryMissing { .. }) => true,
         Err(other) => {
-            eprintln!("skipped: {test}: the driver's library is here (and says: {other})");
+            eprintln!("skipped: {test}: this machine has the driver's library (probe: {other})");
             false
         }
         Ok(found) => {
@@ -22,8 +22,8 @@ fn is_without_driver(test: &str) -> bool {
 }
 
 #[test]
-fn every_way_in_is_refused_with_the_library_that_is_missing() {
-    if !is_without_driver("every_way_in_is_refused_with_the_library_that_is_missing") {
+fn every_entry_point_names_the_missing_library() {
+    if !is_without_driver("every_entry_point_names_the_missing_library") {
         return;
     }
     let refusals = [
@@ -69,7 +69,7 @@ fn codes_are_shown_without_a_driver() {
 }
 
 #[test]
-fn threads_may_ask_at_once_and_again() {
+fn threads_may_probe_concurrently_and_repeatedly() {
     let answers: Vec<_> = thread::scope(|scope| {
         let asking: Vec<_> =
             (0..8).map(|_| scope.spawn(|| (probe().is_ok(), probe().is_ok()))).collect();

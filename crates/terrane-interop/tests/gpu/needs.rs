@@ -24,8 +24,8 @@ fn check(number: u32, needs: Needs) -> Result<Context, BoxedCause> {
 }
 
 #[test]
-fn what_is_missing_is_named() {
-    let Some(_context) = device("what_is_missing_is_named", NO_MEMORY) else { return };
+fn unmet_needs_are_named() {
+    let Some(_context) = device("unmet_needs_are_named", NO_MEMORY) else { return };
     let all = ByteCount::new(u64::MAX);
     for (number, needs, missing) in [
         (0, Needs::of_device(all), "of device 0's memory needed"),

@@ -15,13 +15,13 @@ pub(crate) struct Backend {
     pub(crate) name: BackendName,
     pub(crate) raw: nixl_sys::Backend,
     pub(super) options: BackendOptions,
-    /// The memory types that it declares.
+    /// The memory types that the backend supports.
     pub(crate) memory: Vec<MemoryType>,
     pub(crate) requirement: BackendRequirement,
     pub(crate) file_access: FileAccess,
-    /// The I/Os that it can have in flight; `None` if unlimited.
+    /// The maximum number of I/Os in flight; `None` if unlimited.
     pub(crate) ios: Option<Arc<IoLimit>>,
-    /// Whether all I/Os of a request in flight have ended when it reports failure.
+    /// Whether all I/Os of a request have ended when the backend reports its failure.
     pub(crate) fails_at_the_end: bool,
 }
 

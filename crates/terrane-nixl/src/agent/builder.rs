@@ -17,12 +17,12 @@ use crate::peers::table::PeerTable;
 use crate::probe::probe;
 use crate::register::table::RegistrationTable;
 
-/// The default delay of a progress thread: the shortest that UCX supports.
+/// The default interval of a progress thread: the shortest that UCX supports.
 const PROGRESS_DELAY: Duration = Duration::from_millis(1);
 
 /// Builds an [`Agent`].
 ///
-/// Each option is passed to NIXL, or refused when the agent is built. None is dropped.
+/// Each option is passed to NIXL, or refused by `build`. None is ignored.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct AgentBuilder {
@@ -51,7 +51,7 @@ impl AgentBuilder {
         }
     }
 
-    /// As [`new`](Self::new), with a name that is unique across processes.
+    /// Like [`new`](Self::new), with a name that is unique across processes.
     pub fn unnamed() -> Self {
         Self::new(name::unique())
     }
@@ -77,14 +77,15 @@ impl AgentBuilder {
         Self { threads, ..self }
     }
 
-    /// Sets whether backends have their own progress thread, and its delay between two rounds. The
-    /// delay is rounded up to whole microseconds; the default is a millisecond.
+    /// Sets whether backends have their own progress thread, and its interval between two polls.
+    /// The interval is rounded up to whole microseconds; the default is a millisecond.
     ///
-    /// UCX rounds the delay to whole milliseconds, and skips it while data arrives. A thread that
-    /// never sleeps (`Duration::ZERO`, NIXL's own default) occupies a processor for the agent's
-    /// lifetime. It also contends with transferring threads, as they share a lock. It answers peers
-    /// that write by messages some microseconds sooner, and makes transfers of many pieces longer.
-    /// Without a thread, requests from peers wait until this agent polls the status of a transfer.
+    /// UCX rounds the interval to whole milliseconds, and polls without it while data arrives. A
+    /// thread that never sleeps (`Duration::ZERO`, NIXL's own default) occupies a processor for the
+    /// agent's lifetime. It also contends for a lock with threads that transfer. It answers peers
+    /// that write by messages some microseconds sooner, and makes transfers of many pieces slower.
+    /// Without a progress thread, requests of peers wait until this agent polls the status of a
+    /// transfer.
     pub fn progress_thread(self, delay: Option<Duration>) -> Self {
         Self { progress: delay, ..self }
     }
@@ -92,16 +93,16 @@ impl AgentBuilder {
     /// Starts a NIXL thread that exchanges metadata with peers. It listens on this TCP port of
     /// every address. Nothing in this crate needs it.
     ///
-    /// **Not for a network that others reach.** NIXL authenticates no peer. Any process that
-    /// reaches the port can:
+    /// **Use this only on a private network.** NIXL does not authenticate peers. Any process that
+    /// can connect to the port can:
     /// - read the agent's metadata, and with it the keys to all registrations;
     /// - load metadata into the agent (`LOAD`) that no import has checked, for a new peer or in
-    ///   place of a known one's;
+    ///   place of a known peer's;
     /// - make the agent forget a peer (`INVL`), which closes its connection under the transfers in
     ///   flight.
     ///
-    /// Those transfers end with [`RequestError::PeerLost`](crate::RequestError::PeerLost). NIXL
-    /// can no longer tell whether they go on. Their memory is therefore never used again, and the
+    /// Those transfers end with [`RequestError::PeerLost`](crate::RequestError::PeerLost). NIXL can
+    /// no longer report whether they continue. Their memory is therefore never used again, and the
     /// peer stays busy for this agent.
     pub fn listen(self, port: u16) -> Self {
         Self { listen: Some(port), ..self }
@@ -119,13 +120,14 @@ impl AgentBuilder {
     /// Sets whether imports need to check peers' metadata before NIXL reads it. The default is
     /// [`Requirement::Required`].
     ///
-    /// The checks need a NIXL that writes metadata in the form of NIXL 1.5. With another one, imports
-    /// are [`ImportError::UnknownForm`](crate::ImportError::UnknownForm) if the checks are required.
-    /// If they are [preferred](Requirement::Preferred), NIXL loads the metadata unchecked. With [`Requirement::Off`] it
-    /// always does. [`Agent::capabilities`] reports whether imports are checked.
+    /// The checks need a NIXL that writes metadata in the form of NIXL 1.5. With any other NIXL,
+    /// imports fail with [`ImportError::UnknownForm`](crate::ImportError::UnknownForm) if the
+    /// checks are required. If they are [preferred](Requirement::Preferred), NIXL loads the
+    /// metadata unchecked, as it always does with [`Requirement::Off`]. [`Agent::capabilities`]
+    /// reports whether imports are checked.
     ///
-    /// NIXL trusts metadata: forged metadata can crash the process. Without checks, a process that hangs
-    /// keeps its name. [`Agent::import_foreign`] always checks.
+    /// NIXL trusts metadata: forged metadata can crash the process. Without checks, the name of a
+    /// process that hangs cannot be reused. [`Agent::import_foreign`] always checks.
     pub fn metadata_checks(self, checks: Requirement) -> Self {
         Self { metadata_checks: checks, ..self }
     }
@@ -140,7 +142,7 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// [`NixlError`]. No agent and no backend exists then, and the name is free.
+    /// [`NixlError`]. Then no agent and no backend exists, and the name is free.
     pub fn build(self) -> Result<Agent, NixlError> {
         create::check_combination(self.threads, &self.backends)?;
         let config = self.config()?;
@@ -175,7 +177,7 @@ impl AgentBuilder {
         })))))
     }
 
-    /// The agent's options, as NIXL takes them.
+    /// The agent's options in NIXL's form.
     fn config(&self) -> Result<nixl_sys::AgentConfig, NixlError> {
         Ok(nixl_sys::AgentConfig {
             enable_prog_thread: self.progress.is_some(),
@@ -191,7 +193,7 @@ impl AgentBuilder {
             },
             pthr_delay_us: microseconds(self.progress.unwrap_or_default())?,
             capture_telemetry: self.telemetry,
-            // The number of workers, which the library's C interface does not pass on, and the
+            // The number of workers, which the library's C interface does not forward, and the
             // listening thread's polling interval.
             ..nixl_sys::AgentConfig::default()
         })
@@ -203,7 +205,8 @@ fn microseconds(delay: Duration) -> Result<u64, NixlError> {
         .map_err(|_| NixlError::DelayTooLong { seconds: delay.as_secs() })
 }
 
-/// Returns why the agent cannot listen on the port. NIXL reports only that the agent failed.
+/// Returns the reason why the agent cannot listen on the port. NIXL reports only that the agent
+/// failed.
 fn bind_error(port: u16) -> Option<(u16, OsError)> {
     let error = std::net::TcpListener::bind(("0.0.0.0", port)).err()?;
     Some((port, OsError::from_io("bind", &error)))
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn nixl_is_told_what_was_asked_for() {
+    fn options_are_passed_to_nixl() {
         let builder = || AgentBuilder::new("alpha");
         let default = config(builder());
         assert!(matches!(default.thread_sync, ThreadSync::Strict));
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nixl_cannot_be_told_is_refused() {
+    fn options_that_nixl_cannot_represent_are_refused() {
         let error = AgentBuilder::new("alpha").listen(0).config().unwrap_err();
         assert!(matches!(error, NixlError::NoPort), "{error:?}");
         let delay = Some(Duration::MAX);

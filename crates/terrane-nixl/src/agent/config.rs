@@ -5,9 +5,9 @@ use terrane_core::BackendName;
 /// The configuration of an agent's backend: its name, its parameters, and whether registrations require it.
 ///
 /// `"UCX"` has a default parameter: `engine_config`, with UCX settings, begins with
-/// `CUDA_IPC_ENABLE_GET_ZCOPY=y`. Without it, UCX would read other processes' device memory by TCP
-/// where the device has no NVLinks. Settings that you state follow it and take precedence. State
-/// them [unchecked](Self::unchecked_parameter), as the plugin does not name the parameter.
+/// `CUDA_IPC_ENABLE_GET_ZCOPY=y`. Without it, UCX would read other processes' device memory over
+/// TCP if the device has no NVLinks. Your own settings follow it and take precedence. Set them
+/// [unchecked](Self::unchecked_parameter), because the plugin does not name this parameter.
 ///
 /// ```
 /// use terrane_nixl::BackendConfig;
@@ -48,8 +48,8 @@ impl BackendConfig {
         }
     }
 
-    /// Sets a parameter that the backend's plugin names. The agent's build refuses any other
-    /// parameter, because NIXL would ignore it.
+    /// Sets a parameter that the backend's plugin names. `build` refuses any other parameter,
+    /// because NIXL would ignore it.
     ///
     /// The backend checks the value; some backends ignore a value that they cannot use.
     pub fn parameter(self, key: impl Into<String>, value: impl Into<String>) -> Self {
@@ -66,8 +66,8 @@ impl BackendConfig {
         Self { requirement: BackendRequirement::Required, ..self }
     }
 
-    /// Sets which descriptor the backend uses for files. By default GDS and GDS_MT bypass the page
-    /// cache; all others use it.
+    /// Sets which descriptor the backend uses for files. By default GDS and GDS_MT use direct I/O;
+    /// all others use buffered I/O.
     pub fn file_access(self, file_access: FileAccess) -> Self {
         Self { file_access, ..self }
     }
@@ -89,7 +89,7 @@ impl BackendConfig {
 pub enum BackendRequirement {
     /// The backend accepts the memory, or the registration fails.
     Required,
-    /// It may refuse the memory, if another backend accepts it; the record says why.
+    /// It may refuse the memory, if another backend accepts it; the record has the reason.
     #[default]
     IfSupported,
 }
@@ -99,8 +99,8 @@ pub enum BackendRequirement {
 pub enum FileAccess {
     /// Through the page cache. Offsets and lengths may have any alignment.
     Buffered,
-    /// Bypassing the page cache, which requires aligned offsets, lengths and host addresses. A file
-    /// without a direct descriptor is refused.
+    /// Direct I/O, which requires aligned offsets, lengths and host addresses. A file without a
+    /// direct descriptor is refused.
     Direct,
 }
 

@@ -17,24 +17,25 @@ use crate::bindings::without_tracing::without_tracing;
 use crate::error::NixlError;
 use crate::probe::NixlInstallation;
 
-/// The backends of which an agent can have only one.
+/// The backends that exclude each other: an agent can have only one of them.
 const EXCLUSIVE: [&str; 2] = ["GDS", "GDS_MT"];
 
 /// The backends that are safe to call from several threads at once.
 ///
-/// In [`ThreadMode::ReadWrite`] NIXL lets transfers enter a backend in parallel, and leaves
-/// synchronization to it. UCX then makes its workers thread-safe, and POSIX locks its queues. The
-/// behaviour of other backends is unknown.
+/// In [`ThreadMode::ReadWrite`], transfers call a backend in parallel, and NIXL leaves the
+/// synchronization to the backend. UCX then makes its workers thread-safe, and POSIX locks its
+/// queues. Other backends are not known to do so.
 const SELF_LOCKING: [&str; 2] = ["UCX", "POSIX"];
 
-/// Held while plugins are queried and made into backends.
+/// Locked while plugins are queried and backends are created.
 ///
 /// NIXL loads a plugin to query its parameters, and unloads it if the querying agent has no such
-/// backend. If another agent creates one in between, NIXL does not find the plugin when that agent
-/// ends. It then leaves the backend and its threads behind.
+/// backend. If another agent creates such a backend in between, NIXL does not find the plugin when
+/// that agent ends, and leaks the backend and its threads.
 static PLUGINS: Mutex<()> = Mutex::new(());
 
-/// Checks what NIXL would refuse, what it should refuse, and whether a backend is named twice.
+/// Checks combinations of backends: those that NIXL refuses, those that it should refuse, and
+/// duplicates.
 pub(super) fn check_combination(
     threads: ThreadMode,
     configs: &[BackendConfig],
@@ -101,9 +102,9 @@ const KNOWN_RELEASE: &str = "1.5.1";
 
 /// Whether a backend reports a failed request only after all I/Os of the request have ended.
 ///
-/// GDS_MT waits for its threads first. POSIX counts the I/Os with the kernel's asynchronous I/O,
-/// which it prefers where available. With other queues it may fail earlier. Other backends let I/Os
-/// go on.
+/// GDS_MT waits for its threads first. POSIX counts the I/Os of the kernel's asynchronous I/O,
+/// which it prefers if available. With other queues it may report the failure earlier. With other
+/// backends, I/Os may continue.
 fn fails_at_the_end(config: &BackendConfig, known: impl FnOnce() -> Vec<String>) -> bool {
     const QUEUE: &str = "use_aio";
     let is_another = |stated: &Parameter| {
@@ -126,7 +127,7 @@ fn parameters(config: &BackendConfig) -> Vec<(&str, Cow<'_, str>)> {
         return all;
     }
     match all.iter_mut().find(|(key, _)| *key == ENGINE_CONFIG) {
-        // The last one that names a setting decides.
+        // UCX applies the last of several values of a setting.
         Some((_, stated)) => *stated = format!("{READS_BY_CUDA_IPC},{stated}").into(),
         None => all.push((ENGINE_CONFIG, READS_BY_CUDA_IPC.into())),
     }
@@ -137,9 +138,9 @@ fn parameters(config: &BackendConfig) -> Vec<(&str, Cow<'_, str>)> {
 const ENGINE_CONFIG: &str = "engine_config";
 
 /// On a device without NVLinks, UCX by default does not read another process's device memory by
-/// CUDA IPC. It would rather ask the owner to write, which is faster there. But NIXL posts a read
-/// as a read, for which only TCP is left. A UCX without CUDA does not know the setting; NIXL
-/// mentions that at debug level.
+/// CUDA IPC. It would ask the owner to write, which is faster there. But NIXL posts a read as a
+/// read, for which only TCP remains. A UCX without CUDA does not know the setting; NIXL logs that
+/// at debug level.
 const READS_BY_CUDA_IPC: &str = "CUDA_IPC_ENABLE_GET_ZCOPY=y";
 
 fn check_texts(config: &BackendConfig) -> Result<(), NixlError> {
@@ -190,7 +191,7 @@ fn available(
         .collect()
 }
 
-/// Checks that the plugin knows each parameter, and that none is set twice.
+/// Checks that the plugin names each parameter, and that none is set twice.
 fn check_parameters(agent: &nixl_sys::Agent, config: &BackendConfig) -> Result<(), NixlError> {
     if config.parameters.is_empty() {
         return Ok(());
@@ -218,7 +219,7 @@ fn known_parameters(
     let (_, parameters) = agent.get_plugin_params(backend.as_str()).map_err(refused)?;
     let query = NixlError::during("querying the parameters of a plugin");
     let mut known = Vec::new();
-    // Each pair is copied before the next is requested. The bindings claim that the texts live as
+    // Each pair is copied before the next is requested. The bindings declare that the texts live as
     // long as the list, but they live only until the next pair.
     for pair in parameters.iter().map_err(query)? {
         let (key, _) = pair.map_err(query)?;
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn backends_that_do_not_lock_themselves_are_refused_where_nixl_does_not_either() {
+    fn backends_without_locks_are_refused_if_nixl_takes_none_either() {
         let configs = ["UCX", "POSIX", "GDS"].map(BackendConfig::new);
         assert!(check_combination(ThreadMode::ReadWrite, &configs[..2]).is_ok());
         assert!(check_combination(ThreadMode::Strict, &configs).is_ok());
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_that_fail_before_the_end_are_told_from_others() {
+    fn queues_that_report_failures_early_are_recognised() {
         let known = |with: &[&str]| with.iter().map(|key| (*key).to_owned()).collect();
         let posix = |key: &str, value: &str| BackendConfig::new("POSIX").parameter(key, value);
         let is_final =
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_is_told_before_what_is_stated() {
+    fn defaults_precede_stated_settings() {
         let passed = |config: &BackendConfig| {
             let passed = parameters(config);
             passed.iter().map(|(key, value)| format!("{key}: {value}")).collect::<Vec<_>>()
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_together_is_refused_before_anything_is_created() {
+    fn invalid_combinations_are_refused_before_anything_is_created() {
         assert!(check(&["UCX", "POSIX", "GDS"]).is_ok());
         let twice = check(&["UCX", "POSIX", "UCX"]).unwrap_err();
         assert!(matches!(twice, NixlError::DuplicateBackend { .. }), "{twice}");

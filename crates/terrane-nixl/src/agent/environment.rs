@@ -1,4 +1,4 @@
-//! Agents configured by the environment.
+//! Configures agents by environment variables.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,7 +13,8 @@ use crate::error::NixlError;
 
 /// The prefix of all settings.
 const PREFIX: &str = "TERRANE_NIXL_";
-/// Prefix of one backend's settings; the rest of the name is the backend's name, unchanged.
+/// The prefix of one backend's settings. The rest of the variable's name is the backend's name,
+/// unchanged.
 const PARAMETERS: &str = "TERRANE_NIXL_PARAMETERS_";
 const FILE_ACCESS: &str = "TERRANE_NIXL_FILE_ACCESS_";
 
@@ -49,7 +50,7 @@ impl AgentBuilder {
     /// backslash; the key ends at the first `=`. A key with `!` before it is an [unchecked
     /// parameter](BackendConfig::unchecked_parameter).
     ///
-    /// Only this function reads the crate's own settings, and nothing in the crate calls it.
+    /// Only this function reads the crate's own variables, and nothing in the crate calls it.
     ///
     /// # Errors
     ///
@@ -59,7 +60,7 @@ impl AgentBuilder {
         Self::from_variables(std::env::vars_os())
     }
 
-    /// As [`from_env`](Self::from_env), with the given variables instead of the process's
+    /// Like [`from_env`](Self::from_env), with the given variables instead of the process's
     /// environment. Variables that do not begin with `TERRANE_NIXL_` are ignored.
     ///
     /// ```
@@ -118,7 +119,7 @@ impl AgentBuilder {
 
 type Settings = BTreeMap<String, String>;
 
-/// The variables that are settings. Each of them is known.
+/// Returns the variables with the prefix. An unknown one is an error.
 fn settings<K: Into<OsString>, V: Into<OsString>>(
     variables: impl IntoIterator<Item = (K, V)>,
 ) -> Result<Settings, NixlError> {
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_environment_asks_for_an_agent_without_backends() {
+    fn an_empty_environment_configures_an_agent_without_backends() {
         let builder = read(&[("PATH", "/bin"), ("TERRANE_NIXL_BACKENDS", "")]).unwrap();
         assert!(builder.backends.is_empty());
         assert_eq!(builder.threads, ThreadMode::Strict);
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_underscores_are_told_from_those_that_they_begin_with() {
+    fn names_with_underscores_differ_from_their_prefixes() {
         let builder = read(&[
             ("TERRANE_NIXL_BACKENDS", "UCX, GDS_MT"),
             ("TERRANE_NIXL_REQUIRED", "GDS_MT"),
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_is_refused_by_name() {
+    fn unknown_variables_are_refused_by_name() {
         for (name, value) in [
             ("TERRANE_NIXL_BACKENDS", "UCX,,POSIX"),
             ("TERRANE_NIXL_BACKENDS", "UCX POSIX"),

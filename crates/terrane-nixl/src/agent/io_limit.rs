@@ -1,34 +1,34 @@
-//! How many I/Os a storage backend may have in flight.
+//! The maximum number of I/Os in flight of a storage backend.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::config::BackendConfig;
 
-/// The I/Os that a backend may have in flight over all engines of an agent, and those in use.
+/// The maximum number of I/Os of a backend, over all engines of an agent, and the number in use.
 ///
-/// POSIX allocates its I/Os beforehand, one for each descriptor in flight. A request for which too
-/// few are left fails when it is posted, with only "backend error".
+/// POSIX allocates its I/Os beforehand, one for each descriptor in flight. If too few are left for
+/// a request, posting it fails with only "backend error".
 ///
-/// GDS allocates its batches beforehand, each of a fixed number of I/Os, and a request takes whole
-/// batches. Where cuFile goes through the host, each I/O also takes a bounce buffer. A post for
-/// which too few are free never returns.
+/// GDS allocates its batches beforehand, each with a fixed number of I/Os, and a request uses whole
+/// batches. If cuFile copies through the host, each I/O also uses a bounce buffer. A post for which
+/// too few buffers are free never returns.
 #[derive(Debug)]
 pub(crate) struct IoLimit {
     max: usize,
-    /// The fewest that a request uses.
+    /// The minimum that a request uses.
     min: usize,
-    /// The longest I/O, in bytes; a longer descriptor takes several.
+    /// The longest I/O, in bytes; a longer descriptor uses several.
     longest: u64,
     in_use: AtomicUsize,
 }
 
-/// The share used of POSIX's default pool, which is larger ([`POSIX_MOST`]): four requests of the
-/// usual size.
+/// The used part of POSIX's default pool, which is larger ([`POSIX_MOST`]): four requests of the
+/// default size.
 const POSIX_DEFAULT: usize = 4 * 4096;
 
-/// The maximum that POSIX allocates, whatever its parameter says. A request of more descriptors
-/// fails midway, with the first of its I/Os in flight.
+/// The maximum that POSIX allocates, whatever its parameter is. A request of more descriptors fails
+/// midway, with the first of its I/Os in flight.
 const POSIX_MOST: usize = 65_536;
 
 /// cuFile's default number of bounce buffers of its largest class, 16 MiB
@@ -45,13 +45,13 @@ const GDS_LONGEST: usize = 16 << 20;
 const PAGE: usize = 4096;
 
 impl IoLimit {
-    /// The I/Os of a backend of this configuration; `None` where no limit is known.
+    /// Returns the limit of a backend with this configuration; `None` if none is known.
     pub(super) fn of(config: &BackendConfig) -> Option<Arc<Self>> {
         let parameter = |key: &str| {
             let found = config.parameters.iter().find(|parameter| parameter.key == key);
             found.and_then(|parameter| parameter.value.trim().parse::<usize>().ok())
         };
-        let (most, least, longest) = match config.name.as_str() {
+        let (most, minimum, longest) = match config.name.as_str() {
             "POSIX" => {
                 let most = parameter("ios_pool_size").unwrap_or(POSIX_DEFAULT);
                 (most.clamp(1, POSIX_MOST), 1, usize::MAX)
@@ -67,19 +67,19 @@ impl IoLimit {
             _ => return None,
         };
         let longest = longest.try_into().unwrap_or(u64::MAX);
-        Some(Arc::new(Self { max: most, min: least, longest, in_use: AtomicUsize::new(0) }))
+        Some(Arc::new(Self { max: most, min: minimum, longest, in_use: AtomicUsize::new(0) }))
     }
 
-    /// The most descriptors and bytes, up to those wanted, that one request may have. They fit into
-    /// all I/Os, wherever the bytes lie.
+    /// The maximum number of descriptors and bytes, up to the requested ones, that one request may
+    /// have. They fit into the limit at any offsets.
     pub(crate) fn request_limits(&self, descriptors: usize, bytes: u64) -> (usize, u64) {
-        // Half of them are kept for splits of descriptors.
+        // Half of the limit is kept for splits of descriptors.
         let half = u64::try_from(self.max / 2).unwrap_or(u64::MAX).max(1);
         let bytes = bytes.min(self.longest.saturating_mul(half));
         (descriptors.min(self.max - self.splits(bytes)).max(1), bytes)
     }
 
-    /// The most I/Os that splits can add for so many bytes.
+    /// The maximum number of I/Os that splits can add for this many bytes.
     fn splits(&self, bytes: u64) -> usize {
         (bytes.saturating_sub(1) / self.longest).try_into().unwrap_or(usize::MAX)
     }
@@ -94,7 +94,7 @@ impl IoLimit {
     }
 }
 
-/// I/Os that a request holds until this drops.
+/// I/Os that are in use until this drops.
 #[derive(Debug)]
 pub(crate) struct ReservedIos {
     of: Arc<IoLimit>,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_taken_than_there_are() {
+    fn no_more_ios_are_reserved_than_the_limit() {
         let ios = of("POSIX", &[("ios_pool_size", "10")]);
         let (six, none) = (ios.reserve(6, 1 << 40).unwrap(), ios.reserve(5, 1));
         assert!(none.is_none());
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_counted_on_than_posix_makes() {
+    fn the_limit_is_at_most_what_posix_allocates() {
         for (told, most) in [("100000", POSIX_MOST), ("65537", POSIX_MOST), ("65536", POSIX_MOST)] {
             let ios = of("POSIX", &[("ios_pool_size", told)]);
             assert_eq!(ios.request_limits(usize::MAX, 1).0, most);
@@ -145,13 +145,14 @@ mod tests {
     #[test]
     fn gds_has_no_more_in_flight_than_cufile_has_buffers() {
         let ios = of("GDS", &[]);
-        // Splits cut 128 MiB at most eight times, and one time less beyond the initial descriptors.
+        // Splits divide 128 MiB at most eight times, and one time less beyond the initial
+        // descriptors.
         let (descriptors, bytes) = ios.request_limits(16_384, 128 << 20);
         assert_eq!((descriptors, bytes), (GDS_DEFAULT - 7, 128 << 20));
         let all = ios.reserve(descriptors, bytes).unwrap();
         assert!(ios.reserve(1, 1).is_none());
         drop(all);
-        // Each request takes a batch, and there are sixteen of them.
+        // Each request uses one of sixteen batches.
         let batches: Vec<_> = (0..GDS_BATCHES).map(|_| ios.reserve(1, 4096).unwrap()).collect();
         assert!(ios.reserve(1, 4096).is_none());
         drop(batches);
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_gds_is_told_a_request_within_its_limits_can_be_taken() {
+    fn a_request_within_its_limits_can_be_reserved_with_any_configuration_of_gds() {
         for batch in ["1", "2", "3", "128", "512"] {
             for (longest, wanted) in [("4096", u64::MAX), ("16777216", 128 << 20), ("1", 4096)] {
                 let ios = of("GDS", &[("batch_limit", batch), ("max_request_size", longest)]);

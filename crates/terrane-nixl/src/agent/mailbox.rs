@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 use terrane_core::AgentName;
 use terrane_core::sync::lock;
 
-/// Notifications that arrived and were not taken yet, without a bound.
+/// Notifications that have arrived and were not returned yet. Their number is not limited.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox(Mutex<Unread>);
 

@@ -29,21 +29,21 @@ use thread_mode::ThreadMode;
 
 /// A NIXL agent with its backends.
 ///
-/// Clones share it. The agent ends when the last clone and the last registration made with it drop,
-/// on any thread.
+/// Clones share the agent. It ends when its last clone and its last registration have dropped, on
+/// any thread.
 ///
-/// As a [`Register`](terrane_core::Register) it asks every backend, each with its configured
-/// requirement. [`registrar`](Self::registrar) chooses others.
+/// As a [`Register`](terrane_core::Register), it uses every backend, with each one's configured
+/// requirement. [`registrar`](Self::registrar) selects backends.
 #[derive(Clone)]
 pub struct Agent(Arc<Inner>);
 
-// `Agent` is `Send` and `Sync` because `nixl_sys::Agent` declares so. It declares so for every
+// `Agent` is `Send` and `Sync` because `nixl_sys::Agent` is. The bindings declare this for every
 // agent, although NIXL takes no lock in its default mode and the bindings run some calls in
-// parallel. This crate builds agents only in the modes in which NIXL locks.
+// parallel. This crate creates agents only in the modes in which NIXL locks.
 struct Inner(ManuallyDrop<AgentState>);
 
 struct AgentState {
-    // Fields drop in this order: the agent ends first, then its name is free.
+    // Fields drop in this order: the agent ends first, then its name becomes free.
     peers: PeerTable,
     mailbox: Mailbox,
     registrations: Mutex<RegistrationTable>,
@@ -68,7 +68,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // NIXL would wait for threads that do not exist in a forked process.
         if !process::is_forked() {
-            // SAFETY: it is dropped only here, once, and not used afterwards.
+            // SAFETY: dropped only here, once, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.0) };
         }
     }
@@ -100,9 +100,9 @@ impl Agent {
 
     /// The agent of the bindings.
     ///
-    /// Keep a clone of this agent with anything obtained from it, so that the agent's name stays
-    /// taken. Do not call `get_plugin_params` or `create_backend`. A plugin that one agent loads
-    /// first can unload under a backend that another creates meanwhile.
+    /// Keep a clone of this agent with anything that you create from it, so that the agent's name
+    /// stays reserved. Do not call `get_plugin_params` or `create_backend`: a plugin that one agent
+    /// loads can be unloaded while another agent creates its backend.
     pub(crate) fn raw(&self) -> &nixl_sys::Agent {
         &self.0.raw
     }
@@ -117,7 +117,7 @@ impl Agent {
         self.0.metadata_checks
     }
 
-    /// Whether peers can make NIXL load and forget metadata without notice to this process.
+    /// Whether peers can make NIXL load and forget metadata without this process's knowledge.
     pub(crate) fn listens(&self) -> bool {
         self.0.listens
     }

@@ -9,10 +9,10 @@ use terrane_core::sync::lock;
 
 use crate::error::NixlError;
 
-/// The names that are taken.
-static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// The reserved names.
+static RESERVED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// A name that is reserved in this process while this lives.
+/// A name that is reserved in this process until this value drops.
 #[derive(Debug)]
 pub(crate) struct ClaimedName(AgentName);
 
@@ -29,8 +29,8 @@ impl ClaimedName {
             // Peers refuse it too, because their errors print received names.
             return Err(NixlError::ControlCharacter { name });
         }
-        let mut taken = lock(&TAKEN);
-        if taken.insert(name.as_str().to_owned()) {
+        let mut reserved = lock(&RESERVED);
+        if reserved.insert(name.as_str().to_owned()) {
             Ok(Self(name))
         } else {
             Err(NixlError::NameTaken { name })
@@ -44,11 +44,11 @@ impl ClaimedName {
 
 impl Drop for ClaimedName {
     fn drop(&mut self) {
-        lock(&TAKEN).remove(self.0.as_str());
+        lock(&RESERVED).remove(self.0.as_str());
     }
 }
 
-/// A name that is unique across processes: 64 of its bits are random.
+/// A name that is unique across processes: it has 64 random bits.
 pub(crate) fn unique() -> AgentName {
     let process = std::process::id();
     let random = RandomState::new().hash_one(process);

@@ -5,8 +5,8 @@ use std::fmt;
 /// Options that name only one backend, created once.
 pub(crate) struct BackendOptions(nixl_sys::OptArgs);
 
-// SAFETY: the options are a C++ value without thread affinity, so any thread may free it. They
-// are lent only by shared reference, through which the bindings only let NIXL read them.
+// SAFETY: the options are a C++ value without thread affinity, so any thread may free it. Other
+// code gets only shared references, through which the bindings let NIXL only read.
 unsafe impl Send for BackendOptions {}
 // SAFETY: as above: every operation through a shared reference only reads.
 unsafe impl Sync for BackendOptions {}

@@ -2,8 +2,8 @@
 
 /// Which locks NIXL takes within an agent.
 ///
-/// NIXL's default, a third mode in which its locks do nothing, is not offered: a registration is
-/// `Send`, and deregisters on the thread that drops it.
+/// NIXL's default is a third mode without locks. It is not offered: a registration is `Send`, and
+/// deregisters on the thread that drops it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ThreadMode {
     /// One lock for every call on the agent (`NIXL_THREAD_SYNC_STRICT`).
@@ -14,7 +14,7 @@ pub enum ThreadMode {
     /// other backend is refused.
     ///
     /// With the bindings of 1.5.1, transfers still do not run in parallel. The bindings hold their
-    /// own lock during each call, so one thread at a time posts, polls or registers. The mode
+    /// own lock during each call, so only one thread at a time posts, polls or registers. The mode
     /// affects NIXL's own threads, which share the lock.
     ReadWrite,
 }

@@ -1,5 +1,5 @@
-//! Rules for every call to NIXL's bindings: which process may call, under which locks, and how types
-//! and statuses convert.
+//! Rules for every call to NIXL's bindings: the processes and locks in which calls are allowed, and
+//! conversions of types and statuses.
 
 pub(crate) mod memory_type;
 pub(crate) mod process;

@@ -1,9 +1,9 @@
 //! The process that uses NIXL, as opposed to its forked children.
 //!
-//! A forked process has none of NIXL's threads, and NIXL's locks that another thread held stay
-//! locked. So once the parent has had an agent, the child calls no NIXL function. Objects of the
-//! parent drop there without effect. The parent's registrations belong only to the parent's NIXL,
-//! so nothing is lost.
+//! A forked process has none of NIXL's threads, and locks that another thread of the parent held
+//! stay locked. So if the parent has built an agent, the child calls no NIXL function. The parent's
+//! objects drop there without effect. Nothing is lost, because the registrations belong only to the
+//! parent's NIXL.
 
 use std::sync::OnceLock;
 
@@ -13,7 +13,7 @@ use terrane_core::{ForkedProcess, OwnerProcess};
 static OWNER: OnceLock<OwnerProcess> = OnceLock::new();
 
 /// Fails in a process that was forked from the one that built the first agent. The first caller
-/// counts as that one.
+/// counts as that process.
 pub(crate) fn check() -> Result<(), ForkedProcess> {
     OWNER.get_or_init(OwnerProcess::current).check()
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The status of a NIXL call, as far as its bindings pass it on.
+/// The status of a NIXL call, as far as its bindings forward it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
@@ -10,9 +10,9 @@ pub enum Status {
     InvalidParameter,
     /// A backend or NIXL itself failed.
     Backend,
-    /// No item has that name, or no item serves the request.
+    /// No item has that name, or no item can execute the request.
     NotFound,
-    /// NIXL refused to create a request, and its bindings do not pass on why.
+    /// NIXL refused to create a request, and its bindings do not forward the reason.
     Refused,
     /// There is no telemetry of a transfer.
     NoTelemetry,

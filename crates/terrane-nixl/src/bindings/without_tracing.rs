@@ -6,9 +6,9 @@ use tracing::subscriber::{NoSubscriber, with_default};
 /// Calls the bindings under a lock of this crate.
 ///
 /// The bindings trace each call. A subscriber is foreign code, which may use the agent whose lock
-/// is held. So this disables the subscriber on this thread during the call.
+/// this thread holds. So this function disables the subscriber on this thread during the call.
 pub(crate) fn without_tracing<T>(call: impl FnOnce() -> T) -> T {
-    // Inside a subscriber, trace events do not arrive, and another subscriber cannot be set.
+    // Inside a subscriber, trace events are not delivered, and another subscriber cannot be set.
     if get_default(|subscriber| subscriber.is::<NoSubscriber>()) {
         return call();
     }

@@ -20,12 +20,12 @@ use crate::error::NixlError;
 /// # }
 /// ```
 pub trait AddNixl: Sized {
-    /// Adds an engine over this agent, with its default options. For other options, pass a
+    /// Adds an engine for this agent, with its default options. For other options, pass a
     /// [`NixlEngine`] to [`engine`](TransferManagerBuilder::engine).
     ///
     /// # Errors
     ///
-    /// As [`NixlEngine::new`].
+    /// As for [`NixlEngine::new`].
     fn nixl(self, agent: &Agent) -> Result<Self, NixlError>;
 }
 

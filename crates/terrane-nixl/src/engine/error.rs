@@ -1,4 +1,4 @@
-//! How requests fail.
+//! Failures of requests.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use terrane_core::{AgentName, BackendName, OsError};
 
 use crate::bindings::status::Status;
 
-/// Why a transfer through NIXL failed: the source of the
+/// The reason why a transfer through NIXL failed: the source of the
 /// [`TransferError`](terrane_transfer::TransferError).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -23,9 +23,9 @@ pub enum RequestError {
         /// The status that NIXL returned.
         status: Status,
     },
-    /// The connection to the peer has broken, mostly because the peer's process has ended. Or a
-    /// request has failed, parts of it may still be in flight, and the connection is closed for
-    /// that reason. No transfer with the peer begins until one of its layouts is imported again.
+    /// The connection to the peer has broken, usually because the peer's process has ended. It is
+    /// also closed after a request has failed whose parts may still be in flight. No transfer with
+    /// the peer begins until one of its layouts is imported again.
     #[error(
         "{backend} lost the connection to peer {peer} while {step}: {status}; import one of its layouts \
          again, or a new export if the peer was restarted"
@@ -51,7 +51,7 @@ pub enum RequestError {
         /// The end of the last byte to read, in bytes.
         wanted: u64,
     },
-    /// The file ends before the end of the written bytes, though the backend reported success.
+    /// The file ends before the end of the written bytes, although the backend reported success.
     #[error(
         "the write ends at byte {wanted}, and the file has only {length} bytes; free space on its file \
          system or raise RLIMIT_FSIZE, and write its blocks again"
@@ -71,11 +71,11 @@ pub enum RequestError {
         #[source]
         source: OsError,
     },
-    /// The quoted transfer is no longer possible: the peer was forgotten meanwhile.
+    /// The quoted transfer is no longer possible, because the peer has been forgotten.
     #[error("the transfer was not started: the engine {0}")]
     Declined(#[from] terrane_transfer::Declined),
-    /// The plan has an invalid address: a region's memory breaks its contract, and extends beyond
-    /// the address space. Memory that keeps its contract never causes this.
+    /// The plan has an invalid address: a region's memory violates its contract, and extends beyond
+    /// the address space.
     #[error(
         "a run of the plan has no valid address; the memory of one end violates the contract of `Memory`"
     )]

@@ -1,4 +1,4 @@
-//! Values of the two ends of a transfer, as NIXL distinguishes them.
+//! Values for the two ends of a transfer, in NIXL's terms.
 
 /// A value for the local memory and one for the target: a peer's memory, or a file.
 ///

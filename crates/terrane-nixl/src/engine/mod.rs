@@ -51,12 +51,12 @@ const NAME: &str = "nixl";
 ///
 /// The engine selects the backend for each transfer among those that accepted the memory at both
 /// ends. It uses the registrations' records, in the agent's order of backends. A file that GDS
-/// refused never goes through GDS because another backend accepted it. The quote names the backend:
+/// refused is never copied by GDS because another backend accepted it. The quote names the backend:
 /// `"UCX write, 64 descriptors"`.
 ///
 /// # What it does not do
 ///
-/// - It does not take part in a device's order. It accepts device memory that is [already
+/// - It does not wait for a device's order. It accepts device memory that is [already
 ///   synchronised](DeviceOrder::AlreadySynchronised) and declines streams and events. For these, a
 ///   relay lets the device's own engine wait.
 /// - It makes no file durable.
@@ -70,16 +70,15 @@ const NAME: &str = "nixl";
 /// queues.
 ///
 /// A thread that blocks until the end ([`Completion::wait`](terrane_transfer::Completion::wait),
-/// [`Layers::wait`](terrane_transfer::Layers::wait)) may come first. It then posts and polls in
-/// place of the engine's thread. No other thread must then be woken, and the copy runs on the
-/// waiting thread. A copy never blocks threads that poll, tasks that await, and waits until a given
-/// time.
+/// [`Layers::wait`](terrane_transfer::Layers::wait)) may begin first. It then posts and polls in
+/// place of the engine's thread. No other thread must be woken, and the copy runs on the waiting
+/// thread. Threads that only poll, tasks that await, and waits with a deadline never run a copy.
 ///
 /// # Descriptors
 ///
 /// A request has a descriptor for each run of bytes that is contiguous at both ends. Some pieces
-/// cannot be joined. Once an end has been used so for a while, NIXL prepares a descriptor list of
-/// its pieces. Requests then name pieces by index, which is less work
+/// cannot be joined. After an endpoint has been used in this way for a while, NIXL prepares a
+/// descriptor list of its pieces. Requests then name pieces by index, which is less work
 /// ([`prepared_descriptors`](NixlEngineOptions::prepared_descriptors)).
 ///
 /// # When a peer does not answer
@@ -87,24 +86,25 @@ const NAME: &str = "nixl";
 /// Every transfer has a deadline, its own or that of the [options](NixlEngineOptions::deadline). A
 /// request in flight cannot be cancelled immediately or reliably. When the deadline passes, the
 /// transfer ends with its error. The memory at both ends stays claimed and alive until NIXL reports
-/// that the request has ended too. An engine that drops meanwhile waits for that up to its
-/// [`drop_timeout`](NixlEngineOptions::drop_timeout), and then never frees or reuses the memory. The peer
-/// then stays busy in that agent: it can be forgotten, but neither refreshed nor disconnected.
+/// that the request has ended too. An engine that drops before waits for that up to its
+/// [`drop_timeout`](NixlEngineOptions::drop_timeout), and then never frees or reuses the memory.
+/// The peer then stays busy in that agent: it can be forgotten, but neither refreshed nor
+/// disconnected.
 ///
 /// # When a request fails
 ///
-/// NIXL reports that it failed, but not which of its parts may still be in flight. So the transfer
-/// ends with its error. The memory at both ends stays claimed until the connection to the peer is
-/// closed. The engine closes it as soon as nothing else is in flight with the peer, and no transfer
-/// begins meanwhile ([`RequestError::PeerLost`]). The next [import](crate::Agent::import)
+/// NIXL reports that a request failed, but not which of its parts may still be in flight. So the
+/// transfer ends with its error. The memory at both ends stays claimed until the connection to the
+/// peer is closed. The engine closes it once no other request is in flight with the peer, and
+/// begins no transfer before ([`RequestError::PeerLost`]). The next [import](crate::Agent::import)
 /// reconnects.
 ///
-/// With a file, POSIX (over the kernel's asynchronous I/O, its default) and GDS_MT of NIXL 1.5.1
+/// With a file, POSIX (with the kernel's asynchronous I/O, its default) and GDS_MT of NIXL 1.5.1
 /// report a failure only once all I/Os of the request have ended. The memory is therefore free when
-/// the error arrives. With other backends and releases, I/Os may go on, and a file has no
+/// the error arrives. With other backends and releases, I/Os may continue, and a file has no
 /// connection to close: that memory is never used again. GDS of NIXL 1.5.1 reports no failure of an
 /// I/O. The engine fails a write after which the file is too short
-/// ([`RequestError::WrittenShort`]). Use GDS_MT where other errors must be reported.
+/// ([`RequestError::WrittenShort`]). Use GDS_MT if other errors must be reported.
 ///
 /// Dropping the engine ends its thread after it has served the submitted transfers. The drop joins
 /// it, unless it runs on an engine's thread.
@@ -158,7 +158,7 @@ pub struct NixlEngine {
 }
 
 impl NixlEngine {
-    /// Creates an engine over this agent.
+    /// Creates an engine for this agent.
     ///
     /// # Errors
     ///
@@ -176,7 +176,7 @@ impl NixlEngine {
         Ok(Self { context, bases: EndpointCache::default(), queue, thread: Some(thread) })
     }
 
-    /// The agent that it copies through.
+    /// The agent of the engine.
     #[must_use]
     pub fn agent(&self) -> &Agent {
         &self.context.agent
@@ -198,8 +198,8 @@ impl NixlEngine {
 }
 
 // SAFETY: requests consist only of the plan's runs. A job is finished when all of its requests have
-// ended: successfully, by NIXL's report, or with the connection that they used. Otherwise it is
-// orphaned, and its memory is kept until they have ended, or permanently.
+// ended: successfully, by NIXL's report, or with their connection. Otherwise it is orphaned, and
+// its memory is kept until they have ended, or permanently.
 unsafe impl CopyEngine for NixlEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -214,7 +214,7 @@ unsafe impl CopyEngine for NixlEngine {
 
     fn submit(&self, job: CopyJob) {
         if process::is_forked() {
-            // Its thread does not exist here, and its queue may stay locked.
+            // Its thread does not exist in this process, and its queue may stay locked.
             let source = RequestError::Declined(Declined::Forked).into();
             return job.finish(Err(CopyFailure::Engine { source }));
         }
@@ -236,7 +236,7 @@ unsafe impl CopyEngine for NixlEngine {
 impl Drop for NixlEngine {
     fn drop(&mut self) {
         if process::is_forked() {
-            // The thread and its part of the engine belong to the parent.
+            // The thread and its state belong to the parent process.
             let parents = (self.thread.take(), Arc::clone(&self.context), Arc::clone(&self.queue));
             let _parents = ManuallyDrop::new(parents);
             return;

@@ -1,9 +1,9 @@
-//! The bytes of peers that layouts of this process cover, over all its agents.
+//! The bytes of peers that layouts of this process contain, over all its agents.
 //!
-//! Each agent tracks the transfers with its own layouts. Two agents with the same bytes would not
-//! see each other's transfers in flight. Bytes are the same if their agent is. The connection
-//! information of each backend identifies an agent. An agent may add backends, so one in common is
-//! enough.
+//! Each agent tracks only the transfers with its own layouts. Two agents with the same bytes would
+//! not see each other's transfers in flight. Equal addresses are the same bytes if they belong to
+//! the same agent. The connection information of each backend identifies an agent. An agent may add
+//! backends, so one common backend suffices.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
@@ -22,15 +22,15 @@ type Holders = Vec<Holder>;
 static CLAIMED: LazyLock<Mutex<HashMap<Arc<[u8]>, Holders>>> = LazyLock::new(Mutex::default);
 
 struct Holder {
-    /// The importing agent's number for the peer.
+    /// The importing agent's number of the peer.
     peer: PeerId,
     /// The importing agent.
     agent: AgentName,
     layouts: Vec<Arc<LayoutDescriptor>>,
 }
 
-/// The bytes of a layout. No other agent of this process can claim them while this lives or its
-/// peer is known.
+/// The bytes of a layout. No other agent of this process can claim them while this value lives or
+/// its peer is known.
 pub(super) struct Claim {
     connections: Vec<Arc<[u8]>>,
     peer: PeerId,
@@ -110,7 +110,7 @@ pub(super) fn is_same_process(a: &[u8], b: &[u8]) -> bool {
     each(a).any(|data| each(b).any(|other| data == other))
 }
 
-/// The connection information of each backend; all of it as one if it cannot be parsed.
+/// The connection information of each backend. If it cannot be parsed, all of it is one item.
 fn each(connection: &[u8]) -> impl Iterator<Item = &[u8]> {
     let each: Vec<&[u8]> = match Metadata::parse(connection) {
         Ok(metadata) => metadata.connections.into_iter().map(|c| c.data).collect(),

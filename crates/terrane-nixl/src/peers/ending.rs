@@ -9,7 +9,7 @@ use crate::bindings::without_tracing::without_tracing;
 
 impl Agent {
     /// Ends the peers that must end, and closes the connections that must close, unless another
-    /// thread does so now.
+    /// thread is doing so.
     pub(super) fn end_peers(&self) {
         while self.peer_table().has_due() {
             let Some(mut loaded) = self.peer_table().try_loaded() else { return };
@@ -35,14 +35,14 @@ impl Agent {
         }
     }
 
-    /// Closes the connection to a peer with which a request has failed, once nothing else is in
-    /// flight with it.
+    /// Closes the connection to a peer with a failed request, once no other request is in flight
+    /// with the peer.
     fn close_if_due(&self, loaded: &mut LoadedPeers, peer: &Arc<Peer>) {
         let mut state = peer.state();
         if !state.must_close() {
             return;
         }
-        // Nothing is posted meanwhile.
+        // Nothing is posted during the call.
         state.begin_reload();
         drop(state);
         let was_known = self.invalidate(peer);
@@ -54,8 +54,8 @@ impl Agent {
         state.record_close(was_known);
     }
 
-    /// Makes NIXL forget a peer and close its connection. Returns whether NIXL knew the peer. If
-    /// not, NIXL may also have lost the means to close its connection.
+    /// Makes NIXL forget a peer and close its connection. Returns whether NIXL knew the peer. If it
+    /// did not, it may also be unable to close the connection.
     pub(super) fn invalidate(&self, peer: &Peer) -> bool {
         without_tracing(|| self.raw().invalidate_remote_md(peer.nixl_name.as_str())).is_ok()
     }

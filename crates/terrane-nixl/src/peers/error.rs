@@ -1,4 +1,4 @@
-//! Why layouts could not be exported, imported or forgotten.
+//! The reasons why layouts could not be exported, imported or forgotten.
 
 use terrane_core::{AgentName, BackendName, ForkedProcess, PeerId, StorageKind};
 use terrane_layout::LayoutError;
@@ -7,7 +7,7 @@ use terrane_wire::WireError;
 use super::metadata::MalformedMetadata;
 use crate::bindings::status::Status;
 
-/// Why a layout could not be exported.
+/// The reason why a layout could not be exported.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -53,7 +53,7 @@ pub enum ExportError {
         /// The kind of the layout's memory.
         storage: StorageKind,
     },
-    /// A region's owner declares it registered, but it no longer is.
+    /// A region's owner declares it registered, but its registration has ended.
     #[error(
         "agent {agent} has no key for region {region}: its registration has ended; register it again"
     )]
@@ -79,8 +79,8 @@ pub enum ExportError {
     Wire(#[from] WireError),
 }
 
-/// Why a layout of a peer could not be imported. The state is unchanged, unless the variant says
-/// otherwise.
+/// The reason why a layout of a peer could not be imported. The state is unchanged, unless the
+/// variant states otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
@@ -93,8 +93,8 @@ pub enum ImportError {
     /// The agent's metadata is malformed.
     #[error(transparent)]
     Metadata(#[from] MalformedMetadata),
-    /// This agent's own metadata is not in the form that this crate parses. Peers' metadata then
-    /// cannot be checked before NIXL reads it, and NIXL trusts it.
+    /// This agent's own metadata is not in the form that this crate parses. So peers' metadata
+    /// cannot be checked before NIXL reads it, and NIXL does not check it.
     #[error(
         "this NIXL does not write metadata in the form of NIXL 1.5, so peers' metadata cannot be checked; \
          install NIXL 1.5.1"
@@ -115,7 +115,7 @@ pub enum ImportError {
         /// The name.
         agent: AgentName,
     },
-    /// The metadata is from another agent than the description.
+    /// The metadata belongs to another agent than the description.
     #[error(
         "the layout belongs to agent {described}, and the metadata to agent \"{}\"; pass both from one \
          agent",
@@ -194,11 +194,11 @@ pub enum ImportError {
     },
     /// Transfers with the peer's process are in flight, and NIXL would have to load or forget data
     /// of it. This occurs if the peer is being forgotten, if its connection has broken, or if the
-    /// layout's keys are new to NIXL. NIXL drops a peer whose keys it refuses, with those
-    /// transfers. So import a peer's layouts before you transfer.
+    /// layout's keys are new to NIXL. If NIXL refuses keys, it drops the peer and those transfers.
+    /// So import a peer's layouts before you transfer.
     ///
     /// A process that hangs stays busy. So does a process with transfers that an engine orphaned
-    /// when it dropped. A replacement process under its name is not busy:
+    /// when it dropped. A replacement process with the same name is not busy:
     /// [`Agent::refresh`](crate::Agent::refresh) imports its layouts at once.
     #[error("{transfers} transfers with agent {peer} are in flight; wait for them, and retry")]
     PeerBusy {
@@ -240,7 +240,7 @@ pub enum ImportError {
         status: Status,
     },
     /// NIXL refused the metadata, and has dropped the peer. Its layouts that were imported before
-    /// can no longer be used. Its connection stays open until the agent is dropped.
+    /// are unusable. Its connection stays open until the agent is dropped.
     #[error(
         "NIXL refused the metadata of agent {peer} ({status}) and dropped the agent; import its other \
          layouts again"
@@ -264,7 +264,7 @@ pub enum ImportError {
     Layout(#[from] LayoutError),
 }
 
-/// How a peer has changed.
+/// The change of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PeerChange {
@@ -283,7 +283,7 @@ impl std::fmt::Display for PeerChange {
     }
 }
 
-/// Why a peer could not be forgotten.
+/// The reason why a peer could not be forgotten.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForgetError {

@@ -1,4 +1,4 @@
-//! Exports: the data that a peer needs to reach a layout.
+//! Exports: the data by which a peer reaches a layout.
 
 use nixl_sys::RegDescList;
 use terrane_core::convert::to_u64;
@@ -22,12 +22,12 @@ impl Agent {
     /// Describes a layout that is registered with this agent as bytes, for peers to
     /// [`import`](Self::import).
     ///
-    /// It offers only the layout's blocks. However, a peer that has it can reach all registrations
-    /// that the blocks lie in.
+    /// It offers only the layout's blocks. However, a peer with the export can reach all
+    /// registrations that contain the blocks.
     ///
     /// A peer reads and writes exported blocks without notice to this process, so this process does
-    /// not track its transfers. The two sides must agree on which of them uses which block when
-    /// ([notifications](Self::notifications) report the arrival of bytes).
+    /// not track its transfers. The two sides must agree on when each of them uses a block.
+    /// [Notifications](Self::notifications) report the arrival of bytes.
     ///
     /// # Errors
     ///
@@ -40,12 +40,12 @@ impl Agent {
         Ok(self.describe(layout)?.encode()?)
     }
 
-    /// Describes a layout that is registered with this agent, with all that a peer needs to reach
+    /// Describes a layout that is registered with this agent, with all data by which a peer reaches
     /// it. [`export`](Self::export) encodes this description as bytes.
     ///
     /// # Errors
     ///
-    /// As [`export`](Self::export).
+    /// As for [`export`](Self::export).
     pub fn describe(&self, layout: &PhysicalLayout) -> Result<LayoutDescriptor, ExportError> {
         process::check()?;
         let storage = layout.storage_kind();
@@ -56,8 +56,7 @@ impl Agent {
             // Bytes of an adopted region beyond the layout's blocks are not offered.
             let used = Span { length: geometry.region_bytes(number), ..region.span() };
             let known = registered.iter().position(|record| record.span.covers(&used));
-            // A registration that serves the previous region and this one is the same for both: the
-            // base allocation's.
+            // A registration of the previous region and of this one is the base allocation's.
             let index = match known {
                 Some(index) => index,
                 None => {
@@ -82,8 +81,8 @@ impl Agent {
                 && registered.iter().all(|record| record.accepted_by(&backend.name))
         });
         let Some(first) = backends.next() else { return Err(no_backend()) };
-        // Where files are registered under different descriptors, only one kind can be queried from
-        // NIXL.
+        // If files are registered under different descriptors, NIXL returns the data of only one
+        // kind.
         let backends: Vec<&Backend> = std::iter::once(first)
             .chain(backends.filter(|backend| backend.file_access == first.file_access))
             .collect();
@@ -172,16 +171,17 @@ impl Agent {
         }
     }
 
-    /// Whether NIXL has returned keys for all regions. It silently returns none for memory that is
-    /// no longer registered. That occurs with memory whose registration only its owner vouches for.
+    /// Whether NIXL has returned keys for all regions. For memory that is no longer registered, it
+    /// returns none and no error. That occurs if an owner's claim of a registration is out of date.
     fn check_own_keys(
         &self,
         regions: &[RegionDescriptor],
         backends: &[&Backend],
         keys: &[u8],
     ) -> Result<(), ExportError> {
-        let gone = |region| ExportError::RegistrationGone { region, agent: self.name().clone() };
-        let keys = Metadata::parse(keys).map_err(|_| gone(0))?;
+        let registration_ended =
+            |region| ExportError::RegistrationGone { region, agent: self.name().clone() };
+        let keys = Metadata::parse(keys).map_err(|_| registration_ended(0))?;
         let mut missing = None;
         for backend in backends {
             match uncovered(regions, &backend.name, &keys.memory) {
@@ -189,7 +189,7 @@ impl Agent {
                 Some(region) => missing = missing.max(Some(region)),
             }
         }
-        Err(gone(missing.unwrap_or_default()))
+        Err(registration_ended(missing.unwrap_or_default()))
     }
 
     /// The connection data of this agent, for all of its backends that can be reached.

@@ -18,15 +18,15 @@ use crate::agent::Agent;
 
 /// The metadata that a NIXL agent without Terrane needs to reach a layout of this process.
 ///
-/// The bytes are NIXL's own: `nixl_agent.add_remote_agent` in Python loads them, and so does
-/// `nixlAgent::loadRemoteMD` in C++. They hold the keys of the layout's registrations and no
-/// others.
+/// The bytes are in NIXL's own form: `nixl_agent.add_remote_agent` in Python loads them, and so
+/// does `nixlAgent::loadRemoteMD` in C++. They contain the keys of the layout's registrations and
+/// no others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NixlMetadata {
     /// The connection data of the agent. A peer loads this first.
     pub connection: Vec<u8>,
-    /// The keys of the registrations that the layout lies in.
+    /// The keys of the registrations that contain the layout.
     pub keys: Vec<u8>,
     /// The location of the regions, for the peer's descriptors.
     pub regions: Vec<RegionDescriptor>,
@@ -39,7 +39,7 @@ impl NixlMetadata {
         [&self.connection, &self.keys]
     }
 
-    /// Both pieces as one, for protocols that send one. Python's `get_partial_agent_metadata` with
+    /// Both pieces in one, for protocols that send one. Python's `get_partial_agent_metadata` with
     /// `inc_conn_info=True` returns the same.
     ///
     /// # Errors
@@ -55,24 +55,24 @@ impl NixlMetadata {
 
 /// A layout in the memory of a NIXL agent without Terrane, for [`Agent::import_foreign`].
 ///
-/// The peer sends its metadata and its memory's location. Both sides know the strides: the
-/// configuration of the model and of its cache determines them.
+/// The peer sends its metadata and its memory's location. Both sides know the strides, which follow
+/// from the configurations of the model and of its cache.
 #[derive(Clone, Debug)]
 pub struct ForeignLayout<'a> {
-    /// The sections of the layout and their strides, in regions without gaps between their numbers:
+    /// The sections of the layout and their strides, with consecutive region numbers:
     /// [`Geometry::from_sections`] or [`Geometry::from_form`] of the peer's tensors.
     pub geometry: Geometry,
-    /// The kind of the peer's memory. [`StorageKind::Device`] holds the peer's device number.
+    /// The kind of the peer's memory. [`StorageKind::Device`] contains the peer's device number.
     pub storage: StorageKind,
     /// The name of the peer's agent.
     pub agent: AgentName,
     /// The peer's metadata in NIXL's form: all of it (`get_agent_metadata` in Python), a part with
     /// connection information (`get_partial_agent_metadata` with `inc_conn_info=True`), or several
-    /// parts of which one has it.
+    /// parts, one of which contains it.
     pub metadata: &'a [&'a [u8]],
     /// The location of the layout's regions, in the order of the geometry. A region may be longer
     /// than the layout needs. The metadata names the backends that reach it; the backends of these
-    /// descriptors are not read.
+    /// descriptors are ignored.
     pub regions: Vec<RegionDescriptor>,
 }
 
@@ -80,12 +80,12 @@ impl Agent {
     /// Returns the metadata that a NIXL agent without Terrane needs to reach a layout that is
     /// registered with this agent.
     ///
-    /// A peer that uses Terrane takes an [`export`](Self::export) instead, which also describes the
+    /// A peer that uses Terrane needs an [`export`](Self::export) instead, which also describes the
     /// geometry. As for an export, this process does not track the peer's reads and writes.
     ///
     /// # Errors
     ///
-    /// As [`export`](Self::export).
+    /// As for [`export`](Self::export).
     pub fn nixl_metadata(&self, layout: &PhysicalLayout) -> Result<NixlMetadata, ExportError> {
         let described = self.describe(layout)?;
         let parts = MetadataParts::split(described.metadata()).ok_or(ExportError::UnknownForm)?;
@@ -96,15 +96,15 @@ impl Agent {
     /// Imports a layout in the memory of a NIXL agent that does not use Terrane.
     ///
     /// The layout is an end of transfers like one that was [imported](Self::import), with the same
-    /// checks. NIXL loads only the keys that the regions need. So metadata that has grown, because
-    /// the peer has registered more, gives the same layout again.
+    /// checks. NIXL loads only the keys that the regions need. So after the peer has registered
+    /// more memory, its longer metadata returns the same layout.
     ///
     /// # Errors
     ///
     /// [`ImportError`]. The state is then unchanged, except for [`ImportError::PeerLost`]. The
     /// metadata may be refused:
     /// - [`ImportError::Metadata`] if a piece is truncated or damaged.
-    /// - [`ImportError::OtherAgent`] if a piece is of another agent.
+    /// - [`ImportError::OtherAgent`] if a piece belongs to another agent.
     /// - [`ImportError::NoConnection`] and [`ImportError::TwoConnections`] if no piece has
     ///   connection data, or two pieces have different connection data.
     /// - [`ImportError::NotCovered`] if no key gives access to a region.
@@ -118,17 +118,17 @@ impl Agent {
     }
 
     /// Imports a layout of a NIXL agent without Terrane that was restarted under its name, or has
-    /// registered its memory again. It is to [`import_foreign`](Self::import_foreign) what
-    /// [`refresh`](Self::refresh) is to [`import`](Self::import).
+    /// registered its memory again. This is [`refresh`](Self::refresh) for
+    /// [`import_foreign`](Self::import_foreign).
     ///
     /// # Errors
     ///
-    /// As [`import_foreign`](Self::import_foreign) and [`refresh`](Self::refresh).
+    /// As for [`import_foreign`](Self::import_foreign) and [`refresh`](Self::refresh).
     pub fn refresh_foreign(&self, layout: &ForeignLayout<'_>) -> Result<RemoteLayout, ImportError> {
         self.import_described(self.describe_foreign(layout)?, ImportMode::Refresh)
     }
 
-    /// The description of a foreign layout as an agent of Terrane would export it.
+    /// Describes a foreign layout as an agent of Terrane would export it.
     pub(super) fn describe_foreign(
         &self,
         layout: &ForeignLayout<'_>,
@@ -211,14 +211,14 @@ fn joined<'a>(agent: &'a AgentName, pieces: &[&'a [u8]]) -> Result<Metadata<'a>,
     Ok(Metadata { agent: agent.as_str(), connections, memory })
 }
 
-/// The part of a region that the layout uses. A region that is too short stays so, and is refused
-/// later.
+/// The part of a region that the layout uses. A region that is too short is returned unchanged, and
+/// refused later.
 fn cut(region: &RegionDescriptor, length: ByteCount) -> RegionDescriptor {
     let length = region.length().min(length);
     RegionDescriptor::new(region.space(), region.address(), length, [])
 }
 
-/// The keys of one backend, each once and in NIXL's order: several regions may lie in one
+/// The keys of one backend, each once and in NIXL's order: several regions may be in one
 /// registration.
 fn each_once(mut keys: Vec<MemoryKey<'_>>) -> Vec<MemoryKey<'_>> {
     let mut seen = FxHashSet::default();

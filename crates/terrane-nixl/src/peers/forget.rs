@@ -14,18 +14,18 @@ use crate::bindings::process;
 pub enum ForgetOutcome {
     /// The peer is forgotten completely.
     Now,
-    /// This many transfers with it are in flight, and the peer ends with the last of them. No new
+    /// This many transfers with the peer are in flight. It ends with the last of them, and no new
     /// transfer begins.
     AfterTransfers(usize),
 }
 
 impl Agent {
-    /// Forgets a peer, with everything imported from it. Transfers in flight with it run to their
-    /// end. No new transfer begins, even with the remaining [`RemoteLayout`](crate::RemoteLayout)s.
+    /// Forgets a peer, with everything imported from it. Transfers in flight with it complete. No
+    /// new transfer begins, not even with the remaining [`RemoteLayout`](crate::RemoteLayout)s.
     ///
-    /// A peer is forgotten automatically when the last of its layouts drops; this ends it sooner.
-    /// If it is imported again, it gets another [`PeerId`]. NIXL keeps the connections to the 32
-    /// peers that were forgotten last, so importing them again is cheap; see
+    /// A peer is forgotten automatically when the last of its layouts drops; this function forgets
+    /// it earlier. If it is imported again, it gets another [`PeerId`]. NIXL keeps the connections
+    /// to the 32 peers that were forgotten last, so importing them again is cheap; see
     /// [`disconnect`](Self::disconnect).
     ///
     /// # Errors
@@ -102,8 +102,9 @@ impl Agent {
     }
 
     /// Whether imports check peers' metadata before NIXL reads it
-    /// ([`CheckedMetadata`](Capability::CheckedMetadata)). They can if the library writes metadata in the
-    /// form of NIXL 1.5. See [`AgentBuilder::metadata_checks`](crate::AgentBuilder::metadata_checks).
+    /// ([`CheckedMetadata`](Capability::CheckedMetadata)). They can if the library writes metadata
+    /// in the form of NIXL 1.5. See
+    /// [`AgentBuilder::metadata_checks`](crate::AgentBuilder::metadata_checks).
     #[must_use]
     pub fn capabilities(&self) -> CapabilityReport {
         let status = match (self.metadata_checks(), self.reachable()) {

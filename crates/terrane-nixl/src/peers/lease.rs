@@ -7,7 +7,7 @@ use super::peer::Peer;
 use crate::agent::Agent;
 use crate::bindings::process;
 
-/// A live layout of a peer: its memory holds one.
+/// A live layout of a peer. The layout's memory owns the lease.
 pub(super) struct Lease {
     agent: Agent,
     peer: Arc<Peer>,

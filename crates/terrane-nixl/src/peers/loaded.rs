@@ -15,7 +15,7 @@ use super::peer::Peer;
 use crate::bindings::memory_type::MemoryType;
 
 /// NIXL's data of a peer is reloaded once this many of its layouts have dropped, and at least as
-/// many as live.
+/// many as are alive.
 const MAX_DROPPED_LAYOUTS: usize = 256;
 
 /// The number of ended peers that NIXL keeps.
@@ -28,12 +28,12 @@ pub(super) struct LoadedPeers {
     pub(super) peers: HashMap<AgentName, LoadedPeer>,
     /// Peers whose name now belongs to another process, and whose transfers have not ended.
     replaced: Vec<LoadedPeer>,
-    /// How many peers have ended so far.
+    /// The number of peers that have ended so far.
     ended: u64,
 }
 
 impl LoadedPeers {
-    /// Marks a peer as ended. Another peer can take its name then.
+    /// Marks a peer as ended. Another peer can then have its name.
     pub(super) fn end(&mut self, peer: &Peer) {
         let ended = self.ended + 1;
         let Some(known) = self.of(peer) else { return };
@@ -53,8 +53,8 @@ impl LoadedPeers {
         self.replaced.extend(self.peers.remove(name));
     }
 
-    /// Removes a peer that NIXL no longer needs: one whose name another has, one that NIXL has
-    /// lost, or the one that ended first, if there are too many.
+    /// Removes a peer that NIXL no longer needs: one whose name another process has, one that NIXL
+    /// has lost, or, if there are too many, the one that ended first.
     pub(super) fn take_excess(&mut self) -> Option<Arc<Peer>> {
         if let Some(index) = self.replaced.iter().position(|known| known.ended.is_some()) {
             return Some(self.replaced.swap_remove(index).peer);
@@ -86,15 +86,15 @@ pub(super) struct LoadedPeer {
     pub(super) peer: Arc<Peer>,
     /// Its connection data.
     pub(super) connection: Box<[u8]>,
-    /// The memory that NIXL has a key for, including dropped layouts. NIXL keeps the first key
-    /// loaded for a location, and silently ignores another.
+    /// The memory for which NIXL has keys, including that of dropped layouts. NIXL keeps the first
+    /// key of a location, and silently ignores any other.
     pub(super) keys: HashMap<OwnedKeyLocation, Box<[u8]>>,
     pub(super) layouts: Vec<LoadedLayout>,
-    /// How many layouts have dropped since the last reload.
+    /// The number of layouts that have dropped since the last reload.
     dropped_layouts: usize,
     /// Its rank among ended peers; `None` while in use.
     pub(super) ended: Option<u64>,
-    /// NIXL unexpectedly does not know it.
+    /// Whether NIXL unexpectedly does not know it.
     pub(super) is_lost: bool,
 }
 
@@ -113,7 +113,7 @@ impl OwnedKeyLocation {
     }
 }
 
-/// The memory that a layout came with keys for.
+/// The memory for which a layout's metadata has keys.
 fn key_locations(layout: &LayoutDescriptor) -> Vec<OwnedKeyLocation> {
     let keys =
         MetadataParts::split(layout.metadata()).and_then(|parts| Metadata::parse(parts.keys).ok());
@@ -157,7 +157,7 @@ impl LoadedPeer {
         self.layouts.push(LoadedLayout { endpoint, described });
     }
 
-    /// Whether NIXL has a different key for one of these places.
+    /// Whether NIXL has a different key for one of these locations.
     pub(super) fn contradicts(&self, keys: &[MemoryKey<'_>]) -> bool {
         let differs = |key: &MemoryKey<'_>| {
             self.keys.get(&key.location.into()).is_some_and(|known| **known != *key.key)
@@ -165,9 +165,9 @@ impl LoadedPeer {
         keys.iter().any(differs)
     }
 
-    /// Whether NIXL has unused keys that conflict with these, not needed by any of the layouts
-    /// `in_use`. A key conflicts if it is for the same memory, or for memory that shares bytes with
-    /// it. The peer may have registered it differently since, and NIXL would use either key.
+    /// Whether NIXL has keys that conflict with these and that none of the layouts `in_use` needs.
+    /// A key conflicts if it is for the same memory, or for memory that shares bytes with it. The
+    /// peer may have registered it differently since, and NIXL would use either key.
     pub(super) fn is_stale<'a>(
         &self,
         keys: &[MemoryKey<'_>],
@@ -191,7 +191,7 @@ impl LoadedPeer {
             in_use.flat_map(|layout| key_locations(layout)).collect();
         others.retain(|location| !needed.contains(location));
         others.sort_unstable();
-        // The highest end of all others up to each one.
+        // For each key, the highest end of all keys up to it.
         let mut ends: Vec<u64> = Vec::with_capacity(others.len());
         for (index, location) in others.iter().enumerate() {
             let before = index.checked_sub(1).and_then(|i| Some((others.get(i)?, *ends.get(i)?)));
@@ -210,7 +210,7 @@ impl LoadedPeer {
         })
     }
 
-    /// The peer is back under a new number.
+    /// Records the peer's return under a new number.
     pub(super) fn revive(&mut self, peer: Arc<Peer>) {
         self.peer = peer;
         self.dropped_layouts += self.layouts.len();
@@ -223,7 +223,7 @@ impl LoadedPeer {
         keys.iter().all(|key| self.keys.contains_key(&key.location.into()))
     }
 
-    /// The layout, if it is imported and live.
+    /// The layout, if it is imported and alive.
     pub(super) fn find(
         &self,
         described: &LayoutDescriptor,
@@ -238,7 +238,7 @@ impl LoadedPeer {
         first_shared(live.map(|layout| &*layout.described), described)
     }
 
-    /// Removes dropped layouts. Returns `true` if they were many: NIXL then has many unused keys.
+    /// Removes dropped layouts. Returns `true` if there were many: NIXL then has many unused keys.
     pub(super) fn remove_dropped(&mut self) -> bool {
         let before = self.layouts.len();
         self.layouts.retain(|layout| !layout.endpoint.has_gone());
@@ -252,7 +252,7 @@ impl LoadedPeer {
         live.map(|layout| &layout.described)
     }
 
-    /// NIXL's data is empty.
+    /// Records that NIXL has no data of the peer.
     pub(super) fn reset(&mut self) {
         self.keys.clear();
         self.dropped_layouts = 0;

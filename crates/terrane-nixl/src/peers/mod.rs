@@ -1,7 +1,7 @@
 //! Layouts that one agent exports and others import.
 //!
-//! An export is bytes: the layout's geometry, the location of its regions, and the metadata with
-//! which NIXL reaches them. The two processes send it by any channel that they have. The importer
+//! An export consists of bytes: the layout's geometry, the location of its regions, and the
+//! metadata by which NIXL reaches them. The two processes send it over any channel. The importer
 //! gets a [`RemoteLayout`](remote::RemoteLayout), which is an end of transfers.
 
 mod claims;

@@ -17,19 +17,19 @@ use crate::error::NixlError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Notification {
-    /// The name that the sender claims.
+    /// The name that the sender states.
     pub from: AgentName,
-    /// The bytes, as they were sent.
+    /// The bytes that were sent.
     pub message: Vec<u8>,
 }
 
 impl Agent {
-    /// Takes all notifications that have arrived. Those of one peer keep their order of arrival.
+    /// Returns all notifications that have arrived. Those of one peer keep their order of arrival.
     ///
-    /// A notification that came with a transfer arrives only after the transfer's bytes. Untaken
-    /// notifications are kept, without a bound. The sender chooses the message and the name that it
-    /// gives; NIXL checks neither. A notification under a name that is not UTF-8 is dropped, with
-    /// an error in the log, as the bindings give no access to it.
+    /// A notification of a transfer arrives only after the transfer's bytes. Notifications are kept
+    /// until they are returned, without a limit. The sender chooses the message and the name; NIXL
+    /// checks neither. A notification under a name that is not UTF-8 is dropped, with an error in
+    /// the log, because the bindings give no access to it.
     ///
     /// # Errors
     ///
@@ -44,25 +44,25 @@ impl Agent {
         Ok(each.collect())
     }
 
-    /// Takes the notifications of one peer, and leaves the others.
+    /// Returns the notifications of one peer, and keeps the others.
     ///
     /// # Errors
     ///
-    /// As [`notifications`](Self::notifications).
+    /// As for [`notifications`](Self::notifications).
     pub fn notifications_from(&self, sender: &AgentName) -> Result<Vec<Vec<u8>>, NixlError> {
         let of_sender = self.collect(|unread| unread.remove(sender))?;
         Ok(of_sender.unwrap_or_default().into())
     }
 
-    /// Blocks the thread until there are notifications, or `deadline` has passed, and takes them
-    /// all.
+    /// Blocks the thread until there are notifications, or `deadline` has passed, and returns all
+    /// of them.
     ///
-    /// NIXL wakes no thread, so this one polls at growing intervals. The delay is at most a tenth
-    /// of the time waited so far, and at most a millisecond.
+    /// NIXL wakes no thread, so this thread polls at growing intervals. The interval is at most a
+    /// tenth of the time waited so far, and at most a millisecond.
     ///
     /// # Errors
     ///
-    /// As [`notifications`](Self::notifications).
+    /// As for [`notifications`](Self::notifications).
     pub fn wait_for_notifications(
         &self,
         deadline: Instant,
@@ -71,11 +71,11 @@ impl Agent {
         let begun = Instant::now();
         loop {
             let found = self.notifications()?;
-            let left = deadline.saturating_duration_since(Instant::now());
-            if !found.is_empty() || left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if !found.is_empty() || remaining.is_zero() {
                 return Ok(found);
             }
-            match (begun.elapsed() / 10).min(LONGEST).min(left) {
+            match (begun.elapsed() / 10).min(LONGEST).min(remaining) {
                 rest if rest < Duration::from_micros(5) => thread::yield_now(),
                 rest => thread::sleep(rest),
             }
@@ -83,7 +83,7 @@ impl Agent {
     }
 
     /// Sends a notification to a peer, without a transfer. Success does not mean that it arrived:
-    /// if the connection breaks meanwhile, no error reports it.
+    /// if the connection breaks before, no error reports it.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ impl Agent {
         })
     }
 
-    /// Moves NIXL's notifications into the mailbox, and takes some from there.
+    /// Moves NIXL's notifications into the mailbox, and takes some out of it.
     fn collect<T>(&self, take: impl FnOnce(&mut Unread) -> T) -> Result<T, NixlError> {
         const TAKING: &str = "taking notifications";
         process::check()?;
@@ -138,9 +138,9 @@ impl Agent {
         }
         let taken = outcome.map(|()| take(&mut unread));
         drop(unread);
-        // Outside the lock: a log subscriber may ask for notifications.
+        // Outside the lock: a log subscriber may query notifications.
         for error in nameless {
-            tracing::error!(agent = %self.name(), ?error, "a sender whose name is none");
+            tracing::error!(agent = %self.name(), ?error, "a sender's name is not UTF-8; its notification is dropped");
         }
         taken.map_err(failed)
     }

@@ -2,7 +2,8 @@
 
 use terrane_wire::LayoutDescriptor;
 
-/// The first region of a layout that shares bytes with `others`, no two of which share any.
+/// The first region of a layout that shares bytes with `others`, which share no bytes among
+/// themselves.
 pub(super) fn first_shared<'a>(
     others: impl Iterator<Item = &'a LayoutDescriptor>,
     described: &LayoutDescriptor,
@@ -12,7 +13,7 @@ pub(super) fn first_shared<'a>(
         .map(|region| (region.space(), region.address(), region.length()))
         .collect();
     others.sort_unstable();
-    // Among those that begin before a region ends, the last also ends last.
+    // Of those that begin before a region ends, the last also ends last.
     (0_u32..).zip(described.regions()).find_map(|(number, region)| {
         // Validated: the sum fits in 64 bits.
         let end = region.address().saturating_add(region.length().get());

@@ -1,8 +1,8 @@
 //! A peer and its uses.
 //!
-//! NIXL reports only that a request failed, permanently: some of its descriptors may still be in
-//! flight. They end with the connection. So a peer with which a request has failed is poisoned: no
-//! more requests are posted. Once all of its remaining transfers wait for it, the connection is
+//! After a failure, NIXL reports only that a request failed: some of its descriptors may still be
+//! in flight. They end with the connection. So a peer with a failed request is poisoned: no more
+//! requests are posted. Once all of its remaining transfers wait for that, the connection is
 //! closed.
 
 use std::sync::{Mutex, MutexGuard};
@@ -18,7 +18,7 @@ pub(super) struct Peer {
     pub(super) name: AgentName,
     /// NIXL's name for the peer.
     pub(super) nixl_name: AgentName,
-    /// Whether its metadata is checked, and renamed. Otherwise NIXL knows it by its own name.
+    /// Whether its metadata is checked, and renamed. If not, NIXL knows it by its own name.
     pub(super) is_checked: bool,
     state: Mutex<PeerState>,
 }
@@ -32,7 +32,7 @@ impl Peer {
         Self { id, name, nixl_name, is_checked, state: Mutex::default() }
     }
 
-    /// An ended peer that NIXL still knows, under its next number.
+    /// Returns an ended peer that NIXL still knows, under its next number.
     pub(super) fn again(&self) -> Self {
         let (name, nixl_name) = (self.name.clone(), self.nixl_name.clone());
         Self {
@@ -44,7 +44,7 @@ impl Peer {
         }
     }
 
-    /// Its uses. A panic leaves only counts and flags, which are consistent at any time.
+    /// Its uses. A panic leaves only counts and flags, which are always consistent.
     pub(super) fn state(&self) -> MutexGuard<'_, PeerState> {
         lock(&self.state)
     }
@@ -59,17 +59,17 @@ pub(super) struct PeerState {
     pub(super) failed_in_flight: usize,
     /// Live layouts of the peer.
     pub(super) layouts: usize,
-    /// No new transfer begins.
+    /// Whether no new transfer begins.
     pub(super) forgotten: bool,
-    /// NIXL is loading or forgetting the peer: nothing is posted meanwhile.
+    /// Whether NIXL is loading or forgetting the peer. Nothing is posted during that time.
     pub(super) reloading: bool,
-    /// How often NIXL has begun to load or forget the peer.
+    /// The number of times that NIXL has begun to load or forget the peer.
     pub(super) generation: u64,
-    /// A request has failed.
+    /// Whether a request has failed.
     pub(super) poisoned: bool,
-    /// NIXL does not know the peer, and may be unable to close its connection.
+    /// Whether NIXL does not know the peer, and may be unable to close its connection.
     pub(super) is_unclosable: bool,
-    /// How often the connection was closed, and the last time.
+    /// The number of times that the connection was closed, and the last time.
     pub(super) close_count: u64,
     pub(super) last_close: Option<Instant>,
 }
@@ -86,13 +86,14 @@ impl PeerState {
             && self.transfers == self.failed_in_flight
     }
 
-    /// NIXL is about to load or forget the peer.
+    /// Records that NIXL is about to load or forget the peer.
     pub(super) fn begin_reload(&mut self) {
         self.reloading = true;
         self.generation += 1;
     }
 
-    /// The connection has been closed. If NIXL did not know the peer, this is uncertain.
+    /// Records that the connection has been closed. If NIXL did not know the peer, this is
+    /// uncertain.
     pub(super) fn record_close(&mut self, was_known: bool) {
         if !was_known && self.failed_in_flight > 0 {
             self.is_unclosable = true;
@@ -123,7 +124,7 @@ impl Peer {
     }
 }
 
-/// NIXL is loading a peer; the owner holds the lock of the loaded peers.
+/// NIXL is loading a peer. The owner holds the lock of the loaded peers.
 pub(super) struct Reloading<'a>(&'a Peer);
 
 impl Drop for Reloading<'_> {

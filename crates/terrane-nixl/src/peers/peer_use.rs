@@ -10,24 +10,24 @@ use super::peer::Peer;
 use crate::agent::Agent;
 use crate::bindings::process;
 
-/// How long the memory of a closed connection's requests is left alone. NIXL does not wait until
-/// UCX has closed the connection, which takes one round of UCX's progress.
+/// The time for which the memory of a closed connection's requests is kept. NIXL does not wait
+/// until UCX has closed the connection, which takes one progress iteration of UCX.
 const CLOSE_DELAY: Duration = Duration::from_millis(100);
 
-/// Why no transfer begins with a peer.
+/// The reason why no transfer begins with a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PeerUnavailable {
-    /// It is unknown, or already forgotten.
+    /// The peer is unknown, or already forgotten.
     Unknown,
-    /// A request has failed, and the connection to the peer of this name is about to be closed.
+    /// A request has failed, and the connection to the peer with this name is about to be closed.
     Lost(AgentName),
 }
 
 impl Agent {
-    /// Begins a transfer with a peer; the returned value ends it when it drops.
+    /// Begins a transfer with a peer. It ends when the returned value drops.
     ///
-    /// Every call that names the peer to NIXL holds one, so that the peer does not change
-    /// meanwhile.
+    /// Every call that passes the peer's name to NIXL owns such a value, so that the peer does not
+    /// change during the call.
     pub(crate) fn use_peer(&self, id: PeerId) -> Result<PeerUse, PeerUnavailable> {
         let peer = self.peer_table().get(id).ok_or(PeerUnavailable::Unknown)?;
         let mut state = peer.state();
@@ -47,7 +47,7 @@ impl Agent {
 pub(crate) struct PeerUse {
     agent: Agent,
     peer: Arc<Peer>,
-    /// How often the connection had been closed when this began to wait for the next closing.
+    /// The number of closings of the connection when this began to wait for the next one.
     close_count_before: Option<u64>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) enum Readiness {
     Lost,
 }
 
-/// The state of a connection that a transfer waits to be closed.
+/// The state of a connection whose closing a transfer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionState {
     Open,
@@ -90,33 +90,33 @@ impl PeerUse {
         }
     }
 
-    /// The version of NIXL's data about the peer: how often this process has replaced or extended
-    /// it.
+    /// The version of NIXL's data of the peer: the number of times that this process has replaced
+    /// or extended it.
     ///
-    /// Once the peer is [ready](Readiness::Ready), the version is constant while this lives and
-    /// does not wait for the connection to be [closed](Self::request_close). However, NIXL may drop the
+    /// Once the peer is [ready](Readiness::Ready), the version is constant until this value drops
+    /// or [requests the closing](Self::request_close) of the connection. However, NIXL may drop the
     /// peer by itself, and then does not know it until there is a new version.
     pub(crate) fn generation(&self) -> u64 {
         self.peer.state().generation
     }
 
-    /// Waits until NIXL has loaded the peer, if it is loading it.
+    /// Waits while NIXL is loading the peer.
     pub(crate) fn wait_until_ready(&self) -> Readiness {
         if self.readiness() == Readiness::Later {
-            // The loading thread holds this, and NIXL loads nothing again while a transfer is in
+            // The loading thread holds this lock. NIXL loads nothing again while a transfer is in
             // flight.
             drop(self.agent.peer_table().loaded());
         }
         self.readiness()
     }
 
-    /// A request with the peer has failed.
+    /// Records that a request with the peer has failed.
     pub(crate) fn poison(&self) {
         self.peer.state().poisoned = true;
     }
 
-    /// Declares that the rest of the transfer ends only with the connection, which may now be
-    /// closed. Returns whether it has been closed.
+    /// Declares that the rest of the transfer ends only with the connection, which may be closed
+    /// now. Returns whether it has been closed.
     pub(crate) fn request_close(&mut self) -> ConnectionState {
         let since = match self.close_count_before {
             Some(since) => since,

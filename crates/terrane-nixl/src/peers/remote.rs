@@ -13,30 +13,29 @@ use terrane_wire::{GeometryMismatch, LayoutDescriptor, RegionDescriptor};
 
 use super::lease::Lease;
 
-/// A layout in a peer's memory. It can only be an end of transfers: this process cannot access its
-/// addresses.
+/// A layout in a peer's memory. It can only be an end of transfers, because this process cannot
+/// access its addresses.
 ///
-/// Clones share it. The peer stays known while a clone, an endpoint or a transfer of it lives; see
-/// [`Agent::forget`](crate::Agent::forget) for ending that sooner.
+/// Clones share it. The peer stays known while a clone, an endpoint or a transfer of it lives;
+/// [`Agent::forget`](crate::Agent::forget) ends that earlier.
 ///
 /// # Trust
 ///
-/// An import checks everything that it can, unless
-/// [`AgentBuilder::metadata_checks`](crate::AgentBuilder::metadata_checks) permits otherwise:
+/// Unless [`AgentBuilder::metadata_checks`](crate::AgentBuilder::metadata_checks) permits
+/// otherwise, an import checks:
 /// - the frame, its checksum and its version;
 /// - every count and length, against limits;
 /// - the strides, proved to be nested, with their fingerprint;
 /// - that regions are disjoint and end within their address space;
 /// - the form of NIXL's metadata;
-/// - that the metadata is of the agent that the description names;
-/// - that the metadata gives access to every region through a backend that both agents have.
+/// - that the metadata belongs to the agent that the description names;
+/// - that the metadata reaches every region through a backend that both agents have.
 ///
-/// The backend's own data, UCX's address of the peer and its memory keys, passes to the backend
-/// unchecked. Only UCX can read it, and UCX is not hardened against forged data. A checksum does
-/// not protect either, as anyone can compute it.
+/// The backend's own data, such as UCX's address of the peer and its memory keys, is passed to the
+/// backend unchecked. Only UCX can read it, and UCX is not hardened against forged data. A checksum
+/// is no protection either, because anyone can compute it.
 ///
-/// So import only from peers that you trust with your process, over a channel that authenticates
-/// them.
+/// So import only from peers that you trust, over a channel that authenticates them.
 #[derive(Clone)]
 pub struct RemoteLayout {
     endpoint: Endpoint,
@@ -80,13 +79,13 @@ impl RemoteLayout {
             .adopt_memory(memory)
             .unregistered()
             .build()?;
-        // SAFETY: only `Agent::import` makes endpoints over a peer's memory. It makes none over
-        // bytes that another live endpoint has. The same agent has no such endpoint while that one
-        // lives (`LoadedPeer::overlap`). Another agent of this process has none either (the claim
-        // in the lease). The exception is endpoints of a peer that has ended, with which no
-        // transfer is in flight or begins. If the bytes are memory of this process, exported by one
-        // of its agents, the exporter agrees with the peer on which of them uses which block when
-        // (`Agent::export`). The memory belongs to no file that this process opens.
+        // SAFETY: only `Agent::import` creates endpoints of a peer's memory. It creates none of
+        // bytes that another live endpoint has: not in the same agent (`LoadedPeer::overlap`), and
+        // not in another agent of this process (the claim in the lease). The exception is an
+        // endpoint of a peer that has ended: no transfer with it is in flight or begins. If the
+        // bytes are memory of this process, exported by one of its agents, the exporter and the
+        // peer agree on when each of them uses a block (`Agent::export`). The memory belongs to no
+        // file that this process opens.
         let endpoint = unsafe { Endpoint::sharing(layout) };
         Ok(Self { endpoint, peer, described })
     }
@@ -141,7 +140,7 @@ impl RemoteLayout {
         self.described.regions()
     }
 
-    /// Checks that each element lies where the same element of `geometry` lies.
+    /// Checks that each element has the same position as in `geometry`.
     ///
     /// # Errors
     ///
@@ -150,8 +149,8 @@ impl RemoteLayout {
         self.described.expect(geometry)
     }
 
-    /// Checks that whole blocks can move between the layout and one of `geometry`, whatever their
-    /// strides. Each transfer makes the same check; this makes it earlier.
+    /// Checks that whole blocks can be copied between the layout and a layout of `geometry`,
+    /// whatever their strides. Each transfer makes the same check; this function makes it earlier.
     ///
     /// # Errors
     ///
@@ -186,9 +185,8 @@ struct RemoteMemory {
     _lease: Arc<Lease>,
 }
 
-// SAFETY: every method returns a constant. The peer claims that it has registered the span. The
-// metadata that NIXL has loaded proves that claim. No code in this process dereferences the
-// address.
+// SAFETY: every method returns a constant. The peer states that it has registered the span, and the
+// metadata that NIXL has loaded proves that. No code in this process dereferences the address.
 unsafe impl Memory for RemoteMemory {
     fn kind(&self) -> StorageKind {
         StorageKind::Remote(self.at.peer)

@@ -7,14 +7,14 @@
 //! A peer is known while a layout of it lives. It ends when it is forgotten or its last layout
 //! drops, but not before its transfers have ended.
 //!
-//! NIXL keeps the latest of the ended peers: they mostly return, and connecting takes milliseconds.
-//! Each connection that NIXL 1.5.1 closes also leaks a file descriptor on both sides.
+//! NIXL keeps the latest of the ended peers, because most of them return and connecting takes
+//! milliseconds. Each connection that NIXL 1.5.1 closes also leaks a file descriptor on both sides.
 //!
 //! There are three locks, taken in this order: `loaded`, while NIXL loads peers; the state of one
-//! peer; `known`, for look-ups. The latter two are never held during a call to NIXL, as submitting
-//! threads take them. A thread that finds that a peer must end, or its connection must close, puts
-//! it on the list `due`. It processes the list if `loaded` is free. If it is not, its holder does
-//! so after it has released the lock.
+//! peer; `known`, for look-ups. The last two are never held during a call to NIXL, because threads
+//! that submit need them. If a thread finds that a peer must end or its connection must close, it
+//! adds the peer to the list `due`. It processes the list if `loaded` is free. Otherwise the thread
+//! that holds `loaded` does so after it has released that lock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
@@ -47,7 +47,7 @@ impl PeerTable {
         lock(&self.loaded)
     }
 
-    /// The loaded peers, unless another thread has them now.
+    /// The loaded peers, unless another thread holds the lock.
     pub(super) fn try_loaded(&self) -> Option<MutexGuard<'_, LoadedPeers>> {
         match self.loaded.try_lock() {
             Ok(loaded) => Some(loaded),
@@ -82,7 +82,7 @@ impl PeerTable {
         lock(&self.known).by_id.remove(&id);
     }
 
-    /// The answer of `find_out`, which is called until it has one.
+    /// The result of `find_out`, which is called until it returns one.
     pub(super) fn reachable(
         &self,
         find_out: impl FnOnce() -> Option<Option<Vec<Box<str>>>>,
@@ -94,7 +94,7 @@ impl PeerTable {
         Some(self.reachable.get_or_init(|| found).as_deref())
     }
 
-    /// Changes the uses of a peer. Puts it on the list if it must end, or its connection must
+    /// Changes the uses of a peer. Adds it to the list if it must end, or its connection must
     /// close.
     pub(super) fn change<T>(
         &self,

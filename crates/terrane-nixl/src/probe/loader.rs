@@ -9,19 +9,20 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::error::SharedCause;
 
-/// Loads a NIXL library in the same way as NIXL's bindings, and never unloads it. NIXL is linked
-/// with Abseil, whose thread-local data does not survive an unload.
+/// Loads a NIXL library as NIXL's bindings do, and never unloads it. NIXL is linked with Abseil,
+/// whose thread-local data does not survive an unload.
 pub(super) fn load_permanently(library: &Path) -> Result<ManuallyDrop<Library>, SharedCause> {
     // SAFETY: loading runs the initialisers of NIXL, or of a plugin in NIXL's plugin directory, and
-    // of the libraries that these need. They are made to be loaded into any process.
+    // of the libraries that they need. These libraries may be loaded into any process.
     let loaded = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) };
     loaded.map(ManuallyDrop::new).map_err(|error| Arc::new(error) as SharedCause)
 }
 
-/// The address of a function of this name in the program or a library that it was started with.
+/// The address of a function of this name in the program, or in a library that was loaded at its
+/// start.
 pub(super) fn address_in_program(function: &str) -> Option<usize> {
     let program = Library::this();
-    // SAFETY: the symbol is only looked up; the code does not read or call its address.
+    // SAFETY: the symbol is only looked up; the code does not access its address.
     let found = unsafe { program.get::<*const c_void>(function.as_bytes()) };
     found.ok().map(|symbol| symbol.as_raw_ptr().addr())
 }
@@ -42,7 +43,7 @@ pub(super) fn file_at(address: usize) -> Option<PathBuf> {
     file_in(&std::fs::read_to_string("/proc/self/maps").ok()?, address)
 }
 
-/// As [`file_at`], in a list of mappings: `7f0000000000-7f0000001000 r-xp 00000000 fe:00 42
+/// Like [`file_at`], in a list of mappings: `7f0000000000-7f0000001000 r-xp 00000000 fe:00 42
 /// /path`.
 fn file_in(maps: &str, address: usize) -> Option<PathBuf> {
     let holds = |line: &&str| {
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mappings_tell_the_file_of_an_address() {
+    fn the_file_of_an_address_is_found_in_the_mappings() {
         let maps = "\
 1000-2000 r--p 00000000 00:00 0\x20
 2000-3000 r-xp 00001000 fe:00 42                       /opt/my libs/libnixl_capi.so

@@ -38,7 +38,7 @@ impl NixlInstallation {
     }
 
     /// The version of the library's package, from the files around it: those of a Python wheel, or
-    /// of pkg-config. The library itself does not know its version.
+    /// of pkg-config. The library itself does not report its version.
     #[must_use]
     pub fn package_version(&self) -> Option<String> {
         version::of_package(&self.library)
@@ -50,12 +50,12 @@ impl NixlInstallation {
         &self.plugin_directory
     }
 
-    /// Arrangements made before UCX is loaded.
+    /// Preparations that were made before UCX is loaded.
     ///
-    /// [`SeparateRdmaLibraries`](terrane_core::Capability::SeparateRdmaLibraries) is refused where
-    /// the program is linked with libnl and NIXL brings another one. A process that has had a
-    /// backend `UCX` then crashes at exit, after everything else. `UCX_MODULES=^ib` in its
-    /// environment avoids the crash, but disables RDMA too.
+    /// [`SeparateRdmaLibraries`](terrane_core::Capability::SeparateRdmaLibraries) is refused if the
+    /// program is linked with libnl and NIXL contains another copy. A process that has had a
+    /// backend `UCX` then crashes at exit, after all other work. `UCX_MODULES=^ib` in its
+    /// environment avoids the crash, but also disables RDMA.
     #[must_use]
     pub fn capabilities(&self) -> &CapabilityReport {
         &self.capabilities
@@ -66,21 +66,21 @@ impl NixlInstallation {
         plugins::names_are_text(&self.plugin_directory)
     }
 
-    /// The plugins in the directory, by name. [`Plugin::check`] returns whether they work.
+    /// The plugins in the directory, by name. [`Plugin::check`] tests whether one works.
     #[must_use]
     pub fn plugins(&self) -> Vec<Plugin> {
         plugins::within(&self.plugin_directory)
     }
 }
 
-/// The first library that was found is the process's.
+/// The first library that was found is used for the whole process.
 static INSTALLATION: OnceLock<NixlInstallation> = OnceLock::new();
 
 /// Looks for NIXL's library, and for each of its functions that the bindings call.
 ///
-/// The bindings abort the process when one is missing. So nothing else of this crate calls them
-/// before this has succeeded. A success is cached, and the library stays loaded; after a failure
-/// the next call looks again. `NIXL_PLUGIN_DIR` is read once, as NIXL reads it.
+/// The bindings abort the process when a function is missing. So no other code of this crate calls
+/// them before this has succeeded. A success is cached, and the library stays loaded. After a
+/// failure, the next call looks again. `NIXL_PLUGIN_DIR` is read once, as NIXL reads it.
 ///
 /// # Errors
 ///
@@ -92,8 +92,8 @@ pub fn probe() -> Result<NixlInstallation, NixlUnavailable> {
     })
 }
 
-/// As [`probe`], with the library in this file, for installations that the dynamic linker does not
-/// know of. Once it is loaded, the bindings and [`probe`] find it by its soname, which must be
+/// Like [`probe`], with the library in this file, for installations that the dynamic linker does
+/// not find. Once it is loaded, the bindings and [`probe`] find it by its soname, which must be
 /// `libnixl_capi.so` ([`NixlUnavailable::NotByName`]).
 ///
 /// If a library was found before, that one is returned, and the file is not read.
@@ -119,7 +119,7 @@ fn installation_or(
     Ok(INSTALLATION.get_or_init(|| found).clone())
 }
 
-/// Describes a library, if it has all that is needed.
+/// Describes a library, if it has all required functions.
 fn examine(library: &Library) -> Result<NixlInstallation, NixlUnavailable> {
     let mut path = PathBuf::from(LIBRARY);
     for &symbol in REQUIRED_SYMBOLS {
@@ -133,12 +133,12 @@ fn examine(library: &Library) -> Result<NixlInstallation, NixlUnavailable> {
     // SAFETY: the function of this name takes no argument and returns a `bool`.
     let is_stub = unsafe { library.get::<unsafe extern "C" fn() -> bool>(b"nixl_capi_is_stub") };
     if let Ok(is_stub) = is_stub {
-        // SAFETY: as above; it returns how the library was built, and does nothing else.
+        // SAFETY: as above; it only returns how the library was built.
         if unsafe { is_stub() } {
             return Err(NixlUnavailable::Stub { library: path });
         }
     }
-    // Loaded before the bindings look, as they look only once.
+    // Loaded before the bindings look it up, because they do so only once.
     let by_name = loader::load_permanently(Path::new(LIBRARY)).ok();
     let first = |library: &Library| address_of(library, REQUIRED_SYMBOLS.first()?);
     let of_bindings = by_name.as_ref().and_then(|library| first(library));
@@ -146,11 +146,12 @@ fn examine(library: &Library) -> Result<NixlInstallation, NixlUnavailable> {
         let found = of_bindings.map(|at| loader::file_at(at).unwrap_or_else(|| LIBRARY.into()));
         return Err(NixlUnavailable::NotByName { library: path, found });
     }
-    // The library can be loaded, so the fault is in the bindings: they keep their first answer.
+    // The library can be loaded, so the cause is in the bindings: they keep their first result.
     if nixl_sys::is_stub() {
         return Err(NixlUnavailable::BindingsGaveUp { library: path });
     }
-    // Plugins lie beside the library that looks for them. This library depends on that one.
+    // Plugins are in a folder beside the library that looks for them. This library depends on that
+    // one.
     let core = address_of(library, CORE_SYMBOL).and_then(loader::file_at);
     let core = core.as_ref().unwrap_or(&path);
     let (plugin_directory, capabilities) =
@@ -163,7 +164,7 @@ const CORE_SYMBOL: &str = "_ZN9nixlAgentD1Ev";
 
 /// The address of a symbol in the library, or in one that it needs.
 fn address_of(library: &Library, symbol: &str) -> Option<usize> {
-    // SAFETY: the symbol is only looked up; the code does not read or call its address.
+    // SAFETY: the symbol is only looked up; the code does not access its address.
     let found = unsafe { library.get::<*const c_void>(symbol.as_bytes()) };
     Some(found.ok()?.as_raw_ptr().addr())
 }

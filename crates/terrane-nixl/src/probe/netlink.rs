@@ -1,14 +1,14 @@
-//! Loads the machine's libnl separately from the one that comes with NIXL.
+//! Loads the machine's libnl separately from the copy in NIXL's wheels.
 //!
 //! NIXL's wheels contain libnl under a different file name. UCX's module for EFA, and verbs
 //! providers, load the machine's verbs and so the machine's libnl, after the wheel's. The loader
 //! then binds calls in the machine's libnl to the wheel's functions, unless it was linked with
 //! `-Bsymbolic-functions`: Ubuntu's is, Debian's is not. The machine's `libnl-route-3` therefore
-//! does not enter its traffic classes in the wheel's list. At process exit it removes classes that
-//! it never entered, which crashes.
+//! adds its traffic classes to the wrong list. At process exit it removes classes that its own list
+//! does not have, which crashes.
 //!
-//! A library that is loaded alone finds its own functions first. So this module loads the machine's
-//! libnl before UCX loads anything.
+//! A library that is loaded alone resolves its own functions first. So this module loads the
+//! machine's libnl before UCX loads anything.
 
 use std::path::{Path, PathBuf};
 
@@ -16,21 +16,21 @@ use terrane_core::{Capability, CapabilityReport, CapabilityStatus, Reason, Requi
 
 use super::loader;
 
-/// The machine's library, by the name that verbs need.
-const MACHINES: &str = "libnl-route-3.so.200";
+/// The machine's library, by the name that verbs libraries depend on.
+const MACHINE_LIBRARY: &str = "libnl-route-3.so.200";
 
 /// The prefix of the wheel's file name.
 const BUNDLED: &str = "libnl-route-3-";
 
-/// A function of both, which runs when they are loaded.
+/// A function of both copies, which runs when they are loaded.
 const FUNCTION: &str = "rtnl_tc_register";
 
-/// Why two copies cannot be separated.
+/// The requirement for separating the two copies.
 const NEEDS_SEPARATE_LIBNL: &str =
     "a program that does not link or preload libnl-route-3, or a NIXL that uses the machine's";
 
-/// Keeps the machine's libnl and that of the NIXL at `library` apart for the process's lifetime.
-/// Returns whether they are separate.
+/// Keeps the machine's libnl separate from that of the NIXL at `library`, for the process's
+/// lifetime. Reports whether they are separate.
 pub(super) fn load_separately(library: &Path) -> CapabilityReport {
     let mut report = CapabilityReport::default();
     // The program's own libraries precede all others in symbol lookup, including the wheel's.
@@ -41,8 +41,8 @@ pub(super) fn load_separately(library: &Path) -> CapabilityReport {
         }
         (Some(_), _) => CapabilityStatus::Granted,
         (None, _) => {
-            // If there is none, nothing must be separated.
-            let _: Option<_> = loader::load_permanently(Path::new(MACHINES)).ok();
+            // Without a wheel's copy, nothing must be separated.
+            let _: Option<_> = loader::load_permanently(Path::new(MACHINE_LIBRARY)).ok();
             CapabilityStatus::Granted
         }
     };

@@ -1,4 +1,4 @@
-//! NIXL's plugins: their location, and whether they load.
+//! NIXL's plugins: their location, and whether they can be loaded.
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -34,8 +34,8 @@ impl Plugin {
         &self.path
     }
 
-    /// Loads the plugin, as NIXL would. It stays loaded with all the libraries that it needs, even
-    /// if no backend is made of it.
+    /// Loads the plugin as NIXL would. It stays loaded with all the libraries that it needs, even
+    /// if no backend is created from it.
     ///
     /// UCX then logs to standard error. `UCX_LOG_FILE` selects another destination. If other code
     /// loaded UCX before, its log settings stay.
@@ -47,7 +47,7 @@ impl Plugin {
         let not_loaded = |source| PluginError::NotLoaded { plugin: self.path.clone(), source };
         let load = || loader::load_permanently(&self.path).map_err(not_loaded);
         let library = if self.name.as_str() == UCX { ucx_log::loading(load) } else { load() }?;
-        // SAFETY: the symbol is only looked up; the code does not read or call its address.
+        // SAFETY: the symbol is only looked up; the code does not access its address.
         let entry = unsafe { library.get::<*const c_void>(b"nixl_plugin_init") };
         match entry {
             Ok(_) => Ok(()),
@@ -56,7 +56,7 @@ impl Plugin {
     }
 }
 
-/// The plugin directory of a NIXL library that lies at `core`.
+/// The plugin directory of the NIXL library at `core`.
 pub(super) fn directory(core: &Path) -> PathBuf {
     #[expect(clippy::disallowed_methods, reason = "NIXL's own variable, as `probe` documents")]
     if let Some(directory) = std::env::var_os("NIXL_PLUGIN_DIR") {
@@ -92,7 +92,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     #[test]
-    fn plugins_are_told_by_their_names() {
+    fn plugins_are_recognised_by_their_names() {
         let directory = tempfile::tempdir().unwrap();
         for name in ["libplugin_UCX.so", "libplugin_GDS_MT.so", "libtelemetry_x.so", "libplugin_A"]
         {

@@ -1,7 +1,7 @@
 //! The functions of NIXL's C interface that the bindings call.
 
 /// The functions that [`probe`](crate::probe()) looks for: every function of NIXL that the bindings
-/// resolve. If one is missing, the bindings abort the process when it is called.
+/// resolve. If one is missing, the bindings abort the process when they call it.
 pub const REQUIRED_SYMBOLS: &[&str] = &[
     "nixl_capi_agent_make_connection",
     "nixl_capi_check_remote_md",

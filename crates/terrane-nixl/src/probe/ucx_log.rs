@@ -16,11 +16,11 @@ use super::loader;
 /// The file name prefix of the library that logs.
 const LIBRARY: &str = "libucs";
 
-/// Held while UCX is loaded, so that only one thread finds it not loaded before.
+/// Locked while UCX is loaded, so that only one thread finds it not loaded before.
 static LOADING: Mutex<()> = Mutex::new(());
 
 /// Loads UCX by `load`, and redirects its log to standard error. A UCX that was loaded before is
-/// left unchanged, as its threads may be logging. It is also unchanged where `UCX_LOG_FILE` is set.
+/// unchanged, because its threads may be logging. It is also unchanged if `UCX_LOG_FILE` is set.
 pub(super) fn loading<E>(
     load: impl FnOnce() -> Result<ManuallyDrop<Library>, E>,
 ) -> Result<ManuallyDrop<Library>, E> {
@@ -38,10 +38,10 @@ pub(super) fn loading<E>(
     Ok(library)
 }
 
-/// Reopens the log of a UCX that has no user yet, as if `UCX_LOG_FILE` were `stderr`.
+/// Reopens the log of a UCX that is not in use yet, as if `UCX_LOG_FILE` were `stderr`.
 fn to_standard_error(plugin: &Library) -> Option<()> {
     const OPTION: &CStr = c"LOG_FILE";
-    const PLACE: &CStr = c"stderr";
+    const DESTINATION: &CStr = c"stderr";
     type Set = unsafe extern "C" fn(*const c_char, *const c_char) -> c_int;
     type Call = unsafe extern "C" fn();
     // SAFETY: UCX declares it with this signature: the name of a global option and its value, as
@@ -52,8 +52,8 @@ fn to_standard_error(plugin: &Library) -> Option<()> {
     // SAFETY: as above.
     let open = unsafe { plugin.get::<Call>(b"ucs_log_init") }.ok()?;
     // SAFETY: both texts end with NUL, and UCX copies the value. No other thread uses UCX yet: this
-    // one has just loaded it, and holds the lock under which this crate loads it.
-    let is_set = unsafe { set(OPTION.as_ptr(), PLACE.as_ptr()) } == 0;
+    // thread has just loaded it, and holds the lock under which this crate loads it.
+    let is_set = unsafe { set(OPTION.as_ptr(), DESTINATION.as_ptr()) } == 0;
     if is_set {
         // SAFETY: UCX opened its log when it was loaded, and no thread logs, as above.
         unsafe { close() };

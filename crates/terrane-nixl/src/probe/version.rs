@@ -15,7 +15,7 @@ fn of_pkg_config(directory: &Path) -> Option<String> {
     (!version.is_empty()).then(|| version.to_owned())
 }
 
-/// A wheel's packages lie beside a directory `nixl_cu12-1.5.1.dist-info`.
+/// A wheel's packages are beside a directory `nixl_cu12-1.5.1.dist-info`.
 fn of_wheel(packages: &Path) -> Option<String> {
     let entries = std::fs::read_dir(packages).ok()?;
     entries.filter_map(Result::ok).find_map(|entry| {
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_files_around_the_library_tell_the_version() {
+    fn the_version_is_read_from_the_files_around_the_library() {
         let directory = tempfile::tempdir().unwrap();
         let library = directory.path().join("lib/libnixl_capi.so");
         assert_eq!(of_package(&library), None);

@@ -1,11 +1,11 @@
-//! Allocators that register memory as they allocate it.
+//! Allocators that register memory when they allocate it.
 
 use terrane_core::{
     Allocate, AllocateError, Limits, Memory, RegionRequest, Register, Registered, StorageKind,
 };
 
-/// An allocator that registers memory as it allocates it. Use it for bounce slots, staging memory
-/// and pools that transfers with peers go through.
+/// An allocator that registers memory when it allocates it. Use it for bounce slots, staging memory
+/// and pools for transfers with peers.
 ///
 /// Memory that cannot be registered is freed, and the request fails. An empty request registers
 /// nothing.
@@ -34,13 +34,13 @@ pub struct RegisteredAllocator<A, R> {
 }
 
 impl<A: Allocate, R: Register> RegisteredAllocator<A, R> {
-    /// Registers memory from `allocator` with `registrar`.
+    /// Creates an allocator that registers memory from `allocator` with `registrar`.
     pub fn new(allocator: A, registrar: R) -> Self {
         Self { allocator, registrar }
     }
 }
 
-// SAFETY: the memory is the inner allocator's, held beside its registration and nowhere else.
+// SAFETY: the memory is the inner allocator's, owned only together with its registration.
 unsafe impl<A: Allocate, R: Register> Allocate for RegisteredAllocator<A, R> {
     type Memory = Box<dyn Memory>;
 

@@ -8,7 +8,7 @@ use crate::bindings::memory_type::MemoryType;
 
 /// A span in NIXL's terms: type of memory, address, length and device.
 ///
-/// It derives only from the span's location, so the two cannot disagree.
+/// It derives only from the span's location, so the two always agree.
 ///
 /// ```
 /// use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, Span, StorageKind};
@@ -43,7 +43,7 @@ impl Descriptor {
         }
     }
 
-    /// Creates the descriptor of a span for a backend that reaches files in this way.
+    /// Creates the descriptor of a span for a backend with this access to files.
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ impl Descriptor {
         self.device
     }
 
-    /// Whether any byte of `other` lies within this one.
+    /// Whether this descriptor has any byte of `other`.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let begins_in = |inner: &Self, outer: &Self| {
             let skipped = inner.address.checked_sub(outer.address);
@@ -107,7 +107,7 @@ impl Descriptor {
             && (begins_in(self, other) || begins_in(other, self))
     }
 
-    /// Whether all of `other` lies within this one.
+    /// Whether this descriptor has all bytes of `other`.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let skipped = other.address.checked_sub(self.address);
         let left = skipped.and_then(|skipped| self.length.checked_sub(skipped));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn one_descriptor_covers_another_within_it_and_overlaps_more() {
+    fn a_descriptor_covers_what_is_within_it_and_overlaps_more() {
         let descriptor = |device, address, length| Descriptor {
             memory: MemoryType::File,
             address,

@@ -1,4 +1,4 @@
-//! The descriptors that a registration holds.
+//! The descriptors of a registration.
 
 use smallvec::SmallVec;
 use terrane_core::sync::lock;
@@ -9,7 +9,7 @@ use crate::agent::Agent;
 use crate::bindings::process;
 use crate::bindings::without_tracing::without_tracing;
 
-/// The descriptors that one registration holds. Dropping it releases them.
+/// The descriptors of one registration. Dropping it releases them.
 pub(super) struct HeldDescriptors {
     agent: Agent,
     descriptors: SmallVec<[Descriptor; 1]>,

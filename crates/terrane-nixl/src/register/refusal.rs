@@ -1,19 +1,19 @@
-//! The reasons for which a backend does not register a span, as a registration's record lists them.
+//! The reasons why a backend does not register a span, as a registration's record lists them.
 
 use terrane_core::{ForkedProcess, StorageKind};
 
 use crate::bindings::memory_type::MemoryType;
 use crate::bindings::status::Status;
 
-/// Why one backend did not register a span.
+/// The reason why one backend did not register a span.
 ///
 /// It is the cause in a [`BackendOutcome`](terrane_core::BackendOutcome) and in a
-/// [`RegisterError::RequiredBackend`](terrane_core::RegisterError::RequiredBackend); get it with
-/// `downcast_ref`.
+/// [`RegisterError::RequiredBackend`](terrane_core::RegisterError::RequiredBackend); `downcast_ref`
+/// returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The backend declares no support for this memory type. It was not asked.
+    /// The backend declares no support for this memory type, so it was not called.
     #[error("the backend does not support {memory} memory")]
     MemoryType {
         /// The type.
@@ -40,11 +40,11 @@ pub enum Refusal {
     /// The process was forked from one that had built an agent. The backend was not asked.
     #[error("NIXL cannot be used in a forked process; start a new program with `exec` instead")]
     Forked(#[from] ForkedProcess),
-    /// The backend was asked, and refused.
+    /// The backend refused.
     #[error("{0}; see NIXL's log on standard error")]
     Status(Status),
-    /// UCX refused device memory. It could not load a module that recognizes it, and took it for
-    /// host memory.
+    /// UCX refused device memory. It could not load a module that recognizes such memory, and
+    /// treated it as host memory.
     #[error(
         "{status}; UCX treated it as host memory because it could not load its module {module}; \
          install {needs}"
@@ -54,7 +54,7 @@ pub enum Refusal {
         status: Status,
         /// The prefix of the module's file name.
         module: &'static str,
-        /// The module's dependency on this machine.
+        /// The dependency of the module that this machine may lack.
         needs: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! Registers memory with an agent's backends: with all of them, or with chosen ones.
+//! Registers memory with all of an agent's backends, or with selected ones.
 
 use std::sync::Arc;
 
@@ -19,9 +19,10 @@ use crate::agent::config::{BackendRequirement, FileAccess};
 use crate::bindings::process;
 use crate::error::{NixlError, SharedCause};
 
-/// Some of an agent's backends, each with whether registrations require it, as [`Agent::registrar`] returns them.
+/// Some of an agent's backends, and whether registrations require each of them; from
+/// [`Agent::registrar`].
 ///
-/// It keeps the agent alive, as do the registrations that it makes.
+/// It keeps the agent alive, and so do its registrations.
 #[derive(Clone, Debug)]
 pub struct Registrar {
     agent: Agent,
@@ -57,7 +58,7 @@ impl Register for Registrar {
 }
 
 impl Agent {
-    /// Returns a registrar that asks only these backends, in this order.
+    /// Returns a registrar that uses only these backends, in this order.
     ///
     /// ```no_run
     /// use terrane_nixl::{AgentBuilder, BackendConfig, BackendRequirement};
@@ -98,8 +99,7 @@ impl Register for Agent {
         self.name()
     }
 
-    /// Whole pages if a backend bypasses the page cache ([`FileAccess::Direct`]); no limits
-    /// otherwise.
+    /// Whole pages if a backend uses direct I/O ([`FileAccess::Direct`]); no limits otherwise.
     fn limits(&self) -> Limits {
         limits(self, all(self))
     }
@@ -137,7 +137,7 @@ fn register(
     };
     let mut attempts: SmallVec<[BackendAttempt<'_>; 2]> = chosen.filter_map(attempt).collect();
     // From here on, an early return drops `held`, which undoes the registrations.
-    let held = HeldDescriptors::new(agent, &mut attempts);
+    let registered = HeldDescriptors::new(agent, &mut attempts);
     let (name, mut accepted, mut takes_kind) = (agent.name().clone(), false, false);
     for BackendAttempt { backend, requirement, outcome, .. } in &mut attempts {
         let Err(refusal) = outcome else {
@@ -161,7 +161,7 @@ fn register(
     let backends = outcomes.collect();
     if accepted {
         let record = RegistrationRecord { agent: name, span: *span, backends };
-        Ok(Registration::new(record, held))
+        Ok(Registration::new(record, registered))
     } else {
         Err(RegisterError::Refused { agent: name, span: *span, backends })
     }

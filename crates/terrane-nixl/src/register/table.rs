@@ -1,13 +1,13 @@
-//! The registered descriptors, each registered once.
+//! The registered descriptors, each registered only once.
 //!
 //! The bindings deregister a descriptor with every backend at once, including backends that another
-//! registration uses. NIXL compares descriptors by their numbers. If one span had two
-//! registrations, the first to drop would take backends from the other. Therefore a descriptor that
-//! several registrations hold is registered once, and deregistered when the last of them drops.
+//! registration uses. NIXL compares descriptors by their numbers. With two registrations of one
+//! span, the first drop would deregister the backends of the other. Therefore a descriptor of
+//! several registrations is registered once, and deregistered when the last of them drops.
 //!
-//! NIXL answers a registration with several backends by "one of them accepted". The table then
-//! queries each backend. NIXL answers such a query from any registration that covers the
-//! descriptor. Where an older one covers it, the backends are asked to register one by one.
+//! For a registration with several backends, NIXL reports only that one of them accepted. The table
+//! then queries each backend. NIXL answers such a query from any registration that covers the
+//! descriptor. If an older one covers it, the table registers with each backend separately.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -21,28 +21,28 @@ use crate::bindings::status::Status;
 
 /// The registrations of an agent.
 ///
-/// Its lock is taken before the one in the bindings, and never within it.
+/// Its lock is taken before the bindings' lock, and never within it.
 #[derive(Debug, Default)]
 pub(crate) struct RegistrationTable(pub(super) FxHashMap<Descriptor, Entry>);
 
 #[derive(Debug, Default)]
 pub(super) struct Entry {
-    /// How many registrations hold it.
+    /// The number of registrations that use it.
     users: usize,
     /// The backends that have it, by their indices in the agent.
     backends: SmallVec<[usize; 2]>,
-    /// They deregister when they drop. Each removes the descriptor from all backends that have it,
-    /// so the others find nothing left. There are several where backends were added one by one.
+    /// The handles deregister when they drop. Each removes the descriptor from all backends that
+    /// have it, so the others find none. There are several if backends were added one by one.
     pub(super) handles: SmallVec<[nixl_sys::RegistrationHandle; 1]>,
 }
 
-/// A backend that is asked to register, and the outcome.
+/// A backend with which to register, and the outcome.
 pub(super) struct BackendAttempt<'a> {
     /// Its index in the agent.
     pub(super) index: usize,
     pub(super) backend: &'a Backend,
     pub(super) requirement: BackendRequirement,
-    /// The descriptor to register, and later registered; or the refusal.
+    /// The descriptor to register, which is registered later; or the refusal.
     pub(super) outcome: Result<Descriptor, Refusal>,
 }
 
@@ -54,7 +54,7 @@ impl BackendAttempt<'_> {
 
 impl RegistrationTable {
     /// Registers a descriptor for one more user, with the requested backends that do not have it.
-    /// Returns true if any backend then has it; the user then holds it.
+    /// Returns true if any backend then has it, and the user with it.
     pub(super) fn hold(
         &mut self,
         agent: &nixl_sys::Agent,
@@ -79,8 +79,8 @@ impl RegistrationTable {
         is_held
     }
 
-    /// Removes one user. The last of them deregisters under the table's lock: a handle that finds
-    /// nothing left must not find another thread's new registration. Returns why that failed.
+    /// Removes one user. The last one deregisters under the table's lock: a handle must not
+    /// deregister another thread's new registration. Returns the error if that failed.
     pub(super) fn release(&mut self, descriptor: &Descriptor) -> Option<nixl_sys::NixlError> {
         let entry = self.0.get_mut(descriptor)?;
         entry.users = entry.users.saturating_sub(1);
@@ -88,13 +88,13 @@ impl RegistrationTable {
             return None;
         }
         let handles = self.0.remove(descriptor).map(|entry| entry.handles).unwrap_or_default();
-        // The bindings drop NIXL's own status. They fail only if they could not call it, for lack
+        // The bindings drop NIXL's own status. They fail only if they could not call NIXL, for lack
         // of memory.
         handles.into_iter().filter_map(|mut handle| handle.deregister().err()).last()
     }
 
     /// Whether these descriptors include everything that a backend has of any byte of the span. If
-    /// so, NIXL's answer for the span holds as long as they are registered.
+    /// so, NIXL's result for the span is valid as long as they are registered.
     pub(crate) fn has_only(&self, own: &[Descriptor], span: &Descriptor, backend: usize) -> bool {
         let mut entries = self.0.iter();
         entries.all(|(other, entry)| {
@@ -110,8 +110,8 @@ impl RegistrationTable {
 }
 
 impl Entry {
-    /// Registers a descriptor with the backends of a group that are asked for it and do not have
-    /// it. In a group of several, none may have one that covers it. Records refusals.
+    /// Registers a descriptor with those backends of a group that need it and do not have it. In a
+    /// group of several, none may have a descriptor that covers it. Records refusals.
     fn register(
         &mut self,
         agent: &nixl_sys::Agent,
@@ -160,7 +160,7 @@ pub(super) fn is_registered(
         return false;
     };
     list.add_desc(descriptor.address, descriptor.length, descriptor.device);
-    // Prepared for the agent's own side, which has no name. Released at once, while the agent
+    // Prepared for the agent itself, which has an empty name. Released at once, while the agent
     // lives.
     agent.prepare_xfer_dlist("", &list, Some(backend.options())).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Registration with the real library, whose own records are queried.
+//! Registration with the real library. The tests query the library's own records.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ use crate::agent::config::{BackendConfig, BackendRequirement, FileAccess};
 
 fn backend(name: &str) -> BackendConfig {
     match name {
-        // It allocates its I/Os beforehand, which is slow for the default number.
+        // POSIX allocates its I/Os beforehand, which is slow for the default number.
         "POSIX" => BackendConfig::new(name).parameter("ios_pool_size", "64"),
         _ => BackendConfig::new(name),
     }
@@ -35,8 +35,8 @@ fn agent(backends: &[&str]) -> Agent {
     backends.iter().fold(builder, add).build().unwrap()
 }
 
-/// Queries NIXL. It keeps NIXL's agent alive, but not Terrane's. So registrations that end with
-/// Terrane's agent were deregistered one by one.
+/// Queries NIXL. The probe keeps NIXL's agent alive, but not Terrane's. So registrations that end
+/// with Terrane's agent were deregistered one by one.
 fn probe(agent: &Agent) -> Probe {
     let raw = agent.raw().clone();
     let backends: Vec<_> =
@@ -75,7 +75,7 @@ impl RegistrarFixture for Host {
     }
 
     fn foreign(&self) -> Option<Region> {
-        // UCX takes memory of devices.
+        // UCX accepts device memory.
         (!self.0.contains(&"UCX")).then(device_memory)
     }
 
@@ -159,15 +159,15 @@ fn config() -> LayoutConfig {
         .unwrap()
 }
 
-/// Memory that notes, as it is released, whether NIXL still has it: of the host, or a file, whose
-/// descriptors are closed then, and their numbers are other files'.
+/// Memory that records at its release whether NIXL still has it. It is host memory, or a file. The
+/// descriptors of a file are closed then, and their numbers belong to other files.
 struct Witness {
     memory: Region,
     probe: Probe,
     released: Released,
 }
 
-/// For each witness that was released, whether NIXL still had it.
+/// For each released witness, whether NIXL still had it.
 type Released = Arc<Mutex<Vec<bool>>>;
 
 impl Drop for Witness {
@@ -183,24 +183,24 @@ impl std::fmt::Debug for Witness {
     }
 }
 
-// SAFETY: every answer is that of the memory, which is neither moved nor dropped before `self`.
+// SAFETY: every result is that of the memory, which is neither moved nor dropped before `self`.
 unsafe impl Memory for Witness {
     delegate_memory!(self, self.memory);
 }
 
-/// Where the memory of witnesses comes from.
+/// The source of the witnesses' memory.
 type Source<'a> = &'a dyn Fn(&RegionRequest) -> Region;
 
 fn host(request: &RegionRequest) -> Region {
     Region::new(HeapAllocator::system().allocate(request).unwrap())
 }
 
-/// One of the things that a user may drop, in whichever order.
-type Thing = Box<dyn Send>;
+/// A value that a user may drop, in any order.
+type Droppable = Box<dyn Send>;
 
-/// The agent, and everything that can hold registered memory. It holds the memory of two witnesses,
-/// which has no other owner.
-fn things(agent: Agent, source: Source<'_>, released: &Released) -> Vec<Thing> {
+/// The agent, and every value that can own registered memory: that of two witnesses, which has no
+/// other owner.
+fn droppables(agent: Agent, source: Source<'_>, released: &Released) -> Vec<Droppable> {
     let probe = probe(&agent);
     let witness = |bytes| {
         let memory = source(&RegionRequest::new(bytes).aligned_to(Alignment::PAGE));
@@ -229,10 +229,10 @@ fn things(agent: Agent, source: Source<'_>, released: &Released) -> Vec<Thing> {
     ]
 }
 
-/// The order of this number among all orders of so many things.
-fn order(mut number: usize, things: usize) -> Vec<usize> {
-    let mut left: Vec<_> = (0..things).collect();
-    (1..=things)
+/// The permutation with this number of this many values.
+fn order(mut number: usize, droppables: usize) -> Vec<usize> {
+    let mut left: Vec<_> = (0..droppables).collect();
+    (1..=droppables)
         .rev()
         .map(|choices| {
             let choice = left.remove(number % choices);
@@ -242,9 +242,9 @@ fn order(mut number: usize, things: usize) -> Vec<usize> {
         .collect()
 }
 
-fn drop_in_order(mut things: Vec<Option<Thing>>, order: &[usize], elsewhere: bool) {
+fn drop_in_order(mut droppables: Vec<Option<Droppable>>, order: &[usize], elsewhere: bool) {
     for place in order {
-        let thing = things[*place].take().unwrap();
+        let thing = droppables[*place].take().unwrap();
         if elsewhere {
             std::thread::scope(|scope| {
                 scope.spawn(move || drop(thing));
@@ -261,11 +261,11 @@ fn check_orders(backends: &[&str], source: Source<'_>) {
         let (released, order) = (Released::default(), order(number, 5));
         let agent = agent(backends);
         let name = agent.name().clone();
-        let things = things(agent, source, &released).into_iter().map(Some).collect();
-        drop_in_order(things, &order, number % 2 == 1);
+        let droppables = droppables(agent, source, &released).into_iter().map(Some).collect();
+        drop_in_order(droppables, &order, number % 2 == 1);
         let seen = released.lock().unwrap().clone();
         assert_eq!(seen, [false, false], "in the order {order:?}, NIXL had released memory");
-        // The name is free once the last of them has dropped.
+        // The name is free once the last value has dropped.
         drop(AgentBuilder::new(name).build().unwrap());
     }
 }
@@ -276,7 +276,7 @@ fn memory_is_deregistered_before_its_release_in_every_order_of_drops() {
 }
 
 #[test]
-fn the_order_of_drops_does_not_matter_to_ucx_either() {
+fn the_order_of_drops_does_not_matter_to_ucx() {
     check_orders(&["UCX", "POSIX"], &host);
 }
 
@@ -288,17 +288,18 @@ fn files_are_deregistered_before_they_are_closed_in_every_order_of_drops() {
 }
 
 #[test]
-fn two_backends_are_asked_at_once_and_deregistered_at_once() {
+fn two_backends_are_registered_together_and_deregistered_together() {
     let agent = agent(&["UCX", "POSIX"]);
     let memory = Host(&[]).memory(&agent);
     let registered = agent.register(memory).unwrap();
     assert_eq!(registered.record().accepted().count(), 2);
     assert_eq!(handles(&agent), [1]);
-    // A second registration of the same span asks for nothing.
+    // A second registration of the same span calls no backend.
     let again = agent.register(Region::new(registered)).unwrap();
     assert_eq!(again.record().accepted().count(), 2);
     assert_eq!(handles(&agent), [1]);
-    // Within a registered span NIXL cannot say who accepted, so they are asked one by one.
+    // Within a registered span, NIXL cannot report which backend accepted, so each is called
+    // separately.
     let whole = Region::new(again);
     let part = whole.view(ByteCount::ZERO, ByteCount::kib(4)).unwrap();
     let part = agent.register(part).unwrap();
@@ -328,15 +329,15 @@ fn a_backend_that_joins_later_registers_alone() {
     assert!(!is_registered(&memory.span()));
 }
 
-/// How many handles each descriptor has.
+/// The number of handles of each descriptor.
 fn handles(agent: &Agent) -> Vec<usize> {
     agent.registrations().lock().unwrap().0.values().map(|entry| entry.handles.len()).collect()
 }
 
-/// Hands out one region, once and again.
+/// Returns the same region for every request.
 struct OnePart(Region);
 
-// SAFETY: the tests lay out one thing over it.
+// SAFETY: the tests place one layout in it.
 unsafe impl Allocate for OnePart {
     type Memory = Region;
 
@@ -372,7 +373,7 @@ fn a_layout_in_a_file_reaches_the_bytes_at_its_offsets() {
         assert!(record.span.covers(&region.span()), "{region:?}");
     }
 
-    // NIXL writes a piece to the position in the file that the layout returns.
+    // NIXL writes a piece to the file position that the layout returns.
     let piece = layout.span(3, 1, 1).unwrap();
     let source = agent.register(Host(&[]).memory(&agent)).unwrap();
     let from = Span { length: piece.length, ..Span::of(&source) };
@@ -393,7 +394,7 @@ fn a_layout_in_a_file_reaches_the_bytes_at_its_offsets() {
     }
 }
 
-/// Writes one span to another of this agent's, and waits.
+/// Writes one span to another span of the same agent, and waits.
 fn write_with_nixl(agent: &Agent, from: &Span, to: &Span) {
     let list = |span| {
         let descriptor = Descriptor::of(span, FileAccess::Buffered).unwrap();

@@ -1,7 +1,7 @@
-//! Detects the modules that UCX lacks when it takes device memory for host memory.
+//! Detects the modules that UCX lacks when it treats device memory as host memory.
 //!
-//! UCX skips modules that it cannot load, and NIXL then answers a registration only with a failure.
-//! The process's memory map shows which modules are loaded.
+//! UCX skips modules that it cannot load, and NIXL then reports only a failure. The process's
+//! memory map lists the loaded modules.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ const MODULES: [(&str, &str); 2] = [
     ),
 ];
 
-/// Adds the missing module to a failure, where UCX refused device memory for lack of it.
+/// Adds the missing module to a failure, if UCX refused device memory for lack of it.
 pub(super) fn explain(refusal: Refusal, backend: &BackendName, kind: StorageKind) -> Refusal {
     let (Refusal::Status(status), StorageKind::Device(_)) = (refusal, kind) else {
         return refusal;
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_module_that_is_missing_is_named() {
+    fn the_missing_module_is_named() {
         let uct = "7f00-7f01 r--p 00000000 fe:00 7 /nixl_cu12.libs/ucx/libuct_cuda.so.0.0.0\n";
         let ucm = "7f02-7f03 r--p 00000000 fe:00 8 /nixl_cu12.libs/ucx/libucm_cuda.so.0.0.0\n";
         let name = |map: &str| missing(map).map(|(module, _)| module);

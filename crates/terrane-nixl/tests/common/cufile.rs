@@ -1,5 +1,5 @@
-//! Why cuFile may refuse on this machine: the reasons that a test may be skipped for, each with what
-//! shows it. A refusal without one of them is ours, or is to be understood.
+//! The reasons why cuFile may refuse on this machine, each with its evidence. A test may be skipped
+//! for them. Any other refusal is a defect of this crate, or must be explained.
 
 use std::error::Error;
 use std::fs;
@@ -11,7 +11,7 @@ use terrane_nixl::{Refusal, Status};
 
 /// The settings that cuFile reads when its driver opens.
 pub struct Driver {
-    /// Where the kernel module `nvidia-fs` shows itself.
+    /// The path by which the kernel module `nvidia-fs` is visible.
     pub nvidia_fs: PathBuf,
     /// The value of `CUFILE_FORCE_COMPAT_MODE`.
     pub forced: Option<String>,
@@ -20,7 +20,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Reads those of this machine and this process.
+    /// Reads the settings of this machine and this process.
     #[expect(clippy::disallowed_methods, reason = "cuFile reads these variables")]
     pub fn here() -> Self {
         let configuration = std::env::var_os("CUFILE_ENV_PATH_JSON");
@@ -31,7 +31,8 @@ impl Driver {
         }
     }
 
-    /// Why it cannot open, if that is so: there is neither a way past the host nor one through it.
+    /// The reason why it cannot open, if it cannot: it can copy neither directly nor through the
+    /// host.
     pub fn reason(&self) -> Option<String> {
         let forced = self.forced.as_deref().is_some_and(|value| value.eq_ignore_ascii_case("true"));
         if self.nvidia_fs.exists() || forced || allows_the_host(&self.configuration) {
@@ -44,20 +45,21 @@ impl Driver {
     }
 }
 
-/// Whether a configuration of cuFile's lets it copy through the host.
+/// Whether a configuration of cuFile permits copies through the host.
 fn allows_the_host(configuration: &Path) -> bool {
     let Ok(text) = fs::read_to_string(configuration) else { return false };
-    // JSON with comments, which stand in lines of their own.
+    // JSON with comments, which have separate lines.
     let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     let bare: String =
         lines.flat_map(str::chars).filter(|letter| !letter.is_whitespace()).collect();
     bare.contains(r#""allow_compat_mode":true"#)
 }
 
-/// Where udev keeps a file for each drive.
+/// The folder in which udev keeps a file for each drive.
 pub const UDEV: &str = "/run/udev/data";
 
-/// Why cuFile cannot learn what file system this file is on, if that is so. `udev` is [`UDEV`].
+/// The reason why cuFile cannot determine this file's file system, if there is one. `udev` is
+/// [`UDEV`].
 pub fn unknown_drive(udev: &Path, file: &Path) -> Option<String> {
     let drive = match fs::metadata(file) {
         Ok(metadata) => metadata.dev(),
@@ -67,14 +69,14 @@ pub fn unknown_drive(udev: &Path, file: &Path) -> Option<String> {
     let said = match fs::read_to_string(&entry) {
         Ok(said) => said,
         Err(error) => {
-            return Some(format!("udev says nothing of its drive: {}: {error}", entry.display()));
+            return Some(format!("udev has no entry of its drive: {}: {error}", entry.display()));
         }
     };
     let names_it = said.lines().any(|line| line.starts_with("E:ID_FS_TYPE="));
     (!names_it).then(|| format!("udev names no file system of its drive in {}", entry.display()))
 }
 
-/// Whether a registration failed because every backend that was asked failed, as backends do if cuFile
+/// Whether a registration failed because every called backend failed, as backends do if cuFile
 /// refuses a file.
 pub fn is_backend_failure(error: &(dyn Error + 'static)) -> bool {
     if let Some(refusal) = error.downcast_ref() {

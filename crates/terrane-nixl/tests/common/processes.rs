@@ -1,4 +1,5 @@
-//! Blocks that go to another process and come from it, whatever the memory is on either side.
+//! Blocks that are written to another process and read from it, for every kind of memory at either
+//! end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,15 +11,16 @@ use terrane_testkit::pattern::{Pattern, PieceAccess};
 use terrane_testkit::peer::{Link, Peer, with_peer};
 use terrane_transfer::{CopyEngine, DeviceOrder, Endpoint, Transfer, TransferManager};
 
-/// As a serving engine has them on the device.
+/// The layout of serving engines on a device.
 pub const SEPARATE: LayoutKind = LayoutKind::ALL[2];
 pub const CONTIGUOUS: LayoutKind = LayoutKind::ALL[0];
 
 const BLOCKS: u32 = 24;
 const LAYERS: u32 = 4;
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The blocks that this process writes at the peer, and those that it reads: from and to.
+/// The blocks that this process writes to the peer, and those that it reads: sources and
+/// destinations.
 const WRITTEN: ([u32; 8], [u32; 8]) = ([0, 1, 2, 3, 4, 5, 6, 7], [9, 8, 7, 6, 12, 13, 14, 15]);
 const READ: ([u32; 4], [u32; 4]) = ([20, 21, 3, 2], [16, 17, 18, 23]);
 
@@ -26,9 +28,9 @@ const READ: ([u32; 4], [u32; 4]) = ([20, 21, 3, 2], [16, 17, 18, 23]);
 const MINE: Pattern = Pattern::new(1);
 const THEIRS: Pattern = Pattern::new(2);
 
-/// Writes blocks to a peer's memory, which verifies them, and reads other blocks of the peer. No other
-/// byte changes on either side. Each process reports when its blocks may be used again.
-pub fn there_and_back<A: Allocate, B: Allocate>(
+/// Writes blocks to a peer's memory, which verifies them, and reads other blocks of the peer. No
+/// other byte changes at either end. Each process reports when its blocks may be used again.
+pub fn exchange_with_process<A: Allocate, B: Allocate>(
     test: &str,
     here: (&A, LayoutKind),
     there: (&B, LayoutKind),
@@ -65,8 +67,8 @@ fn write_and_read<A: Allocate>(
     make(write.notify(b"written".as_slice()));
     let read = Transfer::new(remote.endpoint(), &local).blocks(&READ.0, &READ.1);
     make(read.notify(b"read".as_slice()));
-    look(&local, THEIRS, &READ.1, &READ.0, access);
-    look(&local, MINE, &others(&READ.1), &others(&READ.1), access);
+    assert_blocks(&local, THEIRS, &READ.1, &READ.0, access);
+    assert_blocks(&local, MINE, &others(&READ.1), &others(&READ.1), access);
     assert_eq!(peer.link().receive(), b"looked");
 }
 
@@ -79,16 +81,16 @@ fn serve<B: Allocate>(
     let end = end(memory, &agent, kind);
     THEIRS.fill_with(&end, &all(), access).unwrap();
     link.send(&agent.export(end.layout()).unwrap());
-    let mut heard = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
-    while heard.len() < 2 {
+    let mut messages = Vec::new();
+    let deadline = Instant::now() + TIMEOUT;
+    while messages.len() < 2 {
         let found = agent.wait_for_notifications(deadline).unwrap();
-        assert!(!found.is_empty(), "heard only {heard:?}");
-        heard.extend(found.into_iter().map(|notification| notification.message));
+        assert!(!found.is_empty(), "messages only {messages:?}");
+        messages.extend(found.into_iter().map(|notification| notification.message));
     }
-    assert_eq!(heard, [b"written".to_vec(), b"read".to_vec()]);
-    look(&end, MINE, &WRITTEN.1, &WRITTEN.0, access);
-    look(&end, THEIRS, &others(&WRITTEN.1), &others(&WRITTEN.1), access);
+    assert_eq!(messages, [b"written".to_vec(), b"read".to_vec()]);
+    assert_blocks(&end, MINE, &WRITTEN.1, &WRITTEN.0, access);
+    assert_blocks(&end, THEIRS, &others(&WRITTEN.1), &others(&WRITTEN.1), access);
     link.send(b"looked");
 }
 
@@ -113,9 +115,15 @@ fn others(blocks: &[u32]) -> Vec<u32> {
     all().into_iter().filter(|id| !blocks.contains(id)).collect()
 }
 
-/// The blocks hold what belongs into those that they were filled as.
+/// Asserts that blocks have the contents of the blocks `as_of`.
 #[track_caller]
-fn look(end: &Endpoint, pattern: Pattern, blocks: &[u32], as_of: &[u32], by: &impl PieceAccess) {
+fn assert_blocks(
+    end: &Endpoint,
+    pattern: Pattern,
+    blocks: &[u32],
+    as_of: &[u32],
+    by: &impl PieceAccess,
+) {
     let seen = pattern.verify_with(end, blocks, as_of, 0..LAYERS, by).unwrap();
     assert_eq!((seen.mismatches, seen.first), (0, None), "of {} bytes", seen.bytes);
     assert!(!seen.bytes.is_zero());

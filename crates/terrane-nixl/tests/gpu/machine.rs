@@ -12,7 +12,7 @@ use crate::chain;
 use crate::cufile::{Driver, UDEV, is_backend_failure, unknown_drive};
 use crate::needs::{self, Needs};
 
-/// The first driver that the CUDA runtime works with which UCX's modules and the plugins of GDS use,
+/// The first driver that supports the CUDA runtime of UCX's modules and GDS's plugins,
 /// `libcudart.so.12`.
 const OLDEST: DriverVersion = DriverVersion { major: 12, minor: 0 };
 
@@ -29,7 +29,7 @@ pub fn device(test: &str, needs: Needs) -> Option<Context> {
     }
 }
 
-/// As [`device`], and a second one, on which as much is free.
+/// Like [`device`], with a second device that has the same amount of free memory.
 pub fn two_devices(test: &str, needs: Needs) -> Option<[Context; 2]> {
     let first = device(test, needs)?;
     let reason = match Context::primary(DeviceId::new(1)) {
@@ -58,7 +58,7 @@ pub fn with_gds(test: &str, builder: AgentBuilder) -> Option<Agent> {
         Ok(agent) => return Some(agent),
         Err(error) => error,
     };
-    // The plugin loads and knows its parameters; then it opens cuFile's driver, and nothing else.
+    // The plugin loads and knows its parameters. Then it opens cuFile's driver, and nothing else.
     let reason = match error {
         NixlError::Backend { .. } => Driver::here().reason(),
         _ => None,
@@ -68,7 +68,7 @@ pub fn with_gds(test: &str, builder: AgentBuilder) -> Option<Agent> {
     None
 }
 
-/// An agent with GDS alone, as [`with_gds`] has it.
+/// An agent with GDS alone, from [`with_gds`].
 #[track_caller]
 pub fn gds(test: &str) -> Option<Agent> {
     with_gds(test, AgentBuilder::unnamed().backend(BackendConfig::new("GDS")))
@@ -91,8 +91,8 @@ pub fn refused_by_cufile(test: &str, near: &Path, error: &(dyn Error + 'static))
 }
 
 #[test]
-fn what_a_test_needs_and_a_device_has_not_is_named() {
-    const TEST: &str = "machine::what_a_test_needs_and_a_device_has_not_is_named";
+fn unmet_needs_of_a_test_are_named() {
+    const TEST: &str = "machine::unmet_needs_of_a_test_are_named";
     const OTHER: &str = "device_memory_outlives_the_agent_that_registered_it";
     let Some(context) = needs::device(TEST, needs::LITTLE) else { return };
     if !needs::is_simulated(&context) {

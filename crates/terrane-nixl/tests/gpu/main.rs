@@ -1,6 +1,6 @@
 //! Memory of a real device, registered with UCX and with GDS.
 //!
-//! Each test states its needs, and prints `skipped: NAME: REASON` where one is missing.
+//! Each test states its needs, and prints `skipped: NAME: REASON` if one is not met.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -36,7 +36,7 @@ use needs::LITTLE;
 
 const MIB: ByteCount = ByteCount::mib(1);
 
-/// An agent with UCX. On a machine with a device that fails only if something is broken.
+/// An agent with UCX. On a machine with a device this fails only because of a defect.
 fn ucx() -> Agent {
     AgentBuilder::unnamed().backend(BackendConfig::new("UCX").required()).build().unwrap()
 }
@@ -157,7 +157,7 @@ fn gds_registers_a_file_and_device_memory() {
 
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
     let directory = directory.or_else(|_| tempfile::tempdir()).unwrap();
-    // cuFile looks at the path of a file, so this one has a name.
+    // cuFile reads the path of a file, so this file has a name.
     let path = directory.path().join("file");
     let file = DiskFile::create_new(&path, MIB, &DiskOptions::default()).unwrap();
     match agent.register(file) {
@@ -167,8 +167,8 @@ fn gds_registers_a_file_and_device_memory() {
 }
 
 #[test]
-fn gds_and_gds_mt_are_told_apart_by_name() {
-    let test = "gds_and_gds_mt_are_told_apart_by_name";
+fn gds_and_gds_mt_have_different_names() {
+    let test = "gds_and_gds_mt_have_different_names";
     if device(test, LITTLE).is_none() {
         return;
     }

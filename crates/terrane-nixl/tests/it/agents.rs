@@ -22,7 +22,7 @@ fn agents_are_shared_and_sent() {
 }
 
 #[test]
-fn a_name_belongs_to_one_agent_until_all_of_it_has_gone() {
+fn a_name_belongs_to_one_agent_until_its_last_owner_drops() {
     let name = AgentName::from("the-one");
     let first = AgentBuilder::new(name.clone()).backend(posix()).build().unwrap();
     assert_eq!(first.name(), &name);
@@ -31,9 +31,9 @@ fn a_name_belongs_to_one_agent_until_all_of_it_has_gone() {
     let clone = first.clone();
     let registered = first.register(memory(ByteCount::kib(4))).unwrap();
     drop(first);
-    assert!(matches!(taken(), NixlError::NameTaken { .. }), "a clone is left");
+    assert!(matches!(taken(), NixlError::NameTaken { .. }), "a clone remains");
     drop(clone);
-    assert!(matches!(taken(), NixlError::NameTaken { .. }), "a registration is left");
+    assert!(matches!(taken(), NixlError::NameTaken { .. }), "a registration remains");
     drop(registered);
     AgentBuilder::new(name).build().unwrap();
 }
@@ -60,7 +60,7 @@ fn an_agent_that_nixl_refuses_is_an_error_and_leaves_the_name_free() {
 }
 
 #[test]
-fn names_that_are_none_are_refused() {
+fn invalid_names_are_refused() {
     let error = AgentBuilder::new("").build().unwrap_err();
     assert!(matches!(error, NixlError::EmptyName), "{error}");
     let error = AgentBuilder::new("a\0b").build().unwrap_err();
@@ -77,7 +77,7 @@ fn names_that_are_none_are_refused() {
 }
 
 #[test]
-fn unnamed_agents_have_names_of_their_own() {
+fn unnamed_agents_have_unique_names() {
     let names: Vec<_> = (0..16).map(|_| AgentBuilder::unnamed().name().clone()).collect();
     for (index, name) in names.iter().enumerate() {
         assert!(!names[..index].contains(name), "{name} twice");
@@ -87,13 +87,13 @@ fn unnamed_agents_have_names_of_their_own() {
 }
 
 #[test]
-fn the_progress_thread_is_there_if_it_is_asked_for() {
-    in_child("agents::the_progress_thread_is_there_if_it_is_asked_for", || {
+fn the_progress_thread_exists_on_request() {
+    in_child("agents::the_progress_thread_exists_on_request", || {
         let build = |rest| {
             let builder = AgentBuilder::unnamed().progress_thread(rest);
             builder.backend(BackendConfig::new("UCX")).build().unwrap()
         };
-        // UCX starts some threads once for the process, which stay.
+        // UCX starts some threads once for the process. They stay.
         let _first = build(None);
         let before = threads();
         let without = build(None);
@@ -122,40 +122,40 @@ fn an_idle_agent_uses_no_processor() {
     });
 }
 
-/// How long threads of this process have run.
+/// The processor time of all threads of this process.
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes a time where it is told to.
+    // SAFETY: the call writes a time to the given address.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     assert_eq!(failed, 0);
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
 }
 
-/// The threads of this process, by their numbers.
+/// The threads of this process, by their ids.
 fn threads() -> BTreeSet<String> {
     let entries = std::fs::read_dir("/proc/self/task").unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// A thread that has been joined is in the list for a moment longer.
+/// A joined thread is in the list for a moment longer.
 #[track_caller]
 fn wait_for(condition: impl Fn() -> bool) {
     let patience = Instant::now() + Duration::from_secs(60);
     while !condition() {
-        assert!(Instant::now() < patience, "it did not come to pass in a minute");
+        assert!(Instant::now() < patience, "the condition did not become true within a minute");
         thread::yield_now();
     }
 }
 
 #[test]
-fn a_delay_that_nixl_cannot_count_is_refused() {
+fn a_delay_that_nixl_cannot_represent_is_refused() {
     let builder = AgentBuilder::unnamed().progress_thread(Some(Duration::MAX));
     let error = builder.build().unwrap_err();
     assert!(matches!(error, NixlError::DelayTooLong { .. }), "{error}");
 }
 
 #[test]
-fn an_agent_listens_where_it_is_told() {
+fn an_agent_listens_on_its_port() {
     let is_taken = |error: &NixlError| matches!(error, NixlError::Port { .. });
     let build = |port| AgentBuilder::unnamed().listen(port).build();
     let (agent, port) = port::listening(build, is_taken);
@@ -191,12 +191,12 @@ fn agents_of_either_mode_serve_several_threads() {
 }
 
 #[test]
-fn agents_come_and_go_on_several_threads() {
+fn agents_are_created_and_dropped_on_several_threads() {
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..4 {
-                    // With a parameter, as then plugins are asked for theirs.
+                    // With a parameter, because then the plugins are queried.
                     let ucx = BackendConfig::new("UCX").parameter("num_workers", "1");
                     let agent = agent([ucx, posix()]);
                     drop(agent.register(memory(ByteCount::kib(4))).unwrap());
@@ -207,7 +207,7 @@ fn agents_come_and_go_on_several_threads() {
 }
 
 #[test]
-fn an_agent_of_the_environment_is_built() {
+fn an_agent_is_built_from_the_environment() {
     let agent = AgentBuilder::from_variables([
         ("TERRANE_NIXL_BACKENDS", "POSIX"),
         ("TERRANE_NIXL_PARAMETERS_POSIX", "ios_pool_size=64;use_aio=false"),

@@ -1,4 +1,4 @@
-//! Backends that cannot be created, each for its own reason.
+//! Backends that cannot be created, each with its own error.
 
 use terrane_core::BackendName;
 use terrane_nixl::{
@@ -16,7 +16,7 @@ fn refused(backends: impl IntoIterator<Item = BackendConfig>) -> NixlError {
 }
 
 #[test]
-fn backends_say_what_memory_they_take() {
+fn backends_report_their_memory_types() {
     let agent = agent([BackendConfig::new("UCX"), posix()]);
     let types = |name: &str| agent.memory_types(&name.into()).unwrap();
     assert_eq!(types("UCX"), [MemoryType::Host, MemoryType::Device]);
@@ -25,7 +25,7 @@ fn backends_say_what_memory_they_take() {
 }
 
 #[test]
-fn an_unknown_plugin_is_answered_with_those_that_there_are() {
+fn the_error_of_an_unknown_plugin_lists_the_available_ones() {
     let error = refused([BackendConfig::new("NOSUCH")]);
     let NixlError::UnknownPlugin { backend, available } = &error else { panic!("{error}") };
     assert_eq!(backend.as_str(), "NOSUCH");
@@ -34,9 +34,9 @@ fn an_unknown_plugin_is_answered_with_those_that_there_are() {
 }
 
 #[test]
-fn a_plugin_that_does_not_load_says_what_the_loader_misses() {
-    const TEST: &str = "backends::a_plugin_that_does_not_load_says_what_the_loader_misses";
-    // GDS, changed so that it needs a library that does not exist.
+fn a_plugin_that_cannot_be_loaded_reports_the_missing_library() {
+    const TEST: &str = "backends::a_plugin_that_cannot_be_loaded_reports_the_missing_library";
+    // GDS, changed so that it depends on a library that does not exist.
     let plugins = probe().unwrap().plugins();
     let gds = plugins.iter().find(|plugin| plugin.name().as_str() == "GDS").unwrap();
     let mut bytes = std::fs::read(gds.path()).unwrap();
@@ -59,10 +59,11 @@ fn a_plugin_that_does_not_load_says_what_the_loader_misses() {
     });
 }
 
-/// NIXL reports only that it has no such plugin. No backend is requested then.
+/// NIXL reports only that it has no such plugin. No backend is created then.
 #[test]
-fn a_plugin_that_nixl_refuses_is_told_from_one_that_does_not_load() {
-    const TEST: &str = "backends::a_plugin_that_nixl_refuses_is_told_from_one_that_does_not_load";
+fn a_plugin_that_nixl_refuses_differs_from_one_that_cannot_be_loaded() {
+    const TEST: &str =
+        "backends::a_plugin_that_nixl_refuses_differs_from_one_that_cannot_be_loaded";
     let directory = tempfile::tempdir().unwrap();
     let compile = |name: &str, answer: &str| {
         let source = directory.path().join(name).with_extension("c");
@@ -109,7 +110,7 @@ fn a_parameter_that_would_be_ignored_is_refused() {
     assert_eq!(parameter, "device_list");
     assert!(known.contains(&"ucx_devices".to_owned()), "{known:?}");
     assert!(error.to_string().contains("ucx_devices"), "{error}");
-    // An unchecked parameter is passed on.
+    // An unchecked parameter is forwarded.
     agent([posix().unchecked_parameter("device_list", "mlx5_0")]);
 }
 
@@ -140,7 +141,7 @@ fn texts_that_c_cannot_hold_are_refused() {
 }
 
 #[test]
-fn a_registrar_has_backends_of_its_agent_only() {
+fn a_registrar_accepts_only_backends_of_its_agent() {
     let agent = agent([posix()]);
     let error = agent.registrar([("UCX", BackendRequirement::Required)]).unwrap_err();
     let NixlError::NoSuchBackend { backend, available, .. } = &error else { panic!("{error}") };

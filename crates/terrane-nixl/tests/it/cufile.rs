@@ -10,7 +10,7 @@ use terrane_nixl::{MemoryType, Refusal, Status};
 use crate::reasons::{Driver, is_backend_failure, unknown_drive};
 
 #[test]
-fn cufile_may_stay_closed_where_there_is_no_way_past_the_host_or_through_it() {
+fn cufile_may_stay_closed_if_it_can_copy_neither_directly_nor_through_the_host() {
     let directory = tempfile::tempdir().unwrap();
     let [module, configuration] =
         ["nvidia-fs", "cufile.json"].map(|file| directory.path().join(file));
@@ -36,7 +36,7 @@ fn cufile_may_stay_closed_where_there_is_no_way_past_the_host_or_through_it() {
 }
 
 #[test]
-fn a_drive_is_unknown_where_udev_names_no_file_system_of_it() {
+fn a_drive_is_unknown_if_udev_names_no_file_system_of_it() {
     let directory = tempfile::tempdir().unwrap();
     let (udev, file) = (directory.path(), directory.path().join("file"));
     fs::write(&file, "").unwrap();
@@ -46,7 +46,7 @@ fn a_drive_is_unknown_where_udev_names_no_file_system_of_it() {
         let said = unknown_drive(udev, &file).unwrap();
         assert!(said.contains(&name) && said.contains(wanted), "{said}");
     };
-    says_of_entry("udev says nothing of its drive");
+    says_of_entry("udev has no entry of its drive");
     let entry: PathBuf = udev.join(&name);
     fs::write(&entry, "I:1234\nE:ID_PART_TABLE_TYPE=gpt\nE:ID_FS_TYPE_OF=xfs\n").unwrap();
     says_of_entry("udev names no file system");

@@ -1,4 +1,5 @@
-//! Processes that have used NIXL exit well, and write on standard output only what is theirs.
+//! Processes that have used NIXL exit without an error, and write only their own output to standard
+//! output.
 
 use std::fs;
 use std::mem::ManuallyDrop;
@@ -11,7 +12,7 @@ use terrane_testkit::process::{in_child, in_child_with, is_child};
 
 use crate::support::{agent, compile, memory};
 
-/// How many processes a test starts, and how many of them at a time.
+/// The number of processes that a test starts, and the number at a time.
 const PROCESSES: usize = 100;
 const AT_A_TIME: usize = 4;
 
@@ -19,23 +20,23 @@ const AT_A_TIME: usize = 4;
 const VERBS: &str = "libefa.so.1";
 
 #[test]
-fn processes_exit_well_where_the_machine_has_verbs() {
-    const TEST: &str = "exits::processes_exit_well_where_the_machine_has_verbs";
+fn processes_exit_without_an_error_if_the_machine_has_verbs() {
+    const TEST: &str = "exits::processes_exit_without_an_error_if_the_machine_has_verbs";
     if !is_child(TEST) && !has_verbs() {
         let how = "`cargo xtask nixl --with-verbs DIR` runs this with unpacked packages";
         eprintln!("skipped: {TEST}: the machine has no {VERBS}; {how}");
         return;
     }
     hundred_processes(TEST, |modules| {
-        // RDMA is not bought off: UCX has loaded what it has for it.
+        // RDMA stays enabled: UCX has loaded its module for it.
         assert!(modules.contains("/libuct_ib.so"), "{modules}");
         assert!(modules.contains("/libibverbs.so.1"), "{modules}");
     });
 }
 
 #[test]
-fn processes_exit_well_where_the_machine_has_no_verbs() {
-    const TEST: &str = "exits::processes_exit_well_where_the_machine_has_no_verbs";
+fn processes_exit_without_an_error_if_the_machine_has_no_verbs() {
+    const TEST: &str = "exits::processes_exit_without_an_error_if_the_machine_has_no_verbs";
     if !is_child(TEST) && has_verbs() {
         eprintln!("skipped: {TEST}: the machine has {VERBS}, so every process loads it");
         return;
@@ -64,13 +65,13 @@ fn hundred_processes(test: &str, look: impl Fn(&str) + Sync) {
 fn has_verbs() -> bool {
     // SAFETY: a library of the machine, whose initialisers may run in any process.
     let library = unsafe { libloading::Library::new(VERBS) };
-    // It stays, as what its initialisers enter elsewhere is not removed.
+    // It is never unloaded, because entries that its initialisers make elsewhere are not removed.
     library.map(ManuallyDrop::new).is_ok()
 }
 
 #[test]
-fn the_probe_keeps_the_machines_libnl_apart() {
-    in_child("exits::the_probe_keeps_the_machines_libnl_apart", || {
+fn the_probe_keeps_the_machines_libnl_separate() {
+    in_child("exits::the_probe_keeps_the_machines_libnl_separate", || {
         let found = probe().unwrap();
         let status = found.capabilities().status(&Capability::SeparateRdmaLibraries);
         assert_eq!(status, Some(&CapabilityStatus::Granted));
@@ -78,8 +79,8 @@ fn the_probe_keeps_the_machines_libnl_apart() {
 }
 
 #[test]
-fn a_program_that_is_linked_with_another_libnl_is_told() {
-    const TEST: &str = "exits::a_program_that_is_linked_with_another_libnl_is_told";
+fn a_program_that_is_linked_with_another_libnl_gets_the_reason() {
+    const TEST: &str = "exits::a_program_that_is_linked_with_another_libnl_gets_the_reason";
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("libnl-route-3.so.200");
     if !is_child(TEST) {
@@ -97,8 +98,8 @@ fn a_program_that_is_linked_with_another_libnl_is_told() {
         }
         let status = found.capabilities().status(&Capability::SeparateRdmaLibraries);
         assert!(matches!(status, Some(CapabilityStatus::Refused(_))), "{status:?}");
-        let told = found.capabilities().to_string();
-        assert!(told.contains("does not link or preload libnl-route-3"), "{told}");
+        let capabilities = found.capabilities().to_string();
+        assert!(capabilities.contains("does not link or preload libnl-route-3"), "{capabilities}");
     });
 }
 
@@ -109,7 +110,7 @@ fn ucx_does_not_log_to_standard_output() {
     if is_child(TEST) {
         return in_child(TEST, || drop(agent([BackendConfig::new("UCX")])));
     }
-    // The child is started here, as its standard output is what is looked at.
+    // The child is started here, because the test reads its standard output.
     let output = Command::new(std::env::current_exe().unwrap())
         .args([TEST, "--exact", "--nocapture", "--test-threads=1"])
         .envs([("TERRANE_TEST_IN_CHILD", TEST), ("UCX_LOG_LEVEL", "info")])

@@ -11,16 +11,16 @@ use crate::support::{agent, memory, posix};
 /// AddressSanitizer keeps freed memory to detect late uses, which would count as a leak here.
 const FREES_AT_ONCE: [(&str, &str); 1] = [("ASAN_OPTIONS", "detect_leaks=0:quarantine_size_mb=0")];
 
-/// Fails if 20,000 calls of `action` leak a descriptor or 128 bytes each. UCX allocates about a MiB
-/// once, at some time.
+/// Fails if 20,000 calls of `action` leak a descriptor, or 128 bytes each. UCX allocates about a
+/// MiB once, at any time.
 fn no_growth(action: impl Fn()) {
     let rounds = 100;
     assert_no_growth(200, ByteCount::new(128 * rounds), || (0..rounds).for_each(|_| action()));
 }
 
 #[test]
-fn thousands_of_registrations_leave_nothing() {
-    in_child_with("leaks::thousands_of_registrations_leave_nothing", &FREES_AT_ONCE, || {
+fn thousands_of_registrations_leak_nothing() {
+    in_child_with("leaks::thousands_of_registrations_leak_nothing", &FREES_AT_ONCE, || {
         let directory = tempfile::tempdir().unwrap();
         let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
         let agent = agent([BackendConfig::new("UCX"), posix()]);
@@ -38,8 +38,8 @@ fn thousands_of_registrations_leave_nothing() {
 }
 
 #[test]
-fn refused_registrations_leave_nothing() {
-    in_child_with("leaks::refused_registrations_leave_nothing", &FREES_AT_ONCE, || {
+fn refused_registrations_leak_nothing() {
+    in_child_with("leaks::refused_registrations_leak_nothing", &FREES_AT_ONCE, || {
         let agent = agent([posix(), BackendConfig::new("UCX").required()]);
         let directory = tempfile::tempdir().unwrap();
         let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
@@ -51,8 +51,8 @@ fn refused_registrations_leave_nothing() {
 }
 
 #[test]
-fn agents_leave_no_descriptor_and_no_mapping() {
-    in_child_with("leaks::agents_leave_no_descriptor_and_no_mapping", &FREES_AT_ONCE, || {
+fn agents_leak_no_descriptor_and_no_mapping() {
+    in_child_with("leaks::agents_leak_no_descriptor_and_no_mapping", &FREES_AT_ONCE, || {
         assert_no_growth(24, ByteCount::mib(1), || {
             let agent = agent([BackendConfig::new("UCX"), posix()]);
             drop(agent.register(memory(ByteCount::kib(64))).unwrap());

@@ -1,4 +1,4 @@
-//! Results of the probe. Each case runs in its own process, as a process loads a library once.
+//! Results of the probe. Each case runs in a child process, because a process loads a library once.
 
 use std::fs;
 use std::path::Path;
@@ -30,10 +30,10 @@ fn the_library_is_found_with_its_plugins() {
         for &needed in needed {
             let plugin = plugins.iter().find(|plugin| plugin.name().as_str() == needed);
             let plugin = plugin.unwrap_or_else(|| panic!("no {needed} in {plugins:?}"));
-            // Not skipped: what the loader misses is to be provided.
+            // Not skipped: the library that the loader misses must be installed.
             plugin.check().unwrap_or_else(|failed| panic!("{}", chain(&failed)));
         }
-        // The answer is remembered.
+        // The result is cached.
         assert_eq!(probe().unwrap(), found);
     });
 }
@@ -42,29 +42,29 @@ fn the_library_is_found_with_its_plugins() {
 fn a_missing_library_is_an_error_with_the_loaders_message() {
     const TEST: &str = "probing::a_missing_library_is_an_error_with_the_loaders_message";
     in_child_with(TEST, &[("LD_LIBRARY_PATH", "")], || {
-        if is_where_the_loader_looks_anyway(TEST) {
+        if is_in_the_default_path(TEST) {
             return;
         }
         let error = probe().unwrap_err();
         assert!(matches!(error, NixlUnavailable::LibraryMissing { .. }), "{error:?}");
         let text = chain(&error);
         assert!(text.contains(LIBRARY) && text.contains("No such file"), "{text}");
-        // An agent says the same, and a second time too.
+        // An agent returns the same error, and so does a second call.
         for _ in 0..2 {
             let error = AgentBuilder::unnamed().backend(posix()).build().unwrap_err();
             let NixlError::Unavailable(unavailable) = &error else { panic!("{error:?}") };
             assert_eq!(chain(unavailable), text);
-            assert_eq!(chain(&error), text, "the reason is told once, not twice");
+            assert_eq!(chain(&error), text, "the reason is stated once");
         }
     });
 }
 
 #[test]
-fn a_library_that_comes_later_is_found_then() {
-    const TEST: &str = "probing::a_library_that_comes_later_is_found_then";
+fn a_library_that_is_installed_later_is_found() {
+    const TEST: &str = "probing::a_library_that_is_installed_later_is_found";
     let library = library_of_this_process(TEST);
-    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (WHERE, &library)], || {
-        if is_where_the_loader_looks_anyway(TEST) {
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (LIBRARY_VARIABLE, &library)], || {
+        if is_in_the_default_path(TEST) {
             return;
         }
         load(&library_named_by_parent());
@@ -75,10 +75,10 @@ fn a_library_that_comes_later_is_found_then() {
 }
 
 #[test]
-fn a_library_is_found_in_the_file_that_is_named() {
-    const TEST: &str = "probing::a_library_is_found_in_the_file_that_is_named";
+fn a_library_is_loaded_from_the_named_file() {
+    const TEST: &str = "probing::a_library_is_loaded_from_the_named_file";
     let library = library_of_this_process(TEST);
-    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (WHERE, &library)], || {
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (LIBRARY_VARIABLE, &library)], || {
         let error = probe_file(Path::new("/nowhere/libnixl_capi.so")).unwrap_err();
         assert!(matches!(error, NixlUnavailable::FileMissing { .. }), "{error:?}");
         assert!(chain(&error).contains("/nowhere/libnixl_capi.so"), "{}", chain(&error));
@@ -92,8 +92,8 @@ fn a_library_is_found_in_the_file_that_is_named() {
 fn a_library_that_the_bindings_do_not_find_by_its_name_is_refused() {
     const TEST: &str = "probing::a_library_that_the_bindings_do_not_find_by_its_name_is_refused";
     let library = library_of_this_process(TEST);
-    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (WHERE, &library)], || {
-        if is_where_the_loader_looks_anyway(TEST) {
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (LIBRARY_VARIABLE, &library)], || {
+        if is_in_the_default_path(TEST) {
             return;
         }
         let directory = tempfile::tempdir().unwrap();
@@ -104,19 +104,19 @@ fn a_library_that_the_bindings_do_not_find_by_its_name_is_refused() {
             NixlUnavailable::NotByName { library, found: None } => assert_eq!(*library, other),
             _ => panic!("{error:?}"),
         }
-        // The bindings have not looked yet.
+        // The bindings have not looked it up yet.
         probe_file(Path::new(&library_named_by_parent())).unwrap();
         AgentBuilder::unnamed().backend(posix()).build().unwrap();
     });
 }
 
 #[test]
-fn bindings_that_looked_too_early_are_told_from_a_missing_library() {
-    const TEST: &str = "probing::bindings_that_looked_too_early_are_told_from_a_missing_library";
+fn bindings_that_looked_too_early_differ_from_a_missing_library() {
+    const TEST: &str = "probing::bindings_that_looked_too_early_differ_from_a_missing_library";
     let library = library_of_this_process(TEST);
-    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (WHERE, &library)], || {
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (LIBRARY_VARIABLE, &library)], || {
         if !nixl_sys::is_stub() {
-            eprintln!("skipped: {TEST}: {ANYWAY}");
+            eprintln!("skipped: {TEST}: {IN_DEFAULT_PATH}");
             return;
         }
         load(&library_named_by_parent());
@@ -127,10 +127,10 @@ fn bindings_that_looked_too_early_are_told_from_a_missing_library() {
 }
 
 #[test]
-fn a_library_that_lacks_a_function_is_named_with_it() {
-    const TEST: &str = "probing::a_library_that_lacks_a_function_is_named_with_it";
+fn the_error_of_a_missing_function_names_library_and_function() {
+    const TEST: &str = "probing::the_error_of_a_missing_function_names_library_and_function";
     let directory = tempfile::tempdir().unwrap();
-    // All but the last, so that the names before it are found.
+    // All except the last, so that the names before it are found.
     let (missing, present) = REQUIRED_SYMBOLS.split_last().unwrap();
     compile(&directory.path().join(LIBRARY), present);
     let path = directory.path().display().to_string();
@@ -145,8 +145,8 @@ fn a_library_that_lacks_a_function_is_named_with_it() {
 }
 
 #[test]
-fn stubs_are_told_from_the_library() {
-    const TEST: &str = "probing::stubs_are_told_from_the_library";
+fn stubs_differ_from_the_library() {
+    const TEST: &str = "probing::stubs_differ_from_the_library";
     let directory = tempfile::tempdir().unwrap();
     let stub = ["nixl_capi_is_stub"];
     compile(&directory.path().join(LIBRARY), REQUIRED_SYMBOLS.iter().chain(&stub));
@@ -158,8 +158,8 @@ fn stubs_are_told_from_the_library() {
 }
 
 #[test]
-fn plugins_that_do_not_load_say_why() {
-    const TEST: &str = "probing::plugins_that_do_not_load_say_why";
+fn plugins_that_cannot_be_loaded_report_the_reason() {
+    const TEST: &str = "probing::plugins_that_cannot_be_loaded_report_the_reason";
     let directory = tempfile::tempdir().unwrap();
     let plugins = directory.path();
     fs::write(plugins.join("libplugin_GARBAGE.so"), b"no library").unwrap();
@@ -177,7 +177,7 @@ fn plugins_that_do_not_load_say_why() {
         let other = plugins[1].check().unwrap_err();
         assert!(matches!(other, PluginError::NoPlugin { .. }), "{other:?}");
 
-        // The same reasons when they are asked for, and a name of no file is another one.
+        // The same reasons when they are queried; a name without a file has another reason.
         let build = |name| {
             let backend = terrane_nixl::BackendConfig::new(name);
             AgentBuilder::unnamed().backend(backend).build()
@@ -193,25 +193,26 @@ fn plugins_that_do_not_load_say_why() {
     });
 }
 
-/// Whether the library is one that the machine has, and not the one that `cargo xtask nixl` fetches.
+/// Whether the library belongs to the machine, and not to `cargo xtask nixl`.
 #[expect(clippy::disallowed_methods, reason = "the choice of `cargo xtask`")]
 fn is_of_the_machine() -> bool {
     std::env::var_os("TERRANE_NIXL").is_some_and(|choice| choice == "system")
 }
 
-const ANYWAY: &str = "NIXL is installed where the loader looks by itself, so it is not missing";
+const IN_DEFAULT_PATH: &str =
+    "NIXL is installed in the loader's default path, so it is not missing";
 
-/// Whether the loader finds the library by itself. The skip is then reported.
-fn is_where_the_loader_looks_anyway(test: &str) -> bool {
+/// Whether the loader finds the library in its default path. If so, prints the skip.
+fn is_in_the_default_path(test: &str) -> bool {
     let found = probe().is_ok();
     if found {
-        eprintln!("skipped: {test}: {ANYWAY}");
+        eprintln!("skipped: {test}: {IN_DEFAULT_PATH}");
     }
     found
 }
 
 /// Passes the library's path to a child process that cannot find it.
-const WHERE: &str = "TERRANE_TEST_NIXL_LIBRARY";
+const LIBRARY_VARIABLE: &str = "TERRANE_TEST_NIXL_LIBRARY";
 
 fn library_of_this_process(test: &str) -> String {
     if terrane_testkit::process::is_child(test) {
@@ -220,14 +221,14 @@ fn library_of_this_process(test: &str) -> String {
     probe().unwrap().library().display().to_string()
 }
 
-#[expect(clippy::disallowed_methods, reason = "the parent's word to its child")]
+#[expect(clippy::disallowed_methods, reason = "the parent passes it to its child")]
 fn library_named_by_parent() -> String {
-    std::env::var(WHERE).unwrap()
+    std::env::var(LIBRARY_VARIABLE).unwrap()
 }
 
 fn load(library: &str) {
     // SAFETY: NIXL's library, whose initialisers may run in any process.
     let library = unsafe { libloading::Library::new(library) }.unwrap();
-    // It has to stay.
+    // It must stay loaded.
     let _ = std::mem::ManuallyDrop::new(library);
 }

@@ -1,4 +1,4 @@
-//! Which backends accept which memory: requirements and registration records.
+//! Requirements of registrations, and their records.
 
 use terrane_core::{
     Alignment, Allocate, BackendOutcome, ByteCount, ForeignMemory, Limits, Memory, Region,
@@ -45,7 +45,7 @@ fn a_required_backend_that_refuses_undoes_the_others() {
     let agent = agent([posix(), BackendConfig::new("UCX").required()]);
     let memory = Region::new(file(&directory, DiskOptions::default()));
     let failed = agent.register(memory.clone()).unwrap_err();
-    assert!(failed.memory.same_memory(&memory), "the memory comes back");
+    assert!(failed.memory.same_memory(&memory), "the memory is returned");
     let RegisterError::RequiredBackend { backend, source, .. } = &failed.cause else {
         panic!("{}", failed.cause)
     };
@@ -53,7 +53,7 @@ fn a_required_backend_that_refuses_undoes_the_others() {
     let refusal = source.downcast_ref::<Refusal>().unwrap();
     assert_eq!(*refusal, Refusal::MemoryType { memory: MemoryType::File });
 
-    // Another registrar of the same agent asks less.
+    // Another registrar of the same agent requires less.
     let registrar = agent.registrar([("POSIX", BackendRequirement::Required)]).unwrap();
     let registered = registrar.register(memory).unwrap();
     assert_eq!(registered.record().backends.len(), 1);
@@ -61,7 +61,7 @@ fn a_required_backend_that_refuses_undoes_the_others() {
 }
 
 #[test]
-fn memory_that_every_backend_refuses_comes_back_with_all_reasons() {
+fn memory_that_every_backend_refuses_is_returned_with_all_reasons() {
     let agent = agent([BackendConfig::new("UCX"), posix()]);
     let failed = agent.register(device()).unwrap_err();
     let RegisterError::Refused { backends, span, .. } = &failed.cause else {
@@ -108,7 +108,7 @@ fn an_empty_span_is_refused() {
 }
 
 #[test]
-fn a_backend_that_goes_around_the_page_cache_wants_a_file_that_does() {
+fn a_backend_with_direct_io_needs_a_file_with_a_direct_descriptor() {
     let directory = tempfile::tempdir().unwrap();
     let agent = agent([posix().file_access(FileAccess::Direct)]);
     let options = DiskOptions { direct: terrane_core::Requirement::Off, ..DiskOptions::default() };
@@ -119,7 +119,7 @@ fn a_backend_that_goes_around_the_page_cache_wants_a_file_that_does() {
 }
 
 #[test]
-fn limits_are_those_of_the_backends_that_are_asked() {
+fn limits_are_those_of_the_selected_backends() {
     let both = agent([BackendConfig::new("UCX"), posix().file_access(FileAccess::Direct)]);
     let pages = Limits { alignment: Alignment::PAGE, granule: Alignment::PAGE, ..Limits::NONE };
     assert_eq!(both.limits(), pages);

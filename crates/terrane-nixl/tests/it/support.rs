@@ -9,7 +9,7 @@ use terrane_core::{Allocate, ByteCount, RegionRequest};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig};
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 
-/// The POSIX backend with few I/Os, as their allocation is slow.
+/// The POSIX backend with few I/Os, because allocating them is slow.
 pub fn posix() -> BackendConfig {
     BackendConfig::new("POSIX").parameter("ios_pool_size", "64")
 }

@@ -1,11 +1,11 @@
-//! Pointers from C, through which a function reads its arguments and writes its answers.
+//! Pointers from C, through which a function reads its arguments and writes its results.
 
 use std::ffi::{CStr, c_char};
 
 use crate::code::{Code, Outcome};
 
-/// Where a function writes an answer. It comes from a caller in C alone, who promises that it is
-/// null or valid.
+/// The address for a result. It comes only from a caller in C, who guarantees that it is null or
+/// valid.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Out<T>(pub(super) *mut T);
@@ -26,15 +26,15 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: not null, so valid for a value of the type, as the caller promised; not
+        // SAFETY: not null, so the caller guarantees that it is valid for a value of the type; not
         // necessarily aligned.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
 
-    /// As [`set`](Self::set), where null means that the answer is not wanted.
+    /// Like [`set`](Self::set), but null means that the result is not needed.
     pub(super) fn set_if_wanted(self, value: T) {
-        // Null is no failure here.
+        // Null is not an error here.
         let _ = self.set(value);
     }
 
@@ -43,33 +43,33 @@ impl<T> Out<T> {
     /// # Errors
     ///
     /// An invalid value if the pointer is null.
-    pub(super) fn peek(self) -> Outcome<T> {
+    pub(super) fn read(self) -> Outcome<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: not null, so a value of the type, as the caller promised; not necessarily aligned.
+        // SAFETY: not null, so the caller guarantees a value of the type; not necessarily aligned.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
-    /// The pointer as that of another type, which the caller promised to be there.
+    /// The same pointer with another type, which the caller guarantees.
     pub(super) const fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
 
-    /// Where Rust wants an answer. It has to stay there for the call.
+    /// The address of a result for a caller in Rust. It must stay valid for the call.
     pub fn to(answer: &mut T) -> Self {
         Self(answer)
     }
 
-    /// An answer that is not wanted.
+    /// The address of a result that is not needed.
     #[must_use]
-    pub const fn nowhere() -> Self {
+    pub const fn null() -> Self {
         Self(std::ptr::null_mut())
     }
 }
 
 impl Out<u8> {
-    /// Writes a text and a zero byte, cut to `length` bytes.
+    /// Writes a text and a zero byte, truncated to `length` bytes.
     pub(super) fn set_text(self, text: &str, length: i32) -> Outcome {
         let length = usize::try_from(length).map_err(|_| Code::INVALID_VALUE)?;
         if self.0.is_null() || length == 0 {
@@ -77,14 +77,14 @@ impl Out<u8> {
         }
         let text = text.as_bytes();
         let text = text.get(..length - 1).unwrap_or(text);
-        // SAFETY: the buffer has `length` bytes, as the caller promised.
+        // SAFETY: the caller guarantees that the buffer has `length` bytes.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), self.0, text.len()) };
         Out(self.0.wrapping_add(text.len())).set(0)
     }
 }
 
-/// Where a function reads its arguments, one or several. It comes from a caller in C alone, who
-/// promises that it is null or valid.
+/// The address of one or several arguments. It comes only from a caller in C, who guarantees that
+/// it is null or valid.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct In<T>(pub(super) *const T);
@@ -98,13 +98,13 @@ impl<T> Clone for In<T> {
 impl<T> Copy for In<T> {}
 
 impl<T> In<T> {
-    /// Arguments in Rust. They have to stay there for the call.
+    /// Arguments from a caller in Rust. They must stay valid for the call.
     #[must_use]
     pub const fn of(arguments: &[T]) -> Self {
         Self(arguments.as_ptr())
     }
 
-    /// The pointer as that of another type.
+    /// The same pointer with another type.
     #[must_use]
     pub const fn cast<U>(self) -> In<U> {
         In(self.0.cast())
@@ -126,8 +126,7 @@ impl<T: Copy> In<T> {
             return Err(Code::INVALID_VALUE);
         }
         let at = self.0.wrapping_add(index);
-        // SAFETY: not null, so valid for as many values as the caller said; not necessarily
-        // aligned.
+        // SAFETY: not null, so the caller guarantees this many values; not necessarily aligned.
         Ok(unsafe { at.read_unaligned() })
     }
 
@@ -135,7 +134,7 @@ impl<T: Copy> In<T> {
         self.0.is_null()
     }
 
-    /// So many bytes from the pointer on.
+    /// Reads this many bytes.
     pub(super) fn bytes(self, length: usize) -> Outcome<Vec<u8>> {
         let bytes = In(self.0.cast::<u8>());
         (0..length).map(|index| bytes.get(index)).collect()
@@ -147,7 +146,7 @@ impl In<c_char> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: not null, so a string that ends, as the caller promised. It is used only until the
+        // SAFETY: not null, so the caller guarantees a string that ends. It is used only until the
         // call returns.
         Ok(unsafe { CStr::from_ptr(self.0) })
     }

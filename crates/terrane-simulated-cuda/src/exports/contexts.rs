@@ -1,4 +1,4 @@
-//! Contexts, and which is current on a thread.
+//! Contexts, and the current context of each thread.
 
 use crate::code::{Code, Outcome};
 use crate::exports::arguments::Out;
@@ -173,7 +173,7 @@ exports! {
 /// The highest priority of a stream; the lowest is 0.
 pub(super) const HIGHEST_PRIORITY: i32 = -5;
 
-/// A context may be made current even when it is lost.
+/// Checks that a context exists. A lost context may be made current, too.
 fn exists(simulator: &Simulator, context: u64) -> Outcome {
     let exists = simulator.with(|state| state.contexts.contains_key(&context));
     if exists { Ok(()) } else { Err(Code::INVALID_CONTEXT) }

@@ -113,15 +113,15 @@ exports! {
     }
 }
 
-/// When a copy that is submitted has to have run.
+/// When a submitted copy must have run.
 enum Until {
-    /// The call may return.
+    /// After the call returns.
     Submitted,
-    /// The call returns when it has run: memory that the driver does not reach by itself.
+    /// Before the call returns, because the driver cannot access the memory by itself.
     Done,
 }
 
-/// Looks both ends of a copy up, and reads its source if that is the host's and not pinned.
+/// The two ends of a copy, and its source bytes if they are in pageable host memory.
 fn transfer(state: &State, (to, from, length): (u64, u64, u64)) -> Outcome<(Transfer, Until)> {
     let until = match state.space.place(to, length)? {
         Place::Pageable => Until::Done,
@@ -129,8 +129,8 @@ fn transfer(state: &State, (to, from, length): (u64, u64, u64)) -> Outcome<(Tran
     };
     let source = match state.space.place(from, length)? {
         Place::Pageable => {
-            // SAFETY: it is no memory that the driver knows, so the host's, which the caller
-            // promised to be readable.
+            // SAFETY: the driver does not know the memory, so it belongs to the host, and the
+            // caller guarantees that it is readable.
             Source::Staged(unsafe { staged(host_pointer(from), length) })
         }
         Place::Device { .. } | Place::Pinned(_) => Source::Memory(from),
@@ -160,7 +160,7 @@ fn copy(
     }
 }
 
-/// A copy on the legacy default stream that is waited for.
+/// A copy on the legacy default stream, with a wait for its end.
 fn copy_now(simulator: &Simulator, caller: Caller, ends: (u64, u64, usize)) -> Outcome {
     copy(simulator, caller, ends, 0)?;
     let mark = simulator.with(|state| {
@@ -177,7 +177,7 @@ struct Batch {
     lengths: In<usize>,
     count: usize,
     attributes: In<Attributes>,
-    /// From which copy on each of the attributes is in force.
+    /// The index of the first copy to which each of the attributes applies.
     begins: In<usize>,
     kinds: usize,
 }
@@ -185,7 +185,7 @@ struct Batch {
 impl Batch {
     /// # Errors
     ///
-    /// The copy that is refused, `usize::MAX` if it is none alone, and the code.
+    /// The index of the refused copy, or `usize::MAX` if the whole call is refused, and the code.
     fn submit(
         self,
         simulator: &Simulator,
@@ -209,14 +209,19 @@ impl Batch {
                     kind += 1;
                 }
                 let [order, ..] = self.attributes.get(kind).map_err(all)?;
-                copies.extend(self.one(state, index, order).map_err(|code| (index, code))?);
+                copies.extend(self.transfer_of(state, index, order).map_err(|code| (index, code))?);
             }
             state.submit(stream, Vec::new(), Work::Copies(copies)).map_err(all)?;
             Ok(())
         })
     }
 
-    fn one(&self, state: &mut State, index: usize, order: u32) -> Outcome<Option<Transfer>> {
+    fn transfer_of(
+        &self,
+        state: &mut State,
+        index: usize,
+        order: u32,
+    ) -> Outcome<Option<Transfer>> {
         let length = wide(self.lengths.get(index)?);
         let (to, from) = (self.to.get(index)?, self.from.get(index)?);
         if !(ORDER_STREAM..=ORDER_ANY).contains(&order) {
@@ -225,17 +230,17 @@ impl Batch {
         if length == 0 {
             return Ok(None);
         }
-        // The device does not reach memory that is not pinned, which a batch does not stage.
+        // The device does not access pageable memory, and a batch does not stage it.
         for address in [to, from] {
             if matches!(state.space.place(address, length)?, Place::Pageable) {
                 return Err(Code::INVALID_VALUE);
             }
         }
-        // In any order: at once as well as in the stream's.
+        // In any order: now, or in the order of the stream.
         let at_once = order == ORDER_DURING_CALL || (order == ORDER_ANY && state.random.coin());
         let source = if at_once {
             let from = state.space.bytes(from, length, Reach::Engine);
-            // SAFETY: the span is live, as was just looked up under the lock.
+            // SAFETY: the span is live: it was looked up above, under the same lock.
             Source::Staged(unsafe { staged(from.map_err(|_| Code::INVALID_VALUE)?, length) })
         } else {
             Source::Memory(from)
@@ -262,7 +267,7 @@ fn fill(
     }
     match state.space.place(to, length)? {
         Place::Device { .. } => {}
-        // It has to be the device's address.
+        // It must be a device address.
         Place::Pinned(pinned) if to >= pinned.alias => {}
         Place::Pinned(_) | Place::Pageable => return Err(Code::INVALID_VALUE),
     }

@@ -11,7 +11,7 @@ use crate::exports::find;
 const VERSION: i32 = 13_000;
 
 exports! {
-    /// Makes the simulated driver, as `TERRANE_SIMULATED_CUDA` says.
+    /// Creates the simulated driver with the settings of `TERRANE_SIMULATED_CUDA`.
     fn cuInit(flags: u32) |simulator, _caller| {
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
@@ -44,7 +44,7 @@ exports! {
 
     fn cuDeviceGetPCIBusId(text: Out<u8>, length: i32, device: i32) |simulator, _caller| {
         let device = known(simulator, device)?;
-        // A domain that no machine has, so that nothing is found there.
+        // A PCI domain that no machine has, so that sysfs has no such device.
         text.set_text(&format!("f00d:{:02x}:00.0", device + 1), length)
     }
 
@@ -65,7 +65,7 @@ exports! {
         can.set(i32::from(peers && device != peer))
     }
 
-    /// Finds a function by its name, which is without the version that it has as a symbol.
+    /// Finds a function by its documented name, which lacks the version suffix of its symbol.
     fn cuGetProcAddress_v2(
         symbol: In<c_char>, function: Out<*const ()>, version: i32, _flags: u64, status: Out<u32>,
     ) |_simulator, _caller| {
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn cuGetErrorName(code: u32, text: Out<*const c_char>) -> 
 /// The pointer is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(code: u32, text: Out<*const c_char>) -> u32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { cuGetErrorName(code, text) }
 }
 
@@ -141,7 +141,7 @@ fn uuid_of(device: u32) -> [u8; 16] {
     uuid
 }
 
-/// The attributes that matter to somebody; what else there is, is zero: the device has none of it.
+/// The attributes that programs use. All others are zero.
 fn attribute_of(device: u32, attribute: u32) -> Result<i32, Code> {
     if !(1..=200).contains(&attribute) {
         return Err(Code::INVALID_VALUE);
@@ -159,23 +159,23 @@ fn attribute_of(device: u32, attribute: u32) -> Result<i32, Code> {
         10 => 32,
         11 => i32::MAX,
         12 | 82 => 65_536,
-        // Overlap, host mapping, kernels at once, unified addresses, stream priorities.
+        // Overlap, host mapping, concurrent kernels, unified addresses, stream priorities.
         15 | 19 | 31 | 41 | 78 => 1,
-        // Multiprocessors, and blocks and threads of one.
+        // Multiprocessors, and their blocks and threads.
         16 => 16,
         106 => 32,
         39 => 2048,
-        // Where it sits: bus, device, domain.
+        // The PCI address: bus, device, domain.
         33 => i32::try_from(device + 1).map_err(|_| Code::INVALID_DEVICE)?,
         50 => 0xf00d,
         // Copy engines.
         40 => 2,
         // Compute capability 9.0.
         75 => 9,
-        // The device's address of registered host memory is another than the host's (91 is 0);
+        // The device address of registered host memory differs from the host address (91 is 0);
         // host memory can be registered, and there are memory pools.
         99 | 115 => 1,
-        // No NUMA node of the host is nearest.
+        // No NUMA node of the host is the nearest.
         134 => -1,
         _ => 0,
     })

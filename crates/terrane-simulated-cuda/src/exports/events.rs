@@ -26,7 +26,7 @@ exports! {
         })?)
     }
 
-    /// Streams that wait for it have noted its mark.
+    /// Streams that wait for the event have stored its mark.
     fn cuEventDestroy_v2(event: u64) |simulator, caller| {
         simulator.with(|state| {
             alive(state, caller, event)?;
@@ -49,8 +49,8 @@ exports! {
     fn cuEventQuery(event: u64) |simulator, caller| {
         simulator.with(|state| {
             let (context, mark) = alive(state, caller, event)?;
-            state.ask_of_event(event)?;
-            let is_done = mark.is_none_or(|mark| state.ask(mark));
+            state.check_event_query(event)?;
+            let is_done = mark.is_none_or(|mark| state.query(mark));
             state.context(context)?;
             if is_done { Ok(()) } else { Err(Code::NOT_READY) }
         })
@@ -58,7 +58,7 @@ exports! {
 
     fn cuEventSynchronize(event: u64) |simulator, caller| {
         let (context, mark) = simulator.with(|state| {
-            state.ask_of_event(event)?;
+            state.check_event_query(event)?;
             alive(state, caller, event)
         })?;
         match mark {
@@ -93,7 +93,7 @@ fn record(simulator: &Simulator, caller: Caller, event: u64, stream: u64) -> Out
         if own.context != context {
             return Err(Code::INVALID_HANDLE);
         }
-        // Marked before it is submitted: it may run at once.
+        // Marked before it is submitted, because it may run at once.
         let (mark, captured) = ((stream, own.submitted + 1), own.capture);
         if let Some(event) = state.events.get_mut(&event) {
             event.mark = Some(mark).filter(|_| captured.is_none());

@@ -1,4 +1,4 @@
-//! Memory: the device's, and the host's that devices reach.
+//! Device memory, and host memory that devices can access.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
@@ -22,7 +22,7 @@ exports! {
         address.set(simulator.with(|state| allocate(state, caller, wide(length)))?)
     }
 
-    /// Waits for everything that the context has been given, as drivers do.
+    /// Waits for all work of the context, as drivers do.
     fn cuMemFree_v2(address: u64) |simulator, caller| {
         if address == 0 {
             return Ok(());
@@ -133,7 +133,7 @@ exports! {
         flags.set(simulator.with(|state| {
             state.context(caller.context)?;
             match state.space.place(host, 1)? {
-                // With unified addresses, everything pinned is portable and mapped.
+                // With unified addresses, all pinned memory is portable and mapped.
                 Place::Pinned(pinned) => Ok(pinned.flags | PORTABLE | MAPPED),
                 _ => Err(Code::INVALID_VALUE),
             }
@@ -151,7 +151,8 @@ exports! {
             let (attribute, data) = (attributes.get(index)?, data.get(index)?);
             let value =
                 simulator.with(|state| attribute_of(state, caller, attribute, address));
-            // An attribute that does not apply to the address is null; an unknown one is refused.
+            // The value of an attribute that does not apply to the address is null. An unknown
+            // attribute is refused.
             write(data, match value {
                 Err(Code::NOT_SUPPORTED) => return Err(Code::INVALID_VALUE),
                 value => value.unwrap_or((0, width_of(attribute))),
@@ -176,7 +177,7 @@ fn allocate(state: &mut State, caller: Caller, length: u64) -> Outcome<u64> {
     Ok(address)
 }
 
-/// Pinned memory of the driver's own.
+/// Maps pinned memory for the driver's own allocation.
 fn map(state: &mut State, caller: Caller, length: usize, flags: u32) -> Outcome<u64> {
     state.context(caller.context)?;
     if length == 0 {
@@ -184,7 +185,7 @@ fn map(state: &mut State, caller: Caller, length: usize, flags: u32) -> Outcome<
     }
     let whole = length.checked_next_multiple_of(4096).ok_or(Code::OUT_OF_MEMORY)?;
     let rights = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping, at a place of the system's choice.
+    // SAFETY: a new mapping, at an address that the system chooses.
     let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), whole, rights, MapFlags::PRIVATE) };
     let host = wide(mapped.map_err(|_| Code::OUT_OF_MEMORY)?.expose_provenance());
     let (length, context) = (wide(whole), caller.context);
@@ -192,23 +193,23 @@ fn map(state: &mut State, caller: Caller, length: usize, flags: u32) -> Outcome<
     Ok(host)
 }
 
-/// That an address is the beginning of pinned memory, allocated or registered.
+/// Checks that an address is the beginning of pinned memory, allocated or registered.
 fn owned(state: &mut State, caller: Caller, address: u64, is_owned: bool) -> Outcome {
     state.context(caller.context)?;
     let pinned = state.space.pinned_at(address).filter(|pinned| pinned.is_owned == is_owned);
     pinned.map(|_| ()).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)
 }
 
-/// Whether the system has memory at a span.
+/// Whether the system has memory in a span.
 fn is_mapped(address: u64, length: usize) -> bool {
     let first = address / 4096 * 4096;
     let Some(end) = address.checked_add(wide(length)) else { return false };
     let Ok(length) = usize::try_from(end.next_multiple_of(4096) - first) else { return false };
-    // SAFETY: "normal" is what memory is without advice; it changes none of its bytes.
+    // SAFETY: this advice is the default, and changes no bytes.
     unsafe { madvise(host_pointer(first).cast(), length, Advice::Normal) }.is_ok()
 }
 
-/// The value of an attribute, and how many bytes it has.
+/// The value of an attribute, and its number of bytes.
 fn attribute_of(
     state: &mut State,
     caller: Caller,
@@ -267,7 +268,7 @@ fn attribute_of(
     Ok((value, width_of(attribute)))
 }
 
-/// How many bytes an attribute has: handles, addresses and sizes have eight, flags have one.
+/// The number of bytes of an attribute: handles, addresses and sizes have eight, flags have one.
 const fn width_of(attribute: u32) -> u32 {
     match attribute {
         1 | 3 | 4 | 5 | 7 | 11 | 12 | 14 | 17 | 18 | 19 | 20 => 8,

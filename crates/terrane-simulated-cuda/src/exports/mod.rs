@@ -1,7 +1,7 @@
-//! The driver's functions, by the names and with the arguments that its documentation gives them.
+//! The driver's functions, with the names and parameters of its documentation.
 //!
-//! Handles are numbers of 64 bits here, which C passes as it passes the pointers that they are in
-//! `cuda.h`. Pointers are [`Out`] and [`In`].
+//! Handles are 64-bit numbers here. C passes them like the pointers that `cuda.h` declares.
+//! Pointers are [`Out`] and [`In`].
 #![allow(non_snake_case, reason = "the names are the driver's, as its documentation has them")]
 
 mod arguments;
@@ -27,9 +27,9 @@ pub use pools::*;
 pub use simulation::*;
 pub use streams::*;
 
-/// Finds a function by the name that the documentation gives it, which is without a version: the
-/// newest that `version` of CUDA has.
-#[expect(unused_qualifications, reason = "every module has one of this name")]
+/// Finds a function by its documented name, without a version suffix: the newest one in `version`
+/// of CUDA.
+#[expect(unused_qualifications, reason = "every module has a function of this name")]
 fn find(name: &str, version: i32) -> Option<*const ()> {
     let newest = format!("{name}_v2");
     let is_of_13 = name == "cuMemcpyBatchAsync" || name == "cuEventElapsedTime";

@@ -25,7 +25,7 @@ exports! {
         module: Out<u64>, image: In<c_char>, count: u32, options: In<u32>, values: In<u64>,
     ) |simulator, caller| {
         load(simulator, caller, module, image).map_err(|(code, message)| {
-            // A log that cannot be written leaves the code.
+            // If the log cannot be written, the code is returned without it.
             let _ = write_log(&message, count, options, values);
             code
         })
@@ -90,7 +90,7 @@ exports! {
         blocks.set((2048 / threads).min(32))
     }
 
-    /// The arguments are copied now; memory that they point to is read when the kernel runs.
+    /// The arguments are copied now. Memory that they point to is read when the kernel runs.
     fn cuLaunchKernel(
         function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32,
         block_z: u32, shared: u32, stream: u64, parameters: In<In<u8>>, extra: In<u64>,
@@ -124,7 +124,7 @@ fn load(
     simulator.with(|state| state.context(caller.context).map(|_| ())).map_err(silent)?;
     let text = image.text().map_err(silent)?;
     let invalid = |message: &str| (Code::INVALID_IMAGE, message.to_owned());
-    let text = text.to_str().map_err(|_| invalid("the simulated driver loads PTX texts alone"))?;
+    let text = text.to_str().map_err(|_| invalid("the simulated driver loads only PTX texts"))?;
     let loaded = Module::parse(text).map_err(|message| (Code::INVALID_PTX, message))?;
     let handle = simulator.with(|state| {
         let handle = state.new_handle();
@@ -160,7 +160,7 @@ fn arguments(sizes: &[usize], parameters: In<In<u8>>, extra: In<u64>) -> Outcome
         let each = sizes.iter().enumerate();
         return each.map(|(index, &size)| parameters.get(index)?.bytes(size)).collect();
     }
-    // One buffer, in which each argument is aligned to its size.
+    // In one buffer, each argument is aligned to its size.
     if extra.get(0)? != BUFFER_POINTER {
         return Err(Code::INVALID_VALUE);
     }

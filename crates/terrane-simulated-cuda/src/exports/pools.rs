@@ -14,7 +14,8 @@ exports! {
     fn cuMemPoolCreate(pool: Out<u64>, properties: In<[i32; 4]>) |simulator, _caller| {
         const PINNED: i32 = 1;
         const DEVICE: i32 = 1;
-        // Type of allocation, types of handles, and type and number of the location.
+        // The type of the allocation, the types of handles, and the type and number of the
+        // location.
         let [kind, handles, location, device] = properties.get(0)?;
         let device = u32::try_from(device).map_err(|_| Code::INVALID_VALUE)?;
         if (kind, handles, location) != (PINNED, 0, DEVICE) {
@@ -75,8 +76,8 @@ exports! {
     }
 }
 
-/// Where there is not enough, what has been freed on other streams is waited for: the dependency
-/// that the driver makes of itself, but for the host's wait.
+/// If memory is short, this waits for frees on other streams. A real driver adds that dependency
+/// internally, without a wait of the host.
 fn allocate(
     simulator: &Simulator,
     caller: Caller,

@@ -1,4 +1,4 @@
-//! Functions that only a simulation has. A test finds them like the driver's.
+//! Functions that only a simulated driver has. A test finds them like the driver's functions.
 
 use std::ffi::c_char;
 
@@ -10,24 +10,24 @@ use crate::space::Pieces;
 use crate::state::{State, Stream, StreamKind};
 
 exports! {
-    /// Makes a call of the driver's function of this name answer with `code`: the one that comes
-    /// after `spared` further ones. Once; several may be asked for, which come one after another.
+    /// Makes one call of the driver's function of this name return `code`: the call after `spared`
+    /// further calls. Several faults of one function occur one after the other.
     fn terraneSimulatedFail(function: In<c_char>, spared: u64, code: u32) |simulator, _caller| {
         let function = function.text()?.to_str().map_err(|_| Code::INVALID_VALUE)?;
         simulator.with(|state| state.faults.fail(function, spared, Code(code)));
         Ok(())
     }
 
-    /// Makes every call of the driver's function of this name answer with `code`, until that is
-    /// forgiven.
+    /// Makes every call of the driver's function of this name return `code`, until the faults are
+    /// cleared.
     fn terraneSimulatedRefuse(function: In<c_char>, code: u32) |simulator, _caller| {
         let function = function.text()?.to_str().map_err(|_| Code::INVALID_VALUE)?;
         simulator.with(|state| state.faults.refuse(function, Code(code)));
         Ok(())
     }
 
-    /// Loses a device's primary context with `code`, when `spared` further operations of its
-    /// streams have run, and one more.
+    /// Loses a device's primary context with `code`, at the operation of its streams after `spared`
+    /// further operations.
     fn terraneSimulatedLose(device: i32, spared: u64, code: u32) |simulator, _caller| {
         let device = known(simulator, device)?;
         simulator.with(|state| {
@@ -47,8 +47,8 @@ exports! {
         })
     }
 
-    /// Forgets the faults that have not come to pass, and answers how many there were.
-    fn terraneSimulatedForgive(count: Out<u64>) |simulator, _caller| {
+    /// Removes the faults that have not occurred, and returns their number.
+    fn terraneSimulatedClearFaults(count: Out<u64>) |simulator, _caller| {
         let pending = simulator.with(|state| {
             let pending = state.faults.pending();
             state.faults.clear();
@@ -58,8 +58,8 @@ exports! {
         Ok(())
     }
 
-    /// Makes the driver report one allocation as many, with a border at each multiple of 2 MiB. They
-    /// are mapped there (1), or are neighbours by chance (2).
+    /// Makes the driver report one allocation as several, with a border at each multiple of 2 MiB.
+    /// They are mapped there (1), or are adjacent by chance (2).
     fn terraneSimulatedPieces(address: u64, sort: u32) |simulator, _caller| {
         let pieces = match sort {
             0 => Pieces::One,
@@ -79,12 +79,12 @@ exports! {
         simulator.with(|state| hold(state, stream, true))
     }
 
-    /// Lets a stream's work go on.
-    fn terraneSimulatedLetGo(stream: u64) |simulator, _caller| {
+    /// Releases a stream's work.
+    fn terraneSimulatedRelease(stream: u64) |simulator, _caller| {
         simulator.with(|state| hold(state, stream, false))
     }
 
-    /// Does up to `most` steps of streams that can go on, and answers how many there were.
+    /// Runs up to `most` steps of streams that are ready, and returns their number.
     fn terraneSimulatedStep(most: u64, done: Out<u64>) |simulator, _caller| {
         let mut steps = 0;
         simulator.with(|state| while steps < most && state.step_any() { steps += 1 });
@@ -92,17 +92,17 @@ exports! {
         Ok(())
     }
 
-    /// How often the calling thread has called a function of the driver by this name; all of the
-    /// driver's, where the name is null.
+    /// The number of the calling thread's calls of the driver's function of this name; of all
+    /// functions, if the name is null.
     fn terraneSimulatedCalls(function: In<c_char>, count: Out<u64>) |_simulator, _caller| {
         let name = if function.is_null() { None } else { Some(function.text()?) };
         let name = name.map(|name| name.to_str().map_err(|_| Code::INVALID_VALUE)).transpose()?;
         count.set(calls_of(name))
     }
 
-    /// How many there are of one sort: 0 contexts, 1 streams that were created, 2 events,
-    /// 3 allocations of device memory, 4 spans of pinned memory, 5 pools that were created,
-    /// 6 modules, 7 operations that have not run.
+    /// The number of resources of one kind: 0 contexts, 1 created streams, 2 events, 3 allocations
+    /// of device memory, 4 spans of pinned memory, 5 created pools, 6 modules, 7 operations that
+    /// have not run.
     fn terraneSimulatedCount(sort: u32, count: Out<u64>) |simulator, _caller| {
         count.set(simulator.with(|state| count_of(state, sort))?)
     }

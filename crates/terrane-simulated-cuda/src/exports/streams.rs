@@ -1,4 +1,4 @@
-//! Streams, and the functions of the host that they call.
+//! Streams, and the host functions that they call.
 
 use crate::capture::CaptureMode;
 use crate::code::Code;
@@ -41,7 +41,7 @@ exports! {
     fn cuStreamSynchronize(stream: u64) |simulator, caller| {
         let (context, mark) = simulator.with(|state| {
             let stream = state.stream(caller, stream)?;
-            state.ask_of_stream(stream)?;
+            state.check_stream_query(stream)?;
             let own = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
             Ok((own.context, (stream, own.submitted)))
         })?;
@@ -51,18 +51,18 @@ exports! {
     fn cuStreamQuery(stream: u64) |simulator, caller| {
         simulator.with(|state| {
             let stream = state.stream(caller, stream)?;
-            state.ask_of_stream(stream)?;
+            state.check_stream_query(stream)?;
             let own = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
             let (context, mark) = (own.context, (stream, own.submitted));
-            let is_done = state.ask(mark);
-            // The step may have lost it.
+            let is_done = state.query(mark);
+            // The step may have lost the context.
             state.context(context)?;
             if is_done { Ok(()) } else { Err(Code::NOT_READY) }
         })
     }
 
-    /// Delays what is submitted from now on until what the event marks now; a later record of the
-    /// event changes nothing.
+    /// Delays later work of the stream until the work that the event marks now. A later record of
+    /// the event has no effect.
     fn cuStreamWaitEvent(stream: u64, event: u64, flags: u32) |simulator, caller| {
         if flags > 1 {
             return Err(Code::INVALID_VALUE);
@@ -100,7 +100,7 @@ exports! {
         })?)
     }
 
-    /// From here on what the stream is given is to become a graph, which is empty here.
+    /// Begins a capture: later work of the stream becomes part of a graph, which is empty here.
     fn cuStreamBeginCapture_v2(stream: u64, mode: u32) |simulator, caller| {
         simulator.with(|state| {
             let stream = state.stream(caller, stream)?;
@@ -132,8 +132,8 @@ exports! {
     /// Sets the effect of the calling thread's calls on captures, and returns the previous one.
     fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) |_simulator, _caller| {
         let before = CAPTURE_MODE.get();
-        let asked = CaptureMode::of(mode.peek()?)?;
-        CAPTURE_MODE.set(asked);
+        let requested = CaptureMode::of(mode.read()?)?;
+        CAPTURE_MODE.set(requested);
         mode.set(before.number())
     }
 

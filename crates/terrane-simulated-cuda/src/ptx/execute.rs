@@ -8,7 +8,7 @@ use crate::arena::to_usize;
 use crate::code::{Code, Outcome};
 use crate::space::{Reach, Space, Window};
 
-/// A thread that has run so many instructions never ends.
+/// The number of instructions after which a thread counts as endless.
 const MOST_INSTRUCTIONS: u64 = 1 << 30;
 const LAUNCH_TIMEOUT: Code = Code(702);
 
@@ -20,11 +20,11 @@ pub struct Machine<'a> {
     pub block: [u32; 3],
     pub space: &'a Space,
     pub reach: Reach<'a>,
-    /// The memory that was reached last, the newest first.
+    /// The latest accessed memory windows, the newest first.
     pub windows: [Option<Window>; 4],
 }
 
-/// A thread, between two instructions.
+/// A thread between two instructions.
 #[derive(Debug)]
 pub struct Thread {
     registers: Vec<u64>,
@@ -35,7 +35,7 @@ pub struct Thread {
     lane: u32,
 }
 
-/// Why a thread has stopped.
+/// The reason why a thread has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     Barrier,
@@ -48,7 +48,7 @@ impl Thread {
         Self { registers, local: vec![0; kernel.local], next: 0, index, block, lane }
     }
 
-    /// Runs up to the next barrier or to the end.
+    /// Runs up to the next barrier, or to the end.
     ///
     /// # Errors
     ///
@@ -116,23 +116,23 @@ impl Thread {
                     whole >>= part.bits;
                 }
             }
-            Action::Unary { what, kind, to, from } => {
-                self.set(*to, unary(*what, *kind, value(from, self)));
+            Action::Unary { operation, kind, to, from } => {
+                self.set(*to, unary(*operation, *kind, value(from, self)));
             }
-            Action::Binary { what, kind, to, left, right } => {
-                let result = binary(*what, *kind, value(left, self), value(right, self));
+            Action::Binary { operation, kind, to, left, right } => {
+                let result = binary(*operation, *kind, value(left, self), value(right, self));
                 self.set(*to, result);
             }
-            Action::MultiplyAdd { what, kind, to, factors: [left, right], summand } => {
-                let product = binary(*what, *kind, value(left, self), value(right, self));
+            Action::MultiplyAdd { operation, kind, to, factors: [left, right], summand } => {
+                let product = binary(*operation, *kind, value(left, self), value(right, self));
                 let wide = Type { bits: kind.bits * 2, ..*kind };
-                let kind = if *what == Binary::MultiplyWide { wide } else { *kind };
+                let kind = if *operation == Binary::MultiplyWide { wide } else { *kind };
                 self.set(*to, kind.cut(product.wrapping_add(value(summand, self))));
             }
-            Action::Insert { kind, to, from: [what, into, at, count] } => {
+            Action::Insert { kind, to, from: [inserted, into, at, count] } => {
                 let (at, count) = (value(at, self) & 0xFF, value(count, self) & 0xFF);
                 let mask = mask(*kind, at, count);
-                let moved = value(what, self).checked_shl(to_u32(at)).unwrap_or(0);
+                let moved = value(inserted, self).checked_shl(to_u32(at)).unwrap_or(0);
                 self.set(*to, kind.cut(value(into, self) & !mask | moved & mask));
             }
             Action::Extract { kind, to, from: [of, at, count] } => {
@@ -143,8 +143,8 @@ impl Thread {
                 let found = if count == 0 { 0 } else { bits.widen(found) };
                 self.set(*to, kind.cut(found));
             }
-            Action::Compare { what, kind, to, opposite, from: [left, right] } => {
-                let is = compare(*what, *kind, value(left, self), value(right, self));
+            Action::Compare { operation, kind, to, opposite, from: [left, right] } => {
+                let is = compare(*operation, *kind, value(left, self), value(right, self));
                 self.set(*to, u64::from(is));
                 if let Some(opposite) = opposite {
                     self.set(*opposite, u64::from(!is));
@@ -165,10 +165,10 @@ impl Thread {
                 let at = self.address(*address, machine);
                 self.store(machine, shared, *memory, *kind, from, at)?;
             }
-            Action::Atomic { what, memory, kind, to, address, from } => {
+            Action::Atomic { operation, memory, kind, to, address, from } => {
                 let (at, right) = (self.address(*address, machine), value(from, self));
                 let left = self.read(machine, shared, *memory, *kind, at)?;
-                let result = Operand::Number(binary(*what, *kind, left, right));
+                let result = Operand::Number(binary(*operation, *kind, left, right));
                 self.store(machine, shared, *memory, *kind, &[result], at)?;
                 to.iter().for_each(|&to| self.set(to, left));
             }
@@ -205,8 +205,8 @@ impl Thread {
             match global {
                 Some(global) => {
                     let from = global.wrapping_add(offset);
-                    // SAFETY: the whole vector lies in live memory, as was just looked up under
-                    // the lock.
+                    // SAFETY: the whole vector is in live memory: it was looked up above, under the
+                    // same lock.
                     unsafe { std::ptr::copy_nonoverlapping(from, part.as_mut_ptr(), part.len()) };
                 }
                 None => {
@@ -295,7 +295,7 @@ impl Thread {
 }
 
 impl Machine<'_> {
-    /// Where the bytes of global memory are.
+    /// The host address of bytes in global memory.
     fn bytes(&mut self, at: u64, length: u64) -> Outcome<*mut u8> {
         for window in self.windows.iter().flatten() {
             if let Some(bytes) = window.bytes(at, length) {
@@ -319,15 +319,15 @@ fn to_u32(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// The bits from `at` on, `count` of them, as far as the type has them.
+/// `count` bits from bit `at` on, limited to the bits of the type.
 fn mask(kind: Type, at: u64, count: u64) -> u64 {
     let bits = if count >= 64 { u64::MAX } else { (1 << count) - 1 };
     kind.cut(bits.checked_shl(to_u32(at)).unwrap_or(0))
 }
 
-fn unary(what: Unary, kind: Type, value: u64) -> u64 {
+fn unary(operation: Unary, kind: Type, value: u64) -> u64 {
     let value = kind.widen(value);
-    match what {
+    match operation {
         Unary::Not if kind.bits == 1 => u64::from(value == 0),
         Unary::Not => kind.cut(!value),
         Unary::Negate => kind.cut(value.wrapping_neg()),
@@ -338,17 +338,17 @@ fn unary(what: Unary, kind: Type, value: u64) -> u64 {
     }
 }
 
-fn binary(what: Binary, kind: Type, left: u64, right: u64) -> u64 {
+fn binary(operation: Binary, kind: Type, left: u64, right: u64) -> u64 {
     let count = kind.cut(right);
     let (left, right) = (kind.widen(left), kind.widen(right));
     let wide = |value: u64| -> i128 {
         if kind.is_signed { i128::from(value.cast_signed()) } else { i128::from(value) }
     };
-    let result = match what {
+    let result = match operation {
         Binary::Add => left.wrapping_add(right),
         Binary::Subtract => left.wrapping_sub(right),
         Binary::Multiply => left.wrapping_mul(right),
-        // The arguments have at most 32 bits, so that the product has at most 64.
+        // The arguments have at most 32 bits, so the product has at most 64.
         Binary::MultiplyWide => return left.wrapping_mul(right),
         Binary::MultiplyHigh => {
             let product = if kind.is_signed {
@@ -358,7 +358,7 @@ fn binary(what: Binary, kind: Type, left: u64, right: u64) -> u64 {
             };
             low_half(product >> kind.bits)
         }
-        // The documentation leaves a division by zero open.
+        // The documentation does not define a division by zero.
         Binary::Divide if kind.is_signed => {
             left.cast_signed().checked_div(right.cast_signed()).unwrap_or(-1).cast_unsigned()
         }
@@ -390,14 +390,14 @@ fn low_half(value: u128) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-fn compare(what: Comparison, kind: Type, left: u64, right: u64) -> bool {
+fn compare(operation: Comparison, kind: Type, left: u64, right: u64) -> bool {
     let (left, right) = (kind.widen(left), kind.widen(right));
     let order = if kind.is_signed {
         left.cast_signed().cmp(&right.cast_signed())
     } else {
         left.cmp(&right)
     };
-    match what {
+    match operation {
         Comparison::Equal => order.is_eq(),
         Comparison::Unequal => order.is_ne(),
         Comparison::Less => order.is_lt(),

@@ -1,6 +1,6 @@
 //! Instructions, decoded.
 
-/// How a number is read: whether with a sign, and its bits.
+/// The type of a number: its bits, and whether it is signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Type {
     pub is_signed: bool,
@@ -13,7 +13,7 @@ impl Type {
         if self.bits >= 64 { value } else { value & ((1 << self.bits) - 1) }
     }
 
-    /// A value of this type as one of 64 bits, with its sign.
+    /// Extends a value of this type to 64 bits, with its sign.
     pub const fn widen(self, value: u64) -> u64 {
         let value = self.cut(value);
         let is_negative = self.is_signed && self.bits < 64 && value >> (self.bits - 1) & 1 == 1;
@@ -38,7 +38,7 @@ pub enum Operand {
     Special(Special),
 }
 
-/// Where a thread is; the number is that of the dimension.
+/// The position of a thread; the number is the dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
     Thread(usize),
@@ -88,9 +88,9 @@ pub enum Unary {
     Not,
     Negate,
     Absolute,
-    /// How many bits are set.
+    /// The number of set bits.
     Count,
-    /// How many zeros lead.
+    /// The number of leading zeros.
     Leading,
     Reverse,
 }
@@ -124,40 +124,41 @@ pub enum Action {
         part: Type,
     },
     Unary {
-        what: Unary,
+        operation: Unary,
         kind: Type,
         to: usize,
         from: Operand,
     },
     Binary {
-        what: Binary,
+        operation: Binary,
         kind: Type,
         to: usize,
         left: Operand,
         right: Operand,
     },
-    /// A product, of this sort, and a sum.
+    /// A product of this kind, and a sum.
     MultiplyAdd {
-        what: Binary,
+        operation: Binary,
         kind: Type,
         to: usize,
         factors: [Operand; 2],
         summand: Operand,
     },
-    /// Bits of one value into another: what, into what, from which bit on, how many.
+    /// Inserts bits of one value into another: the source, the target, the first bit, the number of
+    /// bits.
     Insert {
         kind: Type,
         to: usize,
         from: [Operand; 4],
     },
-    /// Bits of a value: of which, from which bit on, how many.
+    /// Extracts bits of a value: the source, the first bit, the number of bits.
     Extract {
         kind: Type,
         to: usize,
         from: [Operand; 3],
     },
     Compare {
-        what: Comparison,
+        operation: Comparison,
         kind: Type,
         to: usize,
         opposite: Option<usize>,
@@ -187,12 +188,12 @@ pub enum Action {
         from: Vec<Operand>,
         address: Address,
     },
-    /// Combines a value in memory with another one, in one step.
+    /// Combines a value in memory with another one atomically.
     Atomic {
-        what: Binary,
+        operation: Binary,
         memory: Memory,
         kind: Type,
-        /// The register of the value before, if it is wanted.
+        /// The register for the previous value, if it is needed.
         to: Option<usize>,
         address: Address,
         from: Operand,
@@ -206,7 +207,7 @@ pub enum Action {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction {
-    /// The register that has to be true, or false if that is what is asked for.
+    /// The predicate register, and the value that it must have.
     pub guard: Option<(usize, bool)>,
     pub action: Action,
 }

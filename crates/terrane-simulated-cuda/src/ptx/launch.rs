@@ -1,4 +1,4 @@
-//! A launch: threads in blocks in a grid, in no guaranteed order.
+//! A launch: the threads of the blocks of a grid, in no guaranteed order.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::code::{Code, Outcome, Progress};
 use crate::random::Random;
 use crate::space::{Reach, Space};
 
-/// The most bytes that a block may share.
+/// The maximum number of bytes of a block's shared memory.
 const MOST_SHARED: u64 = 227 << 10;
 const WARP: u64 = 32;
 
-/// A kernel with its arguments, and how far it has come.
+/// A kernel with its arguments, and its progress.
 #[derive(Debug)]
 pub struct Launch {
     kernel: Arc<Kernel>,
@@ -21,18 +21,18 @@ pub struct Launch {
     grid: [u32; 3],
     block: [u32; 3],
     shared: usize,
-    /// How many warps there are, or blocks, if those have barriers; how many have run.
+    /// The number of warps, or of blocks if they have barriers; and how many have run.
     units: u64,
     done: u64,
-    /// The order of the units: each is `first + step * n`.
+    /// The order of these units: the n-th is `first + step * n`.
     order: Option<(u64, u64)>,
 }
 
 impl Launch {
     /// # Errors
     ///
-    /// An invalid value for an empty grid or block, for more threads than a block may have and for
-    /// too much shared memory.
+    /// An invalid value for an empty grid or block, for too many threads in a block, and for too
+    /// much shared memory.
     pub fn new(
         kernel: Arc<Kernel>,
         arguments: Vec<Vec<u8>>,
@@ -130,14 +130,14 @@ impl Launch {
                     waiting.push(thread);
                 }
             }
-            // All that have not ended have come to the barrier.
+            // All threads that have not ended have reached the barrier.
             running = waiting;
         }
         Ok(())
     }
 }
 
-/// The coordinates of one of `of[0] * of[1] * of[2]`.
+/// The coordinates of element `number` of `of[0] * of[1] * of[2]`.
 fn place(number: u64, of: [u32; 3]) -> [u32; 3] {
     let [x, y, _] = of.map(u64::from);
     let (x, y) = (x.max(1), y.max(1));

@@ -1,10 +1,10 @@
-//! Kernels as PTX texts, interpreted: what a device would run, thread by thread.
+//! Kernels as PTX texts, interpreted thread by thread.
 //!
-//! The subset is what a compiler makes of kernels that move integers about: arithmetic and logic
-//! of 8 to 64 bits, comparisons, branches, loads and stores of vectors, shared and local memory,
+//! The subset is the output of a compiler for kernels that move integers: arithmetic and logic of 8
+//! to 64 bits, comparisons, branches, loads and stores of vectors, shared and local memory,
 //! barriers, atomic integer operations. Floating-point arithmetic, textures, warp-wide operations
 //! and calls are refused when the module is loaded, by the name of the instruction. Every access is
-//! checked against what is allocated and against its alignment.
+//! checked against the allocations and against its alignment.
 
 mod execute;
 mod instruction;
@@ -25,7 +25,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// Reads a text.
+    /// Parses a text.
     ///
     /// # Errors
     ///
@@ -45,16 +45,16 @@ impl Module {
 #[derive(Debug)]
 pub struct Kernel {
     name: String,
-    /// Where each parameter is in the space of parameters, and how many bytes it has.
+    /// The offset of each parameter in the parameter space, and its number of bytes.
     parameters: Vec<(usize, usize)>,
     code: Vec<Instruction>,
-    /// How many registers a thread has.
+    /// The number of registers of a thread.
     registers: usize,
-    /// The bytes that a block shares, without those that a launch adds.
+    /// The bytes of a block's shared memory, without those that a launch adds.
     shared: usize,
-    /// The bytes that a thread has to itself.
+    /// The bytes of a thread's local memory.
     local: usize,
-    /// The most threads that a block may have.
+    /// The maximum number of threads of a block.
     most_threads: u64,
     has_barriers: bool,
 }

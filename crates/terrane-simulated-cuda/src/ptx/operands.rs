@@ -8,9 +8,9 @@ use super::instruction::{Address, Operand, Special, Type};
 #[derive(Debug, Default)]
 pub struct Names {
     registers: BTreeMap<String, usize>,
-    /// Parameters and variables: their offset in the memory that they are in.
+    /// Parameters and variables: their offset in their memory.
     variables: BTreeMap<String, usize>,
-    /// The instruction behind each label.
+    /// The instruction after each label.
     pub labels: BTreeMap<String, usize>,
 }
 
@@ -23,12 +23,12 @@ impl Names {
         self.variables.insert(name.to_owned(), offset);
     }
 
-    /// The number of a register, which comes to be with its first use.
+    /// The number of a register, which is created at its first use.
     pub fn register(&mut self, text: &str) -> Result<usize, String> {
         let is_register = text.starts_with('%') && special(text).is_none();
         let is_plain = text.starts_with(|first: char| first.is_alphabetic() || first == '_');
         if !is_register && !is_plain {
-            return Err(format!("`{text}` is no register"));
+            return Err(format!("`{text}` is not a register"));
         }
         let next = self.registers.len();
         Ok(*self.registers.entry(text.to_owned()).or_insert(next))
@@ -43,13 +43,13 @@ impl Names {
             return Ok(Operand::Number(offset));
         }
         if text.starts_with(|first: char| first.is_ascii_digit() || first == '-') {
-            let number = number(text).ok_or_else(|| format!("`{text}` is no whole number"))?;
+            let number = number(text).ok_or_else(|| format!("`{text}` is not an integer"))?;
             return Ok(Operand::Number(number));
         }
         self.register(text).map(Operand::Register)
     }
 
-    /// `{a, b}`, or one alone.
+    /// `{a, b}`, or a single one.
     pub fn operands(&mut self, text: &str) -> Result<Vec<Operand>, String> {
         parts(text).map(|part| self.operand(part)).collect()
     }
@@ -61,12 +61,12 @@ impl Names {
     /// `[base+offset]`.
     pub fn address(&mut self, text: &str) -> Result<Address, String> {
         let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
-        let inner = inner.ok_or_else(|| format!("`{text}` is no address"))?.trim();
+        let inner = inner.ok_or_else(|| format!("`{text}` is not an address"))?.trim();
         let (base, offset) = match inner.split_once('+') {
             Some((base, offset)) => (base.trim(), offset.trim()),
             None => (inner, "0"),
         };
-        let offset = number(offset).ok_or_else(|| format!("`{text}` has an odd offset"))?;
+        let offset = number(offset).ok_or_else(|| format!("`{text}` has an invalid offset"))?;
         Ok(Address { base: self.operand(base)?, offset })
     }
 }
@@ -91,7 +91,7 @@ fn special(text: &str) -> Option<Special> {
     }
 }
 
-/// A number, negative ones as their complement of two.
+/// Parses a number; negative numbers as their two's complement.
 pub fn number(text: &str) -> Option<u64> {
     let (is_negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -105,12 +105,12 @@ pub fn number(text: &str) -> Option<u64> {
     Some(if is_negative { number.wrapping_neg() } else { number })
 }
 
-/// A type by the last part of an opcode: `u32`. Numbers with a fraction are bits that are moved.
+/// The type in the last part of an opcode: `u32`. Floating-point numbers are bits that are moved.
 pub fn kind(text: &str) -> Option<Type> {
     if text == "pred" {
         return Some(Type { is_signed: false, bits: 1 });
     }
-    let (sort, bits) = text.split_at_checked(1)?;
+    let (letter, bits) = text.split_at_checked(1)?;
     let bits = bits.parse().ok().filter(|bits| [8, 16, 32, 64].contains(bits))?;
-    matches!(sort, "u" | "s" | "b" | "f").then_some(Type { is_signed: sort == "s", bits })
+    matches!(letter, "u" | "s" | "b" | "f").then_some(Type { is_signed: letter == "s", bits })
 }

@@ -1,10 +1,10 @@
-//! Texts of PTX to instructions.
+//! Parses PTX texts into instructions.
 
 use super::Kernel;
 use super::instruction::{Action, Binary, Comparison, Instruction, Memory, Operand, Type, Unary};
 use super::operands::{Names, kind};
 
-/// Reads all kernels of a text.
+/// Parses all kernels of a text.
 pub fn kernels(text: &str) -> Result<Vec<Kernel>, String> {
     let text = without_comments(text);
     if !text.contains(".version") || !text.contains(".target") {
@@ -21,7 +21,7 @@ pub fn kernels(text: &str) -> Result<Vec<Kernel>, String> {
     Ok(kernels)
 }
 
-/// Without comments, and without the lines that say where in its source an instruction is from.
+/// Removes comments, and the lines that state the source location of an instruction.
 fn without_comments(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
@@ -35,7 +35,7 @@ fn without_comments(text: &str) -> String {
     kept.collect::<Vec<&str>>().join("\n")
 }
 
-/// Splits at the brace that closes one which has been opened.
+/// Splits at the brace that closes the scope.
 fn split_at_end(text: &str) -> Option<(&str, &str)> {
     let mut depth = 1_u32;
     for (index, sign) in text.char_indices() {
@@ -83,7 +83,7 @@ fn kernel(head: &str, body: &str) -> Result<Kernel, String> {
     for statement in body.split(';') {
         let mut statement = statement.trim();
         loop {
-            // Scopes have no meaning here: their names are not used twice by compilers.
+            // Scopes are ignored, because compilers use no name twice.
             statement = statement.trim_start_matches(['{', '}']).trim_start();
             let Some((label, behind)) = statement.split_once(':') else { break };
             if !label.chars().all(|sign| sign.is_alphanumeric() || matches!(sign, '_' | '$')) {
@@ -149,7 +149,7 @@ fn end_aligned(end: usize, alignment: usize) -> usize {
     end.next_multiple_of(alignment)
 }
 
-/// `.shared` and `.local` variables; other directives say nothing that matters here.
+/// `.shared` and `.local` variables; other directives do not matter here.
 fn declare(statement: &str, kernel: &mut Kernel, names: &mut Names) -> Result<(), String> {
     let end = if statement.starts_with(".shared") {
         &mut kernel.shared
@@ -229,7 +229,7 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
         _ => {}
     }
     let kind = kind(last).ok_or_else(unknown)?;
-    // An integer type elsewhere; here it has a fraction.
+    // `.b64` and others are integer types elsewhere; here the type is a floating-point type.
     let is_moved = matches!(base, "mov" | "ld" | "ldu" | "st" | "selp");
     if last.starts_with('f') && !is_moved || has("cc") || has("sat") {
         return Err(unknown());
@@ -283,7 +283,8 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
             })
         }
         ("setp", [to, left, right]) => {
-            let what = comparison(parts.get(1).copied().unwrap_or_default()).ok_or_else(unknown)?;
+            let operation =
+                comparison(parts.get(1).copied().unwrap_or_default()).ok_or_else(unknown)?;
             let (to, opposite) = match to.split_once('|') {
                 Some((to, opposite)) => (to, Some(names.register(opposite)?)),
                 None => (*to, None),
@@ -291,7 +292,7 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
             let is_unsigned = matches!(parts.get(1), Some(&("lo" | "ls" | "hi" | "hs")));
             let kind = Type { is_signed: kind.is_signed && !is_unsigned, ..kind };
             let from = [names.operand(left)?, names.operand(right)?];
-            Ok(Action::Compare { what, kind, to: names.register(to)?, opposite, from })
+            Ok(Action::Compare { operation, kind, to: names.register(to)?, opposite, from })
         }
         ("selp", [to, yes, no, by]) => Ok(Action::Select {
             kind,
@@ -300,15 +301,15 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
             by: names.operand(by)?,
         }),
         ("mad", [to, left, right, summand]) => Ok(Action::MultiplyAdd {
-            what: product(&parts),
+            operation: product(&parts),
             kind,
             to: names.register(to)?,
             factors: [names.operand(left)?, names.operand(right)?],
             summand: names.operand(summand)?,
         }),
-        ("bfi", [to, what, into, at, count]) => {
+        ("bfi", [to, inserted, into, at, count]) => {
             let mut operand = |text: &str| names.operand(text);
-            let from = [operand(what)?, operand(into)?, operand(at)?, operand(count)?];
+            let from = [operand(inserted)?, operand(into)?, operand(at)?, operand(count)?];
             Ok(Action::Insert { kind, to: names.register(to)?, from })
         }
         ("bfe", [to, of, at, count]) => {
@@ -316,22 +317,27 @@ fn action(opcode: &str, operands: &[&str], names: &mut Names) -> Result<Action, 
             Ok(Action::Extract { kind, to: names.register(to)?, from })
         }
         (_, [to, from]) => {
-            let what = unary(base).ok_or_else(unknown)?;
-            Ok(Action::Unary { what, kind, to: names.register(to)?, from: names.operand(from)? })
+            let operation = unary(base).ok_or_else(unknown)?;
+            Ok(Action::Unary {
+                operation,
+                kind,
+                to: names.register(to)?,
+                from: names.operand(from)?,
+            })
         }
         (_, [to, left, right]) => {
-            let what = match base {
+            let operation = match base {
                 "mul" => product(&parts),
                 _ => binary(base).ok_or_else(unknown)?,
             };
             let (left, right): (Operand, Operand) = (names.operand(left)?, names.operand(right)?);
-            Ok(Action::Binary { what, kind, to: names.register(to)?, left, right })
+            Ok(Action::Binary { operation, kind, to: names.register(to)?, left, right })
         }
         _ => Err(unknown()),
     }
 }
 
-/// `red.global.xor.b64 [address], from`: no other step of the device comes between load and store.
+/// `red.global.xor.b64 [address], from`: no other step of the device runs between load and store.
 fn atomic(
     parts: &[&str],
     kind: Type,
@@ -339,15 +345,16 @@ fn atomic(
     [address, from]: [&str; 2],
     names: &mut Names,
 ) -> Result<Action, String> {
-    let what = parts.iter().rev().nth(1).and_then(|what| binary(what));
-    let what = what.filter(|what| !matches!(what, Binary::Divide | Binary::Remainder));
-    let (what, memory) =
-        what.zip(memory(parts)).ok_or("the simulated device has no such atomic")?;
+    let operation = parts.iter().rev().nth(1).and_then(|operation| binary(operation));
+    let operation =
+        operation.filter(|operation| !matches!(operation, Binary::Divide | Binary::Remainder));
+    let (operation, memory) =
+        operation.zip(memory(parts)).ok_or("the simulated device has no such atomic")?;
     let (address, from) = (names.address(address)?, names.operand(from)?);
-    Ok(Action::Atomic { what, memory, kind, to, address, from })
+    Ok(Action::Atomic { operation, memory, kind, to, address, from })
 }
 
-/// The type of each of so many parts of a value.
+/// The type of each of this many parts of a value.
 fn part(whole: Type, parts: usize) -> Result<Type, String> {
     let parts = u32::try_from(parts).ok().filter(|parts| [2, 4].contains(parts));
     let parts = parts.ok_or_else(|| String::from("two or four registers"))?;
@@ -431,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_lacks_is_named() {
+    fn unsupported_instructions_are_named() {
         let text = ".version 8.0\n.target sm_80\n.visible .entry k() {\nfma.rn.f32 %f1, %f2, %f3, \
                     %f4;\nret;\n}";
         assert!(kernels(text).unwrap_err().contains("fma.rn.f32"));

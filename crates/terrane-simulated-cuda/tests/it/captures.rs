@@ -29,7 +29,7 @@ fn query(stream: u64) -> u32 {
     unsafe { cuStreamQuery(stream) }
 }
 
-/// Sets what this thread's calls may do to captures; answers what that was.
+/// Sets this thread's capture mode; returns the previous mode.
 fn exchange(mode: u32) -> u32 {
     let mut mode = mode;
     // SAFETY: one number is read and written.
@@ -44,9 +44,9 @@ fn event() -> u64 {
     event
 }
 
-/// A thread that asks a driver ends another's capture, unless it has said that it knows.
+/// A thread's query invalidates another thread's capture, unless its mode is relaxed.
 #[test]
-fn what_another_thread_asks_ends_a_capture() {
+fn a_query_of_another_thread_invalidates_a_capture() {
     for config in configs() {
         let cuda = Cuda::new(config);
         let (captured, other) = (stream(NON_BLOCKING), stream(NON_BLOCKING));
@@ -65,9 +65,9 @@ fn what_another_thread_asks_ends_a_capture() {
     }
 }
 
-/// A stream that waits for an event of a capture becomes a part of it.
+/// A stream that waits for an event of a capture joins it.
 #[test]
-fn events_drag_streams_into_a_capture() {
+fn streams_join_a_capture_through_events() {
     for config in configs() {
         let _cuda = Cuda::new(config);
         let (captured, other, event) = (stream(NON_BLOCKING), stream(NON_BLOCKING), event());
@@ -76,7 +76,7 @@ fn events_drag_streams_into_a_capture() {
         ok(unsafe { cuEventRecord(event, captured) });
         assert_eq!(exchange(RELAXED), GLOBAL);
         // SAFETY: no pointers.
-        assert_eq!(unsafe { cuEventQuery(event) }, CAPTURED_EVENT, "which ends the capture");
+        assert_eq!(unsafe { cuEventQuery(event) }, CAPTURED_EVENT, "which invalidates the capture");
         assert_eq!(exchange(GLOBAL), RELAXED);
         let status = |stream| {
             let mut status = 9;

@@ -1,4 +1,4 @@
-//! Copies: staged, in batches, across devices, half done.
+//! Copies: staged, in batches, across devices, and partly complete.
 
 use terrane_simulated_cuda::exports::*;
 
@@ -16,7 +16,7 @@ fn pageable_memory_is_read_before_the_call_returns() {
         let from = u64::try_from(source.as_ptr().expose_provenance()).unwrap();
         ok(copy(memory, from, BYTES, stream));
         source.fill(0);
-        let_go(stream);
+        release(stream);
         ok(synchronize(stream));
         assert!(read(memory, BYTES).iter().all(|&byte| byte == 6));
     }
@@ -43,13 +43,13 @@ fn pinned_memory_is_read_when_the_copy_runs() {
     hold(stream);
     ok(copy(memory, source.address, BYTES, stream));
     source.fill(2);
-    let_go(stream);
+    release(stream);
     ok(synchronize(stream));
     assert!(read(memory, BYTES).iter().all(|&byte| byte == 2));
 }
 
 #[test]
-fn who_does_not_wait_sees_it_half_done() {
+fn a_copy_is_partly_visible_before_it_is_waited_for() {
     let mut halves = 0;
     for seed in 0..10 {
         let _cuda = Cuda::new(terrane_simulated_cuda::Config { seed, ..lazy() });
@@ -58,7 +58,7 @@ fn who_does_not_wait_sees_it_half_done() {
         ok(synchronize(stream));
         ok(copy(seen.address, memory, BYTES, stream));
         // SAFETY: a number would be written.
-        ok(unsafe { terraneSimulatedStep(1, Out::nowhere()) });
+        ok(unsafe { terraneSimulatedStep(1, Out::null()) });
         let done = seen.bytes().iter().filter(|&&byte| byte == 9).count();
         halves += usize::from(done > 0 && done < BYTES);
         ok(synchronize(stream));
@@ -68,7 +68,7 @@ fn who_does_not_wait_sees_it_half_done() {
 }
 
 #[test]
-fn a_batch_copies_each_and_reads_when_it_was_told() {
+fn a_batch_reads_its_sources_in_the_requested_order() {
     const DURING_CALL: u32 = 2;
     const STREAM: u32 = 1;
     const ANY: u32 = 3;
@@ -83,7 +83,7 @@ fn a_batch_copies_each_and_reads_when_it_was_told() {
         let attributes = [[DURING_CALL, 0, 0, 0, 0, 0], [STREAM, 0, 0, 0, 0, 0]];
         let batch = |to: &[u64], attributes: &[[u32; 6]], begins: &[usize], failed: &mut usize| {
             let lengths = vec![1000; to.len()];
-            // SAFETY: every array has the length that is said of it.
+            // SAFETY: every array has the stated length.
             unsafe {
                 cuMemcpyBatchAsync(
                     In::of(to),
@@ -101,12 +101,12 @@ fn a_batch_copies_each_and_reads_when_it_was_told() {
         let mut failed = 0;
         ok(batch(&to, &attributes, &[0, 4], &mut failed));
         source.fill(2);
-        let_go(stream);
+        release(stream);
         ok(synchronize(stream));
         let seen = read(memory, 8000);
         assert!(seen[..4000].iter().all(|&byte| byte == 1), "read during the call");
         assert!(seen[4000..].iter().all(|&byte| byte == 2), "read in the stream's order");
-        // One that leaves its allocation is named; without attributes nothing goes.
+        // A copy that leaves its allocation is named; without attributes nothing is copied.
         let mut bad = to.clone();
         bad[5] = memory + u64::try_from(BYTES).unwrap() - 10;
         assert_eq!(batch(&bad, &[[ANY, 0, 0, 0, 0, 0]], &[0], &mut failed), INVALID_VALUE);
@@ -117,7 +117,7 @@ fn a_batch_copies_each_and_reads_when_it_was_told() {
 }
 
 #[test]
-fn copies_go_across_devices() {
+fn copies_work_across_devices() {
     for config in configs() {
         let cuda = Cuda::new(config);
         let (here, stream) = (allocate(BYTES), stream(NON_BLOCKING));
@@ -126,10 +126,10 @@ fn copies_go_across_devices() {
         // SAFETY: no pointers.
         ok(unsafe { cuCtxSetCurrent(cuda.context) });
         ok(fill(here, 11, BYTES, stream));
-        // SAFETY: both live until the stream has been waited for.
+        // SAFETY: both live until the stream has been synchronised.
         let code = unsafe { cuMemcpyPeerAsync(there, other, here, cuda.context, BYTES, stream) };
         ok(code);
-        // SAFETY: as above; the contexts are the wrong way round.
+        // SAFETY: as above; the contexts are exchanged.
         let code = unsafe { cuMemcpyPeerAsync(there, cuda.context, here, other, BYTES, stream) };
         assert_eq!(code, INVALID_VALUE);
         ok(synchronize(stream));

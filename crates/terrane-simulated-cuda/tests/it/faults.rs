@@ -1,4 +1,4 @@
-//! Errors that stick, and faults that are asked for.
+//! Sticky errors, and requested faults.
 
 use terrane_simulated_cuda::exports::*;
 
@@ -11,7 +11,7 @@ fn fail(function: &std::ffi::CStr, spared: u64, code: u32) {
 }
 
 #[test]
-fn a_lost_context_says_so_to_everybody_until_it_is_gone() {
+fn a_lost_context_returns_its_error_from_every_call_until_it_is_destroyed() {
     let cuda = Cuda::new(small());
     let (stream, event, memory) = (stream(NON_BLOCKING), event(), allocate(100));
     record(event, stream);
@@ -38,7 +38,7 @@ fn a_lost_context_says_so_to_everybody_until_it_is_gone() {
         unsafe { cuCtxSynchronize() },
     ];
     assert_eq!(answers, [ILLEGAL_ADDRESS; 10]);
-    // The other device is not concerned, and the stack still works.
+    // The other device is not affected, and the context stack still works.
     make_current(1);
     allocate(100);
     // SAFETY: no pointers.
@@ -50,7 +50,7 @@ fn a_lost_context_says_so_to_everybody_until_it_is_gone() {
 }
 
 #[test]
-fn the_call_that_was_chosen_fails_once() {
+fn the_chosen_call_fails_once() {
     let _cuda = Cuda::new(small());
     fail(c"cuMemAlloc_v2", 2, 2);
     fail(c"cuMemAlloc_v2", 0, 999);
@@ -65,13 +65,13 @@ fn the_call_that_was_chosen_fails_once() {
     fail(c"cuMemAlloc_v2", 0, 2);
     let mut left = 0;
     // SAFETY: one number is written.
-    ok(unsafe { terraneSimulatedForgive(Out::to(&mut left)) });
+    ok(unsafe { terraneSimulatedClearFaults(Out::to(&mut left)) });
     assert_eq!(left, 1);
     allocate(10);
 }
 
 #[test]
-fn the_context_is_lost_at_the_operation_that_was_chosen() {
+fn the_context_is_lost_at_the_chosen_operation() {
     for config in configs() {
         let _cuda = Cuda::new(config);
         let (stream, memory) = (stream(NON_BLOCKING), allocate(100));
@@ -81,16 +81,16 @@ fn the_context_is_lost_at_the_operation_that_was_chosen() {
             ok(fill(memory, 0, 100, stream));
             ok(synchronize(stream));
         }
-        // An eager one loses it at the call that submits.
+        // The eager policy loses it at the call that submits the operation.
         let _ = fill(memory, 0, 100, stream);
         assert_eq!(synchronize(stream), 719);
     }
 }
 
 #[test]
-fn nothing_is_there_before_it_is_initialised() {
+fn every_call_fails_before_initialisation() {
     let mut count = 0;
-    // This thread is attached to nothing, and no other thread of this process calls `cuInit` so.
+    // This thread is not attached, and no other thread of this process calls `cuInit` like this.
     // SAFETY: one number is written.
     assert_eq!(unsafe { cuDeviceGetCount(Out::to(&mut count)) }, 3);
     let session = terrane_simulated_cuda::Session::start(terrane_simulated_cuda::Config {
@@ -110,9 +110,8 @@ fn functions_are_found_by_their_documented_names() {
         let mut function = std::ptr::null();
         let name = In::of(name.to_bytes_with_nul()).cast();
         // SAFETY: one pointer is written; the name ends with a zero byte.
-        let code = unsafe {
-            cuGetProcAddress_v2(name, Out::to(&mut function), version, 0, Out::nowhere())
-        };
+        let code =
+            unsafe { cuGetProcAddress_v2(name, Out::to(&mut function), version, 0, Out::null()) };
         (code == 0).then_some(function)
     };
     assert_eq!(find(c"cuMemAlloc", 12_000), Some(cuMemAlloc_v2 as *const ()));

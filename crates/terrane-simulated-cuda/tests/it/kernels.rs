@@ -42,7 +42,7 @@ $L__loop:
 $L__end:
     ret;
 }
-// Each block turns its 64 bytes round through shared memory.
+// Each block reverses its 64 bytes through shared memory.
 .visible .entry turn_round(.param .u64 memory)
 {
     .shared .align 4 .b8 held[64];
@@ -64,7 +64,7 @@ $L__end:
     st.global.u8 [%rd3], %rs2;
     exit;
 }
-// Each thread combines its number with two sums, of the device and of its block.
+// Each thread adds its number to two sums, of the device and of its block.
 .visible .entry combine(.param .u64 sums)
 {
     .shared .align 8 .b8 held[8];
@@ -115,7 +115,7 @@ fn function(module: u64, name: &std::ffi::CStr) -> Result<u64, u32> {
 fn launch(function: u64, blocks: u32, threads: u32, stream: u64, arguments: &[&[u8]]) -> u32 {
     let arguments: Vec<In<u8>> = arguments.iter().map(|argument| In::of(argument)).collect();
     let (parameters, none) = (In::of(&arguments), In::none());
-    // SAFETY: as many arguments as the kernel has parameters, each of its size.
+    // SAFETY: the number and the sizes of the arguments are those of the kernel's parameters.
     unsafe { cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, none) }
 }
 
@@ -125,7 +125,7 @@ fn add_one(function: u64, to: u64, from: u64, words: u32, stream: u64) -> u32 {
 }
 
 #[test]
-fn a_kernel_does_what_its_text_says() {
+fn a_kernel_executes_its_text() {
     for config in configs() {
         let _cuda = Cuda::new(config);
         let stream = stream(NON_BLOCKING);
@@ -180,7 +180,7 @@ fn atomic_operations_combine_the_numbers_of_all_threads() {
 }
 
 #[test]
-fn an_atomic_operation_that_no_device_has_is_refused() {
+fn an_unsupported_atomic_operation_is_refused() {
     let _cuda = Cuda::new(small());
     let text = c".version 8.0\n.target sm_80\n.visible .entry k(.param .u64 a) {
         ld.param.u64 %rd1, [a];\nred.global.div.u64 [%rd1], 1;\nret;\n}";
@@ -188,7 +188,7 @@ fn an_atomic_operation_that_no_device_has_is_refused() {
 }
 
 #[test]
-fn a_kernel_that_leaves_its_memory_loses_the_context() {
+fn a_kernel_with_an_invalid_address_loses_the_context() {
     for (beyond, code) in [(1, ILLEGAL_ADDRESS), (0, 0)] {
         let _cuda = Cuda::new(small());
         let stream = stream(NON_BLOCKING);
@@ -206,7 +206,7 @@ fn a_kernel_that_leaves_its_memory_loses_the_context() {
 }
 
 #[test]
-fn a_kernel_reaches_pinned_memory_at_its_alias_and_peers_when_enabled() {
+fn a_kernel_accesses_pinned_memory_at_its_alias_and_enabled_peers() {
     let cuda = Cuda::new(small());
     let stream = stream(NON_BLOCKING);
     let add = function(load(ADD).unwrap(), c"add_one").unwrap();
@@ -240,7 +240,7 @@ fn a_kernel_reaches_pinned_memory_at_its_alias_and_peers_when_enabled() {
 }
 
 #[test]
-fn what_cannot_be_launched_is_refused() {
+fn invalid_launches_are_refused() {
     let _cuda = Cuda::new(small());
     assert_eq!(load(c"no PTX at all"), Err(218));
     let module = load(ADD).unwrap();

@@ -1,5 +1,5 @@
-//! The simulated driver does what the documentation of the driver says. The tests call its exported
-//! functions, each with devices of its own.
+//! The simulated driver behaves as the documentation of the driver states. The tests call its
+//! exported functions, each with its own devices.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -5,7 +5,7 @@ use terrane_simulated_cuda::exports::*;
 use crate::support::*;
 
 #[test]
-fn what_leaves_an_allocation_is_refused() {
+fn accesses_beyond_an_allocation_are_refused() {
     let _cuda = Cuda::new(small());
     let (memory, other) = (allocate(1000), allocate(1000));
     let stream = stream(NON_BLOCKING);
@@ -23,7 +23,7 @@ fn what_leaves_an_allocation_is_refused() {
 }
 
 #[test]
-fn memory_runs_out_and_comes_back() {
+fn exhausted_memory_is_available_after_a_free() {
     let _cuda = Cuda::new(small());
     let large = allocate(12 << 20);
     let mut address = 0;
@@ -39,11 +39,11 @@ fn memory_runs_out_and_comes_back() {
 }
 
 #[test]
-fn registrations_have_an_address_of_the_devices() {
+fn registered_memory_has_a_device_address() {
     let _cuda = Cuda::new(small());
     let memory = Pinned::new(3 << 12);
     let pages = memory.address;
-    // SAFETY: the memory is there for as long as the test.
+    // SAFETY: the memory lives as long as the test.
     assert_eq!(unsafe { cuMemHostRegister_v2(pages, 4096, 0) }, 712, "pinned already");
     let owned = vec![0_u8; 5 << 12];
     let start = u64::try_from(owned.as_ptr().expose_provenance()).unwrap().next_multiple_of(4096);
@@ -53,7 +53,7 @@ fn registrations_have_an_address_of_the_devices() {
     ok(unsafe { cuMemHostRegister_v2(start + 4096, 8192, 0) });
     // SAFETY: as above.
     assert_eq!(unsafe { cuMemHostRegister_v2(start + 8192, 8192, 0) }, 712);
-    // SAFETY: nothing is there.
+    // SAFETY: there is no memory at the address.
     assert_eq!(unsafe { cuMemHostRegister_v2(0x10_0000, 4096, 0) }, INVALID_VALUE);
     let (on_device, stream) = (allocate(16384), stream(NON_BLOCKING));
     ok(copy(on_device, start, 4096, stream));
@@ -81,7 +81,7 @@ fn registrations_have_an_address_of_the_devices() {
 }
 
 #[test]
-fn unregistering_under_a_copy_loses_the_context() {
+fn unregistering_during_a_copy_loses_the_context() {
     let _cuda = Cuda::new(lazy());
     let owned = vec![0_u8; 2 << 12];
     let start = u64::try_from(owned.as_ptr().expose_provenance()).unwrap().next_multiple_of(4096);
@@ -95,7 +95,7 @@ fn unregistering_under_a_copy_loses_the_context() {
     ok(copy(on_device, alias, 4096, stream));
     // SAFETY: no pointers.
     ok(unsafe { cuMemHostUnregister(start) });
-    let_go(stream);
+    release(stream);
     assert_eq!(synchronize(stream), ILLEGAL_ADDRESS);
 }
 
@@ -107,7 +107,7 @@ fn from_pool(length: usize, stream: u64) -> u64 {
 }
 
 #[test]
-fn stream_ordered_memory_is_there_when_its_stream_says_so() {
+fn stream_ordered_memory_is_usable_in_the_order_of_its_stream() {
     for config in configs() {
         let _cuda = Cuda::new(config.clone());
         let (first, second) = (stream(NON_BLOCKING), stream(NON_BLOCKING));
@@ -130,8 +130,8 @@ fn stream_ordered_memory_is_there_when_its_stream_says_so() {
 }
 
 #[test]
-fn stream_ordered_memory_is_not_there_before_nor_afterwards() {
-    // Before: the stream that allocates is held, and another one uses the memory.
+fn stream_ordered_memory_is_not_usable_before_or_afterwards() {
+    // Before: the stream that allocates is held back, and another one uses the memory.
     let cuda = Cuda::new(small());
     let (first, second) = (stream(NON_BLOCKING), stream(NON_BLOCKING));
     hold(first);
@@ -139,7 +139,8 @@ fn stream_ordered_memory_is_not_there_before_nor_afterwards() {
     ok(fill(memory, 1, 4096, second));
     assert_eq!(synchronize(second), ILLEGAL_ADDRESS);
     drop(cuda);
-    // Afterwards: the stream that frees has come to it, the one that uses it has not.
+    // Afterwards: the stream that frees has reached the free, and the one that uses the memory has
+    // not reached its use.
     let _cuda = Cuda::new(small());
     let (first, second) = (stream(NON_BLOCKING), stream(NON_BLOCKING));
     let memory = from_pool(4096, first);
@@ -149,7 +150,7 @@ fn stream_ordered_memory_is_not_there_before_nor_afterwards() {
     // SAFETY: no pointers.
     ok(unsafe { cuMemFreeAsync(memory, first) });
     ok(synchronize(first));
-    let_go(second);
+    release(second);
     assert_eq!(synchronize(second), ILLEGAL_ADDRESS);
 }
 
@@ -184,7 +185,7 @@ fn a_pool_keeps_up_to_its_threshold() {
 }
 
 #[test]
-fn pointers_say_what_they_are() {
+fn pointer_attributes_describe_the_memory() {
     let cuda = Cuda::new(small());
     let (memory, pinned) = (allocate(1000), Pinned::new(4096));
     let ask = |attribute: u32, address: u64| {
@@ -202,7 +203,7 @@ fn pointers_say_what_they_are() {
 }
 
 #[test]
-fn everything_is_counted_and_goes_with_its_context() {
+fn resources_are_counted_and_end_with_their_context() {
     let _cuda = Cuda::new(small());
     let sorts = || (0..7).map(count).collect::<Vec<u64>>();
     assert_eq!(sorts(), [1, 0, 0, 0, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! Streams and events: what runs before what.
+//! Streams and events: the order in which work runs.
 
 use std::sync::Mutex;
 
@@ -24,7 +24,7 @@ fn a_stream_runs_in_order_whatever_the_policy() {
 }
 
 #[test]
-fn a_wait_takes_the_record_that_it_finds() {
+fn a_wait_uses_the_current_record_of_its_event() {
     for config in configs() {
         let _cuda = Cuda::new(config.clone());
         let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
@@ -34,7 +34,7 @@ fn a_wait_takes_the_record_that_it_finds() {
         ok(fill(memory, 7, BYTES, first));
         record(event, first);
         wait_for(second, event);
-        // Recorded again, behind work that does not run: the wait is not for this one.
+        // Recorded again, behind work that does not run: the wait does not use this record.
         hold(slow);
         let elsewhere = allocate(BYTES);
         ok(fill(elsewhere, 9, BYTES, slow));
@@ -42,8 +42,8 @@ fn a_wait_takes_the_record_that_it_finds() {
         ok(copy(seen.address, memory, BYTES, second));
         ok(synchronize(second));
         assert!(seen.bytes().iter().all(|&byte| byte == 7), "{config:?}");
-        assert!(!is_done(event), "it marks what is held");
-        let_go(slow);
+        assert!(!is_done(event), "it marks work that is held back");
+        release(slow);
         // SAFETY: no pointers.
         ok(unsafe { cuEventSynchronize(event) });
         assert!(is_done(event));
@@ -51,7 +51,7 @@ fn a_wait_takes_the_record_that_it_finds() {
 }
 
 #[test]
-fn an_event_can_go_while_it_is_waited_for() {
+fn an_event_can_be_destroyed_while_a_stream_waits_for_it() {
     for config in configs() {
         let _cuda = Cuda::new(config);
         let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
@@ -80,7 +80,7 @@ fn an_event_can_go_while_it_is_waited_for() {
 }
 
 #[test]
-fn streams_without_order_run_in_any() {
+fn streams_without_order_run_in_any_order() {
     let mut outcomes = std::collections::BTreeSet::new();
     for seed in 0..40 {
         let _cuda = Cuda::new(terrane_simulated_cuda::Config { seed, ..small() });
@@ -98,7 +98,7 @@ fn streams_without_order_run_in_any() {
 }
 
 #[test]
-fn the_default_stream_waits_for_those_that_do_not_opt_out() {
+fn the_default_stream_waits_for_blocking_streams() {
     for config in configs() {
         let _cuda = Cuda::new(config.clone());
         let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
@@ -114,7 +114,7 @@ fn the_default_stream_waits_for_those_that_do_not_opt_out() {
 }
 
 #[test]
-fn lazy_work_runs_when_it_is_asked_about_and_not_at_once() {
+fn lazy_work_runs_when_it_is_queried_and_not_at_once() {
     let _cuda = Cuda::new(lazy());
     let memory = allocate(BYTES);
     let (asked, other) = (stream(NON_BLOCKING), stream(NON_BLOCKING));
@@ -130,20 +130,20 @@ fn lazy_work_runs_when_it_is_asked_about_and_not_at_once() {
     assert!(questions >= 2, "work and mark are steps of their own: {questions}");
     // SAFETY: no pointers.
     assert_eq!(unsafe { cuStreamQuery(other) }, NOT_READY);
-    let_go(other);
+    release(other);
     ok(synchronize(other));
     assert_eq!(read(memory, BYTES), [2; BYTES]);
 }
 
 #[test]
-fn who_only_looks_sees_it_happen() {
+fn a_thread_that_only_reads_memory_sees_progress() {
     for config in [lazy(), small()] {
         let _cuda = Cuda::new(terrane_simulated_cuda::Config { background: true, ..config });
         let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
         let stream = stream(NON_BLOCKING);
         ok(fill(memory, 5, BYTES, stream));
         ok(copy(seen.address, memory, BYTES, stream));
-        // There are no more calls; the background does it.
+        // There are no more calls, so the background thread runs the work.
         while seen.bytes().iter().any(|&byte| byte != 5) {
             std::thread::yield_now();
         }
@@ -160,7 +160,7 @@ extern "C" fn note(data: *mut ()) {
 }
 
 #[test]
-fn functions_of_the_host_are_called_in_order_and_may_call_nothing() {
+fn host_functions_are_called_in_order_and_may_not_call_the_driver() {
     let _cuda = Cuda::new(small());
     let (stream, memory) = (stream(NON_BLOCKING), allocate(BYTES));
     let function = u64::try_from((note as *const ()).expose_provenance()).unwrap();
@@ -184,9 +184,9 @@ fn many_threads_share_devices() {
                 let mut current = 1;
                 // SAFETY: one handle is written.
                 ok(unsafe { cuCtxGetCurrent(Out::to(&mut current)) });
-                assert_eq!(current, 0, "each thread has a stack of its own");
+                assert_eq!(current, 0, "each thread has its own context stack");
                 // SAFETY: one number would be written.
-                assert_eq!(unsafe { cuMemGetInfo_v2(Out::nowhere(), Out::nowhere()) }, 201);
+                assert_eq!(unsafe { cuMemGetInfo_v2(Out::null(), Out::null()) }, 201);
                 // SAFETY: no pointers.
                 ok(unsafe { cuCtxPushCurrent_v2(context) });
                 let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
@@ -204,9 +204,9 @@ fn many_threads_share_devices() {
 }
 
 /// By the handle of the per-thread default stream, a thread neither waits for nor marks work that
-/// another thread has submitted by the same handle.
+/// another thread has submitted with the same handle.
 #[test]
-fn the_per_thread_default_stream_is_another_one_on_each_thread() {
+fn each_thread_has_its_own_per_thread_default_stream() {
     const PER_THREAD: u64 = 2;
     for config in configs() {
         let cuda = Cuda::new(config);
@@ -229,8 +229,8 @@ fn the_per_thread_default_stream_is_another_one_on_each_thread() {
         });
         let mark = event();
         record(mark, PER_THREAD);
-        assert!(!is_done(mark), "this thread's stream is behind what is held");
-        let_go(slow);
+        assert!(!is_done(mark), "this thread's stream is behind work that is held back");
+        release(slow);
         ok(synchronize(PER_THREAD));
         assert!(is_done(mark));
     }

@@ -1,4 +1,4 @@
-//! The functions of the driver, called as a program would.
+//! The functions of the driver, called like by a program.
 
 use terrane_simulated_cuda::exports::*;
 use terrane_simulated_cuda::{Attached, Config, Policy, Session};
@@ -8,14 +8,14 @@ pub const INVALID_VALUE: u32 = 1;
 pub const NOT_READY: u32 = 600;
 pub const ILLEGAL_ADDRESS: u32 = 700;
 
-/// Every policy, and the random one with some seeds.
+/// Every policy, and the random policy with several seeds.
 pub fn configs() -> impl Iterator<Item = Config> {
     let fixed = [Policy::Eager, Policy::Lazy];
     let fixed = fixed.map(|policy| Config { policy, ..small() });
     fixed.into_iter().chain((0..24).map(|seed| Config { seed, ..small() }))
 }
 
-/// Without a background, so that a test with one thread sees the same run each time.
+/// Without the background thread, so that a test with one thread gets the same run each time.
 pub fn small() -> Config {
     Config { memory: 16 << 20, background: false, ..Config::default() }
 }
@@ -91,7 +91,7 @@ pub fn allocate(length: usize) -> u64 {
     address
 }
 
-/// Pinned memory of the driver's own, as bytes of the host.
+/// Pinned memory that the driver allocated, as host bytes.
 pub struct Pinned {
     pub address: u64,
     length: usize,
@@ -122,7 +122,7 @@ impl Pinned {
 }
 
 pub fn copy(to: u64, from: u64, length: usize, stream: u64) -> u32 {
-    // SAFETY: the tests keep memory until the copy has run, or look at what happens if not.
+    // SAFETY: the tests keep memory alive until the copy has run, or test the result if not.
     unsafe { cuMemcpyAsync(to, from, length, stream) }
 }
 
@@ -131,7 +131,7 @@ pub fn fill(to: u64, value: u8, length: usize, stream: u64) -> u32 {
     unsafe { cuMemsetD8Async(to, value, length, stream) }
 }
 
-/// Reads device memory through a copy that is waited for.
+/// Reads device memory by a copy with a wait.
 pub fn read(from: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0_u8; length];
     let to = u64::try_from(bytes.as_mut_ptr().expose_provenance()).unwrap();
@@ -158,9 +158,9 @@ pub fn hold(stream: u64) {
     ok(unsafe { terraneSimulatedHold(stream) });
 }
 
-pub fn let_go(stream: u64) {
+pub fn release(stream: u64) {
     // SAFETY: no pointers.
-    ok(unsafe { terraneSimulatedLetGo(stream) });
+    ok(unsafe { terraneSimulatedRelease(stream) });
 }
 
 pub fn is_done(event: u64) -> bool {

@@ -10,7 +10,7 @@ use terrane_core::{
 use super::{DiskFile, DiskOptions, open};
 use crate::error::StorageError;
 
-/// Allocates disk memory. Each region is a scratch file of its own in one directory.
+/// Allocates disk memory. Each region is a separate scratch file in one directory.
 ///
 /// ```
 /// use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
@@ -38,7 +38,7 @@ impl DiskAllocator {
     ///
     /// # Errors
     ///
-    /// As [`DiskFile::scratch`].
+    /// As for [`DiskFile::scratch`].
     pub fn new(directory: &Path, options: DiskOptions) -> Result<Self, StorageError> {
         let probe = DiskFile::scratch(directory, ByteCount::new(1), &options)?;
         let offset = probe.handle().direct.map(|direct| direct.offset_alignment);
@@ -63,7 +63,7 @@ impl DiskAllocator {
     }
 }
 
-// SAFETY: each region is a file of its own, without a name by which another process could open it.
+// SAFETY: each region is a separate file, without a name by which another process could open it.
 unsafe impl Allocate for DiskAllocator {
     type Memory = DiskFile;
 
@@ -119,8 +119,8 @@ impl NamedFileAllocator {
     ///
     /// # Errors
     ///
-    /// As [`DiskFile::scratch`], for the path's directory. [`DiskOptions::unnamed`] has no effect
-    /// here.
+    /// As for [`DiskFile::scratch`], for the path's directory. [`DiskOptions::unnamed`] has no
+    /// effect here.
     pub fn new(path: &Path, options: DiskOptions) -> Result<Self, StorageError> {
         let unnamed = DiskOptions { unnamed: Requirement::Preferred, ..options };
         let scratch = DiskAllocator::new(open::directory_of(path), unnamed)?;

@@ -41,7 +41,7 @@ pub(super) fn alignments(file: &File) -> Result<DirectAlignments, Reason> {
 pub(super) fn open(opened: &Opened, alignments: DirectAlignments) -> Result<File, Reason> {
     let mut options = opened.access.options();
     options.custom_flags(libc::O_DIRECT);
-    // This path works for files without a name. Where /proc is not mounted, the name is used.
+    // This path works for files without a name. If /proc is not mounted, the name is used.
     let by_descriptor = format!("/proc/self/fd/{}", opened.file.as_raw_fd());
     let file = options
         .open(by_descriptor)
@@ -52,7 +52,7 @@ pub(super) fn open(opened: &Opened, alignments: DirectAlignments) -> Result<File
         })?;
     let metadata = file.metadata().map_err(|e| Reason::Os(OsError::from_io("fstat", &e)))?;
     if identity(&metadata) != opened.identity() {
-        return Err(Reason::Needs("/proc, as the file has no name that still leads to it"));
+        return Err(Reason::Needs("/proc, because no name leads to the file"));
     }
     probe(&file, alignments).map_err(Reason::Os)?;
     Ok(file)

@@ -26,7 +26,7 @@ use open::{FileAccess, Opened, failure};
 /// A file as a [`Memory`] of all its bytes, from offset 0 on.
 ///
 /// If the file system supports direct I/O, the file is open twice ([`FileHandle`]): one descriptor
-/// uses the page cache, the other bypasses it. Both descriptors close on `exec` and when this value
+/// for buffered I/O, the other for direct I/O. Both descriptors close on `exec` and when this value
 /// drops. A scratch file disappears then; a named file stays. Local file systems keep the two paths
 /// coherent: they write back and drop the cached pages. This has a cost, so use one path at a time.
 ///
@@ -91,7 +91,7 @@ impl DiskFile {
     /// # Errors
     ///
     /// [`StorageError::AlreadyExists`] if the path exists; the call does not change it. Otherwise
-    /// as [`scratch`](Self::scratch). A failed call removes the file that it created.
+    /// as for [`scratch`](Self::scratch). A failed call removes the file that it created.
     pub fn create_new(
         path: &Path,
         bytes: ByteCount,
@@ -102,9 +102,9 @@ impl DiskFile {
         Self::make(opened, bytes, options, CapabilityReport::default(), false)
     }
 
-    /// Opens the file at `path`, which must hold at least `bytes` bytes. The file is never
+    /// Opens the file at `path`, which must have at least `bytes` bytes. The file is never
     /// truncated, lengthened or deleted. The memory is the whole file. If its length is no multiple
-    /// of the alignment for direct I/O, only the page cache reaches its end.
+    /// of the alignment for direct I/O, only buffered I/O reaches its end.
     ///
     /// # Errors
     ///
@@ -119,12 +119,12 @@ impl DiskFile {
         Self::open(path, bytes, options, FileAccess::ReadAndWrite)
     }
 
-    /// As [`open_existing`](Self::open_existing), for reading alone: a file without write permission,
-    /// or on a file system that is mounted read-only. Copies to it fail.
+    /// Like [`open_existing`](Self::open_existing), for reading only: a file without write
+    /// permission, or on a file system that is mounted read-only. Copies to it fail.
     ///
     /// # Errors
     ///
-    /// As [`open_existing`](Self::open_existing), without [`StorageError::NotWritable`].
+    /// As for [`open_existing`](Self::open_existing), without [`StorageError::NotWritable`].
     pub fn open_read_only(
         path: &Path,
         bytes: ByteCount,
@@ -201,7 +201,7 @@ impl DiskFile {
         let alignments =
             (options.direct != Requirement::Off).then(|| direct::alignments(&opened.file));
         let length = bytes.align_up(granule(alignments))?;
-        // Check again, as rounding up has increased the length.
+        // Checked again, because rounding up has increased the length.
         check_limit(&opened.path, length)?;
         lengthen(&opened, length, options.preallocate, &mut report)?;
         if options.durability == Durability::Full && !is_scratch {

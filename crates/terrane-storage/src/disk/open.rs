@@ -13,7 +13,7 @@ use terrane_core::{
 
 use crate::error::{FileType, StorageError};
 
-/// Only the owner may read cached data of its prompts.
+/// Only the owner may read the file: it may contain data of its prompts.
 const MODE: u32 = 0o600;
 
 /// The number of names to try for a scratch file. It suffices for many processes at once.
@@ -80,10 +80,10 @@ impl Drop for CreatedName {
         if self.is_kept {
             return;
         }
-        // Another process may have put a different file under the name meanwhile.
+        // Another process may have created a different file with this name since.
         let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|m| identity(&m) == self.file);
         if is_ours && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(path = ?self.path, %error, "a file whose creation failed stays");
+            tracing::warn!(path = ?self.path, %error, "the file of a failed creation could not be removed");
         }
     }
 }

@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused() {
+    fn other_texts_are_refused() {
         for text in ["a", "3-1", "1-", "-1", "1,,2", "0-4294967295"] {
             assert_eq!(parse_list(text), None, "{text:?}");
         }

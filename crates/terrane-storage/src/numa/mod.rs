@@ -114,7 +114,7 @@ impl NumaTopology {
         self.nodes.iter().find(|node| node.id == id)
     }
 
-    /// Why sysfs has no topology and one node is assumed. `None` if sysfs has one.
+    /// The reason why sysfs has no topology and one node is assumed. `None` if sysfs has one.
     #[must_use]
     pub const fn gap(&self) -> Option<&TopologyGap> {
         self.gap.as_ref()
@@ -147,7 +147,7 @@ impl NumaTopology {
     }
 }
 
-/// Why the topology could not be read.
+/// The reason why the topology could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyGap {
@@ -160,8 +160,8 @@ pub enum TopologyGap {
         #[source]
         source: OsError,
     },
-    /// A file of sysfs does not hold a list.
-    #[error("{path:?} holds no list of numbers, so one NUMA node is assumed")]
+    /// A file of sysfs does not contain a list.
+    #[error("{path:?} has no list of numbers, so one NUMA node is assumed")]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_go_by_position_not_by_number() {
+    fn distances_are_indexed_by_position_not_by_number() {
         let topology = fixture();
         let topology = NumaTopology::read_from(topology.path());
         assert_eq!(topology.distance(NodeId::new(4), NodeId::new(0)), Some(14));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_nothing_but_a_number_is_kept() {
+    fn a_node_with_only_a_number_is_kept() {
         let root = tempfile::tempdir().unwrap();
         write(root.path(), "devices/system/node/online", "0-1\n");
         write(root.path(), "devices/system/node/node0/cpulist", "0\n");

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn other_texts_are_refused() {
         for text in ["", "3b", "3b:00", "0000:3b:20.0", "0000:3b:00.8", "x:3b:00.0", "+1:3b:00.0"] {
             assert!(text.parse::<PciAddress>().is_err(), "{text:?}");
         }

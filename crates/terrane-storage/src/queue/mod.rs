@@ -28,8 +28,8 @@ use workers::{WakeSender, Workers};
 /// A queue that keeps several file reads and writes in flight.
 ///
 /// One thread at a time owns it. The thread submits requests until the queue is
-/// [full](Self::has_room), waits for completions, and submits more. The backend is io_uring or,
-/// where that is forbidden, a few threads. Both behave the same.
+/// [full](Self::has_room), waits for completions, and submits more. The backend is io_uring or, if
+/// that is forbidden, a few threads. Both behave the same.
 ///
 /// - **A request transfers all its bytes or fails.** The queue continues short reads and writes and
 ///   repeats interrupted calls. It splits lists with too many buffers or bytes for one system call.
@@ -91,8 +91,8 @@ pub struct IoQueue {
     capabilities: CapabilityReport,
 }
 
-// SAFETY: nothing in the queue is tied to the thread that created it. The compiler cannot derive
-// this because of the lists of `iovec`. Unused lists are empty. `Transfer`, which is `Send`, holds
+// SAFETY: no part of the queue is tied to the thread that created it. The compiler cannot derive
+// this because of the lists of `iovec`. Unused lists are empty. `Transfer`, which is `Send`, owns
 // the lists in use; the submitter of the request owns their buffers.
 unsafe impl Send for IoQueue {}
 
@@ -260,7 +260,7 @@ impl IoQueue {
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait).
+    /// As for [`wait`](Self::wait).
     pub fn poll(&mut self, completions: &mut Vec<IoCompletion>) -> Result<usize, StorageError> {
         self.wait(Some(Instant::now()), completions)
     }

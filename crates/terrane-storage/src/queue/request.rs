@@ -180,7 +180,7 @@ pub struct IoFailure {
     pub length: ByteCount,
     /// The bytes transferred before it stopped. These bytes are valid.
     pub transferred: ByteCount,
-    /// Why it stopped.
+    /// The reason why it stopped.
     #[source]
     pub reason: IoFailureReason,
 }
@@ -208,7 +208,7 @@ impl IoFailure {
     }
 }
 
-/// Why a request stopped.
+/// The reason why a request stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IoFailureReason {

@@ -41,8 +41,8 @@ pub(super) struct Ring {
     wake_is_armed: bool,
     /// The number of entries queued so far.
     queued: u64,
-    /// Why the process may no longer enter the kernel. Once it is set, no entry is queued and no
-    /// call is made. The kernel then never takes the remaining entries.
+    /// The reason why the process may no longer enter the kernel. Once it is set, no entry is
+    /// queued and no call is made. The kernel then never accepts the remaining entries.
     refusal: Option<OsError>,
 }
 
@@ -118,7 +118,7 @@ impl Ring {
         self.enter(0, None).map_err(|source| StorageError::Queue { source })
     }
 
-    /// Asks the kernel to cancel the requests that `select` returns `true` for.
+    /// Requests the cancellation of the requests for which `select` returns `true`.
     pub(super) fn stop(
         &mut self,
         stop: Stop,
@@ -142,7 +142,7 @@ impl Ring {
         self.flush()
     }
 
-    /// As [`IoQueue::wait`](super::IoQueue::wait).
+    /// Like [`IoQueue::wait`](super::IoQueue::wait).
     pub(super) fn wait(
         &mut self,
         until: Option<Instant>,
@@ -201,11 +201,14 @@ impl Ring {
             if self.reap(completions) | sys::event::drain(&self.wake_event) {
                 return Waited::Woken;
             }
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if completions.len() > before || self.in_flight() == 0 || left == Some(Duration::ZERO) {
+            let remaining = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if completions.len() > before
+                || self.in_flight() == 0
+                || remaining == Some(Duration::ZERO)
+            {
                 return Waited::Done;
             }
-            std::thread::sleep(left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN)));
+            std::thread::sleep(remaining.map_or(LOOK_AGAIN, |remaining| remaining.min(LOOK_AGAIN)));
         }
     }
 

@@ -20,7 +20,7 @@ pub(super) const MAX_VECTORS: usize = 1024;
 /// The maximum number of consecutive `EAGAIN` results before the request fails with it.
 const MAX_RETRIES: u32 = 64;
 
-/// Why a request must end early.
+/// The reason why a request must end early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     Deadline,
@@ -124,9 +124,9 @@ impl Transfer {
 
     /// The next system call, of at most `max_bytes` bytes. `max_bytes` is at most [`MAX_STEP`].
     pub(super) fn step(&self, max_bytes: usize) -> Step<'_> {
-        let left = self.vectors.0.get(self.first..).unwrap_or(&[]);
+        let remaining = self.vectors.0.get(self.first..).unwrap_or(&[]);
         let position = self.offset + self.done;
-        let Some(&head) = left.first() else { return Step::Sync };
+        let Some(&head) = remaining.first() else { return Step::Sync };
         let mut room = max_bytes;
         let fits = |vector: &&libc::iovec| match room.checked_sub(vector.iov_len) {
             Some(rest) => {
@@ -135,8 +135,8 @@ impl Transfer {
             }
             None => false,
         };
-        let fitting = left.iter().take(MAX_VECTORS).take_while(fits).count();
-        match left.get(..fitting) {
+        let fitting = remaining.iter().take(MAX_VECTORS).take_while(fits).count();
+        match remaining.get(..fitting) {
             Some(several @ [_, _, ..]) => Step::Vectored(several, position),
             _ => {
                 Step::Single(libc::iovec { iov_len: head.iov_len.min(max_bytes), ..head }, position)
@@ -213,14 +213,14 @@ impl Transfer {
 
     /// Advances by `bytes` bytes.
     fn consume(&mut self, bytes: usize) {
-        let mut left = bytes;
-        while left > 0 {
+        let mut remaining = bytes;
+        while remaining > 0 {
             let Some(vector) = self.vectors.0.get_mut(self.first) else { break };
-            let taken = left.min(vector.iov_len);
-            vector.iov_base = vector.iov_base.cast::<u8>().wrapping_add(taken).cast();
-            vector.iov_len -= taken;
-            left -= taken;
-            self.done += to_u64(taken);
+            let advanced = remaining.min(vector.iov_len);
+            vector.iov_base = vector.iov_base.cast::<u8>().wrapping_add(advanced).cast();
+            vector.iov_len -= advanced;
+            remaining -= advanced;
+            self.done += to_u64(advanced);
             if vector.iov_len == 0 {
                 self.first += 1;
             }

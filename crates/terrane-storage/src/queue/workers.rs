@@ -31,7 +31,7 @@ enum Message {
     Wake,
 }
 
-/// The queue's record of a request that a worker has.
+/// The queue's record of a request that a worker executes.
 #[derive(Clone, Copy)]
 struct Entry {
     token: u64,
@@ -125,7 +125,8 @@ impl Workers {
         Ok(())
     }
 
-    /// Asks the workers to end, at their next step, the requests that `select` returns `true` for.
+    /// Requests the workers to end, at their next step, the requests for which `select` returns
+    /// `true`.
     pub(super) fn stop(&self, stop: Stop, mut select: impl FnMut(u64, Option<Instant>) -> bool) {
         let code = match stop {
             Stop::Deadline => STOP_DEADLINE,
@@ -139,7 +140,7 @@ impl Workers {
         }
     }
 
-    /// As [`IoQueue::wait`](super::IoQueue::wait). The workers check the deadlines between their
+    /// Like [`IoQueue::wait`](super::IoQueue::wait). The workers check the deadlines between their
     /// steps, so this function does not.
     pub(super) fn wait(
         &mut self,

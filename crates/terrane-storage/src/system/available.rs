@@ -16,7 +16,7 @@ pub fn available_memory() -> Option<ByteCount> {
     available_under(Path::new("/"))
 }
 
-/// The same, with `root` in place of `/`.
+/// The same, with `root` instead of `/`.
 fn available_under(root: &Path) -> Option<ByteCount> {
     let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| {
         let free = field(&text, "MemAvailable:")?;

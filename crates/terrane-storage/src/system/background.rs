@@ -23,7 +23,7 @@ impl SystemAllocator {
     ///
     /// # Errors
     ///
-    /// As [`allocate_memory`](Self::allocate_memory).
+    /// As for [`allocate_memory`](Self::allocate_memory).
     pub fn allocate_untouched(
         &self,
         request: &RegionRequest,
@@ -69,8 +69,8 @@ impl SystemAllocator {
     ///
     /// # Errors
     ///
-    /// As [`allocate_memory`](Self::allocate_memory), and [`StorageError::Thread`]. The [`BringUp`] has later
-    /// errors.
+    /// As for [`allocate_memory`](Self::allocate_memory), and [`StorageError::Thread`]. The
+    /// [`BringUp`] has later errors.
     pub fn allocate_in_background(
         &self,
         request: &RegionRequest,

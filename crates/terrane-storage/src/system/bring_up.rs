@@ -1,4 +1,5 @@
-//! The state of memory that is used before all of it is prepared: to wait, observe or cancel.
+//! The state of memory that is used before all of it is prepared. It can be waited for, observed
+//! and cancelled.
 
 use std::fmt;
 use std::future::Future;
@@ -102,7 +103,7 @@ impl<E> BringUp<E> {
         matches!(lock(&self.0.ending).end, Some(End::Complete))
     }
 
-    /// Why the bring-up ended early. `None` if it did not.
+    /// The reason why the bring-up ended early. `None` if it did not.
     #[must_use]
     pub fn ended(&self) -> Option<BringUpEnded<E>> {
         lock(&self.0.ending).end.as_ref().and_then(|end| self.0.early(end))
@@ -124,11 +125,11 @@ impl<E> BringUp<E> {
             ending = match deadline {
                 None => unpoisoned(self.0.changed.wait(ending)),
                 Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
+                    let remaining = deadline.saturating_duration_since(Instant::now());
+                    if remaining.is_zero() {
                         return Ok(false);
                     }
-                    unpoisoned(self.0.changed.wait_timeout(ending, left)).0
+                    unpoisoned(self.0.changed.wait_timeout(ending, remaining)).0
                 }
             };
         }
@@ -185,7 +186,7 @@ impl<E> BringUpProducer<E> {
         self.state.wake(None);
     }
 
-    /// Requests a stop, as [`BringUp::cancel`] does. For a producer with threads of its own.
+    /// Requests a stop, as [`BringUp::cancel`] does. For a producer with several threads.
     pub fn stop(&self) {
         self.state.is_cancelled.store(true, Ordering::Relaxed);
     }

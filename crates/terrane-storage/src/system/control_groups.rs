@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use terrane_core::ByteCount;
 
-/// The limits of the control groups of this process. A group above sets limits too, so the least counts.
+/// The limits of the control groups of this process. A parent group sets limits too, so the lowest
+/// limit counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ControlGroupLimits {
@@ -22,7 +23,7 @@ impl ControlGroupLimits {
         Self::read_under(Path::new("/"))
     }
 
-    /// The same, with `root` in place of `/`.
+    /// The same, with `root` instead of `/`.
     fn read_under(root: &Path) -> Self {
         let processors = groups(root, "cpu").filter_map(|group| group.processors());
         Self {
@@ -80,7 +81,7 @@ impl Group {
     }
 
     fn memory_limit(&self) -> Option<u64> {
-        /// Version 1 has no word for "no limit": it states the largest multiple of a page.
+        /// Version 1 has no word for "no limit": it reports the largest multiple of a page.
         const NO_LIMIT: u64 = 1 << 62;
         let file = if self.is_version_1 { "memory.limit_in_bytes" } else { "memory.max" };
         // The text "max" is no number and means no limit.

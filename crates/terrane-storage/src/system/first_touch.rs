@@ -29,11 +29,11 @@ pub(super) struct TouchThreads<'a> {
 pub(super) struct Touched {
     /// The bytes that were touched.
     pub(super) bytes: ByteCount,
-    /// Why the kernel allocated no pages. `None` if it did.
+    /// The reason why the kernel allocated no pages. `None` if it did.
     pub(super) failure: Option<OsError>,
-    /// Why fewer threads ran than requested. `None` if all ran.
+    /// The reason why fewer threads ran than requested. `None` if all ran.
     pub(super) thread_refusal: Option<OsError>,
-    /// Why threads ran on other CPUs than requested. `None` if they did not.
+    /// The reason why threads ran on other CPUs than requested. `None` if they did not.
     pub(super) affinity_refusal: Option<OsError>,
 }
 
@@ -72,14 +72,14 @@ pub(super) fn touch_from_the_front(
     let (length, step) = (mapping.length(), step.to_usize().max(1));
     let count = work.thread_count(threads).max(1);
     work.run_with(threads, count, || {
-        let mut told = 0;
-        while told < length && !work.is_over.load(Ordering::Relaxed) {
-            let next = told.checked_add(step).unwrap_or(length).min(length);
+        let mut reported = 0;
+        while reported < length && !work.is_over.load(Ordering::Relaxed) {
+            let next = reported.checked_add(step).unwrap_or(length).min(length);
             if !work.front.wait_for(next) {
                 break;
             }
-            told = next;
-            reached(ByteCount::from_usize(told));
+            reported = next;
+            reached(ByteCount::from_usize(reported));
         }
         work.is_over.store(true, Ordering::Relaxed);
     });
@@ -270,13 +270,13 @@ mod tests {
     #[test]
     fn without_populate_a_byte_of_each_page_is_written() {
         let mapping = Mapping::new(ByteCount::mib(40), Alignment::PAGE, None).unwrap();
-        let told = Mutex::new(0);
+        let reported = Mutex::new(0);
         let advance = |bytes: ByteCount| {
-            *lock(&told) += bytes.get();
+            *lock(&reported) += bytes.get();
             true
         };
         Work::new(&mapping, Alignment::PAGE, false, &advance).run(None);
-        assert_eq!(*lock(&told), 40 << 20);
+        assert_eq!(*lock(&reported), 40 << 20);
     }
 
     #[test]

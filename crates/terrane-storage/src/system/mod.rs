@@ -34,7 +34,7 @@ pub(crate) use mapping::Mapping;
 use memory::huge_bytes;
 use options::GIB;
 
-/// Allocates system memory. Each region is a mapping of its own.
+/// Allocates system memory. Each region is a separate mapping.
 ///
 /// A process may have only a limited number of mappings: 65,530 unless `vm.max_map_count` is set
 /// differently. The kernel counts neighbouring mappings with equal properties as one. Allocating
@@ -103,13 +103,14 @@ impl SystemAllocator {
         Ok(memory)
     }
 
-    /// As [`allocate_memory`](Self::allocate_memory), for callers that must prepare the memory further before it
-    /// can be used. Touched bytes are not ready in the [progress](Self::reporting_to) until the
-    /// entry is [finished](ProgressEntry::finish). Dropping the entry reverts the progress.
+    /// Like [`allocate_memory`](Self::allocate_memory), for callers that must prepare the memory
+    /// further before it can be used. Touched bytes are not ready in the
+    /// [progress](Self::reporting_to) until the entry is [finished](ProgressEntry::finish).
+    /// Dropping the entry reverts the progress.
     ///
     /// # Errors
     ///
-    /// As [`allocate_memory`](Self::allocate_memory).
+    /// As for [`allocate_memory`](Self::allocate_memory).
     pub fn allocate_unfinished(
         &self,
         request: &RegionRequest,
@@ -376,7 +377,7 @@ impl SystemAllocator {
     }
 }
 
-// SAFETY: each region is a mapping of its own, and no other code refers to it.
+// SAFETY: each region is a separate mapping, and no other code refers to it.
 unsafe impl Allocate for SystemAllocator {
     type Memory = SystemMemory;
 

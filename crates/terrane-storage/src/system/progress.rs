@@ -9,9 +9,9 @@ use terrane_core::ByteCount;
 ///
 /// It is the sum over all allocators that report to it. Bytes are [touched](Self::touched) first
 /// and then [ready](Self::ready). For system memory both happen together. Memory that is
-/// page-locked for a device is ready once it is locked. So `ready` reaches [`total`](Self::total)
-/// exactly when all requested memory can be used. The numbers of a bring-up only grow. If it fails,
-/// all its numbers are subtracted, including its part of the total.
+/// page-locked for a device becomes ready when it is locked. So `ready` reaches
+/// [`total`](Self::total) exactly when all requested memory can be used. The numbers of a bring-up
+/// only grow. If it fails, all its numbers are subtracted, including its part of the total.
 ///
 /// Cloning it costs a reference count.
 ///
@@ -87,7 +87,7 @@ impl Progress {
 /// The part of one bring-up in a [`Progress`]. If it drops before it is [finished](Self::finish),
 /// its numbers are subtracted.
 #[derive(Debug)]
-#[must_use = "dropped, it takes back what was entered"]
+#[must_use = "dropping an unfinished entry subtracts its numbers"]
 pub struct ProgressEntry {
     progress: Progress,
     total: u64,
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_touched_is_ready_when_it_is_said() {
+    fn touched_bytes_are_ready_when_reported() {
         let progress = Progress::default();
         let entry = progress.enter(bytes(100));
         entry.touched(bytes(100));

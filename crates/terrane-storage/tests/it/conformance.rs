@@ -53,10 +53,10 @@ impl AllocatorFixture for Disk {
         Alignment::new(1 << 30).unwrap()
     }
 
-    /// The descriptors of files in the directory, unlinked or not, and the names there.
+    /// The number of descriptors of files in the directory, unlinked or not, and of its names.
     fn live(&self, _: &DiskAllocator) -> Option<u64> {
         let open = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| {
-            // Other tests close theirs meanwhile.
+            // Other tests close their files concurrently.
             std::fs::read_link(entry.unwrap().path()).ok()
         });
         let open = open.filter(|target| target.starts_with(self.directory.path())).count();

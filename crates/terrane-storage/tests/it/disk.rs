@@ -37,7 +37,7 @@ fn scratch_files_have_no_name() {
 }
 
 #[test]
-fn zero_bytes_take_no_block() {
+fn a_file_of_zero_bytes_uses_no_block() {
     let directory = tempfile::tempdir().unwrap();
     let allocator = DiskAllocator::new(directory.path(), OPTIONS).unwrap();
     let file = allocator.allocate(&RegionRequest::new(ByteCount::ZERO)).unwrap();
@@ -50,7 +50,7 @@ fn zero_bytes_take_no_block() {
 }
 
 #[test]
-fn named_files_stay_and_are_the_owners() {
+fn named_files_stay_and_only_their_owner_may_read_them() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let options = DiskOptions { durability: Durability::Full, ..OPTIONS };
@@ -130,8 +130,8 @@ fn blocks_are_reserved_on_request() {
 
 /// The report and the handle agree, and direct I/O works with exactly the alignment of the handle.
 #[test]
-fn direct_io_works_as_the_handle_says() {
-    let test = "direct_io_works_as_the_handle_says";
+fn direct_io_works_with_the_alignment_of_the_handle() {
+    let test = "direct_io_works_with_the_alignment_of_the_handle";
     // Under the target directory, because the system's directory for temporary files may be in memory.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = DiskFile::scratch(directory.path(), ByteCount::mib(1), &OPTIONS).unwrap();
@@ -208,7 +208,7 @@ fn the_allocators_regions_are_disjoint_and_outlive_it() {
 }
 
 #[test]
-fn a_named_file_allocator_makes_its_file_once_and_for_bytes_only() {
+fn a_named_file_allocator_creates_its_file_once_and_not_for_zero_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let allocator = NamedFileAllocator::new(&path, OPTIONS).unwrap();

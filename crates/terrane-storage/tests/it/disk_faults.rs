@@ -1,4 +1,4 @@
-//! Files that cannot be created or opened. Nothing is left behind.
+//! Files that cannot be created or opened. Nothing remains after the error.
 
 use std::ffi::{CString, OsStr};
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ use terrane_testkit::mounted::tmpfs;
 use terrane_testkit::process::forbid;
 
 use crate::support::{
-    Holdings, buffer, count, entries, ignore_limit_signal, in_child, limit_file_size, skipped,
+    ResourceUsage, buffer, count, entries, ignore_limit_signal, in_child, limit_file_size, skipped,
 };
 
 const SPARSE: DiskOptions = DiskOptions {
@@ -76,13 +76,13 @@ fn paths_that_name_no_usable_file() {
             "{error:?}"
         );
     }
-    // Readable by all users and writable by none, not even by root.
+    // Readable by all users and writable by no user, not even root.
     let error = open(Path::new("/proc/sys/kernel/osrelease"), 0).unwrap_err();
     assert!(matches!(error, StorageError::NotWritable { .. }), "{error:?}");
 }
 
 #[test]
-fn what_existed_is_never_touched() {
+fn existing_files_are_never_changed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("old");
     std::fs::write(&path, b"precious").unwrap();
@@ -100,7 +100,7 @@ fn what_existed_is_never_touched() {
 }
 
 #[test]
-fn a_directory_that_must_not_be_written() {
+fn a_directory_without_write_permission() {
     // No user can create a file there, not even root.
     for unnamed in [Requirement::Preferred, Requirement::Off] {
         let options = DiskOptions { unnamed, ..SPARSE };
@@ -114,12 +114,13 @@ fn a_directory_that_must_not_be_written() {
 }
 
 #[test]
-fn what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file() {
-    let test = "disk_faults::what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file";
+fn the_next_scratch_file_removes_the_file_of_a_killed_process() {
+    let test = "disk_faults::the_next_scratch_file_removes_the_file_of_a_killed_process";
     in_child(test, || {
         let directory = tempfile::tempdir().unwrap();
         let named = DiskOptions { unnamed: Requirement::Off, ..SPARSE };
-        // A process that cannot unlink leaves the same file as one that is killed just before.
+        // A process that cannot unlink leaves the same file as one that is killed just before the
+        // unlink.
         let thread = std::thread::scope(|scope| {
             let leave = || {
                 forbid(&[libc::SYS_unlink, libc::SYS_unlinkat], libc::EPERM)?;
@@ -166,7 +167,7 @@ fn a_file_above_the_limit_on_sizes_is_refused_before_the_kernel_sends_its_signal
     in_child(&format!("disk_faults::{test}"), || {
         let directory = tempfile::tempdir().unwrap();
         limit_file_size((1 << 20) - 1);
-        // The second is below the limit before it is rounded up to whole pages.
+        // The second length is below the limit before it is rounded up to whole pages.
         for bytes in [2 << 20, (1 << 20) - 1] {
             let errors = every_creation(directory.path(), count(bytes));
             assert_eq!(errors.len(), 6);
@@ -185,16 +186,16 @@ fn no_space_leaves_nothing_behind() {
             Ok(mounted) => mounted,
             Err(error) => return skipped("no_space_leaves_nothing_behind", error),
         };
-        let before = Holdings::now().descriptors;
+        let before = ResourceUsage::now().descriptors;
         let errors = every_creation(directory.path(), ByteCount::mib(1));
-        // The three that reserve their blocks; the others are sparse.
+        // The three creations that reserve blocks; the others are sparse.
         assert_eq!(errors.len(), 3, "{errors:?}");
         for error in &errors {
             assert!(matches!(error, StorageError::NoSpace { .. }), "{error:?}");
         }
         std::fs::remove_file(directory.path().join("new")).unwrap();
         assert_eq!(entries(directory.path()), 0);
-        assert_eq!(Holdings::now().descriptors, before);
+        assert_eq!(ResourceUsage::now().descriptors, before);
 
         let allocator = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
         let error = allocator.allocate(&RegionRequest::new(ByteCount::mib(1))).unwrap_err();
@@ -209,14 +210,14 @@ fn a_limit_on_file_sizes_leaves_nothing_behind() {
         let directory = tempfile::tempdir().unwrap();
         ignore_limit_signal();
         limit_file_size(1 << 20);
-        let before = Holdings::now().descriptors;
+        let before = ResourceUsage::now().descriptors;
         let errors = every_creation(directory.path(), ByteCount::mib(2));
         assert_eq!(errors.len(), 6);
         for error in &errors {
             assert!(error.is_exhaustion(), "{error:?}");
         }
         assert_eq!(entries(directory.path()), 0);
-        assert_eq!(Holdings::now().descriptors, before);
+        assert_eq!(ResourceUsage::now().descriptors, before);
     });
 }
 
@@ -247,17 +248,17 @@ fn a_requirement_that_is_not_met_leaves_nothing_behind() {
     }
     assert_eq!(entries(directory.path()), 0);
 
-    // One that existed stays.
+    // An existing file stays.
     std::fs::write(&path, [0; 4096]).unwrap();
     DiskFile::open_existing(&path, count(4096), &options).unwrap_err();
     assert!(path.exists());
 }
 
-/// The child writes to a scratch file and to none other until it is killed.
+/// The child writes only to a scratch file until it is killed.
 #[test]
 fn a_killed_process_leaves_no_scratch_file() {
     const DIRECTORY: &str = "TERRANE_STORAGE_KILLED_IN";
-    #[expect(clippy::disallowed_methods, reason = "the child reads where to write")]
+    #[expect(clippy::disallowed_methods, reason = "the child reads the directory")]
     if let Some(directory) = std::env::var_os(DIRECTORY) {
         write_until_killed(Path::new(&directory));
     }
@@ -276,8 +277,7 @@ fn a_killed_process_leaves_no_scratch_file() {
 }
 
 fn write_until_killed(directory: &Path) -> ! {
-    // Limited, in case the parent is killed itself.
-    // SAFETY: the call takes plain numbers.
+    // An alarm, in case the parent is killed. SAFETY: the call takes plain numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let files: Vec<DiskFile> = [Requirement::Preferred, Requirement::Off]
         .map(|unnamed| {
@@ -294,7 +294,7 @@ fn write_until_killed(directory: &Path) -> ! {
             for token in 0..8 {
                 let target = IoFile::buffered(&file.handle());
                 let request = IoRequest::write(token, target, count(token << 20), &pieces);
-                // SAFETY: this function, which holds all of it, never returns.
+                // SAFETY: this function owns all values, and never returns.
                 unsafe { queue.submit(&request) }.unwrap();
             }
         }

@@ -13,8 +13,8 @@ use terrane_storage::{
 use crate::support::{buffer, count, drain, queues, target};
 
 #[test]
-fn bytes_go_out_and_come_back_in_order() {
-    for mut queue in queues("bytes_go_out_and_come_back_in_order", 8) {
+fn written_bytes_are_read_back_in_order() {
+    for mut queue in queues("written_bytes_are_read_back_in_order", 8) {
         let file = tempfile::tempfile().unwrap();
         let mut out: Vec<u8> = (0..100_000_u32).map(|n| n.to_le_bytes()[0]).collect();
         let mut back = vec![0_u8; out.len()];
@@ -90,8 +90,8 @@ fn empty_requests_and_syncs_complete() {
 }
 
 #[test]
-fn the_end_of_the_file_is_an_error_with_its_place() {
-    for mut queue in queues("the_end_of_the_file_is_an_error_with_its_place", 4) {
+fn the_end_of_the_file_is_an_error_with_its_offset() {
+    for mut queue in queues("the_end_of_the_file_is_an_error_with_its_offset", 4) {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[9; 1000]).unwrap();
         let mut bytes = [0_u8; 600];
@@ -106,7 +106,7 @@ fn the_end_of_the_file_is_an_error_with_its_place() {
         assert_eq!(failure.offset, count(1000));
         assert_eq!(failure.length, count(600));
         assert_eq!(failure.missing(), count(300));
-        assert_eq!(bytes[..300], [9; 300], "what there was is in place");
+        assert_eq!(bytes[..300], [9; 300], "the bytes before the end were read");
         assert_eq!(bytes[300..], [0; 300]);
     }
 }
@@ -128,10 +128,10 @@ fn a_deadline_that_has_passed_touches_nothing() {
 
 /// A pipe stands for a device that does not answer.
 #[test]
-fn a_deadline_calls_off_what_the_kernel_waits_for() {
-    for mut queue in queues("a_deadline_calls_off_what_the_kernel_waits_for", 4) {
+fn a_deadline_cancels_a_request_that_waits_in_the_kernel() {
+    for mut queue in queues("a_deadline_cancels_a_request_that_waits_in_the_kernel", 4) {
         if queue.backend() != ActiveBackend::IoUring {
-            // A thread cannot be called off; and `preadv` refuses pipes outright.
+            // A blocked thread cannot be cancelled, and `preadv` refuses pipes.
             continue;
         }
         let (mut reader, mut writer) = std::io::pipe().unwrap();
@@ -157,7 +157,7 @@ fn a_deadline_calls_off_what_the_kernel_waits_for() {
         queue.cancel(2).unwrap();
         let failure = drain(&mut queue).remove(0).outcome.unwrap_err();
         assert_eq!(failure.reason, IoFailureReason::Cancelled);
-        // A byte that is written now goes to a new reader, because no request is left.
+        // A byte that is written now reaches a new reader, because no request remains.
         writer.write_all(&[5; 16]).unwrap();
         let mut seen = [0_u8; 16];
         reader.read_exact(&mut seen).unwrap();
@@ -166,13 +166,13 @@ fn a_deadline_calls_off_what_the_kernel_waits_for() {
 }
 
 /// One worker is busy with the first requests when the last ones are cancelled. On a busy machine
-/// it can be done with all of them before; then once more.
+/// it may have executed all of them before; then the test tries again.
 #[test]
 fn cancelled_requests_never_reach_a_busy_worker() {
     assert!((0..100).any(|_| cancel_behind_a_busy_worker() > 0), "nothing was ever cancelled");
 }
 
-/// Cancels the last 8 of 32 requests; how many of them it was in time for.
+/// Cancels the last 8 of 32 requests. Returns the number of those that were cancelled in time.
 fn cancel_behind_a_busy_worker() -> u64 {
     let options = IoQueueOptions { depth: 32, backend: IoBackend::Threads, threads: 1 };
     let mut queue = IoQueue::new(&options).unwrap();
@@ -199,13 +199,13 @@ fn cancel_behind_a_busy_worker() -> u64 {
             }
         }
     }
-    assert_eq!(file.metadata().unwrap().len(), written, "what was cancelled wrote nothing");
+    assert_eq!(file.metadata().unwrap().len(), written, "cancelled requests wrote nothing");
     cancelled
 }
 
 #[test]
-fn dropping_the_queue_ends_what_is_in_flight() {
-    for queue in queues("dropping_the_queue_ends_what_is_in_flight", 16) {
+fn dropping_the_queue_ends_the_requests_in_flight() {
+    for queue in queues("dropping_the_queue_ends_the_requests_in_flight", 16) {
         let mut queue = queue;
         let file = tempfile::tempfile().unwrap();
         let mut blocks = vec![vec![3_u8; 1 << 20]; 16];
@@ -217,7 +217,7 @@ fn dropping_the_queue_ends_what_is_in_flight() {
         }
         queue.flush().unwrap();
         drop(queue);
-        // Whatever was transferred came from the blocks before they change here.
+        // All transferred bytes came from the blocks before they change here.
         for block in &mut blocks {
             block.fill(4);
         }
@@ -265,7 +265,7 @@ fn a_waker_ends_a_wait() {
     }
 }
 
-/// An engine makes its queue where it can report errors, and moves it to its thread.
+/// An engine creates its queue where it can return errors, and moves it to its thread.
 #[test]
 fn queues_can_move_between_threads() {
     for mut queue in queues("queues_can_move_between_threads", 2) {
@@ -283,7 +283,7 @@ fn queues_can_move_between_threads() {
 }
 
 #[test]
-fn the_report_says_what_serves() {
+fn the_report_has_the_backend_in_use() {
     let options = IoQueueOptions { backend: IoBackend::Threads, ..IoQueueOptions::default() };
     let queue = IoQueue::new(&options).unwrap();
     assert_eq!(queue.backend(), ActiveBackend::Threads);
@@ -298,13 +298,13 @@ fn the_report_says_what_serves() {
 }
 
 #[test]
-fn offsets_beyond_a_files_are_refused() {
-    for mut queue in queues("offsets_beyond_a_files_are_refused", 2) {
+fn offsets_beyond_the_maximum_of_files_are_refused() {
+    for mut queue in queues("offsets_beyond_the_maximum_of_files_are_refused", 2) {
         let file = tempfile::tempfile().unwrap();
         let mut bytes = [0_u8; 16];
         let pieces = [buffer(&mut bytes)];
         let request = IoRequest::read(1, target(&file), ByteCount::new(u64::MAX >> 1), &pieces);
-        // SAFETY: the buffer and the file outlive the call, which refuses.
+        // SAFETY: the buffer and the file outlive the call, which returns an error.
         let refused = unsafe { queue.submit(&request) };
         assert!(matches!(refused, Err(StorageError::OffsetOutOfRange { .. })));
         assert_eq!(queue.in_flight(), 0);

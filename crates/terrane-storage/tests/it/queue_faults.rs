@@ -1,4 +1,4 @@
-//! The queue where the kernel says no.
+//! The queue when the kernel refuses.
 
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -12,13 +12,13 @@ use terrane_testkit::mounted::tmpfs;
 use terrane_testkit::process::{forbid, in_fork};
 
 use crate::support::{
-    assert_holds_nothing, buffer, count, drain, ignore_limit_signal, in_child, limit_file_size,
+    assert_leaks_nothing, buffer, count, drain, ignore_limit_signal, in_child, limit_file_size,
     queues, skipped, target,
 };
 
 #[test]
-fn a_file_that_is_truncated_under_us() {
-    for mut queue in queues("a_file_that_is_truncated_under_us", 4) {
+fn a_file_that_is_truncated_during_use() {
+    for mut queue in queues("a_file_that_is_truncated_during_use", 4) {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[1; 8192], 0).unwrap();
         file.set_len(5000).unwrap();
@@ -46,7 +46,7 @@ fn a_bad_descriptor_is_a_typed_failure() {
     }
 }
 
-/// Writes 1 MiB to a file that has room for less; what came of it.
+/// Writes 1 MiB to a file with room for less. Returns the failure.
 fn write_too_much(queue: &mut IoQueue, file: &std::fs::File) -> IoFailure {
     let mut bytes = vec![6_u8; 1 << 20];
     let pieces: Vec<IoBuffer> = bytes.chunks_mut(10_000).map(buffer).collect();
@@ -94,13 +94,13 @@ fn a_full_disk() {
 }
 
 #[test]
-fn queues_hold_nothing_when_they_are_gone() {
-    in_child("queue_faults::queues_hold_nothing_when_they_are_gone", || {
-        // Not in each round: AddressSanitizer keeps what is freed for a while.
+fn dropped_queues_leak_nothing() {
+    in_child("queue_faults::dropped_queues_leak_nothing", || {
+        // Not in each round: AddressSanitizer keeps freed memory for a while.
         let mut bytes = vec![6_u8; 1 << 20];
         let pieces = [buffer(&mut bytes)];
-        assert_holds_nothing("a queue", || {
-            for mut queue in queues("queues_hold_nothing_when_they_are_gone", 8) {
+        assert_leaks_nothing("a queue", || {
+            for mut queue in queues("dropped_queues_leak_nothing", 8) {
                 let file = tempfile::tempfile().unwrap();
                 for token in 0..8 {
                     let request = IoRequest::write(token, target(&file), count(0), &pieces);
@@ -115,10 +115,10 @@ fn queues_hold_nothing_when_they_are_gone() {
 }
 
 #[test]
-fn where_io_uring_is_forbidden_threads_serve() {
-    in_child("queue_faults::where_io_uring_is_forbidden_threads_serve", || {
+fn threads_serve_if_io_uring_is_forbidden() {
+    in_child("queue_faults::threads_serve_if_io_uring_is_forbidden", || {
         if let Err(error) = forbid(&[libc::SYS_io_uring_setup], libc::EPERM) {
-            return skipped("where_io_uring_is_forbidden_threads_serve", error);
+            return skipped("threads_serve_if_io_uring_is_forbidden", error);
         }
         let mut queue = IoQueue::new(&IoQueueOptions::default()).unwrap();
         assert_eq!(queue.backend(), ActiveBackend::Threads);
@@ -141,10 +141,10 @@ fn where_io_uring_is_forbidden_threads_serve() {
 }
 
 #[test]
-fn where_io_uring_may_be_made_but_not_entered_threads_serve() {
-    in_child("queue_faults::where_io_uring_may_be_made_but_not_entered_threads_serve", || {
+fn threads_serve_if_io_uring_may_be_created_but_not_entered() {
+    in_child("queue_faults::threads_serve_if_io_uring_may_be_created_but_not_entered", || {
         if let Err(error) = forbid(&[libc::SYS_io_uring_enter], libc::EPERM) {
-            return skipped("where_io_uring_may_be_made_but_not_entered_threads_serve", error);
+            return skipped("threads_serve_if_io_uring_may_be_created_but_not_entered", error);
         }
         let queue = IoQueue::new(&IoQueueOptions::default()).unwrap();
         assert_eq!(queue.backend(), ActiveBackend::Threads);
@@ -155,8 +155,8 @@ fn where_io_uring_may_be_made_but_not_entered_threads_serve() {
     });
 }
 
-/// A queue on io_uring with reads of an empty pipe that the kernel has taken, and one write that it
-/// has not, in a process that may not enter io_uring any more.
+/// Runs `body` in a process that may no longer enter io_uring. Its queue has reads of an empty pipe
+/// that the kernel has accepted, and one write that the kernel has not accepted.
 fn in_a_late_sandbox(test: &str, body: impl FnOnce(IoQueue, std::io::PipeWriter, &std::fs::File)) {
     in_child(&format!("queue_faults::{test}"), || {
         let options = IoQueueOptions { backend: IoBackend::IoUring, ..IoQueueOptions::default() };
@@ -167,7 +167,7 @@ fn in_a_late_sandbox(test: &str, body: impl FnOnce(IoQueue, std::io::PipeWriter,
         let (reader, writer) = std::io::pipe().unwrap();
         let file = tempfile::tempfile().unwrap();
         let pipe = IoFile { descriptor: std::os::fd::AsRawFd::as_raw_fd(&reader), ..target(&file) };
-        // Longer-lived than the queue, whatever the body does.
+        // Both outlive the queue, whatever the body does.
         let (taken, untaken) = (Box::leak(Box::new([0_u8; 4])), Box::leak(Box::new([1_u8; 4096])));
         let pieces = [buffer(taken)];
         // SAFETY: the buffer is never freed, and the pipe outlives the queue.
@@ -185,9 +185,9 @@ fn in_a_late_sandbox(test: &str, body: impl FnOnce(IoQueue, std::io::PipeWriter,
 }
 
 #[test]
-fn a_late_sandbox_ends_what_the_kernel_has_not_taken() {
+fn a_late_sandbox_ends_requests_that_the_kernel_has_not_accepted() {
     in_a_late_sandbox(
-        "a_late_sandbox_ends_what_the_kernel_has_not_taken",
+        "a_late_sandbox_ends_requests_that_the_kernel_has_not_accepted",
         |mut queue, writer, file| {
             let refusal = OsError::new("io_uring_enter", libc::EPERM);
             let mut completions = Vec::new();
@@ -200,7 +200,7 @@ fn a_late_sandbox_ends_what_the_kernel_has_not_taken() {
             let IoCompletion { token, outcome } = completions.remove(0);
             assert_eq!((token, outcome.unwrap_err().reason), (2, IoFailureReason::Os(refusal)));
 
-            // It accepts no more requests, and keeps those that the kernel has.
+            // The queue accepts no more requests, and keeps those in the kernel.
             let request = IoRequest::sync_data(3, target(file));
             // SAFETY: there are no buffers, and the file outlives the queue.
             unsafe { queue.submit(&request) }.unwrap_err();

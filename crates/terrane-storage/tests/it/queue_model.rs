@@ -1,4 +1,5 @@
-//! The queue against an in-memory model of a file: random offsets, sizes and lists of buffers.
+//! The queue compared with an in-memory model of a file: random offsets, sizes and lists of
+//! buffers.
 
 use std::os::unix::fs::FileExt;
 
@@ -9,7 +10,7 @@ use crate::support::{buffer, count, drain, queues, target};
 
 const FILE: usize = 1 << 16;
 
-/// A batch of requests that do not overlap: which part of the file, and how it is cut.
+/// A batch of requests that do not overlap: a part of the file, and its division into buffers.
 #[derive(Clone, Debug)]
 struct Batch {
     is_write: bool,
@@ -45,11 +46,11 @@ fn cut<'a>(mut bytes: &'a mut [u8], lengths: &[usize]) -> Vec<&'a mut [u8]> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
-    fn the_file_holds_what_the_model_holds(
+    fn the_file_equals_the_model(
         batches in prop::collection::vec(batch(), 1..6),
         seed in any::<u8>(),
     ) {
-        for mut queue in queues("the_file_holds_what_the_model_holds", 3) {
+        for mut queue in queues("the_file_equals_the_model", 3) {
             let file = tempfile::tempfile().unwrap();
             let mut model: Vec<u8> = (0..FILE).map(|n| n.to_le_bytes()[0] ^ seed).collect();
             file.write_all_at(&model, 0).unwrap();

@@ -54,8 +54,8 @@ pub fn count(bytes: u64) -> ByteCount {
     ByteCount::new(bytes)
 }
 
-/// Runs `body` in a process of its own, so that it can count what the process holds, set limits
-/// and ignore signals. `test` is the test's path, `module::name`.
+/// Runs `body` in a child process, so that it can count the process's resources, set limits and
+/// ignore signals. `test` is the test's path, `module::name`.
 pub fn in_child(test: &str, body: impl FnOnce()) {
     const VARIABLE: &str = "TERRANE_STORAGE_CHILD";
     #[expect(clippy::disallowed_methods, reason = "tests read in which process they run")]
@@ -77,13 +77,13 @@ pub fn in_child(test: &str, body: impl FnOnce()) {
 
 /// The resources of a process: open descriptors, mappings and threads.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Holdings {
+pub struct ResourceUsage {
     pub descriptors: usize,
     pub mapped_kib: usize,
     pub threads: usize,
 }
 
-impl Holdings {
+impl ResourceUsage {
     pub fn now() -> Self {
         let entries = |path| std::fs::read_dir(path).unwrap().count();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -103,27 +103,27 @@ impl Holdings {
     }
 }
 
-/// Asserts that `body` holds no more resources after further runs than after its first run.
-pub fn assert_holds_nothing(what: &str, mut body: impl FnMut()) {
-    // The first run fills caches: of the allocator, of the stacks of threads.
+/// Asserts that `body` uses no more resources after further runs than after its first run.
+pub fn assert_leaks_nothing(what: &str, mut body: impl FnMut()) {
+    // The first run fills caches: of the allocator, and of the stacks of threads.
     body();
     body();
-    let before = Holdings::now();
+    let before = ResourceUsage::now();
     for _ in 0..8 {
         body();
     }
-    // Eight leaks of the smallest region that is mapped here, 1 MiB, would show.
-    let is_as_before = |after: &Holdings| {
+    // Eight leaks of the smallest mapped region, 1 MiB, exceed this.
+    let is_as_before = |after: &ResourceUsage| {
         after.descriptors <= before.descriptors
             && after.threads <= before.threads
             && after.mapped_kib <= before.mapped_kib + 4096
     };
-    // A thread that has been joined can be seen for a moment.
+    // A joined thread can be listed for a moment longer.
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_as_before(&Holdings::now()) && Instant::now() < deadline {
+    while !is_as_before(&ResourceUsage::now()) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
-    let after = Holdings::now();
+    let after = ResourceUsage::now();
     assert!(is_as_before(&after), "{what} leaks: {before:?} became {after:?}");
 }
 
@@ -134,7 +134,7 @@ pub fn entries(directory: &Path) -> usize {
 
 /// Ignores the signal of the limit on file sizes.
 pub fn ignore_limit_signal() {
-    // SAFETY: ignoring a signal touches no memory.
+    // SAFETY: ignoring a signal accesses no memory.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 

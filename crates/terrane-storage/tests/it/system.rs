@@ -12,7 +12,7 @@ use terrane_storage::{
     SystemAllocator, SystemMemory, SystemOptions,
 };
 
-use crate::support::{assert_holds_nothing, count, in_child};
+use crate::support::{assert_leaks_nothing, count, in_child};
 
 fn allocator(huge_pages: HugePages) -> SystemAllocator {
     SystemAllocator::new(SystemOptions { huge_pages, ..SystemOptions::default() })
@@ -73,7 +73,7 @@ fn impossible_requests_are_typed() {
 
 /// The report agrees with `smaps`.
 #[test]
-fn the_report_says_what_is_huge() {
+fn the_report_has_the_number_of_huge_pages() {
     let request = RegionRequest::new(ByteCount::mib(16));
     // The kernel may split or join huge pages between the report and this read, but not every
     // time.
@@ -105,7 +105,7 @@ fn the_report_says_what_is_huge() {
 }
 
 #[test]
-fn explicit_pages_are_had_replaced_or_refused() {
+fn explicit_pages_are_granted_replaced_or_refused() {
     for size in [HugePageSize::Mib2, HugePageSize::Gib1] {
         let request = RegionRequest::new(ByteCount::mib(4));
         let memory =
@@ -157,7 +157,7 @@ fn binding_is_granted_refused_or_an_error() {
 }
 
 #[test]
-fn progress_is_seen_and_can_be_cancelled() {
+fn progress_can_be_observed_and_cancelled() {
     let progress = Progress::default();
     let options = SystemOptions { huge_pages: HugePages::None, ..SystemOptions::default() };
     let allocator = SystemAllocator::new(options).reporting_to(progress.clone());
@@ -171,7 +171,7 @@ fn progress_is_seen_and_can_be_cancelled() {
 }
 
 #[test]
-fn cancelling_in_the_middle_ends_it() {
+fn cancelling_in_the_middle_ends_the_allocation() {
     // On a busy machine the allocation can end before the other thread cancels it.
     let attempts = (0..200).map(|_| cancel_in_the_middle());
     let cancelled = attempts.filter_map(Result::err).next();
@@ -199,28 +199,28 @@ fn cancel_in_the_middle() -> Result<SystemMemory, StorageError> {
 }
 
 #[test]
-fn nothing_stays_mapped_on_any_path() {
-    in_child("system::nothing_stays_mapped_on_any_path", || {
+fn nothing_stays_mapped_after_any_outcome() {
+    in_child("system::nothing_stays_mapped_after_any_outcome", || {
         let request = RegionRequest::new(ByteCount::mib(32)).aligned_to(Alignment::HUGE_PAGE);
-        assert_holds_nothing("an allocation", || {
+        assert_leaks_nothing("an allocation", || {
             drop(allocator(HugePages::default()).allocate(&request).unwrap());
         });
-        assert_holds_nothing("an allocation whose alignment is trimmed", || {
+        assert_leaks_nothing("an allocation whose alignment is trimmed", || {
             let strict = request.clone().aligned_to(Alignment::new(1 << 30).unwrap());
             drop(allocator(HugePages::None).allocate(&strict).unwrap());
         });
         let cancelled = Progress::default();
         cancelled.cancel();
-        assert_holds_nothing("a cancelled bring-up", || {
+        assert_leaks_nothing("a cancelled bring-up", || {
             let allocator = allocator(HugePages::None).reporting_to(cancelled.clone());
             allocator.allocate(&request).unwrap_err();
         });
-        assert_holds_nothing("a binding that is refused", || {
+        assert_leaks_nothing("a binding that is refused", || {
             let numa = NumaPolicy::Bind(NodeId::new(1000), Requirement::Required);
             let options = SystemOptions { numa, ..SystemOptions::default() };
             SystemAllocator::new(options).allocate(&request).unwrap_err();
         });
-        assert_holds_nothing("explicit pages that there are not", || {
+        assert_leaks_nothing("explicit pages that there are not", || {
             let pages = HugePages::Explicit(HugePageSize::Gib1, Requirement::Required);
             let _ = allocator(pages).allocate(&request);
         });
@@ -228,7 +228,7 @@ fn nothing_stays_mapped_on_any_path() {
 }
 
 /// Long enough for any machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[test]
 fn memory_is_usable_during_its_bring_up() {
@@ -239,16 +239,16 @@ fn memory_is_usable_during_its_bring_up() {
     let address = address(&memory);
     // The last byte: a thread may touch it before or after this write, and does not change it.
     let last = address.checked_add(ByteCount::new(memory.length().get() - 1)).unwrap();
-    // SAFETY: the byte lies in the memory, which is this test's alone.
+    // SAFETY: the byte is in the memory, which only this test uses.
     unsafe { last.as_ptr().write(7) };
     let mut before = ByteCount::ZERO;
     for step in [ByteCount::mib(1), ByteCount::mib(100), memory.length()] {
-        assert!(bring_up.wait_for(step, PATIENCE).unwrap());
+        assert!(bring_up.wait_for(step, TIMEOUT).unwrap());
         let usable = bring_up.usable_prefix();
         assert!(usable >= step && usable >= before);
         before = usable;
     }
-    assert!(bring_up.wait_for(memory.length(), PATIENCE).unwrap());
+    assert!(bring_up.wait_for(memory.length(), TIMEOUT).unwrap());
     assert_eq!(bring_up.usable_prefix(), memory.length());
     // SAFETY: as above.
     assert_eq!(unsafe { last.as_ptr().read() }, 7);
@@ -274,7 +274,7 @@ fn memory_that_drops_during_its_bring_up_joins_its_thread() {
     }
     progress.cancel();
     let (memory, bring_up) = allocator.allocate_in_background(&request).unwrap();
-    let ended = bring_up.wait_for(ByteCount::mib(200), PATIENCE).unwrap_err();
+    let ended = bring_up.wait_for(ByteCount::mib(200), TIMEOUT).unwrap_err();
     assert!(ended.cause.is_none(), "{ended}");
     assert_eq!(memory.length(), request.bytes, "it can still be used");
     let (empty, bring_up) =

@@ -32,12 +32,12 @@ fn resident() -> usize {
 fn use_up_mappings(limit: usize, left: usize) {
     let count = limit - left - mappings();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: the kernel chooses where nothing is mapped.
+    // SAFETY: the kernel chooses a range where nothing is mapped.
     let base = unsafe { libc::mmap(null_mut(), count * PAGE, libc::PROT_NONE, flags, -1, 0) };
     assert_ne!(base, libc::MAP_FAILED);
     for page in (1..count).step_by(2) {
-        // A page with other rights than its neighbours is a mapping of its own.
-        // SAFETY: the page lies within what was mapped above.
+        // A page with other permissions than its neighbours is a separate mapping. SAFETY: the page
+        // is in the mapping above.
         let result =
             unsafe { libc::mprotect(base.wrapping_byte_add(page * PAGE), PAGE, libc::PROT_READ) };
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
@@ -46,14 +46,14 @@ fn use_up_mappings(limit: usize, left: usize) {
 
 fn touched_region(allocator: &SystemAllocator) -> SystemMemory {
     let memory = allocator.allocate_memory(&RegionRequest::new(ByteCount::kib(4))).unwrap();
-    // SAFETY: the memory is this test's alone, and a page long.
+    // SAFETY: only this test uses the memory, which has one page.
     unsafe { memory.location().as_host().unwrap().as_ptr().write_bytes(1, PAGE) };
     memory
 }
 
 #[test]
-fn memory_is_given_back_where_no_mapping_can_be_split() {
-    let test = "system_limits::memory_is_given_back_where_no_mapping_can_be_split";
+fn memory_is_freed_if_no_mapping_can_be_split() {
+    let test = "system_limits::memory_is_freed_if_no_mapping_can_be_split";
     in_child(test, || {
         if is_sanitized() {
             return skipped(test, "AddressSanitizer itself needs more mappings");
@@ -74,7 +74,8 @@ fn memory_is_given_back_where_no_mapping_can_be_split() {
         use_up_mappings(limit, REGIONS / 8);
         let (full, held) = (resident(), mappings());
 
-        // Every other one: the kernel cannot split for most of them, and their pages go.
+        // Every other region: the kernel cannot split mappings for most of them, and frees their
+        // pages.
         let (even, odd): (Vec<_>, Vec<_>) =
             regions.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
         drop(odd);

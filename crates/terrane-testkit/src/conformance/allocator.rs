@@ -26,7 +26,7 @@ pub trait AllocatorFixture {
         Alignment::PAGE.max(self.allocator().limits().alignment)
     }
 
-    /// A number that grows with each allocation and shrinks when it is freed, such as live
+    /// A number that grows with each allocation and decreases when it is freed, such as live
     /// allocations or live bytes. `None` if it is unknown.
     fn live(&self, allocator: &Self::Allocator) -> Option<u64> {
         let _ = allocator;
@@ -36,19 +36,19 @@ pub trait AllocatorFixture {
 
 /// Checks all rules.
 pub fn check_allocator(fixture: &impl AllocatorFixture) {
-    memory_is_what_was_asked_for(fixture);
+    memory_has_the_requested_properties(fixture);
     limits_are_kept(fixture);
     memory_keeps_its_own_rules(fixture);
     nothing_overlaps(fixture);
     zero_bytes_are_a_request_like_any_other(fixture);
-    dropping_gives_back(fixture);
+    dropping_frees(fixture);
     refusals_are_typed_and_leave_nothing(fixture);
     memory_outlives_its_allocator(fixture);
     random_use_keeps_bytes_apart(fixture, 0x414C_4C4F_4341_5445);
 }
 
 /// Memory has at least the requested bytes and alignment, and the allocator's kind.
-pub fn memory_is_what_was_asked_for(fixture: &impl AllocatorFixture) {
+pub fn memory_has_the_requested_properties(fixture: &impl AllocatorFixture) {
     let allocator = fixture.allocator();
     for bytes in [1, 7, 512, 4095, 4096, 4097, 1 << 20] {
         for exponent in 0..=fixture.strictest_alignment().log2() {
@@ -121,7 +121,7 @@ pub fn zero_bytes_are_a_request_like_any_other(fixture: &impl AllocatorFixture) 
 }
 
 /// Dropping the memory frees it: the live number is as before.
-pub fn dropping_gives_back(fixture: &impl AllocatorFixture) {
+pub fn dropping_frees(fixture: &impl AllocatorFixture) {
     let allocator = fixture.allocator();
     let before = fixture.live(&allocator);
     let ask = || allocate(&allocator, &RegionRequest::new(ByteCount::kib(64)));

@@ -17,7 +17,7 @@ pub const SIZES: Sizes = Sizes { blocks: 6, layers: 3, heads: 4, tokens: 6, elem
 ///
 /// # Panics
 ///
-/// If a format cannot be made.
+/// If a format cannot be created.
 #[must_use]
 pub fn geometries() -> Vec<(&'static str, Geometry)> {
     let all = formats::all(SIZES).into_iter();
@@ -128,18 +128,18 @@ pub fn convert_all(
             let destination = (destinations.endpoint)(to);
             let mut expected = RegionBytes::scribble(&destination, access, random.next_u64());
             for copied in selections(from, &mut random) {
-                let what = format!("{from_name} to {to_name}, {copied:?}");
+                let case = format!("{from_name} to {to_name}, {copied:?}");
                 let transfer = transfer(&source, &destination, &copied);
                 let transfer = ordered(transfer, &source, &destination);
                 let completion = match manager.submit(transfer, ()) {
                     Ok(completion) => completion,
-                    Err(rejected) => panic!("{what}: {rejected}"),
+                    Err(rejected) => panic!("{case}: {rejected}"),
                 };
                 if let Err(error) = end_of(completion).result {
-                    panic!("{what}: {error}");
+                    panic!("{case}: {error}");
                 }
                 expected.convert(to, &bytes, from, &copied);
-                RegionBytes::of(&destination, access).assert_equals(&expected, &what);
+                RegionBytes::of(&destination, access).assert_equals(&expected, &case);
                 transfers += 1;
             }
         }
@@ -153,7 +153,7 @@ pub fn convert_all(
 ///
 /// # Panics
 ///
-/// If an end cannot be made, or `check` panics.
+/// If an end cannot be created, or `check` panics.
 pub fn each_pair(
     access: &dyn PieceAccess,
     mut random: Seeded,
@@ -172,8 +172,8 @@ pub fn each_pair(
             let destination = (destinations.endpoint)(to);
             for mut copied in selections(from, &mut random) {
                 (copied.layers, copied.heads) = (0..from.num_layers(), None);
-                let what = format!("{from_name} to {to_name}, {copied:?}");
-                check([&source, &destination], &copied, &what);
+                let case = format!("{from_name} to {to_name}, {copied:?}");
+                check([&source, &destination], &copied, &case);
                 calls += 1;
             }
         }
@@ -181,7 +181,7 @@ pub fn each_pair(
     calls
 }
 
-/// The likely formats of files, and some with the most pieces.
+/// Formats that are likely in files, and some with the most pieces.
 #[must_use]
 pub fn is_of_files(name: &str) -> bool {
     const NAMES: [&str; 8] = [

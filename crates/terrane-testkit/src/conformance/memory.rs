@@ -31,7 +31,7 @@ pub fn the_location_fits_the_kind(memory: &impl Memory) {
     }
 }
 
-/// Every byte of the span can be read, written and read again, the first and the last included.
+/// Every byte of the span can be read, written and read again, including the first and the last.
 pub fn bytes_keep_what_is_written(memory: &impl Memory, access: &dyn PieceAccess) {
     let mut bytes = vec![0; memory.length().to_usize()];
     // SAFETY: the memory is alive, and no other code uses it.

@@ -1,7 +1,7 @@
 //! The rules of each contract, for all implementations.
 //!
-//! Each suite takes a fixture, which describes a backend. Each rule is a function, which panics
-//! with the rule and the result. `check_…` runs all rules of a suite.
+//! Each suite uses a fixture, which describes a backend. Each rule is a function that panics with
+//! the rule and the result. `check_…` runs all rules of a suite.
 
 pub mod allocator;
 pub mod copy_engine;

@@ -26,9 +26,9 @@ pub trait RegistrarFixture: Sync {
     /// Memory of a kind that none of its backends accepts; `None` if they accept all.
     fn foreign(&self) -> Option<Region>;
 
-    /// Checks whether a whole span is registered with this registrar's agent. If possible, it asks
-    /// the agent's library, not the registrar's own records. It must not keep the registrar or its
-    /// agent alive; when the agent is gone, nothing is registered.
+    /// Returns a check whether a whole span is registered with this registrar's agent. If possible,
+    /// it queries the agent's library, not the registrar's own records. It must not keep the
+    /// registrar or its agent alive; once the agent has dropped, nothing is registered.
     fn probe(&self, registrar: &Self::Registrar) -> Probe;
 }
 
@@ -37,21 +37,21 @@ pub type Probe = Arc<dyn Fn(&Span) -> bool + Send + Sync>;
 
 /// Checks all rules. Only the suite registers the spans of the fixture's memory.
 pub fn check_registrar(fixture: &impl RegistrarFixture) {
-    the_record_says_what_was_registered(fixture);
-    registered_memory_is_the_memory_that_it_was(fixture);
+    the_record_describes_the_registration(fixture);
+    registered_memory_keeps_its_properties(fixture);
     dropping_deregisters_before_the_memory_is_released(fixture);
     taking_the_memory_out_deregisters_it(fixture);
-    refused_memory_comes_back_with_its_cause(fixture);
+    refused_memory_is_returned_with_the_cause(fixture);
     registrations_outlive_the_registrar(fixture);
     registrations_end_on_any_thread(fixture);
     views_keep_the_registration(fixture);
     two_registrations_of_one_span_do_not_end_each_other(fixture);
-    registrations_within_others_are_their_own(fixture);
-    threads_register_side_by_side(fixture);
+    a_registration_within_another_is_independent(fixture);
+    threads_register_concurrently(fixture);
 }
 
 /// A record names the agent, the span and the backends of its registration.
-pub fn the_record_says_what_was_registered(fixture: &impl RegistrarFixture) {
+pub fn the_record_describes_the_registration(fixture: &impl RegistrarFixture) {
     let (registrar, is_registered) = new(fixture);
     let memory = fixture.memory(&registrar);
     let span = Span::of(&memory);
@@ -70,7 +70,7 @@ pub fn the_record_says_what_was_registered(fixture: &impl RegistrarFixture) {
 }
 
 /// Registered memory has the properties of the inner memory, and its registration.
-pub fn registered_memory_is_the_memory_that_it_was(fixture: &impl RegistrarFixture) {
+pub fn registered_memory_keeps_its_properties(fixture: &impl RegistrarFixture) {
     let registrar = fixture.registrar();
     let memory = fixture.memory(&registrar);
     let (span, alias) = (Span::of(&memory), memory.device_alias());
@@ -108,7 +108,7 @@ pub fn taking_the_memory_out_deregisters_it(fixture: &impl RegistrarFixture) {
 
 /// Memory of a kind that no backend accepts is returned, with an error that names the agent and the
 /// kind.
-pub fn refused_memory_comes_back_with_its_cause(fixture: &impl RegistrarFixture) {
+pub fn refused_memory_is_returned_with_the_cause(fixture: &impl RegistrarFixture) {
     let registrar = fixture.registrar();
     let Some(region) = fixture.foreign() else { return };
     let failed = registrar.register(region.clone()).expect_err("memory that no backend accepts");
@@ -122,7 +122,7 @@ pub fn refused_memory_comes_back_with_its_cause(fixture: &impl RegistrarFixture)
     }
 }
 
-/// Dropping the registrar ends no registration. The remaining ones end normally.
+/// Dropping the registrar ends no registration. The remaining registrations end normally.
 pub fn registrations_outlive_the_registrar(fixture: &impl RegistrarFixture) {
     let (registrar, is_registered) = new(fixture);
     let (witness, seen) = witness(fixture, &registrar);
@@ -165,23 +165,24 @@ pub fn views_keep_the_registration(fixture: &impl RegistrarFixture) {
 
 /// Either of two registrations of the same bytes can end first; the other stays active.
 pub fn two_registrations_of_one_span_do_not_end_each_other(fixture: &impl RegistrarFixture) {
-    for first_goes_first in [true, false] {
+    for in_order in [true, false] {
         let (registrar, is_registered) = new(fixture);
         let (witness, seen) = witness(fixture, &registrar);
         let region = Region::new(witness);
         let span = region.span();
         let first = register(&registrar, region.clone());
         let second = register(&registrar, region);
-        let (goes, stays) = if first_goes_first { (first, second) } else { (second, first) };
-        drop(goes);
+        let (dropped_first, remaining) = if in_order { (first, second) } else { (second, first) };
+        drop(dropped_first);
         assert!(is_registered(&span), "one registration ended the other");
-        drop(stays);
+        drop(remaining);
         seen.assert_deregistered_first();
     }
 }
 
-/// A view of registered memory can be registered too. It ends without ending the whole.
-pub fn registrations_within_others_are_their_own(fixture: &impl RegistrarFixture) {
+/// A view of registered memory can be registered too. Its registration ends without ending that of
+/// the whole.
+pub fn a_registration_within_another_is_independent(fixture: &impl RegistrarFixture) {
     for part_goes_first in [true, false] {
         let (registrar, is_registered) = new(fixture);
         let (witness, seen) = witness(fixture, &registrar);
@@ -206,7 +207,7 @@ pub fn registrations_within_others_are_their_own(fixture: &impl RegistrarFixture
 }
 
 /// Threads register their own memory and shared memory at the same time.
-pub fn threads_register_side_by_side(fixture: &impl RegistrarFixture) {
+pub fn threads_register_concurrently(fixture: &impl RegistrarFixture) {
     let (registrar, is_registered) = new(fixture);
     let (witness, seen) = witness(fixture, &registrar);
     let shared = Region::new(witness);
@@ -227,7 +228,7 @@ pub fn threads_register_side_by_side(fixture: &impl RegistrarFixture) {
             });
         }
     });
-    assert!(!is_registered(&shared.span()), "a registration was left behind");
+    assert!(!is_registered(&shared.span()), "a registration was leaked");
     drop(shared);
     seen.assert_deregistered_first();
 }

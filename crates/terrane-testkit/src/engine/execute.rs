@@ -6,7 +6,7 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, ByteCount};
 use terrane_transfer::{CopyFailure, CopyJob, CopyRun, Side, TransferPlan};
 
-use super::layers::LayerNews;
+use super::layers::LayerReports;
 use super::options::{Fault, InjectedFault, SimulatedEngineOptions};
 use crate::pattern::pointer;
 use crate::random::Seeded;
@@ -23,7 +23,7 @@ pub(super) fn execute(
     job.start();
     let order = order(&job, &mut random, options.reorder_runs);
     let runs = order.len();
-    let mut news = LayerNews::default();
+    let mut layer_reports = LayerReports::default();
     let stop_at = match fault {
         None => None,
         Some(Fault::ShortCopy { after_runs }) => Some(after_runs.min(runs.saturating_sub(1))),
@@ -39,13 +39,13 @@ pub(super) fn execute(
         }
         pause(&mut random, options.longest_delay);
         let run = &job.plan().runs()[index];
-        news.before(&job, index);
+        layer_reports.before(&job, index);
         if let Err(source) = copy(job.plan(), run, run.bytes()) {
             let offset = ByteCount::ZERO;
             return job.finish(Err(CopyFailure::Run { index, offset, source }));
         }
         job.progress().add(run.bytes());
-        news.after(&job, index, &mut random);
+        layer_reports.after(&job, index, &mut random);
     }
     let Some(fault) = fault else { return job.finish(Ok(())) };
     let source = Box::new(InjectedFault(fault));
@@ -86,7 +86,7 @@ fn copy(plan: &TransferPlan, run: &CopyRun, bytes: ByteCount) -> Result<(), Boxe
     let from = pointer(at(Side::Source), bytes.to_usize())?;
     let to = pointer(at(Side::Destination), bytes.to_usize())?;
     // SAFETY: the plan was validated. Both spans are in live memory, which the job keeps alive, and
-    // do not overlap. Nothing else in flight uses the destination.
+    // they do not overlap. No other transfer in flight uses the destination.
     unsafe { from.copy_to_nonoverlapping(to, bytes.to_usize()) };
     Ok(())
 }

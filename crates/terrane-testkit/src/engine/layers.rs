@@ -11,12 +11,12 @@ use crate::random::Seeded;
 
 /// The layers of a job that have begun and are not yet complete.
 #[derive(Default)]
-pub(super) struct LayerNews {
+pub(super) struct LayerReports {
     /// By layer: the number of remaining runs, and the stream that was reported for them.
     begun: BTreeMap<u32, (usize, Option<Arc<SimulatedStream>>)>,
 }
 
-impl LayerNews {
+impl LayerReports {
     /// Reports that the layer of a run is on a stream, if this is its first run and a device takes
     /// part.
     pub(super) fn before(&mut self, job: &CopyJob, run: usize) {
@@ -40,7 +40,7 @@ impl LayerNews {
         });
     }
 
-    /// After the last run of a layer, its event happens; usually the engine reports that.
+    /// After the last run of a layer, its event completes. Usually the engine reports that.
     pub(super) fn after(&mut self, job: &CopyJob, run: usize, random: &mut Seeded) {
         let (plan, Some(signals)) = (job.plan(), job.layers()) else { return };
         let layer = plan.layer(run);

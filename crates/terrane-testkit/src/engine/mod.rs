@@ -27,10 +27,10 @@ use crate::random::Seeded;
 ///
 /// In layer-by-layer transfers it reports each layer, in an order that the seed determines. If a
 /// device takes part, it reports an event of a simulated stream. It also reports that the layer is
-/// complete; sometimes it leaves that out, as an engine may.
+/// complete, but sometimes leaves that out, as engines may.
 ///
 /// While it [holds](Self::hold) jobs back, they stay in flight until the test
-/// [releases](Self::release) them one by one. On drop it executes the jobs that neither the test
+/// [releases](Self::release) them one by one. On drop, it executes the jobs that neither the test
 /// nor a stream holds back, and drops the others unfinished. It then joins its threads, unless it
 /// drops on a thread of an engine.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ struct State {
     faults: VecDeque<Fault>,
     /// Jobs whose copies never end.
     hung: Vec<CopyJob>,
-    /// The remains of such jobs after they were given up.
+    /// The orphaned remains of such jobs.
     remains: Vec<Orphaned>,
     random: Seeded,
     running: usize,
@@ -78,7 +78,7 @@ impl Default for SimulatedEngine {
 }
 
 impl SimulatedEngine {
-    /// An engine with these options.
+    /// Creates an engine with these options.
     #[must_use]
     pub fn new(options: SimulatedEngineOptions) -> Self {
         let state = State {
@@ -103,7 +103,7 @@ impl SimulatedEngine {
         Self { shared, workers }
     }
 
-    /// From now on, jobs wait until they are released.
+    /// Makes jobs wait until they are released.
     pub fn hold(&self) {
         lock(&self.shared.state).permits = Some(0);
     }
@@ -122,7 +122,7 @@ impl SimulatedEngine {
         self.shared.changed.notify_all();
     }
 
-    /// The next job that starts has this fault. Several calls apply to several jobs in order.
+    /// Sets the fault of the next job that starts. Several calls apply to several jobs in order.
     pub fn fail_next(&self, fault: Fault) {
         lock(&self.shared.state).faults.push_back(fault);
     }
@@ -133,8 +133,8 @@ impl SimulatedEngine {
         lock(&self.shared.state).hung.len()
     }
 
-    /// Gives up all jobs that hang. Their copies may continue.
-    pub fn give_up_hung(&self) {
+    /// Orphans all jobs that hang. Their copies may continue.
+    pub fn orphan_hung(&self) {
         let hung = std::mem::take(&mut lock(&self.shared.state).hung);
         for job in hung {
             let source = Box::new(InjectedFault(Fault::Hang));
@@ -143,8 +143,8 @@ impl SimulatedEngine {
         }
     }
 
-    /// Ends the copies of all jobs that were given up.
-    pub fn end_given_up(&self) {
+    /// Ends the copies of all orphaned jobs.
+    pub fn end_orphaned(&self) {
         let remains = std::mem::take(&mut lock(&self.shared.state).remains);
         drop(remains);
     }
@@ -174,8 +174,8 @@ impl SimulatedEngine {
 const PATH: OnlyPath =
     OnlyPath { path: "simulated copy", reason: "it is the only path of a simulated engine" };
 
-// SAFETY: `execute` accesses only the bytes of a plan's runs. It takes the job by value, and
-// finishes or drops it last.
+// SAFETY: `execute` accesses only the bytes of a plan's runs. It owns the job, and finishes or
+// drops it last.
 unsafe impl CopyEngine for SimulatedEngine {
     fn name(&self) -> &'static str {
         self.shared.options.name
@@ -236,7 +236,7 @@ impl Shared {
         drop(held);
     }
 
-    /// Waits for a job that may start; `None` when the engine is closed and none is left.
+    /// Waits for a job that may start; `None` when the engine is closed and no job remains.
     fn next_job(&self) -> Option<(CopyJob, Option<Fault>, Seeded)> {
         let mut state = lock(&self.state);
         loop {

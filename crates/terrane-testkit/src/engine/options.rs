@@ -42,13 +42,13 @@ impl SimulatedEngineOptions {
         Self { name, ..self }
     }
 
-    /// The time that it predicts for every plan, with which managers choose between engines.
+    /// The time that it predicts for every plan. Managers choose between engines by it.
     #[must_use]
     pub fn predicting(self, predicted: Duration) -> Self {
         Self { predicted, ..self }
     }
 
-    /// The number of threads, each with one job.
+    /// The number of threads. Each executes one job at a time.
     #[must_use]
     pub fn threads(self, threads: NonZeroUsize) -> Self {
         Self { threads, ..self }
@@ -87,10 +87,9 @@ impl fmt::Debug for SimulatedEngineOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// After so many runs have been copied, the next one fails half-way.
+    /// This number of runs is copied, and the next one fails half-way.
     ShortCopy {
-        /// The number of runs that are copied before. It is limited to one less than the plan's
-        /// runs.
+        /// The number of runs that are copied. It is at most one less than the plan's runs.
         after_runs: usize,
     },
     /// The engine fails as a whole, before it copies anything.
@@ -98,7 +97,7 @@ pub enum Fault {
     /// The job is dropped without an outcome, after half of its runs.
     DropJob,
     /// The copy never ends. The engine keeps the job, and its thread continues with others, until
-    /// the test [gives it up](super::SimulatedEngine::give_up_hung).
+    /// the test [orphans it](super::SimulatedEngine::orphan_hung).
     Hang,
 }
 

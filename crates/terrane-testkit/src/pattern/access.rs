@@ -10,7 +10,7 @@ use terrane_core::{BoxedCause, ByteCount, FilePosition, Location};
 use crate::device;
 
 /// Reads and writes bytes by their location. [`InProcess`] supports the host, files and simulated
-/// devices. A backend with other memory implements it.
+/// devices. A backend with other memory implements this trait.
 pub trait PieceAccess: Sync {
     /// Reads the bytes from `at` on.
     ///
@@ -35,8 +35,8 @@ pub trait PieceAccess: Sync {
     unsafe fn write(&self, at: Location, bytes: &[u8]) -> Result<(), BoxedCause>;
 }
 
-/// Accesses host memory by its address, files by their page-cached descriptor, and simulated
-/// devices through [`device`].
+/// Accesses host memory by its address, files by their buffered descriptor, and simulated devices
+/// through [`device`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InProcess;
 
@@ -60,8 +60,8 @@ impl PieceAccess for InProcess {
             return Ok(file.read_exact_at(bytes, position.offset.get())?);
         }
         let from = pointer(at, bytes.len())?;
-        // SAFETY: the span is alive and no code writes it, as the caller promised; it cannot
-        // overlap the caller's buffer.
+        // SAFETY: the caller guarantees that the span is alive and that no code writes it. It
+        // cannot overlap the caller's buffer.
         unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -73,8 +73,8 @@ impl PieceAccess for InProcess {
             return Ok(file.write_all_at(bytes, position.offset.get())?);
         }
         let to = pointer(at, bytes.len())?;
-        // SAFETY: the span is alive and no other code uses it, as the caller promised; it cannot
-        // overlap the caller's buffer.
+        // SAFETY: the caller guarantees that the span is alive and that no other code uses it. It
+        // cannot overlap the caller's buffer.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
@@ -97,7 +97,7 @@ pub(crate) fn pointer(at: Location, bytes: usize) -> Result<*mut u8, Unreachable
 ///
 /// The position's descriptor is open.
 unsafe fn open(position: FilePosition) -> io::Result<File> {
-    // SAFETY: the caller promised that it is open.
+    // SAFETY: the caller guarantees that it is open.
     let borrowed = unsafe { BorrowedFd::borrow_raw(position.file.descriptor) };
     Ok(File::from(borrowed.try_clone_to_owned()?))
 }

@@ -9,7 +9,7 @@ use terrane_transfer::{Endpoint, TransferError};
 
 use super::{InProcess, Pattern, Piece, PieceAccess};
 
-/// Why the pattern could not be filled in or verified.
+/// The reason why the pattern could not be filled in or verified.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PatternError {
@@ -32,7 +32,7 @@ pub enum PatternError {
     },
 }
 
-/// Pieces are processed in steps that fit a core's cache.
+/// Pieces are processed in steps that fit into a core's cache.
 const STEP: usize = 64 << 10;
 
 impl Pattern {

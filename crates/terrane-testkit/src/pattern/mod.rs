@@ -1,9 +1,9 @@
 //! Bytes that identify their position.
 //!
 //! Every byte of the pattern depends on the seed, the block, the layer, the outer and the offset
-//! within the piece. The indices are not interchangeable. So verification finds K in V's place,
-//! exchanged blocks and layers, a shifted piece and a wrong seed. A single byte distinguishes two
-//! positions with a probability of 255/256, so a few bytes are practically certain.
+//! within the piece. The indices are not interchangeable. So verification detects K in the place of
+//! V, exchanged blocks and layers, a shifted piece and a wrong seed. A single byte distinguishes
+//! two positions with a probability of 255/256, so a few bytes are practically certain.
 
 mod access;
 mod fill;
@@ -49,13 +49,13 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The pattern of this seed, on one thread.
+    /// Creates the pattern of this seed, on one thread.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { seed, threads: NonZeroUsize::MIN }
     }
 
-    /// The same pattern, filled and verified by so many threads.
+    /// The same pattern, filled and verified by this many threads.
     #[must_use]
     pub const fn threads(self, threads: NonZeroUsize) -> Self {
         Self { threads, ..self }
@@ -129,8 +129,8 @@ const fn state_of(key: u64, word: u64) -> u64 {
     key.wrapping_add(word.wrapping_mul(STEP))
 }
 
-/// Half a finaliser: one multiplication per word, which permits several GB/s. Every byte of the
-/// result still depends on many bits of the state.
+/// Half a finaliser: one multiplication per word, for several GB/s. Every byte of the result still
+/// depends on many bits of the state.
 const fn finish(state: u64) -> u64 {
     let product = (state ^ (state >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     product ^ (product >> 29)
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_of_misplacing_a_piece_shows() {
+    fn every_misplaced_piece_is_detected() {
         let pattern = Pattern::new(3);
         let mut bytes = [0; 256];
         pattern.write(PIECE, 0, &mut bytes);

@@ -88,7 +88,7 @@ impl fmt::Display for Mismatch {
 }
 
 impl Pattern {
-    /// Verifies that all blocks of a layout are as [`fill`](Self::fill) left them.
+    /// Verifies that all blocks of a layout have the bytes of [`fill`](Self::fill).
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl Pattern {
         self.verify_with(end, blocks, filled_as, layers, &InProcess)
     }
 
-    /// As [`verify_blocks`](Self::verify_blocks), through `access`.
+    /// Like [`verify_blocks`](Self::verify_blocks), through `access`.
     ///
     /// # Errors
     ///

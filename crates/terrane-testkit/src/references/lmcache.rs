@@ -15,13 +15,13 @@ use crate::random::Seeded;
 /// The tensors of the paged cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Paged {
-    /// A tensor `[2, pages, N, hidden]` a layer.
+    /// One tensor `[2, pages, N, hidden]` per layer.
     KeysFirst,
-    /// A tensor `[pages, 2, N, hidden]` a layer.
+    /// One tensor `[pages, 2, N, hidden]` per layer.
     BlockFirst,
-    /// A list of tensors `[pages · N, hidden]` of K, and one of V.
+    /// A list of tensors `[pages · N, hidden]` for K, and one for V.
     Lists,
-    /// A tensor `[pages, N, hidden]` a layer.
+    /// One tensor `[pages, N, hidden]` per layer.
     Latent,
 }
 
@@ -32,9 +32,9 @@ enum Format {
     Kv2ltd,
     /// The same, each object in a separate allocation.
     Kv2ltdApart,
-    /// An object `[2, T, hidden]` a layer.
+    /// One object `[2, T, hidden]` per layer.
     Kv2td,
-    /// An object `[T, 2, hidden]` a layer.
+    /// One object `[T, 2, hidden]` per layer.
     KvT2d,
     /// `[1, L, T, hidden]`.
     Mla,
@@ -51,7 +51,7 @@ struct Sizes {
     hidden: usize,
     heads: usize,
     width: u8,
-    /// The number of objects that fit.
+    /// The number of objects that fit into the cache.
     objects: usize,
     /// Pages of an object.
     per_object: usize,
@@ -181,17 +181,17 @@ pub fn references(seed: u64) -> Vec<Reference> {
             Sizes { layers: 3, pages: 13, page, hidden, heads, width, objects: 5, per_object };
         for &(paged, format) in &pairs {
             for gathers in [true, false] {
-                found.push(one(&sizes, (paged, format), gathers, &mut random));
-                // A sequence's last object is shorter: an object of its own sizes.
+                found.push(reference_of(&sizes, (paged, format), gathers, &mut random));
+                // A sequence's last object is shorter, with its own sizes.
                 let rest = Sizes { per_object: 1, ..sizes };
-                found.push(one(&rest, (paged, format), gathers, &mut random));
+                found.push(reference_of(&rest, (paged, format), gathers, &mut random));
             }
         }
     }
     found
 }
 
-fn one(
+fn reference_of(
     sizes: &Sizes,
     (paged, format): (Paged, Format),
     gathers: bool,

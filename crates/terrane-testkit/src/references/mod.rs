@@ -1,8 +1,8 @@
 //! References of other projects' transfer tests: copies by plain index arithmetic.
 //!
 //! vLLM's `test_gpu_worker`, SGLang's `test_kvcacheio` and LMCache's connector tests compare their
-//! kernels with such loops. The loops are written again here, over bytes. They use nothing of
-//! `terrane-layout`, so that a wrong stride of a named format is found.
+//! kernels with such loops. The loops are reimplemented here, over bytes. They use nothing of
+//! `terrane-layout`, so a wrong stride of a named format is detected.
 
 pub mod lmcache;
 pub mod sglang;
@@ -59,8 +59,8 @@ pub struct Reference {
     pub expected: Tensors,
 }
 
-/// The longest time for all transfers of a check.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The maximum time for all transfers of a check.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts all transfers as one set, waits for them, and compares every byte of both ends.
 ///
@@ -88,7 +88,7 @@ pub fn check(
     let set = manager.submit_all(transfers).unwrap_or_else(|error| panic!("refused: {error}"));
     let begun = Instant::now();
     while !set.has_ended() {
-        assert!(begun.elapsed() < PATIENCE, "{set:?} has not ended in {PATIENCE:?}");
+        assert!(begun.elapsed() < TIMEOUT, "{set:?} has not ended in {TIMEOUT:?}");
         thread::sleep(Duration::from_micros(50));
     }
     let ended = set.wait();
@@ -115,7 +115,7 @@ pub fn allocated_by<A: Allocate>(allocator: &A) -> impl Fn(usize) -> Region + '_
     }
 }
 
-/// An endpoint over memory with the bytes of the tensors.
+/// An endpoint in memory with the bytes of the tensors.
 fn adopt(
     end: &End,
     access: &dyn PieceAccess,
@@ -165,7 +165,7 @@ fn bytes(length: usize, random: &mut Seeded) -> Vec<u8> {
     bytes
 }
 
-/// `count` different numbers below `bound`, in random order.
+/// `count` distinct numbers below `bound`, in random order.
 fn sample(bound: usize, count: usize, random: &mut Seeded) -> Vec<usize> {
     let mut all: Vec<usize> = (0..bound).collect();
     random.shuffle(&mut all);

@@ -6,10 +6,10 @@ use terrane_layout::{ElementFormat, Geometry, LayoutConfig};
 use super::{End, Reference, Tensors, ids, sample, small};
 use crate::random::Seeded;
 
-/// How a pool orders its tokens.
+/// The order of a pool's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// A tensor `[tokens, H, D]` for K and for V of each layer.
+    /// One tensor `[tokens, H, D]` for K and one for V of each layer.
     Device,
     /// `[2, L, tokens, H, D]`.
     LayerFirst,
@@ -129,11 +129,11 @@ fn tokens_of(pages: &[usize], page: usize) -> Vec<usize> {
     pages.iter().flat_map(|&number| number * page..(number + 1) * page).collect()
 }
 
-/// Every host order to and from the device: K and V and latents, one layer and all.
+/// Every host order to and from the device: K and V, and latents; one layer, and all.
 ///
 /// # Panics
 ///
-/// If Terrane does not know a pool.
+/// If Terrane does not support a pool.
 #[must_use]
 pub fn references(seed: u64) -> Vec<Reference> {
     let mut random = Seeded::new(seed);
@@ -156,26 +156,31 @@ pub fn references(seed: u64) -> Vec<Reference> {
                 width,
             };
             for order in orders {
-                // A latent has no heads to split a page by.
+                // A latent has no heads by which to split a page.
                 if outers == 1 && order == Order::PageHead {
                     continue;
                 }
                 let host = Pool { order, pages: 11, ..device };
                 for (from, to) in [(device, host), (host, device)] {
-                    found.push(one(&from, &to, None, random));
-                    found.push(one(&from, &to, Some(random.below(4)), random));
+                    found.push(reference_of(&from, &to, None, random));
+                    found.push(reference_of(&from, &to, Some(random.below(4)), random));
                 }
             }
             // Within the device, and between two host pools.
-            found.push(one(&device, &Pool { pages: 9, ..device }, None, random));
+            found.push(reference_of(&device, &Pool { pages: 9, ..device }, None, random));
             let direct = Pool { order: Order::PageFirstDirect, ..device };
-            found.push(one(&direct, &Pool { order: Order::PageFirst, ..device }, None, random));
+            found.push(reference_of(
+                &direct,
+                &Pool { order: Order::PageFirst, ..device },
+                None,
+                random,
+            ));
         }
     }
     found
 }
 
-fn one(from: &Pool, to: &Pool, layer: Option<usize>, random: &mut Seeded) -> Reference {
+fn reference_of(from: &Pool, to: &Pool, layer: Option<usize>, random: &mut Seeded) -> Reference {
     let (source, destination) = (from.end(random), to.end(random));
     let count = 1 + random.below(5);
     let pages = [sample(from.pages, count, random), sample(to.pages, count, random)];

@@ -1,7 +1,7 @@
 //! vLLM's `test_gpu_worker`: blocks of device tensors, and host rows of several blocks.
 //!
-//! The host has a row for each chunk, and a row has all blocks of a chunk for each device tensor. A
-//! list of blocks may begin and end in the middle of a chunk. The reference compares block by block.
+//! The host has one row per chunk, with all blocks of the chunk for each device tensor. A list of
+//! blocks may begin and end in the middle of a chunk. The reference compares block by block.
 
 use terrane_layout::formats::flashinfer;
 use terrane_layout::formats::vllm::{self, PackedOrder};
@@ -12,7 +12,7 @@ use terrane_layout::{
 use super::{End, Reference, ids, sample, small};
 use crate::random::Seeded;
 
-/// Tensors of the device, and the rows that they are offloaded to.
+/// Tensors of the device, and the rows to which they are offloaded.
 #[derive(Clone, Copy, Debug)]
 struct Cache {
     form: Form,
@@ -34,7 +34,7 @@ struct Cache {
 /// The contents of a block of a device tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
-    /// Bytes: a tensor `[blocks, page]` a layer.
+    /// Bytes: one tensor `[blocks, page]` per layer.
     Page,
     /// Bytes, and a tensor of chunks on the host for each tensor of the device.
     PageApart,
@@ -67,7 +67,7 @@ impl Cache {
         if keys_first { self.layers * 2 } else { self.layers }
     }
 
-    /// Bytes of a block in one of them.
+    /// Bytes of a block in one of these tensors.
     fn page(&self) -> usize {
         let both = self.tokens * self.heads * self.elements * usize::from(self.width) * 2;
         both * self.layers / self.planes()
@@ -226,7 +226,7 @@ pub fn references(seed: u64) -> Vec<Reference> {
                 };
                 for stores in [true, false] {
                     let skipped = [per_chunk - 1, 0];
-                    found.push(one(&cache, stores, 3, skipped, &mut random));
+                    found.push(reference_of(&cache, stores, 3, skipped, &mut random));
                 }
             }
         }
@@ -235,7 +235,7 @@ pub fn references(seed: u64) -> Vec<Reference> {
 }
 
 /// Three groups whose blocks come from one list: an aligned one, an empty one, and one whose first
-/// and last chunk are used in part.
+/// and last chunk are only partly used.
 ///
 /// # Panics
 ///
@@ -268,7 +268,7 @@ pub fn groups(seed: u64, stores: bool) -> Vec<Reference> {
     .collect()
 }
 
-fn one(
+fn reference_of(
     cache: &Cache,
     stores: bool,
     chunks: usize,
@@ -280,7 +280,8 @@ fn one(
     of_lists(cache, stores, [&blocks, &chunks], skipped, random)
 }
 
-/// Blocks in chunks, without some of the first chunk and some of the last.
+/// Blocks in chunks, without the first blocks of the first chunk and the last blocks of the last
+/// one.
 fn of_lists(
     cache: &Cache,
     stores: bool,

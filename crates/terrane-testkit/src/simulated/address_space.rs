@@ -4,20 +4,21 @@ use std::collections::BTreeMap;
 
 use terrane_core::{Alignment, ByteCount};
 
-/// Whether, and how, a simulated device reuses addresses.
+/// Whether a simulated device reuses addresses, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reuse {
-    /// Each address once: the space never fragments, and a stale address is never a live one.
+    /// Each address is used once: the space never fragments, and a stale address is never a live
+    /// one.
     #[default]
     Never,
-    /// The lowest addresses where a block fits, as a simple allocator chooses. Freed addresses are
-    /// reused soon, and the space fragments.
+    /// A block gets the lowest addresses where it fits, as in a simple allocator. Freed addresses
+    /// are reused soon, and the space fragments.
     FirstFit,
 }
 
 /// Above the 57 bits of the largest address spaces, so no device has these addresses. Aligned to
-/// every alignment that a request may have.
+/// every alignment of a request.
 const BASE: u64 = 1 << 60;
 
 /// Addresses from [`BASE`] on.
@@ -25,12 +26,12 @@ const BASE: u64 = 1 << 60;
 pub(super) enum AddressSpace {
     /// The next address that was never allocated.
     Endless(u64),
-    /// Free ranges, neighbours joined: start to length.
+    /// Free ranges, with adjacent ones joined: start to length.
     FirstFit(BTreeMap<u64, u64>),
 }
 
 impl AddressSpace {
-    /// Makes a space of `capacity` bytes; without an end, if addresses are never reused.
+    /// Creates a space of `capacity` bytes; unlimited if addresses are never reused.
     pub(super) fn new(reuse: Reuse, capacity: ByteCount) -> Self {
         match reuse {
             Reuse::Never => Self::Endless(BASE),
@@ -42,7 +43,7 @@ impl AddressSpace {
         }
     }
 
-    /// Returns the largest free range, if `available` bytes are free in all.
+    /// Returns the largest free range, if a total of `available` bytes is free.
     pub(super) fn largest(&self, available: ByteCount) -> ByteCount {
         match self {
             Self::Endless(_) => available,
@@ -50,7 +51,7 @@ impl AddressSpace {
         }
     }
 
-    /// Takes `length` bytes; `length` is not zero.
+    /// Allocates `length` bytes; `length` is not zero.
     pub(super) fn take(&mut self, length: u64, alignment: Alignment) -> Option<u64> {
         match self {
             Self::Endless(next) => {
@@ -100,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn first_fit_hands_out_disjoint_ranges_and_ends_whole(
+        fn first_fit_allocates_disjoint_ranges_and_joins_them_when_freed(
             steps in prop::collection::vec((1_u64..200, 0_u32..7, any::<prop::sample::Index>()), 1..80),
         ) {
             let mut space = AddressSpace::new(Reuse::FirstFit, ByteCount::new(4096));

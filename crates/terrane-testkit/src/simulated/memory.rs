@@ -10,12 +10,11 @@ use terrane_core::{
 use super::address_space::{AddressSpace, Reuse};
 use terrane_core::sync::lock;
 
-/// Memory of a simulated device: addresses, with a capacity and an address space, and no bytes
-/// behind them.
+/// Memory of a simulated device: addresses, with a capacity and an address space, but without
+/// bytes.
 ///
-/// A pool, an adaptor or a recorded trace runs over it as over a device of any size. No driver uses
-/// the device's ordinal, and no device has its addresses. So the code that would carry out a copy
-/// refuses this memory.
+/// A pool, an adaptor or a recorded trace can use it like a device of any size. No driver uses the
+/// device's ordinal, and no device has its addresses. So code that copies refuses this memory.
 ///
 /// Memory that is still live after all owners should have dropped it is a leak: see
 /// [`usage`](Self::usage).
@@ -33,7 +32,7 @@ pub struct SimulatedOptions {
     pub capacity: ByteCount,
     /// The limits on requests.
     pub limits: Limits,
-    /// Whether, and how, addresses are reused.
+    /// Whether addresses are reused, and how.
     pub reuse: Reuse,
     /// A number that distinguishes simulated devices.
     pub device: u16,
@@ -58,11 +57,11 @@ pub struct SimulatedUsage {
     pub live_bytes: ByteCount,
     /// Blocks that are live.
     pub live_blocks: u64,
-    /// The most bytes that were live at once.
+    /// The maximum number of bytes that were live at once.
     pub peak_bytes: ByteCount,
-    /// Blocks allocated in all.
+    /// The total number of allocated blocks.
     pub allocations: u64,
-    /// Requests refused.
+    /// The number of refused requests.
     pub failures: u64,
 }
 
@@ -73,11 +72,11 @@ struct State {
     usage: SimulatedUsage,
 }
 
-/// No driver numbers its devices this high.
+/// No driver uses device numbers this high.
 const FIRST_SIMULATED_DEVICE: u32 = 0xFFFF_0000;
 
 impl Simulated {
-    /// Makes a device with `options`.
+    /// Creates a device with `options`.
     #[must_use]
     pub fn new(options: SimulatedOptions) -> Self {
         let SimulatedOptions { capacity, limits, reuse, device } = options;
@@ -135,7 +134,7 @@ impl Simulated {
     }
 }
 
-// SAFETY: addresses of live memory do not overlap, and no bytes lie behind them.
+// SAFETY: addresses of live memory do not overlap, and there are no bytes at them.
 unsafe impl Allocate for Simulated {
     type Memory = SimulatedMemory;
 
@@ -169,7 +168,7 @@ impl State {
     fn leave(&mut self, address: u64, length: ByteCount) {
         self.space.give_back(address, length.get());
         let live = self.usage.live_bytes.checked_sub(length);
-        debug_assert!(live.is_some(), "more bytes came back than were handed out");
+        debug_assert!(live.is_some(), "more bytes were freed than allocated");
         self.usage.live_bytes = live.unwrap_or(ByteCount::ZERO);
         self.usage.live_blocks -= 1;
     }
@@ -181,12 +180,12 @@ pub struct SimulatedMemory {
     device: DeviceId,
     address: u64,
     length: ByteCount,
-    /// The device's state, to free the span in; `None` for a span of no bytes.
+    /// The device's state, in which the span is freed; `None` for a span of no bytes.
     state: Option<Arc<Mutex<State>>>,
 }
 
-// SAFETY: the span is one of a live allocation of the simulated device, which is the only device of
-// its ordinal. No bytes lie behind it, so no access can reach any.
+// SAFETY: the span belongs to a live allocation of the simulated device, which is the only device
+// with its ordinal. There are no bytes at it, so no access reaches any.
 unsafe impl Memory for SimulatedMemory {
     fn kind(&self) -> StorageKind {
         StorageKind::Device(self.device)
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn fragmentation_refuses_what_capacity_would_hold() {
+    fn fragmentation_refuses_requests_below_the_capacity() {
         let capacity = ByteCount::new(30);
         let reuse = Reuse::FirstFit;
         let options = SimulatedOptions { capacity, reuse, ..SimulatedOptions::default() };
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_alone_limits_where_addresses_are_not_reused() {
+    fn only_the_capacity_limits_devices_that_reuse_no_addresses() {
         let capacity = ByteCount::new(30);
         let device = Simulated::new(SimulatedOptions { capacity, ..SimulatedOptions::default() });
         for _ in 0..10 {

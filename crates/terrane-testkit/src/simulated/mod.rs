@@ -1,5 +1,5 @@
 //! Device memory and streams without a device: addresses without bytes, and work that runs when a
-//! test says so.
+//! test requests it.
 
 mod address_space;
 mod memory;

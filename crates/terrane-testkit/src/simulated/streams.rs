@@ -10,7 +10,8 @@ use super::{Fence, FenceError, FenceSource, StreamId};
 /// The longest wait that every clock can represent.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// A set of streams that run only when told to, in an order that a seed chooses.
+/// A set of streams whose work runs only when a test requests it, in an order that a seed
+/// determines.
 ///
 /// Work of one stream runs in the order of its submission. Work of different streams runs in any
 /// order that [`Fence::delay`] allows. Clones share the streams.
@@ -56,7 +57,7 @@ struct Stream {
     queue: VecDeque<Work>,
     submitted: u64,
     completed: u64,
-    /// A thread is running the front of the queue.
+    /// Whether a thread is running the front of the queue.
     running: bool,
 }
 
@@ -66,7 +67,7 @@ enum Work {
 }
 
 impl SimulatedStreams {
-    /// Makes streams that interleave as `seed` chooses.
+    /// Creates streams that are interleaved according to `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let streams = Self::default();
@@ -74,8 +75,8 @@ impl SimulatedStreams {
         streams
     }
 
-    /// Sets whether waiting for a fence runs the work before it, as a device would meanwhile. By
-    /// default, a wait lasts until another thread runs the work, or times out.
+    /// Sets whether a wait for a fence runs the work before it, as a device would. By default, a
+    /// wait lasts until another thread runs the work, or times out.
     pub fn set_runs_on_wait(&self, runs: bool) {
         self.lock().runs_on_wait = runs;
     }
@@ -85,7 +86,7 @@ impl SimulatedStreams {
         self.lock().failures_due = count;
     }
 
-    /// Returns the number of fences made so far.
+    /// Returns the number of fences created so far.
     #[must_use]
     pub fn fences_created(&self) -> u64 {
         self.lock().fences
@@ -185,7 +186,7 @@ impl State {
     }
 }
 
-/// The cause of a failure that [`SimulatedStreams::fail_next`] asked for.
+/// The cause of a failure that [`SimulatedStreams::fail_next`] requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("injected fault in an operation on a fence")]
 struct FenceFault;
@@ -233,7 +234,7 @@ impl Fence for SimulatedFence {
         let mut state = self.streams.lock();
         state.fault("wait")?;
         let now = Instant::now();
-        // A century is as good as never.
+        // A century stands for no limit.
         let deadline = now + timeout.min(CENTURY);
         while !self.has_run(&state) {
             if state.runs_on_wait {

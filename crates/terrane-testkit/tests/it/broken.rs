@@ -1,4 +1,4 @@
-//! Backends that break one rule each. The suites must find every one of them.
+//! Backends that break one rule each. The suites must detect every one of them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -15,10 +15,11 @@ use terrane_transfer::{
     CopyEngine, CopyJob, Declined, Endpoint, OnlyPath, Quote, Side, TransferOptions, TransferPlan,
 };
 
-/// The message of the panic that `check` ends with.
+/// The message of the panic with which `check` ends.
 #[track_caller]
-pub fn noticed(check: impl FnOnce()) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(check)).expect_err("the broken rule was not noticed");
+pub fn detected(check: impl FnOnce()) -> String {
+    let panic =
+        catch_unwind(AssertUnwindSafe(check)).expect_err("the broken rule was not detected");
     match panic.downcast_ref::<String>() {
         Some(message) => message.clone(),
         None => (*panic.downcast_ref::<&str>().unwrap()).to_owned(),
@@ -34,15 +35,15 @@ enum Wrong {
     DropsEveryJob,
     TakesEveryKind,
     IgnoresDeadlines,
-    /// It copies without a start, and claims to have stopped.
+    /// It ends the job as cancelled before the start, although it has copied.
     NeverStarts,
 }
 
-/// Copies as a correct engine does, with one error.
+/// Copies like a correct engine, with one error.
 #[derive(Debug)]
 struct Broken(Wrong);
 
-// SAFETY: none; breaking the promise is its purpose. It only accesses bytes of the two layouts,
+// SAFETY: none; breaking the contract is its purpose. It only accesses bytes of the two layouts,
 // which only the test uses.
 unsafe impl CopyEngine for Broken {
     fn name(&self) -> &'static str {
@@ -125,36 +126,37 @@ impl EngineFixture for Broken {
 }
 
 #[test]
-fn engines_that_copy_wrongly_are_noticed() {
+fn engines_that_copy_wrongly_are_detected() {
     let exact =
-        |wrong| noticed(|| copy_engine::bytes_are_exact_and_neighbours_untouched(&Broken(wrong)));
+        |wrong| detected(|| copy_engine::bytes_are_exact_and_neighbours_untouched(&Broken(wrong)));
     let message = exact(Wrong::SkipsLastRun);
     assert!(message.contains("destination, fully contiguous in system"), "{message}");
     assert!(exact(Wrong::CopiesOneByteMore).contains("destination"));
     assert!(exact(Wrong::CopiesBackwards).contains("destination"));
     assert!(exact(Wrong::WritesTheSource).contains("source,"));
     let skips = Broken(Wrong::SkipsLastRun);
-    let message = noticed(|| copy_engine::layers_are_done_when_the_engine_says_so(&skips));
+    let message =
+        detected(|| copy_engine::layers_are_complete_when_the_engine_reports_them(&skips));
     assert!(message.contains("differs"), "{message}");
-    let message = noticed(|| copy_engine::relayouts_are_exact_or_declined(&skips, 1, 12));
+    let message = detected(|| copy_engine::relayouts_are_exact_or_declined(&skips, 1, 12));
     assert!(message.contains("destination"), "{message}");
 }
 
 #[test]
-fn engines_that_do_not_answer_as_they_should_are_noticed() {
+fn engines_with_wrong_results_are_detected() {
     let broken = Broken(Wrong::DropsEveryJob);
-    noticed(|| copy_engine::reports_say_what_was_done(&broken));
-    noticed(|| copy_engine::no_blocks_are_a_transfer_like_any_other(&broken));
-    let message = noticed(|| {
-        copy_engine::what_it_does_not_serve_it_declines(&Broken(Wrong::TakesEveryKind));
+    detected(|| copy_engine::reports_match_the_copy(&broken));
+    detected(|| copy_engine::a_transfer_of_no_blocks_succeeds(&broken));
+    let message = detected(|| {
+        copy_engine::unsupported_kinds_are_declined(&Broken(Wrong::TakesEveryKind));
     });
     assert!(message.contains("from system to device 8"), "{message}");
-    let message = noticed(|| {
+    let message = detected(|| {
         copy_engine::a_deadline_in_the_past_ends_the_transfer(&Broken(Wrong::IgnoresDeadlines));
     });
     assert!(message.contains("the deadline had passed before the transfer began"), "{message}");
-    let message = noticed(|| {
-        copy_engine::a_cancelled_transfer_leaves_a_true_outcome(&Broken(Wrong::NeverStarts));
+    let message = detected(|| {
+        copy_engine::the_outcome_of_a_cancelled_transfer_is_true(&Broken(Wrong::NeverStarts));
     });
     assert!(message.contains("after a cancel before the start"), "{message}");
 }
@@ -169,7 +171,7 @@ enum Fault {
     IgnoresGranule,
 }
 
-/// Allocates correctly, with one error.
+/// Allocates like a correct allocator, with one error.
 struct BrokenAllocator {
     fault: Fault,
     heap: HeapAllocator,
@@ -184,7 +186,7 @@ struct BrokenMemory {
     kind: StorageKind,
 }
 
-// SAFETY: a part of memory that it keeps alive.
+// SAFETY: a part of memory that this value keeps alive.
 unsafe impl Memory for BrokenMemory {
     fn kind(&self) -> StorageKind {
         self.kind
@@ -199,7 +201,7 @@ unsafe impl Memory for BrokenMemory {
     }
 }
 
-// SAFETY: none; the suite must find the error before it accesses a byte.
+// SAFETY: none; the suite must detect the error before it accesses a byte.
 unsafe impl Allocate for BrokenAllocator {
     type Memory = BrokenMemory;
 
@@ -262,17 +264,17 @@ impl AllocatorFixture for Fault {
 }
 
 #[test]
-fn allocators_that_break_a_rule_are_noticed() {
-    noticed(|| allocator::memory_is_what_was_asked_for(&Fault::TooShort));
-    noticed(|| allocator::memory_is_what_was_asked_for(&Fault::Misaligned));
-    noticed(|| allocator::memory_is_what_was_asked_for(&Fault::WrongKind));
-    noticed(|| allocator::nothing_overlaps(&Fault::SameTwice));
-    noticed(|| allocator::zero_bytes_are_a_request_like_any_other(&Fault::RefusesZero));
-    noticed(|| allocator::limits_are_kept(&Fault::IgnoresGranule));
-    // It keeps the last allocation.
-    let message = noticed(|| allocator::dropping_gives_back(&Fault::SameTwice));
+fn allocators_that_break_a_rule_are_detected() {
+    detected(|| allocator::memory_has_the_requested_properties(&Fault::TooShort));
+    detected(|| allocator::memory_has_the_requested_properties(&Fault::Misaligned));
+    detected(|| allocator::memory_has_the_requested_properties(&Fault::WrongKind));
+    detected(|| allocator::nothing_overlaps(&Fault::SameTwice));
+    detected(|| allocator::zero_bytes_are_a_request_like_any_other(&Fault::RefusesZero));
+    detected(|| allocator::limits_are_kept(&Fault::IgnoresGranule));
+    // It leaks the last allocation.
+    let message = detected(|| allocator::dropping_frees(&Fault::SameTwice));
     assert!(message.contains("still live"), "{message}");
-    noticed(|| memory::the_location_fits_the_kind(&wrong_kind()));
+    detected(|| memory::the_location_fits_the_kind(&wrong_kind()));
     // All other properties are correct.
     memory::bytes_keep_what_is_written(&wrong_kind(), &InProcess);
 }

@@ -1,4 +1,4 @@
-//! Registrars that break one rule each. The suite must find every one of them.
+//! Registrars that break one rule each. The suite must detect every one of them.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use terrane_testkit::conformance::registrar::{self, Probe};
 use terrane_testkit::conformance::{RegistrarFixture, check_registrar};
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 
-use crate::broken::noticed;
+use crate::broken::detected;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wrong {
@@ -27,7 +27,7 @@ enum Wrong {
 /// The registered spans.
 type Spans = Arc<Mutex<Vec<Span>>>;
 
-/// Registers correctly, with one error.
+/// Registers like a correct registrar, with one error.
 struct Broken(Wrong, AgentName, Spans);
 
 /// Ends a registration, correctly or not.
@@ -106,20 +106,20 @@ impl RegistrarFixture for Wrong {
 }
 
 #[test]
-fn registrars_that_break_a_rule_are_noticed() {
+fn registrars_that_break_a_rule_are_detected() {
     check_registrar(&Wrong::Nothing);
     let forgets = Wrong::ForgetsToDeregister;
-    noticed(|| registrar::dropping_deregisters_before_the_memory_is_released(&forgets));
-    noticed(|| registrar::taking_the_memory_out_deregisters_it(&forgets));
-    noticed(|| registrar::views_keep_the_registration(&forgets));
-    noticed(|| registrar::threads_register_side_by_side(&forgets));
-    noticed(|| registrar::the_record_says_what_was_registered(&Wrong::RegistersHalf));
-    noticed(|| registrar::the_record_says_what_was_registered(&Wrong::NamesAnother));
-    noticed(|| registrar::registered_memory_is_the_memory_that_it_was(&Wrong::NamesAnother));
+    detected(|| registrar::dropping_deregisters_before_the_memory_is_released(&forgets));
+    detected(|| registrar::taking_the_memory_out_deregisters_it(&forgets));
+    detected(|| registrar::views_keep_the_registration(&forgets));
+    detected(|| registrar::threads_register_concurrently(&forgets));
+    detected(|| registrar::the_record_describes_the_registration(&Wrong::RegistersHalf));
+    detected(|| registrar::the_record_describes_the_registration(&Wrong::NamesAnother));
+    detected(|| registrar::registered_memory_keeps_its_properties(&Wrong::NamesAnother));
     let ends_both = Wrong::EndsAllOfTheSpan;
-    noticed(|| registrar::two_registrations_of_one_span_do_not_end_each_other(&ends_both));
+    detected(|| registrar::two_registrations_of_one_span_do_not_end_each_other(&ends_both));
     let ends_parts = Wrong::EndsAllWithin;
-    noticed(|| registrar::registrations_within_others_are_their_own(&ends_parts));
-    noticed(|| registrar::registrations_outlive_the_registrar(&Wrong::EndsWithTheRegistrar));
-    noticed(|| registrar::refused_memory_comes_back_with_its_cause(&Wrong::TakesEveryKind));
+    detected(|| registrar::a_registration_within_another_is_independent(&ends_parts));
+    detected(|| registrar::registrations_outlive_the_registrar(&Wrong::EndsWithTheRegistrar));
+    detected(|| registrar::refused_memory_is_returned_with_the_cause(&Wrong::TakesEveryKind));
 }

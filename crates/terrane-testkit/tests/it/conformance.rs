@@ -1,4 +1,4 @@
-//! Every double of the testkit meets the rules that it is used to check in others.
+//! The testkit's own backends pass the conformance suites.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn heap_allocators_conform() {
     }));
 }
 
-/// The adaptors that record, and that inject no failure.
+/// The adaptors that record, and that inject no failures.
 struct Adapted;
 
 impl AllocatorFixture for Adapted {
@@ -100,7 +100,7 @@ fn the_simulated_engine_conforms_out_of_order() {
     check_copy_engine(&Simulated(options.delaying(Duration::from_micros(5))));
 }
 
-/// The registrar that records, over memory that records.
+/// The recording registrar, with recorded memory.
 struct Recording(Journal);
 
 impl RegistrarFixture for Recording {

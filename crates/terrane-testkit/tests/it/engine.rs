@@ -71,7 +71,7 @@ fn held_jobs_stay_in_flight_until_they_are_released() {
 }
 
 #[test]
-fn a_short_copy_fails_at_its_run_after_the_ones_before() {
+fn a_failing_copy_fails_at_its_run_after_earlier_runs() {
     let rig = rig();
     Pattern::new(1).fill(&rig.source).unwrap();
     rig.engine.fail_next(Fault::ShortCopy { after_runs: 3 });
@@ -81,7 +81,7 @@ fn a_short_copy_fails_at_its_run_after_the_ones_before() {
     let TransferError::Copy { bytes, .. } = error else { panic!("{error:?}") };
     assert_eq!(bytes, ByteCount::new(128));
     assert!(ticket.has_ended());
-    // Blocks that a transfer left incomplete may be read after they were written.
+    // Blocks that a transfer left incomplete may be read after they were written again.
     drop(rig.destination.hold_for_write(&[1, 3]).unwrap());
     let found = Pattern::new(1).verify_blocks(&rig.destination, &[1, 3], &[0, 2], 0..2).unwrap();
     // Three and a half of 8 runs of 128 bytes were copied; one byte in 256 is correct by chance.
@@ -114,7 +114,7 @@ fn a_transfer_after_a_stream_copies_what_the_stream_wrote() {
 }
 
 #[test]
-fn what_is_held_when_the_engine_drops_ends_with_an_error() {
+fn jobs_that_are_held_back_end_with_an_error_when_the_engine_drops() {
     let Rig { engine, manager, source, destination } = rig();
     engine.hold();
     let transfer = Transfer::new(&source, &destination).blocks(&[0], &[0]);

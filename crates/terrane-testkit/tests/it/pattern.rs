@@ -1,4 +1,4 @@
-//! Patterns over whole layouts, in memory and in files.
+//! Patterns in whole layouts, in memory and in files.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -59,7 +59,7 @@ fn in_memory(kind: LayoutKind, allocator: &HeapAllocator) -> Endpoint {
 }
 
 #[test]
-fn what_was_filled_is_verified_wherever_it_is() {
+fn a_filled_pattern_is_verified_in_every_kind_of_memory() {
     for kind in LayoutKind::ALL {
         let ends = [
             in_memory(kind, &HeapAllocator::system()),
@@ -78,7 +78,7 @@ fn what_was_filled_is_verified_wherever_it_is() {
 }
 
 #[test]
-fn the_first_mismatch_is_named_with_what_was_expected() {
+fn the_first_mismatch_is_named_with_the_expected_value() {
     let end = in_memory(LayoutKind::ALL[2], &HeapAllocator::system());
     let pattern = Pattern::new(2);
     pattern.fill(&end).unwrap();

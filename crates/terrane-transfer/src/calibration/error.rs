@@ -1,4 +1,4 @@
-//! Errors of files of calibrations.
+//! Errors of calibration files.
 
 use std::path::PathBuf;
 use std::sync::Arc;

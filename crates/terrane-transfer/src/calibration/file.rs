@@ -13,8 +13,8 @@ use crate::calibration::error::CalibrationError;
 use crate::calibration::path::{CopyPath, Direction};
 use crate::calibration::{Calibration, PathCost};
 
-/// The version of the format. A file of another version is refused, never guessed at.
-/// Version 1 had one direction for both ways between devices.
+/// The version of the format. Only this version is accepted. Version 1 had one direction for both
+/// ways between devices.
 const FORMAT: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
@@ -60,35 +60,35 @@ pub(crate) fn write(calibration: &Calibration, path: &Path) -> Result<(), Calibr
         .and_then(|()| file.sync_all())
         .and_then(|()| std::fs::rename(&relaxed, path));
     written.map_err(|error| {
-        // The first error is the one to report.
+        // The first error is returned.
         let _ = std::fs::remove_file(&relaxed);
         failed(path, error)
     })
 }
 
-/// Creates a file in the folder of `path`, so that a rename does not leave the file system.
+/// Creates a file in the folder of `path`, so that a rename stays within the file system.
 ///
-/// The name is predictable, so an existing file of that name is left alone. The file is created
-/// with `O_EXCL`, which opens no existing file and follows no symbolic link.
+/// The name is predictable, so an existing file of that name must not be opened. `O_EXCL` opens no
+/// existing file, and follows no symbolic link.
 fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
-    /// More names than dead processes and other writers leave behind.
-    const MOST_NAMES: usize = 1024;
+    /// More than the files of dead processes and of concurrent writers.
+    const MAX_NAMES: usize = 1024;
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
-    let mut taken = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
-    for _ in 0..MOST_NAMES {
+    let mut exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+    for _ in 0..MAX_NAMES {
         // Relaxed: the number only has to be unique in this process.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut relaxed = path.as_os_str().to_owned();
         relaxed.push(format!(".{}-{number}.new", std::process::id()));
         match options.open(&relaxed) {
             Ok(file) => return Ok((file, relaxed.into())),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => taken = error,
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => exists = error,
             Err(error) => return Err(error),
         }
     }
-    Err(taken)
+    Err(exists)
 }
 
 fn failed(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> CalibrationError {
@@ -102,7 +102,7 @@ fn cause(error: impl std::error::Error + Send + Sync + 'static) -> Cause {
 }
 
 fn parse(text: &str) -> Result<Calibration, Cause> {
-    /// The one field that every format has.
+    /// The field that every format has.
     #[derive(Deserialize)]
     struct Head {
         format: u32,
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_saved_is_what_is_loaded() {
+    fn a_saved_calibration_is_loaded_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("calibration.json");
         let calibration = Calibration::built_in();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_save_at_once_leave_one_whole_file() {
+    fn concurrent_saves_leave_one_complete_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("calibration.json");
         let calibration = Calibration::built_in();
@@ -220,14 +220,15 @@ mod tests {
     }
 
     #[test]
-    fn saving_opens_nothing_that_is_there_already() {
-        /// Beyond the names that other tests of this process take meanwhile.
+    fn saving_opens_no_existing_file() {
+        /// More links than the names that concurrent tests of this process use.
         const LINKS: usize = 512;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("calibration.json");
         let victim = folder.path().join("victim");
         std::fs::write(&victim, "precious").unwrap();
-        // Whatever number the next file has: links under the next names, to a file and to nowhere.
+        // Links under the next names, to a file and to a missing file, whatever number the next
+        // name has.
         for number in 0..LINKS {
             let mut name = path.as_os_str().to_owned();
             name.push(format!(".{}-{number}.new", std::process::id()));
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_does_not_speak_of_is_as_built_in() {
+    fn paths_that_a_file_omits_have_built_in_figures() {
         let mut file = Form::of(&Calibration::built_in());
         file.costs.clear();
         let parsed = parse(&serde_json::to_string(&file).unwrap()).unwrap();
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_calibration_is_refused_with_what_is_wrong() {
+    fn an_invalid_calibration_is_refused_with_its_defect() {
         let good = serde_json::to_value(Form::of(&Calibration::built_in())).unwrap();
         let refusal = |change: &dyn Fn(&mut serde_json::Value)| {
             let mut changed = good.clone();

@@ -1,6 +1,6 @@
-//! The cost of each way to copy on a device, as data: built in, saved and loaded.
+//! The cost of each copy path of a device, as data: built in, saved and loaded.
 //!
-//! The engine of the device measures it, and chooses its path by it.
+//! The device's engine measures the costs, and chooses its path by them.
 
 mod error;
 mod file;
@@ -14,14 +14,14 @@ pub use path::{CopyPath, Direction};
 
 /// The cost of a path: `fixed + pieces · per_piece_ns + bytes / bytes_per_second`.
 ///
-/// A piece is the unit that the path handles. It is a run of a path of copies, a cell of a kernel, or a
-/// stretch of the packed end of the staged path.
+/// A piece is the unit that the path handles: a run for driver copies, a cell for a kernel, or a
+/// stretch of the packed end for the staged path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathCost {
     /// The fixed cost of a transfer of any size.
     pub fixed: Duration,
-    /// The cost of each piece besides its bytes, in nanoseconds. It is often a small fraction of
-    /// one.
+    /// The cost of each piece besides its bytes, in nanoseconds. It is often a small fraction of a
+    /// nanosecond.
     pub per_piece_ns: f64,
     /// The same for pieces of less than 32 KiB.
     pub per_short_piece_ns: f64,
@@ -54,9 +54,9 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// The figures of an H200 on PCIe 5, driver 580 (CUDA 13.0). Their proportions are right
-    /// wherever a device's copy engines and multiprocessors fill the wire. They are the best
-    /// figures available without a measurement.
+    /// The figures of an H200 on PCIe 5, driver 580 (CUDA 13.0). Their proportions apply to every
+    /// device whose copy engines and multiprocessors fill the wire. Without a measurement they are
+    /// the best available figures.
     #[must_use]
     pub fn built_in() -> Self {
         use CopyPath::{Batched, Contiguous, CopyEach, Direct, Peer, Relayout, Staged};
@@ -102,7 +102,7 @@ impl Calibration {
         built_in
     }
 
-    /// These costs as those of a device model, under a driver of this CUDA version.
+    /// Returns these costs, labelled with a device model, and with the CUDA version of its driver.
     #[must_use]
     pub fn of_device(self, device: impl Into<String>, driver: impl Into<String>) -> Self {
         Self { device: device.into(), driver: driver.into(), ..self }
@@ -180,13 +180,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn predictions_are_those_that_were_measured() {
+    fn predictions_equal_measured_times() {
         let built_in = Calibration::built_in();
         let micros = |direction, path, bytes, pieces| {
             built_in.cost(direction, path).unwrap().predict(bytes, pieces) * 1e6
         };
-        // A block of 94 layers, K and V of 4 KiB: 20 µs in one piece, 24 by the kernel, 32 staged,
-        // 190 by a copy a piece.
+        // A block of 94 layers with K and V of 4 KiB: 20 µs as one piece, 24 by the kernel, 32
+        // staged, and 190 with a copy per piece.
         let block = 94 * 2 * 4096;
         let near = |found: f64, measured: f64| (0.8..1.25).contains(&(found / measured));
         assert!(near(micros(Direction::ToHost, CopyPath::Contiguous, block, 1), 20.0));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_calibration_is_loaded_for_its_own_device_model_alone() {
+    fn a_calibration_is_loaded_only_for_its_own_device_model() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("calibration.json");
         let measured = Calibration::built_in().of_device("this model", "13.1");

@@ -1,16 +1,16 @@
-//! The ways to copy, and the directions: a calibration has a cost for each pair.
+//! The copy paths, and the directions. A calibration has a cost for each pair.
 //!
 //! Both enums are exhaustive: an engine in another crate must serve or decline each variant.
 
 use std::fmt;
 
-/// A way to copy blocks. A [`Calibration`](crate::calibration::Calibration) decides which one a
-/// transfer takes.
+/// A method to copy blocks. A [`Calibration`](crate::calibration::Calibration) determines which
+/// path copies a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CopyPath {
     /// One request to the device's copy engines per run, if runs are few and long.
     Contiguous,
-    /// The same if runs are not few and long. All other paths are measured against this one.
+    /// The same if runs are many or short. The times of all other paths are compared with this one.
     CopyEach,
     /// Many runs in one driver call, if the driver has such a call.
     Batched,

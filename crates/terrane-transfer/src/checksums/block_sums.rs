@@ -1,4 +1,4 @@
-//! The checksums of a job, while its engine computes them.
+//! The checksums of a job during their computation.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -26,7 +26,7 @@ struct BlockSum {
 }
 
 impl BlockSums {
-    /// The checksums of a plan whose destinations the caller named in this order.
+    /// Creates the checksums of a plan, whose destinations the caller named in this order.
     pub(crate) fn new(checksums: Checksums, named: &[u32], plan: &TransferPlan) -> Self {
         let blocks = plan.destination_blocks();
         let index = |block: &u32| {
@@ -47,7 +47,7 @@ impl BlockSums {
     pub(crate) fn set(&self, pair: usize, sum: u64) {
         if let Some(slot) = self.found.get(pair) {
             slot.sum.store(sum, Ordering::Relaxed);
-            // The thread that ends the job acquires it.
+            // The thread that ends the job loads it with `Acquire`.
             slot.is_set.store(true, Ordering::Release);
         }
     }

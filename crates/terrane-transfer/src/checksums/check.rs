@@ -5,8 +5,8 @@ use crate::error::TransferError;
 use crate::plan::TransferPlan;
 use crate::side::Side;
 
-/// Checks that checksums can be computed for a transfer: it copies whole blocks, or some tokens of
-/// them.
+/// Checks that checksums can be computed for a transfer: it must copy whole blocks, or some tokens
+/// of them.
 pub(crate) fn check(checksums: &Checksums, plan: &TransferPlan) -> Result<(), TransferError> {
     let blocks = plan.destination_blocks().len();
     match checksums {

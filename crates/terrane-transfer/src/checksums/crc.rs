@@ -3,14 +3,15 @@
 #[cfg(feature = "checksum")]
 pub(crate) use terrane_core::checksum::{Crc64, Crc64Shift, combine, crc64};
 
-/// Whether engines of this crate compute checksums. If not, they decline transfers that want some.
+/// Whether engines of this crate compute checksums. If not, they decline transfers that request
+/// them.
 pub(crate) const IS_COMPUTED: bool = cfg!(feature = "checksum");
 
 #[cfg(not(feature = "checksum"))]
 pub(crate) use absent::{Crc64, Crc64Shift, combine, crc64};
 
-/// Nothing calls these, as all engines decline. Without them, every engine would be compiled in two
-/// ways.
+/// Never called, because all engines decline. These functions let every engine compile without the
+/// feature.
 #[cfg(not(feature = "checksum"))]
 mod absent {
     pub(crate) struct Crc64;

@@ -9,7 +9,7 @@ use super::crc::Crc64;
 use crate::plan::TransferPlan;
 use crate::side::Side;
 
-/// A checksum of many short spans. An update of a sum takes some 20 ns, whatever the length, so
+/// A checksum of many short spans. An update of a CRC takes about 20 ns even for a short span, so
 /// short spans are gathered first.
 struct GatheredSum {
     sum: Crc64,
@@ -58,14 +58,14 @@ impl GatheredSum {
 ///
 /// # Safety
 ///
-/// No thread and no device writes these bytes meanwhile, and the plan's ends keep them alive.
+/// Nothing writes these bytes during the call, and the plan's ends keep them alive.
 pub(crate) unsafe fn block_sum(plan: &TransferPlan, side: Side, pair: usize) -> Option<u64> {
     let end = plan.end(side);
     let block = *plan.blocks(side).get(pair)?;
     let tokens = plan.tokens(side).unwrap_or(0..u32::MAX);
     let layers = plan.layers_of(side);
     let mut sum = GatheredSum::new();
-    // The region of the last span, as most spans are in the same region as the last one.
+    // The region of the last span: most spans are in the same region as the span before.
     let mut last: Option<(u32, HostAddress)> = None;
     let mut is_in_memory = true;
     let mut add = |region: u32, offset: u64, bytes: u64| {
@@ -78,9 +78,9 @@ pub(crate) unsafe fn block_sum(plan: &TransferPlan, side: Side, pair: usize) -> 
             }
         };
         let address = base.checked_add(ByteCount::new(offset))?;
-        // SAFETY: the span lies within its region, as the plan's block, layers and tokens exist.
-        // The region is alive and valid by the contract of `Memory`. By the contract of this
-        // function, nothing writes it.
+        // SAFETY: the plan's block, layers and tokens exist, so the span is within its region. The
+        // region is alive and valid by the contract of `Memory`. By the contract of this function,
+        // nothing writes it.
         let bytes = unsafe { slice::from_raw_parts(address.as_ptr(), to_usize(bytes)) };
         sum.add(bytes);
         Some(())

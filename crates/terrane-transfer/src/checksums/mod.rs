@@ -19,9 +19,9 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Checksums {
-    /// Compute them for the report ([`Report::checksums`](crate::Report::checksums)).
+    /// Compute the checksums for the report ([`Report::checksums`](crate::Report::checksums)).
     Compute,
-    /// Compute them, and fail with
+    /// Compute the checksums, and fail with
     /// [`TransferError::ChecksumMismatch`](crate::TransferError::ChecksumMismatch) unless they
     /// equal these.
     Verify(Arc<[u64]>),

@@ -33,15 +33,16 @@ use waiter_progress::{Invitation, WaiterPolling, WaiterProgress};
 /// cancelled half-way frees nothing under a running copy: the copy continues, and the guard drops
 /// after it.
 ///
-/// If the engine invites waiting threads ([`WaiterProgress`]), a thread that waits polls the
-/// engine for a while before it sleeps. A thread that calls `has_ended` polls it once. So the end
-/// of a transfer may run on this thread: drops of what it owns, and the start of transfers that
-/// waited for it. These drops, and wakers, must not wait for another transfer
-/// ([`TransferManager::submit`](crate::TransferManager::submit) says why).
+/// If the engine invites waiting threads ([`WaiterProgress`]), a thread that waits polls the engine
+/// for a while before it sleeps. A thread that calls `has_ended` polls it once. So the end of a
+/// transfer may run on the caller's thread. It drops what the transfer owns, and starts transfers
+/// that waited for it. These drops, and wakers, must not wait for another transfer
+/// ([`TransferManager::submit`](crate::TransferManager::submit) explains why).
 ///
-/// `completion.await` returns the guard and the result. Combinators that take futures, such as
-/// `join_all`, get [`into_future`](IntoFuture::into_future). The completion itself is no future: a
-/// transfer whose outcome has been taken could then be waited for again, without end.
+/// `completion.await` returns the guard and the result. Combinators that need futures, such as
+/// `join_all`, get [`into_future`](IntoFuture::into_future). The completion itself is no future:
+/// otherwise a transfer whose outcome has been returned could be awaited again, and would never be
+/// ready.
 ///
 /// ```
 /// # use terrane_transfer::{Completion, Outcome, TransferError};
@@ -60,7 +61,7 @@ use waiter_progress::{Invitation, WaiterPolling, WaiterProgress};
 ///
 /// In a forked child, a completion of the parent reports at once that the transfer has ended, with
 /// [`TransferError::LostByFork`].
-#[must_use = "a dropped completion lets the transfer go on, and loses its result"]
+#[must_use = "dropping a completion discards the result; the transfer continues"]
 pub struct Completion<G> {
     shared: Arc<SharedCompletion<G>>,
     ticket: Ticket,
@@ -115,15 +116,16 @@ impl<G> Completion<G> {
         self.progress.copied()
     }
 
-    /// Requests that the transfer stops; see [`Ticket::cancel`]. The outcome says whether it did.
+    /// Requests that the transfer stops; see [`Ticket::cancel`]. The outcome reports whether it
+    /// did.
     ///
     /// A completion that is awaited or waited for is cancelled through its [ticket](Self::ticket).
     pub fn cancel(&self) {
         self.ticket.cancel();
     }
 
-    /// Blocks the thread until the transfer has ended. Meanwhile an engine may [copy on this
-    /// thread](crate::WaiterProgress::poll_blocking), which saves waking one of its own.
+    /// Blocks the thread until the transfer has ended. An engine may [copy on this
+    /// thread](crate::WaiterProgress::poll_blocking), which saves waking one of its own threads.
     pub fn wait(self) -> Outcome<G> {
         if let Some(lost) = self.shared.take_lost() {
             return lost;
@@ -162,8 +164,8 @@ impl<G> Completion<G> {
             if let Some(outcome) = self.shared.take_outcome(&mut state) {
                 return Ok(outcome);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 drop(state);
                 return Err(self);
             }
@@ -174,8 +176,9 @@ impl<G> Completion<G> {
                     state = lock(&self.shared.state);
                 }
                 _ => {
-                    let most =
-                        polling.sleep_limit().map_or(left, |sleep_limit| sleep_limit.min(left));
+                    let most = polling
+                        .sleep_limit()
+                        .map_or(remaining, |sleep_limit| sleep_limit.min(remaining));
                     state = self.shared.sleep(state, Some(most));
                 }
             }
@@ -200,9 +203,9 @@ impl<G> IntoFuture for Completion<G> {
 
 /// A [`Completion`] as a future, for any runtime.
 ///
-/// A separate type, so that a transfer whose outcome has been taken cannot be waited for again.
+/// A separate type, so that a transfer whose outcome has been returned cannot be awaited again.
 /// Dropping it does not cancel the transfer.
-#[must_use = "a future does nothing unless it is polled; the transfer goes on without it"]
+#[must_use = "a future does nothing unless it is polled; dropping it does not stop the transfer"]
 pub struct CompletionFuture<G> {
     shared: Arc<SharedCompletion<G>>,
 }
@@ -243,19 +246,19 @@ impl<G> fmt::Debug for CompletionFuture<G> {
 struct SharedCompletion<G> {
     owner: OwnerProcess,
     /// `Some` until the caller's end takes it. The engine's end never locks it, so a forked process
-    /// can take it as well.
+    /// can lock it.
     guard: Mutex<Option<G>>,
     state: Mutex<CompletionState>,
     /// The transfer has ended, or there is an invitation to poll.
     changed: Condvar,
 }
 
-#[expect(clippy::large_enum_variant, reason = "every transfer comes to hold the result")]
+#[expect(clippy::large_enum_variant, reason = "every transfer eventually stores the result")]
 enum CompletionState {
     InFlight {
         waker: Option<Waker>,
         invitation: Option<Invitation>,
-        /// Whether a thread sleeps. Notifying one takes a system call, also if there is none.
+        /// Whether a thread sleeps. A notification is a system call even without a sleeping thread.
         has_sleeper: bool,
     },
     Ended(Result<Report, TransferError>),
@@ -271,8 +274,8 @@ impl<G> SharedCompletion<G> {
         }
     }
 
-    /// Sleeps until the state changes, or for `most`. One thread can sleep, as it owns the caller's
-    /// end.
+    /// Sleeps until the state changes, or for `most`. At most one thread sleeps, because it owns
+    /// the caller's end.
     fn sleep<'a>(
         &'a self,
         mut state: MutexGuard<'a, CompletionState>,
@@ -284,8 +287,8 @@ impl<G> SharedCompletion<G> {
         state
     }
 
-    /// Whether this process was forked from the transfer's. If so, the state must not be locked: a
-    /// thread that does not exist here may hold the lock.
+    /// Whether this process was forked from the transfer's process. If so, the state must not be
+    /// locked: a thread of the parent may hold the lock.
     fn is_lost(&self) -> bool {
         !self.owner.is_current()
     }
@@ -336,7 +339,7 @@ impl<G: Send> OutcomeSink for SharedCompletion<G> {
             let replaced = slot.replace(invitation);
             drop(state);
             if has_sleeper {
-                // It polls from now on.
+                // The thread polls from now on.
                 self.changed.notify_all();
             }
             drop(replaced);
@@ -361,7 +364,7 @@ impl<G: Send> OutcomeSink for SharedCompletion<G> {
     }
 }
 
-/// The two ends of a new transfer.
+/// Creates the two ends of a new transfer.
 pub(crate) fn pair<G: Send + 'static>(
     ticket: Ticket,
     progress: Arc<CopyProgress>,

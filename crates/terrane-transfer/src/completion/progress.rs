@@ -1,4 +1,4 @@
-//! How many bytes of a transfer have been copied.
+//! The number of copied bytes of a transfer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ impl CopyProgress {
     /// The bytes copied so far. Each engine adds to it in steps of its own size.
     #[must_use]
     pub fn copied(&self) -> ByteCount {
-        // Relaxed: a figure to show, which orders nothing.
+        // Relaxed: an informational figure, which orders nothing.
         ByteCount::new(self.copied.load(Ordering::Relaxed))
     }
 

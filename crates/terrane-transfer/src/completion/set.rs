@@ -48,9 +48,9 @@ impl Dependent for SetEnd {
 
 /// Several transfers in flight, as one.
 ///
-/// It works like the [`Completion`] of one transfer. A set that is dropped lets its transfers
-/// continue. Each guard drops when its transfer has ended.
-#[must_use = "a dropped set lets its transfers go on, and loses their results"]
+/// A set works like the [`Completion`] of one transfer. Dropping it lets its transfers continue.
+/// Each guard drops when its transfer has ended.
+#[must_use = "dropping a set discards the results; the transfers continue"]
 pub struct CompletionSet<G> {
     members: Vec<Member<G>>,
     tickets: Box<[Ticket]>,
@@ -59,14 +59,17 @@ pub struct CompletionSet<G> {
 
 enum Member<G> {
     InFlight(Completion<G>),
-    #[cfg_attr(loom, expect(dead_code, reason = "only a wait with a deadline makes one"))]
+    #[cfg_attr(
+        loom,
+        expect(dead_code, reason = "only a wait with a deadline creates this variant")
+    )]
     Ended(Outcome<G>),
 }
 
 /// How each transfer of a set ended.
 #[must_use = "the results may be errors"]
 pub struct SetOutcome<G> {
-    /// The guard and the result of each, in the order in which they were submitted.
+    /// The guard and the result of each transfer, in the order of submission.
     pub outcomes: Vec<Outcome<G>>,
 }
 
@@ -77,7 +80,7 @@ impl<G> SetOutcome<G> {
         self.first_error().is_none()
     }
 
-    /// The first transfer that failed, counted from 0, and why.
+    /// The first transfer that failed, counted from 0, and its error.
     #[must_use]
     pub fn first_error(&self) -> Option<(usize, &TransferError)> {
         let results = self.outcomes.iter().map(|outcome| outcome.result.as_ref().err());
@@ -92,7 +95,8 @@ impl<G> fmt::Debug for SetOutcome<G> {
 }
 
 impl<G> CompletionSet<G> {
-    /// The transfers of these tickets. They start as `started` returns their completions.
+    /// Creates the set of these tickets. The transfers start when `started` returns their
+    /// completions.
     pub(crate) fn start(
         tickets: Box<[Ticket]>,
         started: impl Iterator<Item = Completion<G>>,
@@ -122,7 +126,7 @@ impl<G> CompletionSet<G> {
     /// Whether all transfers have ended, successfully or not.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        // Each is polled, as that polls its engine.
+        // Each member is polled, because the query also polls the member's engine.
         let in_flight = |member: &&Member<G>| match member {
             Member::InFlight(completion) => !completion.has_ended(),
             Member::Ended(_) => false,
@@ -130,7 +134,7 @@ impl<G> CompletionSet<G> {
         if self.members.iter().filter(in_flight).count() > 0 {
             return false;
         }
-        // The ticket ends no later than this is seen, as in `ended`.
+        // As in `ended`, the ticket ends before the caller learns that the set has ended.
         if has_ended(&self.tickets) {
             end_set(&self.ticket, self.tickets.iter().all(Ticket::has_succeeded));
         }
@@ -149,7 +153,7 @@ impl<G> CompletionSet<G> {
         self.ticket.clone()
     }
 
-    /// A ticket of each transfer, in the order in which they were submitted.
+    /// A ticket of each transfer, in the order of submission.
     #[must_use]
     pub fn tickets(&self) -> &[Ticket] {
         &self.tickets
@@ -212,8 +216,9 @@ impl<G> CompletionSet<G> {
     }
 }
 
-/// Returns the outcome after the ticket has ended. It notifies the dependents if no other thread
-/// has. A member that was cancelled while it waited ends its ticket later, and so does the set.
+/// Returns the outcome after the ticket has ended. It notifies the dependents, unless another
+/// thread already has. A member that was cancelled while it waited ends its ticket later, and so
+/// does the set.
 fn ended<G>(ticket: &Ticket, members: &[Ticket], outcomes: Vec<Outcome<G>>) -> SetOutcome<G> {
     let outcome = SetOutcome { outcomes };
     if has_ended(members) {
@@ -255,21 +260,21 @@ impl<G> IntoFuture for CompletionSet<G> {
 /// A [`CompletionSet`] as a future, for any runtime.
 ///
 /// Dropping it before it is ready lets the transfers continue.
-#[must_use = "a future does nothing unless it is polled; the transfers go on without it"]
+#[must_use = "a future does nothing unless it is polled; dropping it does not stop the transfers"]
 pub struct CompletionSetFuture<G> {
-    /// `None` once it has been ready.
+    /// `None` after it was ready.
     members: Option<Vec<MemberFuture<G>>>,
     tickets: Box<[Ticket]>,
     ticket: Ticket,
 }
 
-#[expect(clippy::large_enum_variant, reason = "nearly all of them come to hold the outcome")]
+#[expect(clippy::large_enum_variant, reason = "nearly all of them eventually store the outcome")]
 enum MemberFuture<G> {
     InFlight(CompletionFuture<G>),
     Ended(Outcome<G>),
 }
 
-/// Guards are moved, and never pinned.
+/// Guards are moved, never pinned.
 impl<G> Unpin for CompletionSetFuture<G> {}
 
 impl<G> Future for CompletionSetFuture<G> {
@@ -310,8 +315,8 @@ impl<G> fmt::Debug for CompletionSetFuture<G> {
 mod tests {
     use super::*;
 
-    /// The ticket of the last member ends before that of the set, by another thread. A query may
-    /// come between the two.
+    /// Another thread ends the ticket of the last member, and then that of the set. A query may run
+    /// between the two.
     #[test]
     fn a_set_that_has_ended_stays_ended() {
         let member = Ticket::new([]);

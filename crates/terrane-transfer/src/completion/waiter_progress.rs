@@ -10,25 +10,25 @@ use crate::sync::{Countdown, spin_loop, yield_now};
 
 /// Lets a thread that waits for a transfer poll the engine before it sleeps.
 ///
-/// Waking a thread takes tens of microseconds, as long as a small transfer. So a thread that waits
-/// for a transfer calls [`poll`](Self::poll) for a while before it sleeps. A thread that only
-/// checks for the end calls it once.
+/// Waking a thread takes tens of microseconds, as long as a small transfer. So a waiting thread
+/// calls [`poll`](Self::poll) for a while before it sleeps. A thread that only checks for the end
+/// calls it once.
 ///
-/// An engine must also notice every end by itself, as there may be no waiting thread.
+/// An engine must also detect every end by itself, because there may be no waiting thread.
 pub trait WaiterProgress: Send + Sync {
-    /// Checks once whether work of the engine has ended. If so, it does what follows: it signals
+    /// Checks once whether work of the engine has ended. If so, it signals
     /// [layers](crate::LayerSignals) and [finishes](crate::CopyJob::finish) jobs, including those
     /// that other threads wait for.
     ///
-    /// Callers' threads call it often, several at once, and again from within itself: finishing a
-    /// job may start code that polls another. So it takes about a microsecond and never blocks; if
-    /// another thread is inside, it returns. As wherever a job is finished, the engine holds no
-    /// lock meanwhile that it takes to accept one.
+    /// Callers' threads call this often, several at once, and recursively: finishing a job may run
+    /// code that polls another. So a call takes about a microsecond and never blocks. If another
+    /// thread is inside, the call returns. As whenever a job is finished, the engine must not hold
+    /// a lock that it needs to accept a job.
     fn poll(&self);
 
     /// Like [`poll`](Self::poll), for a thread that has blocked until the end, without a deadline.
     /// An engine whose library copies on the calling thread may copy the next piece here, however
-    /// long that takes. Otherwise the rules of `poll` hold: if another thread is inside, it
+    /// long that takes. All other rules of `poll` apply: if another thread is inside, the call
     /// returns.
     ///
     /// Returns whether it has copied a piece. If so, the thread polls for another
@@ -38,24 +38,24 @@ pub trait WaiterProgress: Send + Sync {
         false
     }
 
-    /// The time range in which the end is expected, if the engine knows it. A thread asks before it
-    /// sleeps. It wakes once, at the start of the range, and polls until its end. It asks again
-    /// after another [invitation](crate::CopyJob::invite_waiters), and after a
+    /// The time range in which the end is expected, if the engine knows it. A thread queries it
+    /// before it sleeps. The thread wakes at the start of the range, and polls until its end. It
+    /// queries again after another [invitation](crate::CopyJob::invite_waiters), and after a
     /// [piece](Self::poll_blocking) that it has copied.
     fn expected_end(&self) -> Option<Range<Instant>> {
         None
     }
 }
 
-/// How long a waiting thread polls before it sleeps, unless its manager
+/// The time for which a waiting thread polls before it sleeps, unless its manager
 /// [sets](crate::TransferManager::with_spin) another time.
 ///
-/// It is longer than waking a thread takes, and longer than a transfer of some MiB between a device
-/// and the host. It is short enough to cost little where a transfer takes milliseconds.
+/// It is longer than waking a thread, and longer than a transfer of some MiB between a device and
+/// the host. It is short beside transfers of milliseconds.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 
-/// How long a polling thread only spins between its polls. After that it yields to other threads,
-/// which may delay the notice of an end by as long as they run.
+/// The time for which a polling thread does not yield. After that it yields between polls. Other
+/// threads may then delay the detection of an end.
 const SPIN_ONLY: Duration = Duration::from_micros(50);
 
 /// The latest invitation to poll an engine for a transfer. The engine owns the value that is
@@ -68,51 +68,51 @@ pub(crate) struct Invitation {
 }
 
 impl Invitation {
-    /// The invitation that replaces `former`. Both may be of one value.
+    /// Creates the invitation that replaces `former`. Both may refer to the same value.
     pub(crate) fn new(progress: &Arc<dyn WaiterProgress>, former: Option<&Self>) -> Self {
         let number = former.map_or(0, |former| former.number.wrapping_add(1));
         Self { progress: Arc::downgrade(progress), number }
     }
 }
 
-/// Polls once. The caller holds no lock, as the job may end in here.
+/// Polls once. The caller holds no lock, because the job may end during the poll.
 pub(crate) fn poll(invitation: &Invitation) {
     with(invitation, |progress| progress.poll());
 }
 
-/// Calls the engine, if it still offers this.
+/// Calls the engine, if its value still exists.
 ///
-/// As on an engine's thread, nothing that drops in here may join threads: the caller only checks
-/// whether a transfer has ended.
+/// Values that drop during the call must not join threads: the caller only checks whether a
+/// transfer has ended.
 fn with<T>(invitation: &Invitation, call: impl FnOnce(&dyn WaiterProgress) -> T) -> Option<T> {
     let mut answer = None;
     threads::finishing(|| answer = invitation.progress.upgrade().map(|progress| call(&*progress)));
     answer
 }
 
-/// When a waiting thread polls. It polls for a while after each invitation that
-/// it sees. If the engine knows when the end is expected, it also polls around that time.
+/// The schedule of a waiting thread's polls. The thread polls for a while after each invitation. If
+/// the engine knows when the end is expected, the thread also polls around that time.
 pub(crate) struct WaiterPolling {
     spin: Duration,
-    /// The number of the latest invitation that it has seen.
-    seen: Option<u64>,
-    /// The spin time that is left.
-    left: Countdown,
-    /// The time that is left in which the thread only spins.
+    /// The number of the latest invitation that the thread has seen.
+    seen_invitation: Option<u64>,
+    /// The remaining spin time.
+    remaining: Countdown,
+    /// The remaining time in which the thread does not yield.
     spin_only: Countdown,
-    /// When the thread last looked at the clock: once for each poll.
+    /// The time of the thread's last clock query: one query per poll.
     now: Option<Instant>,
     polls: bool,
-    /// Whether it yields before the next poll.
+    /// Whether the thread yields before the next poll.
     yields: bool,
-    /// Whether the thread may be used for as long as a piece of the copy takes.
+    /// Whether the engine may use the thread to copy a piece.
     may_block: bool,
     expected: ExpectedEnd,
 }
 
 /// The expected end, as far as the thread knows it.
 enum ExpectedEnd {
-    /// The engine has not been asked.
+    /// The engine has not been queried.
     NotAsked,
     /// The thread may sleep, and then polls from the start to the end of this range.
     At(Range<Instant>),
@@ -128,14 +128,14 @@ impl ExpectedEnd {
 }
 
 impl WaiterPolling {
-    /// Begins a wait that has a deadline. The caller holds no lock, as this delivers the
-    /// notifications that are still on this thread's list.
+    /// Begins a wait with a deadline. The caller holds no lock, because this delivers the pending
+    /// notifications of this thread.
     pub(crate) fn new(spin: Duration) -> Self {
         notify_pending();
         Self {
             spin,
-            seen: None,
-            left: Countdown::new(spin),
+            seen_invitation: None,
+            remaining: Countdown::new(spin),
             spin_only: Countdown::new(SPIN_ONLY),
             now: None,
             polls: false,
@@ -150,8 +150,8 @@ impl WaiterPolling {
         Self { may_block: true, ..Self::new(spin) }
     }
 
-    /// Polls once. If the last poll did nothing, it yields first to other threads, which may have to
-    /// run for the transfer to end. The last time, it asks when to poll again. The caller holds no
+    /// Polls once. If the last poll found nothing, the thread yields first, because the transfer
+    /// may need other threads to run. The last poll queries the expected end. The caller holds no
     /// lock.
     pub(crate) fn poll(&mut self, invitation: &Invitation) {
         if self.polls {
@@ -181,20 +181,20 @@ impl WaiterPolling {
 
     /// Whether the thread should call [`poll`](Self::poll) before it sleeps.
     pub(crate) fn continues(&mut self, invitation: &Invitation) -> bool {
-        if self.seen.replace(invitation.number) != Some(invitation.number) {
+        if self.seen_invitation.replace(invitation.number) != Some(invitation.number) {
             self.restart();
         }
-        self.polls = self.left.has_time_left(*self.now.insert(Instant::now()));
+        self.polls = self.remaining.has_time_left(*self.now.insert(Instant::now()));
         self.polls || matches!(self.expected, ExpectedEnd::NotAsked)
     }
 
     /// How long to sleep, at most, before it [continues](Self::continues); `None` to sleep until it
     /// is woken.
     pub(crate) fn sleep_limit(&mut self) -> Option<Duration> {
-        // A thread without an invitation has not asked yet.
+        // A thread without an invitation has not queried yet.
         let ExpectedEnd::At(due) = &self.expected else { return None };
         let sleep_limit = due.start.saturating_duration_since(Instant::now());
-        self.left = Countdown::until(due.end);
+        self.remaining = Countdown::until(due.end);
         self.spin_only = Countdown::new(SPIN_ONLY);
         self.expected = ExpectedEnd::Nothing;
         Some(sleep_limit)
@@ -203,7 +203,7 @@ impl WaiterPolling {
     /// Restarts the spin time.
     fn restart(&mut self) {
         self.yields = false;
-        self.left = Countdown::new(self.spin);
+        self.remaining = Countdown::new(self.spin);
         self.spin_only = Countdown::new(SPIN_ONLY);
         self.expected = ExpectedEnd::of(self.spin);
     }
@@ -215,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts its calls, and does one piece in each.
+    /// Counts its calls, and copies one piece in each.
     #[derive(Default)]
     struct Counts {
         polls: AtomicUsize,
@@ -235,46 +235,46 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// One poll of a wait whose spin has just run out. Returns whether it goes on.
-    fn look(mut polling: WaiterPolling, invitation: &Invitation) -> bool {
-        polling.seen = Some(invitation.number);
+    /// One poll of a wait whose spin time has just ended. Returns whether it continues.
+    fn poll_after_spin(mut polling: WaiterPolling, invitation: &Invitation) -> bool {
+        polling.seen_invitation = Some(invitation.number);
         polling.polls = true;
         polling.expected = ExpectedEnd::Nothing;
-        polling.left = Countdown::until(Instant::now());
+        polling.remaining = Countdown::until(Instant::now());
         polling.poll(invitation);
         polling.continues(invitation)
     }
 
-    /// Knows when the end is due, and counts the questions.
-    struct Knows {
+    /// KnowsEnd when the end is expected, and counts the queries.
+    struct KnowsEnd {
         due: Range<Instant>,
-        asked: AtomicUsize,
+        queries: AtomicUsize,
     }
 
-    impl Knows {
-        fn asked(&self) -> usize {
-            self.asked.load(Ordering::SeqCst)
+    impl KnowsEnd {
+        fn queries(&self) -> usize {
+            self.queries.load(Ordering::SeqCst)
         }
     }
 
-    impl WaiterProgress for Knows {
+    impl WaiterProgress for KnowsEnd {
         fn poll(&self) {}
 
         fn expected_end(&self) -> Option<Range<Instant>> {
-            self.asked.fetch_add(1, Ordering::SeqCst);
+            self.queries.fetch_add(1, Ordering::SeqCst);
             Some(self.due.clone())
         }
     }
 
     /// An engine whose transfer is expected to end between one and two hours from now.
-    fn in_an_hour() -> (Arc<Knows>, Arc<dyn WaiterProgress>) {
+    fn in_an_hour() -> (Arc<KnowsEnd>, Arc<dyn WaiterProgress>) {
         let start = Instant::now() + LONG;
-        let knows = Arc::new(Knows { due: start..start + LONG, asked: AtomicUsize::new(0) });
+        let knows = Arc::new(KnowsEnd { due: start..start + LONG, queries: AtomicUsize::new(0) });
         (knows.clone(), knows)
     }
 
-    /// Helps while it goes on, and returns how long to sleep then.
-    fn attend_to(polling: &mut WaiterPolling, invitation: &Invitation) -> Option<Duration> {
+    /// Polls as long as the schedule requires, and returns the time to sleep then.
+    fn poll_until_sleep(polling: &mut WaiterPolling, invitation: &Invitation) -> Option<Duration> {
         while polling.continues(invitation) {
             polling.poll(invitation);
         }
@@ -283,14 +283,14 @@ mod tests {
 
     /// A job that is submitted in parts invites no thread before its last part.
     #[test]
-    fn a_wait_that_begins_before_the_invitation_asks_when_the_end_is_due_and_wakes_for_it() {
+    fn a_wait_before_the_invitation_queries_the_expected_end_and_wakes_for_it() {
         let (knows, as_progress) = in_an_hour();
         let mut polling = WaiterPolling::new(DEFAULT_SPIN);
-        // Woken for nothing, too.
+        // Also after a spurious wake-up.
         assert_eq!([polling.sleep_limit(), polling.sleep_limit()], [None, None]);
         let invitation = Invitation::new(&as_progress, None);
-        let sleep_limit = attend_to(&mut polling, &invitation);
-        assert_eq!(knows.asked(), 1);
+        let sleep_limit = poll_until_sleep(&mut polling, &invitation);
+        assert_eq!(knows.queries(), 1);
         assert!(
             sleep_limit.is_some_and(|sleep_limit| LONG / 2 < sleep_limit && sleep_limit <= LONG),
             "{sleep_limit:?}"
@@ -300,33 +300,33 @@ mod tests {
     }
 
     #[test]
-    fn another_invitation_begins_the_attention_anew() {
+    fn another_invitation_restarts_the_spin_time() {
         let (knows, as_progress) = in_an_hour();
         let mut polling = WaiterPolling::new(DEFAULT_SPIN);
         let first = Invitation::new(&as_progress, None);
-        assert!(attend_to(&mut polling, &first).is_some());
+        assert!(poll_until_sleep(&mut polling, &first).is_some());
         // The end was not at the expected time.
-        polling.left = Countdown::until(Instant::now());
-        assert_eq!((attend_to(&mut polling, &first), knows.asked()), (None, 1));
+        polling.remaining = Countdown::until(Instant::now());
+        assert_eq!((poll_until_sleep(&mut polling, &first), knows.queries()), (None, 1));
 
         let second = Invitation::new(&as_progress, Some(&first));
         polling.spin = LONG;
         assert!(polling.continues(&second) && polling.polls, "it does not poll");
-        polling.left = Countdown::until(Instant::now());
-        assert!(attend_to(&mut polling, &second).is_some());
-        assert_eq!(knows.asked(), 2);
+        polling.remaining = Countdown::until(Instant::now());
+        assert!(poll_until_sleep(&mut polling, &second).is_some());
+        assert_eq!(knows.queries(), 2);
     }
 
     #[test]
-    fn a_piece_renews_the_attention_of_a_thread_that_serves() {
+    fn a_copied_piece_restarts_the_spin_time_of_a_blocked_thread() {
         let counts = Arc::new(Counts::default());
         let as_progress: Arc<dyn WaiterProgress> = counts.clone();
         let invitation = Invitation::new(&as_progress, None);
         let counted = || [&counts.polls, &counts.pieces].map(|count| count.load(Ordering::SeqCst));
-        assert!(look(WaiterPolling::blocking(LONG), &invitation));
+        assert!(poll_after_spin(WaiterPolling::blocking(LONG), &invitation));
         assert_eq!(counted(), [0, 1]);
-        // A wait with a deadline does no pieces, and polls no longer than its spin.
-        assert!(!look(WaiterPolling::new(LONG), &invitation));
+        // A wait with a deadline copies no pieces, and polls no longer than its spin time.
+        assert!(!poll_after_spin(WaiterPolling::new(LONG), &invitation));
         assert_eq!(counted(), [1, 1]);
     }
 }

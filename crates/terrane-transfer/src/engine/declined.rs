@@ -1,4 +1,4 @@
-//! Why an engine cannot copy a plan.
+//! The reasons why an engine cannot copy a plan.
 
 use crate::side::Side;
 
@@ -6,13 +6,15 @@ use crate::side::Side;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Declined {
-    /// It does not copy between these kinds of storage.
+    /// The engine does not copy between these kinds of storage.
     #[error("does not copy between these kinds of storage")]
     Kinds,
-    /// It belongs to the process that this one was forked from.
-    #[error("belongs to the process that this one was forked from; make a new one after the fork")]
+    /// The engine belongs to the process that this one was forked from.
+    #[error(
+        "belongs to the process that this one was forked from; create an engine after the fork"
+    )]
     Forked,
-    /// It does not support the device order that the transfer states.
+    /// The engine does not support the transfer's device order.
     #[error(
         "cannot run after a stream or event of a device; wait for it on the host, and state \
          DeviceOrder::AlreadySynchronised"
@@ -22,12 +24,12 @@ pub enum Declined {
     /// these blocks.
     #[error("the memory of these blocks is not locked for the device yet; wait until it is ready")]
     ComingUp,
-    /// It copies whole pieces only, or cannot address the bytes of this plan individually.
+    /// The engine copies whole pieces only, or cannot address the bytes of this plan individually.
     #[error(
         "cannot copy parts of pieces between these ends; use equal token orders, and copy all heads"
     )]
     BrokenPieces,
-    /// It cannot make writes durable as the transfer demands.
+    /// The engine cannot provide the durability that the transfer requires.
     #[error(
         "cannot make writes durable; leave the durability out, and sync the file after the transfer"
     )]
@@ -47,19 +49,19 @@ pub enum Declined {
          copy through memory that one accepts"
     )]
     NoCommonBackend,
-    /// It computes no checksums, or none between these ends.
+    /// The engine computes no checksums, or none between these ends.
     #[error(
         "computes no checksums between these ends; leave the checksums out, copy through host memory, \
          or build with the feature `checksum`"
     )]
     Checksums,
-    /// It computes checksums with kernels, and has none.
+    /// The engine computes checksums with kernels, and has none.
     #[error(
         "computes checksums with kernels, and has none, for a reason that its capabilities state; \
          leave the checksums out, or copy through host memory"
     )]
     ChecksumKernels,
-    /// It computes checksums with kernels, which cannot address the blocks of this layout.
+    /// The engine's checksum kernels cannot address the blocks of this layout.
     #[error(
         "its kernels compute no checksums of blocks of 2 GiB or more, nor of blocks with rows in \
          several regions, nor with a region for each layer of each block; leave the checksums out, use \

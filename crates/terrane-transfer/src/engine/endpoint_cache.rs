@@ -7,55 +7,55 @@ use terrane_core::sync::unpoisoned;
 
 use crate::hazard::endpoint::{Endpoint, EndpointId, WeakEndpoint};
 
-/// Values that an engine has computed about endpoints. A value is dropped some time after its
+/// Values that an engine has computed about endpoints. Each is dropped some time after its
 /// endpoint.
 ///
-/// Values are cheap to clone, such as an [`Arc`](std::sync::Arc).
+/// A value is cheap to clone, like an [`Arc`](std::sync::Arc).
 #[derive(Debug)]
 pub struct EndpointCache<T> {
-    known: RwLock<Known<T>>,
+    entries: RwLock<CacheEntries<T>>,
 }
 
 #[derive(Debug)]
-struct Known<T> {
+struct CacheEntries<T> {
     by_endpoint: FxHashMap<EndpointId, (WeakEndpoint, T)>,
-    /// With this many entries, the next insert removes those of dropped endpoints.
+    /// At this number of entries, the next insert removes those of dropped endpoints.
     sweep_at: usize,
 }
 
-/// The number of entries below which dropped endpoints are left.
-const LEAST_SWEPT: usize = 16;
+/// Below this number of entries, none are removed.
+const MIN_SWEPT: usize = 16;
 
 impl<T> Default for EndpointCache<T> {
     fn default() -> Self {
-        let known = Known { by_endpoint: FxHashMap::default(), sweep_at: LEAST_SWEPT };
-        Self { known: RwLock::new(known) }
+        let entries = CacheEntries { by_endpoint: FxHashMap::default(), sweep_at: MIN_SWEPT };
+        Self { entries: RwLock::new(entries) }
     }
 }
 
 impl<T: Clone> EndpointCache<T> {
-    /// The value of an endpoint, if there is one.
+    /// Returns the value of an endpoint, if there is one.
     pub fn get(&self, endpoint: &Endpoint) -> Option<T> {
-        let known = unpoisoned(self.known.read());
-        known.by_endpoint.get(&endpoint.id()).map(|(_, value)| value.clone())
+        let entries = unpoisoned(self.entries.read());
+        entries.by_endpoint.get(&endpoint.id()).map(|(_, value)| value.clone())
     }
 
-    /// Keeps a value while the endpoint exists. Returns it, or the value that another thread has
+    /// Stores a value while the endpoint exists. Returns it, or the value that another thread
     /// inserted first.
     pub fn insert(&self, endpoint: &Endpoint, value: T) -> T {
-        let mut known = unpoisoned(self.known.write());
-        let dropped = known.take_dropped();
+        let mut entries = unpoisoned(self.entries.write());
+        let dropped = entries.take_dropped();
         let weak = || (endpoint.downgrade(), value.clone());
-        let (_, kept) = known.by_endpoint.entry(endpoint.id()).or_insert_with(weak);
+        let (_, kept) = entries.by_endpoint.entry(endpoint.id()).or_insert_with(weak);
         let kept = kept.clone();
-        drop(known);
+        drop(entries);
         // Drops of values may be slow, so they run without the lock.
         drop((dropped, value));
         kept
     }
 }
 
-impl<T> Known<T> {
+impl<T> CacheEntries<T> {
     /// Removes the entries of dropped endpoints, if there are enough entries.
     fn take_dropped(&mut self) -> Vec<(WeakEndpoint, T)> {
         if self.by_endpoint.len() < self.sweep_at {
@@ -63,7 +63,7 @@ impl<T> Known<T> {
         }
         let dropped = self.by_endpoint.extract_if(|_, (endpoint, _)| endpoint.has_gone());
         let dropped = dropped.map(|(_, entry)| entry).collect();
-        self.sweep_at = 2 * self.by_endpoint.len() + LEAST_SWEPT;
+        self.sweep_at = 2 * self.by_endpoint.len() + MIN_SWEPT;
         dropped
     }
 }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_value_of_an_endpoint_stays() {
+    fn the_first_value_of_an_endpoint_is_kept() {
         let (cache, one, other) = (EndpointCache::default(), endpoint(), endpoint());
         assert_eq!(cache.get(&one), None);
         assert_eq!([cache.insert(&one, 1), cache.insert(&one, 2)], [1, 1]);
@@ -97,9 +97,9 @@ mod tests {
     #[test]
     fn values_of_dropped_endpoints_are_dropped() {
         let (cache, value) = (EndpointCache::default(), Arc::new(()));
-        for _ in 0..10 * LEAST_SWEPT {
+        for _ in 0..10 * MIN_SWEPT {
             cache.insert(&endpoint(), Arc::clone(&value));
         }
-        assert!(Arc::strong_count(&value) <= LEAST_SWEPT + 2, "{}", Arc::strong_count(&value));
+        assert!(Arc::strong_count(&value) <= MIN_SWEPT + 2, "{}", Arc::strong_count(&value));
     }
 }

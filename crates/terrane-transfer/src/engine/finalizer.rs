@@ -11,12 +11,12 @@ use crate::hazard::notify::{catch_foreign_panic, notify};
 use crate::hazard::ticket::Ticket;
 use crate::metrics::{Ended, PathMetrics};
 
-/// The engine's end of a transfer, whatever the guard's type is.
+/// The engine's handle to a transfer's outcome, independent of the guard's type.
 pub(crate) trait OutcomeSink: Send + Sync {
     /// Lets waiting threads poll the engine.
     fn invite_waiters(&self, progress: &Arc<dyn WaiterProgress>);
 
-    /// Called before the end: something may touch the memory even after the end.
+    /// Reports, before the end, that orphaned work may access the memory after the end.
     fn orphaned(&self) {}
 
     /// Publishes the result and wakes waiting threads. A second call changes nothing.
@@ -34,13 +34,13 @@ pub(crate) struct Finalizer {
     pub(super) submitted: Instant,
     pub(super) started: OnceLock<Instant>,
     pub(super) engine_times: Option<EngineTimes>,
-    /// How often a part was copied again.
+    /// The number of parts that were copied again.
     pub(super) retries: u32,
     /// The counters of the path; `None` for a part of a transfer.
     counted: Option<Arc<PathMetrics>>,
     pub(super) checksums: Option<Box<[u64]>>,
     pub(super) result: Option<Result<(), TransferError>>,
-    /// Whether the ticket ends later, by other means.
+    /// Whether another caller ends the ticket later.
     pub(super) leaves_ticket: bool,
 }
 
@@ -66,12 +66,12 @@ impl Finalizer {
         }
     }
 
-    /// Does not count the transfer, as it was never started.
+    /// Removes the transfer from the counters, because it was never started.
     pub(super) fn uncount(&mut self) {
         self.counted = None;
     }
 
-    /// Counts the end, before anyone sees it.
+    /// Counts the end before the caller can observe it.
     fn count(&mut self, result: &Result<Report, TransferError>) {
         let Some(counted) = self.counted.take() else { return };
         let ended = match result {
@@ -85,8 +85,8 @@ impl Finalizer {
 
 impl Drop for Finalizer {
     fn drop(&mut self) {
-        // A forked process drops its parent's job. Waits there already return an error, and nothing
-        // that waits for this transfer is started.
+        // A forked process drops its parent's job. Waits in that process already return an error,
+        // and transfers that wait for this one are not started.
         if !self.ticket.is_of_this_process() {
             return;
         }
@@ -102,7 +102,7 @@ impl Drop for Finalizer {
         });
         self.count(&result);
         let succeeded = result.is_ok();
-        // The ticket ends first: a thread that has the outcome finds the ticket ended.
+        // The ticket ends first, so that a thread with the outcome finds the ticket ended.
         let dependents = if self.leaves_ticket { Vec::new() } else { self.ticket.end(succeeded) };
         // The layers end next, for the same reason.
         if let Some(layers) = self.layers.take() {

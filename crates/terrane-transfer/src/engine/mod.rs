@@ -41,10 +41,10 @@ use quote::Quote;
 /// - [`submit`](Self::submit) returns at once. It neither copies nor waits on the caller's thread.
 /// - The job is [finished](CopyJob::finish) exactly once, whatever happens. A job that is dropped
 ///   unfinished ends with [`TransferError::EngineStopped`](crate::TransferError::EngineStopped).
-/// - Its drop joins no thread if it runs on a thread that finishes jobs, its own or another
-///   engine's. A job that waited for a job of another engine may hold the last reference to this
-///   one. Two engines that join each other's threads would deadlock. The functions of
-///   [`threads`] follow this rule.
+/// - Its drop joins no thread if it runs on a thread that finishes jobs, whether its own or another
+///   engine's. A job that waited for a job of another engine may have the last reference to this
+///   one. Two engines that join each other's threads would deadlock. The functions of [`threads`]
+///   follow this rule.
 ///
 /// An engine may also:
 ///
@@ -67,28 +67,28 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     ///
-    /// [`Declined`] if it cannot.
+    /// [`Declined`] if the engine cannot copy the plan.
     fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined>;
 
-    /// Whether it computes [checksums](TransferOptions::checksums). If so, it
-    /// [sets](CopyJob::set_checksum) one for each pair of blocks before it finishes such a job.
-    /// Its quote can still decline plans for which it does not. Otherwise it gets no such plan.
+    /// Whether the engine computes [checksums](TransferOptions::checksums). If so, it
+    /// [sets](CopyJob::set_checksum) one for each pair of blocks before it finishes such a job. Its
+    /// quote can still decline some of these plans. An engine that computes none gets no such plan.
     fn computes_checksums(&self) -> bool {
         false
     }
 
-    /// Executes the job in the background, as its [quote](Self::quote) decided
+    /// Executes the job in the background, by the [quote](Self::quote)'s decision
     /// ([`CopyJob::decision`]).
     fn submit(&self, job: CopyJob);
 
-    /// Returns an order that keeps the current meaning of `order`, for a job that is
+    /// Returns an order that preserves the current meaning of `order`, for a job that is
     /// [submitted](Self::submit) when its predecessors have ended. By then the stream may have more
-    /// work, and the event may be recorded again. Like `submit`, it returns at once.
+    /// work, and the event may be recorded again. Like `submit`, this returns at once.
     ///
     /// # Errors
     ///
-    /// The reason why the engine cannot capture it. By default an engine does not serve orders of
-    /// devices.
+    /// The reason why the engine cannot capture it. The default implementation supports no orders
+    /// of devices.
     fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
         let _ = order;
         Err(Box::new(Declined::DeviceOrder))

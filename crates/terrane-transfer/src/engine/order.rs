@@ -9,15 +9,15 @@ use terrane_core::DeviceId;
 /// When the bytes of a device are ready to be copied.
 ///
 /// A copy that starts before the compute has written the source silently corrupts data. So a
-/// transfer with a device on either side has to state one of these. For CUDA, `terrane-cuda`
-/// creates them from its streams and events (`Stream::order`, `Event::order`).
+/// transfer with a device at either end must state an order. For CUDA, `terrane-cuda` creates them
+/// from its streams and events (`Stream::order`, `Event::order`).
 ///
 /// An order owns its stream or event. A transfer keeps its order until it has ended, so the caller
-/// may drop the stream or event before. Two orders are equal if they name the same handle.
+/// may drop the stream or event earlier. Two orders are equal if they contain the same handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceOrder {
-    /// All device work on the blocks has finished, and the host knows it.
+    /// All device work on the blocks has finished, and the host has waited for it.
     AlreadySynchronised,
     /// After all work submitted to this stream before the transfer is submitted.
     AfterStream(StreamHandle),
@@ -42,7 +42,8 @@ macro_rules! handle_type {
     ($(#[$documentation:meta])* $name:ident, $what:literal) => {
         $(#[$documentation])*
         ///
-        /// Cloning it costs a reference count. Two handles are equal if device and number are.
+        /// Cloning it costs a reference count. Two handles are equal if their device and number are
+        /// equal.
         #[derive(Clone)]
         pub struct $name {
             device: DeviceId,
@@ -58,8 +59,7 @@ macro_rules! handle_type {
             ///
             /// # Safety
             ///
-            /// The handle is a valid one of that device's driver, and stays valid while `owner`
-            /// lives.
+            /// The handle is valid for that device's driver, and stays valid while `owner` lives.
             #[must_use]
             pub unsafe fn from_raw(
                 device: DeviceId,

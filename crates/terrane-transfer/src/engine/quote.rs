@@ -6,13 +6,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How an engine copies one plan. The transfer manager returns it to the engine with the job
-/// ([`CopyJob::decision`](crate::CopyJob::decision)).
+/// A decision how an engine copies one plan. The transfer manager returns it to the engine with the
+/// job ([`CopyJob::decision`](crate::CopyJob::decision)).
 ///
-/// Its texts are made only when an [`Explanation`](crate::Explanation) is read.
+/// Its texts are formatted only when an [`Explanation`](crate::Explanation) is read.
 ///
-/// Reports keep the decision after the transfer has ended. So it holds plain values, and neither
-/// memory nor an endpoint nor an engine.
+/// Reports keep the decision after the transfer has ended. So it contains plain values, and no
+/// memory, endpoint or engine.
 pub trait Decision: Any + fmt::Debug + Send + Sync {
     /// The path: `"streaming copy"`, `"direct vectored"`.
     fn path(&self) -> Cow<'_, str>;
@@ -23,16 +23,16 @@ pub trait Decision: Any + fmt::Debug + Send + Sync {
         "other"
     }
 
-    /// Why the engine chose this path.
+    /// The reason why the engine chose this path.
     fn reason(&self) -> Cow<'_, str>;
 }
 
-/// The decision of an engine that has one path.
+/// The decision of an engine that has one path only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnlyPath {
     /// The path.
     pub path: &'static str,
-    /// Why the engine takes it.
+    /// The reason why the engine copies by it.
     pub reason: &'static str,
 }
 
@@ -53,7 +53,7 @@ impl Decision for OnlyPath {
 /// The answer of an engine that can copy a plan: its decision, and the predicted time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quote {
-    /// How long the copy should take once started.
+    /// The predicted time of the copy, from its start.
     pub predicted: Duration,
     pub(crate) decision: SharedDecision,
 }
@@ -84,7 +84,8 @@ impl Quote {
     }
 }
 
-/// A job that carries a decision of another type than its engine's. Another engine made the quote.
+/// The error for a job whose decision has another type than its engine's. Another engine created
+/// the quote.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the job carries a decision of another engine ({path}); submit it to the engine whose quote it has"
@@ -117,7 +118,7 @@ impl SharedDecision {
     }
 }
 
-/// Decisions are equal if they read the same.
+/// Decisions are equal if their texts are equal.
 impl PartialEq for SharedDecision {
     fn eq(&self, other: &Self) -> bool {
         let (one, other) = (self.get(), other.get());

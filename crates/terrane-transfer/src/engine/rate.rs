@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use terrane_core::ByteCount;
 
-/// The rate of one path of an engine: a guess at first, then a moving average of what was
-/// measured.
+/// The rate of one path of an engine: an estimate at first, then a moving average of measurements.
 #[derive(Debug)]
 pub struct Rate {
     /// Bytes a second, as the bits of a float.
@@ -15,19 +14,19 @@ pub struct Rate {
     per_job: Duration,
     /// The fixed time of each run.
     per_run: Duration,
-    /// The number of copies that it was learned from.
+    /// The number of measured copies.
     learned: AtomicU32,
 }
 
-/// The weight of the latest measurement. Rates drift with what else the machine does; a quarter
-/// follows them within a few transfers and forgives one outlier.
+/// The weight of the latest measurement. Rates change with the machine's other work. A quarter
+/// follows such changes within a few transfers, and limits the effect of one outlier.
 const WEIGHT: f64 = 0.25;
 
 /// Shorter copies measure latency rather than the rate.
-const LEAST_TELLING: ByteCount = ByteCount::mib(1);
+const MIN_SAMPLE: ByteCount = ByteCount::mib(1);
 
 impl Rate {
-    /// A guess: the bytes a second, and the fixed time of each job and of each run.
+    /// Creates an estimate: the bytes per second, and the fixed time of each job and of each run.
     #[must_use]
     pub fn new(bytes_per_second: f64, per_job: Duration, per_run: Duration) -> Self {
         let bytes_per_second = AtomicU64::new(bytes_per_second.to_bits());
@@ -51,15 +50,15 @@ impl Rate {
 
     /// Records a copy. A copy of less than a MiB measures latency, and is ignored.
     pub fn learn(&self, bytes: ByteCount, took: Duration) {
-        if bytes < LEAST_TELLING || took.is_zero() {
+        if bytes < MIN_SAMPLE || took.is_zero() {
             return;
         }
         let latest = bytes.get() as f64 / took.as_secs_f64();
         let old = f64::from_bits(self.bytes_per_second.load(Ordering::Relaxed));
-        // The first measurement replaces the guess.
+        // The first measurement replaces the estimate.
         let weight = if self.learned.fetch_add(1, Ordering::Relaxed) == 0 { 1.0 } else { WEIGHT };
         let new = old + (latest - old) * weight;
-        // If two threads learn at once, one measurement is lost, which is harmless.
+        // If two threads record at once, one measurement is lost, which is harmless.
         self.bytes_per_second.store(new.to_bits(), Ordering::Relaxed);
     }
 }
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn predictions_follow_what_was_measured() {
+    fn predictions_follow_measurements() {
         let rate = Rate::new(1e9, Duration::ZERO, Duration::ZERO);
         let bytes = ByteCount::mib(64);
         let before = rate.predict(bytes, 1);
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn small_copies_teach_nothing() {
+    fn small_copies_do_not_change_the_rate() {
         let rate = Rate::new(1e9, Duration::ZERO, Duration::ZERO);
         let before = rate.predict(ByteCount::mib(1), 1);
         rate.learn(ByteCount::kib(4), Duration::from_secs(1));

@@ -1,12 +1,12 @@
-//! The threads of engines, and how they end.
+//! The threads of engines, and their exit.
 //!
-//! A job that waited for another may hold the last reference to its engine, and drops on the thread
-//! that ended the other one. If that is an engine's thread, it must not join threads: neither
-//! itself, nor another engine's, which may wait for it in turn. Engines in other crates that start
-//! their threads with [`spawn`] and end them with [`join`] follow this rule.
+//! A job that waited for another may have the last reference to its engine, and drop it on the
+//! thread that ended the other job. An engine's thread must then join no threads: not itself, and
+//! not another engine's, which may join it in turn. Engines in other crates that start their
+//! threads with [`spawn`] and end them with [`join`] follow this rule.
 //!
-//! A forked process has none of its parent's threads. An engine that drops there [leaves](leave)
-//! them.
+//! A forked process has none of its parent's threads. An engine that drops there [leaks](leave)
+//! their state.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -52,14 +52,14 @@ pub fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     }
 }
 
-/// Leaks what an engine shares with its threads, in a process that was forked from the
-/// [engine's](terrane_core::OwnerProcess). The threads do not exist there, and their state stays as
-/// it was at the fork.
+/// Leaks the state that an engine shares with its threads, in a process that was forked from the
+/// [engine's](terrane_core::OwnerProcess). The threads do not exist there, and their state is that
+/// of the moment of the fork.
 pub fn leave<T>(shared: T) {
     let _ = ManuallyDrop::new(shared);
 }
 
-/// Runs code that may finish jobs on a thread of a caller.
+/// Runs code that may finish jobs on a caller's thread.
 pub(crate) fn finishing(run: impl FnOnce()) {
     /// Restores the previous value, even if a panic unwinds.
     struct Restore(bool);

@@ -1,4 +1,4 @@
-//! The two ways to copy host memory: through the cache, and around it.
+//! The two methods to copy host memory: through the cache, and with non-temporal stores.
 
 /// How a copy treats the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub(crate) enum Store {
     NonTemporal,
 }
 
-// Miri supports neither the streaming stores nor `sfence`: under it, every copy is `memcpy`.
+// Miri supports neither the streaming stores nor `sfence`. With Miri, every copy is a `memcpy`.
 
 /// Whether this processor has the non-temporal stores.
 pub(crate) fn has_non_temporal_stores() -> bool {
@@ -22,29 +22,29 @@ pub(crate) fn has_non_temporal_stores() -> bool {
 
 /// Copies `length` bytes.
 ///
-/// After a copy with [`Store::NonTemporal`], [`fence`] has to be called before another thread is
+/// After copies with [`Store::NonTemporal`], [`fence`] must be called before another thread is
 /// notified.
 ///
 /// # Safety
 ///
-/// `source` is valid for reads of `length` bytes, and `destination` for writes of as many. The two
-/// do not overlap. Meanwhile no other thread accesses them, except to read the source. For
-/// [`Store::NonTemporal`], [`has_non_temporal_stores`] has returned `true`.
+/// `source` is valid for reads of `length` bytes, and `destination` for writes of `length` bytes.
+/// The spans do not overlap. During the call no other thread accesses them, except to read the
+/// source. For [`Store::NonTemporal`], [`has_non_temporal_stores`] has returned `true`.
 pub(crate) unsafe fn copy(source: *const u8, destination: *mut u8, length: usize, store: Store) {
     match store {
         // SAFETY: the caller upholds the contract of this call.
         Store::Cached => unsafe { source.copy_to_nonoverlapping(destination, length) },
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: the caller upholds the contract of this call.
-        Store::NonTemporal => unsafe { store_past_cache(source, destination, length) },
+        Store::NonTemporal => unsafe { copy_non_temporal(source, destination, length) },
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         // SAFETY: the caller upholds the contract of this call.
         Store::NonTemporal => unsafe { source.copy_to_nonoverlapping(destination, length) },
     }
 }
 
-/// Makes non-temporal stores visible to the threads that this thread synchronises with next.
-/// Ordinary releases do not order them.
+/// Makes non-temporal stores visible to the threads that this thread synchronises with next. An
+/// ordinary release does not order them.
 pub(crate) fn fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: every x86-64 processor has SSE.
@@ -55,28 +55,28 @@ pub(crate) fn fence() {
 
 /// The bytes of one iteration: two cache lines, whose eight loads are in flight together.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-const TURN: usize = 128;
+const ITERATION_BYTES: usize = 128;
 
 /// # Safety
 ///
 /// The contract of [`copy`] holds, and the processor has AVX.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx")]
-unsafe fn store_past_cache(source: *const u8, destination: *mut u8, length: usize) {
+unsafe fn copy_non_temporal(source: *const u8, destination: *mut u8, length: usize) {
     use std::arch::x86_64::{
         __m256i, _mm256_loadu_si256, _mm256_setzero_si256, _mm256_stream_si256,
     };
     const LANE: usize = size_of::<__m256i>();
 
-    // Whole lines only, as a partly written line goes to memory in parts.
-    let head = destination.align_offset(TURN / 2).min(length);
-    let turns = (length - head) / TURN;
-    let tail_at = head + turns * TURN;
+    // Only whole lines, because a partly written line is written to memory in several transactions.
+    let head = destination.align_offset(ITERATION_BYTES / 2).min(length);
+    let turns = (length - head) / ITERATION_BYTES;
+    let tail_at = head + turns * ITERATION_BYTES;
     // SAFETY: `head` is at most `length`, so it is within both spans.
     unsafe { source.copy_to_nonoverlapping(destination, head) };
     for turn in 0..turns {
-        let at = head + turn * TURN;
-        let mut lanes = [_mm256_setzero_si256(); TURN / LANE];
+        let at = head + turn * ITERATION_BYTES;
+        let mut lanes = [_mm256_setzero_si256(); ITERATION_BYTES / LANE];
         for (index, lane) in lanes.iter_mut().enumerate() {
             // SAFETY: `at + index * LANE + LANE` is at most `tail_at`, within the span.
             let from = unsafe { source.add(at + index * LANE) };
@@ -86,7 +86,8 @@ unsafe fn store_past_cache(source: *const u8, destination: *mut u8, length: usiz
         for (index, lane) in lanes.iter().enumerate() {
             // SAFETY: `at + index * LANE + LANE` is at most `tail_at`, within the span.
             let to = unsafe { destination.add(at + index * LANE) };
-            // SAFETY: `to` is valid for a lane, and aligned to one, as `head` ends at a line.
+            // SAFETY: `to` is valid for a lane, and aligned to a lane, because `head` ends at a
+            // line.
             unsafe { _mm256_stream_si256(to.cast(), *lane) };
         }
     }

@@ -1,4 +1,4 @@
-//! The bytes that endpoints own, so that no two endpoints have the same ones.
+//! The bytes that endpoints own: no two endpoints own the same bytes.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -12,14 +12,14 @@ use terrane_core::{AddressSpace, Alignment, OwnerProcess, Position, Span};
 /// The start and the end of each claimed stretch. Stretches do not overlap.
 type Claimed = BTreeMap<Position, u64>;
 
-/// The claims of one process. A forked process has its own: endpoints of its parent transfer
-/// nothing there, and a thread that does not exist there may hold the lock.
+/// The claims of one process. A forked process has separate claims: endpoints of its parent
+/// transfer nothing there, and a thread of the parent may hold the lock.
 struct Registry {
     owner: OwnerProcess,
     claimed: Mutex<Claimed>,
 }
 
-/// The registry of this process, or of the one that it was forked from. A registry is never freed.
+/// The registry of this process, or of its parent at the fork. A registry is never freed.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 
 /// The bytes of one endpoint. No other endpoint owns them until this drops.
@@ -36,7 +36,7 @@ impl AddressClaim {
         let mut claimed = claimed();
         for span in spans {
             let Some((begin, end)) = stretch(span) else { continue };
-            // Stretches do not overlap, so the last one that begins before our end reaches
+            // Stretches do not overlap, so the last one that begins before the span's end reaches
             // furthest.
             let before_end = Position { start: end, ..begin };
             let last = claimed.range(..before_end).next_back();
@@ -50,7 +50,7 @@ impl AddressClaim {
         Ok(Self { owner: OwnerProcess::current(), begins })
     }
 
-    /// No bytes.
+    /// A claim of no bytes.
     pub(crate) fn none() -> Self {
         Self { owner: OwnerProcess::current(), begins: SmallVec::new() }
     }
@@ -93,7 +93,7 @@ fn registry() -> &'static Registry {
     }
 }
 
-/// The stretches of one endpoint's spans, joined, as two of them may share a page.
+/// The stretches of one endpoint's spans, joined, because two spans may share a page.
 fn joined(spans: &[Span]) -> SmallVec<[(Position, u64); 1]> {
     let mut stretches: SmallVec<[_; 1]> = spans.iter().filter_map(stretch).collect();
     stretches.sort_unstable();
@@ -109,8 +109,8 @@ fn joined(spans: &[Span]) -> SmallVec<[(Position, u64); 1]> {
 
 /// The start and the end of a span; `None` if it has no bytes.
 ///
-/// Spans of a file are extended to whole pages. The page cache works in pages: two layouts that
-/// share one could access it both through the cache and around it, which loses writes.
+/// Spans of a file are extended to whole pages. The page cache works in pages. Two layouts that
+/// share a page could access it with buffered and with direct I/O, which loses writes.
 fn stretch(span: &Span) -> Option<(Position, u64)> {
     if span.length.is_zero() {
         return None;
@@ -133,7 +133,7 @@ mod tests {
         StorageKind,
     };
 
-    /// A device that no other test has.
+    /// A device that no other test uses.
     fn span(address: u64, length: u64) -> Span {
         let device = DeviceId::new(0xE5C1);
         Span {
@@ -176,7 +176,7 @@ mod tests {
     fn pages_of_a_file_are_not_shared() {
         let _held = AddressClaim::claim(&[in_file(0, 5000)]).unwrap();
         assert!(AddressClaim::claim(&[in_file(5000, 5000)]).is_err());
-        // But within one endpoint.
+        // Within one endpoint they are.
         drop(AddressClaim::claim(&[in_file(18_432, 100), in_file(18_000, 432)]).unwrap());
         drop(AddressClaim::claim(&[in_file(8192, 5000)]).unwrap());
     }

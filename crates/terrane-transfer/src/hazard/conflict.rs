@@ -1,4 +1,4 @@
-//! How transfers use blocks, and which uses exclude each other.
+//! The uses of blocks by transfers, and which uses exclude each other.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ impl fmt::Display for Access {
     }
 }
 
-/// A block that something else in flight reads or writes.
+/// A block that another operation in flight reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockConflict {
     /// The end of the refused transfer that the block belongs to. A hold for reading counts as a

@@ -10,8 +10,8 @@ use crate::hazard::ticket::{Cancel, Dependent, Ticket, TransferId};
 use crate::sync::{Mutex, lock};
 use crate::transfer::Predecessor;
 
-/// A job that is submitted to its engine once every predecessor has ended. It fails instead if a
-/// predecessor failed that had to succeed.
+/// A job that is submitted to its engine once every predecessor has ended. It fails if a
+/// predecessor that must succeed has failed.
 struct DeferredJob {
     state: Mutex<DeferredState>,
     allow_incomplete: bool,
@@ -74,7 +74,7 @@ impl Dependent for DeferredJob {
         }
         let (holds, failed) =
             (std::mem::replace(&mut state.holds, DeferredHolds::Gone), state.failed);
-        // The lock is released first, as the job may end right here.
+        // The lock is released first, because the job may end in this call.
         drop(state);
         let (job, engine) = match holds {
             DeferredHolds::Job(job, engine) => (job, engine),
@@ -111,8 +111,8 @@ impl Cancel for DeferredJob {
         };
         drop(state);
         let ended = EndsTicket(job.ticket().clone());
-        // This must not wait, so an engine that drops here does not join its threads. The end of the
-        // ticket may drop one too, as it starts other transfers.
+        // This must not wait, so an engine that drops here does not join its threads. The end of
+        // the ticket may drop an engine too, because it starts other transfers.
         threads::finishing(|| {
             job.end_before_predecessors();
             catch_foreign_panic(|| drop(engine));
@@ -128,7 +128,7 @@ impl Cancel for DeferredJob {
     }
 }
 
-/// Ends the ticket of a cancelled job as it drops.
+/// Ends the ticket of a cancelled job when it drops.
 struct EndsTicket(Ticket);
 
 impl Drop for EndsTicket {

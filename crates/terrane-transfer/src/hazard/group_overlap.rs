@@ -5,8 +5,8 @@ use terrane_core::convert::to_u64;
 use terrane_core::{AddressSpace, Alignment, Memory, Span};
 use terrane_layout::{Axis, PhysicalLayout, RegionOffset, Section};
 
-/// The most windows of one group, so that comparing two groups takes milliseconds.
-const MOST_WINDOWS: u64 = 1024;
+/// The maximum number of windows of one group, so that comparing two groups takes milliseconds.
+const MAX_WINDOWS: u64 = 1024;
 
 /// Layouts that cannot be endpoints of one set, and the reason.
 #[derive(Debug, thiserror::Error)]
@@ -14,18 +14,18 @@ const MOST_WINDOWS: u64 = 1024;
 pub struct GroupsRefused {
     /// The layouts, as they were given.
     pub layouts: Vec<PhysicalLayout>,
-    /// Why they were refused. Groups are counted from 0, in the order in which they were given.
+    /// The reason. Groups are counted from 0, in the order in which they were given.
     pub reason: GroupRefusal,
 }
 
-/// Drops the layouts and keeps the reason.
+/// Drops the layouts and returns the reason.
 impl From<GroupsRefused> for GroupRefusal {
     fn from(refused: GroupsRefused) -> Self {
         refused.reason
     }
 }
 
-/// Why layouts cannot be endpoints of one set.
+/// The reason why layouts cannot be endpoints of one set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupRefusal {
@@ -37,11 +37,11 @@ pub enum GroupRefusal {
     UnequalBlockCounts {
         /// One group.
         first: usize,
-        /// The other one.
+        /// The other group.
         second: usize,
-        /// The blocks of the first one.
+        /// The blocks of the first group.
         first_blocks: u32,
-        /// The blocks of the second one.
+        /// The blocks of the second group.
         second_blocks: u32,
     },
     /// Two blocks of different numbers may share bytes. A section's part of a block counts as all
@@ -54,14 +54,14 @@ pub enum GroupRefusal {
     BlocksOverlap {
         /// One group.
         first: usize,
-        /// The other one.
+        /// The other group.
         second: usize,
-        /// The block of the first one.
+        /// The block of the first group.
         first_block: u32,
-        /// The block of the second one.
+        /// The block of the second group.
         second_block: u32,
     },
-    /// The blocks of two groups lie at different distances within the same bytes.
+    /// The blocks of two groups have different strides within the same bytes.
     #[error(
         "groups {first} and {second} share bytes, and their strides of blocks are {first_stride} and \
          {second_stride} bytes; give both groups the same stride"
@@ -69,16 +69,16 @@ pub enum GroupRefusal {
     StridesDiffer {
         /// One group.
         first: usize,
-        /// The other one.
+        /// The other group.
         second: usize,
-        /// Bytes from a block of the first one to the next block.
+        /// Bytes from a block of the first group to the next block.
         first_stride: u64,
-        /// Bytes from a block of the second one to the next block.
+        /// Bytes from a block of the second group to the next block.
         second_stride: u64,
     },
-    /// A group has more windows than are compared.
+    /// A group has too many windows to compare.
     #[error(
-        "each block of group {group} consists of {windows} separate windows, and at most {MOST_WINDOWS} \
+        "each block of group {group} consists of {windows} separate windows, and at most {MAX_WINDOWS} \
          are compared; make blocks the outermost axis of each region"
     )]
     TooScattered {
@@ -87,8 +87,8 @@ pub enum GroupRefusal {
         /// The windows.
         windows: u64,
     },
-    /// Two groups are in one file. One would be accessed through the page cache and the other
-    /// around it.
+    /// Two groups are in one file. One would be accessed with buffered I/O, and the other with
+    /// direct I/O.
     #[error(
         "groups {first} and {second} are in one file, and only one of them can use direct I/O \
          (alignments {first_alignment} and {second_alignment}); give both the same alignment"
@@ -96,11 +96,11 @@ pub enum GroupRefusal {
     FileAccessDiffers {
         /// One group.
         first: usize,
-        /// The other one.
+        /// The other group.
         second: usize,
-        /// The alignment of the first one.
+        /// The alignment of the first group.
         first_alignment: Alignment,
-        /// The alignment of the second one.
+        /// The alignment of the second group.
         second_alignment: Alignment,
     },
     /// An endpoint outside the set owns some of the bytes.
@@ -117,8 +117,8 @@ pub enum GroupRefusal {
     },
 }
 
-/// Proves for each two of the layouts that blocks of different numbers share no byte. Each layout
-/// comes with the memory that its blocks use.
+/// Proves for each pair of layouts that blocks with different ids share no byte. Each layout comes
+/// with the memory that its blocks use.
 pub(crate) fn check(
     layouts: &[PhysicalLayout],
     extents: &[SmallVec<[Span; 1]>],
@@ -168,16 +168,15 @@ fn are_in_one_file(a: &PhysicalLayout, b: &PhysicalLayout) -> bool {
     spaces(a).iter().any(|space| others.contains(space))
 }
 
-/// An engine decides by these whether it bypasses the page cache. Alignment beyond a page does not
-/// matter.
+/// An engine decides by these whether it uses direct I/O. Alignment beyond a page does not matter.
 fn direct_access(layout: &PhysicalLayout) -> (bool, Alignment) {
     let mut files = layout.regions().iter().filter_map(|region| region.location().as_file());
     let has_direct = files.all(|position| position.file.direct.is_some());
     (has_direct, layout.alignment_class().min(Alignment::PAGE))
 }
 
-/// Equal windows at equal distances: block `first + i` reaches into the `bytes` bytes from
-/// `start + i · stride` on.
+/// Equal windows at equal distances: block `first + i` has a window of `bytes` bytes at `start + i
+/// · stride`.
 #[derive(Clone, Copy, Debug)]
 struct Windows {
     space: AddressSpace,
@@ -185,11 +184,11 @@ struct Windows {
     bytes: i128,
     first: i128,
     count: i128,
-    /// It has no meaning for one window.
+    /// Meaningless for one window.
     stride: i128,
 }
 
-/// How the windows of two groups meet.
+/// The overlap of two groups' windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WindowOverlap {
     Blocks(i128, i128),
@@ -202,7 +201,7 @@ impl Windows {
         self.start + far + self.bytes
     }
 
-    /// Fails unless windows of different blocks share no byte.
+    /// Fails if windows of different blocks share a byte.
     fn apart(&self, other: &Self) -> Result<(), WindowOverlap> {
         let are_apart =
             self.space != other.space || self.end() <= other.start || other.end() <= self.start;
@@ -217,8 +216,8 @@ impl Windows {
             _ if self.stride == other.stride => self.stride,
             _ => return Err(WindowOverlap::Strides(self.stride, other.stride)),
         };
-        // The position of block 0. Block `b` of this one and block `c` of the other one meet if
-        // `ahead - self.bytes < (b - c) · stride < ahead + other.bytes`.
+        // The position of block 0. Block `b` of this group and block `c` of the other group overlap
+        // if `ahead - self.bytes < (b - c) · stride < ahead + other.bytes`.
         let origin = |it: &Self| it.start - it.first * stride;
         let ahead = origin(other) - origin(self);
         let least = (ahead - self.bytes).div_euclid(stride) + 1;
@@ -257,12 +256,12 @@ impl WindowOverlap {
     }
 }
 
-/// A step outside of a block's window.
+/// A dimension outside of a block's window.
 struct Repeat {
     count: u32,
     stride: u64,
     regions: u32,
-    /// Blocks from one position to the next.
+    /// The number of positions.
     blocks: u32,
 }
 
@@ -274,7 +273,7 @@ fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, Gro
         let factors = repeats.iter().map(|repeat| u64::from(repeat.count));
         let windows = factors.fold(1, u64::saturating_mul);
         let total = windows.saturating_add(to_u64(found.len()));
-        if total > MOST_WINDOWS {
+        if total > MAX_WINDOWS {
             return Err(GroupRefusal::TooScattered { group, windows: total });
         }
         let begin = RegionOffset { region: section.first_region(), offset: section.offset() };
@@ -291,7 +290,7 @@ fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, Gro
         }
         let inner = section.steps(Axis::Block).inner();
         for (begin, first) in begins {
-            // The geometry has proved that this position exists.
+            // The geometry has checked that this position exists.
             let Some(location) = layout.location_at(begin) else { continue };
             let place = location.position();
             found.push(Windows {
@@ -307,8 +306,7 @@ fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, Gro
     Ok(found)
 }
 
-/// The bytes of a block of a section from its first to its last between two blocks, and the steps
-/// beyond.
+/// The bytes of a section's window in a block, and the outer dimensions that repeat it.
 fn window_of(section: &Section) -> (u64, Vec<Repeat>) {
     let blocks = section.steps(Axis::Block);
     let inner = blocks.inner();
@@ -325,7 +323,7 @@ fn window_of(section: &Section) -> (u64, Vec<Repeat>) {
             if step.count == 1 {
                 continue;
             }
-            // Strides are nested: a dimension with a smaller stride lies within the block's.
+            // Strides are nested: a dimension with a smaller stride is within the block's window.
             if regions == 0 && (inner.count == 1 || step.stride < inner.stride) {
                 bytes += step.stride * u64::from(step.count - 1);
             } else {

@@ -1,4 +1,4 @@
-//! Which transfers may run at the same time: endpoints and the claims on their blocks, tickets, and
+//! The rules for transfers at the same time: endpoints and the claims on their blocks, tickets, and
 //! transfers that wait for others.
 
 pub(crate) mod address_claims;

@@ -25,8 +25,8 @@ per_thread! {
 
 /// Notifies `dependents` of an end, in their order.
 ///
-/// A notification may end a dependent in turn (its predecessor failed) and so come here again.
-/// Users can build chains of any length, so a list is used instead of recursion.
+/// A notification may end a dependent in turn, because its predecessor failed, and so call this
+/// function again. Chains can have any length, so a list replaces recursion.
 pub(crate) fn notify(dependents: Vec<Arc<dyn Dependent>>, ended: TransferId, succeeded: bool) {
     let mut notices = dependents.into_iter().map(|dependent| (dependent, ended, succeeded));
     if PENDING.try_with(|list| list.borrow_mut().extend(&mut notices)).is_err() {
@@ -40,10 +40,10 @@ pub(crate) fn notify(dependents: Vec<Arc<dyn Dependent>>, ended: TransferId, suc
     IS_NOTIFYING.with(|is_notifying| is_notifying.set(false));
 }
 
-/// Delivers the notifications that are still on this thread's list.
+/// Delivers the pending notifications of this thread's list.
 ///
-/// Called before the thread sleeps for another transfer, which a guard's drop may do while a
-/// dependent is notified. That transfer may be further down the list.
+/// Called before the thread sleeps for another transfer. A guard's drop may do that while a
+/// dependent is notified. That transfer's notification may be later in the list.
 pub(crate) fn notify_pending() {
     // If the thread is exiting, its list no longer exists.
     while let Ok(Some(notice)) = PENDING.try_with(|list| list.borrow_mut().pop_front()) {

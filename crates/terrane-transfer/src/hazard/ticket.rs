@@ -42,11 +42,10 @@ pub struct Ticket(Arc<TicketInner>);
 
 struct TicketInner {
     id: TransferId,
-    /// A forked process does not lock the state: a thread that does not exist there may hold the
-    /// lock.
+    /// A forked process does not lock the state: a thread of the parent may hold the lock.
     owner: OwnerProcess,
     is_cancelled: AtomicBool,
-    /// Whether the predecessors are the members of a set, which are cancelled with it.
+    /// Whether the predecessors are the members of a set, and are cancelled with it.
     is_of_set: bool,
     state: Mutex<TicketState>,
 }
@@ -60,21 +59,21 @@ struct TicketInFlight {
     predecessors: SmallVec<[Ticket; 2]>,
     dependents: Vec<Arc<dyn Dependent>>,
     /// Values that drop as the transfer ends.
-    kept: Vec<Kept>,
-    /// Ends the transfer if it is cancelled before its engine has it.
+    kept_alive: Vec<KeptAlive>,
+    /// Ends the transfer if it is cancelled before its engine gets it.
     deferred: Option<Weak<dyn Cancel>>,
 }
 
-/// A value that only has to live.
-pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
+/// A value that is only kept alive.
+pub(crate) type KeptAlive = Arc<dyn Any + Send + Sync>;
 
 /// Something that waits for tickets to end.
 pub(crate) trait Dependent: Send + Sync {
-    /// Called once for each ticket that it waits for. `succeeded` says whether that one succeeded.
+    /// Called once for each ticket that it waits for. `succeeded`: that transfer succeeded.
     fn predecessor_ended(&self, predecessor: TransferId, succeeded: bool);
 }
 
-/// A transfer that can be ended before its engine has it.
+/// A transfer that can be ended before its engine gets it.
 pub(crate) trait Cancel: Send + Sync {
     /// Ends the transfer, unless its engine has it.
     fn cancel(&self);
@@ -92,8 +91,8 @@ impl Ticket {
 
     fn build(predecessors: impl IntoIterator<Item = Ticket>, is_of_set: bool) -> Self {
         let predecessors = predecessors.into_iter().filter(|p| !p.has_ended()).collect();
-        let (dependents, kept) = (Vec::new(), Vec::new());
-        let in_flight = TicketInFlight { predecessors, dependents, kept, deferred: None };
+        let (dependents, kept_alive) = (Vec::new(), Vec::new());
+        let in_flight = TicketInFlight { predecessors, dependents, kept_alive, deferred: None };
         Self(Arc::new(TicketInner {
             id: TransferId::next(),
             owner: OwnerProcess::current(),
@@ -127,22 +126,22 @@ impl Ticket {
     /// | the transfer | what happens |
     /// |---|---|
     /// | waits for others ([`Transfer::after`](crate::Transfer::after)) | ends now, with [`TransferError::Cancelled`]; nothing is copied |
-    /// | is queued in its engine | ends so when its turn comes; nothing is copied |
-    /// | is being copied by the host, disk or device engine or a relay | ends so before the next chunk or request; those in progress complete |
-    /// | is being copied by an engine that cannot stop it | continues, and ends as if it had not been cancelled |
+    /// | is queued in its engine | ends, with that error, when its turn comes; nothing is copied |
+    /// | is being copied by the host, disk or device engine or a relay | ends, with that error, before the next chunk or request; those in progress complete |
+    /// | is being copied by an engine that cannot stop it | continues, and ends as without the request |
     /// | has ended, or has copied all bytes | nothing |
     ///
-    /// So the outcome says whether the transfer was stopped. Its guard returns with the outcome, as
-    /// always. If it was stopped half-way, its destination is
-    /// [incomplete](crate::TransferError::Incomplete); if it had not started, the destination is
-    /// unchanged. Transfers that run after it see a failed predecessor.
+    /// So the outcome reports whether the transfer was stopped. Its guard returns with the outcome,
+    /// as always. If it was stopped half-way, its destination is
+    /// [incomplete](crate::TransferError::Incomplete). If it had not started, the destination is
+    /// unchanged. For transfers that run after it, it is a failed predecessor.
     ///
     /// The ticket of a transfer that waited for others ends only when those have ended, although
-    /// the outcome is available before. Transfers that run after this one rely on that order.
+    /// the outcome is available earlier. Transfers that run after this one rely on that order.
     ///
     /// The ticket of a [set](crate::CompletionSet) cancels all its transfers. The ticket of a
     /// [hold](crate::Hold) ignores the request, and so does a process that was forked from the
-    /// transfer's.
+    /// transfer's process.
     ///
     /// A transfer that waits ends on this thread, which then runs what
     /// [`TransferManager::submit`](crate::TransferManager::submit) lists. No call waits for a copy.
@@ -153,7 +152,7 @@ impl Ticket {
         if !self.is_of_this_process() {
             return;
         }
-        // Relaxed: nothing is published with it. An engine that reads it late stops late.
+        // Relaxed: nothing is published with it. An engine that loads it late stops late.
         self.0.is_cancelled.store(true, Ordering::Relaxed);
         let state = lock(&self.0.state);
         let TicketState::TicketInFlight(in_flight) = &*state else { return };
@@ -169,30 +168,31 @@ impl Ticket {
         }
     }
 
-    /// Whether the transfer was requested to stop.
+    /// Whether a cancellation of the transfer was requested.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.0.is_cancelled.load(Ordering::Relaxed)
     }
 
-    /// Lets a cancel end the transfer through `deferred`, which may have dropped by then.
+    /// Lets a cancellation end the transfer through `deferred`, which may have dropped by then.
     pub(crate) fn set_deferred(&self, deferred: Weak<dyn Cancel>) {
         if let TicketState::TicketInFlight(in_flight) = &mut *lock(&self.0.state) {
             in_flight.deferred = Some(deferred);
         }
     }
 
-    /// Drops `value` as the transfer ends, before anyone sees the end; at once if it has ended.
-    pub(crate) fn keep(&self, value: Kept) {
+    /// Drops `value` as the transfer ends, before any thread can observe the end; at once if it has
+    /// ended.
+    pub(crate) fn keep(&self, value: KeptAlive) {
         if !self.is_of_this_process() {
             return;
         }
         let mut state = lock(&self.0.state);
         if let TicketState::TicketInFlight(in_flight) = &mut *state {
             if !self.0.is_of_set {
-                return in_flight.kept.push(value);
+                return in_flight.kept_alive.push(value);
             }
             // Two threads may end the ticket of a set. Each member has one thread that ends it, and
-            // a member ends before the set.
+            // members end before their set.
             let members = in_flight.predecessors.clone();
             drop(state);
             return members.iter().for_each(|member| member.keep(Arc::clone(&value)));
@@ -201,8 +201,7 @@ impl Ticket {
         drop(state);
     }
 
-    /// Whether it belongs to a transfer of this process, not of the parent that this was forked
-    /// from.
+    /// Whether it belongs to a transfer of this process, not to one of the parent process.
     pub(crate) fn is_of_this_process(&self) -> bool {
         self.0.owner.is_current()
     }
@@ -248,18 +247,18 @@ impl Ticket {
         let mut state = lock(&self.0.state);
         loop {
             let TicketState::TicketInFlight(in_flight) = &mut *state else { return Vec::new() };
-            if in_flight.kept.is_empty() {
+            if in_flight.kept_alive.is_empty() {
                 break;
             }
-            let kept = std::mem::take(&mut in_flight.kept);
-            // Their drop takes locks. Others may be added meanwhile.
+            let kept_alive = std::mem::take(&mut in_flight.kept_alive);
+            // Their drop takes locks. Other dependents may be added meanwhile.
             drop(state);
             // It may own memory that another library frees.
-            catch_foreign_panic(|| drop(kept));
+            catch_foreign_panic(|| drop(kept_alive));
             state = lock(&self.0.state);
         }
         let ended = std::mem::replace(&mut *state, TicketState::Ended { succeeded });
-        // A predecessor that drops here may hold the last reference to a transfer that others wait
+        // A predecessor that drops here may have the last reference to a transfer that others wait
         // for, and their guards drop with it. So it drops after the lock is released.
         drop(state);
         match ended {

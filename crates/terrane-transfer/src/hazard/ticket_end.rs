@@ -1,4 +1,4 @@
-//! Waiting for the end of a ticket's transfer.
+//! Waits for the end of a ticket's transfer.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -11,7 +11,7 @@ use std::time::Instant;
 use crate::hazard::ticket::{Dependent, Ticket, TransferId};
 use crate::sync::{Condvar, Mutex, lock, wait_at_most};
 
-/// How a ticket's transfer ended. The completion returns the full outcome.
+/// The end of a ticket's transfer. The completion returns the full outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TicketEnd {
     /// All bytes are at the destination.
@@ -23,8 +23,8 @@ pub enum TicketEnd {
 impl Ticket {
     /// Blocks the thread until the transfer has ended.
     ///
-    /// The thread sleeps. A thread that waits for the [completion](crate::Completion::wait) polls
-    /// the engine too, and so notices the end earlier.
+    /// The thread sleeps. A thread that waits for the [completion](crate::Completion::wait) also
+    /// polls the engine, and so detects the end earlier.
     #[must_use = "the transfer may have failed"]
     pub fn wait(&self) -> TicketEnd {
         let waiter = self.waiter();

@@ -44,13 +44,13 @@ impl TransferManagerBuilder {
         self.engines([Arc::new(engine) as _])
     }
 
-    /// Adds engines that are shared already, such as those of `terrane_cuda::engines`.
+    /// Adds engines that are already shared, such as those of `terrane_cuda::engines`.
     pub fn engines(mut self, engines: impl IntoIterator<Item = Arc<dyn CopyEngine>>) -> Self {
         self.engines.extend(engines);
         self
     }
 
-    /// Adds the engine between host memory and host memory, with its default options.
+    /// Adds the engine that copies within host memory, with its default options.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl TransferManagerBuilder {
         Ok(self.engine(engine))
     }
 
-    /// Adds the engine between host memory and files, with its default options.
+    /// Adds the engine that copies between host memory and files, with its default options.
     ///
     /// # Errors
     ///
@@ -75,13 +75,13 @@ impl TransferManagerBuilder {
         Ok(self.engine(engine))
     }
 
-    /// Sets how long waiting threads poll an engine before they sleep; see
+    /// Sets the time for which waiting threads poll an engine before they sleep; see
     /// [`TransferManager::with_spin`].
     pub fn spin(self, spin: Duration) -> Self {
         Self { spin, ..self }
     }
 
-    /// The manager.
+    /// Builds the manager.
     #[must_use]
     pub fn build(self) -> TransferManager {
         TransferManager::new(self.engines).with_spin(self.spin)

@@ -1,4 +1,4 @@
-//! Takes transfers, chooses engines, and keeps transfers in order.
+//! Validates transfers, chooses their engines, and keeps their order.
 
 pub(crate) mod builder;
 pub(crate) mod submit_all;
@@ -37,16 +37,16 @@ use terrane_core::Durability;
 
 /// Plans, explains and submits transfers over a set of engines.
 ///
-/// Clones share everything. Transfers in flight continue after the last clone drops, including
-/// those that wait for others.
+/// Clones share all state. Transfers in flight continue after the last clone drops, including those
+/// that wait for others.
 ///
 /// # What happens to a transfer
 ///
-/// The manager validates and [plans](Planner::plan) it, and asks every engine for a [`Quote`]. The
-/// engine that predicts the shortest time gets it. The manager claims the blocks at both ends, or
+/// The manager validates and [plans](Planner::plan) it, and gets a [`Quote`] from every engine. It
+/// chooses the engine with the shortest predicted time. It claims the blocks at both ends, or
 /// refuses the transfer with the conflicting blocks. The transfer waits for its predecessors, and
-/// then goes to its engine. Submitting takes microseconds, never blocks on a copy, and runs no copy
-/// itself.
+/// is then submitted to its engine. Submitting takes microseconds, never waits for a copy, and
+/// copies nothing itself.
 ///
 /// # After `fork`
 ///
@@ -66,7 +66,8 @@ pub struct TransferManager {
 }
 
 impl TransferManager {
-    /// A manager over these engines. If several engines predict the same time, the first is chosen.
+    /// Creates a manager with these engines. If several engines predict the same time, the first is
+    /// chosen.
     #[must_use]
     pub fn new(engines: impl IntoIterator<Item = Arc<dyn CopyEngine>>) -> Self {
         let engines = engines.into_iter().collect();
@@ -74,18 +75,19 @@ impl TransferManager {
         Self { engines, planner: Planner::new(), spin: DEFAULT_SPIN, metrics }
     }
 
-    /// Sets how long a waiting thread polls its engine before it sleeps. Only engines that
-    /// [invite](crate::WaiterProgress) waiting threads are polled. With zero, threads sleep at once.
+    /// Sets the time for which a waiting thread polls its engine before it sleeps. Only engines
+    /// that [invite](crate::WaiterProgress) waiting threads are polled. With zero, threads sleep at
+    /// once.
     #[must_use]
     pub fn with_spin(self, spin: Duration) -> Self {
         Self { spin, ..self }
     }
 
-    /// A manager over the engines that every machine has, with their default options. They copy
-    /// between host memory and host memory, and between host memory and files.
+    /// Creates a manager with the engines that every machine has, with their default options. They
+    /// copy within host memory, and between host memory and files.
     ///
     /// Devices need another engine (`DeviceEngine` of `terrane-cuda`); pass it to
-    /// [`new`](Self::new) beside these.
+    /// [`new`](Self::new) together with these.
     ///
     /// Their threads are joined when the last clone has dropped and the last transfer has ended. If
     /// that happens on one of these threads, they exit by themselves.
@@ -104,13 +106,13 @@ impl TransferManager {
         self.metrics.snapshot()
     }
 
-    /// The engines, in the order in which the manager asks them.
+    /// The engines, in the order in which the manager queries them.
     #[must_use]
     pub fn engines(&self) -> &[Arc<dyn CopyEngine>] {
         &self.engines
     }
 
-    /// Says what submitting the transfer would do, and why. It claims nothing.
+    /// Explains how a submission would execute the transfer, and why. It claims nothing.
     ///
     /// # Errors
     ///
@@ -122,7 +124,7 @@ impl TransferManager {
         Ok(Explanation::new(&plan, engine.name(), quote, declined))
     }
 
-    /// Starts a transfer, and lends it `guard`: any value that must live until the copy has ended,
+    /// Starts a transfer, which keeps `guard`: any value that must live until the copy has ended,
     /// such as a lock on the caller's tables. The guard is returned with the outcome, or at once
     /// with the refusal.
     ///
@@ -132,9 +134,10 @@ impl TransferManager {
     /// adopted memory, streams and events. A guard drops there if its completion was dropped.
     /// The thread is an engine's, or one that waits for another transfer.
     ///
-    /// This code must not wait for a transfer, nor for a thread that does. The blocked thread may
-    /// be the one that ends that transfer: a relay, for example, ends all of its transfers on one
-    /// thread. Code that has to wait uses a thread of its own. It may submit other transfers.
+    /// This code must not wait for a transfer, nor for a thread that waits for one. The blocked
+    /// thread may be the one that ends that transfer: a relay, for example, ends all of its
+    /// transfers on one thread. Code that must wait needs a separate thread. It may submit other
+    /// transfers.
     ///
     /// # Errors
     ///
@@ -173,8 +176,8 @@ impl TransferManager {
         Ok(Prepared { job, engine, after, allow_incomplete, spin: self.spin })
     }
 
-    /// The engine that predicts the shortest time, its quote, and the reasons of engines that
-    /// declined.
+    /// Returns the engine with the shortest predicted time, its quote, and the reasons of engines
+    /// that declined.
     fn choose(
         &self,
         transfer: &Transfer,
@@ -262,8 +265,8 @@ fn check_options(transfer: &Transfer) -> Result<(), TransferError> {
     }
 }
 
-/// Captures the device order of a transfer that waits for others, as of now. Later work on the
-/// stream, or another recording of the event, does not change it.
+/// Captures the device order of a transfer that waits for others, with its present meaning. Later
+/// work on the stream, or another recording of the event, does not change it.
 fn capture_order(transfer: &mut Transfer, engine: &dyn CopyEngine) -> Result<(), TransferError> {
     let order = match &transfer.options.device_order {
         None | Some(DeviceOrder::AlreadySynchronised) => return Ok(()),
@@ -290,7 +293,7 @@ fn claim(
     let (access, blocks) = (Access::Write, plan.destination_blocks());
     let group = transfer.destination.group();
     let write = BlockUse { access, blocks, group, layers, heads: heads_written };
-    // A chain can be long, so it is walked only if there is a conflict.
+    // A chain of predecessors can be long, so it is walked only if there is a conflict.
     let predecessors = OnceCell::new();
     let tickets = || transfer.after.iter().map(|predecessor| &predecessor.ticket);
     let precedes = |id| predecessors.get_or_init(|| Ticket::closure(tickets())).contains(&id);
@@ -302,7 +305,8 @@ fn claim(
     if !conflicts.is_empty() {
         return Err(TransferError::Conflict { conflicts });
     }
-    // A transfer with predecessors checks when they have ended, as they may write the rest.
+    // A transfer with predecessors checks this when they have ended, because they may write the
+    // incomplete parts.
     if transfer.after.is_empty() && !transfer.allow_incomplete {
         incomplete(source.incomplete(&read))?;
     }

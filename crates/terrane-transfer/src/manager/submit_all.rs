@@ -12,7 +12,7 @@ impl TransferManager {
     /// Starts several transfers together, such as one for each cache group of a model. Each owns
     /// its guard, as in [`submit`](Self::submit).
     ///
-    /// All are planned and checked, and have their blocks claimed, before any is started. If one is
+    /// All are planned and checked, and their blocks are claimed, before any is started. If one is
     /// refused, none is started, no block stays claimed, and all guards are returned. Members of a
     /// set have no order between them, so a member that conflicts with another one is refused.
     ///
@@ -37,7 +37,7 @@ impl TransferManager {
     ///
     /// # Errors
     ///
-    /// [`RejectedSet`] says which transfer was refused, and why.
+    /// [`RejectedSet`] names the transfer that was refused, and the cause.
     pub fn submit_all<G: Send + 'static>(
         &self,
         transfers: impl IntoIterator<Item = (Transfer, G)>,
@@ -60,7 +60,7 @@ impl TransferManager {
     }
 }
 
-/// Members that hold their claims. Dropping them cancels them, even if an engine panics in `quote`.
+/// Members with claims. Dropping them cancels them, even if an engine panics in `quote`.
 struct Unstarted(Vec<Prepared>);
 
 impl Drop for Unstarted {
@@ -82,7 +82,7 @@ pub struct RejectedSet<G> {
     pub guards: Vec<G>,
     /// The transfer that was refused, counted from 0.
     pub index: usize,
-    /// Why it was refused.
+    /// The cause.
     pub cause: TransferError,
     /// The transfer of the same set that it conflicts with, if a conflict is the cause.
     pub other: Option<usize>,
@@ -112,7 +112,7 @@ impl<G> fmt::Display for RejectedSet<G> {
     }
 }
 
-/// Drops the guards and keeps the cause.
+/// Drops the guards and returns the cause.
 impl<G> From<RejectedSet<G>> for TransferError {
     fn from(rejected: RejectedSet<G>) -> Self {
         rejected.cause

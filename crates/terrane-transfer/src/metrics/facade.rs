@@ -1,7 +1,7 @@
 //! Snapshots for the [`metrics`] facade, which Prometheus, StatsD and others support.
 //!
-//! The facade does nothing until the program installs a recorder. The caller publishes, as often as
-//! its exporter reads, so that no transfer pays for it.
+//! The facade has no effect until the program installs a recorder. The caller publishes snapshots,
+//! as often as its exporter reads, so transfers have no cost for it.
 
 use metrics::{counter, gauge};
 use terrane_core::metrics::Unit;
@@ -31,7 +31,7 @@ impl TransferSnapshot {
                     ("to", path.destination),
                     (name, value),
                 ];
-                // A label without a name is none.
+                // A label without a name is left out.
                 labels.into_iter().filter(|(name, _)| !name.is_empty()).collect::<Vec<_>>()
             };
             for (result, count) in path.results() {
@@ -73,7 +73,7 @@ mod tests {
     use super::super::snapshot::PathSnapshot;
     use super::*;
 
-    /// Keeps the counters that were set.
+    /// Stores the counters that were set.
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<(String, u64)>>>);
 

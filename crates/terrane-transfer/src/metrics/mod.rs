@@ -16,16 +16,16 @@ use snapshot::{PathSnapshot, TransferSnapshot};
 
 /// The transfers of a manager and all its clones.
 pub(crate) struct TransferMetrics {
-    /// One for each path that was taken, in the order of first use. The last one takes the
-    /// transfers of all further paths.
+    /// One entry for each used path, in the order of first use. All paths beyond the maximum share
+    /// the last entry.
     paths: Box<[OnceLock<Arc<PathMetrics>>]>,
     refused: ShardedCounters,
 }
 
-/// More paths than the engines of a manager have.
+/// More than the number of paths of a manager's engines.
 const MOST_PATHS: usize = 64;
 
-/// The transfers of one path. Each transfer in flight holds a reference.
+/// The transfers of one path. Each transfer in flight has a reference.
 pub(crate) struct PathMetrics {
     key: PathKey,
     counters: ShardedCounters,
@@ -40,7 +40,7 @@ struct PathKey {
     destination: &'static str,
 }
 
-// The counters of a path. Those of every transfer share a cache line.
+// The counters of a path. Those of every transfer are in one cache line.
 const SUCCEEDED: usize = 0;
 const BYTES: usize = 1;
 const BUSY: usize = 2;
@@ -65,7 +65,7 @@ impl TransferMetrics {
         Self { paths, refused: ShardedCounters::new(1) }
     }
 
-    /// The counters for a transfer that is executed like this.
+    /// Returns the counters for a transfer with this explanation.
     pub(crate) fn path_of(&self, explanation: &Explanation) -> Option<Arc<PathMetrics>> {
         let key = PathKey {
             engine: explanation.engine,
@@ -112,7 +112,7 @@ impl fmt::Debug for TransferMetrics {
 }
 
 impl PathKey {
-    /// Whether they are equal. Names are nearly always the same constants.
+    /// Whether both are equal. Names are nearly always the same constants.
     fn is(&self, other: &Self) -> bool {
         let same = |one: &str, other: &str| {
             one.len() == other.len() && (one.as_ptr() == other.as_ptr() || one == other)
@@ -158,7 +158,7 @@ impl PathMetrics {
         let [pieces, runs] = [PIECES, RUNS].map(|cell| self.counters.get(cell));
         let [busy, queued] =
             [BUSY, QUEUED].map(|cell| Duration::from_nanos(self.counters.get(cell)));
-        // The table holds one reference.
+        // The table has one reference.
         let in_flight = terrane_core::convert::to_u64(Arc::strong_count(self).saturating_sub(1));
         PathSnapshot {
             engine,
@@ -181,7 +181,7 @@ impl PathMetrics {
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
-    // Six centuries fit.
+    // 64 bits are enough for six centuries.
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -10,8 +10,8 @@ use super::nanoseconds;
 
 /// The transfers of a [`TransferManager`](crate::TransferManager) and its clones so far.
 ///
-/// It is exact if no transfer is in flight. Otherwise a transfer that is just ending may be counted
-/// in some numbers only. No number but [`PathSnapshot::in_flight`] ever decreases.
+/// It is exact if no transfer is in flight. A transfer that is just ending may be counted in some
+/// numbers only. Only [`PathSnapshot::in_flight`] ever decreases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TransferSnapshot {
@@ -41,7 +41,8 @@ pub struct PathSnapshot {
     pub cancelled: u64,
     /// Transfers that have been submitted and have not ended: queued, or being copied.
     pub in_flight: u64,
-    /// How often engines copied a part again ([`CopyJob::retried`](crate::CopyJob::retried)).
+    /// The number of parts that engines copied again
+    /// ([`CopyJob::retried`](crate::CopyJob::retried)).
     pub retries: u64,
     /// The bytes of the transfers that succeeded.
     pub bytes: ByteCount,
@@ -77,22 +78,22 @@ impl PathSnapshot {
 }
 
 impl TransferSnapshot {
-    /// Writes the snapshot in the text format of OpenMetrics, which Prometheus reads.
+    /// Writes the snapshot in the OpenMetrics text format, which Prometheus reads.
     ///
     /// # Errors
     ///
-    /// Those of the writer.
+    /// The errors of the writer.
     pub fn write_openmetrics(&self, to: &mut impl fmt::Write) -> fmt::Result {
         let mut out = OpenMetrics::new(to);
         self.write_families(&mut out)?;
         out.finish()
     }
 
-    /// Writes the metrics without the end mark, for a text that has those of other parts too.
+    /// Writes the metrics without the end mark, for a text that also has metrics of other crates.
     ///
     /// # Errors
     ///
-    /// Those of the writer.
+    /// The errors of the writer.
     pub fn write_families(&self, out: &mut OpenMetrics<'_, impl fmt::Write>) -> fmt::Result {
         let mut family =
             out.counter("terrane_transfers", Unit::None, "Transfers that have ended.")?;

@@ -10,11 +10,11 @@ pub(crate) struct PairSorter {
     pairs: Vec<u64>,
 }
 
-/// No block: ids are less than a number of blocks, which has 32 bits as well.
+/// No block: ids are below the number of blocks, which has 32 bits as well.
 const NONE: u32 = u32::MAX;
 
-/// A table of all ids pays off with at most this many ids for each pair. A table entry costs a
-/// nanosecond at most; finding a position by comparisons costs 10 to 20.
+/// A table of all ids is faster with at most this many ids per pair. A table entry costs at most a
+/// nanosecond. Finding a position by comparisons costs 10 to 20.
 const IDS_PER_PAIR: usize = 8;
 
 impl PairSorter {
@@ -59,7 +59,7 @@ impl PairSorter {
     }
 
     fn compare(&mut self, keys: &[u32], values: &[u32], [to_keys, to_values]: [&mut Vec<u32>; 2]) {
-        // Pairs packed into one number are sorted twice as fast.
+        // Sorting is twice as fast with each pair packed into one number.
         let pairs = keys.iter().zip(values);
         self.pairs.extend(pairs.map(|(&key, &value)| (u64::from(key) << 32) | u64::from(value)));
         self.pairs.sort_unstable();
@@ -84,9 +84,9 @@ mod tests {
     }
 
     proptest! {
-        /// Few and many ids, so that both ways are covered, with and without duplicate keys.
+        /// Few and many ids, so that both methods are covered, with and without duplicate keys.
         #[test]
-        fn as_comparing_would(
+        fn pairs_are_sorted_as_by_comparison(
             ids in 1_u32..400,
             pairs in proptest::collection::vec((any::<u32>(), 0..u32::MAX), 0..100),
         ) {
@@ -96,7 +96,7 @@ mod tests {
             expected.sort_unstable();
             let mut sorter = PairSorter::default();
             prop_assert_eq!(sorted(&mut sorter, &pairs, ids), expected.clone());
-            // Leftover data of the first sort does no harm.
+            // Leftover data of the first sort has no effect.
             prop_assert_eq!(sorted(&mut sorter, &pairs, ids), expected);
         }
     }

@@ -1,4 +1,4 @@
-//! Describes a transfer by strides, for engines that compute addresses instead of reading a list of
+//! Descriptions of a transfer by strides, for engines that compute addresses and read no list of
 //! runs.
 
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::side::Side;
 /// [`bytes`](Self::bytes) each are copied. A cell is contiguous at both ends and as long as both
 /// geometries allow. Neighbouring blocks are not joined.
 ///
-/// The cell (pair, layer, outer, row, column), each index counted from 0, lies at one end in
-/// region `first_region + layer · regions_per_layer`, at
+/// The cell (pair, layer, outer, row, column), each index counted from 0, is at one end in region
+/// `first_region + layer · regions_per_layer`, at
 ///
 /// ```text
 /// offset + block(pair) · block_stride + layer · layer_stride + outer · outer_stride
@@ -67,10 +67,10 @@ pub struct GridEnd {
     pub column_stride: u64,
 }
 
-/// The most loops within a layer of a grid.
+/// The maximum number of loops within a layer of a grid.
 const LOOPS: usize = 3;
 
-/// The most grids of a plan. Engines launch one copy for each.
+/// The maximum number of grids of a plan. Engines launch one copy for each.
 const MOST_GRIDS: u64 = 64;
 
 impl CopyGrid {
@@ -92,11 +92,12 @@ impl CopyGrid {
 }
 
 impl TransferPlan {
-    /// The same copies as strides, for engines that compute addresses. The blocks are those of
-    /// [`source_blocks`](Self::source_blocks) and [`destination_blocks`](Self::destination_blocks).
-    /// Each grid covers all layers of the transfer.
+    /// Returns the same copies as strides, for engines that compute addresses. The blocks are those
+    /// of [`source_blocks`](Self::source_blocks) and
+    /// [`destination_blocks`](Self::destination_blocks). Each grid covers all layers of the
+    /// transfer.
     ///
-    /// `None` if it takes too many grids: blocks or layers are at uneven distances, or in several
+    /// `None` if too many grids are needed: blocks or layers are at uneven distances, or in several
     /// regions.
     #[must_use]
     pub fn grids(&self) -> Option<Arc<[CopyGrid]>> {
@@ -115,7 +116,7 @@ impl BlockLoops {
             let mut loops: Vec<Loop> = Vec::with_capacity(8);
             let outer = nest.outer.iter().filter(|level| level.over != LoopAxis::Layers);
             loops.extend(outer.chain(&nest.inner));
-            // Loops over regions, and the outermost of too many, become grids of their own.
+            // Loops over regions, and the outermost of too many loops, become separate grids.
             let is_over_regions = |level: &Loop| level.step.0.into_iter().any(|at| at.region != 0);
             let (mut apart, mut inside): (Vec<Loop>, Vec<Loop>) =
                 loops.into_iter().partition(is_over_regions);
@@ -138,7 +139,7 @@ impl BlockLoops {
     }
 }
 
-/// One grid of a nest, whose first cell is moved by `at`.
+/// One grid of a nest, with its first cell moved by `at`.
 fn grid(nest: &LoopNest, at: &Distance, loops: &[Loop]) -> Option<CopyGrid> {
     let layers = nest.outer_over(LoopAxis::Layers);
     let padded = match loops {

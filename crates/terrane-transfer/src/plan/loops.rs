@@ -15,14 +15,14 @@ use crate::hazard::endpoint::{Endpoint, EndpointId, WeakEndpoint};
 use crate::side::Ends;
 use crate::transfer::Transfer;
 
-/// The copies for each pair of blocks, whichever blocks they are.
+/// The copies for each pair of blocks, independent of their ids.
 #[derive(Debug)]
 pub(crate) struct BlockLoops {
     pub(crate) selection: Selection,
     pub(crate) groups: SmallVec<[LayerGroup; 1]>,
-    /// Whether runs go block by block. Otherwise they go layer by layer.
+    /// Whether runs are ordered block by block. Otherwise they are ordered layer by layer.
     pub(crate) by_block: bool,
-    /// Whether less than whole pieces is copied at a time.
+    /// Whether parts of pieces are copied one by one.
     pub(crate) breaks_pieces: bool,
     /// The pieces of a block.
     pub(crate) pieces: u64,
@@ -37,7 +37,7 @@ impl BlockLoops {
     fn of(transfer: &Transfer) -> Result<Self, TransferError> {
         let (selection, sections) = shape::check(transfer)?;
         let ends = [&transfer.source, &transfer.destination].map(|end| end.layout().geometry());
-        // An end with contiguous blocks is accessed in sequence if runs go block by block.
+        // An end with contiguous blocks is accessed in sequence if runs are ordered block by block.
         let by_block = !transfer.options.layer_by_layer && ends.iter().any(|end| holds_blocks(end));
         let groups = nest::layer_groups(&sections, &selection, Joining { layers: by_block });
         let layers = u64::from(selection.layers.end - selection.layers.start);
@@ -56,13 +56,13 @@ impl BlockLoops {
     }
 }
 
-/// Whether blocks are adjacent, each of them whole.
+/// Whether blocks are adjacent, and each is whole.
 fn holds_blocks(geometry: &Geometry) -> bool {
     geometry.page().is_some()
 }
 
-/// Whether only some rows of pieces are copied. Pieces then count as broken up even if one run is
-/// left of each.
+/// Whether only some rows of pieces are copied. Pieces then count as broken up, even if one run
+/// remains of each.
 fn is_partial(selection: &Selection, sections: &[SharedSection<'_>]) -> bool {
     let copies_all = |section: &SharedSection<'_>| {
         let bytes = section.piece_bytes(selection);
@@ -75,31 +75,31 @@ fn is_partial(selection: &Selection, sections: &[SharedSection<'_>]) -> bool {
 /// The loops of whole blocks between pairs of endpoints.
 #[derive(Debug)]
 pub(super) struct LoopsCache {
-    known: RwLock<Known>,
+    known: RwLock<CachedLoops>,
 }
 
 /// Two endpoints, and whether the transfer is layer-by-layer.
 type Key = (EndpointId, EndpointId, bool);
 
 #[derive(Debug)]
-struct Known {
+struct CachedLoops {
     loops: FxHashMap<Key, (Ends<WeakEndpoint>, Arc<BlockLoops>)>,
-    /// With this many entries, the next insert removes those of dropped endpoints.
+    /// At this number of entries, the next insert removes those of dropped endpoints.
     sweep_at: usize,
 }
 
-/// The number of entries below which dropped endpoints are left.
-const LEAST_SWEPT: usize = 16;
+/// Below this number of entries, none are removed.
+const MIN_SWEPT: usize = 16;
 
 impl Default for LoopsCache {
     fn default() -> Self {
-        let known = Known { loops: FxHashMap::default(), sweep_at: LEAST_SWEPT };
+        let known = CachedLoops { loops: FxHashMap::default(), sweep_at: MIN_SWEPT };
         Self { known: RwLock::new(known) }
     }
 }
 
 impl LoopsCache {
-    /// The loops of a transfer. Transfers of some layers, heads or tokens are not cached.
+    /// Returns the loops of a transfer. Transfers of some layers, heads or tokens are not cached.
     pub(super) fn get(&self, transfer: &Transfer) -> Result<Arc<BlockLoops>, TransferError> {
         let Transfer { source, destination, options, .. } = transfer;
         if !transfer.copies_whole_blocks() {
@@ -118,7 +118,7 @@ impl LoopsCache {
             known
                 .loops
                 .retain(|_, (ends, _)| !ends.as_ref().into_iter().any(WeakEndpoint::has_gone));
-            known.sweep_at = 2 * known.loops.len() + LEAST_SWEPT;
+            known.sweep_at = 2 * known.loops.len() + MIN_SWEPT;
         }
         known.loops.insert(key, (ends, Arc::clone(&loops)));
         Ok(loops)
@@ -168,10 +168,10 @@ mod tests {
     fn loops_of_dropped_endpoints_are_dropped() {
         let (cache, one) = (LoopsCache::default(), endpoint());
         let mut kept = Vec::new();
-        for _ in 0..10 * LEAST_SWEPT {
+        for _ in 0..10 * MIN_SWEPT {
             kept.push(Arc::downgrade(&loops(&cache, &Transfer::new(&one, &endpoint()))));
         }
         let alive = kept.iter().filter(|loops| loops.strong_count() > 0).count();
-        assert!(alive <= LEAST_SWEPT + 1, "{alive}");
+        assert!(alive <= MIN_SWEPT + 1, "{alive}");
     }
 }

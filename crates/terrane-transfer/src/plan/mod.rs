@@ -34,12 +34,12 @@ pub struct TransferPlan {
     destination: Endpoint,
     /// The copies for each pair of blocks.
     loops: Arc<BlockLoops>,
-    /// The loops if all blocks are one segment that joins sections. Boxed, as plans are moved.
+    /// The loops if all blocks are one segment that joins sections. Boxed, because plans are moved.
     joined: Option<Box<SmallVec<[LayerGroup; 1]>>>,
     pieces: u64,
     bytes: ByteCount,
     /// The runs, once the list is requested. Engines that compute addresses never request it.
-    made: OnceLock<Vec<CopyRun>>,
+    listed_runs: OnceLock<Vec<CopyRun>>,
     /// The buffer for the list until then.
     unmade: Mutex<Vec<CopyRun>>,
     run_count: u64,
@@ -59,13 +59,13 @@ struct Buffers {
     runs: Vec<CopyRun>,
 }
 
-/// Consecutive blocks at both ends that are adjacent in memory there.
+/// Consecutive blocks at both ends that are adjacent in memory at both ends.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     source: u32,
     destination: u32,
     blocks: u32,
-    /// The index of the first one in the lists of blocks.
+    /// The index of the first block in the lists of blocks.
     pair: u32,
 }
 
@@ -98,7 +98,7 @@ impl TransferPlan {
     /// [`grids`](Self::grids).
     #[must_use]
     pub fn runs(&self) -> &[CopyRun] {
-        self.made.get_or_init(|| {
+        self.listed_runs.get_or_init(|| {
             let mut runs = std::mem::take(&mut *lock(&self.unmade));
             self.make_runs(&mut runs);
             runs
@@ -111,8 +111,8 @@ impl TransferPlan {
         self.run_count
     }
 
-    /// Whether less than whole pieces is copied at a time: the ends differ in the strides of rows,
-    /// or some heads or tokens are copied.
+    /// Whether parts of pieces are copied one by one: the ends differ in the strides of rows, or
+    /// only some heads or tokens are copied.
     #[must_use]
     pub fn breaks_pieces(&self) -> bool {
         self.loops.breaks_pieces
@@ -154,7 +154,7 @@ impl TransferPlan {
         self.joined.as_deref().unwrap_or(&self.loops.groups)
     }
 
-    /// The source blocks. The n-th goes to the n-th of
+    /// The source blocks. The n-th is copied to the n-th of
     /// [`destination_blocks`](Self::destination_blocks).
     #[must_use]
     pub fn source_blocks(&self) -> &[u32] {
@@ -218,13 +218,13 @@ impl TransferPlan {
         self.pieces
     }
 
-    /// All the bytes to copy.
+    /// The total number of bytes to copy.
     #[must_use]
     pub fn bytes(&self) -> ByteCount {
         self.bytes
     }
 
-    /// The mean length of a run; zero where there is none.
+    /// The mean length of a run; zero if there is none.
     #[must_use]
     pub fn mean_run(&self) -> ByteCount {
         ByteCount::new(self.bytes.get().checked_div(self.run_count()).unwrap_or(0))
@@ -249,17 +249,17 @@ impl TransferPlan {
 
 impl Drop for TransferPlan {
     fn drop(&mut self) {
-        // In a forked process, a thread that does not exist there may hold the list.
+        // In a forked process, a thread of the parent may hold the list's lock.
         if !self.owner.is_current() {
             return;
         }
         let mut buffers = std::mem::take(&mut self.buffers);
         let unmade = std::mem::take(&mut *lock(&self.unmade));
-        // Plans that break pieces up are rare, and have too many runs to be kept.
-        let made = self.made.take().filter(|_| !self.loops.breaks_pieces);
-        buffers.runs = made.unwrap_or(unmade);
+        // Plans that break pieces up are rare, and have too many runs to keep their buffers.
+        let listed_runs = self.listed_runs.take().filter(|_| !self.loops.breaks_pieces);
+        buffers.runs = listed_runs.unwrap_or(unmade);
         buffers.clear();
-        // If enough spares are kept, these are freed.
+        // If enough spare buffers are kept, these are freed.
         let _ = self.spare.push(buffers);
     }
 }

@@ -60,7 +60,7 @@ pub(crate) struct LayerGroup {
     pub(crate) layers_per_step: u32,
 }
 
-/// Whether an order of runs goes block by block, which lets layers join.
+/// Whether runs are ordered block by block, which lets layers join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Joining {
     pub(crate) layers: bool,
@@ -79,7 +79,7 @@ pub(crate) fn layer_groups(
     layers_of(sections, selection, count, joining)
 }
 
-/// Sections without layers are a group of their own behind the others, if there are other layers.
+/// Sections without layers are a separate group after the others, if there are other layers.
 fn apart_from_layers(
     sections: &[SharedSection<'_>],
     selection: &Selection,
@@ -113,7 +113,7 @@ fn layers_of(
     if sections.iter().all(is_linear) {
         return SmallVec::from_iter([layer_group(sections, selection, firsts, count, 0, joining)]);
     }
-    // Layers at uneven distances are a group each.
+    // Layers at uneven distances are one group each.
     (0..count)
         .map(|layer| {
             let firsts = firsts.map(|first| first + layer);
@@ -147,7 +147,7 @@ fn layer_group(
     };
     let steps = nests.iter().map(steps_of).max().unwrap_or(1);
     if nests.iter().any(|nest| steps_of(nest) != steps) {
-        // Layers join in some nests only. All of them then keep the loop.
+        // Layers join in some nests only. Then all nests keep the loop.
         nests.clear();
         for section in sections {
             push_nests(section, selection, firsts, count, &mut nests);
@@ -160,7 +160,7 @@ fn layer_group(
     LayerGroup { nests, first, steps, layers_per_step: u32::try_from(per_step).unwrap_or(count) }
 }
 
-/// The loops of one section. An axis that the two ends split differently makes several.
+/// Adds the loops of one section. An axis that the two ends split differently makes several loops.
 fn push_nests(
     section: &SharedSection<'_>,
     selection: &Selection,
@@ -215,7 +215,7 @@ fn push_nests(
     }
 }
 
-/// A stretch of an axis whose positions are equal loops at both ends.
+/// Positions of an axis that are equal loops at both ends.
 #[derive(Clone, Debug)]
 struct AxisPart {
     base: Distance,
@@ -224,7 +224,7 @@ struct AxisPart {
 
 const ORIGIN: RegionOffset = RegionOffset { region: 0, offset: 0 };
 
-/// The one distance between positions, if the axis has only one.
+/// The distance between positions, if it is constant along the axis.
 fn linear(steps: &AxisSteps) -> Option<RegionOffset> {
     let (inner, outer) = (steps.inner(), steps.outer());
     if outer.count == 1 {
@@ -263,7 +263,7 @@ fn split(axis: &RowAxis<'_>) -> SmallVec<[AxisPart; 2]> {
         let taken = match nested {
             Some((whole, middle)) => {
                 let whole_count = rest / whole;
-                // The innermost first.
+                // The innermost loop first.
                 levels.push(level(small, distance(&place, at, 1, small)));
                 if middle > 1 {
                     levels.push(level(middle, distance(&place, at, small, whole)));
@@ -299,12 +299,12 @@ fn distance(
     Distance::between(place(at), place(at + step))
 }
 
-/// Positions of a loop over whole groups of both ends, and small groups in each of them.
+/// The counts of a loop over whole groups of both ends, and of the smaller groups within them.
 fn within_bounds(within: Ends<u32>, groups: Ends<u32>, rest: u32) -> Option<(u32, u32)> {
     let (small, large) =
         (groups.source.min(groups.destination), groups.source.max(groups.destination));
     if large == u32::MAX {
-        // One end is not split: the groups of the other one follow each other.
+        // One end is not split: the groups of the other end are adjacent.
         let at_start =
             groups.zip(within).into_iter().all(|(group, at)| group == u32::MAX || at == 0);
         return (at_start && rest >= small).then_some((small, 1));
@@ -325,7 +325,7 @@ fn combine_sections(nests: &mut SmallVec<[LoopNest; 2]>) {
         }
         previous = nest;
     }
-    // A negative step would wrap, and loops only go forwards.
+    // A negative step would wrap, and loops only count upwards.
     let goes_on = |each: &RegionOffset| each.region < u32::MAX / 2 && each.offset < u64::MAX / 2;
     if !step.0.as_ref().into_iter().all(goes_on) {
         return;
@@ -403,7 +403,7 @@ impl LoopNest {
         self.inner.iter().map(|level| level.count).product()
     }
 
-    /// The distance of a run from the first one of its tile, by its number.
+    /// The distance of a run from the first run of its tile, by its number.
     pub(crate) fn inner_distance(&self, mut index: u64) -> Distance {
         let mut at = Distance::ZERO;
         for level in self.inner.iter().rev() {

@@ -1,16 +1,16 @@
-//! Finds bytes that one transfer would both read and write.
+//! Detects bytes that one transfer would both read and write.
 
 use terrane_core::{AddressSpace, ByteCount, Position};
 
 use super::TransferPlan;
 use crate::error::TransferError;
-use crate::hazard::table::blocks::meet;
+use crate::hazard::table::blocks::overlap;
 use crate::side::Side;
 
 /// Checks a transfer within one layout. Different blocks never overlap, nor do different heads of a
-/// block. So it is enough that no block is named on both sides with heads in common.
+/// block. So it suffices that no block is named at both ends with heads in common.
 pub(crate) fn check_within_layout(plan: &TransferPlan) -> Result<(), TransferError> {
-    if !meet(&plan.heads(Side::Source), &plan.heads(Side::Destination)) {
+    if !overlap(&plan.heads(Side::Source), &plan.heads(Side::Destination)) {
         return Ok(());
     }
     let destinations = plan.destination_blocks();
@@ -20,7 +20,7 @@ pub(crate) fn check_within_layout(plan: &TransferPlan) -> Result<(), TransferErr
     }
 }
 
-/// Checks a transfer between two layouts that share memory, by a sweep over all runs of both sides
+/// Checks a transfer between two layouts that share memory, by a sweep over all runs of both ends
 /// in address order.
 pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferError> {
     let mut spans: Vec<RunSpan> = Vec::with_capacity(2 * plan.runs().len());
@@ -33,7 +33,7 @@ pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferE
         }
     }
     spans.sort_unstable_by_key(|span| (span.space, span.start));
-    // Sources may overlap each other, so the furthest end so far is kept for each side.
+    // Sources may overlap each other, so the furthest end so far is stored for each side.
     let mut furthest: [Option<RunSpan>; 2] = [None, None];
     for span in spans {
         let (own, other) = match span.side {

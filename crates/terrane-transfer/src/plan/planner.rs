@@ -1,4 +1,4 @@
-//! Breaks a transfer into runs.
+//! The planner, which breaks a transfer into runs.
 
 use std::sync::{Arc, OnceLock};
 
@@ -26,11 +26,11 @@ pub struct Planner {
     owner: OwnerProcess,
 }
 
-/// The number of plans whose buffers are kept, which is more than most engines have in flight.
+/// The number of plans whose buffers are kept. It is more than most engines have in flight.
 const SPARE_BUFFERS: usize = 32;
 
 impl Planner {
-    /// A planner with no buffers yet.
+    /// Creates a planner without buffers.
     #[must_use]
     pub fn new() -> Self {
         let spare = Arc::new(ArrayQueue::new(SPARE_BUFFERS));
@@ -40,7 +40,7 @@ impl Planner {
 
     /// Validates a transfer and breaks it into runs. A transfer of no blocks is a plan of no runs.
     ///
-    /// Every check is made in every build: equal shapes, ids and layers in range, no destination
+    /// All checks are made in every build: equal shapes, ids and layers in range, no destination
     /// named twice, no byte both read and written.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Planner {
             joined: None,
             pieces: 0,
             bytes: ByteCount::ZERO,
-            made: OnceLock::new(),
+            listed_runs: OnceLock::new(),
             unmade: Mutex::new(std::mem::take(&mut buffers.runs)),
             run_count: 0,
             buffers,
@@ -109,7 +109,7 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
         let ids = transfer.destination.layout().geometry().num_blocks();
         buffers.sorter.sort(keys, values, ids, [destinations, sources]);
     }
-    // Without a branch for each, the compiler compares several at a time.
+    // Without a branch for each element, the compiler vectorises the comparison.
     let is_next_to_itself = |found, pair: &[u32]| found | (pair[0] == pair[1]);
     if !destinations.windows(2).fold(false, is_next_to_itself) {
         return Ok(());
@@ -120,7 +120,7 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
     }
 }
 
-/// Lists the pairs of blocks, joined where the next block's bytes follow at both ends.
+/// Lists the pairs of blocks, joined if the next block's bytes are adjacent at both ends.
 fn make_segments(plan: &mut TransferPlan) {
     let join = touches(plan);
     let Buffers { sources, destinations, segments, .. } = &mut plan.buffers;
@@ -136,8 +136,8 @@ fn make_segments(plan: &mut TransferPlan) {
     }
     let mut pairs = (0_u32..).zip(sources.iter().copied().zip(destinations.iter().copied()));
     let Some((pair, (source, destination))) = pairs.next() else { return };
-    // A segment enters the list only when complete: changing an entry just after its store takes
-    // longer than comparing.
+    // A segment is added to the list only when complete: changing an entry just after its store
+    // takes longer than comparing.
     let mut open = Segment { source, destination, blocks: 1, pair };
     for (pair, (source, destination)) in pairs {
         let goes_on =
@@ -155,7 +155,8 @@ fn make_segments(plan: &mut TransferPlan) {
     }
 }
 
-/// Whether every nest is one run for each block, adjacent to that of the next block at both ends.
+/// Whether every nest is one run for each block, adjacent to the run of the next block at both
+/// ends.
 fn touches(plan: &TransferPlan) -> bool {
     let mut nests = plan.groups().iter().flat_map(|group| &group.nests);
     nests.all(|nest| {

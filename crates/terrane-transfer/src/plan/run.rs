@@ -26,21 +26,21 @@ impl CopyRun {
         }
     }
 
-    /// Its start in the source.
+    /// The run's start in the source.
     #[inline]
     #[must_use]
     pub const fn source(&self) -> RegionOffset {
         RegionOffset { region: self.source_region, offset: self.source_offset }
     }
 
-    /// Its start in the destination.
+    /// The run's start in the destination.
     #[inline]
     #[must_use]
     pub const fn destination(&self) -> RegionOffset {
         RegionOffset { region: self.destination_region, offset: self.destination_offset }
     }
 
-    /// Its start at one end.
+    /// The run's start at one end.
     #[inline]
     #[must_use]
     pub const fn at(&self, side: Side) -> RegionOffset {
@@ -50,14 +50,14 @@ impl CopyRun {
         }
     }
 
-    /// Its length.
+    /// The run's length.
     #[inline]
     #[must_use]
     pub const fn bytes(&self) -> ByteCount {
         ByteCount::new(self.bytes)
     }
 
-    /// The bytes from `offset` on; all of them if the run is shorter than that.
+    /// The bytes from `offset` on; the whole run if it is shorter.
     pub(crate) const fn rest(&self, offset: ByteCount) -> Self {
         let skipped = if offset.get() < self.bytes { offset.get() } else { 0 };
         Self {

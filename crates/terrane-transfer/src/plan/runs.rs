@@ -14,7 +14,7 @@ use super::run::{CopyRun, Distance};
 use super::{Segment, TransferPlan};
 use crate::side::{Ends, Side};
 
-/// A tile: the start of its first run, and the loops around that.
+/// A tile: the start of its first run, and the loops around that run.
 pub(crate) struct Tile<'a> {
     pub(crate) first: CopyRun,
     pub(crate) nest: &'a LoopNest,
@@ -61,7 +61,7 @@ impl TransferPlan {
     /// The layer that a run begins with, by its number in the source.
     #[must_use]
     pub fn layer(&self, run: usize) -> u32 {
-        // Most plans go layer by layer, or have blocks of all layers.
+        // Most plans are ordered layer by layer, or have blocks of all layers.
         self.find(number(run), LoopNest::inner_count).map_or(u32::MAX, |(tile, _)| tile.layer)
     }
 
@@ -79,8 +79,8 @@ impl TransferPlan {
         Some(Ends { source, destination })
     }
 
-    /// Calls `each` with the pairs of blocks, by their indices, that these bytes of a run belong
-    /// to, and the bytes of each.
+    /// Calls `each` with the pairs of blocks of some bytes of a run: the index of the pair, and its
+    /// number of bytes.
     pub(crate) fn pairs_of(&self, run: usize, bytes: Range<u64>, each: &mut impl FnMut(u32, u64)) {
         let Some((tile, _)) = self.find(number(run), LoopNest::inner_count) else { return };
         let Some(segment) = self.buffers.segments.get(tile.segment) else { return };
@@ -109,8 +109,8 @@ impl TransferPlan {
         per_segment * number(self.buffers.segments.len())
     }
 
-    /// The tile that holds item `index`, and the number of the item within the tile. Each tile
-    /// holds `weight` items.
+    /// The tile with item `index`, and the item's number within the tile. Each tile has `weight`
+    /// items.
     fn find(&self, index: u64, weight: impl Fn(&LoopNest) -> u64) -> Option<(Tile<'_>, u64)> {
         let segments = number(self.buffers.segments.len());
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
@@ -162,7 +162,7 @@ impl TransferPlan {
 
     /// Fills in the list of runs.
     ///
-    /// Products and sums cannot overflow: every run lies within its regions. Ids, layers and rows
+    /// Products and sums cannot overflow: every run is within its regions. Ids, layers and rows
     /// have been checked against the geometries, which prove that all their bytes fit.
     pub(super) fn make_runs(&self, runs: &mut Vec<CopyRun>) {
         runs.reserve(to_usize(self.run_count));
@@ -186,7 +186,7 @@ impl TransferPlan {
                 }
             }
         }
-        // Every other segment has the same runs, at the distance of its blocks.
+        // All other segments have the same runs, moved by the distance of their blocks.
         let of_segment = runs.len();
         let Some(steps) = self.linear_blocks() else {
             // Blocks at uneven distances.
@@ -213,7 +213,8 @@ impl TransferPlan {
                 run.source_offset = run.source_offset.wrapping_add(from);
                 run.destination_offset = run.destination_offset.wrapping_add(to);
             }
-            // Most plans join no blocks, and a division for each run takes longer than the rest.
+            // Most plans join no blocks, and then a division for each run would take longer than
+            // all other work.
             if segment.blocks != first.blocks {
                 let (had, has) = (u64::from(first.blocks), u64::from(segment.blocks));
                 added.iter_mut().for_each(|run| run.bytes = run.bytes / had * has);
@@ -242,7 +243,7 @@ impl TransferPlan {
             let mut nests = group.nests.iter().map(|nest| nest.outer_over(LoopAxis::Layers));
             let level = nests.next().flatten();
             if level.is_some() && nests.all(|other| other == level) {
-                // Every other layer has the same runs, one step further at each end.
+                // All other layers have the same runs, one step further at each end.
                 let step = level.map_or(Distance::ZERO, |level| level.step);
                 for _ in 1..group.steps {
                     let last = runs.len() - of_layer;
@@ -322,7 +323,7 @@ impl Image {
         let levels = nest.outer.iter().chain(&nest.inner);
         let mut levels: Vec<(u64, u64)> = levels
             .map(|level| (level.count, level.step.0.get(side)))
-            // Stretches of other regions are alike.
+            // The stretches of other regions are equal.
             .filter(|(_, step)| step.region == 0)
             .map(|(count, step)| (count, step.offset))
             .collect();
@@ -341,7 +342,7 @@ impl Image {
     }
 }
 
-/// Joins adjacent images, such as K and V that share rows.
+/// Joins adjacent images, such as those of K and V in shared rows.
 fn join_images(images: &mut Vec<Image>) {
     images.sort_by_key(|image| (image.region, image.start));
     let mut joined = true;

@@ -1,4 +1,4 @@
-//! Checks that the two ends hold blocks of equal shape, and finds what to copy.
+//! Checks that the blocks of the two ends have equal shapes, and determines what to copy.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::transfer::Transfer;
 pub(crate) struct Selection {
     /// The layers, by their numbers in the source.
     pub(crate) layers: Range<u32>,
-    /// The layer of the destination that the first one is copied to.
+    /// The destination's layer to which the first layer is copied.
     pub(crate) destination_first_layer: u32,
     /// The heads at the source and at the destination. The row counts as one head if heads are not
     /// stated.
@@ -56,7 +56,7 @@ impl<'a> RowAxis<'a> {
 }
 
 impl SharedSection<'_> {
-    /// Whether it is copied layer by layer, that is, has as many layers as the layout.
+    /// Whether the section is copied layer by layer: it has as many layers as the layout.
     pub(crate) const fn has_layers(&self) -> bool {
         self.has_layers
     }
@@ -77,12 +77,12 @@ impl SharedSection<'_> {
         let counts = self.rows(selection).map(|RowAxis { positions, .. }| {
             u64::from(positions.source.end - positions.source.start)
         });
-        // At most the bytes of a block, which its geometry has proved to fit.
+        // At most the bytes of a block, which its geometry has checked.
         counts.iter().product::<u64>() * self.unit
     }
 }
 
-/// Checks that blocks are of equal shape, and finds what to copy. The number of blocks and all
+/// Checks that blocks have equal shapes, and determines what to copy. The number of blocks and all
 /// strides may differ.
 pub(crate) fn check<'a>(
     transfer: &'a Transfer,
@@ -90,7 +90,7 @@ pub(crate) fn check<'a>(
     let ends = Ends { source: &transfer.source, destination: &transfer.destination }
         .map(|end| end.layout().geometry());
     let Ends { source: from, destination: to } = ends;
-    // With a `destination_first_layer`, only the copied layers have to fit both ends.
+    // With a `destination_first_layer`, only the copied layers must fit both ends.
     if transfer.destination_first_layer.is_none() {
         equal("num_layers", from.num_layers().into(), to.num_layers().into())?;
     }
@@ -132,7 +132,7 @@ fn shared<'a>(
     transfer: &Transfer,
 ) -> Result<SharedSection<'a>, TransferError> {
     let Ends { source: from, destination: to } = sections.map(Section::shape);
-    // If only some tokens are copied, their range has to fit both ends.
+    // If only some tokens are copied, their range must fit both ends.
     if transfer.tokens.is_none() {
         equal("page_size", from.tokens.into(), to.tokens.into())?;
     }
@@ -205,7 +205,8 @@ fn check_contiguous(sections: Ends<&Section>, whole_rows: bool) -> Result<(), Tr
         };
         let heads_follow = !whole_rows || follows(Axis::Head, shape.head_bytes());
         if !follows(Axis::Element, shape.element_bytes.into()) || !heads_follow {
-            // The end that states its heads separates them, and the other one does not state any.
+            // The end that states its heads separates them in memory, and the other end does not
+            // state any.
             return Err(TransferError::HeadsNotStated { side: side.other() });
         }
     }

@@ -6,20 +6,20 @@ use terrane_core::convert::to_usize;
 
 use smallvec::SmallVec;
 
-/// Free ids of one range. The lowest ids are taken first.
+/// Free ids of one range. The lowest ids are allocated first.
 ///
-/// Low ids that follow one another give transfers long runs, and claims that are one range. An id
-/// that was never taken costs no memory, as the number of blocks may come from a peer.
+/// Adjacent low ids give transfers long runs, and claims that are one range. A peer may state the
+/// number of blocks, so an id that was never allocated occupies no memory.
 pub(super) struct FreeIds {
-    /// The first id of the range. Bit positions count from here.
+    /// The first id of the range. Bit positions are relative to it.
     first: u32,
-    /// The ids that were never taken.
+    /// The ids that were never allocated.
     fresh: Range<u32>,
     /// One bit for each id below `fresh`: whether it is free.
     words: Vec<u64>,
     /// One bit for each word: whether any of its bits is set.
     summary: Vec<u64>,
-    /// No word of the summary before this one has a bit set.
+    /// The words of the summary before this one have no bit set.
     lowest: u32,
     /// The number of bits set in `words`.
     returned: usize,
@@ -29,7 +29,7 @@ pub(super) struct FreeIds {
 const WORD: u32 = u64::BITS;
 
 impl FreeIds {
-    /// All ids of the range are free.
+    /// Creates a range whose ids are all free.
     pub(super) fn new(ids: Range<u32>) -> Self {
         Self {
             first: ids.start,
@@ -55,7 +55,7 @@ impl FreeIds {
         let end = self.fresh.start + fresh;
         taken.extend(self.fresh.start..end);
         self.fresh.start = end;
-        // Their bits exist from now on, so that returning them allocates nothing.
+        // Their bits are allocated now, so that returning the ids allocates nothing.
         let words = index((end - self.first).div_ceil(WORD));
         if words > self.words.len() {
             self.words.resize(words, 0);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_were_never_taken_cost_no_memory() {
+    fn ids_that_were_never_allocated_occupy_no_memory() {
         let mut free = FreeIds::new(0..u32::MAX);
         assert_eq!(free.len(), 4_294_967_295);
         assert_eq!(taken(&mut free, 3), [0, 1, 2]);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ids_of_the_largest_range_are_taken_and_returned() {
+    fn the_last_ids_of_the_largest_range_are_allocated_and_returned() {
         let mut free = FreeIds::new(u32::MAX - 70..u32::MAX);
         let all: Vec<u32> = (u32::MAX - 70..u32::MAX).collect();
         assert_eq!(taken(&mut free, 71), all);
@@ -138,9 +138,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a sorted set. The range spans several words of the summary.
+        /// Compared with a sorted set. The range spans several words of the summary.
         #[test]
-        fn as_a_sorted_set_would(
+        fn free_ids_equal_a_sorted_set(
             first in 0_u32..200,
             steps in prop::collection::vec((any::<bool>(), 0_usize..6_000, any::<prop::sample::Index>()), 1..40),
         ) {

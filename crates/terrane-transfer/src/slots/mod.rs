@@ -18,21 +18,20 @@ use free_ids::FreeIds;
 
 /// Allocates the block ids of an endpoint, each to one owner at a time.
 ///
-/// [`take`](Self::take) returns a [`SlotSet`], which owns its ids. It can be used wherever a
-/// transfer takes a list of blocks. The ids are free again when the set drops, or
-/// [after a transfer has ended](SlotSet::free_after).
+/// [`take`](Self::take) returns a [`SlotSet`], which owns its ids. It can be used as a transfer's
+/// list of blocks. The ids are free again when the set drops, or [after a transfer has
+/// ended](SlotSet::free_after).
 ///
-/// An id is never handed out while a transfer or a [hold](crate::Endpoint::hold_for_read) claims
-/// its block. So a set may drop while a transfer of its blocks waits, runs, or was
-/// [orphaned](crate::CopyJob::orphan) although its copy may continue. Its ids become free when the
-/// last claim on them is released.
+/// An id is never allocated while a transfer or a [hold](crate::Endpoint::hold_for_read) claims its
+/// block. So a set may drop while a transfer of its blocks waits, runs, or was
+/// [orphaned](crate::CopyJob::orphan). Its ids become free when the last claim on them is released.
 ///
-/// The lowest free ids are handed out first, in ascending order. So blocks that are taken together
-/// mostly follow one another, and their transfers have long runs.
+/// The lowest free ids are allocated first, in ascending order. So blocks that are allocated
+/// together are mostly adjacent, and their transfers have long runs.
 ///
 /// Clones share the ids. They and the sets keep the endpoint alive. In a process that was forked
-/// from the endpoint's, nothing is taken or freed. A set that is leaked (`mem::forget`) leaks its
-/// ids, and nothing else is affected.
+/// from the endpoint's process, nothing is allocated or freed. A set that is leaked (`mem::forget`)
+/// only leaks its ids.
 ///
 /// Taking or freeing one id costs a lock and some tens of nanoseconds. For `n` ids at once, the
 /// time grows with `n`.
@@ -91,11 +90,11 @@ struct SlotIds {
     in_flight: Vec<u32>,
 }
 
-/// Why no slots were returned.
+/// The reason why no slots were returned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlotsError {
-    /// There are fewer free ids than were requested. None was taken.
+    /// There are fewer free ids than were requested. None was allocated.
     #[error(
         "{requested} block ids requested; {free} of {total} are free, and {in_flight} more once \
          transfers of their blocks have ended; drop other slots first, or take fewer"
@@ -133,8 +132,8 @@ pub enum SlotsError {
         /// The range of the other allocator.
         owned: Range<u32>,
     },
-    /// The two sets are of different allocators, so they cannot be joined.
-    #[error("the slots to append are of another allocator; keep them in a set of their own")]
+    /// The two sets belong to different allocators, so they cannot be joined.
+    #[error("the slots to append belong to another allocator; keep them in a separate set")]
     OtherAllocator,
     /// The endpoint belongs to the process that this one was forked from.
     #[error("the slots are those of an endpoint of another process")]
@@ -144,8 +143,8 @@ pub enum SlotsError {
 impl Slots {
     /// Allocates all blocks of the endpoint.
     ///
-    /// Endpoints of [groups](Endpoint::of_groups) share their block ids, so one of them gets the
-    /// allocator for all.
+    /// Endpoints of [groups](Endpoint::of_groups) share their block ids, so one endpoint's
+    /// allocator is for all of them.
     ///
     /// # Errors
     ///
@@ -155,8 +154,8 @@ impl Slots {
         Self::of_range(endpoint, 0..endpoint.layout().geometry().num_blocks())
     }
 
-    /// Allocates some blocks of the endpoint, by their ids. The others are left to the caller, or
-    /// to another allocator.
+    /// Allocates some blocks of the endpoint, by their ids. The caller, or another allocator,
+    /// manages the others.
     ///
     /// # Errors
     ///
@@ -206,8 +205,8 @@ impl Slots {
         SlotSet::new(&self.shared, ids)
     }
 
-    /// The number of free ids; 0 in a forked process. [`take`](Self::take) returns as many, unless
-    /// code that does not own an id uses its block.
+    /// The number of free ids; 0 in a forked process. [`take`](Self::take) returns that many,
+    /// unless code that does not own an id uses its block.
     #[must_use]
     pub fn free(&self) -> usize {
         if self.shared.endpoint.check_owner().is_err() {
@@ -218,7 +217,7 @@ impl Slots {
         state.free.len()
     }
 
-    /// The number of ids of the allocator, taken or free.
+    /// The number of ids of the allocator, allocated or free.
     #[must_use]
     pub fn total(&self) -> usize {
         self.shared.range.len()
@@ -241,8 +240,8 @@ impl fmt::Debug for Slots {
 }
 
 impl SharedSlots {
-    /// Takes up to `count` free ids, the lowest first. An id whose block is claimed, by a transfer
-    /// or hold of code that does not own it, is kept back.
+    /// Takes up to `count` free ids, the lowest first. An id is kept back if a transfer or a hold
+    /// of code that does not own it claims its block.
     fn take(&self, count: usize, state: &mut SlotIds) -> SmallVec<[u32; 2]> {
         if state.free.len() < count {
             self.collect(state);

@@ -1,4 +1,4 @@
-//! Some block ids, and their owner.
+//! Block ids with one owner.
 
 use std::fmt;
 use std::iter;
@@ -14,9 +14,9 @@ use crate::hazard::ticket::Ticket;
 ///
 /// It dereferences to the list of ids, so `&set` can be passed to
 /// [`Transfer::blocks`](crate::Transfer::blocks) or
-/// [`Endpoint::hold_for_write`](crate::Endpoint::hold_for_write). When it drops, the ids are free,
-/// once no transfer and no hold claims their blocks. It may be the guard of a transfer: its ids
-/// then become free with the outcome.
+/// [`Endpoint::hold_for_write`](crate::Endpoint::hold_for_write). When it drops, the ids become
+/// free once no transfer and no hold claims their blocks. It may be the guard of a transfer: its
+/// ids then become free with the outcome.
 #[must_use = "dropping the set frees its ids"]
 pub struct SlotSet {
     shared: Arc<SharedSlots>,
@@ -28,8 +28,7 @@ impl SlotSet {
         Self { shared: Arc::clone(shared), ids }
     }
 
-    /// Removes the ids from position `at` on, and returns them. The set that is returned is empty
-    /// if there are none.
+    /// Removes the ids from position `at` on, and returns them; an empty set if there are none.
     pub fn split_off(&mut self, at: usize) -> Self {
         let at = at.min(self.ids.len());
         let ids = self.ids.drain(at..).collect();
@@ -40,7 +39,8 @@ impl SlotSet {
     ///
     /// # Errors
     ///
-    /// [`SlotsError::OtherAllocator`] if they are of another allocator. They then stay in `other`.
+    /// [`SlotsError::OtherAllocator`] if they belong to another allocator. They then stay in
+    /// `other`.
     pub fn append(&mut self, other: &mut Self) -> Result<(), SlotsError> {
         if !Arc::ptr_eq(&self.shared, &other.shared) {
             return Err(SlotsError::OtherAllocator);
@@ -49,8 +49,8 @@ impl SlotSet {
         Ok(())
     }
 
-    /// A set for each id, in their order. Sets that the iterator has not returned when it drops are
-    /// freed.
+    /// Returns a set for each id, in their order. If the iterator drops early, the remaining ids
+    /// are freed.
     pub fn each(mut self) -> impl Iterator<Item = Self> {
         self.ids.reverse();
         iter::from_fn(move || {
@@ -62,15 +62,15 @@ impl SlotSet {
     /// Frees the ids once the ticket's transfer has ended, whether it has succeeded or failed. If
     /// it has ended, they are free at once.
     ///
-    /// If that transfer was [orphaned](crate::CopyJob::orphan), they are free once its copy has
-    /// ended as well.
+    /// If that transfer was [orphaned](crate::CopyJob::orphan), they become free only when its copy
+    /// has ended as well.
     pub fn free_after(self, ticket: &Ticket) {
         ticket.keep(Arc::new(self));
     }
 
     /// Frees the ids once the transfers of all these tickets have ended; at once if there are none.
     pub fn free_after_all(self, tickets: &[Ticket]) {
-        // It drops with the last ticket that keeps it.
+        // The set drops with the last ticket that keeps it.
         let ids = Arc::new(self);
         tickets.iter().for_each(|ticket| ticket.keep(Arc::clone(&ids) as _));
     }

@@ -1,4 +1,4 @@
-//! Counts the allocations of planning and submitting: none for each span.
+//! Counts the allocations of planning and submitting: none per span.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,11 +11,12 @@ use terrane_transfer::{Endpoint, Planner, Transfer, TransferManager};
 use crate::support::*;
 
 thread_local! {
-    /// The allocations of this thread. It has no destructor, so it outlives all values that have one.
+    /// The allocations of this thread. The counter has no destructor, so it outlives all values
+    /// that have one.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, with a count per thread, so that tests do not disturb one another.
+/// The system's allocator with a count per thread, so that tests do not affect each other.
 struct Counting;
 
 #[global_allocator]
@@ -25,28 +26,29 @@ fn count() {
     ALLOCATIONS.with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: every call goes to the system's allocator as it came, and counting allocates nothing.
+// SAFETY: every call is forwarded to the system's allocator unchanged, and counting allocates
+// nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise is that of this call.
+        // SAFETY: the caller guarantees it.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise is that of this call.
+        // SAFETY: the caller guarantees it.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise is that of this call.
+        // SAFETY: the caller guarantees it.
         unsafe { System.realloc(block, layout, bytes) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is that of this call.
+        // SAFETY: the caller guarantees it.
         unsafe { System.dealloc(block, layout) }
     }
 }
@@ -95,11 +97,11 @@ fn a_plan_in_the_steady_state_allocates_nothing() {
             assert!(!planner.plan(&transfer).unwrap().runs().is_empty());
             let (counted, runs) = allocations(|| planner.plan(&transfer).unwrap().runs().len());
             assert_eq!(counted, 0, "{blocks} blocks in {runs} runs, {from} to {to}");
-            // Nor if the list is not requested; it is kept for a later request.
+            // The same without a request for the list. Its buffer is kept for a later request.
             let (counted, count) = allocations(|| planner.plan(&transfer).unwrap().run_count());
             assert_eq!((counted, count), (0, u64::try_from(runs).unwrap()));
             let (counted, _) = allocations(|| planner.plan(&transfer).unwrap().runs().len());
-            assert_eq!(counted, 0, "the room for the list was lost");
+            assert_eq!(counted, 0, "the buffer of the list was lost");
         }
     });
 }
@@ -126,9 +128,9 @@ fn a_relayout_is_planned_without_its_runs() {
     });
 }
 
-/// The first plan makes its lists, which grow by doubling, or at once.
+/// The first plan allocates its lists, which grow by doubling, or at once.
 #[test]
-fn the_first_plan_allocates_a_few_lists_and_nothing_for_each_span() {
+fn the_first_plan_allocates_a_few_lists_and_nothing_per_span() {
     every_pair_of_kinds(|from, to| {
         let blocks = 512;
         let [source, destination] = [from, to].map(|kind| endpoint(wide(blocks), kind));
@@ -154,7 +156,7 @@ fn submitting_allocates_as_much_for_many_spans_as_for_few() {
             end_of(completion).result.unwrap();
             counted
         });
-        // The channel to the engine's threads grows now and then, by a block at a time.
+        // The channel to the engine's threads occasionally grows by a block.
         assert!(many <= few + 2, "{few} for 16 blocks, {many} for 512, {from} to {to}");
         assert!(few <= 24, "{few} allocations to submit a small transfer");
     });

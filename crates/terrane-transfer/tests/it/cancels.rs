@@ -21,7 +21,7 @@ use crate::relays::rig::Steered;
 use crate::relays::{BLOCK, slots, until};
 use crate::support::*;
 
-/// Nothing of what is submitted starts before it is released.
+/// No submitted transfer starts before it is released.
 fn held(num_blocks: u32) -> Rig {
     let rig = Rig::new(num_blocks);
     rig.engine.hold();
@@ -52,7 +52,7 @@ fn a_transfer_that_waits_for_others_ends_at_once_and_copies_nothing() {
     assert!(!cancelled(&error));
     assert_says(&error, &["cancelled before it started", "nothing was copied"]);
     assert_eq!(layers.wait(..), Err(LayerError::Failed { layer: 0 }));
-    // Its blocks are free, and those of its predecessor are not.
+    // Its blocks are free, and the predecessor's blocks are not.
     drop(rig.source.hold_for_write(&[1]).unwrap());
     drop(rig.destination.hold_for_read(&[1]).unwrap());
     rig.destination.hold_for_read(&[0]).unwrap_err();
@@ -62,7 +62,8 @@ fn a_transfer_that_waits_for_others_ends_at_once_and_copies_nothing() {
     assert_eq!(rig.engine.ended(), 1);
 }
 
-/// The last transfer may use the blocks of the first, as it runs after one that runs after it.
+/// The last transfer may use the blocks of the first, because it runs after a transfer that runs
+/// after the first.
 #[test]
 fn transfers_after_a_cancelled_one_do_not_overtake_its_predecessors() {
     let rig = held(4);
@@ -88,7 +89,7 @@ fn transfers_after_a_cancelled_one_do_not_overtake_its_predecessors() {
 }
 
 #[test]
-fn a_queued_transfer_ends_in_its_turn_and_copies_nothing() {
+fn a_queued_transfer_ends_at_its_turn_and_copies_nothing() {
     let rig = held(4);
     let queued = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();
     let next =
@@ -105,7 +106,7 @@ fn a_queued_transfer_ends_in_its_turn_and_copies_nothing() {
 }
 
 #[test]
-fn a_cancel_after_the_end_and_of_a_hold_changes_nothing() {
+fn cancelling_an_ended_transfer_or_a_hold_has_no_effect() {
     let rig = held(4);
     let hold = rig.source.hold_for_write(&[0]).unwrap();
     let transfer = rig.transfer(&[0], &[0]).after(&hold.ticket());
@@ -174,9 +175,9 @@ fn a_cancelled_transfer_drops_the_guard_of_a_dropped_completion() {
     rig.engine.release_all();
 }
 
-/// The last reference to the engine is that of the transfer which waits.
+/// The waiting transfer has the last reference to the engine.
 #[test]
-fn a_cancel_joins_no_thread_of_an_engine() {
+fn a_cancellation_joins_no_thread_of_an_engine() {
     let rig = held(4);
     let (busy, blocker) = mpsc::channel::<()>();
     let engine = HostEngine::new(one_thread()).unwrap();
@@ -189,7 +190,7 @@ fn a_cancel_joins_no_thread_of_an_engine() {
     let transfer = Transfer::new(&from, &to).blocks(&[1], &[1]).after(&first.ticket());
     let waiting = manager.submit(transfer, ()).unwrap();
     drop(manager);
-    // Would wait for the engine's thread, which waits for this one.
+    // A join would wait for the engine's thread, which waits for this one.
     waiting.cancel();
     cancelled(&waiting.wait().result.unwrap_err());
     drop(busy);
@@ -197,7 +198,7 @@ fn a_cancel_joins_no_thread_of_an_engine() {
     end_of(first).result.unwrap();
 }
 
-/// Keeps the thread that drops it from going on until the other end of the channel drops.
+/// Blocks the thread that drops it until the other end of the channel drops.
 struct WaitsInDrop(Option<mpsc::Receiver<()>>);
 
 impl Drop for WaitsInDrop {
@@ -210,7 +211,7 @@ fn one_thread() -> HostEngineOptions {
     HostEngineOptions { threads: NonZeroUsize::MIN, ..HostEngineOptions::default() }
 }
 
-/// The engine's only thread is busy with the guard of another transfer, which nothing waits for.
+/// The engine's only thread is busy with the guard of another transfer.
 fn is_cancelled_in_the_queue(engine: Arc<dyn CopyEngine>, from: &Endpoint, to: &Endpoint) {
     let manager = TransferManager::new([engine]);
     Pattern::new(1).fill(from).unwrap();
@@ -290,8 +291,8 @@ fn a_relay_ends_a_cancelled_transfer_that_waits_for_a_slot() {
     end_of(long).result.unwrap();
 }
 
-/// Whatever the moment, the outcome is true of the destination.
-fn races(manager: &TransferManager, from: &Endpoint, to: &Endpoint, all: &[u32]) {
+/// At any moment of the cancellation, the outcome matches the destination.
+fn check_races(manager: &TransferManager, from: &Endpoint, to: &Endpoint, all: &[u32]) {
     Pattern::new(1).fill(from).unwrap();
     for round in 0..100_u64 {
         Pattern::new(2).fill(to).unwrap();
@@ -331,27 +332,27 @@ fn races(manager: &TransferManager, from: &Endpoint, to: &Endpoint, all: &[u32])
 }
 
 #[test]
-fn a_cancel_that_races_with_the_host_engine_leaves_a_true_outcome() {
+fn a_cancellation_that_races_with_the_host_engine_reports_the_true_outcome() {
     let options = HostEngineOptions { chunk: ByteCount::new(500), ..HostEngineOptions::default() };
     let manager = TransferManager::new([Arc::new(HostEngine::new(options).unwrap()) as _]);
     let end = || endpoint(config(64), CONTIGUOUS);
     let all: Vec<u32> = (0..64).collect();
-    races(&manager, &end(), &end(), &all);
+    check_races(&manager, &end(), &end(), &all);
 }
 
 #[test]
-fn a_cancel_that_races_with_the_disk_engine_leaves_a_true_outcome() {
+fn a_cancellation_that_races_with_the_disk_engine_reports_the_true_outcome() {
     let folder = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(folder.path(), DiskOptions::default()).unwrap();
     let manager = TransferManager::new([disk() as _]);
     let all: Vec<u32> = (0..64).collect();
     let end = endpoint(config(64), BLOCK_FIRST);
-    races(&manager, &end, &endpoint_in(&files, config(64), CONTIGUOUS), &all);
+    check_races(&manager, &end, &endpoint_in(&files, config(64), CONTIGUOUS), &all);
 }
 
 #[test]
-fn a_forked_process_cancels_nothing_of_its_parents() {
-    in_child("cancels::a_forked_process_cancels_nothing_of_its_parents", || {
+fn a_forked_process_does_not_cancel_transfers_of_its_parent() {
+    in_child("cancels::a_forked_process_does_not_cancel_transfers_of_its_parent", || {
         let rig = held(4);
         let first = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();
         let waiting = rig.transfer(&[1], &[1]).after(&first.ticket());

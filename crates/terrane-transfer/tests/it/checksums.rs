@@ -1,4 +1,4 @@
-//! Checksums of the blocks of transfers, which do not depend on layouts.
+//! Checksums of the blocks of transfers are independent of layouts.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -142,8 +142,8 @@ fn checksums_do_not_depend_on_the_layouts_in_files() {
     assert!(written > 100 && read > 100, "{written} written, {read} read");
 }
 
-/// Whole blocks pass through the engine's buffers because the memory is not aligned for direct I/O.
-/// A buffer holds half a block, or many.
+/// Whole blocks are copied through the engine's buffers, because the memory is not aligned for
+/// direct I/O. A buffer has room for half a block, or for many.
 #[test]
 fn checksums_of_bytes_in_buffers_are_those_of_the_blocks() {
     let name = "checksums_of_bytes_in_buffers_are_those_of_the_blocks";
@@ -181,7 +181,8 @@ fn checksums_of_bytes_in_buffers_are_those_of_the_blocks() {
             heads: None,
             tokens: None,
         };
-        // Neighbours in the file, in another order than in memory; then a block that is read twice.
+        // Adjacent blocks in the file, in another order than in memory; then a block that is read
+        // twice.
         let blocks = [3, 4, 5, 0, 9, 11, 1];
         check(&manager, &from, &stored, &copied(&blocks, &[7, 6, 0, 1, 2, 8, 10]), "to the file");
         check(&manager, &stored, &to, &copied(&[7, 6, 0, 1, 2, 8, 10], &blocks), "from the file");
@@ -195,14 +196,14 @@ fn config_bytes(config: &LayoutConfig) -> ByteCount {
 
 /// Slots of one block, and of one layer of a block.
 #[test]
-fn checksums_of_relays_are_joined_from_those_of_their_chunks() {
+fn checksums_of_relays_are_combined_from_those_of_their_chunks() {
     for (slot_bytes, least) in [(4096, 100), (1024, 20)] {
         let options = RelayOptions { slot_bytes: ByteCount::new(slot_bytes), ..slots(3, 0) };
         let relay = RelayEngine::new(host(), host(), HeapAllocator::pinned(), &options).unwrap();
         let manager = TransferManager::new([Arc::new(relay) as _]);
         let is_tried: fn(&str) -> bool = match slot_bytes {
             4096 => is_of_files,
-            // All sections of these have layers.
+            // All sections of these formats have layers.
             _ => |name| name.starts_with("vllm.b") || name.starts_with("sglang.page"),
         };
         let transfers = check_all(&manager, &in_memory(is_tried), &in_memory(is_tried));
@@ -210,10 +211,10 @@ fn checksums_of_relays_are_joined_from_those_of_their_chunks() {
     }
 }
 
-/// The engine of a simulated device computes none; the other one of the relay does, in either
+/// The engine of a simulated device computes no checksums. The relay's other engine does, in either
 /// direction.
 #[test]
-fn a_relay_takes_the_checksums_of_the_hop_that_computes_them() {
+fn a_relay_uses_the_checksums_of_the_hop_that_computes_them() {
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
     let device = Arc::new(SimulatedEngine::new(to_device()));
@@ -239,7 +240,7 @@ fn a_relay_takes_the_checksums_of_the_hop_that_computes_them() {
     assert_eq!(declined[0].1, Declined::Checksums);
 }
 
-/// Every byte of a stored block counts, and the other blocks of the transfer are named as right.
+/// Every byte of a stored block counts. The error does not name the transfer's other blocks.
 #[test]
 fn a_damaged_byte_of_a_file_is_found_and_its_block_is_named() {
     let directory = tempfile::tempdir().unwrap();
@@ -311,7 +312,7 @@ fn engines_without_checksums_decline_and_explain() {
     assert!(error.to_string().contains("computes no checksums"), "{error}");
     let explained = rig.manager.explain(&transfer()).unwrap_err();
     assert_eq!(explained.to_string(), error.to_string());
-    // Between files, bytes pass through buffers in the order of the source.
+    // Copies between files use buffers in the order of the source.
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
     let [source, destination] =
@@ -320,7 +321,7 @@ fn engines_without_checksums_decline_and_explain() {
         Transfer::new(&source, &destination).blocks(&[0], &[0]).checksums(Checksums::Compute);
     let error = refused(&TransferManager::new([disk()]), between);
     assert!(error.to_string().contains("computes no checksums"), "{error}");
-    // An engine that computes some states why not these.
+    // An engine that computes checksums states why it declines these.
     let without = TransferManager::new([Arc::new(WithoutKernels) as _]);
     let error = without.explain(&transfer()).unwrap_err();
     assert!(error.to_string().contains("computes checksums with kernels, and has none"), "{error}");
@@ -335,7 +336,7 @@ fn engines_without_checksums_decline_and_explain() {
 #[derive(Debug)]
 struct WithoutKernels;
 
-// SAFETY: it touches no bytes.
+// SAFETY: it accesses no bytes.
 unsafe impl CopyEngine for WithoutKernels {
     fn name(&self) -> &'static str {
         "without kernels"
@@ -361,10 +362,10 @@ unsafe impl CopyEngine for WithoutKernels {
 
 /// An engine that promises checksums and computes none.
 #[derive(Debug)]
-struct Forgetful;
+struct WithoutSums;
 
-// SAFETY: it touches no bytes.
-unsafe impl CopyEngine for Forgetful {
+// SAFETY: it accesses no bytes.
+unsafe impl CopyEngine for WithoutSums {
     fn name(&self) -> &'static str {
         "forgetful"
     }
@@ -387,7 +388,7 @@ unsafe impl CopyEngine for Forgetful {
 #[test]
 fn missing_checksums_are_an_error_of_the_engine() {
     let rig = Rig::new(2);
-    let manager = TransferManager::new([Arc::new(Forgetful) as _]);
+    let manager = TransferManager::new([Arc::new(WithoutSums) as _]);
     let transfer = rig.transfer(&[0, 1], &[0, 1]).checksums(Checksums::Compute);
     let error = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap_err();
     assert!(matches!(error, TransferError::Engine { engine: "forgetful", .. }), "{error}");
@@ -395,7 +396,7 @@ fn missing_checksums_are_an_error_of_the_engine() {
     assert!(cause.contains("computed 0 of 2 checksums"), "{cause}");
 }
 
-/// A deadline and a cancel hold for transfers with checksums as for others.
+/// Deadlines and cancellations apply to transfers with checksums, too.
 #[test]
 fn transfers_with_checksums_stop_at_their_deadline() {
     let manager = TransferManager::new([host()]);

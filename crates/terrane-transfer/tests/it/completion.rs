@@ -13,7 +13,7 @@ use terrane_transfer::{Completion, CompletionFuture, Outcome, TransferError};
 
 use crate::support::*;
 
-/// The smallest executor there is: it parks the thread until it is woken.
+/// A minimal executor: it parks the thread until it is woken.
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -58,7 +58,7 @@ fn held() -> (Rig, Completion<&'static str>) {
 }
 
 #[test]
-fn waiting_blocks_until_the_end_and_gives_the_guard_back() {
+fn a_wait_blocks_until_the_end_and_returns_the_guard() {
     let (rig, completion) = held();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| completion.wait());
@@ -72,15 +72,15 @@ fn waiting_blocks_until_the_end_and_gives_the_guard_back() {
 }
 
 #[test]
-fn a_deadline_of_the_wait_gives_the_completion_back() {
+fn a_wait_that_reaches_its_deadline_returns_the_completion() {
     let (rig, completion) = held();
     let ticket = completion.ticket();
     let begun = Instant::now();
     let completion = completion.wait_until(begun + Duration::from_millis(10)).unwrap_err();
     assert!(begun.elapsed() >= Duration::from_millis(10));
-    // One that has passed only looks.
+    // A deadline in the past only checks for the end.
     let completion = completion.wait_until(begun).unwrap_err();
-    assert!(!ticket.has_ended(), "the transfer goes on");
+    assert!(!ticket.has_ended(), "the transfer continues");
     rig.engine.release_all();
     let outcome = completion.wait_until(Instant::now() + Duration::from_secs(60)).unwrap();
     assert_eq!(outcome.guard, "guard");
@@ -88,7 +88,7 @@ fn a_deadline_of_the_wait_gives_the_completion_back() {
 }
 
 #[test]
-fn what_has_ended_is_there_at_once_whatever_the_deadline() {
+fn an_ended_transfer_is_returned_at_once_whatever_the_deadline() {
     let (rig, completion) = held();
     rig.engine.release_all();
     while !completion.has_ended() {
@@ -153,13 +153,13 @@ fn the_last_waker_is_woken_once_and_no_other() {
     rig.engine.wait_until_idle();
     assert_eq!((first.wakes(), last.wakes()), (0, 1));
     assert!(matches!(poll(&mut future, &last), Poll::Ready(Outcome { guard: "guard", .. })));
-    // The outcome has been taken; the future says so in the only way that it can.
+    // The outcome has been returned, so the future stays pending.
     assert!(poll(&mut future, &last).is_pending());
     assert_eq!(last.wakes(), 1);
 }
 
 #[test]
-fn a_cancelled_future_cancels_only_the_interest() {
+fn dropping_a_future_does_not_cancel_its_transfer() {
     let (rig, completion) = held();
     let ticket = completion.ticket();
     let wakes = Arc::<CountsWakes>::default();

@@ -1,4 +1,4 @@
-//! Failures of the disk: the errors of transfers, and that nothing is left behind.
+//! Failures of the disk: the errors of transfers, and no leaks.
 
 use std::error::Error;
 use std::fs::File;
@@ -55,11 +55,11 @@ fn host() -> Endpoint {
         first_touch: FirstTouch::Threads(NonZeroUsize::MIN),
         ..SystemOptions::default()
     };
-    // A run is a layer of a block here, so that errors name the block that they are about.
+    // Each run is a layer of a block, so that errors name the failed block.
     endpoint_in(&SystemAllocator::new(options), even(), BLOCK_FIRST)
 }
 
-/// A layout in a new file at `path`, whose blocks of the disk are not reserved.
+/// A layout in a new sparse file at `path`, whose disk blocks are not reserved.
 fn sparse_file(path: &Path, direct: Requirement) -> Endpoint {
     let options = DiskOptions { direct, preallocate: Requirement::Off, ..DiskOptions::default() };
     let file = DiskFile::create_new(path, even().total_bytes(), &options).unwrap();
@@ -72,8 +72,8 @@ fn all_blocks(from: &Endpoint, to: &Endpoint) -> Transfer {
     Transfer::new(from, to).blocks(&all, &all)
 }
 
-/// The transfer ends with a failure of a run: which blocks it names, and the cause. The guard
-/// comes back, and both ends are free again.
+/// The transfer ends with a failure of a run. Returns the blocks that the error names, and the
+/// cause. The guard is returned, and both ends are free again.
 #[track_caller]
 fn fails(manager: &TransferManager, from: &Endpoint, to: &Endpoint) -> ((u32, u32), IoFailure) {
     transfer_fails(manager, from, to, all_blocks(from, to))
@@ -89,7 +89,7 @@ fn transfer_fails(
     let guard = Arc::new(());
     let completion = manager.submit(transfer, Arc::clone(&guard)).unwrap();
     let Outcome { guard: back, result } = end_of(completion);
-    assert!(Arc::ptr_eq(&guard, &back), "another guard came back");
+    assert!(Arc::ptr_eq(&guard, &back), "another guard was returned");
     assert_unclaimed(from);
     assert_unclaimed(to);
     let error = result.unwrap_err();
@@ -104,7 +104,7 @@ fn transfer_fails(
 }
 
 #[test]
-fn a_file_that_is_truncated_under_us_is_named_with_block_and_offset() {
+fn a_file_that_is_truncated_during_use_is_named_with_block_and_offset() {
     for direct in [Requirement::Preferred, Requirement::Off] {
         for manager in managers() {
             let directory = tempfile::tempdir().unwrap();
@@ -124,12 +124,13 @@ fn a_file_that_is_truncated_under_us_is_named_with_block_and_offset() {
             assert!(failure.offset.get() >= cut, "{failure}");
             assert!(failure.missing() > ByteCount::ZERO);
 
-            // At its old length, the file can be used again. The truncated blocks are written again.
+            // With its old length, the file can be used again. The truncated blocks are written
+            // again.
             opened.set_len(even().total_bytes().get()).unwrap();
             pattern.fill(&host).unwrap();
             run(&manager, all_blocks(&host, &file));
             run(&manager, all_blocks(&file, &host));
-            pattern.verify(&host).unwrap().assert_clean("after the file has its length back");
+            pattern.verify(&host).unwrap().assert_clean("after the file was extended again");
         }
     }
 }
@@ -184,7 +185,7 @@ fn a_limit_on_file_sizes_is_named_with_block_and_offset() {
     });
 }
 
-/// A run of many blocks that fails is named by the block in which it did.
+/// A failed run of many blocks is named by the block of the failure.
 #[test]
 fn the_block_is_that_in_which_a_long_run_stops() {
     for manager in managers_with_requests_of(3) {
@@ -197,14 +198,14 @@ fn the_block_is_that_in_which_a_long_run_stops() {
         assert_eq!(explained.runs, 1);
         File::options().write(true).open(&path).unwrap().set_len(5 * EVEN_BLOCK + 512).unwrap();
         let (blocks, failure) = fails(&manager, &file, &host);
-        // The second request and the third fail, whichever is the first to be heard of.
+        // The second request and the third fail, in any order.
         let stopped_at = u32::try_from(failure.offset.get() / EVEN_BLOCK).unwrap();
         assert_eq!(blocks, (stopped_at, stopped_at), "{failure}");
         assert!(stopped_at >= 5, "{failure}");
     }
 }
 
-/// Between files one read can be followed by several writes, of which some go well.
+/// Between files, one read can be followed by several writes, some of which succeed.
 #[test]
 fn between_files_the_block_is_that_of_the_write_that_fails() {
     in_child("disk_faults::between_files_the_block_is_that_of_the_write_that_fails", || {
@@ -223,7 +224,7 @@ fn between_files_the_block_is_that_of_the_write_that_fails() {
 }
 
 #[test]
-fn a_failing_transfer_leaves_the_others_alone() {
+fn a_failing_transfer_does_not_affect_others() {
     for manager in managers() {
         let directory = tempfile::tempdir().unwrap();
         let [bad, good] = ["bad", "good"].map(|name| directory.path().join(name));
@@ -248,7 +249,7 @@ fn a_failing_transfer_leaves_the_others_alone() {
     }
 }
 
-/// Many small requests, of which the deadline lets some through.
+/// Many small requests, some of which complete before the deadline.
 #[test]
 fn a_deadline_ends_a_disk_transfer_in_the_middle() {
     let config = even().with_num_blocks(4096).unwrap();
@@ -267,8 +268,8 @@ fn a_deadline_ends_a_disk_transfer_in_the_middle() {
         let host = endpoint_in(&system, config, CONTIGUOUS);
 
         let all: Vec<u32> = (0..4096).collect();
-        // On a busy machine a deadline can pass before the first request has ended, and on a fast
-        // one after the last: then a later one, or an earlier.
+        // A deadline can pass before the first request has ended on a busy machine, or after the
+        // last one on a fast machine. The test then tries a later or an earlier one.
         let mut patience = Duration::from_millis(30);
         let stopped_in_the_middle = (0..100).any(|_| {
             let begun = Instant::now();
@@ -296,16 +297,17 @@ fn a_deadline_ends_a_disk_transfer_in_the_middle() {
     }
 }
 
-/// Engines, their buffers and threads, files and completions: all of it goes, failure or not.
+/// Engines, their buffers and threads, files and completions are all freed, with or without a
+/// failure.
 #[test]
 fn engines_and_failed_transfers_leave_no_descriptor_and_no_mapping() {
     const TEST: &str =
         "disk_faults::engines_and_failed_transfers_leave_no_descriptor_and_no_mapping";
-    // Alone in its process, as what other tests map meanwhile would count.
+    // In a separate process, because mappings of other tests would count.
     in_child(TEST, || {
         let directory = tempfile::tempdir().unwrap();
         let [path, other] = ["blocks", "other"].map(|name| directory.path().join(name));
-        // Bounce buffers, which the transfer between two files needs, are 8 requests of 4 MiB.
+        // The bounce buffers of the transfer between two files are 8 requests of 4 MiB.
         assert_no_growth(8, ByteCount::mib(32), || {
             let engine = DiskEngine::new(&DiskEngineOptions::default()).unwrap();
             let manager = TransferManager::new([Arc::new(engine) as _]);
@@ -343,7 +345,7 @@ fn transfers_end_when_a_late_sandbox_forbids_io_uring() {
                 transfer = transfer.deadline(deadline);
             }
             let completion = manager.submit(transfer, ()).unwrap();
-            // On threads from the start, the engine serves.
+            // An engine that uses threads from the start works.
             let error = match end_of(completion).result {
                 Ok(_) => return eprintln!("skipped: {test}: io_uring was not offered before"),
                 Err(error) => error,

@@ -1,4 +1,4 @@
-//! The disk engine says which way it goes and why, before and after; and goes that way.
+//! The disk engine explains its path and the reason, before and after the copy, and uses that path.
 
 use std::error::Error;
 use std::fs::File;
@@ -31,7 +31,7 @@ fn even() -> LayoutConfig {
     shape().page_size(16).inner_dim(128).build().unwrap()
 }
 
-/// Pieces of 60 bytes, where no direct I/O can begin.
+/// Pieces of 60 bytes, which are not aligned for direct I/O.
 fn odd() -> LayoutConfig {
     config(8)
 }
@@ -64,9 +64,9 @@ fn has_direct_io(end: &Endpoint) -> bool {
     end.layout().capabilities().status(&Capability::DirectIo) == Some(&CapabilityStatus::Granted)
 }
 
-/// Explains a transfer of all blocks in reverse, carries it out and compares every byte.
+/// Explains a transfer of all blocks in reverse, executes it and compares every byte.
 #[track_caller]
-fn carried_out(manager: &TransferManager, from: &Endpoint, to: &Endpoint) -> Explanation {
+fn execute_and_check(manager: &TransferManager, from: &Endpoint, to: &Endpoint) -> Explanation {
     let all: Vec<u32> = (0..8).collect();
     let reversed: Vec<u32> = all.iter().rev().copied().collect();
     let transfer = Transfer::new(from, to).blocks(&all, &reversed);
@@ -79,7 +79,7 @@ fn carried_out(manager: &TransferManager, from: &Endpoint, to: &Endpoint) -> Exp
     Image::scribble(from, &InProcess, 1);
     Image::scribble(to, &InProcess, 2);
     let report = check_transfer(manager, &InProcess, (from, &all), (to, &reversed), 0..4);
-    // Nothing was learned in between that changes the prediction.
+    // No measurement in between changes the prediction.
     assert_eq!(report.explanation, explained);
     assert!(report.copied > Duration::ZERO && report.bytes_per_second() > 0.0);
     let text = report.to_string();
@@ -119,17 +119,17 @@ fn the_path_follows_from_the_file_and_the_alignment_of_both_ends() {
             file(directory, even(), OUTER_FIRST, Requirement::Preferred),
             direct,
             "direct read and write",
-            "by way of the engine's buffers",
+            "through the engine's buffers",
         ),
     ];
     for (from, to, path, reason) in &cases {
-        let explained = carried_out(&manager, from, to);
+        let explained = execute_and_check(&manager, from, to);
         assert_eq!(explained.path(), *path, "{explained}");
         assert!(explained.reason().contains(reason), "{explained}");
     }
 }
 
-/// A file a layer, on several file systems if there are several, as on several disks.
+/// A file per layer, on several file systems if the machine has several.
 #[test]
 fn a_layout_may_be_in_several_files() {
     let here = tempfile::tempdir().unwrap();
@@ -147,7 +147,7 @@ fn a_layout_may_be_in_several_files() {
     let one = file(here.path(), even(), CONTIGUOUS, Requirement::Preferred);
     let mut cases = vec![(in_files([here.path(); 4]), has_direct_io(&one))];
     match tempfile::tempdir_in("/dev/shm") {
-        // No file in memory has direct I/O, and one that has none decides for the layout.
+        // Files in memory have no direct I/O, and one file without it decides for the layout.
         Ok(there) => {
             let directories = [here.path(), there.path(), here.path(), there.path()];
             cases.push((in_files(directories), false));
@@ -156,7 +156,7 @@ fn a_layout_may_be_in_several_files() {
     }
     for (files, is_direct) in &cases {
         for (from, to) in [(&pages, files), (files, &pages), (&one, files), (files, &one)] {
-            let explained = carried_out(&manager, from, to);
+            let explained = execute_and_check(&manager, from, to);
             let is_buffered = explained.path().contains("buffered");
             assert_eq!(is_buffered, !is_direct, "{explained}");
         }
@@ -182,7 +182,7 @@ fn the_alignment_class_is_that_of_each_end() {
     );
     assert_eq!(explained(&askew(even()), &file(even())), (Alignment::BYTE, Alignment::PAGE));
     assert_eq!(explained(&file(odd()), &mapped(odd(), BLOCK_FIRST)), (four, four));
-    // Blocks can begin at pages and still have pieces that do not.
+    // Blocks can begin at pages while their pieces do not.
     let padded = odd().with_block_alignment(Alignment::PAGE).unwrap();
     assert_eq!(explained(&file(padded), &file(odd())), (four, four));
 }
@@ -207,7 +207,7 @@ fn spans_before_and_after_coalescing_are_counted() {
 /// The durability of a file and that of a transfer both apply. `/dev/null` accepts every write and
 /// no sync, so a requested sync fails.
 #[test]
-fn files_are_synced_when_that_is_asked_for_and_not_otherwise() {
+fn files_are_synced_only_on_request() {
     let sink = |durability| {
         let file = File::options().write(true).open("/dev/null").unwrap();
         let metadata = file.metadata().unwrap();
@@ -220,7 +220,8 @@ fn files_are_synced_when_that_is_asked_for_and_not_otherwise() {
             location: Location::File(position),
             length: even().total_bytes(),
         };
-        // SAFETY: the file is the owner and stays open; nothing here reads what it writes.
+        // SAFETY: the file is the owner and stays open, and the test reads none of the written
+        // bytes.
         let memory = unsafe { ForeignMemory::new(span, file) };
         let builder = LayoutBuilder::new(even()).fully_contiguous().adopt_memory([memory]);
         Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
@@ -255,7 +256,7 @@ fn files_are_synced_when_that_is_asked_for_and_not_otherwise() {
 }
 
 #[test]
-fn what_an_engine_was_refused_is_seen_through_the_manager() {
+fn capabilities_of_engines_are_returned_by_the_manager() {
     let options = DiskEngineOptions {
         queue: IoQueueOptions { backend: IoBackend::Threads, ..IoQueueOptions::default() },
         ..DiskEngineOptions::default()
@@ -269,9 +270,9 @@ fn what_an_engine_was_refused_is_seen_through_the_manager() {
     assert_eq!(reports, [0, 1]);
 }
 
-/// A file whose direct I/O wants more than the engine's requests are aligned to.
+/// A file whose direct I/O needs a stricter alignment than that of the engine's requests.
 #[test]
-fn what_direct_io_wants_beyond_pages_is_left_to_the_page_cache() {
+fn files_that_need_more_than_page_alignment_use_the_page_cache() {
     let directory = tempfile::tempdir().unwrap();
     let manager = manager(&DiskEngineOptions::default());
     let strict = Alignment::new(64 << 10).unwrap();
@@ -291,33 +292,33 @@ fn what_direct_io_wants_beyond_pages_is_left_to_the_page_cache() {
     let memory = unsafe { ForeignMemory::new(span, file) };
     let builder = LayoutBuilder::new(config).fully_contiguous().adopt_memory([memory]);
     let strict = Endpoint::new(builder.unregistered().build().unwrap()).unwrap();
-    let explained = carried_out(&manager, &mapped(even(), CONTIGUOUS), &strict);
+    let explained = execute_and_check(&manager, &mapped(even(), CONTIGUOUS), &strict);
     assert_eq!(explained.path(), "buffered");
     assert!(explained.reason().contains("needs 64 KiB"), "{explained}");
 }
 
-/// 16 blocks of `layers` pieces, whose page has `inner` elements of 2 bytes for each of 16 tokens.
+/// 16 blocks of `layers` pieces. A page has `inner` elements of 2 bytes for each of 16 tokens.
 fn sixteen_blocks(layers: u32, inner: u32) -> LayoutConfig {
     let builder = LayoutConfig::builder().num_blocks(16).num_layers(layers).outer_dim(1);
     builder.page_size(16).inner_dim(inner).element(ElementFormat::Width(2)).build().unwrap()
 }
 
-/// 18 MiB in pieces of 18 KiB, in memory apart and in the file together.
+/// 18 MiB in pieces of 18 KiB, scattered in memory and adjacent in the file.
 #[test]
-fn short_pieces_go_the_way_that_was_faster_once_both_were_measured() {
+fn short_pieces_use_the_faster_path_once_both_were_measured() {
     let config = sixteen_blocks(64, 576);
-    goes_the_way_that_was_faster("short_pieces", config, mapped(config, BLOCK_FIRST));
+    check_faster_path("short_pieces", config, mapped(config, BLOCK_FIRST));
 }
 
 #[test]
-fn long_pieces_on_small_pages_go_the_way_that_was_faster_once_both_were_measured() {
+fn long_pieces_on_small_pages_use_the_faster_path_once_both_were_measured() {
     let config = sixteen_blocks(1, 1 << 15);
     let options = SystemOptions { huge_pages: HugePages::None, ..SystemOptions::default() };
     let memory = endpoint_in(&SystemAllocator::new(options), config, CONTIGUOUS);
-    goes_the_way_that_was_faster("long_pieces_on_small_pages", config, memory);
+    check_faster_path("long_pieces_on_small_pages", config, memory);
 }
 
-fn goes_the_way_that_was_faster(test: &str, config: LayoutConfig, memory: Endpoint) {
+fn check_faster_path(test: &str, config: LayoutConfig, memory: Endpoint) {
     let directory = tempfile::tempdir().unwrap();
     let manager = manager(&DiskEngineOptions::default());
     let disk = file(directory.path(), config, CONTIGUOUS, Requirement::Preferred);
@@ -335,9 +336,9 @@ fn goes_the_way_that_was_faster(test: &str, config: LayoutConfig, memory: Endpoi
             let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
             let (path, reason) = (report.explanation.path(), report.explanation.reason());
             assert!(path.starts_with("direct") && path.contains(expected), "{report}");
-            let why = if expected.is_empty() { "faster here" } else { "is measured" };
+            let why = if expected.is_empty() { "faster here" } else { "being measured" };
             assert!(reason.contains(why), "{report}");
-            pattern.verify(to).unwrap().assert_clean("what came there");
+            pattern.verify(to).unwrap().assert_clean("the destination");
             if from.kind() == StorageKind::System {
                 Pattern::new(99).fill(&memory).unwrap();
             }

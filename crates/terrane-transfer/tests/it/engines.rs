@@ -1,4 +1,4 @@
-//! The engines pass the suite that every engine has to pass.
+//! The engines of this crate pass the conformance suite of engines.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +58,7 @@ fn the_host_engine_conforms() {
     check_copy_engine(&Host(HostEngineOptions::default()));
 }
 
-/// Chunks that end within runs, and streaming from the first byte on.
+/// Chunks that end within runs, and non-temporal stores from the first byte on.
 #[test]
 fn the_host_engine_conforms_with_odd_options() {
     let options = HostEngineOptions {
@@ -85,7 +85,7 @@ impl Drop for WaitsInDrop {
 }
 
 #[test]
-fn a_thread_that_waits_copies_and_ends_the_transfer_while_the_engine_is_busy() {
+fn a_waiting_thread_copies_and_ends_the_transfer_while_the_engine_is_busy() {
     let options = HostEngineOptions {
         threads: NonZeroUsize::MIN,
         chunk: ByteCount::new(100),
@@ -99,7 +99,7 @@ fn a_thread_that_waits_copies_and_ends_the_transfer_while_the_engine_is_busy() {
     let (tell, told) = mpsc::channel();
     let timed_out = Arc::new(AtomicBool::new(false));
     let guard = WaitsInDrop { begun, told, timed_out: Arc::clone(&timed_out) };
-    // The only thread of the engine drops the guard, as no other thread waits.
+    // No other thread waits, so the engine's only thread drops the guard.
     let first = Transfer::new(source, destination).blocks(&[0], &[0]);
     drop(manager.submit(first, guard).unwrap_or_else(|rejected| panic!("refused: {rejected}")));
     begins.recv().unwrap();
@@ -117,7 +117,7 @@ fn a_thread_that_waits_copies_and_ends_the_transfer_while_the_engine_is_busy() {
 }
 
 #[test]
-fn threads_that_wait_and_threads_of_the_engine_share_each_transfer() {
+fn waiting_threads_and_threads_of_the_engine_share_each_transfer() {
     let options = HostEngineOptions { chunk: ByteCount::new(70), ..HostEngineOptions::default() };
     let manager = TransferManager::new([Arc::new(HostEngine::new(options).unwrap()) as _]);
     let rounds = if cfg!(miri) { 3 } else { 300 };
@@ -159,8 +159,8 @@ impl EngineFixture for Disk {
         Arc::new(DiskEngine::new(&self.engine).unwrap())
     }
 
-    /// Memory that is aligned to pages, memory that is aligned to nothing much, files, and files
-    /// in which blocks are aligned for direct I/O.
+    /// Memory that is aligned to pages, memory that is hardly aligned, files, and files whose
+    /// blocks are aligned for direct I/O.
     fn ends(&self) -> &[&'static str] {
         &["mapped", "heap", "file", "aligned file"]
     }
@@ -207,7 +207,7 @@ fn the_disk_engine_conforms_without_direct_io() {
     check_copy_engine(&Disk::new(DiskEngineOptions::default(), files));
 }
 
-/// A queue of two, requests of a page, and one buffer for all that has to be staged.
+/// A queue of two, requests of a page, and one buffer for all staged requests.
 #[test]
 fn the_disk_engine_conforms_when_everything_is_scarce() {
     let options = DiskEngineOptions {
@@ -218,7 +218,7 @@ fn the_disk_engine_conforms_when_everything_is_scarce() {
     check_copy_engine(&Disk::new(options, DiskOptions::default()));
 }
 
-/// With one thread, which a third transfer's guard keeps until both are in its queue.
+/// With one thread. The guard of a third transfer blocks it until both are in its queue.
 #[test]
 fn a_small_transfer_does_not_wait_for_the_end_of_a_large_one() {
     let options = HostEngineOptions {
@@ -233,7 +233,8 @@ fn a_small_transfer_does_not_wait_for_the_end_of_a_large_one() {
     let (release, released) = mpsc::channel();
     let hold = gate.hold_for_read(&[0]).unwrap();
     let first = Transfer::new(&source, &destination).blocks(&[64], &[64]).after(&hold.ticket());
-    // No thread waits for it when the gate opens, so its guard drops on the engine's thread.
+    // No thread waits for this transfer when the gate opens, so its guard drops on the engine's
+    // thread.
     drop(manager.submit(first, Keeper(released)).unwrap());
     drop(hold);
     let large: Vec<u32> = (1..64).collect();

@@ -1,4 +1,4 @@
-//! How a transfer that was accepted can fail, and what it says then.
+//! Failures of accepted transfers, and their errors.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ fn a_failed_run_is_named_by_its_blocks_with_the_cause() {
     let rig = Rig::new(8);
     let fault = Fault::ShortCopy { after_runs: 5 };
     rig.engine.fail_next(fault);
-    // In the order of the contiguous source, 8 pieces a block: the sixth run is of the first pair.
+    // In the order of the contiguous source, with 8 pieces per block: the sixth run belongs to the
+    // first pair.
     let completion = rig.manager.submit(rig.transfer(&[6, 3], &[1, 2]), "guard").unwrap();
     let Outcome { guard, result } = end_of(completion);
     assert_eq!(guard, "guard");
@@ -36,7 +37,7 @@ fn a_failed_run_is_named_by_its_blocks_with_the_cause() {
 }
 
 #[test]
-fn blocks_are_named_rightly_where_a_layout_has_a_single_block() {
+fn blocks_are_named_correctly_if_a_layout_has_a_single_block() {
     let mut rig = Rig::new(5);
     for single in [CONTIGUOUS, BLOCK_FIRST, OUTER_FIRST] {
         rig.source = endpoint(config(1), single);
@@ -93,7 +94,7 @@ fn an_engine_refuses_a_job_that_another_engine_quoted() {
 }
 
 #[test]
-fn an_engine_that_fails_or_goes_is_told_apart_from_a_run_that_fails() {
+fn failed_engines_and_dropped_engines_differ_from_failed_runs() {
     let rig = Rig::new(8);
     rig.engine.fail_next(Fault::Engine);
     let error = end_of(rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap()).result;
@@ -132,7 +133,7 @@ fn time_spent_waiting_for_predecessors_counts() {
     let second = rig.transfer(&[1], &[1]).after(&first.ticket()).deadline(deadline);
     let second = rig.manager.submit(second, ()).unwrap();
     std::thread::sleep(Duration::from_millis(6));
-    assert!(!second.has_ended(), "a transfer that waits is ended once its predecessors have");
+    assert!(!second.has_ended(), "a waiting transfer ends after its predecessors");
     rig.engine.release_all();
     end_of(first).result.unwrap();
     let error = end_of(second).result.unwrap_err();
@@ -140,7 +141,7 @@ fn time_spent_waiting_for_predecessors_counts() {
 }
 
 #[test]
-fn of_two_engines_the_faster_is_taken_and_of_equal_ones_the_first() {
+fn the_faster_of_two_engines_is_chosen_and_the_first_of_equal_ones() {
     let named = |name, millis| {
         let options = SimulatedEngineOptions::default().named(name);
         let options = options.predicting(Duration::from_millis(millis));
@@ -164,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn whatever_fails_the_guard_comes_back_and_the_next_transfer_works(
+    fn after_every_failure_the_guard_returns_and_the_next_transfer_succeeds(
         after_runs in 0..20_usize,
         kind in 0..3_usize,
         seed: u64,

@@ -1,5 +1,5 @@
 //! Foreign code on the threads of engines: guards and wakers that panic, engines that drop there,
-//! and memory of a wrong kind.
+//! and memory of the wrong kind.
 
 use std::cell::RefCell;
 use std::future::IntoFuture;
@@ -28,7 +28,7 @@ fn poll_with<G>(completion: Completion<G>, waker: impl Wake + Send + Sync + 'sta
     let waker = Waker::from(Arc::new(waker));
     assert!(
         Future::poll(Pin::new(&mut future), &mut Context::from_waker(&waker)).is_pending(),
-        "it has to be in flight still"
+        "the transfer must still be in flight"
     );
 }
 
@@ -95,13 +95,13 @@ fn transfers_run_after_one_whose_waker_panics() {
 }
 
 #[test]
-fn all_dependents_hear_of_an_end_though_one_of_them_panics() {
+fn all_dependents_are_notified_of_an_end_although_one_panics() {
     let rig = Rig::new(8);
     rig.engine.hold();
     rig.engine.fail_next(Fault::Engine);
     let first = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();
     let after_first = |block| rig.transfer(&[block], &[block]).after(&first.ticket());
-    // On both sides of it, in either order of notification.
+    // Before and after it, in either order of notification.
     let before = rig.manager.submit(after_first(1), ()).unwrap();
     drop(rig.manager.submit(after_first(2), PanicsOnDrop).unwrap());
     let behind = rig.manager.submit(after_first(3), ()).unwrap();
@@ -132,7 +132,7 @@ fn dependents_start_in_the_order_in_which_they_were_submitted() {
 }
 
 #[test]
-fn a_hold_may_go_with_its_thread() {
+fn a_hold_may_drop_with_its_thread() {
     thread_local! {
         static KEPT: RefCell<Option<Hold>> = const { RefCell::new(None) };
     }
@@ -145,7 +145,7 @@ fn a_hold_may_go_with_its_thread() {
     let (first, second) = (submit(0, 2), submit(1, 3));
     let thread = thread::Builder::new().name("holder".to_owned()).spawn(move || {
         let [kept, dropped] = holds;
-        // In this order the kept one outlives all that this library has on the thread.
+        // In this order, the thread-local hold outlives all thread-locals of this library.
         KEPT.set(Some(kept));
         drop(dropped);
     });
@@ -154,7 +154,7 @@ fn a_hold_may_go_with_its_thread() {
     end_of(second).result.unwrap();
 }
 
-/// Holds an engine's thread at the end of a transfer until others are there, too.
+/// Blocks an engine's thread at the end of a transfer until others have reached the barrier.
 struct Meets(Arc<Barrier>);
 
 impl Wake for Meets {
@@ -175,7 +175,8 @@ fn two_engines_that_drop_on_each_others_threads_do_not_wait_for_each_other() {
     let meeting = Arc::new(Barrier::new(2));
     let [first, second] =
         [0, 1].map(|end| manager.submit(transfer(end, 0).after(&gate.ticket()), ()).unwrap());
-    // Each engine is held, in the end, by a transfer alone that waits for the other engine.
+    // At the end, the last reference to each engine is in a transfer that waits for the other
+    // engine.
     let on_host = manager.submit(transfer(0, 1).after(&second.ticket()), ()).unwrap();
     let on_disk = manager.submit(transfer(1, 1).after(&first.ticket()), ()).unwrap();
     poll_with(first, Meets(Arc::clone(&meeting)));
@@ -186,11 +187,11 @@ fn two_engines_that_drop_on_each_others_threads_do_not_wait_for_each_other() {
     end_of(on_disk).result.unwrap();
 }
 
-/// Memory that breaks its contract: on disk, as it says, at an address of the host.
-struct Lies(HeapAllocator);
+/// Memory that breaks its contract: its kind is disk, and its location is a host address.
+struct WrongKind(HeapAllocator);
 
-// SAFETY: what is handed out is the test's alone.
-unsafe impl Allocate for Lies {
+// SAFETY: only the test uses the memory.
+unsafe impl Allocate for WrongKind {
     type Memory = ForeignMemory<HeapMemory>;
 
     fn kind(&self) -> StorageKind {
@@ -204,17 +205,17 @@ unsafe impl Allocate for Lies {
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let memory = self.0.allocate(request)?;
         let span = Span { kind: StorageKind::Disk, ..Span::of(&memory) };
-        // SAFETY: the kind is wrong, which an engine has to find out before it touches a byte.
+        // SAFETY: the kind is wrong, which an engine must detect before it accesses a byte.
         Ok(unsafe { ForeignMemory::new(span, memory) })
     }
 }
 
 #[test]
-fn the_disk_engine_gets_its_buffers_back_from_transfers_that_fail() {
+fn the_disk_engine_reuses_the_buffers_of_failed_transfers() {
     let options = DiskEngineOptions { bounce_buffers: 1, ..DiskEngineOptions::default() };
     let manager = TransferManager::new([Arc::new(DiskEngine::new(&options).unwrap()) as _]);
     let (wrong, from, to) =
-        (endpoint_in(&Lies(HeapAllocator::system()), config(8), CONTIGUOUS), file(), file());
+        (endpoint_in(&WrongKind(HeapAllocator::system()), config(8), CONTIGUOUS), file(), file());
     let transfer = Transfer::new(&wrong, &to).blocks(&[0], &[0]);
     let error = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap_err();
     assert_says(&error, &["engine disk failed"]);

@@ -33,14 +33,14 @@ fn host() -> Arc<HostEngine> {
     Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap())
 }
 
-/// `None` where the queue is refused.
+/// `None` if the kernel refuses the queue.
 fn disk(backend: IoBackend) -> Option<Arc<DiskEngine>> {
     let queue = IoQueueOptions { backend, ..IoQueueOptions::default() };
     let options = DiskEngineOptions { queue, ..DiskEngineOptions::default() };
     DiskEngine::new(&options).ok().map(Arc::new)
 }
 
-/// All that a program makes of one kind of engine.
+/// A manager, an engine and its endpoints.
 struct Setup {
     manager: TransferManager,
     from: Endpoint,
@@ -69,7 +69,7 @@ impl Setup {
         Self::over([engine as _], mapped(), endpoint_in(&files, config(8), CONTIGUOUS))
     }
 
-    /// By a simulated device's engine and the host engine.
+    /// With the engine of a simulated device and the host engine.
     fn relay() -> Self {
         let serves = |from: StorageKind, to: StorageKind| from.is_device() || to.is_device();
         let options = SimulatedEngineOptions::default().serving(serves);
@@ -82,7 +82,7 @@ impl Setup {
         Self::over([relay as _], source, mapped())
     }
 
-    /// Two blocks, which swap their places.
+    /// Swaps two blocks.
     fn transfer(&self, first: u32) -> Transfer {
         let (from, to) = ([first, first + 1], [first + 1, first]);
         let transfer = Transfer::new(&self.from, &self.to).blocks(&from, &to);
@@ -92,7 +92,7 @@ impl Setup {
         }
     }
 
-    /// Transfers in the parent, in a child while several wait, and in the parent again.
+    /// Transfers in the parent, in a child while several transfers wait, and in the parent again.
     fn check(self) {
         run(&self.manager, self.transfer(0));
         let gate = self.from.hold_for_read(&[7]).unwrap();
@@ -117,7 +117,7 @@ impl Setup {
         run(&this.manager, this.transfer(0));
     }
 
-    /// In a child, what the parent made refuses, and what the child makes works.
+    /// In a child, the parent's values return errors, and the child's own values work.
     fn check_child(&self) {
         let refused = self.manager.submit(self.transfer(0), "guard").unwrap_err();
         assert_eq!(refused.guard, "guard");
@@ -176,16 +176,14 @@ fn check_lost(waited: Completion<u32>, watched: Completion<u32>, polled: Complet
 }
 
 #[test]
-fn a_child_is_told_that_the_host_engine_is_its_parents() {
-    in_child("forks::a_child_is_told_that_the_host_engine_is_its_parents", || {
-        Setup::host().check()
-    });
+fn a_child_gets_an_error_from_its_parents_host_engine() {
+    in_child("forks::a_child_gets_an_error_from_its_parents_host_engine", || Setup::host().check());
 }
 
 #[test]
-fn a_child_is_told_that_the_disk_engine_on_io_uring_is_its_parents() {
+fn a_child_gets_an_error_from_its_parents_disk_engine_on_io_uring() {
     in_child(
-        "forks::a_child_is_told_that_the_disk_engine_on_io_uring_is_its_parents",
+        "forks::a_child_gets_an_error_from_its_parents_disk_engine_on_io_uring",
         || match disk(IoBackend::IoUring) {
             Some(engine) => Setup::disk(engine).check(),
             None => eprintln!("skipped: the disk engine on io_uring: the kernel refuses io_uring"),
@@ -194,21 +192,21 @@ fn a_child_is_told_that_the_disk_engine_on_io_uring_is_its_parents() {
 }
 
 #[test]
-fn a_child_is_told_that_the_disk_engine_on_threads_is_its_parents() {
-    in_child("forks::a_child_is_told_that_the_disk_engine_on_threads_is_its_parents", || {
+fn a_child_gets_an_error_from_its_parents_disk_engine_on_threads() {
+    in_child("forks::a_child_gets_an_error_from_its_parents_disk_engine_on_threads", || {
         Setup::disk(disk(IoBackend::Threads).unwrap()).check();
     });
 }
 
 #[test]
-fn a_child_is_told_that_the_relay_is_its_parents() {
-    in_child("forks::a_child_is_told_that_the_relay_is_its_parents", || Setup::relay().check());
+fn a_child_gets_an_error_from_its_parents_relay() {
+    in_child("forks::a_child_gets_an_error_from_its_parents_relay", || Setup::relay().check());
 }
 
-/// Whatever the engines' threads are at: forks fall into locks that they hold.
+/// Forks at arbitrary moments, so that the engines' threads hold locks.
 #[test]
-fn a_child_hangs_on_no_lock_that_a_thread_of_its_parent_held() {
-    in_child("forks::a_child_hangs_on_no_lock_that_a_thread_of_its_parent_held", || {
+fn a_child_waits_for_no_lock_that_a_thread_of_its_parent_held() {
+    in_child("forks::a_child_waits_for_no_lock_that_a_thread_of_its_parent_held", || {
         let threads = NonZeroUsize::new(2).unwrap();
         let options = HostEngineOptions { threads, ..HostEngineOptions::default() };
         let engine = Arc::new(HostEngine::new(options).unwrap());
@@ -226,10 +224,10 @@ fn a_child_hangs_on_no_lock_that_a_thread_of_its_parent_held() {
     });
 }
 
-/// An endpoint of the parent transfers nothing in the child, so its bytes are free there.
+/// The parent's endpoints transfer nothing in the child, so their bytes are free there.
 #[test]
-fn a_child_makes_endpoints_over_memory_that_it_inherits() {
-    in_child("forks::a_child_makes_endpoints_over_memory_that_it_inherits", || {
+fn a_child_creates_endpoints_of_inherited_memory() {
+    in_child("forks::a_child_creates_endpoints_of_inherited_memory", || {
         let bytes = RegionRequest::new(config(8).total_bytes());
         let system = SystemAllocator::new(SystemOptions::default());
         let region = Region::new(system.allocate(&bytes).unwrap());
@@ -245,7 +243,7 @@ fn a_child_makes_endpoints_over_memory_that_it_inherits() {
             drop(parents.take());
             assert!(
                 Endpoint::new(layout()).is_err(),
-                "the child's claim has gone with the parent's"
+                "the child's claim was released with the parent's"
             );
             drop(childs);
             Endpoint::new(layout()).unwrap();

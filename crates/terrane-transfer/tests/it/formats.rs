@@ -1,4 +1,4 @@
-//! Every named format converts into every other of equal shape, by every engine of the host.
+//! Every named format converts into every other one of equal shape, with every engine of the host.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ fn every_format_converts_into_every_other_in_host_memory() {
 }
 
 #[test]
-fn every_format_converts_into_every_other_by_way_of_files() {
+fn every_format_converts_into_every_other_through_files() {
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
     let engine = DiskEngine::new(&DiskEngineOptions::default()).unwrap();
@@ -90,7 +90,8 @@ fn cells(plan: &TransferPlan, grid: &CopyGrid) -> Vec<Copy> {
     cells
 }
 
-/// The same copies in the order of the destination, those that touch at both ends joined.
+/// The same copies in the order of the destination. Copies that are adjacent at both ends are
+/// joined.
 fn joined(mut copies: Vec<Copy>) -> Vec<Copy> {
     copies.sort_unstable();
     let mut joined: Vec<Copy> = Vec::new();
@@ -160,7 +161,7 @@ fn formats_of_other_shapes_are_refused() {
                     | TransferError::NoSuchSection { .. }
                     | TransferError::HeadsNotStated { .. },
                 ) => refused += 1,
-                // Rows of heads that are not stated convert if their bytes are equal.
+                // Rows without stated heads convert if their bytes are equal.
                 Ok(plan) => assert_eq!(
                     from.block_bytes(),
                     to.block_bytes(),

@@ -1,4 +1,4 @@
-//! Which layouts are accepted as groups that share memory, against all bytes of all blocks.
+//! Layouts that are accepted as groups that share memory, compared with all bytes of all blocks.
 
 use std::ops::Range;
 
@@ -43,14 +43,14 @@ fn geometry(blocks: AxisSteps) -> impl Strategy<Value = Geometry> {
     )
 }
 
-/// Two geometries, which often have one block axis.
+/// Two geometries, often with the same block axis.
 fn pairs() -> impl Strategy<Value = [Geometry; 2]> {
     (blocks(), prop::option::weighted(0.2, blocks())).prop_flat_map(|(blocks, other)| {
         (geometry(blocks), geometry(other.unwrap_or(blocks))).prop_map(|(a, b)| [a, b])
     })
 }
 
-/// The bytes of each block, one element after the other. Regions are 1,000 bytes long.
+/// The bytes of each block, one element after the other. Regions have 1,000 bytes.
 fn elements(geometry: &Geometry) -> Vec<(u32, Range<u64>)> {
     let indices = (0..geometry.num_blocks())
         .flat_map(|block| (0..geometry.num_layers()).map(move |layer| (block, layer)));
@@ -77,9 +77,9 @@ fn spaced(tensor: &Region, geometry: &Geometry) -> PhysicalLayout {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Against all bytes of all blocks.
+    /// Compared with all bytes of all blocks.
     #[test]
-    fn what_is_accepted_shares_no_bytes_of_different_blocks([a, b] in pairs()) {
+    fn accepted_layouts_share_no_bytes_of_different_blocks([a, b] in pairs()) {
         let tensor = tensor_in(&HeapAllocator::system(), 20_000);
         let others = elements(&b);
         let meeting = elements(&a).into_iter().find_map(|(block, bytes)| {
@@ -100,9 +100,9 @@ proptest! {
         }
     }
 
-    /// With one stride for both, it is refused only where windows of different blocks meet.
+    /// With the same stride for both, they are refused only if windows of different blocks overlap.
     #[test]
-    fn what_is_refused_shares_bytes_of_different_blocks(
+    fn refused_layouts_share_bytes_of_different_blocks(
         stride in 4..30_u64,
         offsets in [0..120_u64, 0..120_u64],
         bytes in [1..30_u32, 1..30_u32],

@@ -1,4 +1,4 @@
-//! Cache groups over one tensor: what one uses of a block, no other one writes.
+//! Cache groups in one tensor: no group writes a block while another one uses it.
 
 use std::thread;
 
@@ -27,7 +27,8 @@ fn attention() -> Geometry {
     Geometry::new(&config(BLOCKS), CONTIGUOUS).unwrap()
 }
 
-/// Rows of K and V behind each other, and layers inside of tokens: the same shape in other strides.
+/// Rows of K and V after each other, and layers inside of tokens: the same shape with other
+/// strides.
 fn attention_by_token() -> Geometry {
     let section = |name, offset| {
         Section::new(name, 2)
@@ -57,7 +58,7 @@ fn tensor() -> Region {
     tensor_in(&HeapAllocator::system(), u64::from(BLOCKS * PAGE) + 4096)
 }
 
-/// Each region of the geometry follows the one before it.
+/// Each region of the geometry is adjacent to the one before it.
 fn over(tensor: &Region, geometry: Geometry, shift: u64) -> PhysicalLayout {
     let mut begin = shift;
     let regions: Vec<Region> = (0..geometry.region_count())
@@ -81,7 +82,7 @@ fn refusal(layouts: impl IntoIterator<Item = PhysicalLayout>) -> GroupRefusal {
     let layouts: Vec<_> = layouts.into_iter().collect();
     let count = layouts.len();
     let GroupsRefused { layouts, reason } = Endpoint::of_groups(layouts).unwrap_err();
-    assert_eq!(layouts.len(), count, "not all layouts came back");
+    assert_eq!(layouts.len(), count, "not all layouts were returned");
     reason
 }
 
@@ -90,7 +91,7 @@ struct Shared {
     manager: TransferManager,
     attention: Endpoint,
     state: Endpoint,
-    /// Endpoints elsewhere, of the shapes of both.
+    /// Endpoints in other memory, with the shapes of both groups.
     others: [Endpoint; 2],
 }
 
@@ -105,11 +106,12 @@ fn shared() -> Shared {
 }
 
 #[test]
-fn a_block_that_one_group_writes_is_used_by_no_other() {
+fn a_block_that_one_group_writes_cannot_be_used_by_another() {
     let Shared { engine, manager, attention, state, others } = shared();
     let [of_attention, of_state] = &others;
     engine.hold();
-    // Some layers of group 0 conflict with any use by group 1, and not with other layers of its own.
+    // Some layers of group 0 conflict with any use by group 1, and not with other layers of group
+    // 0.
     let low = Transfer::new(of_attention, &attention).blocks(&[0, 1], &[3, 4]).layers(0..2);
     let writes = manager.submit(low, ()).unwrap();
     let high = Transfer::new(of_attention, &attention).blocks(&[0], &[3]).layers(2..4);
@@ -125,7 +127,7 @@ fn a_block_that_one_group_writes_is_used_by_no_other() {
     let free = Transfer::new(of_state, &state).blocks(&[0], &[5]);
     let free = manager.submit(free, ()).unwrap();
     assert!(attention.hold_for_read(&[5]).is_err());
-    // Once it runs after the writer it is granted.
+    // After the writer, it is granted.
     let after = Transfer::new(&state, of_state).blocks(&[4], &[1]).after(&writes.ticket());
     let after = manager.submit(after, ()).unwrap();
     engine.release_all();
@@ -140,7 +142,7 @@ fn a_block_that_one_group_writes_is_used_by_no_other() {
 }
 
 #[test]
-fn a_block_that_a_transfer_left_in_part_is_incomplete_for_all_groups() {
+fn a_partly_written_block_is_incomplete_for_all_groups() {
     let Shared { engine, manager, attention, state, others } = shared();
     let [of_attention, of_state] = &others;
     let fail = || {
@@ -152,11 +154,11 @@ fn a_block_that_a_transfer_left_in_part_is_incomplete_for_all_groups() {
     let read = || Transfer::new(&state, of_state).blocks(&[2], &[0]);
     let error = refused(&manager, read());
     assert!(matches!(&error, TransferError::Incomplete { blocks } if blocks == &[2]), "{error:?}");
-    // The other group writes it, and may read it. The first one still may not.
+    // The other group writes the block, and may read it. The first group still may not.
     drop(state.hold_for_write(&[2]).unwrap());
     run(&manager, read());
     assert!(attention.hold_for_read(&[2]).is_err());
-    // The first group writes what it had failed to.
+    // The first group writes again what it had failed to write.
     fail();
     run(&manager, Transfer::new(of_attention, &attention).blocks(&[0], &[2]).layers(0..2));
     run(&manager, read());
@@ -173,7 +175,7 @@ fn blocks_move_between_two_groups_of_one_set() {
     let (from, to) = (fill(0), fill(16));
     Pattern::new(7).fill(&from).unwrap();
     run(&manager, Transfer::new(&from, &by_layer).blocks(&[0, 1], &[5, 2]));
-    // Its own block in other strides would be read while it is written.
+    // The same block with other strides would be read while it is written.
     let error = refused(&manager, Transfer::new(&by_layer, &by_token).blocks(&[5], &[5]));
     assert!(matches!(error, TransferError::Overlap { .. }), "{error:?}");
     run(&manager, Transfer::new(&by_layer, &by_token).blocks(&[5, 2], &[0, 1]));
@@ -182,7 +184,7 @@ fn blocks_move_between_two_groups_of_one_set() {
         for (layer, section) in (0..4).flat_map(|layer| [(layer, 0), (layer, 1)]) {
             let [expected, found] = [&from, &to].map(|end| {
                 let span = end.layout().span(block, layer, section).unwrap();
-                // SAFETY: the layouts live, and nothing writes them now.
+                // SAFETY: the layouts are alive, and nothing writes them now.
                 unsafe { bytes_of(span) }
             });
             assert_eq!(expected, found, "block {block}, layer {layer}, section {section}");
@@ -193,15 +195,15 @@ fn blocks_move_between_two_groups_of_one_set() {
 
 /// # Safety
 ///
-/// The span is host memory that lives and that nothing writes.
+/// The span is host memory that is alive and that nothing writes.
 unsafe fn bytes_of(span: terrane_core::Span) -> Vec<u8> {
     let address = span.location.as_host().unwrap().as_ptr();
-    // SAFETY: by this function's contract.
+    // SAFETY: the contract of this function.
     unsafe { std::slice::from_raw_parts(address, span.length.to_usize()) }.to_vec()
 }
 
 #[test]
-fn threads_that_transfer_in_opposite_directions_never_wait_for_each_other() {
+fn threads_with_opposite_directions_do_not_deadlock() {
     let engine = std::sync::Arc::new(SimulatedEngine::default());
     let manager = TransferManager::new([engine as _]);
     let tensor = tensor();
@@ -224,7 +226,7 @@ fn threads_that_transfer_in_opposite_directions_never_wait_for_each_other() {
 }
 
 #[test]
-fn groups_of_other_shapes_are_accepted_where_their_blocks_have_equal_places() {
+fn groups_of_different_shapes_are_accepted_if_their_blocks_have_equal_positions() {
     let shapes = |kind, tokens: u32, elements: u32| {
         let config = shape().num_blocks(BLOCKS).num_layers(3).page_size(tokens);
         Geometry::new(&config.inner_dim(elements).build().unwrap(), kind).unwrap()
@@ -262,7 +264,7 @@ fn each_refusal_names_the_groups() {
         GroupRefusal::UnequalBlockCounts { first: 0, second: 1, first_blocks, second_blocks };
     assert_eq!(reason, expected);
 
-    // 400 bytes fit into 480 up to 80 bytes in.
+    // 400 bytes fit into 480 at offsets up to 80.
     let layouts = |shift| {
         [attention(), state()].map(|geometry| over(&tensor, geometry, 0)).into_iter().chain([over(
             &tensor,
@@ -290,7 +292,7 @@ fn each_refusal_names_the_groups() {
         GroupRefusal::StridesDiffer { first: 0, second: 1, first_stride, second_stride }
     );
 
-    // 4 × 300 heads lie outside of the blocks.
+    // The stride of heads, 4 × 300, is outside of the blocks.
     let scattered = Section::new(SectionName::STATE, 1)
         .axis(Axis::Layer, AxisSteps::new(4, 2400))
         .axis(Axis::Head, AxisSteps::new(300, 8))
@@ -302,7 +304,7 @@ fn each_refusal_names_the_groups() {
 }
 
 #[test]
-fn bytes_of_a_set_are_no_other_endpoints() {
+fn bytes_of_a_set_cannot_belong_to_another_endpoint() {
     let tensor = tensor();
     let outside = Endpoint::new(over(&tensor, state(), 0)).unwrap();
     let layouts = || [attention(), state()].map(|geometry| over(&tensor, geometry, 0));
@@ -312,7 +314,7 @@ fn bytes_of_a_set_are_no_other_endpoints() {
     let mut ends = Endpoint::of_groups(layouts()).unwrap();
     assert!(Endpoint::new(over(&tensor, state(), 0)).is_err());
     assert!(Endpoint::of_groups(layouts()).is_err());
-    // Also for as long as one of them lives.
+    // Also while only one endpoint of the set lives.
     ends.truncate(1);
     assert!(Endpoint::new(over(&tensor, state(), 0)).is_err());
     drop(ends);
@@ -320,7 +322,7 @@ fn bytes_of_a_set_are_no_other_endpoints() {
 }
 
 #[test]
-fn the_memory_of_all_groups_lives_until_the_last_one_has_gone() {
+fn the_memory_of_all_groups_lives_until_the_last_one_drops() {
     let heap = HeapAllocator::system();
     let tensors = [attention(), state()].map(|geometry| {
         let tensor = tensor_in(&heap, 4096);
@@ -328,7 +330,7 @@ fn the_memory_of_all_groups_lives_until_the_last_one_has_gone() {
     });
     let mut ends = Endpoint::of_groups(tensors).unwrap();
     drop(ends.remove(0));
-    // Else a new allocation at these addresses would find them in use.
+    // Otherwise a new allocation at these addresses would be refused as in use.
     assert_eq!(heap.live(), 2);
     let hold = ends[0].hold_for_read(&[0]).unwrap();
     drop(ends);
@@ -338,7 +340,7 @@ fn the_memory_of_all_groups_lives_until_the_last_one_has_gone() {
 }
 
 #[test]
-fn groups_in_one_file_go_through_the_page_cache_or_around_it_alike() {
+fn groups_in_one_file_all_use_direct_io_or_all_the_page_cache() {
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
     let page = |pieces: u32| {

@@ -1,4 +1,4 @@
-//! The transfers in flight on a block decide which others may use it.
+//! The transfers in flight on a block determine which other transfers may use it.
 
 use std::sync::Barrier;
 use std::thread;
@@ -16,7 +16,7 @@ use terrane_transfer::{
 
 use crate::support::*;
 
-/// Nothing of what is submitted ends before it is released.
+/// No submitted transfer ends before it is released.
 fn held() -> Rig {
     let rig = Rig::new(8);
     rig.engine.hold();
@@ -59,14 +59,14 @@ fn readers_share_a_block_and_a_writer_does_not() {
 fn a_refusal_lists_the_blocks_of_both_ends_and_claims_none() {
     let rig = held();
     let writing = submit(&rig, rig.transfer(&[0, 1, 2], &[0, 1, 2]));
-    // It would read blocks that are being written, and write blocks that are being read.
+    // The transfer would read blocks that are being written, and write blocks that are being read.
     let error = rig.refused(rig.back(&[1, 2, 5], &[7, 0, 2]));
     assert_says(
         &error,
         &["source block 1 is being written", "destination block 0 is being read", "tickets"],
     );
     let listed: Vec<_> = conflicts(error).iter().map(|c| (c.block, c.wanted, c.held)).collect();
-    // Blocks in the order of the destination: 0 from 2, 2 from 5, 7 from 1.
+    // Pairs in the order of the destination: 2 to 0, 5 to 2, 1 to 7.
     let expected = [
         (2, Access::Read, Access::Write),
         (1, Access::Read, Access::Write),
@@ -120,16 +120,16 @@ fn within_one_layout_both_sides_are_claimed() {
 }
 
 #[test]
-fn what_runs_after_a_ticket_may_use_its_blocks_and_sees_its_bytes() {
+fn a_transfer_after_a_ticket_may_use_its_blocks_and_reads_its_bytes() {
     let rig = held();
     Pattern::new(7).fill(&rig.source).unwrap();
     let there = submit(&rig, rig.transfer(&[0, 1], &[4, 5]));
     let back = submit(&rig, rig.back(&[4, 5], &[2, 3]).after(&there.ticket()));
-    // Transitively: after the second is after the first.
+    // Transitively: after the second is also after the first.
     let again = submit(&rig, rig.transfer(&[2, 3], &[4, 5]).after(&back.ticket()));
     rig.engine.wait_until_idle();
-    assert_eq!(rig.engine.queued(), 1, "only the first has gone to the engine");
-    // A transfer that runs after the first alone conflicts with the others.
+    assert_eq!(rig.engine.queued(), 1, "only the first was submitted to the engine");
+    // A transfer that runs only after the first conflicts with the others.
     let error = rig.refused(rig.transfer(&[7], &[4]).after(&there.ticket()));
     let holders: Vec<_> = conflicts(error).iter().map(|c| c.holder).collect();
     assert_eq!(holders, [back.ticket().id(), again.ticket().id()]);
@@ -138,7 +138,7 @@ fn what_runs_after_a_ticket_may_use_its_blocks_and_sees_its_bytes() {
         end_of(completion).result.unwrap();
     }
     let found = Pattern::new(7).verify_blocks(&rig.destination, &[4, 5], &[0, 1], 0..4);
-    found.unwrap().assert_clean("there, back and there again");
+    found.unwrap().assert_clean("copied there, back and there again");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn after_several_tickets_is_after_all_of_them() {
     let all: Vec<_> = (0..4).map(|block| submit(&rig, rig.transfer(&[block], &[block]))).collect();
     let mut collecting = rig.back(&[0, 1, 2, 3], &[4, 5, 6, 7]);
     for one in &all {
-        // Naming one twice does no harm.
+        // Naming a ticket twice has no effect.
         collecting = collecting.after(&one.ticket()).after(&one.ticket());
     }
     let last = submit(&rig, collecting);
@@ -173,7 +173,7 @@ fn a_ticket_that_has_ended_orders_nothing() {
 }
 
 #[test]
-fn holds_keep_transfers_off_until_they_drop() {
+fn holds_exclude_transfers_until_they_drop() {
     let rig = Rig::new(8);
     let reading = rig.source.hold_for_read(&[0, 1]).unwrap();
     run(&rig.manager, rig.transfer(&[0], &[0]));
@@ -196,7 +196,7 @@ fn holds_keep_transfers_off_until_they_drop() {
 }
 
 #[test]
-fn a_hold_keeps_the_bytes_from_other_endpoints_when_its_own_has_been_dropped() {
+fn a_hold_claims_the_bytes_after_its_endpoint_has_dropped() {
     let request = RegionRequest::new(config(8).total_bytes());
     let region = Region::new(HeapAllocator::system().allocate(&request).unwrap());
     let layout = || {
@@ -214,7 +214,7 @@ fn a_hold_keeps_the_bytes_from_other_endpoints_when_its_own_has_been_dropped() {
 }
 
 #[test]
-fn blocks_are_free_when_the_outcome_is_there() {
+fn blocks_are_free_when_the_outcome_is_available() {
     let rig = Rig::new(8);
     for _ in 0..300 {
         let completion = submit(&rig, rig.transfer(&[0], &[0]));
@@ -272,8 +272,8 @@ struct Claimed {
 impl Claimed {
     fn conflicts_with(&self, other: &Self) -> bool {
         let touches = self.layers.start < other.layers.end && other.layers.start < self.layers.end;
-        // Reads at one end, writes at the other: a conflict needs a common block at one end, and
-        // a writer there.
+        // Reads at one end, and writes at the other. A conflict needs a common block at one end,
+        // and a writer there.
         let same_direction = self.forth == other.forth;
         let common = if same_direction {
             self.to == other.to
@@ -288,7 +288,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn random_submissions_are_refused_as_the_model_says(
+    fn random_submissions_are_refused_like_in_the_model(
         all in proptest::collection::vec(
             (0..4_u32, 0..4_u32, 0..4_u32, 1..4_u32, any::<bool>()),
             1..24,
@@ -327,7 +327,7 @@ proptest! {
 }
 
 #[test]
-fn what_was_being_written_when_its_writer_panicked_is_not_copied() {
+fn blocks_whose_writer_panicked_are_not_copied() {
     let rig = Rig::new(8);
     let holds = [rig.source.hold_for_write(&[0]).unwrap(), rig.source.hold_for_read(&[1]).unwrap()];
     let submit = |block: u32, hold: &Hold| {

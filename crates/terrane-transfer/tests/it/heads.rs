@@ -1,4 +1,4 @@
-//! Orders of tokens and heads, and pages that hold the heads of all ranks.
+//! Conversions of token and head order, and pages that contain the heads of all ranks.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use terrane_transfer::{Endpoint, Planner, Side, Transfer, TransferError, Transfe
 use crate::support::*;
 
 /// 5 tokens of heads of 6 bytes, in 2 layers of K and V.
-fn of_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
+fn config_with_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(6)
         .num_layers(2)
@@ -29,15 +29,15 @@ fn of_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
 }
 
 fn end(heads: u32, order: TokenOrder, kind: LayoutKind) -> Endpoint {
-    let end = endpoint(of_heads(heads, order), kind);
+    let end = endpoint(config_with_heads(heads, order), kind);
     Image::scribble(&end, &InProcess, heads.into());
     end
 }
 
 /// From a page of 8 heads to 4 ranks, from these to another page, from there to 2 ranks, and back
-/// into a page like the first: every hop as the model says, and the last page is the first.
+/// into a page like the first. Every hop equals the model, and the last page equals the first.
 #[test]
-fn pages_do_not_depend_on_how_many_ranks_there_are() {
+fn pages_do_not_depend_on_the_number_of_ranks() {
     let host = HostEngine::new(HostEngineOptions::default()).unwrap();
     let manager = TransferManager::new([Arc::new(host) as _]);
     for [paged, ranked] in [[HeadMajor, TokenMajor], [TokenMajor, HeadMajor]] {
@@ -79,7 +79,7 @@ fn ranks_write_their_heads_of_one_page_at_once() {
         .enumerate()
         .map(|(rank, first)| manager.submit(transfer(rank, first), ()).unwrap())
         .collect();
-    // Some heads that another transfer writes, and all of them.
+    // Some heads that another transfer is writing, and all heads.
     assert!(refused(&manager, transfer(0, 1)).is_conflict());
     let back = Transfer::new(&page, &ranks[0]).blocks(&[3], &[5]);
     assert!(refused(&manager, back.clone().heads(6..8, 0..2)).is_conflict());
@@ -110,12 +110,12 @@ fn heads_move_within_a_block() {
     }
 }
 
-/// Which cells each pair of orders comes down to: rows, columns and the bytes of a cell.
+/// The cells of each pair of orders: rows, columns and the bytes of a cell.
 #[test]
-fn pieces_are_broken_up_no_further_than_they_must_be() {
+fn pieces_are_broken_up_only_as_far_as_necessary() {
     let cells = |from: (u32, TokenOrder), to: (u32, TokenOrder), count: u32, tokens: u32| {
         let [source, destination] = [from, to].map(|(heads, order)| {
-            let config = of_heads(heads, order);
+            let config = config_with_heads(heads, order);
             let builder = LayoutConfigBuilder::from(config).page_size(tokens);
             endpoint(builder.build().unwrap(), CONTIGUOUS)
         });
@@ -130,10 +130,10 @@ fn pieces_are_broken_up_no_further_than_they_must_be() {
     };
     let (head, piece) = (6, 5 * 8 * 6);
     let block = 4 * piece;
-    // As they are: all of a block at once.
+    // The same order: all of a block at once.
     assert_eq!(cells((8, HeadMajor), (8, HeadMajor), 8, 5), (1, 1, block));
     assert_eq!(cells((8, TokenMajor), (8, TokenMajor), 8, 5), (1, 1, block));
-    // Some heads: a row a token, or all tokens of them at once.
+    // Some heads: one row per token, or all tokens of these heads at once.
     assert_eq!(cells((8, TokenMajor), (2, TokenMajor), 2, 5), (5, 1, 2 * head));
     assert_eq!(cells((8, HeadMajor), (2, HeadMajor), 2, 5), (1, 1, 2 * 5 * head));
     // Another order.
@@ -148,7 +148,7 @@ fn pieces_are_broken_up_no_further_than_they_must_be() {
 }
 
 #[test]
-fn what_is_said_of_heads_has_to_be_so() {
+fn wrong_numbers_of_heads_are_refused() {
     let manager = TransferManager::new([Arc::new(SimulatedEngine::default()) as _]);
     let between = |from: &Endpoint, to: &Endpoint| Transfer::new(from, to).blocks(&[0], &[1]);
     let (page, rank) = (end(8, HeadMajor, CONTIGUOUS), end(2, TokenMajor, OUTER_FIRST));
@@ -167,7 +167,7 @@ fn what_is_said_of_heads_has_to_be_so() {
     let error = refused(&manager, between(&page, &rank).heads(0..3, 0..2));
     assert!(matches!(error, TransferError::UnequalHeadCounts { from: 3, to: 2 }));
 
-    // Rows without heads: they move whole, and only as they are.
+    // Rows without heads are copied whole, and only in the same order.
     let rows = LayoutConfig::builder()
         .num_blocks(6)
         .num_layers(2)
@@ -185,7 +185,7 @@ fn what_is_said_of_heads_has_to_be_so() {
     let error = refused(&manager, some);
     assert!(matches!(error, TransferError::HeadsNotStated { side: Side::Source }));
 
-    // Heads of other lengths.
+    // Heads of different lengths.
     let wide = endpoint(rows.num_heads(4).build().unwrap(), CONTIGUOUS);
     let error = refused(&manager, between(&page, &wide));
     assert!(matches!(error, TransferError::ShapeMismatch { field: "head_dim", from: 3, to: 6 }));

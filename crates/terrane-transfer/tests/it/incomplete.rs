@@ -28,13 +28,13 @@ fn incomplete(error: &TransferError) -> Vec<u32> {
 }
 
 #[test]
-fn what_runs_after_the_end_starts_after_a_failure_and_what_runs_after_success_does_not() {
+fn after_end_starts_after_a_failure_and_after_does_not() {
     let rig = Rig::new(8);
     Pattern::new(3).fill(&rig.source).unwrap();
     rig.engine.hold();
     rig.engine.fail_next(Fault::ShortCopy { after_runs: 3 });
     let fails = submit(&rig, rig.transfer(&[0, 1], &[4, 5]));
-    // They use its blocks, so that the hazards have to accept both kinds of order.
+    // They use the same blocks, so the hazards must accept both kinds of order.
     let after_end = submit(&rig, rig.transfer(&[2, 3], &[4, 5]).after_end(&fails.ticket()));
     let after_success = submit(
         &rig,
@@ -60,15 +60,15 @@ fn a_destination_that_failed_half_way_is_not_read_until_it_is_written_again() {
     assert_eq!(incomplete(&error), [3]);
     assert_says(&error, &["source block 3", "write it again", "allow_incomplete"]);
     assert_eq!(incomplete(&rig.destination.hold_for_read(&[2]).unwrap_err()), [2]);
-    // Its source is as it was.
+    // Its source is unchanged.
     run(&rig.manager, rig.transfer(&[0, 1], &[6, 7]));
     run(&rig.manager, rig.back(&[2], &[4]).allow_incomplete());
-    // A failure on top of it changes nothing.
+    // A second failure changes nothing.
     fail(&rig, rig.transfer(&[0], &[2]));
     run(&rig.manager, rig.transfer(&[0], &[2]));
     run(&rig.manager, rig.back(&[2], &[4]));
     assert_eq!(incomplete(&rig.refused(rig.back(&[3], &[4]))), [3]);
-    // A write by other means counts as well.
+    // A write without a transfer counts as well.
     drop(rig.destination.hold_for_write(&[3]).unwrap());
     run(&rig.manager, rig.back(&[3], &[4]));
 }
@@ -101,7 +101,7 @@ fn a_block_is_complete_again_when_all_of_its_layers_have_been_written() {
 }
 
 #[test]
-fn a_reader_in_a_chain_is_judged_when_its_turn_comes() {
+fn a_reader_in_a_chain_is_checked_when_its_turn_comes() {
     let rig = Rig::new(8);
     fail(&rig, rig.transfer(&[0, 1], &[0, 1]));
     rig.engine.hold();
@@ -121,7 +121,7 @@ fn a_reader_in_a_chain_is_judged_when_its_turn_comes() {
 }
 
 #[test]
-fn what_its_writer_left_as_it_panicked_is_incomplete() {
+fn a_block_whose_writer_panicked_is_incomplete() {
     let rig = Rig::new(8);
     let hold = rig.source.hold_for_write(&[0]).unwrap();
     let after_end = submit(&rig, rig.transfer(&[0], &[0]).after_end(&hold.ticket()));
@@ -134,9 +134,9 @@ fn what_its_writer_left_as_it_panicked_is_incomplete() {
     assert_eq!(incomplete(&rig.refused(rig.transfer(&[0], &[0]))), [0]);
 }
 
-/// The orphaned copy may continue to write.
+/// The orphaned copy may still write.
 #[test]
-fn blocks_of_a_copy_that_was_given_up_are_not_used_after_its_end_either() {
+fn blocks_of_an_orphaned_copy_are_not_used_after_its_transfer_has_ended() {
     type MakeTransfer = fn(&Rig) -> Transfer;
     let cases: [(MakeTransfer, bool); 4] = [
         (|rig| rig.transfer(&[1], &[0]), false),
@@ -153,17 +153,17 @@ fn blocks_of_a_copy_that_was_given_up_are_not_used_after_its_end_either() {
         while rig.engine.hung() == 0 {
             std::thread::yield_now();
         }
-        rig.engine.give_up_hung();
+        rig.engine.orphan_hung();
         assert!(end_of(hangs).result.is_err());
         let result = end_of(after_end).result;
         if is_granted {
             drop(result.unwrap());
         } else {
             assert!(result.unwrap_err().is_conflict());
-            // Likewise if it is submitted now.
+            // The same applies to a transfer that is submitted now.
             assert!(rig.refused(transfer(&rig).after_end(&ticket)).is_conflict());
         }
-        rig.engine.end_given_up();
+        rig.engine.end_orphaned();
         assert_eq!(incomplete(&rig.refused(rig.back(&[0], &[2]))), [0]);
         run(&rig.manager, rig.transfer(&[1], &[0]));
         run(&rig.manager, rig.back(&[0], &[2]));

@@ -1,4 +1,4 @@
-//! Transfers that tell of each layer.
+//! Transfers that report each layer.
 
 use std::future::{Future, IntoFuture};
 use std::num::NonZeroUsize;
@@ -24,11 +24,11 @@ use terrane_transfer::{
 use crate::completion::CountsWakes;
 use crate::support::*;
 
-/// Keeps jobs for the test to end.
+/// Keeps jobs until the test ends them.
 #[derive(Debug, Default)]
 pub struct Keeping(Mutex<Vec<CopyJob>>);
 
-// SAFETY: it touches no byte of any plan.
+// SAFETY: it accesses no byte of any plan.
 unsafe impl CopyEngine for Keeping {
     fn name(&self) -> &'static str {
         "keeping"
@@ -63,7 +63,7 @@ fn owned_event(raw: u64, owner: &Arc<()>) -> EventHandle {
 }
 
 #[test]
-fn layers_are_told_of_only_when_asked_for() {
+fn layers_are_reported_only_on_request() {
     let rig = Rig::new(8);
     let completion = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();
     assert!(completion.layers().is_none());
@@ -71,7 +71,7 @@ fn layers_are_told_of_only_when_asked_for() {
 }
 
 #[test]
-fn each_layer_goes_its_own_way_and_the_rest_with_the_job() {
+fn each_layer_has_its_own_state_and_the_rest_ends_with_the_job() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [from, to] = ends();
@@ -85,7 +85,7 @@ fn each_layer_goes_its_own_way_and_the_rest_with_the_job() {
     assert_eq!(layers.wait(0), Err(outside));
     assert!((1..4).all(|layer| layers.state(layer) == Ok(LayerState::Waiting)));
 
-    // Ranges are cut to the transfer's.
+    // Ranges are clipped to those of the transfer.
     let owner = Arc::new(());
     signals.submitted(0..3, owned_event(7, &owner));
     assert_eq!(layers.event(1), Ok(Some(event(7))));
@@ -110,7 +110,7 @@ fn each_layer_goes_its_own_way_and_the_rest_with_the_job() {
 }
 
 #[test]
-fn layers_of_a_dropped_job_fail_but_for_those_that_are_done() {
+fn unfinished_layers_of_a_dropped_job_fail() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [from, to] = ends();
@@ -130,7 +130,7 @@ fn layers_of_a_dropped_job_fail_but_for_those_that_are_done() {
 }
 
 #[test]
-fn futures_of_layers_are_woken_when_their_own_layer_ends() {
+fn futures_of_layers_are_woken_when_their_layer_ends() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [from, to] = ends();
@@ -180,7 +180,7 @@ fn plans_by_layer_never_copy_two_together() {
 }
 
 #[test]
-fn the_host_engine_tells_of_layers_before_the_end() {
+fn the_host_engine_reports_layers_before_the_end() {
     let options = HostEngineOptions {
         threads: NonZeroUsize::MIN,
         chunk: ByteCount::new(7),
@@ -191,7 +191,7 @@ fn the_host_engine_tells_of_layers_before_the_end() {
     let transfer = Transfer::new(&from, &to).blocks(&[0, 3], &[1, 2]).layer_by_layer();
     let completion = manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
-    // In their order, as one thread copies one layer after the other.
+    // In their order, because one thread copies the layers one after the other.
     for layer in 0..4 {
         assert_eq!(layers.event(layer), Ok(None));
         assert!((0..=layer).all(|before| layers.is_done(before)));
@@ -215,14 +215,14 @@ fn events_of_layers_outlive_the_transfer() {
     }
     drop(layers);
     assert!(events.iter().all(|event| has_happened(event) == Some(true)));
-    // Nothing but the handles keeps the events.
+    // Only the handles keep the events alive.
     let raw: Vec<u64> = events.iter().map(EventHandle::raw).collect();
     drop(events);
     assert!(raw.into_iter().all(|raw| has_happened(&event(raw)).is_none()));
 }
 
 #[test]
-fn layers_end_with_whatever_goes_wrong() {
+fn layers_end_with_every_failure() {
     let rig = Rig::new(8);
     for fault in [Fault::Engine, Fault::DropJob, Fault::ShortCopy { after_runs: 3 }] {
         rig.engine.fail_next(fault);
@@ -234,13 +234,13 @@ fn layers_end_with_whatever_goes_wrong() {
     }
 }
 
-/// Ends its job when it is looked at for the n-th time.
-struct OnLook {
+/// Ends its job at the n-th poll.
+struct EndsAtPoll {
     left: AtomicUsize,
     job: Mutex<Option<CopyJob>>,
 }
 
-impl WaiterProgress for OnLook {
+impl WaiterProgress for EndsAtPoll {
     fn poll(&self) {
         if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
             let job = self.job.lock().unwrap().take();
@@ -249,15 +249,15 @@ impl WaiterProgress for OnLook {
     }
 }
 
-/// A transfer that ends at the n-th look and by nothing else.
-fn ending_at_look(looks: usize, spin: Duration) -> (Completion<()>, Arc<OnLook>) {
+/// A transfer that ends at the n-th poll, and in no other way.
+fn ending_at_poll(looks: usize, spin: Duration) -> (Completion<()>, Arc<EndsAtPoll>) {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]).with_spin(spin);
     let [from, to] = ends();
     let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_by_layer();
     let completion = manager.submit(transfer, ()).unwrap();
     let job = Mutex::new(None);
-    let on_look = Arc::new(OnLook { left: looks.into(), job });
+    let on_look = Arc::new(EndsAtPoll { left: looks.into(), job });
     let job = engine.take();
     job.invite_waiters(on_look.clone());
     *on_look.job.lock().unwrap() = Some(job);
@@ -265,26 +265,26 @@ fn ending_at_look(looks: usize, spin: Duration) -> (Completion<()>, Arc<OnLook>)
 }
 
 #[test]
-fn who_waits_or_looks_helps() {
+fn waits_and_queries_poll_the_engine() {
     let long = Duration::from_secs(3600);
-    let (completion, _engine) = ending_at_look(5, long);
+    let (completion, _engine) = ending_at_poll(5, long);
     completion.wait().result.unwrap();
 
-    let (completion, _engine) = ending_at_look(5, long);
+    let (completion, _engine) = ending_at_poll(5, long);
     let deadline = Instant::now() + long;
     completion.wait_until(deadline).unwrap().result.unwrap();
 
-    let (completion, _engine) = ending_at_look(5, long);
+    let (completion, _engine) = ending_at_poll(5, long);
     completion.layers().unwrap().wait(2).unwrap();
     completion.wait().result.unwrap();
 
-    // A look is one, whatever the spin is.
-    let (completion, _engine) = ending_at_look(3, Duration::ZERO);
+    // A query is one poll, whatever the spin time is.
+    let (completion, _engine) = ending_at_poll(3, Duration::ZERO);
     let looks = [completion.has_ended(), completion.has_ended(), completion.has_ended()];
     assert_eq!(looks, [false, false, true]);
     completion.wait().result.unwrap();
 
-    let (completion, _engine) = ending_at_look(2, Duration::ZERO);
+    let (completion, _engine) = ending_at_poll(2, Duration::ZERO);
     let mut future = pin!(completion.into_future());
     let mut context = Context::from_waker(Waker::noop());
     assert!(future.as_mut().poll(&mut context).is_pending());
@@ -292,8 +292,8 @@ fn who_waits_or_looks_helps() {
 }
 
 #[test]
-fn whoever_sleeps_is_woken_by_the_engine() {
-    let (completion, engine) = ending_at_look(1, Duration::ZERO);
+fn sleeping_threads_are_woken_by_the_engine() {
+    let (completion, engine) = ending_at_poll(1, Duration::ZERO);
     thread::scope(|scope| {
         let waiting = scope.spawn(move || completion.wait());
         engine.poll();
@@ -302,8 +302,8 @@ fn whoever_sleeps_is_woken_by_the_engine() {
 }
 
 #[test]
-fn an_attendant_that_has_gone_is_missed_by_nobody() {
-    let (completion, engine) = ending_at_look(1, DEFAULT_SPIN);
+fn dropped_waiter_progress_is_not_polled() {
+    let (completion, engine) = ending_at_poll(1, DEFAULT_SPIN);
     let job = engine.job.lock().unwrap().take();
     drop(engine);
     assert!(!completion.has_ended());
@@ -311,22 +311,22 @@ fn an_attendant_that_has_gone_is_missed_by_nobody() {
     assert!(completion.wait().result.is_err());
 }
 
-/// Looks at the layers of a transfer when it drops, as a task does that holds a future of one.
-struct LooksAsItDrops(Layers);
+/// Queries the layers of a transfer when it drops, like a task with a future of a layer.
+struct QueriesInDrop(Layers);
 
-impl Wake for LooksAsItDrops {
+impl Wake for QueriesInDrop {
     fn wake(self: Arc<Self>) {}
 }
 
-impl Drop for LooksAsItDrops {
+impl Drop for QueriesInDrop {
     fn drop(&mut self) {
         assert!(!self.0.is_done(0));
     }
 }
 
-/// A future that moves from task to task, the first of which goes with its waker.
+/// A future that moves from task to task. The first task drops with its waker.
 #[test]
-fn what_drops_with_a_waker_may_look_at_layers() {
+fn a_value_that_drops_with_a_waker_may_query_layers() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [from, to] = ends();
@@ -334,13 +334,13 @@ fn what_drops_with_a_waker_may_look_at_layers() {
     let completion = manager.submit(transfer, ()).unwrap();
     let layers = completion.layers().unwrap();
     let mut future = Box::pin(layers.done(0));
-    let first = Waker::from(Arc::new(LooksAsItDrops(layers.clone())));
+    let first = Waker::from(Arc::new(QueriesInDrop(layers.clone())));
     assert!(future.as_mut().poll(&mut Context::from_waker(&first)).is_pending());
     drop(first);
     assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
 
     let mut future = Box::pin(completion.into_future());
-    let first = Waker::from(Arc::new(LooksAsItDrops(layers)));
+    let first = Waker::from(Arc::new(QueriesInDrop(layers)));
     assert!(future.as_mut().poll(&mut Context::from_waker(&first)).is_pending());
     drop(first);
     assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -354,9 +354,9 @@ fn runs_as_it_is_cloned(run: impl Fn() + Send + Sync + 'static) -> Waker {
 
     /// # Safety
     ///
-    /// `data` is that of `runs_as_it_is_cloned`.
+    /// `data` comes from `runs_as_it_is_cloned`.
     unsafe fn clone(data: *const ()) -> RawWaker {
-        // SAFETY: the data is that of `runs_as_it_is_cloned`, which is never freed.
+        // SAFETY: the data comes from `runs_as_it_is_cloned`, and is never freed.
         let run: &Run = unsafe { &*data.cast() };
         run();
         RawWaker::new(data, &TABLE)
@@ -366,13 +366,13 @@ fn runs_as_it_is_cloned(run: impl Fn() + Send + Sync + 'static) -> Waker {
 
     let run: Run = Box::new(run);
     let run: &'static Run = Box::leak(Box::new(run));
-    // SAFETY: the functions of the table take such data, which is shared and never freed.
+    // SAFETY: the functions of the table accept such data, which is shared and never freed.
     unsafe { Waker::new(std::ptr::from_ref(run).cast(), &TABLE) }
 }
 
-/// As the waker of an executor may that logs, and whose log looks at the transfer.
+/// Like the waker of an executor that logs, and whose logger queries the transfer.
 #[test]
-fn a_waker_may_end_the_transfer_as_it_is_cloned() {
+fn a_waker_may_end_the_transfer_when_it_is_cloned() {
     for of_a_layer in [true, false] {
         let engine = Arc::new(Keeping::default());
         let manager = TransferManager::new([engine.clone() as _]);
@@ -395,7 +395,7 @@ fn a_waker_may_end_the_transfer_as_it_is_cloned() {
     }
 }
 
-/// Waits for a transfer as it drops.
+/// Waits for a transfer when it drops.
 struct WaitsAsItDrops(Option<Completion<()>>);
 
 impl Drop for WaitsAsItDrops {
@@ -406,16 +406,16 @@ impl Drop for WaitsAsItDrops {
 }
 
 /// Two transfers fail with a third. While the first of them is notified, its guard drops and waits
-/// for the second, which the same thread notifies next.
+/// for the second. The same thread notifies the second next.
 #[test]
-fn a_guard_may_wait_for_whatever_ends_on_its_thread() {
+fn a_guard_may_wait_for_a_transfer_that_ends_on_its_thread() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [from, to] = ends();
     let transfer = |block| Transfer::new(&from, &to).blocks(&[block], &[block]);
     let failing = manager.submit(transfer(0), ()).unwrap();
     let (told_first, told_next) = (transfer(1), transfer(2));
-    // The guard is put in place once there is something to wait for.
+    // The guard is set once the transfer to wait for exists.
     let guard = Arc::new(Mutex::new(WaitsAsItDrops(None)));
     let first = manager.submit(told_first.after(&failing.ticket()), guard.clone()).unwrap();
     let next = manager.submit(told_next.after(&failing.ticket()), ()).unwrap();
@@ -423,7 +423,7 @@ fn a_guard_may_wait_for_whatever_ends_on_its_thread() {
     drop((first, guard));
     let (ended, end) = std::sync::mpsc::channel();
     let job = engine.take();
-    // Not a scope's, which would wait for a thread that waits for itself.
+    // Not a scoped thread: the scope would wait for a thread that waits for itself.
     let finish = move || {
         job.finish(Err(CopyFailure::DeadlineExceeded));
         let _ = ended.send(());

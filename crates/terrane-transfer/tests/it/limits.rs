@@ -1,22 +1,22 @@
-//! Limits that a test sets in a process of its own, and what it worked.
+//! Limits that a test sets in its own process, and processor times.
 
 use std::time::Duration;
 
 /// Limits the size of the files that this process writes, and ignores the signal of that limit.
 pub fn limit_file_size(bytes: u64) {
-    // SAFETY: ignoring a signal touches no memory.
+    // SAFETY: ignoring a signal accesses no memory.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the structure outlives the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
 }
 
-/// How long this thread has worked so far; what others do meanwhile does not count.
+/// The processor time of this thread, without that of others.
 pub fn thread_time() -> Duration {
     processor_time(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// How long all threads of this process have worked so far.
+/// The processor time of all threads of this process.
 pub fn process_time() -> Duration {
     processor_time(libc::CLOCK_PROCESS_CPUTIME_ID)
 }

@@ -1,4 +1,4 @@
-//! Counts of transfers: exact when nothing is in flight, and never falling.
+//! Counts of transfers: exact when nothing is in flight, and never decreasing.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,12 +14,12 @@ use terrane_transfer::{PathSnapshot, Transfer, TransferManager, TransferSnapshot
 
 use crate::support::*;
 
-/// What happens to a transfer of some blocks.
+/// An event in the life of a transfer of some blocks.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Succeeds,
     Fails(Fault),
-    /// It waits for another one, and is cancelled. The other one succeeds.
+    /// The transfer waits for another one, and is cancelled. The other one succeeds.
     IsCancelled,
     IsRefused,
 }
@@ -38,7 +38,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// The numbers that never fall.
+/// The numbers that never decrease.
 fn numbers(path: &PathSnapshot) -> [u64; 10] {
     let nanoseconds = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap();
     [
@@ -80,7 +80,7 @@ proptest! {
         for (event, blocks) in events {
             let ids: Vec<u32> = (0..blocks).collect();
             let others: Vec<u32> = (4..4 + blocks).collect();
-            // A failed transfer leaves its destination incomplete, and it is only written here.
+            // A failed transfer leaves its destination incomplete, but this test only writes it.
             let transfer = rig.transfer(&ids, &ids);
             let explanation = rig.manager.explain(&transfer).unwrap();
             let mut count = |reports: &[terrane_transfer::Report]| {
@@ -143,9 +143,9 @@ proptest! {
     }
 }
 
-/// Several threads submit, while another one reads.
+/// Several threads submit, while another one takes snapshots.
 #[test]
-fn no_number_falls_while_transfers_run() {
+fn no_number_decreases_while_transfers_run() {
     const EACH: u32 = 300;
     let host = HostEngine::new(HostEngineOptions::default()).unwrap();
     let manager = TransferManager::new([Arc::new(host) as _]);
@@ -173,7 +173,7 @@ fn no_number_falls_while_transfers_run() {
     assert!(path.latency.quantile(99, 100).unwrap() >= path.latency.quantile(1, 2).unwrap());
 }
 
-/// The parts of a relay are no transfers of their own.
+/// The parts of a relay are not counted as separate transfers.
 #[test]
 fn a_relayed_transfer_counts_once() {
     let host = || Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
@@ -209,7 +209,7 @@ fn snapshots_are_written_for_prometheus() {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
     assert!(text.ends_with("# EOF\n"));
-    // Each family is named once, before its samples.
+    // Each family is declared once, before its samples.
     let types: Vec<&str> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
     let distinct: std::collections::BTreeSet<_> = types.iter().collect();
     assert_eq!(types.len(), distinct.len());

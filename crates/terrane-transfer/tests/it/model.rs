@@ -90,7 +90,7 @@ fn shapes() -> impl Strategy<Value = LayoutConfig> {
         Just(ElementFormat::MXFP4),
         (1..100_u32).prop_map(ElementFormat::RowBytes),
     ];
-    // Half of them state one head, whose number the ends vary.
+    // Half of them state one head; the ends vary the number.
     let heads = proptest::bool::ANY;
     (1..5_u32, 1..=2_u32, 1..6_u32, 1..3_u32, element, heads).prop_map(
         |(layers, outers, page, inner, element, heads)| {
@@ -106,7 +106,7 @@ fn shapes() -> impl Strategy<Value = LayoutConfig> {
     )
 }
 
-/// As many heads of either end: some, or all if both have as many.
+/// The same number of heads of either end: some, or all if the ends have the same number.
 fn heads([read, written]: [u32; 2]) -> impl Strategy<Value = Option<[Range<u32>; 2]>> {
     let some = (1..=read.min(written)).prop_flat_map(move |count| {
         let range = move |all: u32| (0..=all - count).prop_map(move |from| from..from + count);
@@ -116,7 +116,7 @@ fn heads([read, written]: [u32; 2]) -> impl Strategy<Value = Option<[Range<u32>;
     prop_oneof![2 => some, all => Just(None)]
 }
 
-/// Pairs of blocks: scattered with repeated sources, or a run of neighbours, or all of them.
+/// Pairs of blocks: scattered with repeated sources, or a range of adjacent ones, or all of them.
 fn pairs(sources: u32, destinations: u32) -> impl Strategy<Value = (Vec<u32>, Vec<u32>)> {
     let most = usize::try_from(destinations).unwrap();
     let all: Vec<u32> = (0..destinations).collect();
@@ -189,11 +189,11 @@ proptest! {
     }
 
     #[test]
-    fn there_and_back_again_changes_nothing(case in cases()) {
+    fn a_copy_there_and_back_changes_nothing(case in cases()) {
         let [source, destination] = case.endpoints();
         let before = Image::scribble(&source, &InProcess, case.seed);
         let manager = manager(case.seed);
-        // Every block that went somewhere comes back from there, from one place only.
+        // Every block that was copied is copied back from there, from one block only.
         let mut seen = std::collections::BTreeSet::new();
         let pairs = case.from.iter().zip(&case.to).filter(|(from, _)| seen.insert(**from));
         let (from, to): (Vec<u32>, Vec<u32>) = pairs.unzip();
@@ -206,7 +206,7 @@ proptest! {
     }
 }
 
-/// The engine that the other tests rely on keeps the rules.
+/// The engine that the other tests use passes the conformance suite.
 struct Simulated;
 
 impl EngineFixture for Simulated {

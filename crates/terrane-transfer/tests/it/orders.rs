@@ -30,13 +30,13 @@ fn engines() -> [(Arc<SimulatedEngine>, Arc<dyn CopyEngine>); 2] {
     let device = Arc::new(SimulatedEngine::new(to_device()));
     let system = Arc::new(SimulatedEngine::new(to_system()));
     let options = RelayOptions { slots: 3, slot_bytes: ByteCount::new(8 * PIECE) };
-    // The engine of the device is asked second.
+    // The engine of the device is queried second.
     let relay = RelayEngine::new(system, device.clone(), HeapAllocator::pinned(), &options);
     [(direct.clone(), direct as _), (device, Arc::new(relay.unwrap()) as _)]
 }
 
 #[test]
-fn behind_another_transfer_an_order_is_that_of_the_submission() {
+fn an_order_of_a_waiting_transfer_is_that_of_its_submission() {
     for (device, engine) in engines() {
         for by_event in [false, true] {
             let [source, destination] = ends();
@@ -51,7 +51,7 @@ fn behind_another_transfer_an_order_is_that_of_the_submission() {
             let order = if by_event { event.order() } else { stream.order() };
             let second = transfer(1).after(&first.ticket()).device_order(order);
             let second = manager.submit(second, ()).unwrap();
-            // A transfer may wait for the second one in turn.
+            // A third transfer may wait for the second one.
             stream.launch();
             device.release_all();
             end_of(first).result.unwrap();
@@ -65,7 +65,7 @@ fn behind_another_transfer_an_order_is_that_of_the_submission() {
 }
 
 #[test]
-fn an_order_that_cannot_be_kept_until_others_have_ended_is_refused() {
+fn an_order_that_cannot_be_captured_is_refused() {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [source, destination] = ends();
@@ -80,7 +80,7 @@ fn an_order_that_cannot_be_kept_until_others_have_ended_is_refused() {
     };
     assert_eq!(why.downcast_ref(), Some(&Declined::DeviceOrder));
     drop(destination.hold_for_write(&[1]).unwrap());
-    // Nothing has to be kept of what the host knows.
+    // Orders that the host has already waited for need no capture.
     let second = manager.submit(later(reached), ()).unwrap();
     engine.take().finish(Ok(()));
     end_of(first).result.unwrap();

@@ -1,5 +1,5 @@
-//! Two layouts over the same bytes: whatever a transfer would both read and write is found, and
-//! nothing else is refused.
+//! Two layouts of the same bytes: exactly the transfers that would read and write the same bytes
+//! are refused.
 
 use std::ops::Range;
 
@@ -22,11 +22,11 @@ fn shifted(base: &Region, kind: LayoutKind, shift: u64) -> Endpoint {
         base.view(offset, length).unwrap()
     });
     let builder = LayoutBuilder::new(config).kind(kind).adopt(regions);
-    // SAFETY: no two transfers are in flight at once in these tests.
+    // SAFETY: no two transfers are in flight at the same time in these tests.
     unsafe { Endpoint::sharing(builder.unregistered().build().unwrap()) }
 }
 
-/// The positions of a block's pieces in the base.
+/// The byte ranges of a block's pieces in the base.
 fn bytes_of(kind: LayoutKind, shift: u64, block: u32) -> Vec<Range<u64>> {
     let config = config(4);
     let region_bytes = terrane_layout::Geometry::new(&config, kind).unwrap().region_bytes(0).get();

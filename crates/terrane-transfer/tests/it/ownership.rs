@@ -1,4 +1,4 @@
-//! Nothing that a copy needs goes before the copy has ended, whatever happens to its completion.
+//! Values that a copy needs drop after the copy has ended, whatever happens to its completion.
 
 use std::future::{Future, IntoFuture};
 use std::mem::ManuallyDrop;
@@ -18,7 +18,7 @@ struct Recorded {
     completion: Completion<NoteOnDrop>,
 }
 
-/// A transfer in flight that alone owns its ends: memory 0 is the source, memory 1 the
+/// A transfer in flight that is the only owner of its ends: memory 0 is the source, memory 1 the
 /// destination.
 fn in_flight(fault: Option<Fault>) -> Recorded {
     let journal = Journal::new();
@@ -38,16 +38,16 @@ fn in_flight(fault: Option<Fault>) -> Recorded {
 }
 
 impl Recorded {
-    /// Lets the copy end, after `lose` has done away with its completion: all that the transfer
-    /// held was there until then, and went afterwards, the memory before the guard.
+    /// Lets the copy end after `lose` has disposed of its completion. All that the transfer owned
+    /// existed until then, and drops afterwards, the memory before the guard.
     #[track_caller]
-    fn nothing_goes_before_the_end(
+    fn check_nothing_drops_before_the_end(
         self,
         lose: impl FnOnce(Completion<NoteOnDrop>),
     ) -> HeapAllocator {
         let Self { journal, heap, engine, completion } = self;
         lose(completion);
-        assert_eq!(journal.lines(), ["allocate 0", "allocate 1"], "something went too early");
+        assert_eq!(journal.lines(), ["allocate 0", "allocate 1"], "something dropped too early");
         journal.note("copy ends");
         engine.release_all();
         engine.wait_until_idle();
@@ -71,7 +71,7 @@ fn a_dropped_completion_frees_nothing_early() {
     for end in ENDS {
         let recorded = in_flight(end);
         let journal = recorded.journal.clone();
-        recorded.nothing_goes_before_the_end(drop);
+        recorded.check_nothing_drops_before_the_end(drop);
         assert!(journal.contains("guard dropped"), "{end:?}: {:?}", journal.lines());
     }
 }
@@ -81,7 +81,7 @@ fn a_cancelled_future_frees_nothing_early() {
     for end in ENDS {
         let recorded = in_flight(end);
         let journal = recorded.journal.clone();
-        recorded.nothing_goes_before_the_end(|completion| {
+        recorded.check_nothing_drops_before_the_end(|completion| {
             let mut future = completion.into_future();
             let mut context = std::task::Context::from_waker(std::task::Waker::noop());
             assert!(std::pin::Pin::new(&mut future).poll(&mut context).is_pending());
@@ -95,7 +95,7 @@ fn a_leaked_completion_leaks_the_outcome_and_no_memory() {
     for end in ENDS {
         let recorded = in_flight(end);
         let journal = recorded.journal.clone();
-        recorded.nothing_goes_before_the_end(|completion| {
+        recorded.check_nothing_drops_before_the_end(|completion| {
             let _ = ManuallyDrop::new(completion);
         });
         assert!(!journal.contains("guard dropped"), "the guard is with the outcome, leaked");
@@ -103,7 +103,7 @@ fn a_leaked_completion_leaks_the_outcome_and_no_memory() {
 }
 
 #[test]
-fn an_outcome_that_nobody_takes_drops_with_its_completion() {
+fn an_unused_outcome_drops_with_its_completion() {
     let Recorded { journal, heap, engine, completion } = in_flight(None);
     engine.release_all();
     engine.wait_until_idle();
@@ -115,14 +115,14 @@ fn an_outcome_that_nobody_takes_drops_with_its_completion() {
 }
 
 #[test]
-fn the_guard_comes_back_on_success_and_on_failure() {
+fn the_guard_is_returned_on_success_and_on_failure() {
     for end in ENDS {
         let Recorded { journal, engine, completion, .. } = in_flight(end);
         engine.release_all();
         let outcome = completion.wait();
         assert_eq!(outcome.result.is_ok(), end.is_none());
         assert!(!journal.contains("guard dropped"));
-        // The memory went before the outcome was there.
+        // The memory was freed before the outcome was available.
         assert!(journal.contains("release 0") && journal.contains("release 1"));
         drop(outcome);
         assert!(journal.contains("guard dropped"));
@@ -130,7 +130,7 @@ fn the_guard_comes_back_on_success_and_on_failure() {
 }
 
 #[test]
-fn a_transfer_that_never_started_gives_up_what_it_held() {
+fn a_transfer_that_never_started_releases_its_values() {
     let Recorded { journal, engine, completion, .. } = in_flight(Some(Fault::Engine));
     let heap = HeapAllocator::system();
     let manager = TransferManager::new([engine.clone() as _]);
@@ -139,7 +139,7 @@ fn a_transfer_that_never_started_gives_up_what_it_held() {
     let guard = journal.note_on_drop("dependent's guard dropped");
     drop(manager.submit(transfer.after(&completion.ticket()), guard).unwrap());
     drop((source, destination));
-    assert_eq!(heap.live(), 2, "it waits, and its memory with it");
+    assert_eq!(heap.live(), 2, "it waits and keeps its memory");
     engine.release_all();
     drop(completion);
     engine.wait_until_idle();
@@ -150,7 +150,7 @@ fn a_transfer_that_never_started_gives_up_what_it_held() {
 }
 
 #[test]
-fn an_engine_that_drops_with_jobs_lets_go_of_everything() {
+fn an_engine_that_drops_with_jobs_releases_everything() {
     let Recorded { journal, heap, engine, completion } = in_flight(None);
     drop(completion);
     assert_eq!(heap.live(), 2);

@@ -1,5 +1,5 @@
-//! Layouts in the memory of a peer: planned and claimed as any other, and taken by no engine that
-//! does not talk to peers.
+//! Layouts in the memory of a peer: planned and claimed like any other, and declined by every
+//! engine that does not support peers.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ use terrane_transfer::{
 
 use crate::support::*;
 
-/// The registrations that a peer states.
+/// A registration that a peer states.
 #[derive(Debug)]
 struct PeerMemory {
     at: RemoteAddress,
@@ -45,7 +45,7 @@ unsafe impl Memory for PeerMemory {
     }
 }
 
-/// 8 blocks of a peer, from this address on, one region after the other.
+/// 8 blocks of a peer, starting at this address, one region after the other.
 fn of_peer(peer: PeerId, space: RemoteSpace, address: u64, kind: LayoutKind) -> Endpoint {
     try_of_peer(peer, space, address, kind).unwrap()
 }
@@ -76,7 +76,7 @@ fn locations_of_peers_fit_their_kind() {
 }
 
 #[test]
-fn no_engine_of_this_machine_takes_memory_of_a_peer() {
+fn no_engine_of_this_machine_copies_memory_of_a_peer() {
     let system = SystemAllocator::new(SystemOptions::default());
     let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
     let host = Arc::new(
@@ -104,7 +104,7 @@ fn no_engine_of_this_machine_takes_memory_of_a_peer() {
 }
 
 #[test]
-fn plans_say_where_in_the_peer_s_memory_runs_are() {
+fn plans_locate_runs_in_the_memory_of_the_peer() {
     let (local, peer) = (endpoint(config(8), CONTIGUOUS), PeerId::next());
     let remote = of_peer(peer, RemoteSpace::Host, 1 << 20, CONTIGUOUS);
     let transfer = Transfer::new(&local, &remote).blocks(&[2, 3, 5], &[0, 1, 2]);
@@ -120,7 +120,7 @@ fn plans_say_where_in_the_peer_s_memory_runs_are() {
 }
 
 #[test]
-fn bytes_of_a_peer_are_one_endpoint_s() {
+fn bytes_of_a_peer_belong_to_one_endpoint() {
     let (peer, other) = (PeerId::next(), PeerId::next());
     let held = of_peer(peer, RemoteSpace::Host, 4096, CONTIGUOUS);
     assert!(try_of_peer(peer, RemoteSpace::Host, 4100, CONTIGUOUS).is_none());
@@ -131,7 +131,7 @@ fn bytes_of_a_peer_are_one_endpoint_s() {
 }
 
 #[test]
-fn durability_is_not_asked_of_a_peer() {
+fn durability_is_refused_for_a_peer() {
     let manager = TransferManager::with_default_engines().unwrap();
     let local = endpoint(config(8), CONTIGUOUS);
     let remote = of_peer(PeerId::next(), RemoteSpace::File(0), 4096, CONTIGUOUS);
@@ -146,7 +146,7 @@ struct Unanswered {
     told: Mutex<Vec<Vec<u8>>>,
 }
 
-// SAFETY: it touches no byte.
+// SAFETY: it accesses no byte.
 unsafe impl CopyEngine for Unanswered {
     fn name(&self) -> &'static str {
         "unanswered"
@@ -178,7 +178,7 @@ fn assert_unanswered(result: Result<Report, TransferError>) {
 }
 
 #[test]
-fn a_part_that_is_given_up_ends_its_transfer_and_keeps_its_blocks() {
+fn an_orphaned_part_ends_its_transfer_and_keeps_its_blocks() {
     let engine = Arc::new(Unanswered::default());
     let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
     let (bounce, options) = (HeapAllocator::pinned(), RelayOptions::default());
@@ -198,7 +198,7 @@ fn a_part_that_is_given_up_ends_its_transfer_and_keeps_its_blocks() {
 }
 
 #[test]
-fn what_is_given_up_ends_and_keeps_its_memory() {
+fn an_orphaned_transfer_ends_and_keeps_its_memory() {
     let engine = Arc::new(Unanswered::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let local = endpoint(config(8), CONTIGUOUS);
@@ -208,7 +208,7 @@ fn what_is_given_up_ends_and_keeps_its_memory() {
     let completion = manager.submit(transfer, Arc::clone(&guard)).unwrap();
     let ticket = completion.ticket();
     let outcome = end_of(completion);
-    assert!(Arc::ptr_eq(&outcome.guard, &guard), "another guard came back");
+    assert!(Arc::ptr_eq(&outcome.guard, &guard), "another guard was returned");
     assert_unanswered(outcome.result);
     assert_eq!(*engine.told.lock().unwrap(), [b"read"]);
     // A transfer that runs after it fails, and one that uses its blocks is refused.
@@ -218,7 +218,7 @@ fn what_is_given_up_ends_and_keeps_its_memory() {
     assert!(local.hold_for_read(&[4]).unwrap_err().is_conflict());
     assert!(remote.hold_for_write(&[1]).unwrap_err().is_conflict());
     drop(local.hold_for_write(&[0, 5]).unwrap());
-    // It keeps the memory, too.
+    // It also keeps the memory.
     let weak = local.downgrade();
     drop(local);
     assert!(!weak.has_gone());
@@ -229,7 +229,7 @@ fn what_is_given_up_ends_and_keeps_its_memory() {
 }
 
 #[test]
-fn who_is_told_has_to_be_a_peer() {
+fn a_notification_needs_a_peer() {
     let manager = TransferManager::with_default_engines().unwrap();
     let [a, b] = [(); 2].map(|()| endpoint(config(8), CONTIGUOUS));
     let cause = refused(&manager, Transfer::new(&a, &b).notify(*b"?"));

@@ -1,4 +1,4 @@
-//! Plans cover exactly the pieces asked for, in as few runs as there can be.
+//! Plans cover exactly the requested pieces, in as few runs as possible.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,10 +12,10 @@ use terrane_transfer::{Endpoint, GridEnd, Planner, Side, Transfer, TransferPlan}
 use crate::model::{Case, cases};
 use crate::support::*;
 
-/// A place in a layout: region and offset.
+/// A position in a layout: region and offset.
 type At = (u32, u64);
 
-/// A piece, or several that are joined: where it is written, where it is read, how long it is.
+/// A piece, or several that are joined: its destination, its source, and its length.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stretch {
     to: At,
@@ -23,7 +23,7 @@ struct Stretch {
     bytes: u64,
 }
 
-/// The pieces, one by one from the documented formulas, in the order of the destination: head by
+/// The pieces, one by one from the documented formulas, in the order of the destination. Head by
 /// head, if both ends state theirs.
 fn expected_pieces(
     plan: &TransferPlan,
@@ -70,7 +70,7 @@ fn expected_pieces(
     pieces
 }
 
-/// Joins whatever follows one another at both ends.
+/// Joins stretches that are adjacent at both ends.
 fn joined(stretches: &[Stretch]) -> Vec<Stretch> {
     let mut joined: Vec<Stretch> = Vec::new();
     for stretch in stretches {
@@ -86,14 +86,14 @@ fn joined(stretches: &[Stretch]) -> Vec<Stretch> {
     joined
 }
 
-/// How many runs a planner may leave beyond the fewest.
+/// The number of runs that a plan may have beyond the minimum.
 ///
 /// If outers are outermost, K of the last block is next to V of the first. Both may be copies of
 /// one block, whose K and V are adjacent in the source. The planner need not find that coincidence,
 /// which occurs once a layer.
 ///
-/// And where pieces are broken up, the last part of one may be followed by the first of the next,
-/// whatever is between these: one coincidence a piece.
+/// If pieces are broken up, the last part of one piece may be adjacent to the first part of the
+/// next one: one coincidence per piece.
 fn coincidences(plan: &TransferPlan) -> usize {
     let pieces = if plan.breaks_pieces() { usize::try_from(plan.pieces()).unwrap() } else { 0 };
     plan.layers().len() + pieces
@@ -101,13 +101,13 @@ fn coincidences(plan: &TransferPlan) -> usize {
 
 /// The plan's runs, in the order of the destination.
 fn runs(plan: &TransferPlan) -> Vec<Stretch> {
-    let mut runs = runs_as_they_are(plan);
+    let mut runs = unsorted_runs(plan);
     runs.sort_by_key(|run| run.to);
     runs
 }
 
 /// The plan's runs, in its own order.
-fn runs_as_they_are(plan: &TransferPlan) -> Vec<Stretch> {
+fn unsorted_runs(plan: &TransferPlan) -> Vec<Stretch> {
     let at = |at: terrane_layout::RegionOffset| (at.region, at.offset);
     let runs = plan.runs().iter();
     runs.map(|run| Stretch {
@@ -162,7 +162,7 @@ proptest! {
         let Case { from, to, layers, .. } = &case;
         let [source, destination] = case.endpoints();
         let plan = Planner::new().plan(&case.transfer(&source, &destination)).unwrap();
-        // By arithmetic, before there is a list.
+        // By arithmetic, before the list exists.
         let count = plan.run_count();
         let fewest = joined(&expected_pieces(&plan, from, to, layers.clone()));
         let runs = runs(&plan);
@@ -184,7 +184,7 @@ proptest! {
         prop_assert_eq!(plan.run_count(), u64::try_from(plan.runs().len()).unwrap());
         prop_assert_eq!(plan.layers(), layers.clone());
 
-        // The blocks that a run is said to begin in, as errors name them.
+        // The blocks in which a run begins, as errors name them.
         let begins = |end: &Endpoint, piece: [u32; 3]| {
             let (region, bytes) = place(&origin(end).0, origin(end).1, piece);
             (u32::try_from(region).unwrap(), u64::try_from(bytes.start).unwrap())
@@ -219,7 +219,7 @@ proptest! {
         prop_assert!((0..plan.runs().len()).is_sorted_by_key(|run| plan.layer(run)));
         for layer in layers.clone() {
             let fewest = joined(&expected_pieces(&plan, from, to, layer..layer + 1));
-            let all = runs_as_they_are(&plan).into_iter().enumerate();
+            let all = unsorted_runs(&plan).into_iter().enumerate();
             let of_layer = all.filter(|(run, _)| plan.layer(*run) == layer);
             let mut of_layer: Vec<_> = of_layer.map(|(_, stretch)| stretch).collect();
             of_layer.sort_by_key(|run| run.to);
@@ -229,7 +229,7 @@ proptest! {
     }
 }
 
-/// The list of runs, the number of them and the grid agree, whatever the plan is a part of.
+/// The list of runs, their number and the grid agree, also for parts of a plan.
 #[track_caller]
 pub fn check_agreement(plan: &TransferPlan) {
     let count = plan.run_count();
@@ -242,7 +242,7 @@ pub fn check_agreement(plan: &TransferPlan) {
     }
 }
 
-/// The pairs are those of the transfer, in the one order and in the other.
+/// The pairs are those of the transfer, in both orders.
 fn check_pairs(plan: &TransferPlan, from: &[u32], to: &[u32]) {
     let sorted = |from: &[u32], to: &[u32]| {
         let mut pairs: Vec<_> = from.iter().copied().zip(to.iter().copied()).collect();
@@ -257,7 +257,7 @@ fn check_pairs(plan: &TransferPlan, from: &[u32], to: &[u32]) {
     assert_eq!(sorted(&from, &to), named);
 }
 
-/// The alignment of a plan holds for every run, and for every contiguous part of one end.
+/// The alignment of a plan applies to every run, and to every contiguous stretch of one end.
 fn check_alignments(plan: &TransferPlan, fewest: &[Stretch]) {
     for side in [Side::Source, Side::Destination] {
         let alignment = plan.alignment(side).get();
@@ -286,7 +286,7 @@ fn check_alignments(plan: &TransferPlan, fewest: &[Stretch]) {
     }
 }
 
-/// How many runs it takes from one kind to the other.
+/// The number of runs from one kind to the other.
 #[track_caller]
 fn count(from: (LayoutKind, &[u32]), to: (LayoutKind, &[u32]), config: LayoutConfig) -> usize {
     let [source, destination] = [from.0, to.0].map(|kind| endpoint(config, kind));
@@ -295,7 +295,7 @@ fn count(from: (LayoutKind, &[u32]), to: (LayoutKind, &[u32]), config: LayoutCon
 }
 
 #[test]
-fn known_transfers_take_as_few_runs_as_can_be() {
+fn known_transfers_need_the_minimum_of_runs() {
     let all: Vec<_> = (0..8).collect();
     let every = |kind| (kind, &all[..]);
     // 8 blocks, 4 layers, K and V.
@@ -308,7 +308,7 @@ fn known_transfers_take_as_few_runs_as_can_be() {
 }
 
 #[test]
-fn neighbouring_ids_join_in_whatever_order_they_are_named() {
+fn adjacent_ids_join_in_any_order() {
     let pairs = |from: &[u32], to: &[u32]| count((CONTIGUOUS, from), (CONTIGUOUS, to), config(8));
     assert_eq!(pairs(&[0, 1, 2], &[5, 6, 7]), 1);
     assert_eq!(pairs(&[2, 0, 1], &[7, 5, 6]), 1);
@@ -316,7 +316,7 @@ fn neighbouring_ids_join_in_whatever_order_they_are_named() {
     assert_eq!(pairs(&[0, 1, 3], &[5, 6, 7]), 2);
     assert_eq!(pairs(&[0, 1, 2], &[4, 5, 7]), 2);
     assert_eq!(pairs(&[1, 1, 2], &[4, 5, 6]), 2);
-    // K and V of the last pairs are apart.
+    // K and V of the last pairs are not adjacent.
     let outer_first =
         |from: &[u32], to: &[u32]| count((OUTER_FIRST, from), (OUTER_FIRST, to), config(8));
     assert_eq!(outer_first(&[6, 7], &[6, 7]), 4 * 2);
@@ -328,13 +328,13 @@ fn padding_between_blocks_is_not_copied() {
     let padded = config(8).with_block_alignment(Alignment::SECTOR).unwrap();
     let all: Vec<_> = (0..8).collect();
     assert_eq!(count((CONTIGUOUS, &all), (CONTIGUOUS, &all), padded), 8);
-    // Blocks of 512 bytes need none.
+    // Blocks of 512 bytes need no padding.
     let even = shape().page_size(8).inner_dim(4).block_alignment(Alignment::SECTOR).build();
     assert_eq!(count((CONTIGUOUS, &all), (CONTIGUOUS, &all), even.unwrap()), 1);
 }
 
 #[test]
-fn a_range_of_layers_takes_what_it_needs() {
+fn a_range_of_layers_copies_only_its_pieces() {
     let [source, destination] = [CONTIGUOUS; 2].map(|kind| endpoint(config(8), kind));
     let transfer = Transfer::new(&source, &destination).blocks(&[0, 1], &[2, 3]);
     let planner = Planner::new();

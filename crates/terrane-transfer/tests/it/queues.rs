@@ -23,7 +23,7 @@ impl Drop for CountsDrops {
     }
 }
 
-/// `length` transfers of one block each, every one after the one before.
+/// `length` transfers of one block each, each of which runs after the one before.
 fn chain(rig: &Rig, length: u32, dropped: &Arc<AtomicUsize>) -> Vec<Completion<CountsDrops>> {
     let blocks = rig.source.layout().geometry().num_blocks();
     let mut all: Vec<Completion<CountsDrops>> = Vec::new();
@@ -39,7 +39,7 @@ fn chain(rig: &Rig, length: u32, dropped: &Arc<AtomicUsize>) -> Vec<Completion<C
 }
 
 #[test]
-fn a_chain_of_10_000_transfers_ends_well() {
+fn a_chain_of_10_000_transfers_succeeds() {
     let rig = Rig::new(LONG);
     rig.engine.hold();
     let dropped = Arc::default();
@@ -75,9 +75,9 @@ fn a_chain_of_10_000_transfers_fails_with_its_first() {
             }
         }
     }
-    // Outcomes are there before the engine has counted.
+    // Outcomes are available before the engine has counted.
     rig.engine.wait_until_idle();
-    assert_eq!(rig.engine.ended(), 1, "only the first went to the engine");
+    assert_eq!(rig.engine.ended(), 1, "only the first was submitted to the engine");
     rig.assert_nothing_claimed();
 }
 
@@ -87,8 +87,9 @@ fn a_chain_over_the_same_block_is_submitted_in_reasonable_time() {
     rig.engine.hold();
     let begun = thread_time();
     let all = chain(&rig, 1_000, &Arc::default());
-    // 1,000 times 1,000 predecessors at some 100 ns each in an unoptimised build; looking at each
-    // pair of them would take hours. What this thread worked does not depend on what others do.
+    // 1,000 times 1,000 predecessors at about 100 ns each in an unoptimised build; comparing each
+    // pair of them would take hours. The processor time of this thread does not depend on other
+    // processes.
     let worked = thread_time() - begun;
     assert!(worked < Duration::from_secs(20), "{worked:?}");
     rig.engine.release_all();
@@ -113,13 +114,13 @@ fn all_completions_of_a_chain_may_be_dropped() {
 }
 
 #[test]
-fn what_waits_for_a_failed_transfer_starts_neither_now_nor_later() {
+fn transfers_that_wait_for_a_failed_one_never_start() {
     let rig = Rig::new(8);
     rig.engine.fail_next(Fault::DropJob);
     let failed = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();
     let ticket = failed.ticket();
     assert!(end_of(failed).result.is_err());
-    // After it has ended, too.
+    // Also if they are submitted after it has ended.
     let late = rig.manager.submit(rig.transfer(&[1], &[1]).after(&ticket), "guard").unwrap();
     let outcome = end_of(late);
     assert_eq!(outcome.guard, "guard");
@@ -139,7 +140,7 @@ fn one_failed_predecessor_of_several_is_enough_and_all_are_waited_for() {
     rig.engine.release(1);
     let failed = fails.ticket().id();
     assert!(end_of(fails).result.is_err());
-    // The other one still uses its blocks, so it cannot release them yet.
+    // The other predecessor still uses its blocks, so the failed transfer cannot release them yet.
     assert!(!both.has_ended());
     rig.engine.release_all();
     end_of(goes_on).result.unwrap();
@@ -150,11 +151,12 @@ fn one_failed_predecessor_of_several_is_enough_and_all_are_waited_for() {
     rig.assert_nothing_claimed();
 }
 
-/// Some 10 µs for each transfer in an unoptimised build, however many there are; an engine that
-/// looks at every other transfer at each end works 250 µs for each of 80,000, and 15 µs of 5,000.
+/// About 10 µs for each transfer in an unoptimised build, whatever their number. An engine that
+/// visits every transfer at each end would need 250 µs for each of 80,000, and 15 µs for each of
+/// 5,000.
 #[test]
 fn the_disk_engine_serves_many_small_transfers_in_linear_time() {
-    // Alone in its process, whose work is measured.
+    // In a separate process, because its processor time is measured.
     in_child("queues::the_disk_engine_serves_many_small_transfers_in_linear_time", || {
         let ratio = || {
             let [few, many] = [5_000, 80_000].map(work_of_each);
@@ -162,11 +164,14 @@ fn the_disk_engine_serves_many_small_transfers_in_linear_time() {
         };
         // Another process can spoil the caches for one measurement, but hardly for all.
         let is_linear = |ratio: f64| ratio < 4.0;
-        assert!((0..3).any(|_| is_linear(ratio())), "each of 16 times as many costs far more");
+        assert!(
+            (0..3).any(|_| is_linear(ratio())),
+            "the time per transfer grows with their number"
+        );
     });
 }
 
-/// How long this process works for each of `transfers` small transfers to a file.
+/// The processor time of this process for each of `transfers` small transfers to a file.
 fn work_of_each(transfers: u32) -> Duration {
     let manager = TransferManager::with_default_engines().unwrap();
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Transfers are what the references of vLLM, SGLang and LMCache say.
+//! Transfers equal the reference copies of vLLM, SGLang and LMCache.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use terrane_testkit::references::{Reference, allocated_by, check, lmcache, sglan
 use terrane_transfer::TransferManager;
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 
-/// Checks every reference between pinned memory and other memory of the host.
+/// Checks every reference between pinned memory and other host memory.
 fn check_each(references: &[Reference]) {
     // Small chunks, so that threads share each transfer.
     let options = HostEngineOptions { chunk: ByteCount::new(256), ..HostEngineOptions::default() };
@@ -63,7 +63,7 @@ fn references_of_lmcache_binary_objects_are_met() {
     check_each(&lmcache::binary(4));
 }
 
-/// A reference that cannot fail proves nothing.
+/// A reference check must be able to fail.
 #[test]
 #[should_panic(expected = "1 bytes of the tensor differ")]
 fn a_byte_that_differs_from_its_reference_is_found() {

@@ -1,4 +1,4 @@
-//! Every refusal: its variant, what its message says, and that nothing has happened.
+//! Every refusal: its variant, its message, and that it had no effect.
 
 use terrane_core::{Allocate, ByteCount, Region, RegionRequest, StorageKind};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfigBuilder};
@@ -15,13 +15,13 @@ use terrane_transfer::{
 
 use crate::support::*;
 
-/// Refuses the transfer, with both ends as they were and all their blocks free.
+/// Refuses the transfer. Both ends are unchanged, and all their blocks are free.
 #[track_caller]
 fn refused_untouched(rig: &Rig, transfer: Transfer) -> TransferError {
     let before = [&rig.source, &rig.destination].map(|end| Image::scribble(end, &InProcess, 1));
     let cause = rig.refused(transfer);
     rig.assert_nothing_claimed();
-    assert_eq!((rig.engine.queued(), rig.engine.ended()), (0, 0), "the engine got something");
+    assert_eq!((rig.engine.queued(), rig.engine.ended()), (0, 0), "a job reached the engine");
     for (end, before) in [&rig.source, &rig.destination].into_iter().zip(before) {
         Image::of(end, &InProcess).assert_equals(&before, "after a refusal");
     }
@@ -37,7 +37,7 @@ fn shapes_that_differ_are_refused_with_the_first_field() {
         (|shape| shape.page_size(6), "page_size", 3, 6),
         (|shape| shape.inner_dim(11), "inner_dim", 10, 11),
         (|shape| shape.element(ElementFormat::Width(4)), "bytes a token", 20, 40),
-        // As many bytes in all, cut otherwise.
+        // The same total number of bytes, divided differently.
         (|shape| shape.page_size(1).inner_dim(30), "page_size", 3, 1),
     ];
     for (change, field, from, to) in cases {
@@ -53,7 +53,7 @@ fn shapes_that_differ_are_refused_with_the_first_field() {
 }
 
 #[test]
-fn formats_of_equal_size_and_other_block_counts_and_alignments_are_no_mismatch() {
+fn equal_element_sizes_match_with_any_block_counts_and_alignments() {
     let mut rig = Rig::new(8);
     let same_size = shape().num_blocks(3).element(ElementFormat::RowBytes(20)).build().unwrap();
     let aligned = same_size.with_block_alignment(terrane_core::Alignment::SECTOR).unwrap();
@@ -91,7 +91,7 @@ fn blocks_that_do_not_exist_are_refused_on_either_side() {
 }
 
 #[test]
-fn a_destination_named_twice_is_refused_wherever_it_stands() {
+fn a_destination_named_twice_is_refused_at_any_position() {
     let rig = Rig::new(8);
     for to in [[5, 5, 1], [5, 1, 5], [1, 5, 5]] {
         let error = refused_untouched(&rig, rig.transfer(&[0, 1, 2], &to));
@@ -101,8 +101,8 @@ fn a_destination_named_twice_is_refused_wherever_it_stands() {
 }
 
 #[test]
-#[expect(clippy::reversed_empty_ranges, reason = "that is what has to be refused")]
-fn layers_that_are_no_range_of_the_blocks_are_refused() {
+#[expect(clippy::reversed_empty_ranges, reason = "a reversed range must be refused")]
+fn layers_out_of_range_are_refused() {
     let rig = Rig::new(8);
     for layers in [0..5, 4..5, 2..2, 3..1, 0..u32::MAX] {
         let error = refused_untouched(&rig, rig.transfer(&[0], &[0]).layers(layers.clone()));
@@ -120,7 +120,7 @@ fn a_block_cannot_be_read_and_written_by_one_transfer() {
     let TransferError::Overlap { source_block, destination } = error else { panic!("{error:?}") };
     assert_eq!((source_block, destination), (0, 0));
     assert_says(&error, &["destination block 0", "source block 0"]);
-    // A block onto itself, too.
+    // A copy of a block onto itself, too.
     assert!(matches!(
         refused_untouched(&rig, within.clone().blocks(&[3], &[3])),
         TransferError::Overlap { source_block: 3, destination: 3 }
@@ -128,7 +128,7 @@ fn a_block_cannot_be_read_and_written_by_one_transfer() {
     run(&rig.manager, within.blocks(&[0, 1, 2], &[5, 7, 6]));
 }
 
-/// Two layouts over the same bytes, the second of which begins `shift` blocks later.
+/// Two layouts of the same bytes. The second one begins `shift` blocks later.
 fn overlapping(shift: u32) -> [Endpoint; 2] {
     let config = config(8);
     let block = config.block_bytes();
@@ -139,13 +139,13 @@ fn overlapping(shift: u32) -> [Endpoint; 2] {
         let offset = block.checked_mul("blocks", blocks.into()).unwrap();
         let region = base.view(offset, config.total_bytes()).unwrap();
         let builder = LayoutBuilder::new(config).fully_contiguous().adopt([region]);
-        // SAFETY: no two transfers are in flight at once in this test.
+        // SAFETY: no two transfers are in flight at the same time in this test.
         unsafe { Endpoint::sharing(builder.unregistered().build().unwrap()) }
     })
 }
 
 #[test]
-fn bytes_are_one_endpoint_s_alone_and_come_back_with_the_refusal() {
+fn bytes_belong_to_one_endpoint_and_the_refusal_returns_the_layout() {
     let config = config(8);
     let memory = HeapAllocator::system();
     let request = RegionRequest::new(config.total_bytes());
@@ -166,7 +166,7 @@ fn bytes_are_one_endpoint_s_alone_and_come_back_with_the_refusal() {
 }
 
 #[test]
-fn what_a_region_has_beyond_its_blocks_may_be_another_endpoint_s() {
+fn bytes_beyond_the_blocks_may_belong_to_another_endpoint() {
     let config = config(8);
     let bytes = config.total_bytes();
     let twice = bytes.checked_mul("layouts", 2).unwrap();
@@ -182,10 +182,10 @@ fn what_a_region_has_beyond_its_blocks_may_be_another_endpoint_s() {
 }
 
 #[test]
-fn an_overlap_between_two_layouts_over_the_same_bytes_is_found() {
+fn an_overlap_of_two_layouts_of_the_same_bytes_is_refused() {
     let manager = TransferManager::new([std::sync::Arc::new(SimulatedEngine::default()) as _]);
     let [first, second] = overlapping(3);
-    // Block 3 of the first is block 0 of the second.
+    // Block 3 of the first layout is block 0 of the second.
     let transfer = |from, to| Transfer::new(&first, &second).blocks(from, to);
     let error = refused(&manager, transfer(&[7, 3, 0], &[5, 6, 0]));
     let TransferError::Overlap { source_block, destination } = error else { panic!("{error:?}") };
@@ -193,14 +193,14 @@ fn an_overlap_between_two_layouts_over_the_same_bytes_is_found() {
     assert_unclaimed(&first);
     assert_unclaimed(&second);
     run(&manager, transfer(&[7, 0, 1], &[5, 6, 0]));
-    // Next to one another is no overlap.
+    // Adjacent blocks do not overlap.
     let [first, second] = overlapping(8);
     let all: Vec<_> = (0..8).collect();
     run(&manager, Transfer::new(&first, &second).blocks(&all, &all));
 }
 
 #[test]
-fn a_device_needs_an_order_and_the_host_takes_none() {
+fn a_device_needs_an_order_and_the_host_accepts_none() {
     let mut rig = Rig::new(8);
     let device = HeapAllocator::new(DEVICE);
     let host = std::mem::replace(&mut rig.source, endpoint_in(&device, config(8), BLOCK_FIRST));
@@ -220,7 +220,7 @@ fn a_device_needs_an_order_and_the_host_takes_none() {
 }
 
 #[test]
-fn durability_is_for_files() {
+fn durability_needs_a_file() {
     let rig = Rig::new(8);
     for durability in [Durability::Data, Durability::Full] {
         let error = refused_untouched(&rig, rig.transfer(&[0], &[0]).durability(durability));
@@ -234,10 +234,13 @@ fn durability_is_for_files() {
 }
 
 #[test]
-fn with_no_engine_that_takes_it_a_transfer_is_refused_with_what_each_said() {
+fn a_transfer_without_an_engine_is_refused_with_the_reason_of_each() {
     let mut rig = Rig::new(8);
     let without_engines = TransferManager::new([]);
-    assert_says(&refused(&without_engines, rig.transfer(&[0], &[0])), &["no engine at all"]);
+    assert_says(
+        &refused(&without_engines, rig.transfer(&[0], &[0])),
+        &["the manager has no engines"],
+    );
 
     let device = HeapAllocator::new(DEVICE);
     rig.source = endpoint_in(&device, config(8), BLOCK_FIRST);
@@ -248,7 +251,7 @@ fn with_no_engine_that_takes_it_a_transfer_is_refused_with_what_each_said() {
     );
     let engines = [std::sync::Arc::new(hosts_only) as _, rig.engine.clone() as _];
     let manager = TransferManager::new(engines);
-    // A stream that no engine knows.
+    // A stream of a device that no engine supports.
     let gone = SimulatedStream::new(Default::default()).order();
     let error = refused(&manager, rig.transfer(&[0], &[0]).device_order(gone));
     assert_says(&error, &["from device 0 to system", "hosts only: does not copy between"]);
@@ -260,11 +263,11 @@ fn with_no_engine_that_takes_it_a_transfer_is_refused_with_what_each_said() {
     rig.assert_nothing_claimed();
 }
 
-/// An engine that takes nothing.
+/// An engine that declines everything.
 #[derive(Debug)]
 struct Declining(&'static str, Declined);
 
-// SAFETY: it touches no byte; what it is given ends as it drops.
+// SAFETY: it accesses no byte; a submitted job ends as it drops.
 unsafe impl CopyEngine for Declining {
     fn name(&self) -> &'static str {
         self.0
@@ -278,7 +281,7 @@ unsafe impl CopyEngine for Declining {
 }
 
 #[test]
-fn what_other_engines_declined_with_is_in_the_explanation() {
+fn the_explanation_has_the_reasons_of_engines_that_declined() {
     let rig = Rig::new(8);
     let other = Declining("library", Declined::NoCommonBackend);
     let unconcerned = Declining("elsewhere", Declined::Kinds);
@@ -291,13 +294,13 @@ fn what_other_engines_declined_with_is_in_the_explanation() {
     assert_eq!(explained.declined, declined);
     let text = explained.to_string();
     assert!(text.contains("; declined by library: no backend of its agent"), "{text}");
-    assert!(!text.contains("elsewhere"), "which serves other kinds altogether: {text}");
+    assert!(!text.contains("elsewhere"), "this engine copies other kinds: {text}");
     let report = end_of(manager.submit(rig.transfer(&[0], &[1]), ()).unwrap()).result.unwrap();
     assert_eq!(report.explanation, explained);
 }
 
 #[test]
-fn explaining_refuses_as_submitting_does_but_for_conflicts() {
+fn explaining_refuses_like_submitting_except_for_conflicts() {
     let rig = Rig::new(8);
     assert!(matches!(
         rig.manager.explain(&rig.transfer(&[0], &[8])),

@@ -1,4 +1,4 @@
-//! Random relayed transfers against the model of bytes: in slots of every size, of some heads and
+//! Random relayed transfers equal the model of bytes: in slots of every size, with some heads and
 //! layers, in either direction, by layer and by block.
 
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::plans::check_agreement;
 use crate::relays::{to_device, to_system};
 use crate::support::*;
 
-/// Looks at the plan of every part that passes.
+/// Checks the plan of every part.
 #[derive(Debug)]
 struct Checking(SimulatedEngine);
 
-// SAFETY: it is the other engine that executes jobs.
+// SAFETY: the inner engine executes the jobs.
 unsafe impl CopyEngine for Checking {
     fn name(&self) -> &'static str {
         self.0.name()
@@ -40,7 +40,7 @@ unsafe impl CopyEngine for Checking {
     }
 }
 
-/// One layer of a block in a slot: nothing but what is copied.
+/// The bytes of one layer of a block in a slot, without bytes that are not copied.
 fn layer_bytes(case: &Case) -> u64 {
     let all = u64::from(case.ends[0].num_heads);
     let heads = case.heads.as_ref().map_or(all, |[read, _]| u64::from(read.end - read.start));
@@ -53,7 +53,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
     #[test]
-    fn relayed_transfers_move_the_bytes_that_the_model_moves(
+    fn relayed_transfers_copy_the_same_bytes_as_the_model(
         mut case in cases(),
         back in any::<bool>(),
         layer_by_layer in any::<bool>(),
@@ -73,7 +73,7 @@ proptest! {
             }
         }
 
-        // From exactly one layer of a block on.
+        // The smallest slot has room for exactly one layer of a block.
         let slot_bytes = ByteCount::new(layer_bytes(&case) * quarters / 4);
         let hops = [to_device(), to_system()]
             .map(|options| Arc::new(Checking(SimulatedEngine::new(options.reordering(case.seed)))));

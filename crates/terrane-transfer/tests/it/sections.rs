@@ -1,4 +1,4 @@
-//! Layouts whose sections are unlike each other: some have layers, others have none.
+//! Layouts whose sections differ: some have layers, others have none.
 
 use std::sync::Arc;
 

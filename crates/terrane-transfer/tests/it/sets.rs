@@ -1,4 +1,4 @@
-//! Several transfers as one: all start or none, and one ticket stands for all.
+//! Several transfers as one: all start or none does, and one ticket represents all.
 
 use std::future::{Future, IntoFuture};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ use terrane_transfer::{
 
 use crate::support::*;
 
-/// Three transfers of one block each, from `first` on.
+/// Three transfers of one block each, starting at block `first`.
 fn three(rig: &Rig, first: u32) -> impl Iterator<Item = (Transfer, u32)> {
     (first..first + 3).map(|block| (rig.transfer(&[block], &[block]), block))
 }
@@ -37,7 +37,7 @@ fn guards(outcome: SetOutcome<u32>) -> Vec<u32> {
 }
 
 #[test]
-fn a_set_moves_all_and_gives_every_guard_back() {
+fn a_set_copies_all_blocks_and_returns_every_guard() {
     let rig = Rig::new(8);
     rig.engine.hold();
     let set = submit(&rig, three(&rig, 0));
@@ -76,7 +76,7 @@ fn if_one_is_refused_none_is_started() {
     assert!(rejected.to_string().contains("transfer 3 of the set"), "{rejected}");
     assert_eq!((rig.engine.queued(), rig.engine.ended()), (0, 0));
     rig.assert_nothing_claimed();
-    // Nothing was written, so that nothing is incomplete.
+    // Nothing was written, so nothing is incomplete.
     for end in [&rig.source, &rig.destination] {
         drop(end.hold_for_read(&[0, 1, 2, 3, 4, 5, 6, 7]).unwrap());
     }
@@ -89,12 +89,12 @@ fn if_one_is_refused_none_is_started() {
     rig.assert_nothing_claimed();
 }
 
-/// The third transfer that the engine is asked for panics.
+/// The engine panics in the quote of the third transfer.
 #[test]
 fn an_engine_that_panics_before_the_start_leaves_nothing_claimed() {
-    static ASKED: AtomicU32 = AtomicU32::new(0);
+    static QUOTES: AtomicU32 = AtomicU32::new(0);
     let options = SimulatedEngineOptions::default()
-        .serving(|_, _| ASKED.fetch_add(1, Ordering::Relaxed) != 2 || panic!("as the test wants"));
+        .serving(|_, _| QUOTES.fetch_add(1, Ordering::Relaxed) != 2 || panic!("as the test wants"));
     let rig = Rig::with_options(8, options);
     let submit = || rig.manager.submit_all(three(&rig, 0));
     assert!(catch_unwind(AssertUnwindSafe(submit)).is_err());
@@ -118,7 +118,7 @@ fn members_that_conflict_with_each_other_are_refused() {
 }
 
 #[test]
-fn a_member_that_fails_leaves_the_others_alone() {
+fn a_member_that_fails_does_not_affect_the_others() {
     let rig = Rig::new(8);
     rig.engine.hold();
     rig.engine.fail_next(Fault::Engine);
@@ -150,7 +150,8 @@ fn a_set_runs_after_a_set() {
     let rig = Rig::new(8);
     rig.engine.hold();
     let first = submit(&rig, three(&rig, 0));
-    // It reads what the first one writes, and is no conflict, as the ticket covers every member.
+    // It reads the blocks that the first set writes. There is no conflict, because the ticket
+    // covers every member.
     let back = |block| rig.back(&[block], &[block]);
     let refused = rig.manager.submit_all((0..3).map(|block| (back(block), ()))).unwrap_err();
     assert!(refused.cause.is_conflict() && refused.other.is_none());
@@ -171,7 +172,7 @@ fn a_set_runs_after_a_set() {
 }
 
 #[test]
-fn a_dropped_set_goes_on() {
+fn a_dropped_set_continues() {
     let rig = Rig::new(8);
     rig.engine.hold();
     let guard = Arc::new(());
@@ -205,7 +206,7 @@ fn a_set_is_a_future() {
 }
 
 #[test]
-fn members_say_what_becomes_of_their_layers() {
+fn members_report_the_state_of_their_layers() {
     let rig = Rig::new(8);
     let transfers = [rig.transfer(&[0], &[0]).layer_by_layer(), rig.transfer(&[1], &[1])];
     let set = submit(&rig, transfers.map(|transfer| (transfer, ())));
@@ -215,7 +216,7 @@ fn members_say_what_becomes_of_their_layers() {
     assert_eq!(layers.state(3), Ok(LayerState::Done));
 }
 
-/// Real engines, waited for from several threads at once.
+/// Real engines, with waits on several threads at once.
 #[test]
 fn sets_are_waited_for_from_many_threads() {
     let manager = TransferManager::with_default_engines().unwrap();
@@ -238,8 +239,8 @@ fn sets_are_waited_for_from_many_threads() {
 }
 
 #[test]
-fn a_child_is_told_that_a_set_is_its_parents() {
-    in_child("sets::a_child_is_told_that_a_set_is_its_parents", || {
+fn a_child_gets_an_error_from_its_parents_set() {
+    in_child("sets::a_child_gets_an_error_from_its_parents_set", || {
         let host = || Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
         let manager = TransferManager::new([host() as _]);
         let [from, to] = [CONTIGUOUS, OUTER_FIRST].map(|kind| endpoint(config(8), kind));

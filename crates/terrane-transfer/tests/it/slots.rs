@@ -1,4 +1,4 @@
-//! Owned block ids: who has which, and when they are free again.
+//! Owned block ids: their owners, and when they are free again.
 
 use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
@@ -21,7 +21,7 @@ fn blocks(num_blocks: u32) -> Endpoint {
 }
 
 #[test]
-fn ids_are_taken_lowest_first_and_all_or_none() {
+fn ids_are_allocated_lowest_first_and_all_or_none() {
     let slots = Slots::new(&blocks(8)).unwrap();
     let first = slots.take(3).unwrap();
     let second = slots.take(2).unwrap();
@@ -37,7 +37,7 @@ fn ids_are_taken_lowest_first_and_all_or_none() {
 }
 
 #[test]
-fn up_to_as_many_as_are_free_are_taken() {
+fn take_up_to_returns_at_most_the_free_ids() {
     let slots = Slots::of_range(&blocks(8), 2..6).unwrap();
     let taken = slots.take_up_to(3);
     assert_eq!(taken[..], [2, 3, 4]);
@@ -59,7 +59,7 @@ fn a_block_has_one_allocator_at_a_time() {
         let refused = Slots::of_range(&end, range.clone()).unwrap_err();
         assert_eq!(refused, SlotsError::NoSuchBlocks { blocks: range, num_blocks: 8 });
     }
-    // A set keeps the allocator.
+    // A set keeps its allocator alive.
     let taken = low.take(1).unwrap();
     drop((low, high));
     assert!(Slots::new(&end).is_err());
@@ -153,7 +153,7 @@ fn ids_that_several_transfers_use_are_free_after_the_last_of_them() {
 }
 
 #[test]
-fn ids_of_a_dropped_set_are_not_handed_out_while_a_transfer_uses_them() {
+fn ids_of_a_dropped_set_are_not_allocated_while_a_transfer_uses_them() {
     let rig = Rig::new(4);
     rig.engine.hold();
     let slots = Slots::new(&rig.source).unwrap();
@@ -170,7 +170,7 @@ fn ids_of_a_dropped_set_are_not_handed_out_while_a_transfer_uses_them() {
 }
 
 #[test]
-fn ids_of_a_copy_that_was_given_up_are_free_once_it_has_ended() {
+fn ids_of_an_orphaned_copy_are_free_once_it_has_ended() {
     let rig = Rig::new(4);
     rig.engine.fail_next(Fault::Hang);
     let slots = Slots::new(&rig.destination).unwrap();
@@ -180,10 +180,10 @@ fn ids_of_a_copy_that_was_given_up_are_free_once_it_has_ended() {
         thread::yield_now();
     }
     set.free_after(&completion.ticket());
-    rig.engine.give_up_hung();
+    rig.engine.orphan_hung();
     end_of(completion).result.unwrap_err();
     assert_eq!((slots.free(), &slots.take_up_to(4)[..]), (2, &[2, 3][..]));
-    rig.engine.end_given_up();
+    rig.engine.end_orphaned();
     assert_eq!(slots.take(4).unwrap().len(), 4);
 }
 
@@ -227,8 +227,8 @@ fn a_leaked_set_leaks_its_ids_only() {
 }
 
 #[test]
-fn a_forked_process_takes_and_frees_nothing() {
-    in_child("slots::a_forked_process_takes_and_frees_nothing", || {
+fn a_forked_process_allocates_and_frees_no_ids() {
+    in_child("slots::a_forked_process_allocates_and_frees_no_ids", || {
         let end = blocks(4);
         let slots = Slots::new(&end).unwrap();
         let set = slots.take(2).unwrap();
@@ -255,7 +255,7 @@ fn threads_never_have_the_same_id() {
             scope.spawn(move || {
                 for round in 0..500_usize {
                     let set = slots.take_up_to(1 + (thread + round) % 16);
-                    // A hold fails if another one has the block.
+                    // A hold fails if another hold has the block.
                     let hold = slots.endpoint().hold_for_write(&set).unwrap();
                     drop(set);
                     drop(hold);
@@ -266,7 +266,7 @@ fn threads_never_have_the_same_id() {
     assert_eq!(slots.free(), 64);
 }
 
-/// A step of the model test; numbers choose among the sets and holds that there are.
+/// A step of the model test. Its numbers choose among the existing sets and holds.
 #[derive(Clone, Debug)]
 enum Step {
     Take(usize),
@@ -298,7 +298,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// The state of the model: the holds, the ids of each, and those that are freed after its end.
+/// The state of the model: the holds, their ids, and the ids that are freed after them.
 struct Holding {
     hold: Hold,
     ticket: Ticket,
@@ -313,7 +313,8 @@ struct Model {
 }
 
 impl Model {
-    /// The ids that can be taken: those that no set owns, no ticket keeps and no hold uses.
+    /// The ids that can be allocated: no set owns them, no ticket keeps them, and no hold uses
+    /// them.
     fn free(&self, total: u32) -> BTreeSet<u32> {
         let owned = self.sets.iter().flatten().copied();
         let used = self.holds.iter().flat_map(|it| it.ids.iter().chain(&it.kept)).copied();
@@ -407,7 +408,7 @@ proptest! {
 }
 
 #[test]
-fn an_id_that_code_without_ownership_uses_is_not_handed_out() {
+fn an_id_in_use_by_code_without_ownership_is_not_allocated() {
     let end = blocks(4);
     let before = end.hold_for_write(&[0]).unwrap();
     let slots = Slots::new(&end).unwrap();
@@ -422,7 +423,7 @@ fn an_id_that_code_without_ownership_uses_is_not_handed_out() {
 }
 
 #[test]
-fn another_allocator_does_not_hand_out_an_id_that_is_in_use() {
+fn another_allocator_does_not_allocate_an_id_in_use() {
     let end = blocks(3);
     let slots = Slots::new(&end).unwrap();
     let set = slots.take(2).unwrap();

@@ -1,4 +1,4 @@
-//! The set-up of most tests.
+//! The setup of most tests.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub fn endpoint(config: LayoutConfig, kind: LayoutKind) -> Endpoint {
     endpoint_in(&HeapAllocator::system(), config, kind)
 }
 
-/// Two ends of `num_blocks` blocks, and a manager over an engine that the test steers.
+/// Two ends of `num_blocks` blocks, and a manager with an engine that the test controls.
 pub struct Rig {
     pub engine: Arc<SimulatedEngine>,
     pub manager: TransferManager,
@@ -69,17 +69,17 @@ impl Rig {
         Self { engine, manager, source, destination }
     }
 
-    /// Blocks of the source to blocks of the destination.
+    /// Copies blocks of the source to blocks of the destination.
     pub fn transfer(&self, from: &[u32], to: &[u32]) -> Transfer {
         Transfer::new(&self.source, &self.destination).blocks(from, to)
     }
 
-    /// Blocks of the destination back to the source.
+    /// Copies blocks of the destination back to the source.
     pub fn back(&self, from: &[u32], to: &[u32]) -> Transfer {
         Transfer::new(&self.destination, &self.source).blocks(from, to)
     }
 
-    /// Submits, and gives out the cause of the refusal.
+    /// Submits, and returns the cause of the refusal.
     #[track_caller]
     pub fn refused(&self, transfer: Transfer) -> TransferError {
         refused(&self.manager, transfer)
@@ -100,7 +100,7 @@ pub fn refused(manager: &TransferManager, transfer: Transfer) -> TransferError {
     match manager.submit(transfer, Arc::clone(&guard)) {
         Ok(completion) => panic!("not refused: {completion:?}"),
         Err(Rejected { guard: back, cause }) => {
-            assert!(Arc::ptr_eq(&guard, &back), "another guard came back");
+            assert!(Arc::ptr_eq(&guard, &back), "another guard was returned");
             assert!(cause.is_refusal(), "{cause} is no refusal");
             cause
         }
@@ -113,14 +113,14 @@ pub fn assert_unclaimed(end: &Endpoint) {
     drop(end.hold_for_write(&blocks).expect("blocks are still claimed"));
 }
 
-/// Submits and waits; the transfer has to end well.
+/// Submits and waits. The transfer must succeed.
 #[track_caller]
 pub fn run(manager: &TransferManager, transfer: Transfer) {
     let Outcome { result, .. } = end_of(manager.submit(transfer, ()).unwrap());
     result.unwrap();
 }
 
-/// The message of an error holds each of these.
+/// Asserts that the message of an error contains each of these.
 #[track_caller]
 pub fn assert_says(error: &TransferError, parts: &[&str]) {
     let message = error.to_string();
@@ -129,7 +129,7 @@ pub fn assert_says(error: &TransferError, parts: &[&str]) {
     }
 }
 
-/// An order of the simulated device that is reached when the value beside it drops.
+/// An order of the simulated device that is satisfied when the value beside it drops.
 pub fn unreached() -> (DeviceOrder, Box<dyn Any>) {
     struct Held(SimulatedStream);
 

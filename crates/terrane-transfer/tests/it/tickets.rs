@@ -1,4 +1,4 @@
-//! Waiting for tickets: by threads, by futures, and past a deadline.
+//! Waits for tickets: by threads, by futures, and with a deadline.
 
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
@@ -32,7 +32,7 @@ fn a_thread_waits_for_a_ticket() {
         rig.engine.wait_until_idle();
         assert_eq!(waiting.join().unwrap(), TicketEnd::Succeeded);
     });
-    // It has ended, and says so at once.
+    // It has ended, so the wait returns at once.
     assert_eq!(ticket.wait(), TicketEnd::Succeeded);
     assert_eq!(ticket.wait_until(Instant::now()), Some(TicketEnd::Succeeded));
     end_of(completion).result.unwrap();
@@ -52,7 +52,7 @@ fn a_ticket_is_a_future() {
 }
 
 #[test]
-fn a_ticket_of_a_failed_transfer_says_so() {
+fn a_ticket_of_a_failed_transfer_reports_the_failure() {
     let rig = held();
     rig.engine.fail_next(Fault::Engine);
     let completion = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();

@@ -1,4 +1,4 @@
-//! Threads that wait: whom they help, and when they wake.
+//! Waiting threads: what they poll, and when they wake.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +15,14 @@ use crate::support::*;
 /// A limit for tests that fail.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Ends its job when it is looked at after it has been asked when the end is due, which is now.
+/// Ends its job at the first poll after a query of the expected end, which is now.
 #[derive(Default)]
-struct OnceAsked {
+struct EndsAfterQuery {
     asked: AtomicBool,
     job: Mutex<Option<CopyJob>>,
 }
 
-impl WaiterProgress for OnceAsked {
+impl WaiterProgress for EndsAfterQuery {
     fn poll(&self) {
         if self.asked.load(Ordering::SeqCst)
             && let Some(job) = self.job.lock().unwrap().take()
@@ -37,7 +37,7 @@ impl WaiterProgress for OnceAsked {
     }
 }
 
-impl OnceAsked {
+impl EndsAfterQuery {
     fn invite(job: CopyJob) -> Arc<Self> {
         let attendant = Arc::new(Self::default());
         job.invite_waiters(attendant.clone());
@@ -46,11 +46,11 @@ impl OnceAsked {
     }
 }
 
-/// Does not know when the end is due, and tells of the first who asks.
+/// Does not know the expected end, and records the first query.
 #[derive(Default)]
-struct Ignorant(AtomicBool);
+struct UnknownEnd(AtomicBool);
 
-impl WaiterProgress for Ignorant {
+impl WaiterProgress for UnknownEnd {
     fn poll(&self) {}
 
     fn expected_end(&self) -> Option<Range<Instant>> {
@@ -68,14 +68,14 @@ fn kept() -> (Completion<()>, CopyJob) {
     (manager.submit(transfer, ()).unwrap(), engine.take())
 }
 
-/// For the end, until a time, and for a layer.
+/// Waits for the end, until a deadline, and for a layer.
 const WAITS: [fn(Completion<()>); 3] = [
     |completion| drop(completion.wait().result.unwrap()),
     |completion| drop(completion.wait_until(Instant::now() + 2 * LONG).unwrap().result.unwrap()),
     |completion| completion.layers().unwrap().wait(2).unwrap(),
 ];
 
-/// A thread that waits, which a test that fails leaves behind.
+/// A thread that waits. A failing test does not join it.
 struct Waiting {
     thread: JoinHandle<()>,
     ended: Receiver<()>,
@@ -100,29 +100,29 @@ impl Waiting {
 }
 
 #[test]
-fn who_has_helped_for_a_while_wakes_when_the_end_is_due() {
+fn a_thread_that_has_polled_wakes_at_the_expected_end() {
     for wait in WAITS {
         let (completion, job) = kept();
         let waiting = Waiting::of(wait, completion);
-        let _attendant = OnceAsked::invite(job);
+        let _attendant = EndsAfterQuery::invite(job);
         waiting.end("no thread woke for the end");
     }
 }
 
 #[test]
-fn who_sleeps_is_invited_anew_by_another_attendant() {
+fn a_sleeping_thread_accepts_another_invitation() {
     for wait in WAITS {
         let (completion, job) = kept();
-        let first = Arc::<Ignorant>::default();
+        let first = Arc::<UnknownEnd>::default();
         job.invite_waiters(first.clone());
         let waiting = Waiting::of(wait, completion);
-        // Then it sleeps until it is woken.
+        // Then the thread sleeps until it is woken.
         let begun = Instant::now();
         while !first.0.load(Ordering::SeqCst) {
-            assert!(begun.elapsed() < LONG, "the first attendant was not asked");
+            assert!(begun.elapsed() < LONG, "the first invitation was not used");
             thread::yield_now();
         }
-        let _second = OnceAsked::invite(job);
-        waiting.end("the second attendant was not helped");
+        let _second = EndsAfterQuery::invite(job);
+        waiting.end("the second invitation was not used");
     }
 }

@@ -3,29 +3,29 @@
 use super::*;
 
 /// A job that ends when a thread polls it.
-struct OnLook(Mutex<Option<CopyJob>>);
+struct EndsAtPoll(Mutex<Option<CopyJob>>);
 
-impl OnLook {
+impl EndsAtPoll {
     fn end(&self) {
         // The lock is released before the job ends.
         let job = self.0.lock().unwrap().take();
         if let Some(job) = job {
-            well(job);
+            succeed(job);
         }
     }
 }
 
-impl WaiterProgress for OnLook {
+impl WaiterProgress for EndsAtPoll {
     fn poll(&self) {
         self.end();
     }
 }
 
 /// The engine's thread or a waiting thread ends the job. The engine invites waiting threads before
-/// it passes the job to its thread, or on that thread.
-fn helped(engine: &Engine, late: bool) -> thread::JoinHandle<()> {
+/// it passes the job to its thread, or from that thread.
+fn run_with_invitation(engine: &Engine, late: bool) -> thread::JoinHandle<()> {
     let job = engine.take().pop().unwrap();
-    let on_look = Arc::new(OnLook(Mutex::new(None)));
+    let on_look = Arc::new(EndsAtPoll(Mutex::new(None)));
     let hand_over = {
         let on_look = Arc::clone(&on_look);
         move || {
@@ -45,7 +45,7 @@ fn helped(engine: &Engine, late: bool) -> thread::JoinHandle<()> {
 }
 
 #[test]
-fn a_waiter_that_helps_and_the_engine_end_a_job_once() {
+fn a_polling_thread_and_the_engine_end_a_job_once() {
     for late in [false, true] {
         model(move || {
             let drops = Arc::<AtomicUsize>::default();
@@ -54,7 +54,7 @@ fn a_waiter_that_helps_and_the_engine_end_a_job_once() {
             let (from, to) = (endpoint(), endpoint());
             let guard = CountsDrops(Arc::clone(&drops));
             let completion = manager.submit(transfer(&from, &to, 0), guard).unwrap();
-            let engines = helped(&engine, late);
+            let engines = run_with_invitation(&engine, late);
             let Outcome { guard, result } = completion.wait();
             assert!(result.is_ok());
             assert_eq!(drops.load(Ordering::SeqCst), 0);
@@ -67,13 +67,13 @@ fn a_waiter_that_helps_and_the_engine_end_a_job_once() {
 }
 
 #[test]
-fn a_future_that_helps_is_woken_or_ready() {
+fn a_future_that_polls_is_woken_or_ready() {
     model(|| {
         let engine = Engine::keeping();
         let manager = TransferManager::new([engine.clone() as _]);
         let (from, to) = (endpoint(), endpoint());
         let completion = manager.submit(transfer(&from, &to, 0), ()).unwrap();
-        let engines = helped(&engine, true);
+        let engines = run_with_invitation(&engine, true);
         let flag = Arc::<Flag>::default();
         let waker = Waker::from(Arc::clone(&flag));
         let mut future = pin!(completion.into_future());

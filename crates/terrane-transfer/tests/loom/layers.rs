@@ -14,7 +14,7 @@ fn layer_by_layer() -> (Completion<()>, CopyJob, [Endpoint; 2]) {
 }
 
 #[test]
-fn who_waits_for_a_layer_finds_it_done_and_its_bytes() {
+fn a_wait_for_a_layer_sees_it_done_and_its_bytes() {
     model(|| {
         let (completion, job, _ends) = layer_by_layer();
         let layers = completion.layers().unwrap();
@@ -26,7 +26,7 @@ fn who_waits_for_a_layer_finds_it_done_and_its_bytes() {
                 job.layers().unwrap().done(0..1);
                 bytes[1].write();
                 drop(bytes);
-                well(job);
+                succeed(job);
             })
         };
         layers.wait(0).unwrap();
@@ -39,13 +39,13 @@ fn who_waits_for_a_layer_finds_it_done_and_its_bytes() {
 }
 
 #[test]
-fn who_waits_for_a_layer_of_a_failing_transfer_hears_of_it() {
+fn a_wait_for_a_layer_of_a_failing_transfer_returns_the_failure() {
     model(|| {
         let (completion, job, _ends) = layer_by_layer();
         let layers = completion.layers().unwrap();
         let engines = thread::spawn(move || {
             job.layers().unwrap().done(0..1);
-            badly(job);
+            fail(job);
         });
         let flag = Arc::<Flag>::default();
         let waker = Waker::from(Arc::clone(&flag));

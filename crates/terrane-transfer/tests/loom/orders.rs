@@ -1,15 +1,15 @@
-//! Transfers after others, and after and against holds.
+//! Transfers after others, and transfers after and against holds.
 
 use super::*;
 
 #[test]
-fn a_dependent_starts_after_its_predecessor_whenever_that_ends() {
+fn a_dependent_starts_after_the_end_of_its_predecessor() {
     model(|| {
         let bytes = Bytes::new();
-        let manager = TransferManager::new([Engine::ending(&bytes, well) as _]);
+        let manager = TransferManager::new([Engine::ending(&bytes, succeed) as _]);
         let (from, to) = (endpoint(), endpoint());
         let first = manager.submit(transfer(&from, &to, 0), ()).unwrap();
-        // It writes the bytes that the first one writes: in order, or loom finds a race.
+        // It writes the same bytes as the first transfer: in order, or loom detects a race.
         let second = transfer(&from, &to, 0).after(&first.ticket());
         let second = manager.submit(second, ()).unwrap();
         drop(first);
@@ -20,10 +20,10 @@ fn a_dependent_starts_after_its_predecessor_whenever_that_ends() {
 }
 
 #[test]
-fn a_dependent_of_a_failed_transfer_ends_with_its_name() {
+fn a_dependent_of_a_failed_transfer_ends_with_the_transfers_number() {
     model(|| {
         let bytes = Bytes::new();
-        let manager = TransferManager::new([Engine::ending(&bytes, badly) as _]);
+        let manager = TransferManager::new([Engine::ending(&bytes, fail) as _]);
         let (from, to) = (endpoint(), endpoint());
         let first = manager.submit(transfer(&from, &to, 0), ()).unwrap();
         let second = transfer(&from, &to, 0).after(&first.ticket());
@@ -53,22 +53,22 @@ fn a_dependent_of_two_starts_once_when_the_later_one_has_ended() {
         let both = manager.submit(both, ()).unwrap();
         let mut jobs = engine.take();
         let later = jobs.pop().unwrap();
-        let other = thread::spawn(move || well(later));
-        jobs.into_iter().for_each(well);
+        let other = thread::spawn(move || succeed(later));
+        jobs.into_iter().for_each(succeed);
         other.join().unwrap();
         let started = engine.take();
         assert_eq!(started.len(), 1, "started {} times", started.len());
-        started.into_iter().for_each(well);
+        started.into_iter().for_each(succeed);
         assert!(both.wait().result.is_ok());
         assert_free(&to);
     });
 }
 
 #[test]
-fn what_runs_after_a_hold_is_accepted_and_started_whenever_that_drops() {
+fn a_transfer_after_a_hold_starts_when_the_hold_drops() {
     model(|| {
         let bytes = Bytes::new();
-        let manager = TransferManager::new([Engine::ending(&bytes, well) as _]);
+        let manager = TransferManager::new([Engine::ending(&bytes, succeed) as _]);
         let (from, to) = (endpoint(), endpoint());
         let hold = from.hold_for_write(&[0]).unwrap();
         let ticket = hold.ticket();
@@ -88,10 +88,10 @@ fn what_runs_after_a_hold_is_accepted_and_started_whenever_that_drops() {
 }
 
 #[test]
-fn against_a_hold_that_drops_a_submission_is_refused_or_comes_after() {
+fn a_submission_during_the_drop_of_a_hold_is_refused_or_runs_after_it() {
     model(|| {
         let bytes = Bytes::new();
-        let manager = TransferManager::new([Engine::ending(&bytes, well) as _]);
+        let manager = TransferManager::new([Engine::ending(&bytes, succeed) as _]);
         let (from, to) = (endpoint(), endpoint());
         let hold = from.hold_for_write(&[0]).unwrap();
         let holder = {

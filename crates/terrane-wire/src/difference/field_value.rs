@@ -33,7 +33,7 @@ pub enum FieldValue {
 }
 
 impl FieldValue {
-    /// The steps of an axis. The stride of a single step is normalised, as it has no effect.
+    /// The steps of an axis. The stride of a single step is normalised, because it has no effect.
     pub(super) fn steps(steps: &AxisSteps) -> Self {
         let normal = |step: Step| if step.count == 1 { Step::ONE } else { step };
         Self::Steps {

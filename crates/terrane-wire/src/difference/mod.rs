@@ -51,8 +51,8 @@ pub fn first_difference(local: &Geometry, remote: &Geometry) -> Option<Differenc
         .or_else(|| of_regions(local, remote))
 }
 
-/// The first difference that prevents copies of whole blocks between two layouts: a section that one
-/// of them lacks, or a section of another shape.
+/// The first difference that prevents copies of whole blocks between two layouts: a section that
+/// one of them lacks, or a section of another shape.
 ///
 /// The number of blocks, their alignment and all strides may differ. If only one layout states heads,
 /// rows are compared as a whole, and must be contiguous in both.

@@ -20,10 +20,10 @@ impl Serialize for Bytes<'_> {
     }
 }
 
-/// The input that is left to read.
+/// The remaining input.
 pub(crate) struct Input<'a> {
     rest: &'a [u8],
-    /// The offset of the rest in the frame.
+    /// The offset of the remaining input in the frame.
     offset: usize,
 }
 
@@ -35,7 +35,7 @@ impl<'a> Input<'a> {
     pub(crate) fn take<T: Deserialize<'a>>(&mut self, part: Part) -> Result<T, WireError> {
         let (value, rest) = postcard::take_from_bytes(self.rest)
             .map_err(|cause| malformed(part, self.offset, cause))?;
-        // The rest is a suffix of the former rest.
+        // The remaining input is a suffix of the input before.
         self.offset += self.rest.len() - rest.len();
         self.rest = rest;
         Ok(value)
@@ -69,7 +69,7 @@ impl<'a> Input<'a> {
         Ok(set.into())
     }
 
-    /// The number of items of at least `least` bytes that the input can hold, at most `claimed`.
+    /// The number of items of at least `least` bytes that fit into the input, at most `claimed`.
     pub(crate) fn at_most(&self, claimed: u32, least: usize) -> usize {
         (self.rest.len() / least.max(1)).min(ByteCount::new(claimed.into()).to_usize())
     }
@@ -134,13 +134,13 @@ pub(crate) fn check_name(of: Part, name: &str) -> Result<(), WireError> {
 
 /// Checks that `bytes` are the canonical encoding. Postcard also accepts numbers that are longer
 /// than necessary.
-pub(crate) fn check_canonical(bytes: &[u8], ours: &[u8]) -> Result<(), WireError> {
-    if bytes == ours {
+pub(crate) fn check_canonical(bytes: &[u8], canonical: &[u8]) -> Result<(), WireError> {
+    if bytes == canonical {
         return Ok(());
     }
-    // The length fields may differ, and do not help the sender.
+    // The length fields may differ, and their offsets do not help the sender.
     let inside = |frame| <[u8]>::get(frame, HEADER_BYTES..).unwrap_or_default();
-    let pairs = inside(bytes).iter().zip(inside(ours));
+    let pairs = inside(bytes).iter().zip(inside(canonical));
     let same = pairs.take_while(|(a, b)| a == b).count();
     Err(WireError::NotCanonical { offset: HEADER_BYTES + same })
 }

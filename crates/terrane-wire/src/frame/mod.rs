@@ -8,7 +8,7 @@
 //! | 16–… | payload |
 //! | 8 more | CRC-64/NVME of all bytes before, little-endian |
 //!
-//! The frame is the same in every version. So a future version is distinguished from damage.
+//! The frame is the same in every version, so a future version can be distinguished from damage.
 
 pub(crate) mod input;
 
@@ -114,7 +114,7 @@ pub(crate) fn open<'a>(
     let (&length, rest) = rest.split_first_chunk::<4>().ok_or_else(too_short)?;
     let version = u32::from_le_bytes(version);
     let length = ByteCount::new(u32::from_le_bytes(length).into()).to_usize();
-    // No overflow: a number of 32 bits and a few in 64.
+    // No overflow: a 32-bit number and some bytes fit into 64 bits.
     let whole = HEADER_BYTES + length + CHECKSUM_BYTES;
     if bytes.len() < whole {
         return Err(truncated(whole));

@@ -34,7 +34,7 @@ pub struct LayoutDescriptor {
 }
 
 impl LayoutDescriptor {
-    /// Describes a layout of `geometry` in memory of kind `storage`, at `regions` of `agent`. Other
+    /// Describes a layout of `geometry` in memory of kind `storage`, in `regions` of `agent`. Other
     /// agents reach the regions with `metadata`, which this crate does not parse.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl LayoutDescriptor {
         self.fingerprint
     }
 
-    /// The kind of memory that the regions are in, in the owner's process.
+    /// The kind of memory of the regions in the owner's process.
     #[must_use]
     pub const fn storage(&self) -> StorageKind {
         self.storage
@@ -77,7 +77,7 @@ impl LayoutDescriptor {
         &self.agent
     }
 
-    /// The metadata with which other agents reach the regions. Decoding checks only its length.
+    /// The metadata by which other agents reach the regions. Decoding checks only its length.
     #[must_use]
     pub fn metadata(&self) -> &[u8] {
         &self.metadata
@@ -180,13 +180,13 @@ fn check_regions(
     check_disjoint(regions)
 }
 
-/// Checks that no two regions overlap. In order of address, a region can overlap the next one only.
+/// Checks that no two regions overlap. In address order, a region can overlap only the next one.
 fn check_disjoint(regions: &[RegionDescriptor]) -> Result<(), WireError> {
     let mut order: Vec<(u32, &RegionDescriptor)> = (0_u32..).zip(regions).collect();
     order.sort_by_key(|(_, region)| (region.space(), region.address()));
     for pair in order.windows(2) {
         let [(first, a), (second, b)] = pair else { continue };
-        // In one space, the second does not begin earlier, and neither exceeds the space.
+        // In one space, the second region does not begin earlier, and neither exceeds the space.
         let distance = b.address().checked_sub(a.address());
         if a.space() == b.space() && distance.is_some_and(|bytes| bytes < a.length().get()) {
             let (first, second) = (*first.min(second), *first.max(second));

@@ -49,7 +49,7 @@ struct Region {
     set: u32,
 }
 
-/// The fewest bytes of an encoded region.
+/// The minimum number of bytes of an encoded region.
 const MIN_REGION_BYTES: usize = 2;
 
 pub(crate) fn write_layout(

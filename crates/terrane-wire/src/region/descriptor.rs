@@ -22,7 +22,7 @@ pub struct RegionDescriptor {
 }
 
 impl RegionDescriptor {
-    /// Describes `length` bytes from `address` on, which `backends` have accepted.
+    /// Describes `length` bytes starting at `address`, which `backends` have accepted.
     ///
     /// The backends are sorted, and duplicates removed.
     #[must_use]
@@ -40,7 +40,7 @@ impl RegionDescriptor {
         Self::with_set(space, address, length, backends.into())
     }
 
-    /// As [`new`](Self::new), with backends that are sorted and shared with other regions.
+    /// Like [`new`](Self::new), with backends that are sorted and shared with other regions.
     pub(crate) fn with_set(
         space: RemoteSpace,
         address: u64,
@@ -50,25 +50,25 @@ impl RegionDescriptor {
         Self { space, address, length, backends }
     }
 
-    /// The address space of the owner that it is in.
+    /// The owner's address space that the region is in.
     #[must_use]
     pub const fn space(&self) -> RemoteSpace {
         self.space
     }
 
-    /// Its address in that space; the offset in a file.
+    /// The region's address in that space; the offset in a file.
     #[must_use]
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its length.
+    /// The region's length.
     #[must_use]
     pub const fn length(&self) -> ByteCount {
         self.length
     }
 
-    /// The backends that accepted it, sorted.
+    /// The backends that accepted the region, sorted.
     #[must_use]
     pub fn backends(&self) -> &[BackendName] {
         &self.backends
@@ -83,7 +83,7 @@ impl RegionDescriptor {
             && matches!((end(self), end(other)), (Some(ours), Some(theirs)) if ours >= theirs)
     }
 
-    /// Whether the end of the region is an address, or, in a file, an offset (at most 2^63 − 1).
+    /// Whether the end of the region is an address or, in a file, an offset (at most 2^63 − 1).
     pub(crate) fn is_addressable(&self) -> bool {
         let end = self.address.checked_add(self.length.get());
         match self.space {

@@ -1,4 +1,4 @@
-//! How two geometries differ.
+//! The differences of two geometries.
 
 use proptest::prelude::*;
 use terrane_core::{Alignment, StorageKind};
@@ -16,7 +16,7 @@ fn ours() -> Geometry {
     geometry(&config(), KIND)
 }
 
-/// The config with one field changed at a time, and the text for it.
+/// The config with one changed field at a time, and the expected text.
 fn changed() -> Vec<(LayoutConfig, GeometryField, &'static str)> {
     let unstated = LayoutConfig::builder()
         .num_blocks(64)
@@ -76,7 +76,7 @@ fn each_field_is_named_with_both_values() {
 }
 
 #[test]
-fn strides_and_places_are_named() {
+fn strides_and_offsets_are_named() {
     let separate = |block_dimension| LayoutKind::LayerSeparate { block_dimension };
     let first = geometry(&config(), separate(BlockDimension::First));
     let difference = first_difference(&ours(), &first).unwrap();
@@ -120,12 +120,12 @@ fn the_first_of_several_differences_is_named() {
 }
 
 #[test]
-fn shapes_differ_in_less() {
+fn shapes_differ_in_fewer_fields() {
     use GeometryField as F;
     for (theirs, field, text) in changed() {
         let expected = match field {
             F::NumBlocks | F::BlockAlignment | F::Strides(_) => None,
-            // Whole rows are compared where one side states no heads.
+            // Whole rows are compared if one side states no heads.
             F::NumHeads if theirs.num_heads().is_none() => None,
             // An element of half the size is a head of half the size.
             F::ElementBytes => Some(F::HeadBytes),
@@ -142,7 +142,7 @@ fn shapes_differ_in_less() {
 }
 
 #[test]
-fn unstated_heads_move_whole_rows_in_one_order() {
+fn rows_without_stated_heads_must_be_contiguous() {
     let stated = config().with_token_order(TokenOrder::HeadMajor).unwrap();
     let unstated = changed().into_iter().find(|(c, ..)| c.num_heads().is_none()).unwrap().0;
     let unstated = geometry(&unstated, KIND);
@@ -159,7 +159,7 @@ fn unstated_heads_move_whole_rows_in_one_order() {
 }
 
 proptest! {
-    /// No field is forgotten: two geometries differ exactly if their fingerprints do.
+    /// No field is missing: two geometries differ exactly if their fingerprints do.
     #[test]
     fn different_geometries_have_a_difference(a in any_geometry(), b in any_geometry()) {
         let difference = first_difference(&a, &b);

@@ -1,5 +1,5 @@
-//! The bytes of the current versions, so that the formats do not change unnoticed. If one of these has
-//! to change, its version has to change too: peers and files have this one.
+//! The bytes of the current versions, which detect unintended changes of the formats. If one of
+//! them must change, its version must change too: peers and files use this version.
 
 use terrane_core::{
     AgentName, Alignment, BackendName, ByteCount, DeviceId, RemoteSpace, StorageKind,
@@ -7,7 +7,7 @@ use terrane_core::{
 use terrane_layout::{Axis, AxisSteps, Geometry, LayoutFingerprint, Section, SectionName, Step};
 use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireError, WireLimits};
 
-/// As little as a layout can be.
+/// The smallest possible layout.
 fn least(space: RemoteSpace, storage: StorageKind) -> LayoutDescriptor {
     let geometry = Geometry::from_sections([Section::new(SectionName::K, 1)]).unwrap();
     let region = RegionDescriptor::new(space, 0x1000, ByteCount::new(1), []);
@@ -21,7 +21,7 @@ const LEAST: &str = "54657272616e654c02000000cf000000ec5fb94d6481643efadd4881e30
     0000000000000001000000000000000000000001000000000000000000000001000000010000000100000000\
     0000008cf4497930da67ca";
 
-/// In a file, whose number is with the region.
+/// In a file, whose number is part of the region.
 const FILE: &str = "54657272616e654c02000000d1000000ec5fb94d6481643efadd4881e30252b90300010101610000ac028020\
     00b201020001016b010000000000000000000000000000000000000000010000000000000000000000010000\
     0000000000000000000000000001000000000000000000000001000000000000000000000000000000010000\
@@ -29,7 +29,7 @@ const FILE: &str = "54657272616e654c02000000d1000000ec5fb94d6481643efadd4881e302
     0000000000000000000100000000000000000000000100000000000000000000000100000001000000010000\
     0000000000bc6e0f3e36f32fc8";
 
-/// Something in every field.
+/// A layout with a value in every field.
 fn most() -> LayoutDescriptor {
     let layer = AxisSteps::spread(2, 1, Step::ONE);
     let keys = Section::new(SectionName::K, 2)
@@ -68,7 +68,7 @@ const MOST: &str = "54657272616e654c02000000a30100009b6467245dd7d60adff293d61ca7
     00000000000000000000000200000001000000000c000000000000010000000010000000000000c9432dcef6\
     a0a69e";
 
-/// The least layout in version 1.
+/// The smallest layout in version 1.
 const VERSION_1: &str = "54657272616e654c01000000280000000001010101010001000000007b94b9713f8f94796ea7da\
     7afc887bcb00000101016100008020010015f3822683a98b4c";
 
@@ -93,7 +93,7 @@ fn layouts() {
     }
 }
 
-/// The fingerprint is the hash of the bytes that travel.
+/// The fingerprint is the hash of the encoded bytes.
 #[test]
 fn the_fingerprint_of_the_largest_is_pinned() {
     assert_eq!(

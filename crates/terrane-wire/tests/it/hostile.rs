@@ -11,8 +11,8 @@ use crate::corpus::{Handmade, refuse};
 use crate::frames::{HEADER, frame, layout_frame, payload};
 use crate::layouts::{any_layout, config, describe, geometry, several_sections};
 
-/// How much reading may allocate for each byte of input, its own copy of names and metadata, the
-/// regions, and the encoding that it is compared with included.
+/// The maximum number of allocated bytes per byte of input. It includes copies of names and
+/// metadata, the regions, and the encoding that the input is compared with.
 const FOR_EACH_BYTE: u64 = 64;
 /// The size of an error and an empty list.
 const BESIDES: u64 = 8 << 10;

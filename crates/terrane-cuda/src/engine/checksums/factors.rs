@@ -1,4 +1,4 @@
-//! The factors of segments, kept: each takes the host some 60 ns.
+//! A cache of the segments' factors: computing a factor takes the host about 60 ns.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -12,20 +12,20 @@ use crate::kernels::sum_arguments::ONE;
 #[derive(Debug, Default)]
 pub(crate) struct FactorCache(Mutex<BTreeMap<u64, Vec<u64>>>);
 
-/// The lengths of segments that are kept, with at most 8 KiB of factors each. Blocks of up to
-/// 16 MiB have fewer different ones.
-const MOST_KEPT: usize = 64;
-/// The bytes by which a CRC-64 multiplies.
+/// The maximum number of cached lengths, with at most 8 KiB of factors each. Blocks of up to 16 MiB
+/// have fewer different segment lengths.
+const MAX_CACHED_LENGTHS: usize = 64;
+/// The bytes of a CRC-64: a shift by them multiplies by x⁶⁴.
 const SUM_BYTES: u64 = 8;
 
 impl FactorCache {
     /// Adds, for each of `count` segments of this length, the power of x behind it, times x⁶⁴.
     pub(crate) fn extend(&self, numbers: &mut Vec<u64>, segment_bytes: u64, count: usize) {
-        let mut kept = lock(&self.0);
-        if kept.len() >= MOST_KEPT && !kept.contains_key(&segment_bytes) {
-            kept.clear();
+        let mut cached = lock(&self.0);
+        if cached.len() >= MAX_CACHED_LENGTHS && !cached.contains_key(&segment_bytes) {
+            cached.clear();
         }
-        let factors = kept.entry(segment_bytes).or_default();
+        let factors = cached.entry(segment_bytes).or_default();
         let of_segment = Crc64Shift::of(segment_bytes);
         while factors.len() < count {
             let next = match factors.last() {
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn factors_are_the_powers_behind_each_segment_however_many_were_asked_before() {
+    fn factors_are_the_powers_behind_each_segment_whatever_is_cached() {
         let cache = FactorCache::default();
         for (bytes, count) in [(2048, 3), (2048, 1), (512, 2), (2048, 7), (2048, 7)] {
             let mut numbers = vec![5];
@@ -58,6 +58,6 @@ mod tests {
         for bytes in 1..1000 {
             cache.extend(&mut Vec::new(), bytes * 512, 1);
         }
-        assert!(lock(&cache.0).len() <= MOST_KEPT);
+        assert!(lock(&cache.0).len() <= MAX_CACHED_LENGTHS);
     }
 }

@@ -25,13 +25,13 @@ use crate::runtime::stream::Stream;
 #[derive(Debug)]
 pub(crate) struct JobSums {
     shape: SumShape,
-    /// The end in the device's own memory.
+    /// The end that is in the device's own memory.
     side: Side,
     limits: SumLimits,
-    /// The launch that the blocks are cut for.
+    /// The launch for which the blocks are divided into segments.
     launch: LargestLaunch,
     pairs: u32,
-    /// The destination blocks in the order of the chunks, if the plan has another one.
+    /// The job's stream waits for its device order.
     sorted: Option<Vec<u32>>,
     /// Whether chunks complete pairs one after the other, in the order above.
     is_in_order: bool,
@@ -155,23 +155,24 @@ impl JobSums {
         if !self.has_room(&shared.lists) {
             let bytes = SumTables::bytes(&self.shape, index(self.pairs), self.launch);
             let blocks = self.pairs;
-            let made = shared.lists.take_or_make(bytes).map_err(|error| match error.code() {
-                Some(DriverCode::OUT_OF_MEMORY) => {
-                    CudaError::NoMemoryForChecksums { blocks, bytes, source: Box::new(error) }
-                }
-                _ => error,
-            });
-            self.room = Some(made?);
+            let tables_memory =
+                shared.lists.take_or_allocate(bytes).map_err(|error| match error.code() {
+                    Some(DriverCode::OUT_OF_MEMORY) => {
+                        CudaError::NoMemoryForChecksums { blocks, bytes, source: Box::new(error) }
+                    }
+                    _ => error,
+                });
+            self.room = Some(tables_memory?);
         }
         let memory = self.room.as_ref().and_then(BlockLists::memory);
         let (host, device) = memory.ok_or_else(missing)?;
         let (from, to) = (host.location(), device.location());
         let numbers = from.as_host().ok_or_else(missing)?.as_ptr().cast::<u64>();
-        let given = tables.numbers();
-        let bytes = ByteCount::from_usize(size_of_val(given));
+        let table_numbers = tables.numbers();
+        let bytes = ByteCount::from_usize(size_of_val(table_numbers));
         // SAFETY: the memory has room for the numbers, is aligned to pages, and belongs to this job
         // alone. An earlier copy of the same numbers reads the same bytes.
-        unsafe { numbers.copy_from_nonoverlapping(given.as_ptr(), given.len()) };
+        unsafe { numbers.copy_from_nonoverlapping(table_numbers.as_ptr(), table_numbers.len()) };
         // SAFETY: both live until the job has ended, which is after this copy. Only work of the same
         // stream uses them. If the job begins again on another stream, that waits for this one.
         unsafe { stream.copy(from, to, bytes) }?;
@@ -218,8 +219,8 @@ impl JobSums {
             return Err(missing());
         };
         while self.summed < end {
-            let most = tables.most_pairs().min(self.limits.pairs(self.shape.block_bytes()));
-            let some = (end - self.summed).min(most);
+            let max_pairs = tables.most_pairs().min(self.limits.pairs(self.shape.block_bytes()));
+            let some = (end - self.summed).min(max_pairs);
             let pairs = self.summed..self.summed + some;
             let launch = tables.launch(&self.shape, device.address().get(), pairs);
             let ctas = self.limits.ctas(ctas, some.saturating_mul(tables.segments()));
@@ -246,7 +247,7 @@ impl JobSums {
         let to = host.location().checked_add(behind).ok_or_else(missing)?;
         // SAFETY: the room has as many bytes behind the tables, and lives until the job has ended.
         unsafe { stream.copy(device.location(), to, tables.sum_bytes()) }?;
-        self.fetched = Some(Event::asked_behind(stream)?);
+        self.fetched = Some(Event::queried_after(stream)?);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! How much of the device the kernels for checksums use, and the time that they take.
+//! Limits of the kernels for checksums, and the time that they take.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(crate) struct SumLimits {
     multiprocessors: u32,
 }
 
-/// The launch that a job's blocks are cut for.
+/// The launch for which a job's blocks are divided into segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LargestLaunch {
     /// Its bytes.
@@ -32,17 +32,17 @@ pub(crate) struct LargestLaunch {
 }
 
 /// The thread blocks that a multiprocessor runs at once.
-const AT_ONCE: u32 = 2;
-/// The segments that each warp takes, if there are as many. A thread block then ends within some
-/// 60 µs, and another kernel's can take its place.
-pub(crate) const SHARE: u32 = 4;
+const RESIDENT_CTAS: u32 = 2;
+/// The segments of each warp, if there are enough. A thread block then ends within about 60 µs, and
+/// another kernel's thread block can start.
+pub(crate) const SEGMENTS_PER_WARP: u32 = 4;
 
 impl SumLimits {
     pub(crate) fn of(shared: &Shared, direction: Direction) -> Self {
         let options = &shared.options;
         let [beside, alone] = match direction {
-            // More would take multiprocessors from others, while the wire is no faster. As for
-            // packing, a kernel that ends the transfer takes more.
+            // More thread blocks would occupy more multiprocessors, and the wire would be no
+            // faster. A kernel that ends the transfer may use more, as for packing.
             Direction::ToHost | Direction::ToDevice => {
                 let pack = options.pack_ctas.get();
                 [pack, pack.saturating_mul(3)]
@@ -60,8 +60,8 @@ impl SumLimits {
         }
     }
 
-    /// The launch that blocks of this many bytes are cut for. `by_chunks`: each chunk of the copy is
-    /// summed when it has arrived. `is_source`: the sums begin with the copy.
+    /// The launch for which blocks of this many bytes are divided into segments. `by_chunks`: each
+    /// chunk of the copy is summed when it has arrived. `is_source`: the sums begin with the copy.
     pub(crate) fn largest_launch(
         &self,
         all: u64,
@@ -74,14 +74,14 @@ impl SumLimits {
         LargestLaunch { bytes: all.min(most), warps }
     }
 
-    /// The thread blocks of a launch for this many segments, at most `most`: enough to fill the
-    /// device, and so many that each ends soon.
+    /// The thread blocks of a launch for this many segments, at most `most`. They fill the device,
+    /// and each ends soon.
     pub(crate) fn ctas(&self, most: u32, segments: u32) -> u32 {
-        most.min(segments.div_ceil(BLOCK_WARPS * SHARE).max(self.at_once())).max(1)
+        most.min(segments.div_ceil(BLOCK_WARPS * SEGMENTS_PER_WARP).max(self.at_once())).max(1)
     }
 
     fn at_once(&self) -> u32 {
-        self.multiprocessors.saturating_mul(AT_ONCE)
+        self.multiprocessors.saturating_mul(RESIDENT_CTAS)
     }
 
     /// The time in which this many thread blocks sum this many bytes.
@@ -89,8 +89,9 @@ impl SumLimits {
         /// The bytes that a multiprocessor sums in a microsecond.
         const PER_MICRO: u64 = 8_400;
         /// The bytes of the shortest segments of a thread block.
-        const OF_CTA: u64 = 32 << 10;
-        let working = u64::from(ctas.min(self.multiprocessors)).min(bytes.div_ceil(OF_CTA)).max(1);
+        const SMALLEST_SHARE: u64 = 32 << 10;
+        let working =
+            u64::from(ctas.min(self.multiprocessors)).min(bytes.div_ceil(SMALLEST_SHARE)).max(1);
         let nanos = u128::from(bytes) * 1000 / u128::from(working * PER_MICRO);
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
@@ -104,10 +105,10 @@ impl SumLimits {
         by_chunks: bool,
         copy: Duration,
     ) -> Duration {
-        /// The tables, a kernel and the sums on their way.
+        /// The transfer of the tables, one kernel, and the transfer of the sums.
         const FIXED: Duration = Duration::from_micros(15);
         let more = match direction {
-            // They run beside the copy, which does not use the device's memory alone.
+            // The kernels run beside the copy, whose rate the device's memory does not limit.
             Direction::ToHost => self.time(bytes, self.beside).saturating_sub(copy),
             Direction::ToDevice if by_chunks => {
                 let last = bytes.min(self.chunk_bytes);

@@ -49,7 +49,7 @@ struct Level {
 
 /// The most bytes of a block. The kernels count words with signed 32-bit numbers, and read on for up
 /// to a row after the block's end.
-const MOST_BYTES: u64 = (1 << 31) - 4 * ROW_BYTES;
+const MAX_BLOCK_BYTES: u64 = (1 << 31) - 4 * ROW_BYTES;
 
 impl SumShape {
     /// The order of some layers and tokens of each block; `None` if the kernels cannot address them:
@@ -75,7 +75,7 @@ impl SumShape {
         let (layer_bytes, last) = (add(&layered)?, add(&others)?);
         let count = u64::from(layers.end.checked_sub(layers.start)?);
         let block_bytes = layer_bytes.checked_mul(count)?.checked_add(last)?;
-        let is_addressable = block_bytes <= MOST_BYTES && sections.len() <= MOST_SECTIONS;
+        let is_addressable = block_bytes <= MAX_BLOCK_BYTES && sections.len() <= MOST_SECTIONS;
         let layered = layered.len();
         is_addressable.then_some(Self { sections, layered, layers, layer_bytes, block_bytes })
     }
@@ -267,7 +267,9 @@ mod tests {
 
     #[test]
     fn blocks_that_the_kernels_cannot_number_have_no_shape() {
-        for (bytes, has_one) in [(MOST_BYTES, true), (MOST_BYTES + 1, false), (1 << 31, false)] {
+        for (bytes, has_one) in
+            [(MAX_BLOCK_BYTES, true), (MAX_BLOCK_BYTES + 1, false), (1 << 31, false)]
+        {
             let geometry = Geometry::opaque(1, u32::try_from(bytes).unwrap()).unwrap();
             assert_eq!(SumShape::of(&geometry, 0..1, &(0..u32::MAX)).is_some(), has_one, "{bytes}");
         }

@@ -1,4 +1,4 @@
-//! The tables of a job's checksums: what the kernels read, and where they add the sums.
+//! The tables of a job's checksums: the kernels' input, and the sums.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use terrane_core::convert::to_u64;
 use terrane_layout::RegionOffset;
 
 use crate::engine::checksums::factors::FactorCache;
-use crate::engine::checksums::limits::{LargestLaunch, SHARE};
+use crate::engine::checksums::limits::{LargestLaunch, SEGMENTS_PER_WARP};
 use crate::engine::checksums::shape::{PieceOrder, SumShape};
 use crate::engine::geometry::index;
 use crate::engine::resources::device_mapping::DeviceMapping;
@@ -51,15 +51,15 @@ const LONGEST: u64 = 16 << 10;
 /// The least: four rows.
 const SHORTEST: u64 = 4 * ROW_BYTES;
 /// The most segments of a block.
-const MOST_SEGMENTS: u64 = 1024;
+const MAX_SEGMENTS: u64 = 1024;
 
 impl Segmentation {
     /// Segments of which each warp of the largest launch takes a few, so that all warps end at about
     /// the same time.
     fn of(shape: &SumShape, launch: LargestLaunch) -> Self {
         let block = shape.block_bytes().max(1);
-        let share = launch.bytes / (u64::from(launch.warps) * u64::from(SHARE)).max(1);
-        let bytes = share.clamp(SHORTEST, LONGEST).max(block / MOST_SEGMENTS);
+        let share = launch.bytes / (u64::from(launch.warps) * u64::from(SEGMENTS_PER_WARP)).max(1);
+        let bytes = share.clamp(SHORTEST, LONGEST).max(block / MAX_SEGMENTS);
         let bytes = bytes.next_multiple_of(ROW_BYTES);
         Self { bytes, count: u32::try_from(block.div_ceil(bytes)).unwrap_or(u32::MAX) }
     }

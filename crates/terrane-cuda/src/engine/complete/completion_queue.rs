@@ -30,7 +30,7 @@ pub(crate) enum Task {
 }
 
 impl Task {
-    /// Completes the task, however long that takes.
+    /// Runs the task until it is done, however long that takes.
     fn run_to_end(self, orphans: &Orphans) {
         match self {
             Self::InFlight(in_flight) => {
@@ -48,7 +48,8 @@ impl Task {
         }
     }
 
-    /// Whether it waits for a transfer that should end soon, and that callers' threads also poll.
+    /// Whether the task waits for a transfer that should end soon, and that callers' threads also
+    /// poll.
     fn is_short(&self) -> bool {
         matches!(self, Self::InFlight(in_flight) if in_flight.is_short())
     }
@@ -86,16 +87,15 @@ impl Task {
     }
 }
 
-/// The tasks of some threads, each of which sleeps until one task is done. One of them, the
-/// attendant, polls several tasks in turn. It polls the [short](Task::is_short) ones. If no other
-/// thread is free, it polls all new ones, so that no task waits for the device behind others that
-/// it delays.
+/// The tasks of the completion threads. Each thread sleeps until its task is done. One thread, the
+/// attendant, polls several tasks in turn: the [short](Task::is_short) ones. If no other thread is
+/// free, it polls all new tasks, so that no task waits behind tasks that it delays.
 ///
-/// Waking a thread costs the submitting thread a microsecond or more, so the attendant lingers. For
-/// a while after the last short task it polls for the next one.
+/// Waking a thread costs the submitting thread a microsecond or more. So the attendant polls for
+/// new tasks for a while after the last short task.
 ///
 /// Ending a job runs foreign code: a guard's drop or a waker, which may wait for another job. So
-/// every thread, including the attendant, holds one task at a time. The other tasks lie in the
+/// every thread, including the attendant, holds one task at a time. The other tasks are in the
 /// queue, where any free thread finds them.
 pub(crate) struct CompletionQueue {
     queue: Mutex<Queue>,
@@ -108,7 +108,8 @@ pub(crate) struct CompletionQueue {
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    /// Threads without a task.
+    /// Whether there is an attendant. The flag is false while that thread may run foreign code,
+    /// which may block forever. Another free thread then becomes the attendant.
     idle: usize,
     /// Whether there is an attendant. It is false while that thread may run foreign code, which may
     /// not return. Another thread that returns meanwhile takes its place.
@@ -154,12 +155,12 @@ impl Drop for CompletionThreads {
 }
 
 /// The attendant's sleeps between two polls of all its tasks.
-const SHORTEST_NAP: Duration = Duration::from_micros(20);
-const LONGEST_NAP: Duration = Duration::from_micros(100);
-/// The time for which the attendant polls for short tasks after the last one has come or ended. A
-/// series of small transfers stays within one such period. A single transfer is followed by twenty
-/// wake-ups.
-const LINGERS: Duration = Duration::from_millis(2);
+const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
+const LONGEST_SLEEP: Duration = Duration::from_micros(100);
+/// The time for which the attendant polls for short tasks after the last one was enqueued or ended.
+/// A series of small transfers stays within one such period. A single transfer is followed by
+/// twenty wake-ups.
+const IDLE_POLL_TIME: Duration = Duration::from_millis(2);
 
 impl CompletionQueue {
     pub(crate) fn new(orphans: &Arc<Orphans>, lists: &Arc<ListPool>) -> Arc<Self> {
@@ -179,8 +180,8 @@ impl CompletionQueue {
         }
     }
 
-    /// A task, and whether the thread must also serve all new ones; `None` if no more tasks will
-    /// come.
+    /// Returns a task, and whether the thread must also poll all new ones; `None` if no source of
+    /// tasks is left.
     fn next(&self) -> Option<(Task, bool)> {
         let mut queue = self.queue();
         loop {
@@ -205,7 +206,7 @@ impl CompletionQueue {
         // The number of consecutive polls that changed nothing, and their start.
         let (mut unchanged, mut since) = (0, Instant::now());
         loop {
-            let lingers = since.elapsed() < LINGERS;
+            let lingers = since.elapsed() < IDLE_POLL_TIME;
             let checked = task.take().map(|task| self.check_task(task));
             let mut queue = self.queue();
             match checked {
@@ -230,7 +231,7 @@ impl CompletionQueue {
                     queue.tasks.push_back(waits);
                     unchanged += 1;
                     if !lingers && queue.idle > 0 {
-                        // It takes one of them, and sleeps until that one is done.
+                        // This thread takes one of the tasks, and sleeps until it is done.
                         self.changed.notify_one();
                     }
                 }
@@ -244,7 +245,7 @@ impl CompletionQueue {
                 let was_empty = queue.tasks.is_empty();
                 drop(queue);
                 let waited = since.elapsed();
-                std::thread::sleep((waited / 4).clamp(SHORTEST_NAP, LONGEST_NAP));
+                std::thread::sleep((waited / 4).clamp(SHORTEST_SLEEP, LONGEST_SLEEP));
                 queue = self.queue();
                 unchanged = 0;
                 if was_empty && !queue.tasks.is_empty() {
@@ -261,14 +262,14 @@ impl CompletionQueue {
             return TaskState::Waits(task);
         }
         self.queue().is_attended = false;
-        let left = guarded(|| task.check(&self.orphans)).flatten();
+        let remaining_task = guarded(|| task.check(&self.orphans)).flatten();
         let mut queue = self.queue();
         if queue.is_attended {
-            queue.tasks.extend(left);
+            queue.tasks.extend(remaining_task);
             return TaskState::Replaced;
         }
         queue.is_attended = true;
-        left.map_or(TaskState::Done, TaskState::Waits)
+        remaining_task.map_or(TaskState::Done, TaskState::Waits)
     }
 
     /// Does the work that must not run on a caller's thread.

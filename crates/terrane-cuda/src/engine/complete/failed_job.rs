@@ -11,7 +11,7 @@ use crate::error::CudaError;
 pub(crate) struct FailedJob {
     resources: Box<JobResources>,
     failure: CopyFailure,
-    /// The number of times that the driver has not said whether it has.
+    /// The number of queries that the driver did not answer.
     unknown: u32,
 }
 
@@ -20,9 +20,9 @@ impl FailedJob {
         Self { resources, failure, unknown: 0 }
     }
 
-    /// Finishes the job if none of its work is on the device, and returns it otherwise. If the
-    /// driver has given no answer for long, the job ends all the same, and the resources that the
-    /// device may use are kept.
+    /// Finishes the job if none of its work is on the device, and returns it otherwise. After many
+    /// unanswered queries, the job ends all the same, and the resources that the device may use are
+    /// kept.
     pub(crate) fn check(mut self, orphans: &Orphans) -> Option<Self> {
         match self.resources.streams.state() {
             StreamState::Idle => {
@@ -44,10 +44,10 @@ impl FailedJob {
     /// Retries until the job has ended.
     pub(crate) fn run_to_end(self, orphans: &Orphans) {
         let mut backoff = Backoff::default();
-        let mut left = self.check(orphans);
-        while let Some(failed) = left {
+        let mut pending = self.check(orphans);
+        while let Some(failed) = pending {
             backoff.take();
-            left = failed.check(orphans);
+            pending = failed.check(orphans);
         }
     }
 }

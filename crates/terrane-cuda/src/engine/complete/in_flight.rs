@@ -17,8 +17,8 @@ use crate::runtime::event::{Event, Timing};
 /// A job whose last work is on a stream. The first thread, of the engine or of the caller, that
 /// sees its end event complete takes the job out and finishes it.
 pub(crate) struct InFlight {
-    /// The event after the last work. If threads cannot sleep until it completes, the job's first
-    /// stream carries it.
+    /// The event after the last work. If threads cannot sleep on it, it is recorded on the job's
+    /// first stream.
     end: Event,
     /// The event after the work before that, if the whole job takes long.
     before_end: Option<Event>,
@@ -57,7 +57,7 @@ impl InFlight {
         })
     }
 
-    /// Lets a thread that waits for the job poll it before it sleeps.
+    /// Lets a thread that waits for the job poll it before the thread sleeps.
     pub(crate) fn invite(self: &Arc<Self>) {
         if let Some(resources) = &*self.lock() {
             let attendant: Arc<dyn WaiterProgress> = self.clone();
@@ -67,7 +67,7 @@ impl InFlight {
 
     /// Whether it should end soon, and its end event is polled.
     pub(crate) fn is_short(&self) -> bool {
-        self.end.is_only_asked() && self.layers.is_empty()
+        self.end.cannot_be_slept_on() && self.layers.is_empty()
     }
 
     /// Whether the end event is pending, and no layer is left to report.
@@ -78,7 +78,7 @@ impl InFlight {
     /// Polls whether the job has ended, and finishes it if so. Returns whether it has ended.
     pub(crate) fn check(&self) -> bool {
         // On an error it is unknown whether the work has ended. The engine's own thread waits for
-        // it.
+        // the end.
         self.try_check().unwrap_or(false)
     }
 
@@ -110,7 +110,7 @@ impl InFlight {
             self.report_layers();
         }
         if let Some(before) = &self.before_end {
-            // From here on the wait is short, and waking up would take as long.
+            // The remaining wait is about as long as a wake-up, so the thread polls.
             if before.wait().is_ok() {
                 self.invite();
                 let begun = Instant::now();
@@ -140,12 +140,12 @@ impl InFlight {
     ///
     /// The errors of the driver.
     fn await_end(&self) -> Result<(), CudaError> {
-        if !self.end.is_only_asked() {
+        if !self.end.cannot_be_slept_on() {
             return self.end.wait();
         }
         let behind = match self.lock().as_ref().map(|resources| resources.streams.first()) {
             None => return Ok(()),
-            // The stream belongs to the job until the job is taken out, and that is locked.
+            // The stream belongs to the job until the job is taken out. The lock prevents that.
             Some(stream) => stream.map(|stream| {
                 let behind = Event::new(self.end.context(), Timing::Off)?;
                 behind.record(stream).map(|()| behind)
@@ -154,10 +154,10 @@ impl InFlight {
         match behind {
             Some(Ok(behind)) => {
                 behind.wait()?;
-                // Now the next user of the buffer can see the end.
+                // The next user of the buffer can now see the end.
                 self.end.is_complete().map(|_| ())
             }
-            // A missing event says nothing about the end.
+            // A missing event proves nothing about the end.
             Some(Err(_)) | None => self.end.wait(),
         }
     }
@@ -168,8 +168,8 @@ impl InFlight {
         Some(FailedJob::new(Box::new(resources), engine_failure(error)))
     }
 
-    /// Reports the layers that have arrived. If another thread, or this thread further up its
-    /// stack, is already reporting, that call continues with them.
+    /// Reports the layers that have arrived. If another thread, or an outer call on this thread, is
+    /// already reporting, that call reports them.
     fn report_layers(&self) {
         let Some(signals) = &self.signals else { return };
         while self.arrived().is_some() {
@@ -180,7 +180,7 @@ impl InFlight {
                 self.reported.store(number + 1, Ordering::Relaxed);
                 signals.done(layers.clone());
             }
-            // A thread that was turned away before this has left a layer. One more check finds it.
+            // A thread that found the reporter busy may have left a layer. One more check finds it.
             self.reporting.store(false, Ordering::Release);
         }
     }
@@ -202,7 +202,7 @@ impl InFlight {
     }
 }
 
-/// The time for which a thread polls for an end that is near, before it sleeps.
+/// The time for which a thread polls for an end that is near, before the thread sleeps.
 const LAST_SPIN: Duration = Duration::from_micros(500);
 
 impl WaiterProgress for InFlight {
@@ -210,7 +210,7 @@ impl WaiterProgress for InFlight {
         if self.end.context().driver().is_of_parent() {
             return;
         }
-        // It runs on callers' threads, while other threads of the caller may be capturing.
+        // This runs on callers' threads, while other threads of the caller may be capturing.
         let relaxed = RelaxedCaptureMode::new(self.end.context().driver());
         self.check();
         drop(relaxed);
@@ -221,19 +221,19 @@ impl WaiterProgress for InFlight {
     }
 }
 
-/// The predicted end of a job with this remaining time, as far as it is known, and the time to fall
-/// asleep and wake up. `None` if the end is far off.
+/// The predicted end of a job with this remaining time, with a margin for falling asleep and waking
+/// up. `None` if the end is far off.
 pub(crate) fn due(left: Range<Duration>) -> Option<Range<Instant>> {
     const FAR: Duration = Duration::from_millis(5);
     const EARLY: Duration = Duration::from_micros(100);
     const LATE: Duration = Duration::from_micros(250);
     /// The tolerance of a prediction for a short job. A thread that wakes too early polls for this
-    /// time. A thread that wakes too late has lost it.
-    const DOUBT: Duration = Duration::from_micros(400);
+    /// time. A thread that wakes too late has delayed the end.
+    const TOLERANCE: Duration = Duration::from_micros(400);
     if left.end > FAR {
         return None;
     }
     let (now, start, end) = (Instant::now(), left.start, left.end);
-    let doubt = (start / 8).max((start / 2).min(DOUBT));
+    let doubt = (start / 8).max((start / 2).min(TOLERANCE));
     Some(now + (start - doubt).saturating_sub(EARLY)..now + end + end / 8 + LATE)
 }

@@ -50,7 +50,7 @@ impl JobResources {
         if let Some(sums) = sums.filter(|_| result.is_ok()) {
             sums.set(&job);
         }
-        // The streams are free for others before the caller is notified.
+        // The streams return to the pool before the caller is notified.
         drop((streams, lists));
         if let Some((scratch, queue)) = scratch {
             queue.give_back(Some(scratch));
@@ -68,7 +68,7 @@ impl JobResources {
     }
 }
 
-/// The data for corrections of the calibration.
+/// A measured transfer, which corrects the calibration.
 pub(crate) struct PathSample {
     pub(crate) corrections: Arc<Corrections>,
     pub(crate) direction: Direction,

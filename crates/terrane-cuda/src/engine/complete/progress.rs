@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_copied_twice_counts_once() {
+    fn bytes_that_are_copied_twice_count_once() {
         let progress = Arc::new(CopyProgress::default());
         let counted = Mutex::new(Some(0));
         let count = JobProgress { progress: Arc::clone(&progress), all: 100, counted };

@@ -14,7 +14,7 @@ pub(crate) struct Chunker {
     largest: u64,
     ramp: ChunkRamp,
     next: (u32, u32),
-    taken: u64,
+    packed: u64,
     total: u64,
 }
 
@@ -30,12 +30,12 @@ pub(crate) enum ChunkRamp {
 }
 
 /// The smallest chunk. Packing it takes about as long as it takes to start a kernel.
-const LEAST: u64 = 2 << 20;
+const SMALLEST: u64 = 2 << 20;
 /// The last growing chunk: the bytes that travel during two wake-ups of a thread.
-const LAST: u64 = 12 << 20;
+const LAST_GROWING: u64 = 12 << 20;
 /// The first growing chunk: the bytes that travel until a thread has woken up and submitted the next
 /// chunk. On an idle device, packing it takes hardly longer than starting a kernel.
-const FIRST: u64 = 8 << 20;
+const FIRST_GROWING: u64 = 8 << 20;
 /// The growth factor of chunks: packing is more than four times as fast as the wire.
 const GROWTH: u64 = 4;
 
@@ -47,7 +47,7 @@ impl Chunker {
             return None;
         }
         let total = of_layer * u64::from(packing.layers) * u64::from(pairs);
-        Some(Self { packing, pairs, largest, ramp, next: (0, 0), taken: 0, total })
+        Some(Self { packing, pairs, largest, ramp, next: (0, 0), packed: 0, total })
     }
 
     /// The bytes of a chunk.
@@ -70,34 +70,34 @@ impl Chunker {
         self.total <= self.largest
     }
 
-    /// The same without small chunks: a transfer that fits into one chunk is one chunk.
+    /// The same chunker without small chunks: a transfer that fits into one chunk is one chunk.
     pub(crate) fn flat(&self) -> Self {
         Self { ramp: ChunkRamp::Flat, ..self.clone() }
     }
 
-    /// The number of bytes that the next chunk should have.
-    fn aim(&self) -> u64 {
+    /// The target size of the next chunk.
+    fn target_bytes(&self) -> u64 {
         match self.ramp {
             ChunkRamp::Up => {
-                // 1 + 4 + 16 … of the first come before one of the next size.
-                let (mut size, mut before) = (FIRST.min(self.largest), 0);
-                while size < self.largest && before + size <= self.taken {
+                // The next size begins after 1 + 4 + 16 … chunks of the first size.
+                let (mut size, mut before) = (FIRST_GROWING.min(self.largest), 0);
+                while size < self.largest && before + size <= self.packed {
                     before += size;
                     size *= GROWTH;
                 }
                 // The last one is short, so that its beginning announces the end.
-                let left = self.total - self.taken;
+                let remaining = self.total - self.packed;
                 let size = size.min(self.largest);
-                if left > LAST { size.min(left - LAST) } else { size }
+                if remaining > LAST_GROWING { size.min(remaining - LAST_GROWING) } else { size }
             }
             ChunkRamp::Down => {
-                let left = self.total - self.taken;
-                let (mut size, mut after) = (LEAST.min(self.largest), 0);
-                while size < self.largest && after + size < left {
+                let remaining = self.total - self.packed;
+                let (mut size, mut after) = (SMALLEST.min(self.largest), 0);
+                while size < self.largest && after + size < remaining {
                     after += size;
                     size *= GROWTH;
                 }
-                left.saturating_sub(after).clamp(1, self.largest)
+                remaining.saturating_sub(after).clamp(1, self.largest)
             }
             ChunkRamp::Flat => self.largest,
         }
@@ -110,9 +110,9 @@ impl Chunker {
             return None;
         }
         let of_layer = self.packing.of_layer();
-        let aim = self.aim();
+        let target_bytes = self.target_bytes();
         let fit = |bytes: u64, most: u32| {
-            u32::try_from((aim / bytes.max(1)).max(1)).unwrap_or(u32::MAX).min(most)
+            u32::try_from((target_bytes / bytes.max(1)).max(1)).unwrap_or(u32::MAX).min(most)
         };
         if order == PackingOrder::Blocks {
             let of_block = of_layer * u64::from(layers);
@@ -124,7 +124,7 @@ impl Chunker {
             return Some(Chunk { pairs: pair..pair + 1, layers: layer..layer + some });
         }
         let of_all = of_layer * u64::from(self.pairs);
-        if of_all <= aim && pair == 0 {
+        if of_all <= target_bytes && pair == 0 {
             let some = fit(of_all, layers - layer);
             return Some(Chunk { pairs: 0..self.pairs, layers: layer..layer + some });
         }
@@ -138,7 +138,7 @@ impl Iterator for Chunker {
 
     fn next(&mut self) -> Option<Chunk> {
         let chunk = self.chunk()?;
-        self.taken += self.packing.bytes(&chunk);
+        self.packed += self.packing.bytes(&chunk);
         let inner_is_layers = self.packing.order == PackingOrder::Blocks;
         self.next = if inner_is_layers {
             match chunk.layers.end {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_overlaps_is_small() {
+    fn first_and_last_chunks_are_small() {
         let packing = packing(32, 2, 32 * KIB, end(2 << 20, 64 * KIB, 32 * KIB, 0));
         let sizes = |ramp| -> Vec<u64> {
             let chunker = Chunker::new(packing, 128, 32 << 20, ramp).unwrap();

@@ -10,11 +10,11 @@ use terrane_transfer::{CopyGrid, GridEnd, Side, TransferPlan};
 
 use crate::engine::geometry::index;
 
-/// The order in which the cells of a transfer are contiguous at one of its ends, whatever the other
-/// end's order: the order in which they are packed.
+/// The order in which a transfer's cells are contiguous at one of its ends, whatever the order of
+/// the other end. Cells are packed in this order.
 ///
-/// A *unit* is contiguous in every layout: the rows and columns of one piece. It is larger if both
-/// ends keep more together.
+/// A *unit* is contiguous in every layout: the rows and columns of one piece. A unit is larger if
+/// both ends keep more cells together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
     pub(crate) order: PackingOrder,
@@ -95,7 +95,7 @@ impl Packing {
         Some(Self { order, unit, layers: grid.layers, outers: grid.outers, joins, page: None })
     }
 
-    /// Whole pages of an end that is copied completely. They are packed unchanged, whatever their
+    /// Whole pages of an end that is copied completely. Pages are packed unchanged, whatever their
     /// inner strides.
     pub(crate) fn of_pages(page: &Page) -> Self {
         let (unit, joins) = (page.bytes(), page.stride() == page.bytes());
@@ -120,7 +120,7 @@ impl Packing {
         }
     }
 
-    /// The chunks of a kernel that packs nothing: blocks one after the other, or layers.
+    /// The chunks of a kernel that packs nothing: in the order of blocks, or of layers.
     pub(crate) fn unpacked(grids: &[CopyGrid], layer_by_layer: bool) -> Self {
         let layers = grids.first().map_or(1, |grid| grid.layers);
         // At most the bytes of a block.
@@ -145,11 +145,11 @@ impl Packing {
         let (pairs, layers) = (count(&chunk.pairs), count(&chunk.layers));
         let (unit, of_layer) = (self.unit, self.of_layer());
         if let Some(page) = self.page {
-            // In the buffer a part of all pairs is followed by the next part of them.
+            // In the buffer, one part of all pairs is followed by the next part of all pairs.
             let begin = end.offset - page.offset();
             let chunk = begin.checked_div(page.part_stride()).unwrap_or(0);
             let offset = begin - chunk * page.part_stride() + chunk * unit * pairs;
-            // Only the loop over sections steps from part to part.
+            // Only the loop over sections advances from part to part.
             let is_over_parts = !page.is_whole() && end.outer_stride >= page.part_stride();
             let outer = if is_over_parts { unit * pairs } else { end.outer_stride };
             return PackedStrides { pair: unit, layer: end.layer_stride, outer, offset };
@@ -165,7 +165,7 @@ impl Packing {
     /// Calls `each` with the stretches of a part, in the order of the buffer. `blocks` are the
     /// blocks of the packed end, for all pairs of the transfer.
     pub(crate) fn stretches(&self, chunk: &Chunk, blocks: &[u32], mut each: impl FnMut(Stretch)) {
-        let mine = blocks.get(index(chunk.pairs.start)..index(chunk.pairs.end)).unwrap_or_default();
+        let ids = blocks.get(index(chunk.pairs.start)..index(chunk.pairs.end)).unwrap_or_default();
         let mut at = 0;
         let (layers, outers, bytes) = match self.order {
             PackingOrder::Blocks => (
@@ -182,7 +182,7 @@ impl Packing {
                 || count(&chunk.layers) == u64::from(self.layers));
         for layer in layers {
             for outer in 0..outers {
-                let mut rest = mine;
+                let mut rest = ids;
                 while let Some((&block, others)) = rest.split_first() {
                     let neighbours = if joins { neighbours(block, others) } else { 0 };
                     let bytes = bytes * (to_u64(neighbours) + 1);
@@ -212,10 +212,10 @@ fn neighbours(block: u32, others: &[u32]) -> usize {
     others.iter().zip(next).take_while(|(other, next)| Some(**other) == *next).count()
 }
 
-/// The number of rows of neighbours among blocks in any order.
+/// The number of stretches of adjacent blocks, for blocks in any order.
 fn count_rows(blocks: &[u32]) -> usize {
     if blocks.is_sorted() {
-        // Without a branch for each, the compiler compares several at a time.
+        // Without a branch for each element, the compiler vectorises the comparison.
         let next = blocks.get(1..).unwrap_or_default();
         let joined = blocks.iter().zip(next).filter(|(a, b)| a.wrapping_add(1) == **b).count();
         return blocks.len() - joined;
@@ -243,8 +243,8 @@ fn count(range: &Range<u32>) -> u64 {
 
 /// The packing of a transfer for one of its ends, if it can be staged.
 ///
-/// If a block is packed whole, no layer of it arrives before the others. So layers that must arrive
-/// one by one are packed one by one.
+/// If a block is packed whole, no layer of it arrives before the others. So a layer-by-layer
+/// transfer is packed by layers.
 pub(crate) fn packing_for(
     plan: &TransferPlan,
     grids: &[CopyGrid],
@@ -261,8 +261,8 @@ pub(crate) fn packing_for(
         return single;
     }
     let bytes: u64 = grids.iter().map(CopyGrid::block_bytes).sum();
-    // Everything in a page is copied if the number of bytes matches, because no byte is copied
-    // twice.
+    // A matching number of bytes means that everything in a page is copied, because no byte is
+    // copied twice.
     let is_whole = |page: &&Page| bytes == page.bytes() * u64::from(page.parts());
     let page = plan.end(side).layout().geometry().pages().filter(is_whole);
     match page.filter(|_| !layer_by_layer) {
@@ -271,7 +271,7 @@ pub(crate) fn packing_for(
     }
 }
 
-/// The side whose order the buffers of the staged path have: the host's.
+/// The side whose order the staging buffers have: the host's.
 pub(crate) fn staged_side(direction: Direction) -> Side {
     match direction {
         Direction::ToHost => Side::Destination,
@@ -279,8 +279,8 @@ pub(crate) fn staged_side(direction: Direction) -> Side {
     }
 }
 
-/// Whether whole blocks are contiguous at both ends: each run then has some, in the order of the
-/// plan.
+/// Whether whole blocks are contiguous at both ends. Each run then consists of whole blocks, in the
+/// order of the plan.
 pub(crate) fn runs_are_blocks(grids: &[CopyGrid]) -> bool {
     matches!(grids, [grid] if grid.block_bytes() == grid.bytes.get())
 }

@@ -61,8 +61,8 @@ impl fmt::Display for ChoiceReason {
 /// The time that a driver call (a launch or a copy) takes on the submitting thread.
 const CALL: f64 = 4e-6;
 
-/// The extra cost of a path besides the transfer's time. Staging takes one more call than the other
-/// paths, on a thread with other work, and a buffer. So it must be faster by this amount.
+/// The extra cost of a path besides the transfer's time. The staged path needs one more call than
+/// the other paths, on a busy thread, and a buffer. So it must be faster by this amount.
 fn overhead(path: CopyPath) -> f64 {
     if path == CopyPath::Staged { CALL } else { 0.0 }
 }
@@ -87,7 +87,7 @@ impl Shape {
         }
     }
 
-    /// The two paths of copies differ only in name: one states that its runs are long.
+    /// The two paths of driver copies differ only in name: one name means that its runs are long.
     fn is_fitting(&self, path: CopyPath) -> bool {
         let is_long = self.bytes >= LONG.saturating_mul(self.runs) || self.runs <= 1;
         match path {
@@ -150,7 +150,7 @@ pub(crate) struct Corrections {
 
 /// The weight of the latest transfer. It is small, so that one delayed transfer changes little.
 const WEIGHT: f64 = 0.125;
-/// The fraction of a path's correction that each transfer on another path removes.
+/// The fraction of a path's correction that each transfer by another path removes.
 const DECAY: f64 = 1.0 / 32.0;
 /// The limit of a correction. It is the amount by which one path may overtake another if the
 /// calibration is right about both and an external cause delays one.
@@ -173,9 +173,9 @@ impl Corrections {
         self.slot(direction, path).map_or(1.0, |slot| f64::from_bits(slot.load(Ordering::Relaxed)))
     }
 
-    /// Learns from a transfer that had the wire to itself.
+    /// Learns from a transfer that did not share the wire with another.
     ///
-    /// Nothing is learned between devices. There a manager compares the engines of both devices.
+    /// Nothing is learned between devices: a manager compares the engines of both devices there.
     /// The engine that no longer copies would not learn that its device is idle again.
     pub(crate) fn record(
         &self,
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn much_is_staged_and_little_goes_directly() {
+    fn large_transfers_are_staged_and_small_ones_are_direct() {
         for direction in [Direction::ToDevice, Direction::ToHost] {
             for (layers, piece) in [(92, 2048), (94, 4096), (80, 8192), (32, 32_768), (32, 131_072)]
             {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_contiguous_is_copied_as_such() {
+    fn contiguous_blocks_are_copied_by_the_driver() {
         let mut contiguous = shape(Direction::ToHost, 64, 32, 32_768);
         (contiguous.runs, contiguous.cells, contiguous.stretches) = (1, 64, Some(1));
         assert_eq!(chosen(&contiguous), CopyPath::Contiguous);
@@ -254,13 +254,13 @@ mod tests {
     }
 
     #[test]
-    fn a_call_more_has_to_be_worth_it() {
+    fn a_path_with_one_more_call_must_be_faster_by_its_cost() {
         let mut calibration = Calibration::built_in();
         let shape = shape(Direction::ToDevice, 1, 64, 8192);
         let direct = *calibration.cost(Direction::ToDevice, CopyPath::Direct).unwrap();
         let time = direct.predict(shape.bytes, shape.cells);
         let mut staged_in = |micros: f64| {
-            // All of it fixed, so that the prediction is what is said here.
+            // All costs are fixed costs, so that the prediction is exactly this number.
             let cost = PathCost {
                 fixed: duration(time + micros * 1e-6),
                 per_piece_ns: 0.0,
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_cannot_is_not_taken() {
+    fn a_path_that_cannot_copy_a_transfer_is_not_chosen() {
         let mut shape = shape(Direction::ToHost, 64, 32, 32_768);
         (shape.kernels, shape.stretches, shape.batches) = (false, None, false);
         assert_eq!(chosen(&shape), CopyPath::CopyEach);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_written_as_they_are() {
+    fn reasons_contain_times_in_whole_microseconds() {
         let (chosen, next) = ((CopyPath::Staged, 4_880e-6), (CopyPath::Direct, 5e-3));
         let reason = ChoiceReason::Compared { chosen, next };
         assert_eq!(reason.to_string(), "staged 4880 µs, direct kernel 5000 µs");
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_slow_between_devices_is_predicted_as_before() {
+    fn slow_transfers_between_devices_do_not_change_predictions() {
         let corrections = Corrections::new(true);
         let (predicted, took) = (Duration::from_millis(1), Duration::from_millis(2));
         for direction in [Direction::ToPeer, Direction::FromPeer] {
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn predictions_bend_and_do_not_break() {
+    fn corrections_of_predictions_are_bounded() {
         let corrections = Corrections::new(true);
         let (direction, path) = (Direction::ToHost, CopyPath::Staged);
         for _ in 0..100 {

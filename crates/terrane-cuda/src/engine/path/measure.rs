@@ -29,7 +29,7 @@ pub struct CalibrationOptions {
     /// The size of the largest transfers. The measurement allocates four times as much device
     /// memory, and twice as much pinned memory.
     pub bytes: ByteCount,
-    /// The number of repetitions of each transfer; the lower quartile counts.
+    /// The number of repetitions of each transfer. The lower quartile is the result.
     pub repetitions: u32,
     /// Whether to measure paths to another device, if there is one. The first device with enough
     /// room is taken, and twice as many bytes are allocated there. Access to its memory stays
@@ -58,11 +58,12 @@ struct Cells {
     piece: u64,
 }
 
-/// The transfers from which the cost of a path is derived: one block or hardly anything, few pieces
-/// with many bytes, many long pieces, many short ones.
+/// The transfers from which the cost of a path is derived: an almost empty one, few large pieces,
+/// many long pieces, and many short pieces.
 ///
-/// Costs that are small next to the bytes come from differences between transfers of equal size.
-/// The number of pieces is so large that other disturbances are small for each piece.
+/// Costs that are small beside the cost of the bytes are derived from differences between transfers
+/// of equal size. The number of pieces is large, so that other disturbances are small for each
+/// piece.
 fn shapes(path: CopyPath, all: u64) -> [Cells; 4] {
     let of = |layers: u32, piece: u64, bytes: u64| Cells {
         blocks: (bytes / (u64::from(layers) * piece)).max(1),
@@ -71,8 +72,8 @@ fn shapes(path: CopyPath, all: u64) -> [Cells; 4] {
     };
     let nothing = Cells { blocks: 1, layers: 2, piece: 4 << 10 };
     // The fixed cost decides which kernel path takes a single block. It is therefore measured with
-    // a block of a real model's size. With a few KiB each path takes some microseconds less, but
-    // not equally many.
+    // a block of a real model's size. With a few KiB, each path is some microseconds faster, but
+    // not by the same amount.
     let block = Cells { blocks: 1, layers: 64, piece: 8 << 10 };
     match path {
         // Here the pieces are blocks.
@@ -82,7 +83,7 @@ fn shapes(path: CopyPath, all: u64) -> [Cells; 4] {
         CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
             [block, of(8, 1 << 20, all), of(32, 64 << 10, all), of(64, 2 << 10, all)]
         }
-        // A copy takes microseconds.
+        // Copies are counted in microseconds.
         CopyPath::Contiguous | CopyPath::CopyEach | CopyPath::Batched => {
             [nothing, of(1, 16 << 20, 1), of(32, 64 << 10, all), of(64, 4 << 10, all / 16)]
         }
@@ -105,7 +106,7 @@ impl CalibrationOptions {
 }
 
 fn measure(context: &Context, mut options: CalibrationOptions) -> Result<Calibration, CudaError> {
-    // At least some blocks of every shape.
+    // Each shape gets at least a few blocks.
     options.bytes = options.bytes.max(ByteCount::mib(1));
     options.engine.learns = false;
     let room = options.bytes.checked_mul("ends", 2)?;
@@ -152,7 +153,7 @@ fn measure(context: &Context, mut options: CalibrationOptions) -> Result<Calibra
 }
 
 /// Memory of the first other device with enough memory; `None` if there is none. Other processes
-/// may use those devices: a full one says nothing about this device.
+/// may use those devices, so a full one is no error of this device.
 fn find_peer(context: &Context, request: &RegionRequest) -> Result<Option<Region>, CudaError> {
     let own = context.device().id;
     for device in context.driver().devices()? {
@@ -217,7 +218,7 @@ impl Bench {
     ) -> Result<Option<Sample>, BoxedCause> {
         let of_block = u64::from(layers) * piece;
         let blocks = u32::try_from(blocks)?;
-        // Every second block of twice as many, so that no two are adjacent.
+        // Every second block of twice the number, so that no two are adjacent.
         let shape = config(blocks.saturating_mul(2), layers, piece)?;
         let ids: Vec<u32> = (0..blocks).map(|block| block * 2 + 1).collect();
         let apart = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
@@ -273,8 +274,8 @@ fn fit([nothing, whole, long, short]: &[Sample; 4]) -> PathCost {
         ((sample.seconds - fixed - sample.bytes * per_byte) / sample.pieces).max(0.0)
     };
     let (mut fixed, mut per_piece, mut per_short, mut per_byte) = (0.0, 0.0, 0.0, 0.0);
-    // Each value is derived from the others. A few rounds are enough, because each sample consists
-    // mostly of one of them.
+    // Each value is derived from the others. A few rounds suffice, because one value dominates each
+    // sample.
     for _ in 0..32 {
         let of_bytes = whole.seconds - fixed - whole.pieces * per_piece;
         per_byte = (of_bytes / whole.bytes).clamp(1.0 / FASTEST, 1e-6);
@@ -282,7 +283,7 @@ fn fit([nothing, whole, long, short]: &[Sample; 4]) -> PathCost {
         per_short = of_piece(short, fixed, per_byte);
         fixed = (nothing.seconds - nothing.pieces * per_short - nothing.bytes * per_byte).max(0.0);
     }
-    // Rounded to picoseconds, and the others to whole numbers: a file stores them exactly.
+    // Rounded to picoseconds and to whole numbers, which a file stores exactly.
     let picoseconds = |seconds: f64| (seconds * 1e12).round() / 1e3;
     PathCost {
         fixed: Duration::try_from_secs_f64((fixed * 1e9).round() * 1e-9).unwrap_or_default(),
@@ -316,14 +317,14 @@ fn adopt(region: &Region, shape: LayoutConfig, kind: LayoutKind) -> Result<Endpo
     Ok(Endpoint::new(layout)?)
 }
 
-/// An engine that takes only one path.
+/// An engine that copies by one path only.
 #[derive(Debug)]
 struct Forced {
     engine: Arc<DeviceEngine>,
     path: CopyPath,
 }
 
-// SAFETY: the inner engine does all the work, and gives the guarantee.
+// SAFETY: the inner engine copies, and its guarantees apply.
 unsafe impl CopyEngine for Forced {
     fn name(&self) -> &'static str {
         "cuda"
@@ -343,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fit_finds_the_cost_that_made_the_samples() {
+    fn a_fit_finds_the_cost_behind_the_samples() {
         let cost = PathCost {
             fixed: Duration::from_micros(9),
             per_piece_ns: 350.0,
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_makes_no_nonsense() {
+    fn contradictory_samples_give_finite_costs() {
         let nothing = Sample { seconds: 0.0, bytes: 1.0, pieces: 1.0 };
         let found = fit(&[nothing; 4]);
         assert!(found.bytes_per_second.is_finite() && found.predict(1 << 30, 1) >= 0.0);

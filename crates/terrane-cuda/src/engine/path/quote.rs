@@ -25,7 +25,7 @@ pub(crate) struct PathDecision {
     pub(crate) direction: Direction,
     pub(crate) path: CopyPath,
     reason: ChoiceReason,
-    /// The result of the request for kernels, if the engine has none.
+    /// The status of the kernels, if the engine has none.
     no_kernels: Option<Arc<CapabilityReport>>,
     /// Whether a kernel computes checksums.
     sums: bool,

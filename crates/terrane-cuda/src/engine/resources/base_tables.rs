@@ -1,4 +1,5 @@
-//! Lists of regions' bases on the device, for kernels whose bases are not at regular distances.
+//! Lists of regions' base addresses on the device, for kernels whose bases are not at regular
+//! distances.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -16,8 +17,8 @@ use crate::runtime::stream::Stream;
 /// The bytes of a base in a list.
 pub(crate) const ENTRY_BYTES: u64 = 8;
 /// The number of bases that fit into a slot of the common table: more than models have layers.
-const PLACE_ENTRIES: usize = 256;
-const PLACES: u32 = 512;
+const SLOT_ENTRIES: usize = 256;
+const SLOTS: u32 = 512;
 
 /// The device's lists of bases.
 #[derive(Debug)]
@@ -55,10 +56,10 @@ impl BaseTables {
     /// The errors of creating a stream. Without memory, each list allocates its own.
     pub(crate) fn new(context: &Context) -> Result<Self, CudaError> {
         let stream = Stream::new(context)?;
-        let all = ByteCount::new(place_bytes().get() * u64::from(PLACES));
+        let all = ByteCount::new(slot_bytes().get() * u64::from(SLOTS));
         let request = RegionRequest::new(all).labelled("bases of regions");
         let memory = DeviceAllocator::new(context).allocate_memory(&request).ok();
-        let numbers = if memory.is_some() { 0..PLACES } else { 0..0 };
+        let numbers = if memory.is_some() { 0..SLOTS } else { 0..0 };
         let places = Arc::new(TableSlots { memory, free: Mutex::new(numbers.rev().collect()) });
         Ok(Self { context: context.clone(), stream, places })
     }
@@ -73,16 +74,16 @@ impl BaseTables {
         // SAFETY: the source is pageable, so the driver has read it when the call returns. The slot
         // belongs to this list alone. Its last user has ended, because it held the list.
         unsafe { self.stream.copy(from, to, bytes) }?;
-        // If that fails, the next list in this slot is written after this one.
-        let written = Event::asked_behind(&self.stream)?;
+        // If this fails, the next upload to the slot runs after this one.
+        let written = Event::queried_after(&self.stream)?;
         Ok(BaseTable { address, written, _place: place })
     }
 
     fn place(&self, entries: usize, bytes: ByteCount) -> Result<(u64, TableSlot), CudaError> {
-        if let Some(memory) = self.places.memory.as_ref().filter(|_| entries <= PLACE_ENTRIES) {
+        if let Some(memory) = self.places.memory.as_ref().filter(|_| entries <= SLOT_ENTRIES) {
             let number = lock(&self.places.free).pop();
             if let Some(number) = number {
-                let address = memory.address().get() + place_bytes().get() * u64::from(number);
+                let address = memory.address().get() + slot_bytes().get() * u64::from(number);
                 let places = Arc::clone(&self.places);
                 return Ok((address, TableSlot::Common { places, number }));
             }
@@ -100,12 +101,12 @@ impl TableSlots {
 }
 
 /// The bytes of a slot.
-fn place_bytes() -> ByteCount {
-    ByteCount::new(to_u64(PLACE_ENTRIES) * ENTRY_BYTES)
+fn slot_bytes() -> ByteCount {
+    ByteCount::new(to_u64(SLOT_ENTRIES) * ENTRY_BYTES)
 }
 
 impl BaseTable {
-    /// Makes `stream` wait for the list, unless it is known to be there.
+    /// Makes `stream` wait for the list, unless the upload is known to be complete.
     pub(crate) fn ready_for(&self, stream: &Stream) -> Result<(), CudaError> {
         if self.written.is_complete()? { Ok(()) } else { stream.wait_for(&self.written) }
     }

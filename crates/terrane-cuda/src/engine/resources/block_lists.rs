@@ -1,5 +1,6 @@
-//! Memory for the tables of a job: lists of block ids, for kernels that copy more pairs than a launch
-//! carries, and what the kernels for checksums read and write.
+//! Device memory for the tables of a job. One kind is a list of block ids, for kernels that copy
+//! more pairs than a launch's parameters hold. The other kind is the input and output of the
+//! checksum kernels.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -18,70 +19,70 @@ use crate::runtime::stream::Stream;
 #[derive(Debug)]
 pub(crate) struct ListPool {
     device: DeviceAllocator,
-    /// Pinned memory is copied without the caller's thread. For other memory the driver blocks that
-    /// thread until it has read it.
+    /// The driver copies pinned memory asynchronously. With other memory it blocks the caller's
+    /// thread until it has read the memory.
     pinned: PinnedAllocator,
-    kept: Mutex<Kept>,
+    free_rooms: Mutex<FreeRooms>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct FreeRooms {
     free: Vec<Room>,
-    /// The smallest of the excess rooms, and very large ones. A thread of the engine frees them,
-    /// because a free waits for the device.
+    /// Rooms above the limit, and very large ones. A thread of the engine frees them, because a
+    /// free waits for the device.
     surplus: Vec<Room>,
 }
 
-/// The memory in which lists are written, and their destination.
+/// Pinned memory in which lists are written, and the device memory that they are copied to.
 #[derive(Debug)]
 struct Room(Box<RoomMemory>);
 
-/// Boxed, as each transfer moves its lists several times, and few transfers have any.
+/// Boxed, because each transfer moves its lists several times, and few transfers have lists.
 #[derive(Debug)]
 struct RoomMemory {
     host: PinnedMemory,
     device: DeviceMemory,
 }
 
-/// The minimum memory for lists. It suffices for any transfer that its caller's thread submits.
+/// The minimum size. It suffices for any transfer that its caller's thread submits.
 const LEAST: u64 = 128 << 10;
 /// The maximum number of pairs that a caller's thread lists, with two ids of four bytes each.
-pub(crate) const MOST_SMALL_PAIRS: u32 = 16 << 10;
+pub(crate) const MAX_SMALL_PAIRS: u32 = 16 << 10;
 /// The number of rooms that are kept: more than there are large kernels at a time.
-const MOST_FREE: usize = 8;
+const MAX_FREE: usize = 8;
 /// The bytes of the largest room that is kept: lists of half a million pairs, or the tables of the
-/// checksums of a hundred thousand. Allocating a larger one takes little of its transfer's time.
+/// checksums of a hundred thousand. The allocation of a larger one is short beside its transfer.
 const LARGEST_FREE: u64 = 4 << 20;
 
 impl ListPool {
     pub(crate) fn new(context: &Context) -> Result<Arc<Self>, CudaError> {
-        // The driver allocates memory of this small size.
+        // The driver rounds smaller allocations up to about this size.
         let options = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
         let pinned = PinnedAllocator::new(context, options)?;
         let device = DeviceAllocator::new(context);
-        let pool = Arc::new(Self { device, pinned, kept: Mutex::default() });
-        // If there is no memory now, there may be some when it is needed.
+        let pool = Arc::new(Self { device, pinned, free_rooms: Mutex::default() });
+        // Without memory now, the first transfer that needs a room allocates one.
         let first = pool.make(ByteCount::ZERO).ok();
-        pool.kept().free.extend(first);
+        pool.free_rooms().free.extend(first);
         Ok(pool)
     }
 
     /// Room for lists of this size, if some is unused.
     pub(crate) fn take(self: &Arc<Self>, bytes: ByteCount) -> Option<BlockLists> {
-        let mut kept = self.kept();
-        let fitting = kept.free.iter().enumerate().filter(|(_, room)| room.bytes() >= bytes);
+        let mut free_rooms = self.free_rooms();
+        let fitting = free_rooms.free.iter().enumerate().filter(|(_, room)| room.bytes() >= bytes);
         let smallest = fitting.min_by_key(|(_, room)| room.bytes()).map(|(number, _)| number);
-        let room = smallest.map(|number| kept.free.swap_remove(number))?;
-        drop(kept);
+        let room = smallest.map(|number| free_rooms.free.swap_remove(number))?;
+        drop(free_rooms);
         Some(self.lend(room))
     }
 
-    /// The same, newly allocated if necessary, which takes the driver some time.
+    /// Like `take`, but allocates a room if none is unused. The allocation is a slow driver call.
     ///
     /// # Errors
     ///
     /// The driver's, if there is no memory.
-    pub(crate) fn take_or_make(
+    pub(crate) fn take_or_allocate(
         self: &Arc<Self>,
         bytes: ByteCount,
     ) -> Result<BlockLists, CudaError> {
@@ -104,32 +105,32 @@ impl ListPool {
         Ok(Room(Box::new(RoomMemory { host, device })))
     }
 
-    /// Takes a room back. If there are too many, the smallest is removed, whatever its age: a
-    /// larger one can replace it. A very large one is not kept.
+    /// Takes a room back. If there are too many, the smallest is removed, because a larger one can
+    /// replace it. A very large one is not kept.
     fn keep(&self, room: Room) {
-        let mut kept = self.kept();
+        let mut free_rooms = self.free_rooms();
         if room.bytes().get() > LARGEST_FREE {
-            return kept.surplus.push(room);
+            return free_rooms.surplus.push(room);
         }
-        kept.free.push(room);
-        if kept.free.len() > MOST_FREE {
-            let all = kept.free.iter().enumerate();
+        free_rooms.free.push(room);
+        if free_rooms.free.len() > MAX_FREE {
+            let all = free_rooms.free.iter().enumerate();
             if let Some((smallest, _)) = all.min_by_key(|(_, room)| room.bytes()) {
-                let surplus = kept.free.swap_remove(smallest);
-                kept.surplus.push(surplus);
+                let surplus = free_rooms.free.swap_remove(smallest);
+                free_rooms.surplus.push(surplus);
             }
         }
     }
 
     /// Frees the excess rooms. Only for threads that may wait for the device.
     pub(crate) fn free_surplus(&self) {
-        let surplus = std::mem::take(&mut self.kept().surplus);
+        let surplus = std::mem::take(&mut self.free_rooms().surplus);
         // Without the lock.
         drop(surplus);
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        lock(&self.kept)
+    fn free_rooms(&self) -> MutexGuard<'_, FreeRooms> {
+        lock(&self.free_rooms)
     }
 }
 
@@ -155,7 +156,7 @@ pub(crate) struct BlockLists {
 }
 
 impl BlockLists {
-    /// The memory that they are in: for other tables of a job too.
+    /// The memory of the lists, which other tables of a job use too.
     pub(crate) fn memory(&self) -> Option<(&PinnedMemory, &DeviceMemory)> {
         self.room.as_ref().map(|Room(room)| (&room.host, &room.device))
     }
@@ -174,7 +175,7 @@ impl BlockLists {
         let at = at.as_ptr().cast::<u32>();
         let [sources, destinations] = blocks;
         // SAFETY: the memory has room for both lists, is aligned to pages, and belongs to this list
-        // alone: the copy of the previous list has ended with its transfer.
+        // alone. The copy of the previous list ended with its transfer.
         unsafe { at.copy_from_nonoverlapping(sources.as_ptr(), sources.len()) };
         // SAFETY: it has room for at least this many.
         let behind = unsafe { at.add(sources.len()) };
@@ -203,8 +204,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_room_holds_what_a_callers_thread_lists() {
-        let list = vec![0_u32; usize::try_from(MOST_SMALL_PAIRS).unwrap()];
+    fn every_room_holds_the_lists_of_a_small_transfer() {
+        let list = vec![0_u32; usize::try_from(MAX_SMALL_PAIRS).unwrap()];
         assert_eq!(list_bytes([&list, &list]), ByteCount::new(LEAST));
     }
 }

@@ -82,7 +82,7 @@ impl DeviceMapping {
                     let bytes = find_splits(context, region, address, &mut splits);
                     locked.push(bytes);
                     let is_whole = splits.len() == before;
-                    // No kernel may access bytes beyond the locked ones.
+                    // Kernels must not access bytes beyond the locked ones.
                     let is_up = bytes >= region.length().get();
                     let alias =
                         if is_up { alias(context, region, address, is_whole) } else { None };
@@ -156,9 +156,9 @@ impl DeviceMapping {
                 let base = bases.get(first).copied();
                 base.map(|base| KernelBase { base, layer_step: 0, table: 0, table_bits: 0 })
             }
-            KernelBases::Listed { bases, tables: made } => {
+            KernelBases::Listed { bases, tables: uploaded } => {
                 let step = index(end.regions_per_layer);
-                let table = table_of_step(made, end.regions_per_layer, tables, bases)?;
+                let table = table_of_step(uploaded, end.regions_per_layer, tables, bases)?;
                 table.ready_for(stream)?;
                 let rest = bases.get(first..).unwrap_or_default();
                 // The list has the regions of each remainder one after the other.
@@ -178,16 +178,16 @@ impl DeviceMapping {
 
 /// The device's list of bases for layers that are `step` regions apart.
 fn table_of_step(
-    made: &Mutex<Vec<(u32, Arc<BaseTable>)>>,
+    uploaded: &Mutex<Vec<(u32, Arc<BaseTable>)>>,
     step: u32,
     tables: &BaseTables,
     bases: &[u64],
 ) -> Result<Arc<BaseTable>, CudaError> {
-    let known = |made: &[(u32, Arc<BaseTable>)]| {
-        let found = made.iter().find(|(known, _)| *known == step);
+    let known = |uploaded: &[(u32, Arc<BaseTable>)]| {
+        let found = uploaded.iter().find(|(known, _)| *known == step);
         found.map(|(_, table)| Arc::clone(table))
     };
-    if let Some(table) = known(&lock(made)) {
+    if let Some(table) = known(&lock(uploaded)) {
         return Ok(table);
     }
     let every = index(step);
@@ -195,9 +195,9 @@ fn table_of_step(
     let ordered: Vec<u64> = (0..every).flat_map(of_remainder).collect();
     // The driver is not called under the lock.
     let table = Arc::new(tables.upload(&ordered)?);
-    let mut made = lock(made);
-    Ok(known(&made).unwrap_or_else(|| {
-        made.push((step, Arc::clone(&table)));
+    let mut uploaded = lock(uploaded);
+    Ok(known(&uploaded).unwrap_or_else(|| {
+        uploaded.push((step, Arc::clone(&table)));
         table
     }))
 }
@@ -224,7 +224,7 @@ fn host_number(address: HostAddress) -> u64 {
     to_u64(address.as_ptr().expose_provenance())
 }
 
-/// Whether the driver knows the host memory as locked.
+/// Whether the driver reports the host memory as locked.
 fn is_pinned(context: &Context, region: &Region, address: HostAddress) -> Result<bool, CudaError> {
     /// `CU_MEMORYTYPE_HOST`.
     const HOST: u64 = 1;
@@ -246,8 +246,9 @@ fn is_pinned(context: &Context, region: &Region, address: HostAddress) -> Result
     }
 }
 
-/// An upper bound on the pieces of a region of locked memory. Beyond it the answers make no sense.
-const MOST_SPLITS: usize = 4096;
+/// The maximum number of locked stretches of a region. Beyond it, the driver's answers are not
+/// plausible.
+const MAX_SPLITS: usize = 4096;
 
 /// Finds the boundaries between locked stretches of a region. They come from the memory, or from
 /// the driver if the memory does not know them. Returns the number of locked bytes, counted from
@@ -278,7 +279,7 @@ fn find_splits(
         if at < length {
             splits.push(start + at);
         }
-        if splits.len() - before > MOST_SPLITS {
+        if splits.len() - before > MAX_SPLITS {
             splits.truncate(before);
             return length;
         }
@@ -300,16 +301,16 @@ fn alias(context: &Context, region: &Region, address: HostAddress, is_whole: boo
     if let Some(alias) = region.device_alias() {
         return Some(alias.get());
     }
-    // The driver answers for one stretch; the next one may be elsewhere.
+    // The driver's address is valid for one stretch; the next stretch may have another one.
     let may_ask = is_whole || context.device().uses_host_addresses;
     may_ask.then(|| device_pointer(context, address).ok()).flatten().map(DeviceAddress::get)
 }
 
 /// Whether kernels of `context`'s device can access another device's memory at this address.
 ///
-/// A kernel that touches inaccessible memory loses the context, so the answer must be certain.
-/// Peers can access plain allocations once access is enabled. They can access allocations of a pool
-/// only if the pool permits it.
+/// A kernel that touches inaccessible memory loses the context, so access must be certain. Peers
+/// can access plain allocations once access is enabled. They can access allocations of a pool only
+/// if the pool permits it.
 fn reaches_peer(
     context: &Context,
     peers: &Peers,

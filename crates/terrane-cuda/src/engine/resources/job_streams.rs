@@ -16,15 +16,15 @@ use crate::runtime::stream::{Stream, StreamPriority};
 pub(crate) struct StreamPool {
     context: Context,
     priority: StreamPriority,
-    most: usize,
+    max_streams: usize,
     kept: Mutex<Kept>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
     idle: Vec<Stream>,
-    /// Streams that were returned while work on them may have been waiting.
-    held: Vec<Stream>,
+    /// Streams that were returned while their work may still have waited.
+    returned_busy: Vec<Stream>,
     all: Vec<Stream>,
     /// The number of streams that exist or are being created.
     made: usize,
@@ -42,14 +42,14 @@ impl StreamPool {
     pub(crate) fn new(
         context: &Context,
         priority: StreamPriority,
-        most: u32,
+        max_streams: u32,
         ready: u32,
     ) -> Result<Arc<Self>, CudaError> {
         let make = |_| Stream::with_priority(context, priority);
-        let idle = (0..ready.min(most)).map(make).collect::<Result<Vec<_>, _>>()?;
-        let (context, most, made) = (context.clone(), index(most), idle.len());
+        let idle = (0..ready.min(max_streams)).map(make).collect::<Result<Vec<_>, _>>()?;
+        let (context, max_streams, made) = (context.clone(), index(max_streams), idle.len());
         let kept = Mutex::new(Kept { all: idle.clone(), idle, made, ..Kept::default() });
-        Ok(Arc::new(Self { context, priority, most, kept }))
+        Ok(Arc::new(Self { context, priority, max_streams, kept }))
     }
 
     /// Returns an idle stream. If there are enough streams already, it returns one with another
@@ -92,7 +92,7 @@ impl StreamPool {
     }
 
     /// Returns an idle stream for a job that will wait there; `None` if half of all streams already
-    /// carry such jobs. The job then waits for no other job's compute, and streams remain for jobs
+    /// carry such jobs. So the job waits for no other job's compute, and streams remain for jobs
     /// that need not wait.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl StreamPool {
     pub(crate) fn take_to_wait(self: &Arc<Self>) -> Result<Option<StreamLease>, CudaError> {
         {
             let mut kept = self.kept();
-            if kept.waiting >= self.most / 2 {
+            if kept.waiting >= self.max_streams / 2 {
                 return Ok(None);
             }
             kept.waiting += 1;
@@ -122,10 +122,12 @@ impl StreamPool {
                 return Ok(Some(idle));
             }
             // A stream whose query fails stays where it is.
-            if let Some(free) = kept.held.iter().position(|held| held.is_idle().unwrap_or(false)) {
-                return Ok(Some(kept.held.swap_remove(free)));
+            if let Some(free) =
+                kept.returned_busy.iter().position(|stream| stream.is_idle().unwrap_or(false))
+            {
+                return Ok(Some(kept.returned_busy.swap_remove(free)));
             }
-            if kept.made >= self.most.max(1) {
+            if kept.made >= self.max_streams.max(1) {
                 return Ok(None);
             }
             kept.made += 1;
@@ -201,19 +203,19 @@ impl Drop for StreamLease {
         let mut kept = self.pool.kept();
         kept.waiting -= usize::from(self.used == Use::Waiting);
         let kept = &mut *kept;
-        let returned = if self.is_held { &mut kept.held } else { &mut kept.idle };
+        let returned = if self.is_held { &mut kept.returned_busy } else { &mut kept.idle };
         returned.push(self.stream.clone());
     }
 }
 
-/// The streams of one job. If they drop while the job may have work on them, the drop waits for
-/// that work. This applies to every end of a job, including panics. The resources of a job are
-/// declared after the streams, so they outlive the submitted work.
+/// The streams of one job. A drop waits for the job's work, if any may be submitted. This applies
+/// to every end of a job, including panics. A job's resources are declared after its streams, so
+/// they outlive the submitted work.
 #[derive(Debug, Default)]
 pub(crate) struct JobStreams {
     streams: SmallVec<[StreamLease; 2]>,
     /// The stream of the job's checksums.
-    of_sums: Option<StreamLease>,
+    sums_stream: Option<StreamLease>,
     is_used: bool,
 }
 
@@ -224,13 +226,13 @@ impl JobStreams {
     }
 
     /// The stream of the job's checksums alone, if there is one.
-    pub(crate) fn of_sums(&self) -> Option<&StreamLease> {
-        self.of_sums.as_ref()
+    pub(crate) fn sums_stream(&self) -> Option<&StreamLease> {
+        self.sums_stream.as_ref()
     }
 
-    /// Gives the checksums a stream of their own.
-    pub(crate) fn put_of_sums(&mut self, stream: Option<StreamLease>) {
-        self.of_sums = stream;
+    /// Sets the separate stream for the checksums.
+    pub(crate) fn set_sums_stream(&mut self, stream: Option<StreamLease>) {
+        self.sums_stream = stream;
     }
 
     /// Records that work of the job is about to be submitted.
@@ -248,14 +250,14 @@ impl JobStreams {
         if !self.is_used {
             return StreamState::Idle;
         }
-        for stream in self.streams.iter().chain(&self.of_sums) {
+        for stream in self.streams.iter().chain(&self.sums_stream) {
             match stream.is_idle() {
                 Ok(true) => {}
                 Ok(false) => return StreamState::Busy,
-                // Nothing runs in a lost context, nor for a process that was forked.
+                // No work runs in a lost context, and none for a forked process.
                 Err(error) if error.is_device_lost() => break,
                 Err(CudaError::Forked) => break,
-                // Any other error concerns the query, and says nothing about the work.
+                // Any other error concerns the query, and proves nothing about the work.
                 Err(error) => return StreamState::Unknown(error),
             }
         }
@@ -288,18 +290,18 @@ impl JobStreams {
 /// Whether a job's work has left the device.
 #[derive(Debug)]
 pub(crate) enum StreamState {
-    /// It has.
+    /// Its work has left the device.
     Idle,
-    /// It has not.
+    /// Its work is still on the device.
     Busy,
-    /// The driver does not say.
+    /// The driver returned an error.
     Unknown(CudaError),
 }
 
 /// The maximum number of queries without an answer: with the sleeps between, some seconds.
 pub(crate) const MAX_UNANSWERED_QUERIES: u32 = 256;
 
-/// Sleeps between queries, which become longer.
+/// Sleeps between queries. Each sleep is longer than the one before.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(u32);
 
@@ -322,9 +324,8 @@ impl std::ops::Deref for JobStreams {
 
 impl Drop for JobStreams {
     fn drop(&mut self) {
-        // The device may use the resources that drop after this until the work has completed,
-        // and they have no other place. The drop therefore blocks here until the driver gives an
-        // answer.
+        // The device may use the resources that drop after this until the work has completed. The
+        // drop therefore blocks until the driver answers.
         while self.wait_idle().is_err() {}
     }
 }

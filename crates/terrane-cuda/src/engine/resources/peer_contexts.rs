@@ -19,16 +19,17 @@ impl Peers {
     /// The errors of [`Context::primary`].
     pub(crate) fn get(&self, device: DeviceId) -> Result<Context, CudaError> {
         {
-            let known = unpoisoned(self.0.read());
+            let contexts = unpoisoned(self.0.read());
             // A lost context may have been replaced by now.
-            if let Some(context) = known.get(&device).filter(|known| known.lost().is_none()) {
+            if let Some(context) = contexts.get(&device).filter(|context| context.lost().is_none())
+            {
                 return Ok(context.clone());
             }
         }
         let context = Context::primary(device)?;
-        let mut known = unpoisoned(self.0.write());
-        let replaced = known.insert(device, context.clone());
-        drop(known);
+        let mut contexts = unpoisoned(self.0.write());
+        let replaced = contexts.insert(device, context.clone());
+        drop(contexts);
         drop(replaced);
         Ok(context)
     }

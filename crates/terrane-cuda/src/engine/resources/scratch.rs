@@ -13,11 +13,12 @@ use crate::memory::device::{DeviceAllocator, DeviceMemory};
 use crate::runtime::context::Context;
 use crate::runtime::event::Event;
 
-/// A buffer of the staged path. Dropping it frees its memory, so that another can be made.
+/// A buffer of the staged path. Dropping it frees its memory, so that another buffer can be
+/// allocated.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     memory: DeviceMemory,
-    /// The copies between the buffer and the host. Their lists are allocated once for a buffer.
+    /// The copies between the buffer and the host. Their lists are allocated once per buffer.
     pub(crate) batch: Batch,
     _counted: CountedBuffer,
     /// The event after its last use. The buffer is free when the event is complete.
@@ -55,15 +56,14 @@ impl Drop for CountedBuffer {
     }
 }
 
-/// An offer of a pool of buffers.
+/// The result of a request to a pool of buffers.
 #[derive(Debug)]
 pub(crate) enum ScratchOffer {
     Free(Scratch),
     ToMake(ScratchAllocation),
 }
 
-/// The means to allocate one more buffer. The driver takes time for that, and no other thread waits
-/// meanwhile.
+/// Allocates one more buffer. The driver call is slow, so it runs without the pool's lock.
 #[derive(Debug)]
 pub(crate) struct ScratchAllocation {
     allocator: DeviceAllocator,
@@ -73,7 +73,7 @@ pub(crate) struct ScratchAllocation {
 }
 
 impl ScratchAllocation {
-    /// Returns the buffer; `None` if there is no memory for one, and another buffer will come back.
+    /// Returns the buffer; `None` if memory is short, but another buffer will return.
     ///
     /// # Errors
     ///
@@ -102,8 +102,8 @@ impl ScratchAllocation {
 /// A buffer comes back as soon as its work has been submitted, with the event after that work. The
 /// next user checks whether the event is complete, so no thread has to watch it.
 ///
-/// The pool is behind a lock, so it drops no event and no buffer: a driver refusal of either drop
-/// is logged.
+/// The pool is behind a lock, so no event and no buffer is dropped here: if the driver refuses such
+/// a drop, that is logged.
 #[derive(Debug)]
 pub(crate) struct ScratchPool {
     allocator: DeviceAllocator,
@@ -136,9 +136,9 @@ impl ScratchPool {
         for index in 0..self.lent.len() {
             match self.lent.get(index).map(Scratch::is_free) {
                 Some(Ok(true)) => return self.lent.remove(index),
-                // It is unknown whether that one is still in use.
+                // It is unknown whether the device still uses that buffer.
                 Some(Err(_)) => {}
-                // Later ones have been submitted later.
+                // Later buffers were submitted later.
                 Some(Ok(false)) | None => return None,
             }
         }
@@ -193,7 +193,7 @@ impl ScratchPool {
 impl Drop for ScratchPool {
     fn drop(&mut self) {
         for event in self.lent.iter().filter_map(|scratch| scratch.used_until.as_ref()) {
-            // If it fails, the state is unknown; freeing waits for the device in any case.
+            // If the wait fails, the state is unknown; freeing waits for the device in any case.
             let _ = event.wait();
         }
     }

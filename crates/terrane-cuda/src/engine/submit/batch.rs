@@ -61,8 +61,8 @@ impl Batch {
             if self.len() > 1 {
                 // SAFETY: the caller guarantees it.
                 match unsafe { self.submit_together(functions, stream) } {
-                    // A driver may have the call but not support it. Copies that it has accepted
-                    // run again, from the same bytes.
+                    // A driver may have the function but not support it. Copies that it has already
+                    // accepted run again, from the same bytes.
                     Some((_, NOT_SUPPORTED)) | None => {}
                     Some((call, code)) => return check(call, code),
                 }

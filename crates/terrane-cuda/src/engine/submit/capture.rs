@@ -11,9 +11,9 @@ use crate::error::CudaError;
 ///
 /// # Errors
 ///
-/// [`CudaError::Captured`] if it is part of a graph, [`CudaError::WrongContext`] if the stream does
-/// not belong to the primary context of its device, the errors of the driver and of creating a
-/// stream.
+/// [`CudaError::Captured`] if the order is part of a graph. [`CudaError::WrongContext`] if the
+/// stream does not belong to the primary context of its device. The errors of the driver and of
+/// creating a stream.
 pub(crate) fn capture(order: &DeviceOrder, shared: &Shared) -> Result<DeviceOrder, CudaError> {
     shared.context.driver().check_process()?;
     // The thread belongs to the caller; another thread of the caller may be capturing.

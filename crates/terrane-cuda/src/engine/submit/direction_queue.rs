@@ -17,7 +17,7 @@ pub(crate) struct DirectionQueue {
     pub(crate) scratch: Mutex<ScratchPool>,
     /// Jobs that are enqueued, and are not completely submitted.
     jobs: AtomicUsize,
-    /// The same for all directions of the engine.
+    /// The count of jobs in all directions of the engine.
     of_all: Arc<AtomicUsize>,
 }
 
@@ -27,7 +27,7 @@ impl DirectionQueue {
         Arc::new(Self { scratch, jobs: AtomicUsize::new(0), of_all: Arc::clone(of_all) })
     }
 
-    /// Counts a job in. Returns whether it is the only one here.
+    /// Adds a job to the count. Returns whether it is the only one of this direction.
     pub(crate) fn enter(self: &Arc<Self>) -> (QueueSlot, bool) {
         // Relaxed, here and below: hints.
         self.of_all.fetch_add(1, Ordering::Relaxed);
@@ -35,7 +35,7 @@ impl DirectionQueue {
         (QueueSlot(Arc::clone(self)), is_only)
     }
 
-    /// Whether no direction has another job: traffic in the other direction shares the wire.
+    /// Whether no direction has another job. Traffic in the other direction shares the wire.
     pub(crate) fn is_alone(&self) -> bool {
         self.of_all.load(Ordering::Relaxed) <= 1
     }
@@ -44,7 +44,7 @@ impl DirectionQueue {
         lock(&self.scratch)
     }
 
-    /// Records the buffer that a chunk uses until its event.
+    /// Records that a chunk uses its buffer until its event.
     pub(crate) fn lend(&self, mut submitted: SubmittedChunk) -> SubmittedChunk {
         if let Some(mut scratch) = submitted.scratch.take() {
             scratch.in_use_until(submitted.event.clone());
@@ -61,7 +61,7 @@ impl DirectionQueue {
     }
 }
 
-/// Counts a job in the queue of a direction. Its drop counts the job out.
+/// A job's entry in the count of a direction's jobs. Dropping it removes the entry.
 #[derive(Debug)]
 pub(crate) struct QueueSlot(Arc<DirectionQueue>);
 
@@ -75,7 +75,7 @@ impl Drop for QueueSlot {
 /// A chunk of a job that is on a stream.
 pub(crate) struct SubmittedChunk {
     pub(crate) event: Event,
-    /// The buffer that it uses until the event.
+    /// The buffer that the chunk uses until the event.
     pub(crate) scratch: Option<Scratch>,
     pub(crate) bytes: u64,
     pub(crate) count: Arc<JobProgress>,

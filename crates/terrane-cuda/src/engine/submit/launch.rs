@@ -80,8 +80,8 @@ impl Launcher<'_> {
         while first < chunk.pairs.end {
             let left = chunk.pairs.end - first;
             let pairs = fill_blocks(&mut arguments, chunk, [source, destination], first, left);
-            // SAFETY: the caller guarantees it; the addresses are those of the chunk's cells, by the
-            // definition of the grid.
+            // SAFETY: the caller guarantees it. The grid's definition gives the addresses of the
+            // chunk's cells.
             unsafe { self.kernels.copy(self.stream, &arguments, self.ctas) }?;
             first += pairs;
         }
@@ -127,8 +127,8 @@ impl Launcher<'_> {
 /// The bytes of an id in a list.
 const ID_BYTES: u64 = 4;
 
-/// Sets the blocks of as many pairs as fit, at most `left`, starting at `first`. Returns their
-/// number. The bases are those of consecutive pairs, starting at the first of the chunk.
+/// Sets the blocks of at most `left` pairs, starting at `first`, as many as fit. Returns their
+/// number. The bases are those of consecutive pairs, starting at the chunk's first pair.
 fn fill_blocks(
     arguments: &mut GridLaunch,
     chunk: &Chunk,

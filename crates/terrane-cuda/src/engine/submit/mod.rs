@@ -1,5 +1,5 @@
-//! The work of the thread that submits a job: the whole job, if that takes a few driver calls, or
-//! its beginning.
+//! The part of a submission that runs on the caller's thread: the whole job if a few driver calls
+//! suffice, otherwise its beginning.
 
 pub(crate) mod batch;
 pub(crate) mod capture;
@@ -74,7 +74,7 @@ impl DeviceEngine {
         let is_empty = submission.job().plan().bytes().is_zero();
         let waited = || -> Result<Option<OrderEvent>, CudaError> {
             if !is_empty && submission.is_small(shared) && submission.has_resources(shared) {
-                // The whole job is then on the device, and begins without waking a thread.
+                // The whole job is then on the device. It begins without waking a thread.
                 if let Some(stream) = shared.streams.take_to_wait()? {
                     return submission.wait_on(stream, &pending).map(|()| None);
                 }
@@ -106,7 +106,7 @@ impl DeviceEngine {
         }
     }
 
-    /// Submits all of a small job. It begins at once, or when the device reaches it. Its buffer, if
+    /// Submits all of a small job. The device begins it at once, or after its order. Its buffer, if
     /// any, returns to its direction.
     fn submit_now(
         &self,
@@ -152,11 +152,11 @@ impl DeviceEngine {
         let Some((sender, queue)) = self.queue_of(direction) else { return };
         let predicted = submission.job().predicted();
         let (slot, is_idle) = queue.enter();
-        let taken = match is_idle && submission.needs_scratch() {
+        let scratch = match is_idle && submission.needs_scratch() {
             true => queue.scratch().take_free(),
             false => None,
         };
-        let begins = match taken {
+        let begins = match scratch {
             Some(scratch) if submission.has_room_for_sums(&self.shared) => {
                 submission.put_scratch(scratch);
                 true
@@ -181,12 +181,13 @@ impl DeviceEngine {
                 None => return,
             };
         }
-        // If the threads have ended, the job drops here, which reports that the engine stopped.
+        // If the threads have ended, the job is dropped here, which reports that the engine
+        // stopped.
         drop(sender.send(queued));
     }
 
-    /// Submits the first chunk of a staged job, which has a buffer. Returns the job, unless that
-    /// failed.
+    /// Submits the first chunk of a staged job, which has a buffer. Returns the job, unless the
+    /// submission failed.
     fn begin(&self, mut queued: QueuedJob, queue: &Arc<DirectionQueue>) -> Option<QueuedJob> {
         queued.submission.job().start();
         match queued.submission.step(&self.shared) {

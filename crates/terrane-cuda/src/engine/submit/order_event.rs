@@ -1,5 +1,4 @@
-//! The order of a job: the code queries whether it is already satisfied, and waits only if it is
-//! not.
+//! The device order of a job. It is queried first, and waited for only if it is not yet satisfied.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -46,13 +45,13 @@ impl PendingOrder {
             Some(DeviceOrder::AfterEvent(handle)) => {
                 Ok((!is_complete(handle, context)?).then(|| Self::Event(handle.clone())))
             }
-            // All other orders are ready: the host knows that they have finished.
+            // All other orders are satisfied: the host knows that their work has completed.
             _ => Ok(None),
         }
     }
 
     fn of_stream(handle: &StreamHandle, context: &Context) -> Result<Option<Self>, CudaError> {
-        // SAFETY: the handle keeps the stream alive, and the borrowed one drops before this
+        // SAFETY: the handle keeps the stream alive, and the borrowed stream drops before this
         // function returns.
         let stream = unsafe { Stream::borrow(context, pointer(handle.raw()), ()) }?;
         // A query of a captured stream, or a record on it, would end the capture or pull the
@@ -68,7 +67,7 @@ impl PendingOrder {
         Ok(Some(Self::Stream(event)))
     }
 
-    /// Makes later work of a stream run after it, without waiting for it.
+    /// Makes later work of a stream run after the order, without waiting on the host.
     ///
     /// # Errors
     ///
@@ -81,10 +80,11 @@ impl PendingOrder {
         }
     }
 
-    /// Converts it to an event that can be queried and waited for later.
+    /// Converts the order to an event that can be queried and waited for later.
     ///
-    /// Another library may record its event again meanwhile, which moves the mark. So the present
-    /// mark is transferred to one of `streams` that is otherwise empty, and is recorded there.
+    /// Another library may record its event again meanwhile, which changes its meaning. So one of
+    /// `streams`, which is otherwise empty, waits for the event now, and an event of the engine is
+    /// recorded behind that.
     ///
     /// # Errors
     ///
@@ -106,11 +106,11 @@ impl PendingOrder {
     }
 }
 
-/// The order of a job that has not begun. It holds none of the streams that others copy on.
+/// The order of a job that has not begun. It uses none of the streams that other jobs copy on.
 #[derive(Debug)]
 pub(crate) struct OrderEvent {
     event: Event,
-    /// The stream with the event. No other job uses it until then.
+    /// The stream of the event. No other job uses the stream until the event completes.
     stream: Option<StreamLease>,
 }
 
@@ -119,19 +119,19 @@ impl OrderEvent {
         self.event.is_complete()
     }
 
-    /// Blocks until it is open.
+    /// Blocks until the order is satisfied.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         self.event.wait()
     }
 
-    /// Frees the stream of an order that is open.
+    /// Returns the stream of a satisfied order.
     pub(crate) fn release(self) {
         if let Some(mut stream) = self.stream {
             stream.release();
         }
     }
 
-    /// Returns it as the order of another job, which keeps it.
+    /// Converts it to the order of another job, which owns it.
     pub(crate) fn into_order(self) -> DeviceOrder {
         let handle = self.event.transfer_handle();
         if self.stream.is_none() {
@@ -151,7 +151,7 @@ impl OrderEvent {
 ///
 /// # Errors
 ///
-/// [`CudaError::Captured`] if it marks a place in a graph, the errors of the driver.
+/// [`CudaError::Captured`] if the event is part of a graph, the errors of the driver.
 fn is_complete(event: &EventHandle, context: &Context) -> Result<bool, CudaError> {
     context.bound(|functions| {
         // SAFETY: the handle keeps the event alive.

@@ -1,4 +1,4 @@
-//! Jobs for the thread of a direction, and jobs that wait for their order first.
+//! Jobs in the queue of a direction, and jobs that first wait for their order.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +17,12 @@ pub(crate) struct QueuedJob {
     pub(crate) predicted: Duration,
     /// The first chunk, if it is already on the device.
     pub(crate) begun: Option<SubmittedChunk>,
-    /// The job's place in the count of jobs.
+    /// The job's entry in the count of jobs.
     pub(crate) slot: QueueSlot,
 }
 
-/// A job that is enqueued when its order is satisfied. Until then it holds no stream, no buffer and no
-/// seat.
+/// A job that is enqueued when its order is satisfied. Until then it has no stream, no buffer and
+/// no entry in a direction's queue.
 pub(crate) struct WaitingJob {
     pub(crate) order_event: OrderEvent,
     pub(crate) submission: Box<Submission>,
@@ -37,7 +37,7 @@ impl WaitingJob {
         let Self { order_event, submission, predicted, sender, queue } = self;
         order_event.release();
         let (slot, _) = queue.enter();
-        // If the submit thread has ended, the job drops here.
+        // If the submit thread has ended, the job is dropped here.
         drop(sender.send(QueuedJob { submission, predicted, begun: None, slot }));
     }
 

@@ -1,4 +1,4 @@
-//! The threads that submit large jobs, a chunk at a time.
+//! The threads that submit large jobs, one chunk at a time.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub(crate) struct SubmitThread {
     completion_threads: CompletionThreads,
     queue: Arc<DirectionQueue>,
     turns: VecDeque<QueuedJob>,
-    /// Parts on the device, in the order of their submission.
+    /// Chunks on the device, in the order of their submission.
     pending: VecDeque<SubmittedChunk>,
 }
 
@@ -55,14 +55,15 @@ impl SubmitThread {
             }
             self.turns.extend(self.jobs.try_iter());
             let Some(queued) = self.turns.pop_front() else { continue };
-            // Only foreign code can panic, such as a subscriber to traces. The thread must continue
-            // with other jobs. This job drops, which waits for its submitted work.
+            // Only foreign code can panic, such as a subscriber of `tracing`. The thread must
+            // continue with other jobs. The job of the panic drops, which waits for its submitted
+            // work.
             let turn = catch_unwind(AssertUnwindSafe(|| self.turn(queued, was_idle)));
             if let Ok(Some(queued)) = turn {
                 self.turns.push_back(queued);
             }
         }
-        // The buffers are freed with the queue, when nothing uses them any more.
+        // The buffers are freed with the queue, once the device no longer uses them.
         while self.retire_oldest() {}
     }
 
@@ -75,7 +76,7 @@ impl SubmitThread {
         }
         self.pending.extend(queued.begun.take());
         if queued.submission.is_submitted() {
-            // Nothing is left to stop: all bytes are on their way.
+            // A cancellation has no effect here: all bytes have been submitted.
             self.all_submitted(queued);
             return None;
         }
@@ -107,8 +108,8 @@ impl SubmitThread {
                 if !queued.submission.is_submitted() {
                     return Some(queued);
                 }
-                // At once, not when another chunk fits: waiting threads must learn of the end while
-                // it is far off.
+                // Reported at once, and not when another chunk fits: waiting threads must learn the
+                // end while it is far off.
                 self.all_submitted(queued);
                 None
             }
@@ -142,7 +143,7 @@ impl SubmitThread {
         self.completion_threads.send(task);
     }
 
-    /// The predicted end of the chunks on the device, if the job is alone there.
+    /// The predicted end of the chunks on the device, if no other job has chunks there.
     fn due(&self, queued: &QueuedJob) -> Option<Range<Instant>> {
         let job = queued.submission.job();
         if !self.turns.is_empty() || job.layers().is_some() {
@@ -162,8 +163,8 @@ impl SubmitThread {
     fn fail(&mut self, queued: QueuedJob, failure: CopyFailure) {
         let QueuedJob { submission, slot, .. } = queued;
         drop(slot);
-        // Not on this thread, where other jobs wait for their turn. The wait may be long, and
-        // finishing a job runs foreign code. Completion threads exist as long as submit threads exist.
+        // Not on this thread, because other jobs wait for it. The wait may be long, and finishing a
+        // job runs foreign code. Completion threads exist as long as submit threads exist.
         let failed = FailedJob::new(submission.into_resources(Some(&self.queue)), failure);
         self.completion_threads.send(Task::Failed(failed));
         self.retire_ended();
@@ -181,8 +182,8 @@ impl SubmitThread {
             self.retire_oldest();
         }
         while submission.needs_scratch() {
-            let taken = self.queue.scratch().take();
-            let made = match taken {
+            let offer = self.queue.scratch().take();
+            let made = match offer {
                 Some(ScratchOffer::Free(scratch)) => Ok(Some(scratch)),
                 Some(ScratchOffer::ToMake(maker)) => maker.make(),
                 None => Ok(None),
@@ -195,7 +196,7 @@ impl SubmitThread {
                 Ok(None) => self.await_scratch(submission)?,
                 Err(error) if error.is_device_lost() => return Err(error),
                 Err(error) => {
-                    tracing::debug!(%error, "no memory for a buffer; the transfer goes without");
+                    tracing::debug!(%error, "no memory for a buffer; the transfer continues without staging");
                     submission.do_without_scratch(&self.shared)?;
                 }
             }
@@ -213,11 +214,11 @@ impl SubmitThread {
         match next.map(|event| event.wait()) {
             Some(Ok(())) => {}
             Some(Err(_)) => {
-                // They drop without the lock.
+                // The broken buffers drop without the lock.
                 let broken = self.queue.scratch().take_broken();
                 drop(broken);
             }
-            // A failed job holds it.
+            // A failed job still has the buffer.
             None => return submission.do_without_scratch(&self.shared),
         }
         Ok(())

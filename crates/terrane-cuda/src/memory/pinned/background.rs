@@ -1,4 +1,4 @@
-//! Pinned memory that is usable while it is prepared in the background.
+//! Pinned memory that is usable while a background thread prepares it.
 
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
@@ -19,16 +19,15 @@ use crate::runtime::context::Context;
 pub type PinnedBringUp = BringUp<CudaError>;
 
 impl PinnedAllocator {
-    /// Maps a region and returns it at once, for use while it is prepared. Threads touch it from
-    /// the front. When the pages of one more [step](super::PinnedOptions::background_step) are
-    /// present, that step is registered. The [`PinnedBringUp`] reports the progress, and waits for
-    /// it.
+    /// Maps a region and returns it at once. It is usable while threads touch it from the front.
+    /// When the pages of one more [step](super::PinnedOptions::background_step) are present, that
+    /// step is registered. The [`PinnedBringUp`] reports the progress, and can be waited on.
     ///
-    /// All of the memory is mapped and zeroed from the start. The processor may use any of it, and
-    /// a copy to or from any of it is correct. Only the usable prefix is copied at the speed of
-    /// pinned memory. A [`DeviceEngine`](crate::DeviceEngine) declines blocks beyond it, rather
-    /// than block its caller. `LayoutPlan::blocks_within` returns the number of a layout's blocks
-    /// within the prefix.
+    /// All of the memory is mapped and zeroed from the start. The processor may use all of it, and
+    /// copies to and from all of it are correct. Only the usable prefix is copied at the speed of
+    /// pinned memory. A [`DeviceEngine`](crate::DeviceEngine) declines blocks beyond it, so that it
+    /// does not block its caller. `LayoutPlan::blocks_within` returns the number of a layout's
+    /// blocks within the prefix.
     ///
     /// - The [device alias](Memory::device_alias) is available when all of the memory is ready, and
     ///   only if the steps are contiguous in the device's address space. Until then no kernel can
@@ -104,7 +103,8 @@ impl PinnedAllocator {
 pub(super) struct Rising {
     context: Context,
     bring_up: PinnedBringUp,
-    /// The drop takes this. The thread's return value unregisters the memory when it drops.
+    /// The background thread, which the drop joins. Its return value unregisters the memory when it
+    /// drops.
     thread: Option<JoinHandle<Registered>>,
     step: ByteCount,
     requirement: Requirement,
@@ -170,15 +170,15 @@ impl Drop for Rising {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // No join if a waker that the thread itself called drops the memory. The thread's
-            // return value is then dropped as the thread ends. If the thread panicked, the
-            // unwinding unregistered its steps.
+            // No join if the thread itself calls a waker that drops the memory. The thread's return
+            // value then drops as the thread ends. If the thread panicked, the unwinding
+            // unregistered its steps.
             drop(thread.join());
         }
     }
 }
 
-/// The state of the thread that prepares the memory.
+/// The state of the background thread.
 struct Raise {
     context: Context,
     system: SystemAllocator,
@@ -202,7 +202,7 @@ impl Raise {
                     Ok(()) => {
                         registered = prefix;
                         if registered >= self.memory.length() {
-                            // This is the only place that sets it.
+                            // No other code sets it.
                             let _ = self.end.alias.set(registrations.device_alias());
                         }
                         producer.usable(prefix);
@@ -215,15 +215,15 @@ impl Raise {
             });
         match (refusal, touched) {
             (Some(error), _) => producer.fail(error),
-            // Its drop reports the end.
+            // Dropping the producer reports the end.
             (None, Err(StorageError::Cancelled { .. })) => drop(producer),
             (None, Err(error)) => producer.fail(host_memory(error)),
-            // All was touched, but not all registered.
+            // All pages were touched, but not all registered.
             (None, Ok(_)) if registered < self.memory.length() => drop(producer),
             (None, Ok(touched)) => {
-                // This is the only place that sets it.
+                // No other code sets it.
                 let _ = self.end.touched.set(touched);
-                tracing::debug!(bytes = %registered, "pinned memory has come up");
+                tracing::debug!(bytes = %registered, "all pinned memory is registered");
                 producer.complete();
             }
         }
@@ -239,8 +239,8 @@ impl Raise {
     ) -> Result<(), CudaError> {
         let bytes = to.checked_sub(from).unwrap_or(ByteCount::ZERO);
         let Some(chunk) = self.address.checked_add(from) else { return Ok(()) };
-        // SAFETY: the chunk lies in the memory, which stays mapped until the registrations have
-        // dropped: `run` holds the memory longer than them, and returns it after them.
+        // SAFETY: the chunk is in the memory, which stays mapped until the registrations have
+        // dropped. `run` owns the memory longer than the registrations, and returns it after them.
         unsafe { registrations.register(chunk, bytes) }
     }
 }

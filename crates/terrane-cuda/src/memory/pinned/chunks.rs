@@ -42,12 +42,12 @@ impl Registrations {
         chunk_length: ByteCount,
         go_on: impl Fn(ByteCount) -> Result<(), CudaError>,
     ) -> Result<Self, CudaError> {
-        // If this is dropped on an error, it unregisters the registered chunks.
+        // On an error, dropping this value unregisters the chunks.
         let mut registrations = Self::none(context, chunk_length);
         for (offset, bytes) in chunks(length, chunk_length) {
             go_on(offset)?;
             let Some(chunk) = address.checked_add(offset) else { break };
-            // SAFETY: a part of the span, for which the caller guarantees it.
+            // SAFETY: the chunk is a part of the span, which the caller keeps mapped.
             unsafe { registrations.register(chunk, bytes) }?;
         }
         Ok(registrations)
@@ -86,7 +86,7 @@ impl Registrations {
     }
 
     /// The device address of the first byte, if the device addresses of all chunks are contiguous.
-    /// The driver gives each chunk its own address, and they may not follow one another.
+    /// The driver assigns each chunk an address, and these addresses may not be contiguous.
     pub(super) fn device_alias(&self) -> Option<DeviceAddress> {
         let mut expected = None;
         let mut first = None;
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_64_gib_whatever_is_asked_for() {
+    fn chunks_have_at_most_64_gib() {
         let most = ByteCount::new(u64::MAX);
         let length = chunk_length(ByteCount::mib(2), Alignment::PAGE, most, most);
         assert_eq!(length.unwrap(), ByteCount::gib(64));

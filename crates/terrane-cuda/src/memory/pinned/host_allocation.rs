@@ -46,7 +46,7 @@ impl HostAllocation {
             check("cuMemHostAlloc", code)
         })?;
         let base = HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling()));
-        // From here on, a drop frees it.
+        // From here on, dropping the value frees the allocation.
         context.counters().host.add(length);
         let mut allocation = Self { context: context.clone(), base, first: base, length };
         let first = ByteCount::new(base.get()).align_up(alignment)?;

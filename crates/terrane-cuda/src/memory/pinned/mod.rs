@@ -22,7 +22,7 @@ use crate::error::CudaError;
 use crate::memory::pinned::background::Rising;
 use crate::memory::pinned::chunks::{Registrations, chunk_length};
 use crate::memory::pinned::host_allocation::HostAllocation;
-use crate::memory::{PINNED, nowhere};
+use crate::memory::{PINNED, address_of_no_bytes};
 use crate::runtime::context::Context;
 
 pub use background::PinnedBringUp;
@@ -34,12 +34,12 @@ pub(crate) use chunks::device_pointer;
 /// Allocates pinned memory.
 ///
 /// Each region is mapped, placed near the device, touched by several threads and then registered
-/// with the driver. If the driver does not accept that, the driver allocates the memory itself. The
+/// with the driver. If the driver refuses the registration, it allocates the memory itself. The
 /// memory's report ([`Capability::HostRegistration`]) then gives the reason.
 ///
-/// A registration holds at most 64 GiB. Longer memory has several registrations. Each but the last
-/// ends between two [units](RegionRequest::unit) of the request. The units are a layout's blocks if
-/// the request comes from a layout, so no block lies in two registrations.
+/// A registration has at most 64 GiB. Longer memory has several registrations. Each except the last
+/// ends between two [units](RegionRequest::unit) of the request. In a layout's request the units
+/// are blocks, so no block is in two registrations.
 #[derive(Clone, Debug)]
 pub struct PinnedAllocator {
     context: Context,
@@ -98,19 +98,19 @@ impl PinnedAllocator {
     /// Returns the same allocator, whose allocations report to `progress` and can be cancelled
     /// through it.
     ///
-    /// Memory is first [touched](Progress::touched), then registered, and only then
-    /// [ready](Progress::ready), all of a region at once. A registration is a driver call that
-    /// reports nothing before its end. It takes about as long as touching the memory. A region can
-    /// be cancelled between its registrations. Memory that is prepared in the background is ready
-    /// up to its usable prefix.
+    /// Memory is first [touched](Progress::touched), then registered. Only then is it
+    /// [ready](Progress::ready), a whole region at once. A registration is a driver call without
+    /// progress reports, and takes about as long as touching the memory. A region can be cancelled
+    /// between its registrations. Memory that is prepared in the background is ready up to its
+    /// usable prefix.
     #[must_use]
     pub fn reporting_to(self, progress: Progress) -> Self {
         let system = self.system.reporting_to(progress.clone());
         Self { system, progress, ..self }
     }
 
-    /// The number of bytes in one registration, if `wanted` bytes are requested for memory that is
-    /// used in pieces of `unit` bytes. Pieces that fit no registration are split.
+    /// The number of bytes in one registration, for `wanted` bytes of memory that is used in pieces
+    /// of `unit` bytes. Pieces that are larger than a registration are split.
     fn length_of_parts(&self, unit: ByteCount, wanted: ByteCount) -> Result<ByteCount, CudaError> {
         let (page, largest) = (self.system.limits().alignment, self.options.largest_registration);
         let length = |unit| chunk_length(unit, page, wanted, largest);
@@ -139,7 +139,7 @@ impl PinnedAllocator {
         if request.bytes.is_zero() {
             return Ok(PinnedMemory {
                 backing: Backing::Nothing,
-                address: nowhere(request.alignment.max(Alignment::PAGE)),
+                address: address_of_no_bytes(request.alignment.max(Alignment::PAGE)),
                 length: ByteCount::ZERO,
                 alias: None,
                 report,
@@ -169,7 +169,7 @@ impl PinnedAllocator {
                 }
             }
         }
-        self.record_unheeded(&mut report);
+        self.record_ignored_requests(&mut report);
         report.check()?;
         self.let_the_driver_allocate(request, report, entry)
     }
@@ -184,9 +184,9 @@ impl PinnedAllocator {
         Ok(report)
     }
 
-    /// The requests that the driver ignores when it allocates: it chooses its pages and their place
-    /// itself.
-    fn record_unheeded(&self, report: &mut CapabilityReport) {
+    /// Records the requests that the driver ignores when it allocates: it chooses the pages and
+    /// their nodes itself.
+    fn record_ignored_requests(&self, report: &mut CapabilityReport) {
         let mut record = |capability, requirement| {
             if requirement != Requirement::Off {
                 let reason = Reason::Unsupported { by: "the driver's own allocation" };
@@ -211,8 +211,7 @@ impl PinnedAllocator {
         }
     }
 
-    /// Maps and registers. Otherwise returns the reason for the driver's refusal, and the progress
-    /// so far.
+    /// Maps and registers. If the driver refuses, returns the reason and the progress so far.
     fn register(
         &self,
         request: &RegionRequest,
@@ -225,7 +224,7 @@ impl PinnedAllocator {
             return Ok(Err((reason, entry)));
         };
         let go_on = |ready| self.go_on(ready, length);
-        // SAFETY: the memory is mapped until it drops, which is after the registrations.
+        // SAFETY: the memory stays mapped until it drops, which is after the registrations.
         let registered =
             unsafe { Registrations::new(&self.context, (address, length), chunk, go_on) };
         let registrations = match registered {
@@ -315,8 +314,8 @@ unsafe impl Allocate for PinnedAllocator {
     }
 }
 
-/// A region of pinned memory, zeroed at first. Its drop unregisters it first, and then unmaps it.
-/// If background work still prepares it, the drop stops that work and waits for it first.
+/// A region of pinned memory, initially zeroed. Its drop stops background work, if there is any,
+/// and waits for it. Then it unregisters the memory, and unmaps it.
 #[derive(Debug)]
 pub struct PinnedMemory {
     backing: Backing,
@@ -348,9 +347,9 @@ impl PinnedMemory {
         self.address
     }
 
-    /// The length in bytes of each registration but the last, which may be shorter. A copy must not
-    /// cross a multiple of this length, counted from the beginning. `None` if all is one driver
-    /// allocation.
+    /// The length in bytes of each registration except the last, which may be shorter. A copy must
+    /// not cross a multiple of this length, counted from the beginning. `None` if all of the memory
+    /// is one driver allocation.
     #[must_use]
     pub const fn registration_length(&self) -> Option<ByteCount> {
         match &self.backing {

@@ -6,7 +6,7 @@ use terrane_storage::{NumaPolicy, SystemOptions};
 /// Options of pinned memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedOptions {
-    /// The pages, and the threads that touch them first. Its NUMA settings apply only if
+    /// The page size, and the threads that touch the pages first. Its NUMA settings apply only if
     /// [`numa`](Self::numa) uses them.
     pub system: SystemOptions,
     /// The NUMA nodes of the memory.
@@ -19,12 +19,12 @@ pub struct PinnedOptions {
     /// The maximum number of bytes in one registration, at most 64 GiB.
     pub largest_registration: ByteCount,
     /// The unit that no registration splits, for memory whose
-    /// [request](terrane_core::RegionRequest::unit) names no unit, or one that fits no
+    /// [request](terrane_core::RegionRequest::unit) names no unit, or names a unit larger than a
     /// registration. It is the stride of a block or of a region within the allocation, counted from
     /// the allocation's beginning. Layouts and pools name their own unit.
     ///
     /// A copy must not cross from one registration into the next, and the engine submits no such
-    /// copy. A split block costs the engine one more copy, and its bytes are correct.
+    /// copy. A split block is copied correctly, with one more copy.
     pub unit: ByteCount,
     /// The number of bytes that
     /// [`allocate_in_background`](super::PinnedAllocator::allocate_in_background) touches and
@@ -42,8 +42,9 @@ pub(super) const LARGEST_REGISTRATION: ByteCount = ByteCount::gib(64);
 
 impl Default for PinnedOptions {
     /// Transparent huge pages near the device, touched by all processors of its node. They are
-    /// registered in chunks of at most 64 GiB that split no unit of the request, or no 2 MiB. In
-    /// the background the steps have 512 MiB. The memory is cached like other memory.
+    /// registered in chunks of at most 64 GiB, which split no unit of the request, or no 2 MiB.
+    /// Background preparation uses steps of 512 MiB. The processor caches the memory like any other
+    /// memory.
     fn default() -> Self {
         Self {
             system: SystemOptions::default(),

@@ -1,4 +1,4 @@
-//! Caches that another library holds on the device, moved as they are.
+//! KV caches that another library allocated on the device, moved without a copy into other memory.
 
 use std::sync::Arc;
 
@@ -14,10 +14,11 @@ use terrane_transfer::Endpoint;
 use super::fixture::{Fixture, PINNED, config};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
-/// K and V of a layer in one tensor, as serving engines have them.
+/// K and V of a layer in one tensor, like those of serving engines.
 const TENSORS: LayoutKind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
-/// A tensor a layer, some of them in the middle of an allocation, as a caching allocator cuts them.
+/// One tensor per layer. Some begin in the middle of an allocation, like those of a caching
+/// allocator.
 fn adopted(
     context: &Context,
     tensors: &[Arc<CudaSlice<u8>>],
@@ -29,8 +30,8 @@ fn adopted(
         let (start, _in_use) = tensor.device_ptr(stream);
         let address = DeviceAddress::new(start + 512 * (layer % 3));
         let span = context.device_span(address, bytes).unwrap();
-        // SAFETY: the owner is a reference to the tensor, whose bytes the span is, and the test
-        // uses them through the endpoint alone.
+        // SAFETY: the owner is a reference to the tensor that has these bytes, and the test
+        // accesses them through the endpoint alone.
         Region::new(unsafe { ForeignMemory::new(span, Arc::clone(tensor)) })
     });
     let builder = LayoutBuilder::new(shape).kind(TENSORS).adopt(regions.collect::<Vec<_>>());

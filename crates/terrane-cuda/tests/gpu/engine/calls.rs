@@ -1,4 +1,4 @@
-//! Calls of the driver that fail in the middle of a transfer. Only a simulated driver lets them.
+//! Driver calls that fail in the middle of a transfer, on a simulated driver.
 
 use terrane_core::ByteCount;
 use terrane_cuda::{Context, CopyPath, DeviceEngineOptions};
@@ -25,15 +25,15 @@ fn check(name: &str, path: CopyPath, calls: &[&str]) {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// A transfer in many parts, of which one call fails, ends with the driver's reason, or well if the
-/// call was not of the transfer; and the next one is right.
+/// One call of a transfer in many parts fails. The transfer ends with the driver's error, or
+/// without one if the call was not part of it. The next transfer copies the right bytes.
 fn one_failure(
     context: &Context,
     driver: &SimulatedCuda,
     path: CopyPath,
     (call, spared): (&str, u64),
 ) {
-    /// `CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES`, which loses nothing.
+    /// `CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES`, which loses no context.
     const CODE: u32 = 701;
     let options = DeviceEngineOptions {
         path: Some(path),
@@ -51,7 +51,7 @@ fn one_failure(
     // The resources of the first transfer exist.
     check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..3);
     for (from, to) in [(&here, &there), (&there, &here)] {
-        // Written whole, whatever the transfer before left of it.
+        // All bytes are written, whatever the transfer before left there.
         Image::scribble(from, fixture.access(), 1);
         let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
         driver.fail(call, spared, CODE);
@@ -69,8 +69,8 @@ fn one_failure(
             }
             Err(error) => panic!("{error}"),
         }
-        // How often an event is asked, or waited for, is left to the threads: some may be left.
-        driver.forgive();
+        // The number of queries and waits depends on the threads, so some faults may remain.
+        driver.clear_faults();
     }
     for (end, seed) in [(&here, 2), (&there, 3)] {
         Image::scribble(end, fixture.access(), seed);
@@ -96,7 +96,7 @@ fn failing_launches_end_a_transfer() {
 }
 
 #[test]
-fn a_failing_call_of_any_sort_ends_a_staged_transfer() {
+fn a_failing_call_of_any_kind_ends_a_staged_transfer() {
     let calls = [
         "cuLaunchKernel",
         "cuMemcpyAsync",
@@ -105,10 +105,10 @@ fn a_failing_call_of_any_sort_ends_a_staged_transfer() {
         "cuEventSynchronize",
         "cuEventQuery",
     ];
-    check("a_failing_call_of_any_sort_ends_a_staged_transfer", CopyPath::Staged, &calls);
+    check("a_failing_call_of_any_kind_ends_a_staged_transfer", CopyPath::Staged, &calls);
 }
 
-/// No request is longer than the options allow, also where the staged path finds a long stretch.
+/// No request is longer than the options allow, also if the staged path finds a longer stretch.
 #[test]
 fn the_staged_path_keeps_its_requests_short() {
     let name = "the_staged_path_keeps_its_requests_short";
@@ -128,13 +128,13 @@ fn the_staged_path_keeps_its_requests_short() {
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
     let ids: Vec<u32> = (0..8).collect();
     for (from, to) in [(&here, &there), (&there, &here)] {
-        // Written whole, whatever the transfer before left of it.
+        // All bytes are written, whatever the transfer before left there.
         Image::scribble(from, fixture.access(), 1);
-        // Half a MiB in one stretch: several requests, and so a batch.
+        // Half a MiB in one stretch needs several requests, and so a batch.
         driver.fail("cuMemcpyBatchAsync_v2", 0, 701);
         let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
         let result = end_of(manager.submit(transfer, ()).unwrap()).result;
         assert!(result.is_err(), "in one request");
-        assert_eq!(driver.forgive(), 0);
+        assert_eq!(driver.clear_faults(), 0);
     }
 }

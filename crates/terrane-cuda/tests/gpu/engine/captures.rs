@@ -1,4 +1,4 @@
-//! Streams of the caller's that are captured into graphs while transfers go on.
+//! The caller's streams are captured into graphs during transfers.
 
 use std::error::Error as _;
 use std::ptr;
@@ -19,7 +19,7 @@ use terrane_transfer::{
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
-/// A capture in the mode that is the default, in which no other thread may disturb it.
+/// A capture in the default mode, which other threads can invalidate.
 struct Capture<'a>(&'a Stream);
 
 impl<'a> Capture<'a> {
@@ -31,7 +31,7 @@ impl<'a> Capture<'a> {
         Self(stream)
     }
 
-    /// The graph, and what the driver says.
+    /// Ends the capture. Returns the graph, and the driver's code.
     fn finish(self) -> (sys::CUgraph, sys::CUresult) {
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is alive; one handle is written.
@@ -39,12 +39,12 @@ impl<'a> Capture<'a> {
         (graph, code)
     }
 
-    /// Fails if anybody has disturbed it, or has become a part of it.
+    /// Fails if the capture was invalidated, or if other work became a part of it.
     #[track_caller]
     fn end(self) {
         let (graph, code) = self.finish();
-        assert_eq!(code, sys::CUresult::CUDA_SUCCESS, "the capture was disturbed");
-        // SAFETY: the graph was made just now.
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS, "the capture was invalidated");
+        // SAFETY: the graph was created above.
         let code = unsafe { sys::cuGraphDestroy(graph) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     }
@@ -55,11 +55,11 @@ fn bind(context: &Context) {
     cudarc::driver::CudaContext::new(ordinal).unwrap().bind_to_thread().unwrap();
 }
 
-/// While one thread captures, others submit and wait, by every path, with help and without, in one
-/// part and in many: the capture comes to its end, and so do they.
+/// While one thread captures, others submit and wait, by every path, with and without polling, in
+/// one part and in many. The capture and the transfers all complete.
 #[test]
-fn transfers_and_captures_leave_each_other_alone() {
-    let name = "transfers_and_captures_leave_each_other_alone";
+fn transfers_and_captures_do_not_disturb_each_other() {
+    let name = "transfers_and_captures_do_not_disturb_each_other";
     let Some(context) = device(name, LITTLE) else { return };
     bind(&context);
     let captured = Stream::new(&context).unwrap();
@@ -95,9 +95,9 @@ fn transfers_and_captures_leave_each_other_alone() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// A transfer is no part of a graph: one that is to run after what is captured is refused with what
-/// to do. A capture does not notice that its stream was asked for; an event of one cannot be asked
-/// anything without ending it.
+/// A transfer is not part of a graph, so an order in a capture is refused with an instruction. The
+/// refusal does not disturb the capture of a stream. A query of an event in a capture would
+/// invalidate it.
 #[test]
 fn an_order_that_is_captured_is_refused() {
     let name = "an_order_that_is_captured_is_refused";
@@ -135,7 +135,7 @@ fn an_order_that_is_captured_is_refused() {
         refused(event.order().unwrap(), "event");
         let (_, code) = capture.finish();
         assert_eq!(code, sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-        // Afterwards the same stream is as good as any.
+        // After the capture, the same stream is a valid order.
         submit(&here, &there, after_stream).unwrap();
         submit(&there, &here, DeviceOrder::AlreadySynchronised).unwrap();
     }

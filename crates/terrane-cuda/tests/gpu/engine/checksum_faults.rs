@@ -1,4 +1,4 @@
-//! Checksums of transfers that fail, are cancelled, wait, or have to begin again.
+//! Checksums of transfers that fail, are cancelled, wait, or restart.
 
 use terrane_core::{ByteCount, Memory};
 use terrane_cuda::{Context, CopyPath, DeviceAllocator, DeviceEngineOptions};
@@ -34,15 +34,15 @@ fn whole(ids: &[u32]) -> Copied {
     Copied { from: ids.to_vec(), to: ids.to_vec(), layers: 0..3, heads: None, tokens: None }
 }
 
-/// The device's allocations and their bytes.
+/// The number of the device's allocations, and their bytes.
 fn held_memory(context: &Context) -> (u64, ByteCount) {
     let held = context.usage().device;
     (held.count, held.bytes)
 }
 
-/// Each call of a transfer with checksums fails once: the tables, the launches, the sums on their
-/// way, and every event and wait between. The error is the driver's, nothing is kept, and the next
-/// transfer has its checksums.
+/// Each driver call of a transfer with checksums fails once: uploads of the tables, launches, the
+/// copy of the sums to the host, and every event and wait between. The error is the driver's, no
+/// memory is kept, and the next transfer has its checksums.
 #[test]
 fn a_transfer_whose_checksums_fail_fails_and_keeps_nothing() {
     let name = "a_transfer_whose_checksums_fail_fails_and_keeps_nothing";
@@ -62,11 +62,11 @@ fn a_transfer_whose_checksums_fail_fails_and_keeps_nothing() {
                     let [from, to] = ends;
                     let transfer = Transfer::new(from, to).blocks(&[1, 5], &[1, 5]);
                     let transfer = ordered(transfer, from, to).checksums(Checksums::Compute);
-                    // Out of memory, which loses no context.
+                    // `CUDA_ERROR_OUT_OF_MEMORY`, which loses no context.
                     driver.fail(call, spared, 2);
                     let result = end_of(manager.submit(transfer, ()).unwrap()).result;
-                    // Where there were fewer calls.
-                    driver.forgive();
+                    // The transfer made fewer calls.
+                    driver.clear_faults();
                     match result {
                         Ok(report) => {
                             let right = sums_of(from, access, &[1, 5], 0..u32::MAX);
@@ -85,11 +85,11 @@ fn a_transfer_whose_checksums_fail_fails_and_keeps_nothing() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// A transfer that waits for a stream is cancelled: it ends without checksums. One that is not
-/// cancelled has those of the bytes at its order, not at its submission.
+/// A transfer that waits for a stream is cancelled and ends without checksums. A transfer that is
+/// not cancelled has the checksums of the bytes at its order, not at its submission.
 #[test]
-fn checksums_are_those_of_the_bytes_behind_the_order() {
-    let name = "checksums_are_those_of_the_bytes_behind_the_order";
+fn checksums_are_computed_after_the_device_order() {
+    let name = "checksums_are_computed_after_the_device_order";
     let Some(context) = device(name, LITTLE) else { return };
     for (path, blocks) in [(CopyPath::Direct, 2), (CopyPath::Staged, 2), (CopyPath::Staged, 64)] {
         let fixture = fixture(&context, Some(path));
@@ -116,7 +116,7 @@ fn checksums_are_those_of_the_bytes_behind_the_order() {
         completion.cancel();
         drop(held);
         match end_of(completion).result {
-            // Its work was on the device before the cancel.
+            // Its work was on the device before the cancellation.
             Ok(report) => assert_eq!(report.checksums.as_deref(), Some(&right[..])),
             Err(TransferError::Cancelled { .. }) => {}
             Err(error) => panic!("{error}"),
@@ -125,7 +125,7 @@ fn checksums_are_those_of_the_bytes_behind_the_order() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Transfers that are to be staged go without buffers, from their first chunk on.
+/// Staged transfers continue without buffers, from their first chunk on.
 #[test]
 fn without_memory_for_buffers_there_are_checksums() {
     let path = "engine::checksum_faults::without_memory_for_buffers_there_are_checksums";
@@ -150,8 +150,8 @@ fn without_memory_for_buffers_there_are_checksums() {
     });
 }
 
-/// From the very first transfer on. With more transfers at a time than there are streams, a caller may
-/// create one for a copy, but it allocates nothing for the tables.
+/// From the very first transfer on. With more concurrent transfers than streams, a caller may
+/// create a stream for a copy. It allocates nothing for the tables.
 #[test]
 fn callers_neither_allocate_nor_create_streams_for_checksums() {
     let name = "callers_neither_allocate_nor_create_streams_for_checksums";

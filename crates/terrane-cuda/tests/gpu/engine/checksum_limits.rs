@@ -1,4 +1,4 @@
-//! The limits of checksums: what holds up what, how much a launch sums, and what memory they need.
+//! The limits of checksums: what they delay, how many bytes a launch sums, and their memory.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -16,7 +16,7 @@ use super::checksums::sums_of;
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
-/// Compute on each layer is submitted before the checksums are there.
+/// Compute on each layer is submitted before the checksums are complete.
 #[test]
 fn layers_arrive_one_by_one_and_the_blocks_have_their_checksums() {
     let name = "layers_arrive_one_by_one_and_the_blocks_have_their_checksums";
@@ -62,7 +62,7 @@ fn a_launch_sums_no_more_than_a_kernel_copies() {
     let Some(context) = device(name, LITTLE) else { return };
     let Some(driver) = SimulatedCuda::find_or_skip(name) else { return };
     let ids: Vec<u32> = (0..8).collect();
-    // Blocks of 24 KiB, of which a kernel copies one, three, or all.
+    // Blocks of 24 KiB. A kernel copies one, three, or all of them.
     for (kib, launches) in [(24, 8), (72, 3), (1024, 1)] {
         for relayout_ctas in [None, NonZeroU32::new(1)] {
             let relayout_bytes = ByteCount::kib(kib);
@@ -80,7 +80,7 @@ fn a_launch_sums_no_more_than_a_kernel_copies() {
                     true => transfer.checksums(Checksums::Compute),
                     false => transfer,
                 };
-                // This thread submits them.
+                // The caller's thread submits these blocks.
                 let before = driver.calls(Some("cuLaunchKernel"));
                 let completion = manager.submit(transfer, ()).unwrap();
                 let launched = driver.calls(Some("cuLaunchKernel")) - before;
@@ -94,11 +94,11 @@ fn a_launch_sums_no_more_than_a_kernel_copies() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Without memory for their tables a transfer fails, and the error says what to do. The memory of
+/// Without memory for its tables, a transfer fails with an error that names a remedy. The memory of
 /// such large tables is not kept.
 #[test]
-fn without_memory_for_tables_the_error_says_what_to_do() {
-    let name = "without_memory_for_tables_the_error_says_what_to_do";
+fn without_memory_for_tables_the_error_names_a_remedy() {
+    let name = "without_memory_for_tables_the_error_names_a_remedy";
     let Some(context) = device(name, LITTLE) else { return };
     let Some(driver) = SimulatedCuda::find_or_skip(name) else { return };
     let options =
@@ -115,7 +115,7 @@ fn without_memory_for_tables_the_error_says_what_to_do() {
     };
     driver.refuse("cuMemAlloc_v2", 2);
     let error = end_of(manager.submit(transfer(), ()).unwrap()).result.unwrap_err();
-    driver.forgive();
+    driver.clear_faults();
     let mut causes = std::iter::successors(error.source(), |cause| (*cause).source());
     let found = causes.find_map(|cause| cause.downcast_ref::<CudaError>());
     let Some(CudaError::NoMemoryForChecksums { blocks: 6000, .. }) = found else {

@@ -1,4 +1,4 @@
-//! Checksums that the device computes: those of the host, in every format and by every path.
+//! Checksums that the device computes equal those of the host, in every format and by every path.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ use crate::needs::{Needs, OnDevice, device_with_kernels as device, is_simulated,
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
 
-/// Every path. A simulated kernel takes its time over each of some thousand transfers, so there is
-/// one path with chunks in order on a simulated device, and one without.
+/// Every path. Simulated kernels are slow, so on a simulated device there is one path with chunks
+/// in order, and one without.
 fn paths(context: &Context) -> impl Iterator<Item = Option<CopyPath>> {
     let all = [Some(CopyPath::Staged), None, Some(CopyPath::Direct), Some(CopyPath::Batched)];
     all.into_iter().take(if is_simulated(context) { 2 } else { 4 })
@@ -65,7 +65,7 @@ pub fn sums_of(
     blocks.iter().map(sum).collect()
 }
 
-/// Copies with checksums, with right ones to verify, and with one wrong.
+/// Copies with checksums, verifies right ones, and detects a wrong one.
 pub fn check(
     manager: &TransferManager,
     access: &dyn PieceAccess,
@@ -184,7 +184,7 @@ fn checksums_between_devices_are_computed_by_the_device_that_copies() {
     assert_eq!((context.lost(), peer.lost()), (None, None));
 }
 
-/// Whole blocks to reversed ones.
+/// Copies whole blocks to blocks in reverse order.
 fn blocks(ids: &[u32], layers: u32) -> Copied {
     let to = ids.iter().rev().copied().collect();
     Copied { from: ids.to_vec(), to, layers: 0..layers, heads: None, tokens: None }
@@ -196,7 +196,7 @@ fn odd(tokens: u32, elements: u32, width: u8) -> LayoutConfig {
     config.build().unwrap()
 }
 
-/// Rows of 1 to 60 bytes, and blocks of some bytes and of many segments, whose lengths are
+/// Rows of 1 to 60 bytes, in short blocks and in blocks of many segments. Their lengths are
 /// multiples of no word.
 #[test]
 fn pieces_of_odd_lengths_have_their_checksums() {
@@ -219,7 +219,7 @@ fn pieces_of_odd_lengths_have_their_checksums() {
                 }
             }
         }
-        // Blocks that no section describes.
+        // Blocks whose bytes no section describes.
         for bytes in [1, 15, 511, 512, 513, 30_003] {
             let geometry = Geometry::opaque(3, bytes).unwrap();
             let here = apart(&context, &geometry);
@@ -234,8 +234,8 @@ fn pieces_of_odd_lengths_have_their_checksums() {
     }
 }
 
-/// Many chunks, in the order of the blocks and in others, whose sums are submitted while later ones
-/// are copied; and blocks of which a buffer holds many, one, and less than one.
+/// Many chunks, in the order of the blocks and in others. Their sums are submitted while later
+/// chunks are copied. A buffer has room for many blocks, for one, and for less than one.
 #[test]
 fn chunks_of_large_transfers_are_summed_as_they_arrive() {
     let name = "chunks_of_large_transfers_are_summed_as_they_arrive";
@@ -332,7 +332,7 @@ fn a_damaged_byte_is_found_and_its_block_is_named() {
     }
 }
 
-/// More transfers at a time than there is memory for tables, and than there are streams.
+/// More concurrent transfers than there are tables, and than there are streams.
 #[test]
 fn transfers_of_many_threads_have_their_own_checksums() {
     let name = "transfers_of_many_threads_have_their_own_checksums";
@@ -388,13 +388,13 @@ fn without_kernels_checksums_are_declined_and_the_reason_is_stated() {
     assert_eq!(declined[0], ("cuda", Declined::ChecksumKernels));
     assert!(error.to_string().contains("computes checksums with kernels"), "{error}");
     without.manager().explain(&transfer).unwrap();
-    // With kernels, the explanation states who computes them.
+    // With kernels, the explanation names the kernel that computes them.
     let explanation = fixture(&context, None).manager().explain(&wanted).unwrap().to_string();
     assert!(explanation.contains("a kernel computes the checksums"), "{explanation}");
 }
 
-/// Through slots of whole blocks, and of a layer: the device sums the chunks, and the relay joins
-/// their sums.
+/// Through slots of whole blocks, and of one layer: the device sums the chunks, and the relay
+/// combines their sums.
 #[test]
 fn checksums_of_relayed_transfers_are_joined_from_those_of_the_device() {
     let name = "checksums_of_relayed_transfers_are_joined_from_those_of_the_device";
@@ -425,7 +425,7 @@ fn checksums_of_relayed_transfers_are_joined_from_those_of_the_device() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Memory that the engine takes for tables is returned, and used again.
+/// The memory of the tables is returned, and reused.
 #[test]
 fn checksums_keep_no_memory() {
     let Some(context) = device("checksums_keep_no_memory", ROOM) else { return };

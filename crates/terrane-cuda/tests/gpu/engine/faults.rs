@@ -23,12 +23,11 @@ fn options(path: Option<CopyPath>) -> DeviceEngineOptions {
     DeviceEngineOptions { path, ..DeviceEngineOptions::default() }
 }
 
-/// A completion that is dropped, leaked, or whose future is dropped half-way lets the copy go on:
-/// every byte arrives, the guard goes after the copy and not before, and so does the memory, to the
-/// last allocation.
+/// A completion is dropped or leaked, or its future is dropped half-way. The copy continues, and
+/// every byte arrives. The guard and all memory are freed after the copy, not before.
 #[test]
-fn abandoned_transfers_end_all_the_same() {
-    let Some(context) = device("abandoned_transfers_end_all_the_same", ROOM) else { return };
+fn transfers_without_a_completion_still_end() {
+    let Some(context) = device("transfers_without_a_completion_still_end", ROOM) else { return };
     for path in [None, Some(CopyPath::Direct), Some(CopyPath::Staged)] {
         let fixture = Fixture::new(&context, options(path), &ALL);
         let manager = fixture.manager();
@@ -43,7 +42,7 @@ fn abandoned_transfers_end_all_the_same() {
             let mut expected = Image::of(&there, fixture.access());
             expected.transfer(&image, &ids, &ids, 0..8);
             let held = HeldStream::new(&context);
-            let guard = Telling(told.clone());
+            let guard = ReportsDrop(told.clone());
             let transfer = Transfer::new(&here, &there).device_order(held.order());
             let completion = manager.submit(transfer.blocks(&ids, &ids), guard).unwrap();
             let ticket = completion.ticket();
@@ -51,25 +50,25 @@ fn abandoned_transfers_end_all_the_same() {
             drop(here);
             match way {
                 0 => drop(completion),
-                // It is never dropped.
+                // The forgotten completion never drops.
                 1 => {
                     let _leaked = ManuallyDrop::new(completion);
                 }
                 _ => drop(completion.into_future()),
             }
-            // It waits for a stream that stands still, so nothing of it may go yet.
+            // The transfer waits for a blocked stream, so none of its memory may be freed yet.
             assert!(ended.try_recv().is_err() && !ticket.has_ended(), "{path:?}, way {way}");
             assert!(held_memory(&context) != before, "{path:?}, way {way}: the source has gone");
             drop(held);
             while !ticket.has_ended() {
                 thread::yield_now();
             }
-            // A leaked completion keeps its guard.
+            // A leaked completion leaks its guard.
             if way != 1 {
                 ended.recv().unwrap();
             }
             Image::of(&there, fixture.access()).assert_equals(&expected, &format!("{way}"));
-            // The engine's buffers are made by the first transfer, and kept.
+            // The first transfer allocates the engine's buffers, which are kept.
             if way != 0 {
                 assert_eq!(held_memory(&context), before, "{path:?}, way {way}");
             }
@@ -79,18 +78,18 @@ fn abandoned_transfers_end_all_the_same() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// The device's allocations and their bytes.
+/// The number of the device's allocations, and their bytes.
 fn held_memory(context: &Context) -> (u64, ByteCount) {
     let held = context.usage().device;
     (held.count, held.bytes)
 }
 
-/// A guard that tells of its drop.
-struct Telling(std::sync::mpsc::Sender<()>);
+/// A guard that reports its drop.
+struct ReportsDrop(std::sync::mpsc::Sender<()>);
 
-impl Drop for Telling {
+impl Drop for ReportsDrop {
     fn drop(&mut self) {
-        // The test may be over.
+        // The test may have ended.
         let _ = self.0.send(());
     }
 }
@@ -118,7 +117,8 @@ fn threads_submit_both_ways_at_once() {
             scope.spawn(move || {
                 let all: Vec<u32> = (0..48).collect();
                 let reversed: Vec<u32> = all.iter().rev().copied().collect();
-                // There in one, and back block by block and as a whole, twice reversed.
+                // Copied there in one transfer, and back as single blocks and as a whole, reversed
+                // twice.
                 for _ in 0..3 {
                     let out = ordered(Transfer::new(here, there), here, there);
                     end_of(manager.submit(out.blocks(&all, &reversed), ()).unwrap())
@@ -142,11 +142,11 @@ fn threads_submit_both_ways_at_once() {
     }
 }
 
-/// With no memory left for buffers a transfer takes another path, and with memory again the
-/// first one.
+/// Without memory for buffers, a transfer is copied by another path. With memory again, by the
+/// first path.
 #[test]
-fn without_memory_for_buffers_transfers_go_on() {
-    let path = "engine::faults::without_memory_for_buffers_transfers_go_on";
+fn without_memory_for_buffers_transfers_continue() {
+    let path = "engine::faults::without_memory_for_buffers_transfers_continue";
     in_child(path, || {
         let Some(context) = device(path, ROOM) else { return };
         let fixture = Fixture::new(&context, options(Some(CopyPath::Staged)), &ALL);
@@ -156,7 +156,7 @@ fn without_memory_for_buffers_transfers_go_on() {
         let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
         let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
         Image::scribble(&here, fixture.access(), 8);
-        // The engine's small tables come first.
+        // The engine's small tables are allocated first.
         let hoarded = hoard(&DeviceAllocator::new(&context));
         let access = fixture.access();
         let staged = |from: &Endpoint, to: &Endpoint| {
@@ -177,7 +177,7 @@ fn without_memory_for_buffers_transfers_go_on() {
     });
 }
 
-/// All of the device's memory but less than a buffer.
+/// All of the device's memory except less than a buffer.
 pub fn hoard(allocator: &DeviceAllocator) -> Vec<DeviceMemory> {
     let mut all = Vec::new();
     for bytes in [ByteCount::gib(1), ByteCount::mib(64), ByteCount::mib(8)] {
@@ -189,8 +189,8 @@ pub fn hoard(allocator: &DeviceAllocator) -> Vec<DeviceMemory> {
 }
 
 #[test]
-fn an_engine_that_drops_ends_what_it_has_begun() {
-    let name = "an_engine_that_drops_ends_what_it_has_begun";
+fn an_engine_that_drops_completes_its_transfers() {
+    let name = "an_engine_that_drops_completes_its_transfers";
     let Some(context) = device(name, ROOM) else { return };
     for path in [None, Some(CopyPath::Direct), Some(CopyPath::Staged), Some(CopyPath::Batched)] {
         let fixture = Fixture::new(&context, options(path), &ALL);

@@ -1,4 +1,4 @@
-//! Ends in every kind of memory that the engine copies between.
+//! Endpoints in every kind of memory that the engine copies between.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -27,7 +27,7 @@ use crate::needs::{OnDevice, is_simulated};
 
 /// Blocks in one allocation of the device.
 pub const DEVICE: &str = "device";
-/// Blocks whose layers lie anywhere in the device's memory.
+/// Blocks whose layers are at irregular distances in the device's memory.
 pub const APART: &str = "device, layers apart";
 /// Blocks in pinned memory.
 pub const PINNED: &str = "pinned";
@@ -48,7 +48,7 @@ impl Fixture {
         Self { context, peer: None, options, ends: ends.to_vec(), access }
     }
 
-    /// With a path forced, and everything cut as small as it can be.
+    /// With a forced path, and with the smallest possible parts.
     pub fn in_small_parts(context: &Context, path: CopyPath, ends: &[&'static str]) -> Self {
         let options = DeviceEngineOptions {
             path: Some(path),
@@ -72,15 +72,15 @@ impl Fixture {
     }
 }
 
-/// An engine with a path forced, and one that takes what that path cannot copy: some heads of
-/// pinned pages, say, are not packed.
+/// An engine with a forced path, and an engine for transfers that this path cannot copy. For
+/// example, some heads of pinned pages are not packed.
 #[derive(Debug)]
 struct Preferring {
     first: DeviceEngine,
     second: DeviceEngine,
 }
 
-// SAFETY: all that is done is done by the engines, whose promise it is.
+// SAFETY: the inner engines copy, and their guarantees apply.
 unsafe impl CopyEngine for Preferring {
     fn name(&self) -> &'static str {
         self.first.name()
@@ -99,7 +99,7 @@ unsafe impl CopyEngine for Preferring {
     }
 
     fn submit(&self, job: CopyJob) {
-        // Either takes the path that was quoted.
+        // Each engine copies by the path that was quoted.
         self.first.submit(job);
     }
 }
@@ -128,7 +128,7 @@ impl EngineFixture for Fixture {
     }
 
     fn serves(&self, source: &str, destination: &str) -> bool {
-        // One end at least is the device's own; only devices' memory is copied within a kind.
+        // At least one end is the device's own memory. Only device memory is copied within a kind.
         let host = [source, destination].contains(&PINNED);
         let peer = [source, destination].contains(&PEER);
         let both_foreign = |end: &str| end == PINNED || end == PEER;
@@ -167,13 +167,13 @@ pub struct HeldStream {
 
 impl HeldStream {
     pub fn new(context: &Context) -> Self {
-        /// Keeps the stream where it is until the other end has gone.
+        /// Blocks the stream until the sender has dropped.
         ///
         /// # Safety
         ///
-        /// `until` is a receiver in a box, which is this call's.
+        /// `until` is a boxed receiver, which this call owns.
         unsafe extern "C" fn keep(until: *mut c_void) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             let until = unsafe { Box::from_raw(until.cast::<Receiver<()>>()) };
             let _ = until.recv();
         }
@@ -183,18 +183,18 @@ impl HeldStream {
         CudaContext::new(device).unwrap().bind_to_thread().unwrap();
         let (release, until) = channel();
         let until = Box::into_raw(Box::new(until)).cast();
-        // SAFETY: the function takes what it is given here, and calls nothing of the driver's.
+        // SAFETY: the function owns its argument, and calls no function of the driver.
         let code = unsafe { sys::cuLaunchHostFunc(stream.handle().cast(), Some(keep), until) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
         Self { stream, release: Some(release) }
     }
 
-    /// The stream, for work that is not to run yet.
+    /// The stream, for work that must not run yet.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// After what the stream has been given so far.
+    /// The order "after all work of the stream so far".
     pub fn order(&self) -> DeviceOrder {
         self.stream.order()
     }
@@ -216,7 +216,7 @@ pub fn pinned(context: &Context, config: LayoutConfig, kind: LayoutKind) -> Endp
     endpoint(&PinnedAllocator::new(context, PinnedOptions::default()).unwrap(), config, kind)
 }
 
-/// Every region an allocation of its own, at distances that follow no rule.
+/// One allocation per region, at irregular distances.
 pub fn apart(context: &Context, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
     let allocator = DeviceAllocator::new(context);
     let geometry = Geometry::new(&config, kind).unwrap();
@@ -247,8 +247,8 @@ pub fn config(blocks: u32, layers: u32, page: u32) -> LayoutConfig {
     config.build().unwrap()
 }
 
-/// Room for [`keep_busy`]; a simulated device takes its time over less.
-pub fn much(context: &Context) -> DeviceMemory {
+/// Memory for [`keep_busy`]. A simulated device is slower, so it needs less.
+pub fn large_memory(context: &Context) -> DeviceMemory {
     let bytes = if is_simulated(context) { ByteCount::mib(2) } else { ByteCount::mib(128) };
     DeviceAllocator::new(context).allocate(&RegionRequest::new(bytes)).unwrap()
 }
@@ -256,12 +256,13 @@ pub fn much(context: &Context) -> DeviceMemory {
 /// Some milliseconds of work on a stream.
 pub fn keep_busy(stream: &Stream, room: &impl Memory) {
     for value in 0..20_u8 {
-        // SAFETY: the memory is the test's alone, and lives until the stream has been waited for.
+        // SAFETY: only the test uses the memory, which lives until the stream has been
+        // synchronised.
         unsafe { stream.fill(room.location(), value, room.length()) }.unwrap();
     }
 }
 
-/// Whether every byte of an end, of which no transfer is in flight, has this value.
+/// Whether every byte of an end without transfers in flight has this value.
 pub fn all_are(end: &Endpoint, fixture: &Fixture, value: u8) -> bool {
     end.layout().regions().iter().all(|region| {
         let mut bytes = vec![0; region.length().to_usize()];

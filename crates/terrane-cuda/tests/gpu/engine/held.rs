@@ -1,4 +1,4 @@
-//! Transfers that the device holds up, and those that it does not.
+//! Transfers that wait on the device, and others that they must not delay.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use terrane_transfer::{
     TransferError, TransferManager, TransferOptions, TransferPlan,
 };
 
-use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
+use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, large_memory};
 use crate::needs::{LITTLE, device};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The engine's streams, and twice as many transfers that wait: half of them for a stream, and half
-/// for an event of it.
+/// The engine's streams, and twice as many waiting transfers: half of them after a stream, and half
+/// after one of its events.
 const STREAMS: u32 = 4;
 const WAITING: u32 = 2 * STREAMS;
 
-/// However many transfers wait for the device, the end of another is noticed by the engine itself,
-/// and others begin when their own order has been reached.
-fn others_go_on(name: &str, path: CopyPath, blocks_each: u32, checksums: bool) {
+/// Many transfers wait on the device. The engine itself still detects the end of another transfer,
+/// and begins transfers whose order is satisfied.
+fn check_others_continue(name: &str, path: CopyPath, blocks_each: u32, checksums: bool) {
     let Some(context) = device(name, LITTLE) else { return };
     let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
@@ -51,16 +51,16 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32, checksums: bool) {
         let transfer = Transfer::new(&here, &there).blocks(&ids(number), &ids(number));
         if checksums { transfer.checksums(Checksums::Compute) } else { transfer }
     };
-    // Every stream is there, and idle.
+    // All streams exist and are idle.
     for _ in 0..if checksums { 5 } else { 0 } {
         let all: Vec<_> = (0..WAITING)
             .map(|number| manager.submit(ordered(transfer(number), &here, &there), ()).unwrap())
             .collect();
         all.into_iter().for_each(must_end);
     }
-    // Whatever is made when it is first needed.
+    // The first transfer creates what is created on first use.
     run(&manager, &here, &there, &ids(WAITING + 1));
-    let room = much(&context);
+    let room = large_memory(&context);
     let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
     let [held, reached] = [0, 1].map(|number| driver.hold(streams[number].handle()));
     let [after_held, after_reached] = [0, 1].map(|number| after(&streams[number]));
@@ -75,7 +75,7 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32, checksums: bool) {
             manager.submit(transfer(number).device_order(order.clone()), ()).unwrap()
         })
         .collect();
-    // The mark of the event at their submission counts, not the present one.
+    // The event's mark at the submission counts, not its present mark.
     event.record(&streams[1]).unwrap();
     for _ in 0..2 {
         let free = ordered(transfer(WAITING), &here, &there);
@@ -104,34 +104,34 @@ fn run(manager: &TransferManager, here: &Endpoint, there: &Endpoint, ids: &[u32]
 
 #[track_caller]
 fn must_end(completion: Completion<()>) {
-    match completion.wait_until(Instant::now() + PATIENCE) {
+    match completion.wait_until(Instant::now() + TIMEOUT) {
         Ok(outcome) => drop(outcome.result.unwrap()),
-        Err(completion) => panic!("held up by others: {completion:?}"),
+        Err(completion) => panic!("delayed by others: {completion:?}"),
     }
 }
 
 #[test]
-fn small_transfers_that_wait_hold_up_no_other() {
-    others_go_on("small_transfers_that_wait_hold_up_no_other", CopyPath::Direct, 1, false);
+fn small_transfers_that_wait_delay_no_other() {
+    check_others_continue("small_transfers_that_wait_delay_no_other", CopyPath::Direct, 1, false);
 }
 
 #[test]
-fn large_transfers_that_wait_hold_up_no_other() {
-    others_go_on("large_transfers_that_wait_hold_up_no_other", CopyPath::Staged, 16, false);
+fn large_transfers_that_wait_delay_no_other() {
+    check_others_continue("large_transfers_that_wait_delay_no_other", CopyPath::Staged, 16, false);
 }
 
-/// Their checksums take no streams that those need which need not wait.
+/// Their checksums use no streams that transfers without a wait need.
 #[test]
-fn transfers_with_checksums_that_wait_hold_up_no_other() {
-    let name = "transfers_with_checksums_that_wait_hold_up_no_other";
-    others_go_on(name, CopyPath::Direct, 1, true);
+fn transfers_with_checksums_that_wait_delay_no_other() {
+    let name = "transfers_with_checksums_that_wait_delay_no_other";
+    check_others_continue(name, CopyPath::Direct, 1, true);
 }
 
-/// A transfer that is cancelled before its order has been reached leaves a stream that waits for
-/// that order. The order of the next transfer does not go there.
+/// A transfer that is cancelled before its order is satisfied leaves a stream that waits for that
+/// order. The next transfer's order is not put on that stream.
 #[test]
-fn the_order_of_a_cancelled_transfer_holds_up_no_other() {
-    let name = "the_order_of_a_cancelled_transfer_holds_up_no_other";
+fn the_order_of_a_cancelled_transfer_delays_no_other() {
+    let name = "the_order_of_a_cancelled_transfer_delays_no_other";
     let Some(context) = device(name, LITTLE) else { return };
     let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
@@ -141,7 +141,7 @@ fn the_order_of_a_cancelled_transfer_holds_up_no_other() {
     let shape = config(2, 8, 16);
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
-    let room = much(&context);
+    let room = large_memory(&context);
     let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
     let [never_reached, reached] = [0, 1].map(|number| driver.hold(streams[number].handle()));
     let orders = [0, 1].map(|number| {
@@ -150,7 +150,7 @@ fn the_order_of_a_cancelled_transfer_holds_up_no_other() {
         event.record(&streams[number]).unwrap();
         event.order().unwrap()
     });
-    // A transfer that waits for another one has its order put on a stream at its submission.
+    // The order of a transfer that waits for another one is put on a stream at its submission.
     let gate = there.hold_for_read(&[0, 1]).unwrap();
     let [cancelled, next] = [0, 1].map(|number| {
         let block = u32::try_from(number).unwrap();
@@ -171,7 +171,7 @@ fn the_order_of_a_cancelled_transfer_holds_up_no_other() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// A cancel that comes when the last bytes are on their way stops nothing, and the outcome says so.
+/// A cancellation after the last bytes were submitted has no effect, and the outcome shows that.
 #[test]
 fn a_transfer_that_is_submitted_to_its_end_cannot_be_cancelled() {
     let name = "a_transfer_that_is_submitted_to_its_end_cannot_be_cancelled";
@@ -187,8 +187,8 @@ fn a_transfer_that_is_submitted_to_its_end_cannot_be_cancelled() {
         let transfer = ordered(Transfer::new(&here, &there), &here, &there);
         let transfer = transfer.blocks(&[0, 1], &[0, 1]).layer_by_layer();
         let completion = manager.submit(transfer, ()).unwrap();
-        // All is on the device by now, and the engine's thread has yet to see it. The first
-        // transfer makes the buffers, on that thread.
+        // All work is on the device by now, but the engine's thread has not seen its end. The first
+        // transfer allocates the buffers on that thread.
         if number > 0 {
             completion.cancel();
         }
@@ -196,15 +196,15 @@ fn a_transfer_that_is_submitted_to_its_end_cannot_be_cancelled() {
     }
 }
 
-/// An engine, and who is told when it has dropped.
+/// An engine that reports its drop.
 #[derive(Debug)]
-struct Telling {
+struct ReportsDrop {
     engine: DeviceEngine,
     _told: Sender<()>,
 }
 
-// SAFETY: all that is done is done by the engine, whose promise it is.
-unsafe impl CopyEngine for Telling {
+// SAFETY: the inner engine copies, and its guarantees apply.
+unsafe impl CopyEngine for ReportsDrop {
     fn name(&self) -> &'static str {
         self.engine.name()
     }
@@ -222,8 +222,7 @@ unsafe impl CopyEngine for Telling {
     }
 }
 
-/// An engine that goes on one of its own threads leaves its kernels to what it has put on the
-/// device.
+/// If an engine drops on one of its own threads, its kernels stay loaded for its submitted work.
 #[test]
 fn kernels_stay_for_as_long_as_they_run() {
     let name = "kernels_stay_for_as_long_as_they_run";
@@ -239,13 +238,13 @@ fn kernels_stay_for_as_long_as_they_run() {
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
     let before = driver.count(Live::Modules);
     let (told, dropped) = channel();
-    let engine = Telling { engine: DeviceEngine::new(&context, options).unwrap(), _told: told };
+    let engine = ReportsDrop { engine: DeviceEngine::new(&context, options).unwrap(), _told: told };
     let engine: Arc<dyn CopyEngine> = Arc::new(engine);
     // No waiting thread polls, so the first transfer ends on a thread of the engine.
     let manager = TransferManager::new([engine]).with_spin(Duration::ZERO);
     let [begun, stream] = [(); 2].map(|()| Stream::new(&context).unwrap());
     let [not_begun, held] = [&begun, &stream].map(|stream| driver.hold(stream.handle()));
-    let room = much(&context);
+    let room = large_memory(&context);
     keep_busy(&begun, &room);
     keep_busy(&stream, &room);
     let writer = here.hold_for_write(&[0]).unwrap();
@@ -257,9 +256,12 @@ fn kernels_stay_for_as_long_as_they_run() {
     drop(writer);
     // Not before this thread has dropped the engine.
     drop(not_begun);
-    assert!(dropped.recv().is_err(), "the engine goes when the second has been submitted");
+    assert!(dropped.recv().is_err(), "the engine drops after the second submission");
     for _ in 0..200 {
-        assert!(driver.count(Live::Modules) > before, "the kernels went before they had run");
+        assert!(
+            driver.count(Live::Modules) > before,
+            "the kernels were unloaded before they had run"
+        );
         thread::yield_now();
         thread::sleep(Duration::from_micros(100));
     }

@@ -13,7 +13,7 @@ use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{DeviceOrder, Endpoint, StreamHandle, Transfer, TransferError};
 
 use super::fixture::{
-    APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, all_are, config, keep_busy, much,
+    APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, all_are, config, keep_busy, large_memory,
 };
 use crate::needs::{LITTLE, Needs, device_with_kernels as device, two_devices};
 
@@ -32,11 +32,11 @@ fn fixture(context: &Context, path: Option<CopyPath>) -> Fixture {
     Fixture::new(context, options, &ALL)
 }
 
-/// Writes every region of an endpoint, late.
+/// Writes every region of an endpoint, after some milliseconds of other work.
 fn write_late(stream: &Stream, room: &impl Memory, end: &Endpoint, value: u8) {
     keep_busy(stream, room);
     for region in end.layout().regions() {
-        // SAFETY: the endpoint keeps the region, of which no transfer is in flight yet.
+        // SAFETY: the endpoint keeps the region alive. No transfer of it is in flight yet.
         unsafe { stream.fill(region.location(), value, region.length()) }.unwrap();
     }
 }
@@ -45,10 +45,10 @@ fn write_late(stream: &Stream, room: &impl Memory, end: &Endpoint, value: u8) {
 fn a_transfer_waits_for_the_stream_that_writes_its_source() {
     let name = "a_transfer_waits_for_the_stream_that_writes_its_source";
     let Some(context) = device(name, ROOM) else { return };
-    let room = much(&context);
+    let room = large_memory(&context);
     let compute = Stream::new(&context).unwrap();
     let mut value = 0;
-    // One block goes at once, all of them by way of a submit thread.
+    // One block is submitted at once, all blocks by a submit thread.
     for (path, blocks) in PATHS.into_iter().flat_map(|path| [(path, 1), (path, 64)]) {
         let fixture = fixture(&context, path);
         let manager = fixture.manager();
@@ -70,13 +70,14 @@ fn a_transfer_waits_for_the_stream_that_writes_its_source() {
 }
 
 /// An order owns its stream or event: the caller drops its own handle before the transfer is
-/// submitted. The stream is destroyed, and a borrowed one's owner drops, with the transfer's end.
+/// submitted. At the transfer's end the stream is destroyed, and the owner of a borrowed stream
+/// drops.
 #[test]
 fn an_order_keeps_a_stream_or_event_that_its_caller_drops() {
     let name = "an_order_keeps_a_stream_or_event_that_its_caller_drops";
     let Some(context) = device(name, ROOM) else { return };
     let fixture = fixture(&context, None);
-    let (manager, room, shape) = (fixture.manager(), much(&context), config(4, 8, 16));
+    let (manager, room, shape) = (fixture.manager(), large_memory(&context), config(4, 8, 16));
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
     let ids = [0, 1, 2, 3];
@@ -122,8 +123,8 @@ fn an_order_keeps_a_stream_or_event_that_its_caller_drops() {
 }
 
 #[test]
-fn a_transfer_that_waits_holds_up_no_other() {
-    let name = "a_transfer_that_waits_holds_up_no_other";
+fn a_transfer_that_waits_delays_no_other() {
+    let name = "a_transfer_that_waits_delays_no_other";
     let Some(context) = device(name, ROOM) else { return };
     let fixture = fixture(&context, Some(CopyPath::Staged));
     let manager = fixture.manager();
@@ -133,7 +134,7 @@ fn a_transfer_that_waits_holds_up_no_other() {
     let [held_there, there] = [(); 2].map(|()| end(PINNED, LayoutKind::FullyContiguous));
     Image::scribble(&here, fixture.access(), 1);
     let ids: Vec<u32> = (0..64).collect();
-    let room = much(&context);
+    let room = large_memory(&context);
     let compute = Stream::new(&context).unwrap();
     write_late(&compute, &room, &held_here, 9);
     let after_compute = compute.order();
@@ -145,12 +146,13 @@ fn a_transfer_that_waits_holds_up_no_other() {
     assert!(all_are(&held_there, &fixture, 9));
 }
 
-/// The event is recorded again, where it has happened at once, while the transfer waits for another.
+/// While the transfer waits for another one, the event is recorded again on an idle stream, where
+/// it completes at once.
 #[test]
-fn behind_another_transfer_an_event_marks_what_it_did_at_the_submission() {
-    let name = "behind_another_transfer_an_event_marks_what_it_did_at_the_submission";
+fn a_waiting_transfer_keeps_the_events_mark_of_its_submission() {
+    let name = "a_waiting_transfer_keeps_the_events_mark_of_its_submission";
     let Some(context) = device(name, ROOM) else { return };
-    let room = much(&context);
+    let room = large_memory(&context);
     let [before, compute, idle] = [(); 3].map(|()| Stream::new(&context).unwrap());
     for (round, blocks) in [(1, 1), (2, 64), (3, 1), (4, 64)] {
         let fixture = fixture(&context, None);
@@ -210,8 +212,8 @@ fn layers_can_be_used_while_others_travel() {
                 // SAFETY: the layers keep the event alive.
                 unsafe { user.wait_for_handle(raw) }.unwrap();
             }
-            // SAFETY: the layer has arrived when the stream comes to it, and both ends live until
-            // the stream has been waited for.
+            // SAFETY: the layer has arrived when the stream reaches this. Both ends live until the
+            // stream has been synchronised.
             unsafe { user.copy(from.location(), to.location(), to.length()) }.unwrap();
         }
         user.synchronize().unwrap();
@@ -231,7 +233,7 @@ fn an_order_of_another_context_is_refused() {
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
     let other = terrane_core::DeviceId::new(context.device().id.get() + 77);
-    // SAFETY: a transfer with the order of a device that takes no part is refused before the
+    // SAFETY: the order belongs to a device outside the transfer, so it is refused before the
     // handle is used.
     let handle = unsafe { StreamHandle::from_raw(other, 0, Arc::new(())) };
     let transfer = Transfer::new(&here, &there).blocks(&[0], &[0]);
@@ -240,8 +242,8 @@ fn an_order_of_another_context_is_refused() {
     assert!(matches!(rejected.cause, TransferError::NoEngine { .. }), "{rejected}");
 }
 
-/// The context of a device that is not the engine's is retained once, and not for each transfer that
-/// runs after a stream of that device's.
+/// The context of another device is retained once, not for each transfer that runs after one of
+/// that device's streams.
 #[test]
 fn the_context_of_another_device_is_retained_once() {
     let name = "the_context_of_another_device_is_retained_once";

@@ -20,25 +20,25 @@ use crate::needs::{LITTLE, device_with_kernels as device};
 
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// Foreign code on the submit threads.
-fn panic_on_feeders(_: &Event<'_>) {
+/// Panics on the submit threads, as foreign code.
+fn panic_on_submit_threads(_: &Event<'_>) {
     if thread::current().name().is_some_and(|name| name.starts_with("terrane-cuda-submit-")) {
         PANICS.fetch_add(1, Ordering::SeqCst);
         panic!("a subscriber that panics");
     }
 }
 
-/// A job whose feeder panics ends as one that was dropped, and not before the device is done with
-/// its memory; the feeder serves the next one.
+/// The submit thread panics in the middle of a job. The job ends like one that was dropped, but not
+/// before the device has finished with its memory. The thread serves the next job.
 #[test]
-fn a_feeder_that_panics_waits_for_what_it_has_submitted() {
-    let name = "engine::panics::a_feeder_that_panics_waits_for_what_it_has_submitted";
+fn a_submit_thread_that_panics_waits_for_its_submitted_work() {
+    let name = "engine::panics::a_submit_thread_that_panics_waits_for_its_submitted_work";
     in_child(name, || {
         let Some(context) = device(name, LITTLE) else { return };
         let Some(driver) = SimulatedCuda::find() else {
             return eprintln!("skipped: {name}: no simulated driver, whose calls can fail");
         };
-        tracing::subscriber::set_global_default(AtEvents::any(panic_on_feeders)).unwrap();
+        tracing::subscriber::set_global_default(AtEvents::any(panic_on_submit_threads)).unwrap();
         let options = DeviceEngineOptions {
             path: Some(CopyPath::Staged),
             scratch_bytes: ByteCount::kib(16),
@@ -54,10 +54,11 @@ fn a_feeder_that_panics_waits_for_what_it_has_submitted() {
             let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
             Image::scribble(&here, fixture.access(), 1);
             for (from, to) in [(&here, &there), (&there, &here)] {
-                // Written whole, whatever the transfer before left of it.
+                // All bytes are written, whatever the transfer before left there.
                 Image::scribble(from, fixture.access(), 1);
                 let before = PANICS.load(Ordering::SeqCst);
-                // The feeder finds no memory for a buffer, the first one or another, and says so.
+                // The submit thread finds no memory for the first or the second buffer, and emits a
+                // trace.
                 driver.fail("cuMemAlloc_v2", spared, 2);
                 let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
                 let outcome = end_of(manager.submit(transfer, ()).unwrap());
@@ -69,14 +70,14 @@ fn a_feeder_that_panics_waits_for_what_it_has_submitted() {
                     }
                     Err(error) => panic!("{error}"),
                 }
-                driver.forgive();
+                driver.clear_faults();
             }
             for (end, seed) in [(&here, 2), (&there, 3)] {
                 Image::scribble(end, fixture.access(), seed);
             }
             check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..3);
         }
-        assert!(PANICS.load(Ordering::SeqCst) > 0, "nothing was tried");
+        assert!(PANICS.load(Ordering::SeqCst) > 0, "the subscriber never panicked");
         assert_eq!((context.lost(), context.failed_drops()), (None, 0));
     });
 }

@@ -80,7 +80,7 @@ fn paths_between_devices_conform() {
         let transfer = ordered(Transfer::new(&here, &there), &here, &there).blocks(&[0], &[0]);
         match fixture.manager().explain(&transfer) {
             Ok(_) => check_copy_engine(&fixture),
-            // Devices that do not reach each other's memory have no such path.
+            // Without peer access there is no such path.
             Err(error) => eprintln!("{path} is not there: {error}"),
         }
     }
@@ -95,8 +95,8 @@ fn some(random: &mut Seeded, of: u32, count: usize) -> Vec<u32> {
     all
 }
 
-/// Larger than what the engine submits at once, with more blocks than a launch names, through
-/// buffers that hold many, one, and less than one block.
+/// Larger than what the engine submits at once, with more blocks than a launch's parameters. The
+/// buffers have room for many blocks, for one, and for less than one.
 #[test]
 fn large_transfers_in_many_parts_are_exact() {
     let needs = Needs { device: ByteCount::mib(256), host: ByteCount::mib(512) };
@@ -130,7 +130,7 @@ fn large_transfers_in_many_parts_are_exact() {
     }
 }
 
-/// Blocks in registrations of 2 MiB, whatever the blocks are.
+/// Blocks in registrations of 2 MiB, whatever the size of the blocks.
 fn split(pinned: &PinnedAllocator, shape: LayoutConfig) -> Endpoint {
     let kind = LayoutKind::FullyContiguous;
     let plan = LayoutPlan::new(&shape, kind, pinned.limits()).unwrap();
@@ -142,7 +142,7 @@ fn split(pinned: &PinnedAllocator, shape: LayoutConfig) -> Endpoint {
     Endpoint::new(layout.unregistered().build().unwrap()).unwrap()
 }
 
-/// No copy reaches from one registration into the next.
+/// No copy crosses from one registration into the next.
 #[test]
 fn registrations_are_not_crossed() {
     let needs = Needs { device: ByteCount::mib(256), host: ByteCount::mib(512) };
@@ -154,7 +154,7 @@ fn registrations_are_not_crossed() {
         ..PinnedOptions::default()
     };
     let chunked = PinnedAllocator::new(&context, options).unwrap();
-    // Blocks of 1.5 MiB, of which every other one begins in one registration and ends in the next.
+    // Blocks of 1.5 MiB. Every other block begins in one registration and ends in the next.
     let shape = config(4, 12, 256);
     for path in [None, Some(CopyPath::Contiguous), Some(CopyPath::Batched), Some(CopyPath::Staged)]
     {
@@ -176,16 +176,18 @@ fn registrations_are_not_crossed() {
 
 /// Memory that another library has pinned in pieces that only the driver knows.
 #[test]
-fn pinned_memory_of_others_is_served() {
-    let Some(context) = device("pinned_memory_of_others_is_served", LITTLE) else { return };
+fn pinned_memory_of_other_libraries_is_served() {
+    let Some(context) = device("pinned_memory_of_other_libraries_is_served", LITTLE) else {
+        return;
+    };
     let options = PinnedOptions { registration: Requirement::Off, ..PinnedOptions::default() };
     let of_driver = PinnedAllocator::new(&context, options).unwrap();
     let shape = config(8, 3, 4);
     let theirs = endpoint(&of_driver, shape, LayoutKind::FullyContiguous);
-    // As their memory is adopted: a span and an owner, and nothing else known.
+    // Adopted like other libraries' memory: a span and an owner, and no other facts.
     let adopted = |owner: &Endpoint| {
         let regions = owner.layout().regions().iter().map(|region| {
-            // SAFETY: the owner keeps the bytes alive, and the test uses them through one
+            // SAFETY: the owner keeps the bytes alive, and the test accesses them through one
             // endpoint at a time.
             let memory = unsafe { terrane_core::ForeignMemory::new(region.span(), region.clone()) };
             Region::new(memory)
@@ -229,7 +231,7 @@ fn peers_are_measured() {
     assert_eq!((context.lost(), peer.lost()), (None, None));
 }
 
-/// A second device that is full is none.
+/// A second device without enough memory is not measured.
 #[test]
 fn a_peer_without_room_is_not_measured() {
     let name = "a_peer_without_room_is_not_measured";
@@ -240,11 +242,12 @@ fn a_peer_without_room_is_not_measured() {
     };
     let mut options = CalibrationOptions::default();
     (options.bytes, options.repetitions) = (ByteCount::mib(1), 1);
-    // The engine's own memory comes first: then two of this device, and the other's.
+    // First the engine's own memory is allocated, then two regions of this device, and one of the
+    // other device.
     let before = allocations(&driver, || drop(DeviceEngine::new(&context, options.engine.clone())));
     driver.fail("cuMemAlloc_v2", before + 2, 2);
     let measured = options.measure(&context).unwrap();
-    assert_eq!(driver.forgive(), 0);
+    assert_eq!(driver.clear_faults(), 0);
     for direction in [Direction::ToPeer, Direction::FromPeer] {
         let cost =
             |calibration: &Calibration| *calibration.cost(direction, CopyPath::CopyEach).unwrap();
@@ -253,7 +256,7 @@ fn a_peer_without_room_is_not_measured() {
     assert_eq!((context.lost(), peer.lost()), (None, None));
 }
 
-/// How much device memory a call allocates on this thread.
+/// The number of device allocations of a call on this thread.
 fn allocations(driver: &SimulatedCuda, call: impl FnOnce()) -> u64 {
     let before = driver.calls(Some("cuMemAlloc_v2"));
     call();

@@ -1,4 +1,4 @@
-//! Blocks between two devices, beside what `paths` checks of every path.
+//! Blocks between two devices, in addition to the checks of `paths`.
 
 use terrane_core::{ByteCount, Memory};
 use terrane_cuda::{
@@ -13,13 +13,14 @@ use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
 use super::fixture::{
-    APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, all_are, config, endpoint, keep_busy, much,
+    APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, all_are, config, endpoint, keep_busy,
+    large_memory,
 };
 use crate::needs::{Needs, two_devices};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(256), host: ByteCount::mib(256) };
 
-/// No thread has to wake between the submit and the wire, however much is copied.
+/// No thread has to wake between the submission and the copy, whatever the size.
 #[test]
 fn a_long_transfer_between_devices_is_launched_by_the_submitting_thread() {
     let name = "a_long_transfer_between_devices_is_launched_by_the_submitting_thread";
@@ -30,7 +31,7 @@ fn a_long_transfer_between_devices_is_launched_by_the_submitting_thread() {
     let options = DeviceEngineOptions { path: Some(CopyPath::Peer), ..Default::default() };
     let fixture = Fixture::new(&context, options, &[APART, PEER]).beside(peer);
     let manager = fixture.manager();
-    // 34 MiB: more than the submitting thread copies to the host by itself.
+    // 34 MiB: more than the caller's thread submits of a copy to the host.
     let shape = config(34, 2, 1024);
     let here = fixture.endpoint(APART, shape, LAYERS_APART);
     let there = fixture.endpoint(PEER, shape, LayoutKind::FullyContiguous);
@@ -44,7 +45,7 @@ fn a_long_transfer_between_devices_is_launched_by_the_submitting_thread() {
     }
 }
 
-/// Blocks of either device, at ends that no copy of the driver takes in one piece.
+/// Blocks of either device, in layouts that the driver's copies cannot move as one span.
 fn both_ends(fixture: &Fixture) -> [Endpoint; 2] {
     let shape = config(16, 4, 8);
     [
@@ -62,8 +63,8 @@ const READS: &str = "; the destination's device reads";
 const WRITES: &str = "; the source's device writes";
 
 #[test]
-fn of_two_devices_the_destination_reads() {
-    let name = "of_two_devices_the_destination_reads";
+fn between_two_devices_the_destination_reads() {
+    let name = "between_two_devices_the_destination_reads";
     let Some([context, peer]) = two_devices(name, ROOM) else { return };
     let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &[DEVICE, PEER]);
     let fixture = fixture.beside(peer.clone());
@@ -130,12 +131,12 @@ fn engines_of_two_devices_serve_host_memory_with_both() {
 /// Fills an end with a value on a stream.
 fn fill(stream: &Stream, end: &Endpoint, value: u8) {
     for region in end.layout().regions() {
-        // SAFETY: the endpoint keeps the region, of which no transfer is in flight.
+        // SAFETY: the endpoint keeps the region alive. No transfer of it is in flight.
         unsafe { stream.fill(region.location(), value, region.length()) }.unwrap();
     }
 }
 
-/// A stream or an event of either device orders it, whichever engine copies.
+/// A stream or an event of either device orders the transfer, whichever engine copies.
 #[test]
 fn a_transfer_between_devices_runs_after_work_of_either() {
     let name = "a_transfer_between_devices_runs_after_work_of_either";
@@ -145,7 +146,7 @@ fn a_transfer_between_devices_runs_after_work_of_either() {
     let [here, there] = both_ends(&fixture);
     let ids: Vec<u32> = (0..16).collect();
     let streams = [&context, &peer].map(|of| Stream::new(of).unwrap());
-    let rooms = [&context, &peer].map(much);
+    let rooms = [&context, &peer].map(large_memory);
     let mut value = 0;
     for engines_of in [&[&context][..], &[&context, &peer]] {
         let manager = manager_of(engines_of);
@@ -155,7 +156,7 @@ fn a_transfer_between_devices_runs_after_work_of_either() {
                 value += 2;
                 fill(&streams[source], ends[0], value - 1);
                 streams[source].synchronize().unwrap();
-                // The source gets its value late, or the destination another one.
+                // The source gets its value late, or the destination gets another value.
                 let of = [source, destination][late];
                 let stream = &streams[of];
                 keep_busy(stream, &rooms[of]);

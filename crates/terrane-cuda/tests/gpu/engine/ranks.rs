@@ -1,4 +1,5 @@
-//! Heads on a device: orders that change on the way, and pages that hold the heads of all ranks.
+//! Heads on a device: conversions of token and head order, and pages that contain the heads of all
+//! ranks.
 
 use std::time::Duration;
 
@@ -20,12 +21,12 @@ const OUTER_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
 /// 16 tokens of heads of 128 bytes, in 3 layers of K and V.
-fn of_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
-    of_head_size(heads, 64, order)
+fn config_with_heads(heads: u32, order: TokenOrder) -> LayoutConfig {
+    config_with_head_size(heads, 64, order)
 }
 
-/// The same with heads of so many elements of two bytes.
-fn of_head_size(heads: u32, elements: u32, order: TokenOrder) -> LayoutConfig {
+/// The same, with heads of this many elements of two bytes.
+fn config_with_head_size(heads: u32, elements: u32, order: TokenOrder) -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(10)
         .num_layers(3)
@@ -69,8 +70,13 @@ fn predictions_within_the_device_count_pieces() {
     let fixture = Fixture::new(&context, options, &ALL);
     let manager = fixture.manager();
     let predicted = |elements, from, to| {
-        let from = end(&fixture, APART, of_head_size(8, elements, from), OUTER_FIRST);
-        let to = end(&fixture, DEVICE, of_head_size(8, elements, to), LayoutKind::FullyContiguous);
+        let from = end(&fixture, APART, config_with_head_size(8, elements, from), OUTER_FIRST);
+        let to = end(
+            &fixture,
+            DEVICE,
+            config_with_head_size(8, elements, to),
+            LayoutKind::FullyContiguous,
+        );
         let transfer = Transfer::new(&from, &to).blocks(&[7, 0, 4], &[1, 9, 2]);
         manager.explain(&ordered(transfer, &from, &to)).unwrap().predicted
     };
@@ -83,10 +89,10 @@ fn predictions_within_the_device_count_pieces() {
     }
 }
 
-/// Token-major to head-major and back, from the device, to it and within it: served, and exact.
+/// Token-major to head-major and back: from the device, to it and within it.
 #[test]
-fn orders_of_tokens_and_heads_change_on_the_way() {
-    let name = "orders_of_tokens_and_heads_change_on_the_way";
+fn the_order_of_tokens_and_heads_is_converted_exactly() {
+    let name = "the_order_of_tokens_and_heads_is_converted_exactly";
     let Some(context) = device(name, ROOM) else { return };
     let ways = [(APART, PINNED), (PINNED, APART), (APART, DEVICE), (DEVICE, APART)];
     for (path, ways) in [
@@ -99,8 +105,13 @@ fn orders_of_tokens_and_heads_change_on_the_way() {
         let manager = fixture.manager();
         for &(source, destination) in ways {
             for [from, to] in [[TokenMajor, HeadMajor], [HeadMajor, TokenMajor]] {
-                let from = end(&fixture, source, of_heads(8, from), OUTER_FIRST);
-                let to = end(&fixture, destination, of_heads(8, to), LayoutKind::FullyContiguous);
+                let from = end(&fixture, source, config_with_heads(8, from), OUTER_FIRST);
+                let to = end(
+                    &fixture,
+                    destination,
+                    config_with_heads(8, to),
+                    LayoutKind::FullyContiguous,
+                );
                 let (read, written) = ((&from, &[7, 0, 4][..]), (&to, &[1, 9, 2][..]));
                 let heads = Some([0..8, 0..8]);
                 let served = check_heads(&manager, fixture.access(), read, written, 0..3, heads);
@@ -112,23 +123,24 @@ fn orders_of_tokens_and_heads_change_on_the_way() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Four ranks with 2 of 8 heads each write their part of the same pinned pages at once; two ranks
-/// with 4 heads each read them, and write pages like the first.
+/// Four ranks with 2 of 8 heads each write their parts of the same pinned pages at once. Two ranks
+/// with 4 heads each read the pages, and write equal pages.
 #[test]
-fn pages_in_pinned_memory_do_not_depend_on_how_many_ranks_there_are() {
-    let name = "pages_in_pinned_memory_do_not_depend_on_how_many_ranks_there_are";
+fn pages_in_pinned_memory_do_not_depend_on_the_number_of_ranks() {
+    let name = "pages_in_pinned_memory_do_not_depend_on_the_number_of_ranks";
     let Some(context) = device(name, ROOM) else { return };
     let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &ALL);
     let manager = fixture.manager();
     let blocks = [4, 0, 3, 9];
     let of_rank = [1, 2, 5, 8];
     for [paged, ranked] in [[HeadMajor, TokenMajor], [TokenMajor, HeadMajor]] {
-        let [page, last] = [(); 2]
-            .map(|()| end(&fixture, PINNED, of_heads(8, paged), LayoutKind::FullyContiguous));
+        let [page, last] = [(); 2].map(|()| {
+            end(&fixture, PINNED, config_with_heads(8, paged), LayoutKind::FullyContiguous)
+        });
         let mut expected = Image::of(&page, fixture.access());
         let ranks: Vec<_> = (0..4_u32)
             .map(|rank| {
-                let config = of_heads(2, ranked);
+                let config = config_with_heads(2, ranked);
                 let end = fixture.endpoint(APART, config, LAYERS_APART);
                 let image = Image::scribble(&end, fixture.access(), 100 + u64::from(rank));
                 let heads = [0..2, 2 * rank..2 * rank + 2];
@@ -149,7 +161,7 @@ fn pages_in_pinned_memory_do_not_depend_on_how_many_ranks_there_are() {
         Image::of(&page, fixture.access()).assert_equals(&expected, "the heads of four ranks");
 
         for rank in 0..2 {
-            let own = end(&fixture, DEVICE, of_heads(4, ranked), OUTER_FIRST);
+            let own = end(&fixture, DEVICE, config_with_heads(4, ranked), OUTER_FIRST);
             let heads = 4 * rank..4 * rank + 4;
             let (of_page, of_own) = ((&page, &blocks[..]), (&own, &of_rank[..]));
             let there = Some([heads.clone(), 0..4]);

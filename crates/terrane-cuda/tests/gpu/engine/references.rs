@@ -1,5 +1,5 @@
-//! Transfers between the device and pinned memory are what the references of vLLM, SGLang and
-//! LMCache say.
+//! Transfers between the device and pinned memory equal the reference copies of vLLM, SGLang and
+//! LMCache.
 
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, RegionRequest};
 use terrane_cuda::{
@@ -13,7 +13,7 @@ use crate::needs::{Needs, device_with_kernels as device, is_simulated};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
 
-/// Copies each reference to the device from pinned memory, the other way, and within the device.
+/// Copies each reference from pinned memory to the device, the other way, and within the device.
 fn check_each(context: &Context, references: &[Reference], path: Option<CopyPath>) {
     let fixture = match path {
         Some(path) => Fixture::in_small_parts(context, path, &[DEVICE, PINNED]),
@@ -30,7 +30,7 @@ fn check_each(context: &Context, references: &[Reference], path: Option<CopyPath
         region
     };
     let on_host = allocated_by(&pinned);
-    // A few at a time, as all of them together need much memory.
+    // A few at a time, because all of them together need much memory.
     for some in references.chunks(8) {
         check(some, &manager, access, [&on_device, &on_host]);
         check(some, &manager, access, [&on_host, &on_device]);
@@ -41,7 +41,7 @@ fn check_each(context: &Context, references: &[Reference], path: Option<CopyPath
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Every path, over one reference of `of_simulated` where the device is simulated.
+/// By every path; on a simulated device only one of every `of_simulated` references.
 fn by_every_path(test: &str, references: &[Reference], of_simulated: usize) {
     let Some(context) = device(test, ROOM) else { return };
     let step = if is_simulated(&context) { of_simulated } else { 1 };

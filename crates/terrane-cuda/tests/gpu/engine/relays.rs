@@ -1,4 +1,5 @@
-//! Transfers between the device and what no engine copies to by itself: by way of pinned memory.
+//! Transfers that no single engine copies: between the device and system memory or files, through
+//! pinned memory.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ const FILE: &str = "file";
 const ALIGNED_FILE: &str = "aligned file";
 const SYSTEM: &str = "system";
 
-/// A relay, and what it is made of.
+/// A relay with its two engines.
 struct Relayed {
     context: Context,
     options: RelayOptions,
@@ -95,7 +96,7 @@ impl EngineFixture for Relayed {
     }
 }
 
-/// Slots that hold a layer of any of the suite's blocks, and not every block.
+/// Slots with room for a layer of any of the suite's blocks, but not for every block.
 const SCARCE: RelayOptions = RelayOptions { slots: 2, slot_bytes: ByteCount::kib(80) };
 
 #[test]
@@ -116,7 +117,7 @@ fn device_and_system_memory_conform() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Every pair of places, of one manager, which takes what is made for the pair.
+/// One manager serves every pair of kinds of memory, each with the engine for that pair.
 #[test]
 fn all_engines_together_serve_every_pair() {
     let Some(context) = device("all_engines_together_serve_every_pair", LITTLE) else { return };

@@ -1,5 +1,5 @@
-//! Callers' threads neither allocate, nor free, nor create streams. The driver takes its time over
-//! each, and some wait for the device.
+//! Callers' threads do not allocate or free memory, or create streams. These driver calls are slow,
+//! and some wait for the device.
 
 use std::time::Duration;
 
@@ -11,7 +11,9 @@ use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{DeviceOrder, Transfer, TransferManager};
 
-use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
+use super::fixture::{
+    APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, large_memory,
+};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
 pub const SLOW: [&str; 6] = [
@@ -23,9 +25,9 @@ pub const SLOW: [&str; 6] = [
     "cuStreamDestroy_v2",
 ];
 
-/// From the very first transfer on, with more block ids than a launch carries, layers that lie
-/// anywhere, and more transfers at a time than there is room for lists: what has to be made and
-/// freed is made and freed by the engine's threads.
+/// From the very first transfer on. There are more block ids than a launch carries, layers at
+/// irregular distances, and more concurrent transfers than lists. The engine's threads allocate and
+/// free what is needed.
 #[test]
 fn callers_neither_allocate_nor_free() {
     let name = "callers_neither_allocate_nor_free";
@@ -39,7 +41,7 @@ fn callers_neither_allocate_nor_free() {
     for path in [CopyPath::Direct, CopyPath::Staged, CopyPath::CopyEach, CopyPath::Batched] {
         let options = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
         let fixture = Fixture::new(&context, options, &[DEVICE, APART, PINNED]);
-        let (compute, room) = (Stream::new(&context).unwrap(), much(&context));
+        let (compute, room) = (Stream::new(&context).unwrap(), large_memory(&context));
         let here = fixture.endpoint(APART, shape, LAYERS_APART);
         let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
         let image = Image::scribble(&here, fixture.access(), 3);

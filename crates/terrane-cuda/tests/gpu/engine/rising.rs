@@ -1,4 +1,4 @@
-//! Transfers with pinned memory that is still coming up, or has come up in part.
+//! Transfers with pinned memory that is still in preparation, or only partly pinned.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
 use crate::faults;
 use crate::needs::{LITTLE, device};
 
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Blocks of 64 KiB, 16 of them in a step.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Blocks of 64 KiB, 16 of them per step.
 const BLOCKS: u32 = 64;
 const STEP: ByteCount = ByteCount::mib(1);
 
@@ -26,7 +26,7 @@ fn shape() -> LayoutConfig {
     config(BLOCKS, 8, 16)
 }
 
-/// Blocks in memory that comes up in four steps.
+/// Blocks in memory that is prepared in four steps.
 fn rising(context: &Context) -> (Endpoint, PinnedBringUp) {
     let options = PinnedOptions { background_step: STEP, ..PinnedOptions::default() };
     let pinned = PinnedAllocator::new(context, options).unwrap();
@@ -41,8 +41,8 @@ fn rising(context: &Context) -> (Endpoint, PinnedBringUp) {
 /// If half of the memory is pinned, every path copies the blocks of that half, and others are
 /// refused: no copy blocks its caller, and no kernel accesses memory that is not pinned.
 #[test]
-fn only_blocks_that_have_come_up_are_copied() {
-    let name = "only_blocks_that_have_come_up_are_copied";
+fn only_blocks_in_the_usable_prefix_are_copied() {
+    let name = "only_blocks_in_the_usable_prefix_are_copied";
     let Some(context) = device(name, LITTLE) else { return };
     for path in [None, Some(CopyPath::CopyEach), Some(CopyPath::Batched), Some(CopyPath::Staged)] {
         if !faults::fail(name, "cuMemHostRegister_v2", 2, DriverCode::OUT_OF_MEMORY) {
@@ -50,7 +50,7 @@ fn only_blocks_that_have_come_up_are_copied() {
         }
         let (there, bring_up) = rising(&context);
         assert_eq!(
-            bring_up.wait_for(STEP.checked_mul("steps", 4).unwrap(), PATIENCE).unwrap_err().usable,
+            bring_up.wait_for(STEP.checked_mul("steps", 4).unwrap(), TIMEOUT).unwrap_err().usable,
             ByteCount::mib(2)
         );
         let options = DeviceEngineOptions { path, ..DeviceEngineOptions::default() };
@@ -77,11 +77,11 @@ fn only_blocks_that_have_come_up_are_copied() {
     }
 }
 
-/// Facts about an endpoint whose memory is still in preparation are queried again afterwards: then
-/// kernels reach it, too.
+/// Facts about an endpoint whose memory is still in preparation are queried again afterwards. Then
+/// kernels can access it, too.
 #[test]
-fn what_has_come_up_is_copied_by_every_path() {
-    let name = "what_has_come_up_is_copied_by_every_path";
+fn completely_prepared_memory_is_copied_by_every_path() {
+    let name = "completely_prepared_memory_is_copied_by_every_path";
     let Some(context) = device(name, LITTLE) else { return };
     let options =
         DeviceEngineOptions { path: Some(CopyPath::Direct), ..DeviceEngineOptions::default() };
@@ -91,9 +91,9 @@ fn what_has_come_up_is_copied_by_every_path() {
     let here = fixture.endpoint(DEVICE, shape(), LAYERS_APART);
     let all: Vec<u32> = (0..BLOCKS).collect();
     let transfer = || ordered(Transfer::new(&here, &there), &here, &there).blocks(&all, &all);
-    // Refused, or not, as far as it has come up.
+    // Refused or not, depending on the usable prefix.
     let _early = manager.explain(&transfer());
-    assert!(bring_up.wait_for(bring_up.length(), PATIENCE).unwrap());
+    assert!(bring_up.wait_for(bring_up.length(), TIMEOUT).unwrap());
     assert!(there.layout().regions().iter().all(|region| region.device_alias().is_some()));
     let explained = manager.explain(&transfer()).unwrap();
     assert_eq!(explained.path(), CopyPath::Direct.name());

@@ -21,7 +21,7 @@ fn fixture(context: &Context, path: Option<CopyPath>) -> Fixture {
     }
 }
 
-/// Formats of engines on a device: a tensor for each layer, some of which are apart.
+/// Formats of engines on a device: one tensor per layer, some of them in separate allocations.
 pub fn is_on_device(name: &str) -> bool {
     const NAMES: [&str; 9] = [
         "vllm.hnd",
@@ -52,7 +52,7 @@ pub fn is_of_pages(name: &str) -> bool {
     NAMES.contains(&name) || name.contains("mla") || name.contains("unequal")
 }
 
-/// Every region an allocation of its own, at distances that follow no rule.
+/// One allocation per region, at irregular distances.
 pub fn apart(context: &Context, geometry: &Geometry) -> Endpoint {
     let allocator = DeviceAllocator::new(context);
     let regions = (0..geometry.region_count()).map(|number| {
@@ -93,7 +93,7 @@ fn every_format_converts_into_every_other_within_the_device() {
     let name = "every_format_converts_into_every_other_within_the_device";
     let Some(context) = device(name, ROOM) else { return };
     let on_device = |geometry: &Geometry| apart(&context, geometry);
-    // A simulated kernel takes its time over each of some thousand transfers.
+    // Simulated kernels are slow, so a simulated device copies fewer pairs.
     let is_tried: fn(&str) -> bool = if is_simulated(&context) { is_on_device } else { |_| true };
     let fixture = fixture(&context, None);
     let [from, to] = [on_device; 2].map(|endpoint| Tried { endpoint, is_tried });

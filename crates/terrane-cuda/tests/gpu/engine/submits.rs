@@ -1,4 +1,4 @@
-//! A submit waits for nothing, and its copies run after streams of the caller.
+//! A submission does not wait for the device, and its copies run after streams of the caller.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use terrane_transfer::{DeviceOrder, Endpoint, LayerState, Transfer};
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, all_are, config};
 use crate::needs::{Needs, device_with_kernels as device};
 
-/// The time after which a submit must find existing resources.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The time after which a submission must find existing resources.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
 
@@ -25,22 +25,22 @@ fn fixture(context: &Context, path: Option<CopyPath>) -> Fixture {
     Fixture::new(context, options, &[DEVICE, APART, PINNED])
 }
 
-/// Submits what every byte of a device's end becomes.
+/// Submits a fill of all bytes of a device's endpoint.
 fn fill(stream: &Stream, end: &Endpoint, value: u8) {
     for region in end.layout().regions() {
-        // SAFETY: the endpoint keeps the region, and what else uses it is ordered behind this.
+        // SAFETY: the endpoint keeps the region alive, and all other uses are ordered after this.
         unsafe { stream.fill(region.location(), value, region.length()) }.unwrap();
     }
 }
 
-/// With every stream that a transfer has to wait for at a standstill, the submit comes back all
-/// the same, by every path, of little and of much; and nothing is copied before its time.
+/// All streams that a transfer runs after are blocked. Small and large submissions by every path
+/// still return, and nothing is copied early.
 #[test]
-fn a_submit_waits_for_nothing_on_the_device() {
-    let name = "a_submit_waits_for_nothing_on_the_device";
+fn a_submission_does_not_wait_for_the_device() {
+    let name = "a_submission_does_not_wait_for_the_device";
     let Some(context) = device(name, ROOM) else { return };
     let Some(driver) = SimulatedCuda::find() else {
-        return eprintln!("skipped: {name}: a stream of a real device does not stand still");
+        return eprintln!("skipped: {name}: a stream of a real device cannot be blocked");
     };
     let compute = Stream::new(&context).unwrap();
     let mut value = 0;
@@ -64,7 +64,7 @@ fn a_submit_waits_for_nothing_on_the_device() {
             let event = Event::new(&context, Timing::Off).unwrap();
 
             let held = driver.hold(compute.handle());
-            // The source of the transfer, or a write that would overwrite its result.
+            // Writes the source of the transfer, or overwrites its result.
             fill(&compute, &here, value);
             event.record(&compute).unwrap();
             let order = if blocks == 1 { event.order().unwrap() } else { compute.order() };
@@ -94,7 +94,7 @@ fn a_submit_waits_for_nothing_on_the_device() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Two threads write blocks of their own on one stream, and move them behind it.
+/// Two threads write separate blocks on one stream, and then transfer them after that stream.
 #[test]
 fn two_threads_move_what_they_wrote_on_one_stream() {
     let name = "two_threads_move_what_they_wrote_on_one_stream";
@@ -133,11 +133,11 @@ fn two_threads_move_what_they_wrote_on_one_stream() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// A stream that runs after a layer of a transfer that waits itself: no thread blocks, and the bytes
-/// are there when the stream comes to them.
+/// A stream runs after one layer of a transfer that itself waits. No thread blocks, and the bytes
+/// have arrived when the stream reaches them.
 #[test]
-fn a_stream_of_somebody_elses_follows_layer_by_layer() {
-    let name = "a_stream_of_somebody_elses_follows_layer_by_layer";
+fn a_borrowed_stream_runs_after_single_layers() {
+    let name = "a_borrowed_stream_runs_after_single_layers";
     let Some(context) = device(name, ROOM) else { return };
     let theirs = cudarc::driver::CudaContext::new(0).unwrap().new_stream().unwrap();
     let handle = theirs.cu_stream().cast();
@@ -162,8 +162,8 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
             (0..).zip(here.layout().regions().iter().zip(copy.layout().regions())).skip(1)
         {
             user.wait_for_layers(&layers, layer).unwrap();
-            // SAFETY: the layer has arrived when the stream comes to it, and both ends live until
-            // the stream has been waited for.
+            // SAFETY: the layer has arrived when the stream reaches this. Both ends live until the
+            // stream has been synchronised.
             unsafe { user.copy(from.location(), to.location(), to.length()) }.unwrap();
         }
         let error = user.wait_for_layers(&layers, 0).unwrap_err();
@@ -174,18 +174,17 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
     }
 }
 
-/// The driver calls of a submit of 16 blocks on the caller's thread: a launch and an
-/// event; where it is staged, also a copy and a look whether a buffer is free. Nothing is waited for.
-/// A stream that it runs after is asked three things, and an event one, if they have nothing left to
-/// do.
+/// The driver calls of a submission of 16 blocks on the caller's thread: a launch and an event. The
+/// staged path adds a copy, and a query whether a buffer is free. Nothing blocks. A satisfied order
+/// costs three queries for a stream, and one for an event.
 #[test]
-fn a_submit_takes_a_few_calls_of_the_driver() {
-    let name = "a_submit_takes_a_few_calls_of_the_driver";
+fn a_submission_makes_few_driver_calls() {
+    let name = "a_submission_makes_few_driver_calls";
     let Some(context) = device(name, ROOM) else { return };
     let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: the calls of a real driver are not counted");
     };
-    // A stream with nothing left to do, and an event that has happened.
+    // An idle stream, and a complete event.
     let (idle, event) =
         (Stream::new(&context).unwrap(), Event::new(&context, Timing::Off).unwrap());
     event.record(&idle).unwrap();
@@ -195,9 +194,10 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
     let shape = config(32, 4, 16);
     let [from_ids, to_ids] = [0..16, 16..32].map(|ids| ids.rev().collect::<Vec<u32>>());
     let few = DeviceEngineOptions::default();
-    // In parts, which a feeder submits; the first one before it has woken.
+    // The transfer is in parts, which a submit thread submits. The caller's thread submits the
+    // first part, before that thread wakes.
     let parts = DeviceEngineOptions { scratch_bytes: ByteCount::kib(64), ..few.clone() };
-    // In parts the last job's buffers may be free already, or have to be asked for.
+    // In parts, the previous job's buffers may be free already, or must be queried.
     for (path, options, least, most) in [
         (CopyPath::Direct, few.clone(), 2, 2),
         (CopyPath::Staged, few.clone(), 3, 3),
@@ -228,12 +228,12 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
                 end_of(completion).result.unwrap();
                 made
             };
-            // Buffers, streams and events are made for the first ones, and for others whose
-            // predecessor's have not come back yet from the thread that saw its end.
+            // The first submissions create buffers, streams and events. Later ones do so while
+            // those of earlier jobs have not returned yet from the thread that saw their end.
             let begun = Instant::now();
             let mut made = submit();
             while !(least..=most).contains(&made) {
-                assert!(begun.elapsed() < PATIENCE, "{path}: {made} calls, again and again");
+                assert!(begun.elapsed() < TIMEOUT, "{path}: {made} calls, again and again");
                 thread::yield_now();
                 made = submit();
             }
@@ -241,9 +241,9 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
     }
 }
 
-/// The calls of this thread, but for those that say what holds for it, which touch nothing else
-/// (its current context, what it may do to captures), and those that make an event: a thread of the
-/// engine may still have the one that is used again otherwise.
+/// The number of this thread's driver calls. Queries and settings of the thread itself (its current
+/// context, its capture mode) do not count. Creating an event does not count either: whether an
+/// idle one exists depends on a thread of the engine.
 fn calls(driver: &SimulatedCuda) -> u64 {
     let others = [
         "cuCtxGetCurrent",

@@ -28,22 +28,22 @@ const UNSUPPORTED: u32 = 900;
 
 static SWITCHES: AtomicU64 = AtomicU64::new(0);
 
-/// Whether an event says that a transfer goes on without a buffer.
-struct Says(bool);
+/// Whether a trace reports that a transfer continues without a buffer.
+struct ReportsNoBuffer(bool);
 
-impl Visit for Says {
+impl Visit for ReportsNoBuffer {
     fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
         self.0 |= format!("{value:?}").contains("no memory for a buffer");
     }
 }
 
-/// The driver works again as soon as a transfer goes on without buffers.
+/// Removes the fault once a transfer continues without buffers.
 fn forgiving(driver: SimulatedCuda) -> impl Subscriber + Send + Sync {
     AtEvents::any(move |event| {
-        let mut says = Says(false);
+        let mut says = ReportsNoBuffer(false);
         event.record(&mut says);
         if says.0 {
-            driver.forgive();
+            driver.clear_faults();
             SWITCHES.fetch_add(1, Ordering::SeqCst);
         }
     })
@@ -60,12 +60,12 @@ fn two_buffers(context: &Context) -> Fixture {
     Fixture::new(context, options, &[DEVICE, PINNED])
 }
 
-/// After some chunks of a staged transfer it is unknown when its buffers are free, and there is no
-/// memory for others: it goes on without, ends behind all that it has submitted, and counts every
-/// byte once.
+/// After some chunks of a staged transfer, it is unknown when its buffers become free, and no
+/// memory is left for others. The transfer continues without buffers, ends after all of its work,
+/// and counts every byte once.
 #[test]
-fn a_transfer_that_loses_its_buffers_goes_on_without() {
-    let name = "engine::switching::a_transfer_that_loses_its_buffers_goes_on_without";
+fn a_transfer_that_loses_its_buffers_continues_without_them() {
+    let name = "engine::switching::a_transfer_that_loses_its_buffers_continues_without_them";
     in_child(name, || {
         let Some(context) = device(name, LITTLE) else { return };
         let Some(driver) = SimulatedCuda::find() else {
@@ -109,8 +109,8 @@ fn a_transfer_that_loses_its_buffers_goes_on_without() {
     });
 }
 
-/// The first buffer is there, and the second is not: the transfer begins again. Its checksums are
-/// those of the bytes, whatever was summed before.
+/// The first buffer is allocated, and the second is not: the transfer begins again. Its checksums
+/// are those of the bytes, whatever was summed before.
 #[test]
 fn checksums_of_a_transfer_that_begins_again_are_right() {
     let name = "engine::switching::checksums_of_a_transfer_that_begins_again_are_right";
@@ -126,7 +126,7 @@ fn checksums_of_a_transfer_that_begins_again_are_right() {
         let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
         for layer_by_layer in [false, true] {
             for (from, to) in [(&here, &there), (&there, &here)] {
-                // It has no buffers yet.
+                // The engine has no buffers yet.
                 let manager = TransferManager::new([fixture.engine()]).with_spin(Duration::ZERO);
                 let image = Image::scribble(from, fixture.access(), 7);
                 let mut expected = Image::of(to, fixture.access());
@@ -137,12 +137,12 @@ fn checksums_of_a_transfer_that_begins_again_are_right() {
                 let transfer = if layer_by_layer { transfer.layer_by_layer() } else { transfer };
                 manager.explain(&transfer).unwrap();
                 driver.fail("cuMemAlloc_v2", 1, OUT_OF_MEMORY);
-                // Also not once the first has been freed.
+                // Also not once the first buffer has been freed.
                 driver.refuse("cuMemAlloc_v2", OUT_OF_MEMORY);
                 driver.refuse("cuEventQuery", UNSUPPORTED);
                 driver.refuse("cuEventSynchronize", UNSUPPORTED);
                 let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
-                assert_eq!(driver.forgive(), 0);
+                assert_eq!(driver.clear_faults(), 0);
                 let paths = manager.snapshot().paths;
                 assert_eq!(paths.iter().map(|path| path.retries).sum::<u64>(), 1, "{paths:?}");
                 assert_eq!(report.checksums.as_deref(), Some(&right[..]));

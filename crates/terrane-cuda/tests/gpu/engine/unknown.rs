@@ -13,25 +13,25 @@ use terrane_testkit::process::in_child;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
 
-use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
+use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, large_memory};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
-/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`, which says nothing of the work.
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`, which does not tell whether the work has ended.
 const UNSUPPORTED: u32 = 900;
 const WAITS: [&str; 2] = ["cuEventSynchronize", "cuStreamSynchronize"];
-const QUESTIONS: [&str; 2] = ["cuEventQuery", "cuStreamQuery"];
-const PATIENCE: Duration = Duration::from_secs(120);
+const QUERIES: [&str; 2] = ["cuEventQuery", "cuStreamQuery"];
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn simulated(test: &str) -> Option<(Context, SimulatedCuda)> {
     let context = device(test, LITTLE)?;
     let driver = SimulatedCuda::find();
     if driver.is_none() {
-        eprintln!("skipped: {test}: a simulated device needed, which can be made to say nothing");
+        eprintln!("skipped: {test}: only a simulated device can leave queries unanswered");
     }
     Some((context, driver?))
 }
 
-/// A fixture, a manager whose waiters do not help, and two ends.
+/// A fixture, a manager whose waiting threads do not poll, and two ends.
 fn setting(context: &Context, path: CopyPath) -> (Fixture, TransferManager, Endpoint, Endpoint) {
     let options = DeviceEngineOptions {
         path: Some(path),
@@ -46,8 +46,8 @@ fn setting(context: &Context, path: CopyPath) -> (Fixture, TransferManager, Endp
     (fixture, manager, here, there)
 }
 
-/// The driver says nothing for a while. The job, on a stream that stands still, does not end
-/// meanwhile; when both are over, it ends.
+/// The driver leaves queries unanswered for a while. The job, on a blocked stream, does not end in
+/// that time. It ends when the driver answers and the stream continues.
 #[test]
 fn a_job_ends_no_sooner_than_its_work() {
     let name = "engine::unknown::a_job_ends_no_sooner_than_its_work";
@@ -56,26 +56,26 @@ fn a_job_ends_no_sooner_than_its_work() {
         let (fixture, manager, here, there) = setting(&context, CopyPath::Direct);
         Image::scribble(&here, fixture.access(), 4);
         check_transfer(&manager, fixture.access(), (&here, &[1]), (&there, &[1]), 0..4);
-        let (compute, room) = (Stream::new(&context).unwrap(), much(&context));
+        let (compute, room) = (Stream::new(&context).unwrap(), large_memory(&context));
         let held = driver.hold(compute.handle());
         keep_busy(&compute, &room);
         WAITS.iter().for_each(|call| driver.refuse(call, UNSUPPORTED));
         let order = compute.order();
         let transfer = Transfer::new(&here, &there).blocks(&[0], &[0]).device_order(order);
         let completion = manager.submit(transfer, ()).unwrap();
-        for call in QUESTIONS.iter().chain(&QUESTIONS) {
+        for call in QUERIES.iter().chain(&QUERIES) {
             driver.refuse(call, UNSUPPORTED);
             thread::sleep(Duration::from_millis(20));
             assert!(!completion.has_ended(), "its copy has not even begun");
             assert!(there.hold_for_write(&[0]).is_err());
         }
-        driver.forgive();
+        driver.clear_faults();
         for _ in 0..20 {
             driver.step(8);
             assert!(!completion.has_ended(), "its copy has not even begun");
         }
         drop(held);
-        // It failed, as the driver said so; what it used is free again.
+        // The job failed with the driver's error. Its resources are free again.
         assert!(matches!(end_of(completion).result, Err(TransferError::Engine { .. })));
         Image::scribble(&there, fixture.access(), 5);
         check_transfer(&manager, fixture.access(), (&here, &[0]), (&there, &[0]), 0..4);
@@ -83,17 +83,17 @@ fn a_job_ends_no_sooner_than_its_work() {
     });
 }
 
-/// The driver never answers. The caller gets its outcome, and the memory and the claims stay
-/// the engine's; should the driver say something after all, they come back.
+/// The driver never answers. The caller gets its outcome, and the engine keeps the memory and the
+/// claims. If the driver answers later, they are released.
 #[test]
-fn a_job_that_is_given_up_keeps_what_its_work_uses() {
-    let name = "engine::unknown::a_job_that_is_given_up_keeps_what_its_work_uses";
+fn an_orphaned_job_keeps_the_resources_of_its_work() {
+    let name = "engine::unknown::an_orphaned_job_keeps_the_resources_of_its_work";
     in_child(name, || {
         let Some((context, driver)) = simulated(name) else { return };
         let (fixture, manager, here, there) = setting(&context, CopyPath::Direct);
         let other = fixture.endpoint(DEVICE, config(8, 4, 16), LAYERS_APART);
         Image::scribble(&here, fixture.access(), 4);
-        let (compute, room) = (Stream::new(&context).unwrap(), much(&context));
+        let (compute, room) = (Stream::new(&context).unwrap(), large_memory(&context));
         let live = || [Live::Allocations, Live::Pinned].map(|sort| driver.count(sort));
         let held = driver.hold(compute.handle());
         keep_busy(&compute, &room);
@@ -101,34 +101,34 @@ fn a_job_that_is_given_up_keeps_what_its_work_uses() {
         let order = compute.order();
         let transfer = Transfer::new(&here, &there).blocks(&[0], &[0]).device_order(order);
         let completion = manager.submit(transfer, "guard").unwrap();
-        QUESTIONS.iter().for_each(|call| driver.refuse(call, UNSUPPORTED));
+        QUERIES.iter().for_each(|call| driver.refuse(call, UNSUPPORTED));
         let outcome = end_of(completion);
         assert_eq!(outcome.guard, "guard");
         assert!(matches!(outcome.result, Err(TransferError::Engine { .. })));
-        assert!(driver.count(Live::Operations) > 0, "nothing was tried");
+        assert!(driver.count(Live::Operations) > 0, "no work is in flight");
         assert!(here.hold_for_write(&[0]).is_err() && there.hold_for_write(&[0]).is_err());
         let before = live();
         drop(here);
         assert_eq!(live(), before, "the source is still to be read");
-        driver.forgive();
+        driver.clear_faults();
         drop(held);
-        // Whatever else the engine sees through, it asks again.
+        // With each later transfer, the engine queries the driver again.
         let begun = Instant::now();
         while there.hold_for_write(&[0]).is_err() {
-            assert!(begun.elapsed() < PATIENCE, "the claims never come back");
+            assert!(begun.elapsed() < TIMEOUT, "the claims are never released");
             let transfer = ordered(Transfer::new(&other, &there), &other, &there);
             end_of(manager.submit(transfer.blocks(&[5], &[5]), ()).unwrap()).result.unwrap();
         }
-        assert_ne!(live(), before, "the source goes with the claims");
+        assert_ne!(live(), before, "the source is freed with the claims");
         assert_eq!((context.lost(), context.failed_drops()), (None, 0));
     });
 }
 
-/// A job in parts that fails half-way, while the driver says nothing for a while: no buffer is used
-/// again, and the job has not ended, before the device is done with its parts.
+/// A job in parts fails half-way, and the driver leaves queries unanswered for a while. Until the
+/// device has finished the parts, no buffer is reused, and the job does not end.
 #[test]
-fn buffers_are_not_used_again_while_nobody_knows() {
-    let name = "engine::unknown::buffers_are_not_used_again_while_nobody_knows";
+fn buffers_are_not_reused_while_their_work_may_run() {
+    let name = "engine::unknown::buffers_are_not_reused_while_their_work_may_run";
     in_child(name, || {
         let Some((context, driver)) = simulated(name) else { return };
         let (fixture, manager, here, there) = setting(&context, CopyPath::Staged);
@@ -144,7 +144,7 @@ fn buffers_are_not_used_again_while_nobody_knows() {
             let completion = manager.submit(transfer.blocks(&ids, &ids), ()).unwrap();
             let failed = end_of(completion).result.is_err();
             assert!(!failed || driver.count(Live::Operations) == 0, "it ended too early");
-            driver.forgive();
+            driver.clear_faults();
             for end in [&here, &there] {
                 Image::scribble(end, fixture.access(), spared);
             }

@@ -1,4 +1,4 @@
-//! Foreign code that is called when something has arrived, and waits for more.
+//! Wakers and guards, as foreign code that waits for other layers and transfers.
 
 use std::future::Future;
 use std::num::NonZeroU32;
@@ -18,12 +18,14 @@ use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{Completion, Layers, Transfer, TransferManager};
 
-use super::fixture::{DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config, keep_busy, much};
+use super::fixture::{
+    DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config, keep_busy, large_memory,
+};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A waker that waits for another layer of the same transfer, and records that it has.
+/// A waker that waits for another layer of the same transfer, and reports the result.
 struct WaitsForLayer {
     layers: Layers,
     layer: u32,
@@ -33,7 +35,7 @@ struct WaitsForLayer {
 impl Wake for WaitsForLayer {
     fn wake(self: Arc<Self>) {
         let came = self.layers.wait(self.layer).is_ok();
-        // The test may be over.
+        // The test may have ended.
         let _ = self.told.lock().unwrap().send(came);
     }
 }
@@ -45,7 +47,7 @@ fn a_waker_of_a_layer_may_wait_for_another() {
     let name = "a_waker_of_a_layer_may_wait_for_another";
     let Some(context) = device(name, LITTLE) else { return };
     for path in [CopyPath::Direct, CopyPath::Batched, CopyPath::Staged] {
-        // Each layer is a part of its own.
+        // Each layer is a separate part.
         let options = DeviceEngineOptions {
             path: Some(path),
             scratch_bytes: ByteCount::kib(64),
@@ -53,7 +55,7 @@ fn a_waker_of_a_layer_may_wait_for_another() {
             ..DeviceEngineOptions::default()
         };
         let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
-        let manager = TransferManager::new([fixture.engine()]).with_spin(PATIENCE);
+        let manager = TransferManager::new([fixture.engine()]).with_spin(TIMEOUT);
         let shape = config(8, 6, 16);
         let ids: Vec<u32> = (0..8).collect();
         let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
@@ -71,10 +73,10 @@ fn a_waker_of_a_layer_may_wait_for_another() {
         let mut first = pin!(layers.done(0));
         let polled = first.as_mut().poll(&mut TaskContext::from_waker(&waker));
         assert_eq!(polled, Poll::Pending, "the stream that it runs after stands still");
-        // A thread that helps, so that layers are told of by a caller's, too.
+        // A thread polls the transfer, so that a caller's thread reports layers, too.
         let helper = Builder::new().spawn(move || layers.wait(1)).unwrap();
         drop(held);
-        assert_eq!(came.recv_timeout(PATIENCE / 2), Ok(true), "{path}: it never ends");
+        assert_eq!(came.recv_timeout(TIMEOUT / 2), Ok(true), "{path}: it never ends");
         helper.join().unwrap().unwrap();
         end_of(completion).result.unwrap();
         Image::of(&here, fixture.access()).assert_equals(&expected, path.name());
@@ -82,7 +84,7 @@ fn a_waker_of_a_layer_may_wait_for_another() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Waits for another transfer when it drops, and says that it has.
+/// Waits for another transfer when it drops, and reports the result.
 struct WaitsForTransfer {
     other: Option<Completion<()>>,
     told: Sender<bool>,
@@ -91,7 +93,7 @@ struct WaitsForTransfer {
 impl Drop for WaitsForTransfer {
     fn drop(&mut self) {
         let ended = self.other.take().map(|other| other.wait().result.is_ok());
-        // The test may be over.
+        // The test may have ended.
         let _ = self.told.send(ended == Some(true));
     }
 }
@@ -120,7 +122,7 @@ fn a_guard_may_wait_for_another_transfer() {
     let ids = [0, 1, 2, 3];
     expected.transfer(&image, &ids, &ids, 0..4);
     let (told, came) = channel();
-    let room = much(&context);
+    let room = large_memory(&context);
     let streams = [(); 3].map(|()| Stream::new(&context).unwrap());
     let [first, second, third] = [0, 1, 2].map(|number| driver.hold(streams[number].handle()));
     streams.iter().for_each(|stream| keep_busy(stream, &room));
@@ -128,7 +130,7 @@ fn a_guard_may_wait_for_another_transfer() {
         let order = streams[number].order();
         Transfer::new(&here, &there).blocks(&ids[id..=id], &ids[id..=id]).device_order(order)
     };
-    // One thread waits for this; the other looks after all that follows.
+    // One thread waits for this transfer; the other thread polls all later ones.
     let one = manager.submit(transfer(0, 0), ()).unwrap();
     let other = manager.submit(transfer(3, 2), ()).unwrap();
     let guard = WaitsForTransfer { other: Some(other), told: told.clone() };
@@ -139,7 +141,7 @@ fn a_guard_may_wait_for_another_transfer() {
     end_of(one).result.unwrap();
     end_of(two).result.unwrap();
     drop(third);
-    assert_eq!(came.recv_timeout(PATIENCE), Ok(true), "it never ends");
+    assert_eq!(came.recv_timeout(TIMEOUT), Ok(true), "it never ends");
     Image::of(&there, fixture.access()).assert_equals(&expected, name);
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }

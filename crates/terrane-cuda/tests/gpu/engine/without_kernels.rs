@@ -1,4 +1,4 @@
-//! The engine where the driver does not take its kernels: it goes on by the driver's copies.
+//! The engine with a driver that refuses its kernels: it uses the driver's copies.
 
 use std::sync::Arc;
 
@@ -60,11 +60,11 @@ fn a_driver_that_refuses_the_kernels_copies() {
         assert!(says.contains("copy kernels") && says.contains("222"), "{says}");
         check_transfer(&manager, fixture.access(), (&from, &ids), (&to, &ids), 0..4);
     }
-    assert_eq!(driver.forgive(), 0);
+    assert_eq!(driver.clear_faults(), 0);
 }
 
-/// The kernels for checksums are loaded with the others: later, the driver might wait for all work on
-/// the device. A driver that refuses them alone still copies with kernels.
+/// The kernels for checksums are loaded with the others: a later load might wait for all work on
+/// the device. If the driver refuses only these, the engine still copies with kernels.
 #[test]
 fn a_driver_that_refuses_the_checksum_kernels_copies_with_the_others() {
     let name = "a_driver_that_refuses_the_checksum_kernels_copies_with_the_others";
@@ -84,7 +84,7 @@ fn a_driver_that_refuses_the_checksum_kernels_copies_with_the_others() {
         let modules = driver.count(Live::Modules);
         driver.fail("cuModuleLoadDataEx", 1, code);
         let engine = make();
-        assert_eq!(driver.forgive(), 0, "both modules were asked for");
+        assert_eq!(driver.clear_faults(), 0, "both modules were loaded");
         let manager = TransferManager::new([Arc::clone(&engine) as _]);
         manager.explain(&transfer).unwrap();
         assert_eq!(driver.count(Live::Modules), modules + 1);
@@ -97,7 +97,7 @@ fn a_driver_that_refuses_the_checksum_kernels_copies_with_the_others() {
             assert_eq!(status(&engine), Some(CapabilityStatus::Refused(reason)));
             assert!(!manager.explain(&transfer).unwrap().to_string().contains("222"));
         } else {
-            // A present lack of memory says nothing about the driver.
+            // A temporary lack of memory proves nothing about the driver.
             assert_eq!(status(&engine), None);
             manager.explain(&wanted).unwrap();
             assert_eq!(status(&engine), Some(CapabilityStatus::Granted));
@@ -110,11 +110,11 @@ fn a_driver_that_refuses_the_checksum_kernels_copies_with_the_others() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// Where kernels are required, or a path has to be taken that needs them, that is an error, as
-/// is any failure that says nothing of the driver's age.
+/// Missing kernels are an error if the kernels are required, or if the forced path needs them. So
+/// is any failure that is not a refusal of the driver.
 #[test]
-fn kernels_that_are_required_are_there_or_an_error() {
-    let name = "kernels_that_are_required_are_there_or_an_error";
+fn required_kernels_are_loaded_or_an_error() {
+    let name = "required_kernels_are_loaded_or_an_error";
     let Some(context) = device(name, LITTLE) else { return };
     let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: no simulated driver, which refuses what it is told to");
@@ -149,8 +149,8 @@ fn kernels_that_are_required_are_there_or_an_error() {
 
 /// The paths of an engine without kernels are measured as well.
 #[test]
-fn copies_alone_are_calibrated() {
-    let Some(context) = device("copies_alone_are_calibrated", LITTLE) else { return };
+fn copies_without_kernels_are_calibrated() {
+    let Some(context) = device("copies_without_kernels_are_calibrated", LITTLE) else { return };
     let mut options = CalibrationOptions::default();
     options.bytes = terrane_core::ByteCount::mib(1);
     options.repetitions = 1;

@@ -1,4 +1,4 @@
-//! Cuts a plan's runs into requests, and lists their descriptors.
+//! Divides a plan's runs into requests, and lists their descriptors.
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ pub(in crate::engine) struct PlanPosition {
 /// The part of a plan that one request copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Chunk {
-    /// From the first position to the one after the last.
+    /// The first position, and the position after the last byte.
     pub(in crate::engine) positions: Range<PlanPosition>,
     pub(in crate::engine) bytes: ByteCount,
 }
@@ -42,7 +42,7 @@ pub(in crate::engine) struct RequestLimits {
 }
 
 impl RequestLimits {
-    /// The limits of the options; whole pages where the backend bypasses the page cache.
+    /// The limits of the options; whole pages if the backend uses direct I/O.
     pub(in crate::engine) fn of(options: &NixlEngineOptions, backend: Option<&Backend>) -> Self {
         let direct = backend.is_some_and(|backend| backend.file_access == FileAccess::Direct);
         let unit = if direct { Alignment::PAGE.get() } else { 1 };
@@ -78,14 +78,14 @@ impl RequestLimits {
             && bytes < self.bytes
             && (!layer_by_layer || plan.layer(at.run) == layer)
         {
-            let left = run.bytes().get() - at.offset;
-            let taken = left.min(self.bytes - bytes);
-            bytes += taken;
+            let remaining = run.bytes().get() - at.offset;
+            let length_taken = remaining.min(self.bytes - bytes);
+            bytes += length_taken;
             descriptors += 1;
-            at = if taken == left {
+            at = if length_taken == remaining {
                 PlanPosition { run: at.run + 1, offset: 0 }
             } else {
-                PlanPosition { offset: at.offset + taken, ..at }
+                PlanPosition { offset: at.offset + length_taken, ..at }
             };
         }
         Some(Chunk { positions: from..at, bytes: ByteCount::new(bytes) })
@@ -114,8 +114,8 @@ impl Chunk {
         })
     }
 
-    /// Whether it consists of whole pieces at both ends, with at most two for each descriptor.
-    /// Naming pieces by index is work for each piece, so listing joined runs is then cheaper.
+    /// Whether the chunk consists of whole pieces at both ends, with at most two pieces per
+    /// descriptor. With more, listing joined runs is cheaper than an index for each piece.
     pub(in crate::engine) fn is_of_pieces(&self, plan: &TransferPlan) -> bool {
         let ends = [plan.source(), plan.destination()].map(|end| end.layout().geometry().pieces());
         let [Some(source), Some(destination)] = ends else { return false };
@@ -141,11 +141,11 @@ impl Chunk {
         let piece = index.piece_bytes().get();
         for (run, from, length) in self.parts(plan) {
             let at = run.at(side);
-            let mut left = length;
-            while left > 0 {
-                let offset = at.offset + from + (length - left);
+            let mut remaining = length;
+            while remaining > 0 {
+                let offset = at.offset + from + (length - remaining);
                 indices.push(index.index_of(RegionOffset { offset, ..at })?);
-                left = left.checked_sub(piece)?;
+                remaining = remaining.checked_sub(piece)?;
             }
         }
         Some(())
@@ -183,7 +183,7 @@ impl Chunk {
     }
 }
 
-/// Why descriptors could not be listed.
+/// The reason why descriptors could not be listed.
 #[derive(Debug)]
 pub(in crate::engine) enum ListError {
     /// NIXL refused the list.

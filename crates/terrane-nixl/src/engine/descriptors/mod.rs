@@ -1,4 +1,4 @@
-//! The descriptors of requests: listed from a plan's runs, or prepared once for an end.
+//! The descriptors of requests: listed from a plan's runs, or prepared once per endpoint.
 
 pub(super) mod chunk;
 pub(super) mod piece_index;

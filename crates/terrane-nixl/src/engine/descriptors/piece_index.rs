@@ -4,8 +4,8 @@ use smallvec::SmallVec;
 use terrane_core::ByteCount;
 use terrane_layout::{Geometry, RegionOffset};
 
-/// Gives each piece of a layout an index: region by region, and in each by address. Evenly spaced pieces
-/// have consecutive indices, and NIXL keeps such pieces as one stride.
+/// Assigns each piece of a layout an index: region by region, and by address within a region.
+/// Evenly spaced pieces have consecutive indices, and NIXL stores such pieces as one stride.
 #[derive(Debug)]
 pub(in crate::engine) struct PieceIndex {
     regions: u32,
@@ -45,7 +45,7 @@ impl PieceIndex {
         let mut pieces = 1;
         for (stride, count) in strides {
             match dimensions.last_mut() {
-                // Without a gap, the groups form one.
+                // Groups without a gap between them form one group.
                 Some(inner) if inner.stride * inner.count == stride => inner.count *= count,
                 _ => dimensions.push(Dimension { stride, count, pieces }),
             }
@@ -66,8 +66,8 @@ impl PieceIndex {
         self.pieces.saturating_mul(self.regions.into())
     }
 
-    /// The index of the piece that begins there; `None` if none does, or if it exceeds NIXL's index
-    /// range.
+    /// The index of the piece that begins there; `None` if none does, or if the index exceeds
+    /// NIXL's range.
     #[inline]
     pub(in crate::engine) fn index_of(&self, at: RegionOffset) -> Option<i32> {
         if at.region >= self.regions {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn each_piece_has_a_number_of_its_own_in_the_order_of_addresses() {
+    fn each_piece_has_its_own_index_in_address_order() {
         for geometry in geometries() {
             let index = PieceIndex::of(&geometry).unwrap();
             let mut expected = Vec::new();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_at_no_piece_has_no_number() {
+    fn positions_that_begin_no_piece_have_no_index() {
         for geometry in geometries() {
             let index = PieceIndex::of(&geometry).unwrap();
             for place in index.starts() {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_beyond_an_index_of_nixl_are_none() {
+    fn indices_beyond_the_range_of_nixl_are_none() {
         let config = LayoutConfig::builder().num_blocks(u32::MAX).num_layers(1).outer_dim(1);
         let config = config.page_size(1).inner_dim(8).element(ElementFormat::Width(2));
         let config = config.build().unwrap();

@@ -13,8 +13,8 @@ use crate::register::descriptor::Descriptor;
 #[derive(Debug)]
 pub(in crate::engine) struct RegionBases {
     pub(in crate::engine) memory: MemoryType,
-    /// For each backend of the agent, in order: the base of each region; `None` if it does not have
-    /// all of them.
+    /// For each backend of the agent, in order: the base of each region; `None` if the backend does
+    /// not have all regions.
     bases: Box<[Option<Box<[RegionBase]>>]>,
     /// Whether any backend has any region.
     pub(in crate::engine) is_registered: bool,
@@ -30,7 +30,7 @@ pub(in crate::engine) struct RegionBase {
 }
 
 impl RegionBases {
-    /// The bases of an end in local memory or a local file, as far as it is registered with the agent.
+    /// The bases of an end in local memory or a local file, in the registrations of the agent.
     pub(in crate::engine) fn local(agent: &Agent, endpoint: &Endpoint) -> Option<Self> {
         let memory = match endpoint.base(0)? {
             Location::Host(_) => MemoryType::Host,
@@ -70,8 +70,8 @@ impl RegionBases {
         Some(Self { memory, bases, is_registered })
     }
 
-    /// The bases of an end in a peer's memory, as far as the peer declares that its backends accepted it. A
-    /// backend of another name cannot reach it.
+    /// The bases of an end in a peer's memory, for the backends that accepted it according to the
+    /// peer. Backends with other names cannot reach it.
     pub(in crate::engine) fn remote(agent: &Agent, endpoint: &Endpoint) -> Option<Self> {
         let memory = match endpoint.base(0)?.as_remote()?.space {
             RemoteSpace::Host => MemoryType::Host,
@@ -113,7 +113,7 @@ impl RegionBases {
         Some(Self { memory, bases, is_registered })
     }
 
-    /// The bases of the regions for a backend; `None` if it does not have all of them.
+    /// The bases of the regions for a backend; `None` if it does not have all regions.
     pub(in crate::engine) fn of_backend(&self, backend: usize) -> Option<&[RegionBase]> {
         self.bases.get(backend)?.as_deref()
     }

@@ -19,7 +19,7 @@ use crate::bindings::memory_type::MemoryType;
 use crate::bindings::status::Status;
 use crate::peers::peer_use::{PeerUnavailable, PeerUse};
 
-/// How a plan is executed.
+/// The backend, the direction and the target of a plan.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     pub(super) operation: Operation,
@@ -31,12 +31,12 @@ pub(super) struct Route {
     pub(super) bases: LocalAndTarget<Arc<RegionBases>>,
 }
 
-/// A route, and the rest of its explanation.
+/// A route, and the other data of its explanation.
 #[derive(Clone, Debug)]
 pub(super) struct QuotedRoute {
     pub(super) route: Route,
     pub(super) backend: BackendName,
-    /// The runs of the plan; each becomes a descriptor.
+    /// The number of the plan's runs, which become descriptors.
     pub(super) runs: u64,
 }
 
@@ -64,11 +64,11 @@ impl Decision for QuotedRoute {
     }
 }
 
-/// The route of a submitted transfer, and its use of the peer.
+/// The route of a submitted transfer, which reserves the peer.
 #[derive(Debug)]
 pub(super) struct ReservedRoute {
     pub(super) route: Route,
-    /// NIXL keeps its data of the peer while this lives.
+    /// NIXL keeps its data of the peer while this value lives.
     pub(super) peer: Option<PeerUse>,
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// The source or destination of the bytes.
+/// The end that is not local memory.
 #[derive(Clone, Debug)]
 pub(super) enum Target {
     Peer {
@@ -106,11 +106,11 @@ pub(super) enum Target {
         /// NIXL's name for the peer.
         nixl_name: AgentName,
     },
-    /// A local file. For NIXL, the agent is its own peer then.
+    /// A local file. NIXL treats the agent as its own peer then.
     File,
 }
 
-/// The kinds of ends between which there are routes.
+/// The kinds of ends that have routes.
 enum EndKind {
     Memory,
     File,
@@ -211,11 +211,11 @@ impl Route {
 
     /// The name of the backend.
     pub(super) fn backend_name(&self, agent: &Agent) -> BackendName {
-        // It was found among the agent's backends.
+        // The backend was found among the agent's backends.
         self.backend(agent).map_or_else(|| "no backend".into(), |backend| backend.name.clone())
     }
 
-    /// The agent name that requests pass to NIXL.
+    /// The agent name in requests to NIXL.
     pub(super) fn nixl_name<'a>(&'a self, agent: &'a Agent) -> &'a AgentName {
         match &self.target {
             Target::Peer { nixl_name, .. } => nixl_name,
@@ -239,8 +239,8 @@ fn other_side(side: Side) -> Side {
     }
 }
 
-/// Whether the plan's file accesses are aligned as a backend needs that bypasses the page cache.
-/// GDS aligns them by itself.
+/// Whether the plan's file accesses are aligned as a backend with direct I/O needs. GDS aligns them
+/// by itself.
 fn is_aligned(backend: &Backend, plan: &TransferPlan) -> bool {
     let direct = backend.file_access == FileAccess::Direct;
     if !direct || backend.name.as_str().starts_with("GDS") {

@@ -1,4 +1,4 @@
-//! How fast each backend is, in each direction.
+//! The rate of each backend, in each direction.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::agent::Agent;
 #[derive(Debug)]
 pub(in crate::engine) struct Rates {
     by_backend: Box<[BackendRates]>,
-    /// The rates of a backend that the agent does not have.
+    /// The rates for a backend that the agent does not have.
     unknown: BackendRates,
 }
 
@@ -23,7 +23,7 @@ struct BackendRates {
 
 impl Rates {
     /// Estimates, which the first transfers replace. They were measured with UCX between two
-    /// processes of a machine of two cores.
+    /// processes on a machine with two cores.
     pub(in crate::engine) fn new(agent: &Agent) -> Self {
         let guess = || Rate::new(4e9, Duration::from_micros(60), Duration::from_micros(2));
         let guesses = || BackendRates { read: guess(), write: guess() };

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 /// The delay until the next poll.
 ///
-/// Many backends move bytes only while a thread polls. So polls follow without a delay for as long
-/// as a request is expected to take. After that the delay grows: the end is noticed late by a
-/// twentieth of the time that passed since, and by 50 µs at most.
+/// Many backends move bytes only while a thread polls. So the thread polls without a delay for as
+/// long as a request is expected to take. After that the delay grows: it is a twentieth of the time
+/// since then, at most 50 µs.
 #[derive(Debug)]
 pub(super) struct Backoff {
     busy_poll: Duration,
@@ -16,21 +16,21 @@ pub(super) struct Backoff {
 /// The longest delay.
 const LONGEST: Duration = Duration::from_micros(50);
 
-/// Shorter delays are not worth a sleep.
+/// Shorter delays are replaced by a poll without sleep.
 const SHORTEST: Duration = Duration::from_micros(10);
 
 impl Backoff {
-    /// A backoff without delays for this long after each change.
+    /// Creates a backoff without delays for this time after each change.
     pub(super) fn new(busy_poll: Duration) -> Self {
         Self { busy_poll, last_change: Instant::now() }
     }
 
-    /// A request has ended or begun.
+    /// Records that a request has ended or begun.
     pub(super) fn reset(&mut self) {
         self.last_change = Instant::now();
     }
 
-    /// How long to sleep; `None` to poll again at once.
+    /// The time to sleep; `None` to poll again at once.
     pub(super) fn delay(&self) -> Option<Duration> {
         self.delay_after(self.last_change.elapsed())
     }

@@ -21,21 +21,23 @@ pub(super) struct EngineThread {
     queue: Arc<Queue>,
     transfers: Vec<PolledTransfer>,
     orphaned: Vec<OrphanedRequests>,
-    /// No transfer needs polling until then; `None` if one does.
+    /// The time until which no transfer needs polling; `None` if one does.
     idle_until: Option<Instant>,
-    /// Until then, it checks for new jobs once in every [submitter's window](SUBMITTER_WINDOW).
+    /// Until this time, the thread checks for new jobs once in every [submitter's
+    /// window](SUBMITTER_WINDOW).
     awake_until: Option<Instant>,
 }
 
-/// A transfer, as the engine's thread last saw it.
+/// A transfer, in the state in which the engine's thread last saw it.
 struct PolledTransfer {
     transfer: Arc<SharedTransfer>,
-    /// Another thread advances it until then. That thread reports if it stops earlier.
+    /// Another thread advances the transfer until this time. If that thread stops earlier, it
+    /// reports that.
     skip_until: Option<Instant>,
 }
 
-/// How long the thread stays awake after a submission. Later submitters then need not wake it,
-/// which would take as long as copying a block of 128 KiB.
+/// The time for which the thread stays awake after a submission. Later submitters then need not
+/// wake it, which would take as long as copying a block of 128 KiB.
 const STAY_AWAKE: Duration = Duration::from_millis(1);
 
 impl EngineThread {
@@ -46,25 +48,25 @@ impl EngineThread {
 
     /// Serves until the engine has dropped and all transfers have ended, or until a panic.
     pub(super) fn run(mut self) {
-        // Dropped before the transfers are: their drops may submit another.
+        // Dropped before the transfers, whose drops may submit another transfer.
         let _close = CloseOnDrop(Arc::clone(&self.queue));
         let mut backoff = Backoff::new(self.context.options.busy_poll);
         let mut orphan_poll = OrphanPoll::new();
         let (mut is_closed, mut drop_deadline) = (false, None);
         loop {
-            let taken = self.queue.take(self.delay(&backoff, is_closed), is_closed);
-            is_closed = taken.is_closed;
-            if !taken.jobs.is_empty() {
+            let contents = self.queue.take(self.delay(&backoff, is_closed), is_closed);
+            is_closed = contents.is_closed;
+            if !contents.jobs.is_empty() {
                 self.awake_until = Some(Instant::now() + STAY_AWAKE);
                 backoff.reset();
             }
-            if taken.is_woken {
+            if contents.is_woken {
                 backoff.reset();
             }
-            if taken.is_woken || is_closed {
+            if contents.is_woken || is_closed {
                 self.transfers.iter_mut().for_each(|polled| polled.skip_until = None);
             }
-            for job in taken.jobs {
+            for job in contents.jobs {
                 self.accept(job);
             }
             if self.advance() {
@@ -87,7 +89,7 @@ impl EngineThread {
         }
     }
 
-    /// How long to wait for a job before the next poll.
+    /// The time to wait for a job before the next poll.
     fn delay(&self, backoff: &Backoff, is_closed: bool) -> Option<Duration> {
         let now = Instant::now();
         let transfers = match self.idle_until {

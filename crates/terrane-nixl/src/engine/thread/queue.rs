@@ -21,13 +21,13 @@ pub(in crate::engine) struct Queue {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<QueuedJob>,
-    /// A thread that advanced a transfer has stopped doing so.
+    /// A thread that advanced a transfer has stopped.
     is_woken: bool,
     /// The engine has dropped.
     is_closed: bool,
     /// The engine's thread has ended, and takes no more jobs.
     has_stopped: bool,
-    /// When the engine's thread next wakes by itself, if it sleeps until a given time.
+    /// The time at which the sleeping engine's thread wakes by itself.
     wakes_at: Option<Instant>,
 }
 
@@ -38,8 +38,8 @@ pub(in crate::engine) enum QueuedJob {
     Refused(CopyJob, RequestError),
 }
 
-/// The jobs and signals that the engine's thread takes from the queue.
-pub(super) struct Taken {
+/// The jobs and signals that the engine's thread has taken from the queue.
+pub(super) struct QueueContents {
     pub(super) jobs: VecDeque<QueuedJob>,
     pub(super) is_woken: bool,
     pub(super) is_closed: bool,
@@ -50,10 +50,10 @@ impl Queue {
         let mut state = self.lock();
         if state.has_stopped {
             drop(state);
-            // Dropping a job reports to its waiters that its engine has stopped.
+            // Dropping a job reports to its waiting threads that its engine has stopped.
             return drop(job);
         }
-        // If the engine's thread wakes by itself within the submitter's window, nothing wakes it.
+        // The thread is not woken if it wakes by itself within the submitter's window.
         let is_soon_enough = match (&job, state.wakes_at) {
             (QueuedJob::Transfer(transfer), Some(wakes_at)) => {
                 transfer.window_end().is_some_and(|window_end| wakes_at <= window_end)
@@ -83,9 +83,9 @@ impl Queue {
     fn stop(&self) {
         let mut state = self.lock();
         state.has_stopped = true;
-        let left = std::mem::take(&mut state.jobs);
+        let dropped_jobs = std::mem::take(&mut state.jobs);
         drop(state);
-        drop(left);
+        drop(dropped_jobs);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -93,8 +93,8 @@ impl Queue {
     }
 
     /// Takes the queued jobs. Waits for them at most this long; `None` has no limit. The close is
-    /// reported once, to a caller that does not know of it.
-    pub(super) fn take(&self, delay: Option<Duration>, knows_of_close: bool) -> Taken {
+    /// reported once, to a caller that does not know of it yet.
+    pub(super) fn take(&self, delay: Option<Duration>, knows_of_close: bool) -> QueueContents {
         let nothing = |state: &mut State| {
             state.jobs.is_empty() && !state.is_woken && (knows_of_close || !state.is_closed)
         };
@@ -117,7 +117,7 @@ impl Queue {
         };
         let jobs = std::mem::take(&mut state.jobs);
         let is_woken = std::mem::take(&mut state.is_woken);
-        Taken { jobs, is_woken, is_closed: state.is_closed }
+        QueueContents { jobs, is_woken, is_closed: state.is_closed }
     }
 }
 

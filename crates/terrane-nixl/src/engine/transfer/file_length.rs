@@ -1,5 +1,5 @@
-//! Checks that files are long enough for reads and writes. For a file that ends early, a backend at
-//! best reports a failure.
+//! Checks that files are long enough for reads and writes. If a file ends early, a backend at best
+//! reports a failure.
 
 use std::fs::File;
 use std::mem::ManuallyDrop;
@@ -12,12 +12,12 @@ use terrane_transfer::TransferPlan;
 use crate::engine::error::RequestError;
 use crate::engine::route::{Operation, Route, Target};
 
-/// Checks that the file ranges of the plan exist before they are read.
+/// Checks before reads that the file has the plan's ranges.
 pub(super) fn check_before(route: &Route, plan: &TransferPlan) -> Result<(), RequestError> {
     if route.operation == Operation::Write { Ok(()) } else { check_after(route, plan) }
 }
 
-/// Checks that files are long enough for all that the plan has read or written.
+/// Checks afterwards that the file has all ranges that the plan has read or written.
 pub(super) fn check_after(route: &Route, plan: &TransferPlan) -> Result<(), RequestError> {
     if !matches!(route.target, Target::File) {
         return Ok(());
@@ -37,7 +37,7 @@ pub(super) fn check_after(route: &Route, plan: &TransferPlan) -> Result<(), Requ
         }
     }
     for (file, wanted) in ends {
-        // SAFETY: the plan holds the endpoint, and so the memory that owns this descriptor.
+        // SAFETY: the plan keeps the endpoint alive, and so the memory that owns this descriptor.
         let length = unsafe { length_of(file) }?;
         if length < wanted {
             return Err(match route.operation {
@@ -55,7 +55,8 @@ pub(super) fn check_after(route: &Route, plan: &TransferPlan) -> Result<(), Requ
 ///
 /// The descriptor must be open, and stay open during the call.
 unsafe fn length_of(descriptor: RawFd) -> Result<u64, RequestError> {
-    // SAFETY: the caller guarantees that it is open; it is borrowed, as this `File` never drops.
+    // SAFETY: the caller guarantees that the descriptor is open. It is borrowed, because this
+    // `File` never drops.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) });
     let metadata = file.metadata().map_err(|error| {
         let source = OsError::from_io("fstat", &error);
@@ -71,8 +72,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_whose_length_cannot_be_had_is_an_error_with_the_systems_reason() {
-        // SAFETY: no process has so many descriptors, so the query fails. It is the only use.
+    fn a_failed_query_of_a_file_length_returns_the_systems_error() {
+        // SAFETY: no process has so many descriptors, so the query fails. The descriptor is not
+        // used otherwise.
         let error = unsafe { length_of(1 << 30) }.unwrap_err();
         match &error {
             RequestError::FileLength { source } => assert_eq!(source.operation, "fstat"),

@@ -31,7 +31,7 @@ use orphaned::OrphanedRequests;
 use posting::PostResult;
 use request::{Outstanding, Request, RequestState, poll_failed};
 
-/// A transfer, from when it is queued until it has completed, failed or been orphaned.
+/// A transfer, from its submission until it has completed, failed or been orphaned.
 pub(super) struct NixlTransfer {
     /// `None` once it has ended.
     job: Option<CopyJob>,
@@ -39,20 +39,20 @@ pub(super) struct NixlTransfer {
     peer: Option<PeerUse>,
     options: Arc<NixlEngineOptions>,
     prepared: Arc<PreparedLists>,
-    /// The indices of a request's pieces at either end; kept for the next request.
+    /// The indices of a request's pieces at either end; the buffers are kept for the next request.
     piece_indices: LocalAndTarget<Vec<i32>>,
-    /// The transfer's deadline. Once it has started, at most the options' deadline.
+    /// The transfer's deadline. After the start, at most the options' deadline.
     deadline: Option<Instant>,
     has_started: bool,
-    /// Where the next request begins.
+    /// The position at which the next request begins.
     next: PlanPosition,
     /// In the order in which they were posted.
     requests: VecDeque<Request>,
-    /// Whether the peer must still be notified, and no request does so.
+    /// Whether the peer must still be notified, and no request does that.
     must_notify: bool,
     /// The number of completed layers, from the first one on.
     layers_completed: u32,
-    /// The first failure, while requests in flight end.
+    /// The first failure, while the requests in flight end.
     failure: Option<CopyFailure>,
     times: Option<EngineTimes>,
 }
@@ -60,11 +60,11 @@ pub(super) struct NixlTransfer {
 /// The result of advancing a transfer.
 pub(super) enum TransferProgress {
     Unchanged,
-    /// Something has been posted, or has ended.
+    /// A request was posted or has ended.
     Changed,
-    /// It has completed or failed, and nothing of it is in flight.
+    /// The transfer has completed or failed, and none of its requests is in flight.
     Ended,
-    /// It has failed, and its requests have not ended.
+    /// The transfer has failed, and its requests have not ended.
     Orphaned(Box<OrphanedRequests>),
 }
 
@@ -122,7 +122,8 @@ impl NixlTransfer {
     pub(super) fn advance(&mut self, agent: &Agent, rates: &Rates) -> TransferProgress {
         self.start();
         let changed = self.poll_requests(agent);
-        // Before reading the clock: the peer may have been notified already that all has arrived.
+        // Before reading the clock: all bytes may have arrived, and the peer may have been notified
+        // already.
         if self.is_complete() {
             self.finish(rates);
             return TransferProgress::Ended;
@@ -146,7 +147,7 @@ impl NixlTransfer {
         }
     }
 
-    /// Whether everything has been posted and has completed.
+    /// Whether all requests have been posted and have completed.
     fn is_complete(&self) -> bool {
         let all = self.job.as_ref().map_or(0, |job| job.plan().runs().len());
         let is_posted = self.next.run >= all && !self.must_notify;
@@ -251,8 +252,8 @@ impl NixlTransfer {
         !self.peer.as_ref().is_none_or(known)
     }
 
-    /// Ends a failed transfer once nothing of it is in flight. Orphans it if that takes too long,
-    /// or if NIXL no longer reports what is in flight.
+    /// Ends a failed transfer once none of its requests is in flight. Orphans it if that takes too
+    /// long, or if NIXL no longer reports what is in flight.
     fn end_failed(&mut self, agent: &Agent, changed: bool) -> TransferProgress {
         let is_in_flight = |request: &Request| request.state() == RequestState::InFlight;
         if self.requests.iter().any(is_in_flight) && !self.is_late() {
@@ -263,7 +264,7 @@ impl NixlTransfer {
         let failure = self.failure.take().unwrap_or(CopyFailure::DeadlineExceeded);
         if outstanding == Outstanding::Nothing {
             self.requests.clear();
-            // The peer is free before the outcome is visible.
+            // The peer is released before the outcome is visible.
             self.peer = None;
             job.finish(Err(failure));
             return TransferProgress::Ended;
@@ -279,7 +280,7 @@ impl NixlTransfer {
 
     fn finish(&mut self, rates: &Rates) {
         let Some(mut job) = self.job.take() else { return };
-        // The peer is free before the outcome is visible.
+        // The peer is released before the outcome is visible.
         self.peer = None;
         // The file may have been truncated during the read, or written short.
         if let Err(cause) = file_length::check_after(&self.route, job.plan()) {
@@ -294,10 +295,10 @@ impl NixlTransfer {
 }
 
 impl Drop for NixlTransfer {
-    /// Memory of requests in flight is kept, even if the thread unwinds.
+    /// The memory of requests in flight is kept, even if the thread unwinds.
     fn drop(&mut self) {
         if process::is_forked() {
-            // The parent's NIXL continues the requests, and the parent owns the rest.
+            // The parent's NIXL continues the requests, and the parent owns all other state.
             let requests = std::mem::take(&mut self.requests);
             let _parents = ManuallyDrop::new((requests, self.job.take(), self.peer.take()));
             return;

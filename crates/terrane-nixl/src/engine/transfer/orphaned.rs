@@ -11,7 +11,7 @@ use crate::peers::peer_use::PeerUse;
 
 /// The requests of a transfer that was orphaned, and the memory that they may still access.
 pub(in crate::engine) struct OrphanedRequests {
-    // Requests first: NIXL releases them before the memory is freed.
+    // Requests drop first: NIXL releases them before the memory is freed.
     requests: Vec<Request>,
     memory: Option<Orphaned>,
     peer: Option<PeerUse>,
@@ -26,8 +26,8 @@ impl OrphanedRequests {
         Self { requests: requests.into_iter().collect(), memory: Some(memory), peer }
     }
 
-    /// Polls them, and frees the memory once all have ended. If the result is
-    /// [`Outstanding::Unknowable`], drop this.
+    /// Polls the requests, and frees the memory once all have ended. If the result is
+    /// [`Outstanding::Unknowable`], drop this value.
     pub(in crate::engine) fn poll(&mut self, agent: &Agent) -> Outstanding {
         let outstanding = poll_failed(self.requests.iter_mut(), self.peer.as_mut(), agent);
         self.requests.retain(|request| !request.has_ended());
@@ -50,14 +50,16 @@ impl Drop for OrphanedRequests {
                  access is never used again, and the agent's peer stays busy"
             );
             // Neither the memory nor the requests are released: some backends would free memory
-            // that the kernel still writes to. The requests also keep the peer from being reloaded.
+            // that the kernel still writes to. The requests also keep the peer from being loaded
+            // again.
             let requests = std::mem::take(&mut self.requests);
             let _leaked = ManuallyDrop::new((requests, memory, self.peer.take()));
         }
     }
 }
 
-/// The time of the next poll of orphaned requests. Polls are rare, as no thread waits for them.
+/// The time of the next poll of orphaned requests. Polls are rare, because no thread waits for
+/// them.
 #[derive(Debug)]
 pub(in crate::engine) struct OrphanPoll {
     next: Instant,

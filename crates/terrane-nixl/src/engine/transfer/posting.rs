@@ -30,7 +30,7 @@ impl NixlTransfer {
         match self.peer.as_ref().map_or(Readiness::Ready, PeerUse::readiness) {
             Readiness::Ready => {}
             Readiness::Later => return Ok(PostResult::MustWait),
-            // NIXL is not called at all.
+            // NIXL is not called.
             Readiness::Lost => {
                 return Err(self.failed(agent, NixlStep::Prepare, Status::NotFound, None));
             }
@@ -50,7 +50,7 @@ impl NixlTransfer {
         if is_last && self.must_notify && !self.requests.is_empty() {
             return Ok(PostResult::MustWait);
         }
-        // I/Os are free again when other requests have ended.
+        // I/Os become free when other requests have ended.
         let ios = match self.route.backend(agent).and_then(|backend| backend.ios.as_ref()) {
             Some(ios) => match ios.reserve(chunk.descriptors(), chunk.bytes.get()) {
                 Some(reserved) => Some(reserved),
@@ -114,8 +114,8 @@ impl NixlTransfer {
         raw.create_xfer_req(operation, &local, &target, peer, Some(options)).map_err(status)
     }
 
-    /// Creates a request from prepared lists. `None` if there are none for it, or NIXL refuses
-    /// them: its descriptors are then listed again, and NIXL reports any error of those.
+    /// Creates a request from prepared lists. `None` if there are none, or if NIXL refuses them.
+    /// The descriptors are then listed, and NIXL reports the errors of these.
     ///
     /// The peer is known to be ready.
     fn create_prepared_request(
@@ -147,7 +147,7 @@ impl NixlTransfer {
         }
     }
 
-    /// Notifies the peer of a transfer that had nothing to copy.
+    /// Notifies the peer of a transfer that had no bytes to copy.
     fn notify(&mut self, agent: &Agent) -> Result<PostResult, CopyFailure> {
         self.must_notify = false;
         let message = self.job.as_ref().and_then(|job| job.options().notification.clone());

@@ -12,11 +12,11 @@ use crate::peers::peer_use::{ConnectionState, PeerUse};
 
 /// A request that has been posted, or that NIXL failed to post.
 pub(super) struct Request {
-    // Fields drop in this order: the request's backend resources are free once it is released.
+    // Fields drop in this order: the I/Os of the backend are free once the request is released.
     raw: nixl_sys::XferRequest,
     _ios: Option<ReservedIos>,
     pub(super) chunk: Chunk,
-    /// Whether the backend reports failure only once nothing of it is in flight.
+    /// Whether the backend reports a failure only once no part of the request is in flight.
     fails_at_the_end: bool,
     state: RequestState,
 }
@@ -26,24 +26,24 @@ pub(super) struct Request {
 pub(super) enum RequestState {
     InFlight,
     Completed,
-    /// NIXL reports that it has failed, and reports nothing else from then on. UCX does so for the
-    /// first descriptor that failed, and stops polling those posted before. So parts of it may
-    /// still be in flight.
+    /// NIXL reports that it has failed, and reports nothing else from then on. UCX does so at the
+    /// first descriptor that fails, and no longer polls those posted before. So parts of the
+    /// request may still be in flight.
     FailedInFlight(Status),
-    /// It has failed, and nothing of it is in flight.
+    /// It has failed, and none of its parts is in flight.
     Failed(Status),
-    /// NIXL no longer knows the peer, and reports only that, whatever the request does.
+    /// NIXL no longer knows the peer. It reports only that, whatever the request does.
     PeerUnknown,
     /// It failed, and ended with its connection.
     ConnectionClosed,
 }
 
-/// Which requests of several are still outstanding.
+/// The requests of several that have not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Outstanding {
     /// None.
     Nothing,
-    /// Some that NIXL can be asked about, or whose connection must still be closed.
+    /// Some that NIXL can report on, or whose connection must still be closed.
     Some,
     /// Only requests whose end will never be known.
     Unknowable,
@@ -64,7 +64,7 @@ impl Request {
         self.state
     }
 
-    /// Whether nothing of it is in flight.
+    /// Whether none of its parts is in flight.
     pub(super) fn has_ended(&self) -> bool {
         use RequestState as S;
         matches!(self.state, S::Completed | S::Failed(_) | S::ConnectionClosed)
@@ -95,9 +95,9 @@ impl Request {
     }
 }
 
-/// Polls the requests of a failed transfer. Once none is in flight by NIXL's report, it closes the
-/// peer's connection, which ends those that failed in flight. A file has no connection, so its
-/// requests that failed in flight are never known to have ended.
+/// Polls the requests of a failed transfer. Once NIXL reports none in flight, this closes the
+/// peer's connection, which ends those that failed in flight. A file has no connection, so the end
+/// of its failed requests is never known.
 pub(super) fn poll_failed<'a>(
     requests: impl Iterator<Item = &'a mut Request>,
     peer: Option<&mut PeerUse>,

@@ -14,35 +14,36 @@ use crate::engine::context::EngineContext;
 use crate::engine::route::ReservedRoute;
 use crate::engine::thread::queue::Queue;
 
-/// How long the engine's thread leaves a new transfer to the submitting thread, which mostly waits
-/// next. Otherwise the engine's thread would wake, copy, and then have to wake the waiter. If it
-/// wakes on the submitter's processor, the submitter could not even begin to wait.
+/// The time for which the engine's thread leaves a new transfer to the submitting thread, which
+/// usually waits next. Otherwise the engine's thread would wake, copy, and then have to wake the
+/// waiting thread. If it woke on the submitter's processor, the submitter could not even begin to
+/// wait.
 ///
-/// It is longer than the time from a submit to a wait, and as long as a wake-up.
+/// It is longer than the time from a submission to a wait, and as long as a wake-up.
 pub(in crate::engine) const SUBMITTER_WINDOW: Duration = Duration::from_micros(100);
 
-/// How long the engine's thread does not poll a transfer that another thread advances. A thread
-/// that waits for the end stays until then, or reports that it leaves. It would have to unwind to
-/// leave without a report.
+/// The interval at which the engine's thread polls a transfer that another thread advances. A
+/// thread that waits for the end stays until then, or reports that it stops. It stops without a
+/// report only if it unwinds.
 const RECHECK: Duration = Duration::from_millis(20);
 
-/// The same where a thread may wait only for a layer, and leaves without a report once that is
-/// complete.
+/// The same interval if a thread may wait only for a layer, and stops without a report once the
+/// layer is complete.
 const RECHECK_LAYERS: Duration = Duration::from_millis(1);
 
-/// A transfer that the first thread to arrive advances: a waiting thread, or, after the
-/// [submitter's window](SUBMITTER_WINDOW), the engine's thread.
+/// A transfer that the first available thread advances: a waiting thread or, after the [submitter's
+/// window](SUBMITTER_WINDOW), the engine's thread.
 ///
 /// The lock is held while NIXL posts and polls, and while the job is finished, which runs foreign
-/// code. So no thread ever waits for the lock. If it is taken, another thread advances the
-/// transfer, or this same thread does so further up its stack.
+/// code. So no thread ever waits for the lock. If it is locked, another thread advances the
+/// transfer, or an outer call on this thread does.
 pub(in crate::engine) struct SharedTransfer {
     state: Mutex<State>,
-    /// Until then it is left to the submitting thread.
+    /// Until this time, only the submitting thread advances it.
     window_end: Instant,
-    /// A thread that does not wait here has asked for it, so its window is over.
+    /// A thread that does not wait here has requested the engine's thread, which ends the window.
     is_requested: AtomicBool,
-    /// How long the engine's thread leaves it to another thread.
+    /// The time for which the engine's thread leaves it to another thread.
     recheck: Duration,
     context: Arc<EngineContext>,
     /// Dangling once the engine's thread has ended.
@@ -57,19 +58,21 @@ enum State {
 
 /// The result of advancing a transfer on the engine's thread.
 pub(in crate::engine) enum AdvanceResult {
-    /// It is left to the submitting thread until then.
+    /// Only the submitting thread advances it until this time.
     LeftToSubmitter(Instant),
-    /// Another thread advances it. Try again after this delay, in case that thread has stopped.
+    /// Another thread advances it. The engine's thread retries after this delay, in case that
+    /// thread has stopped.
     OtherThread(Duration),
     Unchanged,
-    /// Something has been posted, or has ended.
+    /// A request was posted or has ended.
     Changed,
-    /// It has ended, and these requests have not.
+    /// The transfer has ended, and these requests have not.
     Ended(Option<Box<OrphanedRequests>>),
 }
 
 impl SharedTransfer {
-    /// A transfer that has not started. Threads that wait for the job can advance it from now on.
+    /// Creates a transfer that has not started. Threads that wait for the job can advance it from
+    /// now on.
     pub(in crate::engine) fn new(
         job: CopyJob,
         reserved: ReservedRoute,
@@ -86,7 +89,7 @@ impl SharedTransfer {
             context: Arc::clone(context),
             queue: Arc::downgrade(queue),
         });
-        // No other thread knows of it yet.
+        // No other thread has a reference yet.
         if let Ok(state) = shared.state.try_lock()
             && let State::Active(transfer) = &*state
         {
@@ -95,17 +98,17 @@ impl SharedTransfer {
         shared
     }
 
-    /// Until when the engine's thread leaves it to the submitting thread, unless another thread has
-    /// asked for it.
+    /// The time until which only the submitting thread advances it, unless another thread has
+    /// requested the engine's thread.
     pub(in crate::engine) fn window_end(&self) -> Option<Instant> {
-        // A thread that asks later also wakes the engine's thread later.
+        // A thread that requests this later also wakes the engine's thread later.
         (!self.is_requested.load(Ordering::Relaxed)).then_some(self.window_end)
     }
 
-    /// Advances the transfer on the engine's thread, unless it is left to another thread now.
+    /// Advances the transfer on the engine's thread, unless another thread does so now.
     pub(in crate::engine) fn advance_on_engine(&self, now: Instant) -> AdvanceResult {
-        // A thread that asks also sets the wake-up under the queue's lock, under which this thread
-        // has checked.
+        // A request also sets the wake-up under the queue's lock, under which this thread has
+        // checked.
         if let Some(until) = self.window_end().filter(|until| now < *until) {
             return AdvanceResult::LeftToSubmitter(until);
         }
@@ -120,7 +123,7 @@ impl SharedTransfer {
     }
 
     /// Advances the transfer and returns whether anything has changed; `None` if another thread
-    /// does so.
+    /// advances it.
     fn advance(&self) -> Option<(MutexGuard<'_, State>, bool)> {
         if process::is_forked() {
             return None;
@@ -155,8 +158,8 @@ impl SharedTransfer {
 }
 
 impl WaiterProgress for SharedTransfer {
-    /// Does not poll, as polling a request may copy for as long as there is data to copy. A caller
-    /// that only polls does not wait, so the engine's thread starts.
+    /// Does not poll, because polling a request may copy for as long as there are bytes to copy. A
+    /// caller that only polls does not wait, so the engine's thread starts.
     fn poll(&self) {
         if !self.is_requested.load(Ordering::Relaxed) {
             self.request_engine_thread();

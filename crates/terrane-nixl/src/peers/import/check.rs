@@ -12,7 +12,7 @@ use crate::peers::metadata::coverage::uncovered;
 use crate::peers::metadata::parts::MetadataParts;
 use crate::peers::metadata::{ConnectionInfo, MalformedMetadata, MemoryKey, Metadata};
 
-/// An import that has been checked as far as this process can.
+/// An import after all checks that this process can make.
 pub(in crate::peers) struct CheckedImport<'a> {
     pub(super) described: Arc<LayoutDescriptor>,
     pub(super) parts: MetadataParts<'a>,
@@ -24,7 +24,7 @@ pub(in crate::peers) struct CheckedImport<'a> {
 }
 
 impl Agent {
-    /// Checks everything that can be checked before NIXL reads any of it.
+    /// Checks everything that can be checked before NIXL reads the metadata.
     pub(in crate::peers) fn check<'a>(
         &self,
         described: &'a Arc<LayoutDescriptor>,
@@ -80,7 +80,7 @@ impl Agent {
         Ok(CheckedImport { described, parts, keys: Vec::new(), usable, is_checked: false })
     }
 
-    /// The backends that both agents have and that give access to all regions; at least one.
+    /// The backends that both agents have and that reach all regions; at least one.
     fn check_keys(
         &self,
         described: &LayoutDescriptor,
@@ -89,7 +89,7 @@ impl Agent {
         keys: &[MemoryKey<'_>],
     ) -> Result<Vec<BackendName>, ImportError> {
         let is_reachable = |name: &str| reachable.iter().any(|reachable| **reachable == *name);
-        // NIXL refuses the whole metadata, and forgets the peer.
+        // NIXL would refuse all of the metadata, and forget the peer.
         let is_local_only = |ours: &&BackendName| {
             !is_reachable(ours.as_str()) && keys.iter().any(|k| k.location.backend == ours.as_str())
         };

@@ -20,8 +20,8 @@ use crate::peers::remote::RemoteLayout;
 use crate::peers::spaces::device_of;
 
 impl Agent {
-    /// Ends a peer that may have become another. If it has transfers in flight, its name is free
-    /// for another process at once, and it ends with the last of them.
+    /// Ends a peer that may have been replaced by another process. If it has transfers in flight,
+    /// its name is free at once, and it ends with the last of them.
     pub(super) fn end_replaced(
         &self,
         loaded: &mut LoadedPeers,
@@ -45,8 +45,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Revives an ended peer that NIXL still knows, if it is unchanged. Otherwise NIXL forgets it:
-    /// it has no user.
+    /// Revives an ended peer that NIXL still knows, if it is unchanged. Otherwise makes NIXL forget
+    /// it, because it has no user.
     pub(super) fn revive(&self, loaded: &mut LoadedPeers, checked: &CheckedImport<'_>) {
         let name = checked.described.agent();
         let Some(known) = loaded.peers.get_mut(name).filter(|known| known.ended.is_some()) else {
@@ -92,7 +92,7 @@ impl Agent {
             return Err(ImportError::NotFound { peer: name.clone() });
         }
         let lease = Lease::new(self, &peer, claim);
-        // From here on the lease ends the peer if building the layout fails.
+        // From here on, dropping the lease ends the peer if building the layout fails.
         self.peer_table().insert(&peer);
         let mut new = LoadedPeer::new(Arc::clone(&peer), checked.parts.connection);
         new.add_keys(&checked.keys);
@@ -117,7 +117,7 @@ impl Agent {
         }
         let state = peer.state();
         if state.forgotten || state.poisoned {
-            // Otherwise it would have ended, or its connection would have been closed.
+            // Otherwise the peer would have ended, or its connection would have been closed.
             return Err(busy(state.transfers));
         }
         drop(state);
@@ -127,7 +127,7 @@ impl Agent {
             self.reload(known).map_err(|status| self.mark_lost(known, status))?;
         }
         let keys = &checked.keys;
-        // Keys without users can be dropped by NIXL, further down.
+        // NIXL can drop unused keys, as below.
         if known.contradicts(keys) && !known.is_stale(keys, known.live_layouts()) {
             return Err(ImportError::PeerChanged {
                 peer: name(),
@@ -142,7 +142,7 @@ impl Agent {
         }
         let claim = self.claim(&peer, checked)?;
         if known.remove_dropped() || known.is_stale(keys, known.live_layouts()) {
-            // NIXL drops unused keys. With transfers in flight it keeps them.
+            // NIXL drops unused keys here. With transfers in flight it keeps them.
             if let Ok(_reloading) = peer.reload() {
                 self.reload(known).map_err(|status| self.mark_lost(known, status))?;
             }
@@ -154,11 +154,11 @@ impl Agent {
             });
         }
         if !checked.is_checked || !known.has_all(keys) {
-            // If NIXL refuses keys, it drops all that it knows of the peer. It then no longer
-            // reports the state of the requests in flight with it.
+            // If NIXL refuses keys, it drops all its data of the peer. It then no longer reports
+            // the state of the requests in flight with the peer.
             let _reloading = peer.reload().map_err(busy)?;
             if !checked.is_checked {
-                // NIXL would keep a former key of the same memory, and unchecked keys are unknown.
+                // NIXL would keep an earlier key of the same memory. Unchecked keys are unknown.
                 self.reload(known).map_err(|status| self.mark_lost(known, status))?;
             }
             if let Err(refusal) = self.load(&peer, checked.parts.keys) {

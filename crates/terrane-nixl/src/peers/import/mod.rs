@@ -1,4 +1,4 @@
-//! Imports: checks peers' layouts, passes them to NIXL, and builds them.
+//! Imports: peers' layouts are checked, passed to NIXL, and built.
 
 pub(super) mod check;
 mod load;
@@ -22,7 +22,7 @@ use check::CheckedImport;
 pub(super) enum ImportMode {
     /// The peer is unchanged, or the import fails.
     Import,
-    /// The peer is a new one: earlier imports from it can no longer be used.
+    /// The peer is a new one: earlier imports from it are unusable.
     Refresh,
 }
 
@@ -31,12 +31,11 @@ impl Agent {
     ///
     /// Importing the same bytes again returns the same layout while it lives. It reconnects to the
     /// peer if a transfer has found the connection broken. The first import of a peer connects to
-    /// it, which is expensive; so keep a layout of a peer that will be used again. Import a further
-    /// layout of a peer while no transfer with the peer is in flight. Otherwise it is
-    /// [`ImportError::PeerBusy`], unless the layout lies in known registrations.
+    /// it, which is expensive, so keep a layout of a peer that will be used again. Import a further
+    /// layout of a peer while no transfer with the peer is in flight. Otherwise it fails with
+    /// [`ImportError::PeerBusy`], unless the layout is in known registrations.
     ///
-    /// The bytes are checked; [`RemoteLayout`] states which properties are checked and which are
-    /// trusted.
+    /// The bytes are checked; [`RemoteLayout`] lists the checks, and what is trusted.
     ///
     /// # Errors
     ///
@@ -47,11 +46,11 @@ impl Agent {
         self.import_within(bytes, &WireLimits::DEFAULT)
     }
 
-    /// As [`import`](Self::import), with other limits.
+    /// Like [`import`](Self::import), with other limits.
     ///
     /// # Errors
     ///
-    /// As from [`import`](Self::import).
+    /// As for [`import`](Self::import).
     pub fn import_within(
         &self,
         bytes: &[u8],
@@ -63,8 +62,8 @@ impl Agent {
     /// Imports a layout of a peer that was restarted under the same name, or has registered its
     /// memory again.
     ///
-    /// Layouts that were imported before can no longer be used: transfers with them fail. The peer
-    /// has another [`PeerId`](terrane_core::PeerId) from now on. An unknown peer is imported.
+    /// Layouts that were imported before are unusable: transfers with them fail. The peer has
+    /// another [`PeerId`](terrane_core::PeerId) from now on. An unknown peer is imported.
     ///
     /// A process that hangs does not keep its name: its replacement is imported while transfers
     /// with the old process are in flight. These end at their deadline. Their local blocks stay in
@@ -72,18 +71,18 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`ImportError`], as from [`import`](Self::import). [`ImportError::PeerBusy`] if transfers
-    /// with this same process are in flight. If NIXL refuses the metadata ([`ImportError::Load`],
+    /// As for [`import`](Self::import). [`ImportError::PeerBusy`] if transfers with this same
+    /// process are in flight. If NIXL refuses the metadata ([`ImportError::Load`],
     /// [`ImportError::NotFound`]), the peer is no longer known.
     pub fn refresh(&self, bytes: &[u8]) -> Result<RemoteLayout, ImportError> {
         self.refresh_within(bytes, &WireLimits::DEFAULT)
     }
 
-    /// As [`refresh`](Self::refresh), with other limits.
+    /// Like [`refresh`](Self::refresh), with other limits.
     ///
     /// # Errors
     ///
-    /// As from [`refresh`](Self::refresh).
+    /// As for [`refresh`](Self::refresh).
     pub fn refresh_within(
         &self,
         bytes: &[u8],
@@ -117,7 +116,7 @@ impl Agent {
         let imported = without_tracing(|| self.import_checked(&mut loaded, &checked, mode));
         self.end_peers_among(&mut loaded);
         drop(loaded);
-        // Another thread may have skipped this while the table was locked.
+        // Another thread may have skipped this while this one had locked the table.
         self.end_peers();
         imported
     }
@@ -150,8 +149,8 @@ impl Agent {
         }
     }
 
-    /// The error for a layout under this agent's name: it is this agent's own, or another agent has
-    /// the name.
+    /// The error for a layout with this agent's name: either it is this agent's own, or another
+    /// agent has the same name.
     fn own_name(&self, described: &LayoutDescriptor) -> ImportError {
         let agent = self.name().clone();
         let theirs = MetadataParts::split(described.metadata()).map(|parts| parts.connection);

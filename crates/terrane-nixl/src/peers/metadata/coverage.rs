@@ -6,7 +6,7 @@ use terrane_wire::RegionDescriptor;
 use super::{KeyLocation, MemoryKey};
 use crate::peers::spaces::device_of;
 
-/// The first region to which the keys for this backend give no access.
+/// The first region that no key of this backend reaches.
 pub(in crate::peers) fn uncovered(
     regions: &[RegionDescriptor],
     backend: &BackendName,
@@ -15,12 +15,12 @@ pub(in crate::peers) fn uncovered(
     covering(regions, backend, keys).err()
 }
 
-/// The key of this backend that gives access to each region. If several do, it is the one with the
-/// highest end, of all that begin no later.
+/// The key of this backend that reaches each region. If several do, it is the one with the highest
+/// end among those that begin no later.
 ///
 /// # Errors
 ///
-/// The first region to which no key gives access.
+/// The first region that no key reaches.
 pub(in crate::peers) fn covering<'a>(
     regions: &[RegionDescriptor],
     backend: &BackendName,

@@ -1,14 +1,14 @@
 //! Parses the metadata of NIXL agents.
 //!
 //! NIXL's own reader trusts its input. A length that wraps moves it back, a count that is too large
-//! keeps it busy, and a name that is not UTF-8 makes the bindings panic. So this crate parses a
-//! peer's metadata first and trusts nothing: tags, lengths, counts, the agent's name, and the
-//! memory of each backend.
+//! keeps it busy, and a name that is not UTF-8 makes the bindings panic. So this crate first parses
+//! a peer's metadata and checks everything: tags, lengths, counts, the agent's name, and the memory
+//! of each backend.
 //!
 //! A backend's connection data and memory keys are opaque, and are not parsed.
 //!
 //! The form is that of NIXL 1.5: `nixlSerDes|`, then items of a tag, a length of 8 bytes, that many
-//! bytes, and `|`, in the order in which `Metadata::parse` takes them.
+//! bytes, and `|`, in the order in which `Metadata::parse` reads them.
 
 pub(super) mod coverage;
 pub(super) mod parts;
@@ -38,7 +38,7 @@ pub(crate) struct Metadata<'a> {
     pub(crate) agent: &'a str,
     /// The connection data of its backends.
     pub(crate) connections: Vec<ConnectionInfo<'a>>,
-    /// The memory that it has keys for.
+    /// The keys of its memory.
     pub(crate) memory: Vec<MemoryKey<'a>>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Metadata<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionInfo<'a> {
     pub(crate) backend: &'a str,
-    /// The bytes that the backend needs for it.
+    /// The bytes by which the backend connects.
     pub(crate) data: &'a [u8],
 }
 
@@ -100,7 +100,7 @@ impl<'a> Metadata<'a> {
             let at = input.malformed("key");
             let keys = input.count(b"n", "number of keys")?;
             if keys == 0 {
-                // NIXL refuses the whole metadata in that case.
+                // NIXL would refuse all of the metadata.
                 return Err(at);
             }
             for _ in 0..keys {
@@ -126,7 +126,7 @@ impl KeyLocation<'_> {
         address: u64,
         length: ByteCount,
     ) -> bool {
-        // Neither sum wraps where it is `Some`.
+        // If the sums are `Some`, they do not wrap.
         let ends = (self.address.checked_add(self.length), address.checked_add(length.get()));
         self.memory == memory
             && self.device == device
@@ -206,8 +206,8 @@ impl<'a> Input<'a> {
         if self.item(tag, expected)? == value { Ok(()) } else { Err(at) }
     }
 
-    /// The number of items that must follow. Each item takes at least one byte, so a number that is
-    /// too large ends with the input.
+    /// The number of items that follow. Each item has at least one byte, so a number that is too
+    /// large reaches the end of the input.
     fn count(&mut self, tag: &[u8], expected: &'static str) -> Result<u64, MalformedMetadata> {
         let at = self.malformed(expected);
         let value = self.item(tag, expected)?;

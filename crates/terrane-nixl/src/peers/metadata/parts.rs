@@ -10,7 +10,7 @@ pub(in crate::peers) struct MetadataParts<'a> {
 }
 
 impl<'a> MetadataParts<'a> {
-    /// The length of the first in four bytes, little-endian, followed by both.
+    /// The length of the first piece in four bytes, little-endian, followed by both pieces.
     pub(in crate::peers) fn join(&self) -> Option<Vec<u8>> {
         let length = u32::try_from(self.connection.len()).ok()?;
         Some([&length.to_le_bytes(), self.connection, self.keys].concat())

@@ -46,7 +46,7 @@ fn parts() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A name, malformed metadata, and the item that the parser misses.
+/// A name, malformed metadata, and the item that the parser reports as missing.
 type Handmade = (String, Vec<u8>, &'static str);
 
 fn handmade() -> Vec<Handmade> {
@@ -115,10 +115,10 @@ fn the_corpus_is_refused() {
     }
 }
 
-/// The output of NIXL 1.5.1 on an x86-64 machine; it detects a change of the form.
+/// The output of NIXL 1.5.1 on an x86-64 machine. It detects a change of the form.
 #[test]
 #[cfg(target_endian = "little")]
-fn what_nixl_wrote_is_read() {
+fn stored_output_of_nixl_is_parsed() {
     for (name, bytes) in corpus("written") {
         let metadata = Metadata::parse(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(metadata.agent, "alpha", "{name}");
@@ -135,7 +135,7 @@ fn what_nixl_wrote_is_read() {
 }
 
 #[test]
-fn what_nixl_writes_is_read() {
+fn output_of_nixl_is_parsed() {
     let bytes = parts().concat();
     let metadata = Metadata::parse(&bytes).unwrap();
     assert_eq!(metadata.agent, "alpha");
@@ -147,7 +147,7 @@ fn what_nixl_writes_is_read() {
 }
 
 #[test]
-fn every_cut_and_every_changed_byte_is_survived() {
+fn truncated_and_changed_metadata_never_panics() {
     let bytes = parts().concat();
     for end in 0..bytes.len() {
         assert!(Metadata::parse(&bytes[..end]).is_err(), "{end}");
@@ -156,7 +156,7 @@ fn every_cut_and_every_changed_byte_is_survived() {
         for flip in 1..=255 {
             let mut bytes = bytes.clone();
             bytes[at] ^= flip;
-            // Some are valid with other contents. None panics or runs forever.
+            // Some inputs are valid with other contents. None panics or runs forever.
             let _ = Metadata::parse(&bytes);
         }
     }
@@ -183,7 +183,7 @@ fn coverage_does_not_wrap() {
 fn assert_sound(metadata: &Metadata<'_>) {
     let is_name = |name: &str| !name.is_empty() && !name.chars().any(char::is_control);
     assert!(is_name(metadata.agent) && metadata.connections.iter().all(|c| is_name(c.backend)));
-    // Written and read again, it is the same.
+    // Written and parsed again, it is the same.
     assert_eq!(Metadata::parse(&metadata.write()).as_ref(), Ok(metadata));
     for MemoryKey { location, .. } in &metadata.memory {
         assert!(is_name(location.backend), "{location:?}");
@@ -193,7 +193,7 @@ fn assert_sound(metadata: &Metadata<'_>) {
 
 proptest! {
     #[test]
-    fn what_is_damaged_is_refused_or_sound(damage in Damage::up_to(6)) {
+    fn damaged_metadata_is_refused_or_sound(damage in Damage::up_to(6)) {
         let mut bytes = parts().concat();
         damage.iter().for_each(|damage| damage.apply(&mut bytes));
         if let Ok(metadata) = Metadata::parse(&bytes) {
@@ -203,7 +203,7 @@ proptest! {
 
     /// The items are well-formed, and their contents are arbitrary.
     #[test]
-    fn items_may_hold_anything(
+    fn items_may_have_any_contents(
         at in 1_usize..13,
         tag in select(vec!["Agent", "Conns", "t", "c", "", "nixlSecElms", "bknd", "nixlDList", "n"]),
         value in prop::collection::vec(any::<u8>(), 0..64),

@@ -51,19 +51,19 @@ fn whole_metadata_of_nixl_gives_access_to_a_layout() {
         (owner.name(), &["UCX".into()][..])
     );
     verify(&read_all(&reader, &remote));
-    // Other pieces of the same agent make the same layout.
+    // Other pieces of the same agent's metadata describe the same layout.
     let told = owner.nixl_metadata(source.layout()).unwrap();
     let again = reader.import_foreign(&foreign(&owner, source.layout(), &told.pieces())).unwrap();
     assert_eq!(again.endpoint().id(), remote.endpoint().id());
     let joined = told.whole().unwrap();
     let again = reader.import_foreign(&foreign(&owner, source.layout(), &[&joined])).unwrap();
     assert_eq!(again.endpoint().id(), remote.endpoint().id());
-    // An export of the agent is of the same peer, too.
+    // An export of the agent belongs to the same peer, too.
     let export = owner.export(source.layout()).unwrap();
     assert_eq!(reader.import(&export).unwrap().peer(), remote.peer());
 }
 
-/// NIXL loads them without Terrane.
+/// NIXL loads the pieces without Terrane.
 #[test]
 fn nixl_takes_the_metadata_of_a_layout_in_pieces_and_whole() {
     let owner = agent();
@@ -84,12 +84,12 @@ fn nixl_takes_the_metadata_of_a_layout_in_pieces_and_whole() {
 }
 
 #[test]
-fn whole_metadata_that_has_grown_is_of_the_same_peer() {
+fn longer_metadata_belongs_to_the_same_peer() {
     let (owner, reader) = (agent(), agent());
     let source = filled(&owner);
     let whole = owner.raw().get_local_md().unwrap();
     let first = reader.import_foreign(&foreign(&owner, source.layout(), &[&whole])).unwrap();
-    // Also while it is in use, as NIXL need not load anything.
+    // Also while it is in use, because NIXL need not load anything.
     let in_flight = reader.use_peer(first.peer()).unwrap();
     let further = filled(&owner);
     let grown = owner.raw().get_local_md().unwrap();
@@ -103,7 +103,8 @@ fn whole_metadata_that_has_grown_is_of_the_same_peer() {
     verify(&read_all(&reader, &first));
 }
 
-/// A layout that no config describes: rows of K and V side by side, with padding between blocks.
+/// A layout that no config describes: rows of K and V next to each other, with padding between
+/// blocks.
 #[test]
 fn strides_of_any_kind_are_imported() {
     let (owner, reader) = (agent(), agent());
@@ -125,14 +126,14 @@ fn strides_of_any_kind_are_imported() {
     let pieces = [&whole[..]];
     let remote = reader.import_foreign(&foreign(&owner, &source, &pieces)).unwrap();
     assert_eq!(remote.geometry(), &geometry);
-    // The same as an export of Terrane's gives.
+    // The result equals that of Terrane's export.
     let exported = owner.describe(&source).unwrap();
     assert_eq!((exported.geometry(), exported.fingerprint()), (&geometry, remote.fingerprint()));
     assert_eq!(remote.expect(build(&reader).geometry()), Ok(()));
 }
 
 #[test]
-fn a_region_is_cut_to_what_the_layout_uses() {
+fn a_region_is_limited_to_the_bytes_of_the_layout() {
     let (owner, reader) = (agent(), agent());
     let source = filled(&owner);
     let whole = owner.raw().get_local_md().unwrap();
@@ -149,7 +150,7 @@ fn a_region_is_cut_to_what_the_layout_uses() {
 }
 
 #[test]
-fn metadata_that_is_not_enough_is_refused_with_what_is_missing() {
+fn incomplete_metadata_is_refused_with_the_missing_part() {
     let (owner, other, reader) = (agent(), agent(), agent());
     let (source, of_other) = (layout(&owner), layout(&other));
     let whole = owner.raw().get_local_md().unwrap();
@@ -197,7 +198,7 @@ fn metadata_that_is_not_enough_is_refused_with_what_is_missing() {
         assert!(matches!(error, ImportError::NotCovered { region: 0, .. }), "{error}");
     }
     drop((blocks, of_other));
-    // Ours is no peer's.
+    // This agent's own memory is no peer's.
     let own = reader.raw().get_local_md().unwrap();
     let mine = layout(&reader);
     let error = reader.import_foreign(&foreign(&reader, &mine, &[&own])).unwrap_err();
@@ -209,7 +210,7 @@ fn metadata_that_is_not_enough_is_refused_with_what_is_missing() {
 
 /// NIXL would refuse all of it, and drop the peer.
 #[test]
-fn keys_of_backends_that_talk_to_no_peers_are_not_told_to_nixl() {
+fn keys_of_local_backends_are_not_passed_to_nixl() {
     let owner = agent();
     let both = AgentBuilder::unnamed().backend(BackendConfig::new("UCX"));
     let reader = both.backend(BackendConfig::new("POSIX")).build().unwrap();
@@ -228,7 +229,7 @@ fn keys_of_backends_that_talk_to_no_peers_are_not_told_to_nixl() {
 }
 
 #[test]
-fn a_foreign_agent_that_was_started_again_is_refreshed() {
+fn a_restarted_foreign_agent_is_refreshed() {
     let (owner, reader) = (agent(), agent());
     let (name, old) = (owner.name().clone(), layout(&owner));
     let whole = owner.raw().get_local_md().unwrap();
@@ -247,7 +248,7 @@ fn a_foreign_agent_that_was_started_again_is_refreshed() {
     verify(&read_all(&reader, &after));
 }
 
-/// Python's agents get backends at any time.
+/// Agents in Python can get backends at any time.
 #[test]
 fn an_agent_that_gets_another_backend_is_the_same_process() {
     let (owner, reader, other) = (agent(), agent(), agent());
@@ -259,7 +260,7 @@ fn an_agent_that_gets_another_backend_is_the_same_process() {
     let more = metadata.write();
     let pieces = [&more[..]];
     let now = foreign(&owner, source.layout(), &pieces);
-    // Its bytes are in use, also to another agent.
+    // Its bytes are in use, also for another agent.
     let error = other.import_foreign(&now).unwrap_err();
     assert!(matches!(error, ImportError::InUse { .. }), "{error}");
     let error = reader.import_foreign(&now).unwrap_err();

@@ -23,7 +23,7 @@ fn with_metadata(sent: &LayoutDescriptor, metadata: Vec<u8>) -> Option<Arc<Layou
     LayoutDescriptor::decode(&bytes, &WireLimits::default()).ok().map(Arc::new)
 }
 
-/// Whether the import passes the checks. If so, all that an import uses must hold.
+/// Whether the import passes the checks. If so, all properties that an import relies on must hold.
 fn check(reader: &Agent, described: &Arc<LayoutDescriptor>) -> bool {
     match reader.check(described) {
         Err(error) => {
@@ -46,7 +46,7 @@ fn check(reader: &Agent, described: &Arc<LayoutDescriptor>) -> bool {
 }
 
 #[test]
-fn what_is_damaged_is_refused_or_gives_access_to_all_regions() {
+fn damaged_exports_are_refused_or_reach_all_regions() {
     let (owner, reader) = (agent(), agent());
     let source = layout(&owner);
     let sent = owner.describe(&source).unwrap();
@@ -75,6 +75,6 @@ fn what_is_damaged_is_refused_or_gives_access_to_all_regions() {
         Ok(())
     });
     run.unwrap();
-    // The agent has not come to harm.
+    // The agent still works.
     reader.import(&owner.export(&source).unwrap()).unwrap();
 }

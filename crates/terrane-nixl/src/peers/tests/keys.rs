@@ -1,4 +1,4 @@
-//! Exports with forged keys. The import refuses some, and NIXL the others.
+//! Exports with forged keys. The import refuses some of them, and NIXL the others.
 
 use terrane_wire::LayoutDescriptor;
 
@@ -34,7 +34,7 @@ fn put(keys: &mut [u8], at: usize, number: u64) {
     keys.get_mut(at..at + 8).unwrap().copy_from_slice(&number.to_ne_bytes());
 }
 
-/// Overwrites all that UCX needs.
+/// Overwrites all data that UCX needs.
 fn damage(keys: &mut [u8]) {
     let length = count_in(keys) + 9;
     let end = length + 8 + usize::try_from(number_at(keys, length)).unwrap();
@@ -43,7 +43,7 @@ fn damage(keys: &mut [u8]) {
 
 /// NIXL drops a peer whose metadata it refuses, so such metadata is not passed to it.
 #[test]
-fn what_nixl_refuses_harms_nothing_that_was_known() {
+fn metadata_that_nixl_refuses_does_not_affect_known_peers() {
     let owner = agent();
     let both = AgentBuilder::unnamed().backend(BackendConfig::new("UCX"));
     let reader = both.backend(BackendConfig::new("POSIX")).build().unwrap();
@@ -74,7 +74,7 @@ fn what_nixl_refuses_harms_nothing_that_was_known() {
     assert!(reader.import(&owner.export(&second).unwrap()).is_ok());
 }
 
-/// Only UCX detects it, and NIXL has dropped the peer by then.
+/// Only UCX detects this, and NIXL has dropped the peer by then.
 #[test]
 fn keys_that_ucx_refuses_cost_only_their_peer() {
     let (owner, other, reader) = (agent(), agent(), agent());
@@ -106,9 +106,9 @@ fn keys_that_ucx_refuses_cost_only_their_peer() {
     read_all(&reader, &unharmed);
 }
 
-/// NIXL looks at the last key that begins no later than the region, and no further.
+/// NIXL checks only the last key that begins no later than the region.
 #[test]
-fn a_layout_that_nixl_does_not_find_behind_its_keys_is_refused() {
+fn a_layout_that_nixl_does_not_find_in_its_keys_is_refused() {
     let (owner, reader) = (agent(), agent());
     let (first, second) = (layout(&owner), layout(&owner));
     let known = reader.import(&owner.export(&first).unwrap()).unwrap();
@@ -134,16 +134,16 @@ fn a_layout_that_nixl_does_not_find_behind_its_keys_is_refused() {
     read_all(&reader, &known);
 }
 
-/// As if the memory had been registered in another way, in a span that is longer by so much: with a key
-/// that NIXL and UCX take, and by which nothing can be read, as it is for memory of a kind of device that
-/// this machine has none of.
+/// The export as it would be if the memory had been registered in another span, `longer` bytes
+/// longer. NIXL and UCX accept its key, but reads with the key fail: it claims a kind of device
+/// memory that this machine does not have.
 fn by_an_old_key(described: &LayoutDescriptor, longer: u64) -> Vec<u8> {
     const ROCM: u8 = 3;
     with_keys(described, |keys| {
         let place = count_in(keys) + 17;
         let length = number_at(keys, place + 8) + longer;
         put(keys, place + 8, length);
-        // After the place of the memory, and which of its domains UCX has keys for.
+        // After the memory's location, and the set of domains for which UCX has keys.
         *keys.get_mut(place + 24 + 8).unwrap() = ROCM;
     })
 }
@@ -154,7 +154,7 @@ struct Reregistered {
     reader: Agent,
     source: Endpoint,
     described: LayoutDescriptor,
-    /// How it is exported now.
+    /// The current export.
     export: Vec<u8>,
 }
 
@@ -168,7 +168,7 @@ impl Reregistered {
         Self { owner, reader, source, described, export }
     }
 
-    /// Imports the export that was made before the memory was registered again.
+    /// Imports the export from before the second registration.
     fn import_old(&self, longer: u64) -> RemoteLayout {
         let old = self.reader.import(&by_an_old_key(&self.described, longer)).unwrap();
         assert!(read_request(&self.reader, &old, self.source.layout()).is_err(), "an old key");
@@ -185,7 +185,7 @@ impl Reregistered {
         }
     }
 
-    /// It is read, so by the key that it has now.
+    /// The read succeeds, so it uses the current key.
     #[track_caller]
     fn is_read(&self, remote: &RemoteLayout) {
         let read = read_all(&self.reader, remote);
@@ -193,9 +193,9 @@ impl Reregistered {
     }
 }
 
-/// NIXL would go on with the key that it has, and say nothing.
+/// NIXL would silently continue to use the old key.
 #[test]
-fn memory_that_was_registered_again_is_not_imported_beside_its_old_key() {
+fn memory_registered_again_is_not_imported_beside_its_old_key() {
     let case = Reregistered::new();
     let old = case.import_old(0);
     case.is_refused();
@@ -207,7 +207,7 @@ fn memory_that_was_registered_again_is_not_imported_beside_its_old_key() {
 }
 
 #[test]
-fn memory_that_was_registered_again_is_read_by_its_new_key_once_the_old_one_is_unused() {
+fn memory_registered_again_is_read_with_its_new_key_once_the_old_one_is_unused() {
     for longer in [0, 4096] {
         let case = Reregistered::new();
         drop(case.import_old(longer));
@@ -217,7 +217,7 @@ fn memory_that_was_registered_again_is_read_by_its_new_key_once_the_old_one_is_u
 
 /// NIXL reloads a peer while another layout of it is in use, but not during its transfers.
 #[test]
-fn memory_that_was_registered_again_is_read_by_its_new_key_beside_other_layouts() {
+fn memory_registered_again_is_read_with_its_new_key_beside_other_layouts() {
     for longer in [0, 4096] {
         let case = Reregistered::new();
         let other = layout(&case.owner);

@@ -96,7 +96,7 @@ fn read_all(agent: &Agent, remote: &RemoteLayout) -> Endpoint {
 }
 
 #[test]
-fn nixl_reaches_what_was_imported() {
+fn nixl_reaches_imported_memory() {
     let (owner, reader) = (agent(), agent());
     let source = layout(&owner);
     let bytes = owner.export(&source).unwrap();
@@ -144,7 +144,7 @@ fn a_peer_with_transfers_in_flight_is_forgotten_after_them() {
         (reader.use_peer(remote.peer()).unwrap(), reader.use_peer(remote.peer()).unwrap());
     assert_eq!(reader.forget(remote.peer()).unwrap(), ForgetOutcome::AfterTransfers(2));
 
-    // None begins any more, and the name is taken until those that are in flight have ended.
+    // No new transfer begins, and the name stays reserved until those in flight have ended.
     assert!(reader.use_peer(remote.peer()).is_err());
     assert_eq!((reader.peer_name(remote.peer()), reader.peers()), (None, vec![]));
     let busy = |result: Result<RemoteLayout, ImportError>, expected| match result {
@@ -154,21 +154,21 @@ fn a_peer_with_transfers_in_flight_is_forgotten_after_them() {
     busy(reader.import(&bytes), 2);
     drop(first);
     busy(reader.refresh(&bytes), 1);
-    // Nor does anything take the peer from NIXL before that.
+    // Nothing removes the peer from NIXL before that, either.
     assert_eq!(reader.disconnect(), 0);
     assert!(reader.raw().check_remote_metadata(&name, None));
     drop(second);
 
     let again = reader.import(&bytes).unwrap();
     assert_ne!(again.peer(), remote.peer());
-    // The remains of the first do not affect the second.
+    // The remaining values of the first peer do not affect the second.
     drop(remote);
     assert_eq!(reader.peers(), [(again.peer(), owner.name().clone())]);
     read_all(&reader, &again);
 }
 
 #[test]
-fn a_transfer_keeps_the_peer_of_a_layout_that_has_gone() {
+fn a_transfer_keeps_the_peer_of_a_dropped_layout() {
     let (owner, reader) = (agent(), agent());
     let layout = layout(&owner);
     let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
@@ -208,7 +208,7 @@ fn a_peer_that_nixl_has_lost_is_loaded_again() {
     assert_eq!(again.peer(), remote.peer());
     check(&again);
     check(&remote);
-    // After it was forgotten, by `refresh`, and when no layout lives any more.
+    // After the peer was forgotten, by `refresh`, and without any live layout.
     lose();
     reader.forget(remote.peer()).unwrap();
     check(&reader.import(&bytes).unwrap());
@@ -218,7 +218,7 @@ fn a_peer_that_nixl_has_lost_is_loaded_again() {
     check(&reader.import(&bytes).unwrap());
 }
 
-/// A process that hangs keeps its transfers, and not its name.
+/// A process that hangs keeps its transfers, but not its name.
 #[test]
 fn a_process_gets_the_name_of_one_with_transfers_in_flight() {
     let (owner, reader) = (agent(), agent());
@@ -241,7 +241,7 @@ fn a_process_gets_the_name_of_one_with_transfers_in_flight() {
     verify(&read_all(&reader, &after));
     assert_eq!(reader.peers(), [(after.peer(), name.clone())]);
     assert_eq!(reader.use_peer(before.peer()).unwrap_err(), PeerUnavailable::Unknown);
-    // NIXL knows both, until nothing of the old one is in flight.
+    // NIXL knows both processes until the old one has no request in flight.
     assert_eq!(reader.disconnect(), 0);
     assert!(reader.raw().check_remote_metadata(&old_name, None));
 
@@ -274,9 +274,9 @@ fn a_process_gets_the_name_of_a_forgotten_one_with_transfers_in_flight() {
     assert_eq!(reader.peers(), [(after.peer(), name)]);
 }
 
-/// Reloading a peer takes as long as connecting does, and no submit waits for that.
+/// Reloading a peer takes as long as connecting. No submission waits for that.
 #[test]
-fn transfers_begin_while_nixl_is_told_of_the_peer_and_post_after_that() {
+fn transfers_begin_while_nixl_loads_the_peer_and_post_afterwards() {
     let (owner, reader) = (agent(), agent());
     let layout = layout(&owner);
     let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
@@ -298,13 +298,14 @@ fn transfers_begin_while_nixl_is_told_of_the_peer_and_post_after_that() {
     assert!(known.reload().is_ok());
 }
 
-/// Layouts of one peer come and go, and one stays: NIXL and the tables hold what lives.
+/// Layouts of one peer are imported and dropped, and one stays: NIXL and the tables keep only the
+/// live ones.
 #[test]
 fn unused_keys_are_dropped() {
     let (owner, reader) = (agent(), agent());
     let kept = layout(&owner);
     let kept = reader.import(&owner.export(&kept).unwrap()).unwrap();
-    // Held, so that each has an address of its own.
+    // Kept alive, so that each has a different address.
     let others: Vec<PhysicalLayout> = (0..320).map(|_| layout(&owner)).collect();
     for other in &others {
         let remote = reader.import(&owner.export(other).unwrap()).unwrap();
@@ -318,11 +319,11 @@ fn unused_keys_are_dropped() {
     read_all(&reader, &kept);
 }
 
-/// A thousand times a peer, and nothing is left of it but a connection.
+/// A peer is imported and dropped a thousand times. Only a connection remains.
 #[test]
-fn rounds_leave_nothing_behind() {
-    const TEST: &str = "peers::tests::rounds_leave_nothing_behind";
-    // By itself, as it counts what its process has open.
+fn repeated_imports_leak_nothing() {
+    const TEST: &str = "peers::tests::repeated_imports_leak_nothing";
+    // In a separate process, because the test counts open files.
     process::in_child(TEST, || {
         let (owner, reader) = (agent(), agent());
         let layout = layout(&owner);
@@ -338,7 +339,7 @@ fn rounds_leave_nothing_behind() {
                 open = open_files();
             }
         }
-        // UCX opens and closes some of its own in between.
+        // UCX opens and closes some of its own files in between.
         assert!(open_files() < open + 100, "{open} files became {}", open_files());
         let loaded = reader.peer_table().loaded();
         assert_eq!((loaded.peers.len(), reader.peer_table().all().len()), (1, 0));
@@ -356,7 +357,7 @@ fn open_files() -> usize {
 #[test]
 fn peers_that_ended_long_ago_are_disconnected() {
     let reader = agent();
-    // Without threads of their own: there are many, and nothing is read.
+    // Without progress threads: there are many agents, and nothing is read.
     let ucx = || BackendConfig::new("UCX");
     let owners: Vec<(Agent, PhysicalLayout)> = (0..34)
         .map(|_| {
@@ -424,13 +425,13 @@ fn metadata_is_loaded_unchecked_if_the_caller_permits_it() {
         verify(&further, 2);
         verify(&remote, 1);
         assert_eq!(reader.import(&exported).unwrap().endpoint().id(), remote.endpoint().id());
-        // A peer in use does not give up its name, and it returns after it has ended.
+        // A peer in use keeps its name, and can return after it has ended.
         let in_use = reader.use_peer(remote.peer()).unwrap();
         let error = reader.refresh(&exported).unwrap_err();
         assert!(matches!(error, ImportError::PeerBusy { transfers: 1, .. }), "{error}");
         drop((in_use, remote, further));
         verify(&reader.import(&exported).unwrap(), 1);
-        // Backends that the two do not have in common are still detected.
+        // A lack of common backends is still detected.
         let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "64");
         let other = AgentBuilder::unnamed().metadata_checks(Requirement::Off).backend(posix);
         let error = other.build().unwrap().import(&exported).unwrap_err();

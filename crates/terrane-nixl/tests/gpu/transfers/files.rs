@@ -19,7 +19,7 @@ const BLOCKS: u32 = 32;
 fn blocks_of_a_device_go_to_a_file_and_back_through_gds() {
     const TEST: &str = "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds";
     let Some(context) = device(TEST, SOME) else { return };
-    to_a_file_and_back(TEST, &context, "GDS");
+    check_file_round_trip(TEST, &context, "GDS");
 }
 
 #[test]
@@ -27,11 +27,12 @@ fn blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads() {
     const TEST: &str =
         "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads";
     let Some(context) = device(TEST, SOME) else { return };
-    to_a_file_and_back(TEST, &context, "GDS_MT");
+    check_file_round_trip(TEST, &context, "GDS_MT");
 }
 
-/// Scattered blocks go to a file, the device's are overwritten, and the file's come back to others.
-fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
+/// Copies scattered blocks to a file, overwrites the device's blocks, and copies the file's blocks
+/// to other blocks of the device.
+fn check_file_round_trip(test: &str, context: &Context, backend: &str) {
     // The plugin is in the bundle.
     let Some(agent) = with_gds(test, agent("gds", backend)) else { return };
     let directory = tempfile::tempdir().unwrap();
@@ -55,7 +56,7 @@ fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
     let (from, to): (Vec<u32>, Vec<u32>) = all.iter().map(|n| (n * 5 % 32, n * 3 % 32)).unzip();
     make(Transfer::new(&device, &file).blocks(&from, &to));
     poison.fill_with(&device, &all, &access).unwrap();
-    // Half of them, so that the other half shows what should not have been touched.
+    // Half of the blocks, so that the other half shows writes beyond them.
     let (from, back) = (&from[..16], &to[..16]);
     let into: Vec<u32> = (16..32).collect();
     make(Transfer::new(&file, &device).blocks(back, &into));
@@ -66,10 +67,10 @@ fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
     }
 }
 
-/// Files with names, as cuFile looks at the path of what it is given.
+/// Files with names, because cuFile reads the path of each file.
 struct Named(DiskAllocator);
 
-// SAFETY: each region is a new file, in a directory that is the test's alone.
+// SAFETY: each region is a new file, in a directory that only the test uses.
 unsafe impl Allocate for Named {
     type Memory = DiskFile;
 

@@ -7,9 +7,9 @@ use terrane_transfer::DeviceOrder;
 use super::SOME;
 use crate::machine::device;
 use crate::needs::OnDevice;
-use crate::processes::{CONTIGUOUS, SEPARATE, there_and_back};
+use crate::processes::{CONTIGUOUS, SEPARATE, exchange_with_process};
 
-/// Bytes were put there by a stream that has been waited for.
+/// A stream wrote the bytes, and the host has waited for it.
 const ORDER: Option<DeviceOrder> = Some(DeviceOrder::AlreadySynchronised);
 
 #[test]
@@ -18,7 +18,7 @@ fn device_memory_is_written_and_read_by_another_process() {
     let Some(context) = device(TEST, SOME) else { return };
     let memory = DeviceAllocator::new(&context);
     let ends = ((&memory, SEPARATE), (&memory, SEPARATE));
-    there_and_back(TEST, ends.0, ends.1, &OnDevice::new(&context), ORDER);
+    exchange_with_process(TEST, ends.0, ends.1, &OnDevice::new(&context), ORDER);
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn blocks_of_a_device_go_to_pinned_memory_of_another_process() {
     let memory = DeviceAllocator::new(&context);
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
     let ends = ((&memory, SEPARATE), (&pinned, CONTIGUOUS));
-    there_and_back(TEST, ends.0, ends.1, &OnDevice::new(&context), ORDER);
+    exchange_with_process(TEST, ends.0, ends.1, &OnDevice::new(&context), ORDER);
 }
 
 #[test]
@@ -40,5 +40,5 @@ fn blocks_of_a_device_go_to_system_memory_of_another_process() {
     let memory = DeviceAllocator::new(&context);
     let system = SystemAllocator::new(SystemOptions::default());
     let ends = ((&memory, SEPARATE), (&system, SEPARATE));
-    there_and_back(TEST, ends.0, ends.1, &OnDevice::new(&context), ORDER);
+    exchange_with_process(TEST, ends.0, ends.1, &OnDevice::new(&context), ORDER);
 }

@@ -22,12 +22,13 @@ use crate::needs::{OnDevice, device_with_kernels};
 
 const BLOCKS: u32 = 8;
 
-/// The agent has POSIX and no GDS, and takes the file alone. So the transfer goes by the engines of the
-/// device and of the disk, though NIXL's is asked first; its reason is in the explanation.
+/// The agent has POSIX and no GDS, and registers only the file. So the engines of the device and of
+/// the disk copy, although NIXL's engine is queried first. The explanation has its reason.
 #[test]
-fn without_gds_a_device_and_a_file_exchange_blocks_by_way_of_pinned_memory() {
-    const TEST: &str = "transfers::relayed::without_gds_a_device_and_a_file_exchange_blocks_by_way_of_pinned_memory";
-    // A simulated one as well: NIXL does not touch the device here.
+fn without_gds_a_device_and_a_file_exchange_blocks_through_pinned_memory() {
+    const TEST: &str =
+        "transfers::relayed::without_gds_a_device_and_a_file_exchange_blocks_through_pinned_memory";
+    // A simulated device suffices, because NIXL does not access it here.
     let Some(context) = device_with_kernels(TEST, SOME) else { return };
     let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "64");
     let agent = AgentBuilder::unnamed().backend(posix).build().unwrap();
@@ -40,7 +41,7 @@ fn without_gds_a_device_and_a_file_exchange_blocks_by_way_of_pinned_memory() {
         .register_if_supported(&agent)
         .build()
         .unwrap();
-    // The layout knows who refused its memory, and why.
+    // The layout has the refusals of its memory.
     let state = on_device.registration_state();
     let RegistrationState::Refused { cause, .. } = state else { panic!("{state:?}") };
     let said = chain(&**cause);
@@ -50,11 +51,11 @@ fn without_gds_a_device_and_a_file_exchange_blocks_by_way_of_pinned_memory() {
     exchange(&context, &agent, &on_device, &file, Declined::NotRegistered);
 }
 
-/// The agent has GDS, which takes the device, and POSIX, which takes the file: cuFile takes no file without
-/// a name. Neither reaches both, and GDS is not asked for a file that it refused.
+/// The agent has GDS, which accepts the device, and POSIX, which accepts the file: cuFile refuses
+/// files without a name. Neither reaches both ends, and GDS does not copy a file that it refused.
 #[test]
-fn a_file_that_gds_refuses_goes_by_posix_and_to_a_device_by_way_of_pinned_memory() {
-    const TEST: &str = "transfers::relayed::a_file_that_gds_refuses_goes_by_posix_and_to_a_device_by_way_of_pinned_memory";
+fn a_file_that_gds_refuses_is_copied_by_posix_and_to_a_device_through_pinned_memory() {
+    const TEST: &str = "transfers::relayed::a_file_that_gds_refuses_is_copied_by_posix_and_to_a_device_through_pinned_memory";
     let Some(context) = device(TEST, SOME) else { return };
     let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "64");
     let both = AgentBuilder::unnamed().backend(BackendConfig::new("GDS")).backend(posix);
@@ -68,12 +69,13 @@ fn a_file_that_gds_refuses_goes_by_posix_and_to_a_device_by_way_of_pinned_memory
     let (gds, posix) = (BackendName::from("GDS"), BackendName::from("POSIX"));
     let accepted = [&of_file, &of_device].map(|r| [r.accepted_by(&gds), r.accepted_by(&posix)]);
     assert_eq!(accepted, [[false, true], [true, false]], "{of_file:?}, {of_device:?}");
-    // It was asked for the file, and is known to take files.
+    // GDS was called for the file, and it supports files.
     let outcome = of_file.backends.iter().find(|outcome| outcome.backend == gds).unwrap();
     let refusal = outcome.refusal.as_ref().unwrap().downcast_ref::<Refusal>();
     assert!(matches!(refusal, Some(Refusal::Status(Status::Backend))), "{refusal:?}");
 
-    // The host's memory and the file meet at POSIX, though GDS comes first and takes the host's.
+    // POSIX copies between host memory and the file, although GDS comes first and accepts host
+    // memory.
     let host = end(&SystemAllocator::new(SystemOptions::default()), &agent, BLOCKS, SEPARATE);
     let nixl = NixlEngine::new(&agent, NixlEngineOptions::default()).unwrap();
     let manager = TransferManager::new([Arc::new(nixl) as Arc<dyn CopyEngine>]);
@@ -88,8 +90,8 @@ fn a_file_that_gds_refuses_goes_by_posix_and_to_a_device_by_way_of_pinned_memory
     exchange(&context, &agent, &on_device, &file, |_| Declined::NoCommonBackend);
 }
 
-/// Copies blocks between a device and a file by the relay, as NIXL's engine declines them for this
-/// reason, which depends on the side of the device.
+/// Copies blocks between a device and a file by the relay. NIXL's engine declines them for this
+/// reason, which depends on the device's side.
 fn exchange(
     context: &Context,
     agent: &Agent,
@@ -110,7 +112,7 @@ fn exchange(
         let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
         let explanation = manager.explain(&transfer).unwrap();
         assert_eq!(explanation.engine, "relay", "{explanation}");
-        assert!(explanation.reason().contains("by way of pinned memory"), "{explanation}");
+        assert!(explanation.reason().contains("through pinned memory"), "{explanation}");
         let declined = ("nixl", reason(device_at));
         assert!(explanation.declined.contains(&declined), "{explanation:?}");
         let said = format!("declined by nixl: {}", declined.1);
@@ -120,13 +122,13 @@ fn exchange(
         assert!(report.explanation.declined.contains(&declined), "{report}");
     };
 
-    // Some blocks to the file, where the others stay as they were.
+    // Some blocks to the file, whose other blocks are unchanged.
     make(Transfer::new(on_device, file).blocks(&[7, 2, 4], &[0, 5, 3]), Side::Source);
     data.verify_with(file, &[0, 5, 3], &[7, 2, 4], 0..4, &access).unwrap().assert_clean("written");
     let untouched = [1, 2, 4, 6, 7];
     let seen = other.verify_with(file, &untouched, &untouched, 0..4, &access).unwrap();
     seen.assert_clean("beside what was written");
-    // And from the file to others of the device.
+    // And from the file to other blocks of the device.
     make(Transfer::new(file, on_device).blocks(&[5, 6], &[1, 0]), Side::Destination);
     data.verify_with(on_device, &[1], &[2], 0..4, &access).unwrap().assert_clean("read back");
     other.verify_with(on_device, &[0], &[6], 0..4, &access).unwrap().assert_clean("read");

@@ -1,4 +1,4 @@
-//! The rules of copy engines, and the seed of the other engines.
+//! The conformance suite of copy engines, and the formats of the other engines.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use terrane_transfer::{CopyEngine, Endpoint};
 
 use super::support::*;
 
-/// Two agents of one process, and UCX between them.
+/// Two agents of one process, with UCX between them.
 struct Peers {
     pair: Pair,
     options: NixlEngineOptions,
@@ -70,7 +70,7 @@ fn requests_from_prepared_lists_conform() {
     check_copy_engine(&Peers { pair: Pair::new(), options });
 }
 
-/// Files and system memory, and POSIX between them.
+/// Files and system memory, with POSIX between them.
 struct Files {
     pair: Pair,
     directory: tempfile::TempDir,

@@ -1,4 +1,4 @@
-//! Peers that die: during a transfer, before a notification, and between two transfers.
+//! Peers whose process ends: during a transfer, before a notification, and between two transfers.
 
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -15,7 +15,7 @@ use terrane_transfer::{Completion, Transfer, TransferError};
 
 use super::peer_process::*;
 
-/// At which step the peer was lost.
+/// The step at which the peer was lost.
 #[track_caller]
 fn lost_at(error: &TransferError) -> NixlStep {
     match error.source().and_then(|cause| cause.downcast_ref()) {
@@ -24,16 +24,16 @@ fn lost_at(error: &TransferError) -> NixlStep {
     }
 }
 
-/// How soon after a peer has died a transfer with it fails at the latest; it takes milliseconds, and
-/// this machine may be busy.
+/// The maximum time between the end of a peer's process and the failure of a transfer. It takes
+/// milliseconds, but this machine may be busy.
 const NOTICED_WITHIN: Duration = Duration::from_secs(60);
 
-/// How many blocks a transfer has that is caught in the middle: 16 MiB.
+/// The number of blocks of a transfer that is interrupted: 16 MiB.
 const MANY: u32 = 4096;
 const BLOCK: ByteCount = ByteCount::kib(4);
 const ALL: ByteCount = ByteCount::kib(4 * MANY);
 
-/// Each block is a request, and some are in flight while others have ended.
+/// Each block is a request. Some are in flight while others have ended.
 fn a_block_each() -> NixlEngineOptions {
     NixlEngineOptions {
         request_bytes: BLOCK,
@@ -55,8 +55,8 @@ fn begun(ends: &Ends) -> Completion<()> {
     completion
 }
 
-/// Waits until no more requests complete. A stopped peer confirms nothing, so requests in flight stay
-/// so until the peer dies.
+/// Waits until no more requests complete. A stopped peer confirms nothing, so requests in flight
+/// stay so until the peer is killed.
 fn settle(completion: &Completion<()>) {
     let mut copied = ByteCount::ZERO;
     while copied != completion.copied() {
@@ -65,8 +65,8 @@ fn settle(completion: &Completion<()>) {
     }
 }
 
-/// The step at which a transfer failed after its peer's death. It must fail soon, and at a block that
-/// was not copied. `None` if the transfer completed before the death.
+/// The step at which a transfer failed after its peer's end. It must fail soon, and at a block that
+/// was not copied. `None` if the transfer completed before.
 #[track_caller]
 fn cut_short(completion: Completion<()>, died: Instant) -> Option<NixlStep> {
     while !completion.has_ended() {
@@ -102,7 +102,7 @@ fn a_peer_that_dies_in_the_middle_is_an_error() {
         };
         ends.process.child.kill().unwrap();
         assert_eq!(cut_short(completion, Instant::now()), Some(NixlStep::Transfer));
-        // Its memory is free again once the connection is closed, and further transfers fail as well.
+        // Its memory is free again once the connection is closed. Further transfers fail as well.
         for block in [0, 2, MANY / 2, MANY - 1] {
             free(&ends.local, block);
             free(ends.remote.endpoint(), block);
@@ -114,8 +114,8 @@ fn a_peer_that_dies_in_the_middle_is_an_error() {
     });
 }
 
-/// As above, with the transport that UCX chooses on this machine. With shared memory, bytes move
-/// without the peer, and its death is detected only later.
+/// As above, with the transport that UCX chooses on this machine. With shared memory, bytes are
+/// copied without the peer, and its end is detected only later.
 #[test]
 fn a_peer_of_this_machine_that_dies_in_the_middle_is_an_error() {
     const TEST: &str = "engine::deaths::a_peer_of_this_machine_that_dies_in_the_middle_is_an_error";
@@ -128,18 +128,18 @@ fn a_peer_of_this_machine_that_dies_in_the_middle_is_an_error() {
         let completion = begun(&ends);
         ends.process.child.kill().unwrap();
         ends.process.child.wait().unwrap();
-        // At whichever step: the next request may just be prepared.
+        // At any step: the next request may just be in preparation.
         if cut_short(completion, Instant::now()).is_some() {
             return free(&ends.local, 0);
         }
-        assert!(begun_at.elapsed() < PATIENCE, "never in the middle");
+        assert!(begun_at.elapsed() < TIMEOUT, "never in the middle");
     }
 }
 
 /// A transfer without bytes posts no request, so notifying the peer detects the loss.
 #[test]
-fn a_peer_that_has_died_cannot_be_told() {
-    const TEST: &str = "engine::deaths::a_peer_that_has_died_cannot_be_told";
+fn a_dead_peer_cannot_be_notified() {
+    const TEST: &str = "engine::deaths::a_dead_peer_cannot_be_notified";
     over_tcp(TEST, || {
         let mut ends = Ends::new(TEST);
         let tell = || {
@@ -149,8 +149,8 @@ fn a_peer_that_has_died_cannot_be_told() {
         tell().unwrap();
         ends.process.child.kill().unwrap();
         ends.process.child.wait().unwrap();
-        // A message counts as sent once the system has it. So the first one may succeed, and only reveal
-        // that the peer is dead.
+        // A message counts as sent once the system has it. So the first one may succeed, and the
+        // loss is detected afterwards.
         let died = Instant::now();
         let error = loop {
             if let Err(error) = tell() {
@@ -166,10 +166,11 @@ fn a_peer_that_has_died_cannot_be_told() {
     });
 }
 
-/// Started again under its name, it is reached again, whether or not the loss was noticed before.
+/// After a restart under the same name it is reached again, whether or not the loss was detected
+/// before.
 #[test]
-fn a_peer_that_was_killed_comes_back_under_its_name() {
-    const TEST: &str = "engine::deaths::a_peer_that_was_killed_comes_back_under_its_name";
+fn a_killed_peer_can_return_under_its_name() {
+    const TEST: &str = "engine::deaths::a_killed_peer_can_return_under_its_name";
     over_tcp(TEST, || {
         let mut ends = Ends::new(TEST);
         let image = Image::scribble(&ends.local, &InProcess, 3);
@@ -183,7 +184,7 @@ fn a_peer_that_was_killed_comes_back_under_its_name() {
                 free(&ends.local, 1);
             }
             ends.process = PeerProcess::start_as(TEST, ends.remote.agent().as_str());
-            let export = ends.process.hear();
+            let export = ends.process.receive();
             let error = ends.agent.import(&export).unwrap_err();
             assert!(matches!(error, ImportError::PeerChanged { .. }), "{error}");
             let again = ends.agent.refresh(&export).unwrap();

@@ -17,9 +17,9 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager, WeakEndpoint};
 use super::support::*;
 use crate::support::posix;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The permutation of five things of this number.
+/// The permutation of five values with this number.
 fn order(mut number: usize) -> Vec<usize> {
     let mut left: Vec<_> = (0..5).collect();
     let mut next = |choices| {
@@ -31,7 +31,7 @@ fn order(mut number: usize) -> Vec<usize> {
 }
 
 #[test]
-fn a_transfer_arrives_in_whichever_order_all_else_drops() {
+fn a_transfer_completes_in_any_order_of_drops() {
     let there = agent();
     let target = registered(&HeapAllocator::system(), &there, config(64), CONTIGUOUS);
     let export = there.export(&target).unwrap();
@@ -67,12 +67,14 @@ fn a_transfer_arrives_in_whichever_order_all_else_drops() {
             drop(things[place].take());
         }
 
-        let told = there.wait_for_notifications(Instant::now() + PATIENCE).unwrap();
-        let [told] = told.as_slice() else { panic!("{told:?} in order {number}") };
-        assert_eq!((&told.from, told.message.as_slice()), (&name, &b"all"[..]));
+        let notifications = there.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
+        let [notification] = notifications.as_slice() else {
+            panic!("{notifications:?} in order {number}")
+        };
+        assert_eq!((&notification.from, notification.message.as_slice()), (&name, &b"all"[..]));
         let what = format!("in order {number}");
         Image::of(&target, &InProcess).assert_equals(&expected, &what);
-        // Then nothing is left: neither memory nor agent.
+        // Then nothing remains: neither memory nor agent.
         wait_for_the_name(&name, &what);
         assert!(weak.has_gone(), "{what}");
     }
@@ -84,14 +86,14 @@ fn wait_for_the_name(name: &AgentName, what: &str) {
     let begun = Instant::now();
     while let Err(error) = AgentBuilder::new(name.clone()).build() {
         assert!(matches!(error, NixlError::NameTaken { .. }), "{error}");
-        assert!(begun.elapsed() < PATIENCE, "{what} the agent lives on");
+        assert!(begun.elapsed() < TIMEOUT, "{what} the agent lives on");
         std::thread::yield_now();
     }
 }
 
-/// The file is open for as long as anything of the transfer is on its way, and closed then.
+/// The file is open while the transfer is in flight, and closed afterwards.
 #[test]
-fn a_transfer_to_a_file_arrives_in_whichever_order_all_else_drops() {
+fn a_transfer_to_a_file_completes_in_any_order_of_drops() {
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
     let all: Vec<u32> = (0..64).collect();
@@ -102,12 +104,12 @@ fn a_transfer_to_a_file_arrives_in_whichever_order_all_else_drops() {
         let local = end(registered(&HeapAllocator::system(), &here, config(64), CONTIGUOUS));
         let file = end(registered(&files, &here, config(64), CONTIGUOUS));
         Image::scribble(&local, &InProcess, number);
-        // Laid out alike, so that the file becomes what the memory is.
+        // Both have the same layout, so the file's bytes equal those of the memory.
         let region = &local.layout().regions()[0];
         let mut expected = vec![0; region.length().to_usize()];
         // SAFETY: the memory is alive, and no thread writes to it.
         unsafe { InProcess.read(region.location(), &mut expected) }.unwrap();
-        // The file, opened once more.
+        // The file, opened a second time.
         let descriptor = file.layout().regions()[0].location().as_file().unwrap().file.descriptor;
         let path = format!("/proc/self/fd/{descriptor}");
         let (mut opened, mut found) = (File::open(path).unwrap(), Vec::new());
@@ -137,11 +139,11 @@ fn a_transfer_to_a_file_arrives_in_whichever_order_all_else_drops() {
     }
 }
 
-/// How many descriptors this process has of a file.
+/// The number of this process's descriptors of a file.
 fn descriptors_of(file: &File) -> usize {
     let file = file.metadata().unwrap();
     let entries = std::fs::read_dir("/proc/self/fd").unwrap();
-    // Others are opened and closed meanwhile.
+    // Other descriptors are opened and closed concurrently.
     let open = entries.filter_map(|entry| std::fs::metadata(entry.ok()?.path()).ok());
     open.filter(|open| (open.dev(), open.ino()) == (file.dev(), file.ino())).count()
 }

@@ -50,18 +50,19 @@ fn a_read_of_a_truncated_file_fails() {
     );
     // Blocks before the end can be read.
     end_of(manager.submit(read(6), ()).unwrap()).result.unwrap();
-    // A hold for writing succeeds, so the block is not incomplete. None of it was read.
+    // A hold for writing succeeds, so the block is not incomplete: none of it was read.
     drop(local.hold_for_write(&[7]).unwrap());
     Image::of(&local, &InProcess).assert_equals(&image, "after the reads");
 }
 
 #[test]
-fn an_error_of_the_disk_costs_the_transfer_and_not_its_memory() {
-    const TEST: &str = "engine::files::an_error_of_the_disk_costs_the_transfer_and_not_its_memory";
+fn an_error_of_the_disk_fails_the_transfer_and_frees_its_memory() {
+    const TEST: &str =
+        "engine::files::an_error_of_the_disk_fails_the_transfer_and_frees_its_memory";
     in_child(TEST, || {
         if probe().unwrap().package_version().as_deref() != Some("1.5.1") {
             eprintln!(
-                "skipped: {TEST}: when another release of NIXL says that I/O failed is not known"
+                "skipped: {TEST}: it is unknown when another release of NIXL reports a failed I/O"
             );
             return;
         }
@@ -72,7 +73,7 @@ fn an_error_of_the_disk_costs_the_transfer_and_not_its_memory() {
         let file = Endpoint::new(registered(&files, &pair.here, config(8), CONTIGUOUS)).unwrap();
         let local = pair.local(config(8), CONTIGUOUS);
         limit_file_size(5 * 4096 + 100);
-        // The first is written short, and the others not at all.
+        // The first block is written in part, and the others not at all.
         for block in 5..8 {
             let write = Transfer::new(&local, &file).blocks(&[block], &[block]);
             let error = end_of(manager.submit(write, ()).unwrap()).result.unwrap_err();
@@ -86,7 +87,7 @@ fn an_error_of_the_disk_costs_the_transfer_and_not_its_memory() {
                 local.hold_for_write(&[block]).is_ok() && file.hold_for_write(&[block]).is_ok()
             );
         }
-        // The others go on.
+        // The other blocks continue.
         let write = Transfer::new(&local, &file).blocks(&[0, 1, 2, 3, 4], &[0, 1, 2, 3, 4]);
         end_of(manager.submit(write, ()).unwrap()).result.unwrap();
         let ends = [local.downgrade(), file.downgrade()];
@@ -97,7 +98,7 @@ fn an_error_of_the_disk_costs_the_transfer_and_not_its_memory() {
 
 /// Limits the size of the files that this process writes, and ignores the signal of that limit.
 fn limit_file_size(bytes: u64) {
-    // SAFETY: ignoring a signal touches no memory.
+    // SAFETY: ignoring a signal accesses no memory.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the structure outlives the call.
@@ -105,7 +106,7 @@ fn limit_file_size(bytes: u64) {
 }
 
 #[test]
-fn requests_of_a_few_bytes_end_well_however_many_are_in_flight() {
+fn requests_of_a_few_bytes_succeed_whatever_their_number() {
     let pair = Pair::new();
     let options = NixlEngineOptions {
         request_bytes: ByteCount::new(16),
@@ -129,8 +130,8 @@ fn requests_of_a_few_bytes_end_well_however_many_are_in_flight() {
 }
 
 #[test]
-fn requests_around_the_page_cache_end_at_pages() {
-    const TEST: &str = "requests_around_the_page_cache_end_at_pages";
+fn requests_with_direct_io_end_at_pages() {
+    const TEST: &str = "requests_with_direct_io_end_at_pages";
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
     if files.capabilities().status(&Capability::DirectIo) != Some(&CapabilityStatus::Granted) {
@@ -159,7 +160,7 @@ fn requests_around_the_page_cache_end_at_pages() {
     }
 }
 
-/// POSIX has a fixed number of I/Os for all engines, and fails requests that find too few.
+/// POSIX has a fixed number of I/Os for all engines. Requests that find too few fail.
 #[test]
 fn transfers_share_the_ios_of_the_backend() {
     const BLOCKS: u32 = 1024;
@@ -174,7 +175,7 @@ fn transfers_share_the_ios_of_the_backend() {
     let mut expected = Image::of(&file, &InProcess);
     let backwards: Vec<u32> = (0..BLOCKS).rev().collect();
     expected.transfer(&image, &(0..BLOCKS).collect::<Vec<_>>(), &backwards, 0..2);
-    // Two engines, and each has several transfers in flight, of more descriptors than there are I/Os.
+    // Two engines with several transfers in flight each, of more descriptors than there are I/Os.
     let managers = [(); 2].map(|()| {
         let engine = NixlEngine::new(&agent, NixlEngineOptions::default()).unwrap();
         TransferManager::new([Arc::new(engine) as _])
@@ -193,7 +194,7 @@ fn transfers_share_the_ios_of_the_backend() {
 
 /// POSIX allocates at most 65,536 I/Os, whatever its parameter is, and fails a request with more.
 #[test]
-fn more_ios_than_posix_makes_are_not_counted_on() {
+fn requests_use_at_most_the_ios_that_posix_allocates() {
     const BLOCKS: u32 = 66_000;
     let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "100000");
     let agent = AgentBuilder::unnamed().telemetry(true).backend(posix).build().unwrap();

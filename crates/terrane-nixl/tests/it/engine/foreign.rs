@@ -1,4 +1,4 @@
-//! Blocks that an agent of Terrane exchanges with an agent of NIXL in Python.
+//! Blocks that a Terrane agent exchanges with a NIXL agent in Python.
 
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -16,7 +16,7 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::{InProcess, PieceAccess};
 use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
 
-use super::peer_process::{PATIENCE, free};
+use super::peer_process::{TIMEOUT, free};
 use super::python::*;
 use super::support::*;
 
@@ -45,11 +45,12 @@ impl Side {
         end_of(self.manager.submit(transfer, ()).unwrap()).result.unwrap();
     }
 
-    /// The next message.
-    fn told(&self) -> Notification {
-        let mut told = self.agent.wait_for_notifications(Instant::now() + PATIENCE).unwrap();
-        assert_eq!(told.len(), 1, "{told:?}");
-        told.pop().unwrap()
+    /// The only notification, once it has arrived.
+    fn next_notification(&self) -> Notification {
+        let mut notifications =
+            self.agent.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
+        assert_eq!(notifications.len(), 1, "{notifications:?}");
+        notifications.pop().unwrap()
     }
 }
 
@@ -65,7 +66,7 @@ fn memory_of(layout: &PhysicalLayout) -> (terrane_core::Location, usize) {
 fn bytes_of(end: &Endpoint) -> Vec<u8> {
     let (at, length) = memory_of(end.layout());
     let mut bytes = vec![0; length];
-    // SAFETY: the region is memory of this process, and lives; no transfer with it is in flight.
+    // SAFETY: the region is memory of this process and is alive; no transfer with it is in flight.
     unsafe { InProcess.read(at, &mut bytes) }.unwrap();
     bytes
 }
@@ -77,7 +78,7 @@ fn fill(end: &Endpoint, bytes: &[u8]) {
     unsafe { InProcess.write(at, bytes) }.unwrap();
 }
 
-/// Bytes that tell where they come from.
+/// Bytes that identify their origin.
 fn pattern(seed: usize) -> Vec<u8> {
     let count = BLOCK * usize::try_from(BLOCKS).unwrap();
     (0..count).map(|n| u8::try_from((n * 7 + n / BLOCK + seed) % 251).unwrap()).collect()
@@ -92,7 +93,7 @@ fn copy(from: &[u8], block_from: usize, to: &mut [u8], block_to: usize) {
     to[block_to * BLOCK..][..BLOCK].copy_from_slice(block(from, block_from));
 }
 
-/// Each side writes and reads blocks of the other one, and notifies it.
+/// Each side writes and reads blocks of the other side, and notifies it.
 fn exchange(side: &Side, python: &mut Python, layout: &ForeignLayout<'_>) {
     let (mut ours, mut theirs) = (pattern(3), pattern(5));
     fill(&side.local, &ours);
@@ -102,7 +103,7 @@ fn exchange(side: &Side, python: &mut Python, layout: &ForeignLayout<'_>) {
     let write = Transfer::new(&side.local, remote.endpoint()).blocks(&[0, 2], &[1, 6]);
     side.submit(write.notify(*b"two blocks"));
     let name = side.agent.name();
-    assert_eq!(python.ask("told 1"), format!("{name}:{}", hexadecimal(b"two blocks")));
+    assert_eq!(python.ask("notifications 1"), format!("{name}:{}", hexadecimal(b"two blocks")));
     copy(&ours, 0, &mut theirs, 1);
     copy(&ours, 2, &mut theirs, 6);
     assert!(python.bytes("bytes") == theirs, "written to Python's memory");
@@ -111,7 +112,7 @@ fn exchange(side: &Side, python: &mut Python, layout: &ForeignLayout<'_>) {
     copy(&theirs, 6, &mut ours, 1);
     assert!(bytes_of(&side.local) == ours, "read from Python's memory");
 
-    // The other way round: Python has NIXL's metadata of these blocks, and where they are.
+    // The other way round: Python has NIXL's metadata of these blocks, and their location.
     let metadata = side.agent.nixl_metadata(side.local.layout()).unwrap();
     for piece in metadata.pieces() {
         assert_eq!(python.ask(&format!("add {}", hexadecimal(piece))), name.as_str());
@@ -121,28 +122,30 @@ fn exchange(side: &Side, python: &mut Python, layout: &ForeignLayout<'_>) {
     let message = hexadecimal(b"written");
     let write = format!("move WRITE {} {} {BLOCK} {name} {message}", 3 * BLOCK, address(5));
     assert_eq!(python.ask(&write), "DONE");
-    let told = side.told();
-    assert_eq!((told.from.as_str(), &told.message[..]), (layout.agent.as_str(), &b"written"[..]));
+    let notification = side.next_notification();
+    assert_eq!(
+        (notification.from.as_str(), &notification.message[..]),
+        (layout.agent.as_str(), &b"written"[..])
+    );
     copy(&theirs, 3, &mut ours, 5);
     assert!(bytes_of(&side.local) == ours, "written by Python");
     let message = hexadecimal(b"read");
     let read = format!("move READ {} {} {BLOCK} {name} {message}", 2 * BLOCK, address(0));
     assert_eq!(python.ask(&read), "DONE");
-    assert_eq!(side.told().message, b"read");
+    assert_eq!(side.next_notification().message, b"read");
     copy(&ours, 0, &mut theirs, 2);
     assert!(python.bytes("bytes") == theirs, "read by Python");
 
-    // Messages of no transfer.
+    // Messages without a transfer.
     side.agent.notify(remote.peer(), b"hello").unwrap();
-    assert_eq!(python.ask("told 1"), format!("{name}:{}", hexadecimal(b"hello")));
-    python.ask(&format!("tell {name} {}", hexadecimal(b"hello to you")));
-    assert_eq!(side.told().message, b"hello to you");
+    assert_eq!(python.ask("notifications 1"), format!("{name}:{}", hexadecimal(b"hello")));
+    python.ask(&format!("notify {name} {}", hexadecimal(b"hello to you")));
+    assert_eq!(side.next_notification().message, b"hello to you");
 }
 
 #[test]
-fn a_python_agent_and_one_of_terrane_write_read_and_tell_each_other() {
-    const TEST: &str =
-        "engine::foreign::a_python_agent_and_one_of_terrane_write_read_and_tell_each_other";
+fn a_python_agent_and_a_terrane_agent_write_read_and_notify() {
+    const TEST: &str = "engine::foreign::a_python_agent_and_a_terrane_agent_write_read_and_notify";
     let Some(site) = site(TEST) else { return };
     let side = Side::new(BLOCKS, NixlEngineOptions::default());
     for command in ["metadata", "partial"] {
@@ -169,7 +172,7 @@ fn a_python_agent_that_registers_more_is_the_same_peer() {
     assert!(grown.len() > metadata.len());
     let again = agent.import_foreign(&ForeignLayout { metadata: &[&grown], ..layout.clone() });
     assert_eq!(again.unwrap().endpoint().id(), first.endpoint().id());
-    // Metadata that is not enough is refused, and changes nothing.
+    // Incomplete metadata is refused, without an effect.
     let refused = |layout: ForeignLayout<'_>| agent.import_foreign(&layout).unwrap_err();
     let cut = &metadata[..metadata.len() - 1];
     let error = refused(ForeignLayout { metadata: &[cut], ..layout.clone() });
@@ -186,17 +189,17 @@ fn a_python_agent_that_registers_more_is_the_same_peer() {
     assert_eq!(agent.peers().len(), 1);
 }
 
-/// How often an agent is killed.
+/// The number of times that an agent is killed.
 const ROUNDS: usize = 30;
-/// How many blocks a transfer has that is caught in the middle: 8 MiB, each block a request.
+/// The number of blocks of a transfer that is interrupted: 8 MiB, each block a request.
 const MANY: u32 = 2048;
 
 /// Starts a transfer of all blocks, kills the other process once some have been copied, and waits for
 /// the end. Returns whether the transfer failed.
 fn killed_in_the_middle(side: &Side, python: &mut Python, transfer: Transfer) -> bool {
     let all: Vec<u32> = (0..MANY).collect();
-    let deadline = Instant::now() + PATIENCE;
-    // Blocks that an earlier read left half-written may be written to the next process.
+    let deadline = Instant::now() + TIMEOUT;
+    // Blocks that an earlier read left incomplete may be written to the next process.
     let transfer = transfer.blocks(&all, &all).allow_incomplete();
     let transfer = transfer.deadline(deadline).notify(*b"all");
     let completion = side.manager.submit(transfer, ()).unwrap();
@@ -215,7 +218,7 @@ fn killed_in_the_middle(side: &Side, python: &mut Python, transfer: Transfer) ->
     }
 }
 
-/// The process dies while each side writes to and reads from the other.
+/// The process is killed while each side writes to the other and reads from it.
 #[test]
 fn a_python_agent_that_is_killed_in_the_middle_is_replaced_under_its_name() {
     const TEST: &str =
@@ -228,7 +231,7 @@ fn a_python_agent_that_is_killed_in_the_middle_is_replaced_under_its_name() {
     };
     let side = Side::new(MANY, options);
     let offered = registered(&HeapAllocator::system(), &side.agent, config(16), CONTIGUOUS);
-    let told = side.agent.nixl_metadata(&offered).unwrap();
+    let local_metadata = side.agent.nixl_metadata(&offered).unwrap();
     let size = BLOCK * usize::try_from(MANY).unwrap();
     let (mut before, mut cut_short) = (None, 0);
     for round in 0..ROUNDS {
@@ -243,13 +246,13 @@ fn a_python_agent_that_is_killed_in_the_middle_is_replaced_under_its_name() {
         } else {
             side.agent.import_foreign(&layout).unwrap()
         };
-        let whole = hexadecimal(&told.whole().unwrap());
+        let whole = hexadecimal(&local_metadata.whole().unwrap());
         assert_eq!(python.ask(&format!("add {whole}")), side.agent.name().as_str());
-        let (region, name) = (&told.regions[0], side.agent.name());
+        let (region, name) = (&local_metadata.regions[0], side.agent.name());
         let hammer = format!("hammer {} {} {name}", region.address(), region.length().get());
         assert_eq!(python.ask(&hammer), "begun");
-        let told = side.agent.wait_for_notifications(Instant::now() + PATIENCE).unwrap();
-        assert!(!told.is_empty(), "nothing from the process that writes and reads");
+        let notifications = side.agent.wait_for_notifications(Instant::now() + TIMEOUT).unwrap();
+        assert!(!notifications.is_empty(), "nothing from the process that writes and reads");
 
         let transfer = match round % 2 {
             0 => Transfer::new(&side.local, remote.endpoint()),
@@ -263,12 +266,12 @@ fn a_python_agent_that_is_killed_in_the_middle_is_replaced_under_its_name() {
     }
     assert!(cut_short > 0, "none of {ROUNDS} in the middle");
 
-    // The agent has not come to harm.
+    // The agent still works.
     let _ = side.agent.notifications().unwrap();
     after_all(&site, &side);
 }
 
-/// Another process of the same name exchanges blocks with the agent.
+/// Another process with the same name exchanges blocks with the agent.
 fn after_all(site: &PathBuf, killer: &Side) {
     let mut python = Python::start(site, NAME, pattern(0).len());
     let metadata = python.bytes("metadata");

@@ -15,8 +15,8 @@ use super::support::{CONTIGUOUS, Pair, config, registered};
 use crate::support::{agent, chain, memory, posix};
 
 #[test]
-fn a_forked_process_gets_errors_and_drops_what_its_parent_made() {
-    in_child("engine::forks::a_forked_process_gets_errors_and_drops_what_its_parent_made", || {
+fn a_forked_process_gets_errors_and_drops_its_parents_values() {
+    in_child("engine::forks::a_forked_process_gets_errors_and_drops_its_parents_values", || {
         let agent = agent([BackendConfig::new("UCX"), posix()]);
         let engine = NixlEngine::new(&agent, NixlEngineOptions::default()).unwrap();
         let registered = agent.register(memory(ByteCount::kib(64))).unwrap();
@@ -42,7 +42,7 @@ fn a_forked_process_gets_errors_and_drops_what_its_parent_made() {
             drop(engine);
             drop(registered);
         });
-        // The parent goes on with what it has.
+        // The parent's values still work.
         let (agent, engine, registered) = all.take().unwrap();
         drop((engine, registered));
         drop(agent.register(memory(ByteCount::kib(4))).unwrap());
@@ -64,7 +64,7 @@ fn transfers_of_the_parent_drop_in_a_forked_process() {
         let in_flight = std::cell::Cell::new(Some(manager.submit(write(), ()).unwrap()));
         let ends = std::cell::Cell::new(Some((local.clone(), engine)));
         in_fork(|| {
-            // A manager of this process has an engine of its parent's.
+            // A manager of this process has an engine of the parent.
             let (local, engine) = ends.take().unwrap();
             let own = TransferManager::new([engine]);
             let declined = own.submit(write(), ()).map(drop).unwrap_err();

@@ -1,4 +1,4 @@
-//! Threads that wait and copy meanwhile.
+//! Threads that wait for a transfer and copy for it.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use terrane_transfer::{Completion, Endpoint, Outcome, Transfer, TransferError, T
 
 use super::support::*;
 
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Reports that its drop has begun, and ends the drop when permitted.
+/// Reports that its drop has begun, and returns from the drop when permitted.
 struct Gate {
     entered: Sender<()>,
     leave: Receiver<()>,
@@ -28,13 +28,13 @@ struct Gate {
 impl Drop for Gate {
     fn drop(&mut self) {
         let _ = self.entered.send(());
-        let _ = self.leave.recv_timeout(PATIENCE);
+        let _ = self.leave.recv_timeout(TIMEOUT);
     }
 }
 
-/// An engine whose thread is held up, in the drop of a guard, for as long as this lives.
+/// An engine whose thread is blocked in the drop of a guard while this value lives.
 struct Held {
-    // First, as the engine joins its thread.
+    // Declared first, because the engine joins its thread.
     _leave: Sender<()>,
     manager: TransferManager,
 }
@@ -42,26 +42,26 @@ struct Held {
 impl Held {
     fn new(pair: &Pair, options: NixlEngineOptions) -> Self {
         // A waiting thread advances the transfer until it ends.
-        let manager = TransferManager::new([pair.engine(options)]).with_spin(PATIENCE);
+        let manager = TransferManager::new([pair.engine(options)]).with_spin(TIMEOUT);
         let (local, remote) =
             (pair.local(config(1), CONTIGUOUS), pair.remote(config(1), CONTIGUOUS));
         let ((entered, is_entered), (leave, may_leave)) = (channel(), channel());
-        // No thread waits for it when it starts, so the engine's thread ends it.
+        // No thread waits for this transfer, so the engine's thread ends it.
         let hold = local.hold_for_write(&[0]).unwrap();
         let transfer = Transfer::new(&local, &remote).blocks(&[0], &[0]).after(&hold.ticket());
         drop(manager.submit(transfer, Gate { entered, leave: may_leave }).unwrap());
         drop(hold);
-        is_entered.recv_timeout(PATIENCE).unwrap();
+        is_entered.recv_timeout(TIMEOUT).unwrap();
         Self { _leave: leave, manager }
     }
 }
 
-/// The result of `wait` on its own thread, within a time limit.
+/// The result of `wait` on a new thread, within a time limit.
 fn on_a_thread<T: Send + 'static>(wait: impl FnOnce() -> T + Send + 'static) -> T {
-    let (told, answer) = channel();
-    let waits = move || told.send(wait()).is_ok();
+    let (sender, answer) = channel();
+    let waits = move || sender.send(wait()).is_ok();
     let waiting = thread::Builder::new().name("waits".to_owned()).spawn(waits).unwrap();
-    let answer = match answer.recv_timeout(PATIENCE) {
+    let answer = match answer.recv_timeout(TIMEOUT) {
         Err(RecvTimeoutError::Timeout) => panic!("no thread copies"),
         answer => answer.unwrap(),
     };
@@ -84,7 +84,7 @@ fn short_requests() -> NixlEngineOptions {
     }
 }
 
-fn moves_alone(
+fn check_copy_by_waiter(
     manager: &TransferManager,
     from: &Endpoint,
     to: &Endpoint,
@@ -100,7 +100,7 @@ fn moves_alone(
 }
 
 #[test]
-fn who_waits_copies_while_the_engine_has_no_thread_for_it() {
+fn a_waiting_thread_copies_while_the_engines_thread_is_busy() {
     let pair = Pair::new();
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
@@ -108,17 +108,17 @@ fn who_waits_copies_while_the_engine_has_no_thread_for_it() {
         let held = Held::new(&pair, options);
         let ends = || (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
         let (local, remote) = ends();
-        moves_alone(&held.manager, &local, &remote, &PeersInProcess);
+        check_copy_by_waiter(&held.manager, &local, &remote, &PeersInProcess);
         let (local, remote) = ends();
-        moves_alone(&held.manager, &remote, &local, &PeersInProcess);
+        check_copy_by_waiter(&held.manager, &remote, &local, &PeersInProcess);
         let file = Endpoint::new(registered(&files, &pair.here, config(8), CONTIGUOUS)).unwrap();
-        moves_alone(&held.manager, &local, &file, &InProcess);
-        moves_alone(&held.manager, &file, &local, &InProcess);
+        check_copy_by_waiter(&held.manager, &local, &file, &InProcess);
+        check_copy_by_waiter(&held.manager, &file, &local, &InProcess);
     }
 }
 
 #[test]
-fn who_waits_for_a_layer_copies_and_may_leave() {
+fn a_thread_that_waits_for_a_layer_copies_and_may_stop() {
     let pair = Pair::new();
     let ends = (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
     let submit = |manager: &TransferManager| {
@@ -132,7 +132,7 @@ fn who_waits_for_a_layer_copies_and_may_leave() {
     let held = Held::new(&pair, short_requests());
     let completion = submit(&held.manager);
     wait(&completion);
-    // The rest is the engine's, once it has its thread back.
+    // The engine's thread copies the rest once it is free.
     drop(held);
     end_of(completion).result.unwrap();
 
@@ -143,7 +143,7 @@ fn who_waits_for_a_layer_copies_and_may_leave() {
 }
 
 #[test]
-fn who_waits_finds_out_that_it_is_too_late() {
+fn a_waiting_thread_detects_the_deadline() {
     let pair = Pair::new();
     let (local, remote) = (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
     let held = Held::new(&pair, NixlEngineOptions::default());
@@ -152,7 +152,7 @@ fn who_waits_finds_out_that_it_is_too_late() {
     assert!(matches!(outcome.result, Err(TransferError::DeadlineExceeded { .. })), "{outcome:?}");
 }
 
-/// As it drops, waits for another transfer of the same engine.
+/// Waits for another transfer of the same engine when it drops.
 struct WaitsForAnother(Option<Completion<()>>);
 
 impl Drop for WaitsForAnother {
@@ -165,7 +165,7 @@ impl Drop for WaitsForAnother {
 
 /// The guard drops on the thread that waits for a layer, which ends the transfer.
 #[test]
-fn what_drops_as_a_transfer_ends_may_wait_for_another() {
+fn values_that_drop_at_the_end_of_a_transfer_may_wait_for_another() {
     let pair = Pair::new();
     let (local, remote) = (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
     let held = Held::new(&pair, NixlEngineOptions::default());
@@ -179,7 +179,7 @@ fn what_drops_as_a_transfer_ends_may_wait_for_another() {
 }
 
 #[test]
-fn many_that_wait_take_turns_with_the_engine() {
+fn many_waiting_threads_take_turns_with_the_engine() {
     const THREADS: u32 = 4;
     const ROUNDS: u32 = 50;
     let pair = Pair::new();
@@ -205,11 +205,11 @@ fn transfers_end_even_if_no_thread_waits() {
     let pair = Pair::new();
     let manager = TransferManager::new([pair.engine(NixlEngineOptions::default())]);
     let (local, remote) = (pair.local(config(1), CONTIGUOUS), pair.remote(config(1), CONTIGUOUS));
-    // The engine's thread is awake by then, or about to look again, or asleep for good.
+    // The engine's thread is awake by then, about to poll again, or asleep without a timeout.
     for pause in [0, 20, 90, 150, 900, 1_000, 1_100, 30_000].repeat(3) {
         thread::sleep(Duration::from_micros(pause));
         let (guard, ends) = channel::<()>();
         drop(manager.submit(Transfer::new(&local, &remote).blocks(&[0], &[0]), guard).unwrap());
-        assert_eq!(ends.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected), "{pause}");
+        assert_eq!(ends.recv_timeout(TIMEOUT), Err(RecvTimeoutError::Disconnected), "{pause}");
     }
 }

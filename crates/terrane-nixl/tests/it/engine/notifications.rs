@@ -1,4 +1,4 @@
-//! Messages that travel with transfers.
+//! Notifications of transfers.
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
 
 use super::support::*;
 
-/// Waits for so many messages, with patience.
+/// Waits for this many messages, up to a time limit.
 fn expect(agent: &Agent, count: usize) -> Vec<Notification> {
     let patience = Instant::now() + Duration::from_secs(120);
     let mut found = Vec::new();
@@ -25,10 +25,10 @@ fn expect(agent: &Agent, count: usize) -> Vec<Notification> {
 }
 
 #[test]
-fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
+fn notifications_arrive_unchanged_after_the_bytes() {
     let pair = Pair::new();
     let local = pair.local(config(8), CONTIGUOUS);
-    // The peer's own end: the local transfer may end later than the peer is notified.
+    // The peer's endpoint: the local transfer may end after the notification of the peer.
     let theirs = registered(&HeapAllocator::system(), &pair.there, config(8), CONTIGUOUS);
     let theirs = Endpoint::new(theirs).unwrap();
     let remote = pair.here.import(&pair.there.export(theirs.layout()).unwrap()).unwrap();
@@ -46,13 +46,18 @@ fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
             let image = Image::scribble(&local, &PeersInProcess, number);
             let transfer = Transfer::new(&local, &remote).blocks(&[3, 4, 0], &[3, 4, 1]);
             let completion = manager.submit(transfer.notify(message), ()).unwrap();
-            let [told] = &expect(&pair.there, 1)[..] else { panic!("told twice") };
-            // It is there, so the bytes are.
+            let [notification] = &expect(&pair.there, 1)[..] else {
+                panic!("not one notification")
+            };
+            // The message has arrived, so the bytes have too.
             let found = Image::of(&theirs, &InProcess);
             let mut expected = found.clone();
             expected.transfer(&image, &[3, 4, 0], &[3, 4, 1], 0..2);
-            found.assert_equals(&expected, "when the peer has been told");
-            assert_eq!((&told.from, &told.message[..]), (pair.here.name(), message));
+            found.assert_equals(&expected, "when the peer was notified");
+            assert_eq!(
+                (&notification.from, &notification.message[..]),
+                (pair.here.name(), message)
+            );
             end_of(completion).result.unwrap();
         }
     }
@@ -60,7 +65,7 @@ fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
 }
 
 #[test]
-fn reads_and_transfers_of_nothing_are_told_of_as_well() {
+fn reads_and_empty_transfers_send_notifications_too() {
     let pair = Pair::new();
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
     let manager = pair.manager();
@@ -68,13 +73,14 @@ fn reads_and_transfers_of_nothing_are_told_of_as_well() {
     end_of(manager.submit(read, ()).unwrap()).result.unwrap();
     let nothing = Transfer::new(&local, &remote).notify(*b"nothing");
     end_of(manager.submit(nothing, ()).unwrap()).result.unwrap();
-    let mut told: Vec<_> = expect(&pair.there, 2).into_iter().map(|told| told.message).collect();
-    told.sort();
-    assert_eq!(told, [b"nothing".to_vec(), b"yours again".to_vec()]);
+    let mut messages: Vec<_> =
+        expect(&pair.there, 2).into_iter().map(|notification| notification.message).collect();
+    messages.sort();
+    assert_eq!(messages, [b"nothing".to_vec(), b"yours again".to_vec()]);
 }
 
 #[test]
-fn none_of_many_is_lost() {
+fn no_notification_is_lost() {
     const MANY: u32 = 100;
     let pair = Pair::new();
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
@@ -88,13 +94,14 @@ fn none_of_many_is_lost() {
         let completion = manager.submit(transfer.notify(number.to_le_bytes()), ()).unwrap();
         last = Some(completion.ticket());
     }
-    let told: Vec<_> = expect(&pair.there, 100).into_iter().map(|told| told.message).collect();
+    let messages: Vec<_> =
+        expect(&pair.there, 100).into_iter().map(|notification| notification.message).collect();
     let sent: Vec<_> = (0..MANY).map(|number| number.to_le_bytes().to_vec()).collect();
-    assert_eq!(told, sent);
+    assert_eq!(messages, sent);
 }
 
 #[test]
-fn messages_are_kept_for_calls_that_take_those_of_one_peer() {
+fn messages_of_other_peers_are_kept() {
     let pair = Pair::new();
     let remote = pair.remote(config(1), CONTIGUOUS);
     let terrane_core::StorageKind::Remote(peer) = remote.kind() else { panic!("{remote:?}") };
@@ -111,7 +118,7 @@ fn messages_are_kept_for_calls_that_take_those_of_one_peer() {
 }
 
 #[test]
-fn a_transfer_that_fails_tells_nothing() {
+fn a_failed_transfer_sends_no_notification() {
     let pair = Pair::new();
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
     let manager = pair.manager();
@@ -126,7 +133,7 @@ fn a_transfer_that_fails_tells_nothing() {
 }
 
 #[test]
-fn there_has_to_be_a_peer_to_tell() {
+fn a_notification_needs_a_peer() {
     let pair = Pair::new();
     let [a, b] = [(); 2].map(|()| pair.local(config(1), CONTIGUOUS));
     let transfer = Transfer::new(&a, &b).blocks(&[0], &[0]).notify(*b"?");
@@ -135,7 +142,7 @@ fn there_has_to_be_a_peer_to_tell() {
 }
 
 #[test]
-fn an_agent_whose_backends_have_no_messages_says_so() {
+fn an_agent_without_notifications_returns_an_error() {
     let storage = crate::support::agent([crate::support::posix()]);
     let patience = Instant::now() + Duration::from_secs(120);
     for error in [storage.notifications(), storage.wait_for_notifications(patience)] {
@@ -143,5 +150,5 @@ fn an_agent_whose_backends_have_no_messages_says_so() {
         let NixlError::Call { operation, status } = &error else { panic!("{error:?}") };
         assert_eq!((*operation, *status), ("taking notifications", Status::Backend), "{error}");
     }
-    assert!(Instant::now() < patience, "it has waited for what cannot come");
+    assert!(Instant::now() < patience, "it waited for a notification that cannot arrive");
 }

@@ -14,7 +14,7 @@ use super::support::*;
 
 static ARMED: AtomicBool = AtomicBool::new(false);
 
-/// Panics at the first event on an engine's thread, once that is armed.
+/// Panics at the first event on an engine's thread once `ARMED` is set.
 fn panic_if_armed(event: &Event<'_>) {
     let is_engine = std::thread::current().name() == Some("terrane-nixl");
     if is_engine && ARMED.swap(false, Ordering::Relaxed) {
@@ -33,7 +33,7 @@ fn no_thread_waits_for_an_engine_whose_thread_has_panicked() {
         let write = |block| Transfer::new(&local, &remote).blocks(&[block], &[block]);
         end_of(manager.submit(write(0), ()).unwrap()).result.unwrap();
         ARMED.store(true, Ordering::Relaxed);
-        // The one that the thread comes to, those behind it, and what is submitted afterwards.
+        // The transfer that the thread starts, those after it, and a later submission.
         let submitted: Vec<_> =
             (1..5).map(|block| manager.submit(write(block), block).unwrap()).collect();
         for (completion, block) in submitted.into_iter().zip(1..) {

@@ -1,4 +1,4 @@
-//! A peer that is this very test again, in a process of its own, which can be stopped and killed.
+//! A peer in a child process of the same test, which can be stopped and killed.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -12,10 +12,10 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
 use super::support::*;
 
-/// How long what should happen at once may take.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// The time limit of steps that should take no time.
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The same process of this test again, in which the test is the peer.
+/// A child process of this test, in which the test is the peer.
 pub struct PeerProcess {
     pub child: Child,
     output: BufReader<std::process::ChildStdout>,
@@ -41,22 +41,22 @@ impl PeerProcess {
         Self { child, output }
     }
 
-    pub fn say(&mut self, bytes: &[u8]) {
+    pub fn send(&mut self, bytes: &[u8]) {
         let line = format!("@{}\n", hexadecimal(bytes));
         self.child.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
     }
 
-    pub fn hear(&mut self) -> Vec<u8> {
-        heard(&mut self.output)
+    pub fn receive(&mut self) -> Vec<u8> {
+        receive_from(&mut self.output)
     }
 
     /// Stops all of its threads.
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
-        // The signal goes to one of them, and others run until that one has had its turn.
+        // The signal is delivered to one thread, and others run until that thread has run.
         let mut status = 0;
-        // SAFETY: the number is the child's, see `signal`; a child that has stopped is not reaped, and
-        // the status is written to a live integer.
+        // SAFETY: the id is the child's, as in `signal`; a stopped child is not reaped, and the
+        // status is written to a live integer.
         let stopped = unsafe { libc::waitpid(self.number(), &raw mut status, libc::WUNTRACED) };
         assert!(stopped == self.number() && libc::WIFSTOPPED(status), "{stopped}, {status}");
     }
@@ -66,7 +66,8 @@ impl PeerProcess {
     }
 
     fn signal(&self, signal: libc::c_int) {
-        // SAFETY: the process is a child of this one that was not waited for yet, so the id is still its.
+        // SAFETY: the process is a child of this one that has not been waited for, so the id is
+        // still its own.
         assert_eq!(unsafe { libc::kill(self.number(), signal) }, 0);
     }
 
@@ -91,7 +92,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// The next message. It follows an `@`; other output has none, or precedes it.
-pub fn heard(from: &mut impl BufRead) -> Vec<u8> {
+pub fn receive_from(from: &mut impl BufRead) -> Vec<u8> {
     loop {
         let mut line = String::new();
         assert_ne!(from.read_line(&mut line).unwrap(), 0, "the other process has ended");
@@ -103,32 +104,32 @@ pub fn heard(from: &mut impl BufRead) -> Vec<u8> {
 }
 
 #[expect(clippy::print_stdout, reason = "standard output is the way to the other process")]
-pub fn say(bytes: &[u8]) {
+pub fn send(bytes: &[u8]) {
     println!("@{}", hexadecimal(bytes));
 }
 
 /// The agent of a peer.
-pub fn of_the_environment() -> terrane_nixl::Agent {
+pub fn agent_from_environment() -> terrane_nixl::Agent {
     AgentBuilder::from_env().unwrap().build().unwrap()
 }
 
-/// The peer: exports so many blocks, and serves until it receives the request to end.
+/// The peer: exports this many blocks, and serves until it is requested to end.
 pub fn serve(blocks: u32) {
-    let (agent, mut input) = (of_the_environment(), std::io::stdin().lock());
+    let (agent, mut input) = (agent_from_environment(), std::io::stdin().lock());
     let layout = registered(&HeapAllocator::system(), &agent, config(blocks), CONTIGUOUS);
-    say(&agent.export(&layout).unwrap());
-    // Here it may be stopped or killed; else its standard input is closed.
+    send(&agent.export(&layout).unwrap());
+    // It may be stopped or killed here; otherwise its standard input is closed.
     let mut rest = Vec::new();
     let _ = input.read_to_end(&mut rest);
 }
 
-/// Runs `body` in a process of its own, in which UCX goes by TCP: a peer that does not run answers
-/// nothing then, on any machine.
+/// Runs `body` in a child process in which UCX uses TCP: a stopped peer then does not answer, on
+/// any machine.
 pub fn over_tcp(test: &str, body: impl FnOnce()) {
     over_tcp_with(test, BLOCKS, body);
 }
 
-/// As [`over_tcp`], with a peer of so many blocks.
+/// Like [`over_tcp`], with a peer that has this many blocks.
 pub fn over_tcp_with(test: &str, blocks: u32, body: impl FnOnce()) {
     if is_child(&peer_of(test)) {
         return serve(blocks);
@@ -136,7 +137,7 @@ pub fn over_tcp_with(test: &str, blocks: u32, body: impl FnOnce()) {
     in_child_with(test, &[("UCX_TLS", "tcp,self")], body);
 }
 
-/// The number of blocks of either end, unless a test sets another.
+/// The number of blocks at each end, unless a test sets another.
 const BLOCKS: u32 = 8;
 
 /// An agent, a peer in another process, and an end at each.
@@ -158,10 +159,10 @@ impl Ends {
         Self::with(test, BLOCKS, NixlEngineOptions { drop_timeout, ..NixlEngineOptions::default() })
     }
 
-    /// With a peer that has so many blocks, and as many here.
+    /// With this many blocks at each end.
     pub fn with(test: &str, blocks: u32, options: NixlEngineOptions) -> Self {
         let (agent, mut process) = (agent(), PeerProcess::start(test));
-        let remote = agent.import(&process.hear()).unwrap();
+        let remote = agent.import(&process.receive()).unwrap();
         let local = registered(&HeapAllocator::system(), &agent, config(blocks), CONTIGUOUS);
         let local = Endpoint::new(local).unwrap();
         let engine = terrane_nixl::NixlEngine::new(&agent, options).unwrap();
@@ -179,7 +180,7 @@ impl Ends {
 pub fn free(end: &Endpoint, block: u32) {
     let begun = Instant::now();
     while let Err(error) = end.hold_for_write(&[block]) {
-        assert!(begun.elapsed() < PATIENCE, "{error}");
+        assert!(begun.elapsed() < TIMEOUT, "{error}");
         thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,4 +1,4 @@
-//! A NIXL agent in Python, which does not use Terrane, in a process of its own.
+//! A NIXL agent in Python without Terrane, in a child process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use terrane_layout::Geometry;
 use terrane_nixl::ForeignLayout;
 use terrane_wire::RegionDescriptor;
 
-/// Names the folder with NIXL for Python, which `cargo xtask test` provides.
+/// The variable that names the folder of NIXL for Python, which `cargo xtask test` sets.
 const SITE: &str = "TERRANE_TEST_PYTHON_SITE";
 
-/// The folder, or the reason why `test` does not run.
+/// Returns the folder, or prints the skip of `test`.
 #[expect(clippy::disallowed_methods, reason = "tests find out what they run with")]
 pub fn site(test: &str) -> Option<PathBuf> {
     let site = std::env::var_os(SITE);
@@ -31,14 +31,14 @@ pub struct Python {
 }
 
 impl Python {
-    /// Starts an agent of this name with so many bytes of registered memory.
+    /// Starts an agent of this name with this many bytes of registered memory.
     pub fn start(site: &PathBuf, name: &str, bytes: usize) -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/engine/python/peer.py");
         let mut child = Command::new("python3")
             .args([script, name, &bytes.to_string()])
             .env("PYTHONPATH", site)
             .env("PYTHONDONTWRITEBYTECODE", "1")
-            // It finds the libraries of its own wheel.
+            // Python's NIXL finds the libraries of its own wheel.
             .env_remove("LD_LIBRARY_PATH")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -46,14 +46,14 @@ impl Python {
             .unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let mut python = Self { child, output, name: name.to_owned() };
-        assert_eq!(python.hear(), "ready");
+        assert_eq!(python.read_answer(), "ready");
         python
     }
 
     /// The answer to a command.
     pub fn ask(&mut self, command: &str) -> String {
         writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
-        self.hear()
+        self.read_answer()
     }
 
     /// As above, in bytes.
@@ -63,8 +63,8 @@ impl Python {
         digits.map(|two| u8::from_str_radix(two, 16).unwrap()).collect()
     }
 
-    /// The next line that is an answer: NIXL and UCX may write others.
-    fn hear(&mut self) -> String {
+    /// The next line that is an answer: NIXL and UCX may write other lines.
+    fn read_answer(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the other process has ended");
@@ -91,7 +91,7 @@ impl Python {
         }
     }
 
-    /// Kills it, with whatever it is doing.
+    /// Kills the process, whatever it is doing.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -56,7 +56,7 @@ fn ends_that_are_not_registered_with_the_agent_are_declined() {
 }
 
 #[test]
-fn pairs_without_memory_and_a_target_are_none_of_its_kinds() {
+fn pairs_without_local_memory_or_without_a_target_are_declined() {
     let pair = Pair::new();
     let manager = pair.manager();
     let directory = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ fn pairs_without_memory_and_a_target_are_none_of_its_kinds() {
 }
 
 #[test]
-fn each_side_goes_by_a_backend_that_accepted_it() {
+fn each_end_is_copied_by_a_backend_that_accepted_it() {
     let pair = Pair::new();
     let manager = pair.manager();
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
@@ -95,7 +95,7 @@ fn each_side_goes_by_a_backend_that_accepted_it() {
     assert_eq!(path(&local, &file), "POSIX write, 2 descriptors");
     assert_eq!(path(&file, &local), "POSIX read, 2 descriptors");
 
-    // UCX was not asked to register this memory, and POSIX cannot reach a peer.
+    // UCX did not register this memory, and POSIX cannot reach a peer.
     let posix =
         pair.here.registrar([("POSIX", terrane_nixl::BackendRequirement::Required)]).unwrap();
     let system = HeapAllocator::system();
@@ -106,7 +106,7 @@ fn each_side_goes_by_a_backend_that_accepted_it() {
 }
 
 #[test]
-fn what_it_cannot_honour_is_declined() {
+fn unsupported_options_are_declined() {
     let pair = Pair::new();
     let manager = pair.manager();
     let directory = tempfile::tempdir().unwrap();
@@ -120,13 +120,13 @@ fn what_it_cannot_honour_is_declined() {
 }
 
 #[test]
-fn a_forgotten_peer_is_no_peer() {
+fn a_forgotten_peer_is_declined() {
     let pair = Pair::new();
     let manager = pair.manager();
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
     let transfer = || Transfer::new(&local, &remote).blocks(&[0], &[0]);
     end_of(manager.submit(transfer(), ()).unwrap()).result.unwrap();
-    // One that waits has been accepted and has not begun.
+    // A waiting transfer has been accepted and has not begun.
     let hold = local.hold_for_write(&[1]).unwrap();
     let waiting = Transfer::new(&local, &remote).blocks(&[1], &[1]).after(&hold.ticket());
     let waiting = manager.submit(waiting, ()).unwrap();
@@ -140,7 +140,7 @@ fn a_forgotten_peer_is_no_peer() {
 }
 
 #[test]
-fn another_agent_s_peer_is_not_this_one_s() {
+fn peers_of_another_agent_are_declined() {
     let (pair, other) = (Pair::new(), Pair::new());
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), other.remote(config(4), CONTIGUOUS));
     let transfer = Transfer::new(&local, &remote);
@@ -153,7 +153,7 @@ fn an_engine_whose_thread_cannot_be_started_is_an_error() {
         let agent = agent();
         let new = || NixlEngine::new(&agent, NixlEngineOptions::default());
         drop(new().unwrap());
-        // As where the limit on threads has been reached.
+        // As at the limit on threads.
         forbid(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN).unwrap();
         let error = new().map(drop).unwrap_err();
         let NixlError::Thread { source } = &error else { panic!("{error:?}") };

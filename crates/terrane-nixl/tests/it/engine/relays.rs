@@ -1,4 +1,4 @@
-//! By way of memory that a backend takes, where no backend takes both ends.
+//! Transfers through memory that a backend accepts, if no backend accepts both ends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager};
 use super::support::*;
 
 #[test]
-fn a_file_reaches_a_peer_by_way_of_registered_memory() {
+fn a_file_is_copied_to_a_peer_through_registered_memory() {
     let pair = Pair::new();
     let nixl = pair.engine(NixlEngineOptions::default());
     let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
@@ -35,16 +35,19 @@ fn a_file_reaches_a_peer_by_way_of_registered_memory() {
     let explanation = manager.explain(&transfer()).unwrap();
     assert_eq!(explanation.engine, "relay");
     assert!(explanation.path().contains("UCX write"), "{explanation}");
-    assert!(explanation.reason().contains("by way of pinned memory"), "{explanation}");
+    assert!(explanation.reason().contains("through pinned memory"), "{explanation}");
 
     let completion = manager.submit(transfer().notify(*b"five blocks"), ()).unwrap();
     let patience = Instant::now() + Duration::from_secs(120);
-    let told = pair.there.wait_for_notifications(patience).unwrap();
-    assert_eq!(told.iter().map(|told| &told.message[..]).collect::<Vec<_>>(), [b"five blocks"]);
+    let notifications = pair.there.wait_for_notifications(patience).unwrap();
+    assert_eq!(
+        notifications.iter().map(|notification| &notification.message[..]).collect::<Vec<_>>(),
+        [b"five blocks"]
+    );
     expected.transfer(&image, &blocks, &[0, 1, 2, 3, 4], 0..2);
-    // All chunks have arrived, though the relay may not know of its end yet.
+    // All chunks have arrived, although the relay may not have processed the end yet.
     end_of(completion).result.unwrap();
-    Image::of(&remote, &PeersInProcess).assert_equals(&expected, "by way of pinned memory");
+    Image::of(&remote, &PeersInProcess).assert_equals(&expected, "through pinned memory");
 
     // And from the peer to the file.
     let back = Transfer::new(&remote, &file).blocks(&[0, 1], &[5, 6]).notify(*b"read");

@@ -26,8 +26,8 @@ pub fn agent() -> Agent {
 pub struct Pair {
     pub here: Agent,
     pub there: Agent,
-    /// The peer's memory lives as long as the pair: the first agent may use an address while it knows
-    /// the peer.
+    /// The peer's memory lives as long as the pair: the first agent may use an address while it
+    /// knows the peer.
     kept: Mutex<Vec<PhysicalLayout>>,
     /// Keeps the peer known.
     _anchor: RemoteLayout,
@@ -54,7 +54,7 @@ impl Pair {
         Endpoint::new(registered(&HeapAllocator::system(), &self.here, config, kind)).unwrap()
     }
 
-    /// Memory of the second agent, as the first one sees it.
+    /// Memory of the second agent, imported by the first.
     pub fn remote(&self, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
         let layout = registered(&HeapAllocator::system(), &self.there, config, kind);
         let remote = self.here.import(&self.there.export(&layout).unwrap()).unwrap();
@@ -65,7 +65,7 @@ impl Pair {
 
 pub const CONTIGUOUS: LayoutKind = LayoutKind::FullyContiguous;
 
-/// No two pieces of a block are neighbours.
+/// No two pieces of a block are adjacent.
 pub const APART: LayoutKind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
 /// 2 layers, K and V, pieces of 1 KiB.
@@ -83,7 +83,7 @@ pub fn registered<A: Allocate>(
     LayoutBuilder::new(config).kind(kind).allocate(allocator).register(agent).build().unwrap()
 }
 
-/// Reaches the memory of peers that are in this process.
+/// Accesses the memory of peers that are in this process.
 pub struct PeersInProcess;
 
 impl PeersInProcess {
@@ -97,12 +97,12 @@ impl PeersInProcess {
 
 impl PieceAccess for PeersInProcess {
     unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause> {
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller guarantees it.
         unsafe { InProcess.read(Self::here(at), bytes) }
     }
 
     unsafe fn write(&self, at: Location, bytes: &[u8]) -> Result<(), BoxedCause> {
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller guarantees it.
         unsafe { InProcess.write(Self::here(at), bytes) }
     }
 }

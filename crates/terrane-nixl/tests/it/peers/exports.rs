@@ -1,4 +1,4 @@
-//! Exports: which layouts, and their contents.
+//! Exports: which layouts can be exported, and the contents.
 
 use terrane_core::{
     Allocate, BackendOutcome, ByteCount, ForeignMemory, Memory, Region, RegionRequest, Register,
@@ -12,7 +12,7 @@ use terrane_testkit::memory::HeapAllocator;
 use super::support::*;
 
 #[test]
-fn an_export_says_what_the_layout_is_and_where() {
+fn an_export_describes_the_layout_and_its_location() {
     let agent = agent();
     for kind in LayoutKind::ALL {
         let layout = layout(&agent, kind);
@@ -33,7 +33,7 @@ fn an_export_says_what_the_layout_is_and_where() {
 
 /// Regions that are registered one by one, and longer than the layout needs.
 #[test]
-fn adopted_regions_offer_what_the_layout_uses() {
+fn exports_of_adopted_regions_offer_only_the_bytes_of_the_layout() {
     let agent = agent();
     let kind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
     let plan = LayoutPlan::new(&config(), kind, Default::default()).unwrap();
@@ -53,13 +53,13 @@ fn adopted_regions_offer_what_the_layout_uses() {
     for region in described.regions() {
         assert_eq!(region.length(), plan.geometry().region_bytes(0));
     }
-    // A peer takes it with the four keys that came with it.
+    // A peer imports it with the four keys of the export.
     let peer = super::support::agent();
     assert!(peer.import(&described.encode().unwrap()).is_ok());
 }
 
 #[test]
-fn what_is_not_registered_with_the_agent_is_not_exported() {
+fn unregistered_layouts_are_not_exported() {
     let (agent, other) = (agent(), agent());
     let builder = LayoutBuilder::new(config()).kind(CONTIGUOUS);
     let unregistered = builder.allocate(&HeapAllocator::system()).unregistered().build().unwrap();
@@ -88,32 +88,33 @@ fn claimed(agent: &terrane_nixl::Agent, part: u64) -> terrane_layout::PhysicalLa
     };
     // SAFETY: the owner is the memory, and the span is its own.
     let memory = unsafe { ForeignMemory::new(span, memory) };
-    // SAFETY: the claim of a registration is false, which is the test. No peer accesses the memory.
+    // SAFETY: the claim of a registration is false, which the test needs. No peer accesses the
+    // memory.
     let memory = unsafe { memory.with_registration(record) };
     let builder = LayoutBuilder::new(config()).kind(CONTIGUOUS);
     builder.adopt_memory([memory]).unregistered().build().unwrap()
 }
 
 #[test]
-fn a_registration_that_covers_a_part_does_not_do() {
+fn a_registration_of_a_part_is_insufficient() {
     let agent = agent();
     let error = agent.export(&claimed(&agent, 2)).unwrap_err();
     assert!(matches!(error, ExportError::NotCovered { region: 0, .. }), "{error}");
 }
 
 #[test]
-fn a_registration_that_has_gone_is_noticed() {
+fn an_ended_registration_is_detected() {
     let agent = agent();
     let error = agent.export(&claimed(&agent, 1)).unwrap_err();
     assert!(matches!(error, ExportError::RegistrationGone { region: 0, .. }), "{error}");
-    // Nor if the agent has registered something else.
+    // Also if the agent has registered other memory.
     let _other = layout(&agent, CONTIGUOUS);
     let error = agent.export(&claimed(&agent, 1)).unwrap_err();
     assert!(matches!(error, ExportError::Metadata { .. }), "{error}");
 }
 
 #[test]
-fn what_no_peer_can_reach_is_not_exported() {
+fn unreachable_memory_is_not_exported() {
     // POSIX supports host memory and files, and cannot reach peers.
     let agent = agent_with("POSIX");
     let error = agent.export(&layout(&agent, CONTIGUOUS)).unwrap_err();
@@ -129,7 +130,7 @@ fn what_no_peer_can_reach_is_not_exported() {
 }
 
 #[test]
-fn what_a_peer_owns_only_the_peer_exports() {
+fn only_the_owner_exports_its_memory() {
     let (owner, reader) = (agent(), agent());
     let layout = layout(&owner, CONTIGUOUS);
     let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
@@ -137,7 +138,7 @@ fn what_a_peer_owns_only_the_peer_exports() {
     assert!(matches!(error, ExportError::NotOurs { .. }), "{error}");
 }
 
-/// A view knows its agent and its place by itself.
+/// A view knows its agent and its location.
 #[test]
 fn views_are_described_by_the_agent_that_registered_them() {
     let agent = agent();

@@ -28,18 +28,18 @@ fn an_import_is_an_endpoint_in_the_peers_memory() {
             assert_eq!(remote.address, region.location().as_host().unwrap().get());
         }
         assert_eq!(end.layout().verify().unwrap().pieces, 8 * 4 * 2);
-        // Nothing here is an address of this process.
+        // No address is one of this process.
         assert_eq!(end.layout().host_address(0, 0, 0), None);
     }
 }
 
 #[test]
-fn ones_own_export_is_refused() {
+fn an_agents_own_export_is_refused() {
     let agent = agent();
     let bytes = agent.export(&layout(&agent, CONTIGUOUS)).unwrap();
     let error = agent.import(&bytes).unwrap_err();
     assert!(matches!(error, ImportError::OwnLayout { .. }), "{error}");
-    // As if from another process: there is one of a name in this one.
+    // Like from another process: within this process names are unique.
     let name = agent.name().clone();
     drop(agent);
     let error = named(&name).import(&bytes).unwrap_err();
@@ -47,7 +47,7 @@ fn ones_own_export_is_refused() {
 }
 
 #[test]
-fn what_is_imported_twice_is_the_same() {
+fn importing_the_same_bytes_twice_returns_the_same_layout() {
     let (owner, reader) = (agent(), agent());
     let layout = layout(&owner, CONTIGUOUS);
     let bytes = owner.export(&layout).unwrap();
@@ -56,7 +56,7 @@ fn what_is_imported_twice_is_the_same() {
     assert_eq!(first.endpoint().id(), second.endpoint().id());
     let (peer, end) = (first.peer(), first.endpoint().clone());
     drop((first, second));
-    // An endpoint that is left, a transfer's say, is the layout still.
+    // A remaining endpoint, such as a transfer's, still counts as the layout.
     let third = reader.import(&bytes).unwrap();
     assert_eq!((third.peer(), third.endpoint().id()), (peer, end.id()));
     drop((third, end));
@@ -109,7 +109,7 @@ fn the_same_bytes_are_not_imported_as_another_layout() {
     assert!(reader.import(&half).is_ok());
 }
 
-/// Each would track its own transfers only.
+/// Each agent would track only its own transfers.
 #[test]
 fn one_agent_of_a_process_has_the_bytes_of_a_peer() {
     let (owner, first, second) = (agent(), agent(), agent());
@@ -126,7 +126,7 @@ fn one_agent_of_a_process_has_the_bytes_of_a_peer() {
     // Layouts of other bytes are independent.
     let further = second.import(&others).unwrap();
     refused();
-    // An endpoint is as good as the layout.
+    // An endpoint keeps the bytes claimed like the layout.
     let end = held.endpoint().clone();
     drop(held);
     refused();
@@ -184,7 +184,7 @@ fn metadata_that_does_not_fit_the_description_is_refused() {
     let (owner, other, reader) = (agent(), agent(), agent());
     let layout = layout(&owner, CONTIGUOUS);
     let described = owner.describe(&layout).unwrap();
-    // Held: it stays what it is, whatever is refused meanwhile.
+    // Kept alive: it is unchanged, whatever is refused meanwhile.
     let remote = reader.import(&described.encode().unwrap()).unwrap();
 
     for metadata in [vec![], vec![9; 3], [&[4, 0, 0, 0][..], b"nixlSerDes|"].concat()] {
@@ -223,7 +223,7 @@ fn agents_need_a_backend_in_common() {
 }
 
 #[test]
-fn a_forgotten_peer_comes_back_as_another() {
+fn a_forgotten_peer_returns_as_another_peer() {
     let (owner, reader) = (agent(), agent());
     let layout = layout(&owner, CONTIGUOUS);
     let bytes = owner.export(&layout).unwrap();
@@ -241,7 +241,7 @@ fn a_forgotten_peer_comes_back_as_another() {
 }
 
 #[test]
-fn a_peer_that_was_started_again_is_refreshed() {
+fn a_restarted_peer_is_refreshed() {
     let (owner, reader) = (agent(), agent());
     let name = owner.name().clone();
     let old = layout(&owner, CONTIGUOUS);
@@ -270,7 +270,7 @@ fn a_peer_that_was_started_again_is_refreshed() {
 }
 
 #[test]
-fn a_refresh_of_what_has_not_changed_is_another_peer_too() {
+fn refreshing_an_unchanged_peer_makes_it_another_peer() {
     let (owner, reader) = (agent(), agent());
     let layout = layout(&owner, CONTIGUOUS);
     let bytes = owner.export(&layout).unwrap();
@@ -282,7 +282,7 @@ fn a_refresh_of_what_has_not_changed_is_another_peer_too() {
 
 /// Threads drop, forget and import concurrently. Nothing is lost or leaked.
 #[test]
-fn threads_import_and_forget_side_by_side() {
+fn threads_import_and_forget_concurrently() {
     let (owner, reader) = (agent(), agent());
     let layouts = [layout(&owner, CONTIGUOUS), layout(&owner, CONTIGUOUS)];
     let exports = layouts.each_ref().map(|layout| owner.export(layout).unwrap());
@@ -295,7 +295,7 @@ fn threads_import_and_forget_side_by_side() {
                 for round in 0..100 {
                     let remote = reader.import(bytes).unwrap();
                     if (round + thread) % 5 == 0 {
-                        // Another may have been first.
+                        // Another thread may have been first.
                         let _ = reader.forget(remote.peer());
                     }
                     drop(remote);
@@ -308,10 +308,9 @@ fn threads_import_and_forget_side_by_side() {
     assert_eq!(reader.disconnect(), 0);
 }
 
-/// A peer may have backends that this agent lacks: what they give access to is of no use here, and
-/// does no harm.
+/// A peer may have backends that this agent lacks. Their keys are ignored.
 #[test]
-fn keys_for_backends_that_are_not_here_are_passed_over() {
+fn keys_for_missing_backends_are_ignored() {
     let (owner, reader) = (agent(), agent());
     let layout = layout(&owner, CONTIGUOUS);
     let described = owner.describe(&layout).unwrap();
@@ -352,15 +351,15 @@ fn an_agent_that_no_peer_reaches_checks_imports() {
     }
 }
 
-/// POSIX has accepted the memory, too, and no peer reaches anything through it.
+/// POSIX has also accepted the memory, and no peer reaches memory through it.
 #[test]
-fn an_imported_layout_is_reached_by_the_backends_that_have_keys() {
+fn an_imported_layout_is_reached_by_backends_with_keys() {
     let both = || AgentBuilder::unnamed().backend(posix()).backend(BackendConfig::new("UCX"));
     let (owner, reader) = (both().build().unwrap(), both().build().unwrap());
     let layout = layout(&owner, CONTIGUOUS);
     let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
-    let [told] = remote.regions() else { panic!("one region") };
-    assert_eq!(told.backends(), ["POSIX".into(), "UCX".into()]);
+    let [region] = remote.regions() else { panic!("one region") };
+    assert_eq!(region.backends(), ["POSIX".into(), "UCX".into()]);
     let registrations = remote.endpoint().layout().registrations();
     let accepted: Vec<_> = registrations[0].record.accepted().map(|name| name.as_str()).collect();
     assert_eq!(accepted, ["UCX"]);

@@ -1,4 +1,4 @@
-//! Layouts that travel between agents.
+//! Layouts that agents exchange.
 
 mod exports;
 mod imports;

@@ -8,7 +8,7 @@ use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
 
 pub const CONTIGUOUS: LayoutKind = LayoutKind::FullyContiguous;
 
-/// 8 blocks of 4 layers, 2 KiB a piece.
+/// 8 blocks of 4 layers, with pieces of 2 KiB.
 pub fn config() -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(8)
@@ -21,7 +21,7 @@ pub fn config() -> LayoutConfig {
         .unwrap()
 }
 
-/// An agent with this backend, of a name of its own.
+/// An agent with this backend and a unique name.
 pub fn agent_with(backend: &str) -> Agent {
     AgentBuilder::unnamed().backend(BackendConfig::new(backend)).build().unwrap()
 }

@@ -7,7 +7,7 @@ use crate::model::Image;
 
 /// The outcome of a cancelled transfer matches the destination, whether or not the engine stops it.
 /// The blocks can be used again.
-pub fn a_cancelled_transfer_leaves_a_true_outcome(fixture: &impl EngineFixture) {
+pub fn the_outcome_of_a_cancelled_transfer_is_true(fixture: &impl EngineFixture) {
     const ROUNDS: usize = 8;
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {

@@ -71,8 +71,8 @@ pub(super) fn random_number(random: &mut Seeded, most: u32) -> u32 {
     1 + u32::try_from(below).expect("small")
 }
 
-/// Destination blocks in random order, none twice, and as many source blocks, possibly repeated. In
-/// half of the cases both ascend.
+/// Destination blocks in random order without duplicates, and the same number of source blocks,
+/// possibly repeated. In half of the cases both ascend.
 pub(super) fn random_blocks(
     random: &mut Seeded,
     from: &Endpoint,

@@ -14,7 +14,7 @@ use crate::pattern::PieceAccess;
 
 /// The time that a rule waits for a transfer that should have ended. It is long, because a disk
 /// that syncs during writes is slow; only a hang takes all of it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(240);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// Waits for the end of a transfer, and panics if none comes.
 #[track_caller]
@@ -22,14 +22,13 @@ pub fn end_of<G>(completion: Completion<G>) -> Outcome<G> {
     let begun = Instant::now();
     while !completion.has_ended() {
         let waited = begun.elapsed();
-        assert!(waited < PATIENCE, "{completion:?} has not ended in {waited:?}");
+        assert!(waited < TIMEOUT, "{completion:?} has not ended in {waited:?}");
         thread::sleep(Duration::from_micros(50));
     }
     completion.wait()
 }
 
-/// Adds the order that a device's end requires of transfers between these two; nothing is in flight
-/// on it.
+/// Adds the order that a transfer with a device needs. Its stream has no work.
 pub fn ordered(transfer: Transfer, source: &Endpoint, destination: &Endpoint) -> Transfer {
     if source.kind().is_device() || destination.kind().is_device() {
         transfer.device_order(DeviceOrder::AlreadySynchronised)
@@ -124,7 +123,7 @@ fn breaks_pieces(refusal: &TransferError) -> bool {
     }
 }
 
-/// An error's message, and those of all its causes.
+/// An error's message with those of all its causes.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

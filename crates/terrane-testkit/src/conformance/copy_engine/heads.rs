@@ -10,7 +10,7 @@ use super::{
 use crate::model::{Image, origin};
 use crate::random::Seeded;
 
-/// Transfers between token-major and head-major, and of some heads, have the bytes of the model. Or
+/// Transfers between token-major and head-major, and of some heads, have the bytes of the model, or
 /// the quote declines them as broken-up pieces.
 pub fn relayouts_are_exact_or_declined(fixture: &impl EngineFixture, seed: u64, cases: usize) {
     let manager = TransferManager::new([fixture.engine()]);
@@ -42,7 +42,7 @@ pub fn relayouts_are_exact_or_declined(fixture: &impl EngineFixture, seed: u64, 
             let layers = random_range(&mut random, shape.num_layers());
             let ends = ((&from, &read[..]), (&to, &written[..]));
             let access = fixture.access();
-            // A decline is as good as an exact copy.
+            // A decline is as valid as an exact copy.
             let _ = check_heads(&manager, access, ends.0, ends.1, layers, Some(heads));
         }
     });

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use terrane_layout::LayoutKind;
 use terrane_transfer::{LayerState, Layers, Transfer, TransferManager};
 
-use super::{EngineFixture, PATIENCE, end_of, for_all_pairs, odd_config, ordered, two_ends};
+use super::{EngineFixture, TIMEOUT, end_of, for_all_pairs, odd_config, ordered, two_ends};
 use crate::model::Image;
 
 /// When a layer of a layer-by-layer transfer is reported as complete, its bytes are complete. At
 /// the end all layers are complete, whether or not the engine reports layers.
-pub fn layers_are_done_when_the_engine_says_so(fixture: &impl EngineFixture) {
+pub fn layers_are_complete_when_the_engine_reports_them(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {
         for (kinds, range) in [([0, 2], 0..3), ([2, 0], 1..3), ([0, 0], 0..3), ([1, 1], 0..2)] {
@@ -35,7 +35,7 @@ pub fn layers_are_done_when_the_engine_says_so(fixture: &impl EngineFixture) {
                 }
                 assert_eq!(layers.event(layer), Ok(None), "layer {layer} is done");
             }
-            end_of(completion).result.expect("it ends well");
+            end_of(completion).result.expect("it succeeds");
             assert!(range.into_iter().all(|layer| layers.is_done(layer)), "{layers:?}");
             let found = Image::of(&to, fixture.access());
             found.assert_equals(&expected, "after a layer-by-layer transfer");
@@ -69,7 +69,7 @@ fn end_of_layer(layers: &Layers, layer: u32) -> LayerState {
             LayerState::Waiting | LayerState::Submitted(_) => {}
             end => return end,
         }
-        assert!(begun.elapsed() < PATIENCE, "layer {layer} has not ended: {layers:?}");
+        assert!(begun.elapsed() < TIMEOUT, "layer {layer} has not ended: {layers:?}");
         thread::sleep(Duration::from_micros(50));
     }
 }

@@ -7,11 +7,13 @@ mod heads;
 mod layers;
 mod orders;
 
-pub use cancels::a_cancelled_transfer_leaves_a_true_outcome;
+pub use cancels::the_outcome_of_a_cancelled_transfer_is_true;
 pub use check::{check_heads, check_transfer, end_of, ordered};
 pub use heads::relayouts_are_exact_or_declined;
-pub use layers::{every_layer_of_a_failed_transfer_ends, layers_are_done_when_the_engine_says_so};
-pub use orders::a_device_order_is_waited_for;
+pub use layers::{
+    every_layer_of_a_failed_transfer_ends, layers_are_complete_when_the_engine_reports_them,
+};
+pub use orders::a_transfer_waits_for_its_device_order;
 
 use std::any::Any;
 use std::ops::Range;
@@ -32,7 +34,7 @@ use crate::random::Seeded;
 use cases::{
     for_all_pairs, odd_config, random_blocks, random_config, random_number, random_range, two_ends,
 };
-use check::PATIENCE;
+use check::TIMEOUT;
 
 /// Describes an engine to its suite.
 pub trait EngineFixture {
@@ -57,8 +59,8 @@ pub trait EngineFixture {
         None
     }
 
-    /// A device order that is not reached until the value beside it drops. `None` for a fixture
-    /// whose device cannot be held back.
+    /// A device order that is not satisfied until the value beside it drops. `None` for a fixture
+    /// whose device cannot be blocked.
     fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
         None
     }
@@ -73,24 +75,24 @@ pub trait EngineFixture {
 pub fn check_copy_engine(fixture: &impl EngineFixture) {
     bytes_are_exact_and_neighbours_untouched(fixture);
     random_transfers_match_the_model(fixture, 0x434F_5059, 40);
-    no_blocks_are_a_transfer_like_any_other(fixture);
-    a_device_order_is_waited_for(fixture);
-    quoting_touches_nothing(fixture);
-    reports_say_what_was_done(fixture);
-    what_it_does_not_serve_it_declines(fixture);
-    many_transfers_in_flight_all_end_well(fixture);
+    a_transfer_of_no_blocks_succeeds(fixture);
+    a_transfer_waits_for_its_device_order(fixture);
+    a_quote_changes_nothing(fixture);
+    reports_match_the_copy(fixture);
+    unsupported_kinds_are_declined(fixture);
+    many_transfers_in_flight_all_succeed(fixture);
     a_deadline_in_the_past_ends_the_transfer(fixture);
-    a_cancelled_transfer_leaves_a_true_outcome(fixture);
+    the_outcome_of_a_cancelled_transfer_is_true(fixture);
     durability_is_granted_or_declined(fixture);
     relayouts_are_exact_or_declined(fixture, 0x4845_4144, 12);
-    layers_are_done_when_the_engine_says_so(fixture);
+    layers_are_complete_when_the_engine_reports_them(fixture);
     every_layer_of_a_failed_transfer_ends(fixture);
-    dropping_the_engine_ends_what_is_in_flight(fixture);
-    a_waiting_transfer_brings_its_engine_along(fixture);
+    dropping_the_engine_ends_all_transfers(fixture);
+    a_waiting_transfer_keeps_its_engine_alive(fixture);
 }
 
 /// Between all kinds of ends and all kinds of layouts, the requested bytes arrive and no other byte
-/// changes. Other blocks, other layers, the padding and the source stay the same.
+/// changes. Other blocks, other layers, the padding and the source are unchanged.
 pub fn bytes_are_exact_and_neighbours_untouched(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     let cases: [(&[u32], &[u32], Range<u32>); 4] = [
@@ -145,7 +147,7 @@ pub fn random_transfers_match_the_model(fixture: &impl EngineFixture, seed: u64,
 }
 
 /// A transfer of no blocks succeeds and changes nothing.
-pub fn no_blocks_are_a_transfer_like_any_other(fixture: &impl EngineFixture) {
+pub fn a_transfer_of_no_blocks_succeeds(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {
         let [from, to] = two_ends(fixture, source, destination);
@@ -155,7 +157,7 @@ pub fn no_blocks_are_a_transfer_like_any_other(fixture: &impl EngineFixture) {
 }
 
 /// A quote changes no byte, and a second quote has the same path.
-pub fn quoting_touches_nothing(fixture: &impl EngineFixture) {
+pub fn a_quote_changes_nothing(fixture: &impl EngineFixture) {
     let engine = fixture.engine();
     for_all_pairs(fixture, |source, destination| {
         let [from, to] = two_ends(fixture, source, destination);
@@ -176,7 +178,7 @@ pub fn quoting_touches_nothing(fixture: &impl EngineFixture) {
 }
 
 /// The report names the engine and the quoted path, and counts all bytes.
-pub fn reports_say_what_was_done(fixture: &impl EngineFixture) {
+pub fn reports_match_the_copy(fixture: &impl EngineFixture) {
     let engine = fixture.engine();
     let name = engine.name();
     let manager = TransferManager::new([engine]);
@@ -186,7 +188,7 @@ pub fn reports_say_what_was_done(fixture: &impl EngineFixture) {
         let explained = manager.explain(&transfer).expect("an explanation");
         let begun = Instant::now();
         let completion = manager.submit(transfer, ()).expect("it is accepted");
-        while !completion.has_ended() && begun.elapsed() < PATIENCE {
+        while !completion.has_ended() && begun.elapsed() < TIMEOUT {
             thread::yield_now();
         }
         let copied = completion.copied();
@@ -200,8 +202,8 @@ pub fn reports_say_what_was_done(fixture: &impl EngineFixture) {
     });
 }
 
-/// Unsupported kinds are declined, and not tried.
-pub fn what_it_does_not_serve_it_declines(fixture: &impl EngineFixture) {
+/// Unsupported kinds are declined without an attempt to copy.
+pub fn unsupported_kinds_are_declined(fixture: &impl EngineFixture) {
     let Some(foreign) = fixture.unserved(odd_config(4, 1)) else { return };
     let engine = fixture.engine();
     let options = |a: &Endpoint, b: &Endpoint| {
@@ -223,7 +225,7 @@ pub fn what_it_does_not_serve_it_declines(fixture: &impl EngineFixture) {
 }
 
 /// Hundreds of transfers that several threads submit at once all succeed.
-pub fn many_transfers_in_flight_all_end_well(fixture: &impl EngineFixture) {
+pub fn many_transfers_in_flight_all_succeed(fixture: &impl EngineFixture) {
     const THREADS: u32 = 4;
     const EACH: u32 = 64;
     let manager = TransferManager::new([fixture.engine()]);
@@ -306,9 +308,9 @@ pub fn durability_is_granted_or_declined(fixture: &impl EngineFixture) {
     });
 }
 
-/// When the engine drops, everything in flight ends: with the right bytes, or with an error.
-/// Nothing hangs.
-pub fn dropping_the_engine_ends_what_is_in_flight(fixture: &impl EngineFixture) {
+/// When the engine drops, all transfers in flight end: with the right bytes, or with an error. No
+/// transfer hangs.
+pub fn dropping_the_engine_ends_all_transfers(fixture: &impl EngineFixture) {
     for_all_pairs(fixture, |source, destination| {
         let config = odd_config(32, 1);
         let from = fixture.endpoint(source, config, LayoutKind::FullyContiguous);
@@ -336,7 +338,7 @@ pub fn dropping_the_engine_ends_what_is_in_flight(fixture: &impl EngineFixture) 
 /// A transfer that waits for another one keeps its engine alive. It succeeds after the manager and
 /// every other reference to the engine were dropped, and so do its successors. The last reference
 /// then drops on the engine's own thread, which must not wait for itself.
-pub fn a_waiting_transfer_brings_its_engine_along(fixture: &impl EngineFixture) {
+pub fn a_waiting_transfer_keeps_its_engine_alive(fixture: &impl EngineFixture) {
     for_all_pairs(fixture, |source, destination| {
         let [from, to] = two_ends(fixture, source, destination);
         let manager = TransferManager::new([fixture.engine()]);

@@ -6,9 +6,9 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager};
 use super::{EngineFixture, check_transfer, end_of, for_all_pairs, two_ends};
 use crate::model::Image;
 
-/// A transfer ends only when the device's order has been reached, even without blocks. Such a
+/// A transfer ends only when the device's order is satisfied, even without blocks. Such an empty
 /// transfer is used to wait for an order.
-pub fn a_device_order_is_waited_for(fixture: &impl EngineFixture) {
+pub fn a_transfer_waits_for_its_device_order(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     for_all_pairs(fixture, |source, destination| {
         for blocks in [&[][..], &[0, 1]] {
@@ -24,7 +24,7 @@ pub fn a_device_order_is_waited_for(fixture: &impl EngineFixture) {
             }
             let transfer = Transfer::new(&from, &to).blocks(blocks, blocks).device_order(order);
             let waiting = manager.submit(transfer, ()).expect("it is accepted");
-            // Enough time for an engine that does not wait: another transfer has ended after it.
+            // Enough time for an engine that does not wait: a later transfer has ended.
             let access = fixture.access();
             check_transfer(&manager, access, (&other_from, &[]), (&other_to, &[]), 0..3);
             assert!(

@@ -1,4 +1,4 @@
-//! Layers that are awaited.
+//! Futures of layers.
 
 use std::fmt;
 use std::future::Future;
@@ -12,14 +12,14 @@ use crate::sync::lock;
 
 /// A future of the completion of layers; from [`Layers::done`](crate::Layers::done).
 ///
-/// It is ready with an error if one of them will not arrive. Dropping it changes nothing else.
-/// After it was ready, a poll returns the same result.
+/// It is ready with an error if one of the layers will not arrive. Dropping it has no other effect.
+/// A poll after it was ready returns the same result.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct LayerFuture {
     shared: Arc<SharedLayers>,
     /// The layers that were not done at the last poll.
     layers: Range<u32>,
-    /// The number of this future among those of these layers.
+    /// The number of this future, unique among the futures of this transfer's layers.
     number: u64,
 }
 
@@ -43,8 +43,8 @@ impl Future for LayerFuture {
         if !self.shared.is_lost() {
             self.shared.poll_engine();
         }
-        // Cloning a waker runs foreign code, so it does not happen under the lock. Nor does its
-        // drop: this one is declared first.
+        // Cloning a waker runs foreign code, so it does not happen under the lock. The same applies
+        // to dropping one: this variable is declared first, so it drops last.
         let waker = context.waker().clone();
         let Self { shared, layers, number } = &mut *self;
         if let Err(error) = shared.check(layers.clone()) {
@@ -74,7 +74,7 @@ impl Future for LayerFuture {
                 None
             }
         };
-        // A waker may own a task with futures of layers, whose drop needs the lock.
+        // A waker may own a task with futures of layers. Their drop needs the lock.
         drop(state);
         drop(replaced);
         Poll::Pending

@@ -31,7 +31,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 /// Layers are numbered as in the layout and in [`Transfer::layers`](crate::Transfer::layers). In a
 /// process that was forked from the transfer's, every layer has failed.
 ///
-/// Layers can be done in any order. An engine may report several at once, or all at the end.
+/// Layers can be done in any order. An engine may report several together, or all at the end.
 #[derive(Clone)]
 pub struct Layers {
     shared: Arc<SharedLayers>,
@@ -212,17 +212,17 @@ impl LayerState {
     }
 }
 
-/// The engine's end, which reports the state of layers. From
+/// The engine's handle, which reports the state of layers. From
 /// [`CopyJob::layers`](crate::CopyJob::layers).
 ///
-/// An engine reports each layer as soon as it can. An engine that cannot tell layers apart reports
-/// nothing; all layers are then done, or have failed, when the job ends. Ranges are clipped to the
-/// layers of the transfer. Reports out of order, such as one for a layer that is done, change
-/// nothing.
+/// An engine reports each layer as soon as it can. An engine that cannot distinguish layers reports
+/// nothing. All of its layers are then done, or have failed, when the job ends. Ranges are clipped
+/// to the layers of the transfer. A late report, such as one for a layer that is already done, has
+/// no effect.
 ///
-/// A report wakes threads and tasks that wait for the layer, and so runs foreign code. Meanwhile an
-/// engine must hold no lock that it takes to end the job. To avoid that, it can keep a clone beside
-/// the job, at the cost of a reference count. The clone reports nothing once the job has ended.
+/// A report wakes threads and tasks that wait for the layer, and so runs foreign code. The engine
+/// must not hold a lock that it also needs to end the job. It can therefore keep a clone outside
+/// the lock, at the cost of a reference count. A clone reports nothing once the job has ended.
 #[derive(Clone)]
 pub struct LayerSignals {
     shared: Arc<SharedLayers>,
@@ -232,9 +232,9 @@ impl LayerSignals {
     /// Copies of these layers have been submitted to a stream, and `event` is recorded behind the
     /// last of them. When it has completed, the bytes of the layers are at the destination.
     ///
-    /// The event is kept until the job and every view of its layers have dropped. That is later than
-    /// the job's end, as a stream of the caller may start to wait for the event by then. Its owner
-    /// may drop on any thread.
+    /// The event is kept until the job and every view of its layers have dropped. That is later
+    /// than the job's end, because a caller's stream may begin to wait for the event by then. Its
+    /// owner may drop on any thread.
     pub fn submitted(&self, layers: Range<u32>, event: EventHandle) {
         self.shared.set(layers, LayerState::Submitted(event.clone()), Some(event));
     }
@@ -277,7 +277,7 @@ impl fmt::Debug for LayerSignals {
     }
 }
 
-/// Both ends of the layers of a new transfer.
+/// Creates both ends of the layers of a new transfer.
 pub(crate) fn pair(range: Range<u32>, spin: Duration) -> (Layers, LayerSignals) {
     let state = LayersState {
         layers: range.clone().map(|_| LayerState::Waiting).collect(),
@@ -302,11 +302,12 @@ struct SharedLayers {
 
 struct LayersState {
     layers: Box<[LayerState]>,
-    /// All reported events. So no change of a layer drops the last clone of one under the lock.
+    /// All reported events. They are kept, so that no change of a layer drops the last clone of an
+    /// event under the lock.
     events: Vec<EventHandle>,
     invitation: Option<Invitation>,
     wakers: Vec<LayerWaiter>,
-    /// Futures made so far.
+    /// The number of futures so far.
     futures: u64,
     ended: bool,
 }
@@ -329,7 +330,7 @@ impl SharedLayers {
     fn check(&self, layers: Range<u32>) -> Result<Range<u32>, LayerError> {
         if !layers.is_empty() {
             self.index(layers.start)?;
-            // The first layer that is not transferred, if one is not.
+            // The first layer that the transfer does not copy, if there is one.
             self.index((layers.end - 1).min(self.range.end))?;
         }
         Ok(layers)
@@ -344,8 +345,8 @@ impl SharedLayers {
         }
     }
 
-    /// Whether this process was forked from the transfer's. If so, the state must not be locked: a
-    /// thread that does not exist here may hold the lock.
+    /// Whether this process was forked from the transfer's process. If so, the state must not be
+    /// locked: a thread of the parent may hold the lock.
     fn is_lost(&self) -> bool {
         !self.owner.is_current()
     }

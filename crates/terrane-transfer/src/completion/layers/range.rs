@@ -12,7 +12,7 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo};
     label = "a layer is a `u32`; several are a range of `u32`, such as `0..4` or `..`"
 )]
 pub trait LayerRange: sealed::Sealed {
-    /// The layers, of a transfer of these.
+    /// Returns the layers, as a part of the transfer's layers.
     #[doc(hidden)]
     fn of(self, transferred: Range<u32>) -> Range<u32>;
 }
@@ -35,7 +35,7 @@ macro_rules! names_layers {
 }
 
 names_layers! {
-    // `u32::MAX` is never transferred, as a layout has at most that many layers.
+    // `u32::MAX` is never a layer, because a layout has at most that many layers.
     u32: this, _all => this..this.saturating_add(1);
     Range<u32>: this, _all => this;
     RangeInclusive<u32>: this, _all => *this.start()..this.end().saturating_add(1);

@@ -19,8 +19,9 @@ impl CopyJob {
         self.parts.claims.ticket.is_cancelled()
     }
 
-    /// Why the copy has to stop now: the job was [cancelled](Self::is_cancelled), or its deadline
-    /// has passed. An engine asks before it [starts](Self::start), and between pieces of work.
+    /// The reason why the copy must stop now: the job was [cancelled](Self::is_cancelled), or its
+    /// deadline has passed. An engine checks this before it [starts](Self::start), and between
+    /// pieces of work.
     #[must_use]
     pub fn reason_to_stop(&self) -> Option<CopyFailure> {
         if self.is_cancelled() {
@@ -36,8 +37,8 @@ impl CopyJob {
         &self.parts.claims.ticket
     }
 
-    /// Ends a job that no engine has, before its predecessors have ended. Its ticket ends after
-    /// them, by the caller.
+    /// Ends a job that no engine has, before its predecessors have ended. The caller ends its
+    /// ticket after them.
     pub(crate) fn end_before_predecessors(mut self) {
         self.parts.claims.writing.has_written(Written::Nothing);
         self.parts.finalizer.result = Some(Err(self.cancelled()));

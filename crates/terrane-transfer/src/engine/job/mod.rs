@@ -22,19 +22,19 @@ use crate::hazard::ticket::Ticket;
 use crate::plan::TransferPlan;
 use crate::transfer::TransferOptions;
 
-/// A validated transfer that an engine executes: the plan, and the duty to report how it ended.
+/// A validated transfer that an engine executes. The engine must report how it ended.
 ///
-/// It owns both ends of the transfer and the caller's guard, on whichever thread of the engine it
-/// is. [`finish`](Self::finish) releases them. Dropping it releases them too, and reports to the
+/// The job owns both ends of the transfer and the caller's guard, on any thread of the engine.
+/// [`finish`](Self::finish) releases them. Dropping the job releases them too, and reports to the
 /// caller that the engine stopped.
 pub struct CopyJob {
-    /// Boxed, as a job moves from hand to hand.
+    /// Boxed, because a job is moved several times.
     parts: Box<JobParts>,
 }
 
 struct JobParts {
-    // Fields drop in this order. When the outcome is published, the memory at both ends is
-    // therefore no longer held, and the blocks are free for other transfers.
+    // Fields drop in this order. So when the outcome is published, the job no longer owns the
+    // memory at both ends, and the blocks are free for other transfers.
     plan: TransferPlan,
     /// Shared with the parts of the job.
     claims: Arc<TransferClaims>,
@@ -52,7 +52,7 @@ struct JobParts {
 pub(crate) struct TransferClaims {
     pub(crate) reading: Claim,
     pub(crate) writing: Claim,
-    /// Says whether the transfer was cancelled.
+    /// Its ticket records a cancellation.
     pub(crate) ticket: Ticket,
 }
 
@@ -76,16 +76,16 @@ impl CopyJob {
         (finalizer.sink, finalizer.layers) = (Some(sink), layers);
     }
 
-    /// Computes the checksums that the options request. The caller `named` the destination blocks
-    /// in this order.
+    /// Requests the checksums of the options from the engine. The caller `named` the destination
+    /// blocks in this order.
     pub(crate) fn compute_checksums(&mut self, named: &[u32]) {
         let checksums = self.parts.options.checksums.clone();
         let sums = checksums.map(|wanted| BlockSums::new(wanted, named, &self.parts.plan));
         self.parts.sums = sums.map(Arc::new);
     }
 
-    /// A part of another job. Both hold the claims on the transfer's blocks. All other memory of
-    /// the plan belongs to the caller alone, which is notified if the part is orphaned.
+    /// Creates a part of another job. Both own the claims on the transfer's blocks. All other
+    /// memory of the plan belongs to the caller alone, who is notified if the part is orphaned.
     pub(crate) fn part(
         claims: &Arc<TransferClaims>,
         plan: TransferPlan,
@@ -98,7 +98,7 @@ impl CopyJob {
         Self { parts: Box::new(parts) }
     }
 
-    /// The claims, which parts of this job share.
+    /// The claims, which the parts of this job share.
     pub(crate) fn claims(&self) -> &Arc<TransferClaims> {
         &self.parts.claims
     }
@@ -113,12 +113,12 @@ impl CopyJob {
     ///
     /// # Errors
     ///
-    /// [`ForeignDecision`] if it has another type, as another engine made the quote.
+    /// [`ForeignDecision`] if it has another type, because another engine created the quote.
     pub fn decision<T: Decision>(&self) -> Result<&T, ForeignDecision> {
         self.parts.finalizer.explanation.decision.downcast()
     }
 
-    /// How long the engine predicted that the copy would take.
+    /// The time that the engine predicted for the copy.
     #[must_use]
     pub fn predicted(&self) -> Duration {
         self.parts.finalizer.explanation.predicted
@@ -156,13 +156,12 @@ impl CopyJob {
         self.parts.finalizer.layers.as_ref()
     }
 
-    /// Lets threads that wait for the transfer, or for a layer of it, poll `progress` until the
-    /// job has ended. Threads that already sleep wake and poll too. A second value replaces the
-    /// first one. A second invitation, also with the same value, restarts each thread's spin
-    /// time.
+    /// Lets threads that wait for the transfer, or for a layer of it, poll `progress` until the job
+    /// has ended. Threads that already sleep wake and poll too. A second value replaces the first.
+    /// A second invitation, also with the same value, restarts each thread's spin time.
     ///
-    /// The engine keeps `progress` alive while it is useful. The job does not, so that `progress`
-    /// may own the job.
+    /// The engine keeps `progress` alive while it is useful. The job does not keep it alive, so
+    /// `progress` may own the job.
     pub fn invite_waiters(&self, progress: Arc<dyn WaiterProgress>) {
         if let Some(layers) = &self.parts.finalizer.layers {
             layers.invite_waiters(&progress);
@@ -172,15 +171,15 @@ impl CopyJob {
         }
     }
 
-    /// Marks the start of the copy, after any time in a queue. Later calls change nothing.
+    /// Records the start of the copy, after any time in a queue. Later calls have no effect.
     ///
-    /// An engine calls it before it copies the first byte. If a job is cancelled before that, its
+    /// An engine calls this before it copies the first byte. If a job is cancelled before that, its
     /// destination counts as unchanged.
     pub fn start(&self) {
         self.parts.finalizer.started.get_or_init(Instant::now);
     }
 
-    /// How long ago the copy began.
+    /// The time since the copy began.
     #[must_use]
     pub fn running_for(&self) -> Duration {
         self.parts.finalizer.started.get().map_or(Duration::ZERO, Instant::elapsed)
@@ -191,19 +190,19 @@ impl CopyJob {
         self.parts.finalizer.engine_times = Some(times);
     }
 
-    /// Counts that a part was copied again, for [snapshots](crate::TransferSnapshot).
+    /// Counts a part that was copied again, for [snapshots](crate::TransferSnapshot).
     pub fn retried(&mut self) {
         self.parts.finalizer.retries = self.parts.finalizer.retries.saturating_add(1);
     }
 
     /// Fails the job although its copy may continue: the device or peer does not answer, and the
-    /// copy cannot be stopped. The caller receives its outcome and its guard, and transfers that
-    /// run after this one fail. From here on the [`Orphaned`] own the memory at both ends and the
+    /// copy cannot be stopped. The caller receives the outcome and the guard. Transfers that run
+    /// after this one fail. From here on, the [`Orphaned`] owns the memory at both ends and the
     /// claims on its blocks.
     ///
     /// A part of another engine's transfer, such as a relay's chunk, is orphaned in the same way.
     /// The transfer ends with the failure, and its blocks stay claimed. The other engine does not
-    /// reuse its own memory that the part goes through.
+    /// reuse the memory that the part copies through.
     pub fn orphan(mut self, failure: CopyFailure) -> Orphaned {
         self.parts.finalizer.result = Some(Err(self.describe(failure)));
         self.orphan_claims();
@@ -213,8 +212,8 @@ impl CopyJob {
         Orphaned { plan, _claims: claims }
     }
 
-    /// Reports, before the end, that something may touch the memory after the job has ended: the
-    /// job or a part of it was orphaned.
+    /// Reports, before the end, that the job or a part of it was orphaned: its work may access the
+    /// memory after the job has ended.
     pub(crate) fn orphaned(&self) {
         if let Some(sink) = &self.parts.finalizer.sink {
             sink.orphaned();
@@ -224,9 +223,9 @@ impl CopyJob {
     /// Reports how the copy ended, and releases everything.
     ///
     /// This runs foreign code: wakers, and the drop of the caller's guard and of adopted memory. A
-    /// panic there is caught here, as the engine has other jobs to serve. The foreign code [must
-    /// not wait](crate::TransferManager::submit) for another transfer, so that an engine may finish
-    /// its jobs on a single thread.
+    /// panic there is caught here, because the engine has other jobs. The foreign code [must not
+    /// wait](crate::TransferManager::submit) for another transfer, so that an engine may finish its
+    /// jobs on a single thread.
     pub fn finish(mut self, result: Result<(), CopyFailure>) {
         let result = result.map_err(|failure| self.describe(failure));
         let result = result.and_then(|()| self.check_sums());
@@ -239,7 +238,7 @@ impl CopyJob {
         catch_foreign_panic(|| drop(self));
     }
 
-    /// Verifies the checksums, and keeps them for the report.
+    /// Verifies the checksums, and stores them for the report.
     fn check_sums(&mut self) -> Result<(), TransferError> {
         if let Some(sums) = self.parts.sums.take() {
             let engine = self.parts.finalizer.explanation.engine;
@@ -248,8 +247,8 @@ impl CopyJob {
         Ok(())
     }
 
-    /// Ends the job with this error, as it is: the job never reached an engine, or its engine got
-    /// the error from another.
+    /// Ends the job with this error, without a description: the job never reached an engine, or its
+    /// engine received the error from another.
     pub(crate) fn abandon(mut self, cause: TransferError) {
         self.release_after(&cause);
         self.parts.finalizer.result = Some(Err(cause));
@@ -262,7 +261,7 @@ impl CopyJob {
         self.parts.claims.writing.check_start(allow_incomplete)
     }
 
-    /// The transfer fails with this error.
+    /// Releases the claims of a transfer that fails with this error.
     fn release_after(&self, cause: &TransferError) {
         if !cause.is_refusal() {
             self.orphan_shared_claims();
@@ -271,15 +270,15 @@ impl CopyJob {
         }
     }
 
-    /// The transfer fails. If a part of it was orphaned, that part keeps the claims, and may still
-    /// touch the blocks.
+    /// Orphans the claims of a transfer that fails, if a part of it was orphaned. That part keeps
+    /// the claims, and may still access the blocks.
     fn orphan_shared_claims(&self) {
         if Arc::strong_count(&self.parts.claims) > 1 {
             self.orphan_claims();
         }
     }
 
-    /// The transfer fails, and its claims remain.
+    /// Orphans the claims of a transfer that fails: they remain.
     fn orphan_claims(&self) {
         if !self.parts.is_part {
             self.parts.claims.reading.orphan();
@@ -330,8 +329,8 @@ impl fmt::Debug for CopyJob {
 ///
 /// Transfers of the blocks are refused until it drops, and so is
 /// [`Endpoint::hold_for_write`](crate::Endpoint::hold_for_write). The engine drops it when it knows
-/// that the copy has ended. If it cannot know, it never drops it (`ManuallyDrop`).
-#[must_use = "dropping it says that nothing touches the memory any more"]
+/// that the copy has ended. If the engine cannot know that, it never drops it (`ManuallyDrop`).
+#[must_use = "dropping it states that nothing accesses the memory any more"]
 pub struct Orphaned {
     // Fields drop in this order, as in `CopyJob`.
     plan: TransferPlan,
@@ -344,7 +343,7 @@ impl fmt::Debug for Orphaned {
     }
 }
 
-/// How an engine failed to execute a job.
+/// The reason why an engine failed to execute a job.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CopyFailure {
@@ -355,12 +354,12 @@ pub enum CopyFailure {
         /// The number of its bytes, from its start, that belong to blocks before the failed one.
         /// Errors name the block at this offset. Zero if the engine does not know.
         offset: ByteCount,
-        /// Why.
+        /// The cause.
         source: BoxedCause,
     },
     /// The engine failed as a whole.
     Engine {
-        /// Why.
+        /// The cause.
         source: BoxedCause,
     },
     /// The job's deadline passed.

@@ -6,11 +6,11 @@ use terrane_core::{
 };
 use terrane_storage::{SystemAllocator, SystemMemory, SystemOptions};
 
-/// The largest buffer. With larger ones the disk idles longer at the start and the end of a copy.
-/// Data then also leaves the processor's cache before it is used again.
+/// The largest buffer. With larger buffers, the disk idles longer at the start and the end of a
+/// copy, and data is evicted from the processor's cache before it is used again.
 const LARGEST: ByteCount = ByteCount::mib(1);
 
-/// A few buffers of one size, allocated at the first request for one.
+/// Some buffers of one size, allocated when the first is requested.
 #[derive(Debug)]
 pub(super) struct BounceBuffers {
     size: ByteCount,
@@ -19,7 +19,7 @@ pub(super) struct BounceBuffers {
     free: Vec<BounceBuffer>,
 }
 
-/// One of the buffers, until it is returned.
+/// A buffer that is in use until it is returned.
 #[derive(Debug)]
 pub(super) struct BounceBuffer(HostAddress);
 
@@ -31,8 +31,8 @@ impl BounceBuffer {
 }
 
 impl BounceBuffers {
-    /// Buffers for requests of `request` bytes: as many as hold `count` of those requests, at most
-    /// `depth`, and at least one.
+    /// Creates buffers for requests of `request` bytes: enough for `count` of these requests, at
+    /// most `depth`, and at least one.
     pub(super) fn new(request: ByteCount, count: usize, depth: usize) -> Self {
         let size = request.min(LARGEST);
         let parts = request.get().div_ceil(size.get().max(1));
@@ -40,16 +40,17 @@ impl BounceBuffers {
         Self { size, count, memory: None, free: Vec::new() }
     }
 
-    /// The bytes of each.
+    /// The bytes of each buffer.
     pub(super) const fn size(&self) -> ByteCount {
         self.size
     }
 
-    /// A buffer, or `None` if all are in use.
+    /// Returns a buffer; `None` if all are in use.
     ///
     /// # Errors
     ///
-    /// [`AllocateError`] if the memory for them cannot be allocated; the next call tries again.
+    /// [`AllocateError`] if the memory of the buffers cannot be allocated. The next call tries
+    /// again.
     pub(super) fn take(&mut self) -> Result<Option<BounceBuffer>, AllocateError> {
         if self.memory.is_none() {
             self.allocate()?;

@@ -26,11 +26,11 @@ impl RunPart {
     }
 }
 
-/// The parts of a plan that are left to request, in file order.
+/// The remaining parts of a plan, in file order.
 #[derive(Debug)]
 pub(super) struct Extents {
     side: Side,
-    /// The runs in file order; `None` if they are in this order already.
+    /// The indices of the runs in file order; `None` if the plan has that order.
     order: Option<Vec<usize>>,
     next: usize,
     offset: u64,
@@ -40,7 +40,7 @@ impl Extents {
     /// All parts of `plan`, in the order of the file at `side`.
     pub(super) fn new(plan: &TransferPlan, side: Side) -> Self {
         let order =
-            if plan.breaks_pieces() { Some(by_reading(plan, side)) } else { by_run(plan, side) };
+            if plan.breaks_pieces() { Some(by_read(plan, side)) } else { by_run(plan, side) };
         Self { side, order, next: 0, offset: 0 }
     }
 
@@ -49,7 +49,7 @@ impl Extents {
     }
 
     /// Gathers the parts of the next request into `parts`. They are adjacent in the file, and have
-    /// `most` bytes at most. Returns where in the file they begin.
+    /// at most `most` bytes. Returns their first position in the file.
     pub(super) fn take(
         &mut self,
         plan: &TransferPlan,
@@ -58,8 +58,8 @@ impl Extents {
     ) -> Option<FilePosition> {
         parts.clear();
         let mut first: Option<FilePosition> = None;
-        let mut taken = 0;
-        while taken < most {
+        let mut gathered = 0;
+        while gathered < most {
             let index = match &self.order {
                 Some(order) => order.get(self.next).copied(),
                 None => Some(self.next),
@@ -68,17 +68,18 @@ impl Extents {
             else {
                 break;
             };
-            let left = run.bytes().get() - self.offset;
-            let part = RunPart { run: index, offset: self.offset, bytes: left.min(most - taken) };
+            let remaining = run.bytes().get() - self.offset;
+            let part =
+                RunPart { run: index, offset: self.offset, bytes: remaining.min(most - gathered) };
             let at = part.location(plan, self.side).and_then(Location::as_file)?;
             match first {
                 None => first = Some(at),
-                Some(first) if follows(first, taken, at) => {}
+                Some(first) if follows(first, gathered, at) => {}
                 Some(_) => break,
             }
             parts.push(part);
-            taken += part.bytes;
-            if part.bytes == left {
+            gathered += part.bytes;
+            if part.bytes == remaining {
                 self.next += 1;
                 self.offset = 0;
             } else {
@@ -99,9 +100,8 @@ fn by_run(plan: &TransferPlan, side: Side) -> Option<Vec<usize>> {
 }
 
 /// The runs of broken-up pieces in file order. A source block that is named twice is read twice.
-/// The runs of one reading must not mix with those of the other, as each alone may be too short for
-/// direct I/O.
-fn by_reading(plan: &TransferPlan, side: Side) -> Vec<usize> {
+/// The runs of the two reads must not mix, because each alone may be too short for direct I/O.
+fn by_read(plan: &TransferPlan, side: Side) -> Vec<usize> {
     let mut readings: FxHashMap<u32, u32> = FxHashMap::default();
     let reading_of_pair: Vec<u32> = plan
         .blocks(side)
@@ -121,7 +121,7 @@ fn by_reading(plan: &TransferPlan, side: Side) -> Vec<usize> {
     order
 }
 
-/// Whether `at` is where `bytes` bytes from `first` on end.
+/// Whether the position `at` is `bytes` bytes after `first`.
 pub(super) fn follows(first: FilePosition, bytes: u64, at: FilePosition) -> bool {
     first.file.identity == at.file.identity
         && first.checked_add(ByteCount::new(bytes)).is_some_and(|end| end.offset == at.offset)

@@ -32,15 +32,15 @@ use worker::{DiskWorker, buffer_sums};
 
 /// Copies between host memory and files, and between files, with several requests in flight.
 ///
-/// Runs that are adjacent in a file become one request, whatever number of places in memory they
-/// use. Where the file has direct I/O and the layout's alignment allows it, requests bypass the
-/// page cache. If only the memory's alignment is insufficient, they use aligned buffers. Otherwise
-/// they go through the page cache. The choice holds for a whole layout, and endpoints [share no
-/// page](crate::Endpoint::new) of a file. So no page is ever accessed both ways at once.
+/// Runs that are adjacent in a file become one request, whatever the number of spans in memory. If
+/// the file has direct I/O and the layout is aligned for it, requests bypass the page cache. If
+/// only the memory's alignment is insufficient, they use aligned buffers. Otherwise requests use
+/// the page cache. The choice applies to a whole layout, and endpoints [share no
+/// page](crate::Endpoint::new) of a file. So no page is accessed with both direct and buffered I/O.
 ///
-/// One thread, named `terrane-disk`, drives the queue. Dropping the engine lets the thread finish
-/// what was submitted, and joins it. If it drops on an engine's thread, which must not join others,
-/// the thread exits by itself.
+/// One thread, named `terrane-disk`, drives the queue. Dropping the engine lets the thread complete
+/// all submitted jobs, and joins it. A drop on an engine's thread must not join others; the thread
+/// then exits by itself.
 pub struct DiskEngine {
     jobs: Option<Sender<CopyJob>>,
     waker: IoWaker,
@@ -51,7 +51,7 @@ pub struct DiskEngine {
 }
 
 impl DiskEngine {
-    /// An engine with these options.
+    /// Creates an engine with these options.
     ///
     /// # Errors
     ///
@@ -69,15 +69,15 @@ impl DiskEngine {
         Ok(Self { jobs: Some(jobs), waker, thread: Some(thread), owner, rates, capabilities })
     }
 
-    /// Whether io_uring was requested, and its status.
+    /// The status of io_uring, if it was requested.
     #[must_use]
     pub fn capabilities(&self) -> &CapabilityReport {
         &self.capabilities
     }
 }
 
-// SAFETY: the worker reads and writes the bytes of the runs only, by requests whose buffers and
-// offsets come from the plan. It finishes a job only after the queue has reported all its requests.
+// SAFETY: the worker reads and writes only bytes of the runs, by requests with buffers and offsets
+// from the plan. It finishes a job only after the queue has reported all of its requests.
 unsafe impl CopyEngine for DiskEngine {
     fn name(&self) -> &'static str {
         "disk"
@@ -91,8 +91,8 @@ unsafe impl CopyEngine for DiskEngine {
         if options.device_order.is_some() {
             return Err(Declined::DeviceOrder);
         }
-        // Bytes between files pass through buffers, in the order of the source file.
-        let has_order = || route.has_memory() || buffer_sums::suit(plan, Side::Source);
+        // Copies between files use buffers, in the order of the source file.
+        let has_order = || route.has_memory() || buffer_sums::is_canonical(plan, Side::Source);
         if options.checksums.is_some() && !has_order() {
             return Err(Declined::Checksums);
         }

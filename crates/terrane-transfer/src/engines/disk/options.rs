@@ -8,11 +8,11 @@ use terrane_storage::IoQueueOptions;
 pub struct DiskEngineOptions {
     /// The queue: its depth, and whether it uses io_uring.
     pub queue: IoQueueOptions,
-    /// The most bytes of one request, rounded up to a multiple of 4 KiB.
+    /// The maximum number of bytes of one request, rounded up to a multiple of 4 KiB.
     pub request: ByteCount,
-    /// The number of such requests that have bounce buffers, for copies that do not go directly. A
-    /// buffer has 1 MiB at most, so a longer request uses several. There is at least one buffer,
-    /// and at most as many as the queue's depth. They are allocated with the first such copy.
+    /// The number of such requests that have bounce buffers, for copies that cannot be direct. A
+    /// buffer has at most 1 MiB, so a longer request uses several. There is at least one buffer,
+    /// and at most as many as the queue's depth. The first such copy allocates them.
     pub bounce_buffers: usize,
 }
 

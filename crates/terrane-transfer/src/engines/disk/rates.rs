@@ -1,15 +1,15 @@
-//! Chooses the faster path where bytes can go directly or through a buffer.
+//! The choice of the faster path, if bytes can be copied directly or through a buffer.
 //!
-//! Pieces that are aligned in file and memory need no bounce buffer: one request reads or writes
-//! them in place. But a device counts its work in segments, which are contiguous in physical
-//! memory. A request has many of them where pieces are short or lie on small pages. Where segments
-//! are expensive, it is faster to copy into a buffer on huge pages first. The name of a processor
-//! or disk does not tell whether they are, so the engine measures it.
+//! Pieces that are aligned in the file and in memory need no bounce buffer: one request reads or
+//! writes them in place. But the cost of a request depends on its segments, which are contiguous in
+//! physical memory. Short pieces and small pages mean many segments. If segments are expensive, it
+//! is faster to copy into a buffer on huge pages first. This depends on the processor and the disk,
+//! so the engine measures it.
 
 use std::time::Duration;
 
 use super::route::{DiskRoute, FileFlow, Selection};
-use super::segments::{LEAST_CHOSEN, Segments};
+use super::segments::{MIN_CHOSEN, Segments};
 use crate::engine::rate::Rate;
 use crate::plan::TransferPlan;
 
@@ -38,7 +38,7 @@ struct PathRates {
 }
 
 impl DiskRates {
-    /// Guesses, until transfers have been measured: those of a slow disk.
+    /// Estimates of a slow disk, until transfers have been measured.
     pub(super) fn new() -> Self {
         let guess = |rate| Rate::new(rate, Duration::from_micros(100), Duration::from_nanos(100));
         let ways = || PathRates { vectored: guess(1e9), staged: guess(1e9) };
@@ -65,12 +65,10 @@ impl DiskRates {
         if route.staged { &ways.staged } else { &ways.vectored }
     }
 
-    /// The path for `plan`, of those that its alignment allows. A path that has not been measured
-    /// comes first; after that, the path with the shorter predicted time.
+    /// The path for `plan`, among those that its alignment permits. A path that has not been
+    /// measured is chosen first. After that, the path with the shorter predicted time.
     pub(super) fn choose(&self, route: DiskRoute, plan: &TransferPlan) -> DiskRoute {
-        if !route.could_be_staged()
-            || route.segments == Segments::Long
-            || plan.bytes() < LEAST_CHOSEN
+        if !route.could_be_staged() || route.segments == Segments::Long || plan.bytes() < MIN_CHOSEN
         {
             return route;
         }

@@ -15,7 +15,7 @@ use crate::engines::copy::{self, Store};
 use crate::plan::TransferPlan;
 use crate::side::Side;
 
-/// Memory whose kind is disk or host, and whose location is neither.
+/// The error for memory whose kind is disk or host, and whose location is neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the memory is of kind disk or host, and its location is neither a file nor a host address; correct \
@@ -23,9 +23,9 @@ use crate::side::Side;
 )]
 pub(super) struct NotForFiles;
 
-/// The engine's queue failed for good.
+/// The error of an engine whose queue has failed permanently.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("the queue of the disk engine failed and serves no more requests; make a new engine")]
+#[error("the queue of the disk engine failed and serves no more requests; create a new engine")]
 pub(super) struct QueueFailed(#[source] pub(super) Arc<StorageError>);
 
 /// A failure of the engine as a whole.
@@ -35,10 +35,11 @@ pub(super) fn engine_failure(
     CopyFailure::Engine { source: Box::new(source) }
 }
 
-/// The meaning of a failed request for the job: the run and the offset where it stopped, and the
-/// cause.
+/// Converts a failed request to the job's failure: the run and the offset at which it stopped, and
+/// the cause.
 ///
-/// The run is found by its file position, as one operation between files makes several requests.
+/// The run is found by its file position, because one operation between files consists of several
+/// requests.
 pub(super) fn describe(failure: IoFailure, parts: &[RunPart], plan: &TransferPlan) -> CopyFailure {
     if failure.reason == IoFailureReason::DeadlineExceeded {
         return CopyFailure::DeadlineExceeded;
@@ -78,7 +79,7 @@ pub(super) fn io_file(file: &FileHandle, direct: bool) -> Result<IoFile, CopyFai
     }
 }
 
-/// The request, to be cancelled at the job's deadline.
+/// Adds the job's deadline to the request, which is cancelled then.
 pub(super) fn by_deadline<'a>(request: IoRequest<'a>, job: &CopyJob) -> IoRequest<'a> {
     match job.options().deadline {
         Some(deadline) => request.by(deadline),
@@ -86,7 +87,7 @@ pub(super) fn by_deadline<'a>(request: IoRequest<'a>, job: &CopyJob) -> IoReques
     }
 }
 
-/// The distinct files that a job writes and has to make durable, each with its durability.
+/// The distinct files that a job writes and must make durable, each with its durability.
 pub(super) fn files_to_sync(job: &CopyJob) -> Vec<(FileHandle, Durability)> {
     let mut files: Vec<(FileHandle, Durability)> = Vec::new();
     if job.options().more_follows {
@@ -113,11 +114,11 @@ pub(super) enum BufferDirection {
     OutOfBuffer,
 }
 
-/// Parts of fewer bytes are copied through the cache.
-const LEAST_STREAMED: usize = 4096;
+/// Shorter parts are copied through the cache.
+const MIN_STREAMED: usize = 4096;
 
-/// Copies parts of an operation between memory and the bounce buffer, where they are adjacent from
-/// `begin` on.
+/// Copies parts of an operation between memory and the bounce buffer. In the buffer they are
+/// adjacent, starting at `begin`.
 pub(super) fn copy_parts(
     job: &CopyJob,
     parts: &[RunPart],
@@ -138,14 +139,14 @@ pub(super) fn copy_parts(
             BufferDirection::OutOfBuffer => (staged, memory),
         };
         let length = to_usize(part.bytes);
-        // This thread does not use the data that it copies to memory. The disk reads the buffer
-        // next, in contrast.
+        // This thread does not use data that it copies to memory. Data that it copies to the buffer
+        // is read next, by the disk.
         let streams = direction == BufferDirection::OutOfBuffer
-            && length >= LEAST_STREAMED
+            && length >= MIN_STREAMED
             && copy::has_non_temporal_stores();
         let store = if streams { Store::NonTemporal } else { Store::Cached };
-        // SAFETY: the memory is that of a run. It lies within its region, which the job keeps alive
-        // and claims. The buffer is as large as all parts together and belongs to this operation,
+        // SAFETY: the memory belongs to a run. It is within its region, which the job keeps alive
+        // and claims. The buffer is as large as all parts together. It belongs to this operation,
         // which has no request in flight now.
         unsafe { copy::copy(from.as_ptr(), to.as_ptr(), length, store) };
         begin += part.bytes;

@@ -12,8 +12,8 @@ use crate::hazard::endpoint::Endpoint;
 use crate::plan::TransferPlan;
 use crate::side::{Ends, Side};
 
-/// Bounce buffers, and requests for a part of a longer run, begin and end at multiples of this.
-/// Disks need 512 bytes or 4 KiB.
+/// The alignment of bounce buffers, and of requests for a part of a longer run. Disks need 512
+/// bytes or 4 KiB.
 pub(super) const REQUESTS: Alignment = Alignment::PAGE;
 
 /// The kinds of the two ends.
@@ -30,19 +30,19 @@ pub(super) struct DiskRoute {
     pub(super) flow: FileFlow,
     /// How the file of each end is accessed: source, destination.
     reach: Ends<FileReach>,
-    /// Whether bytes pass through a bounce buffer.
+    /// Whether bytes are copied through a bounce buffer.
     pub(super) staged: bool,
     pub(super) selection: Selection,
-    /// The segments, which decide whether an optional buffer pays off.
+    /// The segments, which determine whether an optional buffer is worth its copy.
     pub(super) segments: Segments,
 }
 
-/// Why bytes pass through a buffer or not.
+/// The reason why bytes are copied through a buffer or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Selection {
-    /// Alignment decides.
+    /// The alignment requires it.
     Alignment,
-    /// Pieces are broken up, and too short for requests of their own.
+    /// Pieces are broken up, and too short for separate requests.
     BrokenPieces,
     /// Both are possible, and this one has not been measured yet.
     ToBeMeasured,
@@ -55,7 +55,7 @@ pub(super) enum Selection {
 enum FileReach {
     /// Direct I/O, with buffers of this alignment.
     Direct(Alignment),
-    /// Through the page cache: a file has no direct I/O, or the end is no file.
+    /// Through the page cache: a file has no direct I/O, or the end is not a file.
     NotOffered,
     /// Through the page cache: pieces do not begin and end at the alignment of direct I/O.
     Misaligned { pieces: Alignment, needed: Alignment },
@@ -67,8 +67,9 @@ enum FileReach {
 impl DiskRoute {
     /// The route.
     ///
-    /// Parts of pieces go through the engine's buffers. In the file they must be as aligned as
-    /// whole pieces, or they are declined: a file's pages must not be accessed both ways.
+    /// Parts of pieces are copied through the engine's buffers. In the file they must be aligned
+    /// like whole pieces, otherwise they are declined: a file's pages must not be accessed with
+    /// both direct and buffered I/O.
     ///
     /// # Errors
     ///
@@ -127,7 +128,7 @@ impl DiskRoute {
         *self.reach.get(side)
     }
 
-    /// Whether the file at `side` is accessed around the page cache.
+    /// Whether the file at `side` is accessed with direct I/O.
     pub(super) fn is_direct(&self, side: Side) -> bool {
         matches!(self.reach(side), FileReach::Direct(_))
     }
@@ -145,7 +146,7 @@ impl DiskRoute {
         self.flow != FileFlow::BetweenFiles
     }
 
-    /// Whether bytes that need no buffer could use one.
+    /// Whether bytes that need no buffer could be copied through one.
     pub(super) fn could_be_staged(&self) -> bool {
         self.flow != FileFlow::BetweenFiles && self.is_direct(self.file_side()) && !self.staged
     }
@@ -186,16 +187,16 @@ impl Decision for DiskRoute {
             };
             let (source, destination) =
                 (why(Side::Source, "source"), why(Side::Destination, "destination"));
-            return format!("by way of the engine's buffers{source}{destination}").into();
+            return format!("through the engine's buffers{source}{destination}").into();
         }
         match self.selection {
             Selection::Alignment => {}
             Selection::BrokenPieces => return "tokens or heads are re-laid in buffers".into(),
             Selection::ToBeMeasured => {
-                return format!("{}, and this way is measured", self.segments).into();
+                return format!("{}, and this path is being measured", self.segments).into();
             }
             Selection::Faster => {
-                return format!("{}, and this way was faster here", self.segments).into();
+                return format!("{}, and this path was faster here", self.segments).into();
             }
         }
         match (self.reach(self.file_side()), self.staged) {

@@ -1,4 +1,4 @@
-//! The segments that a device counts its work in.
+//! The segments that determine a device's cost of a request.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use terrane_core::{ByteCount, Capability, CapabilityReport, CapabilityStatus};
 use crate::plan::TransferPlan;
 use crate::side::Side;
 
-/// From this mean length on, the number of pieces does not matter.
+/// The mean length from which the number of pieces does not matter.
 const LONG_RUN: ByteCount = ByteCount::kib(128);
 
-/// With fewer pieces a request, joining them gains nothing.
+/// With fewer pieces per request, joining them gains nothing.
 const MANY_PIECES: u64 = 4;
 
-/// Smaller transfers do not measure a disk, and take the path without a copy.
-pub(super) const LEAST_CHOSEN: ByteCount = ByteCount::mib(16);
+/// Smaller transfers do not measure a disk. They are copied without a buffer.
+pub(super) const MIN_CHOSEN: ByteCount = ByteCount::mib(16);
 
 /// The segments of requests between memory and a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub(super) enum Segments {
 }
 
 impl Segments {
-    /// The segments of a plan whose memory and file are at these sides. Pages count as small unless
-    /// the memory reports huge ones.
+    /// The segments of a plan, with its memory and its file at these ends. Pages count as small
+    /// unless the memory reports huge pages.
     pub(super) fn of(plan: &TransferPlan, memory: Side, file: Side) -> Self {
         let mean = plan.mean_run();
         let geometry = plan.end(file).layout().geometry();
@@ -36,7 +36,7 @@ impl Segments {
             (None, None) => 0,
         };
         let pieces = unit.checked_div(mean.get()).unwrap_or(0);
-        if plan.bytes() >= LEAST_CHOSEN && !are_huge(&plan.end(memory).layout().capabilities()) {
+        if plan.bytes() >= MIN_CHOSEN && !are_huge(&plan.end(memory).layout().capabilities()) {
             Self::SmallPages
         } else if mean < LONG_RUN && pieces >= MANY_PIECES {
             Self::ShortPieces

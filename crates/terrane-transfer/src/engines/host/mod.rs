@@ -30,13 +30,13 @@ use work::{ChunkedJob, QueuedJob};
 /// Copies between host memory and host memory, system or pinned. It uses its own threads and those
 /// that [wait](crate::WaiterProgress::poll_blocking) for a transfer.
 ///
-/// The threads share a large transfer in chunks. It is written with non-temporal stores, as it
-/// would only evict other data from the cache. One thread copies a small transfer through the
-/// cache, in turn with chunks of the large ones that it works on. Each layer of a layer-by-layer
-/// transfer is done when its last chunk has been copied.
+/// The threads share a large transfer in chunks. Its stores are non-temporal, because it would only
+/// evict other data from the cache. One thread copies a small transfer through the cache, in turn
+/// with chunks of its large transfers. Each layer of a layer-by-layer transfer is done when its
+/// last chunk has been copied.
 ///
-/// Dropping the engine lets its threads finish what was submitted, and joins them. If it drops on
-/// an engine's thread, which must not join others, they exit by themselves.
+/// Dropping the engine lets its threads complete all submitted jobs, and joins them. A drop on an
+/// engine's thread must not join others; the threads then exit by themselves.
 pub struct HostEngine {
     queue: Option<Sender<Arc<QueuedJob>>>,
     threads: Vec<JoinHandle<()>>,
@@ -48,21 +48,21 @@ pub struct HostEngine {
 /// The options of a [`HostEngine`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostEngineOptions {
-    /// The number of the engine's threads that copy, besides waiting threads. A few usually reach a
-    /// processor's memory bandwidth. The default is the number of processors that this process may
-    /// use, but at most 8.
+    /// The number of the engine's threads that copy, besides waiting threads. A few threads usually
+    /// reach a processor's memory bandwidth. The default is the number of processors that this
+    /// process may use, at most 8.
     pub threads: NonZeroUsize,
-    /// The bytes that one thread takes at a time, at least 1. It bounds how late a deadline or
-    /// a cancel is noticed, and how unevenly the threads can finish.
+    /// The bytes that one thread copies at a time, at least 1. It bounds the delay of a deadline or
+    /// a cancellation, and the difference between the ends of the threads.
     pub chunk: ByteCount,
-    /// The size in bytes from which transfers use non-temporal stores. Without effect if the
+    /// The size in bytes from which transfers use non-temporal stores. It has no effect if the
     /// processor has none.
     pub streaming_from: ByteCount,
 }
 
-/// With runs shorter than this on average, non-temporal stores are not used: too many lines are
+/// The mean length of runs below which stores are not non-temporal, because too many lines are
 /// partial.
-const LEAST_STREAMED_RUN: ByteCount = ByteCount::kib(1);
+const MIN_STREAMED_RUN: ByteCount = ByteCount::kib(1);
 
 impl Default for HostEngineOptions {
     /// As many threads as processors up to 8, chunks of 1 MiB, streaming from 8 MiB on.
@@ -113,7 +113,7 @@ impl Decision for HostPath {
     fn reason(&self) -> Cow<'_, str> {
         Cow::Borrowed(match self {
             Self::ThroughCache => "small or in short runs",
-            Self::Streaming => "too large to be of use in the cache",
+            Self::Streaming => "larger than the cache can use",
             Self::Relayout => "token orders differ, or some heads are copied",
         })
     }
@@ -137,14 +137,14 @@ impl HostRates {
 }
 
 impl HostEngine {
-    /// An engine with these options. Its threads are named `terrane-copy-0` and so on.
+    /// Creates an engine with these options. Its threads are named `terrane-copy-0` and so on.
     ///
     /// # Errors
     ///
     /// [`OsError`] if a thread cannot be started; threads that were started are joined.
     pub fn new(options: HostEngineOptions) -> Result<Self, OsError> {
-        // Guesses, until transfers have been measured: the rate of one memory channel, and the time
-        // to wake a thread.
+        // Estimates, until transfers have been measured: the rate of one memory channel, and the
+        // time to wake a thread.
         let guess = |rate| Rate::new(rate, Duration::from_micros(10), Duration::from_nanos(20));
         let (through, past, relayout) = (guess(8e9), guess(10e9), guess(8e9));
         let rates = Arc::new(HostRates { through, past, relayout });
@@ -163,7 +163,7 @@ impl HostEngine {
     fn choose(&self, plan: &TransferPlan) -> &'static HostPath {
         let streams = || {
             plan.bytes() >= self.options.streaming_from
-                && plan.mean_run() >= LEAST_STREAMED_RUN
+                && plan.mean_run() >= MIN_STREAMED_RUN
                 && copy::has_non_temporal_stores()
         };
         if plan.breaks_pieces() {
@@ -176,7 +176,7 @@ impl HostEngine {
     }
 }
 
-// SAFETY: the threads touch the bytes of the runs only, in `work`. The thread that drops the last
+// SAFETY: the threads access only bytes of the runs, in `work`. The thread that drops the last
 // reference to the work finishes the job; no thread copies any more then.
 unsafe impl CopyEngine for HostEngine {
     fn name(&self) -> &'static str {
@@ -211,11 +211,12 @@ unsafe impl CopyEngine for HostEngine {
             }
         };
         let chunks = job.plan().bytes().get().div_ceil(self.options.chunk.get().max(1));
-        // Waking a thread pays off for two chunks: copying one takes about as long as waking.
+        // Waking a thread is worth it from two chunks on: copying a chunk takes about as long as
+        // waking.
         let threads = to_u64(self.threads.len()).min(chunks.div_ceil(2)).max(1);
         let work = QueuedJob::new(ChunkedJob::new(job, path, self.options.chunk, &self.rates));
-        // One entry for each thread that takes part. If the threads have exited, the work drops
-        // here, and the job with it, which notifies its caller.
+        // One entry for each thread that takes part. If the threads have exited, the work and its
+        // job drop here, which notifies the caller.
         for _ in 1..threads {
             let _ = queue.send(Arc::clone(&work));
         }
@@ -239,10 +240,11 @@ impl fmt::Debug for HostEngine {
     }
 }
 
-/// Runs a thread until the engine has dropped and what was submitted has ended.
+/// Runs a thread until the engine has dropped and all submitted jobs have ended.
 ///
-/// It copies a chunk of each of its transfers in turn. So a small one does not wait for the end of a
-/// large one. It accepts another one beside those it has only if no thread is `idle`.
+/// The thread copies a chunk of each of its transfers in turn, so a small transfer does not wait
+/// for the end of a large one. It accepts another transfer beside its own only if no thread is
+/// `idle`.
 fn serve(queue: &Receiver<Arc<QueuedJob>>, idle: &AtomicUsize) {
     let mut turns: VecDeque<Arc<QueuedJob>> = VecDeque::new();
     loop {

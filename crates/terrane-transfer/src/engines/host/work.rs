@@ -1,4 +1,4 @@
-//! A job in chunks, which threads take in turn.
+//! A job in chunks, which threads copy in turn.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,9 +17,9 @@ use crate::plan::TransferPlan;
 use crate::plan::run::CopyRun;
 use crate::side::{Ends, Side};
 
-/// A job in the engine's queue, where threads that wait for it find it too.
+/// A job in the engine's queue, which threads that wait for it also use.
 ///
-/// It is empty once every chunk has been taken. So the thread that copies the last one ends the
+/// It is empty once every chunk has been taken. So the thread that copies the last chunk ends the
 /// job, even if an engine's thread is still waking for it.
 pub(super) struct QueuedJob(Mutex<Option<Arc<ChunkedJob>>>);
 
@@ -30,7 +30,7 @@ impl QueuedJob {
         let queued = Arc::new(Self(Mutex::new(Some(Arc::clone(&work)))));
         let attendant: Arc<Self> = Arc::clone(&queued);
         work.job.invite_waiters(attendant);
-        // A thread that waited already may have copied everything by now. Then this ends the job.
+        // A thread that already waited may have copied everything by now. This then ends the job.
         ChunkedJob::release(work);
         queued
     }
@@ -59,8 +59,8 @@ impl WaiterProgress for QueuedJob {
 
 /// A job, shared by the threads that execute it.
 ///
-/// It consists of units. These are the runs of the plan or, where pieces are broken up, its tiles;
-/// their many runs are not listed.
+/// It consists of units: the runs of the plan or, if pieces are broken up, its tiles. The many runs
+/// of tiles are not listed.
 pub(super) struct ChunkedJob {
     path: HostPath,
     chunk: u64,
@@ -74,7 +74,7 @@ pub(super) struct ChunkedJob {
     job: CopyJob,
 }
 
-/// The start of the part of the job that no thread has taken yet.
+/// The position in the job from which no thread has taken any bytes.
 #[derive(Clone, Copy, Default)]
 struct Cursor {
     unit: usize,
@@ -119,7 +119,7 @@ impl ChunkedJob {
         match copied {
             Ok(()) => {
                 self.job.progress().add(ByteCount::new(bytes));
-                self.tell_layers(begin, bytes);
+                self.report_layers(begin, bytes);
             }
             Err(failure) => self.fail(failure),
         }
@@ -129,17 +129,17 @@ impl ChunkedJob {
     /// Computes the checksum of a block that no thread has taken yet. Returns whether there was
     /// one.
     fn sum_one_block(&self) -> bool {
-        // Relaxed: each thread only needs another number.
+        // Relaxed: each thread only needs a distinct number.
         let pair = self.next_sum.fetch_add(1, Ordering::Relaxed);
         if pair >= self.job.checksums() || lock(&self.failure).is_some() {
             return false;
         }
-        // A cancel does not undo a copy whose bytes have all been taken.
+        // A cancellation does not undo a copy whose bytes have all been taken.
         if let Some(late @ CopyFailure::DeadlineExceeded) = self.job.reason_to_stop() {
             self.fail(late);
             return false;
         }
-        // SAFETY: the job keeps the source alive, and its claims keep all others from writing it.
+        // SAFETY: the job keeps the source alive, and its claims exclude all writers.
         match unsafe { block_sum(self.job.plan(), Side::Source, pair) } {
             Some(sum) => self.job.set_checksum(pair, sum),
             None => self.fail(CopyFailure::Engine { source: Box::new(NotInHostMemory) }),
@@ -153,7 +153,7 @@ impl ChunkedJob {
         if let Some(failure) = unpoisoned(failure.into_inner()) {
             return job.finish(Err(failure));
         }
-        // It may have no bytes.
+        // The job may have no bytes.
         job.start();
         if job.checksums() == 0 {
             rates.of(path).learn(job.plan().bytes(), job.running_for());
@@ -167,41 +167,41 @@ impl ChunkedJob {
         let mut cursor = lock(&self.cursor);
         let begin = *cursor;
         if plan.breaks_pieces() {
-            // Whole tiles, one at least.
-            let mut taken = 0;
+            // Whole tiles, at least one.
+            let mut taken_bytes = 0;
             while let Some(bytes) = tile_bytes(plan, cursor.unit)
-                && (taken == 0 || taken + bytes <= self.chunk)
+                && (taken_bytes == 0 || taken_bytes + bytes <= self.chunk)
             {
-                taken += bytes;
+                taken_bytes += bytes;
                 cursor.unit += 1;
             }
-            return (taken > 0).then_some((begin, taken));
+            return (taken_bytes > 0).then_some((begin, taken_bytes));
         }
-        let mut taken = 0;
+        let mut taken_bytes = 0;
         while let Some(run) = plan.runs().get(cursor.unit) {
             let left_of_run = run.bytes().get() - cursor.offset;
-            let left_of_chunk = self.chunk - taken;
+            let left_of_chunk = self.chunk - taken_bytes;
             if left_of_run > left_of_chunk {
                 cursor.offset += left_of_chunk;
                 return Some((begin, self.chunk));
             }
-            taken += left_of_run;
+            taken_bytes += left_of_run;
             *cursor = Cursor { unit: cursor.unit + 1, offset: 0 };
-            if taken == self.chunk {
+            if taken_bytes == self.chunk {
                 break;
             }
         }
-        (taken > 0).then_some((begin, taken))
+        (taken_bytes > 0).then_some((begin, taken_bytes))
     }
 
-    /// Ends the job with `failure` once the other threads have copied what they have taken.
+    /// Ends the job with `failure` once the other threads have copied their chunks.
     fn fail(&self, failure: CopyFailure) {
         lock(&self.cursor).unit = usize::MAX;
         lock(&self.failure).get_or_insert(failure);
     }
 
-    /// Reports each layer as done whose last bytes are among `bytes` from `begin` on.
-    fn tell_layers(&self, begin: Cursor, mut bytes: u64) {
+    /// Reports each layer as done whose last bytes are among the `bytes` bytes from `begin` on.
+    fn report_layers(&self, begin: Cursor, mut bytes: u64) {
         let Some(signals) = self.job.layers() else { return };
         let plan = self.job.plan();
         let (mut unit, mut offset) = (begin.unit, begin.offset);
@@ -211,8 +211,8 @@ impl ChunkedJob {
             let (layer, of_unit) = (tile.layer, tile.bytes());
             let length = (of_unit - offset).min(bytes);
             let index = to_usize((layer - plan.layers().start).into());
-            // The threads that copied release; the thread that copied last acquires, and reports
-            // all.
+            // Each thread that copied releases its bytes here. The last one acquires those of all
+            // others, and reports.
             let left = self.left_of_layers.get(index);
             if left.is_some_and(|left| left.fetch_sub(length, Ordering::AcqRel) == length) {
                 signals.done(layer..layer + 1);
@@ -248,10 +248,10 @@ fn copy_runs(
             let (offset, source) = (ByteCount::new(offset), Box::new(NotInHostMemory));
             return Err(CopyFailure::Run { index, offset, source });
         };
-        // SAFETY: the plan's runs lie within the regions of both ends. The job keeps these alive,
+        // SAFETY: the plan's runs are within the regions of both ends. The job keeps these alive,
         // and their bytes are valid by the contract of `Memory`. The runs do not overlap. The
-        // claims of the transfer keep all others from writing the source or touching the
-        // destination. The chunks that threads take are disjoint.
+        // transfer's claims exclude all writers of the source and all users of the destination. The
+        // chunks of the threads are disjoint.
         unsafe {
             let length = to_usize(length);
             copy::copy(source.as_ptr(), destination.as_ptr(), length, store);
@@ -298,12 +298,12 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
             if result.is_err() {
                 return;
             }
-            // Distances wrap, as an iteration may return to the start of an outer loop.
+            // Offsets wrap, because an iteration may return to the start of an outer loop.
             let from = to_usize(run.source_offset.wrapping_sub(from));
             let to = to_usize(run.destination_offset.wrapping_sub(to));
             let from = at.source.as_ptr().wrapping_add(from);
             let to = at.destination.as_ptr().wrapping_add(to);
-            // SAFETY: as in `copy_runs`: the run is one of the plan's, so both pointers are within
+            // SAFETY: as in `copy_runs`: the run belongs to the plan, so both pointers are within
             // their regions.
             unsafe { copy::copy(from, to, length, Store::Cached) };
         });
@@ -314,7 +314,7 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
     Ok(())
 }
 
-/// Memory whose kind is the host's, and whose location is not.
+/// The error for memory whose kind is the host's, and whose location is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the memory is of a host kind and has no host address; correct its implementation of Memory"
@@ -353,7 +353,7 @@ mod tests {
     use crate::plan::planner::Planner;
     use crate::transfer::{Transfer, TransferOptions};
 
-    /// A thread that waits already: it copies everything before the engine continues.
+    /// A thread that already waits, and copies everything before the engine continues.
     struct CopiesAtOnce(mpsc::Sender<Result<Report, TransferError>>);
 
     impl OutcomeSink for CopiesAtOnce {
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_ends_well_if_its_waiter_copies_everything_as_it_is_queued() {
+    fn a_job_completes_if_its_waiter_copies_everything_as_it_is_queued() {
         let (ended, ends) = mpsc::channel();
         let (job, _) = job(Arc::new(CopiesAtOnce(ended)));
         let queued = QueuedJob::new(work(job));
@@ -425,7 +425,7 @@ mod tests {
         assert!(!queued.copy_one_chunk());
     }
 
-    /// No thread copies until the test does.
+    /// No thread copies before the test does.
     struct Ends(mpsc::Sender<Result<Report, TransferError>>);
 
     impl OutcomeSink for Ends {
@@ -455,7 +455,7 @@ mod tests {
             let expected = (chunks > 0, ByteCount::new(16 * chunks), ByteCount::new(128));
             assert_eq!((started, done, total), expected);
         }
-        // Nothing is left to stop.
+        // Nothing remains to be stopped.
         cancelled_after(8).expect("all bytes are copied");
     }
 }

@@ -27,9 +27,9 @@ type Allocating = dyn Fn() -> Result<Region, AllocateError> + Send + Sync;
 struct SlotsState {
     free: Vec<Slot>,
     slots: RelaySlots,
-    /// The memory of a slot. Quotes and jobs without bytes are planned over it.
+    /// The memory of a slot. Quotes, and jobs without bytes, are planned with it.
     first: Region,
-    /// Whether that slot was left to a copy, so that another one should replace it here.
+    /// Whether that slot is owned by an orphaned copy, so that another slot should replace it here.
     first_is_orphaned: bool,
 }
 
@@ -40,10 +40,10 @@ pub struct RelaySlots {
     pub held: usize,
     /// The maximum number of slots.
     pub most: usize,
-    /// How often the allocator refused another slot. Transfers then share the existing ones.
+    /// The number of slots that the allocator refused. Transfers then share the existing ones.
     pub refused: u64,
-    /// The number of slots left to copies that their engines orphaned. Their memory is freed when
-    /// such a copy has ended. Until then it adds to the memory of the other slots.
+    /// The number of slots that orphaned copies own. Such memory is freed when the copy has ended.
+    /// Until then it adds to the memory of the other slots.
     pub orphaned: u64,
 }
 
@@ -52,13 +52,13 @@ impl fmt::Display for RelaySlots {
         let Self { held, most, refused, orphaned } = self;
         write!(
             f,
-            "{held} of {most} slots; {refused} more refused by the allocator, {orphaned} left to \
+            "{held} of {most} slots; {refused} more refused by the allocator, {orphaned} owned by \
              orphaned copies"
         )
     }
 }
 
-/// One of the slots, until it is returned.
+/// A slot that is in use until it is returned.
 pub(super) struct Slot {
     region: Region,
     /// The endpoint of the latest chunk.
@@ -98,12 +98,12 @@ impl BounceSlots {
         lock(&self.state).slots
     }
 
-    /// A slot, or `None` if all slots are in use and no more are allowed or available. One thread
-    /// calls it at a time, and may have to wait for the allocator.
+    /// Returns a slot; `None` if all slots are in use and no more are allowed or available. One
+    /// thread calls this at a time, and may wait for the allocator.
     ///
     /// # Errors
     ///
-    /// [`AllocateError`] if there is no slot at all, and none can be allocated.
+    /// [`AllocateError`] if no slot exists and none can be allocated.
     pub(super) fn take(&self) -> Result<Option<Slot>, AllocateError> {
         let mut state = lock(&self.state);
         if let Some(slot) = state.free.pop() {
@@ -133,7 +133,7 @@ impl BounceSlots {
                 }
                 drop(state);
                 // A waiting chunk gets an existing slot later.
-                tracing::warn!(%error, "a relay goes on with fewer slots than it might have");
+                tracing::warn!(%error, "no memory for another slot; the relay continues with fewer slots");
                 Ok(None)
             }
         }
@@ -143,7 +143,7 @@ impl BounceSlots {
         lock(&self.state).free.push(slot);
     }
 
-    /// Leaves a slot to a copy that was orphaned. It keeps the memory.
+    /// Gives a slot to an orphaned copy, which then owns its memory.
     pub(super) fn orphan(&self, slot: Slot) {
         let mut state = lock(&self.state);
         state.slots.held -= 1;
@@ -153,7 +153,7 @@ impl BounceSlots {
         drop(slot);
     }
 
-    /// Sets the number of slots to that of the free ones, as no chunk has any.
+    /// Sets the number of slots to the number of free slots, when no chunk uses any.
     pub(super) fn count_free(&self) {
         let mut state = lock(&self.state);
         state.slots.held = state.free.len();
@@ -167,7 +167,7 @@ impl BounceSlots {
         let first = state.first.clone();
         let is_first = |slot: &Slot| slot.region.same_memory(&first);
         let kept = freed.iter().position(is_first).or_else(|| freed.len().checked_sub(1));
-        // If another slot is in use, only the first one has to be kept.
+        // If another slot is in use, only the first slot must be kept.
         if let Some(kept) = kept
             && (freed.len() == state.slots.held || freed.get(kept).is_some_and(is_first))
         {
@@ -175,15 +175,14 @@ impl BounceSlots {
         }
         state.slots.held -= freed.len();
         drop(state);
-        // The sum is less than the mapped memory, so it fits.
+        // The sum is less than the mapped memory, so it does not overflow.
         ByteCount::new(freed.iter().map(|slot| slot.region.length().get()).sum())
     }
 
-    /// An endpoint of such blocks, for planning only: its bytes are those of a slot that others
-    /// use.
-    pub(super) fn to_plan_by(&self, geometry: &Geometry) -> Result<Endpoint, LayoutError> {
+    /// Returns an endpoint of such blocks for planning only: other chunks use the slot's bytes.
+    pub(super) fn planning_endpoint(&self, geometry: &Geometry) -> Result<Endpoint, LayoutError> {
         let first = lock(&self.state).first.clone();
-        // The drop of an endpoint may free memory, so none happens under the lock.
+        // Dropping an endpoint may free memory, so no drop happens under the lock.
         let mut quoted = lock(&self.quoted).take();
         let endpoint = cached(&mut quoted, &first, geometry)?;
         let replaced = std::mem::replace(&mut *lock(&self.quoted), quoted);
@@ -203,7 +202,7 @@ impl fmt::Debug for BounceSlots {
 }
 
 impl Slot {
-    /// The slot as an endpoint of such blocks, for the current chunk and one hop at a time.
+    /// Returns the slot as an endpoint of such blocks, for the current chunk and one hop at a time.
     pub(super) fn endpoint(&mut self, geometry: &Geometry) -> Result<Endpoint, LayoutError> {
         cached(&mut self.latest, &self.region, geometry)
     }
@@ -221,9 +220,9 @@ fn cached(
         .adopt([region.clone()])
         .unregistered()
         .build()?;
-    // SAFETY: only endpoints made here access a slot's bytes. A slot has one owner, which runs one
-    // hop at a time over it and returns it when that hop has ended. Nothing is copied through an
-    // endpoint that is made for planning.
+    // SAFETY: only endpoints made here access a slot's bytes. A slot has one owner. The owner runs
+    // one hop at a time through it, and returns it when that hop has ended. Endpoints for planning
+    // copy nothing.
     let endpoint = unsafe { Endpoint::sharing(layout) };
     *latest = Some((geometry.clone(), endpoint.clone()));
     Ok(endpoint)

@@ -1,4 +1,4 @@
-//! Cuts a plan into chunks that fit a slot.
+//! The division of a plan into chunks that fit into a slot.
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ pub(super) struct Chunk {
     pub(super) pairs: Range<usize>,
     /// The layers, by their numbers in the source.
     pub(super) layers: Range<u32>,
-    /// The layer of the destination that the first of them goes to.
+    /// The destination's layer for the first of them.
     pub(super) destination_first_layer: u32,
 }
 
@@ -37,14 +37,14 @@ pub(super) struct Chunk {
 const CHUNKS: u64 = 8;
 
 /// Smaller chunks cost more in latency than the overlap gains.
-const LEAST_CHUNK: ByteCount = ByteCount::mib(1);
+const MIN_CHUNK: ByteCount = ByteCount::mib(1);
 
 impl Chunking {
-    /// Cuts `plan` for slots of `slot_bytes`.
+    /// Divides `plan` for slots of `slot_bytes`.
     ///
-    /// Chunks have whole blocks. Their size is as near to an eighth of the plan as the slots and the
-    /// latency of a hop allow. If a block does not fit, a chunk has some layers of one
-    /// block. If layers are copied in order, a chunk has some layers of all blocks, or of as many
+    /// Chunks have whole blocks. Their size is as near to an eighth of the plan as the slots and
+    /// the latency of a hop allow. If a block does not fit, a chunk has some layers of one block.
+    /// If layers are copied in order, a chunk has some layers of all blocks, or of as many blocks
     /// as fit.
     pub(super) fn of(
         plan: &TransferPlan,
@@ -53,15 +53,15 @@ impl Chunking {
     ) -> Result<Self, Declined> {
         let layers = plan.layers();
         let num_layers = u64::from(layers.end - layers.start);
-        // All of these are at most the bytes of a block, or of the plan, which has proved that they
-        // fit.
+        // None of these exceeds the bytes of a block, or of the plan, whose sizes are already
+        // checked.
         let (layer_bytes, keeps_layers) = slot::layer_bytes(plan);
         let layer_bytes = layer_bytes.get();
         let blocks = plan.destination_blocks().len();
         let num_blocks = to_u64(blocks).max(1);
-        let wanted = (plan.bytes().get() / CHUNKS).max(LEAST_CHUNK.get()).min(slot_bytes.get());
-        // The numbers of the outer and of the inner dimension in a chunk, each item of `bytes`
-        // bytes. If not even one outer item with `inner` inner ones fits, it has fewer inner ones.
+        let wanted = (plan.bytes().get() / CHUNKS).max(MIN_CHUNK.get()).min(slot_bytes.get());
+        // The number of outer and of inner items in a chunk, each of `bytes` bytes. If not even one
+        // outer item with `inner` inner items fits, it has fewer inner items.
         let fit = |outer: u64, inner: u64, bytes: u64| {
             if inner * bytes <= slot_bytes.get() {
                 ((wanted / (inner * bytes)).clamp(1, outer), inner)
@@ -98,7 +98,7 @@ impl Chunking {
         self.groups_of_blocks() * self.groups_of_layers()
     }
 
-    /// A chunk by its number, from 0 on.
+    /// Returns a chunk by its number, starting at 0.
     pub(super) fn chunk(&self, number: usize) -> Option<Chunk> {
         let blocks = match self.by_layer {
             true => number.checked_rem(self.groups_of_blocks())?,
@@ -141,7 +141,7 @@ impl Chunking {
     }
 }
 
-/// The heads or tokens in a slot, of those that are copied at one end.
+/// The heads or tokens in a slot, from the range that is copied at one end.
 pub(super) fn rows_in_slot(range: &Range<u32>) -> Range<u32> {
     0..range.end - range.start
 }

@@ -1,4 +1,4 @@
-//! Limits the chunks that an engine has at a time.
+//! Limits on the number of chunks in each engine.
 
 use std::collections::VecDeque;
 
@@ -7,14 +7,14 @@ use terrane_core::convert::to_usize;
 
 use super::step::{PartId, RelayStep};
 
-/// The number of one of a relay's two engines.
+/// The number of one of a relay's two engines: 0 or 1.
 pub(super) type EngineNumber = usize;
 
-/// The parts that each of the two engines has, and those that wait for it.
+/// The parts that each engine is copying, and those that wait for it.
 ///
 /// An engine divides its bandwidth among its jobs. With many chunks at once, all would end
 /// together: the other engine would be idle until then, and this one afterwards. So an engine has
-/// few chunks at a time. It gets the others in the order in which they came, for both hops alike.
+/// few chunks at a time. It gets the others in the order of their arrival, for both hops alike.
 #[derive(Default)]
 pub(super) struct EngineQueues {
     queues: [EngineQueue; 2],
@@ -28,12 +28,12 @@ struct EngineQueue {
     running: usize,
 }
 
-/// An engine has at least two chunks, so that it never waits for the next. It has at least this
-/// many bytes, as a disk needs several requests at once.
+/// An engine has at least two chunks, so that it never idles between chunks. It has at least this
+/// many bytes, because a disk needs several requests at once.
 const IN_FLIGHT: ByteCount = ByteCount::mib(16);
 
-/// The number of chunks of this size that an engine has at a time. It is half of the relay's slots
-/// at most, as the other half is for the other hop.
+/// The number of chunks of this size in an engine. It is at most half of the relay's slots, because
+/// the other half is for the other hop.
 pub(super) fn at_a_time(chunk: ByteCount, slots: usize) -> usize {
     let wanted = IN_FLIGHT.get().checked_div(chunk.get()).unwrap_or(2).max(2);
     to_usize(wanted).min(slots / 2).max(1)
@@ -48,13 +48,13 @@ impl EngineQueues {
         }
     }
 
-    /// Whether a chunk on its first hop waits for the engine already. One keeps the engine busy;
-    /// more would keep slots from the other hop.
+    /// Whether a chunk on its first hop already waits for the engine. One such chunk keeps the
+    /// engine busy. More would take slots from the other hop.
     pub(super) fn has_next(&self, number: EngineNumber) -> bool {
         self.queues.get(number).is_none_or(|engine_number| engine_number.waiting_inwards > 0)
     }
 
-    /// Starts the engine's next part and returns it, if `most` of it allows one more.
+    /// Starts the engine's next part and returns it, if the engine has fewer than `most`.
     pub(super) fn begin(
         &mut self,
         number: EngineNumber,
@@ -67,7 +67,7 @@ impl EngineQueues {
         Some(part)
     }
 
-    /// The engine has one part less.
+    /// Records that a part of the engine has ended.
     pub(super) fn end(&mut self, number: EngineNumber) {
         if let Some(engine_number) = self.queues.get_mut(number) {
             engine_number.running -= 1;

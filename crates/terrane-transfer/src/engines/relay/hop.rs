@@ -27,11 +27,11 @@ struct PartSink {
 }
 
 impl OutcomeSink for PartSink {
-    /// No thread waits for a part: the relay's thread is notified of its end and does not poll.
+    /// No thread waits for a part. The relay's thread is notified of its end, and does not poll.
     fn invite_waiters(&self, _: &Arc<dyn WaiterProgress>) {}
 
     fn orphaned(&self) {
-        // Relaxed: the same thread settles.
+        // Relaxed: the same thread publishes the result.
         self.is_orphaned.store(true, Ordering::Relaxed);
     }
 
@@ -42,17 +42,17 @@ impl OutcomeSink for PartSink {
             report.checksums.map(|sums| PartSums { sums, bytes })
         };
         let end = PartEnded { part, result: result.map(sums), is_orphaned };
-        // The thread runs until every part has ended.
+        // The relay's thread runs until every part has ended.
         let _ = self.to.send(Message::Ended(end));
     }
 }
 
-/// A job for `engine`, which notifies the relay's thread at its end. An engine's panic must not end
-/// this thread and all its transfers.
+/// Creates a job for `engine` that notifies the relay's thread at its end. A panic of the engine
+/// must not end this thread and all of its transfers.
 ///
 /// # Errors
 ///
-/// If the engine declines it, or panics.
+/// If the engine declines the job, or panics.
 pub(super) fn job(
     engine: &Arc<dyn CopyEngine>,
     claims: &Arc<TransferClaims>,
@@ -86,7 +86,7 @@ pub(super) fn submit(engine: &Arc<dyn CopyEngine>, job: CopyJob) {
 ///
 /// # Errors
 ///
-/// If it panicked.
+/// If the code panicked.
 pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, RelayFailure> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|_| TransferError::EngineStopped.into())
 }

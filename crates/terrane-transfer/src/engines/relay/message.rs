@@ -14,21 +14,21 @@ pub(super) enum Message {
     Close,
 }
 
-/// A transfer that begins.
+/// A new transfer.
 pub(super) struct NewTransfer {
     pub(super) transfer: u64,
     pub(super) job: CopyJob,
-    /// The route, or the failure of the part that waits for the device's order.
+    /// The route, or the failure of the part that waits for the device order.
     pub(super) route: Result<RelayRoute, RelayFailure>,
     /// Whether a part that waits for the device's order is in flight.
     pub(super) ordered: bool,
 }
 
-/// How a part has ended.
+/// The end of a part.
 pub(super) struct PartEnded {
     pub(super) part: PartId,
     pub(super) result: Result<Option<PartSums>, TransferError>,
-    /// Whether the copy may continue: its engine gave it up.
+    /// Whether the copy may continue, because its engine orphaned it.
     pub(super) is_orphaned: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Copies by two other engines, through memory that both of them can access.
+//! Copies by two other engines, through memory that both of them access.
 
 mod bounce;
 mod chunks;
@@ -45,27 +45,27 @@ use worker::RelayWorker;
 /// Copies between two kinds of storage that no single engine connects, through memory of a third
 /// kind. Examples are a device and a file through pinned memory, or pageable memory and a device.
 ///
-/// A transfer is cut into chunks. One of the two engines copies each into a bounce slot, and the
-/// other one out of it. The second hop of some chunks overlaps with the first hop of the next. An
-/// engine has only a few chunks at a time, as many at once would all end late. The relay asks the
-/// engines which of them takes which hop, so one relay serves both directions.
+/// A transfer is divided into chunks. One of the two engines copies each into a bounce slot, and
+/// the other one copies it out. The second hop of some chunks overlaps with the first hop of the
+/// next. An engine has only a few chunks at a time, because many at once would all end late. The
+/// relay queries which engine can copy which hop, so one relay serves both directions.
 ///
 /// # Slots
 ///
-/// All transfers share the slots. One is allocated with the engine, as quotes are planned over it.
-/// The relay's thread allocates the others on demand, and [`trim`](Self::trim) frees idle ones. A
-/// chunk needs one slot and nothing else, so slots always come back. Transfers take turns at them,
-/// one chunk each. If the allocator refuses more slots, transfers continue with the existing ones
-/// ([`slots`](Self::slots) tells).
+/// All transfers share the slots. The first is allocated with the engine, because quotes are
+/// planned with it. The relay's thread allocates the others on demand, and [`trim`](Self::trim)
+/// frees idle ones. A chunk needs one slot and nothing else, so every slot returns. Transfers take
+/// turns, one chunk each. If the allocator refuses more slots, transfers continue with the existing
+/// ones, which [`slots`](Self::slots) reports.
 ///
 /// # Options of a transfer
 ///
-/// A device order is waited for once, as of the submission, before the first chunk begins; no slot
-/// is held meanwhile. Files are made durable once, after the last chunk. The deadline holds for
-/// every part, and for a transfer that waits for its turn. So does a cancel: no chunk begins after
-/// it. Progress counts bytes that have arrived
-/// at the destination. If a hop fails, the transfer ends once nothing of it is in flight. Its error
-/// names the blocks, and its cause is [`StepFailed`].
+/// The relay waits for a device order once, as of the submission, before the first chunk begins; no
+/// slot is in use meanwhile. Files are made durable once, after the last chunk. The deadline
+/// applies to every part, and to a transfer that waits for its turn. So does a cancellation: no
+/// chunk begins after it. Progress counts bytes that have arrived at the destination. If a hop
+/// fails, the transfer ends once none of its parts is in flight. Its error names the blocks, and
+/// its cause is [`StepFailed`].
 ///
 /// # Copies that cannot be stopped
 ///
@@ -74,16 +74,17 @@ use worker::RelayWorker;
 /// the relay no longer uses the slot of the part ([`RelaySlots::orphaned`]). Another slot is
 /// allocated on demand. If no slot is left and that allocation fails, transfers fail.
 ///
-/// Until the part is orphaned, it keeps its slot, and its place among the few chunks of its engine.
-/// So without a deadline of the transfer or of the engine, a peer that hangs delays the others.
+/// Until the part is orphaned, it keeps its slot and its place among the few chunks of its engine.
+/// So without a deadline of the transfer or of the engine, a peer that hangs delays other
+/// transfers.
 ///
 /// # Threads
 ///
 /// One thread, named `terrane-relay`, plans the parts and submits them to the engines; it copies no
-/// bytes itself. It also ends the transfers, so nothing that drops with one may wait for another
-/// ([`TransferManager::submit`](crate::TransferManager::submit)). Dropping the engine lets the
-/// thread finish what was submitted, and joins it. If it drops on an engine's thread, which must
-/// not join others, the thread exits by itself.
+/// bytes itself. It also ends the transfers, so the values that drop with one must not wait for
+/// another ([`TransferManager::submit`](crate::TransferManager::submit)). Dropping the engine lets
+/// the thread complete all submitted transfers, and joins it. A drop on an engine's thread must not
+/// join others; the thread then exits by itself.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -120,8 +121,8 @@ pub struct RelayEngine {
 }
 
 impl RelayEngine {
-    /// An engine that copies with these two, through memory from `bounce`. The order of the two
-    /// does not matter.
+    /// Creates an engine that copies with these two engines, in any order, through memory from
+    /// `bounce`.
     ///
     /// # Errors
     ///
@@ -147,16 +148,16 @@ impl RelayEngine {
         Ok(Self { shared, messages, next, thread: Some(thread), owner })
     }
 
-    /// The numbers of slots. In a process that was forked from the engine's there are none.
+    /// The numbers of slots. In a process that was forked from the engine's process, they are zero.
     #[must_use]
     pub fn slots(&self) -> RelaySlots {
         if self.owner.is_current() { self.shared.bounce.slots() } else { RelaySlots::default() }
     }
 
-    /// Frees idle slots, but keeps at least one slot, and returns the number of bytes freed. They
-    /// are allocated again on demand.
+    /// Frees idle slots except one, and returns the number of bytes freed. Slots are allocated
+    /// again on demand.
     ///
-    /// A process that was forked from the engine's frees nothing.
+    /// A process that was forked from the engine's process frees nothing.
     pub fn trim(&self) -> ByteCount {
         if self.owner.is_current() { self.shared.bounce.trim() } else { ByteCount::ZERO }
     }
@@ -182,11 +183,11 @@ impl RelayEngine {
     }
 }
 
-// SAFETY: the engine touches no byte itself. Its parts, which other engines execute, copy between
+// SAFETY: the engine accesses no byte itself. Its parts, which other engines execute, copy between
 // the blocks of the job's plan and slots. Each slot belongs to one part at a time. The engine
-// finishes the job when every part has ended, and a part that is lost reports its end as it drops.
-// A part that was orphaned may still touch its blocks and its slot. These belong to its orphan,
-// which hold the claims of the job as well; the slot is never used again.
+// finishes the job when every part has ended; a lost part reports its end as it drops. An orphaned
+// part may still access its blocks and its slot. Its orphan owns these and the job's claims, and
+// the slot is never used again.
 unsafe impl CopyEngine for RelayEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -199,7 +200,7 @@ unsafe impl CopyEngine for RelayEngine {
         Ok(self.shared.route(plan, options)?.into_quote())
     }
 
-    /// It does if one of its two engines does.
+    /// It computes checksums if one of its two engines does.
     fn computes_checksums(&self) -> bool {
         crc::IS_COMPUTED
     }
@@ -216,7 +217,8 @@ unsafe impl CopyEngine for RelayEngine {
         if !has_order(job.options()) {
             return self.begin(NewTransfer { transfer, job, route: Ok(route), ordered: false });
         }
-        // Submitted here, as the order covers the device's work that was submitted by now.
+        // Submitted on this thread, because the order covers the device work that is submitted by
+        // now.
         match self.order(&route, &job, transfer) {
             Ok(order) => {
                 let engine = Arc::clone(self.shared.engine(&route, RelayStep::Order));

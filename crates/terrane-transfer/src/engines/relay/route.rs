@@ -40,9 +40,9 @@ pub(super) struct RelayRoute {
     names: [&'static str; 2],
     quotes: [Quote; 2],
     bounce: StorageKind,
-    /// The hop that the device of the stated order takes part in.
+    /// The hop that uses the device of the stated order.
     order_step: RelayStep,
-    /// The hop that the peer to notify takes part in.
+    /// The hop that uses the peer to be notified.
     notification_hop: RelayStep,
     /// The hop that computes checksums, if they are requested.
     pub(super) checksum_hop: Option<RelayStep>,
@@ -60,13 +60,14 @@ impl RelayShared {
             return Err(Declined::Kinds);
         }
         let chunking = Chunking::of(plan, options.layer_by_layer, self.bounce.slot_bytes())?;
-        let slot = self.bounce.to_plan_by(&chunking.slot).map_err(|_| Declined::SlotTooSmall)?;
+        let slot =
+            self.bounce.planning_endpoint(&chunking.slot).map_err(|_| Declined::SlotTooSmall)?;
         let sample = ChunkTransfers::of(&chunking, plan);
         let hops = [
             self.planner.plan(&sample.inwards(plan, &slot)),
             self.planner.plan(&sample.outwards(&slot, plan)),
         ];
-        // The planner refuses only a layout that overlaps the slots'.
+        // The planner refuses only a layout that overlaps the slots' memory.
         let [Ok(into), Ok(out)] = hops else { return Err(Declined::Kinds) };
         let quotes = |into_slots: &dyn CopyEngine,
                       out_of_slots: &dyn CopyEngine,
@@ -86,7 +87,7 @@ impl RelayShared {
         let [one, other] = &self.engines;
         let order_step = order_step(plan, options);
         let mut why = Declined::Kinds;
-        // Both may be the same engine.
+        // Both can be the same engine.
         let second = usize::from(!Arc::ptr_eq(one, other));
         let hops = [([one, other], [0, second]), ([other, one], [second, 0])];
         let ways = hops.iter().flat_map(|hop| checksum_hops.iter().map(move |sums| (hop, *sums)));
@@ -120,13 +121,13 @@ impl RelayShared {
         if route.engine_number(step) == 0 { one } else { other }
     }
 
-    /// The plan of a job that copies nothing, and completes when the device order has been reached.
+    /// The plan of a job that copies nothing, and ends once the device order is satisfied.
     pub(super) fn order_plan(
         &self,
         route: &RelayRoute,
         plan: &TransferPlan,
     ) -> Result<TransferPlan, TransferError> {
-        let slot = self.bounce.to_plan_by(&route.chunking.slot)?;
+        let slot = self.bounce.planning_endpoint(&route.chunking.slot)?;
         let nothing = ChunkTransfers::nothing();
         self.planner.plan(&match route.order_step {
             RelayStep::OutOfBounce => nothing.outwards(&slot, plan),
@@ -134,13 +135,13 @@ impl RelayShared {
         })
     }
 
-    /// The plan of a job that copies nothing, and completes when the destination is durable.
+    /// The plan of a job that copies nothing, and ends once the destination is durable.
     pub(super) fn durability_plan(
         &self,
         route: &RelayRoute,
         plan: &TransferPlan,
     ) -> Result<TransferPlan, TransferError> {
-        let slot = self.bounce.to_plan_by(&route.chunking.slot)?;
+        let slot = self.bounce.planning_endpoint(&route.chunking.slot)?;
         self.planner.plan(&ChunkTransfers::nothing().outwards(&slot, plan))
     }
 
@@ -150,7 +151,7 @@ impl RelayShared {
         route: &RelayRoute,
         plan: &TransferPlan,
     ) -> Result<TransferPlan, TransferError> {
-        let slot = self.bounce.to_plan_by(&route.chunking.slot)?;
+        let slot = self.bounce.planning_endpoint(&route.chunking.slot)?;
         let nothing = ChunkTransfers::nothing();
         self.planner.plan(&match notification_hop_of(plan) {
             RelayStep::IntoBounce => nothing.inwards(plan, &slot),
@@ -158,7 +159,7 @@ impl RelayShared {
         })
     }
 
-    /// The options of a part of a transfer whose device order has been reached.
+    /// The options of a part, once the device order of its transfer is satisfied.
     pub(super) fn options(
         &self,
         step: RelayStep,
@@ -220,7 +221,7 @@ impl Decision for RelayRoute {
     fn reason(&self) -> Cow<'_, str> {
         let ([into, out], [first, second]) = (self.names, &self.quotes);
         format!(
-            "by way of {} memory, in {} chunks of up to {}; {into}: {}; {out}: {}",
+            "through {} memory, in {} chunks of up to {}; {into}: {}; {out}: {}",
             self.bounce,
             self.chunking.chunks(),
             self.chunking.slot.total_bytes(),
@@ -231,13 +232,13 @@ impl Decision for RelayRoute {
     }
 }
 
-/// The time of both hops of the first chunk, and of the slower hop of every further one.
+/// The time of both hops of the first chunk, and of the slower hop of each other chunk.
 fn pipelined(first: Duration, second: Duration, chunks: usize) -> Duration {
     let further = u32::try_from(chunks.saturating_sub(1)).unwrap_or(u32::MAX);
     first.saturating_add(second).saturating_add(first.max(second).saturating_mul(further))
 }
 
-/// The hop that the device of a stated order takes part in.
+/// The hop that uses the device of a stated order.
 fn order_step(plan: &TransferPlan, options: &TransferOptions) -> RelayStep {
     let stated = options.device_order.as_ref().and_then(DeviceOrder::device);
     let takes_part = |end: &Endpoint| match end.kind() {
@@ -251,7 +252,7 @@ fn order_step(plan: &TransferPlan, options: &TransferOptions) -> RelayStep {
     }
 }
 
-/// The hop that a peer takes part in.
+/// The hop that uses a peer.
 fn notification_hop_of(plan: &TransferPlan) -> RelayStep {
     match plan.source().kind().is_remote() {
         true => RelayStep::IntoBounce,
@@ -259,8 +260,8 @@ fn notification_hop_of(plan: &TransferPlan) -> RelayStep {
     }
 }
 
-/// The options for the quotes of the hops. They state a device order and a durability that the
-/// engines accept.
+/// The options for the quotes of the hops, with a device order and a durability that the engines
+/// accept.
 fn hop_options(
     plan: &TransferPlan,
     options: &TransferOptions,
@@ -281,12 +282,12 @@ fn hop_options(
     [first, second]
 }
 
-/// Whether the device order has yet to be reached.
+/// Whether the device order is not satisfied yet.
 pub(super) fn has_order(options: &TransferOptions) -> bool {
     !matches!(options.device_order, None | Some(DeviceOrder::AlreadySynchronised))
 }
 
-/// Whether anything that the plan writes has to be made durable.
+/// Whether the plan writes anything that must be made durable.
 pub(super) fn has_durability(plan: &TransferPlan, options: &TransferOptions) -> bool {
     let stated = plan.destination().bases().iter().filter_map(|base| match base {
         Location::File(position) => Some(position.file.durability),
@@ -357,7 +358,7 @@ impl<'a> ChunkTransfers<'a> {
         let counts = [&transfer.source, &transfer.destination]
             .map(|end| end.layout().geometry().num_layers());
         if layers == (0..counts[0]) && destination_first_layer == 0 && counts[0] == counts[1] {
-            // All layers: layouts with sections that have no layers need that.
+            // All layers, as layouts with sections without layers require.
             return transfer;
         }
         Transfer {

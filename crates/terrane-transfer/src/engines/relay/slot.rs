@@ -7,8 +7,8 @@ use crate::hazard::endpoint::Endpoint;
 use crate::plan::TransferPlan;
 use crate::side::Side;
 
-/// The layout of blocks in a slot copies that of one end, so that the hop to that end has long
-/// runs.
+/// The layout of blocks in a slot copies the layout of one end, so that the hop to that end has
+/// long runs.
 pub(super) fn geometry(
     plan: &TransferPlan,
     blocks: u32,
@@ -28,7 +28,7 @@ pub(super) fn geometry(
     Geometry::from_sections(image.unwrap_or_else(|| packed(plan, side, end, blocks, layers)))
 }
 
-/// The end whose layout the slots copy; the other hop then reorders pieces. Files and peers need
+/// The end whose layout the slots copy. The other hop then reorders pieces. Files and peers need
 /// contiguous pieces, and devices reorder best.
 fn shaping_side(plan: &TransferPlan) -> Side {
     let rank = |end: &Endpoint| match end.kind() {
@@ -41,7 +41,7 @@ fn shaping_side(plan: &TransferPlan) -> Side {
     if is_source { Side::Source } else { Side::Destination }
 }
 
-/// Whole pages, if these have no gaps.
+/// Whole pages, if they have no gaps.
 fn page_image(end: &Geometry, blocks: u32) -> Option<Vec<Section>> {
     let page = end.page().filter(|page| page.bytes() == end.block_bytes().get())?;
     let steps = AxisSteps::new(blocks, page.bytes());
@@ -85,12 +85,12 @@ fn rows_span(section: &Section) -> u64 {
         let steps = section.steps(axis);
         [steps.inner(), steps.outer()]
     });
-    // Each is at most the span of the section, which its geometry has proved to fit.
+    // None of these exceeds the span of the section, which its geometry has checked.
     let far: u64 = steps.map(|step| step.stride * u64::from(step.count - 1)).sum();
     far + section.element_bytes().get()
 }
 
-/// The copied rows, without gaps, in the order of tokens and heads of `end`.
+/// The copied rows without gaps, in the order of tokens and heads of `end`.
 fn packed(
     plan: &TransferPlan,
     side: Side,
@@ -124,7 +124,7 @@ fn packed(
     placed.into_iter().map(finish).collect()
 }
 
-/// The rows of one block and layer that are copied.
+/// The copied rows of one block and layer.
 struct Rows {
     tokens: u32,
     heads: Option<u32>,

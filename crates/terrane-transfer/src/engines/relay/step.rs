@@ -50,7 +50,7 @@ pub struct StepFailed {
     pub source: BoxedCause,
 }
 
-/// The identity of a job: its transfer, its step and its chunk.
+/// The identity of a part: its transfer, its step and its chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartId {
     pub(super) transfer: u64,
@@ -62,14 +62,14 @@ pub(super) struct PartId {
 /// The failure of a relayed transfer.
 #[derive(Debug)]
 pub(super) enum RelayFailure {
-    /// It was stopped: cancelled, or at its deadline.
+    /// The transfer was cancelled, or its deadline passed.
     Stopped(CopyFailure),
     Other(TransferError),
 }
 
 impl RelayFailure {
-    /// The failure of a step, in terms of the transfer: `pair` maps a block of the slot to the
-    /// transfer's blocks.
+    /// Converts the failure of a step to one of the transfer. `pair` maps a block of the slot to
+    /// the transfer's blocks.
     pub(super) fn of(
         error: TransferError,
         step: RelayStep,
@@ -103,7 +103,7 @@ impl RelayFailure {
         })
     }
 
-    /// A step that its engine declines.
+    /// The failure of a step that its engine declines.
     pub(super) fn declined(declined: Declined, step: RelayStep, engine: &'static str) -> Self {
         let source = Box::new(StepFailed { step, engine, source: Box::new(declined) });
         Self::Other(TransferError::Engine { engine: NAME, source })

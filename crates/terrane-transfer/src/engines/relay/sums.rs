@@ -1,4 +1,4 @@
-//! The checksums of a transfer, from those of its chunks.
+//! The checksums of a transfer, computed from those of its chunks.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use terrane_core::convert::to_u64;
 use crate::checksums::crc::combine;
 use crate::engine::job::CopyJob;
 
-/// The checksums of the layer groups of each pair of blocks. In canonical order, a group follows
-/// the one before it, as chunks have some layers only if all sections have layers.
+/// The checksums of the layer groups of each pair of blocks. In canonical order, one group follows
+/// the other: chunks are divided by layers only if all sections have layers.
 pub(super) struct ChunkSums {
-    /// The groups of the first pair, then those of the second one, and so on.
+    /// The groups of the first pair, then those of the second pair, and so on.
     groups: Vec<Option<GroupSum>>,
     /// The number of groups of a pair.
     of_pair: usize,
@@ -37,14 +37,14 @@ impl ChunkSums {
         }
     }
 
-    /// Sets the checksums of the job, whose destinations are copied in this order.
+    /// Sets the checksums of the job. Its destinations are copied in this order.
     pub(super) fn report(&self, job: &CopyJob, destinations: &[u32]) {
         let join = |first: GroupSum, next: GroupSum| GroupSum {
             sum: combine(first.sum, next.sum, next.bytes),
             bytes: first.bytes + next.bytes,
         };
         for (groups, block) in self.groups.chunks(self.of_pair).zip(destinations) {
-            // `None` if a chunk lacks its checksums, which ends the job with an error.
+            // `None` if the checksums of a chunk are missing, which ends the job with an error.
             let all: Option<Vec<GroupSum>> = groups.iter().copied().collect();
             let sum = all.and_then(|all| all.into_iter().reduce(join));
             let pair = job.plan().destination_blocks().binary_search(block);

@@ -27,22 +27,22 @@ pub(super) struct TransferState {
     shared: Arc<RelayShared>,
     pub(super) job: CopyJob,
     pub(super) route: RelayRoute,
-    /// The pairs of blocks in the order in which they are copied.
+    /// The pairs of blocks in the order of their copies.
     pub(super) sources: Vec<u32>,
     pub(super) destinations: Vec<u32>,
     /// The chunk that begins next.
     pub(super) next: usize,
-    /// Chunks that have a slot: each is on a hop, or waits for its engine.
+    /// Chunks with a slot. Each is on a hop, or waits for its engine.
     pub(super) chunks: Slab<ChunkInSlot>,
-    /// The most chunks that an engine has at a time.
+    /// The maximum number of chunks in an engine.
     pub(super) most: usize,
     /// Parts that have not ended.
     pub(super) in_flight: usize,
     /// The number of chunks of each layer group that have not arrived.
     pub(super) to_arrive: Vec<usize>,
-    /// Whether there is something left to make durable.
+    /// Whether files must still be made durable.
     pub(super) to_sync: bool,
-    /// Whether the peer has yet to be notified.
+    /// Whether the peer must still be notified.
     pub(super) to_notify: bool,
     pub(super) failure: Option<RelayFailure>,
     /// Whether a part was orphaned, so that its copy may continue.
@@ -128,7 +128,8 @@ impl TransferState {
         })
     }
 
-    /// Submits a part to its engine. Returns whether it could; if not, the transfer has failed.
+    /// Submits a part to its engine. Returns whether that succeeded; if not, the transfer has
+    /// failed.
     pub(super) fn submit(
         &mut self,
         plan: TransferPlan,
@@ -162,7 +163,7 @@ impl TransferState {
         }
     }
 
-    /// Keeps the checksums of a chunk, if its hop has computed them.
+    /// Stores the checksums of a chunk, if its hop has computed them.
     pub(super) fn summed(&mut self, chunk: usize, found: Option<PartSums>) {
         let (Some(sums), Some(found)) = (&mut self.sums, found) else { return };
         let Some(held) = self.chunks.get(chunk) else { return };
@@ -175,12 +176,12 @@ impl TransferState {
         self.job.options().deadline.filter(|_| self.failure.is_none())
     }
 
-    /// Fails the transfer if it is to stop. Returns whether it did so now.
+    /// Fails the transfer if it must stop. Returns whether it failed now.
     pub(super) fn stops(&mut self) -> bool {
         if self.failure.is_some() {
             return false;
         }
-        // A cancel does not undo a copy whose bytes have all arrived.
+        // A cancellation does not undo a copy whose bytes have all arrived.
         let has_copied = self.next > 0 && !self.wants_slot() && self.chunks.is_empty();
         let reason = self.job.reason_to_stop();
         let reason = reason.filter(|why| !(has_copied && matches!(why, CopyFailure::Cancelled)));
@@ -188,8 +189,8 @@ impl TransferState {
         self.failure.is_some()
     }
 
-    /// Handles the end of a part: takes the slot from the chunk, if it has one, and returns it or
-    /// leaves it to the copy.
+    /// Handles the end of a part: takes the chunk's slot, if it has one, and returns the slot or
+    /// gives it to the orphaned copy.
     pub(super) fn release(&mut self, chunk: usize, is_orphaned: bool, bounce: &BounceSlots) {
         match self.chunks.try_remove(chunk) {
             Some(held) if is_orphaned => bounce.orphan(held.slot),
@@ -246,7 +247,7 @@ impl TransferState {
     }
 }
 
-/// The pairs of blocks in the order of the source file. Without one, in the order of the plan,
+/// The pairs of blocks in the order of the source file. Without a file, in the order of the plan,
 /// which is that of the destination.
 fn in_order(plan: &TransferPlan) -> (Vec<u32>, Vec<u32>) {
     let (sources, destinations) = (plan.source_blocks(), plan.destination_blocks());

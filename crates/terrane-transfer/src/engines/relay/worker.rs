@@ -23,13 +23,13 @@ pub(super) struct RelayWorker {
     inbox: Receiver<Message>,
     /// A sender to the inbox, for parts to report their ends.
     outbox: Sender<Message>,
-    /// Messages received during a recovery. They come before those of the inbox.
+    /// Messages that were received during a recovery. They precede those of the inbox.
     backlog: VecDeque<Message>,
     transfers: FxHashMap<u64, TransferState>,
-    /// The transfers that need a slot for their next chunk, in turn.
+    /// The transfers whose next chunk needs a slot, in turn.
     turns: VecDeque<u64>,
     queues: EngineQueues,
-    /// No slot was available, and none has been returned since.
+    /// Whether no slot was available, and none has been returned since.
     is_out_of_slots: bool,
     closed: bool,
 }
@@ -55,8 +55,8 @@ impl RelayWorker {
 
     /// Serves transfers until the engine has dropped and all of them have ended.
     pub(super) fn serve(mut self) {
-        // Only foreign code can panic, such as an engine or a trace subscriber. Known calls are
-        // guarded where they are made. After any other panic, the transfers in progress fail.
+        // Only foreign code can panic, such as an engine or a subscriber of `tracing`. Known calls
+        // are guarded. After any other panic, the transfers in progress fail.
         while catch_unwind(AssertUnwindSafe(|| self.serve_on())).is_err() {
             self.recover();
         }
@@ -85,25 +85,26 @@ impl RelayWorker {
         let nearest = || self.transfers.values().filter_map(TransferState::deadline).min();
         self.backlog.pop_front().or_else(|| match nearest() {
             Some(deadline) => self.inbox.recv_deadline(deadline).ok(),
-            // This thread holds a sender, so the channel stays open.
+            // This thread owns a sender, so the channel stays open.
             None => self.inbox.recv().ok(),
         })
     }
 
-    /// Fails transfers that are to stop. One that has nothing in flight ends at once; another ends
-    /// once its engines have ended its parts.
+    /// Fails transfers that must stop. A transfer without parts in flight ends at once. Any other
+    /// ends once its engines have ended its parts.
     fn end_stopped(&mut self) {
         let active = self.transfers.iter_mut();
         let stopped: Vec<u64> = active.filter_map(|(&id, it)| it.stops().then_some(id)).collect();
         stopped.into_iter().for_each(|transfer| self.finish_if_done(transfer));
     }
 
-    /// Recovers from a panic. The thread's progress is unknown, so all transfers that have begun
-    /// fail. Each job keeps the memory of its parts, and so ends when none of them is in flight.
+    /// Recovers from a panic. The state of the transfers is unknown, so all transfers that have
+    /// begun fail. Each job keeps the memory of its parts, and so ends once none of them is in
+    /// flight.
     fn recover(&mut self) {
         let is_in_flight = |active: &TransferState| active.in_flight > 0;
         while self.transfers.values().any(is_in_flight) {
-            // This thread holds a sender, so the channel stays open.
+            // This thread owns a sender, so the channel stays open.
             let Ok(message) = self.inbox.recv() else { break };
             match message {
                 Message::Ended(end) if self.transfers.contains_key(&end.part.transfer) => {
@@ -116,7 +117,7 @@ impl RelayWorker {
                         }
                     }
                 }
-                // This transfer has not begun, or is over.
+                // This transfer has not begun, or has ended.
                 other => self.backlog.push_back(other),
             }
         }
@@ -130,7 +131,7 @@ impl RelayWorker {
                 active.end(&self.shared.bounce);
             });
         }
-        // A slot may have been lost in the panic.
+        // The panic may have lost a slot.
         self.shared.bounce.count_free();
     }
 
@@ -151,7 +152,7 @@ impl RelayWorker {
         let active = TransferState::new(job, route, &self.shared, ordered);
         self.transfers.insert(transfer, active);
         if !ordered {
-            self.go_on(transfer);
+            self.begin_chunks(transfer);
         }
     }
 
@@ -183,14 +184,14 @@ impl RelayWorker {
             active.release(part.chunk, is_orphaned, &self.shared.bounce);
         }
         if part.step == RelayStep::Order {
-            self.go_on(part.transfer);
+            self.begin_chunks(part.transfer);
         } else {
             self.finish_if_done(part.transfer);
         }
     }
 
-    /// Queues a transfer whose order has been reached, or ends it if there is nothing to copy.
-    fn go_on(&mut self, transfer: u64) {
+    /// Queues a transfer whose order is satisfied, or ends it if there is nothing to copy.
+    fn begin_chunks(&mut self, transfer: u64) {
         let Some(active) = self.transfers.get(&transfer) else { return };
         if active.wants_slot() {
             self.turns.push_back(transfer);
@@ -199,11 +200,11 @@ impl RelayWorker {
         }
     }
 
-    /// Gives slots to chunks, of one transfer after the other, while slots are free and an engine
-    /// needs more chunks. Returns whether a chunk got one.
+    /// Assigns slots to chunks, of one transfer after the other, while slots are free and an engine
+    /// needs more chunks. Returns whether a chunk got a slot.
     ///
-    /// A chunk needs nothing but a slot, as engines serve all chunks in turn. So slots always come
-    /// back. A transfer waits for its turn behind each other one at most once.
+    /// A chunk needs only a slot, because engines serve all chunks in turn. So every slot returns.
+    /// A transfer waits at most once for each other transfer's turn.
     fn fill_slots(&mut self) -> bool {
         let (mut has_filled, mut blocked) = (false, 0);
         while !self.is_out_of_slots
@@ -230,7 +231,7 @@ impl RelayWorker {
             let taken = guarded(|| bounce.take()).and_then(|taken| Ok(taken?));
             let slot = match taken {
                 Ok(Some(slot)) => slot,
-                // No chunk holds a slot that would be returned.
+                // No chunk uses a slot that could return.
                 Err(failure) if bounce.slots().held == 0 => {
                     active.failure = Some(failure);
                     self.finish_if_done(transfer);
@@ -271,7 +272,7 @@ impl RelayWorker {
         has_fed
     }
 
-    /// Begins a hop of a chunk. Returns whether it could; if not, the transfer has failed.
+    /// Begins a hop of a chunk. Returns whether that succeeded; if not, the transfer has failed.
     fn copy(&mut self, part: PartId) -> bool {
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return false };
         if active.failure.is_some() {
@@ -284,7 +285,7 @@ impl RelayWorker {
                 return false;
             }
         };
-        // Only bytes that arrive at the destination count as the transfer's progress.
+        // Only bytes that arrive at the destination count as progress of the transfer.
         let progress = match part.step {
             RelayStep::OutOfBounce => Arc::clone(active.job.progress()),
             _ => Arc::default(),
@@ -302,7 +303,7 @@ impl RelayWorker {
         active.release(chunk, false, &self.shared.bounce);
     }
 
-    /// Makes a transfer's files durable once all is written, notifies the peer, and then finishes
+    /// Makes a transfer's files durable after its last write, notifies the peer, and then finishes
     /// the transfer. A failed transfer is finished once it has nothing in flight.
     fn finish_if_done(&mut self, transfer: u64) {
         let Some(active) = self.transfers.get_mut(&transfer) else { return };

@@ -1,4 +1,4 @@
-//! One end of a transfer: a layout, and what is in flight on its blocks.
+//! One end of a transfer: a layout, and the claims on its blocks.
 
 mod of_groups;
 
@@ -27,7 +27,7 @@ use crate::side::Side;
 pub struct Endpoint(Arc<EndpointInner>);
 
 struct EndpointInner {
-    /// Released before the layout frees the memory, which another endpoint may then claim.
+    /// Released before the layout frees the memory, which another endpoint may claim then.
     _bytes: Arc<OwnedBytes>,
     layout: PhysicalLayout,
     /// Shared by the groups of a set.
@@ -59,14 +59,14 @@ impl OwnedBytes {
 }
 
 impl Endpoint {
-    /// Tracks what is in flight on the blocks of a layout. This endpoint owns their bytes
+    /// Creates an endpoint, which tracks the claims on a layout's blocks. It owns their bytes
     /// exclusively while it, a clone or a transfer of it lives.
     ///
     /// # Errors
     ///
     /// [`BytesInUse`] returns the layout if another endpoint of this process has some of its bytes.
-    /// In a file, no 4 KiB page may be shared. Each of two such endpoints would track its own
-    /// transfers only, so one could read bytes that the other is writing.
+    /// In a file, no 4 KiB page may be shared. Two such endpoints would each track only their own
+    /// transfers, so one could read bytes that the other is writing.
     pub fn new(layout: PhysicalLayout) -> Result<Self, BytesInUse> {
         let extents = extents(&layout);
         match AddressClaim::claim(&extents) {
@@ -75,17 +75,18 @@ impl Endpoint {
         }
     }
 
-    /// Takes a layout whose bytes other endpoints may have as well, such as another view of the
-    /// same memory. A transfer that reads bytes which it also writes is still refused.
+    /// Creates an endpoint of a layout whose bytes other endpoints may have too, for example
+    /// another view of the same memory. A transfer that reads bytes which it also writes is still
+    /// refused.
     ///
     /// # Safety
     ///
     /// While this endpoint, a clone or a transfer of it lives, the caller ensures two things:
     ///
-    /// - No transfer of another endpoint writes bytes that one of this endpoint reads or writes at
-    ///   the same time, or the other way round.
-    /// - No 4 KiB page of a file is accessed around the page cache by one endpoint and through it
-    ///   by the other.
+    /// - No transfer of another endpoint writes bytes that a transfer of this endpoint reads or
+    ///   writes at the same time, or the other way round.
+    /// - No 4 KiB page of a file is accessed with direct I/O through one endpoint and with buffered
+    ///   I/O through another.
     #[must_use]
     pub unsafe fn sharing(layout: PhysicalLayout) -> Self {
         let extents = extents(&layout);
@@ -127,13 +128,13 @@ impl Endpoint {
         &self.0.layout
     }
 
-    /// The kind of storage that the blocks are in.
+    /// The kind of storage of the blocks.
     #[must_use]
     pub fn kind(&self) -> StorageKind {
         self.0.layout.storage_kind()
     }
 
-    /// The start of a region; `None` if there is no such region.
+    /// The location of a region; `None` if there is no such region.
     #[inline]
     #[must_use]
     pub fn base(&self, region: u32) -> Option<Location> {
@@ -152,19 +153,19 @@ impl Endpoint {
         self.0.alignment
     }
 
-    /// An identifier of the endpoint, for engines to cache what they compute about it.
+    /// An identifier of the endpoint, by which engines cache facts about it.
     #[must_use]
     pub fn id(&self) -> EndpointId {
         EndpointId(self.0.number)
     }
 
-    /// A weak reference, which keeps nothing alive.
+    /// A weak reference, which keeps no memory alive.
     #[must_use]
     pub fn downgrade(&self) -> WeakEndpoint {
         WeakEndpoint(Arc::downgrade(&self.0))
     }
 
-    /// Keeps transfers from writing these blocks, while the caller reads them by other means.
+    /// Keeps transfers from writing these blocks, while the caller reads them directly.
     ///
     /// # Errors
     ///
@@ -176,9 +177,8 @@ impl Endpoint {
         self.hold(blocks, Access::Read)
     }
 
-    /// Keeps transfers from reading or writing these blocks, while the caller writes them by other
-    /// means, such as a kernel that fills a block. When the hold drops, the blocks count as
-    /// written.
+    /// Keeps transfers from reading or writing these blocks, while the caller writes them directly,
+    /// for example with a kernel. When the hold drops, the blocks count as written.
     ///
     /// # Errors
     ///
@@ -227,7 +227,7 @@ impl Endpoint {
         &self.0.hazards
     }
 
-    /// Fails in a process that was forked from the endpoint's.
+    /// Fails in a process that was forked from the endpoint's process.
     pub(crate) fn check_owner(&self) -> Result<(), ForkedProcess> {
         self.0.hazards.check_owner()
     }
@@ -248,12 +248,12 @@ impl Endpoint {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether any byte belongs to both.
+    /// Whether both own some of the same bytes.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.0.extents.iter().any(|a| other.0.extents.iter().any(|b| a.overlaps(b)))
     }
 
-    /// Locks the hazards of both ends. If they share a table, there is only the first.
+    /// Locks the hazards of both ends. If they share a table, only the first lock exists.
     pub(crate) fn lock_both<'a>(
         source: &'a Self,
         destination: &'a Self,
@@ -277,7 +277,7 @@ pub struct EndpointId(u64);
 pub struct WeakEndpoint(Weak<EndpointInner>);
 
 impl WeakEndpoint {
-    /// The endpoint, unless it, its clones and its transfers have all dropped.
+    /// Returns the endpoint, unless it, its clones and its transfers have all dropped.
     #[must_use]
     pub fn upgrade(&self) -> Option<Endpoint> {
         self.0.upgrade().map(Endpoint)
@@ -296,7 +296,7 @@ impl fmt::Debug for WeakEndpoint {
     }
 }
 
-/// A layout whose bytes another endpoint owns: the layout, and the span that is in use.
+/// The error for a layout whose bytes another endpoint owns: the layout, and the span in use.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{} at {} of {} memory are in use by another endpoint; transfer through that one, or drop \
@@ -314,10 +314,10 @@ pub struct BytesInUse {
 ///
 /// It keeps the endpoint alive, so no other endpoint can be created over its bytes meanwhile.
 ///
-/// Transfers that run after it then start. If a write hold drops while its thread unwinds from a
-/// panic, the blocks are [incomplete](TransferError::Incomplete). Those transfers then fail, as
-/// after a transfer that failed.
-#[must_use = "dropping the hold lets transfers at the blocks"]
+/// Its drop starts the transfers that run after it. If a write hold drops while its thread unwinds
+/// from a panic, the blocks are [incomplete](TransferError::Incomplete). Those transfers then fail,
+/// like those after a failed transfer.
+#[must_use = "dropping the hold lets transfers use the blocks"]
 pub struct Hold {
     // Fields drop in this order: the blocks are free before waiting transfers are notified.
     claim: Claim,
@@ -347,7 +347,7 @@ struct EndOfHold {
 }
 
 impl EndOfHold {
-    /// Whether the hold succeeds, if it ends now.
+    /// Whether the hold succeeds if it ends now.
     fn succeeds(&self) -> bool {
         self.access == Access::Read || !std::thread::panicking()
     }
@@ -366,7 +366,7 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// The heads of a token, as hazards count them.
+/// The number of heads of a token, as hazards count them.
 fn num_heads(layout: &PhysicalLayout) -> u32 {
     let sections = layout.geometry().sections().iter();
     sections.filter_map(|section| section.shape().heads).max().unwrap_or(1)
@@ -384,7 +384,7 @@ fn extents(layout: &PhysicalLayout) -> SmallVec<[Span; 1]> {
     )
 }
 
-/// Joins spans that follow one another, as the regions of one allocation do.
+/// Joins adjacent spans, such as the regions of one allocation.
 fn join(spans: impl Iterator<Item = Span>) -> SmallVec<[Span; 1]> {
     let mut joined: SmallVec<[Span; 1]> = SmallVec::new();
     for span in spans {

@@ -14,19 +14,17 @@ impl Endpoint {
     /// Creates an endpoint for each of the layouts of cache groups that share memory, in their
     /// order.
     ///
-    /// Hybrid models have such groups. Several layouts describe one tensor, and one allocator gives
-    /// out the block ids. Block 7 of one group and block 7 of another group then have the same
-    /// bytes, and no other blocks share any.
+    /// Hybrid models have such groups. Several layouts describe one tensor, and one allocator
+    /// assigns the block ids. Block 7 of one group and block 7 of another group then have the same
+    /// bytes. Blocks with different ids share none.
     ///
-    /// The endpoints share one table of what is in flight. A transfer that writes block 7 of one
-    /// group conflicts with every use of block 7 of another group, whatever their layers and heads.
-    /// If it fails half-way, the block is [incomplete](crate::TransferError::Incomplete) for all
-    /// groups. Another group may read it once the same group has written it again, or once that
-    /// other group has written it.
+    /// The endpoints share one table of claims. A transfer that writes block 7 of one group
+    /// conflicts with every use of block 7 of another group, whatever their layers and heads. If
+    /// the transfer fails half-way, the block is [incomplete](crate::TransferError::Incomplete) for
+    /// all groups. Another group may read it once either group has written it again.
     ///
     /// The memory of all groups lives until the last of the endpoints and of their transfers has
-    /// dropped. A layout that shares no memory with the others may be among them; it shares the
-    /// table as well.
+    /// dropped. A layout without shared memory may be one of them. It shares the table as well.
     ///
     /// ```
     /// use terrane_core::{Allocate, Region, RegionRequest};
@@ -66,9 +64,9 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`GroupsRefused`] returns the layouts. It names two of them that have unequal numbers of
-    /// blocks, or that may share bytes of different blocks, and where. Or it names bytes that
-    /// another endpoint owns.
+    /// [`GroupsRefused`] returns the layouts with the reason: two groups with different numbers of
+    /// blocks, two groups that may share bytes of different blocks, or bytes that another endpoint
+    /// owns.
     pub fn of_groups(
         layouts: impl IntoIterator<Item = PhysicalLayout>,
     ) -> Result<Vec<Self>, GroupsRefused> {

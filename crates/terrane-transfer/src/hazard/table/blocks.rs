@@ -6,11 +6,11 @@ use terrane_core::convert::to_usize;
 
 /// Block numbers, with possible duplicates.
 pub(super) enum Blocks {
-    /// Consecutive blocks, such as those of a sequence that was allocated at once. There is no list
-    /// of them. Their counts are adjacent, so that several are read or changed at a time.
+    /// Consecutive blocks, such as those of a sequence that was allocated at once. They need no
+    /// list. Their counts are adjacent, so the compiler vectorises reads and changes.
     Range(Range<u32>),
-    /// Any other blocks, and whether they are in ascending order, which allows binary search. They
-    /// are sorted at the first search, which is rare.
+    /// Other blocks, and whether they are in ascending order, which allows binary search. They are
+    /// sorted at the first search, which is rare.
     List(Box<[u32]>, bool),
 }
 
@@ -40,13 +40,13 @@ impl Blocks {
     }
 }
 
-/// The range that consists of these blocks, in this order.
+/// The range that has exactly these blocks, in this order; `None` if there is none.
 pub(super) fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
     let (first, end) = (*blocks.first()?, blocks.last()?.checked_add(1)?);
     if first >= end || widen(end - first) != blocks.len() {
         return None;
     }
-    // Without a branch for each, the compiler compares several at a time.
+    // Without a branch for each element, the compiler vectorises the comparison.
     let is_range =
         blocks.iter().zip(first..end).fold(true, |all, (&block, id)| all & (block == id));
     is_range.then_some(first..end)
@@ -58,6 +58,6 @@ pub(super) fn widen(block: u32) -> usize {
 }
 
 /// Whether two ranges overlap.
-pub(crate) fn meet(a: &Range<u32>, b: &Range<u32>) -> bool {
+pub(crate) fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
     a.start < b.end && b.start < a.end
 }

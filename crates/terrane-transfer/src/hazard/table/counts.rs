@@ -7,7 +7,7 @@ use crate::hazard::conflict::Access;
 
 /// The counts of one layout's blocks, in segments that are allocated with the first claim in them.
 ///
-/// The number of blocks may come from a peer, so an unused block costs nothing.
+/// A peer may state the number of blocks, so an unused block occupies no memory.
 pub(super) struct BlockCounts {
     num_blocks: u32,
     segments: Vec<Option<Box<[Count]>>>,
@@ -27,8 +27,8 @@ impl BlockCounts {
         Self { num_blocks, segments: Vec::new() }
     }
 
-    /// Whether no claim in flight excludes this access to any of the blocks, which is the usual
-    /// case. There is no branch for each block.
+    /// Whether no claim in flight excludes this access to any of the blocks. This is the usual
+    /// case, so there is no branch for each block.
     pub(super) fn are_free(&self, blocks: &[u32], access: Access) -> bool {
         match range_of(blocks) {
             Some(range) => parts(range).all(|(segment, part)| {
@@ -42,7 +42,7 @@ impl BlockCounts {
         }
     }
 
-    /// Counts a claim on these blocks.
+    /// Adds a claim on these blocks to the counts.
     pub(super) fn add(&mut self, blocks: &Blocks, access: Access) {
         self.change(blocks, access, |count| *count += 1);
     }
@@ -77,7 +77,7 @@ impl BlockCounts {
         }
     }
 
-    /// The counts of a segment; empty if nothing in it was ever claimed.
+    /// The counts of a segment; empty if none of its blocks was ever claimed.
     fn segment(&self, number: u32) -> &[Count] {
         self.segments.get(widen(number)).and_then(Option::as_deref).unwrap_or_default()
     }
@@ -96,7 +96,7 @@ impl BlockCounts {
     }
 }
 
-/// The segments that a range lies in, and which part of each.
+/// The segments of a range, with the part of the range in each.
 fn parts(range: Range<u32>) -> impl Iterator<Item = (u32, Range<usize>)> {
     let last = range.end.saturating_sub(1) / SEGMENT;
     (range.start / SEGMENT..=last).map(move |number| {
@@ -106,7 +106,7 @@ fn parts(range: Range<u32>) -> impl Iterator<Item = (u32, Range<usize>)> {
     })
 }
 
-/// The blocks in stretches that lie in one segment, with the number of that segment.
+/// Splits the blocks into consecutive blocks of one segment, with the number of that segment.
 fn by_segment(blocks: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
     let stretches = blocks.chunk_by(|one, next| one / SEGMENT == next / SEGMENT);
     stretches.map(|blocks| (blocks.first().map_or(0, |first| first / SEGMENT), blocks))
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_that_were_never_claimed_cost_nothing() {
+    fn blocks_that_were_never_claimed_occupy_no_memory() {
         let mut counts = BlockCounts::new(u32::MAX);
         assert_eq!(counts.segments.capacity(), 0);
         assert!(counts.are_free(&[0, u32::MAX - 1], Access::Write));

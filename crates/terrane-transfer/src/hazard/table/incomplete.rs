@@ -5,16 +5,16 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::blocks::{Blocks, meet};
+use super::blocks::{Blocks, overlap};
 
-/// Some layers and some heads of a block, as one group counts them.
+/// Some layers and some heads of a block, in the numbers of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Area {
     pub(super) layers: Range<u32>,
     pub(super) heads: Range<u32>,
 }
 
-/// The areas that hold neither the bytes before a transfer nor all bytes that it was to write.
+/// The areas with neither the bytes before a transfer nor all bytes that it was to write.
 #[derive(Default)]
 pub(super) struct Incomplete {
     /// By block. The areas of a block that have equal groups do not overlap.
@@ -34,7 +34,8 @@ struct Mark {
 }
 
 impl Incomplete {
-    /// For groups that share the blocks. Their numbers count from 0 in this order.
+    /// Creates the table for groups that share the blocks. Their numbers count from 0 in this
+    /// order.
     pub(super) fn of_groups(wholes: Box<[Area]>) -> Self {
         Self { wholes, ..Self::default() }
     }
@@ -43,12 +44,12 @@ impl Incomplete {
         self.marks.is_empty()
     }
 
-    /// A write of this area by `group` failed. The whole block is incomplete for other groups, as
-    /// their layers and heads are placed differently in it.
+    /// Records that a write of this area by `group` failed. The whole block is incomplete for other
+    /// groups, because their layers and heads have other offsets in it.
     pub(super) fn add(&mut self, blocks: &Blocks, group: u32, area: &Area) {
         for block in blocks.to_vec() {
             let marks = self.marks.entry(block).or_default();
-            take_out(marks, group, area, |mark| mark.writer == group);
+            subtract(marks, group, area, |mark| mark.writer == group);
             marks.retain(|mark| mark.writer != group || mark.reader == group);
             marks.push(Mark { writer: group, reader: group, area: area.clone() });
             let others = (0_u32..).zip(&self.wholes).filter(|&(reader, _)| reader != group);
@@ -59,15 +60,15 @@ impl Incomplete {
         }
     }
 
-    /// This area was written by `group`. Once a group has rewritten everything that it failed to
-    /// write, the block is complete for the other groups as well.
+    /// Records that `group` has written this area. Once a group has rewritten everything that it
+    /// failed to write, the block is complete for the other groups as well.
     pub(super) fn remove(&mut self, blocks: &Blocks, group: u32, area: &Area) {
         if self.marks.is_empty() {
             return;
         }
         for block in blocks.to_vec() {
             let Some(marks) = self.marks.get_mut(&block) else { continue };
-            take_out(marks, group, area, |_| true);
+            subtract(marks, group, area, |_| true);
             if !marks.iter().any(|mark| mark.writer == group && mark.reader == group) {
                 marks.retain(|mark| mark.writer != group);
             }
@@ -89,8 +90,8 @@ impl Incomplete {
     }
 }
 
-/// Removes an area from those marks that count for `reader` and that are `chosen`.
-fn take_out(
+/// Removes an area from the `chosen` marks that apply to `reader`.
+fn subtract(
     marks: &mut SmallVec<[Mark; 1]>,
     reader: u32,
     area: &Area,
@@ -109,11 +110,11 @@ fn take_out(
 
 impl Area {
     fn meets(&self, other: &Self) -> bool {
-        meet(&self.layers, &other.layers) && meet(&self.heads, &other.heads)
+        overlap(&self.layers, &other.layers) && overlap(&self.heads, &other.heads)
     }
 
-    /// Subtracts another area. The result has the layers before and after that one, and, within its
-    /// layers, the heads before and after.
+    /// Subtracts another area. The result consists of the layers before and after it and, within
+    /// its layers, of the heads before and after it.
     fn without(&self, other: &Self) -> SmallVec<[Self; 4]> {
         if !self.meets(other) {
             return std::iter::once(self.clone()).collect();
@@ -150,9 +151,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a table of every layer and head.
+        /// Compared with a table of every layer and head.
         #[test]
-        fn as_a_table_of_cells_would(steps in prop::collection::vec((any::<bool>(), area()), 1..12)) {
+        fn marks_equal_a_table_of_cells(steps in prop::collection::vec((any::<bool>(), area()), 1..12)) {
             let mut incomplete = Incomplete::default();
             let mut cells = [false; 25];
             let blocks = Blocks::new(&[7]);
@@ -177,9 +178,9 @@ mod tests {
             }
         }
 
-        /// Three groups, against a table by writer, reader, layer and head.
+        /// Three groups, compared with a table by writer, reader, layer and head.
         #[test]
-        fn groups_are_as_a_table_of_cells_for_each_would(
+        fn marks_of_groups_equal_a_table_of_cells_for_each(
             steps in prop::collection::vec((any::<bool>(), 0_u32..3, area()), 1..12),
         ) {
             let whole = Area { layers: 0..SIDE, heads: 0..SIDE };

@@ -1,8 +1,8 @@
 //! The blocks of a layout that transfers in flight read and write.
 //!
-//! Every transfer claims the blocks that it reads and writes before it starts, and releases them
-//! when it has ended. A claim may conflict with another one in flight. It is then granted only if
-//! its transfer runs after that one; otherwise it is refused with the conflicting blocks.
+//! Every transfer claims its blocks before it starts, and releases them when it has ended. If a
+//! claim conflicts with another one in flight, it is granted only if its transfer runs after that
+//! one. Otherwise it is refused with the conflicting blocks.
 //!
 //! The table records a destination that a failed transfer may have written in part, until it is
 //! written again.
@@ -26,11 +26,11 @@ use crate::hazard::conflict::{Access, BlockConflict};
 use crate::hazard::ticket::{Ticket, TransferId};
 use crate::side::Side;
 use crate::sync::{Mutex, MutexGuard, lock};
-use blocks::{Blocks, meet};
+use blocks::{Blocks, overlap};
 use counts::BlockCounts;
 use incomplete::{Area, Incomplete};
 
-/// The blocks, layers and heads that a transfer is about to use on one side.
+/// The blocks, layers and heads that a transfer uses at one end.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockUse<'a> {
     pub(crate) access: Access,
@@ -50,7 +50,7 @@ pub(crate) struct HazardTable {
 }
 
 struct SharedTable {
-    /// Unique within the process. Addresses would order tables too, but not alike in two runs of
+    /// Unique within the process. Addresses would also order tables, but differently in each run of
     /// the model checker.
     number: u64,
     owner: OwnerProcess,
@@ -60,7 +60,7 @@ struct SharedTable {
 struct TableState {
     counts: BlockCounts,
     in_flight: Slab<ClaimEntry>,
-    /// How many of them have holders that failed while something may still touch the blocks.
+    /// The number of claims whose holders failed while the blocks may still be accessed.
     orphaned: usize,
     incomplete: Incomplete,
     /// The ranges of blocks that have an allocator of slots.
@@ -73,7 +73,7 @@ struct ClaimEntry {
     group: u32,
     area: Area,
     blocks: Blocks,
-    /// Whether the holder has ended and something may still touch the blocks.
+    /// Whether the holder has ended while the blocks may still be accessed.
     is_orphaned: bool,
 }
 
@@ -91,7 +91,8 @@ impl HazardTable {
         Self::build(num_blocks, Incomplete::default())
     }
 
-    /// One table for groups that share their blocks, with the layers and the heads of each group.
+    /// Creates one table for groups that share their blocks, with the layers and the heads of each
+    /// group.
     pub(crate) fn of_groups(num_blocks: u32, groups: impl IntoIterator<Item = (u32, u32)>) -> Self {
         let whole = |(layers, heads)| Area { layers: 0..layers, heads: 0..heads };
         Self::build(num_blocks, Incomplete::of_groups(groups.into_iter().map(whole).collect()))
@@ -107,14 +108,14 @@ impl HazardTable {
         Self { shared: Arc::new(SharedTable { number, owner, claims: Mutex::new(claims) }) }
     }
 
-    /// Fails in a forked process. There the table must not be locked: a thread that does not exist
-    /// may hold the lock.
+    /// Fails in a forked process, where the table must not be locked: a thread of the parent may
+    /// hold the lock.
     pub(crate) fn check_owner(&self) -> Result<(), ForkedProcess> {
         self.shared.owner.check()
     }
 
-    /// Locks two tables in an order that excludes a deadlock. If the two are one table, there is
-    /// only the first.
+    /// Locks two tables in an order that excludes a deadlock. If both are the same table, only the
+    /// first lock exists.
     pub(crate) fn lock_both<'a>(
         first: &'a Self,
         second: &'a Self,
@@ -141,8 +142,8 @@ impl HazardTable {
 /// A locked table.
 ///
 /// Two tables are locked in the order of their numbers. Tickets are locked one at a time, inside of
-/// them. An allocator of slots locks a table inside of its own lock. In no other case does this crate
-/// hold two locks.
+/// these locks. An allocator of slots locks a table inside of its own lock. In no other case does
+/// this crate hold two locks.
 pub(crate) struct LockedHazards<'a> {
     table: &'a Arc<SharedTable>,
     claims: MutexGuard<'a, TableState>,
@@ -163,23 +164,23 @@ impl LockedHazards<'_> {
         self.claims.incomplete.among(wanted.blocks, wanted.group, &wanted.area())
     }
 
-    /// Whether nothing claims any of the blocks, not even a transfer that was orphaned.
+    /// Whether no claim, not even that of an orphaned transfer, has any of the blocks.
     pub(crate) fn are_unclaimed(&self, blocks: &[u32]) -> bool {
         self.claims.counts.are_free(blocks, Access::Write)
     }
 
-    /// Records that these blocks have an allocator of slots. Fails with a range of another one that
-    /// has some of them.
+    /// Records that these blocks have an allocator of slots. Fails with the range of another
+    /// allocator that has some of them.
     pub(crate) fn add_slots(&mut self, blocks: &Range<u32>) -> Result<(), Range<u32>> {
         let slots = &mut self.claims.slots;
-        if let Some(owned) = slots.iter().find(|owned| meet(owned, blocks)) {
+        if let Some(owned) = slots.iter().find(|owned| overlap(owned, blocks)) {
             return Err(owned.clone());
         }
         slots.push(blocks.clone());
         Ok(())
     }
 
-    /// The allocator of slots of exactly these blocks has dropped.
+    /// Records that the allocator of slots of exactly these blocks has dropped.
     pub(crate) fn remove_slots(&mut self, blocks: &Range<u32>) {
         self.claims.slots.retain(|owned| owned != blocks);
     }
@@ -199,7 +200,7 @@ impl LockedHazards<'_> {
 }
 
 impl TableState {
-    /// The conflicts of `wanted` with those claims in flight that `counts`.
+    /// The conflicts of `wanted` with the claims in flight for which `counts` is true.
     fn conflicts(
         &mut self,
         wanted: &BlockUse<'_>,
@@ -240,7 +241,8 @@ impl ClaimEntry {
         // Layers and heads of different groups cannot be compared.
         (self.access == Access::Write || wanted.access == Access::Write)
             && (self.group != wanted.group
-                || meet(&self.area.layers, &wanted.layers) && meet(&self.area.heads, &wanted.heads))
+                || overlap(&self.area.layers, &wanted.layers)
+                    && overlap(&self.area.heads, &wanted.heads))
     }
 }
 
@@ -258,8 +260,8 @@ impl Claim {
         self.written.get_or_init(|| written);
     }
 
-    /// Records that the holder has failed. Something may touch the blocks until the claim drops, so
-    /// no successor may use them.
+    /// Records that the holder has failed. The blocks may be accessed until the claim drops, so no
+    /// successor may use them.
     pub(crate) fn orphan(&self) {
         if !self.table.owner.is_current() {
             return;
@@ -272,12 +274,12 @@ impl Claim {
         }
     }
 
-    /// Checks again once all predecessors of the holder have ended, as some may have failed.
+    /// Checks again once all predecessors of the holder have ended, because some may have failed.
     ///
     /// # Errors
     ///
-    /// [`TransferError::Conflict`] if something may still touch the blocks;
-    /// [`TransferError::Incomplete`] if the claim reads incomplete blocks, unless that is allowed.
+    /// [`TransferError::Conflict`] if the blocks may still be accessed;
+    /// [`TransferError::Incomplete`] if the claim reads incomplete blocks without permission.
     pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
         let claims = &mut *lock(&self.table.claims);
         if claims.incomplete.is_empty() && claims.orphaned == 0 {

@@ -51,7 +51,7 @@ fn other_heads_of_a_block_do_not_conflict() {
 }
 
 #[test]
-fn layers_and_heads_of_other_groups_conflict_all_the_same() {
+fn any_layers_and_heads_of_other_groups_conflict() {
     let of_group = |access, group, layers| BlockUse { group, ..used(access, &[0], layers) };
     let table = HazardTable::of_groups(2, [(4, 1), (4, 1)]);
     let writing = table.lock().claim(&Ticket::new([]), &of_group(Access::Write, 0, 0..2));
@@ -70,7 +70,7 @@ fn layers_and_heads_of_other_groups_conflict_all_the_same() {
 }
 
 #[test]
-fn what_runs_after_the_holder_may_claim() {
+fn a_transfer_that_runs_after_the_holder_may_claim() {
     let table = HazardTable::new(1);
     let first = Ticket::new([]);
     let _claim = table.lock().claim(&first, &used(Access::Write, &[0], 0..1));
@@ -89,7 +89,7 @@ fn a_block_read_twice_by_one_claim_is_released_once_for_each() {
 }
 
 proptest! {
-    /// Ranges, near-ranges and lists are counted as a plain list would be.
+    /// Ranges, near-ranges and lists are counted like a plain list.
     #[test]
     fn blocks_are_claimed_and_released_whether_they_are_a_range_or_not(
         first in 0_u32..12,
@@ -112,7 +112,7 @@ proptest! {
                 let found = table.lock().conflicts(&used(wanted, &[block], 0..1), &no_predecessor);
                 prop_assert_eq!(!found.is_empty(), excludes && blocks.contains(&block));
             }
-            // Also with others about them.
+            // Also with other claims around them.
             let all: Vec<u32> = (0..24).collect();
             let found = table.lock().conflicts(&used(wanted, &all, 0..1), &no_predecessor);
             let mut distinct = blocks.clone();

@@ -1,4 +1,4 @@
-//! Hops: explained, durable, direct, of several relays at once, and of a relay over another.
+//! Hops: explained, durable, direct, of several relays at once, and of nested relays.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -45,14 +45,14 @@ fn both_hops_are_explained_and_the_slower_one_is_predicted() {
     assert_eq!(manager.explain(&transfer(&[0])).unwrap().predicted, millis(7));
 }
 
-/// Records the options and the bytes of the jobs that pass.
+/// Records the options and the bytes of all jobs.
 #[derive(Debug)]
 struct Noting {
     inner: Arc<dyn CopyEngine>,
     jobs: Mutex<Vec<(TransferOptions, ByteCount)>>,
 }
 
-// SAFETY: it is the other engine that executes jobs.
+// SAFETY: the inner engine executes the jobs.
 unsafe impl CopyEngine for Noting {
     fn name(&self) -> &'static str {
         self.inner.name()
@@ -100,10 +100,9 @@ fn files_are_made_durable_once_when_all_is_written() {
     }
 }
 
-/// Pages in memory and in the file: the disk's hop goes around the page cache, as it does without
-/// a relay.
+/// Pages in memory and in the file: the disk's hop uses direct I/O, as it does without a relay.
 #[test]
-fn files_are_reached_directly() {
+fn files_are_accessed_with_direct_io() {
     let directory = tempfile::tempdir().unwrap();
     let config = shape().num_blocks(8).page_size(16).inner_dim(1024).build().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
@@ -115,7 +114,7 @@ fn files_are_reached_directly() {
     let explained =
         by_itself.explain(&Transfer::new(&system, &file).blocks(&[0, 1], &[0, 1])).unwrap();
     if explained.path() != "direct vectored" {
-        eprintln!("skipped: files_are_reached_directly: {}", explained.reason());
+        eprintln!("skipped: files_are_accessed_with_direct_io: {}", explained.reason());
         return;
     }
     let engine = Arc::new(SimulatedEngine::new(to_device()));
@@ -130,10 +129,10 @@ fn files_are_reached_directly() {
     }
 }
 
-/// Blocks go to and fro through one slot, two and three, by two relays that share their engines,
-/// from several threads; should slots ever wait for one another, this does not end.
+/// Two relays that share their engines copy blocks in both directions, through one slot, two and
+/// three, on several threads. If chunks waited for each other's slots, the test would not end.
 #[test]
-fn to_and_fro_at_once_nothing_waits_for_ever() {
+fn opposite_directions_do_not_deadlock() {
     const THREADS: u32 = 4;
     for count in 1..=3 {
         let device = Arc::new(SimulatedEngine::new(to_device().reordering(count)));
@@ -183,11 +182,11 @@ fn to_and_fro_at_once_nothing_waits_for_ever() {
 #[test]
 fn a_relay_may_be_a_hop_of_another() {
     for slot_bytes in [4 * BLOCK, BLOCK / 2, BLOCK / 4] {
-        relay_over_a_relay(&slots(2, slot_bytes), &slots(2, BLOCK / 2));
+        check_nested_relay(&slots(2, slot_bytes), &slots(2, BLOCK / 2));
     }
 }
 
-fn relay_over_a_relay(options: &RelayOptions, inner_options: &RelayOptions) {
+fn check_nested_relay(options: &RelayOptions, inner_options: &RelayOptions) {
     let device = Arc::new(SimulatedEngine::new(to_device()));
     let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
     let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());

@@ -1,4 +1,4 @@
-//! Transfers by way of bounce memory.
+//! Transfers through bounce memory.
 
 mod hops;
 mod orphaned;
@@ -28,7 +28,7 @@ use crate::support::*;
 /// The bytes of a block of `shape()`.
 pub const BLOCK: u64 = 4 * 2 * PIECE;
 
-/// An engine between devices and pinned memory, as a driver's is.
+/// An engine between devices and pinned memory, like a driver's.
 pub fn to_device() -> SimulatedEngineOptions {
     SimulatedEngineOptions::default().named("device").serving(|from, to| {
         (from.is_device() && to == StorageKind::Pinned)
@@ -36,7 +36,7 @@ pub fn to_device() -> SimulatedEngineOptions {
     })
 }
 
-/// A stand-in for whatever is on the other side of the bounce memory.
+/// A stand-in for the engine on the other side of the bounce memory.
 pub fn to_system() -> SimulatedEngineOptions {
     SimulatedEngineOptions::default().named("system").serving(|from, to| {
         (from == StorageKind::System && to == StorageKind::Pinned)
@@ -118,7 +118,7 @@ impl EngineFixture for Relayed {
 fn device_and_disk_conform() {
     let fixture = Relayed::new(Other::Disk, RelayOptions::default());
     check_copy_engine(&fixture);
-    // The last engine dropped on a thread of its own, which ends by itself.
+    // The last engine dropped on one of its own threads, which exits by itself.
     until(|| fixture.pinned.live() == 0);
 }
 
@@ -127,8 +127,8 @@ fn device_and_system_conform() {
     check_copy_engine(&Relayed::new(Other::Host, RelayOptions::default()));
 }
 
-/// Slots that hold a layer of any of the suite's blocks, and not every block; a single one of
-/// them; and a device that takes its jobs and their runs in any order.
+/// Slots with room for a layer of any of the suite's blocks, but not for every block; a single such
+/// slot; and a device that executes its jobs and their runs in any order.
 #[test]
 fn relays_conform_when_everything_is_scarce() {
     let three = NonZeroUsize::new(3).unwrap();
@@ -139,7 +139,8 @@ fn relays_conform_when_everything_is_scarce() {
     }
 }
 
-/// Slots of one layer, of two, of one block and of a little more, of the suite's odd blocks.
+/// Slots with room for one layer, for two, for one block, and for a little more, of the suite's odd
+/// blocks.
 #[test]
 fn blocks_larger_than_a_slot_and_of_its_very_size_are_copied() {
     for (other, slot_bytes) in
@@ -147,17 +148,17 @@ fn blocks_larger_than_a_slot_and_of_its_very_size_are_copied() {
     {
         let fixture = Relayed::new(other, slots(3, slot_bytes));
         copy_engine::bytes_are_exact_and_neighbours_untouched(&fixture);
-        copy_engine::reports_say_what_was_done(&fixture);
-        copy_engine::many_transfers_in_flight_all_end_well(&fixture);
+        copy_engine::reports_match_the_copy(&fixture);
+        copy_engine::many_transfers_in_flight_all_succeed(&fixture);
     }
 }
 
-/// Waits for what other threads bring about.
+/// Waits until other threads make the condition true.
 #[track_caller]
 pub fn until(condition: impl Fn() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it did not come about");
+        assert!(begun.elapsed() < Duration::from_secs(60), "the condition did not become true");
         thread::yield_now();
     }
 }

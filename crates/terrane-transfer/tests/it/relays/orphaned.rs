@@ -21,7 +21,7 @@ use super::{BLOCK, slots, to_device, to_system, until};
 use crate::support::*;
 
 impl Steered {
-    /// From blocks to those of the same numbers.
+    /// Copies blocks to blocks with the same ids.
     fn across(&self, blocks: &[u32]) -> Transfer {
         self.transfer(blocks, blocks)
     }
@@ -31,7 +31,7 @@ impl Steered {
         assert!(self.destination.hold_for_read(&[block]).unwrap_err().is_conflict());
     }
 
-    /// These blocks arrive.
+    /// Copies these blocks, and checks the bytes.
     fn assert_copies(&self, blocks: &[u32]) {
         end_of(self.manager.submit(self.across(blocks), ()).unwrap()).result.unwrap();
         let found = Pattern::new(1).verify_blocks(&self.destination, blocks, blocks, 0..4);
@@ -49,7 +49,7 @@ fn assert_hung(result: Result<Report, TransferError>, engine: &str) {
 }
 
 #[test]
-fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
+fn an_orphaned_part_keeps_its_slot_and_another_slot_replaces_it() {
     for second_hop in [false, true] {
         let pinned = HeapAllocator::pinned();
         let rig = Steered::over(pinned.clone(), &slots(4, BLOCK));
@@ -62,7 +62,7 @@ fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
         let waiting = rig.manager.submit(rig.across(&[2, 3]), ()).unwrap();
         assert!(!completion.has_ended() && !waiting.has_ended());
 
-        engine.give_up_hung();
+        engine.orphan_hung();
         assert_hung(end_of(completion).result, if second_hop { "system" } else { "device" });
         end_of(waiting).result.unwrap();
         rig.assert_claimed(0);
@@ -71,11 +71,11 @@ fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
         rig.assert_copies(&others);
         let RelaySlots { held, orphaned, .. } = rig.relay.slots();
         assert_eq!(orphaned, 2);
-        // Nothing else is in the memory that such a copy may still touch.
+        // No other chunk uses memory that such a copy may still access.
         let held = u64::try_from(held).unwrap();
         assert_eq!(pinned.live(), held + 2);
 
-        engine.end_given_up();
+        engine.end_orphaned();
         assert_eq!(pinned.live(), held);
         rig.assert_copies(&[0, 1]);
         rig.relay.trim();
@@ -84,7 +84,7 @@ fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
 }
 
 #[test]
-fn a_transfer_that_waits_for_its_turn_ends_by_its_deadline() {
+fn a_transfer_that_waits_for_its_turn_ends_at_its_deadline() {
     let rig = Steered::new(&slots(4, BLOCK));
     rig.system.fail_next(Fault::Hang);
     rig.system.fail_next(Fault::Hang);
@@ -95,25 +95,25 @@ fn a_transfer_that_waits_for_its_turn_ends_by_its_deadline() {
     let error = end_of(late).result.unwrap_err();
     assert!(matches!(error, TransferError::DeadlineExceeded { .. }), "{error:?}");
     assert!(!hung.has_ended());
-    // Nothing of it was in flight.
+    // None of its parts was in flight.
     drop(rig.destination.hold_for_write(&[2, 3]).unwrap());
-    rig.system.give_up_hung();
+    rig.system.orphan_hung();
     assert_hung(end_of(hung).result, "system");
     rig.assert_copies(&[2, 3]);
 }
 
 #[test]
-fn a_relay_drops_though_copies_go_on() {
+fn a_relay_drops_while_orphaned_copies_continue() {
     let rig = Steered::new(&slots(4, BLOCK));
     rig.device.fail_next(Fault::Hang);
     let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
     until(|| rig.device.hung() == 1);
-    rig.device.give_up_hung();
+    rig.device.orphan_hung();
     assert_hung(end_of(completion).result, "device");
     let Steered { device, relay, manager, source, .. } = rig;
     drop((relay, manager));
     assert!(source.hold_for_write(&[0]).is_err());
-    device.end_given_up();
+    device.end_orphaned();
     assert_unclaimed(&source);
 }
 
@@ -125,7 +125,7 @@ fn without_memory_for_another_slot_transfers_fail() {
     rig.device.fail_next(Fault::Hang);
     let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
     until(|| rig.device.hung() == 1);
-    rig.device.give_up_hung();
+    rig.device.orphan_hung();
     assert_hung(end_of(completion).result, "device");
     let error = end_of(rig.manager.submit(rig.across(&[1]), ()).unwrap()).result.unwrap_err();
     let TransferError::Engine { engine: "relay", source } = error else { panic!("{error:?}") };
@@ -133,9 +133,9 @@ fn without_memory_for_another_slot_transfers_fail() {
     assert_eq!(rig.relay.slots(), RelaySlots { held: 0, most: 1, refused: 1, orphaned: 1 });
 }
 
-/// The hop of the inner relay that writes to the outer one's slot does not complete.
+/// The hop of the inner relay that writes to the outer relay's slot does not complete.
 #[test]
-fn of_a_relay_over_a_relay_both_leave_their_slots() {
+fn nested_relays_both_replace_their_slots() {
     let device = Arc::new(SimulatedEngine::new(to_device()));
     let system = Arc::new(SimulatedEngine::new(to_system()));
     let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
@@ -160,14 +160,14 @@ fn of_a_relay_over_a_relay_both_leave_their_slots() {
     system.fail_next(Fault::Hang);
     let completion = manager.submit(transfer(&[0]), ()).unwrap();
     until(|| system.hung() == 1);
-    system.give_up_hung();
+    system.orphan_hung();
     assert!(end_of(completion).result.is_err());
     assert!(source.hold_for_write(&[0]).unwrap_err().is_conflict());
     assert!(file.hold_for_read(&[0]).unwrap_err().is_conflict());
     assert_eq!([&inner, &outer].map(|relay| relay.slots().orphaned), [1, 1]);
     let blocks: Vec<u32> = (1..8).collect();
     run(&manager, transfer(&blocks));
-    system.end_given_up();
+    system.end_orphaned();
     run(&manager, transfer(&[0]));
     Pattern::new(5).verify(&file).unwrap().assert_clean("through two slots");
     for (relay, bounce) in [&inner, &outer].into_iter().zip(&bounces) {
@@ -185,10 +185,10 @@ fn a_destination_of_a_relay_that_failed_at_either_hop_is_incomplete_until_it_is_
             let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
             if matches!(fault, Fault::Hang) {
                 until(|| engine.hung() == 1);
-                engine.give_up_hung();
+                engine.orphan_hung();
             }
             assert!(end_of(completion).result.is_err());
-            engine.end_given_up();
+            engine.end_orphaned();
             let error = rig.destination.hold_for_read(&[0]).unwrap_err();
             assert!(matches!(error, TransferError::Incomplete { .. }), "{fault:?}: {error:?}");
             drop(rig.source.hold_for_read(&[0]).unwrap());

@@ -24,9 +24,9 @@ use crate::support::*;
 #[derive(Debug)]
 struct Panicking {
     inner: SimulatedEngine,
-    /// The quotes until one panics; zero for none.
+    /// The number of quotes until one panics; zero for none.
     quotes: AtomicUsize,
-    /// Whether the relay's thread, when it asks for the name, meets a panic.
+    /// Whether the relay's thread panics at its next query of the name.
     at_name: AtomicBool,
 }
 
@@ -36,7 +36,7 @@ impl Panicking {
     }
 }
 
-// SAFETY: it is the other engine that executes jobs.
+// SAFETY: the inner engine executes the jobs.
 unsafe impl CopyEngine for Panicking {
     fn name(&self) -> &'static str {
         let by_relay = thread::current().name() == Some("terrane-relay");
@@ -66,7 +66,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// The second hops are held back.
+    /// Creates a rig whose second hops are held back.
     fn new() -> Self {
         let device = Panicking::new(SimulatedEngine::new(to_device()));
         let system = Panicking::new(SimulatedEngine::new(to_system()));
@@ -86,14 +86,14 @@ impl Rig {
         self.manager.submit(transfer.device_order(order), ()).unwrap()
     }
 
-    /// All blocks go through all slots.
+    /// Copies all blocks through all slots, and checks the bytes.
     fn assert_whole(&self) {
         self.system.inner.release_all();
         let all: Vec<u32> = (0..16).collect();
         end_of(self.submit(&all, DeviceOrder::AlreadySynchronised)).result.unwrap();
         let found = Pattern::new(1).verify_blocks(&self.destination, &all, &all, 0..4);
         found.unwrap().assert_clean("all");
-        // And every one of them has come back.
+        // Every slot has been returned.
         let idle = ByteCount::from_usize(self.relay.slots().held - 1);
         assert_eq!(self.relay.trim(), ByteCount::new(idle.get() * BLOCK));
     }
@@ -129,11 +129,11 @@ fn a_quote_that_panics_fails_its_transfer_and_no_other() {
 }
 
 #[test]
-fn after_a_panic_of_the_relay_transfers_fail_when_nothing_of_them_is_in_flight() {
+fn after_a_panic_of_the_relay_transfers_fail_once_no_part_is_in_flight() {
     let rig = Rig::new();
     let failing = rig.submit(&[0, 1], DeviceOrder::AlreadySynchronised);
     until(|| rig.system.inner.queued() == 2);
-    // One more has both hops before it, and one begins when all is over.
+    // Another transfer has both hops before it, and one begins at the end.
     let begun = rig.submit(&[2], DeviceOrder::AlreadySynchronised);
     until(|| rig.device.inner.ended() == 3);
     rig.system.inner.fail_next(Fault::Engine);
@@ -141,7 +141,7 @@ fn after_a_panic_of_the_relay_transfers_fail_when_nothing_of_them_is_in_flight()
     rig.system.inner.release(1);
     until(|| !rig.system.at_name.load(Ordering::SeqCst));
     let next = rig.submit(&[9], DeviceOrder::AlreadySynchronised);
-    assert!(!failing.has_ended(), "a chunk is still on its way to the destination");
+    assert!(!failing.has_ended(), "a chunk is still in flight to the destination");
     assert!(rig.destination.hold_for_write(&[0]).is_err());
     rig.system.inner.release_all();
     assert_stopped(end_of(failing).result);

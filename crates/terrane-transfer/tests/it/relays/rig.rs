@@ -12,9 +12,9 @@ use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
 use super::{to_device, to_system};
 use crate::support::*;
 
-/// A relay between simulated engines that the test steers.
+/// A relay between simulated engines that the test controls.
 pub struct Steered {
-    /// Drops first: a relay waits for its parts, and a test that fails must not.
+    /// Drops first: a relay waits for its parts, and a failing test must not wait.
     _release: [ReleaseAll; 2],
     pub device: Arc<SimulatedEngine>,
     pub system: Arc<SimulatedEngine>,
@@ -24,13 +24,13 @@ pub struct Steered {
     pub destination: Endpoint,
 }
 
-/// On drop, lets an engine continue, and ends the copies that hang.
+/// Its drop lets an engine continue, and ends the copies that hang.
 pub struct ReleaseAll(pub Arc<SimulatedEngine>);
 
 impl Drop for ReleaseAll {
     fn drop(&mut self) {
         self.0.release_all();
-        self.0.give_up_hung();
+        self.0.orphan_hung();
     }
 }
 

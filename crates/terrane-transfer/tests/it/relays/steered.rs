@@ -1,4 +1,4 @@
-//! Relays between engines that the test steers: what happens when, and in which slots.
+//! Relays between engines that the test controls: the order of hops, and their slots.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use super::{BLOCK, slots, until};
 use crate::support::*;
 
 #[test]
-fn first_hops_go_on_while_second_hops_run_in_as_many_slots_as_there_are() {
+fn first_hops_continue_during_second_hops_in_all_slots() {
     let rig = Steered::new(&slots(3, BLOCK));
     rig.system.hold();
     let all: Vec<u32> = (0..8).collect();
     let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
-    // Three of eight chunks have slots. The second hop of one is held, and those of the others
+    // Three of eight chunks have slots. The second hop of one is held back, and those of the others
     // wait for it.
     until(|| rig.device.ended() == 3);
     rig.device.wait_until_idle();
@@ -40,8 +40,8 @@ fn first_hops_go_on_while_second_hops_run_in_as_many_slots_as_there_are() {
     Pattern::new(1).verify_blocks(&rig.destination, &all, &all, 0..4).unwrap().assert_clean("all");
 }
 
-/// Engines that share themselves out among their jobs end all of them together. So they get few at
-/// a time, and go on while the other hop of what they have done is under way.
+/// Engines that divide their bandwidth among all jobs end all of them together. So they get few at
+/// a time. They continue during the other hop of the chunks that they have copied.
 #[test]
 fn an_engine_has_a_part_of_the_chunks_at_a_time() {
     let rig = Steered::new(&slots(8, BLOCK));
@@ -50,12 +50,12 @@ fn an_engine_has_a_part_of_the_chunks_at_a_time() {
     rig.system.hold();
     let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
     until(|| rig.device.queued() == 4);
-    // One more has a slot, so as to be next.
+    // One more chunk has a slot, as the next.
     until(|| rig.relay.slots().held == 5);
     rig.device.release(2);
     until(|| rig.system.queued() == 2 && rig.device.queued() == 4);
     rig.device.release(4);
-    // The other hop has its share; further ones wait for it, in the slots that there are.
+    // The other engine has its chunks. Further chunks wait for it, in the remaining slots.
     until(|| rig.system.queued() == 4 && rig.relay.slots().held == 8);
     rig.device.release_all();
     until(|| rig.device.ended() == 8);
@@ -73,7 +73,7 @@ fn transfers_take_turns_at_the_slots() {
     let long = rig.manager.submit(rig.transfer(&many, &many), ()).unwrap();
     until(|| rig.system.queued() == 1);
     let short = rig.manager.submit(rig.transfer(&[9], &[9]), ()).unwrap();
-    // The long one has begun, and waits for its next turn: before the short one or behind it.
+    // The long transfer has begun, and waits for its next turn: before the short one or after it.
     rig.system.release(3);
     end_of(short).result.unwrap();
     assert!(!long.has_ended());
@@ -82,7 +82,7 @@ fn transfers_take_turns_at_the_slots() {
 }
 
 #[test]
-fn idle_slots_are_freed_and_had_again() {
+fn idle_slots_are_freed_and_allocated_again() {
     let pinned = HeapAllocator::pinned();
     let rig = Steered::over(pinned.clone(), &slots(4, BLOCK));
     assert_eq!(pinned.live(), 1);
@@ -103,7 +103,7 @@ fn idle_slots_are_freed_and_had_again() {
 }
 
 #[test]
-fn without_memory_there_is_no_relay_and_with_little_it_goes_on() {
+fn a_relay_needs_memory_for_one_slot_and_continues_with_few() {
     let failing = |which| Faulty::new(HeapAllocator::pinned(), which);
     let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
     let options = slots(3, BLOCK);
@@ -130,7 +130,7 @@ fn a_failure_of_either_hop_names_the_blocks_and_the_cause() {
         let rig = Steered::new(&slots(3, 2 * BLOCK));
         let engine = if fails == "device" { &rig.device } else { &rig.system };
         engine.fail_next(Fault::ShortCopy { after_runs: 0 });
-        // In ascending order of the destination: 7 to 2 and 6 to 4 are the first chunk.
+        // In ascending order of the destination, the first chunk is 7 to 2 and 6 to 4.
         let transfer = rig.transfer(&[6, 9, 7, 3], &[4, 10, 2, 12]);
         let error = end_of(rig.manager.submit(transfer, ()).unwrap()).result.unwrap_err();
         let TransferError::Copy { source_block: 7, destination_block: 2, .. } = error else {
@@ -150,43 +150,42 @@ fn a_failure_of_either_hop_names_the_blocks_and_the_cause() {
             let failed = error.source().unwrap().downcast_ref::<StepFailed>().unwrap();
             assert_eq!((failed.step, failed.engine), (step, fails));
         }
-        // Every slot has come back.
+        // Every slot has been returned.
         let all: Vec<u32> = (0..16).collect();
         end_of(rig.manager.submit(rig.transfer(&all, &all), ()).unwrap()).result.unwrap();
     }
 }
 
 #[test]
-fn a_failed_transfer_waits_for_what_is_in_flight_of_it() {
+fn a_failed_transfer_waits_for_its_parts_in_flight() {
     let rig = Steered::new(&slots(4, BLOCK));
     rig.system.hold();
     rig.system.fail_next(Fault::Engine);
     let all: Vec<u32> = (0..8).collect();
     let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
-    // Two are on their second hop, and two wait for theirs.
+    // Two chunks are on their second hop, and two wait for theirs.
     until(|| rig.system.queued() == 2 && rig.device.ended() == 4);
     rig.system.release(1);
     until(|| rig.system.ended() == 1);
-    // A transfer through the same thread and the slot that came back: what comes before it has
-    // been dealt with.
+    // A transfer through the same thread and the returned slot: earlier messages have been handled.
     let other = rig.manager.submit(rig.transfer(&[9], &[9]), ()).unwrap();
     until(|| rig.system.queued() == 2);
-    assert!(!completion.has_ended(), "a chunk is still on its way to the destination");
+    assert!(!completion.has_ended(), "a chunk is still in flight to the destination");
     rig.system.release_all();
     assert!(end_of(completion).result.is_err());
     end_of(other).result.unwrap();
-    // Outcomes are there before the engines have counted.
+    // Outcomes are available before the engines have counted.
     rig.device.wait_until_idle();
     rig.system.wait_until_idle();
     assert_eq!(rig.device.ended(), 5, "a chunk was begun after the failure");
     assert_eq!(rig.system.ended(), 3, "so was a second hop");
-    // Every slot has come back.
+    // Every slot has been returned.
     end_of(rig.manager.submit(rig.transfer(&all, &all), ()).unwrap()).result.unwrap();
     assert_eq!(rig.relay.trim(), ByteCount::new(3 * BLOCK));
 }
 
 #[test]
-fn a_device_order_is_that_of_the_submission_and_holds_no_slot() {
+fn a_device_order_is_that_of_the_submission_and_uses_no_slot() {
     for back in [false, true] {
         let rig = Steered::new(&slots(1, BLOCK));
         let stream = SimulatedStream::new(Default::default());
@@ -200,7 +199,7 @@ fn a_device_order_is_that_of_the_submission_and_holds_no_slot() {
         let blocks = [0, 1, 2];
         let transfer = Transfer::new(from, to).blocks(&blocks, &blocks);
         let ordered = rig.manager.submit(transfer.device_order(stream.order()), ()).unwrap();
-        // Later work of the device does not concern the transfer.
+        // Later work of the device does not affect the transfer.
         stream.launch();
         let other = rig.manager.submit(rig.transfer(&[9], &[9]), ()).unwrap();
         end_of(other).result.unwrap();
@@ -213,7 +212,7 @@ fn a_device_order_is_that_of_the_submission_and_holds_no_slot() {
 }
 
 #[test]
-fn a_stream_that_is_unknown_is_declined() {
+fn an_unknown_stream_is_declined() {
     let rig = Steered::new(&slots(1, BLOCK));
     let gone = SimulatedStream::new(Default::default()).order();
     let cause = refused(&rig.manager, rig.transfer(&[0], &[0]).device_order(gone));
@@ -230,10 +229,10 @@ fn a_layer_that_fits_no_slot_is_declined() {
 }
 
 #[test]
-fn layers_are_told_of_as_they_arrive() {
+fn layers_are_reported_as_they_arrive() {
     let rig = Steered::new(&slots(1, 4 * 2 * PIECE));
     rig.system.hold();
-    // A slot holds one layer of four blocks.
+    // A slot has room for one layer of four blocks.
     let blocks = [0, 1, 2, 3];
     let transfer = rig.transfer(&blocks, &blocks).layer_by_layer();
     let completion = rig.manager.submit(transfer, ()).unwrap();
@@ -250,8 +249,8 @@ fn layers_are_told_of_as_they_arrive() {
     found.unwrap().assert_clean("all layers");
 }
 
-/// The last reference to the relay goes with a transfer that waited for one of another engine, on
-/// that engine's thread, which the relay needs to end what it has begun.
+/// The last reference to the relay is in a transfer that waits for a transfer of another engine. It
+/// drops on a thread of that engine, which the relay needs to complete its transfers.
 #[test]
 fn a_relay_may_drop_on_the_thread_of_an_engine_that_it_needs() {
     let rig = Steered::new(&slots(1, BLOCK));

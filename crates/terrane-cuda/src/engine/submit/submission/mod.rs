@@ -1,4 +1,4 @@
-//! A job that is being submitted: the chunks that are submitted, and the next chunk.
+//! A job during its submission: its submitted chunks, and its next chunk.
 
 mod steps;
 mod sums;
@@ -16,7 +16,7 @@ use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::complete::in_flight::InFlight;
 use crate::engine::complete::job_resources::{JobResources, PathSample};
 use crate::engine::complete::progress::JobProgress;
-use crate::engine::resources::block_lists::{BlockLists, MOST_SMALL_PAIRS, list_bytes};
+use crate::engine::resources::block_lists::{BlockLists, MAX_SMALL_PAIRS, list_bytes};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::resources::job_streams::{JobStreams, StreamLease};
 use crate::engine::resources::scratch::Scratch;
@@ -44,17 +44,17 @@ pub(crate) struct Submission {
     /// The checksums, if some are requested.
     sums: Option<Box<JobSums>>,
     job: CopyJob,
-    /// The kernels outlive the engine, if it drops while they run.
+    /// Keeps the kernels loaded if the engine drops while they run.
     kernels: Option<Kernels>,
     direction: Direction,
     path: CopyPath,
     /// The mappings of source and destination.
     ends: [Arc<DeviceMapping>; 2],
-    /// The copy in the form of strides; none if the driver copies run by run.
+    /// The copy as strides; `None` if the driver copies run by run.
     grids: Arc<[CopyGrid]>,
     steps: Steps,
     count: Arc<JobProgress>,
-    /// Events behind the latest chunks, with the bytes submitted up to each.
+    /// Events behind the latest chunks, with the total submitted bytes at each.
     marks: SmallVec<[(Event, u64); MARKS]>,
     submitted: u64,
     /// The number of submitted layers, counted from the first of the transfer.
@@ -62,14 +62,14 @@ pub(crate) struct Submission {
     layers: Vec<(Range<u32>, Event)>,
     /// Whether its duration can correct the costs of its path.
     is_sampled: bool,
-    /// Whether all of it is submitted at once, to one stream.
+    /// Whether the whole job is submitted at once, to one stream.
     is_whole: bool,
 }
 
 /// The number of latest chunks that are kept.
 const MARKS: usize = 4;
-/// The bytes that travel while one thread wakes up, and then another: the end is near when no more
-/// is left.
+/// The bytes that travel while two threads wake up, one after the other. With no more bytes left,
+/// the end is near.
 const NEAR: u64 = 10 << 20;
 
 impl Submission {
@@ -156,11 +156,11 @@ impl Submission {
         self.is_sampled = is_alone;
     }
 
-    /// Records that all of it is submitted at once, to one stream, from here on.
+    /// Records that the whole job is submitted at once, to one stream, from here on.
     ///
     /// Threads that wait for such a short job poll its end themselves. The engine's thread that
-    /// sleeps until the end records a separate event. The polled event and the submitting thread
-    /// are not involved.
+    /// sleeps until the end records a separate event, which does not delay the poll or the
+    /// submission.
     pub(crate) fn submit_whole(&mut self) {
         self.is_whole = true;
     }
@@ -169,7 +169,8 @@ impl Submission {
         matches!(self.steps, Steps::Staged(_))
     }
 
-    /// Whether all of it fits into one buffer, so that a few driver calls with one buffer suffice.
+    /// Whether the whole job fits into one buffer, so that a few driver calls with one buffer
+    /// suffice.
     pub(crate) fn fits_one_buffer(&self) -> bool {
         // Layers are reported one by one.
         match &self.steps {
@@ -178,7 +179,7 @@ impl Submission {
         }
     }
 
-    /// Submits all of it as one chunk, in the [given](Self::put_scratch) buffer.
+    /// Submits the whole job as one chunk, in the [given](Self::put_scratch) buffer.
     pub(crate) fn in_one_chunk(&mut self) {
         if let Steps::Staged(staged) = &mut self.steps {
             staged.in_one_chunk();
@@ -187,8 +188,8 @@ impl Submission {
 
     /// Continues without a buffer, on the first stream, if no buffer is available.
     ///
-    /// The submitted chunks are copied again. The same bytes go to the same places, so layers that
-    /// were already reported do not change.
+    /// The submitted chunks are copied again, from the same bytes to the same addresses. So layers
+    /// that were already reported do not change.
     ///
     /// # Errors
     ///
@@ -197,10 +198,10 @@ impl Submission {
         if let [first, others @ ..] = &*self.streams
             && self.submitted > 0
         {
-            // The end event must come after the first stream's last work.
-            // The sums of a destination read what is now copied again.
-            for other in others.iter().chain(self.streams.of_sums()) {
-                first.wait_for(&Event::asked_behind(other)?)?;
+            // The end event must follow the first stream's last work. The sums of a destination
+            // read bytes that are now copied again.
+            for other in others.iter().chain(self.streams.sums_stream()) {
+                first.wait_for(&Event::queried_after(other)?)?;
             }
         }
         let reached = self.kernels.is_some() && self.ends.iter().all(|end| end.has_kernels());
@@ -219,16 +220,16 @@ impl Submission {
         Ok(())
     }
 
-    /// Whether all of it takes a few driver calls, so that the caller's thread may submit it.
+    /// Whether a few driver calls submit the whole job, so that the caller's thread may do it.
     pub(crate) fn is_small(&self, shared: &Shared) -> bool {
-        /// Copies, each a call of two microseconds.
+        /// Copies; a call takes two microseconds.
         const MOST_COPIES: u64 = 3;
-        /// Runs of a batch, at a third of a microsecond each.
+        /// Runs of a batch; each takes a third of a microsecond.
         const MOST_BATCHED: u64 = 16;
-        /// The bytes of one buffer of the staged path, which one thread also submits. They occupy
-        /// the wire for several times the duration of a thread's wake-up.
+        /// The bytes of one buffer of the staged path, which one thread also submits. Their copy
+        /// takes several times as long as a thread's wake-up.
         const MOST_BYTES: u64 = 32 << 20;
-        /// Launches; a list of their pairs may be uploaded for them.
+        /// Launches. A list of their pairs may be uploaded first.
         const MOST_LAUNCHES: usize = 8;
         let plan = self.job.plan();
         // One launch between devices copies up to a gigabyte, whichever thread submits it.
@@ -243,14 +244,15 @@ impl Submission {
                 plan.run_count() <= most && plan.bytes() <= shared.options.request_bytes
             }
             Steps::Kernels { chunker, .. } => {
-                chunker.pairs() <= MOST_SMALL_PAIRS && chunker.clone().nth(MOST_LAUNCHES).is_none()
+                chunker.pairs() <= MAX_SMALL_PAIRS && chunker.clone().nth(MOST_LAUNCHES).is_none()
             }
             Steps::Staged(_) => false,
         }
     }
 
-    /// Takes the resources that the job needs besides streams, if they exist. Returns whether they
-    /// do. The submit thread creates missing ones, so that no caller waits for that.
+    /// Takes the resources that the job needs besides streams, if they exist. Returns whether it
+    /// has all of them. The submit thread allocates missing ones, so that no caller waits for an
+    /// allocation.
     pub(crate) fn has_resources(&mut self, shared: &Shared) -> bool {
         let wants_lists = matches!(self.steps, Steps::Kernels { lists: true, .. });
         if wants_lists && self.room.is_none() {
@@ -275,7 +277,7 @@ impl Submission {
         self.scratch = Some(scratch);
     }
 
-    /// The buffer that the job was given but did not need.
+    /// Returns a buffer that the job was given but did not need.
     pub(crate) fn take_scratch(&mut self) -> Option<Scratch> {
         self.scratch.take()
     }
@@ -301,7 +303,7 @@ impl Submission {
         let SubmittedStep { bytes, stream, layers } = stepped;
         self.submitted += bytes;
         let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
-        // The layers and the buffer do not wait for the sums, but the end of the job does.
+        // The layers and the buffer do not wait for the sums. The end of the job does.
         if self.sums.is_some()
             && self.continue_sums(shared, stream, &event).map_err(engine_failure)?
         {
@@ -312,7 +314,7 @@ impl Submission {
         Ok(Some(SubmittedChunk { event, scratch: self.scratch.take(), bytes, count }))
     }
 
-    /// An event after a stream's work so far, which is also the event of `layers`.
+    /// Records an event after a stream's work so far, which is also the event of `layers`.
     fn mark(&mut self, shared: &Shared, stream: usize, layers: u32) -> Result<Event, CudaError> {
         let event = self.event_behind(shared, stream)?;
         if self.marks.len() == MARKS {
@@ -329,10 +331,10 @@ impl Submission {
         Ok(event)
     }
 
-    /// An event after a stream's work so far, of the sort that the end of this job needs.
+    /// Records an event after a stream's work so far, of the kind that the end of this job needs.
     fn event_behind(&self, shared: &Shared, stream: usize) -> Result<Event, CudaError> {
         match self.streams.get(stream) {
-            Some(stream) if self.is_whole => Event::asked_behind(stream),
+            Some(stream) if self.is_whole => Event::queried_after(stream),
             stream => {
                 let event = Event::new(&shared.context, Timing::Off)?;
                 stream.map_or(Ok(()), |stream| event.record(stream))?;
@@ -341,7 +343,7 @@ impl Submission {
         }
     }
 
-    /// For a job that copies nothing: the work before its end.
+    /// Sets the work before the end of a job that copies nothing.
     pub(crate) fn end_with(&mut self, order_event: OrderEvent) {
         let (event, stream) = order_event.into_parts();
         self.marks.push((event, 0));
@@ -374,7 +376,7 @@ impl Submission {
         let before_end = before.find(|(_, bytes)| submitted - bytes >= NEAR);
         let before_end = before_end.map(|(event, _)| event);
         let corrections = || Arc::clone(&shared.corrections);
-        // The calibration predicts copies alone.
+        // The calibration predicts copies without checksums.
         let sample = (is_sampled && sums.is_none()).then(|| PathSample {
             corrections: corrections(),
             direction,
@@ -389,7 +391,7 @@ impl Submission {
         }
     }
 
-    /// A chunk of it failed. Its buffer, if any, returns to its direction.
+    /// Converts a job after the failure of a chunk. Its buffer, if any, returns to its direction.
     pub(crate) fn into_resources(self, queue: Option<&Arc<DirectionQueue>>) -> Box<JobResources> {
         let Self { streams, scratch, lists, sums, job, kernels, count, ends, .. } = self;
         let (scratch, sample) = (scratch.zip(queue.map(Arc::clone)), None);

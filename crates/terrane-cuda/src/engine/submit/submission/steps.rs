@@ -26,7 +26,7 @@ use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
 
 pub(crate) enum Steps {
-    /// The driver's copies, starting at this run, at this offset in it.
+    /// The driver's copies. The next one begins at this run, at this offset in the run.
     Runs {
         next: usize,
         offset: u64,
@@ -37,7 +37,7 @@ pub(crate) enum Steps {
     Kernels {
         chunker: Chunker,
         ctas: u32,
-        /// Whether the blocks still have to be listed.
+        /// Whether the lists of block ids have not been uploaded yet.
         lists: bool,
     },
     Staged(Box<Staged>),
@@ -56,7 +56,8 @@ pub(crate) struct Staged {
 /// The maximum number of driver calls for one chunk, and of runs in one batch.
 const MOST_CALLS: usize = 64;
 const MOST_TOGETHER: usize = 4096;
-/// The maximum size that a layer-by-layer transfer combines: an event costs as much as 50 KiB.
+/// The maximum size of layers that a layer-by-layer transfer copies together: an event costs as
+/// much as 50 KiB.
 const LAYERS_TOGETHER: u64 = 4 << 20;
 
 impl Submission {
@@ -148,13 +149,13 @@ impl Submission {
         let blocks = [plan.source_blocks(), plan.destination_blocks()];
         let room = match self.room.take() {
             Some(room) => Ok(room),
-            None => shared.lists.take_or_make(list_bytes(blocks)),
+            None => shared.lists.take_or_allocate(list_bytes(blocks)),
         };
         let filled = room.and_then(|mut room| room.fill(blocks, stream).map(|()| room));
         match filled {
             Ok(lists) => self.lists = Some(lists),
             Err(error) if error.is_device_lost() => return Err(error),
-            // The launches then carry the ids, and there are more launches.
+            // The launches then carry the ids in their parameters, and there are more launches.
             Err(error) => tracing::debug!(%error, "no list of blocks"),
         }
         Ok(())
@@ -170,12 +171,12 @@ impl Submission {
         let packing = self.streams.get(1).unwrap_or(copies);
         let Some(scratch) = &mut self.scratch else { return Ok(None) };
         let (buffer, batch) = (scratch.address(), &mut scratch.batch);
-        // A chunk that failed has left its copies.
+        // A failed chunk may have left copies in the list.
         batch.clear();
         let Some(chunk) = staged.chunker.next() else { return Ok(None) };
         let plan = self.job.plan();
         let to_host = self.direction == Direction::ToHost;
-        // No other work runs beside the first chunk to the host, nor beside the only chunk of a
+        // No other work runs beside the first chunk to the host, or beside the only chunk of a
         // transfer. More thread blocks shorten it, and one stream carries both of its halves.
         let is_first = std::mem::replace(&mut staged.is_first, false);
         let is_alone = staged.is_only || (is_first && to_host);
@@ -235,7 +236,7 @@ impl Submission {
             if is_alone {
                 return Ok(());
             }
-            to.wait_for(&Event::asked_behind(from)?)
+            to.wait_for(&Event::queried_after(from)?)
         };
         let launch = || {
             for grid in self.grids.iter() {
@@ -280,7 +281,7 @@ fn kernels(shared: &Shared) -> Result<&Kernels, CudaError> {
 /// A chunk that has been submitted.
 pub(crate) struct SubmittedStep {
     pub(crate) bytes: u64,
-    /// The stream that reaches its end.
+    /// The stream that carries the chunk's last work.
     pub(crate) stream: usize,
     /// The number of complete submitted layers of a layer-by-layer transfer.
     pub(crate) layers: u32,
@@ -325,7 +326,7 @@ impl Steps {
     pub(crate) fn order(&self, grids: &[CopyGrid]) -> ChunkOrder {
         match self {
             Self::Runs { .. } => ChunkOrder { is_in_order: runs_are_blocks(grids), sorted: None },
-            // The copies of all chunks are on one stream, and so the sums would delay the next one.
+            // The copies of all chunks are on one stream, so sums on it would delay the next copy.
             Self::Kernels { .. } => ChunkOrder { is_in_order: false, sorted: None },
             Self::Staged(staged) => ChunkOrder {
                 is_in_order: staged.packing.order == PackingOrder::Blocks,

@@ -1,4 +1,4 @@
-//! When the checksums of a job are submitted: beside the copy, on a stream of their own.
+//! The submission of a job's checksums: beside the copy, on a separate stream.
 
 use terrane_transfer::Side;
 
@@ -9,10 +9,11 @@ use crate::error::CudaError;
 use crate::runtime::event::Event;
 use crate::runtime::stream::Stream;
 
-/// The stream of a job's checksums: its own. Without one, those of a source follow the first chunk
-/// on the first stream, and those of a destination follow each chunk on its own stream, `at`.
+/// The stream of a job's checksums: a separate one, if the job has it. Otherwise the sums of a
+/// source follow the first chunk on the first stream. Those of a destination follow each chunk on
+/// its stream, `at`.
 fn stream_of(streams: &JobStreams, side: Side, at: usize) -> Option<&Stream> {
-    let own = streams.of_sums();
+    let own = streams.sums_stream();
     let at = if side == Side::Source { 0 } else { at };
     own.or(streams.get(at)).map(|stream| &**stream)
 }
@@ -23,9 +24,10 @@ impl Submission {
         self.sums.as_mut().is_none_or(|sums| sums.has_room(&shared.lists))
     }
 
-    /// Submits the sums of what a chunk has completed, after the chunk itself, so that the copy does
-    /// not wait for that. `at` is the stream that carries the last work of the chunk, and `event` is
-    /// behind that. After the last chunk the stream waits for all sums. Returns whether it does.
+    /// Submits the sums of the pairs that a chunk has completed. They follow the chunk, so that the
+    /// copy does not wait for them. `at` is the stream with the last work of the chunk, and `event`
+    /// is recorded behind that work. After the last chunk, the stream waits for all sums. Returns
+    /// whether it does.
     ///
     /// # Errors
     ///
@@ -67,22 +69,23 @@ impl Submission {
         }
     }
 
-    /// Submits the tables, and the sums of a source on the device, unless they are submitted.
+    /// Submits the tables, and the sums of a source on the device, unless both are submitted
+    /// already.
     fn begin_sums(&mut self, shared: &Shared, at: usize) -> Result<(), CudaError> {
         let Some(sums) = self.sums.as_mut().filter(|sums| !sums.has_begun()) else {
             return Ok(());
         };
-        // A job that begins again keeps its stream. No other job's stream will do: it may wait. If
-        // this job waits for its order, it takes no second stream: half of all streams must remain
-        // for jobs that need not wait.
+        // A job that begins again keeps its stream. Another job's stream is no substitute, because
+        // it may wait. A job that waits for its order takes no second stream: half of all streams
+        // must remain for jobs that need not wait.
         if !sums.has_stream {
-            // A caller's thread submits a whole job, and creates no stream for it.
+            // A caller's thread submits a whole job, and creates no stream for the sums.
             let idle = match self.is_whole {
                 _ if sums.waits => None,
                 true => shared.streams.take_ready(),
                 false => shared.streams.take_idle()?,
             };
-            self.streams.put_of_sums(idle);
+            self.streams.set_sums_stream(idle);
             sums.has_stream = true;
         }
         let Some(stream) = stream_of(&self.streams, sums.side(), at) else { return Ok(()) };
@@ -95,9 +98,9 @@ impl Submission {
         let ctas = sums.limits().beside;
         let all = sums.complete(u64::MAX, 0);
         let Some(kernels) = &self.kernels else { return Ok(()) };
-        // SAFETY: the job's order is satisfied before the stream reaches this: a job that waits on
-        // the device has one stream. The job keeps the source alive until the stream has passed it,
-        // and its claims exclude writers.
+        // SAFETY: the job's order is satisfied before the stream reaches this, because a job that
+        // waits on the device has one stream. The job keeps the source alive until the stream has
+        // passed this, and its claims exclude writers.
         unsafe { sums.sum(kernels, stream, all, ctas) }?;
         sums.fetch(stream)
     }

@@ -25,8 +25,8 @@ pub(in crate::engine) struct PreparedList {
     generation: u64,
 }
 
-// SAFETY: NIXL changes nothing of a list once it is prepared. It releases the list under the
-// agent's lock, on any thread. The agent lives as long as the list.
+// SAFETY: NIXL does not change a list after its preparation. It releases the list under the agent's
+// lock, on any thread. The agent lives as long as the list.
 unsafe impl Send for PreparedList {}
 // SAFETY: as above; a shared reference gives access only to its address.
 unsafe impl Sync for PreparedList {}
@@ -39,7 +39,7 @@ pub(super) struct ListKey {
 }
 
 impl PreparedList {
-    /// Makes NIXL prepare all pieces of an end. `None` if it fails, or if it could find a
+    /// Makes NIXL prepare all pieces of an end. `None` if NIXL refuses, or if it could use a
     /// registration that is not the endpoint's.
     pub(super) fn prepare(
         agent: &Agent,
@@ -55,13 +55,13 @@ impl PreparedList {
         let prepare = |name: &str| agent.raw().prepare_xfer_dlist(name, &list, Some(options));
         let raw = if is_local {
             let local = LocalRegistrations::of(agent, route, bases, plan.end(key.side))?;
-            // No registration may change between this check and NIXL's.
+            // No registration may change between this check and NIXL's lookup.
             let table = lock(agent.registrations());
             let is_own = |region| table.has_only(&local.own, region, route.backend);
             if !local.regions.iter().all(is_own) {
                 return None;
             }
-            // An empty name means the agent itself.
+            // An empty name stands for the agent itself.
             without_tracing(|| prepare("")).ok()?
         } else {
             prepare(route.nixl_name(agent).as_str()).ok()?
@@ -82,8 +82,8 @@ impl PreparedList {
         &self.index
     }
 
-    /// The bindings' list. Objects made from it must not outlive NIXL's data of the memory; a
-    /// request has copies, and ends before that.
+    /// The bindings' list. A request copies what it needs, and ends before NIXL's data of the
+    /// memory does.
     pub(in crate::engine) fn raw(&self) -> &nixl_sys::XferDlistHandle {
         &self.raw
     }
@@ -116,7 +116,7 @@ fn all_pieces(
         let address = ByteCount::new(base.address.checked_add(at.offset)?).to_usize();
         list.add_desc(address, length, base.device);
     }
-    // The bindings pass the descriptors to NIXL's list now, outside any lock.
+    // The bindings pass the descriptors to NIXL's list here, outside any lock.
     let _handed_over = list.as_ptr();
     Some(list)
 }

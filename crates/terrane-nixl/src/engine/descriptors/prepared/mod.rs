@@ -1,19 +1,22 @@
-//! Prepared descriptor lists of all pieces of an end, from which requests are made by index.
+//! Prepared descriptor lists of all pieces of an endpoint, from which requests are created by
+//! index.
 //!
-//! NIXL keeps raw pointers in such a list: to its backend's data of a local registration, or of a
-//! peer's key. So
+//! NIXL stores raw pointers in such a list: to its backend's data of a local registration, or of a
+//! peer's key. Therefore:
 //!
-//! - a list of local memory is prepared only if NIXL can find no registration for it but the
-//!   endpoint's own. Only transfers of that endpoint use it, and they hold the registration;
+//! - a list of local memory is prepared only if the endpoint's registration is the only one that
+//!   NIXL can use for it. Only transfers of that endpoint use the list, and they keep the
+//!   registration alive;
 //! - a list of a peer's memory is used only while NIXL's data of the peer is unchanged
-//!   ([`PeerUse::generation`]). It is unchanged from when a transfer finds the peer ready until the
-//!   transfer ends;
-//! - an agent with a listener prepares no lists, as its peers can make it forget and reload others.
+//!   ([`PeerUse::generation`]). That data does not change from the moment when a transfer finds the
+//!   peer ready until the transfer ends;
+//! - an agent with a listener prepares no lists, because its peers can make it forget and reload
+//!   others.
 //!
 //! A request copies the data that it needs from the lists. NIXL follows no pointer when it releases
-//! a list, so a list may outlive the memory. It must not outlive the agent. Releasing takes the
-//! agent's lock, which a post holds for its whole duration. So posting threads release lists, and
-//! submitting threads never do.
+//! a list, so a list may outlive the memory. It must not outlive the agent. Releasing a list takes
+//! the agent's lock, which a post holds for its whole duration. So threads that post release lists,
+//! and threads that submit never do.
 
 pub(in crate::engine) mod list;
 #[cfg(test)]
@@ -38,7 +41,7 @@ use list::{ListKey, PreparedList};
 /// The prepared lists of the ends of an engine's transfers.
 #[derive(Debug)]
 pub(in crate::engine) struct PreparedLists {
-    /// The most pieces in a list.
+    /// The maximum number of pieces in a list.
     max_pieces: u64,
     /// The multiple of its length that must be listed before it is prepared.
     threshold: u64,
@@ -48,15 +51,15 @@ pub(in crate::engine) struct PreparedLists {
 /// An end, and a backend's index in the agent.
 type EndKey = (EndpointId, usize);
 
-/// The list of an end, or how close the end is to having one.
+/// The list of an endpoint, or the progress towards one.
 #[derive(Debug)]
 struct EndLists {
     endpoint: WeakEndpoint,
     index: Arc<PieceIndex>,
-    /// The number of descriptors listed so far without a list that a list would have had.
+    /// The number of descriptors listed so far that a prepared list would have saved.
     listed: u64,
-    /// Whether NIXL failed to prepare the list, or refused the prepared one. The next attempt then
-    /// waits for at least as much work as that one cost.
+    /// Whether NIXL refused to prepare the list, or refused the prepared list. The next attempt
+    /// then waits for at least as much work as the failed one cost.
     has_failed: bool,
     list: Option<Arc<PreparedList>>,
 }
@@ -76,8 +79,8 @@ impl PreparedLists {
         }
     }
 
-    /// The lists for a request of so many descriptors. Prepares them once as much work has been
-    /// spent without them. `None` if this request does without them.
+    /// Returns the lists for a request of this many descriptors. They are prepared once the same
+    /// amount of work has been spent without them. `None` if this request uses none.
     pub(in crate::engine) fn lists(
         &self,
         agent: &Agent,
@@ -100,35 +103,35 @@ impl PreparedLists {
             let end = plan.end(side);
             let key = (end.id(), route.backend);
             if !ends.contains_key(&key) {
-                // A new endpoint is a good time to remove those that have dropped.
-                let gone = ends.extract_if(|_, known| known.endpoint.has_gone());
-                released.extend(gone.filter_map(|(_, known)| known.list));
+                // A new endpoint is an occasion to remove the lists of dropped ones.
+                let dropped = ends.extract_if(|_, entry| entry.endpoint.has_gone());
+                released.extend(dropped.filter_map(|(_, entry)| entry.list));
             }
-            let known = match ends.entry(key) {
-                Entry::Occupied(known) => known.into_mut(),
+            let entry = match ends.entry(key) {
+                Entry::Occupied(entry) => entry.into_mut(),
                 Entry::Vacant(vacant) => vacant.insert(EndLists::new(end)?),
             };
-            if let Some(stale) = known.list.take_if(|list| list.generation() != generation) {
+            if let Some(stale) = entry.list.take_if(|list| list.generation() != generation) {
                 released.push(stale);
-                known.listed = 0;
+                entry.listed = 0;
             }
-            *list = known.list.clone();
+            *list = entry.list.clone();
             if list.is_none() {
-                let pieces = known.index.count();
+                let pieces = entry.index.count();
                 let threshold =
-                    if known.has_failed { self.threshold.max(1) } else { self.threshold };
+                    if entry.has_failed { self.threshold.max(1) } else { self.threshold };
                 is_due &=
-                    pieces <= self.max_pieces && known.listed >= pieces.saturating_mul(threshold);
-                let index = Arc::clone(&known.index);
+                    pieces <= self.max_pieces && entry.listed >= pieces.saturating_mul(threshold);
+                let index = Arc::clone(&entry.index);
                 missing.push(MissingList { key, list: ListKey { side, index, generation } });
             }
         }
         for missing in &missing {
-            if let Some(known) = ends.get_mut(&missing.key) {
+            if let Some(entry) = ends.get_mut(&missing.key) {
                 let listed = to_u64(descriptors);
-                // A transfer that arrives during the preparation continues to list.
-                known.has_failed |= is_due;
-                known.listed = if is_due { 0 } else { known.listed.saturating_add(listed) };
+                // A transfer that arrives during the preparation lists its descriptors.
+                entry.has_failed |= is_due;
+                entry.listed = if is_due { 0 } else { entry.listed.saturating_add(listed) };
             }
         }
         drop(ends);
@@ -139,9 +142,9 @@ impl PreparedLists {
         for missing in missing {
             let list = Arc::new(PreparedList::prepare(agent, route, plan, &missing.list)?);
             let mut ends = self.lock();
-            let replaced = ends.get_mut(&missing.key).and_then(|known| {
-                known.has_failed = false;
-                known.list.replace(Arc::clone(&list))
+            let replaced = ends.get_mut(&missing.key).and_then(|entry| {
+                entry.has_failed = false;
+                entry.list.replace(Arc::clone(&list))
             });
             drop(ends);
             drop(replaced);
@@ -151,14 +154,14 @@ impl PreparedLists {
         Some(LocalAndTarget { local: lists.local?, target: lists.target? })
     }
 
-    /// Removes the lists of both ends: NIXL refuses them.
+    /// Removes the lists of both ends, because NIXL refuses them.
     pub(in crate::engine) fn forget(&self, route: &Route, plan: &TransferPlan) {
         let keys = [plan.source(), plan.destination()].map(|end| (end.id(), route.backend));
         let mut ends = self.lock();
         let lists = keys.map(|key| {
-            let known = ends.get_mut(&key)?;
-            (known.listed, known.has_failed) = (0, true);
-            known.list.take()
+            let entry = ends.get_mut(&key)?;
+            (entry.listed, entry.has_failed) = (0, true);
+            entry.list.take()
         });
         drop(ends);
         drop(lists);

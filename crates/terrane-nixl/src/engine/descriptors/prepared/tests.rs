@@ -1,4 +1,4 @@
-//! When lists are prepared and when they go, and that what is made of them moves the right bytes.
+//! When lists are prepared and released, and that requests created from them copy the right bytes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
 use std::ptr::NonNull;
@@ -20,7 +20,7 @@ use crate::error::NixlError;
 use crate::peers::remote::RemoteLayout;
 
 const BLOCKS: u32 = 32;
-/// One for each block, layer and outer.
+/// One piece for each block, layer and outer.
 const PIECES: usize = 32 * 3 * 2;
 
 fn config() -> LayoutConfig {
@@ -39,7 +39,8 @@ fn layout(agent: &Agent, kind: LayoutKind) -> PhysicalLayout {
 }
 
 /// No two pieces of a block are adjacent.
-const APART: LayoutKind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
+const LAYERS_APART: LayoutKind =
+    LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
 /// An agent with an engine and an end, and blocks of another agent.
 struct Setup {
@@ -61,7 +62,7 @@ impl Setup {
         let owner = agent();
         let blocks = Endpoint::new(layout(&owner, LayoutKind::FullyContiguous)).unwrap();
         let remote = reader.import(&owner.export(blocks.layout()).unwrap()).unwrap();
-        let local = Endpoint::new(layout(&reader, APART)).unwrap();
+        let local = Endpoint::new(layout(&reader, LAYERS_APART)).unwrap();
         let engine = Arc::new(NixlEngine::new(&reader, options).unwrap());
         let manager = TransferManager::new([Arc::clone(&engine) as _]);
         Self { owner, blocks, reader, remote, local, engine, manager }
@@ -92,7 +93,7 @@ impl Setup {
         assert_eq!(seen.mismatches, 0, "{seen:?}");
     }
 
-    /// The lists of the two ends, as far as they have any.
+    /// The lists of the two ends, if they have any.
     fn lists(&self) -> [Option<Arc<PreparedList>>; 2] {
         let ends = self.engine.context.prepared.lock();
         [&self.local, self.remote.endpoint()].map(|end| ends.get(&(end.id(), 0))?.list.clone())
@@ -119,7 +120,7 @@ fn same(one: &[Option<Arc<PreparedList>>; 2], other: &[Option<Arc<PreparedList>>
 }
 
 #[test]
-fn lists_are_prepared_once_as_much_has_been_listed_without_them() {
+fn lists_are_prepared_after_equal_work_without_them() {
     for (prepare_threshold, without) in [(0, 0), (1, 1), (3, 3)] {
         let setup =
             Setup::new(NixlEngineOptions { prepare_threshold, ..NixlEngineOptions::default() });
@@ -153,7 +154,7 @@ fn ends_of_too_many_pieces_and_agents_with_a_listener_have_no_lists() {
 }
 
 #[test]
-fn what_has_been_joined_is_listed() {
+fn joined_pieces_are_listed() {
     let mut setup = Setup::new(at_once());
     setup.local = Endpoint::new(layout(&setup.reader, LayoutKind::FullyContiguous)).unwrap();
     // A block is a run of six pieces.
@@ -173,20 +174,20 @@ fn a_request_that_ends_within_a_piece_is_listed() {
     let setup = Setup::new(NixlEngineOptions { request_bytes: ByteCount::new(1000), ..at_once() });
     setup.copy_and_verify(true);
     setup.copy_and_verify(false);
-    // The first request has five pieces and a part of one. No other request begins at a piece, though
-    // the last one ends with one.
+    // The first request has five pieces and a part of one. No other request begins at a piece; the
+    // last request ends with one.
     assert_eq!(setup.has_lists(), [false; 2]);
 }
 
 /// NIXL loads more keys of the peer for a further layout.
 #[test]
-fn a_list_is_of_what_nixl_has_been_told_of_the_peer() {
+fn lists_are_prepared_again_when_nixl_loads_keys_of_the_peer() {
     let setup = Setup::new(NixlEngineOptions::default());
     setup.copy_and_verify(true);
     setup.copy_and_verify(true);
     let first = setup.lists();
     assert!(first.iter().all(Option::is_some));
-    let further = layout(&setup.owner, APART);
+    let further = layout(&setup.owner, LAYERS_APART);
     let _further = setup.reader.import(&setup.owner.export(&further).unwrap()).unwrap();
     setup.copy_and_verify(false);
     assert_eq!(setup.has_lists(), [true, false], "the list of the former keys was kept");
@@ -196,9 +197,9 @@ fn a_list_is_of_what_nixl_has_been_told_of_the_peer() {
     assert_eq!(setup.has_lists(), [true; 2]);
 }
 
-/// NIXL drops what it knows of a peer when a connection breaks.
+/// NIXL drops its data of a peer when a connection breaks.
 #[test]
-fn no_request_is_made_of_what_nixl_has_dropped() {
+fn no_request_uses_data_that_nixl_has_dropped() {
     let setup = Setup::new(at_once());
     setup.copy_and_verify(true);
     let first = setup.lists();
@@ -214,7 +215,7 @@ fn no_request_is_made_of_what_nixl_has_dropped() {
     assert_eq!(setup.has_lists(), [true; 2]);
 }
 
-/// As above, but no transfer is tried before NIXL loads the peer again.
+/// As above, but no transfer is submitted before NIXL loads the peer again.
 #[test]
 fn lists_from_before_a_peer_was_loaded_again_are_not_used() {
     let setup = Setup::new(at_once());
@@ -248,25 +249,25 @@ fn a_peer_that_is_forgotten_or_refreshed_has_other_lists() {
                 setup.reader.import(&export).unwrap()
             }
         };
-        // Those of the former go when the latter is met.
+        // The lists of the old endpoint are released when the new endpoint is used.
         setup.copy_and_verify(round % 2 == 0);
         assert_eq!(setup.count(), 2, "{round}");
     }
 }
 
-/// Bytes that stay in place for the whole process.
+/// Memory that exists for the whole process.
 #[derive(Debug)]
 struct Fixed {
     bytes: NonNull<u8>,
     length: ByteCount,
 }
 
-// SAFETY: the bytes are a test's, which never frees them and uses them through this alone.
+// SAFETY: only the test uses the bytes, through this value, and never frees them.
 unsafe impl Send for Fixed {}
 // SAFETY: as above.
 unsafe impl Sync for Fixed {}
 
-// SAFETY: every answer is a constant, and the bytes are initialised and never freed.
+// SAFETY: all results are constant, and the bytes are initialised and never freed.
 unsafe impl Memory for Fixed {
     fn kind(&self) -> StorageKind {
         StorageKind::System
@@ -281,7 +282,7 @@ unsafe impl Memory for Fixed {
     }
 }
 
-/// Memory for a layout, and as much again.
+/// Memory for two layouts.
 fn fixed() -> NonNull<u8> {
     let pages = vec![[0_u64; 512]; 2 * PIECES * 192 / 4096].leak();
     NonNull::from(&mut pages[0]).cast()
@@ -294,15 +295,15 @@ fn layout_in(bytes: NonNull<u8>, agent: &Agent) -> PhysicalLayout {
 }
 
 #[test]
-fn an_endpoint_at_the_address_of_one_that_has_gone_has_a_list_of_its_own() {
+fn an_endpoint_at_the_address_of_a_dropped_one_has_its_own_list() {
     let mut setup = Setup::new(at_once());
-    setup.blocks = Endpoint::new(layout(&setup.owner, APART)).unwrap();
+    setup.blocks = Endpoint::new(layout(&setup.owner, LAYERS_APART)).unwrap();
     setup.remote =
         setup.reader.import(&setup.owner.export(setup.blocks.layout()).unwrap()).unwrap();
     let bytes = fixed();
     for round in 0..3 {
-        // The former layout is dropped, and so deregistered.
-        setup.local = Endpoint::new(layout(&setup.reader, APART)).unwrap();
+        // The old layout is dropped, and so deregistered.
+        setup.local = Endpoint::new(layout(&setup.reader, LAYERS_APART)).unwrap();
         setup.local = Endpoint::new(layout_in(bytes, &setup.reader)).unwrap();
         setup.copy_and_verify(true);
         setup.copy_and_verify(false);
@@ -311,11 +312,11 @@ fn an_endpoint_at_the_address_of_one_that_has_gone_has_a_list_of_its_own() {
     }
 }
 
-/// NIXL could find either registration for a piece, and the other one may end first.
+/// NIXL could use either registration for a piece, and the other one may end first.
 #[test]
-fn memory_that_another_registration_reaches_into_has_no_list() {
+fn memory_that_another_registration_overlaps_has_no_list() {
     let mut setup = Setup::new(NixlEngineOptions::default());
-    setup.blocks = Endpoint::new(layout(&setup.owner, APART)).unwrap();
+    setup.blocks = Endpoint::new(layout(&setup.owner, LAYERS_APART)).unwrap();
     setup.remote =
         setup.reader.import(&setup.owner.export(setup.blocks.layout()).unwrap()).unwrap();
     let bytes = fixed();
@@ -333,11 +334,11 @@ fn memory_that_another_registration_reaches_into_has_no_list() {
     assert_eq!(setup.has_lists(), [true; 2]);
 }
 
-/// With a layout of the same memory in the same span, there is one registration, which both hold.
+/// With a layout of the same memory in the same span, there is one registration that both share.
 #[test]
-fn a_registration_that_is_shared_is_the_endpoint_s_as_well() {
+fn a_shared_registration_counts_as_the_endpoints_own() {
     let mut setup = Setup::new(at_once());
-    setup.blocks = Endpoint::new(layout(&setup.owner, APART)).unwrap();
+    setup.blocks = Endpoint::new(layout(&setup.owner, LAYERS_APART)).unwrap();
     setup.remote =
         setup.reader.import(&setup.owner.export(setup.blocks.layout()).unwrap()).unwrap();
     let bytes = fixed();
@@ -351,7 +352,7 @@ fn a_registration_that_is_shared_is_the_endpoint_s_as_well() {
 }
 
 #[test]
-fn lists_keep_the_agent_and_go_with_the_engine() {
+fn lists_keep_the_agent_and_drop_with_the_engine() {
     let Setup { owner, blocks, reader, remote, local, engine, manager } = {
         let setup = Setup::new(at_once());
         setup.copy_and_verify(true);

@@ -20,7 +20,7 @@ fn a_failed_post_may_have_posted_some_of_its_descriptors() {
     let local = builder.allocate(&HeapAllocator::system()).register(&agent).build().unwrap();
     let (file, local) = (Endpoint::new(file).unwrap(), Endpoint::new(local).unwrap());
 
-    // The test uses nearly all of them without the engine's knowledge.
+    // The test uses nearly all I/Os without the engine's knowledge.
     let list = |memory| nixl_sys::XferDescList::new(memory).unwrap();
     let (mut here, mut there) = (list(nixl_sys::MemType::Dram), list(nixl_sys::MemType::File));
     let address = ByteCount::new(local.base(0).unwrap().as_host().unwrap().get()).to_usize();
@@ -45,18 +45,18 @@ fn a_failed_post_may_have_posted_some_of_its_descriptors() {
         Some(RequestError::Status { step: NixlStep::Post, peer: None, .. }) => {}
         cause => panic!("{cause:?} of {error:?}"),
     }
-    // A file has no connection that could be closed.
+    // A file has no connection to close.
     assert_eq!(orphaned.poll(&agent), Outstanding::Unknowable);
     drop((transfer, orphaned));
     assert!(local.hold_for_write(&[5]).is_err(), "the memory was released");
     // The other request completes.
-    within_patience(|| {
+    poll_within_timeout(|| {
         matches!(raw.get_xfer_status(&other), Ok(nixl_sys::XferStatus::Success)).then_some(())
     });
 }
 
 #[test]
-fn a_file_that_ends_before_what_was_written_is_not_taken_for_written() {
+fn a_file_that_ends_before_the_written_bytes_is_an_error() {
     let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "64");
     let agent = AgentBuilder::unnamed().backend(posix).build().unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ fn a_file_that_ends_before_what_was_written_is_not_taken_for_written() {
     let descriptor = file.base(0).unwrap().as_file().unwrap().file.descriptor;
     let path = format!("/proc/self/fd/{descriptor}");
     let opened = std::fs::OpenOptions::new().write(true).open(path).unwrap();
-    within_patience(|| {
+    poll_within_timeout(|| {
         opened.set_len(5000).unwrap();
         matches!(transfer.advance(&agent, &rates), TransferProgress::Ended).then_some(())
     });

@@ -1,5 +1,5 @@
 //! Transfers step by step, also with a peer that makes no progress by itself: an agent without a
-//! progress thread, reached over TCP.
+//! progress thread, over TCP.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
 mod files;
@@ -29,13 +29,13 @@ use crate::engine::thread::queue::Queue;
 use crate::peers::error::ImportError;
 use crate::peers::remote::RemoteLayout;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Accepts every job, and does nothing.
+/// Accepts every job, and does not execute it.
 #[derive(Debug, Default)]
 struct KeepsJobs(Mutex<Vec<CopyJob>>);
 
-// SAFETY: the jobs are the test's, which passes them to transfers.
+// SAFETY: the test takes the jobs, and passes them to transfers.
 unsafe impl CopyEngine for KeepsJobs {
     fn name(&self) -> &'static str {
         "keeps jobs"
@@ -61,7 +61,7 @@ fn layout(agent: &Agent) -> PhysicalLayout {
     builder.allocate(&HeapAllocator::system()).register(agent).build().unwrap()
 }
 
-/// An agent, another that owns blocks, and an end at each.
+/// An agent, another agent that owns blocks, and an endpoint of each.
 struct TwoAgents {
     owner: Agent,
     blocks: Endpoint,
@@ -81,12 +81,12 @@ impl TwoAgents {
         Self { owner, blocks, export, agent, remote, local }
     }
 
-    /// Two agents whose owner makes progress only when its notifications are taken.
+    /// Two agents whose owner makes progress only when its notifications are queried.
     fn silent() -> Self {
         Self::new(builder().progress_thread(None))
     }
 
-    /// A read of a block into the local block of the same number.
+    /// A read of a block into the local block of the same id.
     fn read(&self, block: u32) -> (NixlTransfer, Completion<&'static str>) {
         let read = Transfer::new(self.remote.endpoint(), &self.local);
         queued(&self.agent, read.blocks(&[block], &[block]))
@@ -110,7 +110,7 @@ impl TwoAgents {
         transfer: &mut NixlTransfer,
         meanwhile: impl Fn(),
     ) -> Option<Box<OrphanedRequests>> {
-        within_patience(|| {
+        poll_within_timeout(|| {
             meanwhile();
             match self.advance(transfer) {
                 TransferProgress::Ended => Some(None),
@@ -139,7 +139,7 @@ fn accepted(
 ) -> (CopyJob, ReservedRoute, Completion<&'static str>) {
     let engine = Arc::<KeepsJobs>::default();
     // There is no engine's thread, so a waiting thread advances the transfer until it ends.
-    let manager = TransferManager::new([Arc::clone(&engine) as _]).with_spin(PATIENCE);
+    let manager = TransferManager::new([Arc::clone(&engine) as _]).with_spin(TIMEOUT);
     let completion = manager.submit(transfer, "guard").unwrap();
     let job = engine.0.lock().unwrap().pop().unwrap();
     let route = Route::of(agent, &EndpointCache::default(), job.plan()).unwrap();
@@ -153,13 +153,13 @@ fn context(agent: &Agent) -> Arc<EngineContext> {
 }
 
 #[track_caller]
-fn within_patience<T>(mut look: impl FnMut() -> Option<T>) -> T {
+fn poll_within_timeout<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TIMEOUT);
         std::thread::yield_now();
     }
 }
@@ -180,12 +180,12 @@ fn over_tcp(test: &str, body: impl FnOnce()) {
 }
 
 #[test]
-fn what_has_ended_by_its_deadline_is_not_late() {
+fn a_transfer_that_ended_by_its_deadline_is_not_late() {
     let agents = TwoAgents::new(builder());
     Pattern::new(1).fill(&agents.blocks).unwrap();
     let (mut transfer, completion) = agents.read(1);
     assert!(matches!(agents.advance(&mut transfer), TransferProgress::Changed));
-    within_patience(|| {
+    poll_within_timeout(|| {
         (transfer.requests[0].poll(&agents.agent) == RequestState::Completed).then_some(())
     });
     // No thread has polled until now.
@@ -202,13 +202,13 @@ fn what_has_ended_by_its_deadline_is_not_late() {
 }
 
 #[test]
-fn nothing_is_known_of_requests_whose_peer_nixl_has_forgotten() {
+fn the_state_of_requests_is_unknown_after_nixl_forgot_their_peer() {
     const TEST: &str =
-        "engine::transfer::tests::nothing_is_known_of_requests_whose_peer_nixl_has_forgotten";
+        "engine::transfer::tests::the_state_of_requests_is_unknown_after_nixl_forgot_their_peer";
     over_tcp(TEST, || {
         let agents = TwoAgents::silent();
         let (mut transfer, completion) = agents.reading(1);
-        // A message to NIXL's listener does the same.
+        // A message to NIXL's listener has the same effect.
         let name = agents.agent.nixl_name_of(&agents.owner);
         agents.agent.raw().invalidate_remote_md(&name).unwrap();
         let mut orphaned = agents.finish(&mut transfer, || ()).unwrap();
@@ -223,8 +223,9 @@ fn nothing_is_known_of_requests_whose_peer_nixl_has_forgotten() {
 }
 
 #[test]
-fn what_failed_in_flight_ends_with_its_connection() {
-    const TEST: &str = "engine::transfer::tests::what_failed_in_flight_ends_with_its_connection";
+fn requests_that_failed_in_flight_end_with_their_connection() {
+    const TEST: &str =
+        "engine::transfer::tests::requests_that_failed_in_flight_end_with_their_connection";
     over_tcp(TEST, || {
         let mut agents = TwoAgents::silent();
         let (mut transfer, completion) = agents.reading(1);
@@ -243,13 +244,13 @@ fn what_failed_in_flight_ends_with_its_connection() {
         let mut orphaned_of_other = agents.finish(&mut other, || ()).unwrap();
         assert_eq!(lost_at(also), NixlStep::Transfer);
         for (orphaned, block) in [(&mut orphaned, 1), (&mut orphaned_of_other, 2)] {
-            within_patience(|| {
+            poll_within_timeout(|| {
                 (orphaned.poll(&agents.agent) == Outstanding::Nothing).then_some(())
             });
             assert!(!agents.is_claimed(block));
         }
 
-        // Nothing more is posted to a lost peer. After its restart it is another peer.
+        // Nothing is posted to a lost peer. After its restart it is another peer.
         let (mut transfer, completion) = agents.read(1);
         assert!(matches!(agents.advance(&mut transfer), TransferProgress::Ended));
         assert_eq!(lost_at(completion), NixlStep::Prepare);
@@ -273,8 +274,8 @@ fn what_failed_in_flight_ends_with_its_connection() {
 
 /// Without the peer's keys NIXL would no longer report the state of the request.
 #[test]
-fn no_keys_are_loaded_while_something_is_in_flight() {
-    const TEST: &str = "engine::transfer::tests::no_keys_are_loaded_while_something_is_in_flight";
+fn no_keys_are_loaded_while_a_request_is_in_flight() {
+    const TEST: &str = "engine::transfer::tests::no_keys_are_loaded_while_a_request_is_in_flight";
     over_tcp(TEST, || {
         let agents = TwoAgents::silent();
         let further = layout(&agents.owner);
@@ -296,8 +297,9 @@ fn no_keys_are_loaded_while_something_is_in_flight() {
 
 /// The memory of requests in flight stays alive and registered, even if all other owners drop.
 #[test]
-fn what_is_in_flight_is_kept_and_stays_registered() {
-    const TEST: &str = "engine::transfer::tests::what_is_in_flight_is_kept_and_stays_registered";
+fn memory_of_requests_in_flight_is_kept_and_stays_registered() {
+    const TEST: &str =
+        "engine::transfer::tests::memory_of_requests_in_flight_is_kept_and_stays_registered";
     over_tcp(TEST, || {
         let mut agents = TwoAgents::silent();
         let (mut transfer, completion) = agents.reading(1);
@@ -335,12 +337,13 @@ fn the_next_import_reopens_a_broken_connection() {
         let orphaned = agents.finish(&mut transfer, || ());
         lost_at(completion);
         assert_eq!(lost_at(read(2)), NixlStep::Prepare);
-        // Nothing else is in flight, so the connection is closed by now, even if the read is orphaned.
+        // No other request is in flight, so the connection is closed by now, even if the read is
+        // orphaned.
         let again = agents.agent.import(&agents.export).unwrap();
         assert_eq!(again.peer(), agents.remote.peer());
         assert_eq!(again.endpoint().id(), agents.remote.endpoint().id());
         if let Some(mut orphaned) = orphaned {
-            within_patience(|| {
+            poll_within_timeout(|| {
                 (orphaned.poll(&agents.agent) == Outstanding::Nothing).then_some(())
             });
         }
@@ -359,8 +362,8 @@ fn break_connections() -> usize {
         open.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
     open.into_iter()
         .filter(|&descriptor| {
-            // SAFETY: the descriptor is only queried and shut down, and never closed. If it was closed
-            // meanwhile, these calls fail.
+            // SAFETY: the descriptor is only queried and shut down, and never closed. If another
+            // thread has closed it, these calls fail.
             let stream = ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(descriptor) });
             stream.peer_addr().is_ok() && stream.shutdown(Shutdown::Both).is_ok()
         })
@@ -368,7 +371,7 @@ fn break_connections() -> usize {
 }
 
 #[test]
-fn a_new_transfer_is_left_to_its_submitter_until_another_thread_polls() {
+fn only_the_submitter_advances_a_new_transfer_until_another_thread_polls() {
     let agents = TwoAgents::new(builder());
     let read = |block: u32| {
         let read =

@@ -24,7 +24,7 @@ class Peer:
         return memory, self.agent.register_memory(descriptors, "DRAM")
 
     def address(self):
-        """Where the memory is."""
+        """The address of the memory."""
         return str(self.memory.ctypes.data)
 
     def metadata(self):
@@ -52,7 +52,7 @@ class Peer:
         return self.agent.add_remote_agent(bytes.fromhex(metadata)).decode()
 
     def move(self, operation, offset, address, length, agent, message):
-        """Writes to or reads from memory of another agent, and tells it so."""
+        """Writes to or reads from the memory of another agent, which a message notifies of the end."""
         here = [(self.memory.ctypes.data + int(offset), int(length), 0)]
         there = [(int(address), int(length), 0)]
         here, there = (self.agent.get_xfer_descs(place, "DRAM") for place in (here, there))
@@ -64,21 +64,21 @@ class Peer:
         self.agent.release_xfer_handle(request)
         return state
 
-    def tell(self, agent, message):
+    def notify(self, agent, message):
         self.agent.send_notif(agent, bytes.fromhex(message))
-        return "told"
+        return "notified"
 
-    def told(self, count):
-        """So many messages, each with its sender's name."""
-        found = []
-        while len(found) < int(count):
+    def notifications(self, count):
+        """Waits for `count` messages, and answers with each after its sender's name."""
+        received = []
+        while len(received) < int(count):
             for agent, messages in self.agent.get_new_notifs().items():
-                found += [f"{agent}:{message.hex()}" for message in messages]
+                received += [f"{agent}:{message.hex()}" for message in messages]
             time.sleep(0.001)
-        return " ".join(found)
+        return " ".join(received)
 
     def hammer(self, address, length, agent):
-        """Writes and reads without end, until the process is killed."""
+        """Writes and reads until the process is killed."""
         answer("begun")
         for operation in itertools.cycle(["WRITE", "READ"]):
             self.move(operation, 0, address, length, agent, b"?".hex())

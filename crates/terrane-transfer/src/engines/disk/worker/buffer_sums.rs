@@ -1,4 +1,4 @@
-//! Checksums of blocks whose bytes pass through bounce buffers in canonical order.
+//! Checksums of blocks that are copied through bounce buffers in canonical order.
 
 use std::slice;
 
@@ -18,7 +18,7 @@ use crate::side::Side;
 /// The checksums of a job whose blocks are one span each in the file, in canonical order. The bytes
 /// are in the processor's cache when they are copied to or from a buffer.
 pub(super) struct BufferSums {
-    /// The end in the file.
+    /// The end that is in the file.
     side: Side,
     block_bytes: u64,
     pairs: Vec<PairSum>,
@@ -28,24 +28,24 @@ pub(super) struct BufferSums {
 #[derive(Clone, Copy)]
 struct PairSum {
     sum: u64,
-    /// The bytes that it lacks.
+    /// The bytes that are still missing.
     left: u64,
 }
 
 impl BufferSums {
-    /// `None` if the route has no buffers, or its file holds blocks in another order.
+    /// Returns `None` if the route has no buffers, or its file stores blocks in another order.
     pub(super) fn of(job: &CopyJob, route: &DiskRoute) -> Option<Self> {
         let (plan, side) = (job.plan(), route.file_side());
         let block_bytes = plan.bytes().get().checked_div(to_u64(job.checksums()))?;
         let pairs = vec![PairSum { sum: 0, left: block_bytes }; job.checksums()];
-        (route.staged && suit(plan, side)).then_some(Self { side, block_bytes, pairs })
+        (route.staged && is_canonical(plan, side)).then_some(Self { side, block_bytes, pairs })
     }
 
-    /// Adds the bytes of a buffer from `first` on, which are those of these parts.
+    /// Adds the bytes of a buffer, starting at `first`. They belong to these parts.
     ///
     /// # Safety
     ///
-    /// The buffer holds all bytes of the parts there, and nothing writes it meanwhile.
+    /// The buffer has all bytes of the parts there, and nothing writes it during the call.
     pub(super) unsafe fn add(
         &mut self,
         job: &CopyJob,
@@ -64,7 +64,7 @@ impl BufferSums {
                 let found = piece.zip(buffer.at(first + done));
                 let ((pair, left), address) = found.ok_or_else(|| engine_failure(NotForFiles))?;
                 let bytes = left.min(all - done);
-                // SAFETY: the buffer has as many bytes as the parts together, of which `done` come
+                // SAFETY: the buffer has all bytes of the parts, and the first `done` of them come
                 // before these. By the contract of this function, nothing writes them.
                 let span = unsafe { slice::from_raw_parts(address.as_ptr(), to_usize(bytes)) };
                 self.add_piece(job, pair, left - bytes, span);
@@ -75,8 +75,8 @@ impl BufferSums {
         Ok(())
     }
 
-    /// The pair of blocks that a byte of a run belongs to, and the bytes of its block from there
-    /// on. They follow one another in the file.
+    /// The pair of blocks with a byte of a run, and the number of the block's bytes from there to
+    /// its end. These bytes are adjacent in the file.
     fn rest_of_block(&self, plan: &TransferPlan, run: usize, offset: u64) -> Option<(usize, u64)> {
         let mut pair = None;
         plan.pairs_of(run, offset..offset + 1, &mut |found, _| pair = Some(to_usize(found.into())));
@@ -87,7 +87,7 @@ impl BufferSums {
         (at.region == start.region).then_some((pair?, left))
     }
 
-    /// Adds bytes of a block that has this many bytes behind them.
+    /// Adds bytes of a block. `behind` bytes of the block follow them.
     fn add_piece(&mut self, job: &CopyJob, pair: usize, behind: u64, bytes: &[u8]) {
         let Some(so_far) = self.pairs.get_mut(pair) else { return };
         so_far.sum ^= Crc64Shift::of(behind).apply(crc64(bytes));
@@ -98,23 +98,24 @@ impl BufferSums {
     }
 }
 
-/// Whether the file at `side` holds the blocks of a plan in canonical order. Checksums are then
-/// computed from buffers in the order of the file.
-pub(in super::super) fn suit(plan: &TransferPlan, side: Side) -> bool {
+/// Whether the file at `side` stores the blocks of a plan in canonical order. Checksums are then
+/// computed from buffers, in file order.
+pub(in super::super) fn is_canonical(plan: &TransferPlan, side: Side) -> bool {
     let blocks = plan.blocks(side);
     let Some(&first) = blocks.first() else { return true };
     let block_bytes = plan.bytes().get() / to_u64(blocks.len());
     let is_one_span = block_span(plan, side, first).is_some_and(|(_, bytes)| bytes == block_bytes);
-    // Bytes of one block that go to two others could be adjacent in a buffer.
+    // Otherwise bytes of one block for two destinations could be adjacent in a buffer.
     let mut seen = FxHashSet::default();
     is_one_span && (side == Side::Destination || blocks.iter().all(|block| seen.insert(*block)))
 }
 
-/// The bytes that are copied before their checksum is computed, while they are in the cache.
+/// The bytes that are copied between two updates of the checksum, so that they are still in the
+/// cache.
 const HOT_BYTES: u64 = 128 << 10;
 
-/// Copies the parts of a request between memory and its buffer, and adds their bytes to the
-/// checksums of the job, if it wants some.
+/// Copies the parts of a request between memory and its buffer, and adds their bytes to the job's
+/// checksums, if it requests some.
 pub(super) fn copy_and_sum(
     job: &CopyJob,
     sums: Option<&mut BufferSums>,
@@ -134,7 +135,7 @@ pub(super) fn copy_and_sum(
         let count = rest.iter().take_while(fits).count();
         let (parts, others) = rest.split_at(count);
         let sum = |sums: &mut BufferSums| {
-            // SAFETY: the buffer was read before, or filled just now, and belongs to one operation,
+            // SAFETY: the buffer was read before, or filled just now. It belongs to one operation,
             // which has no request in flight.
             unsafe { sums.add(job, parts, buffer, first) }
         };

@@ -27,17 +27,17 @@ use terrane_core::Durability;
 
 /// The thread's state.
 ///
-/// The queue is the first field, so it drops first. It then waits for requests in flight before the
-/// jobs release their memory and the buffers theirs.
+/// The queue is the first field, so it drops first. It waits for requests in flight before the jobs
+/// and the buffers release their memory.
 pub(super) struct DiskWorker {
     queue: IoQueue,
     jobs: Slab<JobState>,
-    /// The jobs that have requests left to make, in turn.
+    /// The jobs with remaining requests, in turn.
     turns: VecDeque<usize>,
-    /// The jobs that have checksums left to compute, in turn.
+    /// The jobs with remaining checksums, in turn.
     summing: VecDeque<usize>,
     operations: Slab<Operation>,
-    /// Operations between files whose bytes have been read and are to be written.
+    /// Operations between files whose bytes have been read, and must be written.
     to_write: VecDeque<usize>,
     bounce: BounceBuffers,
     request_bytes: u64,
@@ -55,7 +55,7 @@ struct JobState {
     extents: Extents,
     operations: usize,
     failure: Option<CopyFailure>,
-    /// The files to make durable, once all is written.
+    /// The files to make durable after the last write.
     to_sync: Vec<(FileHandle, Durability)>,
     /// The checksums to compute.
     sums: Option<JobSums>,
@@ -77,7 +77,7 @@ struct Operation {
 
 enum Stage {
     Reading,
-    /// `next` is the first part that no request writes yet.
+    /// `next` is the first part without a write request.
     Writing {
         next: usize,
         requests: usize,
@@ -85,14 +85,13 @@ enum Stage {
     Syncing,
 }
 
-/// Whether a job could make a request.
+/// The result of an attempt to make a request.
 enum RequestOutcome {
-    /// It made one, and has more to make. `copied` says whether bytes went into a buffer for this
-    /// one.
+    /// A request was made, and others remain. `copied`: bytes were copied into a buffer for it.
     Made { copied: bool },
-    /// All its extents are requested.
+    /// All extents have been requested.
     NothingLeft,
-    /// Every bounce buffer is in use; a completion changes that.
+    /// All bounce buffers are in use. A completion changes that.
     Blocked,
 }
 
@@ -103,8 +102,8 @@ impl DiskWorker {
         options: &DiskEngineOptions,
         rates: Arc<DiskRates>,
     ) -> Self {
-        let asked = options.request.max(ByteCount::new(REQUESTS.get()));
-        let request = asked.align_up(REQUESTS).unwrap_or(asked);
+        let request_bytes = options.request.max(ByteCount::new(REQUESTS.get()));
+        let request = request_bytes.align_up(REQUESTS).unwrap_or(request_bytes);
         Self {
             jobs: Slab::new(),
             turns: VecDeque::new(),
@@ -128,7 +127,7 @@ impl DiskWorker {
             self.fill_queue();
             let mut until = None;
             if !self.summing.is_empty() {
-                // The disk works while a checksum is computed.
+                // The disk works during the computation of a checksum.
                 self.start();
                 until = self.sum_one_block().then(Instant::now);
             }
@@ -137,15 +136,14 @@ impl DiskWorker {
             }
             for completion in completions.drain(..) {
                 if self.complete(completion) {
-                    // The disk works while the next buffer is copied.
+                    // The disk works during the copy into the next buffer.
                     self.fill_queue();
                 }
             }
         }
     }
 
-    /// Accepts new jobs, and waits for one if there is nothing else to do. Returns whether there is
-    /// anything to do at all.
+    /// Accepts new jobs. Waits for a job if there is no other work. Returns whether there is work.
     fn accept(&mut self) -> bool {
         if self.jobs.is_empty() {
             match self.inbox.recv() {
@@ -178,8 +176,7 @@ impl DiskWorker {
         self.turns.push_back(key);
     }
 
-    /// Makes requests, of one job after the other, until the queue is full or nothing is left to
-    /// request.
+    /// Makes requests, of one job after the other, until the queue is full or no requests remain.
     fn fill_queue(&mut self) {
         let mut blocked = 0;
         while self.queue.has_room() {
@@ -215,12 +212,12 @@ impl DiskWorker {
         }
     }
 
-    /// Submits the prepared requests before time goes into copies. The next wait reports a failure.
+    /// Submits the prepared requests before the thread copies. The next wait reports a failure.
     fn start(&mut self) {
         let _ = self.queue.flush();
     }
 
-    /// Handles the completion of a request. Returns whether a buffer was copied for it.
+    /// Handles the completion of a request. Returns whether it copied a buffer.
     fn complete(&mut self, completion: IoCompletion) -> bool {
         let index = to_usize(completion.token);
         let Some(operation) = self.operations.get_mut(index) else { return false };
@@ -231,7 +228,7 @@ impl DiskWorker {
         }
         let succeeded = completion.outcome.is_ok();
         let outcome = match (completion.outcome, self.jobs.get(key)) {
-            (Ok(()), _) => self.carry_on(index),
+            (Ok(()), _) => self.continue_operation(index),
             (Err(failure), Some(active)) => {
                 Err(describe(failure, &operation.parts, active.job.plan()))
             }
@@ -245,8 +242,9 @@ impl DiskWorker {
         copied
     }
 
-    /// Continues after a successful request: copies out of the buffer, or writes from it.
-    fn carry_on(&mut self, index: usize) -> Result<(), CopyFailure> {
+    /// Continues an operation after a successful request: copies out of the buffer, or writes from
+    /// it.
+    fn continue_operation(&mut self, index: usize) -> Result<(), CopyFailure> {
         let Some(operation) = self.operations.get_mut(index) else { return Ok(()) };
         let Some(active) = self.jobs.get_mut(operation.job) else { return Ok(()) };
         if !matches!(operation.stage, Stage::Reading) || active.failure.is_some() {
@@ -271,7 +269,7 @@ impl DiskWorker {
         Ok(())
     }
 
-    /// Ends an operation that has nothing in flight and nothing left to do.
+    /// Ends an operation without requests in flight and without remaining work.
     fn end_if_done(&mut self, index: usize, succeeded: bool) {
         let Some(operation) = self.operations.get(index) else { return };
         let failed = self.jobs.get(operation.job).is_none_or(|active| active.failure.is_some());
@@ -319,8 +317,8 @@ impl DiskWorker {
         }
     }
 
-    /// Makes a job's files durable once all is written, and finishes the job after that. A failed
-    /// job is finished once it has nothing in flight.
+    /// Makes a job's files durable after the last write, and then finishes the job. A failed job is
+    /// finished once it has no requests in flight.
     fn finish_if_done(&mut self, key: usize) {
         let Some(active) = self.jobs.get_mut(key) else { return };
         if active.operations > 0 {
@@ -339,7 +337,7 @@ impl DiskWorker {
                 return sums.all_arrived();
             }
         }
-        // Only a job that failed half-way can still have a turn. There can be many others.
+        // Only a job that failed half-way can still be in the queues, which can be long.
         if self.jobs.get(key).is_some_and(JobState::has_extents_left) {
             self.turns.retain(|&waiting| waiting != key);
         }
@@ -360,7 +358,8 @@ impl DiskWorker {
         }
     }
 
-    /// The kernel refuses to be entered: every present and later job fails with that error.
+    /// Handles a kernel that refuses `io_uring_enter`: every present and later job fails with that
+    /// error.
     fn orphan(self, error: StorageError) {
         let Self { queue, mut jobs, inbox, .. } = self;
         tracing::error!(%error, "the disk engine's queue failed");

@@ -1,4 +1,4 @@
-//! Requests that the thread makes of the queue.
+//! The requests that the thread makes.
 
 use terrane_core::{FileHandle, Location};
 use terrane_storage::{IoFile, IoRequest};
@@ -44,8 +44,8 @@ impl DiskWorker {
         Ok(if has_more { RequestOutcome::Made { copied } } else { RequestOutcome::NothingLeft })
     }
 
-    /// Requests the next extent of a job, through `buffer` if the route is staged. A request takes
-    /// the buffer.
+    /// Requests the next extent of a job, through `buffer` if the route is staged. A request then
+    /// owns the buffer.
     fn request_extent(
         &mut self,
         key: usize,
@@ -92,9 +92,9 @@ impl DiskWorker {
             _ => IoRequest::write(token, file, offset, &self.buffers),
         };
         let request = by_deadline(request, &active.job);
-        // SAFETY: the buffers are those of the job's runs, which the job keeps alive and claims, or
-        // one of the engine's. Both are held until the completion has been handled, and the queue
-        // drops before either. The descriptors stay open as long as the memory lives.
+        // SAFETY: the buffers are memory of the job's runs, which the job keeps alive and claims,
+        // or an engine's buffer. Both exist until the completion has been handled, and the queue
+        // drops before either. The descriptors are open while the memory lives.
         unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
         active.operations += 1;
         self.operations.insert(Operation { job: key, parts, buffer: buffer.take(), stage });
@@ -114,8 +114,8 @@ impl DiskWorker {
         self.finish_if_done(key);
     }
 
-    /// Requests a write of the parts, from the next one on, that are adjacent in the destination.
-    /// Returns whether parts are left.
+    /// Requests a write of parts that are adjacent in the destination, starting with the next one.
+    /// Returns whether parts remain.
     fn write_next(&mut self, index: usize) -> Result<bool, CopyFailure> {
         let Some(operation) = self.operations.get_mut(index) else { return Ok(false) };
         let Operation { job: key, parts, buffer, stage: Stage::Writing { next, requests } } =
@@ -146,8 +146,8 @@ impl DiskWorker {
         let source = [io_buffer(buffer.at(begin), bytes)?];
         let request = IoRequest::write(token(index), file, position.offset, &source);
         let request = by_deadline(request, &active.job);
-        // SAFETY: the buffer is held by the operation until its last completion has been handled,
-        // and the queue drops before it. The descriptor is open for as long as the job is held.
+        // SAFETY: the operation owns the buffer until its last completion has been handled, and the
+        // queue drops before the buffer. The descriptor is open while the job exists.
         unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
         *requests += 1;
         Ok(*next < parts.len())
@@ -168,7 +168,7 @@ impl DiskWorker {
             Durability::None | Durability::Data => IoRequest::sync_data(token, file),
         };
         let request = by_deadline(request, &active.job);
-        // SAFETY: there are no buffers, and the descriptor is open for as long as the job is held.
+        // SAFETY: there are no buffers, and the descriptor is open while the job exists.
         unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
         active.operations += 1;
         let parts = self.spare_parts.pop().unwrap_or_default();

@@ -15,23 +15,23 @@ use crate::engine::job::CopyJob;
 use crate::plan::TransferPlan;
 use crate::side::Side;
 
-/// The checksums that a job has yet to compute.
+/// The remaining checksums of a job.
 pub(super) enum JobSums {
     /// From the blocks in memory.
     OfMemory(MemorySums),
-    /// From the bounce buffers, which hold the bytes in canonical order.
+    /// From the bounce buffers, which contain the bytes in canonical order.
     OfBuffers(BufferSums),
 }
 
 /// The checksums of blocks in memory.
 pub(super) struct MemorySums {
-    /// The end in memory.
+    /// The end that is in memory.
     side: Side,
     /// Pairs of blocks whose bytes are all in memory.
     ready: VecDeque<Range<usize>>,
-    /// The bytes of each pair that have not been read; empty if they are not counted.
+    /// The bytes of each pair that have not been read; empty if bytes are not counted per pair.
     left: Vec<u64>,
-    /// The number of checksums that are not computed.
+    /// The number of remaining checksums.
     remaining: usize,
 }
 
@@ -44,7 +44,7 @@ impl JobSums {
         Some(of_buffers.unwrap_or_else(|| Self::OfMemory(MemorySums::of(job, route.flow))))
     }
 
-    /// The checksums that are computed from memory, and have not all been.
+    /// The remaining checksums that are computed from memory.
     pub(super) fn left_in_memory(&mut self) -> Option<&mut MemorySums> {
         match self {
             Self::OfMemory(sums) => (sums.remaining > 0).then_some(sums),
@@ -77,7 +77,7 @@ impl MemorySums {
         sums
     }
 
-    /// These bytes have been read.
+    /// Records that the bytes of a part have been read.
     pub(super) fn arrived(&mut self, plan: &TransferPlan, part: &RunPart) {
         if self.left.is_empty() {
             return;
@@ -94,7 +94,7 @@ impl MemorySums {
         });
     }
 
-    /// All bytes have been copied.
+    /// Records that all bytes have been copied.
     pub(super) fn all_arrived(&mut self) {
         if self.side == Side::Destination && self.left.is_empty() && self.ready.is_empty() {
             self.ready.push_back(0..self.remaining);
@@ -127,9 +127,8 @@ impl DiskWorker {
                 self.summing.push_back(key);
             }
             let Some(pair) = pair else { continue };
-            // SAFETY: the job keeps both ends alive. Its claims keep all others from writing the
-            // memory. Its own requests do not write this block: it is the source, or all of it has
-            // been read.
+            // SAFETY: the job keeps both ends alive, and its claims exclude other writers. Its own
+            // requests do not write this block: it is the source, or all of it has been read.
             match unsafe { block_sum(active.job.plan(), side, pair) } {
                 Some(sum) => active.job.set_checksum(pair, sum),
                 None => self.fail(key, engine_failure(NotForFiles)),
