@@ -112,8 +112,8 @@ impl Tool {
     /// Runs the program without output on this terminal. Returns its standard error if it fails.
     pub fn complaint(mut self) -> Result<Option<String>> {
         let output = self.command.output().with_context(|| format!("cannot start `{self}`"))?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Ok((!output.status.success()).then_some(said))
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        Ok((!output.status.success()).then_some(stderr))
     }
 
     /// Returns standard output as text. Standard error goes to this terminal.

@@ -126,16 +126,16 @@ pub fn pip(workspace: &Workspace, command: &str, with: impl FnOnce(Tool) -> Tool
     let pip = Tool::new(workspace, "python3")
         .args(["-m", "pip", command, "--quiet", "--no-deps", "--only-binary=:all:"])
         .args(["--disable-pip-version-check", "--no-input"]);
-    let said = with(pip).complaint().context("python3 with pip is needed; install both")?;
-    match said {
-        Some(said) => bail!("{}\npip says:\n{}", judge(&said), said.trim_end()),
+    let stderr = with(pip).complaint().context("python3 with pip is needed; install both")?;
+    match stderr {
+        Some(stderr) => bail!("{}\npip says:\n{}", judge(&stderr), stderr.trim_end()),
         None => Ok(()),
     }
 }
 
 /// Returns the meaning of pip's error and the remedy.
-fn judge(said: &str) -> &'static str {
-    let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
+fn judge(stderr: &str) -> &'static str {
+    let says = |words: &[&str]| words.iter().any(|word| stderr.contains(word));
     if says(&["No module named pip"]) {
         return "python3 has no pip; install it (`apt-get install python3-pip`, or `python3 -m \
                 ensurepip`)";

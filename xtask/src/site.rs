@@ -15,7 +15,7 @@ const PYTHONS: [&str; 4] = ["3.11", "3.12", "3.13", "3.14"];
 /// Returns the folder for `PYTHONPATH` with the packages of the file `requirements`. Installs it
 /// below `folder` unless it already has these packages.
 pub fn provide(workspace: &Workspace, folder: &Path, requirements: &Path) -> Result<PathBuf> {
-    let wanted = fs::read_to_string(requirements)
+    let requirements_text = fs::read_to_string(requirements)
         .with_context(|| format!("cannot read {}", requirements.display()))?;
     let version = version(workspace)?;
     if !is_pinned(&version) {
@@ -25,8 +25,8 @@ pub fn provide(workspace: &Workspace, folder: &Path, requirements: &Path) -> Res
         );
     }
     // The installed modules work with only one version of Python.
-    let wanted = format!("# Python {version}\n{wanted}");
-    pypi::whole(folder, &wanted, |fresh| {
+    let requirements_text = format!("# Python {version}\n{requirements_text}");
+    pypi::whole(folder, &requirements_text, |fresh| {
         eprintln!("installing {} to {}", requirements.display(), folder.display());
         let site = fresh.join("site");
         let target = [Path::new("--target"), &site, Path::new("--requirement"), requirements];

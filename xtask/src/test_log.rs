@@ -48,25 +48,25 @@ impl TestLog {
             return self.finish_runner(line, counts);
         }
         if trimmed.starts_with("Running ") || trimmed.starts_with("Doc-tests ") {
-            let shown = self.abandon_runner();
+            let output = self.abandon_runner();
             self.has_passed = false;
             trimmed.clone_into(&mut self.heading);
             self.runner = Some(Runner::default());
-            return shown;
+            return output;
         }
         // Doctests have up to two reports under one heading.
         if self.runner.is_none() && is_report_start(trimmed) {
             self.runner = Some(Runner::default());
         }
         if trimmed.starts_with("error: ") && trimmed.contains("to rerun pass") {
-            let mut shown = self.abandon_runner();
+            let mut output = self.abandon_runner();
             if std::mem::take(&mut self.has_passed) {
                 // libtest has already reported its result, so the process failed when it exited.
                 self.tally.failed += 1;
-                shown.push(format!("---- {} passed, and then failed as it exited", self.heading));
+                output.push(format!("---- {} passed, and then failed as it exited", self.heading));
             }
-            shown.push(line.to_owned());
-            return shown;
+            output.push(line.to_owned());
+            return output;
         }
         match &mut self.runner {
             Some(runner) => {
@@ -83,11 +83,11 @@ impl TestLog {
     /// `succeeded` is from the exit status. A failure that no runner reported, such as a test that
     /// does not compile, counts as one.
     pub fn finish(mut self, succeeded: bool) -> (Vec<String>, Tally) {
-        let shown = self.abandon_runner();
+        let output = self.abandon_runner();
         if !succeeded {
             self.tally.note_failure();
         }
-        (shown, self.tally)
+        (output, self.tally)
     }
 
     fn finish_runner(&mut self, line: &str, counts: &str) -> Vec<String> {
@@ -105,16 +105,16 @@ impl TestLog {
             self.tally.skips.push(Skip { name: self.heading.clone(), reason });
         }
 
-        let mut shown = Vec::new();
+        let mut output = Vec::new();
         self.has_passed = failed == 0 && counts.starts_with("ok");
         if !self.has_passed {
-            shown.push(format!("---- {}", self.heading));
-            shown.extend(runner.lines);
-            shown.push(line.to_owned());
+            output.push(format!("---- {}", self.heading));
+            output.extend(runner.lines);
+            output.push(line.to_owned());
         } else if passed + ignored > 0 {
-            shown.push(format!("{}: {counts}", short_heading(&self.heading)));
+            output.push(format!("{}: {counts}", short_heading(&self.heading)));
         }
-        shown
+        output
     }
 
     /// Ends a runner without a result. A runner that printed nothing may not use libtest.
@@ -126,9 +126,9 @@ impl TestLog {
             return Vec::new();
         }
         self.tally.failed += 1;
-        let mut shown = vec![format!("---- {} ended without a result", self.heading)];
-        shown.extend(runner.lines);
-        shown
+        let mut output = vec![format!("---- {} ended without a result", self.heading)];
+        output.extend(runner.lines);
+        output
     }
 }
 
@@ -220,13 +220,13 @@ mod tests {
 
     fn read(text: &str, succeeded: bool) -> (String, Tally) {
         let mut log = TestLog::default();
-        let mut shown = Vec::new();
+        let mut output = Vec::new();
         for line in text.lines() {
-            shown.extend(log.line(line));
+            output.extend(log.line(line));
         }
         let (rest, tally) = log.finish(succeeded);
-        shown.extend(rest);
-        (shown.join("\n"), tally)
+        output.extend(rest);
+        (output.join("\n"), tally)
     }
 
     const PASSING: &str = "\
@@ -269,18 +269,18 @@ all doctests ran in 0.2s; merged doctests compilation took 0.1s
 
     #[test]
     fn passes_and_skips_are_summed_over_runners() {
-        let (shown, tally) = read(PASSING, true);
+        let (output, tally) = read(PASSING, true);
         // `b` passed for libtest, but printed that it was skipped.
         assert_eq!(tally.passed, 4);
         assert_eq!(tally.failed, 0);
         let names: Vec<_> = tally.skips.iter().map(|skip| skip.name.as_str()).collect();
         assert_eq!(names, ["c", "b", "b::twice"]);
         assert_eq!(tally.skips[0].reason, "needs two NUMA nodes");
-        assert!(shown.contains("warning: something to see"), "{shown}");
-        assert!(shown.contains("core: unittests src/lib.rs: ok. 2 passed"), "{shown}");
-        assert!(shown.contains("core: doctests: ok. 1 passed"), "{shown}");
-        assert!(!shown.contains("test a ... ok"), "{shown}");
-        assert!(!shown.contains("Compiling"), "{shown}");
+        assert!(output.contains("warning: something to see"), "{output}");
+        assert!(output.contains("core: unittests src/lib.rs: ok. 2 passed"), "{output}");
+        assert!(output.contains("core: doctests: ok. 1 passed"), "{output}");
+        assert!(!output.contains("test a ... ok"), "{output}");
+        assert!(!output.contains("Compiling"), "{output}");
     }
 
     const FAILING: &str = "\
@@ -315,11 +315,11 @@ error: test failed, to rerun pass `-p it --test it`
 
     #[test]
     fn failures_are_shown_whole() {
-        let (shown, tally) = read(FAILING, false);
+        let (output, tally) = read(FAILING, false);
         assert_eq!((tally.passed, tally.failed), (1, 1));
-        assert!(shown.contains("assertion failed: bytes differ"), "{shown}");
-        assert!(shown.contains("to rerun pass `-p it --test it`"), "{shown}");
-        assert!(!shown.contains("chatter of a good test"), "{shown}");
+        assert!(output.contains("assertion failed: bytes differ"), "{output}");
+        assert!(output.contains("to rerun pass `-p it --test it`"), "{output}");
+        assert!(!output.contains("chatter of a good test"), "{output}");
     }
 
     #[test]
@@ -332,10 +332,10 @@ test good ... ok
 free(): double free detected
 error: test failed, to rerun pass `-p it --test it`
 ";
-        let (shown, tally) = read(text, false);
+        let (output, tally) = read(text, false);
         assert_eq!((tally.passed, tally.failed), (0, 1));
-        assert!(shown.contains("ended without a result"), "{shown}");
-        assert!(shown.contains("double free"), "{shown}");
+        assert!(output.contains("ended without a result"), "{output}");
+        assert!(output.contains("double free"), "{output}");
     }
 
     #[test]
@@ -353,20 +353,20 @@ error: test failed, to rerun pass `-p it --test it`
 Caused by:
   process didn't exit successfully: `it-0123` (signal: 11, SIGSEGV: invalid memory reference)
 ";
-        let (shown, tally) = read(text, false);
+        let (output, tally) = read(text, false);
         assert_eq!((tally.passed, tally.failed), (1, 1));
-        assert!(shown.contains("passed, and then failed as it exited"), "{shown}");
-        assert!(shown.contains("SIGSEGV"), "{shown}");
-        let (shown, _) = read(FAILING, false);
-        assert!(!shown.contains("as it exited"), "{shown}");
+        assert!(output.contains("passed, and then failed as it exited"), "{output}");
+        assert!(output.contains("SIGSEGV"), "{output}");
+        let (output, _) = read(FAILING, false);
+        assert!(!output.contains("as it exited"), "{output}");
     }
 
     #[test]
     fn a_compile_error_is_one_failure_and_is_shown() {
         let text = "   Compiling it v0.1.0\nerror[E0308]: mismatched types\n --> src/lib.rs:1:1\n";
-        let (shown, tally) = read(text, false);
+        let (output, tally) = read(text, false);
         assert_eq!(tally.failed, 1);
-        assert!(shown.contains("mismatched types"), "{shown}");
+        assert!(output.contains("mismatched types"), "{output}");
     }
 
     #[test]

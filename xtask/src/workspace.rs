@@ -52,17 +52,17 @@ impl Workspace {
     /// Whether the crate depends on `external`, directly or through other members, with all
     /// features and the dependencies of tests.
     pub fn reaches(&self, package: &Package, external: &str) -> bool {
-        let mut seen = BTreeSet::new();
-        let mut left = vec![package];
-        while let Some(package) = left.pop() {
-            if !seen.insert(package.name.as_str()) {
+        let mut visited = BTreeSet::new();
+        let mut pending = vec![package];
+        while let Some(package) = pending.pop() {
+            if !visited.insert(package.name.as_str()) {
                 continue;
             }
             for dependency in &package.dependencies {
                 if dependency.name == external {
                     return true;
                 }
-                left.extend(self.member(&dependency.name));
+                pending.extend(self.member(&dependency.name));
             }
         }
         false

@@ -104,9 +104,9 @@ impl Settings {
             for (call, seconds) in calls.iter_mut().zip(&mut seconds) {
                 let started = Instant::now();
                 call();
-                let taken = started.elapsed().as_secs_f64();
+                let duration = started.elapsed().as_secs_f64();
                 if round >= self.warm_up {
-                    seconds.push(taken);
+                    seconds.push(duration);
                 }
             }
         }

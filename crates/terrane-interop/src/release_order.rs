@@ -24,13 +24,13 @@ pub fn catch_panic(drops: impl FnOnce()) {
 /// The value is then kept until the process ends, and the stream's context counts one of its
 /// [`failed_drops`](terrane_cuda::Context::failed_drops).
 #[cfg(feature = "cuda")]
-pub fn release_after<T: Send + 'static>(consumer: Option<&Stream>, kept: T) {
+pub fn release_after<T: Send + 'static>(consumer: Option<&Stream>, value: T) {
     match consumer.map(|stream| (stream, stream.synchronize())) {
         // A lost context runs no more work, so there is nothing to wait for.
         Some((stream, Err(error))) if !error.is_device_lost() => {
-            stream.context().leak(kept, &error);
+            stream.context().leak(value, &error);
         }
-        _ => drop(kept),
+        _ => drop(value),
     }
 }
 
@@ -47,11 +47,11 @@ pub(crate) enum ConsumerWork {
 
 impl ConsumerWork {
     /// Drops `kept` after the work has run, like [`release_after`].
-    pub(crate) fn release<T: Send + 'static>(&self, kept: T) {
+    pub(crate) fn release<T: Send + 'static>(&self, value: T) {
         match self {
-            Self::Finished => drop(kept),
+            Self::Finished => drop(value),
             #[cfg(feature = "cuda")]
-            Self::On(stream) => release_after(Some(stream), kept),
+            Self::On(stream) => release_after(Some(stream), value),
         }
     }
 }

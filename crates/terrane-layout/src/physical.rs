@@ -168,20 +168,20 @@ impl PhysicalLayout {
     /// at least one for each adopted region.
     #[must_use]
     pub fn registrations(&self) -> Vec<RegionRegistration> {
-        let mut found: Vec<RegionRegistration> = Vec::new();
+        let mut registrations: Vec<RegionRegistration> = Vec::new();
         let mut previous: Option<&Region> = None;
         for (number, region) in (0_u32..).zip(&self.regions) {
             if previous.is_some_and(|previous| previous.same_memory(region)) {
                 // The same registrations cover one more region.
-                let (last, first) = (number, found.last().map(|entry| entry.first_region));
-                found
+                let (last, first) = (number, registrations.last().map(|entry| entry.first_region));
+                registrations
                     .iter_mut()
                     .rev()
                     .take_while(|entry| Some(entry.first_region) == first)
                     .for_each(|entry| entry.last_region = last);
             } else {
                 region.visit_registrations(&mut |record| {
-                    found.push(RegionRegistration {
+                    registrations.push(RegionRegistration {
                         first_region: number,
                         last_region: number,
                         record: record.clone(),
@@ -190,7 +190,7 @@ impl PhysicalLayout {
             }
             previous = Some(region);
         }
-        found
+        registrations
     }
 
     /// The requested and granted capabilities of the memory. If adopted regions are in several

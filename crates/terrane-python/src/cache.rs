@@ -190,17 +190,18 @@ impl KvCache {
         apart: bool,
     ) -> PyResult<Self> {
         let shape: TensorShape = tensors::shape(element_bytes, &sizes, strides.as_deref())?;
-        let (kind, kept) = (memory.kind()?, Arc::new(Kept::object(keep)));
+        let (kind, owner) = (memory.kind()?, Arc::new(Kept::object(keep)));
         let context = match kind {
             // Loads the driver, with the GIL released.
             StorageKind::Device(device) => Some(py.detach(|| device::context(device))?),
             _ => None,
         };
-        let taken = |pointer| {
+        let import_at = |pointer| {
             // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
-            unsafe { tensors::at(pointer, kind, &shape, Arc::clone(&kept), context.as_ref()) }
+            unsafe { tensors::at(pointer, kind, &shape, Arc::clone(&owner), context.as_ref()) }
         };
-        let imported: Vec<_> = ids(pointers)?.into_iter().map(taken).collect::<PyResult<_>>()?;
+        let imported: Vec<_> =
+            ids(pointers)?.into_iter().map(import_at).collect::<PyResult<_>>()?;
         Self::adopt(py, &imported, axes, page_size, apart, None)
     }
 
@@ -299,8 +300,8 @@ fn short(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
 }
 
 fn axis(name: &str) -> PyResult<KvAxis> {
-    let found = AXES.iter().find(|(known, _)| *known == name);
-    found.map(|(_, axis)| *axis).ok_or_else(|| {
+    let entry = AXES.iter().find(|(known, _)| *known == name);
+    entry.map(|(_, axis)| *axis).ok_or_else(|| {
         let known = AXES.map(|(known, _)| known).join(", ");
         PyValueError::new_err(format!("there is no axis {name:?}; the axes are {known}"))
     })
@@ -322,8 +323,8 @@ fn config(
             axes.len()
         )));
     }
-    let size = |wanted: KvAxis| {
-        let at = axes.iter().position(|axis| *axis == wanted)?;
+    let size = |target: KvAxis| {
+        let at = axes.iter().position(|axis| *axis == target)?;
         u32::try_from(*sizes.get(at)?).ok()
     };
     let page = size(KvAxis::Token).or(page_size);

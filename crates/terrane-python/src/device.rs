@@ -26,12 +26,12 @@ const PER_THREAD: i64 = 2;
 /// must release the GIL.
 pub(crate) fn context(device: DeviceId) -> PyResult<Context> {
     let mut known = lock(CONTEXTS.get());
-    if let Some(found) = known.iter().find(|context| context.device().id == device) {
-        return Ok(found.clone());
+    if let Some(context) = known.iter().find(|context| context.device().id == device) {
+        return Ok(context.clone());
     }
-    let found = Context::primary(device).map_err(refused)?;
-    known.push(found.clone());
-    Ok(found)
+    let context = Context::primary(device).map_err(refused)?;
+    known.push(context.clone());
+    Ok(context)
 }
 
 /// A transfer manager for these devices, the host and files.

@@ -36,13 +36,13 @@ impl Events {
     /// "corrupt", "cleared" and "tier_read_only". The key is None if the event has no key, or if the store was opened
     /// without `keep_keys`.
     fn drain<'py>(&self, py: Python<'py>) -> Vec<(&'static str, Option<Bound<'py, PyBytes>>)> {
-        let mut taken = Vec::new();
-        self.events.take_all(&mut taken);
+        let mut events = Vec::new();
+        self.events.take_all(&mut events);
         let key = |key: Option<KeyName>| match key {
             Some(KeyName::Bytes(bytes)) => Some(PyBytes::new(py, &bytes)),
             _ => None,
         };
-        taken.into_iter().map(|event| (name(event.kind), key(event.key))).collect()
+        events.into_iter().map(|event| (name(event.kind), key(event.key))).collect()
     }
 
     /// The number of events that were dropped because they were not drained in time.

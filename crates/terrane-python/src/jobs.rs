@@ -30,7 +30,7 @@ struct Choices<'py> {
 }
 
 /// Parses the options, with defaults, from keyword arguments.
-fn choices<'py>(given: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>> {
+fn choices<'py>(keywords: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>> {
     let mut all = Choices {
         group: 0,
         priority: String::from("normal"),
@@ -40,7 +40,7 @@ fn choices<'py>(given: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>> {
         durable: false,
         stream: None,
     };
-    for (name, value) in given.into_iter().flatten() {
+    for (name, value) in keywords.into_iter().flatten() {
         match name.extract::<String>()?.as_str() {
             "group" => all.group = value.extract()?,
             "priority" => all.priority = value.extract()?,
@@ -62,10 +62,10 @@ fn choices<'py>(given: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>> {
 /// The options of a job on these blocks, or of a job without blocks.
 pub(crate) fn submission(
     py: Python<'_>,
-    given: Option<&Bound<'_, PyDict>>,
+    keywords: Option<&Bound<'_, PyDict>>,
     blocks: Option<&Blocks>,
 ) -> PyResult<Submission> {
-    let choices = choices(given)?;
+    let choices = choices(keywords)?;
     let mut options = JobOptions::new()
         .group(choices.group)
         .priority(priority(&choices.priority)?)

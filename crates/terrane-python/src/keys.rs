@@ -19,18 +19,18 @@ impl Keys {
                 "the keys are a single key, {keys:?}; pass a list of keys"
             )));
         }
-        let mut taken = Self { bytes: Vec::new(), ends: Vec::new() };
+        let mut copied = Self { bytes: Vec::new(), ends: Vec::new() };
         for key in keys.try_iter()? {
-            taken.add(&key?)?;
+            copied.add(&key?)?;
         }
-        Ok(taken)
+        Ok(copied)
     }
 
     /// Copies one key.
     pub(crate) fn one(key: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut taken = Self { bytes: Vec::new(), ends: Vec::new() };
-        taken.add(key)?;
-        Ok(taken)
+        let mut keys = Self { bytes: Vec::new(), ends: Vec::new() };
+        keys.add(key)?;
+        Ok(keys)
     }
 
     fn add(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -123,8 +123,8 @@ fn close_on_a_thread(store: Arc<OpenStore>, deadline: Instant) -> mpsc::Receiver
 
 /// Whether the other end of the channel is closed before `limit`.
 fn is_ended(end: &mpsc::Receiver<()>, limit: Instant) -> bool {
-    let left = limit.saturating_duration_since(Instant::now());
-    end.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected)
+    let remaining = limit.saturating_duration_since(Instant::now());
+    end.recv_timeout(remaining) == Err(mpsc::RecvTimeoutError::Disconnected)
 }
 
 /// Registers [`close_all`] with Python.

@@ -108,15 +108,15 @@ pub(crate) struct Completion {
     outcome: OnceLock<Py<Outcome>>,
     /// Functions to call when a thread has taken the outcome. The descriptor is then no longer readable, so an event
     /// loop would not wake up.
-    taken: Mutex<Vec<Py<PyAny>>>,
+    callbacks: Mutex<Vec<Py<PyAny>>>,
     owner: OwnerProcess,
 }
 
 impl Completion {
     pub(crate) fn new(job: Job, queue: Option<NativeQueue<JobOutcome>>) -> Self {
         let owner = OwnerProcess::current();
-        let (job, taken) = (Mutex::new(Some(job)), Mutex::new(Vec::new()));
-        Self { job, queue, outcome: OnceLock::new(), taken, owner }
+        let (job, callbacks) = (Mutex::new(Some(job)), Mutex::new(Vec::new()));
+        Self { job, queue, outcome: OnceLock::new(), callbacks, owner }
     }
 
     /// If the outcome was taken, calls the functions that wait for it.
@@ -125,8 +125,8 @@ impl Completion {
             return;
         }
         // No Python code runs under the lock.
-        let taken = std::mem::take(&mut *lock(&self.taken));
-        for function in taken {
+        let callbacks = std::mem::take(&mut *lock(&self.callbacks));
+        for function in callbacks {
             if let Err(error) = function.call0(py) {
                 error.write_unraisable(py, Some(function.bind(py)));
             }
@@ -190,7 +190,7 @@ impl Completion {
 
     /// Calls `function` when a thread has taken the outcome with `wait`, or at once if one has.
     fn _when_taken(&self, py: Python<'_>, function: Py<PyAny>) {
-        lock(&self.taken).push(function);
+        lock(&self.callbacks).push(function);
         self.call_waiting(py);
     }
 

@@ -26,9 +26,9 @@ impl<T: Default + Send + 'static> PerProcess<T> {
     /// The value of this process.
     pub(crate) fn get(&self) -> &'static Mutex<T> {
         loop {
-            let seen = self.current.load(Ordering::Acquire);
+            let current = self.current.load(Ordering::Acquire);
             // SAFETY: null, or a value that was published below, whole, and is never freed.
-            let owned: Option<&'static Owned<T>> = unsafe { seen.as_ref() };
+            let owned: Option<&'static Owned<T>> = unsafe { current.as_ref() };
             if let Some(owned) = owned
                 && owned.owner.is_current()
             {
@@ -37,7 +37,7 @@ impl<T: Default + Send + 'static> PerProcess<T> {
             let owner = OwnerProcess::current();
             let fresh = Box::into_raw(Box::new(Owned { owner, value: Mutex::new(T::default()) }));
             let published =
-                self.current.compare_exchange(seen, fresh, Ordering::AcqRel, Ordering::Acquire);
+                self.current.compare_exchange(current, fresh, Ordering::AcqRel, Ordering::Acquire);
             if published.is_err() {
                 // SAFETY: the value was created above, and was not published.
                 drop(unsafe { Box::from_raw(fresh) });

@@ -45,10 +45,10 @@ impl CompletionQueue {
 
     /// Returns all outcomes, the oldest first, without waiting.
     fn drain(&self, py: Python<'_>) -> PyResult<Vec<Outcome>> {
-        let mut taken = Vec::new();
-        self.native()?.take_all(&mut taken);
+        let mut jobs = Vec::new();
+        self.native()?.take_all(&mut jobs);
         release_ended(py);
-        Ok(taken.into_iter().map(Outcome::new).collect())
+        Ok(jobs.into_iter().map(Outcome::new).collect())
     }
 
     /// Waits for the next outcome. Returns None after `timeout` seconds, and at once if no job is in flight.

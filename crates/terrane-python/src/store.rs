@@ -262,8 +262,8 @@ impl Store {
         keys: &Bound<'py, PyAny>,
         group: u16,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let taken = Keys::of(keys)?;
-        let slices = taken.slices();
+        let copied = Keys::of(keys)?;
+        let slices = copied.slices();
         let mut states = vec![Presence::Absent; slices.len()];
         if let Some(store) = self.open.get() {
             store.presence(group, &slices, &mut states);
@@ -326,9 +326,9 @@ impl Store {
     #[pyo3(signature = (timeout = 30.0))]
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
         let deadline = moment(timeout)?;
-        let left = py.detach(|| self.open.get().map_or(0, |store| store.drain(deadline).left));
+        let remaining = py.detach(|| self.open.get().map_or(0, |store| store.drain(deadline).left));
         release_ended(py);
-        Ok(left)
+        Ok(remaining)
     }
 
     /// Refuses further jobs, and waits for running jobs. After `timeout` seconds, cancels the remaining ones. Then
@@ -340,9 +340,9 @@ impl Store {
     #[pyo3(signature = (timeout = 30.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
         let deadline = moment(timeout)?;
-        let left = py.detach(|| self.open.close(deadline));
+        let remaining = py.detach(|| self.open.close(deadline));
         release_ended(py);
-        Ok(left)
+        Ok(remaining)
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

@@ -77,15 +77,16 @@ fn capsule<'py>(
 
 /// The tensor of a new capsule.
 fn imported(importer: &Importer, capsule: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
-    if let Some(taken) = take::<DLManagedTensorVersioned>(capsule) {
+    if let Some(tensor) = take::<DLManagedTensorVersioned>(capsule) {
         // SAFETY: the capsule's name proves that it contains the tensor. The capsule was renamed, so this is the
         // tensor's only owner. By the standard, its producer meets the other requirements.
-        return unsafe { importer.versioned(taken) }.map_err(refused);
+        return unsafe { importer.versioned(tensor) }.map_err(refused);
     }
-    let taken = take::<DLManagedTensor>(capsule);
-    let taken = taken.ok_or_else(|| PyTypeError::new_err("__dlpack__ returned no new capsule"))?;
+    let tensor = take::<DLManagedTensor>(capsule);
+    let tensor =
+        tensor.ok_or_else(|| PyTypeError::new_err("__dlpack__ returned no new capsule"))?;
     // SAFETY: as above.
-    unsafe { importer.legacy(taken) }.map_err(refused)
+    unsafe { importer.legacy(tensor) }.map_err(refused)
 }
 
 /// Takes the tensor out of a capsule with this structure. The standard requires renaming the capsule.

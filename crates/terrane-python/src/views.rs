@@ -108,11 +108,11 @@ impl KvTensor {
         let is_versioned = max_version.is_some_and(|version| version >= (1, 0));
         // The tensor can be exported only if its structure can express read-only memory.
         let is_stated = |export: &mut TensorExport| is_versioned || !export.is_read_only();
-        let mut kept = lock(&self.export);
-        let is_there = kept.is_some();
-        let taken = kept.take_if(is_stated);
-        drop(kept);
-        let Some(export) = taken else {
+        let mut export_slot = lock(&self.export);
+        let is_there = export_slot.is_some();
+        let matching = export_slot.take_if(is_stated);
+        drop(export_slot);
+        let Some(export) = matching else {
             return refused(String::from(if is_there {
                 "the tensor is read-only, which DLPack before 1.0 cannot state; pass max_version=(1, 0), or request writable=True"
             } else {

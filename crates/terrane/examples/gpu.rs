@@ -54,8 +54,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         }
         println!("{} to {}: {}", from.kind(), to.kind(), manager.submit(copy, ())?.wait().result?);
     }
-    let found = fs::read(&path)?;
+    let written = fs::read(&path)?;
     fs::remove_file(&path)?;
-    let is_same = found.chunks(computed.len()).all(|blocks| blocks == computed);
+    let is_same = written.chunks(computed.len()).all(|blocks| blocks == computed);
     if is_same { Ok(()) } else { Err("the blocks have changed on their way".into()) }
 }

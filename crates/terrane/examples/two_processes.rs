@@ -54,7 +54,7 @@ fn read(agent: &Agent) -> Result<(), Box<dyn Error>> {
     manager.submit(Transfer::new(&local, &file).blocks(&blocks, &blocks), ())?.wait().result?;
     let received = std::fs::read(&path)?;
     std::fs::remove_file(&path)?;
-    assert!(received.iter().enumerate().all(|(at, found)| *found == byte(at)), "a byte differs");
+    assert!(received.iter().enumerate().all(|(at, actual)| *actual == byte(at)), "a byte differs");
     println!("{} bytes verified", received.len());
     Ok(())
 }

@@ -160,13 +160,13 @@ fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Res
     let wheel = wheel(workspace, is_release)?;
     let package = source(workspace)?;
     let requirements = package.join("requirements/engines.txt");
-    let wanted = fs::read_to_string(&requirements).context("cannot read what the engines need")?;
+    let pinned = fs::read_to_string(&requirements).context("cannot read what the engines need")?;
     let home = folder(workspace).join("engines");
     let python = |arguments: &[&str]| {
         Tool::new(workspace, home.join("environment/bin/python")).args(arguments)
     };
     let installed = home.join("INSTALLED");
-    if fs::read_to_string(&installed).ok().as_deref() != Some(&wanted) {
+    if fs::read_to_string(&installed).ok().as_deref() != Some(&pinned) {
         remove(&home)?;
         let environment = home.join("environment");
         Tool::new(workspace, "python3").args(["-m", "venv"]).arg(environment).run()?;
@@ -177,7 +177,7 @@ fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Res
             .arg("--requirement")
             .arg(&requirements)
             .run()?;
-        fs::write(&installed, &wanted).context("cannot write what was installed")?;
+        fs::write(&installed, &pinned).context("cannot write what was installed")?;
     }
     python(&["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"])
         .arg(&wheel)
@@ -309,9 +309,9 @@ fn libraries(
     if !site::is_pinned(version) {
         bail!("Python {version} was found; the wheels for the tests are pinned for 3.11 to 3.14");
     }
-    let wanted = fs::read_to_string(requirements).context("cannot read what the tests need")?;
+    let pinned = fs::read_to_string(requirements).context("cannot read what the tests need")?;
     let place = folder(workspace).join(format!("libraries-{version}"));
-    pypi::whole(&place, &format!("# Python {version}\n{wanted}"), |fresh| {
+    pypi::whole(&place, &format!("# Python {version}\n{pinned}"), |fresh| {
         let target = [Path::new("--target"), &fresh.join("site")];
         Tool::new(workspace, python)
             .args(["-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"])

@@ -209,8 +209,8 @@ impl<T: Released> Owned<T> {
             return None;
         }
         // SAFETY: valid and aligned, as the caller promised. A released structure replaces it.
-        let taken = Self(unsafe { ptr::replace(source, T::EMPTY) });
-        (!taken.0.is_released()).then_some(taken)
+        let owned = Self(unsafe { ptr::replace(source, T::EMPTY) });
+        (!owned.0.is_released()).then_some(owned)
     }
 
     /// Takes ownership of a structure by value.
@@ -305,7 +305,7 @@ mod tests {
         let private_data = (&raw mut released).cast();
         let mut theirs = ArrowArray { release: Some(count), private_data, ..ArrowArray::EMPTY };
         // SAFETY: the structure's callback may be called with it.
-        let taken = unsafe { Owned::take(&raw mut theirs) }.unwrap();
+        let owned = unsafe { Owned::take(&raw mut theirs) }.unwrap();
         assert!(theirs.is_released());
         // SAFETY: as above; it has been released.
         assert!(unsafe { Owned::take(&raw mut theirs) }.is_none());
@@ -313,7 +313,7 @@ mod tests {
         assert!(unsafe { Owned::<ArrowArray>::take(ptr::null_mut()) }.is_none());
         let mut place = ArrowArray::EMPTY;
         // SAFETY: the place is writable.
-        unsafe { taken.give(&raw mut place) };
+        unsafe { owned.give(&raw mut place) };
         assert_eq!(released, 0);
         // SAFETY: as above.
         drop(unsafe { Owned::take(&raw mut place) });

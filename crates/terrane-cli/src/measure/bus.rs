@@ -117,12 +117,12 @@ impl Bus {
     /// Allocates pinned memory. The time excludes freeing the memory.
     pub(crate) fn bring_up(&self, bytes: ByteCount) -> Result<f64, Failure> {
         let allocator = PinnedAllocator::new(&self.context, PinnedOptions::default())?;
-        let mut kept = None;
+        let mut memory = None;
         seconds(|| {
-            kept = Some(allocator.allocate_memory(&RegionRequest::new(bytes))?);
+            memory = Some(allocator.allocate_memory(&RegionRequest::new(bytes))?);
             Ok(())
         })
-        .inspect(|_| drop(kept))
+        .inspect(|_| drop(memory))
     }
 
     /// The runs of a pass, from the manager's explanation.

@@ -150,12 +150,12 @@ impl Filled {
 /// The time to allocate memory and touch all of it.
 pub(crate) fn touch_once(bytes: ByteCount) -> Result<f64, Failure> {
     let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
-    let mut kept = None;
+    let mut memory = None;
     // The time excludes freeing the memory.
     seconds(|| {
         let allocator = SystemAllocator::new(SystemOptions::default());
-        kept = Some(allocator.allocate_memory(&request)?);
+        memory = Some(allocator.allocate_memory(&request)?);
         Ok(())
     })
-    .inspect(|_| drop(kept))
+    .inspect(|_| drop(memory))
 }

@@ -103,9 +103,9 @@ unsafe impl Memory for Region {
     }
 
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        let left = self.length.checked_sub(offset).unwrap_or(ByteCount::ZERO);
+        let remaining = self.length.checked_sub(offset).unwrap_or(ByteCount::ZERO);
         let within = self.offset.checked_add(offset).ok()?;
-        Some(self.memory.copyable_from(within)?.min(left))
+        Some(self.memory.copyable_from(within)?.min(remaining))
     }
 
     fn capabilities(&self) -> CapabilityReport {

@@ -44,8 +44,8 @@ impl Span {
     pub fn covers(&self, inner: &Self) -> bool {
         let (from, to) = (self.location.position(), inner.location.position());
         let skipped = to.start.checked_sub(from.start).map(ByteCount::new);
-        let left = skipped.and_then(|skipped| self.length.checked_sub(skipped));
-        from.space == to.space && left.is_some_and(|left| inner.length <= left)
+        let remaining = skipped.and_then(|skipped| self.length.checked_sub(skipped));
+        from.space == to.space && remaining.is_some_and(|remaining| inner.length <= remaining)
     }
 }
 

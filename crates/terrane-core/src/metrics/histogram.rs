@@ -95,10 +95,10 @@ impl HistogramSnapshot {
     pub fn quantile(&self, part: u64, whole: u64) -> Option<u64> {
         let share = u128::from(self.count) * u128::from(part);
         let rank = share.div_ceil(u128::from(whole.max(1))).max(1);
-        let mut seen = 0_u128;
+        let mut total = 0_u128;
         for (bucket, &count) in self.buckets.iter().enumerate() {
-            seen += u128::from(count);
-            if seen >= rank {
+            total += u128::from(count);
+            if total >= rank {
                 let (least, next) = (least_of(bucket), least_of(bucket + 1));
                 return Some(least + (next - least) / 2);
             }
@@ -143,17 +143,20 @@ mod tests {
         let counters = ShardedCounters::new(HISTOGRAM_CELLS);
         assert_eq!(counters.histogram(0).quantile(1, 2), None);
         (1..=1000).for_each(|value| counters.update(|shard| shard.record(0, value * 1000)));
-        let found = counters.histogram(0);
-        assert_eq!((found.count(), found.sum(), found.mean()), (1000, 500_500_000, 500_500));
+        let histogram = counters.histogram(0);
+        assert_eq!(
+            (histogram.count(), histogram.sum(), histogram.mean()),
+            (1000, 500_500_000, 500_500)
+        );
         for (part, truth) in [(500, 500_000_u64), (990, 990_000), (1, 1000), (1000, 1_000_000)] {
-            let quantile = found.quantile(part, 1000).unwrap();
+            let quantile = histogram.quantile(part, 1000).unwrap();
             assert!(quantile.abs_diff(truth) <= truth / 8, "{part}: {quantile}");
         }
-        assert_eq!(found.below_power(17), 131);
-        assert_eq!(found.below_power(45), 1000);
+        assert_eq!(histogram.below_power(17), 131);
+        assert_eq!(histogram.below_power(45), 1000);
         let mut twice = HistogramSnapshot::default();
-        twice.merge(&found);
-        twice.merge(&found);
+        twice.merge(&histogram);
+        twice.merge(&histogram);
         assert_eq!((twice.count(), twice.below_power(17)), (2000, 262));
     }
 }

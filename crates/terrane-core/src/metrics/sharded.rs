@@ -102,8 +102,8 @@ impl ShardedCounters {
             }
         }
 
-        let taken = Taken(self.take());
-        change(taken.0);
+        let guard = Taken(self.take());
+        change(guard.0);
     }
 
     /// Adds to one counter.
@@ -167,9 +167,9 @@ impl CounterShard {
     /// Adds to a counter, modulo 2^64. A number that does not exist changes nothing.
     #[inline]
     pub fn add(&self, cell: usize, amount: u64) {
-        let found = self.cell(cell);
-        debug_assert!(found.is_some(), "there is no counter {cell}");
-        if let Some(counter) = found {
+        let counter_cell = self.cell(cell);
+        debug_assert!(counter_cell.is_some(), "there is no counter {cell}");
+        if let Some(counter) = counter_cell {
             // Relaxed, and no exchange: only the thread that owns the shard writes.
             let value = counter.load(Ordering::Relaxed).wrapping_add(amount);
             counter.store(value, Ordering::Relaxed);

@@ -218,8 +218,8 @@ mod tests {
     fn nested_registrations_are_all_visible() {
         let (registrar, memory, _) = parts(true);
         let twice = registrar.register(registrar.register(memory).unwrap()).unwrap();
-        let mut seen = 0;
-        twice.visit_registrations(&mut |_| seen += 1);
-        assert_eq!(seen, 2);
+        let mut count = 0;
+        twice.visit_registrations(&mut |_| count += 1);
+        assert_eq!(count, 2);
     }
 }

@@ -313,8 +313,8 @@ mod tests {
             (255, 8, 1),
         ];
         for (code, bits, lanes) in refused {
-            let found = ElementType::from_raw(DLDataType { code, bits, lanes });
-            assert!(found.is_err(), "code {code}, {bits} bits, {lanes} lanes");
+            let result = ElementType::from_raw(DLDataType { code, bits, lanes });
+            assert!(result.is_err(), "code {code}, {bits} bits, {lanes} lanes");
         }
         // NumPy's long double, and its pairs of half precision.
         assert!(ElementType::new(TypeCode::Float, 128, 1).is_ok());

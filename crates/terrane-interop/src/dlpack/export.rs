@@ -229,8 +229,8 @@ impl TensorExport {
         if self.shape.is_padded() {
             flags |= u64::from(raw::DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED);
         }
-        let (kept, parts) = self.into_parts(flags)?;
-        Ok(ManagedTensor::new(kept, parts))
+        let (owners, parts) = self.into_parts(flags)?;
+        Ok(ManagedTensor::new(owners, parts))
     }
 
     /// Converts it to the structure before DLPack 1.0, for consumers that request no version.
@@ -247,8 +247,8 @@ impl TensorExport {
         if self.shape.is_padded() && !self.shape.element().fills_bytes() {
             return Err(ExportError::LegacyPadded { element: self.shape.element() });
         }
-        let (kept, parts) = self.into_parts(0)?;
-        Ok(ManagedTensor::new(kept, parts))
+        let (owners, parts) = self.into_parts(0)?;
+        Ok(ManagedTensor::new(owners, parts))
     }
 
     fn into_parts(self, flags: u64) -> Result<(Kept, Parts), ExportError> {

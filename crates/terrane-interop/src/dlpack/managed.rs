@@ -87,20 +87,20 @@ unsafe impl<S: Structure> Send for ManagedTensor<S> {}
 
 impl<S: Structure> ManagedTensor<S> {
     /// Allocates the structure together with the values that it keeps.
-    pub(super) fn new(kept: Kept, parts: Parts) -> Self {
+    pub(super) fn new(owners: Kept, parts: Parts) -> Self {
         let Parts { data, device, dtype, byte_offset, flags } = parts;
-        let context = Box::into_raw(Box::new(Context::<S> { tensor: None, kept }));
+        let context = Box::into_raw(Box::new(Context::<S> { tensor: None, owners }));
         // SAFETY: it was allocated above, and no other code has it.
         let context_ref = unsafe { &mut *context };
-        let axes = context_ref.kept.sizes.len();
+        let axes = context_ref.owners.sizes.len();
         let tensor = DLTensor {
             data,
             device,
             // At most 64.
             ndim: i32::try_from(axes).unwrap_or(i32::MAX),
             dtype,
-            shape: context_ref.kept.sizes.as_mut_ptr(),
-            strides: context_ref.kept.strides.as_mut_ptr(),
+            shape: context_ref.owners.sizes.as_mut_ptr(),
+            strides: context_ref.owners.strides.as_mut_ptr(),
             byte_offset,
         };
         let structure = context_ref.tensor.insert(S::around(tensor, flags, context.cast()));
@@ -171,7 +171,7 @@ impl Drop for Guards {
 struct Context<S> {
     /// The structure that the consumer sees. It is set once the context has an address.
     tensor: Option<S>,
-    kept: Kept,
+    owners: Kept,
 }
 
 /// Releases the context of an exported structure. A guard's panic is caught here, because the
@@ -185,7 +185,7 @@ unsafe fn release<S>(context: *mut c_void) {
     // SAFETY: it came from `Box::into_raw` of this type, and is converted back only here.
     let context = unsafe { Box::from_raw(context.cast::<Context<S>>()) };
     catch_panic(|| {
-        let Kept { guards, region, consumer, .. } = context.kept;
+        let Kept { guards, region, consumer, .. } = context.owners;
         // A tuple drops its fields in order.
         consumer.release((guards, region));
     });

@@ -114,9 +114,9 @@ mod tests {
             (Some(2), ConsumerStream::PerThreadDefault),
             (Some(0x7f00_1234_5678), ConsumerStream::Handle(0x7f00_1234_5678)),
         ] {
-            let found = from(stream).unwrap();
-            assert_eq!(found, expected);
-            assert_eq!(found.to_python(), stream);
+            let consumer = from(stream).unwrap();
+            assert_eq!(consumer, expected);
+            assert_eq!(consumer.to_python(), stream);
         }
         assert!(matches!(from(Some(0)), Err(StreamError::Ambiguous)));
         for stream in [-2, i64::MIN] {

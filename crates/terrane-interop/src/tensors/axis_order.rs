@@ -79,10 +79,10 @@ impl KvAxisOrder {
         Self::SGLANG_LATENT,
     ];
 
-    const fn of<const N: usize>(given: [KvAxis; N]) -> Self {
+    const fn of<const N: usize>(names: [KvAxis; N]) -> Self {
         let mut axes = [KvAxis::One; MOST];
         let (head, _) = axes.split_at_mut(N);
-        head.copy_from_slice(&given);
+        head.copy_from_slice(&names);
         Self { axes, count: N }
     }
 

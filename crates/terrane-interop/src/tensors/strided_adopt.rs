@@ -204,7 +204,7 @@ impl StridedForm {
         first: usize,
         places: &[RegionOffset],
     ) -> Result<Vec<(TensorAxis, Parts)>, StridedError> {
-        let mut found = Vec::new();
+        let mut steps = Vec::new();
         for (list, &(axis, count)) in self.lists.iter().enumerate() {
             if axis == TensorAxis::Outer {
                 continue;
@@ -212,9 +212,9 @@ impl StridedForm {
             let (stride, count) = (self.list_stride(list), ByteCount::new(count.into()).to_usize());
             let line = places.iter().skip(first).step_by(stride.max(1)).take(count).copied();
             let line: Vec<RegionOffset> = line.collect();
-            found.push((axis, along(&line).ok_or(StridedError::Uneven { axis })?));
+            steps.push((axis, along(&line).ok_or(StridedError::Uneven { axis })?));
         }
-        Ok(found)
+        Ok(steps)
     }
 
     /// Checks every tensor of the section whose first tensor is `first`: its shape and its
@@ -265,7 +265,7 @@ impl StridedForm {
     /// The axis parts that the dimensions of a tensor describe.
     fn dimension_parts(&self, tensor: &StridedTensor) -> Result<TensorParts, StridedError> {
         let of = Axis::ALL.map(|axis| (axis, SmallVec::new()));
-        let mut found = TensorParts { outer: None, of };
+        let mut parts = TensorParts { outer: None, of };
         let dimensions = self.dimensions.iter().enumerate();
         let sizes = tensor.sizes.iter().zip(&tensor.strides);
         for ((dimension, what), (&size, &stride)) in dimensions.zip(sizes) {
@@ -274,22 +274,22 @@ impl StridedForm {
             let count = u32::try_from(size).map_err(|_| too_large())?;
             let refused = |expected| StridedError::Size { dimension, size, expected };
             match *what {
-                Dimension::Of(TensorAxis::Outer) => found.outer = Some(Step::new(count, stride)),
-                Dimension::Of(TensorAxis::Of(axis)) => found.push(axis, Step::new(count, stride)),
+                Dimension::Of(TensorAxis::Outer) => parts.outer = Some(Step::new(count, stride)),
+                Dimension::Of(TensorAxis::Of(axis)) => parts.push(axis, Step::new(count, stride)),
                 Dimension::Joined { outer, inner, count: inside } => {
                     let groups =
                         count.checked_div(inside).filter(|groups| groups * inside == count);
                     let groups =
                         groups.ok_or_else(|| refused(format!("a multiple of {inside}")))?;
                     let far = stride.checked_mul(inside.into()).ok_or_else(too_large)?;
-                    found.push(outer, Step::new(groups, far));
-                    found.push(inner, Step::new(inside, stride));
+                    parts.push(outer, Step::new(groups, far));
+                    parts.push(inner, Step::new(inside, stride));
                 }
                 Dimension::One if size == 1 => {}
                 Dimension::One => return Err(refused("1".to_owned())),
             }
         }
-        Ok(found)
+        Ok(parts)
     }
 }
 

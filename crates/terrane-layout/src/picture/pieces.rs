@@ -54,8 +54,8 @@ impl Drawn {
                     // not drawn.
                     regions.truncate(MOST_REGIONS);
                 }
-                if let Some(found) = regions.get_mut(at) {
-                    found.pieces.push(DrawnPiece { section: number, ..piece });
+                if let Some(region) = regions.get_mut(at) {
+                    region.pieces.push(DrawnPiece { section: number, ..piece });
                 }
             });
         }

@@ -71,11 +71,11 @@ fn write_all(geometry: &Geometry, drawn: &Drawn, height: u64, svg: &mut String) 
         y += BAR;
     }
     let all = u64::from(geometry.region_count());
-    let shown = u64::try_from(drawn.regions.len()).unwrap_or(u64::MAX);
+    let drawn_count = u64::try_from(drawn.regions.len()).unwrap_or(u64::MAX);
     if drawn.is_cut {
         line(svg, MARGIN, y + LINE, "only the first rows are shown")?;
-    } else if shown < all {
-        line(svg, MARGIN, y + LINE, &format!("and {}", counted(all - shown, "more region")))?;
+    } else if drawn_count < all {
+        line(svg, MARGIN, y + LINE, &format!("and {}", counted(all - drawn_count, "more region")))?;
     }
     writeln!(svg, "</svg>")
 }
@@ -84,20 +84,20 @@ fn write_all(geometry: &Geometry, drawn: &Drawn, height: u64, svg: &mut String) 
 /// width.
 fn bar(geometry: &Geometry, region: &DrawnRegion, y: u64, svg: &mut String) -> fmt::Result {
     let bytes = geometry.region_bytes(region.number).get();
-    let shown = region.pieces.len().min(MOST_PIECES);
-    let more = region.pieces.len() - shown;
+    let drawn_count = region.pieces.len().min(MOST_PIECES);
+    let more = region.pieces.len() - drawn_count;
     let mut title = format!("region {}, {}", region.number, counted(bytes, "byte"));
     if more > 0 {
         let more = u64::try_from(more).unwrap_or(u64::MAX);
         write!(title, "; {} behind these", counted(more, "more piece"))?;
     }
     line(svg, MARGIN, y - 6, &title)?;
-    let pieces = region.pieces.get(..shown).unwrap_or_default();
+    let pieces = region.pieces.get(..drawn_count).unwrap_or_default();
     let total: u128 = pieces.iter().map(|piece| u128::from(piece.bytes)).sum();
     let ends = std::iter::once(0).chain(pieces.iter().map(DrawnPiece::end));
     let gaps = pieces.iter().zip(ends).filter(|(piece, end)| piece.start > *end).count();
     let count = |number: usize| u64::try_from(number).unwrap_or(0);
-    let room = WIDTH - 2 * MARGIN - GAP * count(gaps) - NARROWEST * count(shown);
+    let room = WIDTH - 2 * MARGIN - GAP * count(gaps) - NARROWEST * count(drawn_count);
     let (mut x, mut end) = (MARGIN, 0);
     for piece in pieces {
         if piece.start > end {

@@ -28,11 +28,11 @@ pub(super) fn render(
         render_region(geometry, region, f)?;
     }
     let all = u64::from(geometry.region_count());
-    let shown = u64::try_from(drawn.regions.len()).unwrap_or(u64::MAX);
+    let drawn_count = u64::try_from(drawn.regions.len()).unwrap_or(u64::MAX);
     if drawn.is_cut {
         writeln!(f, "only the first rows are shown")?;
-    } else if shown < all {
-        writeln!(f, "and {}", counted(all - shown, "more region"))?;
+    } else if drawn_count < all {
+        writeln!(f, "and {}", counted(all - drawn_count, "more region"))?;
     }
     Ok(())
 }

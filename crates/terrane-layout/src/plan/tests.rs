@@ -75,8 +75,8 @@ fn blocks_within_a_prefix_have_all_their_pieces_in_it() {
             };
             for prefix in 0..=plan.base_bytes().get() {
                 let expected = (0..3).take_while(|&block| end(block) <= prefix).count();
-                let found = plan.blocks_within(ByteCount::new(prefix));
-                assert_eq!(usize::try_from(found).unwrap(), expected, "{kind}, {prefix}");
+                let blocks = plan.blocks_within(ByteCount::new(prefix));
+                assert_eq!(usize::try_from(blocks).unwrap(), expected, "{kind}, {prefix}");
             }
             assert_eq!(plan.blocks_within(ByteCount::new(u64::MAX)), 3);
         }
@@ -154,8 +154,8 @@ fn blocks_within_a_prefix_of_free_strides_are_whole() {
         };
         for prefix in 0..=plan.base_bytes().get() {
             let expected = (0..6).take_while(|&block| end(block) <= prefix).count();
-            let found = plan.blocks_within(ByteCount::new(prefix));
-            assert_eq!(usize::try_from(found).unwrap(), expected, "{steps:?}, {prefix}");
+            let blocks = plan.blocks_within(ByteCount::new(prefix));
+            assert_eq!(usize::try_from(blocks).unwrap(), expected, "{steps:?}, {prefix}");
         }
     }
 }

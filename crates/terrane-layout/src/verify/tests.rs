@@ -82,8 +82,8 @@ fn a_shift_by_one_byte_is_an_overlap() {
 fn two_pieces_in_one_place_are_an_overlap() {
     let other = Piece { block: 4, layer: 2, section: 0, stretch: 0 };
     for geometry in geometries() {
-        let found = with_fault(&geometry, FAULT, |_| Some(place(&geometry, other)));
-        let Err(Violation::Overlap { first, second }) = found else { panic!("{found:?}") };
+        let result = with_fault(&geometry, FAULT, |_| Some(place(&geometry, other)));
+        let Err(Violation::Overlap { first, second }) = result else { panic!("{result:?}") };
         assert!([first, second].contains(&FAULT) && [first, second].contains(&other));
     }
 }
@@ -93,12 +93,12 @@ fn a_piece_beyond_its_region_is_out_of_bounds() {
     for geometry in geometries() {
         let end = geometry.region_bytes(0).get() + 1000;
         for start in [end - 20, end, u64::MAX] {
-            let found = with_fault(&geometry, FAULT, |p| Some(Position { start, ..p }));
-            assert!(matches!(found, Err(Violation::OutOfBounds { piece: FAULT, .. })));
+            let result = with_fault(&geometry, FAULT, |p| Some(Position { start, ..p }));
+            assert!(matches!(result, Err(Violation::OutOfBounds { piece: FAULT, .. })));
         }
         let space = AddressSpace::Region(99);
-        let found = with_fault(&geometry, FAULT, |p| Some(Position { space, ..p }));
-        assert!(matches!(found, Err(Violation::OutOfBounds { piece: FAULT, .. })));
+        let result = with_fault(&geometry, FAULT, |p| Some(Position { space, ..p }));
+        assert!(matches!(result, Err(Violation::OutOfBounds { piece: FAULT, .. })));
     }
 }
 
@@ -106,8 +106,8 @@ fn a_piece_beyond_its_region_is_out_of_bounds() {
 fn a_piece_moved_behind_all_others_leaves_a_hole() {
     for geometry in geometries() {
         let end = geometry.region_bytes(0).get();
-        let found = with_fault(&geometry, FAULT, |p| Some(Position { start: end + 512, ..p }));
-        assert!(matches!(found, Err(Violation::Hole { .. })), "{found:?}");
+        let result = with_fault(&geometry, FAULT, |p| Some(Position { start: end + 512, ..p }));
+        assert!(matches!(result, Err(Violation::Hole { .. })), "{result:?}");
     }
 }
 
@@ -115,8 +115,8 @@ fn a_piece_moved_behind_all_others_leaves_a_hole() {
 fn a_hole_of_one_byte_is_found() {
     let last = Piece { block: 4, layer: 2, section: 1, stretch: 0 };
     for geometry in LayoutKind::ALL.map(|kind| geometry(kind, Alignment::BYTE)) {
-        let found = with_fault(&geometry, last, |p| Some(Position { start: p.start + 1, ..p }));
-        let Err(Violation::Hole { next, bytes, .. }) = found else { panic!("{found:?}") };
+        let result = with_fault(&geometry, last, |p| Some(Position { start: p.start + 1, ..p }));
+        let Err(Violation::Hole { next, bytes, .. }) = result else { panic!("{result:?}") };
         assert_eq!((next, bytes), (last, ByteCount::new(1)));
     }
 }
@@ -124,8 +124,8 @@ fn a_hole_of_one_byte_is_found() {
 #[test]
 fn a_piece_without_a_place_is_named() {
     for geometry in geometries() {
-        let found = with_fault(&geometry, FAULT, |_| None);
-        assert_eq!(found, Err(Violation::Unmapped { piece: FAULT }));
+        let result = with_fault(&geometry, FAULT, |_| None);
+        assert_eq!(result, Err(Violation::Unmapped { piece: FAULT }));
     }
 }
 
@@ -147,12 +147,12 @@ fn regions_that_overlap_or_are_too_few_are_refused() {
     let bytes = geometry.region_bytes(0);
     let at = |start| Extent { place: Position { space: AddressSpace::Host, start }, length: bytes };
     let overlapping = [at(10_000), at(0), at(bytes.get() - 1)];
-    let found = verify_map(&geometry, &overlapping, |_| None);
-    assert_eq!(found, Err(Violation::RegionsOverlap { first: 1, second: 2 }));
-    let found = verify(&geometry, &[ByteCount::new(u64::MAX); 3]);
-    assert_eq!(found, Err(Violation::RegionsTooLong));
-    let found = verify(&geometry, &[bytes, bytes]);
-    assert_eq!(found, Err(Violation::RegionCount { expected: 3, actual: 2 }));
+    let result = verify_map(&geometry, &overlapping, |_| None);
+    assert_eq!(result, Err(Violation::RegionsOverlap { first: 1, second: 2 }));
+    let result = verify(&geometry, &[ByteCount::new(u64::MAX); 3]);
+    assert_eq!(result, Err(Violation::RegionsTooLong));
+    let result = verify(&geometry, &[bytes, bytes]);
+    assert_eq!(result, Err(Violation::RegionCount { expected: 3, actual: 2 }));
 }
 
 #[test]

@@ -140,8 +140,8 @@ impl Machine {
     ///
     /// [`PlanError::UnknownMachine`] with the nearest name.
     pub fn published(name: &str) -> Result<Self, PlanError> {
-        let wanted = name.to_lowercase();
-        match table::FILES.iter().find(|(file, _)| *file == wanted) {
+        let lowercase = name.to_lowercase();
+        match table::FILES.iter().find(|(file, _)| *file == lowercase) {
             Some((_, text)) => Self::from_json(name, text.as_bytes()),
             None => Err(PlanError::UnknownMachine {
                 name: name.to_owned(),

@@ -35,17 +35,17 @@ impl Model {
     ///
     /// [`PlanError::UnknownModel`] with the nearest name.
     pub fn published(name: &str) -> Result<Self, PlanError> {
-        let wanted = name.to_lowercase();
-        let hub = format!("config.json of {wanted} on ");
+        let lowercase = name.to_lowercase();
+        let hub = format!("config.json of {lowercase} on ");
         let is_wanted = |file: &str, text: &str| {
-            file == wanted
+            file == lowercase
                 || origin(text.as_bytes())
                     .is_some_and(|o| o.source.to_lowercase().starts_with(&hub))
         };
-        let found = table::FILES.iter().find(|(file, text)| is_wanted(file, text));
-        let Some((name, text)) = found else {
+        let entry = table::FILES.iter().find(|(file, text)| is_wanted(file, text));
+        let Some((name, text)) = entry else {
             // A hub's name is compared without its owner.
-            let short = wanted.rsplit('/').next().unwrap_or(&wanted);
+            let short = lowercase.rsplit('/').next().unwrap_or(&lowercase);
             return Err(PlanError::UnknownModel {
                 name: name.to_owned(),
                 nearest: nearest(short, published_models()),

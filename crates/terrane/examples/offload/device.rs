@@ -116,13 +116,13 @@ impl Image {
     fn find(&self, at: Location, bytes: usize) -> Result<Location, BoxedCause> {
         let Location::Device { address, .. } = at else { return Ok(at) };
         let bytes = to_u64(bytes);
-        let found = self.parts.iter().find_map(|part| {
+        let location = self.parts.iter().find_map(|part| {
             let offset = address.get().checked_sub(part.begin)?;
             let end = offset.checked_add(bytes)?;
             let inside = end <= part.length.get();
             inside.then(|| part.copy.location().checked_add(ByteCount::new(offset)))?
         });
-        found.ok_or_else(|| format!("{at} is not in this tier").into())
+        location.ok_or_else(|| format!("{at} is not in this tier").into())
     }
 }
 

@@ -313,10 +313,10 @@ impl<'a> Job<'a> {
             let report = outcome.result?;
             console.detail(format_args!("  round {round}: {}", actual(&report)))?;
             to.received(from, targets);
-            for found in to.verify(&self.patterns)? {
-                if !found.is_clean() {
+            for result in to.verify(&self.patterns)? {
+                if !result.is_clean() {
                     verified = false;
-                    console.warn(format_args!("{name}, round {round}: {found}"))?;
+                    console.warn(format_args!("{name}, round {round}: {result}"))?;
                 }
             }
             path = report.explanation.path().into_owned();

@@ -155,11 +155,13 @@ impl Move {
         let mut missing: Vec<Vec<u8>> =
             (0..options.rounds).map(|round| message(&self.name, round)).collect();
         while !missing.is_empty() {
-            let found = side.agent.wait_for_notifications(deadline)?;
-            if found.is_empty() {
+            let notifications = side.agent.wait_for_notifications(deadline)?;
+            if notifications.is_empty() {
                 return Err(Failure::NoNotification);
             }
-            missing.retain(|message| found.iter().all(|found| found.message != *message));
+            missing.retain(|message| {
+                notifications.iter().all(|received| received.message != *message)
+            });
         }
         Ok(())
     }

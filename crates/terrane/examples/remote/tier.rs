@@ -102,14 +102,14 @@ impl Tier {
         filled_as: &[u32],
         layers: std::ops::Range<u32>,
     ) -> Result<Verification, Failure> {
-        let seen = match &self.image {
+        let bytes = match &self.image {
             Some(image) => {
                 image.copy(&self.endpoint, &image.endpoint)?;
                 &image.endpoint
             }
             None => &self.endpoint,
         };
-        Ok(pattern.verify_with(seen, blocks, filled_as, layers, &InProcess)?)
+        Ok(pattern.verify_with(bytes, blocks, filled_as, layers, &InProcess)?)
     }
 }
 

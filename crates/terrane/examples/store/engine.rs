@@ -58,7 +58,8 @@ impl Engine {
         let _hold = self.endpoint.hold_for_write(&[block])?;
         self.each_span(block, |span| {
             for chunk in span.chunks(8) {
-                is_right &= chunk.iter().zip(words.next_word()).all(|(found, word)| *found == word);
+                is_right &=
+                    chunk.iter().zip(words.next_word()).all(|(actual, word)| *actual == word);
             }
         });
         Ok(is_right)

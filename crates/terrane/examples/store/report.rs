@@ -121,14 +121,14 @@ impl Report {
         let recovery = self.recovery.clone().unwrap_or_default();
         let evictions: Vec<u64> = snapshot.tiers.iter().map(|tier| tier.evictions).collect();
         if options.json {
-            let found = json!({
+            let lookups = json!({
                 "first_half": first.json(),
                 "recovered_blocks": recovery.found,
                 "recovery_seconds": recovery.took.as_secs_f64(),
                 "second_half": second.json(),
                 "evictions": evictions,
             });
-            println!("{found}");
+            println!("{lookups}");
             return Ok(());
         }
         let mut table = Table::new();

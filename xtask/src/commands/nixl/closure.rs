@@ -15,21 +15,21 @@ pub fn closure(
     folders: &[PathBuf],
     roots: Vec<PathBuf>,
 ) -> Result<BTreeSet<PathBuf>> {
-    let mut found = BTreeSet::new();
-    let mut left: BTreeSet<PathBuf> = roots.into_iter().collect();
-    while !left.is_empty() {
+    let mut libraries = BTreeSet::new();
+    let mut pending: BTreeSet<PathBuf> = roots.into_iter().collect();
+    while !pending.is_empty() {
         let names = Tool::new(workspace, "readelf")
             .args(["--dynamic", "--wide"])
-            .args(&left)
+            .args(&pending)
             .stdout()
             .context("cannot ask what a library needs; install binutils")?;
-        found.append(&mut left);
-        left = needed(&names)
+        libraries.append(&mut pending);
+        pending = needed(&names)
             .filter_map(|name| find(folders, name))
-            .filter(|library| !found.contains(library))
+            .filter(|library| !libraries.contains(library))
             .collect();
     }
-    Ok(found)
+    Ok(libraries)
 }
 
 fn find(folders: &[PathBuf], name: &str) -> Option<PathBuf> {

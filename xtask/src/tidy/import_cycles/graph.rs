@@ -5,15 +5,15 @@ use std::collections::BTreeSet;
 /// Returns the groups of nodes that all reach each other, the largest first, without single nodes.
 pub fn cycles(nodes: usize, edges: &[(usize, usize)]) -> Vec<Vec<usize>> {
     let reached: Vec<BTreeSet<usize>> = (0..nodes).map(|node| reach(node, edges)).collect();
-    let mut seen: BTreeSet<usize> = BTreeSet::new();
+    let mut grouped: BTreeSet<usize> = BTreeSet::new();
     let mut cycles = Vec::new();
     for node in 0..nodes {
         let reaches =
             |from: usize, to: usize| reached.get(from).is_some_and(|all| all.contains(&to));
-        if reaches(node, node) && !seen.contains(&node) {
+        if reaches(node, node) && !grouped.contains(&node) {
             let cycle: Vec<usize> =
                 (0..nodes).filter(|other| reaches(node, *other) && reaches(*other, node)).collect();
-            seen.extend(&cycle);
+            grouped.extend(&cycle);
             cycles.push(cycle);
         }
     }
@@ -24,10 +24,10 @@ pub fn cycles(nodes: usize, edges: &[(usize, usize)]) -> Vec<Vec<usize>> {
 /// Returns the nodes that a node reaches by its edges.
 fn reach(node: usize, edges: &[(usize, usize)]) -> BTreeSet<usize> {
     let mut reached = BTreeSet::new();
-    let mut left = vec![node];
-    while let Some(from) = left.pop() {
+    let mut pending = vec![node];
+    while let Some(from) = pending.pop() {
         let next = edges.iter().filter(|(start, _)| *start == from).map(|(_, end)| *end);
-        left.extend(next.filter(|end| reached.insert(*end)));
+        pending.extend(next.filter(|end| reached.insert(*end)));
     }
     reached
 }

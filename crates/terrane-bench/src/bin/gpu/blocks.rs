@@ -127,8 +127,8 @@ impl<'setup> Cell<'setup> {
         transfer(&self.setup.manager, (&self.host, &host), (&self.device, &device))?;
         transfer(&self.setup.manager, (&self.device, &device), (&self.host, &back))?;
         let layers = 0..self.host.layout().geometry().num_layers();
-        let found = pattern.verify_blocks(&self.host, &back, &host, layers)?;
-        ensure!(found.is_clean(), "blocks came back changed: {found}");
+        let report = pattern.verify_blocks(&self.host, &back, &host, layers)?;
+        ensure!(report.is_clean(), "blocks came back changed: {report}");
         Ok(())
     }
 
@@ -229,10 +229,10 @@ impl<'setup> Cell<'setup> {
         methods: &mut Methods,
         settings: &Settings,
     ) -> Result<[Option<Spread>; 3]> {
-        let (setup, few) = (self.setup, self.setup.few(settings));
-        let each = interleaved(&few, &mut [&mut || methods.copy_each(setup)])?;
+        let (setup, short_settings) = (self.setup, self.setup.few(settings));
+        let each = interleaved(&short_settings, &mut [&mut || methods.copy_each(setup)])?;
         let batched = match setup.bindings.has_batches() {
-            true => interleaved(&few, &mut [&mut || methods.copy_batch(setup)])?,
+            true => interleaved(&short_settings, &mut [&mut || methods.copy_batch(setup)])?,
             false => Vec::new(),
         };
         Ok([each.first().copied(), batched.first().copied(), Some(kernel)])

@@ -23,12 +23,12 @@ const PAIRS: u32 = 1000;
 #[derive(Debug)]
 struct Counted {
     streams: CudaStreams,
-    made: AtomicU64,
+    created: AtomicU64,
 }
 
 impl FenceSource for Counted {
     fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
-        self.made.fetch_add(1, Ordering::Relaxed);
+        self.created.fetch_add(1, Ordering::Relaxed);
         FenceSource::create(&self.streams)
     }
 }
@@ -46,7 +46,7 @@ pub fn report<W: Write>(
         }
         let streams = CudaStreams::new(&setup.context);
         let stream = streams.add(Stream::new(&setup.context)?)?;
-        let fences = Arc::new(Counted { streams, made: AtomicU64::new(0) });
+        let fences = Arc::new(Counted { streams, created: AtomicU64::new(0) });
         let pool = Pool::with_fences(
             setup.device.clone(),
             PoolOptions::default(),
@@ -56,7 +56,7 @@ pub fn report<W: Write>(
         setup.bindings.keep_default_pool()?;
         // The first allocation is a miss.
         drop(pool.allocate_on(stream, &request)?);
-        let before = fences.made.load(Ordering::Relaxed);
+        let before = fences.created.load(Ordering::Relaxed);
         let spreads = interleaved(
             settings,
             &mut [
@@ -83,8 +83,8 @@ pub fn report<W: Write>(
             .at_least(LEAST_TIMES);
         reporter.report(&measured)?;
         let hits = f64::from(PAIRS) * f64::from(settings.warm_up + settings.repeats.max(1));
-        let made = fences.made.load(Ordering::Relaxed) - before;
-        let share = Spread::single((hits - made as f64) / hits * 100.0);
+        let created = fences.created.load(Ordering::Relaxed) - before;
+        let share = Spread::single((hits - created as f64) / hits * 100.0);
         let measured = Measurement::new(eventless, share, "%", Direction::HigherIsBetter);
         reporter.report(&measured.within(100.0))?;
     }

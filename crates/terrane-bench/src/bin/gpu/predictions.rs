@@ -38,8 +38,8 @@ impl Predictions {
         factors.sort_by(|(_, one), (_, other)| one.total_cmp(other));
         let half = factors.get(factors.len() / 2).map(|(_, factor)| (String::new(), *factor));
         let worst = factors.pop().map(|(case, factor)| (format!(": {case}"), factor));
-        for (name, found) in [("half of them wrong by less than", half), ("the worst", worst)] {
-            let Some((case, factor)) = found else { continue };
+        for (name, selected) in [("half of them wrong by less than", half), ("the worst", worst)] {
+            let Some((case, factor)) = selected else { continue };
             let case = format!("predictions, {name}{case}");
             let lower = Direction::LowerIsBetter;
             let measured = Measurement::new(case, Spread::single(factor), "times", lower);

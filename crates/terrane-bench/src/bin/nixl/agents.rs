@@ -89,10 +89,10 @@ pub fn over_sets<const WAYS: usize>(sets: &[Times<WAYS>]) -> Result<(Spread, [f6
     let median = |figures: &[f64]| Spread::of(figures).context("there is a set of agents");
     let terrane = median(&sets.iter().map(|set| set.terrane).collect::<Vec<_>>())?;
     let mut bindings = [f64::NAN; WAYS];
-    for (way, beside) in bindings.iter_mut().enumerate() {
+    for (way, baseline) in bindings.iter_mut().enumerate() {
         let ratio = |set: &Times<WAYS>| set.bindings.get(way).map(|time| time / set.terrane);
         let ratios: Vec<f64> = sets.iter().filter_map(ratio).collect();
-        *beside = terrane.median * median(&ratios)?.median;
+        *baseline = terrane.median * median(&ratios)?.median;
     }
     Ok((terrane, bindings))
 }

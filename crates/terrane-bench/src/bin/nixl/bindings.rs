@@ -59,9 +59,9 @@ impl Span {
 
     /// Returns the registered span that contains this memory.
     pub fn registered(memory: &dyn Memory) -> Result<Self> {
-        let mut found = None;
-        memory.visit_registrations(&mut |record| found = Some(record.span));
-        let span = found.context("the memory is not registered")?;
+        let mut registered = None;
+        memory.visit_registrations(&mut |record| registered = Some(record.span));
+        let span = registered.context("the memory is not registered")?;
         Self::at(span.location, span.length)
     }
 

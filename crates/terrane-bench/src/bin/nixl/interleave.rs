@@ -20,9 +20,9 @@ pub fn interleaved<const N: usize>(
     let mut seconds = [const { Vec::new() }; N];
     for round in 0..settings.warm_up + settings.repeats.max(1) {
         let mut take = |(call, seconds): (&mut Turn<'_>, &mut Vec<f64>)| {
-            let taken = call()?.as_secs_f64();
+            let elapsed = call()?.as_secs_f64();
             if round >= settings.warm_up {
-                seconds.push(taken);
+                seconds.push(elapsed);
             }
             Ok::<_, anyhow::Error>(())
         };
@@ -42,6 +42,6 @@ pub fn interleaved<const N: usize>(
 /// The result of a call, and its time.
 pub fn timed<T>(call: impl FnOnce() -> Result<T>) -> Result<(Duration, T)> {
     let started = Instant::now();
-    let given = call()?;
-    Ok((started.elapsed(), given))
+    let result = call()?;
+    Ok((started.elapsed(), result))
 }

@@ -155,8 +155,8 @@ impl Setup {
             settings,
             self.first,
             [&mut || {
-                let (taken, _) = timed(|| Ok(self.there.export(layout)?))?;
-                Ok(taken)
+                let (elapsed, _) = timed(|| Ok(self.there.export(layout)?))?;
+                Ok(elapsed)
             }],
         )?;
         Ok(median)
@@ -172,15 +172,15 @@ impl Setup {
             self.first,
             [
                 &mut || {
-                    let (taken, imported) = timed(|| Ok(self.here.import(exported)?))?;
+                    let (elapsed, imported) = timed(|| Ok(self.here.import(exported)?))?;
                     drop(imported);
                     self.disconnect()?;
-                    Ok(taken)
+                    Ok(elapsed)
                 },
                 &mut || {
-                    let (taken, ()) = timed(|| here.load(there, connecting))?;
+                    let (elapsed, ()) = timed(|| here.load(there, connecting))?;
                     here.forget(there)?;
-                    Ok(taken)
+                    Ok(elapsed)
                 },
             ],
         )?;
@@ -201,14 +201,14 @@ impl Setup {
             [
                 &mut || {
                     let bytes = exported.next().context("there is a layout for each round")?;
-                    let (taken, layout) = timed(|| Ok(self.here.import(bytes)?))?;
+                    let (elapsed, layout) = timed(|| Ok(self.here.import(bytes)?))?;
                     imported.push(layout);
-                    Ok(taken)
+                    Ok(elapsed)
                 },
                 &mut || {
                     let keys = keys.next().context("there are keys for each round")?;
-                    let (taken, ()) = timed(|| here.load(there, keys))?;
-                    Ok(taken)
+                    let (elapsed, ()) = timed(|| here.load(there, keys))?;
+                    Ok(elapsed)
                 },
             ],
         )?;
@@ -227,8 +227,8 @@ impl Setup {
             settings,
             self.first,
             [&mut || {
-                let (taken, _) = timed(|| Ok(self.here.import(exported)?))?;
-                Ok(taken)
+                let (elapsed, _) = timed(|| Ok(self.here.import(exported)?))?;
+                Ok(elapsed)
             }],
         )?;
         self.disconnect()?;

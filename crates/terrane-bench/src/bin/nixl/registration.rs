@@ -135,13 +135,13 @@ fn registered(
             &mut || {
                 let owned = memory.take().context("the memory was not returned")?;
                 let registering = || terrane.register(owned).map_err(|failed| anyhow!("{failed}"));
-                let (taken, registered) = timed(registering)?;
+                let (elapsed, registered) = timed(registering)?;
                 memory = Some(registered.into_memory());
-                Ok(taken)
+                Ok(elapsed)
             },
             &mut || {
-                let (taken, _registered) = timed(|| bindings.register(&span))?;
-                Ok(taken)
+                let (elapsed, _registered) = timed(|| bindings.register(&span))?;
+                Ok(elapsed)
             },
         ],
     )?;

@@ -96,8 +96,8 @@ impl Setup {
         if !self.idle.is_zero() {
             thread::sleep(self.idle);
         }
-        let (taken, _) = timed(call)?;
-        Ok(taken)
+        let (elapsed, _) = timed(call)?;
+        Ok(elapsed)
     }
 
     /// All blocks, in steps of about `part / of` of their number. An odd step through a power of

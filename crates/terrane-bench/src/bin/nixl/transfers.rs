@@ -140,10 +140,10 @@ impl Case {
         let Self { name, order, has_target, times, .. } = self;
         let (terrane, [one, other]) = over_sets(&times)?;
         let as_fast = 1.0 / MOST_TIME;
-        let mut report = |case: String, beside: &str, time: f64, least: f64| {
+        let mut report = |case: String, baseline: &str, time: f64, least: f64| {
             let value = terrane.scaled(1e3);
             let row = Measurement::new(case, value, "ms", Direction::LowerIsBetter)
-                .with_baseline(beside, time * 1e3);
+                .with_baseline(baseline, time * 1e3);
             let row = if has_target { row.at_least(least) } else { row.without_target(ONE_BLOCK) };
             reporter.report(&row)
         };

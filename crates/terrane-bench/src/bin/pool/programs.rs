@@ -72,14 +72,14 @@ pub fn kv_blocks() -> Result<Program, ReplayError> {
     let mut live = 0;
     let mut running: Vec<Vec<u64>> = Vec::new();
     for _ in 0..4_000 {
-        let wanted = 1 + random.next_u64() % 512;
-        while live + wanted > most {
+        let requested = 1 + random.next_u64() % 512;
+        while live + requested > most {
             let ended = running.swap_remove(random.below(running.len()));
             live -= to_u64(ended.len());
             ended.into_iter().for_each(|block| trace.free(block));
         }
-        live += wanted;
-        running.push((0..wanted).map(|_| trace.allocate(KV_BLOCK.get())).collect());
+        live += requested;
+        running.push((0..requested).map(|_| trace.allocate(KV_BLOCK.get())).collect());
     }
     Program::from_events(trace.0.into_iter().map(Ok))
 }

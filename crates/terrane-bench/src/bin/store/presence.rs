@@ -52,7 +52,7 @@ pub fn measure<W: Write>(
     ensure!(resident == keys.len(), "{resident} of {} keys are resident", keys.len());
     let mut random = Seeded::new(5);
     let looked_up: Vec<[u8; 36]> = (0..QUERIES).map(|_| keys[random.below(keys.len())]).collect();
-    let mut found = vec![Presence::Absent; BATCH];
+    let mut states = vec![Presence::Absent; BATCH];
     let mut ready = 0;
     for (name, size, limit) in [(&batched, BATCH, BATCHED_NS), (&alone, 1, ALONE_NS)] {
         if !reporter.wants(name) {
@@ -60,8 +60,8 @@ pub fn measure<W: Write>(
         }
         let spread = settings.time_batch(QUERIES, || {
             for keys in looked_up.chunks(size) {
-                store.presence(0, keys, &mut found[..keys.len()]);
-                ready += black_box(&found)[..keys.len()].iter().filter(|p| p.is_ready()).count();
+                store.presence(0, keys, &mut states[..keys.len()]);
+                ready += black_box(&states)[..keys.len()].iter().filter(|p| p.is_ready()).count();
             }
         });
         let ns = spread.scaled(1e9);

@@ -18,13 +18,14 @@ use super::finding::{Finding, Status};
 /// memory.
 pub(crate) fn probe(contexts: bool) -> Answer {
     let begun = Instant::now();
-    let found = match terrane_cuda::probe() {
-        Ok(found) => found,
+    let availability = match terrane_cuda::probe() {
+        Ok(availability) => availability,
         Err(error) => return Answer { findings: vec![unavailable(&error)], ..Answer::default() },
     };
-    let mut findings = vec![Finding::granted("gpu", format!("driver for CUDA {}", found.version))];
+    let mut findings =
+        vec![Finding::granted("gpu", format!("driver for CUDA {}", availability.version))];
     let topology = NumaTopology::read();
-    for device in &found.devices {
+    for device in &availability.devices {
         findings.push(describe(device, &topology));
         findings.extend(link(device));
         if contexts {
@@ -33,7 +34,7 @@ pub(crate) fn probe(contexts: bool) -> Answer {
             );
         }
     }
-    let first = found.devices.first().map(|device| DeviceFacts {
+    let first = availability.devices.first().map(|device| DeviceFacts {
         name: device.name.clone(),
         memory_bytes: device.memory.get(),
         memory_bytes_per_second: None,

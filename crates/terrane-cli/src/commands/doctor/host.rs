@@ -38,8 +38,8 @@ pub(crate) fn findings() -> Vec<Finding> {
 fn memory() -> Finding {
     let total = meminfo("MemTotal:").map(ByteCount::new);
     match (total, available_memory()) {
-        (Some(total), Some(left)) => {
-            Finding::granted("memory", format!("{left} available under all limits, of {total}"))
+        (Some(total), Some(free)) => {
+            Finding::granted("memory", format!("{free} available under all limits, of {total}"))
         }
         _ => Finding::partial(
             "memory",
@@ -157,19 +157,19 @@ fn control_group_of(
     all_processors: usize,
 ) -> Finding {
     let memory = memory.filter(|limit| limit.get() < all_memory).map(|limit| {
-        let found = format!("{limit} of memory, of {}", ByteCount::new(all_memory));
-        (found, "memory.max of the group (docker run --memory, or MemoryMax of the service)")
+        let limits = format!("{limit} of memory, of {}", ByteCount::new(all_memory));
+        (limits, "memory.max of the group (docker run --memory, or MemoryMax of the service)")
     });
     let processors = processors.filter(|&limit| limit < all_processors as f64).map(|limit| {
-        let found = format!("the time of {limit:.2} processors, of {all_processors}");
-        (found, "cpu.max of the group (docker run --cpus, or CPUQuota of the service)")
+        let limits = format!("the time of {limit:.2} processors, of {all_processors}");
+        (limits, "cpu.max of the group (docker run --cpus, or CPUQuota of the service)")
     });
-    let (found, remedies): (Vec<_>, Vec<_>) = memory.into_iter().chain(processors).unzip();
-    if found.is_empty() {
+    let (limits, remedies): (Vec<_>, Vec<_>) = memory.into_iter().chain(processors).unzip();
+    if limits.is_empty() {
         return Finding::granted("control-group", "no limit of memory or processors");
     }
     let remedy = format!("raise {}", remedies.join(", and "));
-    Finding::partial("control-group", found.join("; "), remedy)
+    Finding::partial("control-group", limits.join("; "), remedy)
 }
 
 fn shared_memory() -> Finding {
@@ -193,8 +193,8 @@ fn io_uring() -> Finding {
             let name = |capability: &Capability| {
                 (*capability == Capability::IoUring).then_some(("io_uring", REMEDY))
             };
-            let found = Finding::of_report(queue.capabilities(), name).into_iter().next();
-            found.unwrap_or_else(|| Finding::refused("io_uring", "not reported", REMEDY))
+            let finding = Finding::of_report(queue.capabilities(), name).into_iter().next();
+            finding.unwrap_or_else(|| Finding::refused("io_uring", "not reported", REMEDY))
         }
         Err(error) => Finding::refused("io_uring", error.to_string(), REMEDY),
     }

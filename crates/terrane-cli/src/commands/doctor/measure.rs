@@ -122,9 +122,9 @@ impl Cost {
 
     /// The cost from two measurements. The fixed part is at most a share of the larger time. If the larger
     /// measurement was not slower than the smaller one, its whole time counts as the rate.
-    fn of_two(few: (u64, Spread), many: (u64, Spread), largest_share: f64) -> Self {
+    fn of_two(smaller: (u64, Spread), many: (u64, Spread), largest_share: f64) -> Self {
         let one = Self::of_one(many);
-        let slope = (one.seconds - few.1.median) / many.0.saturating_sub(few.0) as f64;
+        let slope = (one.seconds - smaller.1.median) / many.0.saturating_sub(smaller.0) as f64;
         let fixed = one.seconds - one.bytes as f64 * slope;
         if !(slope > 0.0 && fixed > 0.0) {
             return one;
@@ -152,15 +152,15 @@ fn copies(
     if quarter < least.max(1) {
         return Ok(Cost::of_one((bytes(blocks), times(PASSES, || run(blocks))?)));
     }
-    let (all, few) = times_interleaved(PASSES, || run(blocks), || run(quarter))?;
-    Ok(Cost::of_two((bytes(quarter), few), (bytes(blocks), all), LARGEST_SHARE))
+    let (all, smaller) = times_interleaved(PASSES, || run(blocks), || run(quarter))?;
+    Ok(Cost::of_two((bytes(quarter), smaller), (bytes(blocks), all), LARGEST_SHARE))
 }
 
 /// The cost of preparing memory. The fixed part is a large share of a short preparation. So a second size, of two to
 /// eight times the bytes, separates the fixed part from the rate.
 fn preparation(
     size: ByteCount,
-    left: Option<ByteCount>,
+    free: Option<ByteCount>,
     seconds: impl Fn(ByteCount) -> Result<f64, Failure>,
 ) -> Result<Cost, Failure> {
     /// The time for one pass with the larger size, in seconds.
@@ -168,20 +168,20 @@ fn preparation(
     const LARGEST: u64 = 8;
     /// A driver's fixed part can be as long as the rest. A larger share is noise.
     const LARGEST_SHARE: f64 = 0.5;
-    let few = (size.get(), times(PASSES, || seconds(size))?);
-    let in_time = (1..=LARGEST).rev().find(|&factor| few.1.median * factor as f64 <= BUDGET);
-    let in_memory = left.map_or(LARGEST, |left| left.get() / 4 / size.get().max(1));
+    let smaller = (size.get(), times(PASSES, || seconds(size))?);
+    let in_time = (1..=LARGEST).rev().find(|&factor| smaller.1.median * factor as f64 <= BUDGET);
+    let in_memory = free.map_or(LARGEST, |free| free.get() / 4 / size.get().max(1));
     let factor = in_time.unwrap_or(1).max(2).min(in_memory);
     if factor < 2 {
-        return Ok(Cost::of_one(few));
+        return Ok(Cost::of_one(smaller));
     }
     let many = size.get().saturating_mul(factor);
     // No further pass is discarded: the first pass with the smaller size was.
     let passes = (0..PASSES).map(|_| seconds(ByteCount::new(many)));
     // The larger size may exceed an unknown limit, such as that of locked memory. Then only the smaller size counts.
     Ok(match passes.collect::<Result<Vec<f64>, Failure>>() {
-        Ok(passes) => Cost::of_two(few, (many, Spread::of(passes)), LARGEST_SHARE),
-        Err(_) => Cost::of_one(few),
+        Ok(passes) => Cost::of_two(smaller, (many, Spread::of(passes)), LARGEST_SHARE),
+        Err(_) => Cost::of_one(smaller),
     })
 }
 
@@ -245,9 +245,9 @@ mod tests {
         let size = ByteCount::mib(256);
         // If the sizes were almost equal, noise would be measured as a rate of terabytes.
         let seconds = |size: ByteCount| Ok(0.05 + (size.get() >> 20) as f64 * 1e-9);
-        for (left, bytes) in [(1100, 256), (2047, 256), (2048, 512), (3100, 768)] {
-            let cost = preparation(size, Some(ByteCount::mib(left)), seconds).unwrap();
-            assert_eq!(cost.bytes, bytes << 20, "{left}");
+        for (free, bytes) in [(1100, 256), (2047, 256), (2048, 512), (3100, 768)] {
+            let cost = preparation(size, Some(ByteCount::mib(free)), seconds).unwrap();
+            assert_eq!(cost.bytes, bytes << 20, "{free}");
             assert!(cost.rate <= cost.bytes as f64 / cost.seconds * 2.001, "{}", cost.rate);
         }
         // A slow preparation also has a second size.
@@ -260,7 +260,11 @@ mod tests {
         let size = ByteCount::mib(256);
         let refused = || Failure::TooSmall { what: "memory", size, needed: size };
         let cost =
-            preparation(size, None, |asked| if asked > size { Err(refused()) } else { Ok(0.01) });
+            preparation(
+                size,
+                None,
+                |requested| if requested > size { Err(refused()) } else { Ok(0.01) },
+            );
         let cost = cost.unwrap();
         assert_eq!((cost.bytes, cost.fixed), (size.get(), 0.0));
         assert_eq!(cost.rate, (256_u64 << 20) as f64 / 0.01);
@@ -279,17 +283,17 @@ mod tests {
         for seconds in cases {
             for blocks in [2_u32, 16, 128, 1024] {
                 let cost = copies(blocks, BLOCK, DEPTH, seconds).unwrap();
-                let (bytes, taken) = (u64::from(blocks) * BLOCK, seconds(blocks).unwrap());
-                let measured = bytes as f64 / taken;
+                let (bytes, elapsed) = (u64::from(blocks) * BLOCK, seconds(blocks).unwrap());
+                let measured = bytes as f64 / elapsed;
                 assert!(cost.rate >= measured * 0.999_999 && cost.rate < measured * 1.051);
                 let predicted = cost.fixed + bytes as f64 / cost.rate;
-                assert!((predicted / taken - 1.0).abs() < 1e-9);
-                assert_eq!((cost.bytes, cost.seconds), (bytes, taken));
+                assert!((predicted / elapsed - 1.0).abs() < 1e-9);
+                assert_eq!((cost.bytes, cost.seconds), (bytes, elapsed));
             }
         }
         // 16 blocks are fewer than the requests in flight, so no other number of blocks is comparable.
-        let few = copies(16, BLOCK, DEPTH, disk).unwrap();
-        assert_eq!((few.rate, few.fixed), ((16 * BLOCK) as f64 / 0.012, 0.0));
+        let costs = copies(16, BLOCK, DEPTH, disk).unwrap();
+        assert_eq!((costs.rate, costs.fixed), ((16 * BLOCK) as f64 / 0.012, 0.0));
         // If the times are on a line, its fixed part is found.
         let many = copies(128, BLOCK, DEPTH, line).unwrap();
         assert!((many.fixed - 0.0005).abs() < 1e-9, "{}", many.fixed);

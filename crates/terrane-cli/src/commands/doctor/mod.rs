@@ -160,8 +160,8 @@ fn missing(required: &[Requirement], findings: &[Finding]) -> Vec<String> {
     let names = names.map(|value| value.get_name().to_owned());
     names
         .filter(|name| {
-            let mut found = findings.iter().filter(|finding| finding.key == *name).peekable();
-            found.peek().is_none() || found.any(|finding| finding.status != Status::Granted)
+            let mut matching = findings.iter().filter(|finding| finding.key == *name).peekable();
+            matching.peek().is_none() || matching.any(|finding| finding.status != Status::Granted)
         })
         .collect()
 }

@@ -8,8 +8,8 @@ use terrane_store::tools::stat;
 use crate::error::Failure;
 
 /// The namespace from the arguments, or the only one in the directory.
-pub(super) fn namespace(directory: &Path, given: Option<&str>) -> Result<String, Failure> {
-    if let Some(name) = given {
+pub(super) fn namespace(directory: &Path, requested: Option<&str>) -> Result<String, Failure> {
+    if let Some(name) = requested {
         return Ok(name.to_owned());
     }
     let failed = |source| Failure::Read { path: directory.to_owned(), source };

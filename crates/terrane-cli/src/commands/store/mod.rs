@@ -178,14 +178,14 @@ fn print_list(
     output: &mut Output<'_>,
 ) -> Result<ExitStatus, Failure> {
     let listing = list(&target.directory, &target.name()?)?;
-    let shown = listing.blocks.iter().take(most);
+    let listed = listing.blocks.iter().take(most);
     if target.json {
-        let blocks: Vec<_> = shown.map(block_json).collect();
+        let blocks: Vec<_> = listed.map(block_json).collect();
         let all = listing.blocks.len();
         output.json(&json!({"schema": "terrane.store.ls/1", "as_of": listing.as_of, "all": all, "blocks": blocks}))?;
         return Ok(ExitStatus::Success);
     }
-    let rows: Vec<_> = shown.map(block_row).collect();
+    let rows: Vec<_> = listed.map(block_row).collect();
     let mut text = table(&BLOCK_HEADER, &rows, &[]);
     let all = listing.blocks.len();
     text.push_str(&format!("{} of {all} blocks, as of record {}\n", rows.len(), listing.as_of));
@@ -232,11 +232,11 @@ fn print_stat(
 
 fn stat_json(
     name: &str,
-    found: &StoreStat,
+    stat: &StoreStat,
     watched: Option<&wear::Watched>,
     years: Option<f64>,
 ) -> serde_json::Value {
-    let groups = found.groups.iter().map(|group| {
+    let groups = stat.groups.iter().map(|group| {
         json!({
             "slot_bytes": group.slot_bytes.get(),
             "slots": group.slots,
@@ -245,36 +245,36 @@ fn stat_json(
         })
     });
     let fields: serde_json::Map<String, serde_json::Value> =
-        found.fields.iter().map(|(field, value)| (field.clone(), json!(value))).collect();
+        stat.fields.iter().map(|(field, value)| (field.clone(), json!(value))).collect();
     json!({
         "schema": "terrane.store.stat/1",
         "namespace": name,
         "fields": fields,
-        "as_of": found.as_of,
-        "is_open": found.is_open,
-        "owner": found.owner.as_ref().map(ToString::to_string),
-        "epoch": found.epoch,
+        "as_of": stat.as_of,
+        "is_open": stat.is_open,
+        "owner": stat.owner.as_ref().map(ToString::to_string),
+        "epoch": stat.epoch,
         "groups": groups.collect::<Vec<_>>(),
-        "metadata_bytes": found.metadata.get(),
-        "torn": found.torn,
-        "damaged": found.damaged,
-        "dropped": found.dropped,
+        "metadata_bytes": stat.metadata.get(),
+        "torn": stat.torn,
+        "damaged": stat.damaged,
+        "dropped": stat.dropped,
         "bytes_a_day": watched.map(wear::Watched::bytes_a_day),
         "drive_years": years,
     })
 }
 
-fn stat_text(name: &str, found: &StoreStat) -> String {
-    let mut text = format!("{name}, as of record {}, epoch {}\n", found.as_of, found.epoch);
-    match (&found.owner, found.is_open) {
+fn stat_text(name: &str, stat: &StoreStat) -> String {
+    let mut text = format!("{name}, as of record {}, epoch {}\n", stat.as_of, stat.epoch);
+    match (&stat.owner, stat.is_open) {
         (Some(owner), true) => text.push_str(&wrap(&format!("open in {owner}"), "  ")),
         (_, true) => text.push_str("open in another process\n"),
         (_, false) => text.push_str("not open\n"),
     }
-    for (field, value) in &found.fields {
+    for (field, value) in &stat.fields {
         text.push_str(&wrap(&format!("  {field}: {value}"), "    "));
     }
-    let rows = (0..).zip(&found.groups).map(|(number, group): (u64, _)| {
+    let rows = (0..).zip(&stat.groups).map(|(number, group): (u64, _)| {
         let filled = group.blocks as f64 / f64::from(group.slots.max(1)) * 100.0;
         vec![
             number.to_string(),
@@ -290,7 +290,7 @@ fn stat_text(name: &str, found: &StoreStat) -> String {
     text.push_str(&table(&["GROUP", "SLOT", "SLOTS", "BLOCKS", "BYTES", "FILLED"], &rows, &[]));
     let records = format!(
         "records: {}; {} torn or not yet durable, {} damaged, {} blocks that the next opening drops",
-        found.metadata, found.torn, found.damaged, found.dropped
+        stat.metadata, stat.torn, stat.damaged, stat.dropped
     );
     text.push_str(&wrap(&records, "  "));
     text

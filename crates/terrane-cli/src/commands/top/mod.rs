@@ -70,8 +70,8 @@ fn live(
     loop {
         terminal.draw(|frame| draw::frame(frame, &title, &readings))?;
         let next = Instant::now() + interval;
-        while let Some(left) = next.checked_duration_since(Instant::now()) {
-            if event::poll(left)? && is_end(&event::read()?) {
+        while let Some(remaining) = next.checked_duration_since(Instant::now()) {
+            if event::poll(remaining)? && is_end(&event::read()?) {
                 return Ok(ExitStatus::Success);
             }
         }

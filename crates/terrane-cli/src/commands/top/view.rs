@@ -209,8 +209,8 @@ fn number(value: f64) -> String {
 
 fn bytes(value: f64) -> String {
     let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
-    let found = units.into_iter().find(|(scale, _)| value >= *scale);
-    found.map_or_else(
+    let unit = units.into_iter().find(|(scale, _)| value >= *scale);
+    unit.map_or_else(
         || format!("{value:.0} B"),
         |(scale, unit)| format!("{:.2} {unit}", value / scale),
     )

@@ -143,9 +143,9 @@ mod tests {
         let obtain = |bytes, label: &'static str| {
             source.allocate(&RegionRequest::new(ByteCount::new(bytes)).labelled(label)).unwrap()
         };
-        let gone = obtain(100, "scratch");
+        let released = obtain(100, "scratch");
         let held = [obtain(100, "kv"), obtain(600, "kv"), obtain(1, "scratch")];
-        drop(gone);
+        drop(released);
         let snapshot = Snapshot::of(&[source.table()]);
         assert_eq!(
             snapshot.by_tag(BlockState::Live),

@@ -370,8 +370,8 @@ unsafe impl<M: Memory> Memory for SlabBlock<M> {
 
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
         let within = self.offset().checked_add(offset).ok()?;
-        let left = self.length().checked_sub(offset).unwrap_or(ByteCount::ZERO);
-        Some(self.slab().copyable_from(within)?.min(left))
+        let remaining = self.length().checked_sub(offset).unwrap_or(ByteCount::ZERO);
+        Some(self.slab().copyable_from(within)?.min(remaining))
     }
 
     fn capabilities(&self) -> CapabilityReport {

@@ -148,7 +148,7 @@ impl Canaries {
         // SAFETY: as above.
         unsafe { reach.fill.read(self.after, &mut after, reach.stream) }?;
         let changed =
-            move |found: [u8; WIDTH]| move |&index: &usize| found[index] != expected[index];
+            move |actual: [u8; WIDTH]| move |&index: &usize| actual[index] != expected[index];
         let below = (0..WIDTH)
             .rev()
             .find(changed(before))

@@ -91,8 +91,8 @@ mod tests {
             (90, 100, Some('a')),
             (105, 0, None),
         ] {
-            let found = ranges.overlapping(&span(start, length)).map(|(_, &value)| value);
-            assert_eq!(found, expected, "{length} from {start}");
+            let values = ranges.overlapping(&span(start, length)).map(|(_, &value)| value);
+            assert_eq!(values, expected, "{length} from {start}");
         }
         let at = |address| ranges.containing(span(address, 0).location).map(|(_, &value)| value);
         assert_eq!([at(99), at(100), at(109), at(110)], [None, Some('a'), Some('a'), None]);

@@ -88,16 +88,16 @@ impl GuardLog {
     /// violations.
     fn report_reading(&self, reading: Reading) -> usize {
         let Reading { block, label, overwritten } = reading;
-        let found = match overwritten {
-            Ok(found) => found,
+        let overwrites = match overwritten {
+            Ok(overwrites) => overwrites,
             Err(error) => {
                 tracing::warn!(%error, %label, "a block's canaries cannot be read");
                 self.report(GuardViolation::Unwatched { block, label });
                 return 1;
             }
         };
-        let count = found.len();
-        for (side, distance) in found {
+        let count = overwrites.len();
+        for (side, distance) in overwrites {
             let label = label.clone();
             self.report(GuardViolation::Overwritten { block, label, side, distance });
         }
