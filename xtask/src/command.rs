@@ -1,4 +1,4 @@
-//! Starting other programs, so that each failure names the command line to run again.
+//! Starts other programs. Each error has the command line, so that a user can run it again.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::workspace::Workspace;
 
-/// A command line, started in the workspace's root.
+/// A command line that starts in the workspace's root directory.
 pub struct Tool {
     command: Command,
     line: String,
@@ -26,7 +26,7 @@ impl Tool {
         tool
     }
 
-    /// Any other program.
+    /// Another program.
     pub fn new(workspace: &Workspace, program: impl AsRef<OsStr>) -> Self {
         let line = program.as_ref().to_string_lossy().into_owned();
         let mut command = Command::new(program);
@@ -63,8 +63,8 @@ impl Tool {
         if environment(name).is_some() { self } else { self.env(name, value) }
     }
 
-    /// Adds `folder` to those of the dynamic linker. It precedes folders that were added before, and
-    /// those of this program's own environment.
+    /// Adds `folder` to the search path of the dynamic linker. It precedes folders that were added
+    /// earlier and those of this program's environment.
     #[must_use]
     pub fn library_path(self, folder: &Path) -> Self {
         const NAME: &str = "LD_LIBRARY_PATH";
@@ -80,14 +80,14 @@ impl Tool {
         }
     }
 
-    /// Takes a variable out of the program's environment.
+    /// Removes a variable from the program's environment.
     #[must_use]
     pub fn without_env(mut self, name: &str) -> Self {
         self.command.env_remove(name);
         self
     }
 
-    /// Runs to the end on this terminal; anything but success is an error.
+    /// Runs the program on this terminal until it ends. Any result except success is an error.
     pub fn run(mut self) -> Result<()> {
         let status = self.command.status().with_context(|| format!("cannot start `{self}`"))?;
         if !status.success() {
@@ -96,27 +96,27 @@ impl Tool {
         Ok(())
     }
 
-    /// Runs to the end on this terminal and returns the exit code; death by a signal is an error.
+    /// Runs the program on this terminal until it ends, and returns the exit code. Death by a
+    /// signal is an error.
     pub fn exit_code(mut self) -> Result<i32> {
         let status = self.command.status().with_context(|| format!("cannot start `{self}`"))?;
         status.code().with_context(|| format!("`{self}` was ended by a signal ({status})"))
     }
 
-    /// Returns standard output as text, or nothing if the program is missing or fails.
+    /// Returns standard output as text. Returns `None` if the program is missing or fails.
     pub fn probe(mut self) -> Option<String> {
         let output = self.command.stderr(Stdio::null()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs to the end without output on this terminal. Returns its standard error if it did not
-    /// succeed.
+    /// Runs the program without output on this terminal. Returns its standard error if it fails.
     pub fn complaint(mut self) -> Result<Option<String>> {
         let output = self.command.output().with_context(|| format!("cannot start `{self}`"))?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         Ok((!output.status.success()).then_some(said))
     }
 
-    /// Returns standard output as text; standard error goes to this terminal.
+    /// Returns standard output as text. Standard error goes to this terminal.
     pub fn stdout(mut self) -> Result<String> {
         let output = self
             .command
@@ -130,27 +130,27 @@ impl Tool {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Hands each line of standard output and standard error, in the order in which they were
-    /// written, to `on_line`. Returns whether the program succeeded.
+    /// Passes each line of standard output and standard error to `on_line`, in the order in which
+    /// they were written. Returns whether the program succeeded.
     ///
     /// It does not wait for output of a process that outlives the program, such as one that a test
-    /// left behind.
+    /// started.
     pub fn each_line(mut self, mut on_line: impl FnMut(&str) -> Result<()>) -> Result<bool> {
-        // One pipe for both streams: two would lose their common order.
+        // One pipe for both streams, because two pipes would lose their common order.
         let (reader, mut writer) = io::pipe().context("cannot create a pipe")?;
         let duplicate = || writer.try_clone().context("cannot duplicate a pipe");
         self.command.stdout(duplicate()?).stderr(duplicate()?);
         let mut child = self.command.spawn().with_context(|| format!("cannot start `{self}`"))?;
-        // The builder would keep its writing ends open.
+        // Otherwise the builder would keep its write ends open.
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
 
-        // The pipe ends when the last process that holds it does, which may be long after the
-        // program. So its end is marked in the pipe, behind all that it wrote.
+        // The pipe closes when the last process with a write end exits, possibly long after the
+        // program. So a mark in the pipe follows the program's output.
         let mark = format!("\0{} ended\0\n", child.id());
         let (read, status) = thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 let status = child.wait();
-                // The reader is gone if `on_line` failed.
+                // The reader is dropped if `on_line` failed.
                 let _ = writer.write_all(mark.as_bytes());
                 status
             });
@@ -163,7 +163,7 @@ impl Tool {
     }
 }
 
-/// Hands over the lines of `reader` until one ends with `mark`, or `on_line` fails.
+/// Passes the lines of `reader` to `on_line` until a line ends with `mark`, or `on_line` fails.
 fn lines_until(
     reader: impl Read,
     mark: &str,
@@ -175,7 +175,7 @@ fn lines_until(
         let text = String::from_utf8_lossy(&bytes);
         let line = text.trim_end_matches(['\n', '\r']);
         if let Some(last) = line.strip_suffix(mark) {
-            // The last line need not end with a line feed.
+            // The last line may have no line feed.
             return if last.is_empty() { Ok(()) } else { on_line(last) };
         }
         on_line(line)?;
@@ -190,7 +190,7 @@ impl fmt::Display for Tool {
     }
 }
 
-/// A variable of this program's own environment, if it is set to valid Unicode.
+/// Returns a variable of this program's environment, if it is set to valid Unicode.
 #[expect(clippy::disallowed_methods, reason = "the ban is for library crates; this is a tool")]
 pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
@@ -228,8 +228,8 @@ mod tests {
     }
 
     #[test]
-    fn a_process_left_behind_does_not_hold_the_output_open() {
-        // It goes when the folder does: never, if its end were waited for.
+    fn a_remaining_process_does_not_keep_the_output_open() {
+        // The process exits when the folder is removed. Waiting for it would last forever.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().display();
         let (lines, succeeded) =
@@ -238,8 +238,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_cannot_be_used_ends_it() {
-        // More than the pipe holds, so that the program ends only if it is killed.
+    fn an_error_of_the_callback_ends_the_program() {
+        // More than the capacity of the pipe, so the program ends only if it is killed.
         let tool = shell("yes");
         let error = tool.each_line(|line| bail!("{line} is enough")).unwrap_err();
         assert_eq!(error.to_string(), "y is enough");

@@ -1,19 +1,19 @@
 //! The stamp that ties a compiled kernel to its source.
 //!
-//! A PTX file begins with three comments: what it was made of, by which compiler, and the hashes of
-//! the source and of what follows. So a changed source without its PTX is found without a compiler,
-//! and so is an edited PTX.
+//! A PTX file begins with three comments: its source and compiler, the hash of the source, and the
+//! hash of the text after the stamp. With these hashes, `tidy` detects a changed source without new
+//! PTX, and an edited PTX, without a compiler.
 
 use sha2::{Digest, Sha256};
 
-/// Where the hash of the source stands.
+/// The prefix of the line with the hash of the source.
 const SOURCE: &str = "// source sha256: ";
-/// Where the hash of everything after the stamp stands.
+/// The prefix of the line with the hash of everything after the stamp.
 const REST: &str = "// rest sha256: ";
 
-/// PTX with its stamp, as it is committed.
+/// Returns PTX with its stamp, in the committed form.
 pub fn stamped(source_name: &str, source: &str, compiler: &str, ptx: &str) -> String {
-    // The compiler ends its text with a zero, and with more or fewer empty lines.
+    // The compiler's text ends with a zero byte and a varying number of empty lines.
     let rest = format!("{}\n", ptx.trim_matches(['\0', '\n']));
     format!(
         "// Made of {source_name} by `cargo xtask kernels build`, with {compiler}; do not edit.\n\
@@ -23,7 +23,7 @@ pub fn stamped(source_name: &str, source: &str, compiler: &str, ptx: &str) -> St
     )
 }
 
-/// Whether the PTX was made of this source; otherwise what is wrong with it.
+/// Checks that the PTX was compiled from this source. Otherwise returns the problem.
 pub fn judge(source: &str, ptx: &str) -> Result<(), &'static str> {
     let mut parts = ptx.splitn(4, '\n');
     let mut next = |prefix: &str| parts.next().and_then(|line| line.strip_prefix(prefix));
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_stamped_the_same() {
+    fn equal_text_has_equal_stamps() {
         let make = |ptx: &str| stamped("a.cu", "source", "compiler 1", ptx);
         assert_eq!(make("ret;\n"), make("ret;\n\n\0"));
     }

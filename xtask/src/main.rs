@@ -72,7 +72,7 @@ enum Task {
     Lint,
     /// Lints each library crate alone: without features, with the default ones, with each, with all
     Features,
-    /// Checks that Terrane builds beside crates that use cudarc in other ways
+    /// Checks that Terrane builds with crates that use cudarc in other ways
     ///
     /// Generates crates under `target/compose` that use the same features of cudarc as candle-core,
     /// or an explicit version of CUDA. Checks them together with the facade. Needs no CUDA.
@@ -87,17 +87,17 @@ enum Task {
     /// Finds files that `include` omits, and dependencies without a version. Publishes nothing, and
     /// needs no network.
     Package,
-    /// Runs the benchmark suites in release mode, each beside its baseline from the same run
+    /// Runs the benchmark suites in release mode, each with its baseline from the same run
     ///
     /// Without a suite it runs all of them. With --json, standard output has one JSON object per
-    /// line and nothing else: suite, case, value, unit, baseline, baseline_name, ratio (larger is
-    /// better), target (the minimum ratio), no_target_because and ok. Fails if a suite cannot run and, with --check, if
-    /// a target is missed.
+    /// line and nothing else. The fields are suite, case, value, unit, baseline, baseline_name,
+    /// ratio (larger is better), target (the minimum ratio), no_target_because and ok. Fails if a
+    /// suite cannot run and, with --check, if a target is missed.
     Bench(commands::bench::Arguments),
     /// Measures the copy paths of this machine's GPU, prints them, and saves them to a file
     ///
-    /// Without a GPU it prints what is missing and exits with 3. `--output FILE` sets the file.
-    /// `--help` after `--` lists the other options.
+    /// Without a GPU, prints the missing requirement and exits with 3. `--output FILE` sets the
+    /// file. `--help` after `--` lists the other options.
     Calibrate(commands::calibrate::Arguments),
     /// Builds or runs a folder of GPU tests and benchmarks, for machines without Rust
     Gpu(commands::gpu::Arguments),
@@ -132,8 +132,9 @@ enum Task {
     Interop(commands::interop::Arguments),
     /// Builds the Python package as a wheel, and tests it in fresh environments
     ///
-    /// maturin comes from PyPI to `target/python`. The tests run with `python3` and with the newest
-    /// other Python of this machine. `signatures` makes the tables of the engines' interfaces.
+    /// maturin is installed from PyPI to `target/python`. The tests run with `python3` and with the
+    /// newest other Python of this machine. `signatures` generates the tables of the engines'
+    /// interfaces.
     Python(commands::python::Arguments),
     /// Model-checks the crates with a `tests/loom.rs`, with a bounded number of preemptions
     Loom,
@@ -209,7 +210,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs `body`, which counts tests, and prints the sum as the last line.
+/// Runs `body`, which counts tests, and prints their sum as the last line.
 fn summed(body: impl FnOnce(&mut Tally) -> anyhow::Result<()>) -> anyhow::Result<ExitCode> {
     let mut tally = Tally::default();
     let result = body(&mut tally);

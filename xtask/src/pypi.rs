@@ -1,7 +1,7 @@
-//! Libraries that come from their wheels on PyPI, checked by hash, and kept under the target folder.
+//! Libraries from their wheels on PyPI, checked by hash and stored under the target folder.
 //!
-//! A folder is complete or does not exist: it is created under another name, and renamed at the end.
-//! A file in it lists its sources, so that a changed pin replaces it.
+//! A folder is complete or does not exist: it is created under another name, and renamed at the
+//! end. A file in it lists its sources, so that a changed pin replaces the folder.
 
 use std::env::consts::ARCH;
 use std::fs::{self, File};
@@ -13,34 +13,34 @@ use anyhow::{Context, Result, bail};
 use crate::command::Tool;
 use crate::workspace::Workspace;
 
-/// The wheels to fetch, and the files of them to keep.
+/// The wheels to fetch, and the members to unpack.
 #[derive(Debug)]
 pub struct Wheels {
     /// The name for messages.
     pub name: &'static str,
-    /// As in pip's requirements files, each line with the hashes of the wheels that it may be: one
-    /// for x86-64 and one for aarch64.
+    /// The requirements in pip's format. Each line has the hashes of the permitted wheels, one for
+    /// x86-64 and one for aarch64.
     pub requirements: &'static str,
-    /// How the names of the members begin that are unpacked.
+    /// The prefixes of the names of unpacked members.
     pub members: &'static [&'static str],
-    /// Changes when what is done with the unpacked members changes.
+    /// Increased when `finish` changes, so that existing folders are replaced.
     pub revision: u32,
 }
 
-/// In each folder that is complete, with what it was made of.
+/// The file in each complete folder that lists its sources.
 const STAMP: &str = "MADE-OF";
 
-/// The Python version of the wheels. The files that are kept do not depend on Python, so another
-/// version may be installed.
+/// The Python version of the wheels. The unpacked files do not depend on Python, so any version may
+/// be installed.
 const PYTHON: &str = "3.12";
 
-/// The versions of the C library that wheels may require, up to the newest that one requires.
+/// The versions of the C library that wheels may require, up to the newest required one.
 const PLATFORMS: [&str; 5] =
     ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux2010"];
 
-/// Unpacks the wheels to `folder`, as `finish` leaves them.
+/// Unpacks the wheels to `folder` and calls `finish`.
 ///
-/// Does nothing if it holds them already. Two processes that want it at once wait for one another.
+/// Does nothing if the folder is complete. Concurrent processes wait for each other.
 pub fn provide(
     workspace: &Workspace,
     wheels: &Wheels,
@@ -51,7 +51,7 @@ pub fn provide(
     let members = members.join(" ");
     let stamp = format!("{requirements}members {members}\nrevision {revision} on {ARCH}\n");
     whole(folder, &stamp, |fresh| {
-        // Standard output is the command's own.
+        // Standard output is reserved for the command.
         eprintln!("{name} is not there yet; fetching it from PyPI to {}", folder.display());
         unpack(workspace, wheels, fresh)?;
         finish(fresh)
@@ -59,35 +59,36 @@ pub fn provide(
     .with_context(|| format!("cannot provide {name}"))
 }
 
-/// Calls `make` to fill a new folder, then adds the stamp and moves it to `folder`. A folder with this
-/// stamp is left alone.
+/// Calls `make` to fill a new folder, then adds the stamp and moves the folder to `folder`. Does
+/// nothing if `folder` already has this stamp.
 pub fn whole(folder: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let is_whole = || fs::read_to_string(folder.join(STAMP)).is_ok_and(|found| found == stamp);
     if is_whole() {
         return Ok(());
     }
     create(folder.parent().context("the path has no parent folder")?)?;
-    let lock = beside(folder, "lock");
+    let lock = sibling(folder, "lock");
     let locked =
         File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
     locked.lock().with_context(|| format!("cannot lock {}", lock.display()))?;
     if is_whole() {
-        return Ok(()); // Another process made it meanwhile.
+        return Ok(()); // Another process has created it.
     }
-    let fresh = beside(folder, "new");
+    let fresh = sibling(folder, "new");
     remove(&fresh)?;
     create(&fresh)?;
     let stamped =
         || fs::write(fresh.join(STAMP), stamp).context("cannot write what it was made of");
     make(&fresh).and_then(|()| stamped()).inspect_err(|_| {
-        // It would only take up room, which may be what was missing; a later run removes it, too.
+        // Frees disk space, which may have been the problem. Otherwise a later run removes the
+        // folder.
         let _ = remove(&fresh);
     })?;
     remove(folder)?;
     fs::rename(&fresh, folder).with_context(|| format!("cannot put {}", folder.display()))
 }
 
-/// Fetches the wheels and unpacks what is wanted of each into `folder`. pip checks the hashes.
+/// Fetches the wheels and unpacks the selected members into `folder`. pip checks the hashes.
 fn unpack(workspace: &Workspace, wheels: &Wheels, folder: &Path) -> Result<()> {
     if !matches!(ARCH, "x86_64" | "aarch64") || cfg!(not(target_env = "gnu")) {
         bail!(
@@ -132,7 +133,7 @@ pub fn pip(workspace: &Workspace, command: &str, with: impl FnOnce(Tool) -> Tool
     }
 }
 
-/// The meaning of pip's error, and the remedy.
+/// Returns the meaning of pip's error and the remedy.
 fn judge(said: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
     if says(&["No module named pip"]) {
@@ -159,8 +160,8 @@ fn judge(said: &str) -> &'static str {
     "pip failed"
 }
 
-/// A name next to the folder's, for what belongs to it.
-fn beside(folder: &Path, suffix: &str) -> PathBuf {
+/// Returns the path of a file or folder next to `folder`, with a suffix.
+fn sibling(folder: &Path, suffix: &str) -> PathBuf {
     let mut name = folder.file_name().unwrap_or_default().to_owned();
     name.push(".");
     name.push(suffix);
@@ -185,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_made_once() {
+    fn a_folder_is_created_once() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("library");
         for (stamp, text, expected) in
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_half_done_is_not_believed() {
+    fn an_incomplete_folder_is_not_used() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("library");
         let error = whole(&folder, "one", |fresh| {
@@ -205,19 +206,19 @@ mod tests {
             bail!("the network is gone")
         });
         assert!(error.unwrap_err().to_string().contains("the network is gone"));
-        assert!(!folder.exists() && !beside(&folder, "new").exists());
-        // A folder that was made by other means, and one from before the stamp was written.
-        for left in [&folder, &beside(&folder, "new")] {
+        assert!(!folder.exists() && !sibling(&folder, "new").exists());
+        // A folder from another program, and an incomplete folder without a stamp.
+        for left in [&folder, &sibling(&folder, "new")] {
             create(left).unwrap();
             fs::write(left.join("half"), "").unwrap();
         }
         whole(&folder, "one", |fresh| Ok(fs::write(fresh.join("all"), "")?)).unwrap();
         assert!(folder.join("all").exists() && !folder.join("half").exists());
-        assert!(!beside(&folder, "new").exists());
+        assert!(!sibling(&folder, "new").exists());
     }
 
     #[test]
-    fn a_folder_that_fails_to_be_renewed_stays_as_it_was() {
+    fn a_folder_is_unchanged_if_its_replacement_fails() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("library");
         whole(&folder, "one", |fresh| Ok(fs::write(fresh.join("file"), "")?)).unwrap();
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_make_it_in_turn() {
+    fn concurrent_processes_create_it_one_at_a_time() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("library");
         let made = std::sync::atomic::AtomicU32::new(0);
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn complaints_of_pip_are_told_apart() {
+    fn errors_of_pip_are_distinguished() {
         for (said, words) in [
             ("/usr/bin/python3: No module named pip", "has no pip"),
             (

@@ -1,5 +1,4 @@
-//! Python modules from PyPI that tests run with, each set in a folder of its own under the target
-//! folder.
+//! Python modules from PyPI for tests. Each set is in a separate folder under the target folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,8 +12,8 @@ use crate::workspace::Workspace;
 /// The versions of Python whose wheels are pinned.
 const PYTHONS: [&str; 4] = ["3.11", "3.12", "3.13", "3.14"];
 
-/// The folder to be in `PYTHONPATH`, with what the file `requirements` names; installed below `folder`
-/// unless it is there as named.
+/// Returns the folder for `PYTHONPATH` with the packages of the file `requirements`. Installs it
+/// below `folder` unless it already has these packages.
 pub fn provide(workspace: &Workspace, folder: &Path, requirements: &Path) -> Result<PathBuf> {
     let wanted = fs::read_to_string(requirements)
         .with_context(|| format!("cannot read {}", requirements.display()))?;
@@ -25,7 +24,7 @@ pub fn provide(workspace: &Workspace, folder: &Path, requirements: &Path) -> Res
             PYTHONS.join(", ")
         );
     }
-    // The installed modules belong to one version of Python.
+    // The installed modules work with only one version of Python.
     let wanted = format!("# Python {version}\n{wanted}");
     pypi::whole(folder, &wanted, |fresh| {
         eprintln!("installing {} to {}", requirements.display(), folder.display());
@@ -41,7 +40,7 @@ pub fn provide(workspace: &Workspace, folder: &Path, requirements: &Path) -> Res
     Ok(folder.join("site"))
 }
 
-/// The version of `python3`, as in `PYTHONS`.
+/// Returns the version of `python3`, in the format of `PYTHONS`.
 pub fn version(workspace: &Workspace) -> Result<String> {
     let version = Tool::new(workspace, "python3")
         .args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
@@ -59,17 +58,18 @@ pub fn is_pinned(version: &str) -> bool {
 pub mod tests {
     use super::*;
 
-    /// How many packages a file of requirements pins, each with the hash of every wheel that it may be.
+    /// Returns the number of packages that a file of requirements pins, each with the hashes of all
+    /// permitted wheels.
     ///
     /// # Panics
     ///
-    /// If one has fewer hashes.
+    /// If a package has fewer hashes.
     pub fn pinned(requirements: &Path) -> usize {
         let text = fs::read_to_string(requirements).unwrap().replace("\\\n", "");
         let packages: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         for package in &packages {
             let hashes = package.matches("--hash=sha256:").count();
-            // One for all, or one for each version of Python on each of two architectures.
+            // One wheel for all, or one for each version of Python on each of two architectures.
             assert!(hashes == 1 || hashes == 2 * PYTHONS.len(), "{package}");
         }
         packages.len()

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-/// How many tests passed and failed, and which were skipped.
+/// The numbers of passed and failed tests, and the skipped tests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Tests that ran to their end and held.
+    /// Tests that ran to their end and passed.
     pub passed: u64,
     /// Tests that failed, and runners or steps that ended without a result.
     pub failed: u64,
@@ -13,7 +13,7 @@ pub struct Tally {
     pub skips: Vec<Skip>,
 }
 
-/// One thing that could not run.
+/// A test or step that could not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skip {
     /// The test or step.
@@ -23,7 +23,7 @@ pub struct Skip {
 }
 
 impl Skip {
-    /// Reads `skipped: NAME: REASON`, or nothing if `line` does not have that form.
+    /// Reads `skipped: NAME: REASON`. Returns `None` if `line` has another form.
     ///
     /// A test's direct write to standard error may follow libtest's `test NAME ... ` on one line.
     pub fn parse(line: &str) -> Option<Self> {
@@ -51,13 +51,13 @@ impl Tally {
         self.skips.push(Skip { name: name.to_owned(), reason: reason.to_owned() });
     }
 
-    /// Makes sure that a failure which no test reported is counted.
+    /// Counts one failure if no test reported any.
     pub fn note_failure(&mut self) {
         self.failed = self.failed.max(1);
     }
 
-    /// Takes the lines of [`Tally::summary`] from the end of a program's output. Empty if they are not
-    /// there.
+    /// Removes the lines of [`Tally::summary`] from the end of a program's output. Returns an empty
+    /// tally if there are none.
     pub fn take_summary(lines: &mut Vec<String>) -> Self {
         let counts = |line: &String| -> Option<[u64; 2]> {
             let (passed, rest) = line.split_once(" passed, ")?;
@@ -71,7 +71,7 @@ impl Tally {
         Self { passed, failed, skips: skips.iter().filter_map(|line| Skip::parse(line)).collect() }
     }
 
-    /// Every skip with its reason, then one line with the three sums.
+    /// Returns every skip with its reason, and then one line with the three sums.
     pub fn summary(&self) -> String {
         let mut text = String::new();
         for skip in &self.skips {

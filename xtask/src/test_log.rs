@@ -1,9 +1,9 @@
-//! Reads the output of `cargo test` line by line: what to show, and what to count.
+//! Reads the output of `cargo test` line by line, and decides what to show and what to count.
 //!
-//! Between runners everything is shown: warnings, compile errors, cargo's own messages. While a
-//! runner runs its lines are held back; it ends with libtest's `test result:` line. A runner that
-//! passed shows that line only, one that failed shows everything but the output of tests that
-//! passed. A runner that ends without a result (it crashed, or exited) counts as one failure.
+//! Between runners it shows everything: warnings, compile errors, cargo's own messages. It holds
+//! back the lines of a runner until libtest's `test result:` line. A passed runner shows only this
+//! line. A failed runner shows everything except the output of passed tests. A runner that ends
+//! without a result (a crash or an exit) counts as one failure.
 
 use crate::tally::{Skip, Tally};
 
@@ -11,11 +11,11 @@ use crate::tally::{Skip, Tally};
 #[derive(Debug, Default)]
 pub struct TestLog {
     tally: Tally,
-    /// The output of the runner that is running; none between runners.
+    /// The output of the current runner; `None` between runners.
     runner: Option<Runner>,
     /// Cargo's last `Running …` or `Doc-tests …` line.
     heading: String,
-    /// Whether the last runner said that all its tests passed.
+    /// Whether all tests of the last runner passed.
     has_passed: bool,
 }
 
@@ -23,12 +23,12 @@ pub struct TestLog {
 struct Runner {
     lines: Vec<String>,
     skips: Vec<Skip>,
-    /// Tests that passed but printed a `skipped:` line: they are not counted as passed.
+    /// Passed tests that printed a `skipped:` line. They are not counted as passed.
     skipped_themselves: u64,
     ignored: u64,
-    /// Whether the captured output that is being read already holds a `skipped:` line.
+    /// Whether the current section of captured output already has a `skipped:` line.
     section_skipped: bool,
-    /// Where in libtest's final report the reader is.
+    /// The reader's position in libtest's final report.
     part: Part,
 }
 
@@ -41,7 +41,7 @@ enum Part {
 }
 
 impl TestLog {
-    /// Takes the next line and gives what the terminal should show for it.
+    /// Reads the next line and returns the lines that the terminal should show for it.
     pub fn line(&mut self, line: &str) -> Vec<String> {
         let trimmed = line.trim_start();
         if let Some(counts) = trimmed.strip_prefix("test result: ") {
@@ -54,14 +54,14 @@ impl TestLog {
             self.runner = Some(Runner::default());
             return shown;
         }
-        // Doctests come in up to two reports under one heading.
+        // Doctests have up to two reports under one heading.
         if self.runner.is_none() && is_report_start(trimmed) {
             self.runner = Some(Runner::default());
         }
         if trimmed.starts_with("error: ") && trimmed.contains("to rerun pass") {
             let mut shown = self.abandon_runner();
             if std::mem::take(&mut self.has_passed) {
-                // libtest gave its result before; what failed is the end of the process.
+                // libtest has already reported its result, so the process failed when it exited.
                 self.tally.failed += 1;
                 shown.push(format!("---- {} passed, and then failed as it exited", self.heading));
             }
@@ -78,10 +78,10 @@ impl TestLog {
         }
     }
 
-    /// Ends the log: what is left to show, and the sums.
+    /// Ends the log. Returns the remaining lines to show and the sums.
     ///
-    /// `succeeded` is what the exit status said. A failure that no runner reported (a test that
-    /// does not compile, say) is counted as one.
+    /// `succeeded` is from the exit status. A failure that no runner reported, such as a test that
+    /// does not compile, counts as one.
     pub fn finish(mut self, succeeded: bool) -> (Vec<String>, Tally) {
         let shown = self.abandon_runner();
         if !succeeded {
@@ -117,7 +117,7 @@ impl TestLog {
         shown
     }
 
-    /// Ends a runner that gave no result; one that printed nothing may be no libtest runner.
+    /// Ends a runner without a result. A runner that printed nothing may not use libtest.
     fn abandon_runner(&mut self) -> Vec<String> {
         let Some(runner) = self.runner.take() else {
             return Vec::new();
@@ -172,7 +172,7 @@ fn ignored_test(line: &str) -> Option<Skip> {
     Some(Skip { name: name.to_owned(), reason: reason.to_owned() })
 }
 
-/// Reads the number in front of `label` in libtest's result line; 0 if it is not there.
+/// Reads the number before `label` in libtest's result line; 0 without the label.
 fn count_before(counts: &str, label: &str) -> u64 {
     counts
         .split_once(label)
@@ -187,7 +187,7 @@ fn is_report_start(line: &str) -> bool {
         .is_some_and(|rest| rest.ends_with(" test") || rest.ends_with(" tests"))
 }
 
-/// The lines that cargo prints for each of hundreds of dependencies.
+/// Whether cargo prints such a line for each of hundreds of dependencies.
 fn is_noise(line: &str) -> bool {
     const VERBS: [&str; 8] = [
         "Compiling ",
@@ -270,7 +270,7 @@ all doctests ran in 0.2s; merged doctests compilation took 0.1s
     #[test]
     fn passes_and_skips_are_summed_over_runners() {
         let (shown, tally) = read(PASSING, true);
-        // `b` passed for libtest, but said that it was skipped.
+        // `b` passed for libtest, but printed that it was skipped.
         assert_eq!(tally.passed, 4);
         assert_eq!(tally.failed, 0);
         let names: Vec<_> = tally.skips.iter().map(|skip| skip.name.as_str()).collect();
@@ -339,7 +339,7 @@ error: test failed, to rerun pass `-p it --test it`
     }
 
     #[test]
-    fn a_crash_as_a_runner_exits_is_told_from_a_failed_test() {
+    fn a_crash_at_exit_is_distinguished_from_a_failed_test() {
         let text = "\
      Running tests/it/main.rs (target/debug/deps/it-0123)
 
@@ -370,7 +370,7 @@ Caused by:
     }
 
     #[test]
-    fn an_ignored_test_whose_line_was_mangled_is_still_counted() {
+    fn an_ignored_test_with_a_mangled_line_is_still_counted() {
         let text = "\
      Running tests/it/main.rs (target/debug/deps/it-0123)
 running 1 test

@@ -1,4 +1,4 @@
-"""Unpacks what is wanted of a wheel: WHEEL FOLDER PREFIX..., each prefix that of members' names."""
+"""Unpacks members of a wheel: WHEEL FOLDER PREFIX..., where members' names begin with a prefix."""
 
 import sys
 import zipfile
@@ -9,7 +9,7 @@ def main():
     with zipfile.ZipFile(wheel_path) as wheel:
         for name in wheel.namelist():
             if name.startswith(tuple(prefixes)):
-                # It keeps to the folder, whatever the name says.
+                # The extraction stays inside the folder for any member name.
                 try:
                     wheel.extract(name, folder)
                 except OSError as error:

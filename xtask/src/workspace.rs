@@ -12,11 +12,11 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Asks cargo about the workspace; touches neither the network nor the lock file.
+    /// Loads the workspace from cargo, without the network and without a change of the lock file.
     pub fn load() -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"))
             .parent()
-            .context("the xtask crate lies directly under the workspace's root")?;
+            .context("the xtask crate is directly under the workspace's root")?;
         let metadata = MetadataCommand::new()
             .manifest_path(root.join("Cargo.toml"))
             .no_deps()
@@ -25,32 +25,32 @@ impl Workspace {
         Ok(Self { metadata })
     }
 
-    /// The folder that holds the root `Cargo.toml`.
+    /// Returns the folder with the root `Cargo.toml`.
     pub fn root(&self) -> &Path {
         self.metadata.workspace_root.as_std_path()
     }
 
-    /// Where cargo builds (`CARGO_TARGET_DIR`, if it is set).
+    /// Returns cargo's target folder (`CARGO_TARGET_DIR`, if it is set).
     pub fn target(&self) -> &Path {
         self.metadata.target_directory.as_std_path()
     }
 
-    /// All crates of the workspace, in the order of their names.
+    /// Returns all crates of the workspace, sorted by name.
     pub fn members(&self) -> Vec<&Package> {
         let mut members = self.metadata.workspace_packages();
         members.sort_by(|left, right| left.name.cmp(&right.name));
         members
     }
 
-    /// The crates that users get: all that may be published.
+    /// Returns the published crates.
     pub fn libraries(&self) -> Vec<&Package> {
         let mut members = self.members();
         members.retain(|package| is_published(package));
         members
     }
 
-    /// Whether the crate depends on `external`, itself or through other members, with all features
-    /// and what its tests need.
+    /// Whether the crate depends on `external`, directly or through other members, with all
+    /// features and the dependencies of tests.
     pub fn reaches(&self, package: &Package, external: &str) -> bool {
         let mut seen = BTreeSet::new();
         let mut left = vec![package];
@@ -68,18 +68,18 @@ impl Workspace {
         false
     }
 
-    /// The member called `name`, if there is one.
+    /// Returns the member called `name`, if there is one.
     pub fn member(&self, name: &str) -> Option<&Package> {
         self.members().into_iter().find(|package| package.name == name)
     }
 }
 
-/// Whether the manifest lets the crate be published.
+/// Whether the manifest allows publishing the crate.
 pub fn is_published(package: &Package) -> bool {
     package.publish.as_ref().is_none_or(|registries| !registries.is_empty())
 }
 
-/// The folder that holds the crate's manifest.
+/// Returns the folder with the crate's manifest.
 pub fn crate_folder(package: &Package) -> PathBuf {
     let mut folder = package.manifest_path.clone().into_std_path_buf();
     folder.pop();
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crates_reach_what_they_depend_on_through_others() {
+    fn crates_reach_indirect_dependencies() {
         let workspace = Workspace::load().unwrap();
         let reaches = |name: &str| workspace.reaches(workspace.member(name).unwrap(), "nixl-sys");
         assert!(reaches("terrane-nixl") && reaches("terrane"));
@@ -100,7 +100,7 @@ mod tests {
 
     /// `cargo build` and `cargo test` at the root work with Rust and a C linker alone.
     #[test]
-    fn only_what_needs_libclang_is_no_default_member() {
+    fn only_crates_that_need_libclang_are_no_default_members() {
         let workspace = Workspace::load().unwrap();
         let default = workspace.metadata.workspace_default_packages();
         for member in workspace.members() {

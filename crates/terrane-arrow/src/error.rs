@@ -5,8 +5,8 @@ use terrane_cuda::CudaError;
 use crate::arrays::{ExportError, ImportError};
 use crate::columns::ColumnError;
 
-/// The error of this crate. Each function returns the narrower error of its part. All of those
-/// convert into this one, so that `?` works where several parts are used.
+/// The error of this crate. Each function returns the specific error of its part. All of these
+/// convert into this error, so that `?` works in code that uses several parts.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {

@@ -3,28 +3,28 @@
 //! # Should I be using this crate?
 //!
 //! Use it to exchange arrays with libraries that support Arrow's C interfaces (pyarrow, cuDF,
-//! arrow-rs), on the host or on a device. It also keeps rows of typed columns in memory of any
-//! kind. Tensors are in `terrane-interop`, on which this crate is built. It handles the C
-//! structures, not Python: the caller takes a pointer out of a capsule.
+//! arrow-rs), on the host or on a device. It also stores rows of typed columns in memory of any
+//! kind. Tensors are in `terrane-interop`, on which this crate depends. It handles the C
+//! structures, not Python: the caller extracts pointers from capsules.
 //!
 //! # What it does not do
 //!
-//! It copies no element, converts no type, allocates only the small structures of the interfaces, and
-//! starts no thread. It does not decide when foreign code may access memory: each unsafe function states
-//! in its `# Safety` what its caller must ensure.
+//! It copies no element, converts no type, allocates only the small structures of the interfaces,
+//! and starts no thread. It does not decide when foreign code may access memory: the `# Safety`
+//! section of each unsafe function states the obligations of its caller.
 //!
-//! # What there is
+//! # Contents
 //!
 //! - [`arrays`]: import and export of Arrow arrays and schemas, on the host and on devices, and
 //!   arrays of arrow-rs.
-//! - [`columns`]: typed columns over own or foreign memory, and columnar buffers whose row count
-//!   kernels write.
-//! - [`ExchangeError`]: one error that the errors of both parts convert into.
+//! - [`columns`]: typed columns over Terrane's or foreign memory, and columnar buffers whose row
+//!   count kernels write.
+//! - [`ExchangeError`]: one error into which the errors of both parts convert.
 //!
 //! # Example
 //!
-//! A column of own memory becomes an Arrow array. Another library would import it; here it comes
-//! back, and is recognised as the same memory.
+//! A column of Terrane's memory becomes an Arrow array. Normally, another library imports it; here
+//! this crate does, and recognises the memory.
 //!
 //! ```
 //! use arrow_schema::DataType;
@@ -52,7 +52,7 @@
 //! # }
 //! ```
 
-/// The code of the README, compiled and run.
+/// Compiles and runs the README's example as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -63,7 +63,7 @@ mod error;
 
 pub use error::ExchangeError;
 
-// Crates whose types the public signatures name.
+// Re-exported, because public signatures use its types.
 #[doc(no_inline)]
 pub use terrane_core;
 #[doc(no_inline)]

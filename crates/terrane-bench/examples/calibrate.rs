@@ -1,4 +1,4 @@
-//! Measures the cost of each copy path of a GPU, prints it, and saves it for
+//! Measures the cost of each copy path of a GPU, prints the costs, and saves them for
 //! `DeviceEngineOptions::calibration`.
 //!
 //! `cargo xtask calibrate`, or `calibrate` of a GPU bundle.
@@ -15,7 +15,7 @@ use terrane_cuda::{Calibration, CalibrationOptions, Context, CopyPath, Direction
 
 /// Measures the copy paths of a GPU.
 ///
-/// Exits with 3 if there is none, and names the missing requirement.
+/// Without a GPU, prints the missing requirement and exits with 3.
 #[derive(Parser)]
 struct Arguments {
     /// The file for the measured costs, as JSON

@@ -1,4 +1,4 @@
-//! Records the trace that the suite `pool` replays, on standard output; see
+//! Records the trace that the suite `pool` replays, and prints it on standard output; see
 //! [`terrane_bench::recorded`].
 
 use std::io;

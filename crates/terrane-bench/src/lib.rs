@@ -1,7 +1,7 @@
 //! The common parts of Terrane's benchmark suites: measuring, comparing and reporting.
 //!
 //! A suite is a binary of this crate (`src/bin/NAME.rs`), run by `cargo xtask bench NAME`. It
-//! measures each case and a baseline *in the same run*, because figures of another day or machine
+//! measures each case and a baseline *in the same run*, because figures from another day or machine
 //! are not comparable:
 //!
 //! ```
@@ -16,7 +16,7 @@
 //!
 //! reporter.report(
 //!     &Measurement::new("sum of 64 KiB", sum.scaled(1e6), "us", Direction::LowerIsBetter)
-//!         .beside("fold", fold.scaled(1e6).median)
+//!         .with_baseline("fold", fold.scaled(1e6).median)
 //!         .without_target("an example"),
 //! )?;
 //! let outcome = reporter.finish()?;

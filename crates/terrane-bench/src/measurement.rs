@@ -2,7 +2,7 @@
 
 use crate::timing::Spread;
 
-/// Which way a value improves.
+/// The direction in which a value improves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Rates: GB/s, operations per second.
@@ -24,7 +24,8 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// A value (its median counts) in a unit such as `ns`, `us`, `GB/s` or `%`, without a baseline.
+    /// Creates a measurement of a value, without a baseline. The unit is such as `ns`, `us`, `GB/s`
+    /// or `%`, and the median counts.
     pub fn new(
         case: impl Into<String>,
         value: Spread,
@@ -37,12 +38,13 @@ impl Measurement {
 
     /// Compares with the baseline `name`, measured in the same run and the same unit.
     #[must_use]
-    pub fn beside(mut self, name: impl Into<String>, value: f64) -> Self {
+    pub fn with_baseline(mut self, name: impl Into<String>, value: f64) -> Self {
         self.baseline = Some((name.into(), value));
         self
     }
 
-    /// Requires a ratio to the baseline of at least `ratio`. 0.9 means 90 % as good.
+    /// Requires a ratio to the baseline of at least `ratio`. A ratio of 0.9 is 90 % of the
+    /// baseline.
     #[must_use]
     pub fn at_least(mut self, ratio: f64) -> Self {
         self.target = Some(ratio);
@@ -52,31 +54,30 @@ impl Measurement {
     /// Requires a value no worse than `limit`, in the measurement's unit: at most the limit, or at
     /// least the limit if higher is better.
     ///
-    /// The limit takes the baseline's place under the name `limit`, and the target is a ratio of
-    /// 1, so that `ok` always means `ratio >= target`. To show a measured baseline too, report
-    /// the case twice.
+    /// The limit replaces the baseline, under the name `limit`, and the target is a ratio of 1. So
+    /// `ok` always means `ratio >= target`. To show a measured baseline too, report the case twice.
     #[must_use]
     pub fn within(self, limit: f64) -> Self {
-        self.beside("limit", limit).at_least(1.0)
+        self.with_baseline("limit", limit).at_least(1.0)
     }
 
-    /// States why this row has no target: a baseline, for example, or a figure that only explains
-    /// another row. Every reported row has a target or such a reason.
+    /// States why this row has no target: it is a baseline, for example, or a figure that only
+    /// explains another row. Every reported row has a target or such a reason.
     #[must_use]
     pub fn without_target(mut self, reason: &'static str) -> Self {
         self.reason = Some(reason);
         self
     }
 
-    /// Whether the row has a target, or states why it has none.
+    /// Whether the row has a target or a reason for having none.
     pub(crate) fn is_accounted_for(&self) -> bool {
         self.target.is_some() || self.reason.is_some()
     }
 
-    /// The ratio of the value to the baseline, in the direction in which larger is better.
+    /// The ratio of the value to the baseline; a larger ratio is better.
     ///
-    /// None without a baseline, and where either value is no finite number above zero: such a
-    /// value was not measured.
+    /// `None` without a baseline, and if either value is not finite or not above zero, which means
+    /// that it was not measured.
     pub fn ratio(&self) -> Option<f64> {
         let (_, baseline) = self.baseline.as_ref()?;
         let value = self.value.median;
@@ -90,7 +91,7 @@ impl Measurement {
         })
     }
 
-    /// Whether the target is reached. Without a target it is; with a target but no ratio it is not.
+    /// Whether the target is reached. True without a target. False with a target but no ratio.
     pub fn is_ok(&self) -> bool {
         let Some(target) = self.target else {
             return true;
@@ -109,15 +110,15 @@ mod tests {
 
     #[test]
     fn a_ratio_is_better_when_larger_in_both_directions() {
-        let rate = measured(9.0, Direction::HigherIsBetter).beside("memcpy", 10.0);
+        let rate = measured(9.0, Direction::HigherIsBetter).with_baseline("memcpy", 10.0);
         assert_eq!(rate.ratio(), Some(0.9));
-        let time = measured(10.0, Direction::LowerIsBetter).beside("naive", 40.0);
+        let time = measured(10.0, Direction::LowerIsBetter).with_baseline("naive", 40.0);
         assert_eq!(time.ratio(), Some(4.0));
     }
 
     #[test]
     fn a_target_is_the_least_ratio() {
-        let rate = measured(9.0, Direction::HigherIsBetter).beside("memcpy", 10.0);
+        let rate = measured(9.0, Direction::HigherIsBetter).with_baseline("memcpy", 10.0);
         assert!(rate.clone().at_least(0.9).is_ok());
         assert!(!rate.at_least(0.95).is_ok());
     }

@@ -1,8 +1,9 @@
 //! The recorded trace of a serving engine that the suite `pool` replays.
 //!
-//! `data/serving.csv` is what [`Trace`](terrane_pool::adaptors::Trace) wrote while the model of a
-//! serving engine with the rules [`SERVING`] ran over simulated memory, in the columns of RMM's
-//! logs. Any log with these columns can take its place. To record it again:
+//! The tracing adaptor [`Trace`](terrane_pool::adaptors::Trace) wrote `data/serving.csv`. The
+//! recorded program was the model of a serving engine with the rules [`SERVING`] over simulated
+//! memory. The columns are those of RMM's logs, and any log with these columns can replace it. To
+//! record it again:
 //!
 //! ```text
 //! cargo run --release -p terrane-bench --example record_serving > crates/terrane-bench/data/serving.csv
@@ -13,8 +14,8 @@ use terrane_pool::adaptors::TraceReader;
 
 use crate::replay::{Program, ReplayError, ServingRules};
 
-/// The rules of the engine that was recorded: the default ones for fewer and shorter sequences, so
-/// that the file stays small.
+/// The rules of the recorded engine: the defaults with fewer and shorter sequences, so that the
+/// file stays small.
 pub const SERVING: ServingRules = ServingRules {
     engine_steps: 300,
     batch: 12,
@@ -31,7 +32,7 @@ pub const SERVING: ServingRules = ServingRules {
 ///
 /// # Errors
 ///
-/// [`ReplayError`], if the file is not what it was.
+/// [`ReplayError`], if the file has been changed.
 pub fn serving() -> Result<Program, ReplayError> {
     Program::from_events(TraceReader::new(include_bytes!("../data/serving.csv").as_slice())?)
 }
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_recording_is_of_the_engine_that_it_says() {
+    fn the_recording_has_the_stated_engine() {
         let recorded = serving().unwrap();
         let model = Program::serving(&SERVING);
         let (ran, at_the_end) = recorded.steps().split_at(model.steps().len());
@@ -49,7 +50,7 @@ mod tests {
         let frees = at_the_end.iter();
         assert!(
             frees.clone().all(|step| matches!(step, crate::replay::Step::Free { .. })),
-            "what was live when the recording ended is freed"
+            "blocks that were live at the end of the recording are freed"
         );
         assert!(!at_the_end.is_empty());
     }

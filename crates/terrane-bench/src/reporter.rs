@@ -8,18 +8,19 @@ use serde::{Deserialize, Serialize};
 use crate::measurement::{Direction, Measurement};
 use crate::settings::Settings;
 
-/// The JSON form of a measurement. Every field is always present, and `null` if it does not apply.
+/// The JSON form of a measurement. Every field is always present. A field that does not apply is
+/// `null`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// The suite, as `cargo xtask bench` names it.
     pub suite: String,
     /// The case, unique in its suite.
     pub case: String,
-    /// The median of the repeats; `null` if it is no finite number.
+    /// The median of the repeats; `null` if it is not finite.
     pub value: Option<f64>,
     /// The unit of `value` and `baseline`.
     pub unit: String,
-    /// The baseline of `value`, from the same run.
+    /// The baseline, from the same run.
     pub baseline: Option<f64>,
     /// The name of the baseline; `limit` for a fixed limit.
     pub baseline_name: Option<String>,
@@ -45,7 +46,7 @@ pub struct Outcome {
     pub skipped: usize,
 }
 
-/// Takes the measurements of one suite.
+/// Reports the measurements of one suite.
 #[derive(Debug)]
 pub struct Reporter<W> {
     suite: String,
@@ -57,7 +58,7 @@ pub struct Reporter<W> {
 }
 
 impl<W: Write> Reporter<W> {
-    /// Reports to `output` in the form that the settings ask for.
+    /// Creates a reporter that writes to `output` in the form of the settings.
     pub fn new(suite: impl Into<String>, settings: &Settings, output: W) -> Self {
         Self {
             suite: suite.into(),
@@ -80,8 +81,8 @@ impl<W: Write> Reporter<W> {
     ///
     /// # Errors
     ///
-    /// Errors of the output; numbers that JSON cannot hold; a row that has neither a target nor a
-    /// reason for having none ([`Measurement::without_target`]).
+    /// Errors of the output, of numbers that JSON cannot represent, and of a row with neither a
+    /// target nor a reason for having none ([`Measurement::without_target`]).
     pub fn report(&mut self, measurement: &Measurement) -> io::Result<()> {
         if !self.wants(&measurement.case) {
             return Ok(());
@@ -182,7 +183,7 @@ fn table(rows: &[[String; 8]]) -> Table {
     table
 }
 
-/// Four significant figures or a few more: repeats of a benchmark agree on no more.
+/// Four significant figures or a few more, because repeats of a benchmark agree on no more.
 fn figures(number: f64) -> String {
     match number.abs() {
         size if size >= 1000.0 => format!("{number:.0}"),
@@ -241,7 +242,7 @@ mod tests {
 
     #[test]
     fn json_is_read_back() {
-        let (lines, _) = lines(&[address().beside("naive", 0.8).at_least(0.9)]);
+        let (lines, _) = lines(&[address().with_baseline("naive", 0.8).at_least(0.9)]);
         let record: Record = serde_json::from_str(&lines[0]).unwrap();
         assert_eq!(record.ratio, Some(0.5));
         assert!(!record.ok);
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_nothing_written() {
+    fn without_measurements_nothing_is_written() {
         let mut output = Vec::new();
         let mut reporter = Reporter::new("gpu", &settings(false), &mut output);
         reporter.skip("all cases", "no device");
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_cases_that_were_asked_for_are_reported() {
+    fn only_selected_cases_are_reported() {
         let settings = Settings { filter: Some("plan".into()), ..settings(true) };
         let mut output = Vec::new();
         let mut reporter = Reporter::new("layout", &settings, &mut output);

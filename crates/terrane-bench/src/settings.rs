@@ -1,6 +1,6 @@
 //! The arguments of every suite.
 
-/// The arguments of every suite. A suite with its own arguments flattens them in.
+/// The arguments of every suite. A suite with more arguments flattens these into its own.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Settings {
     /// Prints one JSON object per line on standard output, and nothing else there

@@ -1,4 +1,4 @@
-//! Taking times: warm-up, repeats, median and spread.
+//! Time measurements: warm-up, repeats, median and spread.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::settings::Settings;
 /// One interrupted repeat changes a mean, but not a median. The extremes show the spread.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
-    /// The middle value; of an even number of values, the mean of the two in the middle.
+    /// The middle value. With an even number of values, the mean of the two in the middle.
     pub median: f64,
     /// The least value.
     pub min: f64,
@@ -19,7 +19,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Summarises measured values; none if there are none.
+    /// Summarises measured values. `None` without values.
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -34,15 +34,15 @@ impl Spread {
         Self { median: value, min: value, max: value }
     }
 
-    /// The same in another unit: seconds times `1e9` are nanoseconds.
+    /// Converts the values to another unit: seconds times `1e9` are nanoseconds.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
         Self { median: self.median * factor, min: self.min * factor, max: self.max * factor }
     }
 
-    /// Turns seconds into a rate: `amount` per second. The slowest repeat gives the least rate.
+    /// Converts seconds to a rate: `amount` per second. The slowest repeat has the lowest rate.
     ///
-    /// Bytes times `1e-9` as the amount give GB/s.
+    /// For GB/s, pass the bytes times `1e-9`.
     #[must_use]
     pub fn rate(self, amount: f64) -> Self {
         Self { median: amount / self.median, min: amount / self.max, max: amount / self.min }
@@ -50,16 +50,16 @@ impl Spread {
 }
 
 impl Settings {
-    /// Seconds that one call takes: warm-up calls first, then each repeat timed alone.
+    /// Measures the seconds of one call: warm-up calls first, then each repeat separately.
     ///
-    /// For calls of a microsecond and more; the clock itself takes some 20 ns.
+    /// For calls of at least a microsecond, because the clock itself takes some 20 ns.
     pub fn time<T>(&self, mut call: impl FnMut() -> T) -> Spread {
         self.time_batch(1, || {
             black_box(call());
         })
     }
 
-    /// Seconds that one of `operations` takes, where a call does them all.
+    /// Measures the seconds of one operation, if a call runs `operations` of them.
     ///
     /// For operations of a few nanoseconds, loop in the call, and pass its inputs and results
     /// through [`std::hint::black_box`]. Zero operations count as one.
@@ -79,9 +79,9 @@ impl Settings {
     }
 
     /// Measures a case and its baseline alternately, so that interference affects both equally.
-    /// Returns seconds per call, the case's first.
+    /// Returns seconds per call, the case first.
     ///
-    /// Prefer it to two calls of [`time`](Self::time) wherever the ratio has a target.
+    /// Prefer it to two calls of [`time`](Self::time) if the ratio has a target.
     pub fn time_interleaved<T, U>(
         &self,
         mut case: impl FnMut() -> T,

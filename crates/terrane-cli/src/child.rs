@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// Why a child gave no answer. The text continues the name of the child.
+/// Why a child process returned no result. The text follows the name of the child.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
     /// It could not be started.
@@ -32,14 +32,15 @@ impl std::fmt::Display for NoAnswer {
     }
 }
 
-/// Runs the command to its end, and returns its standard output. Processes that it started and left behind are killed.
+/// Runs the command to its end, and returns its standard output. Then kills the processes that it started and did not
+/// stop.
 pub(crate) fn answer(mut command: Command, timeout: Duration) -> Result<Vec<u8>, NoAnswer> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Its own processes are in its group, so that they can be killed with it.
+    // The child and its descendants are in their own process group, so that they can be killed together.
     command.process_group(0);
     let mut child = command.spawn().map_err(|error| NoAnswer::NotStarted(error.to_string()))?;
     let (out, error) = (child.stdout.take(), child.stderr.take());
-    // Two threads read both pipes, because a child that fills a pipe does not end.
+    // Two threads read both pipes, because a child blocks on a full pipe.
     thread::scope(|scope| {
         let out = scope.spawn(move || read(out));
         let error = scope.spawn(move || read(error));
@@ -58,18 +59,18 @@ pub(crate) fn answer(mut command: Command, timeout: Duration) -> Result<Vec<u8>,
 }
 
 fn read(pipe: Option<impl Read>) -> Vec<u8> {
-    /// More than any probe writes.
+    /// The maximum length of the output that is read.
     const MOST: u64 = 1 << 20;
     let mut bytes = Vec::new();
     if let Some(pipe) = pipe {
-        // After an error, the bytes before it are the answer.
+        // After an error, the bytes before it are used.
         let _ = pipe.take(MOST).read_to_end(&mut bytes);
     }
     bytes
 }
 
-/// Waits until the child ends. Then, or at the timeout, kills its group: a process that is left would hold the pipes
-/// open.
+/// Waits until the child ends. Then, or at the timeout, kills its group, because a remaining process would keep the
+/// pipes open.
 fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
     let deadline = Instant::now() + timeout;
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -77,11 +78,11 @@ fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
         match group.map(has_ended) {
             Some(Ok(true)) => break true,
             Some(Ok(false)) if Instant::now() < deadline => thread::sleep(Duration::from_millis(2)),
-            // An error of the wait cannot tell the status, which counts as no answer.
+            // If the wait fails, the status is unknown, and the result is discarded.
             Some(Ok(false) | Err(_)) | None => break false,
         }
     };
-    // The child is not reaped yet, so its number is no other group's. Without other processes there is nothing to kill.
+    // The child is not reaped yet, so no other group can have its number. The call fails if no other process is left.
     let _ = group.map(|group| kill_process_group(group, Signal::KILL));
     let _ = child.kill();
     let status = child.wait().ok();
@@ -118,7 +119,7 @@ mod tests {
     #[test]
     fn an_answer_is_what_the_child_printed() {
         assert_eq!(shell("echo yes", LONG), Ok(b"yes\n".to_vec()));
-        // More than a pipe holds.
+        // More bytes than a pipe buffers.
         assert_eq!(shell("head -c 300000 /dev/zero", LONG).unwrap().len(), 300_000);
     }
 
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_and_a_failure_are_told_apart() {
+    fn a_crash_and_a_failure_are_distinguished() {
         let crash = shell("kill -SEGV $$", LONG).unwrap_err().to_string();
         assert_eq!(crash, "crashed by signal 11");
         let failure = shell("echo no library >&2; exit 9", LONG).unwrap_err().to_string();

@@ -18,31 +18,31 @@ struct Arguments {
     command: Command,
 }
 
-/// The table of exit statuses, as the help prints it.
+/// The table of exit statuses in the help text.
 const EXIT_STATUSES: &str = "\
 Exit status:
-  0  the command did what was asked
+  0  the command succeeded
   1  the system refused an operation
   2  the arguments, or a file that they name, are not valid
-  3  `doctor --require` names a capability that the machine lacks
-  4  `plan --check`: a limit of the machine would be hit
+  3  the machine lacks a capability that `doctor --require` lists
+  4  `plan --check`: the plan exceeds a limit of the machine
   5  data is damaged";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Computes the memory that a model's KV cache needs on a machine
     Plan(Box<plan::Arguments>),
-    /// Examines this machine, and names a remedy for each refusal
+    /// Examines this machine, and prints a remedy for each refusal
     Doctor(doctor::Arguments),
     /// Draws the bytes of a block in each tier
     Layout(layout::Arguments),
-    /// Measures copies of a model's blocks beside the machine's limits
+    /// Compares copies of a model's blocks with the machine's limits
     Bench(bench::Arguments),
     /// Lists, examines, verifies, repairs or clears a store's directory
     Store(store::Arguments),
-    /// Shows a store's metrics, live
+    /// Shows a live view of a store's metrics
     Top(top::Arguments),
-    /// Prints a script of completions for a shell
+    /// Prints a completion script for a shell
     Completions {
         /// The shell
         shell: clap_complete::Shell,
@@ -69,7 +69,7 @@ pub(crate) fn run(
     }
 }
 
-/// Help and versions go to standard output; a usage error is one line.
+/// Prints help and versions to standard output, and a usage error as one line.
 fn refuse(error: &clap::Error, output: &mut Output<'_>) -> ExitStatus {
     let text = error.render().to_string();
     if !error.use_stderr() {
@@ -80,7 +80,7 @@ fn refuse(error: &clap::Error, output: &mut Output<'_>) -> ExitStatus {
         };
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Without a command there is no mistake to name. The list of commands helps most.
+        // Without a command, the list of commands is the most useful output.
         output.complain(text.trim_end());
     } else {
         output.complain(&one_line(&text));

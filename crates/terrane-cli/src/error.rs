@@ -11,13 +11,13 @@ use terrane_transfer::TransferError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExitStatus {
-    /// 0: the command did what was asked.
+    /// 0: the command succeeded.
     Success,
     /// 1: the system refused an operation, such as reading a file.
     Failure,
     /// 2: the arguments, or a file that they name, are not valid.
     Usage,
-    /// 3: the machine lacks a capability that `doctor --require` names.
+    /// 3: the machine lacks a capability that `doctor --require` lists.
     Missing,
     /// 4: the plan exceeds a limit of the machine, and `plan --check` was given.
     LimitHit,
@@ -61,7 +61,7 @@ pub(crate) enum Failure {
     Output(#[from] std::io::Error),
     #[error("{0}")]
     Usage(String),
-    #[error("{} is not a report of `{command}`: {source}; give a file that it wrote with --json", .path.display())]
+    #[error("{} is not a report of `{command}`: {source}; pass a file that it wrote with --json", .path.display())]
     Report {
         path: PathBuf,
         command: &'static str,
@@ -82,7 +82,7 @@ pub(crate) enum Failure {
     Endpoint(#[from] terrane_transfer::BytesInUse),
     #[error(transparent)]
     Os(#[from] terrane_core::OsError),
-    #[error("{size} of {what} are too few for {needed}; give --size at least that")]
+    #[error("{size} of {what} are too few for {needed}; pass at least that as --size")]
     TooSmall { what: &'static str, size: ByteCount, needed: ByteCount },
     #[error("{}", chain(.0))]
     Store(#[from] terrane_store::StoreError),
@@ -108,7 +108,7 @@ impl Failure {
         }
     }
 
-    /// Whether the reader of the output has gone, as `head` does.
+    /// Whether the reader of the output has closed the pipe, as `head` does.
     pub(crate) fn is_closed_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe)
     }
@@ -131,7 +131,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 fn remedy(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::NotFound => "check the path",
-        std::io::ErrorKind::PermissionDenied => "ask for the permission, or use another path",
+        std::io::ErrorKind::PermissionDenied => "request the permission, or use another path",
         std::io::ErrorKind::IsADirectory => "give a file",
         std::io::ErrorKind::NotADirectory => "give a directory",
         std::io::ErrorKind::StorageFull => "free space there, or use another path",

@@ -1,4 +1,4 @@
-//! The program `terrane`. All of it is in the library, so that a Python wheel can install it too.
+//! The program `terrane`. All code is in the library, so that a Python wheel can install the command too.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Where the command prints.
+//! The output of the command.
 
 use std::io::{self, Write};
 
@@ -35,7 +35,7 @@ impl<'a> Output<'a> {
         self.text(&format!("{text}\n"))
     }
 
-    /// Prints a line to standard error. Nothing is left to report if that fails.
+    /// Prints a line to standard error. If this fails, the error cannot be reported.
     pub(crate) fn complain(&mut self, line: &str) {
         let _ = writeln!(self.error, "{line}");
     }

@@ -1,10 +1,10 @@
-//! How the command starts itself again.
+//! How the command starts itself in a child process.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// How the command is started in a child process: the program, and the arguments before its own.
+/// How to start the command in a child process: the program, and the arguments before its own.
 #[derive(Clone, Debug)]
 pub struct Restart {
     program: PathBuf,
@@ -13,7 +13,7 @@ pub struct Restart {
 }
 
 impl Restart {
-    /// The executable of this process, without more arguments.
+    /// The executable of this process, without further arguments.
     #[must_use]
     pub fn of_this_executable() -> Self {
         // Without /proc, the shell's search path finds the program.
@@ -27,8 +27,8 @@ impl Restart {
         Self { program, arguments, python: "python3".into() }
     }
 
-    /// The interpreter that runs scripts unless an option names another one: the one that this process runs in. By
-    /// default it is `python3` of the shell's search path.
+    /// Sets the interpreter for scripts, unless an option names another one. A Python package passes the interpreter
+    /// of this process. The default is `python3` from the shell's search path.
     #[must_use]
     pub fn within_python(self, python: impl Into<OsString>) -> Self {
         Self { python: python.into(), ..self }

@@ -34,7 +34,7 @@ pub enum Capability {
     Preallocation,
     /// A scratch file that never has a name (`O_TMPFILE`).
     UnnamedFile,
-    /// Mapped memory that the driver registers for a device, in place of memory that the driver
+    /// Mapped memory that the driver registers for a device, instead of memory that the driver
     /// allocates.
     HostRegistration,
     /// Kernels that copy on a device. The driver has to compile them.
@@ -125,14 +125,14 @@ pub enum Reason {
         /// The setting: a path under `/sys` or `/proc`, or a configuration key.
         by: &'static str,
     },
-    /// Too little of it is left.
+    /// Too little of a resource is left.
     Exhausted {
         /// The bytes that are needed.
         needed: ByteCount,
         /// The bytes that are left.
         available: ByteCount,
     },
-    /// It needs another capability that was not requested or not granted.
+    /// The capability needs another capability, which was not requested or not granted.
     Needs(&'static str),
 }
 

@@ -16,7 +16,7 @@ pub fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// The [`crc64`] of bytes that come in several pieces, in their order.
+/// The [`crc64`] of bytes in several pieces, which are added in order.
 ///
 /// ```
 /// use terrane_core::checksum::{Crc64, crc64};
@@ -30,7 +30,7 @@ pub fn crc64(bytes: &[u8]) -> u64 {
 pub struct Crc64(Digest);
 
 impl Crc64 {
-    /// The sum of no bytes.
+    /// The checksum of zero bytes.
     #[must_use]
     pub fn new() -> Self {
         Self(Digest::new(CrcAlgorithm::Crc64Nvme))
@@ -42,7 +42,7 @@ impl Crc64 {
         self.0.update(bytes);
     }
 
-    /// The sum of all bytes.
+    /// The checksum of all bytes.
     #[must_use]
     pub fn finish(&self) -> u64 {
         self.0.finalize()
@@ -61,8 +61,7 @@ impl fmt::Debug for Crc64 {
     }
 }
 
-/// The [`crc64`] of some bytes and those behind them, from the sum of each, and the length of the
-/// second part.
+/// The [`crc64`] of two adjacent parts, from the checksum of each and the length of the second.
 ///
 /// ```
 /// use terrane_core::checksum::{combine, crc64};
@@ -74,10 +73,11 @@ pub fn combine(first: u64, second: u64, second_bytes: u64) -> u64 {
     Crc64Shift::of(second_bytes).apply(first) ^ second
 }
 
-/// Moves checksums by a number of bytes, for sums of pieces that come in any order.
+/// A shift of checksums by a number of bytes, for pieces whose checksums are computed in any order.
 ///
-/// The sum of all bytes is the exclusive or of the sums of the pieces, each moved by the number of
-/// bytes behind its piece. A shift costs about a microsecond to make, and a tenth of one to apply.
+/// To get the checksum of all bytes, shift the checksum of each piece by the number of bytes after
+/// it. The exclusive or of the results is the checksum. Creating a shift takes about a microsecond,
+/// and applying it a tenth of that.
 ///
 /// ```
 /// use terrane_core::checksum::{Crc64Shift, crc64};
@@ -87,7 +87,7 @@ pub fn combine(first: u64, second: u64, second_bytes: u64) -> u64 {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crc64Shift {
-    /// x to the power of the bits behind, modulo the polynomial.
+    /// x to the power of the number of bits after the piece, modulo the polynomial.
     factor: u64,
 }
 
@@ -95,14 +95,14 @@ pub struct Crc64Shift {
 const POLYNOMIAL: u64 = 0x9A6C_9329_AC4B_C9B5;
 
 impl Crc64Shift {
-    /// The shift by this number of bytes.
+    /// Creates the shift by this number of bytes.
     #[must_use]
     pub fn of(bytes: u64) -> Self {
         let set = POWERS.iter().enumerate().filter(|(bit, _)| (bytes >> bit) & 1 == 1);
         Self { factor: set.fold(1 << 63, |factor, (_, &power)| product(factor, power)) }
     }
 
-    /// The sum, moved.
+    /// The shifted checksum.
     #[must_use]
     pub fn apply(self, sum: u64) -> u64 {
         product(sum, self.factor)

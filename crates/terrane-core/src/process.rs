@@ -1,4 +1,4 @@
-//! Which process a value belongs to.
+//! The process to which a value belongs.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,13 +24,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct OwnerProcess(u64);
 
 impl OwnerProcess {
-    /// The process that this code runs in.
+    /// The current process.
     #[must_use]
     pub fn current() -> Self {
         Self(generation())
     }
 
-    /// Whether this code runs in that process. The check costs one load.
+    /// Whether the owner is the current process. The check costs one load.
     #[inline]
     #[must_use]
     pub fn is_current(self) -> bool {
@@ -56,7 +56,7 @@ impl OwnerProcess {
 )]
 pub struct ForkedProcess;
 
-/// The number of forks between the process that first asked and this one.
+/// The number of forks since the process that first called this.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 /// A number that differs between a process and every process forked from it.
@@ -64,7 +64,7 @@ static FORKS: AtomicU64 = AtomicU64::new(0);
 fn generation() -> u64 {
     static COUNTS: OnceLock<bool> = OnceLock::new();
     if *COUNTS.get_or_init(count_forks) {
-        // Relaxed: it changes only while the process has a single thread.
+        // Relaxed: the count changes only while the process has a single thread.
         FORKS.load(Ordering::Relaxed)
     } else {
         std::process::id().into()
@@ -74,7 +74,7 @@ fn generation() -> u64 {
 /// Registers a handler with the C library that counts forks in the child. Returns whether that
 /// succeeded.
 ///
-/// The process id would do as well, but reading it takes a system call of up to a microsecond.
+/// The process id would also work, but reading it needs a system call of up to a microsecond.
 #[cfg(all(unix, not(miri)))]
 fn count_forks() -> bool {
     use std::ffi::c_int;

@@ -1,7 +1,7 @@
 //! Locks that ignore poisoning.
 //!
 //! A mutex is poisoned when a thread panics while it holds the lock. Terrane's guarded values are
-//! consistent at any time, so that another thread can go on with them.
+//! consistent at any time, so other threads can continue to use them.
 
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 
@@ -20,8 +20,8 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     unpoisoned(mutex.lock())
 }
 
-/// The guard or the value of a result, poisoned or not: for waits on a condition variable, and for
-/// other kinds of locks.
+/// Returns the guard or the value of a result, poisoned or not. It serves waits on a condition
+/// variable, and other kinds of locks.
 #[inline]
 pub fn unpoisoned<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)

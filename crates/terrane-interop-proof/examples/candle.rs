@@ -1,9 +1,9 @@
-//! A cache of candle's tensors as a layout, without DLPack and without a copy.
+//! Adopts a cache of candle tensors as a layout, without DLPack and without a copy.
 //!
-//! The tensors are those of paged attention in candle-vllm and mistral.rs. Each layer has keys
-//! `[blocks, heads, size / x, tokens, x]` and values `[blocks, heads, size, tokens]`. Blocks are
-//! copied to a tier with another layout and back. Every byte is compared with the bytes that candle
-//! reads.
+//! The tensors have the shapes of paged attention in candle-vllm and mistral.rs. Each layer has
+//! keys `[blocks, heads, size / x, tokens, x]` and values `[blocks, heads, size, tokens]`. Blocks
+//! are copied to a tier with another layout and back. Every byte is compared with the bytes that
+//! candle reads.
 //!
 //! ```text
 //! cargo run -p terrane-interop-proof --example candle
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let keys = caches(&[BLOCKS, HEADS, SIZE / X, TOKENS, X], 1.0)?;
     let values = caches(&[BLOCKS, HEADS, SIZE, TOKENS], 2.0)?;
 
-    // The meanings of each tensor's dimensions. Sizes and strides come from candle.
+    // The meaning of each tensor's dimensions. Sizes and strides come from candle.
     let layers = u32::try_from(LAYERS)?;
     let of_keys = StridedForm::new(&[SectionName::K])
         .tensors(Axis::Layer, layers)
@@ -111,7 +111,7 @@ fn numbers(keys: &[Tensor], values: &[Tensor]) -> Result<Vec<Vec<f32>>, candle_c
     keys.iter().chain(values).map(|tensor| tensor.flatten_all()?.to_vec1()).collect()
 }
 
-/// Candle's tensor by its address, sizes and strides. The tensor is the owner of the bytes.
+/// Adopts a candle tensor by its address, sizes and strides. The tensor is the owner of the bytes.
 fn adopted(tensor: &Tensor) -> Result<StridedTensor, Box<dyn Error>> {
     let found = FirstElement(Mutex::new(None));
     tensor.inplace_op1(&found)?;
@@ -119,12 +119,12 @@ fn adopted(tensor: &Tensor) -> Result<StridedTensor, Box<dyn Error>> {
         found.0.into_inner()?.ok_or("the tensor does not have 4-byte elements on the host")?;
     let at = (StorageKind::System, Location::Host(first));
     let (dims, strides) = (tensor.dims().iter().copied(), tensor.stride().iter().copied());
-    // SAFETY: candle allocated and initialised the storage, and never moves it; the clone keeps it.
-    // This program uses the tensor only when no transfer is in flight.
+    // SAFETY: candle allocated and initialised the storage, and never moves it. The clone keeps it
+    // alive. This program uses the tensor only when no transfer is in flight.
     Ok(unsafe { StridedTensor::from_raw(at, 4, dims, strides, tensor.clone()) }?)
 }
 
-/// Finds the first element of a tensor, with an operation that gets writable storage.
+/// An operation that finds the first element of a tensor. Candle gives it mutable storage.
 struct FirstElement(Mutex<Option<HostAddress>>);
 
 impl InplaceOp1 for FirstElement {

@@ -58,7 +58,8 @@ _drop = function("terrane_proof_arrow_drop", c_void_p, c_int32)
 
 
 class Place:
-    """Memory for a structure. Unless a consumer took the structure, it is released with the memory."""
+    """Memory for a structure. If no consumer takes the structure, it is released with the
+    memory."""
 
     def __init__(self, name):
         self.name = name
@@ -82,7 +83,7 @@ def let_go(name, pointer):
 
 @ctypes.PYFUNCTYPE(None, c_void_p)
 def destroy(capsule):
-    """The destructor of a capsule: releases the structure unless a consumer moved it away."""
+    """The destructor of a capsule. It releases the structure unless a consumer has moved it."""
     for name in SIZES:
         if is_valid_at(capsule, name):
             let_go(name, pointer_at(capsule, name))
@@ -115,13 +116,13 @@ class Column:
 
     @classmethod
     def of(cls, array):
-        """Imports from another library, by the capsules of the data interface."""
+        """Imports from another library, with the capsules of the data interface."""
         schema, array = array.__arrow_c_array__()
         return cls.of_pointers(pointer_of(schema, SCHEMA), pointer_of(array, ARRAY))
 
     @classmethod
     def of_device(cls, array):
-        """Imports by the device interface."""
+        """Imports with the device interface."""
         schema, array = array.__arrow_c_device_array__()
         pointers = pointer_of(schema, SCHEMA), pointer_of(array, DEVICE_ARRAY)
         return cls.of_pointers(*pointers, on_device=True)

@@ -66,7 +66,7 @@ rename = capsule_function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, c
 
 
 def capsule(pointer, is_legacy=False):
-    """A tensor in a capsule, as the standard passes it."""
+    """A tensor in a capsule, in the form of the standard."""
     name = LEGACY_NAME if is_legacy else NAME
     return python.PyCapsule_New(pointer, name, ctypes.cast(library.terrane_proof_destroy_capsule, c_void_p))
 
@@ -83,11 +83,11 @@ def take(handed_over):
 
 
 def hand_over(array, **arguments):
-    """The capsule of an array's tensor, in the newest structure that its library supports."""
+    """The capsule of an array's tensor, with the newest structure that its library supports."""
     try:
         return array.__dlpack__(max_version=(1, 3), **arguments)
     except TypeError:
-        # Libraries older than DLPack 1.0 do not know the argument.
+        # Libraries older than DLPack 1.0 do not support the argument.
         return array.__dlpack__(**arguments)
 
 
@@ -157,7 +157,7 @@ class Exported:
         if not is_host and dl_device not in (None, self.__dlpack_device__()):
             raise BufferError(f"the tensor is not on {dl_device}")
         handshake(-1 if self.pinned else self.device, stream or 0, stream is not None)
-        # A consumer that names no version only takes the legacy structure.
+        # A consumer that requests no version accepts only the legacy structure.
         is_legacy = max_version is None or max_version < (1, 0)
         strides = self.strides and numbers(self.strides)
         options = self.options + is_legacy * 2 + is_host * 16

@@ -16,7 +16,8 @@ class ProofError(Exception):
 
 
 def function(name, *argument_types):
-    """A function of the library that returns 0 or -1; -1 raises its error."""
+    """A function of the library that returns 0 or -1. For -1, the wrapper raises the library's
+    error."""
     raw = getattr(library, name)
     raw.argtypes = argument_types
     raw.restype = ctypes.c_int32
@@ -36,7 +37,7 @@ def live():
 
 
 def resident_bytes():
-    """The memory of this process that is in use now."""
+    """The resident memory of this process."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -51,10 +52,10 @@ class ProofTest(unittest.TestCase):
         self.assertEqual(live(), self.live_before, "memory or imports are still alive")
 
     def assert_no_growth(self, rounds, body):
-        """Runs `body` so many times, after a tenth of them: the process must not grow.
+        """Runs `body` this many times, after a tenth of them as warm-up: the process must not grow.
 
-        What leaks a hundred bytes a round leaks a MiB every ten thousand. What the allocators take
-        once, whenever that is, does not come again, so that one batch without growth is enough.
+        A leak of a hundred bytes a round is a MiB in ten thousand rounds. Allocators reserve some
+        memory once, at any time. So one batch without growth is sufficient.
         """
         for _ in range(rounds // 10):
             body()
@@ -66,4 +67,4 @@ class ProofTest(unittest.TestCase):
             growths.append(resident_bytes() - before)
             if growths[-1] < 1 << 20:
                 return
-        self.fail(f"{growths} bytes more after {rounds} rounds each")
+        self.fail(f"the memory grew by {growths} bytes in batches of {rounds} rounds")

@@ -1,4 +1,4 @@
-"""Runs every test_*.py beside this file, and reports as the other test runners of Terrane do.
+"""Runs every test_*.py in this file's folder, with the report of Terrane's other test runners.
 
 usage: run.py LIBRARY [--filter TEXT] [--tests FOLDER]
 """
@@ -13,7 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Report(unittest.TestResult):
-    """One line per test; a skipped test is named with its reason."""
+    """Prints one line for each test, and the reason of each skipped test."""
 
     passed = 0
 

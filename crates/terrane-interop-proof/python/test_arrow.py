@@ -1,4 +1,4 @@
-"""Arrays and record batches between Terrane and pyarrow, by both of Arrow's C interfaces."""
+"""Arrays and record batches between Terrane and pyarrow, with both of Arrow's C interfaces."""
 
 import ctypes
 import decimal
@@ -137,7 +137,7 @@ class Inward(ProofTest):
         for array in arrays():
             with self.subTest(type=str(array.type), offset=array.offset):
                 for take in (Column.of, Column.of_device):
-                    # An array without buffers has nothing that keeps it alive.
+                    # An array without buffers keeps no memory alive.
                     kept = (0, int(not pyarrow.types.is_null(array.type)))
                     with take(array) as column:
                         self.assertEqual(live(), kept)
@@ -183,7 +183,7 @@ class Inward(ProofTest):
                 Column.of_pointers(*pointers)
 
     def test_spoiled_structures_are_refused_and_released(self):
-        # Not n_children, which the callback of pyarrow trusts.
+        # Except n_children, which pyarrow's callback trusts.
         for offset, value, reason in (
             (0, -1, "length is -1"),
             (8, 9, "9 nulls among 3 values"),

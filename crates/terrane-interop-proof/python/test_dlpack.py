@@ -24,7 +24,7 @@ class Outward(ProofTest):
         self.assertEqual((array.shape, array.strides), ((4, 5), (5, 1)))
         self.assertTrue((array.ravel() == pattern(20)).all())
         self.assertEqual(live(), (1, 0))
-        # It is the memory itself, not a copy.
+        # The array is the memory itself, not a copy.
         array[1, 2] = 99
         with Imported(array) as back:
             self.assertEqual(back.facts().address, array.ctypes.data)
@@ -45,7 +45,7 @@ class Outward(ProofTest):
             Exported(UINT, [8], read_only=True).__dlpack__()
 
     def test_legacy_tensors(self):
-        # It names no version.
+        # It requests no version.
         tensor = tvm_ffi.from_dlpack(Exported(UINT, [8]))
         self.assertEqual(live(), (1, 0))
         with Imported(tensor) as back:
@@ -57,7 +57,7 @@ class Outward(ProofTest):
         self.assertEqual(numpy.from_dlpack(Exported(FLOAT, [3, 0, 2])).shape, (3, 0, 2))
 
     def test_a_tensor_is_taken_whatever_comes_of_it(self):
-        # The device does not exist; the call is wrong, not the tensor.
+        # The device does not exist: the call is wrong, but the tensor is valid.
         with self.assertRaises(ProofError):
             Imported(Exported(UINT, [8]), max_version=(1, 3), device=99)
         self.assertEqual(live(), (0, 0))
@@ -113,7 +113,7 @@ class Inward(ProofTest):
                 self.assertEqual((facts.code, facts.bits), UINT)
                 self.assertEqual((facts.is_read_only, facts.is_copied, facts.is_dense), (0, 0, 1))
                 tensor.reverse()
-        # Twice.
+        # Reversed twice.
         self.assertTrue((array.ravel() == numpy.arange(12)).all())
         with Imported(array.T, max_version=(1, 3)) as tensor:
             tensor.reverse()
@@ -158,7 +158,7 @@ class Inward(ProofTest):
 
 
 class Pointers(ProofTest):
-    """Pointers and capsules. `terrane-python` tests structures that no correct library makes."""
+    """Pointers and capsules. `terrane-python` tests invalid structures."""
 
     def setUp(self):
         super().setUp()

@@ -1,4 +1,4 @@
-"""The library itself: it loads, and its counters begin at zero."""
+"""The library loads, and its counters begin at zero."""
 
 from proof import ProofTest, live
 

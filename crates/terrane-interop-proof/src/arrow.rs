@@ -37,11 +37,11 @@ pub struct ColumnFacts {
     children: u64,
     /// The start of the second buffer; 0 for a type without one.
     address: u64,
-    /// 0: this library's own, 1: by DLPack, 2: by Arrow.
+    /// 0: this library, 1: DLPack, 2: Arrow.
     origin: u32,
 }
 
-/// A foreign array that is counted until its own callback is called.
+/// A foreign array, counted until its callback is called.
 struct Watched {
     theirs: ArrowArray,
     _entry: LiveCount,
@@ -71,22 +71,22 @@ fn watched(array: Owned<ArrowArray>) -> Owned<ArrowArray> {
 
 /// # Safety
 ///
-/// The array was made by [`watched`], or moved from one that was.
+/// The array came from [`watched`], or was moved from such an array.
 unsafe extern "C" fn release_watched(array: *mut ArrowArray) {
     // SAFETY: the caller owns the array during its release.
     let array = unsafe { &mut *array };
     if array.release.take().is_none() {
         return;
     }
-    // SAFETY: boxed when it was made, and taken back once.
+    // SAFETY: it was boxed when it was created, and is converted back once.
     let mut watched = unsafe { Box::from_raw(array.private_data.cast::<Watched>()) };
     // SAFETY: it was moved into the box, and is released only here.
     unsafe { watched.theirs.release() };
 }
 
-/// Creates a record batch of `rows` rows in this library's memory. `token` counts up. Every third
-/// `score` is null, beginning with the first; the others are half their row. `odd` states whether
-/// the row is odd.
+/// Creates a record batch of `rows` rows in this library's memory. `token` is the row number. Every
+/// third `score`, beginning with the first, is null; the others are half the row number. `odd`
+/// states whether the row number is odd.
 ///
 /// # Safety
 ///
@@ -137,7 +137,7 @@ fn write(columns: &[Column], at: usize, buffer: usize, bytes: &[u8]) -> Result<(
     Ok(unsafe { HostOrder.write(bytes, buffer.location()) }?)
 }
 
-/// Imports an array from its structures. It takes them even if the import fails.
+/// Imports an array from its structures. It takes ownership of them even if the import fails.
 ///
 /// # Safety
 ///
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_import(
     })
 }
 
-/// As [`terrane_proof_arrow_import`], for a device array in host memory.
+/// Like [`terrane_proof_arrow_import`], for a device array in host memory.
 ///
 /// # Safety
 ///
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_import_device(
                 *array.get();
             let array = watched(array.into()).into_inner();
             let array = ArrowDeviceArray { array, device_id, device_type, sync_event, reserved };
-            // SAFETY: the callback is that of `watched`, and the array was taken out of its owner.
+            // SAFETY: the callback belongs to `watched`, and the array was moved out of its owner.
             unsafe { Owned::new(array) }
         };
         // SAFETY: the caller's promise.
@@ -203,8 +203,8 @@ pub unsafe extern "C" fn terrane_proof_arrow_import_device(
 ///
 /// # Safety
 ///
-/// `held` came from here, and no code writes its memory until the array is released. Both
-/// destinations may be written, and contain nothing to release.
+/// `held` came from this library, and no code writes its memory until the array is released. Both
+/// destinations may be written, and contain nothing that must be released.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_arrow_export(
     held: *const Held,
@@ -225,7 +225,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_export(
     })
 }
 
-/// As [`terrane_proof_arrow_export`], with the device.
+/// Like [`terrane_proof_arrow_export`], with the device.
 ///
 /// # Safety
 ///
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_release(
 ///
 /// # Safety
 ///
-/// `held` came from here; `facts` may be written.
+/// `held` came from this library, and `facts` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_arrow_facts(
     held: *const Held,
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_facts(
 ///
 /// # Safety
 ///
-/// Both came from here, and no code writes their memory; `equal` may be written.
+/// Both came from this library, and no code writes their memory. `equal` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_arrow_equal(
     first: *const Held,
@@ -344,7 +344,7 @@ pub unsafe extern "C" fn terrane_proof_arrow_equal(
 ///
 /// # Safety
 ///
-/// `held` came from here, and is not used any more.
+/// `held` came from this library, and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_arrow_drop(held: *mut Held, elsewhere: i32) -> i32 {
     answer(|| {

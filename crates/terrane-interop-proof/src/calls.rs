@@ -23,7 +23,7 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<(), BoxedCause>) -> i32 {
     -1
 }
 
-/// Drops a value that returns to another library, on another thread if requested.
+/// Drops a value that belongs to another library, on another thread if requested.
 pub(crate) fn drop_value<T: Send + 'static>(value: T, elsewhere: bool) -> Result<(), BoxedCause> {
     if !elsewhere {
         drop(value);
@@ -34,9 +34,8 @@ pub(crate) fn drop_value<T: Send + 'static>(value: T, elsewhere: bool) -> Result
     thread.join().map_err(|_| "the thread that released it panicked".into())
 }
 
-/// Writes the error of the last call on this thread to `buffer`, as text that ends with a zero. It
-/// is cut off after `capacity` bytes. Returns the length of the whole text.
-///
+/// Writes the error of the last call on this thread to `buffer`, as a text that ends with a zero
+/// byte. It is truncated to `capacity` bytes. Returns the length of the whole text.
 /// # Safety
 ///
 /// `buffer` is valid for writes of `capacity` bytes.

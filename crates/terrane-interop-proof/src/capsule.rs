@@ -1,7 +1,7 @@
 //! The destructor of a capsule whose tensor no consumer took.
 //!
-//! It is not written in Python, because it may be called during an exception, when no Python code
-//! may run.
+//! It is not written in Python, because it may be called during an exception, when Python code must
+//! not run.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -19,14 +19,14 @@ unsafe extern "C" {
 ///
 /// # Safety
 ///
-/// Only Python calls it, with a capsule whose destructor it is.
+/// Only Python may call it, as the destructor of a capsule.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_destroy_capsule(capsule: *mut c_void) {
     // SAFETY: the caller's promise.
     let versioned = unsafe { content(capsule, DLManagedTensorVersioned::CAPSULE) };
     if let Some(tensor) = versioned {
         let tensor: *mut DLManagedTensorVersioned = tensor.cast();
-        // SAFETY: the capsule has the tensor, by its name.
+        // SAFETY: by its name, the capsule owns the tensor.
         if let Some(deleter) = unsafe { (*tensor).deleter } {
             // SAFETY: no consumer has taken it, so no other code calls the deleter.
             unsafe { deleter(tensor) };
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn terrane_proof_destroy_capsule(capsule: *mut c_void) {
     let legacy = unsafe { content(capsule, DLManagedTensor::CAPSULE) };
     if let Some(tensor) = legacy {
         let tensor: *mut DLManagedTensor = tensor.cast();
-        // SAFETY: the capsule has the tensor, by its name.
+        // SAFETY: by its name, the capsule owns the tensor.
         if let Some(deleter) = unsafe { (*tensor).deleter } {
             // SAFETY: no consumer has taken it, so no other code calls the deleter.
             unsafe { deleter(tensor) };
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn terrane_proof_destroy_capsule(capsule: *mut c_void) {
 ///
 /// It is a capsule.
 unsafe fn content(capsule: *mut c_void, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a capsule, and a text that ends with a zero.
+    // SAFETY: a capsule, and a string that ends with a zero byte.
     if unsafe { PyCapsule_IsValid(capsule, name.as_ptr()) } == 0 {
         return None;
     }

@@ -30,7 +30,7 @@ unsafe impl<M: Memory> Memory for Counted<M> {
     delegate_memory!(self, self.memory);
 }
 
-/// So many bytes of `allocator`, counted.
+/// Allocates this number of bytes of `allocator`, counted.
 pub(crate) fn counted<A: Allocate<Memory: Memory>>(
     allocator: &A,
     bytes: ByteCount,
@@ -46,7 +46,8 @@ pub struct TensorRequest {
     code: u8,
     bits: u8,
     lanes: u16,
-    /// 1: read-only, 2: legacy, 4: by offset, 8: pinned memory of the device's, 16: as the host's.
+    /// 1: read-only, 2: legacy, 4: by offset, 8: pinned memory of the device, 16: pinned memory
+    /// declared as host memory.
     options: u32,
     axes: usize,
     sizes: *const u64,
@@ -68,7 +69,7 @@ const AS_HOST: u32 = 16;
 /// The offset of a tensor in its memory.
 const LEAD: u64 = 256;
 
-/// Creates a tensor of this library's memory, whose byte `i` is `i` · 7 + 3. Writes the pointer to
+/// Creates a tensor in this library's memory, whose byte `i` is `i` · 7 + 3. Writes the pointer to
 /// its managed structure. For device memory, the deleter waits for the consumer's stream.
 ///
 /// # Safety
@@ -152,7 +153,7 @@ pub unsafe extern "C" fn terrane_proof_export(
     })
 }
 
-/// The bytes of a tensor, counted from its first.
+/// The bytes of a tensor, counted from its first byte.
 fn pattern(length: ByteCount, lead: u64) -> Vec<u8> {
     let seven = |at: u64| at.wrapping_sub(lead).wrapping_mul(7).wrapping_add(3);
     (0..length.get()).map(|at| seven(at).to_le_bytes()[0]).collect()
@@ -197,8 +198,8 @@ pub struct TensorFacts {
     is_dense: u32,
 }
 
-/// An importer of host tensors, and of a device's tensors if its number is given. An error about
-/// the device is returned separately, so that the tensors are taken first.
+/// An importer of host tensors, and of a device's tensors if `device` is its number. An error about
+/// the device is returned separately, so that the import takes ownership of the tensor first.
 pub(crate) fn importer(device: i32) -> (Importer, Result<(), BoxedCause>) {
     match u32::try_from(device).map(|device| Context::primary(DeviceId::new(device))) {
         Ok(Ok(context)) => (Importer::new().with_device(context), Ok(())),
@@ -207,7 +208,7 @@ pub(crate) fn importer(device: i32) -> (Importer, Result<(), BoxedCause>) {
     }
 }
 
-/// Imports a tensor. It takes the tensor even if the import fails.
+/// Imports a tensor. It takes ownership of the tensor even if the import fails.
 ///
 /// # Safety
 ///
@@ -310,7 +311,7 @@ pub unsafe extern "C" fn terrane_proof_release(import: *mut Import, elsewhere: i
     })
 }
 
-/// Succeeds if there is a device; otherwise the error has the reason.
+/// Succeeds if there is a device. Otherwise the error has the reason.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrane_proof_probe() -> i32 {
@@ -320,7 +321,7 @@ pub extern "C" fn terrane_proof_probe() -> i32 {
     })
 }
 
-/// Lets the stream that a consumer names (`stream`, if `is_stated`) wait for completed work, as
+/// Makes the stream that a consumer names (`stream`, if `is_stated`) wait for completed work, as
 /// `__dlpack__` requires. Refuses the numbers that the standard refuses.
 ///
 /// # Safety

@@ -1,6 +1,6 @@
-//! A C interface over `terrane-interop` and `terrane-arrow`, which Python tests load. Tensors and
-//! arrays of other libraries are imported, and Terrane's are exported. Counters show what is still
-//! alive.
+//! A C interface over `terrane-interop` and `terrane-arrow` for Python tests. It imports tensors
+//! and arrays of other libraries, and exports Terrane's. Counters show the number of live
+//! resources.
 //!
 //! Every function returns 0, or −1 after storing the error for `terrane_proof_error`. The caller
 //! owns a returned pointer until it calls the matching release function.

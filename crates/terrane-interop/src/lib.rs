@@ -1,10 +1,10 @@
-//! Exchanges memory with other libraries without a copy and with clear ownership: DLPack tensors,
+//! Exchanges memory with other libraries without a copy and with defined ownership: DLPack tensors,
 //! and the KV tensors of serving engines.
 //!
 //! # Should I be using this crate?
 //!
 //! Use it directly to export Terrane's memory to NumPy, PyTorch, JAX or TVM as tensors, or to
-//! import their tensors as [`Memory`](terrane_core::Memory). It can also lay KV blocks out in the
+//! import their tensors as [`Memory`](terrane_core::Memory). It can also build a layout over the
 //! existing tensors of a serving engine. It handles the C structures, not Python: the caller passes
 //! pointers between the sides, for example in a Python capsule.
 //!
@@ -12,16 +12,16 @@
 //!
 //! It copies no element, converts no type, allocates only the small structures of the interfaces,
 //! and starts no thread. It does not decide when foreign code may access memory. Exports of an
-//! [`Endpoint`](terrane_transfer::Endpoint)'s blocks hold them against transfers; everything else
-//! states its requirements in `# Safety`.
+//! [`Endpoint`](terrane_transfer::Endpoint)'s blocks hold the blocks against transfers. Other
+//! functions state their requirements in `# Safety`.
 //!
-//! # What there is
+//! # Contents
 //!
 //! - [`dlpack`]: export and import of single tensors, with every field checked, and stream order.
 //! - [`tensors`]: the KV tensors of serving engines, as views of a layout and as a layout over
 //!   them.
-//! - [`InteropError`]: one error that the errors of all parts convert into.
-//! - [`release_order`]: for crates that write release callbacks of other C interfaces.
+//! - [`InteropError`]: one error into which the errors of all parts convert.
+//! - [`release_order`]: for crates that implement the release callbacks of other C interfaces.
 //!
 //! Arrow arrays and columns are in `terrane-arrow`.
 //!
@@ -73,7 +73,7 @@
 //! # }
 //! ```
 
-/// The code of the README, compiled and run.
+/// Compiles and runs the README's example as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -85,7 +85,7 @@ pub mod tensors;
 
 pub use error::InteropError;
 
-// Crates whose types the public signatures name.
+// Re-exported, because public signatures use its types.
 #[doc(no_inline)]
 pub use terrane_core;
 #[cfg(feature = "cuda")]

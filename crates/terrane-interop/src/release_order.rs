@@ -1,5 +1,5 @@
-//! Releases memory that a consumer in another library used: in the right order, and without
-//! unwinding into its code.
+//! Releases memory that a consumer in another library used, in the right order and without
+//! unwinding into the consumer's code.
 //!
 //! Foreign code calls the release callbacks of C interfaces on any thread, possibly before device
 //! work has finished.
@@ -10,20 +10,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "cuda")]
 use terrane_cuda::Stream;
 
-/// Runs code that drops users' values, and catches their panics: the caller is foreign code, which
-/// cannot unwind. The panic's payload is leaked, because its drop may panic too.
+/// Runs code that drops users' values, and catches their panics, because the caller is foreign
+/// code, which cannot unwind. The panic's payload is leaked, because its drop may panic too.
 pub fn catch_panic(drops: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(drops)) {
         let _leaked = ManuallyDrop::new(payload);
     }
 }
 
-/// Drops a consumer's value after its stream, if there is one, has completed. The calling thread
-/// waits.
+/// Drops a consumer's value after the stream, if any, has completed. The calling thread waits.
 ///
-/// If the stream cannot be waited for (it is being captured, for example), its completion is
-/// unknown. The value is then kept until the process ends, and the stream's context counts one of
-/// its [`failed_drops`](terrane_cuda::Context::failed_drops).
+/// If the stream cannot be waited for (during a capture, for example), its completion is unknown.
+/// The value is then kept until the process ends, and the stream's context counts one of its
+/// [`failed_drops`](terrane_cuda::Context::failed_drops).
 #[cfg(feature = "cuda")]
 pub fn release_after<T: Send + 'static>(consumer: Option<&Stream>, kept: T) {
     match consumer.map(|stream| (stream, stream.synchronize())) {
@@ -35,19 +34,19 @@ pub fn release_after<T: Send + 'static>(consumer: Option<&Stream>, kept: T) {
     }
 }
 
-/// The work of a consumer that a release waits for.
+/// The work of a consumer that must complete before a release.
 #[derive(Debug, Default)]
 pub(crate) enum ConsumerWork {
-    /// There is none, or the consumer has waited for it.
+    /// No work, or the consumer has waited for it.
     #[default]
     Finished,
-    /// All work in this stream at the release.
+    /// All work in this stream at the time of the release.
     #[cfg(feature = "cuda")]
     On(Stream),
 }
 
 impl ConsumerWork {
-    /// Drops `kept` after the work has run, as [`release_after`] does.
+    /// Drops `kept` after the work has run, like [`release_after`].
     pub(crate) fn release<T: Send + 'static>(&self, kept: T) {
         match self {
             Self::Finished => drop(kept),

@@ -21,7 +21,7 @@ impl Adoptable {
         Ok(Self { storage_kind, padding })
     }
 
-    /// The layout over the checked regions, which may have been registered in between.
+    /// Builds the layout over the checked regions, which may have been registered since the check.
     pub(crate) fn into_layout(
         self,
         plan: &LayoutPlan,
@@ -57,7 +57,7 @@ fn check_regions(plan: &LayoutPlan, regions: &[Region]) -> Result<StorageKind, L
         plan.check_size(part, region.length())?;
     }
 
-    // Each pair is compared: a layout has as many regions as a model has layers, some dozens.
+    // Compares each pair: a layout has as many regions as a model has layers, a few dozen.
     for (second, region) in numbered(regions) {
         let span = used(plan, second, region);
         let others = numbered(regions).take_while(|&(first, _)| first < second);
@@ -70,7 +70,7 @@ fn check_regions(plan: &LayoutPlan, regions: &[Region]) -> Result<StorageKind, L
     Ok(first)
 }
 
-/// Whether every region lies within a registration of `agent`.
+/// Checks that every region is within a registration of `agent`.
 pub(crate) fn check_registrations(
     plan: &LayoutPlan,
     regions: &[Region],

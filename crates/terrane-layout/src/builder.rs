@@ -55,7 +55,7 @@ impl LayoutBuilder<NeedsKind> {
         self.kind(LayoutKind::LayerSeparate { block_dimension })
     }
 
-    /// A kind that is known only at run time.
+    /// One of the kinds, chosen at run time.
     pub fn kind(self, kind: LayoutKind) -> LayoutBuilder<NeedsMemory> {
         LayoutBuilder { state: NeedsMemory { geometry: Planning::Config(self.state.0, kind) } }
     }
@@ -77,10 +77,11 @@ impl LayoutBuilder<NeedsMemory> {
 
     /// The caller's regions: one, or one for each layer, in the order of the layers.
     ///
-    /// `build` checks the count, every size, that all have one storage kind, and that none overlap.
-    /// Each region must begin at a multiple of the block alignment and of the registrar's
-    /// alignment. The 512 bytes of a planned region are not required, as foreign memory has a given
-    /// alignment; [`PhysicalLayout::alignment_class`] returns the actual one.
+    /// `build` checks the count and every size. It also checks that all regions have one storage
+    /// kind and that none overlap. Each region must begin at a multiple of the block alignment and
+    /// of the registrar's alignment. The 512 bytes of a planned region are not required, because
+    /// the alignment of foreign memory is fixed. [`PhysicalLayout::alignment_class`] returns the
+    /// actual alignment.
     pub fn adopt(
         self,
         regions: impl IntoIterator<Item = Region>,
@@ -88,7 +89,7 @@ impl LayoutBuilder<NeedsMemory> {
         self.with_memory(Adopted { regions: regions.into_iter().collect() })
     }
 
-    /// As [`adopt`](Self::adopt), for memory that is not a region yet.
+    /// Like [`adopt`](Self::adopt), for memory that is not a region yet.
     pub fn adopt_memory(
         self,
         memory: impl IntoIterator<Item = impl Memory>,
@@ -96,7 +97,8 @@ impl LayoutBuilder<NeedsMemory> {
         self.adopt(memory.into_iter().map(Region::new))
     }
 
-    /// The caller's regions, which the caller has registered with `agent`. No choice is left.
+    /// The caller's regions, which the caller has registered with `agent`. The next step is
+    /// `build`.
     ///
     /// In addition to the checks of [`adopt`](Self::adopt), every region must lie within a
     /// registration of that agent.
@@ -141,7 +143,7 @@ impl<M> LayoutBuilder<NeedsRegistration<M>> {
 }
 
 impl<A: Allocate> LayoutBuilder<Ready<'_, FromAllocator<'_, A>>> {
-    /// Plans, allocates, registers and splits.
+    /// Plans, allocates, registers and cuts the base allocation into regions.
     ///
     /// # Errors
     ///
@@ -208,10 +210,10 @@ impl LayoutBuilder<Ready<'_, AdoptedRegistered>> {
     }
 }
 
-/// A failed build over adopted regions: the regions, as they were given, and the cause.
+/// A failed build over adopted regions: the caller's regions, and the cause.
 #[derive(Debug)]
 pub struct BuildFailed {
-    /// The regions, in the order in which they were given.
+    /// The regions, in the caller's order.
     pub regions: Vec<Region>,
     /// Why no layout could be built over them.
     pub cause: LayoutError,
@@ -236,7 +238,7 @@ impl From<BuildFailed> for LayoutError {
     }
 }
 
-/// A plan, and the registration policy under it.
+/// A plan, and the registration policy for it.
 struct Planned<'r, T> {
     plan: LayoutPlan,
     /// The result of the checks of the plan.
@@ -244,7 +246,7 @@ struct Planned<'r, T> {
     policy: Effective<'r>,
 }
 
-/// The registration to perform, given the registrar's limits.
+/// The registration that the registrar's limits permit.
 enum Effective<'r> {
     Unregistered,
     Required(&'r dyn Register),

@@ -100,11 +100,11 @@ pub enum LayoutError {
     #[error(transparent)]
     IndexOutOfRange(#[from] IndexOutOfRange),
     /// The number of adopted regions does not match the layout.
-    #[error("the layout has {expected} regions, and {actual} were given; give one {role}")]
+    #[error("the layout has {expected} regions, and {actual} were passed; pass one {role}")]
     RegionCount {
         /// The number of regions of the layout.
         expected: u32,
-        /// The number of given regions.
+        /// The number of regions that were passed.
         actual: usize,
         /// The content of a region.
         role: RegionRole,

@@ -30,16 +30,16 @@ pub enum BlockDimension {
 /// Whether tokens or heads are outermost within a piece.
 ///
 /// Formulas use T tokens per block, H heads and heads of h bytes. Other systems call the two orders
-/// NHD and HND. Code that moves whole pieces does not distinguish them. A transfer between the two
-/// rearranges every piece.
+/// NHD and HND. Code that moves whole pieces does not distinguish the orders. A transfer between
+/// the two orders rearranges every piece.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TokenOrder {
     /// `[tokens][heads][dim]`, NHD: head `i` of token `t` at `(t·H + i)·h`.
     #[default]
     TokenMajor,
-    /// `[heads][tokens][dim]`, HND: head `i` of token `t` at `(i·T + t)·h`. Some heads of all
-    /// tokens are contiguous. A tensor-parallel rank needs exactly those from a page that has all
-    /// heads.
+    /// `[heads][tokens][dim]`, HND: head `i` of token `t` at `(i·T + t)·h`. A range of heads is
+    /// contiguous for all tokens. From a page with all heads, a tensor-parallel rank needs exactly
+    /// such a range.
     HeadMajor,
 }
 

@@ -10,14 +10,14 @@
 //! # Should I be using this crate?
 //!
 //! Use it directly to describe or address KV blocks in existing memory, or to plan memory that you
-//! will allocate. To get that memory, or to move blocks between two layouts, use the crates beside
-//! and above it, or the facade `terrane`.
+//! will allocate. Other crates allocate this memory and move blocks between layouts; the facade
+//! `terrane` has all of them.
 //!
 //! # What it does not do
 //!
-//! It does no I/O, names no driver, starts no thread, accesses no byte of a block, and has no
-//! unsafe code. Memory comes from an [`Allocate`] or from the caller, registration from a
-//! [`Register`]. The caller synchronises all accesses to the blocks.
+//! It does no I/O, uses no driver, starts no thread, accesses no byte of a block, and has no unsafe
+//! code. Memory comes from an [`Allocate`] or from the caller, registration from a [`Register`].
+//! The caller synchronises all accesses to the blocks.
 //!
 //! # From config to address
 //!
@@ -30,7 +30,7 @@
 //! | memory and registration | [`LayoutBuilder`] | count, sizes, alignment, kind and overlap of regions |
 //! | address | [`PhysicalLayout`] | – ([`verify`](PhysicalLayout::verify) checks everything again, with the addresses) |
 //!
-//! Nothing is allocated or registered before all checks that need no memory have passed.
+//! All checks that need no memory pass before anything is allocated or registered.
 //!
 //! ```
 //! use std::ptr::NonNull;
@@ -117,11 +117,11 @@ pub use picture::Picture;
 pub use plan::{LEAST_REGION_ALIGNMENT, LayoutPlan, PaddingReport};
 pub use verify::{Extent, Piece, VerifyReport, Violation, verify, verify_map};
 
-/// The README's example is compiled and run with the documentation's.
+/// Compiles and runs the README's example as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-// Crates whose types the public signatures name.
+// Re-exported, because public signatures use its types.
 #[doc(no_inline)]
 pub use terrane_core;

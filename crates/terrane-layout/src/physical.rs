@@ -14,7 +14,7 @@ use crate::plan::{LayoutPlan, PaddingReport};
 /// KV blocks in memory: a geometry, and its regions.
 ///
 /// It keeps its memory alive and computes the location of every piece. It never accesses a byte. It
-/// is not `Clone`, so that the reads and writes of its blocks are tracked in one place.
+/// is not `Clone`, so that one owner tracks the reads and writes of its blocks.
 #[derive(Debug)]
 pub struct PhysicalLayout {
     geometry: Geometry,
@@ -26,7 +26,7 @@ pub struct PhysicalLayout {
 }
 
 impl PhysicalLayout {
-    /// Joins the parts that the builder has checked: one region or more, all of one kind, each
+    /// Combines the parts that the builder has checked: one or more regions, all of one kind, each
     /// large enough.
     pub(crate) fn new(
         plan: &LayoutPlan,
@@ -53,7 +53,7 @@ impl PhysicalLayout {
         &self.geometry
     }
 
-    /// The regions: one, or one for each layer. Their starts, with [`Geometry::offset`], are enough
+    /// The regions: one, or one for each layer. With [`Geometry::offset`], their starts are enough
     /// for a planner of many spans.
     #[inline]
     #[must_use]
@@ -151,8 +151,8 @@ impl PhysicalLayout {
             .fold(self.geometry.alignment_class(), Ord::min)
     }
 
-    /// The size of the padding. For adopted regions, all bytes that the geometry does not need
-    /// count as region padding.
+    /// The size of the padding. For adopted regions, region padding includes all bytes that the
+    /// geometry does not need.
     #[must_use]
     pub const fn padding(&self) -> PaddingReport {
         self.padding
@@ -193,8 +193,8 @@ impl PhysicalLayout {
         found
     }
 
-    /// The requested and granted capabilities of the memory. For adopted regions in several
-    /// memories, duplicates are left out.
+    /// The requested and granted capabilities of the memory. If adopted regions are in several
+    /// memories, duplicate entries are removed.
     #[must_use]
     pub fn capabilities(&self) -> CapabilityReport {
         let mut report = CapabilityReport::default();
@@ -245,7 +245,7 @@ pub enum RegistrationState {
 }
 
 impl RegistrationState {
-    /// The agent with which all memory is registered, if there is one.
+    /// The agent with which all memory is registered, if any.
     #[must_use]
     pub const fn agent(&self) -> Option<&AgentName> {
         match self {
@@ -266,8 +266,8 @@ pub struct RegionRegistration {
     pub record: RegistrationRecord,
 }
 
-/// The builder checked that every region ends within its address space. So only memory that breaks
-/// its contract causes this error.
+/// The builder checked that every region ends within its address space. So this error means that
+/// the memory breaks its contract.
 #[cold]
 fn overflow(at: RegionOffset) -> LayoutError {
     LayoutError::AddressOverflow {
@@ -276,13 +276,13 @@ fn overflow(at: RegionOffset) -> LayoutError {
     }
 }
 
-/// The starts of the regions by their kind of address, so that a look-up reads nothing else.
+/// The starts of the regions, by their kind of address. A look-up reads nothing else.
 #[derive(Debug)]
 enum Bases {
     Host(Box<[HostAddress]>),
     Device(DeviceId, Box<[DeviceAddress]>),
     File(Box<[FilePosition]>),
-    /// Kinds that are newer than this crate, or several kinds.
+    /// Several kinds, or a kind that this crate does not know.
     Other(Box<[Location]>),
 }
 
@@ -324,7 +324,7 @@ impl Bases {
 /// A region's number as an index.
 #[inline]
 fn at_index(region: u32) -> usize {
-    // `usize::from` a number of 32 bits does not exist; terrane-core supports only 64-bit
+    // There is no `usize::from` for a number of 32 bits. terrane-core supports only 64-bit
     // platforms.
     ByteCount::new(u64::from(region)).to_usize()
 }

@@ -1,4 +1,4 @@
-//! The states of a [`LayoutBuilder`](crate::LayoutBuilder). Each holds the choices made so far.
+//! The states of a [`LayoutBuilder`](crate::LayoutBuilder). Each contains the earlier choices.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::error::LayoutError;
 use crate::geometry::Geometry;
 use crate::kind::LayoutKind;
 
-/// An existing geometry, or one that is made when the layout is built.
+/// An existing geometry, or a config whose geometry `build` computes.
 #[derive(Clone, Debug)]
 pub(crate) enum Planning {
     Config(LayoutConfig, LayoutKind),
@@ -42,7 +42,7 @@ pub struct NeedsRegistration<M> {
     pub(crate) memory: M,
 }
 
-/// All choices are made.
+/// All choices are known.
 #[derive(Debug)]
 pub struct Ready<'r, M> {
     pub(crate) geometry: Planning,

@@ -3,12 +3,12 @@
 use terrane_core::{ByteCount, SizeOverflow};
 use terrane_layout::LayoutError;
 
-/// Why a plan could not be made. Each message is one line that states the remedy.
+/// Why a plan could not be created. Each message is one line that states the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// No published model has this name.
-    #[error("there is no model {name:?}{}; list the names with `terrane plan --list`, or give a config.json", suggestion(.nearest))]
+    #[error("there is no model {name:?}{}; list the names with `terrane plan --list`, or pass a config.json", suggestion(.nearest))]
     UnknownModel {
         /// The name.
         name: String,
@@ -16,7 +16,7 @@ pub enum PlanError {
         nearest: Option<String>,
     },
     /// No profile has this name.
-    #[error("there is no machine {name:?}{}; the profiles are {}; or give a file", suggestion(.nearest), .known.join(", "))]
+    #[error("there is no machine {name:?}{}; the profiles are {}; or pass a file", suggestion(.nearest), .known.join(", "))]
     UnknownMachine {
         /// The name.
         name: String,
@@ -57,7 +57,7 @@ pub enum PlanError {
         /// The bytes of one block of every group.
         needed: ByteCount,
     },
-    /// A tier has more memory than the blocks of a layout can be numbered.
+    /// A tier has more memory than the largest layout can have blocks for.
     #[error(
         "the tier {tier} has {given}, and the most blocks of a layout take {largest}; give it less, or use several \
          directories"
@@ -71,7 +71,7 @@ pub enum PlanError {
         largest: ByteCount,
     },
     /// A number is out of range.
-    #[error("{name} is {value}; give {expected}")]
+    #[error("{name} is {value}; pass {expected}")]
     OutOfRange {
         /// The name of the number.
         name: &'static str,
@@ -80,12 +80,12 @@ pub enum PlanError {
         /// The valid values.
         expected: &'static str,
     },
-    /// Only one of two numbers that belong together was given.
-    #[error("{given} was given without {missing}; give both, or neither")]
+    /// One of two dependent numbers was passed without the other.
+    #[error("{given} was passed without {missing}; pass both, or neither")]
     Incomplete {
-        /// The one that was given.
+        /// The number that was passed.
         given: &'static str,
-        /// The one that is missing.
+        /// The missing number.
         missing: &'static str,
     },
     /// A text is not a size.
@@ -118,7 +118,7 @@ pub enum PlanError {
     #[error("the trace has no key; a line has the keys of a request, separated by spaces")]
     EmptyTrace,
     /// A size does not fit in 64 bits.
-    #[error("{0}; ask for less")]
+    #[error("{0}; use smaller sizes")]
     Overflow(#[from] SizeOverflow),
 }
 

@@ -2,15 +2,15 @@
 //!
 //! # Should I be using this crate?
 //!
-//! Use it to compute, before any memory exists, what a model needs on each tier of a machine: bytes of tokens, blocks and
-//! chunks, padding, huge pages, registrations, and predicted times. The command `terrane plan` prints the result. To
-//! build the layouts themselves, use `terrane-layout`.
+//! Use it to compute the memory that a model needs on each tier of a machine, before any memory exists. The results
+//! are bytes of tokens, blocks and chunks, padding, huge pages, registrations, and predicted times. The command
+//! `terrane plan` prints them. To build the layouts themselves, use `terrane-layout`.
 //!
 //! # What it does not do
 //!
-//! It does no I/O and reads no machine: the caller gives a [`Machine`], or none. It predicts a time only if the
-//! machine states a rate, and names the origin of that rate. It knows nothing of weights and activations, so the caller
-//! states the device memory that is left for the cache.
+//! It does no I/O and examines no machine: the caller passes a [`Machine`], or none. It predicts a time only if the
+//! machine has a rate, and names the origin of that rate. It does not know weights and activations, so the caller
+//! states the device memory that is available to the cache.
 //!
 //! # Example
 //!
@@ -32,7 +32,7 @@
 
 #![forbid(unsafe_code)]
 
-/// The code of the README, compiled and run as a test.
+/// Compiles and runs the README's example as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! The question that a plan answers.
+//! The input of a plan.
 
 use terrane_core::ByteCount;
 use terrane_layout::ElementFormat;
@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::model::Model;
 use crate::trace::Trace;
 
-/// The question that a [`Plan`](crate::Plan) answers.
+/// The input of a [`Plan`](crate::Plan).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PlanRequest {
@@ -21,19 +21,19 @@ pub struct PlanRequest {
     pub block_tokens: u32,
     /// Tokens of a chunk, the unit that a cache shares. 256 by default.
     pub chunk_tokens: u32,
-    /// The memory of each device that is left for the cache.
+    /// The memory of each device that is available to the cache.
     pub device: Option<ByteCount>,
-    /// Host memory for the cache, of all ranks together.
+    /// Host memory for the cache, a total of all ranks.
     pub host: Option<ByteCount>,
-    /// Disk space for the cache, of all ranks together.
+    /// Disk space for the cache, a total of all ranks.
     pub disks: Vec<DiskSpace>,
     /// Tokens of a user's context.
     pub context: Option<u64>,
-    /// Users with a context each.
+    /// The number of users, each with one context.
     pub users: Option<u64>,
     /// The machine.
     pub machine: Option<Machine>,
-    /// Keys that were requested, in their order.
+    /// The requested keys, in their order.
     pub trace: Option<Trace>,
 }
 
@@ -42,7 +42,7 @@ pub struct PlanRequest {
 pub struct DiskSpace {
     /// The directory.
     pub directory: String,
-    /// Its bytes for the cache.
+    /// The bytes for the cache.
     pub bytes: ByteCount,
 }
 

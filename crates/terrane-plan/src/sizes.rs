@@ -1,10 +1,10 @@
-//! Sizes and numbers as people write them.
+//! Parses and prints sizes and numbers.
 
 use terrane_core::ByteCount;
 
 use crate::error::PlanError;
 
-/// The units of a size. Without a unit, the number counts bytes.
+/// The units of a size. A number without a unit is a number of bytes.
 const UNITS: [(&str, u64); 13] = [
     ("", 1),
     ("b", 1),
@@ -22,7 +22,7 @@ const UNITS: [(&str, u64); 13] = [
     ("gi", 1 << 30),
 ];
 
-/// Reads a size: `256GiB`, `1.5 TiB`, `80GB`, `4096`.
+/// Parses a size: `256GiB`, `1.5 TiB`, `80GB`, `4096`.
 ///
 /// ```
 /// use terrane_core::ByteCount;
@@ -47,7 +47,7 @@ pub fn parse_bytes(text: &str) -> Result<ByteCount, PlanError> {
     scaled(text, scale).map(ByteCount::new).ok_or_else(|| PlanError::Size { text: text.to_owned() })
 }
 
-/// Reads a number of tokens or users: `131072`, `128k`, `1M`. The suffixes are powers of 1,024, as in the names of
+/// Parses a number of tokens or users: `131072`, `128k`, `1M`. The suffixes are powers of 1,024, as in the names of
 /// context lengths.
 ///
 /// # Errors
@@ -80,11 +80,11 @@ fn scaled(text: &str, scale: impl Fn(&str) -> Option<u64>) -> Option<u64> {
     }
     let parts = u128::from(fraction.parse::<u64>().ok()?) * u128::from(scale);
     let divisor = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
-    // A size such as 1.3 GiB is no whole number of bytes; it is rounded down.
+    // A size such as 1.3 GiB is not a whole number of bytes. It is rounded down.
     whole.checked_add(u64::try_from(parts / divisor).ok()?)
 }
 
-/// A size as docker and `mount` take it: `256g`, `512m`, or bytes.
+/// A size in the syntax of docker and `mount`: `256g`, `512m`, or bytes.
 pub(crate) fn option_size(bytes: u64) -> String {
     let units = [(1 << 30, "g"), (1 << 20, "m")];
     let unit = units.into_iter().find(|&(unit, _)| bytes > 0 && bytes.is_multiple_of(unit));

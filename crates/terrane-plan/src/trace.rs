@@ -9,7 +9,8 @@ use crate::error::PlanError;
 /// The keys of blocks in the order in which they were requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// For each use of a key: the number of other keys used since its last use, itself included. `None` at first.
+    /// For each use of a key: the number of different keys used since its last use, including this key. `None` at the
+    /// first use.
     distances: Vec<Option<usize>>,
     keys: usize,
     requests: usize,
@@ -24,13 +25,13 @@ pub struct TraceReport {
     pub uses: u64,
     /// Different keys.
     pub keys: u64,
-    /// The ratio of a cache that never evicts: the share of uses that are not the first one of their key.
+    /// The ratio of a cache that never evicts: the share of uses that are not the first use of their key.
     pub largest_hit_ratio: f64,
     /// The ratio at several capacities, ascending.
     pub by_capacity: Vec<HitRatio>,
 }
 
-/// The hit ratio of a cache of some blocks that evicts the block that was used least recently.
+/// The hit ratio of a cache with a capacity in blocks and LRU eviction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HitRatio {
     /// The tiers that have this capacity together, or empty.
@@ -42,8 +43,8 @@ pub struct HitRatio {
 }
 
 impl Trace {
-    /// Reads a trace. A line has the keys of one request, separated by spaces or commas, or is a JSON object with the
-    /// list `hash_ids`. Empty lines and lines that begin with `#` are skipped.
+    /// Parses a trace. A line has the keys of one request, separated by spaces or commas, or is a JSON object with
+    /// the list `hash_ids`. Empty lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
     ///
@@ -68,7 +69,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The share of uses that hit in a cache of this many blocks.
+    /// The share of uses that hit in a cache with this number of blocks.
     #[must_use]
     pub fn hit_ratio(&self, blocks: u64) -> f64 {
         let hits = self.distances.iter().flatten();
@@ -76,7 +77,7 @@ impl Trace {
         hits.count() as f64 / self.distances.len().max(1) as f64
     }
 
-    /// The ratios at the tiers' capacities, which add up, and at powers of four in between.
+    /// The ratios at the cumulative capacities of the tiers, and at powers of four in between.
     pub(crate) fn report(&self, tiers: &[(String, u64)]) -> TraceReport {
         let keys = terrane_core::convert::to_u64(self.keys);
         let mut capacities: Vec<(u64, String)> = Vec::new();
@@ -123,8 +124,7 @@ fn keys_of(line: &str) -> Result<Vec<String>, String> {
     Ok(words.map(str::to_owned).collect())
 }
 
-/// Distances in a stack ordered by last use, by a Fenwick tree over positions in time: the prefix sums count the keys
-/// whose last use is there.
+/// Distances in a stack ordered by last use. A Fenwick tree over times counts the keys by the time of their last use.
 #[derive(Debug, Default)]
 struct StackDistances {
     last_use: HashMap<String, usize>,
@@ -136,7 +136,7 @@ impl StackDistances {
     fn next(&mut self, key: String) -> Option<usize> {
         let now = self.tree.len() + 1;
         let before = self.last_use.insert(key, now);
-        // Node `now` covers the positions after `now - lowest_bit(now)`; all but the new one are known.
+        // Node `now` covers the positions after `now - lowest_bit(now)`. All are known except the new one.
         let below = self.sum(now - 1) - self.sum(now - lowest_bit(now));
         self.tree.push(below + 1);
         let before = before?;

@@ -1,4 +1,4 @@
-//! The cost of a reservation, beside the cost of a wrong one.
+//! The cost of a reservation, compared with the cost of an incorrect one.
 //!
 //! `cargo run --release -p terrane-pool --example budget_cost`
 //!
@@ -18,8 +18,8 @@ const BATCHES: usize = 200;
 const BYTES: u64 = 4096;
 
 /// Returns the nanoseconds of a round, of the slowest thread. Threads start each batch together.
-/// The best batch counts, of those in which all threads ran in parallel for nine tenths of the
-/// time. `NaN` if no batch did.
+/// The result is the best batch among those in which all threads ran in parallel for nine tenths of
+/// the time. `NaN` if there is no such batch.
 fn time<const THREADS: usize>(work: [&(dyn Fn() + Sync); THREADS]) -> f64 {
     let arrived = AtomicUsize::new(0);
     let arrived = &arrived;

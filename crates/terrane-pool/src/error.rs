@@ -11,15 +11,15 @@ use crate::staging::StagingError;
 use crate::streams::fence::FenceError;
 use crate::streams::stream_pool::StreamError;
 
-/// The error of this crate. Its own variants report a pool that cannot be made, or a block that
-/// cannot be used as asked. The errors of all other parts of the crate convert into it.
+/// The error of this crate. Its own variants report a pool that cannot be created, or a block that
+/// cannot be used as requested. The errors of all other parts of the crate convert into it.
 ///
 /// Refused memory is an [`AllocateError`](terrane_core::AllocateError). If a pool ran out, its
 /// source is an [`Exhausted`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The size classes span no range.
+    /// The size classes form no valid range.
     #[error(
         "size classes from {smallest} to {largest} are not supported; the smallest must be a power \
          of two of at least 16 B, and the largest must be between the smallest and 2^48 B"
@@ -43,7 +43,7 @@ pub enum PoolError {
         /// The alignment of the pool.
         alignment: Alignment,
     },
-    /// The upstream cannot serve blocks like these.
+    /// The upstream cannot allocate blocks of this size or alignment.
     #[error(
         "the largest class needs regions of {required}, and the {kind} upstream allocates at most \
          {largest}; lower the largest class or the blocks of a slab"
@@ -56,14 +56,14 @@ pub enum PoolError {
         /// The largest region of the upstream.
         largest: ByteCount,
     },
-    /// The upstream returned memory that does not hold the request. The pool freed it.
+    /// The upstream returned memory that does not fit the request. The pool freed it.
     #[error(
-        "the upstream returned {granted} aligned to {available} for a request of {asked} aligned to \
+        "the upstream returned {granted} aligned to {available} for a request of {requested} aligned to \
          {alignment}; fix the upstream, which violates the contract of `Allocate`"
     )]
     UnfitUpstream {
         /// The length requested, in bytes.
-        asked: ByteCount,
+        requested: ByteCount,
         /// The length returned, in bytes.
         granted: ByteCount,
         /// The alignment requested.
@@ -80,7 +80,7 @@ pub enum PoolError {
         value: String,
     },
     /// A block was used on a stream, but its pool was made without streams.
-    #[error("the pool has no fence source; make it with `Pool::with_fences` to use streams")]
+    #[error("the pool has no fence source; create it with `Pool::with_fences` to use streams")]
     NoFences,
     /// A fence failed.
     #[error("a fence failed, so the order of streams is unknown")]
@@ -91,7 +91,7 @@ pub enum PoolError {
     },
     /// A typed view does not fit its block.
     #[error(
-        "{count} elements of {element} bytes aligned to {alignment} do not fit a block of {asked} \
+        "{count} elements of {element} bytes aligned to {alignment} do not fit a block of {requested} \
          aligned to {available}; request more bytes or a stricter alignment"
     )]
     ViewDoesNotFit {
@@ -102,7 +102,7 @@ pub enum PoolError {
         /// The alignment that an element needs.
         alignment: usize,
         /// The bytes requested when the block was allocated.
-        asked: ByteCount,
+        requested: ByteCount,
         /// The alignment of the block.
         available: Alignment,
     },

@@ -32,7 +32,7 @@ pub struct HeapMemory {
     layout: Layout,
 }
 
-// SAFETY: each region is an allocation of its own.
+// SAFETY: each region is a separate allocation.
 unsafe impl Allocate for HeapAllocator {
     type Memory = HeapMemory;
 
@@ -65,14 +65,14 @@ unsafe impl Allocate for HeapAllocator {
     }
 }
 
-// SAFETY: the memory is owned, and the pointer is only given out as an address.
+// SAFETY: the value owns the memory, and exposes the pointer only as an address.
 unsafe impl Send for HeapMemory {}
 
 // SAFETY: as for `Send`. Users of the address synchronise their accesses.
 unsafe impl Sync for HeapMemory {}
 
-// SAFETY: the span is zeroed memory of the layout's size, which does not move and is owned until
-// the value drops.
+// SAFETY: the span is zeroed memory of the layout's size. It does not move, and the value owns it
+// until it drops.
 unsafe impl Memory for HeapMemory {
     fn kind(&self) -> StorageKind {
         StorageKind::System
@@ -90,7 +90,7 @@ unsafe impl Memory for HeapMemory {
 impl Drop for HeapMemory {
     fn drop(&mut self) {
         if self.layout.size() > 0 {
-            // SAFETY: it was allocated with this layout, and is freed once.
+            // SAFETY: the memory was allocated with this layout, and is freed once.
             unsafe { dealloc(self.start.as_ptr(), self.layout) };
         }
     }

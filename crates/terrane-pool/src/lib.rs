@@ -1,11 +1,11 @@
 //! Pools, budgets and adaptors over any source of memory: device, pinned, system or disk.
 //!
-//! A [`Pool`] keeps freed memory in size classes for the next request. A hit and its release cost
-//! about 14 ns together on each thread, for any number of threads. The kept bytes have an exact
+//! A [`Pool`] keeps freed memory in size classes for the next request. A hit and its release take
+//! about 14 ns together on each thread, for any number of threads. The cached bytes have an exact
 //! limit. Blocks that streams use are reused in the order of the streams. When memory runs out, the
-//! pool reclaims memory in several steps before it refuses. A pool is an
-//! [`Allocate`](terrane_core::Allocate) over another, and so is every adaptor in [`adaptors`], in
-//! any order.
+//! pool tries several steps to reclaim memory before it refuses. A pool is an
+//! [`Allocate`](terrane_core::Allocate) over another, and so is every adaptor in [`adaptors`]. They
+//! compose in any order.
 //!
 //! # Should I be using this crate?
 //!
@@ -14,7 +14,7 @@
 //!
 //! # What it does not do
 //!
-//! It names no driver, starts no thread and copies no bytes. It does not split a region into blocks
+//! It uses no driver, starts no thread and copies no bytes. It does not split a region into blocks
 //! of mixed sizes. Slabs are cut into equal blocks, by [`SizeClasses::ExactSlab`] for one size and
 //! by [`adaptors::Slabs`] for every small class. A process that was forked from one with threads
 //! must not use the pools of its parent. Another thread may have been inside its magazines at the
@@ -38,15 +38,15 @@
 //!
 //! # Small blocks
 //!
-//! Each block of a class is a region of the upstream. Over system memory that is a mapping, and a
-//! process has at most 65,530 of them (`vm.max_map_count`). Put [`adaptors::Slabs`] below a pool of
-//! many small blocks: it asks the upstream once for up to 2 MiB of them.
+//! Each block of a class is a region of the upstream. Over system memory, a region is a mapping,
+//! and a process has at most 65,530 mappings (`vm.max_map_count`). Put [`adaptors::Slabs`] below a
+//! pool of many small blocks: it requests up to 2 MiB of blocks at once from the upstream.
 //!
 //! # What is guaranteed
 //!
 //! - A block has one owner; a block in use, or that a stream may use, is never cached.
 //! - [`Pool::clear`] has an instant at which no class and no thread caches a block.
-//! - After [`Pool::close`], nothing is cached: late releases go to the upstream.
+//! - After [`Pool::close`], nothing is cached: late releases free their blocks to the upstream.
 //! - Cached bytes never exceed [`PoolOptions::cached_bytes`]; the queue of a class never exceeds
 //!   [`PoolOptions::blocks_per_class`].
 //! - A thread that ends returns its blocks to the pools.
@@ -55,11 +55,12 @@
 //! # Metrics
 //!
 //! [`Pool::snapshot`] returns all counters as plain numbers. With the feature `metrics`,
-//! `PoolSnapshot::record_metrics` records a snapshot through the facade of that name. The pool
-//! itself records nothing. [`adaptors::Snapshot`] lists a pool block by block, and the feature
-//! `serde` turns the list into JSON.
+//! `PoolSnapshot::record_metrics` publishes a snapshot through the `metrics` crate. The pool itself
+//! publishes nothing. [`adaptors::Snapshot`] lists a pool block by block, and the feature `serde`
+//! turns the list into JSON.
 //!
-//! Sweeps, reclaims, closing and failures of fences are traced. Hits, misses and releases are not.
+//! Sweeps, reclaims, closing and failures of fences are traced. Hits, misses and releases are not
+//! traced.
 //!
 //! # Errors
 //!
@@ -93,6 +94,6 @@ pub use streams::fence::{Access, Fence, FenceError, FenceSource, StreamId};
 pub use streams::stream_pool::{StreamError, StreamLease, StreamPool, StreamSource};
 pub use tags::Tag;
 
-// Crates whose types the public signatures name.
+// Re-exported, because public signatures use its types.
 #[doc(no_inline)]
 pub use terrane_core;

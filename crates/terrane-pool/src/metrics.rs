@@ -1,7 +1,7 @@
-//! Snapshots for the [`metrics`] facade, which Prometheus, StatsD and others support.
+//! Publishes snapshots through the [`metrics`] crate, which Prometheus, StatsD and others support.
 //!
-//! Serving engines in Rust commonly use this facade. It does nothing until the program installs a
-//! recorder. The caller publishes, as often as its exporter reads, so that no hit pays for it.
+//! Serving engines in Rust commonly use this crate. It does nothing until the program installs a
+//! recorder. The caller publishes at the interval of its exporter, so a hit costs nothing.
 
 use metrics::{counter, gauge};
 
@@ -13,7 +13,7 @@ impl PoolSnapshot {
     /// - `terrane_pool_bytes` by `state` (`held`, `peak`, `live`, `cached`, `pending`,
     ///   `abandoned`): gauges;
     /// - `terrane_pool_requests` by `class` (bytes) and `from` (`magazine`, `queue`, `miss`), and
-    ///   `terrane_pool_evictions` by `class`: counters; classes without requests are left out;
+    ///   `terrane_pool_evictions` by `class`: counters; classes without requests are omitted;
     /// - `terrane_pool_reclaims` by `stage`: counters.
     pub fn record_metrics(&self, pool: &str) {
         let states = [
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(value("terrane_pool_requests kv 4096 miss"), Some(2.0));
         assert_eq!(value("terrane_pool_evictions kv 4096"), Some(0.0));
         assert_eq!(value("terrane_pool_reclaims kv refused"), Some(0.0));
-        assert_eq!(value("terrane_pool_requests kv 8192 miss"), None, "it was never asked for");
+        assert_eq!(value("terrane_pool_requests kv 8192 miss"), None, "it was never requested");
         drop(kept);
     }
 }

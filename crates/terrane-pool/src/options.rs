@@ -26,38 +26,39 @@ pub struct PoolOptions {
     /// upstream, it is at least the upstream's granule. Smaller requests get a block of this size.
     /// Default: 512 bytes.
     pub smallest_class: ByteCount,
-    /// The largest request that is pooled, at most 2^48 bytes. Larger ones go straight to the
-    /// upstream and back to it. Default: 1 GiB.
+    /// The largest request that is pooled, at most 2^48 bytes. Larger requests are passed to the
+    /// upstream, and their memory is freed to the upstream. Default: 1 GiB.
     pub largest_class: ByteCount,
     /// The alignment of every pooled block. If each block is a region of the upstream and regions
-    /// are aligned more strictly, so are the blocks. A request for a stricter alignment goes
-    /// straight to the upstream. Default: 512 bytes.
+    /// have a stricter alignment, blocks have that alignment too. A request for a stricter
+    /// alignment is passed to the upstream. Default: 512 bytes.
     pub alignment: Alignment,
     /// The most bytes that the pool caches in all; never exceeded. Slabs do not count. Default: 4
     /// GiB.
     pub cached_bytes: ByteCount,
-    /// The share of held bytes that may be cached when a miss would raise the peak of held bytes,
-    /// in percent. Above it, the miss first returns cached blocks, those of the least recently used
-    /// class first. So the peak stays near the bytes in use. Caches of up to 64 MiB are left alone,
-    /// and with 100 all are. Default: 10.
+    /// The share of held bytes that may be cached when a miss would raise the peak of held bytes, in
+    /// percent. Above it, the miss first frees cached blocks to the upstream, beginning with the least
+    /// recently used class. So the peak stays near the bytes in use. Caches of up to 64 MiB are never
+    /// reduced, and 100 disables this limit. Default: 10.
     pub cached_percent: u8,
     /// The most blocks that the shared queue of a class keeps; never exceeded. The magazine of each
     /// thread holds up to [`magazine_depth`](Self::magazine_depth) more. Slabs do not count.
     /// Default: 1,024.
     pub blocks_per_class: usize,
-    /// The most blocks of a class that a thread keeps. More than 28 count as 28, and with 0 all
-    /// blocks go through the shared queues. Default: 28.
+    /// The most blocks of a class that a thread keeps, up to 28. With 0, all blocks go through the
+    /// shared queues. Default: 28.
     pub magazine_depth: usize,
-    /// The most bytes of a class that a thread keeps. A class whose single block exceeds it has no
-    /// magazines, and its blocks go through the shared queue. A thread also keeps one block per
-    /// class that one stream uses, however large. It does not if this is zero, or if the block
-    /// exceeds 1/64 of [`cached_bytes`](Self::cached_bytes), to which it counts. Default: 8 MiB.
+    /// The most bytes of a class that a thread keeps. A class whose single block exceeds this has
+    /// no magazines, and its blocks go through the shared queue. For one stream, a thread also
+    /// keeps one block of each class, even if it is larger. It does not if this is zero, or if the
+    /// block exceeds 1/64 of [`cached_bytes`](Self::cached_bytes), to which it counts. Default: 8
+    /// MiB.
     pub magazine_bytes: ByteCount,
     /// The most threads that have magazines at a time. Further threads use the shared queues.
     /// Default: 256.
     pub threads: usize,
     /// The most by which a cached block of a larger class may exceed the request that it serves in
-    /// an exhausted pool, in percent. The pool uses still larger blocks only after it has returned
+    /// an exhausted pool, in percent. The pool uses still larger blocks only after it has freed
     /// cached blocks to the upstream and was refused again. Default: 25.
     pub larger_class_waste: u8,
     /// The longest time in all that an exhausted pool waits for streams to finish with freed
@@ -66,9 +67,9 @@ pub struct PoolOptions {
     pub pending_wait: Duration,
     /// The most calls of the exhaustion callback per request before the pool refuses. Default: 3.
     pub callback_attempts: u32,
-    /// Whether a request on one stream may get a block that another stream still uses. The
-    /// requesting stream is then made to wait for the other one, instead of asking the upstream for
-    /// more memory. Default: no.
+    /// Whether a request on one stream may get a block that another stream still uses. The pool
+    /// then makes the requesting stream wait for the other one, instead of requesting more memory
+    /// from the upstream. Default: no.
     pub order_streams: bool,
 }
 

@@ -7,7 +7,7 @@ use crate::error::PoolError;
 
 /// How a pool rounds the sizes of its blocks.
 ///
-/// Finer classes waste less memory to rounding, but a freed block fits the next request less often.
+/// Finer classes waste less memory on rounding, but a freed block fits the next request less often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SizeClasses {
@@ -20,8 +20,8 @@ pub enum SizeClasses {
     Steps8,
     /// One class of blocks of exactly `stride` bytes, obtained `count` at a time in one region.
     ///
-    /// A slab is returned to the upstream as a whole, when all of its blocks are cached. Larger
-    /// requests go straight to the upstream.
+    /// A slab is freed to the upstream as a whole, when all of its blocks are cached. Larger
+    /// requests are passed to the upstream.
     ExactSlab {
         /// The length of a block in bytes; a multiple of the pool's alignment.
         stride: ByteCount,
@@ -68,7 +68,7 @@ impl ClassTable {
             }
         };
         let (least, most) = (smallest.get(), largest.get());
-        // Eight steps per doubling are whole bytes from 16 bytes on, and not below.
+        // Eight steps per doubling are whole bytes from 16 bytes on, but not for smaller sizes.
         if !least.is_power_of_two() || least < 16 || least > most || most > 1 << 48 {
             return Err(PoolError::InvalidClassRange { smallest, largest });
         }
@@ -109,14 +109,14 @@ impl ClassTable {
         self.sizes[class]
     }
 
-    /// Returns the largest class whose blocks are at most `waste` percent larger than `asked`, or
+    /// Returns the largest class whose blocks are at most `waste` percent larger than `requested`, or
     /// `class` if there is none.
-    pub(crate) fn last_within(&self, class: usize, asked: ByteCount, waste: u8) -> usize {
-        let wasted = asked.get().saturating_mul(u64::from(waste)) / 100;
-        let most = asked.get().saturating_add(wasted);
+    pub(crate) fn last_within(&self, class: usize, requested: ByteCount, waste: u8) -> usize {
+        let wasted = requested.get().saturating_mul(u64::from(waste)) / 100;
+        let most = requested.get().saturating_add(wasted);
         let last = self.sizes.len().saturating_sub(1);
         let Some(next) = self.class_of(most) else { return last.max(class) };
-        // The class that serves `most` bytes is at most one too many.
+        // The class that serves `most` bytes is at most one class too large.
         let within = if self.size(next) > most { next.saturating_sub(1) } else { next };
         within.max(class)
     }
@@ -127,7 +127,7 @@ impl ClassTable {
         self.sizes.len()
     }
 
-    /// Returns the number of blocks that come at once from the upstream.
+    /// Returns the number of blocks in one region of the upstream.
     #[inline]
     pub(crate) fn blocks_per_slab(&self) -> Option<u32> {
         match self.rounding {
@@ -202,10 +202,10 @@ mod tests {
     #[test]
     fn the_last_class_within_a_waste_wastes_no_more() {
         let table = table(SizeClasses::Steps8);
-        let asked = ByteCount::kib(4);
-        let class = table.class_of(asked.get()).unwrap();
-        assert_eq!(table.size(table.last_within(class, asked, 25)), 5 << 10);
-        assert_eq!(table.last_within(class, asked, 0), class);
+        let requested = ByteCount::kib(4);
+        let class = table.class_of(requested.get()).unwrap();
+        assert_eq!(table.size(table.last_within(class, requested, 25)), 5 << 10);
+        assert_eq!(table.last_within(class, requested, 0), class);
         let least = table.class_of(1).unwrap();
         assert_eq!(table.last_within(least, ByteCount::new(1), 25), least);
     }

@@ -10,7 +10,7 @@ use crate::cache::sweep::SweepGuard;
 use crate::error::Exhausted;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The state of a pool at one instant, and its counters since it was made.
+/// The state of a pool at one instant, and its counters since its creation.
 ///
 /// Taking a snapshot stops every thread's magazines for a few microseconds, so that the byte counts
 /// agree: `held = live + cached + pending`. Blocks that move between two places meanwhile count as
@@ -28,7 +28,7 @@ pub struct PoolSnapshot {
     pub cached: ByteCount,
     /// Bytes of freed blocks that streams may still be using.
     pub pending: ByteCount,
-    /// Bytes that are never returned, because the pool was closed before their streams ended.
+    /// Bytes that are never freed, because the pool was closed before their streams finished.
     pub abandoned: ByteCount,
     /// Every class, the smallest first.
     pub classes: Vec<ClassSnapshot>,
@@ -48,9 +48,9 @@ pub struct ClassSnapshot {
     pub magazine_hits: u64,
     /// Requests served from the shared queue.
     pub shared_hits: u64,
-    /// Requests that neither served at once.
+    /// Requests that neither the magazine nor the queue served.
     pub misses: u64,
-    /// Free blocks that were returned to the upstream.
+    /// Free blocks that were freed to the upstream.
     pub evictions: u64,
     /// Free blocks in magazines.
     pub in_magazines: usize,
@@ -79,7 +79,7 @@ pub struct ReclaimSnapshot {
     pub pending: u64,
     /// A cached block of the class, or of a larger one, served the request.
     pub larger: u64,
-    /// The upstream served the request after cached blocks were returned to it.
+    /// The upstream served the request after cached blocks were freed to it.
     pub trimmed: u64,
     /// The upstream served the request after it trimmed itself.
     pub upstream_trimmed: u64,
@@ -233,7 +233,7 @@ impl PoolSnapshot {
         Self {
             held: ByteCount::new(held),
             peak_held: ByteCount::new(cache.account.peak()),
-            // Blocks that moved during the summing can make the sum too large.
+            // Blocks that move during the summing can make the sum too large.
             live: ByteCount::new(held.saturating_sub(free)),
             cached: ByteCount::new(cached),
             pending: ByteCount::new(pending),

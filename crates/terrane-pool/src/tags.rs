@@ -9,17 +9,18 @@ use terrane_core::Label;
 
 use crate::sync::Mutex;
 
-/// The number of labels that one pool distinguishes. Later ones are counted together.
+/// The number of labels that one pool distinguishes. Further labels are counted together.
 pub(crate) const TAGS: usize = 64;
 
-/// A label that a pool knows, from [`Pool::tag`](crate::Pool::tag). It is valid only for that pool.
+/// A label in the table of a pool, from [`Pool::tag`](crate::Pool::tag). It is valid only for that
+/// pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tag(u8);
 
 impl Tag {
     /// No label.
     pub const NONE: Self = Self(0);
-    /// All labels after the pool has reached its limit of distinct labels.
+    /// All labels beyond the pool's limit of distinct labels.
     pub const OTHER: Self = Self(1);
 
     /// The index in a table of [`TAGS`].
@@ -29,9 +30,10 @@ impl Tag {
     }
 }
 
-/// Live bytes by tag: allocated by one thread less released by it, so any may be negative.
+/// Live bytes by tag: bytes allocated by one thread minus bytes released by it, so a value may be
+/// negative.
 ///
-/// These are statistics, and order no other memory access.
+/// The values are statistics, and order no other memory access.
 #[derive(Debug)]
 pub(crate) struct Tally([AtomicI64; TAGS]);
 
@@ -42,12 +44,12 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Counts bytes that became live, or stopped being live. Only one thread may call this at a
+    /// Counts bytes that became live, or are no longer live. Only one thread may call this at a
     /// time.
     #[inline]
     pub(crate) fn count(&self, tag: Tag, bytes: u64, live: bool) {
         let Some(count) = self.0.get(tag.index()) else { return };
-        // Two's complement: the sum over all threads is correct even if a part of it wraps.
+        // Two's complement: the sum over all threads is correct even if one value wraps.
         let before = count.load(Ordering::Relaxed);
         let after = if live {
             before.wrapping_add_unsigned(bytes)
@@ -67,12 +69,12 @@ impl Tally {
 
 /// The labels of one pool.
 ///
-/// Read at each request whose label differs from the thread's previous one, and rarely written. A
-/// sharded map suits this use.
+/// It is read at each request whose label differs from the thread's previous one, and rarely
+/// written. A sharded map suits this use.
 pub(crate) struct TagTable {
     tags: DashMap<Label, Tag, FxBuildHasher>,
     names: Mutex<Vec<Label>>,
-    /// The number of names; written under their lock.
+    /// The number of names. It is written under the lock of the names.
     known: AtomicUsize,
 }
 

@@ -8,7 +8,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::missing_panics_doc,
-    reason = "a test says what it expects by panicking"
+    reason = "a failed expectation panics"
 )]
 
 #[path = "loom/budgets.rs"]
@@ -36,8 +36,8 @@ const SIZE: ByteCount = ByteCount::new(512);
 struct Numbers {
     out: Arc<AtomicUsize>,
     next: Arc<PlainU64>,
-    /// One cell per block. The owner of the block writes it, so the model checker detects two
-    /// owners of one block.
+    /// One cell for each block. The owner of the block writes the cell, so the model checker
+    /// detects two owners of one block.
     owners: Arc<Vec<UnsafeCell<()>>>,
     most: usize,
 }
@@ -65,7 +65,7 @@ impl Numbers {
         self.out.load(Ordering::SeqCst)
     }
 
-    /// Uses a block as an owner does.
+    /// Writes the block's cell, as its owner.
     fn own(&self, block: &PoolBlock<ForeignMemory<Token>>) {
         let number = (number(block) - 1) as usize;
         self.owners[number].with_mut(|_| ());
@@ -159,7 +159,7 @@ fn a_block_has_one_owner_on_its_way_between_magazines() {
 }
 
 #[test]
-fn a_clear_loses_nothing_that_is_released_meanwhile() {
+fn a_clear_loses_no_block_released_at_the_same_time() {
     model(|| {
         let upstream = Numbers::new(8);
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());
@@ -193,7 +193,7 @@ fn a_clear_finds_what_is_on_its_way_to_the_shared_queue() {
             let released = Arc::clone(&released);
             thread::spawn(move || {
                 for block in blocks {
-                    // The second one moves the first out of the magazine.
+                    // The release of the second block moves the first block out of the magazine.
                     drop(block);
                     released.store(true, Ordering::SeqCst);
                 }
@@ -254,7 +254,8 @@ fn nothing_is_kept_after_a_close() {
 
 #[test]
 fn a_close_finds_every_class_whatever_others_evict() {
-    // Together more than the 64 MiB that may always be cached: a miss evicts the smaller one.
+    // Together, the blocks exceed the 64 MiB that may always be cached, so a miss evicts the
+    // smaller one.
     const SMALL: ByteCount = ByteCount::mib(32);
     const LARGE: ByteCount = ByteCount::mib(64);
     model(|| {
@@ -302,8 +303,8 @@ fn an_exhausted_pool_finds_the_block_in_the_other_thread() {
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());
         let kept = pool.allocate_bytes(SIZE).unwrap();
         drop(pool.allocate_bytes(SIZE).unwrap());
-        // One block is in use, and one in this thread's magazine: the other thread must take it
-        // from there.
+        // One block is in use, and one is in this thread's magazine. The other thread must take the
+        // block from this magazine.
         let other = {
             let (pool, upstream) = (Arc::clone(&pool), upstream.clone());
             thread::spawn(move || match pool.allocate_bytes(SIZE) {
@@ -334,7 +335,7 @@ fn the_cap_holds_whoever_releases() {
         let other = thread::spawn(move || drop(first));
         drop(second);
         other.join().unwrap();
-        // Two blocks fit alone. One of them is refused, and not both.
+        // Each block alone fits. One of them is refused, but not both.
         assert_eq!(pool.snapshot().cached, SIZE);
         assert_eq!(upstream.out(), 1);
     });
@@ -387,8 +388,8 @@ fn another_stream_gets_a_block_after_its_fence_only() {
             assert!(device.reached.load(Ordering::Relaxed));
         }
         upstream.own(&block);
-        // A thread of the model releases its blocks after it was joined, so no count is certain
-        // here.
+        // A thread of the model releases its blocks after it was joined, so the test cannot check a
+        // count here.
         other.join().unwrap();
         drop(block);
     });

@@ -1,9 +1,9 @@
-"""A plugin of pytest: LMCache's own tests of its native adapter, with our connector in the place of its mock."""
+"""A pytest plugin that runs LMCache's own tests of its native adapter with Terrane's connector instead of the mock."""
 
 import shutil
 import tempfile
 
-# Classes of tests that use no connector, or one that records what it gets.
+# Test classes that use no connector, or a mock that records its arguments.
 NOT_APPLICABLE = {
     "TestObjectKeySerialization": "keys, not a connector",
     "TestObjectKeyModelNameValidation": "keys, not a connector",

@@ -1,12 +1,12 @@
-"""Runs the engines' own tests with our classes in the place of theirs.
+"""Runs the engines' own tests with Terrane's classes instead of the engines'.
 
 usage: run.py --sources FOLDER --work FOLDER [--rivals]
 
-Takes the tests from the source distributions that `signatures/sources.json` pins, for all three releases of vLLM and
-for the newest of LMCache. `vllm_tests.py` and `lmcache_tests.py` say which tests run, and why others do not.
+The tests come from the source distributions that `signatures/sources.json` pins: all three releases of vLLM, and the
+newest of LMCache. `vllm_tests.py` and `lmcache_tests.py` list the tests that run, and the reason for each other test.
 
-With --rivals it runs no test. It takes SGLang's file backend from the newest wheel, for `python -m terrane_kv.bench`, and
-prints the folders for PYTHONPATH: this one, and that of vLLM's newest source.
+With --rivals it runs no test. It extracts SGLang's file backend from the newest wheel, for `python -m
+terrane_kv.bench`, and prints the folders for PYTHONPATH: the extracted one, and vLLM's newest source.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def unpacked(source, sources, work):
     return folder
 
 
-# The modules of SGLang's file backend, and the one function that they use of a module that imports the engine.
+# The modules of SGLang's file backend, and the only function that they use from a module that imports the engine.
 SGLANG = [
     "sglang/srt/environ.py",
     "sglang/srt/mem_cache/hicache_storage.py",
@@ -48,7 +48,7 @@ SGLANG_FUNCTION = ("sglang/srt/utils/common.py", "human_readable_int")
 
 
 def sglang_file_backend(source, sources, work):
-    """A folder with the modules of SGLang's file backend. Without their packages' `__init__.py`, they import no engine."""
+    """A folder with the modules of SGLang's file backend, without the `__init__.py` files that import the engine."""
     sys.path.insert(0, SIGNATURES)
     from extract import provide
 
@@ -99,9 +99,9 @@ def main():
         passed &= run("vllm_tests", [folder], [os.path.join(tests, name) for name in VLLM])
     newest = pinned["lmcache"][0]
     print(f"LMCache {newest['version']}", flush=True)
-    # LMCache's own modules are those of its wheel, which has the native ones.
+    # Import LMCache from its wheel, which has the native modules.
     folder = unpacked(newest, arguments.sources, arguments.work)
-    # Beside its package, the test would import the sources, which are not built.
+    # If it ran in the source folder, the test would import the sources, which are not built.
     copied = os.path.join(arguments.work, "lmcache-tests")
     os.makedirs(copied, exist_ok=True)
     name = "test_native_connector_l2_adapter.py"

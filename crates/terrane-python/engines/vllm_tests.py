@@ -1,7 +1,7 @@
-"""A plugin of pytest: vLLM's own tests, with our tier and our manager in the place of vLLM's.
+"""A pytest plugin that runs vLLM's own tests with Terrane's tier and manager instead of vLLM's.
 
-`TESTS` names each test of the two files, and says whether it runs as it is, with an adapted fixture, or why it does not
-apply. A test that is not named fails the run.
+`TESTS` lists each test of the two files: whether it runs unchanged, with an adapted fixture, or why it does not apply.
+A test that is not listed fails the run.
 """
 
 import importlib
@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-FILES = "own files of one block each, which this test reads or damages"
+FILES = "vLLM's files of one block each, which this test reads or damages"
 POOL = "vLLM's thread pool or C extension, not a tier"
-LOOKUPS = "vLLM's asynchronous lookups; ours answer at once"
-TOPOLOGY = "blocks of another parallel size are of another namespace here"
-PER_KEY = "vLLM stops at the first bad block; ours has a result for each key"
-ROOM = "host memory without room is a miss there; ours answers RETRY first, which our own tests check"
+LOOKUPS = "asynchronous lookups; Terrane's lookups return at once"
+TOPOLOGY = "Terrane stores blocks of another parallel size in another namespace"
+PER_KEY = "vLLM stops at the first bad block; Terrane returns a result for each key"
+ROOM = "vLLM treats full host memory as a miss; Terrane returns RETRY first, which its own tests check"
 
 RUN, ADAPTED = "run", "adapted fixture"
 
@@ -52,12 +52,12 @@ FS_TIER = {
     "test_fs_tier_cross_tp_round_trip": TOPOLOGY,
 }
 
-# The tests of the tiering manager run all, except these.
+# All tests of the tiering manager run, except these.
 TIERING = {}
 
 
 class FileMapper:
-    """Answers the fixtures, which ask vLLM's tier for a path, with one that exists."""
+    """Returns a path that exists to the fixtures, which ask vLLM's tier for a file."""
 
     def get_file_name(self, key):
         return __file__
@@ -67,7 +67,7 @@ def replace_tier(module):
     from terrane_kv.vllm import TerraneTier
 
     class Tier(TerraneTier):
-        """Our tier with the arguments of vLLM's."""
+        """Terrane's tier with the arguments of vLLM's."""
 
         file_mapper = FileMapper()
         _store_job_keys = {}

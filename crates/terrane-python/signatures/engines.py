@@ -1,6 +1,6 @@
-"""Which modules, names and calls of each engine the tables record."""
+"""The modules, names and calls of each engine that the tables record."""
 
-# Modules whose classes, functions and constants are recorded: an engine's interfaces and records.
+# Modules whose classes, functions and constants are recorded: the engine's interfaces and data classes.
 MODULES = {
     "vllm": {
         "vllm.v1.kv_offload.base": [
@@ -39,8 +39,8 @@ MODULES = {
     },
 }
 
-# Receivers that are an object of ours, in the files that call it: (receiver, the class of ours).
-# A receiver is the text of the expression before the call's last dot, or the called name itself.
+# Expressions in these files whose value is one of Terrane's objects: (receiver, Terrane's class). A receiver is the
+# text before the call's last dot, or the called name itself.
 CALLS = {
     "vllm": {
         "vllm/v1/kv_offload/tiering/manager.py": [

@@ -1,9 +1,9 @@
-"""Makes the tables of the engines' interfaces from their published sources, by `ast` alone.
+"""Extracts the tables of the engines' interfaces from their published sources, with `ast` alone.
 
 usage: extract.py --sources FOLDER [--check]
 
-Downloads what `sources.json` pins to FOLDER unless it is there, checks the hashes, and writes one table an
-engine beside this file. With --check it compares instead of writing.
+Downloads the files that `sources.json` pins to FOLDER, unless they exist, and checks the hashes. Writes one table for
+each engine beside this file. With --check it compares the tables instead of writing them.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def index():
 
 
 def download(engine, file):
-    """The bytes of one file of a project. pip cannot fetch a source distribution without building it."""
+    """Downloads one file of a project. pip cannot fetch a source distribution without building it."""
     page = f"{index().rstrip('/')}/{engine}/"
     accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
     with urllib.request.urlopen(urllib.request.Request(page, headers=accept), timeout=60) as answer:
@@ -51,7 +51,7 @@ def download(engine, file):
 
 def provide(engine, source, folder):
     """The path of a source, downloaded once and checked each time."""
-    path = os.path.join(folder, source["file"])
+    """The path of a source, which is downloaded once and verified each time."""
     if not os.path.exists(path):
         print(f"downloading {source['file']}", file=sys.stderr, flush=True)
         content = download(engine, source["file"])
@@ -67,7 +67,7 @@ def provide(engine, source, folder):
 
 
 class Archive:
-    """Source files of a wheel or of a source distribution, by their path below the import root."""
+    """The source files of a wheel or of a source distribution, by their path below the import root."""
 
     def __init__(self, path):
         self.files = {}
@@ -120,7 +120,7 @@ def function(node):
 
 
 def klass(node):
-    """A class: bases, decorators, methods, and fields with whether they have a default."""
+    """Describes a class: bases, decorators, methods, and fields with whether they have a default."""
     described = {
         "bases": [ast.unparse(base) for base in node.bases],
         "decorators": [ast.unparse(decorator) for decorator in node.decorator_list],
@@ -142,7 +142,7 @@ def klass(node):
 
 
 def interfaces(archive, engine):
-    """Each recorded name of each module; a name that a release lacks is null."""
+    """Each recorded name of each module. If a release lacks a name, its value is null."""
     tables = {}
     for module, names in MODULES[engine].items():
         tree = archive.parse(f"{module.replace('.', '/')}.py")
@@ -162,7 +162,7 @@ def interfaces(archive, engine):
 
 
 def receiver(call):
-    """The text by which CALLS names what is called, and the method's name."""
+    """The receiver of a call, as in CALLS, and the method's name."""
     if isinstance(call.func, ast.Attribute):
         return ast.unparse(call.func.value), call.func.attr
     if isinstance(call.func, ast.Name):
@@ -171,7 +171,7 @@ def receiver(call):
 
 
 def calls(archive, engine):
-    """The calls of our objects: class, method, number of positional arguments, names of keywords."""
+    """The calls of Terrane's objects: class, method, number of positional arguments, names of keywords."""
     found = set()
     for file, receivers in CALLS[engine].items():
         tree = archive.parse(file)

@@ -1,4 +1,4 @@
-//! KV caches: those of other libraries, adopted, and those of this package.
+//! KV caches: adopted tensors of other libraries, and caches that this package allocates.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::numbers::ids;
 use crate::tensors::{self, MemoryName};
 use crate::views::{self, KvTensor};
 
-/// The names of axes in Python.
+/// The names of the axes in Python.
 const AXES: [(&str, KvAxis); 8] = [
     ("outer", KvAxis::Outer),
     ("block", KvAxis::Block),
@@ -33,24 +33,24 @@ const AXES: [(&str, KvAxis); 8] = [
     ("one", KvAxis::One),
 ];
 
-/// The blocks of a KV cache that lies in tensors of another library, in host memory or on a CUDA device.
+/// The blocks of a KV cache in tensors of another library, in host memory or on a CUDA device.
 ///
 /// The tensors are adopted without a copy, with their strides. They stay alive with this object, and while a job uses
-/// it. While a job runs, no other code may write the blocks of a `put`, or use those of a `get`.
+/// it. While a job runs, no other code may write the blocks of a `put`, or access the blocks of a `get`.
 ///
-/// - `tensors`: one a layer, with the same shape; anything with `__dlpack__` (PyTorch, NumPy, JAX, …). With `apart`, first K
-///   and then V of each layer: K0, V0, K1, V1, …
+/// - `tensors`: one for each layer, with the same shape; any object with `__dlpack__` (PyTorch, NumPy, JAX, …). With
+///   `apart`, K and V of each layer are separate tensors: K0, V0, K1, V1, …
 /// - `axes`: the meaning of each dimension: "outer" (K and V), "block", "token" (of a block), "slot" (tokens of all blocks),
 ///   "head", "dim", "row" (all heads of a token), "one". vLLM: "outer block token head dim". SGLang: "slot head dim" with
 ///   `apart`.
 /// - `page_size`: the tokens of a block; needed with "slot".
 ///
-/// Give it to a store as a group: `Store(…, groups=[("kv", cache)])`.
+/// Pass it to a store as a group: `Store(…, groups=[("kv", cache)])`.
 ///
-/// Jobs on the blocks of a device run after the work that the tensors' library has submitted to its current stream of that
-/// device, or to the stream that the job states (`stream=`). When a job has ended, its bytes are there for every stream.
+/// A job on blocks of a device runs after the work that is already on the library's current stream of that device.
+/// Pass `stream=` to name another stream. When a job has ended, its bytes are visible to every stream.
 ///
-/// Raises `StoreError` if the tensors do not fit, and names tensor and axis.
+/// Raises `StoreError` if the tensors do not match, with the tensor and the axis.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct KvCache {
     endpoint: ManuallyDrop<Endpoint>,
@@ -63,12 +63,12 @@ impl KvCache {
         &self.endpoint
     }
 
-    /// The context of its device.
+    /// The context of the cache's device.
     pub(crate) fn context(&self) -> Option<&Context> {
         self.device.as_ref().map(DeviceSide::context)
     }
 
-    /// The work that a job on its blocks runs after; `None` on the host, where a stream is refused.
+    /// The work after which a job on its blocks runs. `None` on the host, where a stream is refused.
     pub(crate) fn order(
         &self,
         py: Python<'_>,
@@ -78,12 +78,12 @@ impl KvCache {
             (Some(device), stream) => device.order(py, stream).map(Some),
             (None, None) => Ok(None),
             (None, Some(_)) => Err(PyValueError::new_err(
-                "stream= was given for blocks in host memory, which no stream orders; leave it out",
+                "stream= was passed for blocks in host memory, which no stream orders; omit it",
             )),
         }
     }
 
-    /// The work that a copy between two caches runs after; without a stream, that of both libraries.
+    /// The work after which a copy between two caches runs. Without a stream, this is the work of both libraries.
     pub(crate) fn order_of_both(
         py: Python<'_>,
         source: &Self,
@@ -140,9 +140,9 @@ impl KvCache {
 
 impl Drop for KvCache {
     fn drop(&mut self) {
-        // SAFETY: nothing uses it afterwards.
+        // SAFETY: the field is not used afterwards.
         let endpoint = unsafe { ManuallyDrop::take(&mut self.endpoint) };
-        // Freeing pinned memory waits for the device. The drop also returns what `at` was given to keep.
+        // Freeing pinned memory waits for the device. The drop also releases the `keep` object of `at`.
         drop_detached(endpoint);
     }
 }
@@ -163,14 +163,14 @@ impl KvCache {
         Self::adopt(py, &imported, axes, page_size, apart, first)
     }
 
-    /// Adopts tensors by their addresses (`tensor.data_ptr()`): one a layer, each of the shape `sizes`, with `strides` in
-    /// elements (compact if None).
+    /// Adopts tensors by their addresses (`tensor.data_ptr()`): one for each layer, each with the shape `sizes`, and
+    /// with `strides` in elements (compact if None).
     ///
-    /// `memory` is "host", "pinned", or the number of a CUDA device. `keep` is kept until the cache and its jobs have
-    /// ended. Jobs on a device state their `stream`.
+    /// `memory` is "host", "pinned", or the number of a CUDA device. `keep` is referenced until the cache and its
+    /// jobs have ended. Jobs on a device must pass `stream`.
     ///
-    /// The memory must be valid: a wrong host address ends the process, as with `ctypes`. The driver checks addresses of a
-    /// device.
+    /// The memory must be valid: a wrong host address crashes the process, as with `ctypes`. The driver checks
+    /// addresses of a device.
     #[staticmethod]
     #[pyo3(signature = (
         pointers, axes, sizes, *, element_bytes, keep, strides = None, memory = MemoryName::Host(String::from("host")),
@@ -192,21 +192,21 @@ impl KvCache {
         let shape: TensorShape = tensors::shape(element_bytes, &sizes, strides.as_deref())?;
         let (kind, kept) = (memory.kind()?, Arc::new(Kept::object(keep)));
         let context = match kind {
-            // Loads the driver, without the GIL.
+            // Loads the driver, with the GIL released.
             StorageKind::Device(device) => Some(py.detach(|| device::context(device))?),
             _ => None,
         };
         let taken = |pointer| {
-            // SAFETY: Python's caller promises valid memory for as long as `keep` lives.
+            // SAFETY: Python's caller promises that the memory is valid while `keep` lives.
             unsafe { tensors::at(pointer, kind, &shape, Arc::clone(&kept), context.as_ref()) }
         };
         let imported: Vec<_> = ids(pointers)?.into_iter().map(taken).collect::<PyResult<_>>()?;
         Self::adopt(py, &imported, axes, page_size, apart, None)
     }
 
-    /// A cache of the same shape in memory that this package allocates, with so many blocks: "system" or "pinned" memory.
+    /// Allocates a cache of the same shape with this number of blocks, in "system" or "pinned" memory.
     ///
-    /// Pinned memory is that of the cache's device, or of the device `device`.
+    /// Pinned memory is registered with the cache's device, or with `device`.
     ///
     /// Raises `StoreError` if there is not enough memory, or no CUDA driver for pinned memory.
     #[pyo3(signature = (blocks, memory = "system", *, device = None))]
@@ -227,15 +227,15 @@ impl KvCache {
                 py.detach(|| Self::allocated(config, &pinned(device)?))
             }
             _ => Err(PyValueError::new_err(format!(
-                "the memory {memory:?}; state \"system\" or \"pinned\""
+                "there is no memory {memory:?}; pass \"system\" or \"pinned\""
             ))),
         }
     }
 
-    /// The blocks as tensors of other libraries, without a copy: one a layer, or K and V of each layer if `axes` has no
-    /// "outer". `dtype` is a name such as "bfloat16" or "uint16". The cache is in host memory.
+    /// The blocks as tensors for other libraries, without a copy: one for each layer, or K and V of each layer if
+    /// `axes` has no "outer". `dtype` is a name such as "bfloat16" or "uint16". The cache must be in host memory.
     ///
-    /// Raises `StoreError` if strides cannot express the axes, or if jobs use the blocks now.
+    /// Raises `StoreError` if strides cannot express the axes, or if jobs use the blocks.
     #[pyo3(signature = (axes, dtype, *, writable = false))]
     fn tensors(&self, axes: &str, dtype: &str, writable: bool) -> PyResult<Vec<KvTensor>> {
         let axes = axes.split_whitespace().map(axis).collect::<PyResult<Vec<_>>>()?;
@@ -244,9 +244,9 @@ impl KvCache {
         views::tensors(&self.endpoint, &order, dtype, access)
     }
 
-    /// Blocks by their numbers (a list or an array of integers), whole, or the first `tokens` of each.
+    /// Selects blocks by their ids (a list or an array of integers), whole, or the first `tokens` of each.
     ///
-    /// Raises `ValueError` for a number that is not below 2³².
+    /// Raises `ValueError` for an id that is not below 2³².
     #[pyo3(signature = (numbers, *, tokens = None))]
     fn blocks(
         slf: &Bound<'_, Self>,
@@ -267,13 +267,13 @@ impl KvCache {
         usize::try_from(self.endpoint.layout().geometry().num_blocks()).unwrap_or(0)
     }
 
-    /// The bytes of a block, in all layers.
+    /// The bytes of a block in all layers.
     #[getter]
     fn block_bytes(&self) -> u64 {
         self.endpoint.layout().geometry().block_bytes().get()
     }
 
-    /// The number of the CUDA device that the blocks lie on; None in host memory.
+    /// The number of the CUDA device with the blocks; None in host memory.
     #[getter(device)]
     fn device_number(&self) -> Option<u32> {
         self.context().map(|context| context.device().id.get())
@@ -292,7 +292,8 @@ fn refused(error: impl std::error::Error) -> PyErr {
 
 fn short(numbers: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let id = |number: usize| {
-        u32::try_from(number).map_err(|_| PyValueError::new_err(format!("{number} is no block")))
+        u32::try_from(number)
+            .map_err(|_| PyValueError::new_err(format!("{number} is not a block id")))
     };
     ids(numbers)?.into_iter().map(id).collect()
 }
@@ -305,7 +306,7 @@ fn axis(name: &str) -> PyResult<KvAxis> {
     })
 }
 
-/// The dimensions of the cache, from the first tensor. Adopting compares them with all tensors.
+/// The dimensions of the cache, from the first tensor. The adoption compares them with all tensors.
 fn config(
     tensors: &[ImportedTensor],
     axes: &[KvAxis],
@@ -328,12 +329,12 @@ fn config(
     let page = size(KvAxis::Token).or(page_size);
     let page = page.filter(|page| *page > 0);
     let page =
-        page.ok_or_else(|| PyValueError::new_err("state page_size, the tokens of a block"))?;
+        page.ok_or_else(|| PyValueError::new_err("pass page_size, the tokens of a block"))?;
     let blocks = size(KvAxis::Block).or_else(|| Some(size(KvAxis::Slot)? / page)).unwrap_or(0);
     let heads = size(KvAxis::Head).unwrap_or(1);
     let inner = size(KvAxis::Row).or_else(|| size(KvAxis::Dim)?.checked_mul(heads)).unwrap_or(0);
     let width = first.shape().element().width().and_then(|width| u8::try_from(width.get()).ok());
-    let width = width.ok_or_else(|| PyTypeError::new_err("the elements are no whole bytes"))?;
+    let width = width.ok_or_else(|| PyTypeError::new_err("the elements are not whole bytes"))?;
     let layers = if apart { tensors.len() / 2 } else { tensors.len() };
     LayoutConfig::builder()
         .num_blocks(blocks)

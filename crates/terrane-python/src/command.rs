@@ -12,8 +12,8 @@ use terrane_plan::{DiskSpace, Machine, Model, Plan, PlanRequest};
 
 use crate::errors::text;
 
-/// Runs the command with its arguments, of which the first is its name. `program`, an interpreter of Python, and `restart`
-/// start it again in a child process. Returns the exit status.
+/// Runs the command with its arguments; the first is its name. `program`, a Python interpreter, and `restart` start
+/// the command in a child process. Returns the exit status.
 #[pyfunction]
 pub(crate) fn run_command(
     py: Python<'_>,
@@ -25,13 +25,13 @@ pub(crate) fn run_command(
     py.detach(|| terrane_cli::run(arguments, &restart).code())
 }
 
-/// The checksum of blocks on disk, over these bytes.
+/// The checksum of blocks on disk, for these bytes.
 #[pyfunction]
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     terrane_core::checksum::crc64(bytes)
 }
 
-/// The question that a plan answers, by the names of Python's `plan`.
+/// The arguments of Python's `plan`.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Question {
@@ -86,7 +86,7 @@ fn element(name: &str) -> PyResult<ElementFormat> {
         "nvfp4" => ElementFormat::NVFP4,
         _ => {
             return Err(PyValueError::new_err(format!(
-                "the KV type {name:?}; state fp8, bf16, fp16, fp32, mxfp4, mxfp8 or nvfp4"
+                "there is no KV type {name:?}; pass fp8, bf16, fp16, fp32, mxfp4, mxfp8 or nvfp4"
             )));
         }
     })

@@ -16,14 +16,14 @@ use crate::process::PerProcess;
 use crate::streams::StreamPool;
 use crate::torch;
 
-/// The contexts that were asked for. They stay, because the driver frees a device's memory with its last context.
+/// The contexts that were created. They are kept, because the driver frees a device's memory with its last context.
 static CONTEXTS: PerProcess<Vec<Context>> = PerProcess::new();
 
 /// `CU_STREAM_PER_THREAD`, the default stream of the calling thread.
 const PER_THREAD: i64 = 2;
 
-/// The context of a device. The driver is loaded at the first call, which may take seconds, and the list is locked
-/// meanwhile. So callers have released the GIL.
+/// The context of a device. The first call loads the driver, which may take seconds with the list locked. So callers
+/// must release the GIL.
 pub(crate) fn context(device: DeviceId) -> PyResult<Context> {
     let mut known = lock(CONTEXTS.get());
     if let Some(found) = known.iter().find(|context| context.device().id == device) {
@@ -34,7 +34,7 @@ pub(crate) fn context(device: DeviceId) -> PyResult<Context> {
     Ok(found)
 }
 
-/// A manager of transfers that reach these devices, the host and files.
+/// A transfer manager for these devices, the host and files.
 pub(crate) fn manager(contexts: &[Context]) -> PyResult<TransferManager> {
     let failed = |error: terrane_transfer::TransferError| StoreError::new_err(text(&error));
     if contexts.is_empty() {
@@ -43,11 +43,11 @@ pub(crate) fn manager(contexts: &[Context]) -> PyResult<TransferManager> {
     Ok(TransferManager::builder().devices(contexts).map_err(failed)?.build())
 }
 
-/// The device side of a cache: what its jobs run after.
+/// The device of a cache, for the order of its jobs.
 pub(crate) struct DeviceSide {
-    /// Streams of ours, which wait for that of the tensors' library.
+    /// Streams of this package, which wait for streams of the tensors' library.
     streams: StreamPool,
-    /// A tensor of that library; `None` for addresses.
+    /// A tensor of that library. `None` for a cache that was adopted by addresses.
     tensor: Option<Py<PyAny>>,
 }
 
@@ -60,12 +60,12 @@ impl DeviceSide {
         self.streams.context()
     }
 
-    /// The work that a job runs after.
+    /// The work after which a job runs.
     ///
-    /// `None`: the work on the library's current stream. PyTorch names that of the tensors' device. Others make a stream of
-    /// ours wait for it, by DLPack's `stream` argument.
-    /// A number: the work on that stream, or none for −1. The stream has to exist during the call only: an event marks its
-    /// work.
+    /// With `None`, this is the work on the library's current stream. PyTorch returns its current stream of the
+    /// tensors' device. For other libraries, DLPack's `stream` argument makes a stream of this package wait for the
+    /// library's stream. With a number, it is the work on that stream, or no work for −1. The stream must exist only
+    /// during the call, because an event marks its work.
     pub(crate) fn order(&self, py: Python<'_>, stream: Option<i64>) -> PyResult<DeviceOrder> {
         if stream == Some(-1) {
             return Ok(DeviceOrder::AlreadySynchronised);
@@ -73,7 +73,7 @@ impl DeviceSide {
         self.mark(py, stream)?.order().map_err(refused)
     }
 
-    /// The work of the libraries of both sides, which may be on two devices.
+    /// The work of the libraries of both caches, which may be on two devices.
     pub(crate) fn order_with(&self, py: Python<'_>, other: &Self) -> PyResult<DeviceOrder> {
         let marks = [self.mark(py, None)?, other.mark(py, None)?];
         let joined = self.on_own_stream(|stream| {
@@ -99,12 +99,13 @@ impl DeviceSide {
             Some(handle) => {
                 let handle = u64::try_from(handle).map_err(|_| {
                     PyValueError::new_err(format!(
-                        "stream {handle} does not exist; state a stream's handle, or -1 if the device has ended its work"
+                        "stream {handle} does not exist; pass a stream's handle, or -1 if the device has completed its work"
                     ))
                 })?;
                 let handle: *mut c_void =
                     std::ptr::with_exposed_provenance_mut(ByteCount::new(handle).to_usize());
-                // SAFETY: Python's caller states a stream that exists during the call, and the value is dropped before it ends.
+                // SAFETY: Python's caller passes a stream that exists during the call, and the value is dropped
+                // before the call ends.
                 let stream = unsafe { Stream::borrow(self.context(), handle, ()) };
                 marked(&stream.map_err(refused)?)
             }
@@ -114,12 +115,12 @@ impl DeviceSide {
     fn tensor(&self) -> PyResult<&Py<PyAny>> {
         self.tensor.as_ref().ok_or_else(|| {
             PyValueError::new_err(
-                "the cache was adopted by its addresses, so no library can be asked for its stream; state stream=",
+                "the cache was adopted by its addresses, so its library's stream is unknown; pass stream=",
             )
         })
     }
 
-    /// An event after what the function submits to a stream of ours.
+    /// An event after the work that `submit` submits to a stream of this package.
     fn on_own_stream(&self, submit: impl FnOnce(&Stream) -> PyResult<()>) -> PyResult<Event> {
         let stream = self.streams.take().map_err(refused)?;
         submit(&stream)?;
@@ -129,11 +130,11 @@ impl DeviceSide {
     }
 }
 
-/// Makes a stream of ours wait for the current stream of the tensor's library.
+/// Makes a stream of this package wait for the current stream of the tensor's library.
 fn ask(tensor: &Bound<'_, PyAny>, stream: &Stream) -> PyResult<()> {
     let options = PyDict::new(tensor.py());
     options.set_item("stream", ConsumerStream::of(stream).to_python())?;
-    // Its capsule, which is not used, returns the tensor as it drops.
+    // The capsule is not used. Its drop returns the tensor.
     tensor.call_method("__dlpack__", (), Some(&options)).map(drop)
 }
 

@@ -37,7 +37,7 @@ create_exception!(
     terrane_kv,
     NamespaceError,
     StoreError,
-    "The namespace is invalid, or the directory holds blocks of another one."
+    "The namespace is invalid, or the directory has blocks of another namespace."
 );
 
 /// An error and its sources as one text.

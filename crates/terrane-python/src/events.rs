@@ -32,8 +32,8 @@ fn name(kind: StoreEventKind) -> &'static str {
 
 #[pymethods]
 impl Events {
-    /// Takes all events, the oldest first: pairs of kind and key. The kinds are "stored", "evicted", "removed",
-    /// "corrupt", "cleared" and "tier_read_only". The key is None if the event concerns none, or if the store was opened
+    /// Returns all events, the oldest first, as pairs of kind and key. The kinds are "stored", "evicted", "removed",
+    /// "corrupt", "cleared" and "tier_read_only". The key is None if the event has no key, or if the store was opened
     /// without `keep_keys`.
     fn drain<'py>(&self, py: Python<'py>) -> Vec<(&'static str, Option<Bound<'py, PyBytes>>)> {
         let mut taken = Vec::new();
@@ -45,7 +45,7 @@ impl Events {
         taken.into_iter().map(|event| (name(event.kind), key(event.key))).collect()
     }
 
-    /// The number of events that were dropped because they were not taken in time.
+    /// The number of events that were dropped because they were not drained in time.
     #[getter]
     fn lost(&self) -> u64 {
         self.events.lost()

@@ -1,4 +1,4 @@
-//! The interpreter that may use this module: the first one that imports it.
+//! Restricts this module to the first interpreter that imports it.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -11,8 +11,7 @@ const NONE: i64 = -1;
 
 static FIRST: AtomicI64 = AtomicI64::new(NONE);
 
-/// Refuses a second interpreter of the process. Python before 3.12 does not do that by itself, and then
-/// hangs at exit.
+/// Refuses a second interpreter of the process. Python before 3.12 does not refuse it, and then hangs at exit.
 pub(crate) fn check(_py: Python<'_>) -> PyResult<()> {
     // SAFETY: the caller is attached to an interpreter.
     let interpreter = unsafe { ffi::PyInterpreterState_Get() };

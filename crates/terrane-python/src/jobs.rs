@@ -1,4 +1,4 @@
-//! The options of jobs, as Python states them.
+//! The options of jobs, from Python's keyword arguments.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -14,11 +14,11 @@ use crate::queue::CompletionQueue;
 /// The options of a job, and its queue.
 pub(crate) struct Submission {
     pub(crate) options: JobOptions,
-    /// The queue of a job for which the caller named none.
+    /// The queue of this job alone, if the caller passed none.
     pub(crate) own: Option<NativeQueue<JobOutcome>>,
 }
 
-/// The options of a job as Python states them.
+/// The options of a job, from Python's keyword arguments.
 struct Choices<'py> {
     group: u16,
     priority: String,
@@ -29,7 +29,7 @@ struct Choices<'py> {
     stream: Option<i64>,
 }
 
-/// The choices with their defaults, from keyword arguments.
+/// Parses the options, with defaults, from keyword arguments.
 fn choices<'py>(given: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>> {
     let mut all = Choices {
         group: 0,
@@ -59,7 +59,7 @@ fn choices<'py>(given: Option<&Bound<'py, PyDict>>) -> PyResult<Choices<'py>> {
     Ok(all)
 }
 
-/// The options of a job on these blocks, or of one without blocks.
+/// The options of a job on these blocks, or of a job without blocks.
 pub(crate) fn submission(
     py: Python<'_>,
     given: Option<&Bound<'_, PyDict>>,

@@ -4,7 +4,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-/// Several keys, copied, so that they can be used without the GIL.
+/// Several keys, copied for use without the GIL.
 pub(crate) struct Keys {
     bytes: Vec<u8>,
     /// The end of each key in `bytes`.
@@ -12,11 +12,11 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// The keys of an iterable.
+    /// Copies the keys of an iterable.
     pub(crate) fn of(keys: &Bound<'_, PyAny>) -> PyResult<Self> {
         if keys.is_instance_of::<PyString>() || keys.is_instance_of::<PyBytes>() {
             return Err(PyTypeError::new_err(format!(
-                "the keys are one key, {keys:?}; give a list of them"
+                "the keys are a single key, {keys:?}; pass a list of keys"
             )));
         }
         let mut taken = Self { bytes: Vec::new(), ends: Vec::new() };
@@ -26,7 +26,7 @@ impl Keys {
         Ok(taken)
     }
 
-    /// One key.
+    /// Copies one key.
     pub(crate) fn one(key: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut taken = Self { bytes: Vec::new(), ends: Vec::new() };
         taken.add(key)?;

@@ -20,11 +20,11 @@ use crate::memory::{Blocks, Kept, drop_detached, release_ended};
 use crate::numbers::deadline;
 use crate::process::PerProcess;
 
-/// Transfers that may be in flight.
+/// The transfers that may be in flight.
 static IN_FLIGHT: PerProcess<Vec<Ticket>> = PerProcess::new();
 
-/// Waits until no transfer uses memory of Python, cancels those that have not ended at the deadline, and waits for their
-/// end until `limit`. Returns whether all have ended: a device may never come to the end of a stream.
+/// Waits until no transfer uses memory of Python. At the deadline, cancels the remaining transfers, and waits for
+/// them until `limit`. Returns whether all have ended: a stream may never complete.
 pub(crate) fn end_transfers(deadline: Instant, limit: Instant) -> bool {
     let tickets = std::mem::take(&mut *lock(IN_FLIGHT.get()));
     for ticket in &tickets {
@@ -34,17 +34,17 @@ pub(crate) fn end_transfers(deadline: Instant, limit: Instant) -> bool {
     tickets.iter().all(|ticket| ticket.wait_until(limit).is_some())
 }
 
-/// The objects that keep both ends of a transfer.
+/// The objects that keep both ends of a transfer alive.
 type Guard = (Arc<Kept>, Arc<Kept>);
 
 /// Copies blocks between caches: host memory, pinned memory and CUDA devices.
 ///
-/// `devices` are the numbers of the CUDA devices that it reaches. A store makes one for itself, or shares this one
-/// (`Store(…, manager=manager)`).
+/// `devices` are the numbers of the CUDA devices that it copies to and from. By default, each store creates its own
+/// manager. Pass `Store(…, manager=manager)` to share one.
 ///
-/// A manager that is freed first waits for its copies. Other threads of Python run meanwhile.
+/// When a manager is freed, it waits for its copies and releases the GIL meanwhile.
 ///
-/// Raises `StoreError` without a CUDA driver, if there are devices.
+/// Raises `StoreError` if `devices` is not empty and there is no CUDA driver.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Manager {
     manager: ManuallyDrop<TransferManager>,
@@ -62,9 +62,9 @@ impl Manager {
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        // SAFETY: nothing uses it afterwards.
+        // SAFETY: the field is not used afterwards.
         let manager = unsafe { ManuallyDrop::take(&mut self.manager) };
-        // The last one joins the threads of the engines, which end their copies first.
+        // The drop joins the threads of the engines, after they have completed their copies.
         drop_detached(manager);
     }
 }
@@ -82,15 +82,16 @@ impl Manager {
         })
     }
 
-    /// Copies blocks of a cache to blocks of another one of the same shape: the first to the first, and so on. It does not
-    /// wait for the copy. Both lists are whole blocks (`cache.blocks(numbers)`).
+    /// Copies blocks of a cache to blocks of another cache with the same shape, in order. It does not wait for the
+    /// copy. Both arguments are whole blocks (`cache.blocks(ids)`).
     ///
-    /// On a device it runs after the work that the libraries of both caches have submitted to their current streams, or
-    /// after that of `stream` (a handle; −1 if the device has ended its work). With two devices, `stream` is one of the
-    /// source's device.
+    /// On a device, the copy runs after the work that is already on the current streams of both libraries. With
+    /// `stream` (a handle), it runs after the work on that stream instead; −1 means that the device has completed its
+    /// work. With two devices, `stream` is a stream of the source's device.
     ///
-    /// After `timeout` seconds the copy fails if it has not begun, or before its next chunk. It does not end while the
-    /// device works on a chunk, or has not come to the end of the stream's work: `Transfer.wait(timeout)` returns then.
+    /// After `timeout` seconds the copy fails if it has not started, or else before its next chunk. It does not end
+    /// while the device works on a chunk, or has not reached the end of the stream's work. `Transfer.wait(timeout)`
+    /// returns in any case.
     ///
     /// Raises `StoreError` if the shapes differ, or a block is in use.
     #[pyo3(signature = (source, destination, *, stream = None, timeout = None))]
@@ -127,7 +128,7 @@ impl Manager {
     }
 }
 
-/// A copy in flight. Wait for it, poll it, or `await` it. A copy that is dropped goes on to its end.
+/// A copy in flight. Wait for it, poll it, or `await` it. Dropping it does not cancel the copy.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Transfer {
     completion: Mutex<Option<Completion<Guard>>>,
@@ -136,7 +137,7 @@ pub(crate) struct Transfer {
     owner: OwnerProcess,
 }
 
-/// The end of a copy.
+/// The result of a copy.
 #[pyclass(frozen, get_all, module = "terrane_kv")]
 #[derive(Clone)]
 pub(crate) struct Copied {
@@ -168,13 +169,13 @@ impl Transfer {
         Err(ForkedError::new_err("the copy belongs to the parent of this process"))
     }
 
-    /// The end, which the first caller after it takes from the completion.
+    /// The outcome. The first caller after the end takes it from the completion.
     fn end(&self) -> &Result<Copied, String> {
         let mut completion = lock(&self.completion);
         self.ended.get_or_init(|| match completion.take() {
             // The transfer has ended, so this returns at once.
             Some(completion) => report(completion.wait()),
-            None => Err(String::from("the outcome was taken")),
+            None => Err(String::from("another caller has taken the outcome")),
         })
     }
 }
@@ -217,7 +218,7 @@ impl Transfer {
         Ok(self.ticket.has_ended())
     }
 
-    /// Ends the copy early, if its engine can. `wait` then raises `StoreError`.
+    /// Cancels the copy, if its engine can. `wait` then raises `StoreError`.
     fn cancel(&self, py: Python<'_>) {
         py.detach(|| self.ticket.cancel());
     }

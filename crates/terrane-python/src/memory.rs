@@ -17,16 +17,16 @@ use crate::cache::KvCache;
 use crate::numbers::ids;
 use crate::process::PerProcess;
 
-/// Objects that jobs no longer use. They are released by the next call into this module, which has the GIL: the
-/// threads of a store never wait for it.
+/// Objects that jobs no longer use. The next call into this module, which has the GIL, releases them, because the
+/// threads of a store never wait for the GIL.
 static RELEASED: PerProcess<Vec<Kept>> = PerProcess::new();
 
-/// Releases what ended jobs have kept.
+/// Releases the objects of ended jobs.
 pub(crate) fn release_ended(_py: Python<'_>) {
-    // Nothing of Python runs under the lock.
+    // No Python code runs under the lock.
     let released = std::mem::take(&mut *lock(RELEASED.get()));
     for mut kept in released {
-        // Emptied, so that its drop does not return it to the list.
+        // Emptied, so that its drop does not add it to the list again.
         kept.buffers.clear();
         kept.objects.clear();
     }
@@ -35,16 +35,18 @@ pub(crate) fn release_ended(_py: Python<'_>) {
 /// Whether a transfer or a job did not end before the interpreter exited.
 static IS_LEFT_BEHIND: AtomicBool = AtomicBool::new(false);
 
-/// Notes that work goes on after the interpreter's exit. What it uses is then never freed: the drop would wait for it.
+/// Records that work continues after the interpreter's exit. Its memory is then never freed, because the drop would
+/// wait for the work.
 pub(crate) fn leave_behind() {
     // Relaxed: the thread that exits reads it.
     IS_LEFT_BEHIND.store(true, Ordering::Relaxed);
 }
 
-/// Drops a value without the GIL, because its drop may wait for threads or for a device. Then releases what it has kept.
+/// Drops a value without the GIL, because its drop may wait for threads or for a device. Then releases the objects
+/// that it has kept.
 pub(crate) fn drop_detached(value: impl Send) {
     if IS_LEFT_BEHIND.load(Ordering::Relaxed) {
-        // The process ends, and frees it.
+        // The end of the process frees it.
         let _left = ManuallyDrop::new(value);
         return;
     }
@@ -55,7 +57,7 @@ pub(crate) fn drop_detached(value: impl Send) {
     });
 }
 
-/// Exports of buffers, and other objects, that keep the memory of a job.
+/// Exports of buffers, and other objects, that keep the memory of a job alive.
 #[derive(Default)]
 pub(crate) struct Kept {
     buffers: Vec<PyUntypedBuffer>,
@@ -74,8 +76,8 @@ impl Drop for Kept {
 
 /// The memory of blocks, one block for each key of a job.
 ///
-/// It keeps the objects that own the memory, and a job keeps it. While a job runs, no other code may write
-/// the memory of a `put`, or use that of a `get`.
+/// It references the objects that own the memory, and each job references it. While a job runs, no other code may
+/// write the memory of a `put`, or access the memory of a `get`.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Blocks {
     memory: BlockMemory,
@@ -84,7 +86,7 @@ pub(crate) struct Blocks {
 }
 
 impl Drop for Blocks {
-    /// Python frees the object, so what no job uses any more is released at once.
+    /// When Python frees the object, the objects of ended jobs are released at once.
     fn drop(&mut self) {
         drop(std::mem::take(&mut self.kept));
         Python::attach(release_ended);
@@ -96,7 +98,7 @@ enum BlockMemory {
     Spans(Spans),
     Cache {
         blocks: NativeBlocks,
-        /// The numbers of the blocks, if they are whole.
+        /// The ids of the blocks, if all blocks are whole.
         whole: Option<Vec<u32>>,
         cache: Py<KvCache>,
     },
@@ -107,10 +109,10 @@ impl Blocks {
         Self { memory: BlockMemory::Spans(spans), is_writable, kept }
     }
 
-    /// Blocks of a cache; with their numbers if they are whole.
+    /// Blocks of a cache, with their ids if they are whole.
     ///
-    /// Jobs keep the cache's object: otherwise the last job would free the tensors on a thread of the store, and wait for
-    /// the GIL there.
+    /// Jobs keep the cache's object alive. Otherwise the last job would free the tensors on a thread of the store,
+    /// which would wait for the GIL.
     pub(crate) fn of_cache(
         blocks: NativeBlocks,
         whole: Option<Vec<u32>>,
@@ -121,20 +123,20 @@ impl Blocks {
         Self { memory, is_writable: true, kept: Arc::new(kept) }
     }
 
-    /// The cache, and the numbers of its whole blocks.
+    /// The cache, and the ids of its blocks, which must be whole.
     pub(crate) fn whole_blocks(&self) -> PyResult<(&Py<KvCache>, &[u32])> {
         match &self.memory {
             BlockMemory::Cache { whole: Some(whole), cache, .. } => Ok((cache, whole)),
             BlockMemory::Cache { .. } => Err(PyValueError::new_err(
-                "a manager copies whole blocks; leave tokens= out of KvCache.blocks",
+                "a manager copies whole blocks; omit tokens= in KvCache.blocks",
             )),
             BlockMemory::Spans(_) => Err(PyValueError::new_err(
-                "a manager copies blocks of a KvCache; give the result of KvCache.blocks",
+                "a manager copies blocks of a KvCache; pass the result of KvCache.blocks",
             )),
         }
     }
 
-    /// The work that a job runs after, if the blocks are on a device.
+    /// The work after which a job runs, if the blocks are on a device.
     pub(crate) fn order(
         &self,
         py: Python<'_>,
@@ -143,7 +145,7 @@ impl Blocks {
         match &self.memory {
             BlockMemory::Cache { cache, .. } => cache.get().order(py, stream),
             BlockMemory::Spans(_) if stream.is_some() => Err(PyValueError::new_err(
-                "stream= was given for blocks in host memory, which no stream orders; leave it out",
+                "stream= was passed for blocks in host memory, which no stream orders; omit it",
             )),
             BlockMemory::Spans(_) => Ok(None),
         }
@@ -153,11 +155,13 @@ impl Blocks {
     ///
     /// # Safety
     ///
-    /// The job gets [`kept`](Self::kept) as its guard. For a get, [`check_writable`](Self::check_writable) has passed.
+    /// The job must get [`kept`](Self::kept) as its guard. For a get, [`check_writable`](Self::check_writable) must
+    /// have passed.
     pub(crate) unsafe fn native(&self) -> NativeBlocks {
         match &self.memory {
-            // SAFETY: `kept` owns the exports of the buffers, or what the caller of `Blocks.at` gave, so the spans stay valid.
-            // Python's caller promises in the documentation of `Blocks` that no other code uses them meanwhile.
+            // SAFETY: `kept` owns the exports of the buffers, or the `keep` object of `Blocks.at`, so the spans stay
+            // valid. By the documentation of `Blocks`, Python's caller promises that no other code uses them
+            // meanwhile.
             BlockMemory::Spans(spans) => unsafe { NativeBlocks::spans(spans.clone()) },
             BlockMemory::Cache { blocks, .. } => blocks.clone(),
         }
@@ -167,13 +171,13 @@ impl Blocks {
         Arc::clone(&self.kept)
     }
 
-    /// Whether a get may write here.
+    /// Checks that a get may write to the memory.
     pub(crate) fn check_writable(&self) -> PyResult<()> {
         if self.is_writable {
             return Ok(());
         }
         Err(PyBufferError::new_err(
-            "a buffer is read-only, and a get writes it; give a writable one",
+            "a buffer is read-only, and a get writes to it; pass a writable buffer",
         ))
     }
 
@@ -192,11 +196,11 @@ impl Kept {
         Self { buffers: Vec::new(), objects: vec![object] }
     }
 
-    /// Keeps an export of the buffer, and returns its start and length.
+    /// Adds an export of the buffer, and returns its start and length.
     fn add(&mut self, value: &Bound<'_, PyAny>) -> PyResult<(NonNull<u8>, usize)> {
         let buffer = PyUntypedBuffer::get(value)?;
         if !buffer.is_c_contiguous() {
-            return Err(PyBufferError::new_err("a buffer has gaps; give contiguous memory"));
+            return Err(PyBufferError::new_err("a buffer has gaps; pass contiguous memory"));
         }
         let bytes = buffer.len_bytes();
         let start = NonNull::new(buffer.buf_ptr().cast()).unwrap_or(NonNull::dangling());
@@ -208,7 +212,7 @@ impl Kept {
 #[pymethods]
 impl Blocks {
     /// Blocks of buffers: `bytes`, `bytearray`, `memoryview`, NumPy arrays. Each item is one buffer, or a list of
-    /// buffers whose bytes follow each other in the block.
+    /// buffers whose bytes are adjacent in the block.
     ///
     /// Raises `BufferError` for memory with gaps.
     #[staticmethod]
@@ -229,10 +233,10 @@ impl Blocks {
         Ok(Self::spans(spans, is_writable, Arc::new(kept)))
     }
 
-    /// Blocks at addresses: `pointers` and `sizes` (in bytes) have the same length, a multiple of `count`. The first
-    /// `len(pointers) / count` spans are the first block, and so on. `keep` is kept until jobs have ended.
+    /// Blocks at addresses. `pointers` and `sizes` (in bytes) have the same length, a multiple of `count`. The first
+    /// `len(pointers) / count` spans are the first block, and so on. `keep` is referenced until the jobs have ended.
     ///
-    /// The memory must be valid host memory: a wrong address ends the process, as with `ctypes`.
+    /// The memory must be valid host memory: a wrong address crashes the process, as with `ctypes`.
     #[staticmethod]
     #[pyo3(signature = (pointers, sizes, count, *, keep, writable = true))]
     fn at(
@@ -247,7 +251,7 @@ impl Blocks {
         if pointers.len() != sizes.len() || each * count != pointers.len() {
             let (pointers, sizes) = (pointers.len(), sizes.len());
             return Err(PyValueError::new_err(format!(
-                "{pointers} pointers and {sizes} sizes for {count} blocks; state equally many for each block"
+                "{pointers} pointers and {sizes} sizes for {count} blocks; pass the same number for each block"
             )));
         }
         let mut spans = Spans::new();
@@ -275,7 +279,7 @@ fn address(pointer: usize) -> Option<NonNull<u8>> {
     NonNull::new(std::ptr::with_exposed_provenance_mut(pointer))
 }
 
-/// A buffer of rows of equal size, bound once. `rows` selects some of them as blocks without touching the buffer.
+/// A buffer of rows of equal size, exported once. `rows` selects rows as blocks without accessing the buffer.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Region {
     bound: Mutex<Option<Arc<Kept>>>,
@@ -287,7 +291,7 @@ pub(crate) struct Region {
 
 #[pymethods]
 impl Region {
-    /// Binds a contiguous buffer of rows of `row_bytes` bytes.
+    /// Exports a contiguous buffer of rows of `row_bytes` bytes.
     ///
     /// Raises `BufferError` for memory with gaps, and `ValueError` if the buffer is not a whole number of rows.
     #[new]
@@ -295,7 +299,7 @@ impl Region {
         let buffer = PyUntypedBuffer::get(buffer)?;
         let bytes = buffer.len_bytes();
         if !buffer.is_c_contiguous() {
-            return Err(PyBufferError::new_err("the buffer has gaps; give contiguous memory"));
+            return Err(PyBufferError::new_err("the buffer has gaps; pass contiguous memory"));
         }
         let count = bytes.checked_div(row_bytes).unwrap_or(0);
         if count == 0 || count * row_bytes != bytes {
@@ -309,9 +313,9 @@ impl Region {
         Ok(Self { bound: Mutex::new(Some(Arc::new(kept))), start, row_bytes, count, is_writable })
     }
 
-    /// The rows with these numbers (a NumPy array, a buffer or a list of integers), as blocks.
+    /// Returns the rows with these ids (a NumPy array, a buffer or a list of integers), as blocks.
     ///
-    /// Raises `IndexError` for a number that is no row, and `ValueError` after `release`.
+    /// Raises `IndexError` for an id that is out of range, and `ValueError` after `release`.
     fn rows(&self, numbers: &Bound<'_, PyAny>) -> PyResult<Blocks> {
         let kept = lock(&self.bound).clone();
         let kept = kept.ok_or_else(|| PyValueError::new_err("the region was released"))?;
@@ -329,7 +333,7 @@ impl Region {
         Ok(Blocks::spans(spans, self.is_writable, kept))
     }
 
-    /// Unbinds the buffer. It stays exported until the jobs that use it have ended.
+    /// Releases the buffer. It stays exported until the jobs that use it have ended.
     fn release(&self, py: Python<'_>) {
         let bound = lock(&self.bound).take();
         drop(bound);

@@ -14,26 +14,27 @@ use crate::manager::end_transfers;
 use crate::memory::{leave_behind, release_ended};
 use crate::process::PerProcess;
 
-/// The time that jobs in flight have when the interpreter exits, or when a store is freed. Then they are
+/// The time that jobs in flight have when the interpreter exits, or when a store is freed. After it, they are
 /// cancelled.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The time that cancelled jobs have at interpreter exit. A job that waits for a stream without an end never ends.
+/// The time that cancelled jobs have at interpreter exit. A job that waits for a stream may never end.
 const PATIENCE_AFTER_CANCEL: Duration = Duration::from_secs(2);
 
-/// The stores that are open.
+/// The open stores.
 static OPEN: PerProcess<Vec<Weak<OpenStore>>> = PerProcess::new();
 
-/// A store that can be closed while other threads use it. Its directory is free once it is closed.
+/// A store that can be closed while other threads use it. Closing it frees its directory for other processes.
 ///
-/// In a forked child it does nothing: its lock may have been held at the fork, and the store's threads are the parent's.
+/// In a forked child it does nothing, because another thread may have held its lock at the fork, and the store's
+/// threads are the parent's.
 pub(crate) struct OpenStore {
     store: RwLock<Option<Store>>,
     owner: OwnerProcess,
 }
 
 impl OpenStore {
-    /// Keeps the store. [`close_all`] closes it when the interpreter exits.
+    /// Registers the store. [`close_all`] closes it when the interpreter exits.
     pub(crate) fn new(store: Store) -> Arc<Self> {
         let open =
             Arc::new(Self { store: RwLock::new(Some(store)), owner: OwnerProcess::current() });
@@ -43,7 +44,7 @@ impl OpenStore {
         open
     }
 
-    /// The store, unless it is closed or the parent's.
+    /// The store, unless it is closed or belongs to the parent process.
     pub(crate) fn get(&self) -> Option<Store> {
         if !self.owner.is_current() {
             return None;
@@ -74,18 +75,18 @@ impl OpenStore {
 impl Drop for OpenStore {
     fn drop(&mut self) {
         if !self.owner.is_current() {
-            // The native store would close at its drop, under locks that may have been held at the fork. It is never dropped
-            // in a child.
+            // On drop, the native store would close under locks that another thread may have held at the fork. So it
+            // is never dropped in a child.
             let store = self.store.get_mut().unwrap_or_else(PoisonError::into_inner);
             let _ = ManuallyDrop::new(store.take());
         }
     }
 }
 
-/// Closes the stores that are open, and ends transfers. Python calls it before it frees anything, so the memory of jobs in
+/// Closes the open stores, and ends transfers. Python calls this before it frees any object, so the memory of jobs in
 /// flight is valid until they have ended.
 ///
-/// Jobs that do not end in time are left behind. What they use is then never freed.
+/// Jobs that do not end in time continue. Their memory is then never freed.
 #[pyfunction]
 fn close_all(py: Python<'_>) {
     let open = std::mem::take(&mut *lock(OPEN.get()));
@@ -102,7 +103,7 @@ fn close_all(py: Python<'_>) {
     release_ended(py);
 }
 
-/// Closes a store on a thread of its own, because closing waits without a limit for requests in a device. The channel is
+/// Closes a store on a new thread, because closing waits without a limit for requests in a device. The channel is
 /// closed at the end.
 fn close_on_a_thread(store: Arc<OpenStore>, deadline: Instant) -> mpsc::Receiver<()> {
     let (end, ended) = mpsc::channel();
@@ -114,13 +115,13 @@ fn close_on_a_thread(store: Arc<OpenStore>, deadline: Instant) -> mpsc::Receiver
         }
     };
     if thread::Builder::new().name(String::from("terrane-close")).spawn(close).is_err() {
-        // The system has no more threads.
+        // The system cannot start another thread.
         store.close(deadline);
     }
     ended
 }
 
-/// Whether the other end of the channel is closed by then.
+/// Whether the other end of the channel is closed before `limit`.
 fn is_ended(end: &mpsc::Receiver<()>, limit: Instant) -> bool {
     let left = limit.saturating_duration_since(Instant::now());
     end.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected)

@@ -1,4 +1,4 @@
-//! Ends of jobs.
+//! The results of jobs.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, OnceLock};
@@ -14,7 +14,7 @@ use crate::errors::{self, ForkedError, StoreError};
 use crate::memory::release_ended;
 use crate::numbers::deadline;
 
-/// How a job ended: a result for each key, in their order.
+/// The result of a job, with a result for each key in order.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Outcome {
     outcome: JobOutcome,
@@ -43,32 +43,32 @@ fn name(result: &BlockResult) -> &'static str {
 
 #[pymethods]
 impl Outcome {
-    /// The number that was given to the job with its queue; otherwise 0.
+    /// The tag that was passed to the job with its queue; otherwise 0.
     #[getter]
     fn tag(&self) -> u64 {
         self.outcome.tag
     }
 
-    /// Whether every block is where the job was to bring it.
+    /// Whether the job succeeded for every block.
     #[getter]
     fn ok(&self) -> bool {
         self.outcome.is_ok()
     }
 
-    /// For each key whether its block is where the job was to bring it.
+    /// For each key, whether the job succeeded for its block.
     #[getter]
     fn done(&self) -> Vec<bool> {
         self.outcome.results.iter().map(BlockResult::is_ok).collect()
     }
 
-    /// For each key one of "done", "already_stored", "absent", "corrupt", "wrong_length", "timed_out", "cancelled",
+    /// For each key, one of "done", "already_stored", "absent", "corrupt", "wrong_length", "timed_out", "cancelled",
     /// "no_room", "failed".
     #[getter]
     fn results(&self) -> Vec<&'static str> {
         self.outcome.results.iter().map(name).collect()
     }
 
-    /// The first failure as a sentence. None if each block is done, was stored already, or is absent.
+    /// The first failure as a sentence. None if each block is done, was already stored, or is absent.
     #[getter]
     fn error(&self) -> Option<String> {
         let failed =
@@ -99,15 +99,15 @@ impl Outcome {
     }
 }
 
-/// A job in flight. Wait for it, poll it, or `await` it. A job that is dropped goes on to its end.
+/// A job in flight. Wait for it, poll it, or `await` it. Dropping it does not cancel the job.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Completion {
     job: Mutex<Option<Job>>,
-    /// The queue of this job alone; `None` if the caller named a queue.
+    /// The queue of this job alone. `None` if the caller passed a queue.
     queue: Option<NativeQueue<JobOutcome>>,
     outcome: OnceLock<Py<Outcome>>,
-    /// Functions to call when a thread has taken the outcome. Its descriptor is not readable any more, so an event loop
-    /// would not wake up.
+    /// Functions to call when a thread has taken the outcome. The descriptor is then no longer readable, so an event
+    /// loop would not wake up.
     taken: Mutex<Vec<Py<PyAny>>>,
     owner: OwnerProcess,
 }
@@ -119,12 +119,12 @@ impl Completion {
         Self { job, queue, outcome: OnceLock::new(), taken, owner }
     }
 
-    /// Calls the functions that wait for the outcome, if it was taken.
+    /// If the outcome was taken, calls the functions that wait for it.
     fn call_waiting(&self, py: Python<'_>) {
         if self.outcome.get().is_none() {
             return;
         }
-        // Nothing of Python runs under the lock.
+        // No Python code runs under the lock.
         let taken = std::mem::take(&mut *lock(&self.taken));
         for function in taken {
             if let Err(error) = function.call0(py) {
@@ -138,7 +138,9 @@ impl Completion {
             return Err(ForkedError::new_err("the job belongs to the parent of this process"));
         }
         self.queue.as_ref().ok_or_else(|| {
-            StoreError::new_err("the job was submitted with a queue, which gets its outcome")
+            StoreError::new_err(
+                "the job was submitted with a queue; drain the queue for its outcome",
+            )
         })
     }
 }
@@ -161,7 +163,7 @@ impl Completion {
             match py.detach(|| queue.wait(deadline)) {
                 Some(outcome) => {
                     let outcome = Py::new(py, Outcome::new(outcome))?;
-                    // Only one thread takes the value, so it is set once.
+                    // Only one thread gets the value, so it is set once.
                     let _ = self.outcome.set(outcome);
                     self.call_waiting(py);
                 }
@@ -181,18 +183,18 @@ impl Completion {
         Ok(self.outcome.get().is_some() || !queue.is_empty())
     }
 
-    /// A descriptor that is readable once the job has ended, until `wait` has returned.
+    /// A descriptor that is readable from the end of the job until `wait` has returned.
     fn fileno(&self) -> PyResult<i32> {
         Ok(self.own_queue()?.as_fd().as_raw_fd())
     }
 
-    /// Calls `function` when a thread has taken the outcome by `wait`, at once if one has.
+    /// Calls `function` when a thread has taken the outcome with `wait`, or at once if one has.
     fn _when_taken(&self, py: Python<'_>, function: Py<PyAny>) {
         lock(&self.taken).push(function);
         self.call_waiting(py);
     }
 
-    /// Ends the job early. Blocks that are done stay done.
+    /// Cancels the job. Blocks that are done stay done.
     fn cancel(&self, py: Python<'_>) {
         py.detach(|| {
             if let Some(job) = &*lock(&self.job) {
@@ -225,7 +227,7 @@ pub(crate) fn priority(level: &str) -> PyResult<Priority> {
         "normal" => Ok(Priority::Normal),
         "high" => Ok(Priority::High),
         _ => Err(PyValueError::new_err(format!(
-            "the priority {level:?}; state \"low\", \"normal\" or \"high\""
+            "there is no priority {level:?}; pass \"low\", \"normal\" or \"high\""
         ))),
     }
 }

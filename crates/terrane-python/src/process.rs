@@ -1,4 +1,4 @@
-//! Values of which each process has its own.
+//! Values that each process has for itself.
 
 use std::ptr;
 use std::sync::Mutex;
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use terrane_core::OwnerProcess;
 
-/// A value behind a lock. A forked child starts with a value of its own: the parent's lock may have been held at the
-/// fork, and stays locked in the child.
+/// A value behind a lock, separate for each process. A forked child starts with a new value, because another thread
+/// may have held the parent's lock at the fork.
 pub(crate) struct PerProcess<T> {
     /// Null, or a value that is never freed.
     current: AtomicPtr<Owned<T>>,
@@ -39,7 +39,7 @@ impl<T: Default + Send + 'static> PerProcess<T> {
             let published =
                 self.current.compare_exchange(seen, fresh, Ordering::AcqRel, Ordering::Acquire);
             if published.is_err() {
-                // SAFETY: made above, and not published.
+                // SAFETY: the value was created above, and was not published.
                 drop(unsafe { Box::from_raw(fresh) });
             }
         }

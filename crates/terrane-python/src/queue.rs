@@ -1,4 +1,4 @@
-//! A queue that several jobs are delivered to.
+//! A queue that receives the outcomes of several jobs.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -11,9 +11,9 @@ use crate::memory::release_ended;
 use crate::numbers::deadline;
 use crate::outcome::Outcome;
 
-/// A queue of ended jobs, with a descriptor for event loops: `loop.add_reader(queue.fileno(), …)`.
+/// A queue of outcomes, with a descriptor for event loops: `loop.add_reader(queue.fileno(), …)`.
 ///
-/// `capacity` is the most jobs in flight and outcomes that were not taken, together. A submit beyond it raises
+/// `capacity` is the maximum number of jobs in flight plus outcomes that were not drained. Submitting more raises
 /// `QueueFullError`.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct CompletionQueue {
@@ -43,7 +43,7 @@ impl CompletionQueue {
         Ok(self.native()?.as_fd().as_raw_fd())
     }
 
-    /// Takes all outcomes, the oldest first. It does not wait.
+    /// Returns all outcomes, the oldest first, without waiting.
     fn drain(&self, py: Python<'_>) -> PyResult<Vec<Outcome>> {
         let mut taken = Vec::new();
         self.native()?.take_all(&mut taken);
@@ -60,13 +60,13 @@ impl CompletionQueue {
         Ok(outcome.map(Outcome::new))
     }
 
-    /// The most jobs and outcomes.
+    /// The maximum number of jobs and outcomes.
     #[getter]
     fn capacity(&self) -> usize {
         self.queue.capacity()
     }
 
-    /// The number of outcomes that wait to be taken.
+    /// The number of outcomes that were not drained.
     fn __len__(&self) -> usize {
         self.queue.len()
     }

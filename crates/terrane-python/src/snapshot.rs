@@ -1,10 +1,10 @@
-//! Numbers about a store as a dictionary.
+//! The numbers of a store as a dictionary.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use terrane_store::{StoreSnapshot, TierSnapshot};
 
-/// The numbers of a snapshot by their names.
+/// The numbers of a snapshot, by name.
 pub(crate) fn dictionary<'py>(
     py: Python<'py>,
     snapshot: &StoreSnapshot,

@@ -30,25 +30,26 @@ use crate::outcome::Completion;
 use crate::snapshot;
 use crate::tier::Tier;
 
-/// Blocks of bytes by key, on disk, and optionally in host memory above it.
+/// Blocks of bytes by key, on disk, and optionally in memory tiers above the disk.
 ///
-/// A key names content: two blocks with one key have equal bytes. A block that is damaged on disk is absent, never
-/// wrong. The directory belongs to one process at a time.
+/// A key names content: two blocks with the same key have equal bytes. A block that is damaged on disk is reported as
+/// absent, and never returned with wrong bytes. One process at a time owns the directory.
 ///
-/// - `directory`: created if it does not exist. The store makes a folder named `namespace` in it.
+/// - `directory`: created if it does not exist. The store creates a folder named `namespace` in it.
 /// - `capacity`: bytes on disk, in equal parts for all groups. Blocks are evicted to stay within it.
 /// - `groups`: pairs of a name and the largest block in bytes, or a `KvCache` whose blocks are stored.
-/// - `namespace`, `fields`: what the blocks depend on, such as model and revision. A folder with other fields is refused
-///   with `NamespaceError`.
+/// - `namespace`, `fields`: the values on which the blocks depend, such as model and revision. A folder with other
+///   fields is refused with `NamespaceError`.
 /// - `persistent`: False empties the store when it is opened.
-/// - `read_only`: takes no puts.
+/// - `read_only`: refuses puts.
 /// - `host_bytes`: a tier of system memory above the disk; 0 for none. Short for `tiers=[Tier.system(host_bytes)]`.
 /// - `tiers`: tiers of memory above the disk, the fastest first. Blocks of a device need one in host memory.
-/// - `write`: when a block goes to slower tiers. "through": with the put, which ends when the disk has it. "back": when the
-///   fastest tier evicts it, or by `sync`. A number: when it was used so many times, or by `sync`; it may be lost before.
-/// - `manager`: the `Manager` that copies between memories; by default one of the store's own, for the devices that its
-///   groups and tiers lie on.
-/// - `keep_keys`: keeps the keys in memory, for `events`.
+/// - `write`: when a block is written to slower tiers. "through": with the put, which ends when the block is on disk.
+///   "back": when the fastest tier evicts it, or by `sync`. A number: after that many uses, or by `sync`; before that
+///   it may be lost.
+/// - `manager`: the `Manager` that copies between memories. By default, the store creates one for the devices of its
+///   groups and tiers.
+/// - `keep_keys`: stores the keys in memory, for `events`.
 ///
 /// Raises `InUseError`, `NamespaceError` or `StoreError`.
 #[pyclass(frozen, weakref, module = "terrane_kv")]
@@ -56,7 +57,7 @@ pub(crate) struct Store {
     open: Arc<OpenStore>,
     namespace: String,
     recovery: Recovery,
-    /// The caches that are tiers. They are freed after the store, by a thread of Python.
+    /// The caches of tiers. A Python thread frees them after the store.
     _caches: Vec<Py<KvCache>>,
 }
 
@@ -108,7 +109,7 @@ impl Store {
         }
         if !contexts.is_empty() && tiers.is_empty() && host_bytes == 0 {
             return Err(PyValueError::new_err(
-                "a group is in device memory, which is reached through host memory; add tiers=[Tier.pinned(bytes)]",
+                "a group is in device memory, and its blocks pass through host memory; add tiers=[Tier.pinned(bytes)]",
             ));
         }
         let mut kept = Vec::new();
@@ -136,13 +137,13 @@ impl Store {
         Ok(Self { open: OpenStore::new(store), namespace, recovery, _caches: kept })
     }
 
-    /// The name of the namespace, which is that of its folder.
+    /// The namespace, which is also the name of its folder.
     #[getter]
     fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The findings of the start: `found` blocks, `torn` and `damaged` records, `dropped` blocks, and
+    /// The results of the recovery at the start: `found` blocks, `torn` and `damaged` records, `dropped` blocks, and
     /// `seconds`.
     #[getter]
     fn recovery<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -155,13 +156,13 @@ impl Store {
         Ok(numbers)
     }
 
-    /// Stores blocks: one for each key, as `Blocks` or a list of buffers. Keys that are stored are skipped. It does not
-    /// wait for I/O.
+    /// Stores blocks: one for each key, as `Blocks` or a list of buffers. Keys that are already stored are skipped.
+    /// It does not wait for I/O.
     ///
-    /// Options: `group`, `priority` ("low", "normal", "high"), `timeout` in seconds, `queue` (a `CompletionQueue`) with
-    /// `tag`, and `durable`: the job ends when the blocks survive a power failure. For blocks of a device also `stream`: the
-    /// job runs after the work of that CUDA stream (a handle; −1 if the device has ended its work), instead of after
-    /// that of the tensors' library.
+    /// Options: `group`, `priority` ("low", "normal", "high"), `timeout` in seconds, `queue` (a `CompletionQueue`)
+    /// with `tag`, and `durable`: the job ends when the blocks survive a power failure. For blocks of a device also
+    /// `stream` (a handle): the job runs after the work of that CUDA stream, instead of after the work of the
+    /// tensors' library. −1 means that the device has completed its work.
     ///
     /// Raises `StoreError` if the job is refused, and `BufferError` for memory with gaps.
     #[pyo3(signature = (keys, blocks, **options))]
@@ -175,7 +176,7 @@ impl Store {
         let (keys, blocks) = (Keys::of(keys)?, Blocks::from_argument(blocks)?);
         let blocks = blocks.get();
         let Submission { options, own } = submission(py, options, Some(blocks))?;
-        // SAFETY: the job gets what is kept.
+        // SAFETY: the job gets `kept` as its guard.
         let (source, kept) = (unsafe { blocks.native() }, blocks.kept());
         let store = self.native()?;
         let job = py.detach(|| store.put(&keys.slices(), source, options, kept));
@@ -184,10 +185,10 @@ impl Store {
         Ok(Completion::new(job?, own))
     }
 
-    /// Reads blocks into memory: one for each key, as writable `Blocks` or a list of writable buffers. The destination
-    /// has the stored length. It does not wait for I/O. Options as for `put`.
+    /// Reads blocks into memory: one for each key, as writable `Blocks` or a list of writable buffers. The
+    /// destination must have the stored length. It does not wait for I/O. The options are those of `put`.
     ///
-    /// Each key has its own result: a block that is absent or damaged costs no other.
+    /// Each key has its own result: an absent or damaged block does not affect the others.
     ///
     /// Raises `StoreError` if the job is refused, and `BufferError` for memory that is read-only or has gaps.
     #[pyo3(signature = (keys, blocks, **options))]
@@ -202,7 +203,7 @@ impl Store {
         let blocks = blocks.get();
         blocks.check_writable()?;
         let Submission { options, own } = submission(py, options, Some(blocks))?;
-        // SAFETY: the job gets what is kept, and the memory is writable.
+        // SAFETY: the job gets `kept` as its guard, and the memory is writable.
         let (destination, kept) = (unsafe { blocks.native() }, blocks.kept());
         let store = self.native()?;
         let job = py.detach(|| store.get(&keys.slices(), destination, options, kept));
@@ -211,7 +212,7 @@ impl Store {
         Ok(Completion::new(job?, own))
     }
 
-    /// Copies blocks to the fastest tier of memory, so that a later get finds them there.
+    /// Copies blocks to the fastest memory tier, so that a later get reads them from there.
     #[pyo3(signature = (keys, **options))]
     fn promote(
         &self,
@@ -226,7 +227,7 @@ impl Store {
         Ok(Completion::new(job.map_err(|error| errors::exception(&error))?, own))
     }
 
-    /// Removes keys. They are absent when this returns; the job ends when a restart does not bring them back.
+    /// Removes keys. They are absent when this returns. The job ends when the removal survives a restart.
     #[pyo3(signature = (keys, **options))]
     fn remove(
         &self,
@@ -241,7 +242,7 @@ impl Store {
         Ok(Completion::new(job.map_err(|error| errors::exception(&error))?, own))
     }
 
-    /// The state of one key: 0 absent, 1 being written, 2 ready, 3 ready and on its way to a faster tier.
+    /// The state of one key: 0 absent, 1 being written, 2 ready, 3 ready and being copied to a faster tier.
     #[pyo3(signature = (key, *, group = 0))]
     fn presence(&self, key: &Bound<'_, PyAny>, group: u16) -> PyResult<u8> {
         let mut state = [Presence::Absent];
@@ -254,7 +255,7 @@ impl Store {
         Ok(code(state[0]))
     }
 
-    /// The states of keys, as `bytes` with one number a key.
+    /// The states of keys, as `bytes` with one number for each key.
     #[pyo3(signature = (keys, *, group = 0))]
     fn presences<'py>(
         &self,
@@ -278,7 +279,7 @@ impl Store {
         Ok(self.open.get().map_or(0, |store| store.prefix(group, &keys.slices())))
     }
 
-    /// Counts as a use of each key, so that it is evicted later.
+    /// Records a use of each key, so that it is evicted later.
     #[pyo3(signature = (keys, *, group = 0))]
     fn touch(&self, keys: &Bound<'_, PyAny>, group: u16) -> PyResult<()> {
         let keys = Keys::of(keys)?;
@@ -288,7 +289,7 @@ impl Store {
         Ok(())
     }
 
-    /// Why a key is, or is not, in the store, as a sentence.
+    /// Explains in a sentence why a key is, or is not, in the store.
     #[pyo3(signature = (key, *, group = 0))]
     fn why(&self, key: &Bound<'_, PyAny>, group: u16) -> PyResult<String> {
         let keys = Keys::one(key)?;
@@ -296,32 +297,32 @@ impl Store {
         Ok(self.native()?.why(group, slices.first().copied().unwrap_or_default()).to_string())
     }
 
-    /// Removes all blocks, and waits until a restart does not bring them back.
+    /// Removes all blocks, and waits until the removal survives a restart.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         self.finish(py, NativeStore::clear)
     }
 
-    /// Waits until everything that was put before survives a power failure.
+    /// Waits until all earlier puts survive a power failure.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.finish(py, NativeStore::sync)
     }
 
-    /// The changes from now on; at most `capacity` wait to be taken.
+    /// The changes from now on. At most `capacity` changes are buffered.
     fn events(&self, capacity: usize) -> PyResult<Events> {
         self.native()?.events(capacity).map(Events::new).map_err(|error| errors::exception(&error))
     }
 
-    /// Numbers about the store, by name.
+    /// The numbers of the store, by name.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         snapshot::dictionary(py, &self.native()?.snapshot())
     }
 
-    /// The grants of the file system and the kernel, as a text of lines.
+    /// The capabilities of the file system and the kernel, as lines of text.
     fn capabilities(&self) -> PyResult<String> {
         Ok(self.native()?.capabilities().to_string())
     }
 
-    /// Waits until no job runs. Returns the number of jobs that run after `timeout` seconds.
+    /// Waits until no job runs, for at most `timeout` seconds. Returns the number of jobs that still run.
     #[pyo3(signature = (timeout = 30.0))]
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
         let deadline = moment(timeout)?;
@@ -330,11 +331,12 @@ impl Store {
         Ok(left)
     }
 
-    /// Refuses further jobs, waits for running ones, cancels those that have not ended after `timeout` seconds, makes the
-    /// blocks durable, and ends the threads. Returns the number of cancelled jobs. A second call does nothing.
+    /// Refuses further jobs, and waits for running jobs. After `timeout` seconds, cancels the remaining ones. Then
+    /// makes the blocks durable, and ends the threads. Returns the number of cancelled jobs. A second call does
+    /// nothing.
     ///
-    /// The memory of a request that the device works on is in use, so such a job is waited for beyond `timeout`. So is a job
-    /// behind a CUDA stream.
+    /// It waits beyond `timeout` for a request that the device is working on, because the request's memory is in use.
+    /// It does so too for a job that waits for a CUDA stream.
     #[pyo3(signature = (timeout = 30.0))]
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<usize> {
         let deadline = moment(timeout)?;
@@ -362,7 +364,7 @@ impl Store {
         self.open.require().map_err(|error| errors::exception(&error))
     }
 
-    /// Waits for a job of the store as a whole.
+    /// Waits for a job that concerns the whole store.
     fn finish(
         &self,
         py: Python<'_>,
@@ -381,7 +383,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // Closing waits for jobs: not with the GIL.
+        // Closing waits for jobs, so the GIL is released.
         Python::try_attach(|py| py.detach(|| self.open.close(Instant::now() + PATIENCE)));
     }
 }
@@ -395,7 +397,7 @@ fn code(presence: Presence) -> u8 {
     }
 }
 
-/// Creates a directory for a store, for its owner alone.
+/// Creates a directory for a store, which only its owner may access.
 fn create(directory: &Path) -> PyResult<()> {
     if directory.is_dir() {
         return Ok(());

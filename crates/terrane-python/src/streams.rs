@@ -1,17 +1,18 @@
-//! Streams of ours that wait for the work of other libraries.
+//! Streams of this package that wait for the work of other libraries.
 
 use std::sync::Mutex;
 
 use terrane_core::sync::lock;
 use terrane_cuda::{Context, CudaError, Event, Stream};
 
-/// The most streams that a pool keeps. Further ones are destroyed after their use, which does not stop their work.
+/// The maximum number of streams that a pool keeps. Further streams are destroyed after their use, which does not
+/// stop their work.
 const MOST_KEPT: usize = 16;
 
-/// Streams of one device. Each use has a stream of its own, so that no caller waits for the work of another one.
+/// Streams of one device. Each use has its own stream, so that no caller waits for another caller's work.
 pub(crate) struct StreamPool {
     context: Context,
-    /// Streams that were used, each with an event after its work.
+    /// Used streams, each with an event after its work.
     used: Mutex<Vec<(Event, Stream)>>,
 }
 
@@ -24,7 +25,7 @@ impl StreamPool {
         &self.context
     }
 
-    /// A stream without work: one whose event is complete, or a new one.
+    /// An idle stream: a used one whose event is complete, or a new one.
     pub(crate) fn take(&self) -> Result<Stream, CudaError> {
         // The driver is not called under the lock.
         let mut used = std::mem::take(&mut *lock(&self.used));
@@ -37,7 +38,7 @@ impl StreamPool {
         }
     }
 
-    /// Returns a stream, which is used again when the event is complete.
+    /// Returns a stream. It is reused when the event is complete.
     pub(crate) fn put_back(&self, stream: Stream, event: &Event) {
         let mut used = lock(&self.used);
         if used.len() < MOST_KEPT {

@@ -1,4 +1,4 @@
-//! Tensors of other libraries, taken by DLPack or by their addresses.
+//! Tensors of other libraries, imported by DLPack or by their addresses.
 
 use std::ptr::NonNull;
 
@@ -20,12 +20,12 @@ use crate::device;
 use crate::errors::{StoreError, text};
 use crate::torch;
 
-/// DLPack's number of CUDA devices.
+/// The number of the device type CUDA in DLPack.
 const CUDA: u32 = 2;
 
-/// Imports a tensor by DLPack, in the newest structure that its library supports.
+/// Imports a tensor by DLPack, with the newest structure that its library supports.
 ///
-/// A tensor of a device comes without an order of streams: each job has its own.
+/// A tensor of a device is imported without ordering streams, because each job has its own order.
 pub(crate) fn import(tensor: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
     let py = tensor.py();
     let mut importer = Importer::new();
@@ -47,13 +47,13 @@ pub(crate) fn import(tensor: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
     let imported = imported(&importer, &capsule)?;
     if imported.is_copied() {
         return Err(StoreError::new_err(
-            "the tensor's library exports a copy of it, which the cache would not share; give a tensor that it exports itself",
+            "the tensor's library exports a copy of it, which the cache would not share; pass a tensor that it exports without a copy",
         ));
     }
     Ok(imported)
 }
 
-/// The capsule of a tensor, in the newest structure that its library supports.
+/// The capsule of a tensor, with the newest structure that its library supports.
 fn capsule<'py>(
     tensor: &Bound<'py, PyAny>,
     options: &Bound<'py, PyDict>,
@@ -64,7 +64,7 @@ fn capsule<'py>(
     versioned.set_item("max_version", (1, 0))?;
     let newest = versioned.copy()?;
     newest.set_item("copy", false)?;
-    // Older libraries do not know `copy`, and those before DLPack 1.0 neither of the arguments.
+    // Older libraries do not support `copy`, and those before DLPack 1.0 support neither argument.
     match export(&newest) {
         Err(error) if is_unknown(&error) => {}
         other => return other,
@@ -78,8 +78,8 @@ fn capsule<'py>(
 /// The tensor of a new capsule.
 fn imported(importer: &Importer, capsule: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
     if let Some(taken) = take::<DLManagedTensorVersioned>(capsule) {
-        // SAFETY: the capsule had the tensor by its name, and is renamed, so this is its only owner. By the standard its
-        // producer meets the other requirements.
+        // SAFETY: the capsule's name proves that it contains the tensor. The capsule was renamed, so this is the
+        // tensor's only owner. By the standard, its producer meets the other requirements.
         return unsafe { importer.versioned(taken) }.map_err(refused);
     }
     let taken = take::<DLManagedTensor>(capsule);
@@ -88,21 +88,21 @@ fn imported(importer: &Importer, capsule: &Bound<'_, PyAny>) -> PyResult<Importe
     unsafe { importer.legacy(taken) }.map_err(refused)
 }
 
-/// Takes the tensor out of a capsule with this structure, by renaming the capsule as the standard demands.
+/// Takes the tensor out of a capsule with this structure. The standard requires renaming the capsule.
 fn take<S: Structure>(capsule: &Bound<'_, PyAny>) -> Option<*mut S> {
     let (capsule, name) = (capsule.as_ptr(), S::CAPSULE.as_ptr());
-    // SAFETY: an object, and a text that ends with a zero.
+    // SAFETY: an object, and a string that ends with a zero byte.
     if unsafe { PyCapsule_IsValid(capsule, name) } == 0 {
         return None;
     }
-    // SAFETY: a valid capsule of this name.
+    // SAFETY: a valid capsule with this name.
     let pointer = unsafe { PyCapsule_GetPointer(capsule, name) };
-    // SAFETY: as above; the name lives as long as the program.
+    // SAFETY: as above, and the name lives as long as the program.
     unsafe { PyCapsule_SetName(capsule, S::USED_CAPSULE.as_ptr()) };
     Some(pointer.cast())
 }
 
-/// The memory of addresses, as Python states it: "host", "pinned", or the number of a CUDA device.
+/// The memory of addresses, as a Python argument: "host", "pinned", or the number of a CUDA device.
 #[derive(FromPyObject)]
 pub(crate) enum MemoryName {
     Device(u32),
@@ -117,13 +117,13 @@ impl MemoryName {
             Self::Host(name) if name == "host" => Ok(StorageKind::System),
             Self::Host(name) if name == "pinned" => Ok(StorageKind::Pinned),
             Self::Host(name) => Err(PyValueError::new_err(format!(
-                "the memory {name:?}; state \"host\", \"pinned\", or the number of a CUDA device"
+                "there is no memory {name:?}; pass \"host\", \"pinned\", or the number of a CUDA device"
             ))),
         }
     }
 }
 
-/// The shape of tensors that are given by their addresses. Strides count elements; `None` for compact ones.
+/// The shape of tensors that are adopted by their addresses. Strides count elements; `None` means compact.
 pub(crate) fn shape(
     element_bytes: u8,
     sizes: &[u64],
@@ -139,12 +139,13 @@ pub(crate) fn shape(
     .map_err(|error| PyValueError::new_err(text(&error)))
 }
 
-/// The tensor whose first element is at an address. `owner` keeps the memory alive. For memory of a device,
-/// `context` is that of the device, and the driver says what the address is.
+/// The tensor whose first element is at an address. `owner` keeps the memory alive. For device memory, `context` is
+/// the device's, and the driver checks the address.
 ///
 /// # Safety
 ///
-/// While `owner` lives, the bytes from the first element to the last are valid memory of this kind, and initialised.
+/// While `owner` lives, the bytes from the first element to the last must be valid memory of this kind, and
+/// initialised.
 pub(crate) unsafe fn at(
     address: usize,
     kind: StorageKind,
@@ -168,12 +169,12 @@ pub(crate) unsafe fn at(
     let span = Span { kind, location, length: shape.bytes() };
     // SAFETY: the caller's promise.
     let memory = unsafe { ForeignMemory::new(span, owner) };
-    // SAFETY: the tensor goes to the importer below, whose users Python's caller orders with its own.
+    // SAFETY: the tensor is passed to the importer below, and Python's caller orders its users.
     let export = unsafe { TensorExport::new(Region::new(memory), shape.clone()) };
     // SAFETY: the importer's users are jobs, which end before they drop the tensor.
     let export = unsafe { export.map_err(refused)?.released_when_done() };
     let tensor = export.into_versioned().map_err(refused)?.into_raw();
-    // SAFETY: the tensor was made above, and no other code has it.
+    // SAFETY: the tensor was created above, and no other code has it.
     unsafe { importer.versioned(tensor.as_ptr()) }.map_err(refused)
 }
 

@@ -11,7 +11,7 @@ use crate::device;
 
 /// A tier of memory above the disk of a store: `Store(…, tiers=[Tier.pinned(8 << 30)])`.
 ///
-/// Blocks that are used often are kept there, and blocks of a device pass through it. The fastest tier is named first.
+/// It keeps blocks that are used often, and blocks of a device pass through it. The fastest tier comes first.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct Tier {
     name: String,
@@ -26,21 +26,22 @@ enum TierMemory {
 
 #[pymethods]
 impl Tier {
-    /// So many bytes of system memory, in equal parts for all groups.
+    /// A tier with this many bytes of system memory, in equal parts for all groups.
     #[staticmethod]
     #[pyo3(signature = (capacity, *, name = String::from("host")))]
     fn system(capacity: u64, name: String) -> Self {
         Self { name, memory: TierMemory::System(ByteCount::new(capacity)) }
     }
 
-    /// So many bytes of memory that is pinned for a CUDA device, in equal parts for all groups.
+    /// A tier with this many bytes of memory that is pinned for a CUDA device, in equal parts for all groups.
     #[staticmethod]
     #[pyo3(signature = (capacity, *, device = 0, name = String::from("pinned")))]
     fn pinned(capacity: u64, device: u32, name: String) -> Self {
         Self { name, memory: TierMemory::Pinned(ByteCount::new(capacity), device) }
     }
 
-    /// The blocks of caches, one for each group of the store, which owns these blocks until it is closed.
+    /// A tier with the blocks of these caches, one for each group of the store. The store owns these blocks until it
+    /// is closed.
     #[staticmethod]
     fn of(caches: Vec<Py<KvCache>>, name: String) -> PyResult<Self> {
         if caches.is_empty() {
@@ -68,7 +69,7 @@ impl Tier {
 }
 
 impl Tier {
-    /// The tier of a store.
+    /// Creates the tier of a store.
     pub(crate) fn native(&self) -> PyResult<MemoryTier> {
         Ok(match &self.memory {
             TierMemory::System(bytes) => MemoryTier::system(&self.name, *bytes),
@@ -82,7 +83,7 @@ impl Tier {
         })
     }
 
-    /// The devices that copies to and from it need.
+    /// The devices of copies to and from the tier.
     pub(crate) fn contexts(&self) -> PyResult<Vec<Context>> {
         match &self.memory {
             TierMemory::System(_) => Ok(Vec::new()),
@@ -93,7 +94,7 @@ impl Tier {
         }
     }
 
-    /// The objects that a store keeps with the tier.
+    /// The objects that a store keeps alive with the tier.
     pub(crate) fn caches(&self, py: Python<'_>) -> Vec<Py<KvCache>> {
         match &self.memory {
             TierMemory::Caches(caches) => caches.iter().map(|cache| cache.clone_ref(py)).collect(),

@@ -1,11 +1,11 @@
 //! PyTorch's tensors. PyTorch has a current device for each thread, and a current stream for each thread and device.
 //!
-//! `Tensor.__dlpack__` refuses a tensor of another device than the current one. Older versions take the current stream of
-//! the current device instead of that of the tensor's.
+//! `Tensor.__dlpack__` refuses a tensor that is not on the current device. Older versions use the current stream of
+//! the current device instead of the tensor's device.
 
 use pyo3::prelude::*;
 
-/// PyTorch's module, if the tensor is PyTorch's. It is not imported.
+/// PyTorch's module, if the tensor is PyTorch's. This does not import PyTorch.
 fn module_of<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let modules = tensor.py().import("sys")?.getattr("modules")?;
     let Ok(torch) = modules.get_item("torch") else { return Ok(None) };
@@ -21,7 +21,7 @@ pub(crate) fn current_stream(tensor: &Bound<'_, PyAny>) -> PyResult<Option<i64>>
     stream.getattr("cuda_stream")?.extract().map(Some)
 }
 
-/// Runs code while the tensor's CUDA device is PyTorch's current one, if the tensor is PyTorch's.
+/// Runs code while the tensor's CUDA device is PyTorch's current device, if the tensor is PyTorch's.
 pub(crate) fn on_device_of<R>(
     tensor: &Bound<'_, PyAny>,
     run: impl FnOnce() -> PyResult<R>,

@@ -32,21 +32,22 @@ const TYPES: [(&str, TypeCode, u8); 14] = [
     ("float8_e5m2", TypeCode::Float8E5M2, 8),
 ];
 
-/// DLPack's host memory, without a number. Pinned memory is also host memory, and PyTorch takes it only as such.
+/// DLPack's host memory, which has no device number. Pinned memory is also host memory, and PyTorch accepts it only
+/// as such.
 const HOST: (u32, i32) = (1, 0);
 
 /// A tensor over a cache in host memory, for `numpy.from_dlpack` or `torch.from_dlpack`, once.
 ///
-/// From `KvCache.tensors` until the last of its tensors has been freed, copies and jobs that conflict are refused: those
-/// that write the blocks, and for writable tensors those that read them. A device that reads a tensor by itself has to have
-/// ended that before the tensor is freed.
+/// From `KvCache.tensors` until the last of its tensors is freed, conflicting copies and jobs are refused. These are
+/// jobs that write the blocks and, for writable tensors, jobs that read them. If a device reads a tensor directly,
+/// that work must complete before the tensor is freed.
 #[pyclass(frozen, module = "terrane_kv")]
 pub(crate) struct KvTensor {
     shape: Vec<i64>,
     export: Mutex<Option<TensorExport>>,
 }
 
-/// The tensors of a cache in the axis order of an engine.
+/// The tensors of a cache, in the axis order of an engine.
 pub(crate) fn tensors(
     endpoint: &Endpoint,
     order: &KvAxisOrder,
@@ -55,7 +56,7 @@ pub(crate) fn tensors(
 ) -> PyResult<Vec<KvTensor>> {
     if !endpoint.kind().is_host() {
         return Err(PyValueError::new_err(
-            "the cache is in device memory, whose tensors the library that owns them has",
+            "the cache is in device memory; use the tensors of the library that owns them",
         ));
     }
     let known = TYPES.iter().find(|(name, ..)| *name == dtype);
@@ -75,7 +76,7 @@ pub(crate) fn tensors(
 
 #[pymethods]
 impl KvTensor {
-    /// Its sizes.
+    /// The sizes of the tensor.
     #[getter]
     fn shape(&self) -> Vec<i64> {
         self.shape.clone()
@@ -86,7 +87,8 @@ impl KvTensor {
         HOST
     }
 
-    /// The tensor in a capsule. Raises `BufferError` at the second call, for a stream, for another device, and for a copy.
+    /// The tensor in a capsule. Raises `BufferError` on a second call, and if a stream, another device or a copy is
+    /// requested.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__<'py>(
         &self,
@@ -98,13 +100,13 @@ impl KvTensor {
     ) -> PyResult<Bound<'py, PyAny>> {
         let refused = |text: String| Err(PyBufferError::new_err(text));
         if stream.is_some() {
-            return refused(String::from("a stream was given for host memory; pass None"));
+            return refused(String::from("a stream was passed for host memory; pass None"));
         }
         if dl_device.is_some_and(|device| device != HOST) || copy == Some(true) {
             return refused(String::from("the tensor is in host memory, and is not copied"));
         }
         let is_versioned = max_version.is_some_and(|version| version >= (1, 0));
-        // It is taken only if its structure can state it.
+        // The tensor can be exported only if its structure can express read-only memory.
         let is_stated = |export: &mut TensorExport| is_versioned || !export.is_read_only();
         let mut kept = lock(&self.export);
         let is_there = kept.is_some();
@@ -112,14 +114,15 @@ impl KvTensor {
         drop(kept);
         let Some(export) = taken else {
             return refused(String::from(if is_there {
-                "the tensor is read-only, which DLPack before 1.0 cannot state; pass max_version=(1, 0), or ask for writable=True"
+                "the tensor is read-only, which DLPack before 1.0 cannot state; pass max_version=(1, 0), or request writable=True"
             } else {
-                "the tensor was taken; ask the cache for its tensors again"
+                "the tensor was already exported; request the cache's tensors again"
             }));
         };
         let failed = |error: &dyn std::error::Error| PyBufferError::new_err(text(error));
         let export = export.as_host().map_err(|error| failed(&error))?;
-        // SAFETY: the documentation of the class obliges the consumer to end device work before it frees the tensor.
+        // SAFETY: the documentation of the class requires the consumer to complete device work before it frees the
+        // tensor.
         let export = unsafe { export.released_when_done() };
         if is_versioned {
             let tensor = export.into_versioned().map_err(|error| failed(&error))?;
@@ -131,13 +134,13 @@ impl KvTensor {
     }
 }
 
-/// A structure that a capsule calls back if no consumer takes it.
+/// A structure whose deleter is called if no consumer takes the capsule's tensor.
 trait Returned: Structure {
     /// Calls the deleter.
     ///
     /// # Safety
     ///
-    /// The tensor is live, and no other code calls its deleter.
+    /// The tensor must be live, and no other code may call its deleter.
     unsafe fn delete(tensor: *mut Self);
 }
 
@@ -164,28 +167,28 @@ impl Returned for DLManagedTensor {
 /// Puts a tensor into a capsule.
 fn capsule<S: Returned>(py: Python<'_>, tensor: *mut S) -> PyResult<Bound<'_, PyAny>> {
     let content: *mut c_void = tensor.cast();
-    // SAFETY: a live tensor, a name that lives as long as the program, and the destructor of such a capsule.
+    // SAFETY: a live tensor, a name that lives as long as the program, and the destructor for such a capsule.
     let capsule = unsafe { PyCapsule_New(content, S::CAPSULE.as_ptr(), Some(destroy::<S>)) };
     // SAFETY: a new reference, or null with Python's error set.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
     capsule.inspect_err(|_| {
-        // SAFETY: no capsule has the tensor.
+        // SAFETY: no capsule owns the tensor.
         unsafe { S::delete(tensor) };
     })
 }
 
-/// Returns the tensor of a capsule, unless its name says that a consumer has taken it.
+/// Deletes the tensor of a capsule, unless its name shows that a consumer has taken it.
 ///
 /// # Safety
 ///
-/// Only Python calls it, with a capsule whose destructor it is.
+/// Only Python may call it, as the destructor of a capsule.
 unsafe extern "C" fn destroy<S: Returned>(capsule: *mut PyObject) {
-    // SAFETY: a capsule, and a text that ends with a zero.
+    // SAFETY: a capsule, and a string that ends with a zero byte.
     if unsafe { PyCapsule_IsValid(capsule, S::CAPSULE.as_ptr()) } == 0 {
         return;
     }
-    // SAFETY: a valid capsule of this name.
+    // SAFETY: a valid capsule with this name.
     let tensor = unsafe { PyCapsule_GetPointer(capsule, S::CAPSULE.as_ptr()) };
-    // SAFETY: the capsule has the tensor, by its name, and is freed now.
+    // SAFETY: by its name, the capsule owns the tensor, and it is freed now.
     unsafe { S::delete(tensor.cast()) };
 }

@@ -1,4 +1,4 @@
-"""Each engine's adapter with the smallest surroundings that it works in: to store numbered blocks, and load them."""
+"""Each engine's adapter in a minimal environment, to store and load numbered blocks."""
 
 import select
 import types
@@ -15,7 +15,7 @@ def content(number, size=BLOCK):
 
 
 class Vllm:
-    """A tier over a region of 16 chunks."""
+    """A tier with a memory region of 16 chunks."""
 
     def __init__(self, module, directory, model="m", capacity=64 * BLOCK, dp=(0, 1), **options):
         import sys
@@ -68,7 +68,7 @@ class Vllm:
         return self.run("store", [self.key(number) for number in numbers], range(len(numbers))).success
 
     def load(self, numbers):
-        """For each block None if it is absent, and whether it is right otherwise."""
+        """For each block, None if it is absent, else whether its bytes are right."""
         keys = [self.key(number) for number in numbers]
         self.memory[:] = 0
         result = self.run("load", keys, range(len(keys)))
@@ -88,7 +88,7 @@ class Lmcache:
         self.connector = module.Connector(directory=directory, capacity=capacity, model=model, **options)
 
     def wait(self, number, seconds=20):
-        """The completion of a batch, by the descriptor as LMCache polls it."""
+        """The completion of a batch, from the descriptor that LMCache polls."""
         poll = select.poll()
         poll.register(self.connector.event_fd(), select.POLLIN)
         while poll.poll(seconds * 1000):
@@ -121,7 +121,7 @@ class Lmcache:
 
 
 class Pool:
-    """A host pool of 16 pages in two parts, as SGLang's pools describe themselves."""
+    """A host pool of 16 pages in two parts, with the interface of SGLang's pools."""
 
     page_size, dtype, layout = 4, "bfloat16", "page_first"
 

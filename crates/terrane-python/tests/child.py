@@ -18,7 +18,7 @@ def main():
             time.sleep(60)
         elif verb == "load-twice":
             print(json.dumps(adapter.load(range(1, 9))), flush=True)
-            # Between both, the test ends another process.
+            # Between the two steps, the test ends another process.
             sys.stdin.readline()
             print(json.dumps(adapter.load(range(1, 9))), flush=True)
         elif verb == "load-and-stay":

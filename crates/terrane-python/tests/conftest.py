@@ -14,7 +14,7 @@ BLOCK = 64 * 1024
 
 
 class Report:
-    """One line a test; a skipped test is named with its reason."""
+    """Prints one line for each test, and the reason of each skipped test."""
 
     def __init__(self):
         self.passed = self.failed = 0
@@ -62,7 +62,7 @@ class Report:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--report-lines", action="store_true", help="the report of Terrane's test runners, with `-p no:terminal`")
+    parser.addoption("--report-lines", action="store_true", help="prints the report in the form of Terrane's other test runners; use with `-p no:terminal`")
 
 
 def pytest_configure(config):
@@ -72,7 +72,7 @@ def pytest_configure(config):
 
 @pytest.fixture
 def directory():
-    """A folder for stores, which is removed after the test: stores reserve their space on disk."""
+    """A folder for stores. It is removed after the test, because stores reserve their space on disk."""
     folder = tempfile.mkdtemp(prefix="terrane-")
     yield folder
     shutil.rmtree(folder)
@@ -80,7 +80,7 @@ def directory():
 
 @pytest.fixture
 def opened(directory):
-    """A function that opens a store in the folder; each store is closed at the end."""
+    """A function that opens a store in the folder. Each store is closed at the end."""
     import terrane_kv
 
     stores = []

@@ -1,4 +1,5 @@
-"""CUDA's driver by ctypes, as another library of the process uses it: memory, streams, and tensors with `__dlpack__`."""
+"""Uses CUDA's driver through ctypes, like another library of the process: memory, streams, tensors with
+`__dlpack__`."""
 
 import contextlib
 import ctypes
@@ -61,14 +62,14 @@ class Stream:
         driver.call("cuStreamCreate", byref(self.handle), c_uint32(1))
 
     def hold(self):
-        """Holds back its work until `let_go`. Only a simulated device can."""
+        """Suspends the stream's work until `let_go`. Only a simulated device supports this."""
         self.driver.call("terraneSimulatedHold", self.handle)
 
     def let_go(self):
         self.driver.call("terraneSimulatedRelease", self.handle)
 
     def wait_for(self, other):
-        """Makes later work of this stream wait for the work of `other`, a handle."""
+        """Makes later work of this stream wait for the work of `other`, a stream handle."""
         event = c_void_p()
         self.driver.call("cuEventCreate", byref(event), c_uint32(2))
         self.driver.call("cuEventRecord", event, c_void_p(other))
@@ -106,7 +107,7 @@ _Managed._fields_ = [("tensor", _Tensor), ("context", c_void_p), ("deleter", _DE
 _DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.py_object)
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
 
-# Structures that a consumer has not returned, by their address.
+# Structures that a consumer has not returned yet, by address.
 handed_out = {}
 
 
@@ -131,7 +132,7 @@ class DeviceTensor:
         return self.address.value
 
     def fill(self, array, stream):
-        """Copies the array to the device as work of a stream; it has to live until the stream has done so."""
+        """Copies the array to the device as work of a stream. The array must live until the copy has completed."""
         source = c_void_p(array.ctypes.data)
         self.driver.call("cuMemcpyHtoDAsync_v2", self.address, source, c_size_t(self.nbytes), stream.handle)
 
@@ -151,7 +152,7 @@ class DeviceTensor:
         return CUDA, self.driver.number
 
     def __dlpack__(self, *, stream=None):
-        """Knows no version, as libraries before DLPack 1.0. The work of `self.stream` is the producer's."""
+        """Supports no version, like libraries before DLPack 1.0. The producer's work is on `self.stream`."""
         self.asked.append(stream)
         if stream not in (None, -1) and self.stream is not None:
             consumer = Stream.__new__(Stream)
@@ -173,14 +174,14 @@ _pointer = ctypes.PYFUNCTYPE(c_void_p, ctypes.c_void_p, c_char_p)(("PyCapsule_Ge
 
 @ctypes.PYFUNCTYPE(None, c_void_p)
 def _destroy(capsule):
-    """Returns the tensor of a capsule that was not taken."""
+    """Returns the tensor of a capsule that no consumer took."""
     if _is_valid(capsule, b"dltensor"):
         handed_out.pop(_pointer(capsule, b"dltensor"))
 
 
 @contextlib.contextmanager
 def tensors(driver, count, shape):
-    """So many tensors on the device, freed at the end."""
+    """This number of tensors on the device, freed at the end."""
     made = [DeviceTensor(driver, shape) for _ in range(count)]
     try:
         yield made

@@ -1,7 +1,7 @@
-"""Modules that stand in for an engine's, made from the tables of its interfaces.
+"""Stand-ins for an engine's modules, generated from the tables of its interfaces.
 
-The classes have the engine's names, bases, fields, and abstract methods, so an adapter that lacks a method, or names a
-field that a release does not have, fails as it would in the engine.
+The classes have the engine's names, bases, fields and abstract methods. So an adapter fails as in the engine if it
+lacks a method or uses a field that a release does not have.
 """
 
 import abc
@@ -34,7 +34,7 @@ def releases(engine):
 
 
 class TierBase:
-    """A tier with the constructor of the engine's."""
+    """A tier with the constructor of the engine's class."""
 
     def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None):
         self._primary_kv_view = primary_kv_view
@@ -43,7 +43,7 @@ class TierBase:
 
 
 class ManagerBase:
-    """The part of the tiering manager that a promotion without room concerns."""
+    """The part of the tiering manager for promotions without free memory."""
 
     def __init__(self, primary_tier=None, secondary_tiers=None, **options):
         self.primary_tier, self.secondary_tiers = primary_tier, secondary_tiers
@@ -69,7 +69,7 @@ class ManagerBase:
 
 
 class SpecBase:
-    """The parts of the tiering spec that ours builds on."""
+    """The parts of the tiering spec that Terrane's class uses."""
 
     def __init__(self, config):
         self.extra_config = config.extra_config
@@ -96,7 +96,7 @@ BEHAVIOUR = {
 
 
 def method(described):
-    """A method that does nothing, abstract if the engine's is."""
+    """A method that does nothing. It is abstract if the engine's method is."""
 
     def body(self, *arguments, **options):
         return None
@@ -143,7 +143,7 @@ def made(name, described):
 
 @contextlib.contextmanager
 def installed(engine, version):
-    """Puts the stand-ins in `sys.modules`, and yields the adapter's module over them."""
+    """Adds the stand-ins to `sys.modules`, and yields the adapter's module, which imports them."""
     before = dict(sys.modules)
     for module, names in tables(engine)[version]["interfaces"].items():
         parts = module.split(".")

@@ -1,4 +1,4 @@
-"""The adapters as their engines use them, for the three newest releases of each."""
+"""The adapters with the calls of their engines, for the three newest releases of each engine."""
 
 import importlib.metadata
 import logging
@@ -23,7 +23,7 @@ def adapter(request, directory):
         made.close()
 
 
-def test_blocks_come_back(adapter):
+def test_blocks_are_loaded_unchanged(adapter):
     assert adapter.load([1, 2]) == [None, None]
     assert adapter.store([1, 2, 3])
     assert adapter.store([2, 3, 4]), "blocks that are stored are no failure"
@@ -111,13 +111,13 @@ def test_a_tier_of_vllm_gives_its_region_back(directory):
         made.store([1])
         view = made.tier._primary_kv_view
         made.close()
-        # vLLM releases the view afterwards, which fails while it is exported.
+        # vLLM releases the view afterwards, which fails while the view is exported.
         view.release()
 
 
 def test_vllm_s_engines_have_folders_of_their_own_and_share_the_capacity(directory):
     with installed("vllm", adapters.newest("vllm")) as module:
-        # vLLM tells an engine of a dense model that it is the only one.
+        # vLLM tells an engine of a dense model that it is the only engine.
         both = [Vllm(module, directory, dp=(0, 2)), Vllm(module, directory, dp=(1, 1), engines=2)]
         both[0].store([1])
         assert both[1].load([1]) == [None]
@@ -161,7 +161,7 @@ def test_a_random_seed_of_python_is_none_for_lmcache(stated, monkeypatch):
 
 
 class Primary:
-    """Host memory with room for some chunks."""
+    """Host memory with free space for some chunks."""
 
     def __init__(self, room):
         self.room, self.chunks = room, set()
@@ -195,7 +195,7 @@ def test_the_manager_answers_retry_until_its_deadline(version, directory, monkey
         now[0] += 5.0
         assert [lookup(2), lookup(1), lookup(2, "later")] == ["MISS", "HIT", "RETRY"]
         primary.room = 1
-        assert lookup(2) == "MISS", "no promotion for a request whose time is over"
+        assert lookup(2) == "MISS", "no promotion for a request after its deadline"
         manager.on_request_finished(made.context())
         assert lookup(2) == "HIT_PENDING"
         made.close()

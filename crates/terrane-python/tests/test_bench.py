@@ -1,4 +1,4 @@
-"""The benchmark runs, and leaves nothing behind."""
+"""The benchmark runs, and removes its files."""
 
 import os
 import subprocess

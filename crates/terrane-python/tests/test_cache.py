@@ -1,4 +1,4 @@
-"""KV caches of NumPy in the axis orders of serving engines, stored and loaded without a copy by Python."""
+"""NumPy KV caches in the axis orders of serving engines, stored and loaded without a copy in Python."""
 
 import gc
 import os
@@ -43,7 +43,7 @@ def arrays_of(axes, seed=0):
 
 
 @pytest.mark.parametrize("axes", SHAPES)
-def test_blocks_come_back_to_other_places(opened, axes):
+def test_blocks_are_loaded_to_other_places(opened, axes):
     arrays = arrays_of(axes)
     before = [array.copy() for array in arrays]
     cache = adopted(axes, arrays)
@@ -112,7 +112,7 @@ SEEN = [axes for axes in SHAPES if not axes.startswith("slot")]
 
 
 @pytest.mark.parametrize("axes", SEEN)
-def test_a_cache_of_ours_is_seen_in_the_same_form(axes):
+def test_a_cache_of_terrane_has_the_same_form(axes):
     arrays = arrays_of(axes)
     cache, manager = adopted(axes, arrays), terrane_kv.Manager()
     tier = cache.allocate_like(9)
@@ -125,7 +125,7 @@ def test_a_cache_of_ours_is_seen_in_the_same_form(axes):
         assert not there.flags.writeable
         for mine, theirs in ((2, 0), (5, 7)):
             assert (block_of(axes, array, mine) == block_of(axes, there, theirs)).all()
-    # While they are exported, nothing is written there.
+    # While the tensors are exported, writes are refused.
     with pytest.raises(terrane_kv.StoreError, match="conflict|read"):
         manager.copy(cache.blocks([1]), tier.blocks([0]))
     manager.copy(tier.blocks([7]), cache.blocks([0])).wait(30)
@@ -145,7 +145,7 @@ def test_a_tensor_of_a_cache_is_taken_once_and_returned_if_nobody_takes_it():
     numpy.from_dlpack(first)[:] = 7
     with pytest.raises(BufferError, match="was taken"):
         first.__dlpack__()
-    # Capsules that no consumer takes return their tensors, of both structures.
+    # If no consumer takes a capsule, it returns its tensor, for both structures.
     for version, tensor in zip((None, (1, 0)), others):
         tensor.__dlpack__(max_version=version)
     del first, others, tensor
@@ -165,7 +165,7 @@ def test_a_tensor_that_a_structure_cannot_state_can_be_taken_in_another():
 
 
 class Exporter:
-    """An array whose library knows only some arguments of `__dlpack__`."""
+    """An array whose library supports only some arguments of `__dlpack__`."""
 
     def __init__(self, array, known, copies=False):
         self.array, self.known, self.copies, self.asked = array, known, copies, []
@@ -181,7 +181,7 @@ class Exporter:
 
 
 @pytest.mark.parametrize("known", [set(), {"max_version"}, {"max_version", "copy"}])
-def test_tensors_of_older_libraries_are_asked_for_what_they_know(known):
+def test_tensors_of_older_libraries_are_exported_by_older_calls(known):
     exporters = [Exporter(array, known) for array in arrays_of("block token row")]
     cache = terrane_kv.KvCache(exporters, "block token row")
     assert len(cache) == BLOCKS
@@ -196,7 +196,7 @@ def test_copies_of_tensors_are_refused():
 
 
 def test_head_major_by_strides():
-    # As in vLLM: the shape stays, and the memory is head-major.
+    # As in vLLM, the shape does not change, and the memory is head-major.
     arrays = [
         numpy.arange(2 * BLOCKS * PAGE * HEADS * DIM, dtype=numpy.uint16)
         .reshape(2, BLOCKS, HEADS, PAGE, DIM)
@@ -255,7 +255,7 @@ def test_ten_thousand_copies_and_a_hundred_adoptions_without_growth():
             growths.append(resident_bytes() - start)
             if growths[-1] < 1 << 20:
                 break
-        assert growths[-1] < 1 << 20, f"{growths} bytes more"
+        assert growths[-1] < 1 << 20, f"the memory grew by {growths} bytes"
     assert all((array == old).all() for array, old in zip(arrays, before))
 
 

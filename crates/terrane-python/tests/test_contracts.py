@@ -1,4 +1,4 @@
-"""Each call that an engine makes binds against our methods, in its three newest releases."""
+"""Each call of an engine binds to the adapters' methods, for its three newest releases."""
 
 import inspect
 import json
@@ -15,13 +15,13 @@ OURS = {
     "storage": "TerraneHiCacheStorage",
 }
 
-# Keys of a tier's configuration, or parameters of LMCache's adapter, that users state: `**` in the engine's call.
+# Keys of a tier's configuration, or parameters of LMCache's adapter, that users set. The engine passes them with `**`.
 STATED = {
     "tier": {"root_dir", "capacity"},
     "connector": {"directory", "capacity", "chunk_bytes", "kv_dtype"},
 }
 
-# The interfaces that our classes implement. Parameters are passed by position and by name.
+# The interfaces that the adapters implement. Parameters are passed by position and by name.
 INTERFACES = {
     "vllm": [("vllm.v1.kv_offload.tiering.base", "SecondaryTierManager", "tier")],
     "sglang": [("sglang.srt.mem_cache.hicache_storage", "HiCacheStorage", "storage")],
@@ -48,7 +48,7 @@ def test_every_call_of_the_engine_binds(engine, version):
                 keywords = keywords - {"**"} | STATED[call["ours"]]
             function = inspect.getattr_static(ours, call["method"], None)
             if function is None:
-                # Inherited from a class of the engine between ours and the interface.
+                # Inherited from a class of the engine between Terrane's class and the interface.
                 assert call["method"] in inherited, f"{ours.__name__} lacks {call}"
                 continue
             if isinstance(function, classmethod):

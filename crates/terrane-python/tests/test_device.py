@@ -1,6 +1,6 @@
 """Caches on a CUDA device, real or simulated: to pinned memory, to disk, and back, in the order of streams.
 
-A stream's work runs as late as the simulated device may run it, so a job that does not wait for it copies zeros.
+The simulated device runs a stream's work as late as possible, so a job that does not wait for it copies zeros.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 import terrane_kv
 
 numpy = pytest.importorskip("numpy")
-cuda = pytest.importorskip("cuda_driver", reason="the helper of these tests is beside them")
+cuda = pytest.importorskip("cuda_driver", reason="cuda_driver.py is not in the folder of these tests")
 
 BLOCKS, LAYERS, PAGE, HEADS, DIM = 8, 3, 4, 2, 8
 AXES = "outer block token head dim"
@@ -56,7 +56,7 @@ def with_pinned(opened, cache, **options):
 
 
 def fill(tensors, stream, seed=0):
-    """The engine's compute: it writes the cache as work of its stream."""
+    """Simulates the engine's computation: it writes the cache as work of its stream."""
     content = arrays(seed)
     for tensor, array in zip(tensors, content):
         tensor.stream = stream
@@ -72,13 +72,13 @@ def equal(tensors, content, pairs):
 
 
 @needs_device
-def test_blocks_go_to_disk_and_come_back_after_a_restart(opened, tensors, stream):
+def test_blocks_are_stored_on_disk_and_loaded_after_a_restart(opened, tensors, stream):
     cache = terrane_kv.KvCache(tensors, AXES)
     assert (cache.device, len(cache)) == (0, BLOCKS)
     store = with_pinned(opened, cache)
     content = fill(tensors, stream)
     assert store.put(["a", "b", "c"], cache.blocks([1, 4, 7])).wait(30).ok
-    # Adopted without an order; the job asked for the order of the stream.
+    # The adoption requested no order. The job requested the order of the stream.
     assert tensors[0].asked[0] == -1 and tensors[0].asked[-1] not in (None, -1)
     equal(tensors, content, [(1, 1), (4, 4)])
     store.close()
@@ -114,7 +114,7 @@ def test_a_put_waits_for_the_stream_that_writes_its_blocks(opened, tensors, stre
 
 @needs_device
 def test_a_put_without_an_order_stores_what_is_there_before(opened, tensors, stream):
-    """The tests above find a missing order: here it is missing, and the device is late."""
+    """The tests above detect a missing order. Here it is missing, and the device is late."""
     if "policy=lazy" not in os.environ.get("TERRANE_SIMULATED_CUDA", ""):
         pytest.skip("only a simulated device is late for certain")
     cache = terrane_kv.KvCache(tensors, AXES)
@@ -144,7 +144,7 @@ def test_tensors_are_adopted_by_their_addresses(opened, tensors, stream):
     with pytest.raises(ValueError, match="state stream="):
         store.put(["a"], cache.blocks([1]))
     assert store.put(["a"], cache.blocks([1]), stream=stream.handle.value).wait(30).ok
-    # 0 and 1 are the legacy default stream, and 2 is that of this thread.
+    # 0 and 1 are the legacy default stream, and 2 is the default stream of this thread.
     for handle in (0, 1, 2):
         assert store.get(["a"], cache.blocks([6]), stream=handle).wait(30).ok
     equal(tensors, content, [(6, 1)])
@@ -222,7 +222,7 @@ def test_a_copy_does_not_wait_for_the_stream_of_another_copy(tensors, stream):
 
 
 class Torch(types.ModuleType):
-    """PyTorch with two devices, as far as a cache uses it. Device 1 is current."""
+    """The parts of PyTorch that a cache uses, with two devices. Device 1 is current."""
 
     class Tensor(cuda.DeviceTensor):
         @property
@@ -270,7 +270,7 @@ def test_tensors_of_pytorch_need_not_be_on_its_current_device(opened, torch, ten
             tensor.clear()
         assert store.get([f"{turn}"], cache.blocks([5])).wait(30).ok
         equal(tensors, content, [(5, 3)])
-    # PyTorch was asked for its stream, not the tensor.
+    # The cache requested the stream from PyTorch, not from the tensor.
     assert tensors[0].asked == [-1]
     store.close()
 
@@ -319,7 +319,7 @@ for tensor in tensors:
 
 
 def held(text, *arguments):
-    """Runs a program whose stream is held, and which would never end if it waited for the stream with the GIL."""
+    """Runs a program with a suspended stream. It would never end if it waited for the stream with the GIL."""
     command = [sys.executable, "-c", HELD + text, os.path.dirname(__file__), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -366,7 +366,7 @@ except TimeoutError: print("waits", flush=True)
 
 
 @needs_device
-def test_a_forked_child_is_told(tensors):
+def test_a_forked_child_gets_an_error(tensors):
     cache, manager = terrane_kv.KvCache(tensors, AXES), terrane_kv.Manager([0])
     pinned = cache.allocate_like(4, "pinned")
     child = os.fork()

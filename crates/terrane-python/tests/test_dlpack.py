@@ -1,4 +1,4 @@
-"""Tensors that no correct library makes: `KvCache` refuses each with its reason, and deletes it once."""
+"""Invalid tensors, which no correct library exports: `KvCache` refuses each with its reason, and deletes it once."""
 
 import ctypes
 from ctypes import Structure, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
@@ -49,12 +49,12 @@ new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, ctypes.c_char_p, c_v
 
 
 class Hostile:
-    """A tensor of two blocks of two tokens, whose structure a test changes."""
+    """A tensor of two blocks of two tokens, whose structure a test modifies."""
 
     def __init__(self):
         self.deleted = 0
         self.memory = (c_uint8 * 4096)()
-        # Aligned, so that only the stated change is wrong.
+        # Aligned, so that only the test's modification is wrong.
         start = -(-ctypes.addressof(self.memory) // 64) * 64
         self.sizes = (c_int64 * 64)(BLOCKS, TOKENS, ROW, *[1] * 61)
         self.deleter = DELETER(self.delete)
@@ -149,7 +149,7 @@ def test_views_that_repeat_or_turn_round_are_refused():
 
 
 class Odd:
-    """An object whose `__dlpack__` returns something else, or fails."""
+    """An object whose `__dlpack__` returns something else, or raises an exception."""
 
     def __init__(self, result):
         self.result = result

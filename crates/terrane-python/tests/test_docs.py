@@ -1,4 +1,4 @@
-"""The code, the commands and the options of the pages in `docs/engines` are tried."""
+"""Runs the code and the commands on the pages in `docs/engines`, and checks the options."""
 
 import ast
 import asyncio
@@ -21,7 +21,7 @@ import terrane_kv
 from engines import installed
 
 PAGES = os.path.join(os.path.dirname(__file__), "../../../docs/engines")
-# Sizes of the pages, and those of a test: a store reserves its space on disk.
+# Sizes on the pages, and the sizes for a test, because a store reserves its space on disk.
 SMALLER = {"64 << 30": "96 << 20", "500 << 30": "96 << 20", "8 << 30": "16 << 20", "32 << 30": "16 << 20"}
 SHAPE = (2, 64, 4, 2, 8)
 
@@ -40,7 +40,7 @@ def blocks(page, language):
 
 
 def torch():
-    """PyTorch on the processor, as far as the pages use it."""
+    """The parts of PyTorch on the CPU that the pages use."""
     module = types.ModuleType("torch")
     module.uint8 = numpy.uint8
 
@@ -81,7 +81,7 @@ def test_the_code_of_a_page_runs(directory, monkeypatch, page):
             namespace["loop"] = asyncio.get_running_loop()
             stores = []
             for section in sections(page):
-                # A section goes on from the first code of the page, which opens a store.
+                # A section continues from the first code block of the page, which opens a store.
                 scope = dict(namespace)
                 for code in blocks_of(section, "python"):
                     await run(code, scope, page)
@@ -106,7 +106,7 @@ def test_the_commands_of_a_page_run(directory, page):
 
 
 def configs(page):
-    """The JSON options of vLLM that a page shows for the tier."""
+    """The JSON options for vLLM on a page."""
     for block in blocks(page, "text"):
         for text in re.findall(r"--kv-transfer-config '(.*?)'", block, re.DOTALL):
             config = json.loads(text)

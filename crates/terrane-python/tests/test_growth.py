@@ -1,4 +1,4 @@
-"""Ten thousand rounds through each adapter leave no memory, descriptor or thread behind."""
+"""Ten thousand rounds through each adapter leak no memory, descriptor or thread."""
 
 import gc
 import os
@@ -11,7 +11,7 @@ from adapters import BLOCK, Sglang
 from engines import installed
 from test_store import resident_bytes
 
-# More than fit in the store: blocks are evicted, and some are misses.
+# More keys than fit in the store, so blocks are evicted and some are misses.
 KEYS = 100
 
 
@@ -51,7 +51,7 @@ def sglang(adapter):
 
 
 def no_growth(round_of):
-    """A batch of rounds without growth is enough: what the allocators take once does not come again."""
+    """One batch of rounds without growth is sufficient: the allocators reserve some memory only once."""
 
     def batch(count):
         for turn in range(count):
@@ -65,7 +65,7 @@ def no_growth(round_of):
         before = resident_bytes()
         batch(3000)
         growths.append(resident_bytes() - before)
-    assert min(growths) < 1 << 20, f"{growths} bytes more"
+    assert min(growths) < 1 << 20, f"the memory grew by {growths} bytes"
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, descriptors)
 
 

@@ -134,7 +134,7 @@ def disk_blocks(store):
     return disk["blocks"]
 
 
-def test_blocks_go_to_disk_when_the_policy_says_so(opened):
+def test_blocks_are_written_to_disk_by_the_policy(opened):
     memory = bytearray(64 << 10)
     store = opened(tiers=[terrane_kv.Tier.system(1 << 20)], write="back")
     assert store.put(["k"], [bytes(64 << 10)]).wait(10).ok
@@ -187,7 +187,7 @@ def script(text):
     return done.stdout.split()
 
 
-def test_a_forked_child_is_told():
+def test_a_forked_child_gets_an_error():
     text = """
 transfer = manager.copy(cache.blocks([1]), other.blocks([1]))
 child = os.fork()

@@ -1,4 +1,4 @@
-"""Options and keys that cannot be: each is an error that says what to do."""
+"""Invalid options and keys: each causes an error with a remedy."""
 
 import pytest
 
@@ -16,14 +16,14 @@ def block(number):
     [
         ({"capacity": 0}, "has 0 B for group 0"),
         ({"capacity": 1000}, "needs one block for each group"),
-        ({"capacity": -1}, "-1 is no number of bytes"),
-        ({"capacity": "64GiB"}, "'64GiB' is no number of bytes"),
+        ({"capacity": -1}, "-1 is not a number of bytes"),
+        ({"capacity": "64GiB"}, "'64GiB' is not a number of bytes"),
         ({"host_bytes": 1000}, 'tier "host" has 1000 B'),
         ({"groups": []}, "at least one group"),
         ({"groups": [("kv", 0)]}, "0 bytes"),
         ({"groups": [("kv", -5)]}, "blocks of -5 in the group"),
         ({"groups": [("kv", 8 << 30)]}, "less than 2\\^32"),
-        ({"groups": ["kv"]}, "state a name and the bytes"),
+        ({"groups": ["kv"]}, "pass a name and the bytes"),
         ({"namespace": "a/b"}, "contains '/'"),
         ({"capacity": 1 << 50}, "at most 2\\^32 - 1"),
     ],
@@ -36,7 +36,7 @@ def test_options_that_cannot_be_are_errors_with_a_remedy(opened, changes, text):
 def test_keys_that_are_none_are_type_errors(opened):
     store = opened()
     for keys in ("abc", b"abc"):
-        with pytest.raises(TypeError, match="give a list"):
+        with pytest.raises(TypeError, match="pass a list"):
             store.put(keys, [b"x"] * 3)
     with pytest.raises(TypeError, match="the key 1 is neither bytes nor a str"):
         store.put([1], [b"x"])

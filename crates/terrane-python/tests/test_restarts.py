@@ -1,4 +1,4 @@
-"""After the process that stored was killed, each surface finds blocks right or absent, and never another model's."""
+"""After the storing process was killed, each adapter finds correct blocks or none, and never another model's."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def child(verb, engine, directory, model="m", environment=(), **options):
 
 
 def stored_and_killed(engine, directory, **options):
-    """Stores eight blocks in a process, and kills it. Returns what it wrote to standard error."""
+    """Stores eight blocks in a process, and kills it. Returns its standard error."""
     process = child("store", engine, directory, **options)
     line = process.stdout.readline()
     process.send_signal(signal.SIGKILL)
@@ -32,7 +32,7 @@ def stored_and_killed(engine, directory, **options):
 
 
 def loaded(engine, directory, **options):
-    """Returns the blocks that another process finds, and what it wrote to standard error."""
+    """Returns the blocks that another process finds, and its standard error."""
     process = child("load", engine, directory, **options)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
@@ -43,7 +43,7 @@ def loaded(engine, directory, **options):
 def test_blocks_are_right_after_kill_9(engine, directory):
     stored_and_killed(engine, directory)
     found, _ = loaded(engine, directory)
-    # A killed process has handed its writes to the kernel, so nothing is lost; a power failure may lose blocks.
+    # The kernel has the writes of a killed process, so no block is lost. A power failure may lose blocks.
     assert found == [True] * 8
 
 
@@ -73,7 +73,7 @@ def test_a_flipped_bit_is_a_miss(engine, directory):
     assert found == [True, True, None, True, True, True, True, True]
 
 
-def test_keys_that_change_with_each_process_are_found_out(directory, monkeypatch):
+def test_keys_that_change_with_each_process_are_detected(directory, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     seedless = {"hash_algorithm": "xxhash"}
     errors = stored_and_killed("vllm", directory, **seedless)
@@ -106,7 +106,7 @@ def script(text, directory, timeout=60):
     )
 
 
-def test_a_forked_child_is_told(directory):
+def test_a_forked_child_gets_an_error(directory):
     text = """
 store.put(["k"], [bytes(1 << 20)]).wait()
 queue = terrane_kv.CompletionQueue(1)

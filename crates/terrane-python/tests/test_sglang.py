@@ -1,4 +1,4 @@
-"""SGLang's backend as SGLang uses it, for its three newest releases."""
+"""SGLang's backend with SGLang's calls, for its three newest releases."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ def test_sglang_s_longest_prefix(sglang):
 
 
 class Tensor:
-    """A tensor with the methods that the older interface calls."""
+    """A tensor with the methods that the older interface uses."""
 
     def __init__(self, array):
         self.array = array
@@ -143,7 +143,7 @@ def test_sglang_s_groups_of_dp_attention_divide_the_capacity(directory, is_state
 
 
 def stated(**numbers):
-    """Makes SGLang's context of the process state these numbers."""
+    """Makes SGLang's context of the process return these numbers."""
     module = types.ModuleType("sglang.srt.runtime_context")
     module.get_parallel = lambda: types.SimpleNamespace(**numbers)
     sys.modules[module.__name__] = module
@@ -202,8 +202,8 @@ def test_options_of_sglang_that_cannot_be_are_errors_at_the_start(directory, cap
             with pytest.raises(ValueError, match=text):
                 Sglang(module, directory, **options)
         assert not caplog.records
-        # SGLang's own keys are none of ours.
+        # SGLang's own keys are not options of the backend.
         Sglang(module, directory, timeouts=1, interface_v1=1, backend_name="terrane")
         assert [record.getMessage() for record in caplog.records] == [
-            "the extra config has 'timeouts', which is no option; did you mean 'timeout_s'?"
+            "the extra config has 'timeouts', which is not an option; did you mean 'timeout_s'?"
         ]

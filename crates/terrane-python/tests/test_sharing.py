@@ -1,4 +1,4 @@
-"""SGLang's ranks whose cache is alike: rank 0 owns the store, and the others read it by a socket."""
+"""SGLang's ranks with the same cache: rank 0 owns the store, and the other ranks read it by a socket."""
 
 import json
 import os
@@ -164,7 +164,7 @@ def test_pages_are_right_in_another_process_and_after_kill_9(directory):
     owner, is_stored = started("store", 0)
     try:
         assert is_stored
-        # Two readers, one after the other and at once.
+        # Two readers, first one after the other and then concurrently.
         readers = [child("load", "sglang", directory, **tp(1)) for _ in range(2)]
         for reader in readers:
             assert json.loads(reader.communicate(timeout=60)[0]) == [True] * 8
@@ -181,7 +181,7 @@ def test_pages_are_right_in_another_process_and_after_kill_9(directory):
         assert json.loads(waits.communicate(timeout=30)[0]) == [None] * 8, "no process hangs without the owner"
     finally:
         owner.kill()
-    # The owner's socket is still there, and the next owner takes its place.
+    # The owner's socket still exists, and the next owner replaces it.
     again, found = started("load-and-stay", 0)
     try:
         assert found == [True] * 8
@@ -192,7 +192,7 @@ def test_pages_are_right_in_another_process_and_after_kill_9(directory):
         again.communicate(timeout=30)
 
 
-# The parts below SGLang
+# The parts below SGLang.
 
 
 @pytest.fixture
@@ -219,12 +219,12 @@ def test_jobs_larger_than_the_window_take_several_requests(served, monkeypatch):
     monkeypatch.setattr("terrane_kv.sharing.WINDOW", 2 * BLOCK)
     client = Client(path, {"model": "m"}, BLOCK)
     pages = [content(number) for number in range(7)]
-    # The third has a length that is no multiple of a page.
+    # The length of the third page is not a multiple of 4 KiB.
     pages[2] = pages[2][:12_345]
     keys = [f"k{number}" for number in range(7)]
     assert client.run("put", keys, spans(*pages), 0, 30.0) == ([True] * 7, None)
     found = [numpy.zeros_like(page) for page in pages]
-    # The memory of an absent block is left alone.
+    # The memory of an absent block does not change.
     absent = numpy.full(BLOCK, 7, dtype=numpy.uint8)
     done, _ = client.run("get", [*keys, "absent"], spans(*found, absent), 0, 30.0)
     assert done == [True] * 7 + [False] and (absent == 7).all()
@@ -260,14 +260,14 @@ def test_threads_of_a_client_do_not_wait_for_each_other_and_leave_no_connection(
         thread.join()
     assert failures == []
     client.close()
-    # The server closes its ends when it sees that the client has left.
+    # The server closes its connections when it sees that the client has disconnected.
     until = time.monotonic() + 30
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < until:
         time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_request_that_makes_no_sense_is_an_error_and_ends_nothing(served):
+def test_an_invalid_request_is_an_error_and_ends_nothing(served):
     _, path = served
     client = Client(path, {"model": "m"}, BLOCK)
     for verb, group, page in (("erase", 0, BLOCK), ("get", 9, BLOCK), ("get", 0, 1 << 40)):

@@ -1,4 +1,4 @@
-"""The store from Python: jobs, results, queues, errors, and memory that stays referenced."""
+"""The store in Python: jobs, results, queues, errors, and memory that stays referenced."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ def stored(store, count, **options):
     return keys
 
 
-def test_blocks_come_back_by_key(opened):
+def test_blocks_are_loaded_by_key(opened):
     store = opened()
     keys = stored(store, 4)
     memory = [bytearray(BLOCK) for _ in keys]
@@ -228,7 +228,7 @@ def test_a_task_wakes_up_when_a_thread_takes_the_outcome_of_its_job(opened):
         thread.start()
         outcome = await asyncio.wait_for(job, 10)
         thread.join()
-        # Also of a job whose outcome was taken before.
+        # This also works for a job whose outcome was taken before.
         return outcome.ok and (await asyncio.wait_for(job, 10)).ok
 
     async def all_of_them():
@@ -237,7 +237,7 @@ def test_a_task_wakes_up_when_a_thread_takes_the_outcome_of_its_job(opened):
     assert all(asyncio.run(all_of_them()))
 
 
-def test_a_removed_key_is_absent_and_why_says_so(opened):
+def test_a_removed_key_is_absent_and_why_has_the_reason(opened):
     store = opened()
     keys = stored(store, 3)
     assert store.remove(keys[:1]).wait(10).ok
@@ -337,7 +337,7 @@ def test_a_flipped_bit_is_absent_and_counted(opened, directory):
 
 def test_a_read_only_directory_is_an_error_with_a_remedy(tmp_path):
     if os.geteuid() == 0:
-        # Permissions do not bind root; a file in the place of a folder does.
+        # Permissions do not restrict root, but a file in the place of a folder does.
         (tmp_path / "file").write_text("")
         place = tmp_path / "file" / "kv"
     else:
@@ -347,7 +347,7 @@ def test_a_read_only_directory_is_an_error_with_a_remedy(tmp_path):
         terrane_kv.Store(str(place), 1 << 20, groups=[("kv", BLOCK)], namespace="n")
 
 
-def test_a_store_opened_for_reading_serves_and_takes_nothing(opened):
+def test_a_store_opened_for_reading_serves_gets_and_refuses_puts(opened):
     store = opened()
     keys = stored(store, 2)
     store.close()
@@ -411,7 +411,7 @@ def test_ten_thousand_rounds_without_growth(opened):
         growths.append(resident_bytes() - before)
         if growths[-1] < 1 << 20:
             break
-    assert growths[-1] < 1 << 20, f"{growths} bytes more"
+    assert growths[-1] < 1 << 20, f"the memory grew by {growths} bytes"
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     memory.extend(b"no longer exported")
 

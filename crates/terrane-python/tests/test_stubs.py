@@ -1,4 +1,4 @@
-"""The type stubs name what the native module has."""
+"""The type stubs match the native module."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ def stubs():
 
 def test_each_class_has_the_methods_that_its_stub_names_and_no_others():
     classes = {node.name: node for node in stubs().body if isinstance(node, ast.ClassDef)}
-    # A protocol for type checkers alone.
+    # A protocol that only type checkers use.
     del classes["SupportsDlpack"]
     assert set(classes) == {name for name, it in vars(_native).items() if inspect.isclass(it)}
     implicit = {"__new__", "__module__", "__doc__", "__weakref__", "__init__", "__dict__", "__repr__"}

@@ -2,7 +2,6 @@
 
 use std::hint::black_box;
 use std::io::Write;
-use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use terrane_store::{KeyHasher, StoredBlock, TierIndex};
@@ -18,13 +17,13 @@ fn main() -> std::io::Result<()> {
     };
     let blocks: Vec<_> = (0..count)
         .filter_map(|slot| {
-            let block = StoredBlock { slot, length: 1, checksum: 2, sequence: slot.into() };
+            let block = StoredBlock { slot, length: 1, checksum: 2 };
             Some((hasher.hash(&key(slot)).ok()?, block))
         })
         .collect();
     let index = TierIndex::new(count);
     let begin = Instant::now();
-    index.load(&blocks, NonZeroUsize::new(2).unwrap_or(NonZeroUsize::MIN));
+    index.insert_all(&blocks);
     let loaded = begin.elapsed();
     let mut random = 88_172_645_463_325_252_u64;
     let keys: Vec<_> = (0..1_000_000)
@@ -54,6 +53,7 @@ fn main() -> std::io::Result<()> {
             for (hash, key) in hashes.iter_mut().zip(batch) {
                 *hash = hasher.hash(key).ok();
             }
+            index.prefetch(hashes.iter().flatten().copied());
             found += hashes.iter().flatten().filter(|key| index.get(**key).is_some()).count();
         }
         let batched = begin.elapsed().as_secs_f64() * 1e9 / 1e6;

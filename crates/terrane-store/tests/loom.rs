@@ -36,7 +36,7 @@ const SECOND: KeyHash = KeyHash::new(0x8200_0000_0000_0000_0000_0000_0000_0002);
 /// The block of a key in a slot. Its numbers follow from the key.
 fn block(key: KeyHash, slot: u32) -> StoredBlock {
     let number = u32::try_from(key.get() & 0xff).unwrap();
-    StoredBlock { slot, length: number, checksum: number.into(), sequence: number.into() }
+    StoredBlock { slot, length: number, checksum: number.into() }
 }
 
 /// The bytes of the slots, and how often each became free.

@@ -1,4 +1,4 @@
-//! KV blocks go from a device to pinned memory, to a file and back, and every byte is verified.
+//! Copies KV blocks from a device to pinned memory, to a file and back, and verifies every byte.
 //!
 //! `cargo run --release --example gpu` on a machine with NVIDIA's driver
 
@@ -18,14 +18,14 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let context = Context::primary(DeviceId::new(0))?;
     let manager = TransferManager::builder().devices([&context])?.build();
-    // The stream of the model. `Stream::borrow` takes the one of another library.
+    // The stream of the model. `Stream::borrow` adopts a stream of another library.
     let compute = Stream::new(&context)?;
 
     // 4 layers of K and V, 8 heads of 128 elements of 2 bytes, 16 tokens a block, 24 blocks.
     let model = LayoutConfig::builder().num_layers(4).outer_dim(2).page_size(16).inner_dim(1024);
     let config = model.element(ElementFormat::Width(2)).num_blocks(24).build()?;
     let whole_blocks = || LayoutBuilder::new(config).fully_contiguous();
-    // The first 8 blocks of the file stand for what the model computes.
+    // The first 8 blocks of the file represent the output of the model.
     let computed: Vec<u8> = (0..=250).cycle().take(config.total_bytes().to_usize() / 3).collect();
     let path = std::env::temp_dir().join(format!("terrane-gpu-{}", std::process::id()));
     fs::write(&path, [&computed[..], &vec![0; 2 * computed.len()]].concat())?;
@@ -48,7 +48,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     ] {
         let mut copy = Transfer::new(from, to).blocks(from_blocks, to_blocks);
         if from.kind().is_device() || to.kind().is_device() {
-            // After what the model has put on its stream. The order keeps the stream.
+            // Copy after the work that the model has submitted to its stream. The order keeps the
+            // stream alive.
             copy = copy.device_order(compute.order());
         }
         println!("{} to {}: {}", from.kind(), to.kind(), manager.submit(copy, ())?.wait().result?);

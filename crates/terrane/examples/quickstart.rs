@@ -1,4 +1,4 @@
-//! Blocks of an engine's cache go to a file and come back.
+//! Copies blocks of an engine's cache to a file and back.
 //!
 //! `cargo run --release --example quickstart`
 
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}", manager.explain(&offload)?);
     let offload = manager.submit(offload, ())?;
 
-    // The way back starts when the way out has succeeded.
+    // The copy back starts when the copy to the file has succeeded.
     let onload = Transfer::new(&file, &cache).blocks(&blocks, &blocks).after(&offload.ticket());
     let onload = manager.submit(onload, ())?;
     println!("out:  {}", offload.wait().result?);

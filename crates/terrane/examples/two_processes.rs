@@ -1,4 +1,4 @@
-//! One process exports blocks. A second one reads them and verifies every byte.
+//! Exports blocks from one process. A second process reads them and verifies every byte.
 //!
 //! `cargo run --release --features nixl --example two_processes`
 
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use terrane::prelude::*;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Where `cargo xtask nixl` puts NIXL. Other installations are found in `LD_LIBRARY_PATH`.
+    // The path where `cargo xtask nixl` puts NIXL. `LD_LIBRARY_PATH` finds other installations.
     if let Some(library) = std::env::var_os("NIXL_CAPI_LIBRARY") {
         terrane::nixl::probe_file(library.as_ref())?;
     }

@@ -11,10 +11,11 @@
 //! - `wire` (on by default): layouts as bytes for peers (module `wire`). `nixl` needs it.
 //! - `arrow` (off by default): Arrow arrays and columns (module `arrow`). It enables `cuda` and
 //!   `interop`.
-//! - `model-config` (off by default): a model hub's `config.json` to layout configurations
+//! - `model-config` (off by default): converts a model hub's `config.json` to layout configurations
 #![cfg_attr(feature = "model-config", doc = "  ([`layout::model`]).")]
 #![cfg_attr(not(feature = "model-config"), doc = "  (module `layout::model`).")]
-//! - `nixl` (off by default): memory registered with NIXL, and blocks that travel between processes
+//! - `nixl` (off by default): memory registered with NIXL, and transfers of blocks between
+//!   processes
 #![cfg_attr(feature = "nixl", doc = "  ([`nixl`]).")]
 #![cfg_attr(not(feature = "nixl"), doc = "  (module `nixl`).")]
 //!   Its bindings need libclang and g++ to build. The library itself is loaded at run time.
@@ -52,7 +53,7 @@ pub use terrane_wire as wire;
 
 pub mod prelude;
 
-/// The example of the repository's README is compiled and run as well.
+/// Compiles and runs the example of the repository's README as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct RepositoryReadme;

@@ -10,11 +10,11 @@ use crate::tally::Tally;
 use crate::tidy::has_unsafe_code;
 use crate::workspace::Workspace;
 
-/// Property tests draw this many cases here, unless `PROPTEST_CASES` says otherwise: the sanitizer
-/// makes an unoptimised test several times slower, and the full number runs in `test`.
+/// The number of cases of a property test, unless `PROPTEST_CASES` is set. The sanitizer makes an
+/// unoptimised test several times slower, and `test` runs the full number.
 const PROPTEST_CASES: &str = "32";
 
-/// The sizes of the store's long tests here, unless the variables say otherwise, for the same reason.
+/// The sizes of the store's long tests, unless the variables are set, for the same reason.
 const STORE_SIZES: [(&str, &str); 6] = [
     ("TERRANE_STORE_CRASH_STATES", "1"),
     ("TERRANE_STORE_KILLS", "10"),
@@ -24,8 +24,9 @@ const STORE_SIZES: [(&str, &str); 6] = [
     ("TERRANE_STORE_DAMAGES", "5000"),
 ];
 
-/// The tests that also run over the simulated driver: memory is shared with a device, or transfers
-/// fail or are abandoned. Other tests mostly run code of the driver, which is not instrumented.
+/// The tests that also run over the simulated driver. In these tests, memory is shared with a
+/// device, or transfers fail or are abandoned. Other tests mostly run code of the driver, which is
+/// not instrumented.
 const ON_DEVICE: [&str; 7] = [
     "background::",
     "device::",
@@ -36,7 +37,7 @@ const ON_DEVICE: [&str; 7] = [
     "staging::",
 ];
 
-/// The simulated devices, in an order that is drawn from a seed.
+/// The simulated devices, with a random order of work from a fixed seed.
 const DEVICES: &str = "devices=2,memory=8GiB,policy=random,seed=1";
 
 /// Runs the unit and integration tests of each crate that contains unsafe code.
@@ -51,11 +52,11 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
             packages.push(package);
         }
     }
-    // Not published, but all of them trust it.
+    // The driver is not published, but all of these crates depend on it.
     packages.extend(workspace.member(simulated::DRIVER));
     let host = host_triple(workspace)?;
-    // With an explicit target the flags do not reach build scripts and procedural macros. Leaks
-    // are not reported: tests leak completions on purpose, to show that it is sound.
+    // With an explicit target, the flags do not apply to build scripts and procedural macros. Leaks
+    // are not reported, because tests leak completions on purpose to show that it is sound.
     let test = || -> Result<Tool> {
         let mut cargo = Tool::new(workspace, "rustup");
         for (variable, size) in STORE_SIZES {
@@ -80,7 +81,7 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     run_counted(workspace, on_device, "asan-simulated", tally)
 }
 
-/// Asks rustup what is installed: `cargo +nightly` might start a download.
+/// Queries rustup for installed components, because `cargo +nightly` might start a download.
 fn has_nightly(workspace: &Workspace) -> bool {
     Tool::new(workspace, "rustup")
         .args(["toolchain", "list"])

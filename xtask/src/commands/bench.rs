@@ -1,4 +1,4 @@
-//! `bench`: the suites of `terrane-bench`, one binary each, and those of the command `terrane bench`.
+//! `bench`: the suites of `terrane-bench`, one binary each, and the suites of `terrane bench`.
 
 use std::process::ExitCode;
 
@@ -11,23 +11,23 @@ use crate::workspace::Workspace;
 
 const CRATE: &str = "terrane-bench";
 
-/// The crate of the suites that users run, and its program, by which these suites are chosen.
+/// The crate and program of the users' suites. The name of the program selects these suites.
 const USERS: (&str, &str) = ("terrane-cli", "terrane");
 
-/// A suite that only users have, so that its name is enough.
+/// A suite of `terrane bench` alone, so its name selects it.
 const MOVERS: &str = "movers";
 
 /// The options of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The suite to run, and the suite's own arguments (`--json`, `--check`, `--filter TEXT`; a
-    /// suite's `--help` lists them). `terrane SUITE …`, and `movers …`, run the suites of the
-    /// command `terrane bench`, which have a model and no targets
+    /// The suite to run and its arguments (`--json`, `--check`, `--filter TEXT`; a suite's `--help`
+    /// lists them). `terrane SUITE …` and `movers …` run the suites of the command `terrane bench`,
+    /// which need a model and have no targets
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "SUITE AND ARGUMENTS")]
     arguments: Vec<String>,
 }
 
-/// Runs one suite, or all of them, and passes the worst exit code on.
+/// Runs one suite or all of them, and returns the worst exit code.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
     if let Some(forwarded) = of_users(&arguments.arguments) {
         let (package, program) = USERS;
@@ -54,26 +54,27 @@ pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(worst).unwrap_or(u8::MAX)))
 }
 
-/// The arguments of `terrane bench`, if its suites are asked for.
+/// Returns the arguments of `terrane bench`, if one of its suites is selected.
 fn of_users(arguments: &[String]) -> Option<&[String]> {
     let (first, rest) = arguments.split_first()?;
     if first == USERS.1 { Some(rest) } else { (first == MOVERS).then_some(arguments) }
 }
 
-/// Cargo, with what the features of a suite need to build and to run; the only one is `nixl`.
+/// Returns cargo with the environment that a suite's features need. The only such feature is
+/// `nixl`.
 fn with_features(workspace: &Workspace, suite: &Target) -> Result<Tool> {
     let cargo = Tool::cargo(workspace);
     if suite.required_features.is_empty() { Ok(cargo) } else { with_nixl(workspace, cargo) }
 }
 
-/// The binaries of the benchmark crate, each a suite.
+/// Returns the binaries of the benchmark crate. Each of them is a suite.
 fn suites(workspace: &Workspace) -> Result<Vec<&Target>> {
     let package =
         workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
     Ok(package.targets.iter().filter(|target| target.is_bin()).collect())
 }
 
-/// Splits the suite's name, if there is one, from what the suite is given.
+/// Separates the suite's name, if there is one, from the suite's arguments.
 fn choose<'a>(
     known: &'a [String],
     arguments: &'a [String],

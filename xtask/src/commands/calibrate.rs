@@ -1,4 +1,4 @@
-//! `calibrate`: measures the copy paths of this machine's GPU, and saves what it found.
+//! `calibrate`: measures the copy paths of this machine's GPU and saves the results.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -30,7 +30,7 @@ struct Step {
     run: Run,
 }
 
-/// How a step runs.
+/// The scheduling of a step.
 #[derive(Clone, Copy)]
 enum Run {
     /// Before all others.
@@ -38,16 +38,16 @@ enum Run {
     /// After the first ones.
     Then(Body),
     /// In another process, at the same time as [`Run::Then`].
-    Beside,
+    Concurrent,
 }
 
 type Body = fn(&Workspace, &mut Tally) -> Result<()>;
 
 /// The gate. Cheap steps come first, so that most mistakes show within two minutes.
 ///
-/// The other steps often leave one of two cores idle: they link, download, or wait for one test. So
-/// two of them run at a time. Those of [`Run::Beside`] build to folders of their own, because cargo
-/// lets one process at a time build to a folder.
+/// The other steps often leave one of two cores idle while they link, download, or wait for one
+/// test. So two steps run at a time. Steps of [`Run::Concurrent`] use separate target folders, because
+/// cargo locks a target folder for one process.
 const STEPS: [Step; 18] = [
     first("fmt", "fmt --check", |workspace, _| lint::check_format(workspace)),
     first("tidy", "tidy", |workspace, _| tidy::run(workspace)),
@@ -61,15 +61,15 @@ const STEPS: [Step; 18] = [
     then("python", |workspace, tally| python::run(workspace, &python::Arguments::default(), tally)),
     then("doc", |workspace, _| doc::run(workspace, &doc::Arguments::default())),
     then("package", |workspace, _| package::run(workspace)),
-    beside("deny", "deny"),
-    beside("compose", "compose"),
-    beside("loom", "loom"),
-    beside("offload", "offload"),
-    beside("remote", "remote"),
+    concurrent("deny", "deny"),
+    concurrent("compose", "compose"),
+    concurrent("loom", "loom"),
+    concurrent("offload", "offload"),
+    concurrent("remote", "remote"),
     // Long enough for every policy and every stack to run at least once.
-    beside("soak", "soak --seconds 5"),
-    beside("asan", "asan"),
-    beside("miri", "miri"),
+    concurrent("soak", "soak --seconds 5"),
+    concurrent("asan", "asan"),
+    concurrent("miri", "miri"),
 ];
 
 const fn first(name: &'static str, rerun: &'static str, body: Body) -> Step {
@@ -80,12 +80,12 @@ const fn then(name: &'static str, body: Body) -> Step {
     Step { name, rerun: name, run: Run::Then(body) }
 }
 
-const fn beside(name: &'static str, rerun: &'static str) -> Step {
-    Step { name, rerun, run: Run::Beside }
+const fn concurrent(name: &'static str, rerun: &'static str) -> Step {
+    Step { name, rerun, run: Run::Concurrent }
 }
 
-/// Runs the steps. After the first failure it starts no other step, and waits for the one that runs
-/// beside it.
+/// Runs the steps. After the first failure it starts no other step and waits for the step in the
+/// other process.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
     let from =
         STEPS.iter().position(|step| Some(step.name) == arguments.from.as_deref()).unwrap_or(0);
@@ -108,12 +108,12 @@ pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
     Ok(if gate.failure.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the steps of [`Run::Then`] here, and those of [`Run::Beside`] at the same time.
+/// Runs the steps of [`Run::Then`] here, and those of [`Run::Concurrent`] at the same time.
 fn both(workspace: &Workspace, steps: &'static [Step], gate: &mut Gate) {
     let has_failed = AtomicBool::new(false);
     let (sender, reports) = mpsc::channel();
     thread::scope(|scope| {
-        scope.spawn(|| run_beside(workspace, steps, &has_failed, sender));
+        scope.spawn(|| run_concurrent(workspace, steps, &has_failed, sender));
         for step in steps {
             if let Run::Then(body) = step.run {
                 gate.run(workspace, step, body);
@@ -123,21 +123,21 @@ fn both(workspace: &Workspace, steps: &'static [Step], gate: &mut Gate) {
             }
         }
         if gate.failure.is_some() {
-            println!("the step that runs beside it ends first");
+            println!("waiting for the step in the other process");
         }
         // Ends when the other thread does.
         reports.iter().for_each(|report| gate.report(report));
     });
 }
 
-/// Runs the steps of [`Run::Beside`] until one fails, or `has_failed` is set, and sends their reports.
-fn run_beside(
+/// Runs the steps of [`Run::Concurrent`] until one fails, or `has_failed` is set, and sends their reports.
+fn run_concurrent(
     workspace: &Workspace,
     steps: &'static [Step],
     has_failed: &AtomicBool,
     reports: Sender<Report>,
 ) {
-    for step in steps.iter().filter(|step| matches!(step.run, Run::Beside)) {
+    for step in steps.iter().filter(|step| matches!(step.run, Run::Concurrent)) {
         if has_failed.load(Ordering::Relaxed) {
             return;
         }
@@ -166,7 +166,7 @@ impl Report {
     fn of(workspace: &Workspace, step: &'static Step) -> Self {
         let started = Instant::now();
         let mut lines = Vec::new();
-        // This program: cargo may have replaced its file meanwhile.
+        // This program, because cargo may have replaced its file since it started.
         let program = Tool::new(workspace, "/proc/self/exe").args(step.rerun.split(' '));
         let ended = program.each_line(|line| {
             lines.push(line.to_owned());
@@ -229,7 +229,7 @@ fn begin(step: &Step) {
     println!("\n==> [{place}/{}] {}", STEPS.len(), step.name);
 }
 
-/// All steps that ran with their times, and the time of the whole, on one line.
+/// Returns one line with the time of each step and the total time.
 fn timing_line(timings: &[(&str, Duration)], total: Duration) -> String {
     let steps: Vec<String> =
         timings.iter().map(|(name, time)| format!("{name} {:.1} s", time.as_secs_f64())).collect();

@@ -1,10 +1,10 @@
-//! `compose`: Terrane beside crates that use cudarc in other ways than it does itself.
+//! `compose`: Terrane in the same build as crates that use cudarc with other features.
 //!
-//! Features of a dependency are united over a whole build. cudarc does not compile with two
-//! versions of CUDA or two ways of linking, so a serving engine whose other crates name theirs can
-//! use Terrane only if Terrane names none. Crates like theirs are generated, each a workspace of
-//! its own under `target/compose`, and checked with Terrane's facade beside them; the crates
-//! themselves are not built, as some need CUDA's compiler for that.
+//! Cargo unites the features of a dependency over a whole build. cudarc does not compile with two
+//! versions of CUDA or two ways of linking. Crates of a serving engine may select both, so Terrane
+//! must select neither. This command generates crates with such features, in separate
+//! workspaces under `target/compose`, and checks each together with Terrane's facade. It does not
+//! build the real crates, because some of them need CUDA's compiler.
 
 use std::fs;
 use std::path::Path;
@@ -14,20 +14,20 @@ use anyhow::{Context, Result};
 use crate::command::Tool;
 use crate::workspace::Workspace;
 
-/// A crate in the same build as Terrane.
+/// A generated crate in the same build as Terrane.
 struct Neighbour {
     name: &'static str,
     /// Its requirement on cudarc.
     version: &'static str,
-    /// The features of cudarc that it names, without the default ones.
+    /// The features of cudarc that the crate selects, without the default ones.
     features: &'static [&'static str],
-    /// The item of cudarc that it uses.
+    /// The item of cudarc that the crate uses.
     uses: &'static str,
 }
 
 const NEIGHBOURS: [Neighbour; 3] = [
-    // candle-core 0.11.1 with its feature `cuda`. Its version of CUDA comes from the build system,
-    // and it is linked; where nvcc is missing, only another crate's fallback lets it compile.
+    // The features of candle-core 0.11.1 with `cuda`. Its build system sets the version of CUDA,
+    // and it links CUDA. Without nvcc, it compiles only with another crate's fallback.
     Neighbour {
         name: "as-candle-core",
         version: "0.19.10",
@@ -52,7 +52,7 @@ const NEIGHBOURS: [Neighbour; 3] = [
         features: &["std", "driver", "nvrtc", "cuda-12080", "dynamic-loading"],
         uses: "cudarc::nvrtc::Ptx",
     },
-    // Another one, linked.
+    // Another explicit version, linked.
     Neighbour {
         name: "explicit-version-linked",
         version: "0.19.4",
@@ -61,7 +61,7 @@ const NEIGHBOURS: [Neighbour; 3] = [
     },
 ];
 
-/// Checks each neighbour with Terrane beside it.
+/// Checks each generated crate together with Terrane.
 pub fn run(workspace: &Workspace) -> Result<()> {
     for neighbour in &NEIGHBOURS {
         let folder = workspace.target().join("compose").join(neighbour.name);
@@ -75,7 +75,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
             .arg(workspace.target().join("compose/target"))
             .run()?;
     }
-    println!("compose: Terrane builds beside {} uses of cudarc", NEIGHBOURS.len());
+    println!("compose: Terrane builds with {} other uses of cudarc", NEIGHBOURS.len());
     Ok(())
 }
 
@@ -83,7 +83,8 @@ fn generate(workspace: &Workspace, neighbour: &Neighbour, folder: &Path) -> Resu
     fs::create_dir_all(folder.join("src"))?;
     fs::write(folder.join("Cargo.toml"), manifest(workspace.root(), neighbour))?;
     fs::write(folder.join("src/lib.rs"), source(neighbour))?;
-    // The versions that the workspace is tested with; what only the neighbour needs is added.
+    // The versions that the workspace is tested with. Cargo adds the other dependencies of the
+    // generated crate.
     fs::copy(workspace.root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
     Ok(())
 }
@@ -106,10 +107,10 @@ fn manifest(root: &Path, neighbour: &Neighbour) -> String {
     )
 }
 
-/// A crate that names both, so that neither is left out of the build.
+/// Returns the source of a crate that uses both, so that the build includes both.
 fn source(neighbour: &Neighbour) -> String {
     format!(
-        "//! Generated: Terrane beside another user of cudarc.\n\
+        "//! Generated: Terrane and another user of cudarc.\n\
          pub use {} as Theirs;\n\
          pub use cudarc::driver::CudaContext;\n\
          \n\

@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 use crate::command::Tool;
 use crate::workspace::Workspace;
 
-/// The version that is installed where none, or an older one, is found.
+/// The version that is installed if there is none, or only an older one.
 const VERSION: &str = "0.20.2";
 
-/// The oldest minor version (of 0.x) that reads `deny.toml` as it is written.
+/// The oldest minor version (of 0.x) that can read `deny.toml`.
 const OLDEST_MINOR: u32 = 18;
 
-/// Checks everything that needs no network; the advisory database would.
+/// Runs all checks that work offline. The check of advisories needs the network.
 pub fn run(workspace: &Workspace) -> Result<()> {
     let program = match find(workspace) {
         Some(program) => program,
@@ -27,7 +27,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
             "--locked",
             "check",
             "--hide-inclusion-graph",
-            // A boundary crate may be named in deny.toml before it is written.
+            // deny.toml may name a boundary crate before the workspace depends on it.
             "--allow",
             "unused-wrapper",
         ])
@@ -46,8 +46,8 @@ fn find(workspace: &Workspace) -> Option<PathBuf> {
     })
 }
 
-/// Compiles the pinned version from crates.io, for a short compile time rather than a fast program:
-/// it then takes about a minute on two cores, and checks this workspace in a second all the same.
+/// Compiles the pinned version from crates.io, with settings for a short compile time. It takes
+/// about a minute on two cores. The unoptimised program checks this workspace in a second.
 fn install(workspace: &Workspace) -> Result<PathBuf> {
     let build = tools(workspace).join("build");
     println!(
@@ -79,7 +79,7 @@ fn installed(workspace: &Workspace) -> PathBuf {
     tools(workspace).join(Path::new("bin/cargo-deny"))
 }
 
-/// Reads `cargo-deny 0.20.2`; versions from 1.0 on count as newer than any 0.x.
+/// Reads `cargo-deny 0.20.2`. Versions from 1.0 on count as newer than any 0.x.
 fn minor_version(text: &str) -> Option<u32> {
     let version = text.trim().strip_prefix("cargo-deny ")?;
     let mut parts = version.split('.');

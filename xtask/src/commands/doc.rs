@@ -16,8 +16,8 @@ pub struct Arguments {
     open: bool,
 }
 
-/// Builds the pages of all members with all their features, and those of a crate that docs.rs builds
-/// with fewer as docs.rs does.
+/// Builds the pages of all members with all features. If docs.rs builds a crate with fewer
+/// features, builds its pages with these features too.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     for package in workspace.libraries() {
         let Some(features) = docs_rs(package)? else { continue };
@@ -27,7 +27,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             .arg(features.join(","))
             .run()?;
     }
-    // Last, as these pages are the ones to keep.
+    // Last, so that the pages with all features remain.
     with_nixl(workspace, Tool::cargo(workspace))?
         .env("RUSTDOCFLAGS", "-D warnings")
         .args(["doc", "--workspace", "--no-deps", "--all-features"])
@@ -35,7 +35,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         .run()
 }
 
-/// The features that docs.rs adds to the default ones; `None` if it takes all.
+/// Returns the features that docs.rs adds to the default ones; `None` for all features.
 pub fn docs_rs(package: &Package) -> Result<Option<Vec<String>>> {
     features(&package.metadata["docs"]["rs"]).map_or_else(
         || bail!("{} has no `[package.metadata.docs.rs]` with features", package.name),
@@ -43,7 +43,7 @@ pub fn docs_rs(package: &Package) -> Result<Option<Vec<String>>> {
     )
 }
 
-/// Reads the table; `None` if it names neither all features nor some.
+/// Reads the table. Returns `None` if it has neither `all-features` nor `features`.
 fn features(table: &Value) -> Option<Option<Vec<String>>> {
     if table["all-features"] == Value::Bool(true) {
         return Some(None);

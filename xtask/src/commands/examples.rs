@@ -1,5 +1,5 @@
-//! The examples that the gate runs in release mode. They are built together: with one selection of
-//! crates and features, cargo compiles each of their dependencies once.
+//! The examples that the gate runs in release mode. One build compiles all of them. With one
+//! selection of crates and features, cargo compiles each dependency once.
 
 use anyhow::{Context, Result, bail};
 
@@ -21,9 +21,9 @@ const EXAMPLES: [(&str, &str); 7] = [
     (POOL, "soak"),
 ];
 
-/// Builds all examples, and returns the command that runs `example`, in an environment with NIXL.
+/// Builds all examples, and returns the command that runs `example` in an environment with NIXL.
 pub fn example(workspace: &Workspace, example: &str) -> Result<Tool> {
-    // The manifests say that they exist, so that a moved file is no silent skip.
+    // Checks that the manifests have these examples, so that a moved file is an error.
     for (package, example) in EXAMPLES {
         let member = workspace
             .member(package)

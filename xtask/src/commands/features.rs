@@ -1,7 +1,7 @@
-//! `features`: each library crate alone, as a user who takes only that crate would build it.
+//! `features`: each library crate alone, as in the build of a user who needs only that crate.
 //!
-//! A build of the whole workspace unites the features of all members, so that a crate which
-//! forgot to ask for a feature of its dependency still compiles there.
+//! A build of the whole workspace unites the features of all members. A crate that lacks a feature
+//! of its dependency still compiles there.
 
 use anyhow::Result;
 
@@ -25,7 +25,8 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// None, the default ones, each one alone, all; each combination once.
+/// Returns the combinations: no features, the default ones, each feature alone, and all features.
+/// Each combination is listed once.
 fn combinations(features: &[&str]) -> Vec<Vec<String>> {
     let mut combinations = vec![Vec::new()];
     if features.contains(&"default") {
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn each_combination_comes_once() {
+    fn each_combination_is_listed_once() {
         assert_eq!(lines(&[]), [""]);
         assert_eq!(lines(&["a"]), ["", "--all-features"]);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! `interop`: tensors and arrays handed both ways between Terrane and libraries from PyPI.
+//! `interop`: tensors and arrays between Terrane and libraries from PyPI, in both directions.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::site;
 use crate::tally::Tally;
 use crate::workspace::{Workspace, crate_folder};
 
-/// The crate that is the library with the C interface.
+/// The crate that builds the library with the C interface.
 pub const CRATE: &str = "terrane-interop-proof";
 
 /// The library that cargo builds.
@@ -31,7 +31,7 @@ pub struct Arguments {
     filter: Option<String>,
 }
 
-/// Builds the library, installs the other side, and runs the Python tests.
+/// Builds the library, installs the Python packages, and runs the Python tests.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
     let python = python(workspace)?;
     let folder = workspace.target().join("interop");
@@ -40,7 +40,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
     let library = workspace.target().join("debug").join(LIBRARY);
     let tests = simulated::over_driver(workspace, Tool::new(workspace, "python3"), DEVICE)?
         .env("PYTHONPATH", &site)
-        // Only what is committed lies beside the tests.
+        // Python must not write bytecode next to committed tests.
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .arg(python.join("run.py"))
         .arg(&library);

@@ -27,7 +27,8 @@ pub fn check_format(workspace: &Workspace) -> Result<()> {
     Tool::cargo(workspace).args(["fmt", "--all", "--check"]).run()
 }
 
-/// Lints every target twice: a feature may hide code from the default build, and the reverse.
+/// Lints every target twice, with default and with all features, because a feature may hide code or
+/// add it.
 pub fn clippy(workspace: &Workspace) -> Result<()> {
     for features in [&[][..], &["--all-features"][..]] {
         with_nixl(workspace, Tool::cargo(workspace))?

@@ -10,8 +10,8 @@ use crate::workspace::{Workspace, crate_folder};
 
 /// The maximum number of preemptions: switches from a thread that could continue.
 ///
-/// The number of interleavings grows exponentially with it; almost all known bugs show with two
-/// (Musuvathi and Qadeer, "Iterative context bounding", PLDI 2007).
+/// The number of interleavings grows exponentially with this number. Almost all known bugs occur
+/// with two preemptions (Musuvathi and Qadeer, "Iterative context bounding", PLDI 2007).
 const MAX_PREEMPTIONS: &str = "2";
 
 /// Model-checks every crate that has models.
@@ -22,13 +22,14 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
         tally.skip("loom", "no crate has a tests/loom.rs");
         return Ok(());
     }
-    // `--cfg loom` replaces the atomics of every crate in the graph, so those builds lie apart.
+    // `--cfg loom` replaces the atomics of every crate, so these builds have a separate target
+    // folder.
     let cargo = with_nixl_for(workspace, Tool::cargo(workspace), &packages)?
         .env("RUSTFLAGS", "--cfg loom")
         .default_env("LOOM_MAX_PREEMPTIONS", MAX_PREEMPTIONS)
         .env("CARGO_TARGET_DIR", workspace.target().join("loom"))
-        // Optimized: otherwise a model overflows the small stacks that loom gives. Little, and without
-        // debug information: the models run for a second, and compiling takes a minute.
+        // Without optimisation a model overflows loom's small stacks. The lowest level and no debug
+        // information, because the models run for a second and compile for a minute.
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .args(["test", "--release", "--no-fail-fast", "--test", "loom"])

@@ -7,8 +7,8 @@ use crate::commands::test::{PROPTEST_SEED, run_under_own_runner};
 use crate::tally::Tally;
 use crate::workspace::Workspace;
 
-/// The crates and their tests. Miri runs code about a thousand times slower than the processor, so
-/// that only tests run here which need no device, no file and no second process.
+/// The crates and their tests. Miri is about a thousand times slower than native code. So the tests
+/// need no device, no file and no second process.
 const RUNS: [Run; 3] = [
     Run {
         log: "miri",
@@ -43,13 +43,14 @@ struct Run {
 /// sound.
 const FLAGS: &str = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
 
-/// rustix makes system calls by assembly, unless this flag selects libc, which Miri emulates.
+/// By default rustix makes system calls by assembly. With this flag it calls libc, which Miri
+/// emulates.
 const RUSTFLAGS: &str = "--cfg rustix_use_libc";
 
 /// The number of cases of a property test, unless `PROPTEST_CASES` is set.
 const PROPTEST_CASES: &str = "2";
 
-/// Runs the tests above, or skips the step by name where Miri is not installed.
+/// Runs the tests above. Skips the step if Miri is not installed.
 pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     if !has_miri(workspace) {
         tally.skip("miri", "not installed: rustup component add miri rust-src --toolchain nightly");
@@ -72,7 +73,7 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Asks rustup what is installed: `cargo +nightly` might start a download.
+/// Queries rustup for installed components, because `cargo +nightly` might start a download.
 fn has_miri(workspace: &Workspace) -> bool {
     let installed = |component: &str| {
         Tool::new(workspace, "rustup")

@@ -1,5 +1,5 @@
-//! `offload`: the offload example in release mode, with every line of its output checked, and the
-//! examples that new users copy.
+//! `offload`: runs the offload example in release mode and checks every line of its output. Also
+//! runs the examples that new users copy.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -13,7 +13,7 @@ const EXAMPLE: &str = "offload";
 /// The examples that new users copy. They run over the simulated driver.
 const COPIED: [&str; 2] = ["quickstart", "gpu"];
 
-/// Runs the examples: those that users copy must succeed, and `offload` must verify every hop.
+/// Runs the examples. The copied examples must succeed, and `offload` must verify every hop.
 pub fn run(workspace: &Workspace) -> Result<()> {
     for name in COPIED {
         let program = example(workspace, name)?;
@@ -25,7 +25,8 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The lines of an example's output, `what` each; one that is not verified is an error.
+/// Returns the lines of an example's output, one for each `what`. A line without verification is an
+/// error.
 pub fn verified(output: &str, what: &str) -> Result<Vec<Value>> {
     let mut lines = Vec::new();
     for line in output.lines() {

@@ -1,9 +1,9 @@
 //! `package`: the packages of all published crates, each built from its own files.
 //!
-//! Cargo builds each package against the packages of the other members, which it unpacks into its own
-//! folder of sources (`CARGO_HOME/registry/src/-HASH`). It takes them for a registry's, so it does not
-//! see that they have changed since the last run. Both the copies and what was compiled from them are
-//! therefore removed before and after each run.
+//! Cargo builds each package against the packages of the other members, which it unpacks into a
+//! folder of sources (`CARGO_HOME/registry/src/-HASH`). Cargo treats them as packages of a registry
+//! and does not see changes since the last run. So this command removes the copies and their build
+//! outputs before and after each run.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,18 +16,18 @@ use crate::command::Tool;
 use crate::commands::nixl::with_nixl_for;
 use crate::workspace::Workspace;
 
-/// The workspace's own setting. Packages are built outside of the workspace; with the same setting
-/// cargo takes the dependencies that the workspace has compiled already.
+/// The workspace's own setting. Packages are built outside of the workspace. With the same setting,
+/// cargo reuses the compiled dependencies of the workspace.
 const DEBUG: (&str, &str) = ("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
 
 /// The same for build scripts, macros, and their dependencies.
 const HOST_DEBUG: &str = "CARGO_PROFILE_DEV_BUILD_OVERRIDE_DEBUG";
 
-/// Where cargo unpacks packages of a registry that is a folder.
+/// The folder into which cargo unpacks the packages of a local registry.
 const COPIES: &str = "/registry/src/-";
 
-/// Packages each published crate, and builds its library from what the package holds. Other crates of
-/// the workspace come from their packages as well. Nothing is published, and the network is not used.
+/// Packages each published crate, and builds its library from the package. Its dependencies in the
+/// workspace are also built from their packages. Publishes nothing and uses no network.
 pub fn run(workspace: &Workspace) -> Result<()> {
     let libraries = workspace.libraries();
     let compiled = workspace.target().join("debug");
@@ -43,7 +43,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     built
 }
 
-/// Removes the copies that were compiled into this folder, and what was compiled from them.
+/// Removes the copies that were compiled into this folder, and their build outputs.
 fn forget_copies(compiled: &Path) -> Result<()> {
     let mut copies = BTreeSet::new();
     for file in files(&compiled.join("deps"))? {
@@ -60,7 +60,8 @@ fn forget_copies(compiled: &Path) -> Result<()> {
             remove(fs::remove_file(compiled.join("deps").join(format!("lib{stem}.{end}"))))?;
         }
     }
-    // Before the notes of where they are, so that a run which is interrupted here can be repeated.
+    // Before the lists of sources are removed. After an interruption, the next run needs them to
+    // find the copies.
     for copy in copies {
         remove(fs::remove_dir_all(copy))?;
     }
@@ -72,7 +73,7 @@ fn forget_copies(compiled: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The folder of copies that a crate was compiled from, by cargo's list of its sources.
+/// Returns the folder of copies that a crate was compiled from, by cargo's list of its sources.
 fn copy_of(sources: &str) -> Option<PathBuf> {
     let path = sources.split_whitespace().find(|word| word.contains(COPIES))?;
     let (home, rest) = path.split_once(COPIES)?;
@@ -94,7 +95,7 @@ fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-/// Ignores that a file does not exist.
+/// Ignores the error of a file that does not exist.
 fn remove(removed: std::io::Result<()>) -> Result<()> {
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => {

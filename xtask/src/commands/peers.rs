@@ -1,4 +1,4 @@
-//! NIXL for Python, for the tests with peers that do not use Terrane.
+//! NIXL for Python, for tests with peers without Terrane.
 
 use std::path::PathBuf;
 
@@ -12,10 +12,11 @@ use crate::workspace::{Workspace, crate_folder};
 /// The crate with these tests.
 const CRATE: &str = "terrane-nixl";
 
-/// Names the folder with NIXL for Python to the tests, which are skipped by name without it.
+/// The variable that names the folder of NIXL for Python. Without it, the tests are skipped.
 const VARIABLE: &str = "TERRANE_TEST_PYTHON_SITE";
 
-/// Lets the tests of `packages` that `tool` runs find NIXL for Python. Without it they are skipped.
+/// Sets the variable for the tests of `packages` that `tool` runs. Without NIXL for Python, they
+/// are skipped.
 pub fn with_python(workspace: &Workspace, tool: Tool, packages: &[&Package]) -> Result<Tool> {
     if !packages.iter().any(|package| package.name == CRATE) {
         return Ok(tool);
@@ -26,8 +27,8 @@ pub fn with_python(workspace: &Workspace, tool: Tool, packages: &[&Package]) -> 
     })
 }
 
-/// The folder with NIXL for Python, installed below `target/nixl-python` if it is not there. `None` with
-/// a Python for which no wheels are pinned.
+/// Returns the folder of NIXL for Python, and installs it below `target/nixl-python` if necessary.
+/// `None` if no wheels are pinned for this version of Python.
 pub fn python(workspace: &Workspace) -> Result<Option<PathBuf>> {
     if !site::is_pinned(&site::version(workspace)?) {
         return Ok(None);

@@ -1,5 +1,5 @@
-//! `python`: builds the wheel, tests it in fresh environments, and makes the tables of the engines'
-//! interfaces.
+//! `python`: builds the wheel, tests it in fresh environments, and generates the tables of the
+//! engines' interfaces.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,27 +14,27 @@ use crate::site;
 use crate::tally::Tally;
 use crate::workspace::{Workspace, crate_folder};
 
-/// The crate that the wheel is built from.
+/// The crate of the wheel.
 const CRATE: &str = "terrane-python";
 
-/// The versions of Python that may be tested besides `python3`, the newest first.
+/// The versions of Python that are tested in addition to `python3`, the newest first.
 const NEWER: [&str; 3] = ["3.14", "3.13", "3.12"];
 
-/// The most bytes of a published wheel.
+/// The maximum size of a published wheel.
 const MOST_BYTES: u64 = 10 << 20;
 
-/// The tests that the bundle of `gpu` runs on a real device, and their helpers.
+/// The tests that the GPU bundle runs on a real device, and their helpers.
 const ON_DEVICE: [&str; 4] =
     ["conftest.py", "cuda_driver.py", "test_device.py", "gpu/test_torch.py"];
 
-/// The packages of the tests that run in any version of Python; NumPy is the machine's own.
+/// The packages of the tests that run in any version of Python. NumPy is the machine's.
 const PURE: [&str; 7] =
     ["pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments"];
 
-/// The options of pytest by which it reports as Rust's tests do.
+/// The options of pytest for reports in the format of Rust's tests.
 const REPORT: [&str; 5] = ["--report-lines", "-p", "no:cacheprovider", "-p", "no:terminal"];
 
-/// The simulated devices of the tests; they run work as late as can be.
+/// The simulated devices of the tests. They run work as late as possible.
 const DEVICE: &str = "devices=2,memory=2GiB,policy=lazy";
 
 /// The options of `cargo xtask python`.
@@ -45,17 +45,19 @@ pub struct Arguments {
     /// Runs only tests whose name contains this text
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Tests the wheel as it is published: optimized, for manylinux_2_28
+    /// Tests the published form of the wheel: optimised, for manylinux_2_28
     #[arg(long)]
     release: bool,
-    /// Runs the engines' own tests with our classes in the place of theirs
+    /// Runs the engines' own tests with Terrane's classes instead of theirs
     ///
-    /// Installs PyTorch and what else they import to `target/python/engines`, and removes it afterwards:
-    /// 7 GB, some minutes. vLLM and LMCache share one environment, from wheels only. SGLang publishes no
-    /// tests, so the tests against its interface decide.
+    /// Installs PyTorch and the other imports of the engines to `target/python/engines`, and
+    /// removes them afterwards. The installation has 7 GB and takes some minutes. vLLM and LMCache
+    /// share one environment, from wheels only. SGLang publishes no tests, so its result comes from
+    /// the tests against its interface.
     #[arg(long)]
     engines: bool,
-    /// After the tests of `--engines`: reads and writes of chunks in a directory, beside the engines' own backends
+    /// After the tests of `--engines`: reads and writes chunks in a directory, with the engines'
+    /// own backends as baselines
     #[arg(long, value_name = "DIRECTORY", requires = "engines")]
     bench: Option<PathBuf>,
     /// Keeps the environment of `--engines` for the next run
@@ -65,7 +67,7 @@ pub struct Arguments {
 
 #[derive(Debug, Clone, clap::Subcommand)]
 enum Action {
-    /// Makes the tables of the engines' interfaces from their published sources
+    /// Generates the tables of the engines' interfaces from their published sources
     ///
     /// Downloads the sources that `signatures/sources.json` pins (about 260 MB) to `target/python`.
     Signatures {
@@ -73,10 +75,10 @@ enum Action {
         #[arg(long)]
         check: bool,
     },
-    /// Builds the wheel as it is published: optimized, for manylinux_2_28, 10 MiB at most
+    /// Builds the published form of the wheel: optimised, for manylinux_2_28, at most 10 MiB
     ///
-    /// Zig, from PyPI, links it against the glibc of manylinux_2_28. maturin checks the symbols. Another
-    /// architecture needs `rustup target add ARCHITECTURE-unknown-linux-gnu`.
+    /// Zig, from PyPI, links it against the glibc of manylinux_2_28. maturin checks the symbols.
+    /// Another architecture needs `rustup target add ARCHITECTURE-unknown-linux-gnu`.
     Wheel {
         /// x86_64 or aarch64 [default: this machine's]
         #[arg(long, value_name = "ARCHITECTURE")]
@@ -84,8 +86,8 @@ enum Action {
     },
     /// Collects the package, its tests that need a device, and pytest in a folder for a GPU machine
     ///
-    /// There: `PYTHONPATH=site python3 -m pytest --report-lines -p no:terminal tests`. The bundle of
-    /// `gpu` has the same folder.
+    /// On that machine, run `PYTHONPATH=site python3 -m pytest --report-lines -p no:terminal
+    /// tests`. The GPU bundle has the same folder.
     Bundle {
         /// The folder; it must not exist [default: target/python/bundle]
         #[arg(long, value_name = "DIRECTORY")]
@@ -93,7 +95,7 @@ enum Action {
     },
 }
 
-/// Builds and tests the wheel, or makes the tables.
+/// Builds and tests the wheel, or generates the tables.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
     match &arguments.action {
         Some(Action::Signatures { check }) => signatures(workspace, *check),
@@ -128,7 +130,7 @@ fn signatures(workspace: &Workspace, check: bool) -> Result<()> {
     if check { tool.arg("--check").run() } else { tool.run() }
 }
 
-/// Builds the wheel and runs the tests in a fresh environment of each Python.
+/// Builds the wheel and runs the tests with each Python, in fresh environments.
 fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
     let wheel = wheel(workspace, arguments.release)?;
     let version = site::version(workspace)?;
@@ -153,7 +155,7 @@ fn test(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Resu
     Ok(())
 }
 
-/// Runs the engines' own tests, in an environment that is used again if it is still there.
+/// Runs the engines' own tests. Reuses their environment if it still exists.
 fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Result<()> {
     let wheel = wheel(workspace, is_release)?;
     let package = source(workspace)?;
@@ -168,7 +170,7 @@ fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Res
         remove(&home)?;
         let environment = home.join("environment");
         Tool::new(workspace, "python3").args(["-m", "venv"]).arg(environment).run()?;
-        // No package is compiled, and no archive of several gigabytes is kept twice.
+        // Without compiling packages, and without a cache of several gigabytes.
         let wheels_only = ["--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check"];
         python(&["-m", "pip", "install", "--quiet", "--no-deps"])
             .args(wheels_only)
@@ -188,7 +190,7 @@ fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Res
     };
     run().run()?;
     let Some(directory) = bench else { return Ok(()) };
-    // vLLM's and SGLang's modules are those of their published sources.
+    // The modules of vLLM and SGLang are from their published sources.
     let modules = run().arg("--rivals").stdout()?;
     python(&["-m", "terrane_kv.bench", "--rivals"])
         .arg(directory)
@@ -196,7 +198,7 @@ fn engines(workspace: &Workspace, is_release: bool, bench: Option<&Path>) -> Res
         .run()
 }
 
-/// Puts the package, its tests that need a device, and pytest into a folder for a GPU machine.
+/// Copies the package, its tests that need a device, and pytest into a folder for a GPU machine.
 pub fn pack(workspace: &Workspace, folder: &Path) -> Result<()> {
     let (site, tests) = (folder.join("site"), folder.join("tests"));
     let wheel = wheel(workspace, true)?;
@@ -219,7 +221,7 @@ pub fn pack(workspace: &Workspace, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds the wheel of the tests, or the published one, and returns its path.
+/// Builds the wheel for the tests or the published wheel, and returns its path.
 fn wheel(workspace: &Workspace, is_release: bool) -> Result<PathBuf> {
     if is_release {
         return published(workspace, std::env::consts::ARCH);
@@ -246,7 +248,7 @@ fn published(workspace: &Workspace, architecture: &str) -> Result<PathBuf> {
     Ok(wheel)
 }
 
-/// maturin, which builds to an empty folder.
+/// Returns maturin with an empty output folder.
 fn maturin(workspace: &Workspace) -> Result<Tool> {
     let package = source(workspace)?;
     let requirements = package.join("requirements/build.txt");
@@ -267,7 +269,7 @@ fn built(workspace: &Workspace) -> Result<PathBuf> {
     wheel.with_context(|| format!("maturin has written no wheel to {}", wheels.display()))
 }
 
-/// Installs the wheel in a fresh environment, and returns the command that runs the tests there.
+/// Installs the wheel in a fresh environment, and returns the command that runs its tests.
 fn environment_of(
     workspace: &Workspace,
     version: &str,
@@ -293,11 +295,11 @@ fn environment_of(
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .args(["-m", "pytest"])
         .args(REPORT)
-        // Those need PyTorch with CUDA: the bundle of `gpu` runs them.
+        // These tests need PyTorch with CUDA, and the GPU bundle runs them.
         .args([Path::new("--ignore"), &package.join("tests/gpu"), &package.join("tests")]))
 }
 
-/// The packages of the tests, installed once for each version of Python.
+/// Returns the packages of the tests, installed once for each version of Python.
 fn libraries(
     workspace: &Workspace,
     version: &str,
@@ -321,7 +323,7 @@ fn libraries(
     Ok(place.join("site"))
 }
 
-/// The newest Python of this machine that the tests are pinned for, with its version.
+/// Returns the newest Python of this machine with pinned wheels, and its version.
 fn newest(workspace: &Workspace) -> Option<(String, PathBuf)> {
     let home = environment("HOME").map(|home| PathBuf::from(home).join(".pyenv/versions"));
     let installed = home.and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
@@ -330,10 +332,10 @@ fn newest(workspace: &Workspace) -> Option<(String, PathBuf)> {
     installed.sort();
     NEWER.iter().find_map(|version| {
         let name = format!("python{version}");
-        let beside = installed.iter().rev().map(|folder| folder.join("bin").join(&name));
-        let mut candidates = std::iter::once(PathBuf::from(&name)).chain(beside);
+        let newer = installed.iter().rev().map(|folder| folder.join("bin").join(&name));
+        let mut candidates = std::iter::once(PathBuf::from(&name)).chain(newer);
         let python = candidates.find(|python| {
-            // A name may be that of a version manager, which fails.
+            // The program may belong to a version manager and fail.
             Tool::new(workspace, python).args(["-c", "import venv, pip"]).probe().is_some()
         })?;
         Some(((*version).to_owned(), python))
@@ -347,7 +349,7 @@ fn source(workspace: &Workspace) -> Result<PathBuf> {
     Ok(crate_folder(package))
 }
 
-/// Where everything is kept that is not committed.
+/// Returns the folder of all generated files.
 fn folder(workspace: &Workspace) -> PathBuf {
     workspace.target().join("python")
 }

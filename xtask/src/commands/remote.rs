@@ -1,4 +1,5 @@
-//! `remote`: the examples with two processes in release mode. Each line of their output is checked.
+//! `remote`: runs the examples with two processes in release mode, and checks each line of their
+//! output.
 
 use anyhow::{Result, bail};
 
@@ -9,16 +10,17 @@ use crate::workspace::Workspace;
 
 const EXAMPLE: &str = "remote";
 
-/// The example that users copy: one process exports, and the other one reads.
+/// The example that users copy: one process exports blocks and the other one reads them.
 const TWO_PROCESSES: &str = "two_processes";
 
-/// The example whose other process is a Python program.
+/// The example with a Python program as the other process.
 const FOREIGN: &str = "foreign";
 
-/// The arguments: a small amount, because the gate checks correctness, not speed.
+/// The arguments. The amount is small, because the gate checks correctness and not speed.
 const SMALL: [&str; 7] = ["--json", "--blocks", "24", "--layers", "5", "--rounds", "3"];
 
-/// Runs the examples. `remote` runs with `--json` both ways: every byte must be verified.
+/// Runs the examples. `remote` runs with `--json` in both directions, and every byte must be
+/// verified.
 pub fn run(workspace: &Workspace) -> Result<()> {
     two_processes(workspace)?;
     for mode in ["write", "read"] {
@@ -26,11 +28,11 @@ pub fn run(workspace: &Workspace) -> Result<()> {
         print!("{output}");
         check(&output, mode)?;
     }
-    println!("blocks went to another process and were fetched from one, verified");
+    println!("blocks were written to another process and read from one, verified");
     foreign(workspace)
 }
 
-/// Runs the short example, which fails by itself if a byte differs.
+/// Runs the short example. It fails if a byte differs.
 fn two_processes(workspace: &Workspace) -> Result<()> {
     let output = example(workspace, TWO_PROCESSES)?.stdout()?;
     print!("{output}");
@@ -40,7 +42,7 @@ fn two_processes(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Runs the example with an agent of NIXL in Python.
+/// Runs the example with a NIXL agent in Python.
 fn foreign(workspace: &Workspace) -> Result<()> {
     let Some(site) = peers::python(workspace)? else {
         println!("skipped: {FOREIGN}: no wheels are pinned for this version of Python");
@@ -48,13 +50,14 @@ fn foreign(workspace: &Workspace) -> Result<()> {
     };
     let output = example(workspace, FOREIGN)?.env("PYTHONPATH", &site).stdout()?;
     print!("{output}");
-    if !output.contains(" verified, and told by ") {
+    if !output.contains(" verified, notified by ") {
         bail!("the example `{FOREIGN}` did not report verified blocks: {output}");
     }
     Ok(())
 }
 
-/// One line, verified, with neighbours joined and every round notified.
+/// Checks that the output has one verified line, with joined neighbours and a notification for
+/// every round.
 fn check(output: &str, mode: &str) -> Result<()> {
     let [line] = &verified(output, "transfer")?[..] else {
         bail!("a model with one group of layers makes one transfer: {output}");

@@ -16,16 +16,16 @@ use crate::commands::test::run_counted;
 use crate::tally::Tally;
 use crate::workspace::Workspace;
 
-/// The crate that is the driver.
+/// The crate of the driver.
 pub const DRIVER: &str = "terrane-simulated-cuda";
 
-/// The crate that loads it.
+/// The crate that loads the driver.
 const USER: &str = "terrane-cuda";
 
 /// The name of tests that need a GPU: `[[test]] name = "gpu"`.
 pub const GPU_TESTS: &str = "gpu";
 
-/// The simulated devices: enough for every test that needs no real one.
+/// The simulated devices, enough for every test that needs no real device.
 pub const DEVICES: &str = "devices=2,memory=8GiB";
 
 /// Whether tests of the crate can use the driver.
@@ -33,11 +33,11 @@ pub fn can_use(workspace: &Workspace, package: &Package) -> bool {
     package.name == USER || package.name == DRIVER || workspace.reaches(package, USER)
 }
 
-/// Runs every test binary called `gpu` twice over the simulated driver: in an order drawn by a
-/// seed, and as late as can be. `packages` and `filter` choose as they do for `test`.
+/// Runs every test binary called `gpu` twice over the simulated driver: with work in a random
+/// order, and with all work as late as possible. `packages` and `filter` select tests as in `test`.
 ///
-/// The seed is that of `TERRANE_SIMULATED_SEED`, else the same each time, so that what fails is the
-/// change at hand; it is part of the command line that a failure shows.
+/// The seed is from `TERRANE_SIMULATED_SEED`, or the same every time. A fixed seed shows that a
+/// failure comes from the current change. The command line of a failure includes the seed.
 pub fn run(
     workspace: &Workspace,
     packages: &[String],
@@ -69,7 +69,7 @@ pub fn run(
         let result = run_counted(workspace, cargo, log, &mut tally);
         (tally, result)
     };
-    // Each runs one test at a time, on devices of its own.
+    // Each runs one test at a time, on its own devices.
     let (random, lazy) = (over_device(&random)?, over_device(&lazy)?);
     let (drawn, late) = thread::scope(|scope| {
         let late = scope.spawn(|| run("test-lazy", lazy));
@@ -82,8 +82,8 @@ pub fn run(
     drawn.1.and(late.1)
 }
 
-/// The whole workspace unless `packages` names some, as in `test`: another selection unites other
-/// features, and cargo would compile these crates and their dependencies again.
+/// Selects the whole workspace unless `packages` names some, as in `test`. Another selection unites
+/// other features, and cargo would compile these crates and their dependencies again.
 fn selection<'a>(chosen: &[&'a Package], packages: &[String]) -> Vec<&'a str> {
     if packages.is_empty() {
         return vec!["--workspace"];
@@ -91,21 +91,21 @@ fn selection<'a>(chosen: &[&'a Package], packages: &[String]) -> Vec<&'a str> {
     chosen.iter().flat_map(|package| ["--package", package.name.as_str()]).collect()
 }
 
-/// Builds the driver, and copies it to a folder for the dynamic linker.
+/// Builds the driver and copies it to a folder for the dynamic linker.
 ///
-/// Other tests than those called `gpu` find it there, too.
+/// Other tests than those called `gpu` also use it there.
 pub fn build(workspace: &Workspace) -> Result<PathBuf> {
     Tool::cargo(workspace).args(["build", "--quiet", "--package", DRIVER]).run()?;
     let folder = workspace.target().join("simulated-cuda");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let built = workspace.target().join("debug/libterrane_simulated_cuda.so");
     let library = folder.join("libcuda.so.1");
-    // In one step: a test that still runs keeps the library that it has loaded. Two steps of the gate
-    // may do this at once.
+    // An atomic rename, because a running test keeps the library that it has loaded, and two steps
+    // of the gate may do this at once.
     let fresh = folder.join(format!("libcuda.so.1.{}", process::id()));
     fs::copy(&built, &fresh).with_context(|| format!("cannot copy {}", built.display()))?;
     fs::rename(&fresh, &library).with_context(|| format!("cannot put {}", library.display()))?;
-    // Other libraries ask for it without the number first.
+    // Other libraries first try the name without the number.
     let short = folder.join("libcuda.so");
     match symlink("libcuda.so.1", &short) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -115,7 +115,7 @@ pub fn build(workspace: &Workspace) -> Result<PathBuf> {
     }
 }
 
-/// Sets the variables by which programs that `tool` starts find the driver, and builds it.
+/// Builds the driver and sets the variables by which programs of `tool` find it.
 pub fn over_driver(workspace: &Workspace, tool: Tool, settings: &str) -> Result<Tool> {
     Ok(over(tool, &build(workspace)?, settings))
 }
@@ -124,7 +124,7 @@ fn over(tool: Tool, folder: &Path, settings: &str) -> Tool {
     tool.library_path(folder).env("TERRANE_SIMULATED_CUDA", settings)
 }
 
-/// The crates that have a test binary called `gpu`.
+/// Returns the crates with a test binary called `gpu`.
 pub fn with_gpu_tests(workspace: &Workspace) -> Vec<&Package> {
     let mut members = workspace.members();
     members.retain(|package| {

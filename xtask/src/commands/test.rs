@@ -24,12 +24,11 @@ pub struct Arguments {
     filter: Option<String>,
 }
 
-/// The seed of property tests, unless `PROPTEST_RNG_SEED` is set. The cases are the same each time, so
-/// that a failure comes from the current change. `cargo test` draws new cases.
+/// The seed of property tests, unless `PROPTEST_RNG_SEED` is set. The cases are the same every
+/// time, so that a failure comes from the current change. `cargo test` uses new cases.
 pub const PROPTEST_SEED: &str = "1";
 
-/// Runs the tests with all features, and those that need a device a second time, over a simulated
-/// one.
+/// Runs the tests with all features. The tests that need a device run again over a simulated one.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
     let chosen = chosen(workspace, &arguments.package)?;
     if chosen.iter().any(|package| simulated::can_use(workspace, package)) {
@@ -51,7 +50,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
     simulated::run(workspace, &arguments.package, arguments.filter.as_ref(), tally)
 }
 
-/// The members with these names, or all of them.
+/// Returns the members with these names, or all members.
 fn chosen<'a>(workspace: &'a Workspace, names: &[String]) -> Result<Vec<&'a Package>> {
     if names.is_empty() {
         return Ok(workspace.members());
@@ -62,19 +61,19 @@ fn chosen<'a>(workspace: &'a Workspace, names: &[String]) -> Result<Vec<&'a Pack
     names.iter().map(find).collect()
 }
 
-/// The time limit of one test binary in seconds, so that a deadlock ends. libtest names the test that
-/// hangs earlier ("has been running for over 60 seconds").
+/// The time limit of one test binary in seconds, so that a deadlock ends. libtest names a hanging
+/// test earlier ("has been running for over 60 seconds").
 ///
-/// The longest runs for a minute under AddressSanitizer; a machine that does other things as well
-/// can take several times as long.
+/// The longest binary runs for a minute under AddressSanitizer. A busy machine can take several
+/// times as long.
 const MOST_SECONDS: &str = "900";
 
-/// Runs a `cargo test` command line (which must pass `--show-output` to libtest: libtest hides
-/// the `skipped:` lines of tests that passed otherwise) and adds its results to `tally`.
+/// Runs a `cargo test` command line and adds its results to `tally`. The command line must pass
+/// `--show-output` to libtest, which otherwise hides the `skipped:` lines of tests that passed.
 ///
-/// The full log goes to `target/xtask/LOG.log`.
+/// The full log is written to `target/xtask/LOG.log`.
 pub fn run_counted(workspace: &Workspace, cargo: Tool, log: &str, tally: &mut Tally) -> Result<()> {
-    // `--foreground`: an interrupt from the terminal still reaches the tests.
+    // With `--foreground`, an interrupt from the terminal still reaches the tests.
     let cargo = cargo.env(
         &runner_variable(&host_triple(workspace)?),
         format!("timeout --foreground --kill-after=10 {MOST_SECONDS}"),
@@ -82,8 +81,8 @@ pub fn run_counted(workspace: &Workspace, cargo: Tool, log: &str, tally: &mut Ta
     run_under_own_runner(workspace, cargo, log, tally)
 }
 
-/// As [`run_counted`], for a `cargo` that brings its own runner, as Miri does: without a limit of
-/// time for each binary.
+/// Does the same as [`run_counted`] for a `cargo` with its own runner, such as Miri. The binaries
+/// have no time limit.
 pub fn run_under_own_runner(
     workspace: &Workspace,
     cargo: Tool,
@@ -115,7 +114,7 @@ pub fn run_under_own_runner(
     Ok(())
 }
 
-/// The target that this machine builds for.
+/// Returns the target triple of this machine.
 pub fn host_triple(workspace: &Workspace) -> Result<String> {
     Tool::new(workspace, "rustc")
         .args(["--print", "host-tuple"])
@@ -124,7 +123,7 @@ pub fn host_triple(workspace: &Workspace) -> Result<String> {
         .context("cannot ask rustc for the host's target")
 }
 
-/// The variable that names the program under which cargo starts test binaries.
+/// Returns the variable that names the runner of test binaries for cargo.
 fn runner_variable(triple: &str) -> String {
     format!("CARGO_TARGET_{}_RUNNER", triple.to_uppercase().replace('-', "_"))
 }

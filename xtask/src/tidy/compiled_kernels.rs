@@ -1,4 +1,4 @@
-//! Beside each kernel's source lies the PTX that was made of it, as it is now.
+//! Every kernel's source has a PTX file that was compiled from its current text.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use super::Problem;
 use super::source::SourceFile;
 use crate::kernels::judge;
 
-/// Checks a `.cu` file against the `.ptx` file of the same name beside it.
+/// Checks a `.cu` file against the `.ptx` file of the same name in its folder.
 pub fn check(file: &SourceFile) -> Option<Problem> {
     if !file.is_kernel() {
         return None;
@@ -26,7 +26,7 @@ mod tests {
     use crate::kernels::stamped;
 
     #[test]
-    fn a_source_without_the_ptx_made_of_it_is_a_problem() {
+    fn a_source_without_its_current_ptx_is_a_problem() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.cu");
         let of = |text: &str| check(&SourceFile::new(&path, text)).map(|problem| problem.message);
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_have_none() {
+    fn other_files_have_no_problem() {
         assert_eq!(check(&SourceFile::new("a.rs", "//! Rust.\n")), None);
     }
 }

@@ -1,20 +1,20 @@
-//! Arrows between crates point only downwards; crates on one level do not see each other.
+//! Crates depend only on crates of lower levels. Crates on one level do not depend on each other.
 
 use cargo_metadata::{DependencyKind, Package};
 
 use super::Problem;
 use crate::workspace::{Workspace, is_published};
 
-/// Where a crate stands.
+/// The level of a crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
-    /// A library crate: it sees only crates of lower levels.
+    /// A library crate. It may depend only on crates of lower levels.
     Library(u8),
-    /// A tool of the project itself: it sees what it likes, and no library crate sees it.
+    /// A tool of the project. It may depend on any crate, and no library crate depends on it.
     Tool,
 }
 
-/// All crates, planned ones included, as `docs/architecture.md` draws them.
+/// All crates, including planned ones, as in the diagram of `docs/architecture.md`.
 const LEVELS: [(&str, Level); 21] = [
     ("terrane-core", Level::Library(0)),
     ("terrane-layout", Level::Library(1)),
@@ -62,7 +62,7 @@ fn level_of(name: &str) -> Option<Level> {
     LEVELS.iter().find(|(known, _)| *known == name).map(|(_, level)| *level)
 }
 
-/// Says which of `dependencies` (all members of the workspace) the crate may not see.
+/// Returns the forbidden ones of `dependencies`, which are all members of the workspace.
 fn judge(name: &str, dependencies: &[&str]) -> Vec<String> {
     let Some(level) = level_of(name) else {
         return vec![format!(
@@ -88,7 +88,7 @@ fn judge(name: &str, dependencies: &[&str]) -> Vec<String> {
     forbidden.collect()
 }
 
-/// A tool that may be published, or a library crate that may not, is a slip in the manifest.
+/// Finds a tool that may be published, and a library crate that may not.
 fn judge_publishing(package: &Package, published: bool) -> Option<String> {
     match (level_of(&package.name)?, published) {
         (Level::Tool, true) => {

@@ -1,4 +1,4 @@
-//! Each crate introduces itself, keeps a history and follows the workspace's lints.
+//! Each crate has a README, a changelog and licences, and inherits the workspace's lints.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use cargo_metadata::Package;
 use super::Problem;
 use crate::workspace::{Workspace, crate_folder, is_published};
 
-/// Checks the files beside the crate's manifest, and the manifest itself.
+/// Checks the files in the crate's folder, and the manifest.
 pub fn check(workspace: &Workspace, package: &Package) -> Result<Vec<Problem>> {
     let folder = crate_folder(package);
     let mut problems = Vec::new();
@@ -20,8 +20,9 @@ pub fn check(workspace: &Workspace, package: &Package) -> Result<Vec<Problem>> {
             problems.push(Problem::of(&path, "is missing or empty"));
         }
     }
-    // A package is only what lies in its folder; both licences ask to go along with the code. They
-    // are copies: what is a link here is a line with a path in a checkout that has no links.
+    // A package contains only the files of its folder, and both licences must be distributed with
+    // the code. They are copies, because a checkout without symbolic links has only the path of a
+    // link's target.
     let licences = ["LICENSE-APACHE", "LICENSE-MIT"];
     for name in licences.into_iter().filter(|_| is_published(package)) {
         let path = folder.join(name);
@@ -41,7 +42,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Whether the `[lints]` table says `workspace = true`.
+/// Whether the `[lints]` table has `workspace = true`.
 fn inherits_lints(manifest: &str) -> bool {
     let lines = manifest.lines().map(str::trim);
     let table = lines.skip_while(|line| *line != "[lints]").skip(1);

@@ -3,7 +3,7 @@
 use super::Problem;
 use super::source::SourceFile;
 
-/// Looks at the fences in doc comments and in Markdown files.
+/// Checks the code fences in doc comments and in Markdown files.
 pub fn check(file: &SourceFile) -> Vec<Problem> {
     let markdown = file.path.extension().is_some_and(|extension| extension == "md");
     if !markdown && !file.is_rust() {
@@ -22,7 +22,7 @@ pub fn check(file: &SourceFile) -> Vec<Problem> {
         .collect()
 }
 
-/// The text of a doc comment's line.
+/// Returns the text of a line of a doc comment.
 fn doc_text(line: &str) -> Option<&str> {
     let line = line.trim_start();
     let text = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
@@ -33,7 +33,7 @@ fn is_ignored_fence(text: &str) -> bool {
     let Some(tags) = text.strip_prefix("```").or_else(|| text.strip_prefix("~~~")) else {
         return false;
     };
-    // `ignore-x86_64` and its like count as well.
+    // `ignore-x86_64` and similar tags count as well.
     tags.split([',', ' ', '`']).any(|tag| tag == "ignore" || tag.starts_with("ignore-"))
 }
 

@@ -1,5 +1,5 @@
-//! The facade without its default features stays small: a user who needs geometry and transfers on the
-//! host builds few packages.
+//! The facade without its default features stays small, so that a user of geometry and host
+//! transfers builds few packages.
 
 use anyhow::{Context, Result};
 
@@ -10,7 +10,7 @@ use crate::workspace::Workspace;
 /// The facade.
 const FACADE: &str = "terrane";
 
-/// The most packages that the facade without features is built from, itself included.
+/// The maximum number of packages of the facade without features, including itself.
 const MOST_PACKAGES: usize = 25;
 
 /// Counts the packages.
@@ -24,7 +24,7 @@ pub fn check(workspace: &Workspace) -> Result<Option<Problem>> {
     Ok(message.map(|message| Problem::of(package.manifest_path.as_std_path(), message)))
 }
 
-/// The packages of a tree, each once. Cargo marks procedural macros.
+/// Returns each package of a tree once. Cargo marks procedural macros.
 fn packages(tree: &str) -> Vec<&str> {
     let lines = tree.lines().map(|line| line.trim().trim_end_matches(" (proc-macro)"));
     let mut packages: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();

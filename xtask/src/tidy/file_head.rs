@@ -1,9 +1,9 @@
-//! Every Rust file opens by saying what it is for.
+//! Every Rust file begins with its purpose.
 
 use super::Problem;
 use super::source::SourceFile;
 
-/// The first line that is not blank must begin a `//!` comment.
+/// Checks that the first line that is not blank begins a `//!` comment.
 pub fn check(file: &SourceFile) -> Option<Problem> {
     let first = file.text.lines().find(|line| !line.trim().is_empty());
     let says_something =

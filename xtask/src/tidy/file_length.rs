@@ -1,9 +1,9 @@
-//! A file says one thing; one that has grown too long says several.
+//! A file that is too long has several subjects.
 
 use super::Problem;
 use super::source::SourceFile;
 
-/// The most lines that a Rust file may have. Most have 100 to 450.
+/// The maximum number of lines of a Rust file. Most have 100 to 450.
 pub const MOST_LINES: usize = 800;
 
 /// Counts the lines.

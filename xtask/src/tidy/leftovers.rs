@@ -1,4 +1,4 @@
-//! Nothing half-done stays: no placeholder, no debugging macro.
+//! The code has no placeholder and no debugging macro.
 
 use proc_macro2::TokenStream;
 

@@ -1,4 +1,4 @@
-//! `tidy`: the rules of this workspace that no compiler checks, one file for each.
+//! `tidy`: the rules of this workspace that no compiler checks, with one file for each rule.
 
 mod compiled_kernels;
 mod crate_arrows;
@@ -56,7 +56,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Prints every problem; an error if there is one.
+/// Prints every problem. Fails if there is one.
 pub fn run(workspace: &Workspace) -> Result<()> {
     let problems = check(workspace)?;
     for problem in &problems {

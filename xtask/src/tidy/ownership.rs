@@ -1,11 +1,11 @@
-//! A foreign library with a boundary of its own is named by one crate; features stay few.
+//! Only one crate depends on a foreign library with a boundary. Crates have few features.
 
 use cargo_metadata::{DependencyKind, Package};
 
 use super::Problem;
 use crate::workspace::is_published;
 
-/// External crates, and the library crate that may name each.
+/// External crates, and the library crate that may depend on each.
 const OWNERS: [(&str, &str); 15] = [
     ("arrow-array", "terrane-arrow"),
     ("arrow-buffer", "terrane-arrow"),
@@ -24,20 +24,20 @@ const OWNERS: [(&str, &str); 15] = [
     ("rustix", "terrane-cli"),
 ];
 
-/// External crates that no library crate may name, and why.
+/// External crates that no library crate may depend on, with the reason.
 const NEVER: [(&str, &str); 3] = [
     ("anyhow", "a library's errors are typed"),
     ("tokio", "Terrane's futures run on any runtime"),
     ("tracing-subscriber", "where logs go is the user's choice"),
 ];
 
-/// The most features of a library crate, `default` not counted.
+/// The maximum number of features of a library crate, without `default`.
 const MOST_FEATURES: usize = 3;
 
 /// The crate that may have a feature for each library crate that it depends on.
 const FACADE: &str = "terrane";
 
-/// Checks one crate; dev-dependencies, and crates that are not published, are free.
+/// Checks one crate, except its dev-dependencies. Unpublished crates are exempt.
 pub fn check(package: &Package) -> Vec<Problem> {
     if !is_published(package) {
         return Vec::new();
@@ -73,7 +73,7 @@ fn judge_owners(name: &str, dependencies: &[&str]) -> Vec<String> {
     foreign.chain(never).collect()
 }
 
-/// The most features of a crate with these dependencies.
+/// Returns the maximum number of features of a crate with these dependencies.
 fn most_features(name: &str, dependencies: &[&str]) -> usize {
     let lower = dependencies.iter().filter(|name| name.starts_with("terrane-"));
     if name == FACADE { lower.count() } else { MOST_FEATURES }

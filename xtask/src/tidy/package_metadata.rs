@@ -7,7 +7,7 @@ use super::Problem;
 use crate::commands::doc::docs_rs;
 use crate::workspace::is_published;
 
-/// The most keywords that crates.io takes.
+/// The maximum number of keywords on crates.io.
 const MOST_KEYWORDS: usize = 5;
 
 /// Checks the manifest of a published crate.
@@ -38,7 +38,7 @@ fn judge(package: &Package, manifest: &str) -> Vec<String> {
     broken.chain(without_version(package)).collect()
 }
 
-/// Whether the manifest says which files its package holds.
+/// Whether the manifest lists the files of its package.
 fn lists_files(manifest: &str) -> bool {
     let table = manifest.lines().skip_while(|line| line.trim() != "[package]").skip(1);
     table
@@ -46,7 +46,7 @@ fn lists_files(manifest: &str) -> bool {
         .any(|line| line.starts_with("include.workspace") || line.starts_with("include ="))
 }
 
-/// Dependencies on members that a registry could not resolve. Cargo drops those of tests.
+/// Returns dependencies on members that a registry could not resolve. Cargo removes those of tests.
 fn without_version(package: &Package) -> impl Iterator<Item = String> {
     let needed = package.dependencies.iter().filter(|dependency| {
         dependency.kind != cargo_metadata::DependencyKind::Development

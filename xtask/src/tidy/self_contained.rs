@@ -1,9 +1,9 @@
-//! The project's pages and comments need nothing from outside the project.
+//! The project's pages and comments depend on nothing outside the project.
 
 use super::Problem;
 use super::source::SourceFile;
 
-/// Paths of one person's machine. Each is cut in two here, so that this file does not hold it.
+/// Paths of one person's machine. Each is split in two, so that this file does not contain it.
 const FOREIGN_PATHS: [[&str; 2]; 3] = [["..", "/shared"], ["/wo", "rk/"], ["/tmp", "/wt"]];
 
 /// Finds numbers of issues without a link, and paths outside the project.
@@ -24,7 +24,8 @@ pub fn check(file: &SourceFile) -> Vec<Problem> {
     problems
 }
 
-/// `issue`, a number sign and a number. Without the sign it may be a verb: "issue 4 requests".
+/// Finds `issue`, a number sign and a number. Without the sign it may be a verb: "issue 4
+/// requests".
 fn mentions_issue_number(line: &str) -> bool {
     let line = line.to_ascii_lowercase();
     line.match_indices("issue #").any(|(start, words)| {
@@ -33,7 +34,7 @@ fn mentions_issue_number(line: &str) -> bool {
     })
 }
 
-/// The path at the beginning of a word: `a/b/` does not mention `/b/`.
+/// Whether the path is at the beginning of a word. `a/b/` does not mention `/b/`.
 fn mentions_path(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(start, _)| {
         let before = line.get(..start).and_then(|head| head.chars().next_back());
@@ -50,14 +51,14 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_follow_passes() {
+    fn public_references_pass() {
         assert_eq!(found("See https://github.com/rust-lang/rust/issues/1234 for it.\n"), 0);
         assert_eq!(found("Two threads issue 3 reads each.\n"), 0);
         assert_eq!(found(&format!("Under frame{}x.\n", FOREIGN_PATHS[1].concat())), 0);
     }
 
     #[test]
-    fn what_only_the_author_has_is_found() {
+    fn private_references_are_found() {
         assert_eq!(found(&format!("as in {} #12\n", "issue")), 1);
         assert_eq!(found(&format!("{} #3 asks for it\n", "Issue")), 1);
         for halves in FOREIGN_PATHS {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use ignore::WalkBuilder;
 use proc_macro2::TokenStream;
 
-/// One file that people wrote.
+/// A text file of the project.
 pub struct SourceFile {
     pub path: PathBuf,
     pub text: String,
@@ -15,7 +15,7 @@ pub struct SourceFile {
 }
 
 impl SourceFile {
-    /// Takes the text and, of Rust files, its tokens.
+    /// Stores the text and, for Rust files, its tokens.
     pub fn new(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
         let (path, text) = (path.into(), text.into());
         let tokens = if is_rust(&path) { text.parse().ok() } else { None };
@@ -32,21 +32,21 @@ impl SourceFile {
         self.path.extension().is_some_and(|extension| extension == "cu")
     }
 
-    /// The tokens of a Rust file; none for other files, or where the text is no Rust.
+    /// Returns the tokens of a Rust file. `None` for other files and for invalid Rust.
     pub fn tokens(&self) -> Option<&TokenStream> {
         self.tokens.as_ref()
     }
 
-    /// The lines with their numbers, counted from 1.
+    /// Returns the lines with their numbers, counted from 1.
     pub fn numbered_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 }
 
-/// Reads every text file under `folder`, except what git ignores and cargo builds.
+/// Reads every text file under `folder`, except files that git ignores and files that cargo builds.
 pub fn load(folder: &Path) -> Result<Vec<SourceFile>> {
-    // Hidden files count (`.ci/run`, `.cargo/config.toml`). The project's own ignore rules hold,
-    // also without git; those of the machine and of folders above do not.
+    // Hidden files count (`.ci/run`, `.cargo/config.toml`). The project's own ignore rules apply,
+    // also without git. Ignore rules of the machine and of parent folders do not.
     let walk = WalkBuilder::new(folder)
         .hidden(false)
         .require_git(false)
@@ -73,7 +73,7 @@ fn is_rust(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "rs")
 }
 
-/// Whether people write and read the file: by its ending, or a script without one.
+/// Whether it is a text file of the project, by its extension. Scripts have none.
 fn is_text(path: &Path) -> bool {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some(extension) => {

@@ -1,7 +1,7 @@
-//! Tests run the code that users run, and none is switched off in silence.
+//! Tests run the same code as users, and a disabled test states its reason.
 //!
-//! `cfg(test)` may stand only on a test module: anywhere else, tests would see other code than
-//! users do. `#[ignore]` must give its reason, which the summary of the run then shows.
+//! `cfg(test)` is permitted only on a test module. Anywhere else, tests would run other code than
+//! users. `#[ignore]` must have a reason, which the summary of the run shows.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
@@ -60,7 +60,7 @@ fn judge(level: &[TokenTree], attribute: &Attribute) -> Option<&'static str> {
     is_bare_ignore(&content).then_some(UNEXPLAINED)
 }
 
-/// Whether a `(…)` mentions the word `test`.
+/// Whether a `(…)` contains the word `test`.
 fn is_about_tests(condition: &TokenTree) -> bool {
     matches!(condition, TokenTree::Group(group) if mentions(&group.stream(), "test"))
 }
@@ -83,7 +83,7 @@ fn holds_only_in_tests(condition: &TokenTree) -> bool {
     }
 }
 
-/// Whether a module begins at `index`, perhaps behind further attributes and a visibility.
+/// Whether a module begins at `index`, after optional attributes and visibility.
 fn is_module(level: &[TokenTree], mut index: usize) -> bool {
     while let Some(attribute) = attribute_at(level, index) {
         index = attribute.end;
@@ -101,7 +101,7 @@ fn is_bare_ignore(tokens: &[TokenTree]) -> bool {
     is_word(tokens.first(), "ignore") && !is_sign(tokens.get(1), '=')
 }
 
-/// The parts before and behind the first comma.
+/// Returns the parts before and after the first comma.
 fn split_at_comma(tokens: &[TokenTree]) -> (&[TokenTree], &[TokenTree]) {
     let comma = tokens.iter().position(|token| is_sign(Some(token), ',')).unwrap_or(tokens.len());
     let (head, tail) = tokens.split_at(comma);

@@ -1,4 +1,4 @@
-//! Small questions about Rust tokens. Strings and comments are no tokens, so they cannot confuse.
+//! Helpers for Rust tokens. Strings and comments are no tokens of code, so they do not match.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
@@ -13,17 +13,17 @@ pub fn visit_levels(stream: &TokenStream, visit: &mut impl FnMut(&[TokenTree])) 
     }
 }
 
-/// Whether `token` is the word `word`.
+/// Whether `token` is the identifier `word`.
 pub fn is_word(token: Option<&TokenTree>, word: &str) -> bool {
     matches!(token, Some(TokenTree::Ident(ident)) if ident == word)
 }
 
-/// Whether `token` is the sign `sign`.
+/// Whether `token` is the punctuation `sign`.
 pub fn is_sign(token: Option<&TokenTree>, sign: char) -> bool {
     matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == sign)
 }
 
-/// The group at `token`, if it is one between these delimiters.
+/// Returns the group at `token`, if it has these delimiters.
 pub fn group(token: Option<&TokenTree>, delimiter: Delimiter) -> Option<&Group> {
     match token {
         Some(TokenTree::Group(group)) if group.delimiter() == delimiter => Some(group),
@@ -40,24 +40,24 @@ pub fn mentions(stream: &TokenStream, word: &str) -> bool {
     found
 }
 
-/// The line of a token, counted from 1.
+/// Returns the line of a token, counted from 1.
 pub fn line_of(token: &TokenTree) -> usize {
     token.span().start().line
 }
 
 /// An attribute, `#[…]` or `#![…]`.
 pub struct Attribute {
-    /// Where it begins in its level.
+    /// The index of its first token in its level.
     pub start: usize,
-    /// The first token behind it.
+    /// The index of the first token after it.
     pub end: usize,
     /// The content of the brackets.
     pub content: TokenStream,
-    /// Whether it speaks of what encloses it.
+    /// Whether it is an inner attribute, `#![…]`.
     pub inner: bool,
 }
 
-/// The attribute that begins at `start`, if one does.
+/// Returns the attribute at `start`, if there is one.
 pub fn attribute_at(level: &[TokenTree], start: usize) -> Option<Attribute> {
     if !is_sign(level.get(start), '#') {
         return None;
@@ -68,7 +68,7 @@ pub fn attribute_at(level: &[TokenTree], start: usize) -> Option<Attribute> {
     Some(Attribute { start, end: bracket + 1, content, inner })
 }
 
-/// All attributes that begin in this level.
+/// Returns all attributes of this level.
 pub fn attributes(level: &[TokenTree]) -> impl Iterator<Item = Attribute> {
     (0..level.len()).filter_map(|start| attribute_at(level, start))
 }

@@ -1,8 +1,7 @@
-//! Every `unsafe` has its proof, and crates that need none forbid it.
+//! Every `unsafe` has a proof, and crates without unsafe code forbid it.
 //!
-//! Clippy asks for proofs, too (`undocumented_unsafe_blocks`), but it sees neither the bodies of
-//! macros nor code that another target or feature would compile. This rule works on tokens and
-//! sees both.
+//! Clippy also requires proofs (`undocumented_unsafe_blocks`), but it does not check the bodies of
+//! macros or code for other targets and features. This rule works on tokens and checks both.
 
 use std::collections::HashSet;
 
@@ -14,19 +13,19 @@ use super::Problem;
 use super::source::SourceFile;
 use super::tokens::{attributes, group, is_sign, is_word, line_of, mentions, visit_levels};
 
-/// The crates that have no use for unsafe code.
+/// The crates without unsafe code.
 const FORBIDS_UNSAFE: [&str; 4] = ["terrane", "terrane-bench", "terrane-layout", "xtask"];
 
-/// Their programs that call unsafe functions: of a driver or a library to compare with it, or of the
-/// store and its I/O queue.
+/// Programs of these crates that call unsafe functions: of a driver or library in a baseline, or of
+/// the store and its I/O queue.
 const EXCEPTIONS: [(&str, &str); 3] =
     [("terrane-bench", "gpu"), ("terrane-bench", "nixl"), ("terrane-bench", "store")];
 
-/// Each `unsafe` needs a `SAFETY:` comment, or a `# Safety` section in its documentation, directly
-/// above it, above the statement that it is part of, or on its own line.
+/// Checks that each `unsafe` has a `SAFETY:` comment, or a `# Safety` section in its documentation.
+/// The proof is directly above it, above its statement, or on its own line.
 ///
-/// Two uses need none: the type of a pointer to an unsafe function, and an `unsafe fn` that
-/// implements a trait's: what its caller owes stands at the trait.
+/// Two uses need none. One is the type of a pointer to an unsafe function. The other is an `unsafe
+/// fn` of a trait implementation, because the trait documents the caller's duties.
 pub fn check(file: &SourceFile, tokens: &TokenStream) -> Vec<Problem> {
     let lines: Vec<&str> = file.text.lines().collect();
     let bodies = trait_implementations(tokens);
@@ -56,7 +55,7 @@ pub fn contains_unsafe(file: &SourceFile) -> bool {
     file.tokens().is_some_and(|tokens| mentions(tokens, "unsafe"))
 }
 
-/// The crates named above must say `#![forbid(unsafe_code)]` in each of their roots, but for the
+/// Checks that the crates above have `#![forbid(unsafe_code)]` in each of their roots, except the
 /// exceptions.
 pub fn check_forbidden(package: &Package) -> Result<Vec<Problem>> {
     if !FORBIDS_UNSAFE.contains(&package.name.as_str()) {
@@ -87,7 +86,7 @@ fn forbids_unsafe(file: &SourceFile) -> bool {
     })
 }
 
-/// Where the bodies of `impl Trait for Type { … }` begin: the positions of their first tokens.
+/// Returns the positions of the first tokens in the bodies of `impl Trait for Type { … }`.
 fn trait_implementations(tokens: &TokenStream) -> HashSet<LineColumn> {
     let mut bodies = HashSet::new();
     visit_levels(tokens, &mut |level| {
@@ -117,7 +116,7 @@ fn position(token: &TokenTree) -> LineColumn {
     token.span().start()
 }
 
-/// `unsafe fn(…)` and `unsafe extern "C" fn(…)` name types of pointers: nothing happens there.
+/// Whether it is `unsafe fn(…)` or `unsafe extern "C" fn(…)`, the type of a function pointer.
 fn is_type(level: &[TokenTree], unsafe_index: usize) -> bool {
     let mut next = unsafe_index + 1;
     if is_word(level.get(next), "extern") {
@@ -150,8 +149,8 @@ fn kind(level: &[TokenTree], unsafe_index: usize) -> &'static str {
     }
 }
 
-/// Looks for the proof: on the line itself, then upwards through the beginning of the statement
-/// and its attributes to the comment right above.
+/// Looks for the proof on the line itself. Then looks upwards through the beginning of the
+/// statement and its attributes to the comment directly above.
 fn has_proof(lines: &[&str], line: usize) -> bool {
     let is_proof = |text: &str| text.contains("SAFETY:") || text.contains("# Safety");
     let above = lines.get(..line.saturating_sub(1)).unwrap_or_default();
@@ -173,8 +172,8 @@ fn has_proof(lines: &[&str], line: usize) -> bool {
     false
 }
 
-/// Whether a line of code ends what stands before it, so that a comment above it is not about
-/// the line below it.
+/// Whether a line of code ends the previous statement, so that a comment above it is not about the
+/// line below it.
 fn ends_statement(text: &str) -> bool {
     text.is_empty() || (text.ends_with([';', '{', '}', ',']) && !text.starts_with("#["))
 }

@@ -107,7 +107,8 @@ pub trait Released: sealed::Sealed + Sized {
     ///
     /// # Safety
     ///
-    /// The structure is its producer's, or was moved here from it, and has not been released.
+    /// The structure belongs to its producer, or was moved here from the producer, and has not been
+    /// released.
     unsafe fn release(&mut self);
 }
 
@@ -183,20 +184,20 @@ impl Released for ArrowDeviceArray {
 
 /// An owned structure. It is released once, on drop, on any thread.
 ///
-/// The specification requires that the callback may be called on any thread; the producer ensures
-/// it.
+/// The specification requires that the callback may be called on any thread. The producer is
+/// responsible for that.
 pub struct Owned<T: Released>(T);
 
-// SAFETY: the callbacks of Arrow's three structures work on any thread, by the specification, and
+// SAFETY: by the specification, the callbacks of Arrow's three structures work on any thread, and
 // the creator of this value guaranteed it. All other fields are numbers.
 unsafe impl<T: Released> Send for Owned<T> {}
 // SAFETY: a shared reference only returns the plain fields.
 unsafe impl<T: Released> Sync for Owned<T> {}
 
 impl<T: Released> Owned<T> {
-    /// Moves a structure here, by the rules of the specification: the source counts as released
-    /// afterwards, so the callback is called once. `None` if the pointer is null or the structure
-    /// has been released.
+    /// Moves a structure out of `source`, by the rules of the specification: the source is then
+    /// marked as released, so the callback is called once. `None` if the pointer is null or the
+    /// structure has been released.
     ///
     /// # Safety
     ///
@@ -207,12 +208,12 @@ impl<T: Released> Owned<T> {
         if source.is_null() {
             return None;
         }
-        // SAFETY: valid and aligned, as the caller promised; a released structure takes its place.
+        // SAFETY: valid and aligned, as the caller promised. A released structure replaces it.
         let taken = Self(unsafe { ptr::replace(source, T::EMPTY) });
         (!taken.0.is_released()).then_some(taken)
     }
 
-    /// Takes a structure by value.
+    /// Takes ownership of a structure by value.
     ///
     /// # Safety
     ///
@@ -221,8 +222,8 @@ impl<T: Released> Owned<T> {
         Self(structure)
     }
 
-    /// Moves the structure to a place of the consumer, which holds no structure or a released one.
-    /// The consumer then releases it.
+    /// Moves the structure to memory of the consumer, which contains no structure or a released
+    /// one. The consumer then releases it.
     ///
     /// # Safety
     ///
@@ -232,10 +233,10 @@ impl<T: Released> Owned<T> {
         unsafe { destination.write(self.into_inner()) };
     }
 
-    /// The structure. The caller releases it; otherwise it is leaked.
+    /// The structure. The caller must release it, or it is leaked.
     pub fn into_inner(self) -> T {
         let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not used again, nor dropped.
+        // SAFETY: `this` is neither used again nor dropped.
         unsafe { ptr::read(&raw const this.0) }
     }
 

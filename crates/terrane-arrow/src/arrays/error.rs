@@ -10,7 +10,7 @@ use terrane_cuda::CudaError;
 use super::DeviceType;
 use crate::columns::ColumnError;
 
-/// The position of a field in a nested type: the names of the fields above it and its own. A field
+/// The position of a field in a nested type: the names of its ancestors and its own name. A field
 /// without a name has its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldPath(Box<str>);
@@ -29,7 +29,7 @@ impl fmt::Display for FieldPath {
     }
 }
 
-/// A path during a walk. It costs nothing until it is printed.
+/// A path during a walk. The text is built only when it is printed.
 #[derive(Clone, Copy)]
 pub(crate) struct Trail<'a> {
     parent: Option<&'a Trail<'a>>,
@@ -93,7 +93,7 @@ pub(crate) fn aligned<T>(
 #[non_exhaustive]
 pub enum ImportError {
     /// A required pointer is null.
-    #[error("at {at}: {what} is null; the producer has to set it")]
+    #[error("at {at}: {what} is null; the producer must set it")]
     Null {
         /// The pointer.
         what: &'static str,
@@ -102,7 +102,7 @@ pub enum ImportError {
     },
     /// A pointer is misaligned for its structure.
     #[error(
-        "at {at}: {what} at {address:#x} is misaligned for its structure; ask its producer for an \
+        "at {at}: {what} at {address:#x} is misaligned for its structure; request an \
          aligned one"
     )]
     MisalignedPointer {
@@ -121,7 +121,7 @@ pub enum ImportError {
         /// The field.
         at: FieldPath,
     },
-    /// A number is negative, which it must not be.
+    /// A number is negative, but must not be.
     #[error("at {at}: {what} is {value}; it must be at least 0")]
     Negative {
         /// The number.
@@ -168,7 +168,9 @@ pub enum ImportError {
         at: FieldPath,
     },
     /// A size does not fit in 64 bits.
-    #[error("at {at}: the array is larger than any memory; ask its producer for a smaller one")]
+    #[error(
+        "at {at}: the array is larger than any memory; request a smaller one from its producer"
+    )]
     Overflow {
         /// The field.
         at: FieldPath,
@@ -265,7 +267,7 @@ pub enum ImportError {
         /// The array's type.
         found: DataType,
     },
-    /// An array that this crate exported was changed before it came back.
+    /// An array that this crate exported was changed before it was imported again.
     #[error(
         "an array of this library came back with changed contents ({what}); export it again \
          instead"
@@ -285,9 +287,9 @@ pub enum ImportError {
         /// Its number.
         device_id: i64,
     },
-    /// A synchronisation event was given for memory whose device has none.
+    /// A synchronisation event was passed for memory whose device has none.
     #[error(
-        "a synchronisation event was given for memory of device type {device_type}, which has no \
+        "a synchronisation event was passed for memory of device type {device_type}, which has no \
          events; pass null"
     )]
     UnexpectedEvent {
@@ -334,7 +336,7 @@ impl From<CudaError> for ImportError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// The processor cannot reach the bytes.
+    /// The processor cannot access the bytes.
     #[error("{kind} memory is not host memory; export it with its device")]
     NotHost {
         /// The kind of memory.
@@ -380,8 +382,8 @@ pub enum ExportError {
         /// The event's.
         found: DeviceId,
     },
-    /// An event was given for memory that has no events.
-    #[error("an event was given for {kind} memory, which has no events; use `Ready::Now`")]
+    /// An event was passed for memory that has no events.
+    #[error("an event was passed for {kind} memory, which has no events; use `Ready::Now`")]
     UnexpectedEvent {
         /// The kind of memory.
         kind: StorageKind,

@@ -17,16 +17,16 @@ use crate::columns::{Column, ColumnBuffer, shape};
 /// When the consumer may read the bytes of a column on a device.
 #[derive(Debug, Default)]
 pub enum Ready {
-    /// Now: all writers have completed, and no code writes the bytes while the consumer has them.
+    /// Now: all writers have completed, and no code writes the bytes while the consumer uses them.
     #[default]
     Now,
-    /// After this event, for which the consumer waits on its own stream. No other code has the
-    /// event, so nothing records it again.
+    /// After this event. The consumer waits for it on its own stream. No other code has the event,
+    /// so it is not recorded again.
     After(Event),
 }
 
 impl Ready {
-    /// After all work submitted to `stream` so far.
+    /// After all work that has been submitted to `stream` so far.
     ///
     /// # Errors
     ///
@@ -38,7 +38,7 @@ impl Ready {
     }
 }
 
-/// Exports a column of host memory as an Arrow array, by the C Data Interface.
+/// Exports a column of host memory as an Arrow array, with the C Data Interface.
 ///
 /// The array keeps the memory alive until its consumer releases it, on any thread.
 ///
@@ -54,11 +54,11 @@ impl Ready {
 /// let memory = memory.allocate(&RegionRequest::new(ByteCount::new(4 * 1000)))?;
 /// let column = Column::new(DataType::UInt32, 1000, Region::new(memory))?;
 ///
-/// // SAFETY: no code writes the memory, and numbers are whatever stands there.
+/// // SAFETY: no code writes the memory, and any bytes are valid numbers.
 /// let array = unsafe { export_array(&column) }?;
 /// let mut schema = export_field(&Field::new("tokens", DataType::UInt32, false))?.into_inner();
-/// // Both go to another library, and come back:
-/// // SAFETY: they were made as the specification says, and are handed over once.
+/// // Another library receives both structures and returns them:
+/// // SAFETY: both are valid structures, and are imported once.
 /// let field = unsafe { import_field(&raw mut schema) }?;
 /// // SAFETY: as above.
 /// let back = unsafe { import_array(field.data_type(), array) }?;
@@ -69,14 +69,14 @@ impl Ready {
 ///
 /// # Errors
 ///
-/// [`ExportError::NotHost`] for memory that the processor does not reach.
+/// [`ExportError::NotHost`] for memory that the processor cannot access.
 ///
 /// # Safety
 ///
-/// Consumers rely on immutable arrays with valid values. Until the array is released, no code
-/// writes the column's memory, transfers included. The values obey the rules of their type. Offsets
-/// do not decrease and stay within their data. Texts are UTF-8. Keys are in their dictionary.
-/// [`to_arrow`](super::to_arrow) checks these rules.
+/// Consumers expect immutable arrays with valid values. Until the array is released, no code may
+/// write the column's memory; this includes transfers. The values must obey the rules of their
+/// type: offsets do not decrease and stay within their data, texts are UTF-8, and keys are in their
+/// dictionary. [`to_arrow`](super::to_arrow) checks these rules.
 pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
     if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
         return Err(ExportError::NotHost { kind });
@@ -84,7 +84,7 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
     array(column, None, None)
 }
 
-/// Exports a column as an Arrow array with its device, by the C Device Data Interface. The column
+/// Exports a column as an Arrow array with its device, with the C Device Data Interface. The column
 /// is in system memory, in pinned memory, or on a CUDA device. [`ReleaseOrder`] states when its
 /// memory may be freed.
 ///
@@ -100,9 +100,10 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
 ///
 /// # Safety
 ///
-/// As for [`export_array`], from when the array is [`Ready`] until the consumer has finished.
-/// [`ReleaseOrder::AtRelease`] adds a condition for the release of the array, or of a child that
-/// the consumer moved out: all device work that the consumer submitted on the memory has completed.
+/// As for [`export_array`], from the time when the array is [`Ready`] until the consumer has
+/// finished. With [`ReleaseOrder::AtRelease`], the following also holds when the consumer releases
+/// the array, or a child that it moved out: all device work that it submitted on the memory has
+/// completed.
 pub unsafe fn export_device_array(
     column: &Column,
     ready: Ready,
@@ -151,15 +152,15 @@ pub unsafe fn export_device_array(
     Ok(unsafe { Owned::new(array) })
 }
 
-/// Whether [`export_array`] or [`export_device_array`] made the array. Its import then returns the
-/// original column.
+/// Whether [`export_array`] or [`export_device_array`] created the array. An import then returns
+/// the original column.
 #[must_use]
 pub fn is_exported(array: &ArrowArray) -> bool {
-    // One static, so that the comparison uses one address of the function.
+    // A single static, so that both sides compare the same address of the function.
     array.release.is_some_and(|release| ptr::fn_addr_eq(release, RELEASE))
 }
 
-/// The original column, if this crate made the array and no code has released it.
+/// The original column, if this crate created the array and it has not been released.
 ///
 /// # Safety
 ///
@@ -185,7 +186,7 @@ struct Exported {
     out: ExportedMemory,
     column: Column,
     buffers: Box<[*const c_void]>,
-    /// The lengths of the data of views, which the last buffer points to.
+    /// The lengths of the data of views. The last buffer points to them.
     _sizes: Option<Box<[i64]>>,
     children: Box<[*mut ArrowArray]>,
     dictionary: *mut ArrowArray,
@@ -194,7 +195,7 @@ struct Exported {
     consumer: Option<Stream>,
 }
 
-/// An event, and the address of its handle: consumers get a pointer to the handle.
+/// An event, and the address of its handle. Consumers get a pointer to the handle.
 struct HeldEvent {
     /// Never changed. It is atomic only to be `Send`, and has the layout of a pointer.
     handle: Box<AtomicPtr<c_void>>,
@@ -208,7 +209,7 @@ impl HeldEvent {
 }
 
 impl Exported {
-    /// Whether the array has the same contents as when it was made.
+    /// Whether the array has the same contents as when it was created.
     fn unchanged(&self, array: &ArrowArray) -> Result<(), &'static str> {
         let same = |found: i64, made: u64| u64::try_from(found) == Ok(made);
         let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
@@ -239,7 +240,8 @@ impl Exported {
             _ => return Err("null_count"),
         }
         for &below in self.children.iter().chain([&self.dictionary]) {
-            // SAFETY: null, or boxed when the array was made, which frees it on release.
+            // SAFETY: null, or boxed when the array was created. The array frees the box on
+            // release.
             let below = unsafe { below.as_ref() };
             if below.is_some_and(Released::is_released) {
                 return Err("children (some were moved away)");
@@ -270,7 +272,7 @@ fn array(
     let children = column.children().iter().map(|child| array(child, None, consumer));
     let children = children.collect::<Result<Vec<_>, _>>()?;
     let dictionary = column.dictionary().map(|values| array(values, None, consumer)).transpose()?;
-    // Nothing fails from here on, so nothing boxed is leaked.
+    // Nothing fails after this line, so nothing boxed is leaked.
     let boxed = |array: Owned<ArrowArray>| Box::into_raw(Box::new(array.into_inner()));
     let private = Box::new(Exported {
         out: ExportedMemory::new(column),
@@ -295,13 +297,13 @@ fn array(
         release: Some(RELEASE),
         private_data: Box::into_raw(private).cast(),
     };
-    // SAFETY: the callback takes the private data beside it, once, on any thread; everything that
-    // it owns is `Send`.
+    // SAFETY: the callback frees the private data once, on any thread, and everything that it owns
+    // is `Send`.
     Ok(unsafe { Owned::new(array) })
 }
 
-/// The lengths of the data of views. Consumers read them on the host, wherever the other buffers
-/// are.
+/// The lengths of the data of views. Consumers read them on the host, even if the other buffers are
+/// elsewhere.
 fn sizes_of_data(column: &Column) -> Result<Option<Box<[i64]>>, ExportError> {
     if !shape::is_view(column.data_type()) {
         return Ok(None);
@@ -315,7 +317,7 @@ fn sizes_of_data(column: &Column) -> Result<Option<Box<[i64]>>, ExportError> {
     data.iter().map(size).collect::<Result<_, _>>().map(Some)
 }
 
-/// The kind of a buffer that is in another kind of memory.
+/// The memory kind of a buffer that differs from `kind`, if any.
 fn other_kind(column: &Column, kind: StorageKind) -> Option<StorageKind> {
     let own = shape::placed(column.data_type(), column.buffers()).iter().flatten();
     let own = own.map(ColumnBuffer::kind);
@@ -325,7 +327,7 @@ fn other_kind(column: &Column, kind: StorageKind) -> Option<StorageKind> {
         .or_else(|| below.find_map(|column| other_kind(column, kind)))
 }
 
-/// The start of a buffer as a pointer; null if it is left out.
+/// The start of a buffer as a pointer; null if the buffer is omitted.
 fn pointer(buffer: &Option<ColumnBuffer>) -> *const c_void {
     match buffer.as_ref().map(ColumnBuffer::location) {
         Some(Location::Host(address)) => address.as_ptr().cast_const().cast(),
@@ -337,14 +339,14 @@ fn pointer(buffer: &Option<ColumnBuffer>) -> *const c_void {
     }
 }
 
-/// The release callback. It frees the memory, and the children and the dictionary that no code has
-/// moved away. A second call does nothing. A panic in the drop of the memory's owner is caught,
-/// because the consumer's code is not Rust; everything else is still freed.
+/// The release callback. It frees the memory, the dictionary, and the children that have not been
+/// moved out. A second call does nothing. If the drop of the memory's owner panics, the panic is
+/// caught, because the consumer's code is not Rust. Everything else is still freed.
 ///
 /// # Safety
 ///
-/// The pointer is null, or points to an array that this module made, or to one that it was moved
-/// to.
+/// The pointer is null, or points to an array that this module created, or to the destination of a
+/// move of such an array.
 unsafe extern "C" fn release_exported(array: *mut ArrowArray) {
     // SAFETY: null, or an array that only the caller uses during its release.
     let Some(array) = (unsafe { array.as_mut() }) else { return };
@@ -353,14 +355,14 @@ unsafe extern "C" fn release_exported(array: *mut ArrowArray) {
         return;
     }
     array.private_data = ptr::null_mut();
-    // SAFETY: it was boxed when the array was made. The array, which is the only one that has not
-    // been released, drops its pointer.
+    // SAFETY: it was boxed when the array was created. The array has not been released, and drops
+    // its pointer.
     let private = unsafe { Box::from_raw(private) };
     for &child in private.children.iter().chain([&private.dictionary]) {
         if child.is_null() {
             continue;
         }
-        // SAFETY: boxed when the array was made, and freed only here.
+        // SAFETY: boxed when the array was created, and freed only here.
         let mut child = unsafe { Box::from_raw(child) };
         if !child.is_released() {
             // SAFETY: it has not been released or moved: a move would have marked it released.

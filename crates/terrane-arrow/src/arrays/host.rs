@@ -17,31 +17,31 @@ use crate::columns::exported_memory::ExportedMemory;
 use crate::columns::shape::{self, Extent};
 use crate::columns::{Column, ColumnBuffer, ColumnError};
 
-/// A column over the buffers of an array of arrow-rs, which it keeps alive.
+/// Creates a column over the buffers of an arrow-rs array, and keeps the array alive.
 ///
 /// `array` comes from
 /// [`Array::to_data`](https://docs.rs/arrow-array/60/arrow_array/trait.Array.html); for a record
-/// batch, from its struct array. A validity bitmap is copied if it begins at another bit than the
-/// values, because the C interface has one offset for both. Nothing else is copied.
+/// batch, from its struct array. If a validity bitmap begins at another bit than the values, it is
+/// copied, because the C interface has one offset for both. Nothing else is copied.
 ///
 /// # Errors
 ///
-/// [`ImportError::Misaligned`] if values are aligned to less than Arrow requires.
+/// [`ImportError::Misaligned`] if the alignment of values is below Arrow's requirement.
 pub fn from_arrow(array: &ArrayData) -> Result<Column, ImportError> {
     check_type(array.data_type())?;
     let structure = std::mem::ManuallyDrop::new(FFI_ArrowArray::new(array));
     let ours: *const ArrowArray = (&raw const *structure).cast();
-    // SAFETY: both types have the same fields in the same order (a test compares them), and the
-    // source is not dropped.
+    // SAFETY: both types have the same fields in the same order (checked by a test), and the source
+    // is not dropped.
     let structure = unsafe { ours.read() };
     // SAFETY: arrow-rs's callback may be called once, after any move and on any thread
     // (`FFI_ArrowArray` is `Send`). Only this value calls it.
     let structure = unsafe { Owned::new(structure) };
-    // SAFETY: arrow-rs made it from a valid array, whose buffers no code writes while it lives.
+    // SAFETY: arrow-rs created it from a valid array, whose buffers no code writes while it lives.
     unsafe { import_array(array.data_type(), structure) }
 }
 
-/// An array of arrow-rs over the host memory of a column, which it keeps alive.
+/// Creates an arrow-rs array over the host memory of a column, and keeps the column alive.
 ///
 /// All values are checked against the rules of their type: offsets, UTF-8, keys of dictionaries.
 /// `arrow_array::make_array` accepts the result.
@@ -49,12 +49,12 @@ pub fn from_arrow(array: &ArrayData) -> Result<Column, ImportError> {
 /// # Errors
 ///
 /// [`ExportError::NotHost`] for memory that the processor cannot access. [`ExportError::Arrow`] for
-/// values that break the rules of their type, and for memory that is aligned to less than arrow-rs
-/// requires.
+/// values that break the rules of their type, and for memory whose alignment is below arrow-rs's
+/// requirement.
 ///
 /// # Safety
 ///
-/// No code writes the column's memory while the array, or anything made from it, lives.
+/// No code may write the column's memory while the array, or anything derived from it, lives.
 pub unsafe fn to_arrow(column: &Column) -> Result<ArrayData, ExportError> {
     if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
         return Err(ExportError::NotHost { kind });
@@ -65,10 +65,10 @@ pub unsafe fn to_arrow(column: &Column) -> Result<ArrayData, ExportError> {
     Ok(data)
 }
 
-/// Checks the values of an array and of all arrays below it, as [`ArrayData::validate_full`] does.
+/// Checks the values of an array and of its descendants, like [`ArrayData::validate_full`].
 ///
 /// That function repeats each bit of a list's validity for each value, even without nulls. A list
-/// can have 2^31 values that take no memory.
+/// can have 2^31 values that occupy no memory.
 fn check_values(data: &ArrayData) -> Result<(), ArrowError> {
     if data.child_data().iter().any(|child| child.nulls().is_some()) {
         data.validate_nulls()?;
@@ -88,9 +88,9 @@ fn unchecked(column: &Column) -> Result<ArrayData, ExportError> {
     let shapes = shape::buffers(data_type, rows, column.buffers().len());
     let shapes = shapes.map_err(ColumnError::from)?;
     for (shape, part) in shapes.iter().zip(column.buffers()) {
-        // Only the needed bytes: arrow-rs reads a whole buffer of offsets as numbers.
+        // Only the needed bytes, because arrow-rs reads a whole buffer of offsets as numbers.
         let bytes = match (shape.extent, part) {
-            // arrow-rs makes this buffer when it needs it.
+            // arrow-rs creates this buffer when it needs it.
             (Extent::Sizes(_), _) => continue,
             (Extent::Exact(bytes), _) => bytes,
             (Extent::ByOffsets | Extent::Listed, part) => {
@@ -103,8 +103,8 @@ fn unchecked(column: &Column) -> Result<ArrayData, ExportError> {
                 let bits = BooleanBuffer::new(buffer(part, bytes)?, offset, length);
                 builder = builder.nulls(Some(NullBuffer::new(bits)));
             }
-            // An empty buffer may have any address, also a misaligned one. arrow-rs compares arrays
-            // by their first offset, even without rows.
+            // An empty buffer may have any address, even a misaligned one. But arrow-rs compares
+            // arrays by their first offset, even without rows.
             _ if bytes.is_zero() => {
                 let offset = match (shape.name, shape::offset_width(data_type)) {
                     ("offsets", Some(width)) => size(width),
@@ -137,9 +137,9 @@ fn buffer(part: &ColumnBuffer, bytes: ByteCount) -> Result<Buffer, ExportError> 
     let Some(pointer) = std::ptr::NonNull::new(address.as_ptr()) else {
         return Err(ColumnError::NotHost { kind }.into());
     };
-    // The region keeps the memory that the entry before it describes.
+    // The region keeps alive the memory that the first field describes.
     let owner = Arc::new(AssertUnwindSafe((ExportedMemory::of([part]), region)));
-    // SAFETY: the region keeps the bytes, which are initialised host memory. No code writes them,
-    // as the caller of the export promised.
+    // SAFETY: the region keeps the bytes alive, which are initialised host memory. No code writes
+    // them, as the caller of the export promised.
     Ok(unsafe { Buffer::from_custom_allocation(pointer, bytes.to_usize(), owner) })
 }

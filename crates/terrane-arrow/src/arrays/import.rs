@@ -19,23 +19,25 @@ use crate::columns::{Column, exported_memory};
 
 /// Imports a foreign array of host memory as a column of this type, without a copy.
 ///
-/// The column keeps the array, which is released when the last user of the memory drops. A refused
-/// array is released before this returns. An array that [`export_array`](super::export_array) made
-/// returns its original column; it is read-only if other libraries still have its memory. An array
-/// of another library over memory that Terrane has exported returns that memory, read-only.
+/// The column keeps the array alive. The array is released when the last user of the memory drops.
+/// A refused array is released before this returns. For an array from
+/// [`export_array`](super::export_array), the result is the original column. It is read-only if
+/// other libraries still have its memory. An array of another library over memory that Terrane has
+/// exported results in a read-only column over that memory.
 ///
-/// All structures are checked, and the first and last offsets. Other values are not: neither the
-/// offsets in between, nor that texts are UTF-8. [`to_arrow`](super::to_arrow) checks these.
+/// All structures are checked, and the first and last offsets. Other values are not checked:
+/// neither the offsets in between, nor whether texts are UTF-8. [`to_arrow`](super::to_arrow)
+/// checks these.
 ///
 /// # Errors
 ///
-/// [`ImportError`]; the array has been released.
+/// [`ImportError`]. The array has been released.
 ///
 /// # Safety
 ///
 /// - The array obeys the specification. Its non-null pointers refer to as many buffers and children
-///   as it states. Each buffer has as many bytes as its type, length, offset and offsets require. A
-///   C pointer does not tell its target's size, so this cannot be checked.
+///   as it states. Each buffer has as many bytes as its type, length, offset and offsets require.
+///   The size behind a C pointer is unknown, so this cannot be checked.
 /// - The bytes are in host memory, and do not change until the array is released.
 pub unsafe fn import_array(
     data_type: &DataType,
@@ -54,15 +56,15 @@ pub unsafe fn import_array(
     unsafe { import.column(data_type, owner.get(), Trail::TOP) }
 }
 
-/// Imports a foreign array with its device as a column of this type, without a copy. It is in host
-/// memory, pinned memory, or memory of a CUDA device.
+/// Imports a foreign array with its device as a column of this type, without a copy. The array is
+/// in host memory, pinned memory, or memory of a CUDA device.
 ///
-/// Everything that does not need the device is checked at once. The remaining checks, and the
-/// column, follow with the [wait](ImportedArray::wait_on) for the producer's event.
+/// Checks that need no device are done at once. The remaining checks follow with the
+/// [wait](ImportedArray::wait_on) for the producer's event, which returns the column.
 ///
 /// # Errors
 ///
-/// [`ImportError`]; the array has been released.
+/// [`ImportError`]. The array has been released.
 ///
 /// # Safety
 ///
@@ -81,8 +83,8 @@ pub unsafe fn import_device_array(
     }
     aligned(sync_event.cast::<*mut c_void>(), "sync_event", Trail::TOP)?;
     let event = NonNull::new(sync_event.cast::<*mut c_void>()).map(|event| {
-        // SAFETY: it points to an event's handle until the array is released, as the caller
-        // promises.
+        // SAFETY: by the caller's promise, it points to an event's handle until the array is
+        // released.
         EventHandle(unsafe { event.read() })
     });
     if event.as_ref().is_some_and(|event| event.0.is_null()) {
@@ -93,14 +95,14 @@ pub unsafe fn import_device_array(
     let owner = Arc::new(Owned::<ArrowArray>::from(array));
     if came_back.is_none() {
         let import = Import { owner: owner.clone(), place, reader: &NotYet };
-        // SAFETY: the caller's promise; no bytes that the device may still write are read.
+        // SAFETY: the caller's promise. This reads no bytes that the device may still write.
         unsafe { import.column(data_type, owner.get(), Trail::TOP) }?;
     }
     Ok(ImportedArray { data_type: data_type.clone(), owner, place, event, came_back })
 }
 
-/// A foreign array that has been checked. Its producer's work may still be running.
-#[must_use = "if it is dropped, the array is released"]
+/// A foreign array whose fields have been checked. Its producer's work may still be running.
+#[must_use = "dropping it releases the array"]
 pub struct ImportedArray {
     data_type: DataType,
     owner: Arc<Owned<ArrowArray>>,
@@ -132,7 +134,7 @@ impl ImportedArray {
 
     /// The column, for work that is submitted to `stream` from now on. The stream waits for the
     /// producer's event; the thread does not. If the type has offsets, they are read in the
-    /// stream's order, and the thread waits for that.
+    /// stream's order, and the thread waits for this read.
     ///
     /// The driver checks that the buffers are memory of its device.
     ///

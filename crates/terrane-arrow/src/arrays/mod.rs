@@ -1,25 +1,25 @@
-//! Arrow arrays: columns exported to other libraries and imported from them, by the
-//! [C Data Interface] and the [C Device Data Interface], and arrays of arrow-rs.
+//! Arrow arrays: export and import of columns with the [C Data Interface] and the [C Device Data
+//! Interface], and arrays of arrow-rs.
 //!
 //! Schemas, and arrays on the host ([`from_arrow`], [`to_arrow`]), are types of arrow-rs
 //! ([`arrow_schema`]). The C structures of arrays are defined in [`abi`], so that they can be
 //! checked before they are trusted.
 //!
-//! # Out
+//! # Export
 //!
-//! [`export_array`] and [`export_device_array`] make a structure from a
-//! [`Column`](crate::columns::Column). It keeps the memory until its consumer calls the release
-//! callback, on any thread. The consumer may move children out before, as the specification
-//! permits. An array on a device states when it is [`Ready`]: after an event, for which the
-//! consumer's stream waits. [`ReleaseOrder`] states when the consumer has finished: when it
-//! releases the array, or when a stream has completed.
+//! [`export_array`] and [`export_device_array`] create a structure from a
+//! [`Column`](crate::columns::Column). It keeps the memory alive until its consumer calls the
+//! release callback, on any thread. Before that, the consumer may move children out, as the
+//! specification permits. An array on a device states when it is [`Ready`]: after an event, for
+//! which the consumer's stream waits. [`ReleaseOrder`] states when the consumer has finished: when
+//! it releases the array, or when a stream has completed.
 //!
-//! # In
+//! # Import
 //!
-//! [`import_array`] and [`import_device_array`] check a structure and make a read-only column over
-//! the producer's memory. The structure is released once: at once if it is refused, otherwise with
-//! the last user of its memory. Structures are moved as the specification requires
-//! ([`Owned::take`](abi::Owned::take)): the source counts as released.
+//! [`import_array`] and [`import_device_array`] check a structure, and create a read-only column
+//! over the producer's memory. The structure is released once: at once if it is refused, otherwise
+//! with the last user of its memory. Structures are moved as the specification requires
+//! ([`Owned::take`](abi::Owned::take)): the source is marked as released.
 //!
 //! | field | refused values |
 //! |---|---|
@@ -35,16 +35,15 @@
 //! | the schema | unknown formats, texts without an end or not UTF-8, nesting deeper than 64, more than 2^20 fields, more than 2^26 bytes of names and metadata, impossible lengths in metadata |
 //!
 //! The targets of pointers cannot be checked, so importing is unsafe. On a device, its driver
-//! checks that each buffer lies within one allocation, when the array is
-//! [waited for](ImportedArray::wait_on).
+//! checks that each buffer is within one allocation, when the array is [waited
+//! for](ImportedArray::wait_on).
 //!
-//! Terrane's memory is recognised when it comes back. An exported array returns its original
-//! column. Parts of exported memory that come back through another library are regions of that
-//! memory.
+//! Terrane's memory is recognised when it is imported. An exported array results in its original
+//! column. Parts of exported memory from another library are regions of that memory.
 //!
 //! # Example
 //!
-//! arrow-rs is the other side here; every library with the interface works the same.
+//! The other library in this example is arrow-rs. Every library with the interface works the same.
 //!
 //! ```
 //! use arrow_array::{Array, Int32Array, make_array};

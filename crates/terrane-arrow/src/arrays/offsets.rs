@@ -17,7 +17,7 @@ pub(super) trait OffsetReader {
     /// is not possible yet.
     fn sizes(&self, at: NonNull<u8>, into: &mut [u8]) -> Result<bool, ImportError>;
 
-    /// Checks that the span is the stated kind of memory, as far as possible.
+    /// Checks that the span is in the stated kind of memory, if possible.
     fn admit(&self, span: Span) -> Result<(), ImportError>;
 }
 
@@ -65,14 +65,15 @@ pub(super) struct InOrder<'a>(pub &'a Stream);
 impl OffsetReader for InOrder<'_> {
     fn read(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError> {
         if at.as_host().is_some() {
-            // The work that the stream waits for may write host memory.
+            // The stream may wait for work that writes host memory.
             self.0.synchronize()?;
             return InHost.read(at, into);
         }
         let length = ByteCount::from_usize(into.len());
         let to = HostAddress::new(NonNull::from(into).cast::<u8>());
-        // SAFETY: the bytes exist, as the importer of the array promised, and the device was asked
-        // (`admit`). The destination outlives the copy, because the stream is waited for.
+        // SAFETY: the bytes exist, as the importer of the array promised, and `admit` has checked
+        // them with the driver. The destination outlives the copy, because the stream is
+        // synchronised.
         unsafe { self.0.copy(at, Location::Host(to), length) }?;
         self.0.synchronize()?;
         Ok(true)
@@ -84,7 +85,7 @@ impl OffsetReader for InOrder<'_> {
         match self.0.context().device_span(address, length) {
             Ok(span) => self.read(span.location, into),
             Err(error) if error.is_device_lost() => Err(error.into()),
-            // Host memory, written when the array was made.
+            // Host memory, written when the array was created.
             Err(_) => InHost.sizes(at, into),
         }
     }

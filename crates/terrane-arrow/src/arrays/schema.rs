@@ -1,5 +1,5 @@
-//! Imports and exports schemas. arrow-rs reads and writes them. Input on which it would panic, or
-//! which it would read without a limit, is refused before.
+//! Imports and exports schemas. arrow-rs reads and writes them. Before that, this module refuses
+//! input on which arrow-rs would panic or read without a limit.
 
 use std::ffi::{CStr, c_char};
 use std::mem::ManuallyDrop;
@@ -25,20 +25,20 @@ pub const MOST_TEXT: u64 = 1 << 26;
 /// The most entries, and bytes, of a field's metadata.
 const MOST_METADATA: i64 = 1 << 24;
 
-/// Imports a foreign schema: moves it here, reads it as a field, and releases it.
+/// Imports a foreign schema: moves it, reads it as a field, and releases it.
 ///
 /// An array's schema is a field; that of a record batch is a field of a struct type.
 ///
 /// # Errors
 ///
-/// [`ImportError`] if it is not one; it has been released in that case, too.
+/// [`ImportError`] if it is not valid. It has been released in that case, too.
 ///
 /// # Safety
 ///
 /// The pointer is null, or meets the conditions of [`Owned::take`]. Every non-null pointer in the
-/// structure has the target that the specification requires. Texts end with a zero. Metadata is as
-/// long as it states. There are as many pointers to children as it counts, and the same holds for
-/// the children.
+/// structure has the target that the specification requires. Texts end with a zero byte. Metadata
+/// is as long as it states. The number of pointers to children is the stated one. The same holds
+/// for the children.
 pub unsafe fn import_field(source: *mut ArrowSchema) -> Result<Field, ImportError> {
     let null = || ImportError::Null { what: "the ArrowSchema", at: Trail::TOP.path() };
     if source.is_null() {
@@ -52,8 +52,8 @@ pub unsafe fn import_field(source: *mut ArrowSchema) -> Result<Field, ImportErro
     // SAFETY: the structure is alive until `schema` drops, and its pointers are valid, as the
     // caller promised.
     unsafe { check(schema.get(), Trail::TOP, &mut read) }?;
-    // arrow-rs's structure has the same fields in the same order. It is only read, not dropped:
-    // `schema` releases it.
+    // arrow-rs's structure has the same fields in the same order. It is only read, not dropped,
+    // because `schema` releases it.
     let theirs: *const FFI_ArrowSchema = ptr::from_ref(schema.get()).cast();
     // SAFETY: it is alive, as above.
     let field = Field::try_from(unsafe { &*theirs });
@@ -66,7 +66,7 @@ pub unsafe fn import_field(source: *mut ArrowSchema) -> Result<Field, ImportErro
 ///
 /// # Errors
 ///
-/// [`ImportError`] if it is not one; it has been released in that case, too.
+/// [`ImportError`] if it is not valid. It has been released in that case, too.
 ///
 /// # Safety
 ///
@@ -85,7 +85,7 @@ pub unsafe fn import_schema(source: *mut ArrowSchema) -> Result<Schema, ImportEr
     }
 }
 
-/// A field as a C structure.
+/// Converts a field to a C structure.
 ///
 /// # Errors
 ///
@@ -96,7 +96,7 @@ pub fn export_field(field: &Field) -> Result<Owned<ArrowSchema>, ExportError> {
     Ok(owned(FFI_ArrowSchema::try_from(field)?))
 }
 
-/// The schema of record batches as a C structure.
+/// Converts the schema of record batches to a C structure.
 ///
 /// # Errors
 ///
@@ -116,7 +116,7 @@ fn owned(schema: FFI_ArrowSchema) -> Owned<ArrowSchema> {
     unsafe { Owned::new(schema) }
 }
 
-/// The amount read from a schema so far.
+/// The amounts that were read from a schema so far.
 #[derive(Default)]
 struct Read {
     fields: u64,
@@ -125,7 +125,7 @@ struct Read {
 }
 
 impl Read {
-    /// Counts a field, and refuses one that is nested too deeply.
+    /// Counts a field, and refuses it if it is nested too deeply.
     fn field(&mut self, trail: Trail<'_>) -> Result<(), ImportError> {
         self.fields += 1;
         let refused = |what, limit| Err(ImportError::TooMany { what, limit, at: trail.path() });
@@ -139,7 +139,7 @@ impl Read {
     }
 
     fn text(&mut self, bytes: usize, trail: Trail<'_>) -> Result<(), ImportError> {
-        // At most 2^24 bytes each, of 2^20 fields.
+        // At most 2^24 bytes for each of 2^20 fields.
         self.text += to_u64(bytes);
         let (what, limit) = ("the bytes of names and metadata", MOST_TEXT);
         if self.text <= limit {
@@ -149,11 +149,11 @@ impl Read {
     }
 }
 
-/// Checks a structure and all structures below it for everything that arrow-rs asserts or trusts.
+/// Checks a structure and its descendants for everything that arrow-rs asserts or trusts.
 ///
 /// # Safety
 ///
-/// The pointers in the structure, and in those below it, have the targets that the specification
+/// The pointers in the structure, and in its descendants, have the targets that the specification
 /// requires.
 unsafe fn check(
     schema: &ArrowSchema,
@@ -272,7 +272,7 @@ unsafe fn text<'a>(
         at: trail.path(),
     };
     let ends = (0..=longest).any(|index| {
-        // SAFETY: within the text, as it has not ended yet.
+        // SAFETY: within the text, because its end has not been reached.
         let character = unsafe { pointer.add(index) };
         // SAFETY: as above.
         let character = unsafe { *character };
@@ -297,7 +297,7 @@ unsafe fn check_metadata(pointer: *const c_char, trail: Trail<'_>) -> Result<usi
     }
     let refused = |what, value| ImportError::Metadata { what, value, at: trail.path() };
     let number = |position: usize| -> i32 {
-        // SAFETY: within the metadata, because the lengths that it states are respected.
+        // SAFETY: within the metadata, because the position follows its stated lengths.
         let at = unsafe { pointer.add(position) };
         // SAFETY: as above; the read does not need an alignment.
         unsafe { at.cast::<i32>().read_unaligned() }
@@ -319,12 +319,12 @@ unsafe fn check_metadata(pointer: *const c_char, trail: Trail<'_>) -> Result<usi
     Ok(position)
 }
 
-/// Refuses types that a format string can express and no array can have.
+/// Refuses types that a format string can express but no array can have.
 pub(crate) fn check_type(data_type: &DataType) -> Result<(), ImportError> {
     check_below(data_type, Trail::TOP, &mut Read::default())
 }
 
-/// A type's name without the types below it. In an unchecked type, those can have 2^40 letters.
+/// The name of a type without its child types. In an unchecked type, those can have 2^40 letters.
 fn brief(data_type: &DataType) -> Box<str> {
     use DataType as T;
     match data_type {

@@ -1,4 +1,4 @@
-//! Converts an array, and those below it, to a column, and checks every field.
+//! Converts an array and its descendants to a column, and checks every field.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -21,10 +21,10 @@ use crate::columns::{Column, ColumnBuffer, ColumnParts, Origin};
 
 /// The most buffers of one array. Only views have more than three.
 const MOST_BUFFERS: u64 = 1 << 20;
-/// The most bytes of one buffer. No processor gives more address space to one process.
+/// The most bytes of one buffer. No processor gives a process more address space.
 const MOST_BYTES: u64 = 1 << 56;
 
-/// The memory that an array's addresses belong to.
+/// The memory to which an array's addresses belong.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) kind: StorageKind,
@@ -67,11 +67,11 @@ pub(super) struct Import<'a> {
 }
 
 impl Import<'_> {
-    /// The column of an array: the imported one, or one below it.
+    /// The column of the imported array, or of a descendant.
     ///
     /// # Safety
     ///
-    /// The array's pointers are valid for the sizes that it states. No code writes buffers that are
+    /// The array's pointers are valid for the stated sizes. No code writes the buffers that are
     /// read here.
     pub(super) unsafe fn column(
         &self,
@@ -89,7 +89,7 @@ impl Import<'_> {
         let can_be_null =
             shape::fewest_buffers(data_type).0 > 0 && !matches!(data_type, DataType::Union(..));
         let null_count = match (rows.null_count, can_be_null, has_nulls) {
-            // Without a bitmap there are no nulls. For unions and runs, the values decide.
+            // Without a bitmap there are no nulls. For unions and runs, the values determine them.
             (None, true, false) | (_, false, _) => Some(0),
             (Some(nulls), true, false) if nulls > 0 => {
                 return Err(ImportError::Null { what: "the validity bitmap", at: trail.path() });
@@ -108,7 +108,7 @@ impl Import<'_> {
         Ok(Column::of_checked(parts, Origin::Arrow))
     }
 
-    /// The buffers, and the last of the offsets, if it has been read.
+    /// The buffers, and the last offset, if it has been read.
     ///
     /// # Safety
     ///
@@ -134,11 +134,11 @@ impl Import<'_> {
                 Extent::Exact(bytes) => bytes,
                 Extent::ByOffsets => ByteCount::new(last_offset.unwrap_or(0)),
                 Extent::Listed => match &listed {
-                    // The data comes after validity and views.
+                    // The data buffers follow the validity and the views.
                     Some(sizes) => sizes.get(index.wrapping_sub(2)).copied().unwrap_or_default(),
                     None => ByteCount::ZERO,
                 },
-                // Read above, and made again when the column is exported.
+                // Read above, and created again when the column is exported.
                 Extent::Sizes(_) => {
                     buffers.push(None);
                     continue;
@@ -155,8 +155,8 @@ impl Import<'_> {
         Ok((buffers, last_offset))
     }
 
-    /// The lengths of the data of views, which the last buffer holds. Arrow C++ always stores them
-    /// on the host; otherwise the driver names their location.
+    /// The lengths of the data of views, from the last buffer. Arrow C++ always stores them on the
+    /// host. For other producers, the driver reports their location.
     fn listed(
         &self,
         shapes: &[BufferShape],
@@ -195,7 +195,7 @@ impl Import<'_> {
         sizes.collect::<Result<Vec<_>, _>>().map(Some)
     }
 
-    /// One buffer; `None` if it is left out.
+    /// One buffer; `None` if it is omitted.
     fn buffer(
         &self,
         shape: &BufferShape,
@@ -225,13 +225,13 @@ impl Import<'_> {
         }
         self.reader.admit(span)?;
         // SAFETY: the importer of the array promises that the bytes exist, do not change, and are
-        // in this memory until the array is released. The array is released when the last owner
-        // drops. No code writes them, because the buffer is read-only.
+        // in this memory until the array is released. The last owner releases it when it drops. No
+        // code writes the bytes, because the buffer is read-only.
         let memory = unsafe { ForeignMemory::new(span, Arc::clone(&self.owner)) };
         Ok(Some(ColumnBuffer::foreign(Region::new(memory), Origin::Arrow).as_read_only()))
     }
 
-    /// The last of the offsets that the rows have, if it can be read now.
+    /// The last offset of the rows, if it can be read now.
     fn last_offset(
         &self,
         width: u64,
@@ -406,7 +406,7 @@ fn wrong_count(
 ///
 /// # Safety
 ///
-/// The array is null, or has so many pointers.
+/// The array is null, or has this number of pointers.
 unsafe fn pointers<P: Copy>(
     array: *mut P,
     count: usize,
@@ -420,7 +420,7 @@ unsafe fn pointers<P: Copy>(
         return Err(ImportError::Null { what, at: trail.path() });
     }
     aligned(array, what, trail)?;
-    // SAFETY: the array has so many pointers, as the caller promised, and is aligned. No code
-    // writes them during the copy.
+    // SAFETY: the array has this number of pointers, as the caller promised, and is aligned. No
+    // code writes them during the copy.
     Ok(unsafe { std::slice::from_raw_parts(array, count) }.to_vec())
 }

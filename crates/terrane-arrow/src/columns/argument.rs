@@ -14,8 +14,8 @@ impl ColumnBuffer {
         ManagedBlock::of(self.inner())
     }
 
-    /// As many elements as fit the buffer, for work on a stream that reads them. The work runs
-    /// after writes that other streams were given, and before the memory is freed.
+    /// As many elements as fit in the buffer, for work on a stream that reads them. The work runs
+    /// after earlier writes on other streams, and before the memory is freed.
     ///
     /// # Errors
     ///
@@ -27,7 +27,7 @@ impl ColumnBuffer {
         Ok(stream.read_region(self.inner(), ByteCount::ZERO, self.elements::<T>())?)
     }
 
-    /// The same for work that writes the elements, or reads and writes them.
+    /// Like [`read_on`](Self::read_on), for work that writes the elements.
     ///
     /// # Errors
     ///
@@ -45,7 +45,7 @@ impl ColumnBuffer {
 }
 
 impl Column {
-    /// The block of a memory manager that contains the column's first buffer, or, without buffers,
+    /// The block of a memory manager that contains the column's first buffer, or without buffers
     /// its first child's. `None` for other memory.
     #[must_use]
     pub fn block(&self) -> Option<&ManagedBlock> {
@@ -54,8 +54,8 @@ impl Column {
     }
 
     /// The values of a column of fixed width, from its first row to its last, for work on a stream
-    /// that reads them. The work runs after writes that other streams were given, and before the
-    /// memory is freed. Other buffers are [separate arguments](ColumnBuffer::read_on).
+    /// that reads them. The work runs after earlier writes on other streams, and before the memory
+    /// is freed. Other buffers are [separate arguments](ColumnBuffer::read_on).
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl Column {
         Ok(stream.read_region(values.inner(), skipped, len)?)
     }
 
-    /// The same for work that writes the values, or reads and writes them.
+    /// Like [`read_on`](Self::read_on), for work that writes the values.
     ///
     /// # Errors
     ///

@@ -8,8 +8,8 @@ use super::{ColumnError, Origin};
 
 /// The bytes of one buffer of a column, kept alive.
 ///
-/// Memory that came from another library is read-only, even if it is Terrane's own memory that the
-/// library had. Unsafe code can get its region, and promises to write nothing.
+/// Memory from another library is read-only, even if it is Terrane's own memory that was exported
+/// before. Unsafe code can get its region, and promises not to write.
 #[derive(Clone)]
 pub struct ColumnBuffer {
     region: Region,
@@ -42,13 +42,13 @@ impl ColumnBuffer {
 
     /// The same buffer, writable.
     ///
-    /// This is for Terrane's memory that has come back. For structures of other libraries, it is
-    /// unknown who else reads them.
+    /// Use it for Terrane's memory that was exported and imported again. For structures of other
+    /// libraries, other readers are unknown.
     ///
     /// # Safety
     ///
     /// The bytes may be written. Another library may still have the memory. So all other users of
-    /// the bytes synchronise with the users of the result, and of anything made from it.
+    /// the bytes must synchronise with the users of the result, and of anything derived from it.
     #[must_use]
     pub unsafe fn into_writable(self) -> Self {
         Self { is_read_only: false, ..self }
@@ -60,7 +60,7 @@ impl ColumnBuffer {
         self.origin
     }
 
-    /// Whether no code may write it.
+    /// Whether writing is forbidden.
     #[must_use]
     pub const fn is_read_only(&self) -> bool {
         self.is_read_only
@@ -78,12 +78,12 @@ impl ColumnBuffer {
         Ok(&self.region)
     }
 
-    /// The region, for reading: as the source of a transfer, never its destination.
+    /// The region for reading, such as the source of a transfer.
     ///
     /// # Safety
     ///
     /// If the buffer [is read-only](Self::is_read_only), no code writes through the region or
-    /// anything made from it.
+    /// anything derived from it.
     #[must_use]
     pub const unsafe fn region_to_read(&self) -> &Region {
         &self.region
@@ -123,13 +123,13 @@ impl ColumnBuffer {
         Ok(Self { region, ..*self })
     }
 
-    /// Whether both are parts of one memory.
+    /// Whether both are parts of the same memory.
     #[must_use]
     pub fn same_memory(&self, other: &Self) -> bool {
         self.region.same_memory(&other.region)
     }
 
-    /// The region, for this crate. It writes through it only if the buffer is writable.
+    /// The region, for this crate, which writes through it only if the buffer is writable.
     pub(crate) const fn inner(&self) -> &Region {
         &self.region
     }

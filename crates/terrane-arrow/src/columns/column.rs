@@ -1,4 +1,4 @@
-//! A column: values of one type, in any memory, of any owner.
+//! A column: values of one type, in memory of any kind and owner.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use super::{ColumnBuffer, ColumnError, types};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
-    /// Terrane's: memory that is exported and comes back is recognised.
+    /// Terrane's: exported memory is recognised when it is imported again.
     Owned,
-    /// A tensor of another library, imported by DLPack.
+    /// A tensor of another library, imported with DLPack.
     DlPack,
-    /// An array of another library, imported by the Arrow C interfaces.
+    /// An array of another library, imported with Arrow's C interfaces.
     Arrow,
 }
 
@@ -31,9 +31,9 @@ pub struct ColumnParts {
     pub offset: u64,
     /// The number of null rows, if it is known.
     pub null_count: Option<u64>,
-    /// The buffers, the validity bitmap first if the type has one; `None` if it is left out. The
-    /// last buffer of views has the lengths of the data. It may be left out, or be in host memory:
-    /// the export makes it again from the data.
+    /// The buffers, the validity bitmap first if the type has one; `None` if a buffer is omitted.
+    /// The last buffer of views has the lengths of the data. It may be omitted, or be in host
+    /// memory, because the export computes it from the data.
     pub buffers: Vec<Option<ColumnBuffer>>,
     /// The children: a struct's columns, a list's values.
     pub children: Vec<Column>,
@@ -41,10 +41,10 @@ pub struct ColumnParts {
     pub dictionary: Option<Column>,
 }
 
-/// Values of one type, one after the other, on the host or on a device.
+/// Values of one type, on the host or on a device.
 ///
-/// A clone shares the memory and costs a reference count. The buffers are checked here: they exist,
-/// are long enough and aligned, and are in one memory. Their contents are not.
+/// A clone shares the memory and costs a reference count. The constructors check that the buffers
+/// exist, are long enough and aligned, and are in one memory. They do not check the contents.
 ///
 /// ```
 /// use arrow_schema::DataType;
@@ -68,12 +68,12 @@ pub struct Column {
     size: Size,
 }
 
-/// The nesting of a column. Columns are shared, so a few of them can occur in many places.
+/// The nesting of a column. Columns are shared, so a few columns can occur at many places.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     /// The levels below this one.
     levels: u64,
-    /// The columns, this one included, counted at each place where they occur.
+    /// The columns, including this one, counted at each place where they occur.
     columns: u64,
 }
 
@@ -83,7 +83,7 @@ impl Size {
         let alone = Self { levels: 0, columns: 1 };
         below.fold(alone, |all, size| Self {
             levels: all.levels.max(size.levels + 1),
-            // Each column is checked before it becomes a part of another, so this does not
+            // Each column is checked before it becomes a part of another one, so this does not
             // overflow.
             columns: all.columns + size.columns,
         })
@@ -168,8 +168,8 @@ impl Column {
         self.parts.dictionary.as_ref()
     }
 
-    /// The owner of the memory: Terrane if it owns all of it, otherwise the owner of the first part
-    /// that is not Terrane's.
+    /// The owner of the memory: Terrane if it owns all of it, otherwise the owner of the first
+    /// foreign part.
     #[must_use]
     pub fn origin(&self) -> Origin {
         self.origin
@@ -182,16 +182,16 @@ impl Column {
         kind_of(&self.parts)
     }
 
-    /// The location of the values: the last buffer of a type of fixed width. `None` for other
-    /// types.
+    /// The location of the values, that is, the last buffer of a type of fixed width. `None` for
+    /// other types.
     #[must_use]
     pub fn values(&self) -> Option<Location> {
         shape::width(self.data_type())?;
         Some(self.parts.buffers.get(1)?.as_ref()?.location())
     }
 
-    /// Whether both are the same rows of the same buffers, as opposed to equal ones. Whether they
-    /// are writable is not compared.
+    /// Whether both are the same rows of the same buffers, not only equal values. Writability is
+    /// not compared.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let (one, two) = (&*self.parts, &*other.parts);
@@ -209,11 +209,12 @@ impl Column {
                 }
     }
 
-    /// The same column with writable buffers, for Terrane's memory that has come back.
+    /// The same column with writable buffers, for Terrane's memory that was exported and imported
+    /// again.
     ///
     /// # Safety
     ///
-    /// That of [`ColumnBuffer::into_writable`], for every buffer.
+    /// As for [`ColumnBuffer::into_writable`], for every buffer.
     #[must_use]
     pub unsafe fn into_writable(self) -> Self {
         // SAFETY: the caller's promise.
@@ -239,7 +240,7 @@ impl Column {
         Ok(Self { parts: Arc::new(parts), ..*self })
     }
 
-    /// A column of checked parts. If they contain nothing that has an owner, its origin is `empty`.
+    /// A column of checked parts. If no part has an owner, its origin is `empty`.
     pub(crate) fn of_checked(parts: ColumnParts, empty: Origin) -> Self {
         let buffers = parts.buffers.iter().flatten().filter(|buffer| !buffer.length().is_zero());
         let below = parts.children.iter().chain(&parts.dictionary).map(Self::origin);

@@ -40,7 +40,7 @@ impl RowCountWidth {
 /// The host's knowledge of a row count on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachedRows {
-    /// The number of rows when the count was last read or written. Nothing has changed it since.
+    /// The number of rows when the count was last read or written. It has not changed since.
     Known(u64),
     /// The device may have changed it.
     Stale,
@@ -49,12 +49,12 @@ pub enum CachedRows {
 /// Columns with space for a number of rows, and the actual number of rows, which kernels write in
 /// the order of a stream.
 ///
-/// The host has a copy of the row count. It is [stale](CachedRows::Stale) from when the submitter
-/// of a kernel [marks it](Self::mark_stale) until it is [read again](Self::refresh) in the kernel's
-/// order. Methods that need the number refuse a stale one.
+/// The host has a copy of the row count. It becomes [stale](CachedRows::Stale) when the submitter
+/// of a kernel [marks it](Self::mark_stale), until it is [read again](Self::refresh) in the
+/// kernel's order. Methods that need the number refuse a stale copy.
 ///
-/// A [`ColumnarPlan`] makes it over any allocator, or [`from_columns`](Self::from_columns) over
-/// existing columns.
+/// Create it with a [`ColumnarPlan`] over any allocator, or with
+/// [`from_columns`](Self::from_columns) over existing columns.
 #[derive(Debug)]
 pub struct ColumnarBuffer {
     schema: SchemaRef,
@@ -69,8 +69,8 @@ pub struct ColumnarBuffer {
 }
 
 impl ColumnarBuffer {
-    /// A buffer of existing columns of any owner, with memory for the row count beside them. The
-    /// count is unknown until it is read.
+    /// Creates a buffer of existing columns of any owner, with separate memory for the row count.
+    /// The count is unknown until it is read.
     ///
     /// # Errors
     ///
@@ -141,8 +141,8 @@ impl ColumnarBuffer {
         self.planned.as_ref().map(|(_, memory)| memory)
     }
 
-    /// The memory of the row count, for kernels that write it. The code that submits one calls
-    /// [`mark_stale`](Self::mark_stale).
+    /// The memory of the row count, for kernels that write it. Call
+    /// [`mark_stale`](Self::mark_stale) when you submit such a kernel.
     #[must_use]
     pub const fn row_count(&self) -> &Region {
         &self.count
@@ -178,13 +178,13 @@ impl ColumnarBuffer {
         self.cached = CachedRows::Stale;
     }
 
-    /// States the number of rows if the host knows it. Nothing is written or read, and no stream is
-    /// waited for. The count in memory does not change. A kernel that reads it needs
-    /// [`set_rows`](Self::set_rows) before, or an earlier kernel that writes it.
+    /// Sets the cached number of rows, if the host knows it. This accesses no memory and waits for
+    /// no stream. The count in memory does not change. If a kernel reads it, call
+    /// [`set_rows`](Self::set_rows) first, or run a kernel that writes it.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::OverCapacity`] for more rows than fit; the previous state stays.
+    /// [`ColumnError::OverCapacity`] if the rows do not fit. The state does not change.
     pub fn state_rows(&mut self, rows: u64) -> Result<(), ColumnError> {
         self.check_rows(rows)?;
         self.cached = CachedRows::Known(rows);
@@ -200,13 +200,13 @@ impl ColumnarBuffer {
     ///
     /// # Safety
     ///
-    /// All writers of the row count precede this call in `order`. They were submitted to this
-    /// stream, or to one that this stream was made to wait for.
+    /// All writers of the row count precede this call in `order`: they were submitted to this
+    /// stream, or to a stream for which this stream waits.
     pub unsafe fn refresh(&mut self, order: &dyn AccessOrder) -> Result<u64, ColumnError> {
         self.cached = CachedRows::Stale;
         let mut bytes = [0; 8];
         let (read, _) = bytes.split_at_mut(self.width.bytes().to_usize());
-        // SAFETY: the region is valid and has that width, and its writers come before in this
+        // SAFETY: the region is valid and has that width, and its writers precede this call in the
         // order.
         unsafe { order.read(self.count.location(), read) }?;
         let [a, b, c, d, ..] = bytes;
@@ -223,8 +223,8 @@ impl ColumnarBuffer {
     ///
     /// # Errors
     ///
-    /// [`ColumnError::OverCapacity`] for more rows than fit; nothing is written. The errors of
-    /// `order`; the row count is stale then.
+    /// [`ColumnError::OverCapacity`] if the rows do not fit; nothing is written. The errors of
+    /// `order`, after which the row count is stale.
     ///
     /// # Safety
     ///
@@ -305,8 +305,8 @@ impl ColumnarBuffer {
         Column::from_parts(parts)
     }
 
-    /// A buffer with space for at least `needed` rows, by the growth policy. It has this one's
-    /// contents, including the row count. This one is unchanged.
+    /// Creates a buffer with space for at least `needed` rows, by the growth policy. It has the
+    /// contents of this buffer, including the row count. This buffer does not change.
     ///
     /// Space for texts and binary data grows with the rows.
     ///
@@ -333,7 +333,7 @@ impl ColumnarBuffer {
         let plan = ColumnarPlan::new(schema, capacity, plan.options().clone())?;
         let mut larger = plan.allocate(allocator, order)?.with_growth(self.growth);
         for (from, to) in self.columns.iter().zip(&larger.columns) {
-            // SAFETY: the caller's promise for these columns; the others are new and not used yet.
+            // SAFETY: the caller's promise for these columns. The others are new and not used yet.
             unsafe { copy(from, to, order) }?;
         }
         let (from, to) = (self.count.location(), larger.count.location());
@@ -369,7 +369,7 @@ impl ColumnarBuffer {
     }
 }
 
-/// The schema of a buffer's record batches as a field, to go with the exported column.
+/// The schema of a buffer's record batches as a field, for the exported column.
 impl From<&ColumnarBuffer> for arrow_schema::Field {
     fn from(buffer: &ColumnarBuffer) -> Self {
         let schema: &Schema = &buffer.schema;
@@ -382,8 +382,8 @@ impl From<&ColumnarBuffer> for arrow_schema::Field {
 ///
 /// # Safety
 ///
-/// Both columns have one type. No code writes the first, and no code uses the second, except for
-/// earlier work in this order.
+/// Both columns have the same type. No code writes the first, and no code uses the second, except
+/// for earlier work in this order.
 unsafe fn copy(from: &Column, to: &Column, order: &dyn AccessOrder) -> Result<(), ColumnError> {
     for (from, to) in from.buffers().iter().zip(to.buffers()) {
         if let (Some(from), Some(to)) = (from, to) {

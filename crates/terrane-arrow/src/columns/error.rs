@@ -34,7 +34,7 @@ pub enum ColumnError {
         limit: u64,
     },
     /// The number of buffers does not match the type.
-    #[error("{found} buffers were given; {data_type} has {expected}")]
+    #[error("{found} buffers were passed; {data_type} has {expected}")]
     BufferCount {
         /// The type.
         data_type: DataType,
@@ -44,7 +44,7 @@ pub enum ColumnError {
         found: usize,
     },
     /// The number of children does not match the type.
-    #[error("{found} children were given; {data_type} has {expected}")]
+    #[error("{found} children were passed; {data_type} has {expected}")]
     ChildCount {
         /// The type.
         data_type: DataType,
@@ -64,7 +64,7 @@ pub enum ColumnError {
         found: DataType,
     },
     /// A required buffer is missing.
-    #[error("{data_type} requires a buffer of {buffer}, and none was given")]
+    #[error("{data_type} requires a buffer of {buffer}, and none was passed")]
     MissingBuffer {
         /// The type.
         data_type: DataType,
@@ -92,7 +92,7 @@ pub enum ColumnError {
         name: Box<str>,
         /// The number of rows of the parent.
         rows: u64,
-        /// The number of values that they need.
+        /// The number of values that these rows need.
         needed: u64,
         /// The actual number of values.
         found: u64,
@@ -125,7 +125,7 @@ pub enum ColumnError {
         second: StorageKind,
     },
     /// There are more nulls than rows.
-    #[error("{null_count} nulls were stated for {rows} rows; state at most {rows}")]
+    #[error("{null_count} nulls were stated for {rows} rows; pass at most {rows}")]
     NullCount {
         /// The nulls.
         null_count: u64,
@@ -154,7 +154,7 @@ pub enum ColumnError {
         /// Its start.
         location: Location,
     },
-    /// The processor cannot reach the bytes.
+    /// The processor cannot access the bytes.
     #[error("{kind} memory is not host memory; copy it to the host first")]
     NotHost {
         /// The kind of memory.
@@ -175,14 +175,14 @@ pub enum ColumnError {
         data_type: DataType,
     },
     /// The number of columns does not match the schema.
-    #[error("{found} columns were given; the schema has {expected}")]
+    #[error("{found} columns were passed; the schema has {expected}")]
     ColumnCount {
         /// The number in the schema.
         expected: usize,
         /// The actual number.
         found: usize,
     },
-    /// A column has nulls, or a bitmap for them, although the schema says that it has none.
+    /// A column has nulls, or a bitmap for them, but the schema declares it as not nullable.
     #[error("`{name}` has nulls, and the schema declares it as not nullable")]
     UnexpectedNulls {
         /// The column.

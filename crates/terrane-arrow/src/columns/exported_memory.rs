@@ -1,5 +1,5 @@
-//! A table of Terrane's memory that other libraries have now. Memory that comes back is found here,
-//! through any library and any interface.
+//! A table of Terrane's memory that other libraries currently use. It recognises memory that is
+//! imported again, from any library and with any interface.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -9,8 +9,8 @@ use terrane_core::{Memory, Position, Region, Span};
 
 use super::{Column, ColumnBuffer, Origin};
 
-/// By the start of each memory. An entry exists while a part of its memory is exported. The export
-/// keeps the memory alive, so no other memory has these addresses.
+/// The key is the start of each memory. An entry exists while a part of its memory is exported. The
+/// export keeps the memory alive, so no other memory has these addresses.
 static OUT: Mutex<BTreeMap<Position, Entry>> = Mutex::new(BTreeMap::new());
 
 struct Entry {
@@ -21,23 +21,24 @@ struct Entry {
     times: usize,
 }
 
-/// Buffers that another library has until this drops. Its owner keeps the column.
+/// Buffers that another library uses until this drops. The owner of this value also keeps the
+/// column alive.
 #[derive(Debug, Default)]
 pub(crate) struct ExportedMemory(Vec<Position>);
 
 impl ExportedMemory {
-    /// The buffers of a column that are Terrane's, without those of its children.
+    /// The buffers of a column that belong to Terrane, without those of its children.
     pub(crate) fn new(column: &Column) -> Self {
         Self::of(column.buffers().iter().flatten())
     }
 
-    /// The given buffers that are Terrane's, or foreign and writable.
+    /// The buffers that belong to Terrane, or are foreign and writable.
     pub(crate) fn of<'a>(buffers: impl IntoIterator<Item = &'a ColumnBuffer>) -> Self {
         let is_known = |buffer: &&ColumnBuffer| {
             let is_empty = buffer.inner().memory().length().is_zero();
             !is_empty && (buffer.origin() == Origin::Owned || !buffer.is_read_only())
         };
-        // Implementations of `Memory` may be users' code, and are not called under the lock.
+        // Implementations of `Memory` may be users' code, so they are not called under the lock.
         let known = buffers.into_iter().filter(is_known).map(|buffer| {
             let (memory, origin) = (buffer.inner().memory(), buffer.origin());
             (memory.location().position(), memory, origin)
@@ -48,7 +49,7 @@ impl ExportedMemory {
             let fresh = || Entry { memory: Arc::downgrade(memory), origin, times: 0 };
             let entry = out.entry(place).or_insert_with(fresh);
             if entry.memory.strong_count() == 0 {
-                // An earlier memory had this address, and was freed while this one was exported.
+                // Freed memory had this address before. The new memory was exported meanwhile.
                 (entry.memory, entry.origin) = (Arc::downgrade(memory), origin);
             }
             entry.times += 1;
@@ -74,13 +75,13 @@ impl Drop for ExportedMemory {
 
 /// The buffer for a span, if it is part of exported memory.
 ///
-/// It is read-only, because another library has it and may rely on it not to change.
+/// It is read-only, because another library uses it and may expect it not to change.
 pub(crate) fn find(span: Span) -> Option<ColumnBuffer> {
     if span.length.is_zero() {
         return None;
     }
     let place = span.location.position();
-    // Outside the lock, because it may be the last reference.
+    // Outside the lock, because it may drop the last reference.
     let (memory, origin) = {
         let out = lock(&OUT);
         let (begin, entry) = out.range(..=place).next_back()?;
@@ -93,7 +94,8 @@ pub(crate) fn find(span: Span) -> Option<ColumnBuffer> {
     Some(ColumnBuffer::foreign(region, origin).as_read_only())
 }
 
-/// An exported column that has come back. It is read-only if its memory is exported once more.
+/// An exported column that is imported again. It is read-only if its memory is exported another
+/// time.
 pub(crate) fn returned(column: Column) -> Column {
     let is_lent = |buffer: &ColumnBuffer| !buffer.is_read_only() && is_out(buffer);
     if !column.has_buffer(&is_lent) {

@@ -8,20 +8,20 @@ use super::ColumnError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Growth {
-    /// The same: a request for more is refused.
+    /// The current capacity. A request for more is refused.
     #[default]
     Fixed,
     /// The needed capacity.
     Exact,
-    /// The current capacity, doubled until it is enough.
+    /// The current capacity, doubled until it is sufficient.
     Doubling,
-    /// The next multiple of so many rows.
+    /// The next multiple of this number of rows.
     Steps(NonZeroU64),
 }
 
 impl Growth {
     /// The new capacity for `needed` rows of a buffer with this `capacity`. It is never smaller
-    /// than before.
+    /// than the current one.
     ///
     /// # Errors
     ///
@@ -30,7 +30,7 @@ impl Growth {
         if needed <= capacity {
             return Ok(capacity);
         }
-        // If the rule overflows, the needed capacity is returned; no allocator can provide it.
+        // On overflow, the needed capacity is returned, which no allocator can provide.
         Ok(match self {
             Self::Fixed => return Err(ColumnError::FixedCapacity { capacity, needed }),
             Self::Exact => needed,

@@ -2,15 +2,18 @@
 //! columns that grow by rows.
 //!
 //! A [`Column`] has one type and one kind of memory. Its [`Origin`] names the owner of the memory.
-//! Exported memory of Terrane is recognised when it comes back; memory of other libraries is kept
-//! alive. Arrays of another library are read-only. So is Terrane's memory that comes back through
-//! one, because that library may still have it. Only the exported structure itself returns a column
-//! as it was, once no other code has its memory. For other cases there is the unsafe
-//! [`Column::into_writable`]. Columns and buffers in memory of a
-//! [`MemoryManager`](terrane_pool::managed::MemoryManager) are arguments of kernels
-//! ([`Column::read_on`], [`ColumnarBuffer::write_rows_on`]), and know their block. A
-//! [`ColumnarBuffer`] has the columns of a schema, space for a number of rows, and the row count,
-//! which kernels write on the device.
+//! Memory that Terrane exported is recognised when it is imported again; memory of other libraries
+//! is kept alive.
+//!
+//! Arrays of another library are read-only. Terrane's memory from another library is read-only too,
+//! because that library may still use it. Only the exported structure itself results in the
+//! original column, if no other code has its memory. For other cases there is the unsafe
+//! [`Column::into_writable`].
+//!
+//! Columns and buffers in memory of a [`MemoryManager`](terrane_pool::managed::MemoryManager) can
+//! be arguments of kernels ([`Column::read_on`], [`ColumnarBuffer::write_rows_on`]), and know their
+//! block. A [`ColumnarBuffer`] has the columns of a schema, space for a number of rows, and the row
+//! count, which kernels write on the device.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The order in which bytes of columns are read and written: the thread's own, or a stream's.
+//! The order of reads and writes of columns: the thread's own, or a stream's.
 
 use std::ptr::{self, NonNull};
 
@@ -15,9 +15,9 @@ use super::ColumnError;
 ///
 /// # Safety
 ///
-/// When [`copy`](Self::copy) returns `Ok`, it has copied all bytes. When it returns at all, it uses
-/// neither location any more. Its callers borrow the bytes at one end until then, and treat the
-/// destination as initialised.
+/// When [`copy`](Self::copy) returns `Ok`, it has copied all bytes. After it has returned, with or
+/// without an error, it uses neither location. Its callers borrow the bytes at one end until then,
+/// and treat the destination as initialised.
 pub unsafe trait AccessOrder {
     /// Copies `length` bytes.
     ///
@@ -94,8 +94,8 @@ unsafe impl AccessOrder for HostOrder {
     }
 }
 
-// SAFETY: the copy has completed when the stream has been waited for. A stream that cannot be
-// waited for gets no copy, unless it is lost; then it runs nothing.
+// SAFETY: the copy has completed after the synchronisation of the stream. A stream that cannot be
+// synchronised gets no copy, unless it is lost; then it runs nothing.
 unsafe impl AccessOrder for Stream {
     unsafe fn copy(
         &self,
@@ -111,7 +111,8 @@ unsafe impl AccessOrder for Stream {
                 return Err(ColumnError::WrongDevice { columns: device, stream: own });
             }
         }
-        // A stream that is being captured would run the copy later. This refuses such a stream.
+        // A stream that is being captured would run the copy later. This call fails for such a
+        // stream.
         self.is_idle()?;
         // SAFETY: the caller's promise for both, until the wait below returns.
         unsafe { Self::copy(self, from, to, length) }?;

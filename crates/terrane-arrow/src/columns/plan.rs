@@ -42,8 +42,8 @@ impl Default for ColumnarOptions {
 /// The plan of a columnar buffer for a schema and a capacity: its size, and the location of each
 /// buffer of each column.
 ///
-/// All are in one region: the row count first, then the columns in the order of the schema. A
-/// nullable column has its validity bitmap before its values.
+/// All buffers are in one region: the row count first, then the columns in the order of the schema.
+/// The validity bitmap of a nullable column precedes its values.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -87,12 +87,12 @@ struct Placed {
 impl ColumnarPlan {
     /// Plans a buffer with space for `capacity` rows.
     ///
-    /// Supported are types of fixed width, booleans, texts and binary data, and structs and lists
-    /// of fixed size of these.
+    /// It supports types of fixed width, booleans, texts and binary data, and structs and lists of
+    /// fixed size of these.
     ///
     /// # Errors
     ///
-    /// [`ColumnError::Unsupported`] for other types, [`ColumnError::Overflow`], and the errors for
+    /// [`ColumnError::Unsupported`] for other types, [`ColumnError::Overflow`], and errors for
     /// types that no column can have.
     pub fn new(
         schema: SchemaRef,
@@ -104,7 +104,7 @@ impl ColumnarPlan {
             capacity,
             options,
             buffers: Vec::new(),
-            // The row count, at its widest.
+            // The row count, at its largest width.
             size: ByteCount::new(8),
         };
         types::check_rows(capacity)?;
@@ -115,13 +115,13 @@ impl ColumnarPlan {
         Ok(plan)
     }
 
-    /// The size to request from an allocator, before any memory exists.
+    /// The size to request from an allocator.
     #[must_use]
     pub const fn size(&self) -> ByteCount {
         self.size
     }
 
-    /// The size that an allocator with these limits returns: rounded up to the granule.
+    /// The size that an allocator with these limits returns, rounded up to the granule.
     ///
     /// # Errors
     ///
@@ -156,8 +156,7 @@ impl ColumnarPlan {
         &self.options
     }
 
-    /// Allocates the buffer, with a row count of 0. The contents of the columns are those of the
-    /// memory.
+    /// Allocates the buffer, with a row count of 0. The contents of the columns are undefined.
     ///
     /// # Errors
     ///
@@ -172,7 +171,7 @@ impl ColumnarPlan {
         unsafe { self.over(memory, order) }
     }
 
-    /// A buffer in existing memory, with a row count of 0.
+    /// Creates a buffer in existing memory, with a row count of 0.
     ///
     /// # Errors
     ///
@@ -211,7 +210,7 @@ impl ColumnarPlan {
         Ok(buffer)
     }
 
-    /// Places the buffers of one column and of the columns below it.
+    /// Places the buffers of one column and of its descendants.
     fn place(&mut self, field: &Field, rows: u64) -> Result<(), ColumnError> {
         let data_type = field.data_type();
         if !is_supported(data_type) {
@@ -236,7 +235,7 @@ impl ColumnarPlan {
             .try_for_each(|(field, needed)| self.place(field, at_least(needed)))
     }
 
-    /// The column of the next buffers.
+    /// The column with the next buffers.
     fn column<'a>(
         field: &Field,
         rows: u64,
@@ -268,7 +267,7 @@ impl ColumnarPlan {
 /// The smallest alignment of a buffer: that of the widest values that Arrow aligns.
 const EIGHT: Alignment = Alignment::of(8);
 
-/// Whether the sizes of the buffers follow from the number of rows and the reserved bytes for each.
+/// Whether the number of rows and the reserved bytes for each determine the sizes of the buffers.
 fn is_supported(data_type: &DataType) -> bool {
     use DataType as T;
     let is_variable = matches!(data_type, T::Utf8 | T::LargeUtf8 | T::Binary | T::LargeBinary);

@@ -8,38 +8,37 @@ use terrane_core::{Alignment, ByteCount, SizeOverflow};
 /// The requirements of one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BufferShape {
-    /// Its contents, as they appear in errors.
+    /// Its contents, for error texts.
     pub name: &'static str,
     pub extent: Extent,
     /// Its required alignment.
     pub alignment: Alignment,
-    /// Whether it may be missing although there are rows.
+    /// Whether it may be missing even if there are rows.
     pub optional: bool,
 }
 
 /// The length of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// So many bytes.
+    /// This number of bytes.
     Exact(ByteCount),
-    /// The last offset in the buffer before it.
+    /// The last offset in the previous buffer.
     ByOffsets,
-    /// The number for it in the last buffer.
+    /// The corresponding number in the last buffer.
     Listed,
-    /// This many bytes, with the lengths of the data buffers. It is read on the host, whatever
-    /// memory the others are in. A column may leave it out, because the data buffers know their
-    /// lengths.
+    /// This many bytes, with the lengths of the data buffers. It is read on the host, even if the
+    /// other buffers are elsewhere. A column may omit it, because the data buffers have lengths.
     Sizes(ByteCount),
 }
 
 /// The number of values that a child needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChildRows {
-    /// At least so many.
+    /// At least this number.
     AtLeast(u64),
     /// At least the last offset.
     ByOffsets,
-    /// Unknown without reading the values, which are not read.
+    /// Unknown, because the values are not read.
     Unknown,
 }
 
@@ -77,7 +76,7 @@ pub(crate) fn buffers(
     })
 }
 
-/// The number of buffers of a type; for types with any number, the smallest.
+/// The number of buffers of a type; the smallest for types with any number.
 pub(crate) fn fewest_buffers(data_type: &DataType) -> (usize, bool) {
     use DataType as T;
     match data_type {
@@ -124,7 +123,7 @@ pub(crate) fn children(
     })
 }
 
-/// The width of a type's offsets, if a length follows from them.
+/// The width of a type's offsets, if they determine a length.
 pub(crate) fn offset_width(data_type: &DataType) -> Option<u64> {
     use DataType as T;
     match data_type {
@@ -155,7 +154,7 @@ pub(crate) const fn bitmap(rows: u64) -> ByteCount {
     ByteCount::new(rows.div_ceil(8))
 }
 
-/// The number of offsets of `rows` values: one more, or none for no values.
+/// The number of offsets of `rows` values: one more, or none if there are no values.
 fn offset_rows(rows: u64) -> Result<u64, SizeOverflow> {
     if rows == 0 {
         return Ok(0);
@@ -182,7 +181,7 @@ fn views(rows: u64, count: usize) -> Result<Vec<BufferShape>, SizeOverflow> {
     Ok(shapes)
 }
 
-/// Whether the values are views of data buffers, of any number.
+/// Whether the values are views of any number of data buffers.
 pub(crate) const fn is_view(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Utf8View | DataType::BinaryView)
 }

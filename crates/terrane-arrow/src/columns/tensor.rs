@@ -8,19 +8,19 @@ use super::{Column, ColumnBuffer, ColumnError, ColumnParts, Origin, shape};
 use terrane_interop::dlpack::{ElementType, ImportedTensor, TensorExport, TensorShape, TypeCode};
 
 impl Column {
-    /// A tensor of another library as a column over the same memory, with a row for each position
-    /// of the first axis. Further axes become lists of fixed size. A tensor without axes is one
-    /// row.
+    /// Creates a column over the memory of a tensor of another library, with a row for each
+    /// position of the first axis. Further axes become lists of fixed size. A tensor without axes
+    /// is one row.
     ///
     /// Elements without an Arrow type (bfloat16, FP8, complex numbers, vectors) become binary data
-    /// of their width. A tensor over exported memory of Terrane returns that memory, read-only: the
-    /// tensor is released, and other users of the memory are unknown. For other tensors, the column
-    /// is writable if the tensor is.
+    /// of their width. For a tensor over memory that Terrane exported, the column is over that
+    /// memory and read-only: the tensor is released, and other users of the memory are unknown. For
+    /// other tensors, the column is writable if the tensor is.
     ///
     /// # Errors
     ///
     /// [`ColumnError::Tensor`] if the elements are not adjacent with the last axis fastest, or are
-    /// not whole bytes. Also for truth values, because Arrow packs them into bits.
+    /// not whole bytes. Also for Booleans, because Arrow packs them into bits.
     pub fn from_tensor(tensor: &ImportedTensor) -> Result<Self, ColumnError> {
         let element = tensor.shape().element();
         let refused = |reason| ColumnError::Tensor { element, reason };
@@ -56,8 +56,9 @@ impl Column {
         rows(value, sizes.first().copied().unwrap_or(1), inner, values)
     }
 
-    /// The values as a tensor of one axis, which keeps the memory until its consumer has finished.
-    /// It is recognised when it comes back, through any library and any interface.
+    /// Exports the values as a tensor of one axis, which keeps the memory alive until its consumer
+    /// has finished. The memory is recognised when it is imported again, from any library and with
+    /// any interface.
     ///
     /// # Errors
     ///
@@ -66,8 +67,8 @@ impl Column {
     ///
     /// # Safety
     ///
-    /// As for [`TensorExport::new`], while the tensor, or anything made from it, is used. A
-    /// read-only column gives a read-only tensor.
+    /// As for [`TensorExport::new`], while the tensor, or anything derived from it, is used. The
+    /// tensor of a read-only column is read-only.
     pub unsafe fn to_tensor(&self) -> Result<TensorExport, ColumnError> {
         let refused = || ColumnError::NoTensor { data_type: self.data_type().clone() };
         let element = element_type(self.data_type()).ok_or_else(refused)?;
@@ -83,7 +84,7 @@ impl Column {
         // SAFETY: the caller's promise.
         let export = unsafe { TensorExport::new(region, shape) }?;
         let export = if values.is_read_only() { export.read_only() } else { export };
-        // The column keeps the memory that its entry describes.
+        // The column keeps alive the memory that the entry describes.
         Ok(export.guarded_by((ExportedMemory::new(self), self.clone())))
     }
 }

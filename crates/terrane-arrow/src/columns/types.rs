@@ -7,16 +7,18 @@ use arrow_schema::{
 
 use super::{ColumnError, shape};
 
-/// The most levels below the top. Each level costs stack when types and columns are walked.
+/// The maximum number of levels below the top. Each level needs stack when types and columns are
+/// walked.
 pub(crate) const MOST_LEVELS: u64 = 64;
-/// The most fields of a type, counted at each place where they occur. Fields are shared, so a small
-/// type can have 2^40 of them.
+/// The maximum number of fields of a type, counted at each place where they occur. Fields are
+/// shared, so a small type can have 2^40 fields.
 pub(crate) const MOST_FIELDS: u64 = 1 << 20;
 
-/// The most rows, including those before the first. Arrow counts rows in signed integers.
+/// The maximum number of rows, including those before the first. Arrow counts rows in signed
+/// integers.
 pub(crate) const MOST_ROWS: u64 = i64::MAX.cast_unsigned();
 
-/// Why a type cannot have values, regardless of the types below it.
+/// Why a type cannot have values, independently of its child types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Its values have a negative width.

@@ -109,7 +109,7 @@ fn columns_and_row_counts_are_arguments_and_name_their_block() {
     assert_eq!(manager.pending(), 1);
     theirs.synchronize().unwrap();
     assert_eq!((manager.reap(), manager.allocated()), (1, ByteCount::ZERO));
-    theirs.context().check_err().expect("the next caller got no freed memory");
+    theirs.context().check_err().expect("the kernel used no freed memory");
 }
 
 #[test]
@@ -138,10 +138,10 @@ fn a_column_that_was_a_tensor_names_the_same_block() {
 }
 
 #[test]
-fn what_is_no_argument_is_refused() {
+fn invalid_kernel_arguments_are_refused() {
     use terrane_core::{Allocate, RegionRequest};
 
-    let name = "what_is_no_argument_is_refused";
+    let name = "invalid_kernel_arguments_are_refused";
     let Some(context) = device(name, LITTLE) else { return };
     let setup = Setup::new(&context);
     let stream = &setup.stream;
@@ -159,7 +159,7 @@ fn what_is_no_argument_is_refused() {
     assert!(column.block().is_none() && ColumnBuffer::from(region.clone()).block().is_none());
     let error = column.read_on::<u32>(stream).unwrap_err();
     assert!(matches!(error, ColumnError::Cuda(CudaError::Unmanaged { .. })), "{error}");
-    // A caller that keeps the memory may use it. SAFETY: nothing is submitted.
+    // A caller that keeps the memory alive may use it. SAFETY: nothing is submitted.
     let argument = unsafe { stream.read_unmanaged::<u32>(&region, ByteCount::new(4), 99) }.unwrap();
     assert!(!format!("{argument:?}").is_empty());
     for (offset, len) in [(4, 100), (u64::MAX, 1), (0, usize::MAX)] {

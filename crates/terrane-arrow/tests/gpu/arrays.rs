@@ -31,12 +31,12 @@ pub fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
     }
     /// # Safety
     ///
-    /// The array was made here, or moved from one that was.
+    /// The array was created here, or moved from such an array.
     unsafe extern "C" fn release(array: *mut ArrowArray) {
         // SAFETY: the caller owns the array during its release.
         let array = unsafe { &mut *array };
         assert!(array.release.take().is_some(), "released once");
-        // SAFETY: boxed below, and taken back once.
+        // SAFETY: boxed below, and converted back once.
         drop(unsafe { Box::from_raw(array.private_data.cast::<Theirs>()) });
     }
     let address = |buffer: &Option<ColumnBuffer>| match buffer.as_ref().map(ColumnBuffer::location)
@@ -97,8 +97,8 @@ fn texts(context: &Context, stream: &Stream) -> Column {
 }
 
 #[test]
-fn arrays_of_the_device_come_back_as_what_they_were() {
-    let name = "arrays_of_the_device_come_back_as_what_they_were";
+fn device_arrays_are_reimported_unchanged() {
+    let name = "device_arrays_are_reimported_unchanged";
     let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let column = texts(&context, &stream);
@@ -110,7 +110,7 @@ fn arrays_of_the_device_come_back_as_what_they_were() {
         let array =
             unsafe { export_device_array(&column, ready, ReleaseOrder::AtRelease) }.unwrap();
         assert_eq!((array.get().device_type.0, array.get().device_id), (2, 0));
-        // SAFETY: this crate made the array.
+        // SAFETY: this crate created the array.
         let back = unsafe { import_device_array(&DataType::Utf8, array) }.unwrap();
         assert!(back.wait_on(&stream).unwrap().is_same(&column));
     }
@@ -161,7 +161,7 @@ fn an_array_is_let_go_of_when_the_consumers_stream_has_run() {
         let had_run = Arc::new(AtomicBool::new(false));
         let sees = RecordsIdle { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let span = bytes.span();
-        // SAFETY: the allocation is kept, and only the consumer's stream uses its bytes.
+        // SAFETY: the allocation is kept alive, and only the consumer's stream uses its bytes.
         let memory = unsafe { ForeignMemory::new(span, (sees, bytes)) };
         let column = Column::new(DataType::Int8, 64, Region::new(memory)).unwrap();
         // SAFETY: the stream outlives the borrowed one, which drops with the array.
@@ -203,7 +203,7 @@ fn views_have_the_lengths_of_their_data_on_the_host() {
     let Location::Host(place) = host.location() else { panic!("{host:?}") };
     // SAFETY: eight bytes, and no other code's.
     unsafe { place.as_ptr().copy_from_nonoverlapping(lengths.as_ptr(), 8) };
-    // On the host, as in Arrow C++; on the device, as in other libraries; and missing.
+    // On the host, as in Arrow C++; on the device, as in other libraries; and omitted.
     let on_device = filled(&context, &stream, &lengths);
     for sizes in [Some(host), Some(on_device), None] {
         let is_stated = sizes.is_some();
@@ -266,8 +266,8 @@ fn memory_of_ours_is_recognised_whoever_hands_it_over() {
 }
 
 #[test]
-fn what_is_no_memory_of_the_device_is_refused() {
-    let name = "what_is_no_memory_of_the_device_is_refused";
+fn memory_outside_the_device_is_refused() {
+    let name = "memory_outside_the_device_is_refused";
     let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let region = filled(&context, &stream, &[1; 64]);
@@ -277,7 +277,7 @@ fn what_is_no_memory_of_the_device_is_refused() {
         spoil(&mut array);
         // SAFETY: the callback reads no changed field.
         let array = unsafe { Owned::new(array) };
-        // SAFETY: the driver is asked before anything is used.
+        // SAFETY: the driver checks the memory before it is used.
         unsafe { import_device_array(&DataType::Int64, array) }.unwrap().wait_on(&stream)
     };
     assert!(spoiled(|_| ()).is_ok());
@@ -292,7 +292,7 @@ fn what_is_no_memory_of_the_device_is_refused() {
     array.array.buffers = (&raw mut buffers).cast();
     // SAFETY: the callback reads no buffer.
     let array = unsafe { Owned::new(array) };
-    // SAFETY: the driver is asked before anything is used.
+    // SAFETY: the driver checks the memory before it is used.
     let array = unsafe { import_device_array(&DataType::Int64, array) }.unwrap();
     let error = array.wait_on(&stream).unwrap_err();
     assert!(matches!(error, ImportError::Cuda { .. }), "{error}");
@@ -307,7 +307,7 @@ fn pinned_arrays_wait_for_their_event_too() {
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
     let pinned = Region::new(pinned.allocate(&RegionRequest::new(source.length())).unwrap());
     let column = Column::new(DataType::UInt8, 4096, pinned.clone()).unwrap();
-    // SAFETY: both live until the stream has been waited for, and no other code uses them.
+    // SAFETY: both live until the synchronisation of the stream, and no other code uses them.
     unsafe { stream.copy(source.location(), pinned.location(), source.length()) }.unwrap();
     let array = foreign(&column, Ready::after(&stream).unwrap());
     assert_eq!((array.get().device_type.0, array.get().device_id), (3, 0));
@@ -328,7 +328,7 @@ fn a_consumers_stream_runs_behind_what_the_producer_was_still_doing() {
         let region = filled(&context, &producer, &[0; 64]);
         let column = Column::new(DataType::UInt8, 64, region.clone()).unwrap();
         let held = driver.hold(producer.handle());
-        // SAFETY: the memory lives until the streams have been waited for.
+        // SAFETY: the memory lives until the synchronisation of the streams.
         unsafe { producer.fill(region.location(), 9, region.length()) }.unwrap();
         let array = foreign(&column, Ready::after(&producer).unwrap());
         // SAFETY: it obeys the specification.

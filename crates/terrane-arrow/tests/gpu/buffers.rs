@@ -30,7 +30,7 @@ fn plan(capacity: u64, width: RowCountWidth) -> ColumnarPlan {
     ColumnarPlan::new(Arc::new(Schema::new(fields)), capacity, options).unwrap()
 }
 
-/// The location of a region for a device.
+/// The address of a region for a device.
 fn reached(context: &Context, region: &Region) -> Location {
     let device = context.device().id;
     match region.device_alias() {
@@ -39,18 +39,18 @@ fn reached(context: &Context, region: &Region) -> Location {
     }
 }
 
-/// Acts as a kernel: writes values and their count in the stream's order.
+/// Simulates a kernel: writes values and their count in the stream's order.
 fn produce(stream: &Stream, buffer: &mut ColumnarBuffer, rows: u8) {
     let tokens = buffer.columns()[0].buffers()[1].clone().unwrap();
     let tokens = reached(stream.context(), tokens.region().unwrap());
     let length = buffer.row_count().length();
     let count = reached(stream.context(), buffer.row_count());
     let bytes = ByteCount::new(4 * u64::from(rows).min(buffer.capacity()));
-    // SAFETY: the buffer lives until the stream has been waited for, and no other code uses it.
+    // SAFETY: the buffer lives until the synchronisation of the stream, and no other code uses it.
     unsafe { stream.fill(tokens, rows, bytes) }.unwrap();
     // SAFETY: as above.
     unsafe { stream.fill(count, 0, length) }.unwrap();
-    // SAFETY: as above; the lowest byte comes first, as devices are little-endian.
+    // SAFETY: as above. Devices are little-endian, so the lowest byte is the first.
     unsafe { stream.fill(count, rows, ByteCount::new(1)) }.unwrap();
     buffer.mark_stale();
 }
@@ -87,7 +87,7 @@ fn check<A: Allocate>(context: &Context, allocator: &A) {
         // SAFETY: no code writes the batch from then on.
         let array = unsafe { export_device_array(&batch, ready, ReleaseOrder::AtRelease) }.unwrap();
         drop(larger);
-        // SAFETY: this crate made the array.
+        // SAFETY: this crate created the array.
         let back = unsafe { import_device_array(batch.data_type(), array) }.unwrap();
         assert!(back.wait_on(&stream).unwrap().is_same(&batch));
         let tokens = batch.children()[0].values().unwrap();
@@ -104,7 +104,7 @@ fn columnar_buffers_stand_over_device_memory_and_pools_and_budgets() {
     let device = DeviceAllocator::new(&context);
     check(&context, &device);
     check(&context, &DevicePool::new(&context, ByteCount::mib(16)).unwrap());
-    // The device must be able to hold a block of the largest class.
+    // The device must have enough memory for a block of the largest class.
     let options = PoolOptions { largest_class: ByteCount::mib(16), ..PoolOptions::default() };
     check(&context, &Pool::new(device.clone(), options).unwrap());
     let budget = Budget::new("columns", ByteCount::mib(1));
@@ -114,8 +114,8 @@ fn columnar_buffers_stand_over_device_memory_and_pools_and_budgets() {
 }
 
 #[test]
-fn the_estimate_is_what_the_device_is_asked_for() {
-    let name = "the_estimate_is_what_the_device_is_asked_for";
+fn the_estimate_is_the_allocated_size_on_the_device() {
+    let name = "the_estimate_is_the_allocated_size_on_the_device";
     let Some(context) = device(name, LITTLE) else { return };
     let (stream, allocator) = (Stream::new(&context).unwrap(), DeviceAllocator::new(&context));
     for capacity in [0, 1, 63, 64, 65, 10_000] {
@@ -167,8 +167,8 @@ fn a_count_is_read_behind_the_kernel_that_writes_it() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_an_error_and_leaves_the_count_stale() {
-    let name = "buffers::what_the_driver_refuses_is_an_error_and_leaves_the_count_stale";
+fn an_error_of_the_driver_leaves_the_cached_count_stale() {
+    let name = "buffers::an_error_of_the_driver_leaves_the_cached_count_stale";
     terrane_testkit::process::in_child(name, || {
         let Some((context, driver)) = simulated(name, LITTLE) else { return };
         let stream = Stream::new(&context).unwrap();

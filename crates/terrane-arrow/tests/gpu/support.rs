@@ -11,8 +11,7 @@ use terrane_testkit::simulated_cuda::SimulatedCuda;
 
 use crate::needs::device;
 
-/// The simulated device and its driver. On a real device, reports the test as skipped and returns
-/// `None`.
+/// The simulated device and its driver. On a real device, prints a skip and returns `None`.
 pub fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
     Some((device(test, needs)?, SimulatedCuda::find_or_skip(test)?))
 }
@@ -27,7 +26,7 @@ pub fn filled(context: &Context, stream: &Stream, bytes: &[u8]) -> Region {
     region
 }
 
-/// Reads device memory from a location on, after the work that the stream was given.
+/// Reads device memory at a location, after the work that was submitted to the stream.
 pub fn read(stream: &Stream, from: Location, bytes: usize) -> Vec<u8> {
     let mut read = vec![0; bytes];
     // SAFETY: the tests read memory that they have allocated, after its writers.
@@ -35,7 +34,7 @@ pub fn read(stream: &Stream, from: Location, bytes: usize) -> Vec<u8> {
     read
 }
 
-/// Records, when it drops, whether a stream had completed.
+/// Records on drop whether a stream has completed.
 pub struct RecordsIdle {
     pub stream: Stream,
     pub had_run: Arc<AtomicBool>,

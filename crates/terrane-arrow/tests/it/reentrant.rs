@@ -25,7 +25,7 @@ fn exchange() {
     let array = unsafe { export_array(&column) }.unwrap();
     // SAFETY: as above.
     drop(unsafe { to_arrow(&column) }.unwrap());
-    // SAFETY: this crate made the array.
+    // SAFETY: this crate created the array.
     assert!(unsafe { import_array(&DataType::Int32, array) }.unwrap().is_same(&column));
     // SAFETY: as above.
     let tensor = unsafe { column.to_tensor() }.unwrap().into_versioned().unwrap().into_raw();
@@ -34,7 +34,7 @@ fn exchange() {
     assert!(Column::from_tensor(&tensor).unwrap().buffers()[1].is_some());
 }
 
-/// Uses the library when it drops, and counts that.
+/// Uses the library on drop, and counts the drops.
 struct Exchanges(Arc<AtomicU32>);
 
 impl Drop for Exchanges {
@@ -78,7 +78,7 @@ unsafe extern "C" fn release(array: *mut ArrowArray) {
     // SAFETY: the caller of a release owns the structure.
     let array = unsafe { &mut *array };
     array.release = None;
-    // SAFETY: the array's private data, which is taken back once.
+    // SAFETY: the array's private data, which is converted back once.
     let count = unsafe { Arc::from_raw(array.private_data.cast::<AtomicU32>()) };
     count.fetch_add(1, Ordering::SeqCst);
 }

@@ -22,7 +22,8 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager};
 struct Arguments {
     #[command(flatten)]
     settings: Settings,
-    /// How many threads copy, here and in the baseline; all that this process may use if not set
+    /// The number of threads that copy, in Terrane and in the baseline; default: all processors of
+    /// this process
     #[arg(long)]
     threads: Option<NonZeroUsize>,
     /// The size of the allocated memory, in MiB
@@ -36,7 +37,7 @@ const MOVED: ByteCount = ByteCount::mib(256);
 /// Scattered pieces have to reach this share of one contiguous memcpy.
 const LEAST_SHARE: f64 = 0.90;
 
-/// One block, submitted and waited for, may take 1.3 times as long as its memcpy.
+/// The time of one submitted block, including the wait, may be 1.3 times that of its memcpy.
 const LEAST_SHARE_OF_ONE_BLOCK: f64 = 1.0 / 1.3;
 
 /// The minimum speedup of two threads over one when they allocate memory.
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
                 ("layer separate to fully contiguous", [LayoutKind::ALL[2], LayoutKind::ALL[0]]),
                 ("fully contiguous to layer separate", [LayoutKind::ALL[0], LayoutKind::ALL[2]]),
             ] {
-                // The smaller pieces are reported, and the larger ones have to reach the target.
+                // Smaller pieces are only reported. Larger ones have to reach the target.
                 let target = (piece == ByteCount::kib(32)).then_some(LEAST_SHARE);
                 copies(name, piece, kinds, threads, target, settings, reporter)?;
             }
@@ -95,7 +96,7 @@ fn copies<W: Write>(
     let gigabytes = bytes as f64 * 1e-9;
     let higher = Direction::HigherIsBetter;
     let measured = Measurement::new(case, terrane.rate(gigabytes), "GB/s", higher)
-        .beside("memcpy of one piece", memcpy.rate(gigabytes).median);
+        .with_baseline("memcpy of one piece", memcpy.rate(gigabytes).median);
     reporter.report(&match target {
         Some(share) => measured.at_least(share),
         None => measured.without_target("a copy of a short piece costs more a byte than memcpy"),
@@ -103,7 +104,7 @@ fn copies<W: Write>(
     Ok(())
 }
 
-/// The time of a transfer of one block, from submit to the end of the wait.
+/// Measures a transfer of one block, from submit to the end of the wait.
 fn small_transfer<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     let piece = ByteCount::kib(32);
     let [source, destination] =
@@ -119,7 +120,7 @@ fn small_transfer<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> 
     let case = "one block of 2 MiB, submitted and waited for";
     let lower = Direction::LowerIsBetter;
     let measured = Measurement::new(case, terrane.scaled(1e6), "us", lower);
-    let measured = measured.beside("memcpy in place", memcpy.scaled(1e6).median);
+    let measured = measured.with_baseline("memcpy in place", memcpy.scaled(1e6).median);
     reporter.report(&measured.at_least(LEAST_SHARE_OF_ONE_BLOCK))?;
     Ok(())
 }
@@ -151,7 +152,7 @@ fn endpoint(kind: LayoutKind, blocks: u32, layers: u32, piece: ByteCount) -> Res
     Ok(Endpoint::new(layout.unregistered().build()?)?)
 }
 
-/// Memory for the baseline, all of it touched.
+/// Memory for the baseline, with every page touched.
 fn one_piece(bytes: u64) -> Vec<u8> {
     vec![1; ByteCount::new(bytes).to_usize()]
 }
@@ -166,7 +167,7 @@ fn copy_in_parts(source: &[u8], destination: &mut [u8], threads: NonZeroUsize) {
     });
 }
 
-/// Bringing system memory up with all threads, beside one.
+/// Measures the allocation of system memory by all threads and by one.
 fn bring_up<W: Write>(
     bytes: ByteCount,
     threads: NonZeroUsize,
@@ -181,7 +182,7 @@ fn bring_up<W: Write>(
         reporter.skip(&case, "this process may use one processor only");
         return Ok(());
     }
-    // Fewer repeats: each of them takes a good part of a second.
+    // Fewer repeats, because each takes a large part of a second.
     let settings = Settings { warm_up: 1, repeats: settings.repeats.min(5), ..settings.clone() };
     for (pages, huge_pages) in
         [("default pages", SystemOptions::default().huge_pages), ("4 KiB pages", HugePages::None)]
@@ -198,7 +199,7 @@ fn bring_up<W: Write>(
         let higher = Direction::HigherIsBetter;
         let rate: Spread = many.rate(gigabytes);
         let measured = Measurement::new(format!("{case}, {pages}"), rate, "GB/s", higher);
-        let measured = measured.beside("1 thread", one.rate(gigabytes).median);
+        let measured = measured.with_baseline("1 thread", one.rate(gigabytes).median);
         reporter.report(&measured.at_least(LEAST_SPEED_UP))?;
     }
     Ok(())

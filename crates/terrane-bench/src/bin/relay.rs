@@ -30,26 +30,26 @@ use terrane_transfer::engines::{
 };
 use terrane_transfer::{Completion, Endpoint, Transfer, TransferManager};
 
-/// Measures transfers by way of bounce memory.
+/// Measures transfers through bounce memory.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
     settings: Settings,
-    /// The directory of the file; the disk that it is on is measured
+    /// The directory of the file; its disk is measured
     #[arg(long, default_value = "target")]
     directory: PathBuf,
-    /// How much is moved in each case, in MiB
+    /// The size of the copies of each case, in MiB
     #[arg(long, default_value_t = 1024)]
     size_mib: u32,
-    /// The bytes of a bounce slot, in MiB
+    /// The size of a bounce slot, in MiB
     #[arg(long, default_value_t = 16)]
     slot_mib: u32,
-    /// How many bounce slots there are
+    /// The number of bounce slots
     #[arg(long, default_value_t = 8)]
     slots: usize,
 }
 
-/// The share of the rate of both hops at once that a relay has to reach.
+/// The minimum share of the rate of both hops at once.
 const TARGET: f64 = 0.95;
 
 fn main() -> ExitCode {
@@ -67,8 +67,8 @@ fn measure<W: Write>(
         return Ok(());
     }
     let setup = Setup::new(arguments)?;
-    // The first pass writes what was only reserved, and does not count; nor do those in which an
-    // engine measures which way is faster, or memory is touched for the first time.
+    // The passes of this loop are not measured. They write the reserved disk blocks for the first
+    // time and touch the memory, and the engines measure which method is faster.
     for is_write in [true, false, true, false, true, false] {
         for way in Way::ALL {
             setup.pass(way, is_write)?;
@@ -76,7 +76,8 @@ fn measure<W: Write>(
     }
     for is_write in [true, false] {
         let mut rates = [const { Vec::new() }; Way::ALL.len()];
-        // In turns, and the first of each turn by turns: disks remember.
+        // The order rotates from round to round, because a pass changes the state of the disk for
+        // the next one.
         for round in 0..settings.repeats.max(1) {
             let mut order: Vec<_> = rates.iter_mut().zip(Way::ALL).collect();
             if round % 2 == 1 {
@@ -97,15 +98,16 @@ fn measure<W: Write>(
             let name = format!("{way} {direction}, {NAME}");
             Measurement::new(name, spread, "GB/s", Direction::HigherIsBetter)
         };
-        let is_relayed = measured("relayed", relayed).beside("both hops at once", both.median);
+        let is_relayed =
+            measured("relayed", relayed).with_baseline("both hops at once", both.median);
         reporter.report(&is_relayed.at_least(TARGET))?;
-        let both = measured("both hops at once", both).beside(slower.0, slower.1);
+        let both = measured("both hops at once", both).with_baseline(slower.0, slower.1);
         reporter.report(&both.without_target("the baseline of the row before"))?;
     }
     Ok(())
 }
 
-/// Which engine makes a pass.
+/// The engine of a pass.
 #[derive(Clone, Copy)]
 enum Way {
     Relayed,
@@ -118,14 +120,14 @@ impl Way {
     const ALL: [Self; 4] = [Self::Relayed, Self::BothAtOnce, Self::DiskAlone, Self::HostAlone];
 }
 
-/// A file and memory of the same blocks, and what moves them.
+/// A file and memory with the same blocks, and the engines that copy between them.
 struct Setup {
     relayed: TransferManager,
     disk_alone: TransferManager,
     host_alone: TransferManager,
     memory: Endpoint,
     disk: Endpoint,
-    /// Laid out as the file is, and as the slots are: one for each hop.
+    /// Memory with the layouts of the file and of the slots, one for each hop.
     others: [Endpoint; 2],
     ids: Vec<u32>,
 }
@@ -145,7 +147,7 @@ impl Setup {
         let builder = LayoutBuilder::new(config).fully_contiguous().allocate(&files);
         let disk = Endpoint::new(builder.unregistered().build()?)?;
         let system = SystemAllocator::new(SystemOptions::default());
-        // It is the slots that need the pages of real pinned memory: huge ones.
+        // The slots need the page size of real pinned memory, which is huge.
         let pinned = HeapAllocator::pinned();
         let builder = LayoutBuilder::new(config).kind(LayoutKind::ALL[1]).allocate(&pinned);
         let memory = Endpoint::new(builder.unregistered().build()?)?;
@@ -161,7 +163,7 @@ impl Setup {
         let options =
             RelayOptions { slot_bytes: ByteCount::mib(arguments.slot_mib), slots: arguments.slots };
         let relay = RelayEngine::new(disk_engine, host_engine, system, &options)?;
-        // Engines of their own, as each learns from what passes through it.
+        // Separate engines, because each engine learns from its transfers.
         let disk_alone = DiskEngine::new(&DiskEngineOptions::default())?;
         let host_alone = HostEngine::new(HostEngineOptions::default())?;
         Ok(Self {
@@ -175,7 +177,7 @@ impl Setup {
         })
     }
 
-    /// One pass over the blocks; GB/s.
+    /// Copies the blocks once. Returns GB/s.
     fn pass(&self, way: Way, is_write: bool) -> Result<f64> {
         let Self { relayed, disk_alone, host_alone, memory, disk, others, .. } = self;
         let [of_disk, of_host] = others;
@@ -197,7 +199,7 @@ impl Setup {
         Ok(bytes as f64 / begun.elapsed().as_secs_f64() / 1e9)
     }
 
-    /// Submits a pass from the first end to the second, or back if the file is not written.
+    /// Submits a pass to the file if `is_write`, otherwise from the file.
     fn submit(
         &self,
         (manager, memory, other): (&TransferManager, &Endpoint, &Endpoint),

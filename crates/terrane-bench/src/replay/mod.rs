@@ -1,4 +1,4 @@
-//! Recorded and random sequences of allocations, to run over any upstream.
+//! Recorded and random sequences of allocations that run over any upstream.
 //!
 //! A [`Program`] is a trace without its addresses: allocate bytes into a slot, free a slot.
 //! [`Program::replay`] runs it step by step, so a benchmark can time each step.
@@ -14,7 +14,7 @@
 //!            1,10:00:00.000003,free,0x1000,512,0\n";
 //! let program = Program::from_events(TraceReader::new(log.as_bytes())?)?;
 //! let outcome = program.replay(&HeapAllocator).run();
-//! assert_eq!(outcome.peak_asked.get(), 768);
+//! assert_eq!(outcome.peak_requested.get(), 768);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -81,8 +81,8 @@ pub enum Step {
 }
 
 impl Program {
-    /// Makes the program that a trace recorded. Failures are left out, because the upstream decides
-    /// whether a request fails. All threads and streams become one sequence.
+    /// Converts a trace to a program. Failures are omitted, because the upstream decides whether a
+    /// request fails. All threads and streams become one sequence.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl Program {
         events: impl IntoIterator<Item = Result<TraceEvent, TraceError>>,
     ) -> Result<Self, ReplayError> {
         let mut program = Recorder::default();
-        // Blocks of zero bytes may share an address with one another and with others.
+        // Blocks of zero bytes may share an address with other blocks.
         let mut live: FxHashMap<u64, usize> = FxHashMap::default();
         for (index, event) in events.into_iter().enumerate() {
             let TraceEvent { action, pointer, size, .. } = event?;
@@ -199,9 +199,9 @@ pub struct ReplayOutcome {
     /// The first refusal.
     pub first_refusal: Option<AllocateError>,
     /// The live bytes, as requested.
-    pub live_asked: ByteCount,
+    pub live_requested: ByteCount,
     /// The most bytes that were live at once, as requested.
-    pub peak_asked: ByteCount,
+    pub peak_requested: ByteCount,
     /// The live bytes, as obtained.
     pub live_obtained: ByteCount,
     /// The most bytes that were live at once, as obtained.
@@ -250,25 +250,25 @@ impl<A: Allocate> Replay<'_, A> {
     }
 
     fn free(&mut self, slot: usize) {
-        if let Some((asked, memory)) = self.live.get_mut(slot).and_then(Option::take) {
-            self.outcome.leave(asked, memory.length());
+        if let Some((requested, memory)) = self.live.get_mut(slot).and_then(Option::take) {
+            self.outcome.leave(requested, memory.length());
         }
     }
 }
 
 impl ReplayOutcome {
-    fn enter(&mut self, asked: ByteCount, obtained: ByteCount) {
+    fn enter(&mut self, requested: ByteCount, obtained: ByteCount) {
         let add = |live: ByteCount, more| live.checked_add(more).unwrap_or(live);
         self.granted += 1;
-        self.live_asked = add(self.live_asked, asked);
+        self.live_requested = add(self.live_requested, requested);
         self.live_obtained = add(self.live_obtained, obtained);
-        self.peak_asked = self.peak_asked.max(self.live_asked);
+        self.peak_requested = self.peak_requested.max(self.live_requested);
         self.peak_obtained = self.peak_obtained.max(self.live_obtained);
     }
 
-    fn leave(&mut self, asked: ByteCount, obtained: ByteCount) {
+    fn leave(&mut self, requested: ByteCount, obtained: ByteCount) {
         let subtract = |live: ByteCount, less| live.checked_sub(less).unwrap_or(ByteCount::ZERO);
-        self.live_asked = subtract(self.live_asked, asked);
+        self.live_requested = subtract(self.live_requested, requested);
         self.live_obtained = subtract(self.live_obtained, obtained);
     }
 }
@@ -280,7 +280,7 @@ mod tests {
     use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
     #[test]
-    fn a_program_that_is_traced_while_it_runs_is_recorded_as_it_was() {
+    fn a_traced_run_becomes_the_same_program() {
         let program = Program::random(&RandomRules { steps: 1000, ..RandomRules::default() });
         let device = Simulated::new(SimulatedOptions::default());
         let sink = TraceSink::new(Vec::new());
@@ -288,7 +288,7 @@ mod tests {
         let mut replay = program.replay(&traced);
         while replay.step().is_some() {}
         assert_eq!(replay.outcome().granted, device.usage().allocations);
-        assert_eq!(replay.outcome().live_asked, device.usage().live_bytes);
+        assert_eq!(replay.outcome().live_requested, device.usage().live_bytes);
         sink.flush().unwrap();
         drop(replay);
         drop(traced);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_have_happened_is_refused() {
+    fn impossible_traces_are_refused() {
         let header = "Thread,Time,Action,Pointer,Size,Stream\n";
         let row = |action| format!("1,00:00:00.0,{action},0x10,1,0\n");
         let parse = |rows: &str| {

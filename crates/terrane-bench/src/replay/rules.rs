@@ -8,21 +8,21 @@ use super::{Program, Recorder};
 /// The rules of a random [`Program`]. The defaults are those of RMM's `random_allocations`
 /// benchmark (`cpp/benchmarks/random_allocations/random_allocations.cpp`).
 ///
-/// Each step allocates with the given probability, within both limits. The size is uniform between
-/// one byte and the largest. Otherwise the step frees a random live block. With no live block, it
-/// allocates.
+/// Each step allocates with the given probability if both limits permit it. The size is uniform
+/// between one byte and the largest. Otherwise the step frees a random live block. Without a live
+/// block, the step allocates.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomRules {
     /// The number of steps. RMM makes two for each of its "allocations".
     pub steps: usize,
     /// The probability that a step allocates, in percent.
     pub allocation_percent: u32,
-    /// The most allocations of the whole program, unless nothing is live. RMM allows half as many
-    /// as there are steps.
+    /// The maximum number of allocations of the whole program, unless nothing is live. RMM allows
+    /// half as many as there are steps.
     pub allocations: usize,
     /// The largest block.
     pub largest: ByteCount,
-    /// The most bytes that are live at once.
+    /// The maximum number of live bytes.
     pub cap: ByteCount,
     /// Equal seeds make equal programs.
     pub seed: u64,

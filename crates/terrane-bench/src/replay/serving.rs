@@ -15,7 +15,7 @@ use super::{Program, Recorder};
 /// are long.
 ///
 /// This is a model, not a recording. It has the property of serving that is hard on an allocator:
-/// many equal blocks with a long life, between short-lived scratch of varying size.
+/// many equal blocks with a long life, between short-lived scratch memory of varying size.
 #[derive(Clone, Copy, Debug)]
 pub struct ServingRules {
     /// The number of steps of the engine.
@@ -126,9 +126,12 @@ mod tests {
         while replay.step().is_some() {}
         let outcome = replay.outcome();
         assert_eq!(outcome.refused, 0);
-        let blocks = outcome.live_asked.get() / rules.block_bytes.get();
+        let blocks = outcome.live_requested.get() / rules.block_bytes.get();
         let most = 64 * (8192 + 1024) / 16;
         assert!((64..most).contains(&blocks), "{blocks} KV blocks are live");
-        assert!(outcome.live_asked.is_aligned_to(terrane_core::Alignment::HUGE_PAGE), "scratch");
+        assert!(
+            outcome.live_requested.is_aligned_to(terrane_core::Alignment::HUGE_PAGE),
+            "scratch"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! The GPU suite and the calibration as they are run: without a driver, and over the simulated one. The
-//! suite of NIXL, over the library itself.
+//! The GPU suite and the calibration, without a driver and over the simulated driver. The suite
+//! `nixl`, over the real library.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -17,7 +17,7 @@ use std::process::{Command, Output};
 
 use terrane_bench::Record;
 
-/// The folder that the tests' binary is two below of: `target/debug`.
+/// The folder two levels above the tests' binary: `target/debug`.
 fn profile() -> PathBuf {
     let binary = std::env::current_exe().unwrap();
     binary.ancestors().nth(2).expect("target/PROFILE/deps/it-HASH").to_owned()
@@ -27,8 +27,8 @@ fn suite() -> Command {
     Command::new(env!("CARGO_BIN_EXE_gpu"))
 }
 
-/// The example `calibrate`, which cargo builds with the tests. `None`, after a line about it, if cargo
-/// built only some tests.
+/// The example `calibrate`, which cargo builds with the tests. If cargo built only some tests,
+/// prints a line about it and returns `None`.
 fn calibrate(test: &str) -> Option<Command> {
     let path = profile().join("examples/calibrate");
     if !path.is_file() {
@@ -38,7 +38,8 @@ fn calibrate(test: &str) -> Option<Command> {
     Some(Command::new(path))
 }
 
-/// Sets the variables by which `command` finds the simulated driver. `None`, after a line about it, if it is not built.
+/// Sets the variables by which `command` finds the simulated driver. If the driver is not built,
+/// prints a line about it and returns `None`.
 fn on_simulated_device(test: &str, mut command: Command) -> Option<Command> {
     let folder = profile().parent().map(|target| target.join("simulated-cuda"))?;
     if !folder.join("libcuda.so.1").is_file() {
@@ -50,7 +51,7 @@ fn on_simulated_device(test: &str, mut command: Command) -> Option<Command> {
     Some(command)
 }
 
-/// Hides all devices from `command`, though there may be a driver.
+/// Hides all devices from `command`, even if there is a driver.
 fn without_a_device(mut command: Command) -> Command {
     command.env("CUDA_VISIBLE_DEVICES", "").env_remove("LD_LIBRARY_PATH");
     command
@@ -67,7 +68,7 @@ fn succeeds(mut command: Command) -> Output {
 }
 
 #[test]
-fn without_a_device_the_suite_says_why_and_measures_nothing() {
+fn without_a_device_the_suite_prints_the_reason_and_measures_nothing() {
     let mut command = without_a_device(suite());
     command.arg("--check");
     let output = succeeds(command);
@@ -93,10 +94,10 @@ fn every_case_runs_over_the_simulated_driver() {
         "raw copy each",
         "raw batched copies",
         "raw kernel",
-        "pinned, beside the best raw method",
-        "both sides scattered, beside the best raw method",
+        "pinned, compared with the best raw method",
+        "both sides scattered, compared with the best raw method",
         "both directions at once",
-        "both directions at once, beside kernels at once",
+        "both directions at once, compared with kernels at once",
         "1 of 32 blocks",
         "8 of 32 blocks",
         "submit of 16 blocks",
@@ -104,14 +105,14 @@ fn every_case_runs_over_the_simulated_driver() {
         "submit of 16 blocks by a thread that may have slept",
         "within the device, layer separate to block contiguous",
         "within the device, outer first to block first",
-        "beside today's pattern",
+        "compared with today's pattern",
         "slowdown of a matrix product, device to pinned, staged",
         "of pinned memory up",
         "pool hit on a stream, 2 MiB",
         "hits that made no event",
         "from one device to another",
     ] {
-        // The worst prediction names the case that it was made for, and stands beside nothing.
+        // The worst prediction names its case and has no baseline.
         let of_case = |record: &&Record| {
             record.case.contains(case) && !record.case.starts_with("predictions")
         };
@@ -122,12 +123,12 @@ fn every_case_runs_over_the_simulated_driver() {
             assert!(record.ratio.is_some_and(|ratio| ratio > 0.0), "{record:?}");
         }
     }
-    // No time is promised of a simulation, but this one counts calls.
+    // A simulation has no time targets, but this case counts calls.
     let events = records.iter().filter(|record| record.case.ends_with("made no event"));
     events.for_each(|record| assert!(record.ok, "{record:?}"));
     let mut cases: Vec<&str> = records.iter().map(|record| record.case.as_str()).collect();
     cases.sort_unstable();
-    assert!(cases.windows(2).all(|pair| pair[0] != pair[1]), "a case is there twice: {cases:?}");
+    assert!(cases.windows(2).all(|pair| pair[0] != pair[1]), "a case is reported twice: {cases:?}");
 }
 
 #[test]
@@ -149,7 +150,7 @@ fn a_calibration_is_printed_and_saved() {
     command.args(["--moved-mib", "1", "--output"]).arg(file);
     let printed = text(&succeeds(command).stdout);
     for said in ["| ToHost ", "| staged ", "direct kernel", "saved in "] {
-        assert!(printed.contains(said), "nothing is said of {said:?}:\n{printed}");
+        assert!(printed.contains(said), "{said:?} is not printed:\n{printed}");
     }
     let saved: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();

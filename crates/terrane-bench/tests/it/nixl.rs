@@ -1,4 +1,4 @@
-//! The suite `nixl` over the library itself, with little to move.
+//! The suite `nixl` over the real library, with small amounts.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -13,7 +13,7 @@ const TARGET: f64 = 1.0 / 1.02;
 /// The minimum saving from joining pieces of 4 KiB.
 const JOINED: f64 = 2.0;
 
-/// The cases that take a device.
+/// The cases that need a device.
 const OF_DEVICES: [&str; 3] = [
     "16 MiB of pinned memory registered",
     "16 MiB of device memory registered",
@@ -46,7 +46,7 @@ fn every_case_of_the_suite_nixl_runs() {
         names(&mut records.iter().map(|record| &record.case)),
         names(&mut expected.iter().map(|(case, ..)| case)),
     );
-    assert_eq!(records.len(), expected.len(), "a case is there twice");
+    assert_eq!(records.len(), expected.len(), "a case is reported twice");
     for (case, unit, baseline, target) in &expected {
         let record = records.iter().find(|record| record.case == *case).unwrap();
         assert_eq!((&record.suite[..], &record.unit[..]), ("nixl", *unit), "{record:?}");
@@ -54,10 +54,10 @@ fn every_case_of_the_suite_nixl_runs() {
         for number in [record.value, record.baseline, record.ratio] {
             assert!(number.is_some_and(|number| number > 0.0), "{record:?}");
         }
-        // Reading a number may round it.
+        // Parsing the JSON may round the number.
         let promised = record.target.map(|target| (target * 1e6).round());
         assert_eq!(promised, target.map(|target| (target * 1e6).round()), "{record:?}");
-        // No time is promised of a smoke run, but what it says of its targets is so.
+        // A smoke run has no time targets, but `ok` must agree with the ratio.
         assert_eq!(record.ok, record.target <= record.ratio, "{record:?}");
     }
 }
@@ -98,7 +98,7 @@ fn expected() -> Vec<Expected> {
     let first = "import of 80 layers, the agent's first connection".to_owned();
     all.push((first, "ms", "nixl-sys".to_owned(), Some(TARGET)));
     for how in ["connecting", "connected, with new keys"] {
-        let case = format!("import of 80 layers, {how}, beside NIXL");
+        let case = format!("import of 80 layers, {how}, compared with NIXL");
         all.push((case, "ms", "nixl-sys".to_owned(), None));
     }
     for case in OF_DEVICES.into_iter().chain(["16 MiB registered"]) {

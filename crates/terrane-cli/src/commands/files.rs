@@ -1,4 +1,4 @@
-//! Files that arguments name.
+//! Reads and writes the files in arguments.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `terrane layout`: where the bytes of a block are in each tier, and the runs of transfers.
+//! `terrane layout`: the positions of a block's bytes in each tier, and the runs of transfers.
 
 use std::path::PathBuf;
 
@@ -20,13 +20,13 @@ use crate::table::wrap;
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// The group of caches, counted from 0; all if not set
+    /// The group of caches, counted from 0; all groups if not set
     #[arg(long, value_name = "N")]
     group: Option<usize>,
     /// The tiers to draw
     #[arg(long, value_delimiter = ',', default_value = "device,host,disk")]
     tiers: Vec<Tier>,
-    /// Blocks of the drawn layouts
+    /// Number of blocks in the drawn layouts
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     blocks: u32,
     /// Writes an SVG for each tier to this folder
@@ -116,12 +116,12 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {}\n", line.chars().take(78).collect::<String>())).collect()
 }
 
-/// The runs of one block between each two tiers, as the transfer manager explains them. The layout of the device is
-/// built in system memory, which has the same geometry, so no GPU is needed.
+/// Prints the runs of one block between each two tiers, from the transfer manager's explanation. The layout of the
+/// device is built in system memory, with the same geometry, so no GPU is needed.
 fn runs(layouts: &[(Tier, LayoutPlan)], group: &GroupPlan) -> Result<String, Failure> {
     let manager = TransferManager::with_default_engines()?;
     let mut text = String::new();
-    // A layout of real blocks may be large; its pages are never touched.
+    // A layout of real blocks may be large, but its pages are never touched.
     let mut endpoints = Vec::new();
     for (tier, layout) in layouts {
         endpoints.push((*tier, endpoint(*tier, layout)?));
@@ -156,7 +156,7 @@ fn runs(layouts: &[(Tier, LayoutPlan)], group: &GroupPlan) -> Result<String, Fai
 fn endpoint(tier: Tier, layout: &LayoutPlan) -> Result<Endpoint, Failure> {
     let builder = LayoutBuilder::from_geometry(layout.geometry().clone());
     let layout = if tier == Tier::Disk {
-        // Nothing is written, so the file stays sparse.
+        // No data is written, so the file stays sparse.
         let options = DiskOptions { preallocate: Requirement::Off, ..DiskOptions::default() };
         let disk = DiskAllocator::new(&std::env::temp_dir(), options)?;
         builder.allocate(&disk).unregistered().build()?

@@ -12,7 +12,7 @@ use crate::error::Failure;
 /// The model, its ranks and its blocks.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArguments {
-    /// The name of a published model (`terrane plan --list`), a config.json, or a folder with one
+    /// The name of a published model (`terrane plan --list`), a config.json, or a folder that contains one
     pub model: Option<String>,
     /// Tensor-parallel ranks
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -25,7 +25,7 @@ pub(crate) struct ModelArguments {
     pub block: u32,
 }
 
-/// The formats of K and V that serving engines name.
+/// The formats of K and V, with the names of serving engines.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum KvFormat {
     Fp8,
@@ -54,7 +54,8 @@ impl ModelArguments {
     /// A request with the model, the ranks and the blocks.
     pub(crate) fn request(&self) -> Result<PlanRequest, Failure> {
         let Some(name) = &self.model else {
-            let text = "no model is given; name one of `terrane plan --list`, or a config.json";
+            let text =
+                "no model was named; pass a name from `terrane plan --list`, or a config.json";
             return Err(Failure::Usage(text.to_owned()));
         };
         let mut request = PlanRequest::new(load(name)?);
@@ -66,7 +67,8 @@ impl ModelArguments {
     }
 }
 
-/// A file or a folder is taken before a published name, which has no slash or dot at its beginning.
+/// Loads a file or a folder if it exists, else a published model. Names of published models do not begin with a slash
+/// or a dot.
 fn load(name: &str) -> Result<Model, Failure> {
     let path = Path::new(name);
     let is_file = name.to_lowercase().ends_with(".json") || name.starts_with(['.', '/']);

@@ -1,4 +1,4 @@
-//! Pages of HTML that need no other file.
+//! Self-contained HTML pages.
 
 /// A page with this title and body. The body is HTML; the title is text.
 pub(crate) fn page(title: &str, body: &str) -> String {

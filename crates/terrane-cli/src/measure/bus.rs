@@ -28,7 +28,7 @@ pub(crate) struct Bus {
 }
 
 impl Bus {
-    /// On the first device. With a path, the engine takes no other.
+    /// Allocates on the first device. With a path, the engine uses only this path.
     pub(crate) fn new(shape: &Shape, path: Option<CopyPath>) -> Result<Self, Failure> {
         let context = Context::primary(DeviceId::new(0))?;
         let options = DeviceEngineOptions { path, ..DeviceEngineOptions::default() };
@@ -73,29 +73,29 @@ impl Bus {
         u32::try_from(self.ids.0.len()).unwrap_or(u32::MAX)
     }
 
-    /// All blocks: layers on the device, blocks in pinned memory.
+    /// Copies all blocks: layers on the device, blocks in pinned memory.
     pub(crate) fn pass(&self, to_host: bool) -> Result<f64, Failure> {
         self.pass_some(to_host, self.blocks())
     }
 
-    /// The same for so many blocks.
+    /// Copies the first blocks.
     pub(crate) fn pass_some(&self, to_host: bool, blocks: u32) -> Result<f64, Failure> {
         let (ids, backwards) = some(&self.ids, blocks);
         self.copy((&self.device, ids), (&self.pinned, backwards), to_host)
     }
 
-    /// The limit: the same bytes in one piece on both sides.
+    /// Measures the limit: the same bytes in one piece on both sides.
     pub(crate) fn contiguous(&self, to_host: bool) -> Result<f64, Failure> {
         let (ids, _) = &self.ids;
         self.copy((&self.contiguous, ids), (&self.pinned, ids), to_host)
     }
 
-    /// One block.
+    /// Copies one block.
     pub(crate) fn one_block(&self, to_host: bool) -> Result<f64, Failure> {
         self.copy((&self.device, &[1]), (&self.pinned, &[0]), to_host)
     }
 
-    /// Both directions at once, with memory of their own.
+    /// Copies in both directions at once, with separate memory for each.
     pub(crate) fn both(&self) -> Result<f64, Failure> {
         let (ids, _) = &self.ids;
         seconds(|| {
@@ -114,7 +114,7 @@ impl Bus {
         timed(&self.manager, transfer)
     }
 
-    /// Allocates pinned memory, which is freed after the clock has been read.
+    /// Allocates pinned memory. The time excludes freeing the memory.
     pub(crate) fn bring_up(&self, bytes: ByteCount) -> Result<f64, Failure> {
         let allocator = PinnedAllocator::new(&self.context, PinnedOptions::default())?;
         let mut kept = None;
@@ -125,7 +125,7 @@ impl Bus {
         .inspect(|_| drop(kept))
     }
 
-    /// The runs of a pass, as `explain` tells them.
+    /// The runs of a pass, from the manager's explanation.
     pub(crate) fn explained(&self, to_host: bool) -> Result<String, Failure> {
         let (ids, backwards) = &self.ids;
         let (device, pinned) = ((&self.device, &ids[..]), (&self.pinned, &backwards[..]));

@@ -1,4 +1,4 @@
-//! Copies between host memory and a file, beside a raw loop, and beside fio where it is installed.
+//! Copies between host memory and a file, compared with a raw loop, and with fio if it is installed.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -33,13 +33,13 @@ pub(crate) struct DiskCase {
     depth: u32,
 }
 
-/// A file that is removed when this drops.
+/// A file that is removed on drop.
 #[derive(Debug)]
 struct TemporaryFile(PathBuf);
 
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        // The file may have been removed by hand.
+        // The user may have removed the file.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -84,7 +84,7 @@ impl DiskCase {
         self.block_bytes
     }
 
-    /// The path that the engine takes, as `explain` names it.
+    /// The engine's path, as named in the manager's explanation.
     pub(crate) fn engine_path(&self) -> Result<String, Failure> {
         let (ids, backwards) = &self.ids;
         let transfer = Transfer::new(&self.memory, &self.file).blocks(backwards, ids);
@@ -95,12 +95,12 @@ impl DiskCase {
         u32::try_from(self.blocks).unwrap_or(u32::MAX)
     }
 
-    /// All blocks.
+    /// Copies all blocks.
     pub(crate) fn pass(&mut self, is_write: bool) -> Result<f64, Failure> {
         self.pass_some(is_write, self.blocks())
     }
 
-    /// So many blocks.
+    /// Copies the first blocks.
     pub(crate) fn pass_some(&mut self, is_write: bool, blocks: u32) -> Result<f64, Failure> {
         let (ids, backwards) = some(&self.ids, blocks);
         let (memory, file) = ((&self.memory, backwards), (&self.file, ids));
@@ -111,7 +111,7 @@ impl DiskCase {
         }
     }
 
-    /// One block.
+    /// Copies one block.
     pub(crate) fn one_block(&mut self, is_write: bool) -> Result<f64, Failure> {
         let (memory, file): ((_, &[u32]), (_, &[u32])) = ((&self.memory, &[0]), (&self.file, &[1]));
         if is_write {
@@ -121,8 +121,8 @@ impl DiskCase {
         }
     }
 
-    /// The same bytes by threads that each read or write a part of the file, block by block, with direct I/O where the
-    /// file system has it.
+    /// Reads or writes the same bytes by threads, each with a part of the file, block by block. Uses direct I/O if
+    /// the file system supports it.
     pub(crate) fn raw(&self, is_write: bool) -> Result<f64, Failure> {
         let path = &self.path.0;
         let file = open(path)?;
@@ -148,7 +148,7 @@ impl DiskCase {
         })
     }
 
-    /// The same requests by fio; an error tells why it cannot run.
+    /// Runs the same requests with fio. The error is the reason why it cannot run.
     pub(crate) fn fio(&self, is_write: bool) -> Result<f64, String> {
         let bytes = self.stride * self.blocks;
         let pass =
@@ -173,7 +173,7 @@ fn read_or_write(
 ) -> std::io::Result<()> {
     const PAGE: usize = 4096;
     let length = to_usize(stride);
-    // Direct I/O needs memory at a page.
+    // Direct I/O needs page-aligned memory.
     let mut memory = vec![1_u8; length + PAGE];
     let begin = memory.as_ptr().align_offset(PAGE).min(PAGE);
     let Some(buffer) = memory.get_mut(begin..begin + length) else { return Ok(()) };

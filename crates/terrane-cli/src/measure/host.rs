@@ -1,4 +1,4 @@
-//! Copies within host memory, beside memcpy.
+//! Copies within host memory, compared with memcpy.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use terrane_transfer::{Endpoint, TransferManager};
 use super::{Ids, Shape, seconds, some, transfer};
 use crate::error::Failure;
 
-/// Blocks in the layout of a device and in that of the host, both in system memory.
+/// Blocks in the layout of a device and in the layout of the host, both in system memory.
 #[derive(Debug)]
 pub(crate) struct HostCase {
     manager: TransferManager,
@@ -23,7 +23,7 @@ pub(crate) struct HostCase {
     bytes: u64,
     block_bytes: u64,
     threads: NonZeroUsize,
-    /// The same bytes in one piece each, once the limit is measured.
+    /// Contiguous buffers of the same size, once the limit is measured.
     plain: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -60,29 +60,29 @@ impl HostCase {
         u32::try_from(self.ids.0.len()).unwrap_or(u32::MAX)
     }
 
-    /// From blocks to layers.
+    /// Copies from blocks to layers.
     pub(crate) fn load(&mut self) -> Result<f64, Failure> {
         self.load_some(self.blocks())
     }
 
-    /// The same for so many blocks.
+    /// Copies the first blocks.
     pub(crate) fn load_some(&mut self, blocks: u32) -> Result<f64, Failure> {
         let (ids, backwards) = some(&self.ids, blocks);
         transfer(&self.manager, (&self.contiguous, ids), (&self.layers, backwards))
     }
 
-    /// From layers to blocks.
+    /// Copies from layers to blocks.
     pub(crate) fn store(&mut self) -> Result<f64, Failure> {
         let (ids, backwards) = &self.ids;
         transfer(&self.manager, (&self.layers, ids), (&self.contiguous, backwards))
     }
 
-    /// One block, from layers.
+    /// Copies one block, from layers.
     pub(crate) fn one_block(&mut self) -> Result<f64, Failure> {
         transfer(&self.manager, (&self.layers, &[1]), (&self.contiguous, &[0]))
     }
 
-    /// The limit: each thread copies one contiguous part by memcpy.
+    /// Measures the limit: each thread copies one contiguous part with memcpy.
     pub(crate) fn memcpy(&mut self) -> Result<f64, Failure> {
         let threads = self.threads.get();
         let (source, destination) = self.plain();
@@ -97,7 +97,7 @@ impl HostCase {
         })
     }
 
-    /// The limit of one block: memcpy on this thread.
+    /// Measures the limit of one block: memcpy on this thread.
     pub(crate) fn memcpy_of_one_block(&mut self) -> Result<f64, Failure> {
         let length = ByteCount::new(self.block_bytes).to_usize();
         let (source, destination) = self.plain();
@@ -132,7 +132,7 @@ impl Filled {
         Self(vec![1; bytes.to_usize()])
     }
 
-    /// Each thread writes a part by memset.
+    /// Each thread writes a part with memset.
     pub(crate) fn fill(&mut self) -> Result<f64, Failure> {
         let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let part = self.0.len().div_ceil(threads.get()).max(1);
@@ -147,11 +147,11 @@ impl Filled {
     }
 }
 
-/// The time of allocating memory and touching all of it.
+/// The time to allocate memory and touch all of it.
 pub(crate) fn touch_once(bytes: ByteCount) -> Result<f64, Failure> {
     let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
     let mut kept = None;
-    // The memory is freed after the clock has been read.
+    // The time excludes freeing the memory.
     seconds(|| {
         let allocator = SystemAllocator::new(SystemOptions::default());
         kept = Some(allocator.allocate_memory(&request)?);

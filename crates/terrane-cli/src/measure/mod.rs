@@ -18,7 +18,7 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
 use crate::error::Failure;
 
-/// The median of repeated measurements, with the least and the greatest of them.
+/// The median of repeated measurements, with the minimum and the maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spread {
     pub median: f64,
@@ -35,7 +35,7 @@ impl Spread {
         Self { median, min: at(0), max: at(last) }
     }
 
-    /// Turns seconds into a rate. The slowest pass gives the least rate.
+    /// Converts seconds to a rate. The slowest pass has the lowest rate.
     pub(crate) fn rate(self, amount: f64) -> Self {
         Self { median: amount / self.median, min: amount / self.max, max: amount / self.min }
     }
@@ -45,7 +45,7 @@ impl Spread {
     }
 }
 
-/// The seconds of each pass, which the call returns, after one that does not count.
+/// Measures passes. `pass` returns its seconds. The first pass does not count.
 pub(crate) fn times(
     passes: u32,
     mut pass: impl FnMut() -> Result<f64, Failure>,
@@ -55,8 +55,8 @@ pub(crate) fn times(
     Ok(Spread::of(seconds))
 }
 
-/// The same for a case and its limit, which alternate so that interference affects both.
-pub(crate) fn times_beside(
+/// Measures passes of a case and of its limit in alternation, so that interference affects both.
+pub(crate) fn times_interleaved(
     passes: u32,
     mut case: impl FnMut() -> Result<f64, Failure>,
     mut limit: impl FnMut() -> Result<f64, Failure>,
@@ -79,20 +79,20 @@ pub(crate) fn seconds<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<f6
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// The blocks of one group of a model in the tiers, as many as a number of bytes holds.
+/// The blocks of one group of a model in the tiers, as many as fit in a number of bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub blocks: u32,
-    /// A region for each layer.
+    /// One region for each layer.
     pub device: Geometry,
-    /// A block is contiguous.
+    /// Contiguous blocks.
     pub host: Geometry,
-    /// A block is contiguous, and begins at a multiple of 4,096 bytes.
+    /// Contiguous blocks that begin at multiples of 4,096 bytes.
     pub disk: Geometry,
 }
 
 impl Shape {
-    /// The blocks of a group, counted from 0; none if there is no such group.
+    /// The blocks of a group, counted from 0; `None` if the group does not exist.
     pub(crate) fn of_group(
         request: &PlanRequest,
         group: usize,
@@ -139,7 +139,7 @@ impl Shape {
         self.host.total_bytes().get()
     }
 
-    /// All block ids, and the same in another order, so that no two adjacent blocks are adjacent at both ends.
+    /// All block ids, and the same ids in another order, so that no two blocks are adjacent at both ends.
     pub(crate) fn ids(&self) -> Ids {
         let ids: Vec<u32> = (0..self.blocks).collect();
         let backwards = ids.iter().rev().copied().collect();
@@ -150,7 +150,7 @@ impl Shape {
 /// Block ids of both ends of a transfer.
 type Ids = (Vec<u32>, Vec<u32>);
 
-/// The first of the ids of both ends.
+/// The first ids of both ends.
 fn some((source, destination): &Ids, blocks: u32) -> (&[u32], &[u32]) {
     let count = to_usize(blocks.into());
     (source.get(..count).unwrap_or(source), destination.get(..count).unwrap_or(destination))
@@ -158,7 +158,7 @@ fn some((source, destination): &Ids, blocks: u32) -> (&[u32], &[u32]) {
 
 fn count(block: ByteCount, bytes: ByteCount) -> Result<u32, Failure> {
     let blocks = bytes.get() / block.get().max(1);
-    // Two blocks at least: one is no transfer of several.
+    // At least two blocks, because one block is not a transfer of several.
     match u32::try_from(blocks) {
         Ok(blocks) if blocks >= 2 => Ok(blocks),
         _ => {
@@ -177,7 +177,7 @@ pub(crate) fn transfer(
     timed(manager, Transfer::new(source, destination).blocks(from, to))
 }
 
-/// The seconds of a transfer that is described already.
+/// The seconds of an existing transfer.
 pub(crate) fn timed(manager: &TransferManager, transfer: Transfer) -> Result<f64, Failure> {
     seconds(|| {
         let completion = manager.submit(transfer, ()).map_err(|rejected| rejected.cause)?;

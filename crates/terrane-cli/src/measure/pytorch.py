@@ -1,12 +1,12 @@
 """Copies KV blocks between a GPU and pinned memory as engines do with PyTorch. Prints the times as JSON.
 
 The only argument is JSON: blocks, layers, row_bytes (of a block in one layer), passes, device.
-Rows of one block are apart on the device, one for each layer. On the host a block is contiguous.
+On the device, a block has one row for each layer, in separate places. On the host, it is contiguous.
 """
 
 import sys
 
-# `python -c` puts the current directory first, whose json.py or torch.py would be imported.
+# `python -c` puts the current directory first, so its json.py or torch.py would be imported.
 if sys.path and sys.path[0] == "":
     del sys.path[0]
 
@@ -23,7 +23,7 @@ def refuse(reason, is_missing=False):
 
 
 def main():
-    # PR_SET_PDEATHSIG: Ctrl-C ends the command, and does not reach this process, which has a group of its own.
+    # PR_SET_PDEATHSIG: Ctrl-C ends the command, but does not reach this process, which is in another group.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     request = json.loads(sys.argv[1])
     try:
@@ -36,7 +36,7 @@ def main():
         refuse(f"PyTorch {torch.__version__} finds no GPU", True)
 
     blocks, layers, row = request["blocks"], request["layers"], request["row_bytes"]
-    # Elements of 2 bytes, as those of bfloat16, if rows have a whole number of them.
+    # Elements of 2 bytes, like bfloat16, if a row is a multiple of 2 bytes.
     dtype, columns = (torch.int16, row // 2) if row % 2 == 0 else (torch.uint8, row)
     cache = [torch.randint(0, 100, (blocks, columns), dtype=dtype, device=device) for _ in range(layers)]
     expected = [layer.cpu() for layer in cache]

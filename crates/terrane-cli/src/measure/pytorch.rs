@@ -1,4 +1,4 @@
-//! The copies that engines do with PyTorch, in a Python process.
+//! Copies of engines that use PyTorch, in a Python process.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -10,11 +10,11 @@ use serde_json::json;
 use super::{Shape, Spread};
 use crate::child::{self, NoAnswer};
 
-/// It imports PyTorch, checks what it copied, and prints times.
+/// A script that imports PyTorch, verifies its copies, and prints times.
 const SCRIPT: &str = include_str!("pytorch.py");
 
-/// The time to start, and the time of a number of passes: each of the ways and its limit, both at least once more than
-/// that, and the checks of the bytes. A machine that is this slow hangs.
+/// The time limit: the time to start, and the time of the passes. Each method and its limit run one more time than
+/// `passes`, and the bytes are verified. A slower machine is treated as hung.
 fn timeout(bytes: u64, passes: u32) -> Duration {
     /// The first import of PyTorch takes up to half a minute on a slow disk.
     const START: Duration = Duration::from_secs(180);
@@ -24,7 +24,7 @@ fn timeout(bytes: u64, passes: u32) -> Duration {
     START + Duration::from_secs(copied / LEAST_BYTES_PER_SECOND)
 }
 
-/// The times of PyTorch's ways.
+/// The times of the PyTorch methods.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Measured {
     /// PyTorch's version.
@@ -32,13 +32,13 @@ pub(crate) struct Measured {
     pub rows: Vec<Row>,
 }
 
-/// One way in one direction.
+/// One method in one direction.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Row {
     pub name: String,
     pub to_host: bool,
     seconds: Vec<f64>,
-    /// One contiguous copy of as many bytes, in the same process and between the passes.
+    /// One contiguous copy of the same number of bytes, in the same process, between the passes.
     limit_seconds: Vec<f64>,
 }
 
@@ -55,7 +55,7 @@ enum Answer {
     Measured(Measured),
 }
 
-/// Runs the script with this Python on a device of PyTorch, such as `cuda:0`. The error is the reason, on one line.
+/// Runs the script with this interpreter on a PyTorch device, such as `cuda:0`. The error is the reason, on one line.
 pub(crate) fn run(
     python: &OsStr,
     shape: &Shape,
@@ -72,13 +72,13 @@ pub(crate) fn run(
     });
     let mut command = Command::new(python);
     command.args(["-c", SCRIPT, &request.to_string()]);
-    // Modules in the current directory are not PyTorch's.
+    // Modules in the current directory must not replace PyTorch's.
     command.env("PYTHONSAFEPATH", "1");
     let name = python.display();
     let timeout = timeout(shape.bytes(), passes);
     let answer = child::answer(command, timeout).map_err(|error| match error {
         NoAnswer::TimedOut(limit) => format!(
-            "{name} printed no times in {} s; give a smaller --size, or fewer --passes",
+            "{name} printed no times in {} s; use a smaller --size, or fewer --passes",
             limit.as_secs()
         ),
         other => format!("{name} {other}"),
@@ -90,7 +90,7 @@ pub(crate) fn run(
     }
 }
 
-/// The error of the script, which can have several lines, on one line.
+/// The error of the script on one line; it can have several.
 fn reason(error: &str, is_missing: bool) -> String {
     let mut reason = error.split_whitespace().collect::<Vec<_>>().join(" ");
     if is_missing {
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn the_time_limit_grows_with_passes_and_bytes() {
         assert_eq!(timeout(4 << 20, 1), Duration::from_secs(182));
-        // 9 passes of 256 MiB; the largest arguments do not overflow.
+        // 9 passes of 256 MiB. The largest arguments do not overflow.
         assert_eq!(timeout(256 << 20, 9), Duration::from_secs(180 + 472));
         assert!(timeout(u64::MAX, u32::MAX) > Duration::from_secs(1 << 30));
     }
@@ -201,7 +201,7 @@ mod tests {
         if line.is_empty() {
             return eprintln!("skipped: the_script_ends_with_the_command: there is no python3");
         }
-        // Where no process reaps it, it stays as a zombie.
+        // Without a process that reaps it, it stays as a zombie.
         let stat = format!("/proc/{}/stat", line.trim());
         let is_there = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Puts and gets of a store over a directory, beside the raw loop over a file of the same blocks.
+//! Puts and gets of a store in a directory, compared with a raw loop over a file of the same blocks.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -15,7 +15,7 @@ use crate::error::Failure;
 
 /// A store with blocks of a model, whose only tier is on disk.
 pub(crate) struct StoreCase {
-    // Dropped before the folder, which it has open.
+    // The first field, so that it drops before the folder, which it has open.
     store: Store,
     memory: Endpoint,
     ids: Vec<u32>,
@@ -23,12 +23,12 @@ pub(crate) struct StoreCase {
     _folder: TemporaryFolder,
 }
 
-/// A folder that is removed when this drops.
+/// A folder that is removed on drop.
 struct TemporaryFolder(PathBuf);
 
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
-        // The folder may have been removed by hand.
+        // The user may have removed the folder.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -43,7 +43,7 @@ impl StoreCase {
         let folder = TemporaryFolder(path);
         let namespace = Namespace::new("bench", [("model", "bench")]);
         let namespace = namespace.map_err(terrane_store::StoreError::from)?;
-        // A slot is rounded up to whole pages; one more in eight is for what is being replaced.
+        // A slot is rounded up to whole pages. An eighth of the slots is for blocks that are being replaced.
         let slot = shape.block_bytes().next_multiple_of(4096);
         let slots = u64::from(shape.blocks) * 9 / 8 + 1;
         let (store, _) = Store::builder()
@@ -56,10 +56,10 @@ impl StoreCase {
         Ok(Self { store, memory: system(&shape.host)?, ids, keys, _folder: folder })
     }
 
-    /// All blocks, from memory. The store is empty before and after.
+    /// Puts all blocks from memory. The store is empty before and after.
     pub(crate) fn put(&mut self) -> Result<f64, Failure> {
         let time = seconds(|| self.put_all())?;
-        ended(self.store.clear()?)?;
+        wait_for_success(self.store.clear()?)?;
         Ok(time)
     }
 
@@ -67,31 +67,31 @@ impl StoreCase {
     pub(crate) fn put_all(&mut self) -> Result<(), Failure> {
         let blocks = Blocks::new(&self.memory, &self.ids);
         let job = self.store.put(&self.keys, blocks, JobOptions::new(), ());
-        ended(job.map_err(|refused| refused.cause)?)
+        wait_for_success(job.map_err(|refused| refused.cause)?)
     }
 
-    /// All blocks, to memory.
+    /// Gets all blocks into memory.
     pub(crate) fn get(&mut self) -> Result<f64, Failure> {
         seconds(|| {
             let blocks = Blocks::new(&self.memory, &self.ids);
             let job = self.store.get(&self.keys, blocks, JobOptions::new(), ());
-            ended(job.map_err(|refused| refused.cause)?)
+            wait_for_success(job.map_err(|refused| refused.cause)?)
         })
     }
 
-    /// One block, to memory.
+    /// Gets one block into memory.
     pub(crate) fn get_one(&mut self) -> Result<f64, Failure> {
         seconds(|| {
             let keys = self.keys.get(..1).unwrap_or_default();
             let blocks = Blocks::new(&self.memory, &[0]);
             let job = self.store.get(keys, blocks, JobOptions::new(), ());
-            ended(job.map_err(|refused| refused.cause)?)
+            wait_for_success(job.map_err(|refused| refused.cause)?)
         })
     }
 }
 
-/// Waits, and checks that each block is done.
-fn ended(job: Job) -> Result<(), Failure> {
+/// Waits, and checks that each block succeeded.
+fn wait_for_success(job: Job) -> Result<(), Failure> {
     let outcome = job.wait();
     match outcome.results.iter().find(|result| !result.is_ok()) {
         Some(result) => Err(Failure::Block(format!("{result:?}"))),

@@ -1,4 +1,4 @@
-//! The suites of users, with few bytes.
+//! Runs the user-facing suites with few bytes.
 
 use std::fs;
 use std::process::Command;
@@ -45,7 +45,7 @@ fn the_suite_of_a_disk_leaves_nothing_behind_and_says_whether_fio_ran() {
     );
 }
 
-/// The directory of this PATH has no program.
+/// The only directory in PATH has no programs.
 #[test]
 fn without_fio_the_column_of_the_limit_says_so() {
     let folder = tempfile::tempdir().unwrap();
@@ -53,7 +53,7 @@ fn without_fio_the_column_of_the_limit_says_so() {
     let arguments = ["bench", "disk", path, "llama-3.2-1b", "--size", "4MiB", "--passes", "1"];
     let output = Command::new(PROGRAM).args(arguments).env("PATH", path).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    // The column is narrow, so the words are on several lines.
+    // The column is narrow, so the text is on several lines.
     for word in ["raw loop", "(fio:", "installed)"] {
         assert!(text.contains(word), "{text}");
     }

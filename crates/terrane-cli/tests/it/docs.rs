@@ -1,4 +1,4 @@
-//! The commands of the documentation, run one by one as a new user would.
+//! Runs the commands in the documentation one by one, as a new user does.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::support::PROGRAM;
 
-/// The commands after `$ ` in the blocks of a page.
+/// The commands after `$ ` in the code blocks of a page.
 fn commands(page: &str) -> Vec<String> {
     let (mut commands, mut is_block) = (Vec::new(), false);
     for line in page.lines() {
@@ -26,7 +26,7 @@ fn every_command_of_the_documentation_works() {
     let bin = Path::new(PROGRAM).parent().unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // The page names the directory of a store, and a file of its metrics.
+    // The page uses the directory of a store, and a file of its metrics.
     let metrics = crate::top::metrics(&folder.path().join("cache"));
     fs::write(folder.path().join("metrics.txt"), metrics).unwrap();
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! The findings of `doctor`, with real limits.
+//! The findings of `doctor`, with limits that are really set.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -43,7 +43,7 @@ fn everything_is_granted_or_has_a_remedy() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     // Without a driver and NIXL, the probes take less than a fifth of a second.
     if report["driver_start_seconds"].is_null() && report["nixl_start_seconds"].is_null() {
-        // Other tests run at the same time, so one of many tries is enough.
+        // Other tests run at the same time, so one fast try of many is sufficient.
         let seconds = || json(&["doctor", path, "--json"])["seconds"].as_f64().unwrap();
         assert!((0..50).any(|_| seconds() < 0.2));
     }
@@ -65,7 +65,7 @@ fn a_limit_of_locked_memory_is_reported() {
     assert_eq!(error, "terrane: required and not granted: memlock\n");
 }
 
-/// A filter that refuses `io_uring_setup`, as the default profile of containers does.
+/// A filter that refuses `io_uring_setup`, like the default profile of containers.
 fn refuse_io_uring() -> io::Result<()> {
     const IO_URING_SETUP: u32 = 425;
     let statement = |code: u32, k: u32, jump: (u8, u8)| libc::sock_filter {
@@ -82,11 +82,11 @@ fn refuse_io_uring() -> io::Result<()> {
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, (0, 0)),
     ];
     let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-    // SAFETY: a flag of this process; the call takes no pointer.
+    // SAFETY: the call sets a flag of this process and takes no pointer.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the program and its filter live until the call has returned; the kernel copies them.
+    // SAFETY: the program and its filter live until the call has returned, and the kernel copies them.
     if unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) }
         != 0
     {

@@ -1,4 +1,4 @@
-//! The parts that need a device, over the simulated driver; and drivers that crash, hang or are none.
+//! Tests that need a device, with the simulated driver; and drivers that crash, hang or are invalid.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::support::PROGRAM;
 
-/// The folder of the simulated driver; `None` after a line about it if it is not built.
+/// The folder of the simulated driver. `None`, with a printed skip, if it is not built.
 fn simulated(test: &str) -> Option<PathBuf> {
     let binary = std::env::current_exe().unwrap();
     let folder = binary.ancestors().nth(3).unwrap().join("simulated-cuda");
@@ -97,8 +97,8 @@ fn this_machine_has_the_memory_of_its_device() {
 }
 
 #[test]
-fn every_mover_runs_beside_its_limit() {
-    let Some(driver) = simulated("every_mover_runs_beside_its_limit") else { return };
+fn every_mover_has_a_measured_limit() {
+    let Some(driver) = simulated("every_mover_has_a_measured_limit") else { return };
     for suite in ["gpu", "movers"] {
         let arguments =
             ["bench", suite, "llama-3.2-1b", "--size", "4MiB", "--passes", "1", "--json"];
@@ -123,7 +123,7 @@ fn pytorch_that_cannot_run_is_a_case_with_its_reason() {
         case.unwrap_or_else(|| panic!("{report:#}"))["reason"].as_str().unwrap().to_owned()
     };
     assert!(missing("/no/such/python").contains("could not be started"));
-    // Python without PyTorch, or PyTorch without a device: the simulated driver has none of PyTorch's functions.
+    // Python without PyTorch, or PyTorch without a device: the simulated driver lacks functions that PyTorch needs.
     let reason = missing("python3");
     assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}");
     let output = run(&driver, &[&movers[..], &["--python", "/no/such/python"]].concat());
@@ -137,7 +137,7 @@ fn an_error_that_is_not_a_missing_path_ends_the_suite_of_movers() {
     let test = "an_error_that_is_not_a_missing_path_ends_the_suite_of_movers";
     let Some(driver) = simulated(test) else { return };
     let movers = ["bench", "movers", "llama-3.2-1b", "--size", "4MiB", "--passes", "1", "--json"];
-    // The blocks and those of the limit need 16 MiB.
+    // The blocks and the buffers of the limit need 16 MiB.
     let output = Command::new(PROGRAM)
         .args(movers)
         .env("LD_LIBRARY_PATH", driver)
@@ -150,7 +150,7 @@ fn an_error_that_is_not_a_missing_path_ends_the_suite_of_movers() {
     assert!(error.contains("memory"), "{error}");
 }
 
-/// A library called `libcuda.so.1` whose constructor runs this statement; `None` without a C compiler.
+/// A library named `libcuda.so.1` whose constructor runs this statement; `None` without a C compiler.
 fn library(folder: &Path, statement: &str) -> Option<()> {
     let mut compiler = Command::new("cc")
         .args(["-shared", "-fPIC", "-x", "c", "-", "-o"])
@@ -181,7 +181,7 @@ fn a_driver_that_crashes_or_hangs_is_a_finding() {
         assert!(begun.elapsed() < Duration::from_secs(60));
         let gpu = find(&report, "gpu");
         assert_eq!(gpu[0]["detail"], expected);
-        // Everything else was examined.
+        // The other probes ran.
         assert_eq!(find(&report, "memory")[0]["status"], "granted");
     }
 }

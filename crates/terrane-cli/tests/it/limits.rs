@@ -1,4 +1,4 @@
-//! Limits of the system, set for real, as `doctor` and `plan` report them.
+//! Limits of the system that are really set, in the reports of `doctor` and `plan`.
 
 use std::process::{Command, Output};
 
@@ -6,14 +6,14 @@ use serde_json::Value;
 
 use crate::support::PROGRAM;
 
-/// The output of a shell script; `None` after a line about it if the system refused to set its limit.
+/// The output of a shell script. `None`, with a printed skip, if the system refused to set its limit.
 fn shell(test: &str, needs: Needs, script: &str, arguments: &[&str]) -> Option<Output> {
     let output = output(needs, script, arguments);
     output.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()
 }
 
-/// The script says by status 9 that the system refused to set its limit. Any other end that is not the command's
-/// panics. `$T` is the command, and the other arguments are `$1`, `$2` and so on.
+/// The script exits with 9 if the system refused to set its limit. Any other status that is not the command's causes
+/// a panic. `$T` is the command, and the other arguments are `$1`, `$2` and so on.
 fn output(needs: Needs, script: &str, arguments: &[&str]) -> Result<Output, String> {
     let start = match needs {
         Needs::Nothing => r#"exec sh -c "$0" sh "$@""#,
@@ -24,21 +24,21 @@ fn output(needs: Needs, script: &str, arguments: &[&str]) -> Result<Output, Stri
     let output = command.output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     match output.status.code() {
-        // Statuses of the command itself are at most 5.
+        // Statuses of the command are at most 5.
         Some(0..=5) if !output.stdout.is_empty() => Ok(output),
         Some(9) => Err(error.trim().replace('\n', " ")),
         _ => panic!("{}: {error}", output.status),
     }
 }
 
-/// The system's part in a script.
+/// The kind of namespace that a script needs.
 enum Needs {
     Nothing,
-    /// Users and mounts of its own.
+    /// A user namespace and a mount namespace.
     Namespace,
 }
 
-/// The JSON values that a script printed one after the other.
+/// The JSON values that a script printed.
 fn values(output: &Output) -> Vec<Value> {
     let values = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
     values.collect::<Result<_, _>>().unwrap()
@@ -55,7 +55,7 @@ fn limit<'a>(plan: &'a Value, part: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no limit of {part}: {limits:?}"))
 }
 
-/// A group below the one of this process, with 256 MiB. The script removes it, whatever the command does.
+/// A control group below that of this process, with a limit of 256 MiB. The script always removes it.
 const REAL_GROUP: &str = r#"
 own=$(sed -n 's/^[0-9]*:memory://p' /proc/self/cgroup)
 if [ -n "$own" ]; then
@@ -81,7 +81,7 @@ fn the_memory_of_a_control_group_is_a_limit() {
     assert!(group["detail"].as_str().unwrap().starts_with("256 MiB of memory, of "), "{group}");
     let remedy = group["remedy"].as_str().unwrap();
     assert!(remedy.contains("docker run --memory"), "{group}");
-    // This machine may have a limit of processors too.
+    // This machine may also have a limit of processors.
     let has_processors = group["detail"].as_str().unwrap().contains("processors");
     assert_eq!(remedy.contains("docker run --cpus"), has_processors, "{group}");
     let available = limit(&plan, "host memory that is available");
@@ -89,7 +89,7 @@ fn the_memory_of_a_control_group_is_a_limit() {
     assert!(available["remedy"].as_str().unwrap().contains("memory.max"), "{available}");
 }
 
-/// The files of a container of version 2, in a namespace of this process.
+/// The files of a version 2 control group, in a namespace of this process.
 const GROUP_OF_A_CONTAINER: &str = r#"
 mount -t tmpfs tmpfs /sys/fs/cgroup || exit 9
 cd /sys/fs/cgroup

@@ -1,4 +1,4 @@
-//! The command, run as users run it.
+//! Runs the command as users run it.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

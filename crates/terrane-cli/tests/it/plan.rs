@@ -27,7 +27,7 @@ fn every_model_and_machine_of_the_list_can_be_planned() {
     let list = text(&["plan", "--list"]);
     let (models, machines) = list.split_once("MACHINE").unwrap();
     let names = |part: &str| -> Vec<String> {
-        // Continued lines of the source begin with spaces.
+        // Continuation lines of the source begin with spaces.
         let lines = part.lines().skip(1).filter(|line| !line.starts_with(' ') && !line.is_empty());
         lines.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect()
     };
@@ -56,7 +56,7 @@ fn a_profile_is_a_pattern_for_a_file() {
 
 #[test]
 fn a_plan_takes_a_fifth_of_a_second_at_most() {
-    // Other tests run at the same time, so one of many tries is enough.
+    // Other tests run at the same time, so one fast try of many is sufficient.
     let is_fast = (0..50).any(|_| {
         let begun = Instant::now();
         let arguments = ["plan", "deepseek_v32-defaults", "--host", "1TiB", "--disk", "/d:30TiB"];
@@ -81,7 +81,7 @@ fn limits_of_this_machine_are_found_and_checked() {
         "--check",
         "--json",
     ];
-    // A real limit of locked memory, set by the shell that starts the command.
+    // A limit of locked memory, set by the shell that starts the command.
     let script = format!("ulimit -l 64 && exec {PROGRAM} \"$@\"");
     let output = Command::new("sh").args(["-c", &script, "sh"]).args(arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(4), "{output:?}");
@@ -92,7 +92,7 @@ fn limits_of_this_machine_are_found_and_checked() {
     assert_eq!(find("memlock").unwrap()["available"], 64 << 10);
     assert!(find("host memory").is_some() && find("free space in").is_some(), "{limits:?}");
     let pages = find("huge pages").unwrap();
-    // The command sets the machine's total: the pages in use are added.
+    // The command sets the machine's total, so the pages in use are added.
     let number = |name: &str| -> u64 {
         let folder = Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB");
         fs::read_to_string(folder.join(name)).unwrap().trim().parse().unwrap()
@@ -131,7 +131,7 @@ fn a_page_needs_no_other_file() {
     for reference in ["src=", "href=", "@import", "url(", "<script", "<b>"] {
         assert!(!page.contains(reference), "{reference}");
     }
-    // The scale, and a picture for each of two groups in three tiers.
+    // The scale, and a picture of each of two groups in three tiers.
     assert_eq!(page.matches("<svg ").count(), 7);
     assert!(page.contains("/a&lt;b&gt;") && page.contains("vm.nr_hugepages=262144"));
     for tag in ["table", "svg", "h2", "pre", "p", "tr", "td"] {
@@ -148,7 +148,7 @@ fn a_reader_that_leaves_early_is_no_failure() {
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
 
-/// `terrane-plan` builds without the crates of transfers, so its figures are a copy of these.
+/// `terrane-plan` does not depend on the transfer crates, so its figures are a copy of these.
 #[test]
 fn the_rates_of_the_h200_are_those_of_the_built_in_calibration() {
     let calibration = Calibration::built_in();

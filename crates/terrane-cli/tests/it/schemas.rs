@@ -1,4 +1,4 @@
-//! The JSON of each command has the form that its schema in `docs/schemas` states.
+//! Checks the JSON output of each command against its schema in `docs/schemas`.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub fn check(name: &str, value: &Value) {
     assert!(errors.is_empty(), "{name}: {}", errors.join("\n"));
 }
 
-/// The differences of a value from a schema. Unknown and missing fields are errors too.
+/// The differences between a value and a schema. Unknown and missing fields are errors.
 fn errors(name: &str, value: &Value) -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schemas");
     let text = fs::read(folder.join(format!("{name}.json"))).unwrap();
@@ -39,7 +39,7 @@ fn a_schema_refuses_a_field_that_is_missing_or_unknown() {
     }
 }
 
-/// As the command refuses them.
+/// The command refuses the same values.
 #[test]
 fn a_schema_refuses_rates_and_times_that_cannot_be() {
     let set = |name: &str, value: &Value, path: &str, wrong: f64| {

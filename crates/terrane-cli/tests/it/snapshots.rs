@@ -1,4 +1,4 @@
-//! Outputs compared with files. `TERRANE_SNAPSHOTS=write` writes the files; read the difference before a commit.
+//! Compares outputs with files. `TERRANE_SNAPSHOTS=write` writes the files; read the difference before a commit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ fn layouts_read_as_before() {
     check("layout.svg", &fs::read_to_string(svg).unwrap());
 }
 
-/// Each path of the JSON with the type of its values. Lists have the path of their items.
+/// The path of each JSON value, with its type. All items of a list have one path.
 fn form(value: &Value, path: &str, lines: &mut Vec<String>) {
     let mut add = |kind: &str| lines.push(format!("{path}: {kind}"));
     match value {

@@ -1,4 +1,4 @@
-//! A store's directory, with and without the process that has it open.
+//! A store's directory, with and without a process that has it open.
 
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -14,7 +14,7 @@ use crate::support::{json, refused, run, text};
 
 const BLOCK: usize = 8192;
 
-/// A store with its directory, open.
+/// Opens a store in its directory.
 pub fn open(directory: &Path, name: &str) -> Store {
     fs::create_dir_all(directory).unwrap();
     fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).unwrap();
@@ -27,7 +27,7 @@ pub fn open(directory: &Path, name: &str) -> Store {
     builder.open().unwrap().0
 }
 
-/// Stores a block, durably.
+/// Stores a block durably.
 pub fn put(store: &Store, key: &str, byte: u8) {
     let mut block = vec![byte; BLOCK];
     let mut spans = Spans::new();
@@ -39,7 +39,7 @@ pub fn put(store: &Store, key: &str, byte: u8) {
 }
 
 #[test]
-fn blocks_are_listed_and_found_beside_the_process_that_wrote_them() {
+fn blocks_are_listed_and_found_while_their_writer_runs() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     let store = open(folder.path(), "llama");
@@ -63,7 +63,7 @@ fn blocks_are_listed_and_found_beside_the_process_that_wrote_them() {
     assert_eq!(stat["fields"]["model"], "llama-3.1-8b");
     let human = text(&["store", "stat", path]);
     assert!(human.contains("open in process") && human.contains("model: llama-3.1-8b"), "{human}");
-    // An open store is not changed by another process.
+    // Another process cannot change an open store.
     for command in ["scrub", "clear"] {
         let mut arguments = vec!["store", command, path];
         arguments.extend((command == "clear").then_some("--yes"));
@@ -76,7 +76,7 @@ fn blocks_are_listed_and_found_beside_the_process_that_wrote_them() {
 }
 
 #[test]
-fn damage_is_found_removed_and_told_by_the_status() {
+fn damage_is_found_removed_and_reported_by_the_status() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     let store = open(folder.path(), "llama");
@@ -85,7 +85,7 @@ fn damage_is_found_removed_and_told_by_the_status() {
     }
     drop(store);
     assert!(text(&["store", "verify", path]).contains("verified 4 blocks, 32 KiB"));
-    // One byte of the block that is full of threes.
+    // A byte of the block that is filled with the value three.
     let slab = fs::read_dir(folder.path().join("llama")).unwrap().map(|file| file.unwrap().path());
     let slab = slab
         .into_iter()
@@ -125,7 +125,7 @@ fn bytes_a_day_give_the_years_of_a_drive() {
         let stat = scope.spawn(|| {
             json(&["store", "stat", &path, "--over", "2", "--drive-tbw", "600TB", "--json"])
         });
-        // Until the command has ended, at least one block is written in its time.
+        // Until the command has ended, at least one block is written.
         let mut number = 0;
         while !stat.is_finished() {
             put(&store, &format!("prefix-{number}"), 7);

@@ -11,7 +11,7 @@ pub fn run(arguments: &[&str]) -> Output {
     Command::new(PROGRAM).args(arguments).output().unwrap()
 }
 
-/// Standard output of a success, whose lines have at most 80 columns.
+/// Standard output of a successful run. Each line has at most 80 columns.
 pub fn text(arguments: &[&str]) -> String {
     let output = run(arguments);
     let error = String::from_utf8(output.stderr).unwrap();
@@ -30,7 +30,7 @@ pub fn json(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{arguments:?}: {e}; {error}"))
 }
 
-/// Standard error and the status of a failure.
+/// Standard error and the status of a failed run.
 pub fn refused(arguments: &[&str]) -> (String, i32) {
     let output = run(arguments);
     (String::from_utf8(output.stderr).unwrap(), output.status.code().unwrap())

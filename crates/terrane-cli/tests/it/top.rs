@@ -11,7 +11,7 @@ use crate::snapshots::check;
 use crate::store::{open, put};
 use crate::support::{refused, text};
 
-/// The metrics of a store with a block that was found and one that was not.
+/// The metrics of a store after one hit and one miss.
 pub fn metrics(directory: &Path) -> String {
     let store = open(directory, "llama");
     put(&store, "prefix-1", 1);
@@ -33,7 +33,7 @@ fn totals_of_a_file_are_shown() {
     }
 }
 
-/// Answers two requests.
+/// Serves two requests.
 fn serve(listener: &TcpListener, answers: [String; 2]) {
     for answer in answers {
         let (mut stream, _) = listener.accept().unwrap();
@@ -98,7 +98,7 @@ fn sources_that_are_no_metrics_are_one_line() {
     fs::write(&file, "<html>\n").unwrap();
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let closed = format!("http://{closed}/metrics");
-    // The system accepts the connection, and nothing answers.
+    // The system accepts the connection, but sends no response.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent_url = format!("http://{}/metrics", silent.local_addr().unwrap());
     for (arguments, status, part) in [
@@ -115,7 +115,7 @@ fn sources_that_are_no_metrics_are_one_line() {
     }
 }
 
-/// The example `store` of the facade, beside this test's folder; `None` after a line about it if it is not built.
+/// The example `store` of the facade, next to this test's folder. `None`, with a printed skip, if it is not built.
 fn example_store(test: &str) -> Option<PathBuf> {
     let binary = std::env::current_exe().unwrap();
     let example = binary.ancestors().nth(2).unwrap().join("examples/store");

@@ -1,10 +1,10 @@
-//! Wrong inputs: one line each that says what to do.
+//! Wrong inputs: each causes one line that states the remedy.
 
 use std::fs;
 
 use crate::support::refused;
 
-/// Arguments, the exit status, and the parts of the line.
+/// Arguments, the exit status, and the required parts of the line.
 type Case<'a> = (&'a [&'a str], i32, &'a [&'a str]);
 
 #[test]
@@ -29,7 +29,7 @@ fn every_wrong_input_gets_one_line_that_says_what_to_do() {
     let model = "llama-3.1-8b";
     let cases: &[Case<'_>] = &[
         (&["plan", "lama-3.1-8b"], 2, &["did you mean \"llama-3.1-8b\"", "terrane plan --list"]),
-        (&["plan"], 2, &["no model is given", "--list"]),
+        (&["plan"], 2, &["no model was named", "--list"]),
         (&["plan", "missing.json"], 1, &["missing.json", "check the path"]),
         (&["plan", &broken], 2, &["broken.json", "not a JSON object", "config.json"]),
         (&["plan", &unknown], 2, &["model_type is \"lama\"", "supported are"]),
@@ -39,7 +39,7 @@ fn every_wrong_input_gets_one_line_that_says_what_to_do() {
         (&["plan", model, "--host", "12 gigs"], 2, &["not a size", "256GiB"]),
         (&["plan", model, "--disk", "/cache"], 2, &["/mnt/nvme:2TiB"]),
         (&["plan", model, "--context", "many"], 2, &["not a number", "128k"]),
-        (&["plan", model, "--context", "128k"], 2, &["without the number of users", "give both"]),
+        (&["plan", model, "--context", "128k"], 2, &["without the number of users", "pass both"]),
         (&["plan", model, "--block", "0"], 2, &["the block size is 0", "1 to 65,536"]),
         (&["plan", model, "--chunk", "100"], 2, &["the chunk size is 100", "multiple"]),
         (&["plan", model, "--host", "1MiB"], 2, &["the tier host has 1 MiB", "takes 2 MiB"]),
@@ -55,8 +55,8 @@ fn every_wrong_input_gets_one_line_that_says_what_to_do() {
         (&["doctor", "--machine-file", page], 1, &["cannot be written"]),
         (&["layout", model, "--group", "1"], 2, &["there is no group 1", "counted from 0"]),
         (&["layout", model, "--blocks", "0"], 2, &["1..=64"]),
-        (&["bench"], 2, &["no suite is given", "disk DIR"]),
-        (&["bench", "host", model, "--size", "1MiB"], 2, &["1 MiB", "give --size at least"]),
+        (&["bench"], 2, &["no suite was named", "disk DIR"]),
+        (&["bench", "host", model, "--size", "1MiB"], 2, &["1 MiB", "as --size"]),
         (&["bench", "disk", "/no/such", model], 1, &["/no/such", "does not exist"]),
         (&["bench", "--compare", &broken, &broken], 2, &["broken.json", "--json"]),
         (&["store", "ls", "/no/such"], 1, &["/no/such", "check the path"]),

@@ -46,7 +46,7 @@ pub unsafe trait Allocate {
     ///
     /// # Errors
     ///
-    /// Returns [`AllocateError`] on failure. Nothing has changed then.
+    /// Returns [`AllocateError`] on failure. A failed call changes nothing.
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError>;
 }
 

@@ -16,9 +16,9 @@ pub struct RegionRequest {
     /// The purpose of the region, for errors, traces and snapshots.
     pub label: Label,
     /// The size of the pieces in which the region is used, counted from its beginning: for example,
-    /// the stride of a block or row. Some allocators make a region of parts that a copy cannot
-    /// cross, such as a driver's registrations. Each part then ends at a multiple of this, if a
-    /// part can hold one. Zero means no preference.
+    /// the stride of a block or row. Some allocators build a region of parts that a copy cannot
+    /// cross, such as a driver's registrations. Each part then ends at a multiple of this size, if
+    /// a part can contain a whole piece. Zero means no preference.
     pub unit: ByteCount,
 }
 

@@ -69,7 +69,7 @@ impl ByteCount {
         self.0 == 0
     }
 
-    /// The product of named factors. Without factors, it is 1.
+    /// The product of named factors. Without factors, the product is 1.
     ///
     /// # Errors
     ///

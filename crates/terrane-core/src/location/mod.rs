@@ -1,5 +1,5 @@
-//! Where bytes lie: host addresses, device addresses, file positions and addresses of peers. These
-//! are four types without conversions between them.
+//! Locations of bytes: host addresses, device addresses, file positions and addresses of peers.
+//! These are four types without conversions between them.
 
 pub(crate) mod durability;
 pub(crate) mod position;
@@ -40,7 +40,7 @@ pub enum Location {
 }
 
 impl Location {
-    /// The location `offset` bytes further on, or `None` on overflow.
+    /// The location that is `offset` bytes higher, or `None` on overflow.
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
         Some(match self {
@@ -59,7 +59,7 @@ impl Location {
         Alignment::of(self.position().start)
     }
 
-    /// The host address, if this is one.
+    /// The host address, if the location has one.
     #[must_use]
     pub const fn as_host(self) -> Option<HostAddress> {
         match self {
@@ -68,7 +68,7 @@ impl Location {
         }
     }
 
-    /// The file position, if this is one.
+    /// The file position, if the location has one.
     #[must_use]
     pub const fn as_file(self) -> Option<FilePosition> {
         match self {
@@ -77,7 +77,7 @@ impl Location {
         }
     }
 
-    /// The address of a peer, if this is one.
+    /// The peer's address, if the location has one.
     #[must_use]
     pub const fn as_remote(self) -> Option<RemoteAddress> {
         match self {
@@ -129,7 +129,7 @@ impl HostAddress {
         convert::to_u64(self.0.addr().get())
     }
 
-    /// The address `offset` bytes further on, or `None` on overflow.
+    /// The address that is `offset` bytes higher, or `None` on overflow.
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
         self.0.addr().get().checked_add(offset.to_usize())?;
@@ -143,8 +143,8 @@ impl fmt::Debug for HostAddress {
     }
 }
 
-/// An address in a device's address space. It may differ from the host address of the same bytes.
-/// Neither may be used in place of the other.
+/// An address in a device's address space. It may differ from the host address of the same bytes,
+/// so the two types cannot be converted into each other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceAddress(u64);
 
@@ -161,7 +161,7 @@ impl DeviceAddress {
         self.0
     }
 
-    /// The address `offset` bytes further on, or `None` on overflow.
+    /// The address that is `offset` bytes higher, or `None` on overflow.
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
         self.0.checked_add(offset.get()).map(Self)
@@ -184,7 +184,7 @@ pub struct FilePosition {
 }
 
 impl FilePosition {
-    /// The position `offset` bytes further on, or `None` past the largest file offset of the
+    /// The position that is `offset` bytes higher, or `None` past the largest file offset of the
     /// operating system (2^63 − 1).
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {

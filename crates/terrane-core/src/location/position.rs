@@ -22,7 +22,7 @@ pub enum AddressSpace {
 
 /// An offset in bytes from the beginning of an address space.
 ///
-/// A [`Location`] leads to the bytes. A position only orders and compares them.
+/// A [`Location`] gives access to the bytes. A position is only for order and comparison.
 ///
 /// ```
 /// use terrane_core::{AddressSpace, DeviceAddress, DeviceId, Location, Position};
@@ -41,7 +41,7 @@ pub struct Position {
 }
 
 impl Location {
-    /// The position of the location, which can be compared with others in its address space.
+    /// The position of this location, for comparison with other positions in its address space.
     #[must_use]
     pub fn position(self) -> Position {
         let (space, start) = match self {

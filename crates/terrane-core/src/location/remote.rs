@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::bytes::byte_count::ByteCount;
 use crate::location::storage_kind::DeviceId;
 
-/// A peer: an agent, usually of another process, as this process knows it.
+/// A peer: an agent, usually of another process, by its number in this process.
 ///
 /// The number is valid in this process only and is never reused. If a peer is forgotten and added
 /// again, it gets a new number. Requests for the old number therefore cannot reach the new peer.
@@ -14,7 +14,7 @@ use crate::location::storage_kind::DeviceId;
 pub struct PeerId(u64);
 
 impl PeerId {
-    /// A new number, which no peer of this process has had.
+    /// A new number, which no other peer of this process has or had.
     #[must_use]
     pub fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -43,7 +43,7 @@ pub enum RemoteSpace {
     Host,
     /// The memory of one of the peer's devices, by the ordinal of its driver.
     Device(DeviceId),
-    /// A file of the peer, by the number under which the peer registered it.
+    /// A file of the peer, by the number with which the peer registered it.
     File(u64),
 }
 
@@ -65,13 +65,13 @@ pub struct RemoteAddress {
     pub peer: PeerId,
     /// The address space of the peer.
     pub space: RemoteSpace,
-    /// The address there. In a file, the offset in bytes.
+    /// The address in that address space. In a file, the offset in bytes.
     pub address: u64,
 }
 
 impl RemoteAddress {
-    /// The address `offset` bytes further on, or `None` on overflow. The limit for a file is the
-    /// largest file offset of operating systems (2^63 − 1).
+    /// The address that is `offset` bytes higher, or `None` on overflow. The limit for a file is
+    /// the largest file offset of operating systems (2^63 − 1).
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
         let address = self.address.checked_add(offset.get())?;

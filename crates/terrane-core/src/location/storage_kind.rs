@@ -4,10 +4,10 @@ use std::fmt;
 
 use crate::location::remote::PeerId;
 
-/// The kind of memory of a span. Its [`Location`](crate::Location) says where exactly it lies.
+/// The kind of memory of a span. The span's [`Location`](crate::Location) has the address.
 ///
-/// A kind has no data about a particular piece of memory. Two disk regions have the same kind even
-/// in different files.
+/// A kind does not identify a particular piece of memory. Regions in different files have the same
+/// kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum StorageKind {
@@ -19,8 +19,8 @@ pub enum StorageKind {
     Device(DeviceId),
     /// A file on a block device or a file system.
     Disk,
-    /// Memory of another agent, of any kind. No code in this process can address it. Only the
-    /// engine that communicates with that peer can copy it.
+    /// Memory of another agent, of any kind. This process has no address for it. Only the engine
+    /// that communicates with that peer can copy it.
     Remote(PeerId),
 }
 

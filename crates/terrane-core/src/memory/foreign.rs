@@ -11,9 +11,9 @@ use crate::register::registration::RegistrationRecord;
 
 /// Adopted memory: a span that other code allocated, with an owner that keeps it alive.
 ///
-/// A serving engine has its KV tensors already. Pass the tensor, or a counted reference to it, as
-/// the owner. Every layout, pool and transfer then works on its bytes without a copy. The owner
-/// drops with the last user of the memory.
+/// A serving engine has already allocated its KV tensors. Pass the tensor, or a counted reference
+/// to it, as the owner. Every layout, pool and transfer then works on its bytes without a copy. The
+/// owner drops with the last user of the memory.
 pub struct ForeignMemory<O> {
     span: Span,
     device_alias: Option<DeviceAddress>,
@@ -34,21 +34,21 @@ impl<O: Send + Sync + 'static> ForeignMemory<O> {
         Self { span, device_alias: None, registration: None, owner }
     }
 
-    /// Sets the address by which a device reaches these host bytes.
+    /// Sets the address with which a device accesses these host bytes.
     ///
     /// # Safety
     ///
-    /// While the owner lives, the device can access the whole span from `alias` on.
+    /// While the owner lives, the device must be able to access the whole span from `alias` on.
     #[must_use]
     pub unsafe fn with_device_alias(self, alias: DeviceAddress) -> Self {
         Self { device_alias: Some(alias), ..self }
     }
 
-    /// States that the owner has registered the memory already.
+    /// States that the owner has already registered the memory.
     ///
     /// # Safety
     ///
-    /// The registration is in force, covers the span, and stays in force while the owner lives.
+    /// The registration must be in force, cover the span, and stay in force while the owner lives.
     #[must_use]
     pub unsafe fn with_registration(self, record: RegistrationRecord) -> Self {
         Self { registration: Some(record), ..self }

@@ -11,9 +11,10 @@ use crate::memory::Memory;
 
 /// A vector or a boxed slice of bytes as [`Memory`], without `unsafe` for the caller.
 ///
-/// It owns the bytes, so that only users of its location access them. [`into_bytes`](Self::into_bytes)
-/// returns them. They have the alignment of the vector, which may be one byte. Direct I/O and devices
-/// need more, which allocators such as `SystemAllocator` of `terrane-storage` provide.
+/// It owns the bytes, so that only users of its location access them.
+/// [`into_bytes`](Self::into_bytes) returns the bytes. They have the alignment of the vector, which
+/// may be one byte. Direct I/O and devices need a larger alignment, which allocators such as
+/// `SystemAllocator` of `terrane-storage` provide.
 ///
 /// ```
 /// use terrane_core::{ByteCount, HostBytes, Memory};
@@ -23,16 +24,16 @@ use crate::memory::Memory;
 /// assert_eq!(memory.into_bytes(), [7; 100]);
 /// ```
 pub struct HostBytes {
-    /// From `Box::into_raw`. It is not kept as a box, because a box would claim exclusive access to the
-    /// bytes.
+    /// A pointer from `Box::into_raw`. The field is not a box, because a box would claim exclusive
+    /// access to the bytes.
     bytes: NonNull<[u8]>,
 }
 
 impl HostBytes {
-    /// Returns the bytes, as transfers have left them.
+    /// Returns the bytes, with the contents that transfers have written.
     #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
-        // The vector that is returned frees the bytes.
+        // The returned vector frees the bytes.
         let bytes = ManuallyDrop::new(self).bytes;
         // SAFETY: the pointer is from `Box::into_raw`, and `self`, which would free it, is never dropped.
         unsafe { Box::from_raw(bytes.as_ptr()) }.into_vec()
@@ -47,7 +48,7 @@ impl From<Box<[u8]>> for HostBytes {
 }
 
 impl From<Vec<u8>> for HostBytes {
-    /// Spare capacity of the vector is freed first.
+    /// Frees the spare capacity of the vector.
     fn from(bytes: Vec<u8>) -> Self {
         bytes.into_boxed_slice().into()
     }
@@ -60,13 +61,13 @@ impl Drop for HostBytes {
     }
 }
 
-// SAFETY: it owns plain bytes, like the box that it was made of.
+// SAFETY: the value owns plain bytes, like the box from which it was created.
 unsafe impl Send for HostBytes {}
-// SAFETY: a shared reference gives the address and the length.
+// SAFETY: a shared reference returns only the address and the length.
 unsafe impl Sync for HostBytes {}
 
-// SAFETY: the bytes are initialised and readable and writable, as they were a box's. They stay where
-// they are until the value drops, and nothing but its location leads to them.
+// SAFETY: the bytes come from a box, so they are initialised, readable and writable. They do not
+// move until the value drops, and are accessible by its location only.
 unsafe impl Memory for HostBytes {
     fn kind(&self) -> StorageKind {
         StorageKind::System
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_back_as_they_were_written() {
+    fn written_bytes_are_returned_unchanged() {
         let mut vector = Vec::with_capacity(1000);
         vector.extend([1_u8, 2, 3]);
         let memory = HostBytes::from(vector);

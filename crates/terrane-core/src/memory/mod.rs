@@ -1,4 +1,4 @@
-//! The contract of everything that holds bytes.
+//! The contract of memory: a location and a length that stay valid.
 
 pub(crate) mod foreign;
 pub(crate) mod host_bytes;
@@ -23,8 +23,8 @@ use crate::register::registration::RegistrationRecord;
 /// A span of bytes that is valid and does not move until the value drops.
 ///
 /// A `Memory` returns the location of its bytes, never the bytes. Only two kinds of code read or
-/// write them. One is unsafe code that knows what is in flight (the copy engines). The other is
-/// typed views that prove that the access is sound.
+/// write the bytes: unsafe code that tracks the transfers in flight (the copy engines), and typed
+/// views that prove that the access is sound.
 ///
 /// # Safety
 ///
@@ -36,7 +36,7 @@ use crate::register::registration::RegistrationRecord;
 ///    mapped readable and writable. Device addresses belong to a live allocation. File descriptors
 ///    are open for reading and writing, and the file is at least that long at that offset. If
 ///    other code truncates the file, readers get a typed error. For a peer's memory, the
-///    peer's statement of its registrations is enough. A copy of memory that the peer no longer has
+///    peer's statement of its registrations is enough. If the peer no longer has the memory, a copy
 ///    ends with a typed error.
 /// 3. Moving the value does not move the bytes.
 /// 4. Host bytes are initialised. Bytes that the kernel zeroed are initialised.
@@ -48,13 +48,13 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
     /// The kind of storage.
     fn kind(&self) -> StorageKind;
 
-    /// Where the first byte lies.
+    /// The location of the first byte.
     fn location(&self) -> Location;
 
     /// The length of the span in bytes: at least the requested length, all of it usable.
     fn length(&self) -> ByteCount;
 
-    /// The address by which a device reaches host memory that is mapped into its address space.
+    /// The address with which a device accesses host memory that is mapped into its address space.
     ///
     /// It may differ from the host address even under unified addressing, so it cannot be derived.
     /// `None` without such a mapping.
@@ -62,13 +62,12 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// How many bytes from `offset` on a device may copy in one request.
+    /// The number of bytes from `offset` on that a device may copy in one request.
     ///
-    /// If the memory was registered with the device's driver in several parts, no request may cross
-    /// from one part into the next. The number then ends at the end of a part. It is zero where
-    /// a part of the memory is not registered yet. `None` if the memory does not know;
-    /// the caller then asks the device's driver. For memory that is not registered with a device,
-    /// the value has no meaning.
+    /// If the memory was registered with the device's driver in several parts, no request may span
+    /// two parts. Then the number ends at the end of a part. It is zero at a part that is not
+    /// registered yet. `None` if the memory does not know; the caller then asks the device's
+    /// driver. For memory that is not registered with a device, the value has no meaning.
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
         let _ = offset;
         None
@@ -84,16 +83,16 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
         let _ = visit;
     }
 
-    /// The block that contains these bytes, as its manager keeps it. It is for code that knows the
-    /// manager's type (`terrane_pool::managed::ManagedBlock`). `None` for memory without a manager,
-    /// and for parts of a block that have owners of their own, such as a pool's.
+    /// The block of a memory manager that contains these bytes, for code that knows the manager's
+    /// type (`terrane_pool::managed::ManagedBlock`). `None` for memory without a manager, and for
+    /// parts of a block with other owners, such as a pool's parts.
     fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
         None
     }
 }
 
-/// Implements all methods of [`Memory`] for a wrapper by delegation to its inner memory. A method
-/// that is added later with a default is delegated as well, so no wrapper misses it.
+/// Implements all methods of [`Memory`] for a wrapper by delegation to its inner memory. A wrapper
+/// also delegates default methods that are added later.
 ///
 /// ```
 /// use terrane_core::{ByteCount, Memory, delegate_memory};

@@ -25,21 +25,21 @@ pub struct Region {
 }
 
 impl Region {
-    /// The whole of `memory`.
+    /// A region of the whole `memory`.
     #[must_use]
     pub fn new(memory: impl Memory) -> Self {
         Self::from_arc(Arc::new(memory))
     }
 
-    /// The whole of a memory that has other owners as well.
+    /// A region of the whole `memory`, which may have other owners as well.
     #[must_use]
     pub fn from_arc(memory: Arc<dyn Memory>) -> Self {
         let (location, length) = (memory.location(), memory.length());
         Self { memory, location, length, offset: ByteCount::ZERO }
     }
 
-    /// The `length` bytes from `offset` on. The offset of a nested view counts from the beginning
-    /// of this view.
+    /// A view of `length` bytes from `offset` on. The offset of a nested view counts from the
+    /// beginning of this view.
     ///
     /// # Errors
     ///

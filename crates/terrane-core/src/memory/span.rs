@@ -12,7 +12,7 @@ use crate::memory::Memory;
 pub struct Span {
     /// The kind of storage.
     pub kind: StorageKind,
-    /// Where the first byte lies.
+    /// The location of the first byte.
     pub location: Location,
     /// The length in bytes.
     pub length: ByteCount,
@@ -26,12 +26,11 @@ impl Span {
     }
 
     /// Whether the two spans share a byte. Files are compared by identity, so two descriptors of
-    /// one file are recognised. An empty span overlaps nothing.
+    /// one file are equal. An empty span overlaps nothing.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let (a, b) = (self.location.position(), other.location.position());
-        // Distances are compared, so that a span at the end of the address space is no special
-        // case.
+        // Compares distances, so that a span at the end of the address space needs no special case.
         let apart = if a.start <= b.start {
             b.start - a.start >= self.length.get()
         } else {
@@ -40,7 +39,7 @@ impl Span {
         !self.length.is_zero() && !other.length.is_zero() && a.space == b.space && !apart
     }
 
-    /// Whether all of `inner` lies within this span.
+    /// Whether `inner` is entirely within this span.
     #[must_use]
     pub fn covers(&self, inner: &Self) -> bool {
         let (from, to) = (self.location.position(), inner.location.position());

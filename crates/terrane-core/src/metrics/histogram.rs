@@ -2,19 +2,19 @@
 
 use crate::convert::{to_u64, to_usize};
 
-/// The buckets of each doubling: 2 to this power.
+/// The exponent of the number of buckets in each doubling.
 const STEP_BITS: u32 = 2;
 const STEPS: u64 = 1 << STEP_BITS;
 
 /// The largest exponent with buckets of its own. Larger values are counted in the last bucket. In
-/// nanoseconds, these are ten hours.
+/// nanoseconds, this is about five hours.
 const LARGEST: u64 = 44;
 
 /// The number of buckets.
 const BUCKETS: usize = to_usize(LARGEST << STEP_BITS);
 
-/// The number of [counters](super::ShardedCounters) that a histogram takes: its buckets, and the
-/// sum of its values.
+/// The number of [counters](super::ShardedCounters) of a histogram: one for each bucket, and one
+/// for the sum of the values.
 pub const HISTOGRAM_CELLS: usize = BUCKETS + 1;
 
 /// The bucket of a value.
@@ -43,8 +43,8 @@ fn least_of(bucket: usize) -> u64 {
 
 /// The values that a histogram has counted.
 ///
-/// A doubling has four buckets, so a [quantile](Self::quantile) is at most an eighth from the true
-/// one. Values from 2^45 on share a bucket.
+/// A doubling has four buckets, so the error of a [quantile](Self::quantile) is at most an eighth.
+/// Values from 2^45 on share a bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HistogramSnapshot {
     /// The number of values.
@@ -56,7 +56,7 @@ pub struct HistogramSnapshot {
 }
 
 impl HistogramSnapshot {
-    /// From the counters of a histogram.
+    /// Reads the counters of a histogram.
     pub(super) fn from_cells(cell: impl Fn(usize) -> u64) -> Self {
         let buckets: Box<[u64]> = (0..BUCKETS).map(&cell).collect();
         let count = buckets.iter().sum();
@@ -90,7 +90,7 @@ impl HistogramSnapshot {
     }
 
     /// A value that the share `part / whole` of all values does not exceed, such as `quantile(99,
-    /// 100)`; `None` if there are no values. It is the middle of its bucket.
+    /// 100)`. `None` if there are no values. The result is the middle of a bucket.
     #[must_use]
     pub fn quantile(&self, part: u64, whole: u64) -> Option<u64> {
         let share = u128::from(self.count) * u128::from(part);

@@ -1,10 +1,10 @@
 //! Counters and histograms that many threads update, and their text form.
 //!
-//! [`ShardedCounters`] holds numbered counters. A thread updates several of them in one step, in
-//! about ten nanoseconds, and allocates nothing. A range of counters can be a histogram
+//! [`ShardedCounters`] contains numbered counters. A thread updates several of them in one step, in
+//! about ten nanoseconds, without an allocation. A range of counters can be a histogram
 //! ([`HISTOGRAM_CELLS`]). [`OpenMetrics`] writes values in the text format that Prometheus reads.
 //!
-//! There is no registry and no server: these belong to the application.
+//! There is no registry and no server, because both belong to the application.
 //!
 //! ```
 //! use terrane_core::metrics::{HISTOGRAM_CELLS, OpenMetrics, ShardedCounters, Unit};

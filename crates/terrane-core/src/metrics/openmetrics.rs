@@ -4,16 +4,16 @@ use std::fmt::{self, Write};
 
 use super::histogram::HistogramSnapshot;
 
-/// Writes metrics as text: one family after the other, and the end mark.
+/// Writes metrics as text: one family after another, and the end mark.
 ///
-/// Names and labels are those of the caller: letters, digits and underscores. The values of labels
-/// may be any text.
+/// The caller passes the names of metrics and labels: letters, digits and underscores. The values
+/// of labels may be any text.
 #[derive(Debug)]
 pub struct OpenMetrics<'a, W> {
     to: &'a mut W,
 }
 
-/// The unit of a metric. Its name ends with it, and its values are converted to it.
+/// The unit of a metric. It is the suffix of the metric's name, and values are converted to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unit {
@@ -21,7 +21,7 @@ pub enum Unit {
     None,
     /// Bytes.
     Bytes,
-    /// Seconds; values are given in nanoseconds.
+    /// Seconds. Callers pass nanoseconds.
     Seconds,
 }
 
@@ -37,7 +37,7 @@ pub struct MetricFamily<'a, W> {
 /// The exponents of two at which buckets end in the text: for times, about 1 µs and 69 s.
 const FIRST_TIME: u32 = 10;
 const LAST_TIME: u32 = 36;
-/// The same for bytes and numbers: 1 KiB and 1 TiB, and 4 and 2^24.
+/// The same for bytes (1 KiB and 1 TiB), and for numbers (4 and 2^24).
 const BYTES: [u32; 2] = [10, 40];
 const NUMBERS: [u32; 2] = [2, 24];
 
@@ -47,11 +47,11 @@ impl<'a, W: Write> OpenMetrics<'a, W> {
         Self { to }
     }
 
-    /// Begins a counter. The name needs no unit and no `_total`, which are added.
+    /// Begins a counter. The unit and `_total` are appended to the name.
     ///
     /// # Errors
     ///
-    /// Those of the writer, here and below.
+    /// Errors of the writer, here and below.
     pub fn counter<'b>(
         &'b mut self,
         name: &'b str,
@@ -75,7 +75,7 @@ impl<'a, W: Write> OpenMetrics<'a, W> {
         self.family(name, unit, "gauge", help, "")
     }
 
-    /// Begins a histogram, whose samples are [distributions](MetricFamily::distribution).
+    /// Begins a histogram. Its samples are [distributions](MetricFamily::distribution).
     ///
     /// # Errors
     ///
@@ -146,7 +146,7 @@ impl<W: Write> MetricFamily<'_, W> {
             Unit::None => NUMBERS,
         };
         for exponent in first..=last {
-            // All values are whole, so the largest one of these buckets is exact.
+            // All values are integers, so the largest value of these buckets is exact.
             let largest = (1 << exponent) - 1;
             self.start("_bucket", labels, Some(largest))?;
             writeln!(self.to, "{}", values.below_power(exponent))?;
@@ -160,7 +160,7 @@ impl<W: Write> MetricFamily<'_, W> {
         writeln!(self.to, "{}", values.count())
     }
 
-    /// Writes a line up to its value. `bound` is that of a bucket.
+    /// Writes a line up to its value. `bound` is the upper bound of a bucket.
     fn start(&mut self, suffix: &str, labels: &[(&str, &str)], bound: Option<u64>) -> fmt::Result {
         let (to, ending) = (&mut *self.to, self.unit.ending());
         write!(to, "{}{ending}{suffix}", self.name)?;

@@ -11,8 +11,8 @@ use super::histogram::{HISTOGRAM_CELLS, HistogramSnapshot, bucket_of};
 
 /// Numbered counters in several shards, so that threads rarely write the same cache line.
 ///
-/// An update takes one atomic exchange, whatever the number of counters that it changes. A reader
-/// takes no lock. A counter never decreases, and is exact when no update is in progress.
+/// An update needs one atomic exchange for any number of counters. A reader needs no lock. A
+/// counter never decreases, and is exact when no update is in progress.
 ///
 /// ```
 /// use terrane_core::metrics::ShardedCounters;
@@ -29,7 +29,7 @@ pub struct ShardedCounters {
     shards: Box<[CounterShard]>,
 }
 
-/// One shard, which belongs to one thread during an [update](ShardedCounters::update).
+/// A shard, which one thread owns during an [update](ShardedCounters::update).
 #[repr(align(128))]
 pub struct CounterShard {
     is_taken: AtomicBool,
@@ -43,18 +43,18 @@ struct Line([AtomicU64; CELLS]);
 
 const CELLS: usize = 8;
 
-/// More shards cost memory, and separate no more threads in practice.
+/// More shards use memory, and separate no more threads in practice.
 const MOST_SHARDS: usize = 16;
 
 thread_local! {
-    /// The number of the thread, which chooses its shard.
+    /// The number of this thread, which selects its shard.
     static THREAD: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
 /// The number of this thread.
 #[inline]
 fn thread_number() -> usize {
-    // A thread that is ending has no thread-locals any more.
+    // A thread that is ending has no thread-locals.
     THREAD
         .try_with(|number| {
             if number.get() == usize::MAX {
@@ -68,14 +68,14 @@ fn thread_number() -> usize {
 #[cold]
 fn next_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    // Relaxed: only distinct numbers are wanted. `usize::MAX` stands for none.
+    // Relaxed: only distinct numbers are required. `usize::MAX` means that no number is assigned.
     NEXT.fetch_add(1, Ordering::Relaxed) % usize::MAX
 }
 
 impl ShardedCounters {
     /// Counters with the numbers from 0 to `cells - 1`, all zero.
     ///
-    /// They take `8 * cells` bytes for each processor, for 16 processors at most.
+    /// They use `8 * cells` bytes for each processor, for 16 processors at most.
     #[must_use]
     pub fn new(cells: usize) -> Self {
         let processors = available_parallelism().map_or(1, NonZeroUsize::get);
@@ -87,9 +87,9 @@ impl ShardedCounters {
         Self { cells, shards: (0..count).map(shard).collect() }
     }
 
-    /// Changes counters of one shard, which no other thread changes meanwhile.
+    /// Changes counters of one shard. No other thread changes this shard meanwhile.
     ///
-    /// `change` should take nanoseconds: a thread that finds all shards in use waits for one.
+    /// `change` should take nanoseconds, because a thread waits if all shards are in use.
     #[inline]
     pub fn update(&self, change: impl FnOnce(&CounterShard)) {
         /// Frees the shard, even if a panic unwinds.
@@ -97,7 +97,7 @@ impl ShardedCounters {
 
         impl Drop for Taken<'_> {
             fn drop(&mut self) {
-                // The next thread that takes the shard continues from these values.
+                // The next thread that acquires the shard continues from these values.
                 self.0.is_taken.store(false, Ordering::Release);
             }
         }
@@ -156,7 +156,7 @@ impl ShardedCounters {
                     return shard;
                 }
             }
-            // A thread may have been interrupted while it held the last one.
+            // The thread that owns the shard may have been preempted.
             rounds += 1;
             if rounds.is_multiple_of(16) { yield_now() } else { spin_loop() }
         }
@@ -170,7 +170,7 @@ impl CounterShard {
         let found = self.cell(cell);
         debug_assert!(found.is_some(), "there is no counter {cell}");
         if let Some(counter) = found {
-            // Relaxed, and no exchange: only the thread that has taken the shard writes.
+            // Relaxed, and no exchange: only the thread that owns the shard writes.
             let value = counter.load(Ordering::Relaxed).wrapping_add(amount);
             counter.store(value, Ordering::Relaxed);
         }

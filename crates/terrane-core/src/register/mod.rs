@@ -1,4 +1,4 @@
-//! The contract of everything that registers memory for transfer.
+//! The contract of registrars, which register memory for transfer.
 
 pub(crate) mod names;
 pub(crate) mod registered;
@@ -42,11 +42,11 @@ pub trait Register {
     ///
     /// # Errors
     ///
-    /// Returns [`RegisterError`] on failure. Nothing is registered then.
+    /// Returns [`RegisterError`] on failure. A failed call registers nothing.
     unsafe fn register_span(&self, memory: &dyn Memory) -> Result<Registration, RegisterError>;
 
-    /// Registers `memory` and holds it with its registration. On drop, the registration ends before
-    /// the memory is freed.
+    /// Registers `memory` and returns it with its registration. On drop, the registration ends
+    /// before the memory is freed.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ pub enum RegisterError {
         /// The unsupported kind.
         kind: StorageKind,
     },
-    /// Every backend that was asked refused.
+    /// All backends that were tried refused.
     #[error("every backend of agent {agent} refused {} of {} memory: {}", .span.length, .span.kind, refusals(.backends))]
     Refused {
         /// The agent.
@@ -95,7 +95,7 @@ pub enum RegisterError {
         #[source]
         source: BoxedCause,
     },
-    /// The agent failed before any backend was asked.
+    /// The agent failed before it tried a backend.
     #[error("agent {agent} cannot register {} of {} memory", .span.length, .span.kind)]
     Agent {
         /// The agent.

@@ -32,8 +32,8 @@ impl<M: Memory> Registered<M> {
     where
         M: Sized,
     {
-        // SAFETY: this value holds the registration and the memory. The registration drops first:
-        // by the order of the fields, and in `into_memory`.
+        // SAFETY: this value owns the registration and the memory. The registration drops first, by
+        // the order of the fields and in `into_memory`.
         match unsafe { registrar.register_span(&memory) } {
             Ok(registration) => Ok(Self { registration, memory }),
             Err(cause) => Err(RegistrationFailed { memory, cause }),
@@ -61,8 +61,8 @@ impl<M: Memory> Registered<M> {
     }
 }
 
-// SAFETY: every method returns the memory's value. The memory lives as long as this value, and its
-// bytes do not move when it is moved.
+// SAFETY: every method returns the memory's value. The memory lives as long as this value. A move
+// of this value does not move the bytes.
 unsafe impl<M: Memory> Memory for Registered<M> {
     fn kind(&self) -> StorageKind {
         self.memory.kind()
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_gives_back_the_memory_and_the_cause() {
+    fn a_failure_returns_the_memory_and_the_cause() {
         let (registrar, memory, journal) = parts(false);
         let failed = registrar.register(memory).unwrap_err();
         assert!(matches!(failed.cause, RegisterError::UnsupportedKind { .. }));

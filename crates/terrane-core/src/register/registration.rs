@@ -42,7 +42,7 @@ pub struct RegistrationRecord {
     pub agent: AgentName,
     /// The registered span.
     pub span: Span,
-    /// The result of each backend, in the order in which they were asked.
+    /// The result of each backend, in the order in which they were tried.
     pub backends: Vec<BackendOutcome>,
 }
 

@@ -1,4 +1,4 @@
-//! A registration ends once, and has one owner, who holds its memory.
+//! A registered memory cannot be cloned, because it has one registration.
 
 use terrane_core::{Memory, Registered};
 

@@ -1,4 +1,4 @@
-//! Nor is there a trait by which it could be had.
+//! Registered memory implements no trait that gives mutable access.
 
 use std::borrow::BorrowMut;
 use std::ops::DerefMut;

@@ -1,4 +1,4 @@
-//! A registration lends its memory as a shared reference only.
+//! Registered memory gives shared references only, so it cannot be swapped.
 
 use terrane_core::{Memory, Registered};
 

@@ -1,4 +1,4 @@
-//! Memory is taken out with its registration's end, and by its owner.
+//! Only the owner can take the memory out, and that ends the registration.
 
 use terrane_core::{Memory, Registered};
 

@@ -1,4 +1,4 @@
-//! Memory cannot be swapped, taken or cloned while it is registered.
+//! Registered memory cannot be swapped, moved out or cloned.
 
 #[test]
 fn registered_memory_has_no_mutable_access_and_one_owner() {

@@ -10,6 +10,9 @@
 //! - `terrane_grid_copy_WIDTH(GridLaunch, GridSchedule)` copies every cell of the [`GridLaunch`].
 //!   [`GridLaunch::for_each_cell`] is the model of it in Rust. The second parameter only splits the
 //!   work among the threads.
+//! - `terrane_transposed_copy_WIDTH(GridLaunch, TransposeSchedule)` copies the same cells by tiles in
+//!   shared memory. Each cell is one word, rows are contiguous at the source, and columns at the
+//!   destination.
 //! - `terrane_run_copy_WIDTH(RunLaunch, u32)` copies [`RunLaunch::count`] runs, which are contiguous
 //!   [`LaunchRun`]s at the address [`RunLaunch::runs`]. The second parameter only splits the work.
 //!

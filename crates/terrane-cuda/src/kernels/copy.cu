@@ -2,7 +2,7 @@
 // device address. `cargo xtask kernels build` compiles this file to copy.ptx.
 //
 // arguments.rs documents the parameters and the kernels. schedule.rs splits the work. No thread
-// waits for another one, so any number of thread blocks completes the work.
+// waits for another thread block, so any number of thread blocks completes the work.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -66,6 +66,16 @@ struct GridSchedule {
     Divisor layers;
 };
 
+struct TransposeSchedule {
+    u32 tiles;
+    u32 row_bits;
+    u32 column_bits;
+    Divisor tiles_per_piece;
+    Divisor tiles_per_row;
+    Divisor outers;
+    Divisor layers;
+};
+
 struct CopyRun {
     u64 source;
     u64 destination;
@@ -86,6 +96,7 @@ struct RunCopy {
 static_assert(sizeof(CopyEnd) == 80, "CopyEnd");
 static_assert(sizeof(GridCopy) == 1216, "GridCopy");
 static_assert(sizeof(GridSchedule) == 104, "GridSchedule");
+static_assert(sizeof(TransposeSchedule) == 60, "TransposeSchedule");
 static_assert(sizeof(CopyRun) == 32, "CopyRun");
 static_assert(sizeof(RunCopy) == 24, "RunCopy");
 
@@ -138,7 +149,8 @@ __device__ __forceinline__ u64 piece_place(const GridCopy &grid, const CopyEnd &
 }
 
 // The addresses of the piece with this number. Outers vary fastest, then layers, then pairs.
-__device__ __forceinline__ Places piece_places(const GridCopy &grid, const GridSchedule &schedule,
+template <typename Schedule>
+__device__ __forceinline__ Places piece_places(const GridCopy &grid, const Schedule &schedule,
                                                u32 piece) {
     u32 outer = take(piece, schedule.outers);
     u32 layer = take(piece, schedule.layers);
@@ -290,6 +302,67 @@ __device__ __forceinline__ void copy_grid(const GridCopy &grid, const GridSchedu
     }
 }
 
+// Cells of one word. Rows are contiguous at the source, columns at the destination. When a thread
+// block reads a tile, adjacent threads read adjacent rows. When it writes the tile, adjacent threads
+// write adjacent columns.
+template <typename Word>
+__device__ __forceinline__ void copy_transposed(const GridCopy &grid,
+                                                const TransposeSchedule &schedule) {
+    // 48 KiB of shared memory are available without a request.
+    constexpr u32 WORDS = sizeof(Word) == 16 ? 2048 : 4096;
+    constexpr u32 EACH = WORDS / BLOCK_THREADS;
+    // One padding word per column, so that the words of a row are in different banks.
+    __shared__ Word words[WORDS + WORDS / 8];
+    u32 rows = 1u << schedule.row_bits;
+    u32 columns = 1u << schedule.column_bits;
+    u32 pitch = rows + 1;
+    for (u32 tile = blockIdx.x; tile < schedule.tiles; tile += gridDim.x) {
+        u32 piece = tile;
+        u32 first = take(piece, schedule.tiles_per_piece);
+        u32 first_column = take(first, schedule.tiles_per_row) << schedule.column_bits;
+        u32 first_row = first << schedule.row_bits;
+        Places places = piece_places(grid, schedule, piece);
+        add_cell(grid, places, first_row, first_column);
+        u32 rows_left = grid.rows - first_row;
+        u32 columns_left = grid.columns - first_column;
+        Word held[EACH];
+#pragma unroll
+        for (u32 k = 0; k < EACH; ++k) {
+            u32 at = threadIdx.x + k * BLOCK_THREADS;
+            u32 row = at & (rows - 1);
+            u32 column = at >> schedule.row_bits;
+            if (column < columns && row < rows_left && column < columns_left) {
+                held[k] = load(reinterpret_cast<const Word *>(
+                    places.source + row * grid.source.row_stride +
+                    column * grid.source.column_stride));
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < EACH; ++k) {
+            u32 at = threadIdx.x + k * BLOCK_THREADS;
+            u32 row = at & (rows - 1);
+            u32 column = at >> schedule.row_bits;
+            if (column < columns && row < rows_left && column < columns_left) {
+                words[column * pitch + row] = held[k];
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (u32 k = 0; k < EACH; ++k) {
+            u32 at = threadIdx.x + k * BLOCK_THREADS;
+            u32 column = at & (columns - 1);
+            u32 row = at >> schedule.column_bits;
+            if (row < rows && row < rows_left && column < columns_left) {
+                store(reinterpret_cast<Word *>(places.destination +
+                                               row * grid.destination.row_stride +
+                                               column * grid.destination.column_stride),
+                      words[column * pitch + row]);
+            }
+        }
+        __syncthreads();
+    }
+}
+
 // A worker is a power of two of adjacent threads. Each worker copies `tiles_per_worker` consecutive
 // tiles, which may belong to several runs.
 template <typename Word>
@@ -338,6 +411,11 @@ __device__ __forceinline__ void copy_runs(const RunCopy &copy, u32 tiles_per_wor
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) terrane_run_copy_##WIDTH(       \
         const __grid_constant__ RunCopy copy, u32 tiles_per_worker) {                              \
         copy_runs<WORD>(copy, tiles_per_worker);                                                   \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) terrane_transposed_copy_##WIDTH( \
+        const __grid_constant__ GridCopy grid,                                                     \
+        const __grid_constant__ TransposeSchedule schedule) {                                      \
+        copy_transposed<WORD>(grid, schedule);                                                     \
     }
 
 TERRANE_COPIES(16, uint4)

@@ -6,6 +6,7 @@ mod module;
 pub(crate) mod schedule;
 pub(crate) mod sum_arguments;
 mod sums;
+mod transpose;
 pub(crate) mod width;
 
 use std::ffi::{CStr, c_int, c_void};
@@ -18,6 +19,7 @@ use crate::error::{CudaError, check};
 use crate::kernels::module::Module;
 use crate::kernels::schedule::{BLOCK_THREADS, GridSchedule};
 use crate::kernels::sums::SumKernels;
+use crate::kernels::transpose::TransposeSchedule;
 use crate::runtime::context::Context;
 use crate::runtime::stream::Stream;
 
@@ -47,6 +49,15 @@ const RUN_COPIES: [&CStr; 5] = [
     c"terrane_run_copy_16",
 ];
 
+/// The entry points, in the order of [`CopyWidth::ALL`].
+const TRANSPOSED_COPIES: [&CStr; 5] = [
+    c"terrane_transposed_copy_1",
+    c"terrane_transposed_copy_2",
+    c"terrane_transposed_copy_4",
+    c"terrane_transposed_copy_8",
+    c"terrane_transposed_copy_16",
+];
+
 /// The kernels, loaded into one context. Cloning costs a reference count. The last clone
 /// unloads them.
 ///
@@ -60,6 +71,7 @@ struct Loaded {
     module: Module,
     grid_copies: [CUfunction; 5],
     run_copies: [CUfunction; 5],
+    transposed_copies: [CUfunction; 5],
     /// The checksum kernels, or the reason why the driver does not compile them. Empty if memory
     /// was short.
     sums: OnceLock<Result<SumKernels, CudaError>>,
@@ -94,8 +106,10 @@ impl Kernels {
     pub fn load(context: &Context) -> Result<Self, CudaError> {
         let module = Module::load(context, PTX)?;
         let (grid_copies, run_copies) = (module.find(GRID_COPIES)?, module.find(RUN_COPIES)?);
+        let transposed_copies = module.find(TRANSPOSED_COPIES)?;
         let sums = OnceLock::new();
-        let kernels = Self(Arc::new(Loaded { module, grid_copies, run_copies, sums }));
+        let loaded = Loaded { module, grid_copies, run_copies, transposed_copies, sums };
+        let kernels = Self(Arc::new(loaded));
         // With lazy loading, a query of its figures loads a kernel onto the device. Without this
         // query, the first launch would load it and wait for the device.
         kernels.figures_of_copies()?;
@@ -139,8 +153,17 @@ impl Kernels {
         let schedule = GridSchedule::of(grid, width)?;
         self.check_launch(stream, thread_blocks)?;
         let Some(schedule) = schedule else { return Ok(()) };
-        let mut parameters =
-            [ptr::from_ref(grid).cast_mut().cast(), ptr::from_ref(&schedule).cast_mut().cast()];
+        let grid_parameter = ptr::from_ref(grid).cast_mut().cast();
+        if let Some(schedule) = TransposeSchedule::of(grid, width) {
+            let mut parameters = [grid_parameter, ptr::from_ref(&schedule).cast_mut().cast()];
+            let function = pick(&self.0.transposed_copies, width);
+            // SAFETY: the function takes a `GridLaunch` and a `TransposeSchedule`. The caller
+            // guarantees that the copy they describe is allowed, and each cell is one word.
+            return unsafe {
+                self.launch(stream, function, schedule.blocks(thread_blocks), &mut parameters)
+            };
+        }
+        let mut parameters = [grid_parameter, ptr::from_ref(&schedule).cast_mut().cast()];
         let function = pick(&self.0.grid_copies, width);
         // SAFETY: the function takes a `GridLaunch` and a `GridSchedule`. The caller guarantees that
         // the copy they describe is allowed, and the width divides it.
@@ -197,9 +220,10 @@ impl Kernels {
     }
 
     fn figures_of_copies(&self) -> Result<Vec<KernelFigures>, CudaError> {
-        let Loaded { grid_copies, run_copies, .. } = &*self.0;
+        let Loaded { grid_copies, run_copies, transposed_copies, .. } = &*self.0;
         let mut figures = self.figures_of_all(GRID_COPIES, grid_copies)?;
         figures.extend(self.figures_of_all(RUN_COPIES, run_copies)?);
+        figures.extend(self.figures_of_all(TRANSPOSED_COPIES, transposed_copies)?);
         Ok(figures)
     }
 

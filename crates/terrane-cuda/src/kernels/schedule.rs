@@ -36,7 +36,7 @@ pub(crate) const MOST: u32 = (1 << 31) - 1;
 
 /// The maximum number of blocks of a launch. It is far more than a device runs at once, and few
 /// enough for the kernels to number their threads in 32 bits.
-const MOST_BLOCKS: u32 = 1 << 16;
+pub(super) const MOST_BLOCKS: u32 = 1 << 16;
 
 /// The unit of work that a warp takes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ DEVICE = 0
 
 
 def stream_argument(stream):
-    """The number of a stream in the standard: the legacy default stream is 1."""
+    """The number of a stream in the standard. The legacy default stream is 1."""
     return stream.cuda_stream or 1
 
 
@@ -81,12 +81,12 @@ class Tensors(TorchTest):
     def test_terrane_s_pinned_memory_is_pytorch_s_on_the_processor(self):
         pinned = Exported(UINT, [64, 256], device=DEVICE, pinned=True)
         self.assertEqual(pinned.__dlpack_device__(), (CUDA_HOST, 0))
-        # PyTorch refuses memory declared as pinned, and accepts it as host memory.
+        # PyTorch refuses memory that is declared as pinned, but accepts it as host memory.
         handed = pinned.__dlpack__(max_version=(1, 3), dl_device=(CPU, 0))
         try:
             tensor = torch.from_dlpack(handed)
         except RuntimeError:
-            # Releases older than DLPack 1.0 only take capsules of the legacy structure.
+            # Releases older than DLPack 1.0 accept only capsules of the legacy structure.
             tensor = torch.from_dlpack(pinned.__dlpack__(dl_device=(CPU, 0)))
         del handed
         expected = (torch.arange(64 * 256) * 7 + 3).to(torch.uint8).view(64, 256)
@@ -101,7 +101,7 @@ class Tensors(TorchTest):
         self.assertEqual(live(), (0, 0))
 
     def test_expandable_segments_are_one_allocation(self):
-        # Handles of 20 MiB, mapped beside each other: the driver reports several allocations.
+        # Adjacent mappings with handles of 20 MiB. The driver reports several allocations.
         torch.cuda.empty_cache()
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
         try:

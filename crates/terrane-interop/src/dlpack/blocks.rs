@@ -1,4 +1,4 @@
-//! Exports blocks of an endpoint as tensors, held while they are exported.
+//! Exports blocks of an endpoint as tensors, and holds the blocks as long as the tensors live.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use terrane_transfer::{Access, Endpoint, Hold, Ticket};
 use super::{ElementType, ExportError, TensorExport, TensorShape};
 
 impl TensorExport {
-    /// One piece of a layout, as a row of elements: read-only, or for reading and writing.
+    /// One piece of a layout, as a row of elements, read-only or writable.
     ///
     /// The block is held while the tensor is exported. A conflicting transfer is refused: one that
-    /// writes the block, or, for a writable export, one that reads it. It can run after the hold
-    /// instead, if it names the hold's [`ticket`](Self::ticket). If transfers already have the
-    /// block, the export is refused. The endpoint lives as long as the hold, so no other endpoint
-    /// can have its bytes. An endpoint that [shares](Endpoint::sharing) its bytes does not tell the
-    /// other endpoints of the hold; the caller keeps them apart.
+    /// writes the block or, if the export is writable, one that reads it. To run after the hold
+    /// instead, the transfer names the hold's [`ticket`](Self::ticket). If a transfer already uses
+    /// the block, the export is refused. The endpoint lives as long as the hold, so no other
+    /// endpoint can own its bytes. Endpoints that [share](Endpoint::sharing) the bytes do not know
+    /// of the hold, so the caller must order their transfers.
     ///
     /// # Errors
     ///
-    /// [`ExportError::Held`] if the block could not be held. [`ExportError::Layout`] if there is no
-    /// such piece. [`ExportError::InParts`] if the layout has no contiguous pieces.
-    /// [`ExportError::NotWhole`] if the bytes of a piece are not a multiple of an element's.
+    /// [`ExportError::Held`] if the block could not be held. [`ExportError::Layout`] if the piece
+    /// does not exist. [`ExportError::InParts`] if the layout has no contiguous pieces.
+    /// [`ExportError::NotWhole`] if the bytes of a piece are not a multiple of an element.
     /// Otherwise as for [`new`](Self::new).
     pub fn of_piece(
         endpoint: &Endpoint,
@@ -40,11 +40,11 @@ impl TensorExport {
     }
 
     /// One block of a layout: a tensor `[layers, outers, elements of a piece]` for each of its
-    /// regions, in the order of the layers. A fully contiguous layout gives one tensor. Where
-    /// layers are separate regions, it is one tensor for each layer, whose first axis is 1.
+    /// regions, in the order of the layers. A fully contiguous layout has one tensor. If layers are
+    /// separate regions, there is one tensor for each layer, whose first axis is 1.
     ///
-    /// The block is held until the deleter of the last of them has been called, as
-    /// [`of_piece`](Self::of_piece) holds it.
+    /// The block is held until the deleter of the last tensor has been called, as for
+    /// [`of_piece`](Self::of_piece).
     ///
     /// # Errors
     ///
@@ -59,9 +59,9 @@ impl TensorExport {
     }
 
     /// All of a layout: a tensor `[blocks, layers, outers, elements of a piece]` for each of its
-    /// regions, as [`of_block`](Self::of_block) has them. All blocks are held.
+    /// regions, as for [`of_block`](Self::of_block). All blocks are held.
     ///
-    /// For the axes that engines have, see [`kv_tensors`](crate::tensors::kv_tensors).
+    /// For the axis orders of engines, see [`kv_tensors`](crate::tensors::kv_tensors).
     ///
     /// # Errors
     ///
@@ -75,7 +75,7 @@ impl TensorExport {
     }
 
     /// A whole region of a layout, as a row of elements, with the padding after its blocks. All
-    /// blocks are held, as [`of_piece`](Self::of_piece) holds one.
+    /// blocks are held, as for [`of_piece`](Self::of_piece).
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl TensorExport {
         Ok(export.held_by(&HeldBlocks::new(endpoint, &all(endpoint), access)?).of_access(access))
     }
 
-    /// One block, or all with an axis for them.
+    /// One block, or all blocks with an axis for them.
     fn of_all(
         endpoint: &Endpoint,
         block: Option<u32>,
@@ -142,10 +142,10 @@ impl TensorExport {
 
 /// Blocks that are held until this drops.
 ///
-/// It also keeps the endpoint. Otherwise another endpoint could be made over the same bytes, whose
-/// transfers do not know of the hold.
+/// It also keeps the endpoint alive. Otherwise another endpoint could be created over the same
+/// bytes, and its transfers would not know of the hold.
 pub(crate) struct HeldBlocks {
-    // Released before the endpoint ends: fields drop in this order.
+    // Fields drop in this order, so the hold ends before the endpoint drops.
     hold: Hold,
     _endpoint: Endpoint,
 }
@@ -180,12 +180,12 @@ fn pieces(geometry: &Geometry) -> Result<&PieceStrides, ExportError> {
     geometry.pieces().ok_or(ExportError::InParts)
 }
 
-/// A row of all elements that fit, which must fill the bytes.
+/// A row of as many elements as fit, which must fill the bytes.
 fn row(element: ElementType, bytes: ByteCount) -> Result<TensorShape, ExportError> {
     Ok(TensorShape::compact(element, &[whole(element, bytes)?])?)
 }
 
-/// The number of elements in so many bytes.
+/// The number of elements in this number of bytes.
 fn whole(element: ElementType, bytes: ByteCount) -> Result<u64, ExportError> {
     let refused = || ExportError::NotWhole { bytes, element };
     let width = element.width().filter(|width| !width.is_zero()).ok_or_else(refused)?;

@@ -14,16 +14,16 @@ pub(super) struct OwnedTensor(Structure);
 enum Structure {
     Versioned(NonNull<DLManagedTensorVersioned>, Deleter<DLManagedTensorVersioned>),
     Legacy(NonNull<DLManagedTensor>, Deleter<DLManagedTensor>),
-    /// Without a deleter, there is nothing to do.
+    /// No deleter has to be called.
     WithoutDeleter,
 }
 
 type Deleter<S> = unsafe extern "C" fn(*mut S);
 
-// SAFETY: the importer of the structure promised that its deleter may be called on any thread.
-// Nothing else of the structure is accessed after the checks.
+// SAFETY: the importer of the structure promised that its deleter may be called on any thread. The
+// rest of the structure is not accessed after the checks.
 unsafe impl Send for OwnedTensor {}
-// SAFETY: as for `Send`; a shared reference reaches nothing.
+// SAFETY: as for `Send`; a shared reference gives no access.
 unsafe impl Sync for OwnedTensor {}
 
 impl OwnedTensor {
@@ -31,7 +31,7 @@ impl OwnedTensor {
     ///
     /// # Errors
     ///
-    /// [`ImportError::AlreadyImported`] if another owner has it.
+    /// [`ImportError::AlreadyImported`] if it has another owner.
     ///
     /// # Safety
     ///
@@ -40,9 +40,9 @@ impl OwnedTensor {
     pub(super) unsafe fn versioned(
         tensor: NonNull<DLManagedTensorVersioned>,
     ) -> Result<Self, ImportError> {
-        // Before its deleter is read: its owner keeps it alive.
+        // Entered before its deleter is read: the owner of the entry keeps the structure alive.
         enter(tensor.addr())?;
-        // SAFETY: in every version of the structure its deleter is at the same place.
+        // SAFETY: in every version of the structure, its deleter has the same offset.
         let deleter = unsafe { (*tensor.as_ptr()).deleter };
         Ok(Self(match deleter {
             Some(deleter) => Structure::Versioned(tensor, deleter),
@@ -77,7 +77,7 @@ fn enter(address: NonZeroUsize) -> Result<(), ImportError> {
     }
 }
 
-/// A structure without a deleter. It has no known lifetime, so it is not entered in the table.
+/// A structure without a deleter. Its lifetime is unknown, so it is not entered in the table.
 fn without_deleter(address: NonZeroUsize) -> Structure {
     IMPORTED.leave(address);
     Structure::WithoutDeleter
@@ -85,13 +85,13 @@ fn without_deleter(address: NonZeroUsize) -> Structure {
 
 impl Drop for OwnedTensor {
     fn drop(&mut self) {
-        // Each entry is removed before its deleter is called: afterwards another structure may have
-        // its address.
+        // Each entry is removed before its deleter is called, because afterwards another structure
+        // may have its address.
         match self.0 {
             Structure::Versioned(tensor, deleter) => {
                 IMPORTED.leave(tensor.addr());
-                // SAFETY: this is the only call, because an owner drops once. The caller passed the
-                // structure on to be released by it.
+                // SAFETY: this is the only call, because an owner drops once. The caller of the
+                // import transferred the structure to this owner.
                 unsafe { deleter(tensor.as_ptr()) }
             }
             Structure::Legacy(tensor, deleter) => {

@@ -10,7 +10,7 @@ const CPU: u32 = 1;
 const CUDA: u32 = 2;
 const CUDA_HOST: u32 = 3;
 
-/// The memory of a tensor: DLPack's devices for which Terrane has a kind of memory.
+/// The memory of a tensor: the DLPack devices that match a kind of memory in Terrane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TensorDevice {
@@ -50,7 +50,7 @@ impl TensorDevice {
         match self {
             Self::Host => (CPU, 0),
             Self::PinnedHost => (CUDA_HOST, 0),
-            // No machine has so many devices that the number does not fit.
+            // No machine has more devices than an `i32` can count.
             Self::Cuda(id) => (CUDA, i32::try_from(id.get()).unwrap_or(i32::MAX)),
         }
     }
@@ -65,7 +65,7 @@ impl TensorDevice {
         let number = u32::try_from(raw.device_id).ok()?;
         match raw.device_type {
             CPU if number == 0 => Some(Self::Host),
-            // Some libraries state the device that was current when it was page-locked.
+            // Some libraries pass the device that was current when the memory was page-locked.
             CUDA_HOST => Some(Self::PinnedHost),
             CUDA => Some(Self::Cuda(DeviceId::new(number))),
             _ => None,

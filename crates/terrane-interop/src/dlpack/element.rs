@@ -87,7 +87,7 @@ impl TypeCode {
         self as u8
     }
 
-    /// Whether the code has a format of so many bits.
+    /// Whether the code has a format with this number of bits.
     const fn has_bits(self, bits: u8) -> bool {
         match self {
             // Integers may have less than a byte, and some have 24 or 128 bits.
@@ -184,14 +184,14 @@ impl ElementType {
         self.lanes
     }
 
-    /// The bytes of an element, if they are whole: lanes below eight bits may not fill them.
+    /// The bytes of an element, if they are whole. Lanes below eight bits may not fill them.
     #[must_use]
     pub fn width(self) -> Option<ByteCount> {
         let bits = self.packed_bits();
         bits.is_multiple_of(8).then(|| ByteCount::new(bits / 8))
     }
 
-    /// The bits of an element: lanes lie next to each other.
+    /// The bits of an element with adjacent lanes.
     pub(crate) fn packed_bits(self) -> u64 {
         u64::from(self.bits) * u64::from(self.lanes)
     }
@@ -206,7 +206,7 @@ impl ElementType {
         self.packed_bits() == self.padded_bits()
     }
 
-    /// The alignment of an element's address, in bytes: that of the numbers in a lane.
+    /// The alignment of an element's address, in bytes: that of one number in a lane.
     pub(crate) fn alignment(self) -> Alignment {
         let bytes = match self.code {
             TypeCode::Complex | TypeCode::BComplex => self.bits / 16,
@@ -251,7 +251,7 @@ pub enum ElementTypeError {
         /// The number.
         code: u8,
     },
-    /// The code has no format of so many bits.
+    /// The code has no format with this number of bits.
     #[error(
         "{bits} bits were requested for elements of {code:?}, which DLPack does not define; use \
          one of the widths of that code"
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_type_is_refused() {
+    fn invalid_types_are_refused() {
         let refused = [
             (0, 0, 1),
             (2, 0, 1),

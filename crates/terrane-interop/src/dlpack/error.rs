@@ -8,8 +8,8 @@ use terrane_transfer::TransferError;
 
 use super::{ElementType, ElementTypeError, ShapeError};
 
-/// Why a foreign tensor could not be imported. Its deleter has then been called, unless
-/// [`was_released`](Self::was_released) says otherwise.
+/// Why a foreign tensor could not be imported. Its deleter has been called, unless
+/// [`was_released`](Self::was_released) returns false.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
@@ -25,15 +25,17 @@ pub enum ImportError {
         /// The address.
         address: usize,
     },
-    /// The tensor was already imported, and has not been released since. It stays with its
-    /// importer; this call did not call its deleter.
-    #[error("the tensor at {address:#x} is already imported; ask its producer for another one")]
+    /// The tensor is already imported, and has not been released since. Its first importer still
+    /// owns it, and this call did not call its deleter.
+    #[error(
+        "the tensor at {address:#x} is already imported; request another one from its producer"
+    )]
     AlreadyImported {
         /// The address of its structure.
         address: usize,
     },
     /// A DLPack version with an unknown structure; only the deleter was used.
-    #[error("the tensor has DLPack version {major}.{minor}; ask its producer for version 1")]
+    #[error("the tensor has DLPack version {major}.{minor}; request version 1 from its producer")]
     UnknownVersion {
         /// The major version.
         major: u32,
@@ -76,7 +78,7 @@ pub enum ImportError {
         /// The number of the device.
         device_id: i32,
     },
-    /// The importer was given no context of the device.
+    /// The importer has no context of the device.
     #[error(
         "the tensor is on CUDA device {device}, and the importer has no context of it; pass one to \
          `with_device` (feature `cuda`)"
@@ -85,7 +87,7 @@ pub enum ImportError {
         /// The device.
         device: DeviceId,
     },
-    /// The device's driver does not know the memory as that device's.
+    /// The device's driver does not report the memory as that device's.
     #[cfg(feature = "cuda")]
     #[error("the driver does not know the tensor's bytes as memory of its device")]
     NotDeviceMemory(#[source] CudaError),
@@ -129,8 +131,8 @@ pub enum ImportError {
         "the tensor is read-only, and memory must be writable; copy it, or export it as writable"
     )]
     ReadOnly,
-    /// There are bytes between the elements, or bits after the last one, that do not belong to
-    /// them.
+    /// There are bytes between the elements, or bits after the last one, that are not part of an
+    /// element.
     #[error(
         "the tensor's {elements} elements do not fill their {bytes}; pass a tensor without gaps, \
          or import the gaps with `memory_with_gaps`"
@@ -144,8 +146,8 @@ pub enum ImportError {
 }
 
 impl ImportError {
-    /// Whether the tensor was released: its deleter was called, if it had one. It was not called if
-    /// no tensor was found, or if another import has it.
+    /// Whether the tensor was released, that is, its deleter was called if it had one. It was not
+    /// called if no tensor was found, or if another import owns the tensor.
     #[must_use]
     pub const fn was_released(&self) -> bool {
         !matches!(
@@ -165,7 +167,7 @@ pub enum ExportError {
         /// The kind of memory.
         kind: StorageKind,
     },
-    /// The processor cannot reach the bytes.
+    /// The processor cannot access the bytes.
     #[error("{kind} memory is not host memory; copy it to the host first")]
     NotHost {
         /// The kind of memory.
@@ -186,7 +188,7 @@ pub enum ExportError {
         /// The required alignment, in bytes.
         alignment: Alignment,
     },
-    /// The export does not state when the consumer has finished with memory that devices reach.
+    /// The export does not state when the consumer has finished with memory that devices access.
     #[error(
         "the export of {kind} memory does not state when the consumer's device work has completed; \
          name the consumer's stream (`released_after`), or promise that the consumer waits \
@@ -199,7 +201,8 @@ pub enum ExportError {
     /// The legacy structure cannot mark a tensor as read-only.
     #[error("a legacy tensor cannot be read-only; export a versioned one, or a writable one")]
     LegacyReadOnly,
-    /// The legacy structure cannot state that each element below eight bits takes a byte.
+    /// The legacy structure cannot express that each element below eight bits occupies a whole
+    /// byte.
     #[error(
         "a legacy tensor cannot state that {element} is padded to whole bytes; export a versioned \
          one"
@@ -208,7 +211,7 @@ pub enum ExportError {
         /// The element type.
         element: ElementType,
     },
-    /// The layout has no region of this number.
+    /// The layout has no region with this number.
     #[error("region {region} was requested; the layout has {regions}, counted from 0")]
     NoRegion {
         /// The number.
@@ -227,8 +230,8 @@ pub enum ExportError {
     /// Sizes that no tensor can have.
     #[error("no tensor can have this shape")]
     Shape(#[from] ShapeError),
-    /// The layout has no such piece.
-    #[error("the layout has no such piece")]
+    /// The layout does not have this piece.
+    #[error("the layout does not have this piece")]
     Layout(#[from] LayoutError),
     /// The layout's sections have strides within a block, so it has no contiguous pieces.
     #[error(

@@ -25,9 +25,9 @@ use crate::release_order::ConsumerWork;
 ///
 /// For memory that devices access, including pinned memory, that may be too early. Libraries call
 /// the deleter when they drop a tensor, possibly before their kernels and copies have completed. An
-/// export of such memory must therefore state how their completion is detected before it becomes a
-/// tensor. Either the consumer's stream tells it (`released_after`, feature `cuda`), or the
-/// consumer guarantees it ([`released_when_done`](Self::released_when_done)).
+/// export of such memory must therefore state how the end of this work is detected. Either the
+/// deleter waits for the consumer's stream (`released_after`, feature `cuda`), or the consumer
+/// guarantees it ([`released_when_done`](Self::released_when_done)).
 pub struct TensorExport {
     region: Region,
     shape: TensorShape,
@@ -63,10 +63,9 @@ impl TensorExport {
     ///
     /// # Safety
     ///
-    /// The obligation lasts from the export of the tensor until the call of its deleter. The caller
-    /// ensures that no code writes bytes of the region that the consumer reads. No code reads or
-    /// writes bytes that the consumer writes. For a read-only tensor, the caller ensures that the
-    /// consumer does not write.
+    /// From the export of the tensor until the call of its deleter, the caller ensures the
+    /// following. No code writes bytes of the region that the consumer reads. No code reads or
+    /// writes bytes that the consumer writes. The consumer does not write to a read-only tensor.
     pub unsafe fn new(region: Region, shape: TensorShape) -> Result<Self, ExportError> {
         Self::build(region, shape)
     }
@@ -98,19 +97,20 @@ impl TensorExport {
         Self { read_only: true, ..self }
     }
 
-    /// States the tensor's location by the start of its memory and an offset, instead of by the
+    /// Passes the tensor's location as the start of its memory and an offset, instead of as the
     /// address of its first element.
     ///
-    /// The standard intends this, because the start is aligned as the allocation was. But some
+    /// The standard intends this, because the start has the alignment of the allocation. But some
     /// consumers ignore the offset, so it is optional.
     #[must_use]
     pub fn by_offset(self) -> Self {
         Self { by_offset: true, ..self }
     }
 
-    /// Declares pinned memory as host memory. A consumer requests that by `dl_device=(1, 0)`.
-    /// Nothing is copied, as pinned memory is also host memory. PyTorch refuses memory declared as
-    /// pinned; it accepts this, and detects pinned memory by itself.
+    /// Declares pinned memory as host memory. A consumer requests this with `dl_device=(1, 0)`.
+    /// Nothing is copied, because pinned memory is also host memory. PyTorch refuses memory that is
+    /// declared as pinned. It accepts memory that is declared as host memory, and detects that it
+    /// is pinned.
     ///
     /// # Errors
     ///
@@ -123,25 +123,26 @@ impl TensorExport {
         Ok(Self { device: TensorDevice::Host, ..self })
     }
 
-    /// Keeps `guard` until the deleter has been called. Guards drop in the order in which they
-    /// were given, before the memory is freed.
+    /// Keeps `guard` until the deleter has been called. Guards drop in the order in which they were
+    /// added, before the memory is freed.
     #[must_use]
     pub fn guarded_by(mut self, guard: impl Send + 'static) -> Self {
         self.guards.push(Box::new(guard));
         self
     }
 
-    /// Keeps blocks held while the tensor is exported.
+    /// Holds blocks while the tensor is exported.
     pub(crate) fn held_by(self, held: &Arc<HeldBlocks>) -> Self {
         let ticket = Some(held.ticket());
         Self { ticket, ..self.guarded_by(Arc::clone(held)) }
     }
 
-    /// Makes the deleter wait for all work submitted to `consumer` until then, before holds end and
-    /// memory is freed. The thread that drops the tensor blocks until its stream has completed.
+    /// Makes the deleter wait for all work that has been submitted to `consumer` by then. After
+    /// that, holds end and memory is freed. The thread that drops the tensor blocks until the
+    /// stream has completed.
     ///
-    /// Some streams cannot be waited for, for example while they are captured. Holds and memory are
-    /// then kept until the process ends, and the stream's context counts one of its
+    /// Some streams cannot be waited for, for example during a capture. Holds and memory are then
+    /// kept until the process ends, and the stream's context counts one of its
     /// [`failed_drops`](terrane_cuda::Context::failed_drops). If the context is lost, they are
     /// released.
     ///
@@ -185,19 +186,19 @@ impl TensorExport {
     /// # Safety
     ///
     /// When the consumer calls the deleter, all device work that it submitted on the tensor's
-    /// memory has completed, or there was none.
+    /// memory must have completed.
     #[must_use]
     pub unsafe fn released_when_done(self) -> Self {
         Self { release: Release::WhenDone, ..self }
     }
 
-    /// The type of its elements.
+    /// The shape of the tensor, with its element type.
     #[must_use]
     pub const fn shape(&self) -> &TensorShape {
         &self.shape
     }
 
-    /// Its device, as `__dlpack_device__` returns it.
+    /// The device of the tensor, as `__dlpack_device__` returns it.
     #[must_use]
     pub const fn device(&self) -> TensorDevice {
         self.device
@@ -209,9 +210,9 @@ impl TensorExport {
         self.read_only
     }
 
-    /// A ticket for the hold of its blocks: a transfer that names it runs after the tensor has been
-    /// released ([`Transfer::after`](terrane_transfer::Transfer::after)). `None` for memory that is
-    /// not an endpoint's.
+    /// A ticket for the hold of its blocks. A transfer that names the ticket runs after the tensor
+    /// has been released ([`Transfer::after`](terrane_transfer::Transfer::after)). `None` for
+    /// memory that does not belong to an endpoint.
     #[must_use]
     pub fn ticket(&self) -> Option<Ticket> {
         self.ticket.clone()
@@ -221,7 +222,7 @@ impl TensorExport {
     ///
     /// # Errors
     ///
-    /// [`ExportError::ReleaseNotStated`] for memory that devices reach, if the end of the
+    /// [`ExportError::ReleaseNotStated`] for memory that devices access, if the end of the
     /// consumer's use was not stated.
     pub fn into_versioned(self) -> Result<ManagedTensor<DLManagedTensorVersioned>, ExportError> {
         let mut flags = if self.read_only { raw::DLPACK_FLAG_BITMASK_READ_ONLY } else { 0 };
@@ -237,8 +238,8 @@ impl TensorExport {
     /// # Errors
     ///
     /// [`ExportError::LegacyReadOnly`] for a read-only tensor, and [`ExportError::LegacyPadded`]
-    /// for elements below eight bits that are padded to a byte each: the structure cannot state
-    /// either. Otherwise as for [`into_versioned`](Self::into_versioned).
+    /// for elements below eight bits that are padded to a byte each, because the structure cannot
+    /// express these. Otherwise as for [`into_versioned`](Self::into_versioned).
     pub fn into_legacy(self) -> Result<ManagedTensor<DLManagedTensor>, ExportError> {
         if self.read_only {
             return Err(ExportError::LegacyReadOnly);
@@ -267,7 +268,7 @@ impl TensorExport {
         };
         let is_empty = shape.elements() == 0;
         let data = match first {
-            // The standard asks for null.
+            // The standard requires null.
             _ if is_empty => null_mut(),
             Location::Host(address) => address.as_ptr().cast(),
             Location::Device { address, .. } => {

@@ -1,4 +1,4 @@
-//! The stream order between the two sides of an exchange.
+//! The order between the streams of the two sides of an exchange.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use terrane_cuda::{Context, Event, Stream, Timing};
 use super::{ConsumerStream, StreamError};
 
 impl ConsumerStream {
-    /// The `stream` to pass when asking a producer for a tensor that `stream` will work on.
+    /// The value of `stream` in a request for a tensor that `stream` will work on.
     #[must_use]
     pub fn of(stream: &Stream) -> Self {
         match to_u64(stream.handle().addr()) {
@@ -20,10 +20,10 @@ impl ConsumerStream {
         }
     }
 
-    /// The named stream of `context`'s device, to wait for after the consumer has dropped the
-    /// tensor ([`TensorExport::released_after`](super::TensorExport::released_after)). `None` if no
-    /// stream is named. `None` also for the per-thread default stream: another thread that drops
-    /// the tensor cannot wait for it. `owner` is kept for as long as the returned stream lives.
+    /// The named stream of `context`'s device, for
+    /// [`TensorExport::released_after`](super::TensorExport::released_after). `None` if no stream
+    /// is named. `None` also for the per-thread default stream, because the thread that drops the
+    /// tensor may be another one. `owner` is kept while the returned stream lives.
     ///
     /// # Errors
     ///
@@ -31,7 +31,7 @@ impl ConsumerStream {
     ///
     /// # Safety
     ///
-    /// A [`Handle`](Self::Handle) is a live stream for as long as `owner` lives.
+    /// A [`Handle`](Self::Handle) is a live stream while `owner` lives.
     pub unsafe fn to_stream(
         self,
         context: &Context,
@@ -40,7 +40,8 @@ impl ConsumerStream {
         let Some(handle) = self.handle().filter(|_| self != Self::PerThreadDefault) else {
             return Ok(None);
         };
-        // SAFETY: the caller promised a valid handle; default streams live as long as the context.
+        // SAFETY: the caller promised a valid handle, and default streams live as long as the
+        // context.
         let stream = unsafe { Stream::borrow(context, handle, owner) };
         let failed = |source| StreamError::Driver { device: context.device().id, source };
         stream.map(Some).map_err(failed)
@@ -63,7 +64,7 @@ impl ConsumerStream {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum ProducerStream<'a> {
-    /// None: the writes have completed. This is so for held blocks.
+    /// None: the writes have completed. This is the case for held blocks.
     Complete,
     /// All work submitted to this stream so far.
     Stream(&'a Stream),
@@ -83,9 +84,9 @@ pub enum Handshake {
 }
 
 /// Makes `consumer` wait for `producer` before it accesses a tensor of `context`'s device. The call
-/// does not block: one stream records an event, and the other waits for it.
+/// does not block: one stream records an event, and the other waits for the event.
 ///
-/// Streams do not order host memory: writes there must have ended.
+/// Streams do not order accesses to host memory, so writes there must have ended.
 ///
 /// # Errors
 ///
@@ -120,7 +121,7 @@ pub unsafe fn handshake(
     Ok(Handshake::Waits)
 }
 
-/// The stream of `context` that must wait, if there is one.
+/// The stream of `context` that must wait, if any.
 fn waits(
     context: &Context,
     producer: ProducerStream<'_>,
@@ -139,7 +140,7 @@ fn waits(
     }
 }
 
-/// Whether both handles are one stream of a device. The legacy default stream has two.
+/// Whether both handles are the same stream of a device. The legacy default stream has two handles.
 fn same(a: *mut c_void, b: *mut c_void) -> bool {
     let plain = |handle: *mut c_void| if handle.addr() == 1 { 0 } else { handle.addr() };
     plain(a) == plain(b)

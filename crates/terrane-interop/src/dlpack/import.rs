@@ -18,8 +18,7 @@ use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLTensor};
 use super::{ElementType, ImportError, MOST_AXES, ShapeError, TensorDevice, TensorShape};
 
 /// Imports foreign tensors. It accepts host tensors. With a context of a CUDA device (feature
-/// `cuda`), it also accepts tensors of that device. It asks the driver whether their memory
-/// matches.
+/// `cuda`), it also accepts tensors of that device, and the driver checks their memory.
 #[derive(Clone, Debug, Default)]
 pub struct Importer {
     #[cfg(feature = "cuda")]
@@ -43,8 +42,8 @@ impl Importer {
 
     /// Imports a tensor in the structure of DLPack 1.x.
     ///
-    /// The importer owns it from then on, even on an error. If the tensor is refused, its deleter
-    /// has been called when this returns.
+    /// The importer owns the tensor from then on, even after an error. If the tensor is refused,
+    /// its deleter has been called when this returns.
     ///
     /// # Errors
     ///
@@ -57,12 +56,12 @@ impl Importer {
     /// If `tensor` is neither null nor misaligned, it is a managed tensor of DLPack that the caller
     /// owns. It begins with its version, its context and its deleter. If the version is 1, the
     /// other fields follow. `shape` and `strides`, if they are neither null nor misaligned, have
-    /// `ndim` numbers each. The deleter may be called on any thread. The structure exists until
-    /// then; without a deleter, until this returns.
+    /// `ndim` numbers each. The deleter may be called on any thread. The structure exists until the
+    /// deleter is called, or without a deleter until this returns.
     ///
-    /// Until the deleter is called, the bytes from the first element to the last lie in one live
+    /// Until the deleter is called, the bytes from the first element to the last are in one live
     /// allocation. They are initialised if they are on the host, and writable unless the tensor is
-    /// read-only. Memory that the tensor calls pinned is pinned. All other users of the elements
+    /// read-only. Memory that is declared as pinned is pinned. All other users of the elements
     /// synchronise with the users of the imported tensor.
     pub unsafe fn versioned(
         &self,
@@ -86,7 +85,7 @@ impl Importer {
         unsafe { self.take(owner, &described, flags) }
     }
 
-    /// Imports a tensor in the structure before DLPack 1.0. It counts as writable.
+    /// Imports a tensor in the structure before DLPack 1.0. The tensor is treated as writable.
     ///
     /// # Errors
     ///
@@ -153,7 +152,8 @@ impl Importer {
             self.check_device(device)?;
         }
         if shape.elements() == 0 {
-            // An empty tensor: its address is only a number, and the data is usually null.
+            // The address of an empty tensor is only a number, and its data pointer is usually
+            // null.
             return Ok(Span { kind, location: nowhere(device), length });
         }
         let data = to_u64(tensor.data.addr());
@@ -197,7 +197,7 @@ impl Importer {
         Err(ImportError::NoContext { device })
     }
 
-    /// The driver's answer about the bytes.
+    /// The driver's result for the bytes.
     #[cfg(feature = "cuda")]
     fn device_span(
         &self,
@@ -209,7 +209,7 @@ impl Importer {
         context.device_span(address, length).map_err(ImportError::NotDeviceMemory)
     }
 
-    /// There is no driver to ask.
+    /// Without the driver, no device tensor gets here.
     #[cfg(not(feature = "cuda"))]
     fn device_span(
         &self,
@@ -238,7 +238,7 @@ fn located<S>(tensor: *mut S) -> Result<NonNull<S>, ImportError> {
     Ok(tensor)
 }
 
-/// The shape that a tensor describes.
+/// The shape of a foreign tensor.
 ///
 /// # Safety
 ///
@@ -256,8 +256,7 @@ unsafe fn shape_of(tensor: &DLTensor, padded: bool) -> Result<TensorShape, Impor
     // SAFETY: the caller's promise of `shape`.
     let sizes = unsafe { numbers("shape", tensor.shape, axes) }?;
     let strides = if tensor.strides.is_null() {
-        // Before DLPack 1.2, compact tensors were passed like this, and no other meaning is
-        // possible.
+        // Before DLPack 1.2, compact tensors were passed in this form, which has no other meaning.
         None
     } else {
         // SAFETY: the caller's promise of `strides`.
@@ -270,8 +269,8 @@ unsafe fn shape_of(tensor: &DLTensor, padded: bool) -> Result<TensorShape, Impor
 ///
 /// # Safety
 ///
-/// If it is neither null nor misaligned, it points to `axes` numbers. No code writes them while the
-/// returned slice is used.
+/// If the pointer is neither null nor misaligned, it points to `axes` numbers. No code writes them
+/// while the returned slice is used.
 unsafe fn numbers<'a>(
     field: &'static str,
     pointer: *const i64,
@@ -293,8 +292,8 @@ fn nowhere(device: TensorDevice) -> Location {
     }
 }
 
-/// A foreign tensor with every field checked. Its deleter returns it to its producer when the last
-/// clone and the last [`memory`](Self::memory) of it have dropped.
+/// A foreign tensor whose fields have been checked. When the last clone and the last
+/// [`memory`](Self::memory) of it have dropped, its deleter returns it to its producer.
 #[derive(Clone)]
 pub struct ImportedTensor(Arc<Imported>);
 
@@ -356,7 +355,7 @@ impl ImportedTensor {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The tensor's bytes as memory, which keeps the tensor.
+    /// The tensor's bytes as memory, which keeps the tensor alive.
     ///
     /// # Errors
     ///
@@ -372,7 +371,7 @@ impl ImportedTensor {
         unsafe { self.memory_with_gaps() }
     }
 
-    /// As [`memory`](Self::memory), including the bytes between the elements, and the bits after
+    /// Like [`memory`](Self::memory), including the bytes between the elements, and the bits after
     /// the last one.
     ///
     /// # Errors

@@ -1,9 +1,9 @@
-//! The live managed tensors: imported foreign ones, and exported ones.
+//! The live managed tensors: imported foreign tensors, and exported tensors.
 //!
 //! A C structure does not record its owner. This table identifies it by its address. A structure
 //! that is imported twice is refused, and a second call of an exported tensor's deleter does
-//! nothing. This detects some broken contracts only: once a structure is freed, another one may
-//! have its address.
+//! nothing. This detects only some violations, because another structure may get the address of a
+//! freed one.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;

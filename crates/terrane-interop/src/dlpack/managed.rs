@@ -1,4 +1,5 @@
-//! Exported managed tensors: the C structure, with all that it keeps alive until its deleter runs.
+//! Exported managed tensors: the C structure, and the values that it keeps alive until its deleter
+//! runs.
 
 use std::any::Any;
 use std::ffi::{CStr, c_void};
@@ -30,7 +31,7 @@ mod sealed {
 
         /// # Safety
         ///
-        /// The structure was made by `ManagedTensor::new`, and its deleter was not called yet.
+        /// `ManagedTensor::new` created the structure, and its deleter was not called yet.
         unsafe fn release(tensor: NonNull<Self>);
     }
 }
@@ -77,7 +78,7 @@ impl sealed::Sealed for DLManagedTensorVersioned {
     }
 }
 
-/// A tensor that is ready for export. Dropping it instead releases it, as its consumer would.
+/// A tensor that is ready for export. If it drops instead, it is released as by its consumer.
 pub struct ManagedTensor<S: Structure>(NonNull<S>);
 
 // SAFETY: everything that the structure owns is `Send`, and a shared reference gives no access to
@@ -85,7 +86,7 @@ pub struct ManagedTensor<S: Structure>(NonNull<S>);
 unsafe impl<S: Structure> Send for ManagedTensor<S> {}
 
 impl<S: Structure> ManagedTensor<S> {
-    /// Puts the structure and the values that it keeps in one allocation.
+    /// Allocates the structure together with the values that it keeps.
     pub(super) fn new(kept: Kept, parts: Parts) -> Self {
         let Parts { data, device, dtype, byte_offset, flags } = parts;
         let context = Box::into_raw(Box::new(Context::<S> { tensor: None, kept }));
@@ -108,13 +109,13 @@ impl<S: Structure> ManagedTensor<S> {
         Self(structure)
     }
 
-    /// The structure, to look at.
+    /// A pointer for reading the structure.
     #[must_use]
     pub fn as_ptr(&self) -> *const S {
         self.0.as_ptr()
     }
 
-    /// Exports the structure: the holder of the pointer calls its deleter once, when it has
+    /// Exports the structure. The owner of the pointer must call its deleter once, when it has
     /// finished.
     #[must_use = "without a call of its deleter, the memory is leaked"]
     pub fn into_raw(self) -> NonNull<S> {
@@ -124,7 +125,7 @@ impl<S: Structure> ManagedTensor<S> {
 
 impl<S: Structure> Drop for ManagedTensor<S> {
     fn drop(&mut self) {
-        // SAFETY: `new` created it, and `into_raw` leaves none to drop.
+        // SAFETY: `new` created it, and `into_raw` does not drop it.
         unsafe { S::release(self.0) };
     }
 }
@@ -151,12 +152,12 @@ pub(super) struct Kept {
     /// Dropped before the memory.
     pub(super) guards: Guards,
     pub(super) region: Region,
-    /// The work to wait for before that.
+    /// The work that must complete before the other values drop.
     pub(super) consumer: ConsumerWork,
 }
 
-/// Values that users gave to keep. They drop in the order in which they were given. Each drops
-/// separately, as a second panic during an unwind would abort the process.
+/// Guards of the caller. They drop in the order in which they were added. Each drops separately,
+/// because a second panic during an unwind would abort the process.
 pub(super) struct Guards(pub(super) SmallVec<[Box<dyn Any + Send>; 2]>);
 
 impl Drop for Guards {
@@ -168,7 +169,7 @@ impl Drop for Guards {
 }
 
 struct Context<S> {
-    /// The structure that the consumer sees; there once the context has an address.
+    /// The structure that the consumer sees. It is set once the context has an address.
     tensor: Option<S>,
     kept: Kept,
 }
@@ -178,40 +179,41 @@ struct Context<S> {
 ///
 /// # Safety
 ///
-/// `context` is that of a structure made by [`ManagedTensor::new`], which no code uses any more.
+/// `context` belongs to a structure that [`ManagedTensor::new`] created, and no code uses it any
+/// more.
 unsafe fn release<S>(context: *mut c_void) {
-    // SAFETY: it came from `Box::into_raw` of this type, and is taken back only here.
+    // SAFETY: it came from `Box::into_raw` of this type, and is converted back only here.
     let context = unsafe { Box::from_raw(context.cast::<Context<S>>()) };
     catch_panic(|| {
         let Kept { guards, region, consumer, .. } = context.kept;
-        // A pair drops in its order.
+        // A tuple drops its fields in order.
         consumer.release((guards, region));
     });
 }
 
-/// The structure, if its deleter was not called yet. From now on it counts as called.
+/// The structure, if its deleter was not called yet. It is then marked as called.
 fn alive<S>(tensor: *mut S) -> Option<NonNull<S>> {
     NonNull::new(tensor).filter(|tensor| EXPORTED.leave(tensor.addr()))
 }
 
 /// # Safety
 ///
-/// `tensor` is null, or a structure of ours whose deleter was not called yet.
+/// `tensor` is null, or a structure of this crate whose deleter was not called yet.
 unsafe extern "C" fn delete_legacy(tensor: *mut DLManagedTensor) {
     let Some(tensor) = alive(tensor) else { return };
-    // SAFETY: it is a structure of ours, as the caller promises, and was not released yet.
+    // SAFETY: it is a structure of this crate, as the caller promises, and was not released yet.
     let context = unsafe { (*tensor.as_ptr()).manager_ctx };
-    // SAFETY: the context of that structure; its deleter is called once.
+    // SAFETY: the context of that structure, whose deleter is called once.
     unsafe { release::<DLManagedTensor>(context) }
 }
 
 /// # Safety
 ///
-/// `tensor` is null, or a structure of ours whose deleter was not called yet.
+/// `tensor` is null, or a structure of this crate whose deleter was not called yet.
 unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
     let Some(tensor) = alive(tensor) else { return };
-    // SAFETY: it is a structure of ours, as the caller promises, and was not released yet.
+    // SAFETY: it is a structure of this crate, as the caller promises, and was not released yet.
     let context = unsafe { (*tensor.as_ptr()).manager_ctx };
-    // SAFETY: the context of that structure; its deleter is called once.
+    // SAFETY: the context of that structure, whose deleter is called once.
     unsafe { release::<DLManagedTensorVersioned>(context) }
 }

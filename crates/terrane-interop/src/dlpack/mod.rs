@@ -2,24 +2,24 @@
 //! stream order between the two sides.
 //!
 //! Both forms are supported: the versioned one of [DLPack 1.x], and the legacy one before it. The C
-//! definitions are those of the crate `dlpack-rs` ([`ffi`]); this module checks the fields that it
-//! reads through them.
+//! definitions come from the crate `dlpack-rs` ([`ffi`]). This module checks every field that it
+//! reads.
 //!
 //! # Export
 //!
 //! A [`TensorExport`] is a strided view of a [`Region`](terrane_core::Region), or of blocks of an
-//! [`Endpoint`](terrane_transfer::Endpoint). It becomes a [`ManagedTensor`], whose pointer a
-//! consumer takes. The consumer calls its deleter on any thread when it has finished. The memory
-//! lives until then. A second call of a deleter does nothing, as long as no other tensor has the
-//! same address. Blocks of an endpoint stay held until the deleter has run: no transfer writes what
-//! the consumer reads, or touches what it writes. For memory that devices access, the export also
-//! states how the end of device work is detected.
+//! [`Endpoint`](terrane_transfer::Endpoint). It becomes a [`ManagedTensor`], whose pointer is
+//! passed to a consumer. When the consumer has finished, it calls the deleter on any thread. The
+//! memory lives until then. A second call of a deleter does nothing, as long as no other tensor has
+//! the same address. Blocks of an endpoint stay held until the deleter has run: no transfer writes
+//! bytes that the consumer reads, or accesses bytes that it writes. For memory that devices access,
+//! the export also states how the end of device work is detected.
 //!
 //! # Import
 //!
-//! An [`Importer`] takes such a pointer, checks every field, and returns an [`ImportedTensor`] or
-//! an [`ImportError`]. The deleter is called exactly once either way. It is called at once if the
-//! tensor is refused. Otherwise it is called when the last clone of the tensor, and the last memory
+//! An [`Importer`] gets such a pointer, checks every field, and returns an [`ImportedTensor`] or an
+//! [`ImportError`]. The deleter is called exactly once in either case. If the tensor is refused, it
+//! is called at once. Otherwise it is called when the last clone of the tensor, and the last memory
 //! of it, has dropped. A null deleter is legal and is not called.
 //!
 //! | field | refused values |
@@ -36,7 +36,7 @@
 //! # Stream order
 //!
 //! A [`ConsumerStream`] is the `stream` argument of `__dlpack__` in the array API standard. The
-//! function `handshake` (feature `cuda`) lets it wait for the producer's stream.
+//! function `handshake` (feature `cuda`) makes it wait for the producer's stream.
 //!
 //! [DLPack 1.x]: https://dmlc.github.io/dlpack/latest/c_api.html
 

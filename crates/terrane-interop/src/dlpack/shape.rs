@@ -10,20 +10,20 @@ use super::ElementType;
 /// The most axes that a tensor may have. NumPy and PyTorch have the same limit.
 pub const MOST_AXES: usize = 64;
 
-/// Inline space for the axes of a KV tensor, which avoids an allocation.
+/// The inline capacity for the axes of a KV tensor, which avoids an allocation.
 type Axes = SmallVec<[i64; 6]>;
 
 /// A strided shape whose elements do not overlap, with every product checked.
 ///
-/// Strides count elements, as in DLPack. None is negative. None is zero along an axis of more than
-/// one element, because a tensor whose elements share bytes is not memory. Along an axis of one
-/// element, and in an empty tensor, a stride has no meaning.
+/// Strides count elements, as in DLPack. A stride is never negative. It is not zero along an axis
+/// of more than one element, because a tensor whose elements share bytes is not memory. Along an
+/// axis of one element, and in an empty tensor, a stride has no meaning.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct TensorShape {
     element: ElementType,
     sizes: Axes,
     strides: Axes,
-    /// Whether lanes below eight bits take a whole byte each.
+    /// Whether lanes below eight bits occupy a whole byte each.
     padded: bool,
     elements: u64,
     /// The bytes from the start of the first element to the end of the last.
@@ -74,7 +74,7 @@ impl TensorShape {
             let count = u64::try_from(size).map_err(|_| ShapeError::NegativeSize { axis, size })?;
             counts.push(count);
         }
-        // One axis without elements makes the product zero, however large the other sizes are.
+        // An axis without elements makes the product zero, even if other sizes are large.
         if counts.contains(&0) {
             elements = 0;
         } else {
@@ -159,7 +159,8 @@ fn signed(numbers: &[u64], error: impl Fn(usize, u64) -> ShapeError) -> Result<A
     numbers.map(|(axis, &number)| i64::try_from(number).map_err(|_| error(axis, number))).collect()
 }
 
-/// The last axis innermost. In an empty tensor, the strides have no meaning and may wrap.
+/// The strides with the last axis innermost. In an empty tensor, the strides have no meaning and
+/// may wrap.
 fn compact_strides(sizes: &[i64]) -> Axes {
     let mut stride = 1_i64;
     let mut strides: Axes = sizes
@@ -175,9 +176,9 @@ fn compact_strides(sizes: &[i64]) -> Axes {
     strides
 }
 
-/// The number of elements from the first to the last, both included; at least one.
+/// The number of elements from the first to the last, both included; at least 1.
 ///
-/// In ascending order, each stride must be at least the span of all smaller ones. Then no two
+/// In ascending order, each stride must be at least the span of all smaller strides. Then no two
 /// elements share a byte.
 fn reach(counts: &[u64], strides: &[i64]) -> Result<u64, ShapeError> {
     let mut steps: SmallVec<[(u64, u64, usize); 6]> = SmallVec::new();

@@ -17,9 +17,9 @@ use super::TensorDevice;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConsumerStream {
-    /// `None`: on a device the legacy default stream; on the host there is none.
+    /// `None`: on a device, the legacy default stream. The host has no stream.
     Unstated,
-    /// −1: the consumer orders the two sides by itself.
+    /// −1: the consumer orders the two sides itself.
     Unordered,
     /// 1: the legacy default stream.
     LegacyDefault,
@@ -35,7 +35,7 @@ impl ConsumerStream {
     /// # Errors
     ///
     /// [`StreamError::OnHost`] for any number on the host, [`StreamError::Ambiguous`] for 0, which
-    /// could be any of three, and [`StreamError::Negative`] below −1.
+    /// could be any of three streams, and [`StreamError::Negative`] below −1.
     pub fn from_python(device: TensorDevice, stream: Option<i64>) -> Result<Self, StreamError> {
         let Some(stream) = stream else { return Ok(Self::Unstated) };
         if !matches!(device, TensorDevice::Cuda(_)) {
@@ -60,7 +60,7 @@ impl ConsumerStream {
             Self::Unordered => Some(-1),
             Self::LegacyDefault => Some(1),
             Self::PerThreadDefault => Some(2),
-            // Handles are addresses of the host, which have 63 bits at most.
+            // Handles are addresses of the host, which have at most 63 bits.
             Self::Handle(handle) => i64::try_from(handle).ok(),
         }
     }
@@ -70,16 +70,16 @@ impl ConsumerStream {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// A stream for the host.
-    #[error("stream {stream} was given for a tensor on the host, which has no streams; pass None")]
+    /// A stream was passed for the host.
+    #[error("stream {stream} was passed for a tensor on the host, which has no streams; pass None")]
     OnHost {
         /// The number that was passed.
         stream: i64,
     },
-    /// Zero could be no stream, or either default stream.
+    /// Zero could mean no stream, or either default stream.
     #[error("stream 0 is ambiguous; pass None, 1 (legacy default) or 2 (per-thread default)")]
     Ambiguous,
-    /// No stream has such a number.
+    /// No stream has this number.
     #[error("stream {stream} does not exist; pass −1 for no order, or None")]
     Negative {
         /// The number that was passed.

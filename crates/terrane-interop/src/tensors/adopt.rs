@@ -28,12 +28,12 @@ pub enum KvTensors<'a> {
     },
 }
 
-/// Returns the builder of a layout over an engine's tensors, which lacks only the choice of
-/// registration.
+/// Returns the builder of a layout over an engine's tensors. Only the choice of registration is
+/// left.
 ///
 /// Every size of every tensor is compared with `config`. The strides are those of the tensors,
-/// whatever order `config` names, so any nested strides are accepted: see [`adopt_strided`], which
-/// this calls. The builder keeps the tensors.
+/// independently of the order in `config`, so any nested strides are accepted. See
+/// [`adopt_strided`], which this calls. The builder keeps the tensors alive.
 ///
 /// ```
 /// use terrane_interop::tensors::{KvError, KvAxisOrder, KvTensors, adopt_kv};
@@ -65,7 +65,7 @@ pub fn adopt_kv(
     })
 }
 
-/// As [`adopt_kv`], including the bytes between the elements of each tensor.
+/// Like [`adopt_kv`], including the bytes between the elements of each tensor.
 ///
 /// # Errors
 ///
@@ -97,7 +97,7 @@ pub unsafe fn adopt_kv_with_gaps(
     })
 }
 
-/// The conversion of a tensor before it is adopted.
+/// The conversion of a tensor for the adoption.
 type ToTensor<'a> = &'a dyn Fn(&ImportedTensor) -> Result<StridedTensor, KvError>;
 
 fn adopt(
@@ -126,7 +126,7 @@ fn adopt(
 
 type Named<'a> = (TensorName, &'a ImportedTensor);
 
-/// The tensors in the order of a [`StridedForm`]: all of K come before all of V.
+/// The tensors in the order of a [`StridedForm`]: all tensors of K come before all tensors of V.
 fn in_order<'a>(
     config: &LayoutConfig,
     axis_order: &KvAxisOrder,
@@ -141,7 +141,7 @@ fn in_order<'a>(
     match tensors {
         KvTensors::Together(tensors) => {
             if !has_outer && outer_dim > 1 {
-                let given = "one tensor for each layer was given";
+                let given = "one tensor for each layer was passed";
                 return Err(KvError::Outers { has_outer, outer_dim, given });
             }
             count("tensors", tensors.len())?;
@@ -149,7 +149,7 @@ fn in_order<'a>(
         }
         KvTensors::Apart { keys, values } => {
             if has_outer || outer_dim != 2 {
-                let given = "K and V were given as separate tensors";
+                let given = "K and V were passed as separate tensors";
                 return Err(KvError::Outers { has_outer, outer_dim, given });
             }
             count("K tensors", keys.len())?;
@@ -160,7 +160,8 @@ fn in_order<'a>(
     }
 }
 
-/// Checks that all tensors have one element type that strides can address, and one kind of memory.
+/// Checks that all tensors have the same kind of memory, and one element type that strides can
+/// address.
 fn check_alike(tensors: &[Named<'_>]) -> Result<(), KvError> {
     let Some((_, first)) = tensors.first() else { return Ok(()) };
     for &(tensor, imported) in tensors {
@@ -168,7 +169,7 @@ fn check_alike(tensors: &[Named<'_>]) -> Result<(), KvError> {
         if expected != found {
             return Err(KvError::MixedElements { tensor, expected, found });
         }
-        // In a layout the lanes of an element are adjacent.
+        // In a layout, the lanes of an element are adjacent.
         if imported.shape().is_padded() && !found.fills_bytes() {
             return Err(KvError::Padded { tensor, element: found });
         }
@@ -201,7 +202,7 @@ fn check_sizes(
     Ok(())
 }
 
-/// The dimensions of an axis order as those of strided tensors with elements of `width` bytes.
+/// Converts an axis order to dimensions of strided tensors with elements of `width` bytes.
 fn strided_form(
     config: &LayoutConfig,
     axis_order: &KvAxisOrder,

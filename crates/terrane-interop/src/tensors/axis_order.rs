@@ -12,7 +12,7 @@ pub enum KvAxis {
     Block,
     /// The tokens of a block.
     Token,
-    /// The tokens of all blocks, one block after the other.
+    /// The tokens of all blocks, one block after another.
     Slot,
     /// The heads of a token.
     Head,
@@ -20,7 +20,7 @@ pub enum KvAxis {
     Dim,
     /// The elements of a token, all heads together.
     Row,
-    /// An axis of size 1 without a meaning.
+    /// An axis of size 1 without meaning.
     One,
 }
 
@@ -69,7 +69,7 @@ impl KvAxisOrder {
     /// `[tokens, 1, dim]`: SGLang's latent attention.
     pub const SGLANG_LATENT: Self = Self::of([KvAxis::Slot, KvAxis::One, KvAxis::Row]);
 
-    /// All named forms, each once.
+    /// All named axis orders, each once.
     pub const KNOWN: [Self; 6] = [
         Self::VLLM,
         Self::FLASHINFER_NHD,

@@ -47,8 +47,8 @@ pub enum KvError {
         /// The tensors.
         found: usize,
     },
-    /// K and V are separate in the tensors and one axis in the axis order or the configuration, or
-    /// the other way round.
+    /// K and V are separate tensors and one axis in the axis order or the configuration, or the
+    /// reverse.
     #[error(
         "the axis order {} an axis for K and V, and the configuration has an outer_dim of \
          {outer_dim}, but {given}",
@@ -59,7 +59,7 @@ pub enum KvError {
         has_outer: bool,
         /// The outers of the configuration.
         outer_dim: u32,
-        /// How the tensors were given.
+        /// How the tensors were passed.
         given: &'static str,
     },
     /// The tensor's number of axes differs from the axis order's.
@@ -110,7 +110,7 @@ pub enum KvError {
         /// The type of this tensor.
         found: ElementType,
     },
-    /// Elements below eight bits that are padded to a whole byte each, where a layout packs them.
+    /// Elements below eight bits are padded to a whole byte each, but a layout packs them.
     #[error(
         "{tensor} has elements of {element} padded to whole bytes, and a layout packs them; pass \
          it packed, or as bytes"
@@ -134,10 +134,10 @@ pub enum KvError {
         /// The memory of this tensor.
         found: StorageKind,
     },
-    /// The axis order names heads, and the configuration does not.
+    /// The axis order names heads, but the configuration does not.
     #[error("the axis order has an axis of heads; state num_heads in the configuration")]
     HeadsNotStated,
-    /// The layout separates two axes that are one in the axis order, so no stride covers both.
+    /// The layout separates two axes that are one axis in the axis order, so no stride covers both.
     #[error(
         "the axis order has one axis for the {axis}, and the layout separates its {inner} from its \
          {outer}; choose an axis order that has both"
@@ -174,7 +174,7 @@ pub enum KvError {
         /// Why.
         source: StridedError,
     },
-    /// A distance that is not a whole number of elements.
+    /// A distance that is not a multiple of an element.
     #[error(
         "{what}: positions are {bytes} apart, which is not a multiple of an element of {element}"
     )]

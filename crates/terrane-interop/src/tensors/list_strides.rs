@@ -3,7 +3,7 @@
 use smallvec::{SmallVec, smallvec};
 use terrane_layout::{RegionOffset, Step};
 
-/// A part of an axis: positions some bytes apart, or some regions.
+/// A part of an axis: a number of positions, and their distance in bytes or in regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListPart {
     Bytes(Step),
@@ -19,7 +19,7 @@ impl ListPart {
     }
 }
 
-/// The position so many tensors of a list further; `None` past the last number.
+/// The offset of a position in a list of tensors; `None` on overflow.
 pub(super) fn moved(from: RegionOffset, parts: &[ListPart], position: u64) -> Option<RegionOffset> {
     let (mut at, mut rest) = (from, position);
     for part in parts.iter().rev() {
@@ -38,12 +38,12 @@ pub(super) fn moved(from: RegionOffset, parts: &[ListPart], position: u64) -> Op
     Some(at)
 }
 
-/// The counts and strides from each position to the next one: one part, or two. `None` if the
-/// positions are not in ascending order at equal distances.
+/// The counts and strides between the positions: one part, or two. `None` if the positions are not
+/// in ascending order at equal distances.
 pub(super) fn along(places: &[RegionOffset]) -> Option<SmallVec<[ListPart; 4]>> {
     let &first = places.first()?;
     let count = places.len();
-    // The longest groups first: one part is better than two.
+    // The longest groups first, because one part is better than two.
     for inner in (1..=count).rev().filter(|inner| count.is_multiple_of(*inner)) {
         let step = |to: usize, count: usize| part(first, *places.get(to)?, count);
         let inside = if inner == 1 { None } else { Some(step(1, inner)?) };

@@ -13,15 +13,15 @@
 //! | SGLang, latent attention | one a layer, `[tokens, 1, dim]` | [`SGLANG_LATENT`](KvAxisOrder::SGLANG_LATENT) |
 //!
 //! Shape and memory order are independent: vLLM's tensors keep their shape when the memory is
-//! head-major, and FlashInfer's do not. So an axis order states the order of the axes, the layout's
-//! [`TokenOrder`](terrane_layout::TokenOrder) states the order in memory, and strides connect the
-//! two.
+//! head-major, and FlashInfer's do not. So an axis order states the order of the axes, and the
+//! layout's [`TokenOrder`](terrane_layout::TokenOrder) states the order in memory. Strides connect
+//! the two.
 //!
 //! # Views
 //!
-//! [`kv_views`] returns the tensors of a layout, without a copy, where strides can express them.
-//! Where they cannot, the [`KvError`] names the two axes that do not join. [`kv_tensors`] exports
-//! them, with the blocks held against transfers.
+//! [`kv_views`] returns the tensors of a layout without a copy, if strides can express them.
+//! Otherwise the [`KvError`] names the two axes that cannot be joined. [`kv_tensors`] exports the
+//! tensors, with the blocks held against transfers.
 //!
 //! # Adoption
 //!
@@ -31,8 +31,8 @@
 //! configuration. Both return a [`LayoutBuilder`](terrane_layout::LayoutBuilder) over the tensors'
 //! memory. An error names the tensor, the axis, the expected value and the actual value.
 //!
-//! SGLang's buffers have `size + page_size` tokens, and padding is written to the first page. Here
-//! all pages are blocks, so the engine must never move block 0.
+//! SGLang's buffers have `size + page_size` tokens, and padding is written to the first page. In
+//! Terrane all pages are blocks, so the engine must never move block 0.
 //!
 //! [vllm]: https://github.com/vllm-project/vllm/blob/0084b783bcda6d7ee15c337b1062cbee9985c954/vllm/v1/attention/backends/flash_attn.py
 //! [triton]: https://github.com/vllm-project/vllm/blob/001ceb3e98e7a19ebe33f542a368fa73bf6c76ad/vllm/v1/attention/backends/triton_attn.py

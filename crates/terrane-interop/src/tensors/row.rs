@@ -14,8 +14,8 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// The row, if tensors of these elements can be one of `config`. If the configuration has
-    /// groups or rows of bytes, the elements are bytes.
+    /// The row, if `config` allows tensors with these elements. If the configuration has groups or
+    /// rows of bytes, the elements are bytes.
     pub(super) fn of(config: &LayoutConfig, element: ElementType) -> Result<Self, KvError> {
         let expected = match config.element() {
             ElementFormat::Width(own) => ByteCount::new(own.into()),

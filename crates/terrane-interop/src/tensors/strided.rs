@@ -14,9 +14,9 @@ type Numbers = SmallVec<[u64; 6]>;
 
 /// A tensor of a cache: the location of its elements, and their strides.
 ///
-/// It is made from [memory](Self::from_memory), from [an address](Self::from_raw) with the owner of
-/// the bytes, or from [a DLPack tensor](Self::from_imported). Strides count elements, as those of
-/// candle, PyTorch and DLPack do. Clones share the memory.
+/// Create it from [memory](Self::from_memory), from [an address](Self::from_raw) with the owner of
+/// the bytes, or from [a DLPack tensor](Self::from_imported). Strides count elements, as in candle,
+/// PyTorch and DLPack. Clones share the memory.
 #[derive(Clone)]
 pub struct StridedTensor {
     pub(super) source: Source,
@@ -26,17 +26,17 @@ pub struct StridedTensor {
     pub(super) strides: Numbers,
 }
 
-/// The owner of the bytes, and the bytes that it guarantees.
+/// The owner of the bytes, which determines the bytes that may be used.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     /// All bytes from the first element to the last.
     Memory(Region),
-    /// The elements alone.
+    /// Only the elements.
     Imported(ImportedTensor),
 }
 
 impl StridedTensor {
-    /// The tensor whose first element is at the beginning of `memory`.
+    /// The tensor whose first element is at the start of `memory`.
     ///
     /// # Errors
     ///
@@ -68,8 +68,8 @@ impl StridedTensor {
     ///
     /// # Safety
     ///
-    /// While `owner` lives, the guarantee of [`ForeignMemory::new`] holds for every byte from the
-    /// first element to the last. The bytes between elements are included.
+    /// While `owner` lives, the requirements of [`ForeignMemory::new`] hold for every byte from the
+    /// first element to the last, including the bytes between elements.
     pub unsafe fn from_raw<S: TryInto<i64>, T: TryInto<i64>>(
         (kind, location): (StorageKind, Location),
         element_bytes: u32,
@@ -88,7 +88,7 @@ impl StridedTensor {
     }
 
     /// A DLPack tensor. Only its elements may be used, because the bytes between them may belong to
-    /// another library. To use these too, give [`ImportedTensor::memory_with_gaps`] to
+    /// another library. To use these bytes too, pass [`ImportedTensor::memory_with_gaps`] to
     /// [`from_memory`](Self::from_memory).
     ///
     /// # Errors
@@ -196,8 +196,8 @@ impl Shape {
 
 /// The meaning of each dimension of a cache's tensors.
 ///
-/// Sizes and strides come from the tensors; this only names the dimensions. A dimension that occurs
-/// twice is split in two, as `D/x` and `x` are in `[B, H, D/x, N, x]`.
+/// Sizes and strides come from the tensors. A form only names the dimensions. A dimension that
+/// occurs twice is split in two, such as `D/x` and `x` in `[B, H, D/x, N, x]`.
 ///
 /// ```
 /// use terrane_interop::tensors::StridedForm;
@@ -232,12 +232,12 @@ pub(super) enum Dimension {
         inner: Axis,
         count: u32,
     },
-    /// An axis of size 1 without a meaning.
+    /// An axis of size 1 without meaning.
     One,
 }
 
 impl StridedForm {
-    /// A form of these sections.
+    /// Creates a form for these sections.
     pub fn new(sections: &[SectionName]) -> Self {
         Self {
             sections: sections.into(),
@@ -247,31 +247,31 @@ impl StridedForm {
         }
     }
 
-    /// A list of tensors, one for each position of `axis`. With two lists, the tensors of the
-    /// second one follow each other.
+    /// Adds a list of tensors, one for each position of `axis`. With two lists, the tensors of the
+    /// second list are adjacent.
     pub fn tensors(mut self, axis: impl Into<TensorAxis>, count: u32) -> Self {
         self.lists.push((axis.into(), count));
         self
     }
 
-    /// The next dimension of each tensor.
+    /// Adds the next dimension of each tensor.
     pub fn dim(self, axis: impl Into<TensorAxis>) -> Self {
         self.with(Dimension::Of(axis.into()))
     }
 
-    /// The next dimension of each tensor holds two axes: positions of `outer`, each of `count`
-    /// positions of `inner`. SGLang's slots are blocks of tokens, for example.
+    /// Adds a dimension for two axes: positions of `outer`, each with `count` positions of `inner`.
+    /// For example, SGLang's slots are blocks of tokens.
     pub fn joined(self, outer: Axis, inner: Axis, count: u32) -> Self {
         self.with(Dimension::Joined { outer, inner, count })
     }
 
-    /// The next dimension has the size 1 and no meaning.
+    /// Adds a dimension with size 1 and no meaning.
     pub fn one(self) -> Self {
         self.with(Dimension::One)
     }
 
-    /// Groups of so many bytes along the elements are never split, such as elements that share a
-    /// scale. The elements must be adjacent.
+    /// Never splits groups of this number of bytes along the elements, such as elements that share
+    /// a scale. The elements must be adjacent.
     pub fn grouped(self, bytes: u32) -> Self {
         Self { unit: Some(bytes), ..self }
     }

@@ -13,12 +13,12 @@ use super::strided::{Dimension, Source};
 use super::{StridedError, StridedForm, StridedTensor};
 use crate::dlpack::ImportError;
 
-/// A layout over tensors of any strides. The returned builder lacks only the choice of
-/// registration.
+/// Builds a layout over tensors of any strides. In the returned builder, only the choice of
+/// registration is left.
 ///
 /// Each tensor is a region. Tensors whose bytes interleave, such as views of one tensor, form one
 /// region together. The strides of the sections are those of the tensors. The tensors of a list
-/// must follow each other at equal distances. The builder keeps the tensors.
+/// must be at equal distances. The builder keeps the tensors alive.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -56,10 +56,10 @@ pub fn adopt_strided(
     adopt_strided_parts(&[(form, tensors)])
 }
 
-/// As [`adopt_strided`], for a cache whose sections have tensors of different forms.
+/// Like [`adopt_strided`], for a cache whose sections have tensors of different forms.
 ///
 /// For example, paged attention has keys `[B, H, D/x, N, x]` and values `[B, H, D, N]`. The section
-/// K and its tensors have one form, and V has another one. Tensors are counted over all parts.
+/// K and its tensors have one form, and V has another form. Tensors are counted over all parts.
 ///
 /// # Errors
 ///
@@ -94,7 +94,7 @@ pub fn adopt_strided_parts(
 struct Part<'a> {
     tensors: &'a [StridedTensor],
     places: &'a [RegionOffset],
-    /// The number of tensors of the forms before it.
+    /// The number of tensors of the earlier forms.
     begin: usize,
 }
 
@@ -121,7 +121,7 @@ impl StridedForm {
         let outers = axes.filter(|&axis| axis == TensorAxis::Outer).count();
         let sections = self.sections.len();
         if outers > 1 || (outers == 0 && sections != 1) {
-            let expected = "give it once, with a position for each section";
+            let expected = "pass it once, with a position for each section";
             return Err(StridedError::Dimension {
                 axis: TensorAxis::Outer,
                 times: outers,
@@ -154,7 +154,7 @@ impl StridedForm {
         if let Some(&(axis, count)) = outer_list.and_then(|list| self.lists.get(list))
             && ByteCount::new(count.into()).to_usize() != self.sections.len()
         {
-            let expected = "give it with a position for each section";
+            let expected = "pass it with a position for each section";
             return Err(StridedError::Dimension { axis, times: self.sections.len(), expected });
         }
         let mut sections = Vec::with_capacity(self.sections.len());
@@ -173,11 +173,11 @@ impl StridedForm {
             {
                 let Step { count, stride } = part;
                 if ByteCount::new(count.into()).to_usize() != self.sections.len() {
-                    let expected = "give it with a position for each section";
+                    let expected = "pass it with a position for each section";
                     let (axis, times) = (TensorAxis::Outer, self.sections.len());
                     return Err(StridedError::Dimension { axis, times, expected });
                 }
-                // At most the span of the tensor.
+                // This is within the span of the tensor.
                 offset += outer * stride;
             }
             let element_bytes = axes.group(tensor.element_bytes, self.unit)?;
@@ -198,7 +198,7 @@ impl StridedForm {
         Ok(sections)
     }
 
-    /// The parts of each list: how its tensors follow each other, from the one at `first` on.
+    /// The parts of each list: the distances of its tensors, from the tensor at `first` on.
     fn list_parts(
         &self,
         first: usize,
@@ -217,7 +217,8 @@ impl StridedForm {
         Ok(found)
     }
 
-    /// Checks every tensor of the section whose first tensor is `first`: its shape, and its place.
+    /// Checks every tensor of the section whose first tensor is `first`: its shape and its
+    /// position.
     fn check_alike(
         &self,
         part: Part<'_>,
@@ -292,7 +293,7 @@ impl StridedForm {
     }
 }
 
-/// The parts of each axis within a tensor, the outermost first.
+/// The parts of each axis within a tensor, outermost first.
 struct TensorParts {
     outer: Option<Step>,
     of: [(Axis, SmallVec<[Step; 2]>); 5],
@@ -304,7 +305,7 @@ impl TensorParts {
         parts.into_iter().for_each(|(_, parts)| parts.push(step));
     }
 
-    /// Makes groups of `unit` bytes the elements, and returns the bytes of an element.
+    /// Converts groups of `unit` bytes to elements, and returns the bytes of an element.
     fn group(&mut self, element_bytes: u32, unit: Option<u32>) -> Result<u32, StridedError> {
         let Some(unit) = unit.filter(|&unit| unit != element_bytes) else {
             return Ok(element_bytes);
@@ -327,7 +328,7 @@ impl TensorParts {
     }
 }
 
-/// The strides of an axis in so many parts. Neighbours that are contiguous are joined.
+/// The strides of an axis from its parts. Adjacent contiguous parts are joined.
 fn axis_steps(axis: Axis, parts: Parts) -> Result<AxisSteps, StridedError> {
     let mut joined: Parts = SmallVec::new();
     for part in parts.into_iter().filter(|part| part.count() != 1) {
@@ -443,11 +444,10 @@ impl Group {
             return Err(refused(tensor, ImportError::Gaps { elements, bytes }));
         }
         let owners: Vec<Source> = members.iter().map(|(_, each)| each.source.clone()).collect();
-        // SAFETY: the spans of the tensors overlap one after the other, so each byte of the span is
-        // in a tensor's span. If only elements were promised, they fill the span. The geometry's
-        // proof shows that no two elements share a byte, and the elements have as many bytes as the
-        // span. The owners keep the promises that were made for each tensor, and none of the
-        // tensors is read-only.
+        // SAFETY: consecutive spans of the tensors overlap, so each byte of the span is in a
+        // tensor's span. If only elements were promised, they fill the span: the geometry's proof
+        // shows that no two elements share a byte, and the elements have as many bytes as the span.
+        // The owners keep the promises for each tensor, and no tensor is read-only.
         Ok(Region::new(unsafe { ForeignMemory::new(self.span, owners) }))
     }
 }

@@ -68,11 +68,11 @@ pub enum StridedError {
         found: usize,
     },
     /// The number of tensors is wrong.
-    #[error("{found} tensors were given, and the form has {expected}")]
+    #[error("{found} tensors were passed, and the form has {expected}")]
     TensorCount {
         /// The tensors of the form.
         expected: u64,
-        /// The tensors that were given.
+        /// The tensors that were passed.
         found: usize,
     },
     /// The form has a dimension too often, or lacks one.

@@ -13,7 +13,8 @@ pub(super) struct AxisStride {
     pub(super) stride: u64,
 }
 
-/// The axes of `axis_order` in every layer of a geometry. A layer is where a tensor begins.
+/// The axes of `axis_order`, which are the same in every layer of a geometry. A tensor begins with
+/// a layer.
 pub(super) fn strides(
     geometry: &Geometry,
     axis_order: &KvAxisOrder,
@@ -69,7 +70,7 @@ impl<'a> Rows<'a> {
         let step = if width == bytes {
             Step::new(own.count, if own.count == 1 { bytes } else { own.stride })
         } else if width == 1 && (own.count == 1 || own.stride == bytes) {
-            // Groups of bytes are adjacent.
+            // The bytes of a group are adjacent.
             let count = u64::from(own.count).checked_mul(bytes);
             let count = count.and_then(|count| u32::try_from(count).ok()).ok_or_else(refused)?;
             Step::new(count, 1)
@@ -133,13 +134,13 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The steps of an axis that is in one part and in one region.
+/// The steps of an axis with one part in one region.
 fn single(section: &Section, axis: Axis, what: KvAxis) -> Result<Step, KvError> {
     let steps = section.steps(axis);
     if steps.outer().count == 1 { Ok(steps.inner()) } else { Err(KvError::Split { axis: what }) }
 }
 
-/// Two axes as one, if the positions of the inner one fill those of the outer one.
+/// Joins two axes, if the positions of the inner axis fill a position of the outer one.
 fn joined(
     axis: KvAxis,
     (outer, far): (KvAxis, Step),

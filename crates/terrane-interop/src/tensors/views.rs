@@ -12,7 +12,7 @@ use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape};
 /// One tensor of a layout in an engine's axis order: a shape, and its bytes.
 #[derive(Clone, Debug)]
 pub struct KvView {
-    /// Which tensor it is.
+    /// The name of the tensor.
     pub name: TensorName,
     /// The bytes from its first element to its last. Bytes between the elements may belong to other
     /// tensors.
@@ -22,12 +22,12 @@ pub struct KvView {
 }
 
 /// The tensors of `layout` in the axis order of an engine, in the order of the layers. There is one
-/// for each layer. If the axis order has no outer axis, there are two: K and V.
+/// for each layer, or two (K and V) if the axis order has no outer axis.
 ///
 /// # Errors
 ///
-/// [`KvError::Element`] if the elements have another width than the layout's and are not bytes
-/// (groups of elements and rows are bytes). [`KvError::HeadsNotStated`] if the axis order has heads
+/// [`KvError::Element`] if the elements have another width than the layout's, and are not bytes.
+/// Groups of elements and rows are bytes. [`KvError::HeadsNotStated`] if the axis order has heads
 /// and the layout does not. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
 /// [`KvError::NotWhole`] if strides cannot express the axis order.
 pub fn kv_views(
@@ -70,17 +70,16 @@ pub fn kv_views(
     Ok(views)
 }
 
-/// Exports the tensors of an endpoint in the axis order of an engine: read-only, or for reading and
-/// writing.
+/// Exports the tensors of an endpoint in the axis order of an engine, read-only or writable.
 ///
 /// All blocks are held until the deleter of the last tensor has been called. Until then,
-/// conflicting transfers are refused or run after the hold: those that write the blocks, and, for a
-/// writable export, those that read them. Each export returns the hold's
-/// [`ticket`](TensorExport::ticket).
+/// conflicting transfers are refused, or run after the hold if they name its
+/// [`ticket`](TensorExport::ticket). These are transfers that write the blocks and, for a writable
+/// export, transfers that read them.
 ///
 /// # Errors
 ///
-/// As for [`kv_views`], and [`KvError::Export`] if transfers have blocks of it just now.
+/// As for [`kv_views`], and [`KvError::Export`] if transfers use its blocks.
 pub fn kv_tensors(
     endpoint: &Endpoint,
     axis_order: &KvAxisOrder,

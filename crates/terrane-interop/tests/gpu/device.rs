@@ -26,13 +26,12 @@ use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager}
 
 use crate::needs::device;
 
-/// The simulated device and its driver. On a real device, reports the test as skipped and returns
-/// `None`.
+/// The simulated device and its driver. On a real device, prints a skip and returns `None`.
 fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
     Some((device(test, needs)?, SimulatedCuda::find_or_skip(test)?))
 }
 
-/// Records, when it drops, whether a stream had completed.
+/// Records on drop whether a stream has completed.
 struct RecordsIdle {
     stream: Stream,
     had_run: Arc<AtomicBool>,
@@ -83,8 +82,8 @@ fn foreign(
 }
 
 #[test]
-fn the_driver_is_asked_what_a_tensor_is() {
-    let Some(context) = device("device::the_driver_is_asked_what_a_tensor_is", LITTLE) else {
+fn tensors_are_checked_with_the_driver() {
+    let Some(context) = device("device::tensors_are_checked_with_the_driver", LITTLE) else {
         return;
     };
     let region = memory(&context, 1 << 16);
@@ -107,7 +106,7 @@ fn the_driver_is_asked_what_a_tensor_is() {
     assert!(matches!(gone, ImportError::NotDeviceMemory(_)), "{gone}");
 }
 
-/// PyTorch's expandable segments are mapped as one; other adjacent allocations are not.
+/// PyTorch's expandable segments are one mapping, but other adjacent allocations are not.
 #[test]
 fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
     let name = "device::memory_in_pieces_is_one_if_it_was_mapped_as_one";
@@ -132,8 +131,10 @@ fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
 }
 
 #[test]
-fn ours_come_back_as_they_went() {
-    let Some(context) = device("device::ours_come_back_as_they_went", LITTLE) else { return };
+fn exported_tensors_are_reimported_unchanged() {
+    let Some(context) = device("device::exported_tensors_are_reimported_unchanged", LITTLE) else {
+        return;
+    };
     let before = context.usage().device;
     let region = memory(&context, 1 << 16);
     let shape = TensorShape::compact(ElementType::BF16, &[4, 64]).unwrap();
@@ -225,7 +226,7 @@ fn memory_is_freed_after_the_consumer_s_stream() {
     let request = RegionRequest::new(ByteCount::kib(64));
     let (from, to) = (memory(&context, 1 << 16), pinned.allocate(&request).unwrap());
     let stream = Stream::new(&context).unwrap();
-    // SAFETY: both live until the stream has been waited for, and no other code uses them.
+    // SAFETY: both live until the synchronisation of the stream, and no other code uses them.
     unsafe { stream.fill(from.location(), 0x5A, ByteCount::kib(64)) }.unwrap();
     let (source, destination) = (from.location(), to.location());
     let shape = TensorShape::compact(ElementType::U8, &[1 << 16]).unwrap();
@@ -272,12 +273,13 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
         // SAFETY: the stream outlives the tensor.
         let consumer = unsafe { named.to_stream(&context, ()) }.unwrap().unwrap();
         let had_run = Arc::new(AtomicBool::new(false));
-        // The guard that records is dropped with the hold.
+        // The recording guard drops together with the hold.
         let sees = RecordsIdle { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let export = export.guarded_by(sees).released_after(consumer);
         let tensor = export.into_versioned().unwrap();
         let scratch = memory(&context, 1 << 20);
-        // SAFETY: the memory lives until the stream has been waited for, and no other code uses it.
+        // SAFETY: the memory lives until the synchronisation of the stream, and no other code uses
+        // it.
         unsafe { stream.fill(scratch.location(), 1, ByteCount::new(1 << 20)) }.unwrap();
         assert!(end.hold_for_write(&[1]).is_err());
         drop(tensor);
@@ -288,8 +290,8 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
 }
 
 #[test]
-fn what_cannot_be_waited_for_is_kept_for_ever() {
-    let name = "device::what_cannot_be_waited_for_is_kept_for_ever";
+fn memory_is_leaked_if_its_stream_cannot_be_waited_for() {
+    let name = "device::memory_is_leaked_if_its_stream_cannot_be_waited_for";
     terrane_testkit::process::in_child(name, || {
         /// The driver's error for a stream that is being captured.
         const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;

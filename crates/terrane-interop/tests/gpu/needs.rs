@@ -1,16 +1,16 @@
-//! The devices that tests need. No test needs the copy kernels: the engine copies without them if a
-//! driver refuses them.
+//! The devices that tests need. No test needs the copy kernels, because the engine also copies
+//! without them.
 
 use terrane_core::{BoxedCause, ByteCount, DeviceId};
 use terrane_cuda::Context;
 use terrane_testkit::needs::{NO_MEMORY, Needs, or_skipped};
 
-/// The first device. If something is missing, reports the test as skipped and returns `None`.
+/// The first device. If a need is not met, prints a skip and returns `None`.
 pub fn device(test: &str, needs: Needs) -> Option<Context> {
     or_skipped(test, check(0, needs))
 }
 
-/// As [`device`], for the first two devices.
+/// Like [`device`], for the first two devices.
 pub fn two_devices(test: &str, needs: Needs) -> Option<[Context; 2]> {
     or_skipped(test, check(0, needs).and_then(|first| Ok([first, check(1, needs)?])))
 }

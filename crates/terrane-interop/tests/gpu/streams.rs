@@ -13,8 +13,8 @@ const LENGTH: ByteCount = ByteCount::mib(4);
 const EXCHANGE: Needs = Needs::of_device(LENGTH).and_host(LENGTH);
 
 /// Writes `value` on the producer's stream, performs the handshake, and reads on the consumer's
-/// stream. Without a stream, the consumer uses the per-thread default stream, and the reader runs
-/// after that.
+/// stream. Without a stream, the consumer uses the per-thread default stream, and the reading
+/// stream waits for it.
 fn exchange(
     context: &Context,
     value: u8,
@@ -28,7 +28,8 @@ fn exchange(
         DeviceAllocator::new(context).allocate(&request).unwrap(),
         pinned.allocate(&request).unwrap(),
     );
-    // SAFETY: the memory lives until both streams have been waited for; no other code uses it.
+    // SAFETY: the memory lives until the synchronisation of both streams, and no other code uses
+    // it.
     unsafe { producer.fill(from.location(), value, LENGTH) }.unwrap();
     let event = Event::new(context, Timing::Off).unwrap();
     event.record(&producer).unwrap();
@@ -85,8 +86,8 @@ fn a_consumer_finds_what_the_producer_wrote() {
 }
 
 #[test]
-fn nothing_waits_where_nothing_has_to() {
-    let Some(context) = device("streams::nothing_waits_where_nothing_has_to", NO_MEMORY) else {
+fn unnecessary_waits_are_omitted() {
+    let Some(context) = device("streams::unnecessary_waits_are_omitted", NO_MEMORY) else {
         return;
     };
     let stream = Stream::new(&context).unwrap();

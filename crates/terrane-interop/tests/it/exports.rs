@@ -39,7 +39,7 @@ fn nothing_is_written_under_a_reader() {
     let manager = manager();
     let piece = |access| TensorExport::of_piece(&exported, (2, 1, 0), ElementType::BF16, access);
     let tensor = piece(Access::Read).unwrap().into_versioned().unwrap();
-    // Other users may read as well; none may write.
+    // Other users may also read the block, but not write it.
     let second = piece(Access::Read).unwrap();
     assert!(matches!(piece(Access::Write), Err(ExportError::Held(error)) if is_conflict(&error)));
     let into = || Transfer::new(&other, &exported).blocks(&[0], &[2]);
@@ -77,12 +77,12 @@ fn a_transfer_runs_after_the_tensor_whose_ticket_it_names() {
 }
 
 #[test]
-fn nothing_moves_under_a_writer() {
+fn buffers_do_not_move_during_a_write() {
     let allocator = HeapAllocator::system();
     let (exported, other) = (endpoint(&allocator), endpoint(&allocator));
     let manager = manager();
     let export = TensorExport::of_region(&exported, 0, ElementType::U8, Access::Write).unwrap();
-    // Legacy tensors cannot state that they are read-only, and this one is writable.
+    // Legacy tensors cannot be read-only, but this one is writable.
     let tensor = export.into_legacy().unwrap();
     let out = || Transfer::new(&exported, &other).blocks(&[3], &[0]);
     assert!(is_conflict(&manager.submit(out(), ()).unwrap_err().cause));
@@ -130,7 +130,7 @@ fn kv_tensors_hold_all_blocks_until_the_last_has_gone() {
     assert_eq!(allocator.live(), 0);
 }
 
-/// The tensors' own strides give the same address for each piece as the geometry.
+/// The tensors' strides result in the same address for each piece as the geometry.
 #[test]
 fn blocks_and_layouts_have_their_pieces_where_the_geometry_has_them() {
     let separate = |block_dimension| LayoutKind::LayerSeparate { block_dimension };
@@ -213,7 +213,7 @@ fn a_block_is_held_until_the_last_of_its_tensors_has_gone() {
 }
 
 #[test]
-fn what_cannot_be_a_tensor_is_refused_and_nothing_stays_held() {
+fn invalid_exports_are_refused_and_release_their_holds() {
     let allocator = HeapAllocator::system();
     let end = endpoint(&allocator);
     let piece =

@@ -1,5 +1,5 @@
-//! Tensors with arbitrary fields. Each one is refused with a typed error or imported, and released
-//! exactly once either way.
+//! Tensors with arbitrary fields. Each is refused with a typed error or imported, and released
+//! exactly once in either case.
 
 use proptest::prelude::*;
 use terrane_core::{Location, Memory, Region};
@@ -91,7 +91,7 @@ fn settle(result: Result<ImportedTensor, ImportError>, fields: &Fields, deleted:
             drop(tensor);
             drop(clone);
             if memory.is_ok() {
-                assert_eq!(deleted.count(), 0, "the memory still has it");
+                assert_eq!(deleted.count(), 0, "the memory still owns the tensor");
             }
             drop(memory);
         }
@@ -108,11 +108,11 @@ proptest! {
     fn versioned_tensors_of_any_fields(fields in any_fields()) {
         let deleted = Deleted::default();
         let tensor = fields.versioned(&deleted);
-        // SAFETY: the axes are readable up to the maximum of a tensor, the deleter takes any
+        // SAFETY: the axes are readable up to the maximum of a tensor, the deleter may run on any
         // thread, and the imported tensor's data is not accessed.
         settle(unsafe { Importer::new().versioned(tensor) }, &fields, &deleted);
         if !fields.has_deleter {
-            // SAFETY: no code has it any more.
+            // SAFETY: no code uses it any more.
             unsafe { reclaim(tensor) };
         }
     }
@@ -131,7 +131,7 @@ proptest! {
     }
 }
 
-/// The error for a valid tensor with the fields that `change` changes.
+/// The error for a valid tensor after `change` has modified its fields.
 fn refused(change: impl FnOnce(&mut Fields)) -> ImportError {
     let mut bytes = vec![0_u8; 64];
     let mut fields = Fields::over(&mut bytes, &[2, 3]);
@@ -178,14 +178,14 @@ fn every_field_has_its_error() {
     assert!(matches!(refused(|f| f.data = 0), E::NullData { elements: 6 }));
     assert!(matches!(refused(|f| f.byte_offset = u64::MAX), E::AddressOverflow { .. }));
     assert!(matches!(refused(|f| f.byte_offset = 1), E::MisalignedData { .. }));
-    // In an unknown version, not even the shape is read.
+    // For an unknown version, the shape is not read either.
     let unknown = refused(|f| {
         f.version = (9, 9);
         f.shape = Axes::Null;
     });
     assert_eq!(
         unknown.to_string(),
-        "the tensor has DLPack version 9.9; ask its producer for version 1"
+        "the tensor has DLPack version 9.9; request version 1 from its producer"
     );
 }
 
@@ -242,7 +242,7 @@ fn legacy_tensors_cannot_say_that_they_are_padded() {
 }
 
 #[test]
-fn what_is_no_pointer_is_not_touched() {
+fn invalid_pointers_are_not_dereferenced() {
     let importer = Importer::new();
     // SAFETY: null and misaligned pointers may be passed.
     let null = unsafe { importer.versioned(std::ptr::null_mut()) }.unwrap_err();

@@ -1,4 +1,4 @@
-//! KV tensors of every axis order, as views of every layout and as layouts again.
+//! KV tensors of every axis order, as views of every layout, and adopted as layouts again.
 
 use proptest::prelude::*;
 use terrane_core::{Alignment, ByteCount, Memory, Region};
@@ -48,12 +48,12 @@ pub fn import_of(region: Region, shape: TensorShape) -> ImportedTensor {
     unsafe { Importer::new().versioned(tensor.into_raw().as_ptr()) }.unwrap()
 }
 
-/// The config that a layout was made of.
+/// The config of a layout.
 pub fn config_of(layout: &PhysicalLayout) -> LayoutConfig {
     layout.geometry().origin().unwrap().0
 }
 
-/// The address of an element by the layout: in piece (block, layer, outer), of a token and a head.
+/// The address of an element in the layout: in piece (block, layer, outer), of a token and a head.
 fn element_at(layout: &PhysicalLayout, at: [u64; 6]) -> u64 {
     let [block, layer, outer, token, head, dim] = at;
     let config = config_of(layout);
@@ -68,7 +68,7 @@ fn element_at(layout: &PhysicalLayout, at: [u64; 6]) -> u64 {
     piece + 2 * index
 }
 
-/// Compares the address of every element by the view's strides with the layout's.
+/// Compares the address of every element in the view with its address in the layout.
 fn check_view(layout: &PhysicalLayout, axis_order: &KvAxisOrder, view: &KvView) {
     let (layer, of_outer) = match view.name {
         TensorName::Layer(layer) => (layer, None),
@@ -121,7 +121,7 @@ fn adopted(
     Ok(builder.unregistered().build().unwrap())
 }
 
-/// Both have the same shape and every piece at the same address.
+/// Checks that both have the same shape and every piece at the same address.
 fn assert_same_places(one: &PhysicalLayout, other: &PhysicalLayout) {
     let geometry = one.geometry();
     for block in 0..geometry.num_blocks() {
@@ -192,7 +192,7 @@ fn shapes_are_those_of_the_engines() {
     let nhd = TokenOrder::TokenMajor;
     let (sizes, strides) = shape(OUTER_FIRST, KvAxisOrder::VLLM, nhd);
     assert_eq!((sizes, strides), (vec![2, 5, 4, 2, 8], vec![320, 64, 16, 8, 1]));
-    // vLLM's shape stays, and its strides are HND.
+    // vLLM's shape does not change, and its strides are HND.
     let (sizes, strides) = shape(OUTER_FIRST, KvAxisOrder::VLLM, TokenOrder::HeadMajor);
     assert_eq!((sizes, strides), (vec![2, 5, 4, 2, 8], vec![320, 64, 8, 32, 1]));
     let (sizes, strides) = shape(BLOCK_FIRST, KvAxisOrder::FLASHINFER_NHD, nhd);
@@ -206,7 +206,7 @@ fn shapes_are_those_of_the_engines() {
     assert_eq!(strides, [384, 64, 16, 8, 1]);
 }
 
-/// The error of adopting vLLM's tensors, with the second one changed.
+/// The error of adopting vLLM's tensors after a change of the second one.
 fn refused(change: impl FnOnce(&PhysicalLayout, &mut Vec<ImportedTensor>)) -> KvError {
     let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
     let views = kv_views(&layout, &KvAxisOrder::VLLM, ElementType::BF16).unwrap();
@@ -258,7 +258,7 @@ fn padded_elements_are_refused() {
     let config = config.inner_dim(16).num_heads(2).element(ElementFormat::Width(1));
     let config = config.build().unwrap();
     let mut bytes = vec![0_u8; 2 * 5 * 4 * 16];
-    // Pairs of 4 bits: each in its own byte, and both in one byte.
+    // Pairs of 4 bits: each in a separate byte, and both in one byte.
     for (padded, flags) in [(true, 4), (false, 0)] {
         let fields = Fields { flags, dtype: (17, 4, 2), ..Fields::over(&mut bytes, &[20, 2, 8]) };
         let deleted = Deleted::default();
@@ -285,7 +285,7 @@ fn layers_of_one_tensor_have_to_lie_in_their_order() {
 }
 
 #[test]
-fn what_does_not_fit_the_configuration_is_refused() {
+fn tensors_of_another_configuration_are_refused() {
     let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
     let one = |axis_order, element| kv_views(&layout, &axis_order, element).unwrap_err();
     assert!(matches!(one(KvAxisOrder::VLLM, ElementType::F32), KvError::Element { .. }));
@@ -325,7 +325,7 @@ fn padding_between_blocks_has_to_be_adopted_as_well() {
     let padded = config(2, TokenOrder::TokenMajor);
     let padded = padded.with_block_alignment(Alignment::SECTOR).unwrap();
     let axis_order = KvAxisOrder::FLASHINFER_NHD;
-    // A tensor a layer, and all layers in one.
+    // A tensor for each layer, and one tensor for all layers.
     for kind in [BLOCK_FIRST, LayoutKind::FullyContiguous] {
         let layout = layout(padded, kind);
         let views = kv_views(&layout, &axis_order, ElementType::BF16).unwrap();
@@ -361,7 +361,7 @@ fn layouts_keep_the_tensors() {
 }
 
 proptest! {
-    /// Any configuration that an axis order can express comes back with every piece at its address.
+    /// Any configuration that an axis order can express is adopted with every piece at its address.
     #[test]
     fn layouts_come_back(
         (blocks, layers, outers) in (1_u32..6, 1_u32..4, 1_u32..3),
@@ -380,7 +380,7 @@ proptest! {
             2 => ElementType::F16,
             _ => ElementType::F32,
         };
-        // The bytes of one layer and outer in a block, and whether the next block follows them.
+        // The bytes of one layer and outer in a block, and whether the next block is adjacent.
         let is_piece = match kind {
             LayoutKind::FullyContiguous => layers * outers == 1,
             BLOCK_FIRST => outers == 1,

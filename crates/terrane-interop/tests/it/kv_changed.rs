@@ -1,4 +1,4 @@
-//! KV tensors of which one was changed.
+//! KV tensors, one of which was changed.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::kv::{FORMS, config, import, import_of, layout};
 
 proptest! {
     /// One tensor of a cache has another shape or another address. It is refused, or the layout has
-    /// its pieces where the tensors have them.
+    /// its pieces at the addresses of the tensors.
     #[test]
     fn changed_tensors_are_refused_or_adopted_where_they_are(
         kind in prop::sample::select(LayoutKind::ALL.to_vec()),

@@ -1,4 +1,4 @@
-//! The other side: a library that exports tensors and counts the calls of their deleters.
+//! The other library, which exports tensors and counts the calls of their deleters.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub enum Axes {
 const MOST: usize = 64;
 
 impl Fields {
-    /// A compact tensor of the host, of two bytes an element, over `bytes`.
+    /// A compact host tensor over `bytes`, with two bytes for each element.
     pub fn over(bytes: &mut [u8], sizes: &[i64]) -> Self {
         Self {
             version: (1, 3),
@@ -106,7 +106,7 @@ impl Fields {
 ///
 /// # Safety
 ///
-/// The tensor was made here, and is not used any more.
+/// The tensor was created by this module, and is not used any more.
 pub unsafe fn reclaim(tensor: *mut DLManagedTensorVersioned) {
     // SAFETY: the caller's promise.
     unsafe { delete_versioned(tensor) }
@@ -116,7 +116,7 @@ pub unsafe fn reclaim(tensor: *mut DLManagedTensorVersioned) {
 ///
 /// # Safety
 ///
-/// That of [`reclaim`].
+/// As for [`reclaim`].
 pub unsafe fn reclaim_legacy(tensor: *mut DLManagedTensor) {
     // SAFETY: the caller's promise.
     unsafe { delete_legacy(tensor) }
@@ -146,9 +146,10 @@ fn pointer(axes: &Axes, numbers: &[i64; MOST + 1]) -> *mut i64 {
 
 /// # Safety
 ///
-/// The tensor was made here, and is not used any more.
+/// The tensor was created by this module, and is not used any more.
 unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
-    // SAFETY: it was made here, and is deleted once; a second time would be found by the sanitizer.
+    // SAFETY: it was created here and is deleted once. The sanitizer would detect a second
+    // deletion.
     let tensor = unsafe { Box::from_raw(tensor) };
     // SAFETY: as for the tensor.
     let kept = unsafe { Box::from_raw(tensor.manager_ctx.cast::<Kept>()) };
@@ -157,9 +158,10 @@ unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
 
 /// # Safety
 ///
-/// The tensor was made here, and is not used any more.
+/// The tensor was created by this module, and is not used any more.
 unsafe extern "C" fn delete_legacy(tensor: *mut DLManagedTensor) {
-    // SAFETY: it was made here, and is deleted once; a second time would be found by the sanitizer.
+    // SAFETY: it was created here and is deleted once. The sanitizer would detect a second
+    // deletion.
     let tensor = unsafe { Box::from_raw(tensor) };
     // SAFETY: as for the tensor.
     let kept = unsafe { Box::from_raw(tensor.manager_ctx.cast::<Kept>()) };

@@ -29,19 +29,19 @@ fn exchange() {
 
 /// # Safety
 ///
-/// The tensor is one of [`foreign_tensor`]'s, and is not used any more.
+/// The tensor came from [`foreign_tensor`], and is not used any more.
 unsafe extern "C" fn delete(tensor: *mut DLManagedTensorVersioned) {
     exchange();
     // SAFETY: it was boxed when it was created, as the caller promises.
     let tensor = unsafe { Box::from_raw(tensor) };
     // SAFETY: the shape was boxed with it.
     drop(unsafe { Box::from_raw(tensor.dl_tensor.shape) });
-    // SAFETY: a reference was given with it.
+    // SAFETY: the tensor owns a reference.
     let count = unsafe { Arc::from_raw(tensor.manager_ctx.cast::<AtomicU32>()) };
     count.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A tensor of sixteen numbers at `data`, of a version, whose deleter uses the library.
+/// A tensor of sixteen numbers at `data`, with this version. Its deleter uses the library.
 fn foreign_tensor(
     data: *mut c_void,
     major: u32,
@@ -83,7 +83,7 @@ fn a_deleter_may_use_the_library_whether_its_tensor_is_taken_or_refused() {
     }
 }
 
-/// Uses the library and panics when it drops; the payload of the panic does the same.
+/// Uses the library and panics on drop. The panic's payload does the same.
 struct Panics(Arc<AtomicU32>);
 
 impl Drop for Panics {
@@ -103,7 +103,7 @@ impl Drop for Carried {
 }
 
 #[test]
-fn guards_that_panic_are_contained_and_the_memory_goes_back() {
+fn panics_of_guards_are_contained_and_the_memory_is_released() {
     let count = Arc::new(AtomicU32::new(0));
     let allocator = HeapAllocator::system();
     let request = RegionRequest::new(ByteCount::new(64)).aligned_to(Alignment::of(64));

@@ -88,7 +88,7 @@ fn flags_and_gaps_are_seen() {
     let gaps = import(Fields { strides: Axes::There(vec![8, 1]), ..good.clone() });
     let refused = gaps.memory().unwrap_err();
     assert!(matches!(refused, ImportError::Gaps { elements: 6, .. }), "{refused}");
-    // SAFETY: no other code has the bytes between.
+    // SAFETY: no other code uses the bytes between the elements.
     assert_eq!(unsafe { gaps.memory_with_gaps() }.unwrap().length(), ByteCount::new(22));
 
     let transposed = import(Fields { strides: Axes::There(vec![1, 2]), ..good.clone() });
@@ -112,7 +112,7 @@ fn a_tensor_of_nothing_has_no_bytes() {
 }
 
 #[test]
-fn ours_come_back_as_they_went() {
+fn exported_tensors_are_reimported_unchanged() {
     let allocator = HeapAllocator::pinned();
     let region = Region::new(allocator.allocate(&request(512)).unwrap());
     let part = region.view(ByteCount::new(128), ByteCount::new(256)).unwrap();

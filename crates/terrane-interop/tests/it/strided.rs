@@ -28,7 +28,7 @@ fn base(owner: &Owner) -> u64 {
     HostAddress::new(NonNull::from(&owner[0])).get()
 }
 
-/// A tensor so many bytes into the memory of `owner`.
+/// A tensor that begins this many bytes into the memory of `owner`.
 fn tensor(
     owner: &Owner,
     offset: u64,
@@ -39,7 +39,7 @@ fn tensor(
     let first = Location::Host(HostAddress::new(NonNull::from(&owner[0])));
     let at = first.checked_add(ByteCount::new(offset)).unwrap();
     let (sizes, strides) = (sizes.iter().copied(), strides.iter().copied());
-    // SAFETY: no test uses the bytes, and the owner keeps all of them.
+    // SAFETY: no test uses the bytes, and the owner keeps all of them alive.
     unsafe {
         StridedTensor::from_raw((StorageKind::System, at), element, sizes, strides, owner.clone())
     }
@@ -61,7 +61,7 @@ fn form(dims: &[TensorAxis]) -> StridedForm {
 
 #[test]
 fn rows_of_k_and_v_side_by_side() {
-    // [3 blocks, 2 heads, 4 tokens, 2 · 8 elements] of two bytes, in rows of 4,608 bytes a block.
+    // [3 blocks, 2 heads, 4 tokens, 2 · 8 elements] of two bytes; a block has 4,608 bytes.
     let owner = owner(3 * 4608);
     let strides = [2304, 4 * 16, 16, 1];
     let whole = base(&owner);
@@ -132,7 +132,7 @@ fn split_and_joined_dimensions() {
     let at = address(&layout, SectionName::K, [2, 0], [1, 3, 8 + 5]);
     assert_eq!(at, base(&owner) + 2 * (2 * 320 + 160 + 40 + 3 * 8 + 5));
 
-    // Slots of 6 tokens: [30 slots, 1, 16 elements], of which two groups of 8 bytes are scaled.
+    // Slots of 6 tokens: [30 slots, 1, 16 elements], in groups of 8 bytes with a scale.
     let slots = tensor(&owner, 0, 1, &[30, 1, 16], &[16, 16, 1]).unwrap();
     let form = StridedForm::new(&[SectionName::LATENT])
         .joined(Axis::Block, Axis::Token, 6)
@@ -220,7 +220,7 @@ fn gaps_of_imported_tensors_need_a_promise() {
     let promised = StridedTensor::from_memory(memory, 1, [4, 8], [16, 1]).unwrap();
     assert_eq!(promised.span().length, ByteCount::new(3 * 16 + 8));
     build(&form, &[promised]).unwrap();
-    // The gaps of one layer are elements of another one.
+    // The gaps of one layer are elements of another layer.
     let layers = [0, 8].map(|at| import(at, &[4, 8], &[16, 1]));
     let layers = layers.each_ref().map(|layer| StridedTensor::from_imported(layer).unwrap());
     let layout = build(&form.tensors(Axis::Layer, 2), &layers).unwrap();

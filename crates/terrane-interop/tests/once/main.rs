@@ -1,4 +1,4 @@
-//! A deleter that is called twice. The test has a process of its own, so that no other tensor gets
+//! A deleter that is called twice. The test runs in its own process, so that no other tensor gets
 //! the same address.
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn a_second_call_of_the_deleter_does_nothing() {
     let delete_legacy = unsafe { (*legacy).deleter }.unwrap();
     assert_eq!((allocator.live(), Arc::strong_count(&guard)), (2, 3));
     for _ in 0..2 {
-        // SAFETY: at the first call the tensor is alive; at the second one the deleter finds no
+        // SAFETY: the tensor is alive at the first call. At the second call, the deleter finds no
         // entry.
         unsafe { delete(versioned) };
         assert_eq!((allocator.live(), Arc::strong_count(&guard)), (1, 2));

@@ -36,7 +36,7 @@ impl LayoutConfigBuilder {
     }
 
     /// The number of outers: 2 for K and V, 1 for a latent that serves as both. Any other number is
-    /// refused, as no cache has it; it is usually a swapped dimension.
+    /// refused: no cache has it, and it is usually a swapped dimension.
     #[must_use]
     pub fn outer_dim(self, outer_dim: u32) -> Self {
         Self { outer_dim: Some(outer_dim), ..self }
@@ -65,7 +65,7 @@ impl LayoutConfigBuilder {
     /// heads. With [`ElementFormat::RowBytes`], this states that the bytes of each head are
     /// adjacent.
     ///
-    /// It is optional. Without it, pieces are moved whole.
+    /// It is optional. Without it, transfers move only whole pieces.
     #[must_use]
     pub fn num_heads(self, num_heads: u32) -> Self {
         Self { num_heads: Some(num_heads), ..self }

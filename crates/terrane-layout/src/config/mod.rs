@@ -185,7 +185,7 @@ impl LayoutConfig {
     }
 
     /// The same cache with another number of heads, and proportionally more or fewer elements in a
-    /// row. A tier whose pages hold the heads of all tensor-parallel ranks needs it.
+    /// row. A tier needs it if its pages contain the heads of all tensor-parallel ranks.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@
 //!   [`model::indexer`] with 64 bytes of values.
 //!
 //! All formats of one config have the same sections with the same shapes, except for formats with
-//! scales. So each format converts into each other one.
+//! scales. So any two of them convert into each other.
 //!
 //! A format defines the order of tokens and heads and all strides. The
 //! [token order](LayoutConfig::token_order) and the

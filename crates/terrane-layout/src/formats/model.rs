@@ -10,7 +10,7 @@ use crate::geometry::{Axis, AxisSteps, Geometry, Section, SectionName, Step};
 /// DeepSeek-V3.2's indexer (`index_k_with_scale_buffer`, `DeepseekV32IndexerCache`): `L × [B, N·132]`
 /// bytes. A block has N rows of 128 bytes, then N scales of 4 bytes.
 ///
-/// There, `value_bytes` is 128 and `scale_bytes` is 4.
+/// In that cache, `value_bytes` is 128 and `scale_bytes` is 4.
 ///
 /// # Errors
 ///
@@ -66,13 +66,13 @@ pub fn scales_beside(
     Geometry::from_sections(sections)
 }
 
-/// The same strides under another name. Heads are stated.
+/// The same strides under another name, with stated heads.
 fn renamed(section: &Section, name: SectionName, element_bytes: u32) -> Section {
     let plain = Section::new(name, element_bytes).at(section.first_region(), section.offset());
     Axis::ALL.into_iter().fold(plain, |all, axis| all.axis(axis, *section.steps(axis)))
 }
 
-/// A state that a page holds once for all tokens of a block.
+/// A state that a page stores once for all tokens of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageState {
     /// The name of its section.

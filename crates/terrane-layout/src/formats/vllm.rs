@@ -148,10 +148,10 @@ pub fn packed_unequal(
     rows(&sizes, order, &cells(&sizes, value_elements), None)
 }
 
-/// As [`packed`], with a scale for each head of each token (`int8_per_token_head` and similar
+/// Like [`packed`], with a scale for each head of each token (`int8_per_token_head` and similar
 /// types). A row is D values of K, the scale of K, D values of V and the scale of V.
 ///
-/// There, `scale_bytes` is 4, and an element of the config has 8 bits.
+/// In that cache, `scale_bytes` is 4, and an element of the config has 8 bits.
 ///
 /// # Errors
 ///
@@ -206,7 +206,7 @@ fn cells(sizes: &Sizes, value_elements: u32) -> [Cell; 2] {
     [cell(SectionName::K, sizes.elements), cell(SectionName::V, value_elements)]
 }
 
-/// One tensor of rows, each with all cells one after the other.
+/// One tensor of rows. Each row has all cells in order.
 fn rows(
     sizes: &Sizes,
     order: PackedOrder,
@@ -245,7 +245,7 @@ fn rows(
 /// blocks of every layer, layer by layer. It is `[B / b, L, b, N, H, C]`, or heads first,
 /// `[B / b, L, b, H, N, C]`, with `C = 2·D`.
 ///
-/// `order` is that of the device tensors, of which only the order of tokens and heads is used. If
+/// Only the order of tokens and heads in `order`, the order of the device tensors, is used. If
 /// several workers share rows, `row_bytes` is the stride of rows, and the region begins with the
 /// first cell of this worker.
 ///
@@ -261,7 +261,7 @@ pub fn offload_rows(
 ) -> Result<Geometry, LayoutError> {
     let sizes = Sizes::of(config);
     let chunks = divide("num_blocks", sizes.blocks, blocks_per_chunk)?;
-    // A page as on the device: one block of one layer.
+    // A page has the size that it has on the device: one block of one layer.
     let one_page = Sizes { blocks: 1, layers: 1, ..sizes };
     let page = rows(&one_page, order, &cells(&sizes, sizes.elements), None)?;
     let bytes = page.block_bytes();

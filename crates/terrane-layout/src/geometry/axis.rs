@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_checked_and_come_back_as_text() {
+    fn names_are_checked_and_displayed_unchanged() {
         for name in ["k", "scales", "a-b_c.9", "123456789012345"] {
             assert_eq!(SectionName::new(name).unwrap().as_str(), name);
         }

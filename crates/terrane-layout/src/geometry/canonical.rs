@@ -20,9 +20,9 @@ impl Geometry {
     /// Calls `each` with the spans of a block's bytes in canonical order: start and length in bytes.
     ///
     /// Canonical order is layer, section by its name, token, head, element. Sections without layers
-    /// follow the last layer. Padding is left out. Two geometries of equal sections list the same
-    /// bytes of a block in the same order. So a checksum over these spans belongs to the block, not
-    /// to the layout.
+    /// follow the last layer. Padding is omitted. Two geometries of equal sections list the same
+    /// bytes of a block in the same order. So a checksum over these spans identifies the block's
+    /// contents in any layout.
     ///
     /// In sections with tokens, only the first `tokens` tokens are listed. Adjacent spans are
     /// joined. `block` is not checked; beyond its bound the spans are meaningless.
@@ -37,8 +37,8 @@ impl Geometry {
 
     /// Like [`canonical_spans`](Self::canonical_spans), for some layers and some tokens of a block.
     ///
-    /// The spans of several ranges of layers that follow one another are the spans of the block.
-    /// Sections without layers belong to the last layer.
+    /// The spans of consecutive ranges of layers, joined, are the spans of the block. Sections
+    /// without layers belong to the last layer.
     pub fn canonical_spans_of(
         &self,
         block: u32,
@@ -135,7 +135,7 @@ fn walk(at: RegionOffset, levels: &[Level], unit: u64, add: &mut impl FnMut(Regi
 }
 
 /// A later position. Nothing overflows within the bounds that the geometry has proved. The step
-/// after the last position may wrap, and is not used.
+/// after the last position may wrap, but is never used.
 fn moved(at: RegionOffset, regions: u32, offset: u64) -> RegionOffset {
     RegionOffset { region: at.region.wrapping_add(regions), offset: at.offset.wrapping_add(offset) }
 }

@@ -7,9 +7,9 @@ use super::axis::{Axis, SectionName};
 #[non_exhaustive]
 pub enum GeometryError {
     /// The number of sections is zero or too large.
-    #[error("{count} sections were given; a block has 1 to {most}")]
+    #[error("the block has {count} sections; pass 1 to {most}")]
     SectionCount {
-        /// The number of given sections.
+        /// The number of sections that were passed.
         count: usize,
         /// The largest number.
         most: usize,
@@ -75,8 +75,8 @@ pub enum GeometryError {
         span: u64,
         /// `byte` of its region, or `region` if the axes are spread over regions.
         unit: &'static str,
-        /// The first address, or region, that both use. If no two elements share bytes, the first
-        /// one of the outer axis that is within the span.
+        /// The first address, or region, that both use. If no two elements share bytes, it is the
+        /// first address of the outer axis within the span.
         address: u64,
     },
     /// Two sections share bytes, or their strides are not nested.

@@ -100,7 +100,7 @@ impl TensorForm {
         self.with(Dimension { axis: axis.into(), count, is_list: false, stride: None })
     }
 
-    /// Sets the stride of the last added dimension, in bytes: its rows are padded to it.
+    /// Pads the last added dimension: `stride` is the distance between its positions, in bytes.
     pub fn padded(mut self, stride: u64) -> Self {
         if let Some(last) = self.dimensions.last_mut() {
             last.stride = Some(stride);

@@ -53,8 +53,8 @@ const MOST_SECTIONS: usize = 16;
 ///
 /// The strides of a section, sorted, must be nested: each is at least the span of all axes inside
 /// it. Interleaved strides are refused even if no bytes overlap. Sections must not share a byte. A
-/// section may lie in the rows or gaps of another one if both have the same outer strides. It is
-/// refused if it lies among many positions of another one with different strides. So the proof
+/// section may use the rows or gaps of another section if both have the same outer strides. It is
+/// refused if it is among many positions of another section with different strides. So the proof
 /// takes a few operations for any number of blocks. All sums are checked here once, so addresses of
 /// indices within bounds never overflow.
 ///
@@ -200,8 +200,8 @@ impl Geometry {
         self.sections.iter().find(|section| section.name() == name)
     }
 
-    /// The strides of pieces, if every (block, layer, section) is one contiguous piece and all are
-    /// at equal distances.
+    /// The strides of pieces, if every (block, layer, section) is one contiguous piece and all
+    /// pieces are at equal distances.
     #[inline]
     #[must_use]
     pub const fn pieces(&self) -> Option<&PieceStrides> {
@@ -225,8 +225,8 @@ impl Geometry {
 
     /// The start of the rows of (`block`, `layer`, `section`).
     ///
-    /// Indices are not checked. Beyond its bound, the result is meaningless, but the call is safe
-    /// and never panics. Use [`try_offset`](Self::try_offset) for indices from elsewhere.
+    /// Indices are not checked. For an index out of bounds, the result is meaningless, but the call
+    /// is safe and never panics. Use [`try_offset`](Self::try_offset) for untrusted indices.
     #[inline]
     #[must_use]
     pub fn offset(&self, block: u32, layer: u32, section: u32) -> RegionOffset {
@@ -258,7 +258,7 @@ impl Geometry {
         }
     }
 
-    /// The start of a stretch. Indices are not checked; beyond its bound, the result is
+    /// The start of a stretch. Indices are not checked; for an index out of bounds, the result is
     /// meaningless.
     #[must_use]
     pub fn place_of(&self, piece: Piece) -> RegionOffset {
@@ -294,7 +294,7 @@ impl Geometry {
         IndexOutOfRange { index, value, bound }
     }
 
-    /// The config and the order, if this geometry was made from them.
+    /// The config and the order, if this geometry was created from them.
     #[must_use]
     pub const fn origin(&self) -> Option<&(LayoutConfig, LayoutKind)> {
         self.origin.as_ref()
@@ -359,8 +359,8 @@ impl Geometry {
         self.regions.total().unwrap_or(LARGEST_LAYOUT)
     }
 
-    /// A number of bytes. No block crosses a multiple of it within a region. `None` if there is no
-    /// such number.
+    /// A number of bytes such that no block crosses a multiple of it within a region. `None` if no
+    /// such number exists.
     #[must_use]
     pub fn block_unit(&self) -> Option<ByteCount> {
         let first = self.sections.first()?.steps(Axis::Block);
@@ -381,7 +381,7 @@ impl Geometry {
 
     /// The largest power of two that divides the offset and the length of every contiguous stretch.
     ///
-    /// If regions begin at multiples of it, every stretch begins and ends at one.
+    /// If regions begin at multiples of it, every stretch begins and ends at a multiple.
     #[must_use]
     pub fn alignment_class(&self) -> Alignment {
         let bits = self.sections.iter().fold(0, |bits, section| {

@@ -55,7 +55,8 @@ impl PieceStrides {
         })
     }
 
-    /// The start of a piece. Indices are not checked; beyond its bound, the result is meaningless.
+    /// The start of a piece. Indices are not checked; for an index out of bounds, the result is
+    /// meaningless.
     #[inline]
     #[must_use]
     pub fn offset(&self, block: u32, layer: u32, outer: u32) -> RegionOffset {
@@ -101,7 +102,7 @@ impl PieceStrides {
     }
 }
 
-/// The bytes from the first element on without a gap, within one block and layer.
+/// The length of the contiguous bytes from the first element on, within one block and layer.
 pub(super) fn contiguous(nest: &Nest) -> u64 {
     let steps = nest.steps.iter();
     let within = steps.filter(|step| !matches!(step.axis, Axis::Block | Axis::Layer));

@@ -1,8 +1,8 @@
 //! Proves that sections are within their regions and share no byte.
 //!
-//! The steps of a section, sorted by stride, must be nested: each stride is at least the span of all
-//! steps inside it. Then no two elements share a byte. The check takes a few operations for each
-//! step, however many blocks there are.
+//! The steps of a section, sorted by stride, must be nested: each stride is at least the span of
+//! all steps inside it. Then no two elements share a byte. The check takes a few operations for
+//! each step, for any number of blocks.
 
 use super::axis::Axis;
 use super::error::GeometryError;
@@ -10,15 +10,15 @@ use super::section::Section;
 use super::steps::Step;
 use crate::config::field::LARGEST_LAYOUT;
 
-/// The largest number of positions of an outer step among which another section may lie. Nested
+/// A section may be within at most this many positions of an outer step of another section. Nested
 /// sections need two.
 const MOST_MEETINGS: u64 = 4;
 
-/// The most comparisons for two sections. Nested sections need a few dozen; hostile strides of ten
+/// The most comparisons for two sections. Nested sections need a few dozen. Hostile strides of ten
 /// steps each would need millions.
 const MOST_COMPARISONS: u32 = 4096;
 
-/// One step of a section, and the axis that it belongs to.
+/// One step of a section, and the axis of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NestedStep {
     pub(crate) axis: Axis,
@@ -26,7 +26,7 @@ pub(crate) struct NestedStep {
     pub(crate) stride: u64,
 }
 
-/// Steps in ascending order of their strides, around a unit that is never split.
+/// Steps in ascending order of their strides. They repeat a unit that is never split.
 #[derive(Clone, Debug)]
 pub(crate) struct Nest {
     pub(crate) steps: Vec<NestedStep>,
@@ -35,12 +35,12 @@ pub(crate) struct Nest {
     pub(crate) span: u64,
 }
 
-/// The results of the check of a section.
+/// The result of the check of a section.
 #[derive(Clone, Debug)]
 pub(crate) struct Proved {
-    /// Its bytes within each of its regions.
+    /// The section's bytes within each of its regions.
     pub(crate) bytes: Nest,
-    /// The regions that it uses, counted from its first one.
+    /// The regions of the section, counted from its first region.
     pub(crate) regions: Nest,
 }
 
@@ -112,8 +112,8 @@ fn nest(
     Ok(Nest { steps, unit, span })
 }
 
-/// The first address that two positions of `step` share, including everything inside it. `None` if
-/// they interleave, or if only distant positions share one.
+/// The first address that two positions of `step` share, including everything inside the step.
+/// `None` if the positions interleave, or if only distant positions share an address.
 fn first_shared(inside: Placed<'_>, step: NestedStep) -> Option<u64> {
     let (mut left, mut found) = (MOST_COMPARISONS, None);
     for ahead in 1..step.count.min(MOST_MEETINGS + 1) {
@@ -148,8 +148,8 @@ pub(crate) fn prove_apart(
     }
 }
 
-/// Nested steps from a start on. Positions are signed, because one section may begin before the
-/// other.
+/// Nested steps from a start position. Positions are signed, because either section may begin
+/// first.
 #[derive(Clone, Copy)]
 struct Placed<'a> {
     start: i128,
@@ -178,8 +178,8 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// The first byte that both may use, or `None` if they are proved to be separate. `left` counts
-/// comparisons down; at zero, the two count as overlapping.
+/// The first byte that both may use, or `None` if they are proved to be separate. Each comparison
+/// decrements `left`; at zero, the two are treated as overlapping.
 fn meeting(a: Placed<'_>, b: Placed<'_>, left: &mut u32) -> Option<i128> {
     if a.start >= b.end() || b.start >= a.end() {
         return None;

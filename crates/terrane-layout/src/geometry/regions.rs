@@ -9,7 +9,7 @@ use super::error::GeometryError;
 use super::proof::{Nest, Proved};
 use super::section::Section;
 
-/// The most regions of a layout, as each length is stored.
+/// The most regions of a layout. It is limited because the length of each region is stored.
 const MOST_REGIONS: u64 = 1 << 20;
 
 /// The length of each region. Most layouts have regions of one length.
@@ -34,7 +34,8 @@ impl RegionLengths {
         }
     }
 
-    /// Checks that the sections are within `given`, or computes the lengths that they need.
+    /// Checks that the sections are within the `given` regions, or computes the lengths that they
+    /// need.
     pub(super) fn of(
         sections: &[Section],
         proved: &[Proved],

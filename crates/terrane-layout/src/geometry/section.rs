@@ -47,8 +47,7 @@ pub struct Section {
     element: AxisSteps,
 }
 
-/// The contents of a section, without its position. Sections of equal shape convert into each
-/// other.
+/// The shape of a section, without its position. Sections of equal shape convert into each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SectionShape {
     /// Layers; 1 if the section lacks the axis.
@@ -142,7 +141,7 @@ impl Section {
         }
     }
 
-    /// The shape of its contents.
+    /// The shape of the section.
     #[must_use]
     pub fn shape(&self) -> SectionShape {
         // The geometry has checked that counts fit in 32 bits.
@@ -172,7 +171,7 @@ impl Section {
 
     /// The start of the rows of a block and a layer: head, token and element are 0.
     ///
-    /// Indices are not checked; beyond its bound, the result is meaningless.
+    /// Indices are not checked; for an index out of bounds, the result is meaningless.
     #[inline]
     #[must_use]
     pub fn begin(&self, block: u32, layer: u32) -> RegionOffset {
@@ -186,7 +185,7 @@ impl Section {
 
     /// The start of an element.
     ///
-    /// Indices are not checked; beyond its bound, the result is meaningless.
+    /// Indices are not checked; for an index out of bounds, the result is meaningless.
     #[must_use]
     pub fn place(
         &self,
@@ -202,7 +201,7 @@ impl Section {
         at
     }
 
-    /// The same positions, without meaningless strides.
+    /// The same positions, with strides that have no meaning set to zero.
     #[must_use]
     pub(super) const fn normal(self) -> Self {
         Self {

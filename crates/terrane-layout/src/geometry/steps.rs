@@ -44,8 +44,8 @@ impl AxisSteps {
 
     /// An axis in two parts: `outer.count` groups of `inner.count` positions.
     ///
-    /// If one stride is enough for both parts, this equals [`new`](Self::new), so equal axes are
-    /// equal values.
+    /// If one stride is enough for both parts, this equals [`new`](Self::new). So axes with equal
+    /// positions are equal values.
     #[must_use]
     pub fn split(outer: Step, inner: Step) -> Self {
         if outer.count == 1 || inner.count == 1 {
@@ -69,12 +69,12 @@ impl AxisSteps {
         Self { outer: Step { count, stride: 0 }, inner, regions }
     }
 
-    /// The parts of an encoding, which need not be [normal](Self::normal).
+    /// An axis from the parts of an encoding, which need not be [normal](Self::normal).
     pub(super) const fn of_parts(outer: Step, inner: Step, regions: u32) -> Self {
         Self { outer, inner, regions }
     }
 
-    /// The same positions, in the one form without a meaningless part.
+    /// The same positions, in the only form without meaningless parts.
     #[must_use]
     pub(super) const fn normal(self) -> Self {
         let Self { mut outer, mut inner, mut regions } = self;
@@ -117,8 +117,8 @@ impl AxisSteps {
 
     /// The region and the byte offset of a position, relative to those of position 0.
     ///
-    /// The position is not checked. Nothing overflows within the bounds that a layout has proved;
-    /// beyond them the result is meaningless.
+    /// The position is not checked. Nothing overflows within the bounds that a layout has proved.
+    /// For a position out of bounds, the result is meaningless.
     #[inline]
     #[must_use]
     pub fn place(&self, position: u32) -> (u32, u64) {

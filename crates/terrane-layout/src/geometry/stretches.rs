@@ -4,8 +4,8 @@ use super::axis::Axis;
 use super::index::RegionOffset;
 use super::section::Section;
 
-/// The stretches of one block and layer of a section: each is contiguous and as long as the strides
-/// permit. Their positions are relative to [`Section::begin`].
+/// The stretches of one block and layer of a section. A stretch is contiguous and as long as the
+/// strides permit. Positions are relative to [`Section::begin`].
 #[derive(Clone, Debug)]
 pub struct Stretches {
     bytes: u64,

@@ -1,4 +1,4 @@
-//! Positions, bounds, and the queries of planners.
+//! Positions, bounds, and the queries that planners use.
 
 use super::*;
 use crate::{BlockDimension, ElementFormat, TokenOrder};
@@ -123,7 +123,7 @@ fn sections_may_lack_layers_tokens_and_heads() {
 
 #[test]
 fn rows_that_are_apart_are_stretches() {
-    // [block, token, layer, element]: the layers of a token lie side by side.
+    // [block, token, layer, element]: the layers of a token are adjacent.
     let section = Section::new(SectionName::K, 2)
         .axis(Axis::Block, AxisSteps::new(2, 4 * 3 * 10))
         .axis(Axis::Token, AxisSteps::new(4, 3 * 10))

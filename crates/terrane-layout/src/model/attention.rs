@@ -19,7 +19,7 @@ pub(super) struct Heads {
     pub value_dim: u32,
 }
 
-/// The heads of layers with full attention, and those of others.
+/// The heads of layers with full attention, and the heads of other layers.
 pub(super) fn heads(
     fields: &Fields<'_>,
     attention: &Attention,
@@ -109,7 +109,7 @@ fn kv_head_count(fields: &Fields<'_>, unstated: KvHeads) -> Result<u32, ModelErr
     }
 }
 
-/// KV heads on each rank: a share of them, or one that several ranks replicate.
+/// The KV heads of each rank: a share of all heads, or one head that several ranks replicate.
 fn heads_of_rank(
     fields: &Fields<'_>,
     field: &str,
@@ -170,7 +170,7 @@ pub(super) fn kinds(
         return Ok((0..num_layers).map(|_| GroupKind::Attention).collect());
     }
     let window = || fields.optional_integer("sliding_window", 1, u32::MAX);
-    // A window that no layer has may have any value.
+    // If no layer has a window, the window may have any value.
     let sliding = |is_sliding: bool| match is_sliding {
         false => Ok(GroupKind::Attention),
         true => match window()? {

@@ -7,7 +7,7 @@ use std::fmt;
 #[non_exhaustive]
 pub enum ModelError {
     /// The text is not a JSON object.
-    #[error("the model's configuration is not a JSON object; give the hub's config.json")]
+    #[error("the model's configuration is not a JSON object; pass the hub's config.json")]
     Json {
         /// The parser's error, with line and column.
         #[source]

@@ -31,10 +31,11 @@ pub(super) enum Caches {
     /// One latent for all heads (`kv_lora_rank`) with the rotary key (`qk_rope_head_dim`), this
     /// many per layer.
     Latent { each: u32 },
-    /// A latent in every layer, and an indexer's keys in the layers that select tokens: one of so
-    /// many, unless the configuration states them.
+    /// A latent in every layer, and an indexer's keys in the layers that select tokens. By default
+    /// these are one of each `every` layers; the configuration can state them.
     Indexed { every: u32 },
-    /// Some layers have K and V, or a latent. Some have a state. A layer may have both or neither.
+    /// Some layers have K and V, or a latent. Some have a state. A layer may have both, or no
+    /// cache.
     Hybrid { tokens: Tokens, layers: StateLayers, state: State },
 }
 
@@ -107,12 +108,12 @@ pub(super) enum Windows {
     Listed,
     /// The layers with a 1 in the list of this field. Another field states the window.
     Numbered { field: &'static str, window: &'static str },
-    /// All but the last of each so many layers. The field can state another number.
+    /// All layers except the last of each `of` layers. The field can state another number.
     AllButLast { field: &'static str, of: u32 },
-    /// All but the first of each so many layers.
+    /// All layers except the first of each `of` layers.
     AllButFirst { of: u32 },
-    /// `attention_chunk_size` instead of a window, in all layers with rotary embedding. The others
-    /// are in `no_rope_layers`, or are the last of each `no_rope_layer_interval`.
+    /// `attention_chunk_size` instead of a window, in all layers with rotary embedding. The other
+    /// layers are in `no_rope_layers`, or are the last of each `no_rope_layer_interval` layers.
     Chunks,
 }
 
@@ -131,13 +132,16 @@ pub(super) enum StateLayers {
     All,
     /// A field states each layer.
     Typed { field: &'static str, of: &'static [&'static str] },
-    /// `layer_types`, or every layer but the last of each `full_attention_interval` has a state.
+    /// `layer_types` states the layers. Otherwise, every layer except the last of each
+    /// `full_attention_interval` has a state.
     Interval(u32),
-    /// `layer_types`, or every layer outside `full_attn_idxs` has a state.
+    /// `layer_types` states the layers. Otherwise, every layer outside `full_attn_idxs` has a
+    /// state.
     Indices,
-    /// Every layer but those at `attn_layer_offset` of each `attn_layer_period`.
+    /// Every layer except the layer at `attn_layer_offset` of each `attn_layer_period` layers.
     Period,
-    /// `layers_block_type`, or `hybrid_override_pattern` with one letter per layer.
+    /// `layers_block_type` states the layers, or `hybrid_override_pattern` does, with one letter
+    /// per layer.
     Letters,
     /// `linear_attn_config` lists the layers of each kind, counted from 1.
     Lists,

@@ -16,8 +16,7 @@ pub(super) struct Fields<'a> {
 /// The longest value that an error shows, in characters.
 const SHOWN: usize = 60;
 
-/// The objects in which multimodal models have the language model's fields, each within the one
-/// before.
+/// The inner objects in which multimodal models have the language model's fields, outermost first.
 const INNER: [&[&str]; 2] =
     [&["thinker_config"], &["text_config", "llm_config", "language_config"]];
 
@@ -41,7 +40,8 @@ impl<'a> Fields<'a> {
             objects.insert(0, (prefix.clone(), inner));
             innermost = inner;
         }
-        // The type of the language model, or of the whole if nothing else is stated.
+        // The model type of the language model, or of the outer object if the language model states
+        // none.
         let (path, stated) = objects
             .iter()
             .find_map(|(path, object)| Some((path.as_str(), object.get("model_type")?)))
@@ -74,7 +74,7 @@ impl<'a> Fields<'a> {
         self.any_integer(&[name], least, largest)
     }
 
-    /// An integer that at least one of these names must state.
+    /// An integer that one of these names must state.
     pub fn one_integer(
         &self,
         names: &[&'static str],
@@ -85,7 +85,8 @@ impl<'a> Fields<'a> {
         stated.ok_or_else(|| self.missing(names.first().copied().unwrap_or_default()))
     }
 
-    /// An integer that any of these names may state. Several values must be equal.
+    /// An integer that any of these names may state. If several state it, their values must be
+    /// equal.
     pub fn any_integer(
         &self,
         names: &[&'static str],
@@ -113,7 +114,7 @@ impl<'a> Fields<'a> {
         Ok(found.map(|(_, number)| number))
     }
 
-    /// A truth value; `None` if absent or null.
+    /// A Boolean; `None` if absent or null.
     pub fn optional_flag(&self, name: &str) -> Result<Option<bool>, ModelError> {
         match self.own(name) {
             None => Ok(None),
@@ -122,13 +123,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A truth value; absent or null is `false`.
+    /// A Boolean; `false` if absent or null.
     pub fn flag(&self, name: &str) -> Result<bool, ModelError> {
         Ok(self.optional_flag(name)?.unwrap_or(false))
     }
 
-    /// A text that may be absent or null, with its path. If the language model does not state it,
-    /// the outer object may, as a dtype applies to both.
+    /// A text that may be absent or null, with its path. If the language model does not state the
+    /// field, the value of the outer object is used, because a dtype applies to both.
     pub fn inherited_text(
         &self,
         name: &'static str,

@@ -41,7 +41,7 @@ impl CacheGroup {
     }
 
     /// Elements of a head: of K and V each, of both if they share a row, or of the latent with its
-    /// rotary part. For an indexer, and for a state that was read from a configuration, bytes.
+    /// rotary part. For an indexer, and for a state from a configuration, the unit is bytes.
     #[must_use]
     pub const fn head_dim(&self) -> u32 {
         self.head_dim
@@ -53,7 +53,7 @@ impl CacheGroup {
         self.inner_dim
     }
 
-    /// 2 for K and V, 1 if one row contains everything.
+    /// 2 for K and V, 1 if one row contains the whole cache.
     #[must_use]
     pub const fn outer_dim(&self) -> u32 {
         self.outer_dim
@@ -98,7 +98,7 @@ impl CacheGroup {
     }
 
     /// The layout configuration of this group, token-major. It states the heads if the format of
-    /// the cache keeps them separate.
+    /// the cache stores them separately.
     ///
     /// A block of states has one state for each layer: its page is one row, and `page_size` is
     /// ignored.
@@ -126,7 +126,8 @@ impl CacheGroup {
         self.kind == GroupKind::State
     }
 
-    /// Whether each head has its own bytes. The order within an engine's packed rows is unknown.
+    /// Whether each head has its own bytes. The order of heads in an engine's packed rows is
+    /// unknown.
     fn has_whole_heads(&self) -> bool {
         match self.element {
             ElementFormat::Width(_) => true,

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::error::ModelError;
 use super::fields::Fields;
 
-/// Names of fields, or prefixes that end in `_`, that change a model's caches. A reader that does
-/// not list one in [`Family::counts`](super::families::Family) refuses it.
+/// Field names that change a model's caches, or prefixes of such names that end in `_`. A reader
+/// refuses the fields that its [`Family::counts`](super::families::Family) does not list.
 const GUARDED: &[&str] = &[
     // Sparse attention caches the keys for its selection, or compressed tokens.
     "index_",
@@ -61,7 +61,7 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Whether the value states that there is no such cache.
+/// Whether the value states that the cache does not exist.
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,

@@ -1,4 +1,4 @@
-//! Reads the JSON that Python writes.
+//! Reads JSON in the dialect of Python's `json`.
 
 use std::borrow::Cow;
 
@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use super::error::ModelError;
 
-/// Words that Python's `json` writes for floats without a JSON form. Published configurations of
-/// recurrent models have them, but never in a field that is read here.
+/// Words that Python's `json` writes for floats that JSON cannot represent. Published
+/// configurations of recurrent models contain such words, but not in fields that this module reads.
 const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
 
 /// The JSON object of the text.
@@ -15,7 +15,7 @@ pub(super) fn object(json: &[u8]) -> Result<Map<String, Value>, ModelError> {
     serde_json::from_slice(&without_words(json)).map_err(|source| ModelError::Json { source })
 }
 
-/// The text with `null` instead of these words, and with the same length, so that positions stay
+/// The text with `null` instead of these words. The length does not change, so positions stay
 /// valid.
 fn without_words(json: &[u8]) -> Cow<'_, [u8]> {
     let has_word = |word: &[u8]| json.windows(word.len()).any(|window| window == word);

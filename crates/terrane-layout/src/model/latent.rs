@@ -20,7 +20,7 @@ pub(super) fn indexer_row_bytes(fields: &Fields<'_>) -> Result<u32, ModelError> 
     Ok(dim + 4 * dim.div_ceil(128))
 }
 
-/// The layers that select tokens, and so have an indexer. The others use the selection of an
+/// The layers that select tokens, and so have an indexer. Each other layer uses the selection of an
 /// earlier layer.
 pub(super) fn indexer_layers(
     fields: &Fields<'_>,

@@ -1,9 +1,9 @@
 //! Layout configurations from a model hub's `config.json`, or from a description.
 //!
 //! A model is a list of [groups](CacheGroup) of equal caches. A group has a [kind](GroupKind) and
-//! the layers with such a cache. It has the bytes of one row for each token, or of one state for
-//! each sequence. Each group becomes its own [`LayoutConfig`], because its blocks are kept and
-//! dropped separately.
+//! the layers with such a cache. It also has the bytes of one row for each token, or of one state
+//! for each sequence. Each group becomes its own [`LayoutConfig`], because its blocks are stored
+//! and dropped separately.
 //!
 //! | model | groups |
 //! |---|---|
@@ -79,14 +79,14 @@ pub struct ModelGeometry {
 
 impl ModelGeometry {
     /// Reads a `config.json`. Fields that do not affect the cache are optional. For a multimodal
-    /// model, the language model's configuration (`text_config` or a similar object) is read.
+    /// model, it reads the language model's configuration (`text_config` or a similar object).
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Model`] with a [`ModelError`] that names the field and the value. Refused are
+    /// [`LayoutError::Model`] with a [`ModelError`] that names the field and the value. It refuses
     /// unsupported model types, and fields that are missing, out of range, of the wrong type, or
-    /// contradictory. So are fields that imply an uncounted cache, and ranks that do not divide the
-    /// KV heads or states. [`LayoutError`] as from
+    /// contradictory. It also refuses fields that imply an unsupported cache, and ranks that do not
+    /// divide the KV heads or states. [`LayoutError`] as from
     /// [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes) if the format of the cache
     /// does not fit the model. No input panics.
     pub fn from_json(json: impl AsRef<[u8]>, options: &ModelOptions) -> Result<Self, LayoutError> {
@@ -98,10 +98,10 @@ impl ModelGeometry {
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Model`] with a [`ModelError`] that names the group. Refused are no groups or
-    /// more than 64, groups without layers or whose layers do not ascend, and numbers out of range.
-    /// So is a layer in two groups of one kind, except states. [`LayoutError`] as from
-    /// [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes).
+    /// [`LayoutError::Model`] with a [`ModelError`] that names the group. It refuses fewer than 1
+    /// or more than 64 groups, groups without layers or whose layers do not ascend, and numbers out
+    /// of range. It also refuses a layer in two groups of one kind, except states. [`LayoutError`]
+    /// as from [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes).
     pub fn from_groups(
         model_type: impl Into<String>,
         groups: impl IntoIterator<Item = GroupSpec>,

@@ -10,7 +10,7 @@ pub(super) const STANDARD: Names = Names {
     head_dim: &["head_dim"],
 };
 
-/// Models from before names were standardised.
+/// Field names of models from before the names were standardised.
 pub(super) const GPT: Names = Names {
     layers: &["n_layer", "num_hidden_layers"],
     heads: &["n_head", "num_attention_heads"],
@@ -76,7 +76,7 @@ pub(super) const ZAMBA2: Mamba2 = Mamba2 {
 pub(super) const NEMOTRON_H: Mamba2 = Mamba2 {
     heads: "mamba_num_heads",
     head_dim: "mamba_head_dim",
-    // These state an `expand` without an effect.
+    // These configurations state an `expand` that has no effect.
     expand: "",
     groups: &["n_groups", "mamba_n_groups"],
     size: "ssm_state_size",

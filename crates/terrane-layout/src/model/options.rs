@@ -35,8 +35,8 @@ impl ModelOptions {
         Self { kv_element: Some(element), ..self }
     }
 
-    /// Bytes per element of recurrent states, 1 to 8. By default, the model type and its
-    /// configuration decide, as in vLLM: the model's dtype for most, 4 bytes for others.
+    /// Bytes per element of recurrent states, 1 to 8. The default follows the model type and its
+    /// configuration, as in vLLM: the model's dtype for most types, 4 bytes for others.
     #[must_use]
     pub const fn recurrent_width(self, bytes: u8) -> Self {
         Self { recurrent_width: Some(bytes), ..self }

@@ -85,8 +85,8 @@ impl Reader<'_> {
         Ok(GroupSpec::latent(layers, latent::latent_dim(&self.fields)?, self.element()?))
     }
 
-    /// A group for each kind of attention among these layers, which are given with their numbers in
-    /// the model.
+    /// A group for each kind of attention among these layers. `layers` has their numbers in the
+    /// model.
     fn attention(
         &self,
         attention: &Attention,
@@ -98,7 +98,7 @@ impl Reader<'_> {
         let (full, others) = attention::heads(fields, attention, ranks)?;
         let cached = attention::cached_layers(fields, attention, num_layers)?;
         let kinds = match fields.family.caches {
-            // Their layer types name states, and were read before.
+            // The layer types of a hybrid name states, and were read before.
             Caches::Hybrid { .. } => vec![GroupKind::Attention; layers.len()],
             _ => attention::kinds(fields, attention.windows, num_layers)?,
         };

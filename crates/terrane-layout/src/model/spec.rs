@@ -90,7 +90,7 @@ impl GroupSpec {
         Self { kind, ..self }
     }
 
-    /// 2 for K and V in separate rows, 1 if one row contains everything.
+    /// 2 for K and V in separate rows, 1 if one row contains the whole cache.
     #[must_use]
     pub fn outer_dim(self, outer_dim: u32) -> Self {
         Self { outer_dim, ..self }
@@ -139,7 +139,7 @@ impl GroupSpec {
     }
 }
 
-/// Checks each group, and that no two of one kind have the same layer.
+/// Checks each group, and that no two groups of one kind have the same layer.
 pub(super) fn check_groups(
     specs: impl IntoIterator<Item = GroupSpec>,
 ) -> Result<Vec<CacheGroup>, LayoutError> {

@@ -8,7 +8,7 @@ use super::families::{Mamba2, Recurrent, State, StateLayers, StateShape};
 use super::fields::Fields;
 use super::limits::{LARGEST_DIMENSION, LARGEST_LAYER_COUNT};
 
-/// The widest row of a recurrence that is read.
+/// The largest number of rows of a recurrence that is accepted.
 const LARGEST_INNER: u32 = 1 << 24;
 
 const LINEAR: &[&str] = &["full_attention", "linear_attention"];
@@ -72,7 +72,7 @@ pub(super) fn bytes(
     }
 }
 
-/// Rows of a recurrence: stated, or a multiple of the hidden size.
+/// Rows of a recurrence: from a field, or a multiple of the hidden size.
 fn inner_rows(
     fields: &Fields<'_>,
     inner: &'static str,
@@ -265,7 +265,8 @@ fn letters(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelErro
     )
 }
 
-/// Kimi Linear: the layers of both kinds, counted from 1. Each layer is of one kind.
+/// Kimi Linear: lists of the layers of both kinds, counted from 1. Each layer is in exactly one
+/// list.
 fn lists(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelError> {
     if let Some(types) = fields.layers("layer_types", num_layers, LINEAR)? {
         return Ok(of_types(types));

@@ -1,6 +1,6 @@
 //! The supported model types.
 //!
-//! Every entry follows the published configurations of its models. If those leave a field out, it
+//! Every entry follows the published configurations of its models. If they omit a field, the entry
 //! follows the defaults of the `transformers` library (`configuration_*.py` of the model type).
 
 use super::families::{
@@ -44,7 +44,8 @@ const fn indexed(model_type: &'static str, every: u32) -> Family {
     family(model_type, Caches::Indexed { every }, INDEXED)
 }
 
-/// The last of each so many layers is full, unless `sliding_window_pattern` states another number.
+/// The last of each `of` layers has full attention, unless `sliding_window_pattern` states another
+/// number.
 const fn last_full(of: u32) -> Windows {
     Windows::AllButLast { field: "sliding_window_pattern", of }
 }
@@ -175,8 +176,8 @@ const FAMILIES: &[Family] = &[
     heads("gemma", Stated, StatedDim, Never),
     // Every second layer, from the first on, has a window (Gemma2Config).
     heads("gemma2", Stated, StatedDim, last_full(2)),
-    // Multimodal configurations leave out fields that equal the defaults of Gemma3TextConfig. Those
-    // of the 4B model leave out 4 KV heads of 256.
+    // Multimodal configurations omit fields that equal the defaults of Gemma3TextConfig. The
+    // configuration of the 4B model omits 4 KV heads of 256.
     heads("gemma3", KvHeads::Or(4), HeadDim::Or(256), last_full(6)),
     heads("gemma3_text", KvHeads::Or(4), HeadDim::Or(256), last_full(6)),
     heads("gemma3n_text", Stated, StatedDim, last_full(5))
@@ -283,7 +284,7 @@ const FAMILIES: &[Family] = &[
     )
     .variant(Variant::Unequal, &["v_head_dim", "swa_", "hybrid_layer_pattern"]),
     heads("minicpm", OrAllHeads, OrHiddenPerHead, Never),
-    // Its latents become K and V of all heads before they are cached.
+    // The latents of this model become K and V of all heads before they are cached.
     Family { counts: LATENT, ..heads("minicpm3", All, HeadDim::NopeAndRope, Never) },
     heads("minimax_m2", Stated, StatedDim, Never),
     heads("ministral3", Stated, StatedDim, Windows::All),

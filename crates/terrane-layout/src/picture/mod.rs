@@ -12,9 +12,9 @@ use pieces::Drawn;
 
 /// The bytes of block 0 as text ([`Display`](std::fmt::Display)) and as SVG.
 ///
-/// A piece is a range of bytes of one layer and section without a gap. Its name has the axes that
-/// it contains only in part. The space between pieces belongs to other blocks, or is padding. The
-/// picture shows the first regions and pieces, and states their number.
+/// A piece is a range of bytes of one layer and section without a gap. Its name lists the axes that
+/// the piece contains only in part. The space between pieces belongs to other blocks, or is
+/// padding. The picture shows the first regions and pieces, and the number of the omitted ones.
 ///
 /// ```
 /// use terrane_layout::formats::vllm;

@@ -90,7 +90,7 @@ impl DrawnPiece {
         self.start.saturating_add(self.bytes)
     }
 
-    /// Both as one piece, if they are adjacent, have one layer, and differ on one other axis.
+    /// Joins both pieces, if they are adjacent, have one layer, and differ on one other axis.
     fn with(&self, next: &Self) -> Option<Self> {
         let [layer, ..] = self.ranges;
         let [other_layer, ..] = next.ranges;
@@ -153,8 +153,8 @@ impl DrawnPiece {
     }
 }
 
-/// Visits the rows of block 0: contiguous elements of one head and token. Returns whether there are
-/// more than were visited.
+/// Visits the rows of block 0: contiguous elements of one head and token. Returns whether it
+/// stopped before the last row.
 fn for_each_row(section: &Section, mut visit: impl FnMut(u32, DrawnPiece)) -> bool {
     let shape = section.shape();
     let elements = section.steps(Axis::Element);

@@ -12,11 +12,11 @@ const WIDTH: u64 = 960;
 const MARGIN: u64 = 16;
 const LINE: u64 = 20;
 const BAR: u64 = 44;
-/// The width of a gap between pieces of any length.
+/// The width of a gap between pieces. It does not depend on the number of bytes.
 const GAP: u64 = 14;
-/// The narrowest piece.
+/// The minimum width of a piece.
 const NARROWEST: u64 = 6;
-/// The width of a letter, to find out whether a label fits into a piece.
+/// The width of a letter, to check whether a label fits into a piece.
 const LETTER: u64 = 7;
 
 /// Two shades of each section's colour, for even and odd layers.
@@ -80,7 +80,8 @@ fn write_all(geometry: &Geometry, drawn: &Drawn, height: u64, svg: &mut String) 
     writeln!(svg, "</svg>")
 }
 
-/// One region: its pieces in order, with widths by their bytes, and gaps of one width.
+/// Draws one region: its pieces in order, with widths in proportion to their bytes, and gaps of one
+/// width.
 fn bar(geometry: &Geometry, region: &DrawnRegion, y: u64, svg: &mut String) -> fmt::Result {
     let bytes = geometry.region_bytes(region.number).get();
     let shown = region.pieces.len().min(MOST_PIECES);

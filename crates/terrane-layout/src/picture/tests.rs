@@ -101,7 +101,7 @@ fn a_split_of_blocks_into_chunks_and_padding() {
     );
 }
 
-/// The picture of a large layout is small and fast to make.
+/// The picture of a large layout is small, and drawn fast.
 #[test]
 #[cfg_attr(miri, ignore = "takes minutes under Miri, and has no unsafe code")]
 fn pictures_are_bounded() {

@@ -1,4 +1,4 @@
-//! Texts and limits of both kinds of pictures.
+//! Texts and limits for both kinds of pictures.
 
 use std::cmp::Reverse;
 use std::fmt::Display;

@@ -62,8 +62,8 @@ impl LayoutPlan {
     /// # Errors
     ///
     /// [`LayoutError::Overflow`] or [`LayoutError::TooLarge`] if regions and padding exceed
-    /// [`LARGEST_LAYOUT`], and [`LayoutError::RegionTooLarge`] if one region exceeds the largest
-    /// that the limits allow.
+    /// [`LARGEST_LAYOUT`]. [`LayoutError::RegionTooLarge`] if one region exceeds the largest region
+    /// of the limits.
     pub fn new(
         config: &LayoutConfig,
         kind: LayoutKind,
@@ -126,13 +126,12 @@ impl LayoutPlan {
         self.offsets.get(ByteCount::new(region.into()).to_usize()).copied()
     }
 
-    /// The number of blocks, from block 0 on, that are wholly within the first `prefix` bytes of
+    /// The number of blocks, from block 0 on, that are entirely within the first `prefix` bytes of
     /// the base allocation. They can be used while the rest is still being allocated.
     ///
     /// A block of a [`LayerSeparate`](LayoutKind::LayerSeparate) layout has a part in the last
-    /// region, so it is available only then. The blocks of a
-    /// [`FullyContiguous`](LayoutKind::FullyContiguous) layout become available one after the
-    /// other.
+    /// region, so it is available only when that region is. The blocks of a
+    /// [`FullyContiguous`](LayoutKind::FullyContiguous) layout become available one after another.
     #[must_use]
     pub fn blocks_within(&self, prefix: ByteCount) -> u32 {
         let fits = |block| self.end_of(block) <= prefix.get();
@@ -153,12 +152,13 @@ impl LayoutPlan {
     fn end_of(&self, block: u32) -> u64 {
         let ends = self.geometry.sections().iter().flat_map(|section| {
             // Blocks of a split axis may not be in the order of their numbers. Among earlier
-            // blocks, the last one of the previous group ends last.
+            // blocks, the last block of the previous group has the highest end.
             let group = section.steps(Axis::Block).inner().count.max(1);
             let before = block.checked_sub(block % group + 1);
             before.into_iter().chain([block]).map(|block| {
                 let (at, span) = self.geometry.last_rows(section, block);
-                // Below `base_bytes`, as the geometry proved that sections are within regions.
+                // The sum is below `base_bytes`, because the geometry proved that sections are
+                // within regions.
                 self.region_offset(at.region).unwrap_or(self.base_bytes).get() + at.offset + span
             })
         });
@@ -180,7 +180,7 @@ impl LayoutPlan {
             .labelled(format!("KV blocks, {}", self.geometry.label()))
     }
 
-    /// The requests for memory that is allocated region by region, and adopted.
+    /// The requests for memory that is allocated region by region and then adopted.
     pub fn requests(&self) -> impl ExactSizeIterator<Item = RegionRequest> + '_ {
         (0..self.geometry.region_count()).map(|region| {
             let bytes = self.geometry.region_bytes(region);
@@ -197,7 +197,7 @@ impl LayoutPlan {
         })
     }
 
-    /// The unit for the base allocation: no block, or no block's part in a region, crosses a
+    /// The unit for the base allocation: no block, and no part of a block in a region, crosses a
     /// multiple of it. It is the stride of blocks. If padding between regions shifts the blocks of
     /// the next region, it is the stride of regions.
     fn unit(&self) -> ByteCount {
@@ -216,8 +216,8 @@ impl LayoutPlan {
     ///
     /// # Errors
     ///
-    /// [`LayoutError::RegionTooLarge`] if not. In that case, allocate each of
-    /// [`requests`](Self::requests), and adopt them.
+    /// [`LayoutError::RegionTooLarge`] if the base allocation exceeds the limits. In that case,
+    /// allocate each of the [`requests`](Self::requests) and adopt the memory.
     pub fn check_base(&self) -> Result<(), LayoutError> {
         self.check_size(Part::Base, self.base_bytes)
     }
@@ -245,7 +245,7 @@ impl LayoutPlan {
             .collect()
     }
 
-    /// Checks that this many bytes are within the limits.
+    /// Checks that this number of bytes is within the limits.
     pub(crate) fn check_size(&self, part: Part, bytes: ByteCount) -> Result<(), LayoutError> {
         match self.limits.largest_region {
             Some(largest) if bytes > largest => {

@@ -16,7 +16,7 @@ pub struct PaddingReport {
 }
 
 impl PaddingReport {
-    /// The report for the regions of `geometry`, which take `base_bytes` together.
+    /// The report for the regions of `geometry`, whose base allocation has `base_bytes`.
     pub(crate) fn new(geometry: &Geometry, base_bytes: ByteCount) -> Self {
         let (in_regions, in_blocks) = (geometry.all_region_bytes(), geometry.total_bytes());
         // Blocks are within regions, and regions within the base, so no difference is negative.

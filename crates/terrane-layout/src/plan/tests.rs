@@ -44,7 +44,7 @@ fn the_base_is_rounded_to_the_granule_and_its_padding_is_reported() {
 }
 
 #[test]
-fn a_region_beyond_the_limit_is_refused_and_a_base_beyond_it_can_be_asked() {
+fn regions_over_the_limit_are_refused_and_bases_are_checked_on_request() {
     let limits = |bytes| Limits { largest_region: Some(ByteCount::new(bytes)), ..Limits::NONE };
     let plan = |bytes| LayoutPlan::new(&config(Alignment::BYTE), BLOCK_FIRST, limits(bytes));
     assert!(matches!(plan(419), Err(LayoutError::RegionTooLarge { part: Part::Region(0), .. })));
@@ -83,7 +83,7 @@ fn blocks_within_a_prefix_have_all_their_pieces_in_it() {
     }
 }
 
-/// Bytes from one region to the next; the base allocation's if there is one region.
+/// Bytes from one region to the next, or of the base allocation if there is one region.
 fn region_stride(plan: &LayoutPlan) -> ByteCount {
     plan.region_offset(1).unwrap_or(plan.base_bytes())
 }
@@ -122,7 +122,8 @@ fn no_piece_lies_across_a_multiple_of_a_request_s_unit() {
     assert_eq!(unit, region, "420 bytes at multiples of 512");
 }
 
-/// Chunks of blocks, blocks in another order than their numbers, and rows that are apart.
+/// Chunks of blocks, blocks in an order other than that of their numbers, and rows with gaps
+/// between them.
 #[test]
 #[cfg_attr(miri, ignore = "takes minutes under Miri, and has no unsafe code")]
 fn blocks_within_a_prefix_of_free_strides_are_whole() {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use terrane_core::{ByteCount, Position};
 
-/// A span of memory that pieces may be in: a region.
+/// A span of memory that may contain pieces: a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Its start.
@@ -39,7 +39,7 @@ impl fmt::Display for Piece {
 pub struct VerifyReport {
     /// The number of pieces, none of which overlap.
     pub pieces: u64,
-    /// Bytes between pieces: all of them are padding of the block alignment.
+    /// Bytes between pieces. All of them are padding of the block alignment.
     pub padding: ByteCount,
     /// Bytes of the regions after their last pieces.
     pub tail: ByteCount,
@@ -50,11 +50,11 @@ pub struct VerifyReport {
 #[non_exhaustive]
 pub enum Violation {
     /// The number of regions does not match the geometry.
-    #[error("the geometry has {expected} regions, and {actual} were given; give one for each")]
+    #[error("the geometry has {expected} regions, and {actual} were passed; pass one for each")]
     RegionCount {
         /// The regions of the geometry.
         expected: u32,
-        /// The regions given.
+        /// The number of regions that were passed.
         actual: usize,
     },
     /// The lengths of the regions together do not fit in 64 bits.
@@ -85,9 +85,9 @@ pub enum Violation {
     /// Two pieces share bytes.
     #[error("the pieces of {first} and of {second} overlap")]
     Overlap {
-        /// The one that begins first.
+        /// The piece that begins first.
         first: Piece,
-        /// The other one.
+        /// The other piece.
         second: Piece,
     },
     /// Bytes within a region belong to no piece and are not padding.

@@ -1,15 +1,15 @@
-//! The checker of all layouts: every piece is in bounds, none overlap, and the map is a bijection.
+//! The checker of all layouts: every piece is in bounds, and no two overlap.
 //!
-//! It does not know how locations are computed. It asks for the location of every contiguous
-//! stretch of every (block, layer, section). It compares the locations with each other and with the
-//! regions. So it serves the plan ([`verify`]), the layout in memory ([`PhysicalLayout::verify`])
-//! and any other map of the same shape ([`verify_map`]).
+//! It is independent of the code that computes locations. It requests the location of every
+//! contiguous stretch of every (block, layer, section). It compares the locations with each other
+//! and with the regions. It checks plans ([`verify`]), layouts in memory
+//! ([`PhysicalLayout::verify`]) and any other map of the same shape ([`verify_map`]).
 //!
 //! # Cost
 //!
 //! Pieces are visited in the order of the strides. While their locations ascend within each region,
-//! one comparison for each piece is enough: about 10 ns. A location that descends means another
-//! order or a fault. Then all stretches are sorted by location, with 32 bytes for each.
+//! one comparison for each piece is enough: about 10 ns. If a location descends, the order differs
+//! or there is a fault. Then all stretches are sorted by location, with 32 bytes for each.
 
 pub(crate) mod findings;
 mod walk;
@@ -76,7 +76,7 @@ impl PhysicalLayout {
     pub fn verify(&self) -> Result<VerifyReport, LayoutError> {
         let extent = |(number, memory): (u32, &terrane_core::Region)| {
             let place = memory.location().position();
-            // Other code may use the bytes after those that the layout needs.
+            // Other code may use the bytes after the end of the layout.
             Extent { place, length: memory.length().min(self.geometry().region_bytes(number)) }
         };
         let extents: Vec<Extent> = (0_u32..).zip(self.regions()).map(extent).collect();
@@ -89,13 +89,13 @@ impl PhysicalLayout {
 
 /// Checks that `locate` maps the stretches of `geometry`'s sections one to one into `extents`.
 ///
-/// The geometry gives the dimensions and the length of each stretch. In a layout made from a
+/// The geometry determines the dimensions and the length of each stretch. In a layout from a
 /// config, gaps between pieces must be smaller than the block alignment.
 ///
 /// # Errors
 ///
 /// The first [`Violation`] in the order of memory. Pieces without a location, or outside every
-/// extent, come before it, in the order of pieces.
+/// extent, are reported first, in the order of pieces.
 pub fn verify_map(
     geometry: &Geometry,
     extents: &[Extent],
@@ -136,7 +136,7 @@ pub fn verify_map(
 
 enum Stop {
     At(Violation),
-    /// A piece begins before the end of the one before it.
+    /// A piece begins before the end of the previous piece.
     Descended,
 }
 

@@ -32,7 +32,7 @@ fn place(geometry: &Geometry, piece: Piece) -> Position {
     Position { space: AddressSpace::Region(at.region), start: at.offset }
 }
 
-/// The location of every piece but one, which is moved.
+/// Maps every piece to its location, except one, which is moved.
 fn with_fault(
     geometry: &Geometry,
     fault: Piece,

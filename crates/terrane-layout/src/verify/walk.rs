@@ -99,10 +99,10 @@ impl Walk {
         }
     }
 
-    /// Adds a piece that `find` has found in `region`, after all pieces added there before.
+    /// Adds a piece that `find` has located in `region`, after all earlier pieces of this region.
     ///
-    /// An overlap is an error at once. A hole is reported at the end, as a later piece may be out
-    /// of order and fill it.
+    /// An overlap is an error at once. A hole is reported at the end, because a later piece may
+    /// fill it.
     pub(super) fn step(
         &mut self,
         region: usize,

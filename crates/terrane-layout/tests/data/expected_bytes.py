@@ -3,10 +3,11 @@
 
     python3 expected_bytes.py > expected.json
 
-It computes the shapes of tensors layer by layer, to check a program that derives groups of layers.
+It computes the shapes of tensors layer by layer, and so checks a program that derives groups of
+layers.
 A layer has a list of tensors. A tensor is a kind, a shape, and bytes per element. A cache of tokens
-has no token axis: its bytes are those of one token. A group has the layers with tensors of one kind
-and one size.
+has no token axis: its bytes are those of one token. A group consists of the layers with tensors of
+one kind and one size.
 """
 
 import json

@@ -3,10 +3,9 @@
 
     python3 list_served.py vllm-0.33.0.tar.gz transformers-5.23.0-py3-none-any.whl > served.json
 
-Both files come from PyPI; neither package is imported. The registry of vLLM names
-architectures; transformers names the model type of an architecture; vLLM adds configurations of
-its own. An architecture that none of them names has its code on a hub, and its model type is
-unknown here.
+Both files come from PyPI; neither package is imported. vLLM's registry lists architectures, and
+transformers maps an architecture to a model type. vLLM adds its own configurations. If neither
+knows an architecture, its code is on a model hub, and this script does not know its model type.
 """
 
 import ast

@@ -1,4 +1,4 @@
-//! The proof against brute force: sections with random strides, and every byte of them marked.
+//! Checks the proof against brute force: random strides, with every byte of each section marked.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ struct Part {
     in_regions: bool,
 }
 
-/// A section as its parts, from the innermost one on.
+/// A section as a list of its parts, innermost first.
 #[derive(Clone, Debug)]
 struct Drawn {
     name: &'static str,
@@ -54,8 +54,8 @@ impl Drawn {
         })
     }
 
-    /// The rule: of two parts, the one with the larger stride steps over everything that the other
-    /// and the parts inside it span.
+    /// The rule: the stride of a part is at least the span of the next smaller part and of all
+    /// parts inside it.
     fn is_nested(&self) -> bool {
         [false, true].into_iter().all(|in_regions| {
             let unit = if in_regions { 1 } else { u64::from(self.element_bytes) };
@@ -119,7 +119,7 @@ fn parts(blocks: u32, layers: u32) -> impl Strategy<Value = Vec<Part>> {
         .prop_shuffle()
 }
 
-/// One to three nested sections, one after the other, or within the rows of another.
+/// One to three nested sections: one after another, or within the rows of another section.
 fn layouts() -> impl Strategy<Value = Vec<Drawn>> {
     let sizes =
         (prop::sample::select(vec![1_u32, 2, 3, 4]), prop::sample::select(vec![1_u32, 2, 4]));
@@ -132,7 +132,7 @@ fn layouts() -> impl Strategy<Value = Vec<Drawn>> {
             prop::bool::weighted(0.2),
         );
         prop::collection::vec(section, 1..=3).prop_map(|drawn| {
-            // All begin after the end of the previous ones, whatever regions they use.
+            // Each section begins after the end of the previous ones, in every region.
             let mut end = 0;
             NAMES
                 .into_iter()
@@ -162,14 +162,15 @@ fn build(drawn: &[Drawn]) -> Result<Geometry, LayoutError> {
     Geometry::from_sections(drawn.iter().map(Drawn::section))
 }
 
-/// Whether some byte belongs to two elements, and all marks.
+/// All marks, and whether a byte belongs to two elements.
 fn marked(drawn: &[Drawn]) -> (bool, HashMap<(u32, u64), u32>) {
     let mut marks = HashMap::new();
     drawn.iter().for_each(|section| section.mark(&mut marks));
     (marks.values().any(|&times| times > 1), marks)
 }
 
-/// An accepted geometry has no byte twice, is within its regions, and `verify` counts the same.
+/// Checks that an accepted geometry uses no byte twice and is within its regions, and that `verify`
+/// counts the same bytes.
 fn check_accepted(geometry: &Geometry, drawn: &[Drawn]) -> Result<(), TestCaseError> {
     let (overlaps, marks) = marked(drawn);
     prop_assert!(!overlaps, "a byte of an accepted geometry is used twice");
@@ -252,14 +253,14 @@ proptest! {
         prop_assert!(drawn.iter().all(Drawn::is_nested));
         let geometry = match build(&drawn) {
             Ok(geometry) => geometry,
-            // Sections that use some regions and no others leave gaps between region numbers.
+            // Sections that skip some regions leave gaps between region numbers.
             Err(LayoutError::Geometry(GeometryError::UnusedRegion { .. })) => return Ok(()),
             Err(error) => return Err(TestCaseError::fail(error.to_string())),
         };
         check_accepted(&geometry, &drawn)?;
     }
 
-    /// One stride is changed: by a byte, to zero, or to that of another part.
+    /// One stride is changed: by a byte, to zero, or to the stride of another part.
     #[test]
     fn mutated_strides_are_accepted_where_they_are_nested(
         drawn in layouts(),
@@ -280,7 +281,7 @@ proptest! {
             _ => parts[other].stride,
         };
         if parts[at].in_regions && parts[at].stride == 0 {
-            // An axis over no regions has no bytes between its positions either.
+            // An axis that is spread over no regions has no stride in bytes.
             parts[at].in_regions = false;
         }
         let is_nested = drawn.iter().all(Drawn::is_nested);

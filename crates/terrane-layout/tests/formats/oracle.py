@@ -7,8 +7,8 @@ name, its shape (layers, heads, tokens, elements, bytes of an element) and the p
 Elements have the order block, layer, head, token, element. A position is 1,000,000 times the region
 plus the bytes from its start.
 
-The script does not use Terrane's strides. It numbers the bytes of a tensor, and views the tensor as its
-engine does.
+The script does not use Terrane's strides. It numbers the bytes of a tensor, and views the tensor in
+the shape that its engine uses.
 """
 
 import math

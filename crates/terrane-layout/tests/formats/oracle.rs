@@ -1,8 +1,8 @@
-//! Every element of every format has the position that NumPy gives it.
+//! Compares the position of every element of every format with NumPy's.
 //!
-//! `oracle.py` knows the tensors' shapes and no strides. Its output for the small sizes is in
-//! `expected.txt`, so that it is compared without Python. If Python has NumPy, the file is compared
-//! with the script's output, and other sizes with the script.
+//! `oracle.py` contains the tensors' shapes and no strides. Its output for the small sizes is in
+//! `expected.txt`, so that the comparison needs no Python. If Python has NumPy, a test compares the
+//! file with the script's output, and another test compares other sizes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ pub const EXPECTED: &str = include_str!("expected.txt");
 
 const SCRIPT: &str = "tests/formats/oracle.py";
 
-/// A region counts as this many bytes in the script's places.
+/// The script encodes a region as this many bytes in its positions.
 const REGION: u64 = 1_000_000;
 
 /// A format in the oracle's output.
@@ -33,11 +33,11 @@ pub struct Placed {
     pub name: String,
     /// Layers, heads (0 if they are not stated), tokens, elements and bytes of an element.
     pub shape: [u32; 5],
-    /// In the order block, layer, head, token, element.
+    /// The positions, in the order block, layer, head, token, element.
     pub places: Vec<RegionOffset>,
 }
 
-/// Reads what the script prints.
+/// Parses the script's output.
 pub fn parse(text: &str) -> Vec<Format> {
     let mut formats: Vec<Format> = Vec::new();
     for line in text.lines() {
@@ -153,7 +153,7 @@ fn text(number: u32) -> String {
 }
 
 #[test]
-fn every_element_lies_where_the_oracle_has_it() {
+fn every_element_is_at_the_oracles_address() {
     compare(SMALL, EXPECTED);
 }
 
@@ -175,7 +175,8 @@ fn the_oracle_says_what_is_checked_in() {
     }
 }
 
-/// No two sizes are equal, so that none is taken for another. Also an odd width, and sizes of one.
+/// No two sizes are equal, so that a test notices swapped dimensions. The sizes include an odd
+/// width, and one.
 #[test]
 fn other_sizes_agree_with_the_oracle() {
     let all = [

@@ -30,7 +30,7 @@ fn at(place: RegionOffset, byte: u32) -> (usize, usize) {
     (usize::try_from(place.region).unwrap(), usize::try_from(offset).unwrap())
 }
 
-/// Moves every element by the geometries' own arithmetic.
+/// Moves every element by the geometries' arithmetic.
 fn converted(source: &Geometry, destination: &Geometry, from: &Bytes, to: &mut Bytes) {
     for section in source.sections() {
         let other = destination.section(section.name()).unwrap();
@@ -93,7 +93,7 @@ fn every_pair_of_equal_shape_converts() {
             converted(source, destination, &from, &mut found);
             expected(from_format, to_format, &from, &mut wanted);
             assert!(found == wanted, "{} to {}", from_format.name, to_format.name);
-            // Nothing is lost: all bytes of all blocks have arrived.
+            // All bytes of all blocks were moved.
             let arrived = found.iter().flatten().filter(|&&byte| byte != 0).count();
             assert_eq!(arrived, destination.total_bytes().to_usize(), "{}", to_format.name);
             for block in 0..source.num_blocks() {

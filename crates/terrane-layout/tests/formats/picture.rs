@@ -1,4 +1,4 @@
-//! The picture in the docs is the one that the library draws.
+//! Compares the picture in the docs with the output of the library.
 
 use std::path::Path;
 

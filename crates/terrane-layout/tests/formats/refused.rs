@@ -1,4 +1,4 @@
-//! Strides, counts and sizes that are refused with the right error.
+//! Strides, counts and sizes that are refused, each with the right error.
 
 use terrane_core::ByteCount;
 use terrane_layout::formats::vllm::PackedOrder;
@@ -76,7 +76,7 @@ fn axes_spread_over_the_same_regions_are_refused() {
         let error = refused([spread(regions)]);
         assert!(matches!(error, GeometryError::NotNested { unit: "region", .. }), "{error}");
     }
-    // Over no regions at all, the heads overlap.
+    // With a spread over no regions, the heads overlap.
     let error = refused([spread(0)]);
     assert!(matches!(error, GeometryError::NotNested { unit: "byte", stride: 0, .. }), "{error}");
 }
@@ -126,8 +126,8 @@ fn sections_of_other_regions_never_meet() {
     assert!(matches!(error, GeometryError::SectionsOverlap { region: 3, .. }), "{error}");
 }
 
-/// Sections in each other's gaps at every level, with different strides. No byte is shared, but a
-/// proof would take a million comparisons, so it is not attempted.
+/// Sections in each other's gaps at every level, with different strides. They share no byte, but a
+/// proof would need a million comparisons, so it is not attempted.
 #[test]
 fn sections_that_take_too_many_comparisons_are_refused() {
     let section = |name, offset, first: u32| {
@@ -241,7 +241,7 @@ fn regions_are_as_long_as_needed_and_all_in_use() {
     }
     let error = refused([blocks(K, 1, 0, 0).at(1, 0)]);
     assert_eq!(error, GeometryError::UnusedRegion { region: 0, regions: 2 });
-    // Nothing is allocated for each region.
+    // Regions without sections cause no allocation.
     let error = refused([blocks(K, 1, 0, 0).at(u32::MAX, 0)]);
     assert!(matches!(error, GeometryError::TooLarge { .. }), "{error}");
 }
@@ -339,7 +339,7 @@ fn pages_that_are_too_short_are_refused() {
     assert!(model::state_pages(5, 2, u64::MAX, &[conv, state]).is_err());
 }
 
-/// The groups of a hybrid model: the pages of both fill the same tensor, block by block.
+/// The groups of a hybrid model: the pages of both groups fill the same tensor, block by block.
 #[test]
 fn groups_that_share_a_tensor_have_the_same_pages() {
     let kv = keys_and_values(SMALL);

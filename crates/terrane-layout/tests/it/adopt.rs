@@ -67,8 +67,8 @@ fn memory_that_is_no_region_yet() {
 fn every_check_gives_the_regions_back() {
     let at = |address, length| device_span(address, length);
     let cases: [(Vec<Span>, &str); 6] = [
-        (vec![], "3 regions, and 0 were given"),
-        (vec![at(0, BYTES), at(1000, BYTES)], "give one for each layer"),
+        (vec![], "3 regions, and 0 were passed"),
+        (vec![at(0, BYTES), at(1000, BYTES)], "pass one for each layer"),
         (vec![at(0, BYTES), at(1000, BYTES - 1), at(2000, BYTES)], "region 1 has 959 bytes"),
         (vec![at(0, BYTES), at(1000, BYTES), file_span(0, BYTES)], "region 2 is disk memory"),
         (vec![at(0, BYTES), at(2000, BYTES), at(BYTES - 1, BYTES)], "regions 0 and 2 overlap"),

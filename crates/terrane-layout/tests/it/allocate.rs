@@ -58,7 +58,7 @@ fn regions_taken_out_keep_memory_and_registration() {
 }
 
 #[test]
-fn limits_of_allocator_and_registrar_are_heard_before_planning() {
+fn limits_of_allocator_and_registrar_are_read_before_planning() {
     let journal = Journal::default();
     let allocator = Allocator { limits: aligned(2048), ..Allocator::new(&journal) };
     let registrar = Registrar { limits: aligned(4096), ..Registrar::new(&journal) };
@@ -73,7 +73,7 @@ fn limits_of_allocator_and_registrar_are_heard_before_planning() {
 }
 
 #[test]
-fn nothing_is_acquired_for_what_cannot_be_planned() {
+fn nothing_is_allocated_for_invalid_plans() {
     let journal = Journal::default();
     let unlimited = || Allocator::new(&journal);
     let plain = Registrar::new(&journal);
@@ -146,7 +146,7 @@ fn a_refused_registration_releases_the_memory_if_it_is_required() {
 }
 
 #[test]
-fn a_refused_registration_is_reported_if_it_is_dispensable() {
+fn a_refused_optional_registration_is_reported() {
     let journal = Journal::default();
     let (allocator, registrar) = (Allocator::new(&journal), Registrar::refusing(&journal, 0));
     let layout = LayoutBuilder::new(config())
@@ -166,7 +166,7 @@ fn a_refused_registration_is_reported_if_it_is_dispensable() {
 }
 
 #[test]
-fn a_dispensable_registrar_whose_limits_are_too_tight_is_not_asked() {
+fn an_optional_registrar_with_too_small_limits_is_not_called() {
     let journal = Journal::default();
     let allocator = Allocator::new(&journal);
     let registrar = Registrar { limits: at_most(100), ..Registrar::new(&journal) };
@@ -184,7 +184,7 @@ fn a_dispensable_registrar_whose_limits_are_too_tight_is_not_asked() {
 }
 
 #[test]
-fn unregistered_asks_no_registrar() {
+fn unregistered_calls_no_registrar() {
     let journal = Journal::default();
     let allocator = Allocator::new(&journal);
     let builder = LayoutBuilder::new(config()).fully_contiguous().allocate(&allocator);

@@ -1,5 +1,5 @@
-//! An allocator and a registrar that record their requests, over memory that is only a number,
-//! because a layout never accesses a byte.
+//! An allocator and a registrar that record their requests. Their memory is only a number, because
+//! a layout never accesses a byte.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
@@ -38,7 +38,7 @@ impl Journal {
     }
 }
 
-/// Writes its entry when it drops.
+/// Records its entry when it drops.
 #[derive(Debug)]
 pub struct AtDrop(pub Journal, pub String);
 
@@ -100,13 +100,13 @@ pub fn file_span(offset: u64, length: u64) -> Span {
     }
 }
 
-/// Places every request at one address, and makes the configured errors.
+/// Returns the same address for every request, and fails as configured.
 pub struct Allocator {
     pub journal: Journal,
     pub limits: Limits,
     pub kind: StorageKind,
     pub address: u64,
-    /// This many bytes fewer than requested.
+    /// The returned memory is this many bytes shorter than requested.
     pub short_by: u64,
     pub refuses: bool,
     pub latest: Cell<Option<ByteCount>>,
@@ -126,7 +126,7 @@ impl Allocator {
     }
 }
 
-// SAFETY: only the test has the memory.
+// SAFETY: only the test uses the memory.
 unsafe impl Allocate for Allocator {
     type Memory = NumberedMemory;
 
@@ -159,7 +159,7 @@ unsafe impl Allocate for Allocator {
     }
 }
 
-/// Registers everything until the configured call, which it refuses.
+/// Accepts every registration until the configured call, which it refuses.
 pub struct Registrar {
     pub agent: AgentName,
     pub journal: Journal,

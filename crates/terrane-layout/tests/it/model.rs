@@ -16,7 +16,7 @@ pub fn data() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data")
 }
 
-/// The published models. They are data of the planner, which is above this crate.
+/// The folder of the published models. They are in the planner's crate, which is above this one.
 pub fn models() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../terrane-plan/src/data/models")
 }
@@ -48,7 +48,7 @@ pub fn full() -> Value {
     })
 }
 
-/// The configuration with other fields; `null` removes one.
+/// The configuration with these fields replaced; `null` removes a field.
 pub fn with(mut config: Value, fields: &Value) -> Value {
     for (name, value) in fields.as_object().unwrap() {
         config[name] = value.clone();
@@ -56,7 +56,7 @@ pub fn with(mut config: Value, fields: &Value) -> Value {
     config
 }
 
-/// Kind, with its window or chunk, of a group in `expected.json`.
+/// The kind of a group in `expected.json`, with its window or chunk.
 fn expected_kind(group: &Value) -> GroupKind {
     let tokens = || u32::try_from(group["tokens"].as_u64().unwrap()).unwrap();
     match group["kind"].as_str().unwrap() {
@@ -217,7 +217,7 @@ fn windows_as_each_family_states_them() {
     };
     let all = || vec![0, 1, 2, 3];
 
-    // A window without a meaning, one for all layers, and one that is switched off.
+    // A window without effect, a window of all layers, and a window that is switched off.
     assert_eq!(case("llama", json!({})), [(FULL, all())]);
     assert_eq!(case("mistral", json!({})), [(WINDOW, all())]);
     assert_eq!(case("mistral", json!({"sliding_window": null})), [(FULL, all())]);
@@ -241,8 +241,7 @@ fn windows_as_each_family_states_them() {
 
 #[test]
 fn the_language_model_of_a_multimodal_one() {
-    // As the published configuration of Gemma 3 4B, which leaves out fields that equal the
-    // defaults.
+    // The published configuration of Gemma 3 4B, which omits fields that equal the defaults.
     let gemma = json!({
         "model_type": "gemma3",
         "torch_dtype": "bfloat16",
@@ -259,7 +258,7 @@ fn the_language_model_of_a_multimodal_one() {
     assert_eq!(group.layers(), [5, 11, 17, 23, 29]);
     assert_eq!(model.groups()[1].kind(), GroupKind::SlidingAttention { window: 1024 });
 
-    // A field of the outer object is not the language model's.
+    // A field of the outer object is not a field of the language model.
     let missing = json!({
         "model_type": "llava", "torch_dtype": "float16", "num_hidden_layers": 3,
         "text_config": {"model_type": "llama"}
@@ -340,7 +339,7 @@ fn contradictions_name_both_fields() {
 }
 
 #[test]
-fn what_a_family_needs_is_missed() {
+fn missing_fields_of_a_family_are_refused() {
     let missing = |fields: Value| match refused(&with(full(), &fields)) {
         ModelError::Missing { field, .. } => field,
         other => panic!("{other}"),

@@ -1,4 +1,4 @@
-//! Groups of every kind: those of hybrids, of indexers, and those that the caller describes.
+//! Groups of every kind: of hybrids, of indexers, and from the caller's description.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ fn the_indexer_is_a_group_of_its_own_and_counts() {
     assert_eq!(block.piece_bytes(), ByteCount::new(64 * 128 + 64 * 4));
     assert_eq!(model.bytes_per_token().unwrap(), ByteCount::new(61 * (576 * 2 + 132)));
 
-    // Latents that an engine packs in its own way do not change the indexer.
+    // Latents in an engine's packed format do not change the indexer.
     let packed = ModelOptions::new().kv_element(ElementFormat::RowBytes(656));
     let config = fixture("deepseek_v32-defaults.json").to_string();
     let packed = ModelGeometry::from_json(config, &packed).unwrap();
@@ -58,7 +58,7 @@ fn indexers_that_layers_share_are_counted_once() {
 }
 
 #[test]
-fn what_a_reader_does_not_count_is_refused_by_name() {
+fn unsupported_fields_are_refused_by_name() {
     let latent = fixture("deepseek-v3.json");
     let cases = [
         (latent.clone(), "index_head_dim", json!(128)),
@@ -112,7 +112,7 @@ fn a_dtype_is_assumed_only_where_the_type_is_known_to_have_it() {
 }
 
 #[test]
-fn a_hybrid_has_states_beside_attention() {
+fn a_hybrid_has_states_and_attention() {
     let model = read(&fixture("qwen3_next-defaults.json")).unwrap();
     let [attention, state] = model.groups() else { panic!("{model:?}") };
     assert_eq!((attention.kind(), attention.layers().len()), (GroupKind::Attention, 12));
@@ -124,7 +124,7 @@ fn a_hybrid_has_states_beside_attention() {
     assert_eq!(state.state_bytes(), Some(bytes));
     assert_eq!((attention.state_bytes(), attention.bytes_per_sequence().unwrap().get()), (None, 0));
     assert_eq!(state.bytes_per_token().unwrap().get(), 0);
-    // A block is one state of each layer, whatever the page size of the tokens.
+    // A block has one state for each layer, whatever the page size of the tokens.
     let configs = model.layout_configs(10, 16).unwrap();
     assert_eq!((configs[0].page_size(), configs[1].page_size()), (16, 1));
     assert_eq!(configs[1].block_bytes().get(), 36 * bytes.get());
@@ -177,7 +177,7 @@ fn layers_of_hybrids_as_each_family_states_them() {
     let model = read(&with(full(), &lfm2)).unwrap();
     assert_eq!(model.groups()[1].layers(), [0, 3]);
     assert_eq!(model.groups()[1].state_bytes(), Some(ByteCount::new(2 * 64 * 2)));
-    // Only attention is not a state, and the reverse.
+    // A model with attention only, and a model with states only.
     let lfm2 = with(full(), &with(lfm2, &json!({"full_attn_idxs": [0, 1, 2, 3]})));
     assert_eq!(read(&lfm2).unwrap().groups().len(), 1);
 }
@@ -282,7 +282,7 @@ fn described_groups_that_cannot_be_are_refused() {
         let group = GroupSpec::attention([0], 1, 8, element);
         ModelGeometry::from_groups("mine", [group]).unwrap_err();
     }
-    // Layers far above the largest count are only numbers, and take no memory.
+    // Layer numbers far above the largest count are accepted, and take no memory.
     let group = GroupSpec::state([0, u32::MAX], u32::MAX);
     assert!(ModelGeometry::from_groups("mine", [group]).unwrap().bytes_per_sequence().is_ok());
 }

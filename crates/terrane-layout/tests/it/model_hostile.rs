@@ -8,7 +8,7 @@ use terrane_layout::model::{
 
 use super::model::{fixture, full, refused, with};
 
-/// Files in which every number affects the cache.
+/// Files whose numbers all affect the cache.
 const FILES: [&str; 12] = [
     "deepseek_v32-defaults.json",
     "falcon_h1-defaults.json",
@@ -24,7 +24,7 @@ const FILES: [&str; 12] = [
     "zamba2-defaults.json",
 ];
 
-/// A field that none of the readers of these files reads.
+/// Fields that the readers of these files ignore.
 const UNREAD: [&str; 5] =
     ["index_n_heads", "index_topk", "num_attention_heads", "expand", "hidden_size"];
 
@@ -59,7 +59,7 @@ fn numbers_that_no_cache_has_are_named() {
 
 #[test]
 fn numbers_that_are_missing_are_named() {
-    // Without these fields, other fields or a default of the type decide.
+    // If these fields are missing, other fields or a default of the type apply.
     const OPTIONAL: [&str; 6] = [
         "num_key_value_heads",
         "head_dim",
@@ -161,7 +161,7 @@ fn states_are_divided_among_ranks_or_refused() {
             state.unwrap().state_bytes().unwrap().get()
         })
     };
-    // 128 heads of 64 by 128; groups are 8, so that 16 ranks hold each twice.
+    // 128 heads of 64 by 128, and 8 groups, so each group is replicated on two of 16 ranks.
     assert_eq!(bytes("nemotron_h-defaults.json", 1).unwrap(), 10_240 * 3 * 2 + 128 * 64 * 128 * 4);
     let rank = (128 * 64 + 2 * 16 * 128) / 16 * 3 * 2 + 128 / 16 * 64 * 128 * 4;
     assert_eq!(bytes("nemotron_h-defaults.json", 16).unwrap(), rank);
@@ -186,7 +186,7 @@ fn floats_that_only_python_writes_are_no_obstacle() {
     ModelGeometry::from_json(broken, &ModelOptions::new()).unwrap_err();
 }
 
-/// Any value of JSON, and numbers at the ends of their ranges.
+/// Any JSON value, and numbers at the ends of their ranges.
 fn values() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(Value::Null),

@@ -9,8 +9,8 @@ use terrane_layout::{
 /// The (block, layer, outer, byte of the piece) of a byte of memory; `None` is padding.
 type Cell = Option<(u32, u32, u32, u64)>;
 
-/// The regions as arrays of cells: nested loops in the order of the kind, and padding at the end of
-/// a block. No multiplication of strides.
+/// The regions as arrays of cells, by nested loops in the order of the kind, with padding at the
+/// end of a block. The code multiplies no strides.
 fn regions_by_hand(config: &LayoutConfig, kind: LayoutKind, row_bytes: u64) -> Vec<Vec<Cell>> {
     let piece = |cells: &mut Vec<Cell>, block, layer, outer| {
         for byte in 0..u64::from(config.page_size()) * row_bytes {
@@ -112,7 +112,7 @@ fn kinds() -> impl Strategy<Value = LayoutKind> {
 
 proptest! {
     #[test]
-    fn every_byte_is_where_the_oracle_has_it((config, row_bytes) in configs(), kind in kinds()) {
+    fn every_byte_is_at_the_oracles_address((config, row_bytes) in configs(), kind in kinds()) {
         let geometry = Geometry::new(&config, kind).unwrap();
         let regions = regions_by_hand(&config, kind, row_bytes);
         prop_assert_eq!(regions.len(), usize::try_from(geometry.region_count()).unwrap());
@@ -134,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn what_planners_are_told_is_so((config, row_bytes) in configs(), kind in kinds()) {
+    fn facts_for_planners_are_true((config, row_bytes) in configs(), kind in kinds()) {
         let geometry = Geometry::new(&config, kind).unwrap();
         let regions = regions_by_hand(&config, kind, row_bytes);
         let pieces = geometry.pieces().unwrap();

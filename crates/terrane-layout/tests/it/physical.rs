@@ -77,7 +77,7 @@ fn an_index_out_of_range_is_named() {
         assert_eq!((error.index, error.value, error.bound), (index, value, bound));
         assert_eq!(layout.device_address(at.0, at.1, at.2), None);
     }
-    // Unchecked and out of range: the result is meaningless, and the call harmless.
+    // Unchecked and out of range: the result is meaningless, but the call is safe.
     let _meaningless = layout.geometry().offset(u32::MAX, u32::MAX, u32::MAX);
 }
 

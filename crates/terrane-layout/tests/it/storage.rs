@@ -1,5 +1,5 @@
-//! Layouts over the memory and the files of this machine. Each step returns what it acquired, and
-//! requested capabilities are reported.
+//! Layouts over the memory and the files of this machine. A failed step frees what earlier steps
+//! allocated. Requested capabilities are reported.
 
 use std::error::Error;
 use std::fs;
@@ -38,8 +38,8 @@ fn large() -> LayoutConfig {
         .unwrap()
 }
 
-/// Every step of every way to build a layout fails once, over memory of `allocator`. Nothing of
-/// them is left, nor of the layouts that were built in between.
+/// Fails each step of each way to build a layout once, over memory of `allocator`. Afterwards all
+/// memory has been freed, including that of layouts that were built meanwhile.
 fn fails_everywhere<A: Allocate + Clone>(allocator: &A)
 where
     A::Memory: Memory,
@@ -65,7 +65,7 @@ where
         assert_eq!(journal.lines(), ["allocate 0", "refuse registration", "release 0"]);
     }
 
-    // Each registration of adopted regions fails once; then none.
+    // Each registration of adopted regions fails once. In the last round, none fails.
     let bytes = ByteCount::mib(2);
     for refused in 0..4 {
         let journal = Journal::new();
@@ -94,7 +94,7 @@ where
 
 #[test]
 fn system_memory_is_given_back_whatever_fails() {
-    // Alone in its process, because mappings of other tests would count.
+    // Runs in its own process, because mappings of other tests would be counted.
     in_child("storage::system_memory_is_given_back_whatever_fails", || {
         let allocator = SystemAllocator::new(SystemOptions::default());
         assert_no_growth(8, ByteCount::mib(6), || fails_everywhere(&allocator));

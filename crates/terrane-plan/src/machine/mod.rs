@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{PlanError, nearest};
 
-/// A machine as far as it is known. A field that is absent limits and predicts nothing.
+/// The known facts about a machine. A missing field limits nothing and predicts nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     /// A short name.
     pub name: String,
-    /// A name for people.
+    /// A descriptive name.
     pub title: String,
     /// One device. Each tensor-parallel rank has one of these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,7 +52,7 @@ pub struct HostFacts {
     /// All memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// The memory that is left under the machine's and the control group's limits, without free huge pages.
+    /// The memory that is available under the machine's and the control group's limits, without free huge pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
     /// All huge pages of 2 MiB, free or in use: `vm.nr_hugepages`.
@@ -79,7 +79,7 @@ pub struct DiskFacts {
     pub free_bytes: u64,
 }
 
-/// Rates of copies, and their origin.
+/// Rates of copies, with their origin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
@@ -102,7 +102,7 @@ pub struct Rates {
     /// To the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_write: Option<CopyCost>,
-    /// Host memory that is mapped, and that all processors touch first.
+    /// Host memory that is mapped and then populated by all processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_touch: Option<CopyCost>,
     /// Pinned memory: mapped, touched and registered with the driver.
@@ -114,7 +114,7 @@ pub struct Rates {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CopyCost {
-    /// The time of no bytes.
+    /// The time for zero bytes.
     pub fixed_seconds: f64,
     /// The rate of the bytes.
     pub bytes_per_second: f64,
@@ -151,7 +151,7 @@ impl Machine {
         }
     }
 
-    /// A machine by its description in JSON. `name` is only for errors.
+    /// Parses the description of a machine in JSON. `name` is used in errors only.
     ///
     /// # Errors
     ///
@@ -167,13 +167,13 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`PlanError::Machine`] if a rate is no number.
+    /// [`PlanError::Machine`] if a rate is not a number.
     pub fn to_json(&self) -> Result<String, PlanError> {
         serde_json::to_string_pretty(self)
             .map_err(|source| PlanError::Machine { name: self.name.clone(), source })
     }
 
-    /// Refuses rates that are no positive numbers.
+    /// Refuses rates that are not positive numbers.
     fn check(&self) -> Result<(), PlanError> {
         let is_rate = |rate: f64| rate.is_finite() && rate >= 1.0;
         let expected = "rates of at least 1 byte per second, and times of at least 0";

@@ -29,7 +29,7 @@ pub fn published_models() -> impl Iterator<Item = &'static str> {
 }
 
 impl Model {
-    /// A published model by its name, or by its name on the model hub (`meta-llama/Llama-3.1-8B`).
+    /// A published model, by its name or by its name on the model hub (`meta-llama/Llama-3.1-8B`).
     ///
     /// # Errors
     ///
@@ -54,7 +54,7 @@ impl Model {
         Ok(Self::from_config(*name, text.as_bytes()))
     }
 
-    /// A model by the text of its `config.json`. [`Plan::new`](crate::Plan::new) checks it.
+    /// A model from the text of its `config.json`. [`Plan::new`](crate::Plan::new) checks it.
     #[must_use]
     pub fn from_config(name: impl Into<String>, config: impl Into<Vec<u8>>) -> Self {
         let config = config.into();

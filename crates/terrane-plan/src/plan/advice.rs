@@ -18,7 +18,7 @@ pub struct Saving {
     pub change: String,
     /// The host memory of all ranks before it.
     pub before: u64,
-    /// The same after it.
+    /// The host memory of all ranks after it.
     pub after: u64,
 }
 
@@ -30,7 +30,7 @@ impl Saving {
     }
 }
 
-/// A change has to save this share.
+/// The smallest share that a change must save.
 const LEAST: f64 = 0.2;
 
 /// The changes that save at least 20 %, the largest saving first.
@@ -58,7 +58,7 @@ pub(crate) fn savings(
             after,
         ));
     }
-    // One copy of what every rank has.
+    // One copy of the caches that are equal on all ranks.
     if ranks > 1 {
         let geometry = request.model.geometry(&options(request))?;
         let is_shared = |kind| matches!(kind, GroupKind::Latent | GroupKind::Indexer);
@@ -71,7 +71,7 @@ pub(crate) fn savings(
             after,
         ));
     }
-    // The blocks that windows still reach.
+    // The blocks that windows can still reach.
     if let Some(demand) = demand {
         let whole = groups.iter().map(|group| GroupPlan { window: None, ..group.clone() });
         let whole: Vec<GroupPlan> = whole.collect();

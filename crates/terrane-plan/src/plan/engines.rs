@@ -13,9 +13,10 @@ use crate::sizes::option_size;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineOptions {
-    /// The engine, and the version whose options these are.
+    /// The engine, and the version to which the options belong.
     pub engine: String,
-    /// The command. `MODEL` stands for the path or the name of the weights. Empty if the engine does not have the model.
+    /// The command. `MODEL` stands for the path or the name of the weights. Empty if the engine does not support the
+    /// model.
     pub command: String,
     /// Remarks on the options.
     pub notes: Vec<String>,
@@ -43,7 +44,7 @@ const SGLANG_FORMATS: CacheFormats = &[
     (ElementFormat::NVFP4, "nvfp4"),
 ];
 
-/// The option for the planned format of K and V. A format that the engine lacks is a note, so that it is not lost.
+/// The option for the planned format of K and V. If the engine does not support the format, a note says so.
 fn cache_format(
     element: ElementFormat,
     engine: &str,
@@ -82,7 +83,7 @@ fn vllm(request: &PlanRequest, groups: &[GroupPlan]) -> EngineOptions {
     let mut notes: Vec<String> = format.and_then(Result::err).into_iter().collect();
     if let Some(host) = request.host {
         words.push("--kv-offloading-backend native".to_owned());
-        // A number of 64 bits divided by 2^30: vLLM computes the same bytes from the decimals.
+        // A number of 64 bits divided by 2^30: vLLM computes the same bytes from the decimal digits.
         words.push(format!("--kv-offloading-size {}", host.get() as f64 / GIB));
         notes.push("--kv-offloading-size is in GiB, of all ranks together".to_owned());
         notes.push(format!(
@@ -101,7 +102,7 @@ fn vllm(request: &PlanRequest, groups: &[GroupPlan]) -> EngineOptions {
 
 const SGLANG: &str = "SGLang 0.5.23";
 
-/// Model types with recurrent states for which SGLang has no class, and no other class that could serve them.
+/// Model types with recurrent states for which SGLang has no class, and no other suitable class.
 const NOT_IN_SGLANG: [&str; 3] = ["jamba", "olmo_hybrid", "zamba2"];
 
 fn sglang(request: &PlanRequest, geometry: &ModelGeometry) -> EngineOptions {
@@ -147,7 +148,7 @@ fn sglang(request: &PlanRequest, geometry: &ModelGeometry) -> EngineOptions {
     EngineOptions { engine, command: words.join(" "), notes }
 }
 
-/// The option for the bytes of the host tier and a remark, or why there is no such option.
+/// The option for the size of the host tier, with a remark. The error is the reason why there is no such option.
 fn hierarchical_cache(
     request: &PlanRequest,
     host: ByteCount,
@@ -155,14 +156,14 @@ fn hierarchical_cache(
 ) -> Result<(String, String), String> {
     let ranks = request.tensor_parallel;
     let of_rank = host.get() / u64::from(ranks.max(1));
-    // SGLang refuses to start if such a model gets a size in bytes.
+    // SGLang refuses to start if the size in bytes is set for such a model.
     if model_type.starts_with("deepseek_v4") {
         let Some(device) = request.device.filter(|device| device.get() > 0) else {
             return Err("SGLang refuses --hicache-size for this model, and --hicache-ratio needs the device's \
                         cache: add --gpu-mem"
                 .to_owned());
         };
-        // Rounded down, so that the memory suffices.
+        // Rounded down, so that the memory is sufficient.
         let ratio = (of_rank as f64 / device.get() as f64 * 100.0).floor() / 100.0;
         if ratio < 0.01 {
             return Err("the host tier is less than a hundredth of the device tier".to_owned());
@@ -170,7 +171,7 @@ fn hierarchical_cache(
         let note = "--hicache-ratio is the host tier's share of --gpu-mem; SGLang refuses --hicache-size here";
         return Ok((format!("--hicache-ratio {ratio}"), note.to_owned()));
     }
-    // SGLang reads 0 as not set, and then takes twice the device's cache.
+    // SGLang treats 0 as not set, and then uses twice the device's cache.
     if of_rank < GB {
         return Err(format!(
             "--hicache-size is in whole GB of each rank, and a rank has {}; plan with --host {ranks}GB or more",
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
     use crate::model::Model;
 
-    /// The parameters of this model type are not published yet; its rule is that of the engine's start.
+    /// The parameters of this model type are not published yet. The rule comes from the engine's start-up code.
     #[test]
     fn deepseek_v4_gets_the_ratio_that_sglang_accepts() {
         let mut request = PlanRequest::new(Model::published("deepseek-v3").unwrap());

@@ -1,4 +1,4 @@
-//! The groups of caches, and what users need of them.
+//! The groups of caches, and the memory that users need in them.
 
 use serde::{Deserialize, Serialize};
 use terrane_core::ByteCount;
@@ -12,15 +12,15 @@ use crate::request::PlanRequest;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupPlan {
-    /// Its kind, in words.
+    /// The kind of cache, as text.
     pub kind: String,
-    /// The tokens that its window or chunk holds, if it has one.
+    /// The number of tokens in its window or chunk, if it has one.
     pub window: Option<u32>,
-    /// Whether it has a state for each sequence, and none for tokens.
+    /// Whether the group has one state for each sequence, instead of rows for tokens.
     pub is_state: bool,
-    /// Its layers.
+    /// The number of layers.
     pub layers: u32,
-    /// The first of them.
+    /// The first layer.
     pub first_layer: u32,
     /// KV heads.
     pub heads: u32,
@@ -44,7 +44,7 @@ pub struct Demand {
     pub context: u64,
     /// Users.
     pub users: u64,
-    /// Bytes of one context on one rank. A window keeps only the blocks that it reaches.
+    /// Bytes of one context on one rank. A window needs only the blocks inside it.
     pub bytes_per_user: u64,
     /// Bytes of all users on one rank.
     pub bytes: u64,
@@ -87,7 +87,8 @@ pub(crate) fn group_plans(
 }
 
 impl GroupPlan {
-    /// The blocks of one context. The tokens of a window begin anywhere in a block, so it may reach one block more.
+    /// The number of blocks of one context. The tokens of a window may begin in the middle of a block, so a window
+    /// may need one more block.
     pub(crate) fn blocks_of(&self, context: u64, block_tokens: u32) -> u64 {
         if self.is_state {
             return 1;

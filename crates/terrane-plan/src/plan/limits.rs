@@ -13,9 +13,9 @@ use crate::sizes::option_size;
 pub struct LimitHit {
     /// The limit.
     pub limit: String,
-    /// The need of the plan.
+    /// The amount that the plan needs.
     pub needed: u64,
-    /// The machine's amount.
+    /// The amount that the machine has.
     pub available: u64,
     /// `bytes` or `pages`.
     pub unit: String,
@@ -23,7 +23,7 @@ pub struct LimitHit {
     pub remedy: String,
 }
 
-/// Compares the plan with the facts of the machine that are known.
+/// Compares the plan with the known facts about the machine.
 pub(crate) fn hit(
     request: &PlanRequest,
     tiers: &[TierPlan],
@@ -40,7 +40,7 @@ pub(crate) fn hit(
                     "device memory",
                     tier.given_bytes,
                     memory,
-                    "give the cache less device memory, or use more ranks",
+                    "use less device memory for the cache, or more ranks",
                 );
                 if machine.device.is_none() {
                     limits.bytes(
@@ -58,14 +58,14 @@ pub(crate) fn hit(
                     "host memory",
                     needed,
                     facts.and_then(|host| host.memory_bytes),
-                    "give the cache less host memory",
+                    "use less host memory for the cache",
                 );
-                // Available memory does not count free huge pages, which the tier takes first.
+                // Available memory excludes free huge pages, which the tier uses first.
                 let available = facts.and_then(|host| {
                     let pages = host.free_huge_pages.unwrap_or(0).saturating_mul(HUGE_PAGE);
                     Some(host.available_bytes?.saturating_add(pages))
                 });
-                limits.bytes("host memory that is available", needed, available, "stop other processes, raise the control group's memory.max, or give the cache less");
+                limits.bytes("host memory that is available", needed, available, "stop other processes, raise the control group's memory.max, or use less for the cache");
             }
             TierKind::Disk => {
                 let disk = machine.disks.iter().find(|disk| disk.directory == tier.name);
@@ -73,7 +73,7 @@ pub(crate) fn hit(
                     &format!("free space in {}", tier.name),
                     tier.used_bytes.saturating_mul(ranks),
                     disk.map(|disk| disk.free_bytes),
-                    "free space there, or give the cache less",
+                    "free space there, or use less for the cache",
                 );
             }
         }

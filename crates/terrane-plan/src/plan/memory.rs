@@ -1,4 +1,4 @@
-//! The layouts of the tiers: how many blocks they hold, and what is lost to padding.
+//! The layouts of the tiers: the number of their blocks, and the bytes of padding.
 
 use serde::{Deserialize, Serialize};
 use terrane_core::{Alignment, ByteCount, Limits};
@@ -10,7 +10,7 @@ use crate::machine::HostFacts;
 use crate::plan::groups::{Demand, GroupPlan, options};
 use crate::request::PlanRequest;
 
-/// The largest registration of pinned memory; longer memory has several.
+/// The largest registration of pinned memory. Larger memory needs several registrations.
 pub(crate) const LARGEST_REGISTRATION: u64 = 64 << 30;
 
 pub(crate) const HUGE_PAGE: u64 = 2 << 20;
@@ -23,21 +23,21 @@ pub struct TierPlan {
     pub name: String,
     /// The kind of tier.
     pub kind: TierKind,
-    /// The bytes that the request gives to this rank.
+    /// The bytes of the request for this rank.
     pub given_bytes: u64,
-    /// The bytes that the layouts take.
+    /// The bytes of the layouts.
     pub used_bytes: u64,
     /// Blocks of every group with tokens.
     pub blocks: u64,
     /// Tokens of these blocks, if every group keeps every token.
     pub tokens: u64,
-    /// Sequences whose states fit beside the blocks; 0 if no group has states.
+    /// Sequences whose states fit in addition to the blocks; 0 if no group has states.
     pub states: u64,
-    /// Users whose whole context fits in this tier alone, if a context was given.
+    /// Users whose complete context fits in this tier alone, if the request has a context.
     pub users: Option<u64>,
     /// The layout of each group.
     pub groups: Vec<TierGroup>,
-    /// The bytes without a block, by cause.
+    /// The bytes that are not part of a block, by cause.
     pub padding: Padding,
 }
 
@@ -70,7 +70,7 @@ pub struct TierGroup {
     pub bytes: u64,
 }
 
-/// The bytes of a tier that hold no block, by cause.
+/// The bytes of a tier that are not part of a block, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Padding {
@@ -80,13 +80,13 @@ pub struct Padding {
     pub block_alignment: u64,
     /// Between regions and at the end: alignment, and whole pages.
     pub regions_and_pages: u64,
-    /// The rest of the tier, which is smaller than one more block.
+    /// Unused bytes, which are fewer than one more block needs.
     pub remainder: u64,
-    /// The bytes that a pool of powers of two would lose for the same blocks.
+    /// The bytes that a pool with size classes of powers of two would waste for the same blocks.
     pub powers_of_two: u64,
 }
 
-/// The needs of the host tier from the system.
+/// The resources of the system that the host tier needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostNeeds {
@@ -100,8 +100,8 @@ pub struct HostNeeds {
     /// Bytes that a rank locks if it registers the tier for RDMA. Registration with the CUDA driver does not count
     /// against `RLIMIT_MEMLOCK`.
     pub memlock_bytes: u64,
-    /// Bytes in `/dev/shm` if vLLM's native offloading has this memory: its file there has the size of the whole tier.
-    /// The tiers of Terrane are private memory.
+    /// Bytes in `/dev/shm` if vLLM's native offloading uses this memory: its file there has the size of the whole
+    /// tier. The tiers of Terrane use private memory.
     pub shm_bytes: u64,
 }
 
@@ -129,7 +129,7 @@ impl TierKind {
         Limits { granule, ..Limits::NONE }
     }
 
-    /// The layout of some blocks of a group.
+    /// The layout of a number of blocks of a group.
     pub(crate) fn plan(
         self,
         group: &CacheGroup,
@@ -189,7 +189,8 @@ impl Sizing<'_> {
     fn tier(&self, name: String, kind: TierKind, given: ByteCount) -> Result<TierPlan, PlanError> {
         let has_tokens = self.groups.iter().any(|group| !group.is_state);
         let has_states = self.groups.iter().any(|group| group.is_state);
-        // States are few beside tokens: one for each user, or one. A model without tokens fills the tier with them.
+        // States need little memory compared with tokens: one for each user, or one. A model without tokens fills the
+        // tier with states.
         let users = self.demand.map_or(1, |demand| demand.users);
         let counts = |units: u32| match (has_tokens, has_states) {
             (true, true) => (units, u32::try_from(users).unwrap_or(u32::MAX)),
@@ -247,7 +248,7 @@ impl Sizing<'_> {
         plans.collect()
     }
 
-    /// The users whose whole context fits in these bytes, with blocks as long as this tier's.
+    /// The number of users whose complete context fits in these bytes, with the block size of this tier.
     fn users_within(&self, kind: TierKind, given: ByteCount) -> Result<Option<u64>, PlanError> {
         let Some(demand) = self.demand else { return Ok(None) };
         let alignment = kind.block_alignment();
@@ -297,7 +298,7 @@ fn padding(plans: &[(u64, LayoutPlan)], remainder: u64) -> Padding {
     padding
 }
 
-/// The needs of the host tier from the system.
+/// The resources of the system that the host tier needs.
 pub(crate) fn host_needs(
     request: &PlanRequest,
     tiers: &[TierPlan],
@@ -320,7 +321,7 @@ pub(crate) fn host_needs(
     }))
 }
 
-/// A registration ends between two blocks.
+/// The number of registrations. A registration ends between two blocks.
 fn registrations(group: &TierGroup) -> u64 {
     let stride = group.block_stride.max(1);
     let length = (LARGEST_REGISTRATION / stride).max(1).saturating_mul(stride);

@@ -1,4 +1,4 @@
-//! The plan: what a model needs on the tiers of a machine.
+//! The plan: the memory that a model needs on the tiers of a machine.
 
 pub(crate) mod advice;
 pub(crate) mod engines;
@@ -19,16 +19,17 @@ use crate::plan::predictions::Prediction;
 use crate::request::PlanRequest;
 use crate::trace::TraceReport;
 
-/// The memory that a model needs on the tiers of a machine. All bytes are those of one rank, unless a field says otherwise.
+/// The memory that a model needs on the tiers of a machine. All bytes are for one rank, unless the field's
+/// documentation states otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Plan {
-    /// The form of this value as JSON: `terrane.plan/1`.
+    /// The schema of this value as JSON: `terrane.plan/1`.
     pub schema: String,
     /// The model.
     pub model: ModelSummary,
-    /// The machine, if one was given.
+    /// The machine, if the request has one.
     pub machine: Option<MachineSummary>,
     /// Tokens of a block.
     pub block_tokens: u32,
@@ -42,9 +43,9 @@ pub struct Plan {
     pub bytes_per_sequence: u64,
     /// The tiers, from fast to slow.
     pub tiers: Vec<TierPlan>,
-    /// The need of the users, if context and users were given.
+    /// The need of the users, if the request has a context and users.
     pub demand: Option<Demand>,
-    /// The needs of the host tier from the system.
+    /// The resources of the system that the host tier needs.
     pub host: Option<HostNeeds>,
     /// The limits of the machine that the plan exceeds.
     pub limits: Vec<LimitHit>,
@@ -52,7 +53,7 @@ pub struct Plan {
     pub predictions: Vec<Prediction>,
     /// Changes that reduce the host memory by at least 20 %.
     pub savings: Vec<Saving>,
-    /// Hit ratios, if a trace was given.
+    /// Hit ratios, if the request has a trace.
     pub trace: Option<TraceReport>,
     /// Options of serving engines to paste.
     pub engines: Vec<EngineOptions>,
@@ -66,7 +67,7 @@ pub struct ModelSummary {
     pub name: String,
     /// Its model type.
     pub model_type: String,
-    /// The source of its parameters; none for the caller's file.
+    /// The source of its parameters; `None` for the caller's file.
     pub source: Option<String>,
     /// The date on which the source was read.
     pub date: Option<String>,
@@ -80,7 +81,7 @@ pub struct ModelSummary {
 pub struct MachineSummary {
     /// Its name.
     pub name: String,
-    /// Its name for people.
+    /// Its descriptive name.
     pub title: String,
     /// The origin of its figures.
     pub sources: Vec<String>,
@@ -89,7 +90,7 @@ pub struct MachineSummary {
 }
 
 impl Plan {
-    /// Makes a plan. It takes milliseconds, and reads nothing but the request.
+    /// Creates a plan. This takes milliseconds, and reads only the request.
     ///
     /// # Errors
     ///

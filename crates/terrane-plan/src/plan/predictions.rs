@@ -23,7 +23,7 @@ pub struct Prediction {
     pub rates: String,
 }
 
-/// The times of the bring-up, and of copies between the tiers.
+/// The times of preparing memory, and of copies between the tiers.
 pub(crate) fn predict(
     request: &PlanRequest,
     groups: &[GroupPlan],
@@ -70,7 +70,7 @@ pub(crate) fn predict(
     predictions
 }
 
-/// The copies between tiers that exist and whose rates are known.
+/// The copies between tiers of the plan whose rates are known.
 fn routes(
     rates: &Rates,
     device: bool,
@@ -87,7 +87,7 @@ fn routes(
     known.filter_map(|(_, from, to, cost)| Some((from, to, cost?))).collect()
 }
 
-/// A block, a chunk, and a context if one was given. Groups of states take part in a context only.
+/// A block, a chunk, and a context if the request has one. Groups of states are part of a context only.
 fn units(
     request: &PlanRequest,
     groups: &[GroupPlan],

@@ -1,4 +1,4 @@
-//! Predicted bytes equal those that an independent script derives from the shapes of tensors.
+//! Compares predicted bytes with those that an independent script derives from the shapes of tensors.
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ fn bytes_of_all_models_are_exactly_those_of_the_script() {
                 assert_eq!(group.block_bytes, 16 * token + state, "{name}");
                 assert_eq!(group.chunk_bytes, 256 * token, "{name}");
             }
-            // The tier's bytes are those of its blocks and states, and of its padding.
+            // The tier's bytes are the sum of its blocks, its states and its padding.
             let tier = &plan.tiers[0];
             let of_blocks =
                 tier.blocks * 16 * sum("bytes_per_token") + tier.states * sum("bytes_per_sequence");

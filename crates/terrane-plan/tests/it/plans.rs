@@ -17,7 +17,7 @@ fn request(model: &str) -> PlanRequest {
 #[test]
 fn a_tier_holds_as_many_blocks_as_fit() {
     let plan = Plan::new(&request("llama-3.1-8b")).unwrap();
-    // A block of 16 tokens takes 2 MiB, so nothing is lost.
+    // A block of 16 tokens is 2 MiB, so there is no padding.
     let blocks: Vec<u64> = plan.tiers.iter().map(|tier| tier.blocks).collect();
     assert_eq!(blocks, [40 * 512, 256 * 512, 2048 * 512]);
     assert!(plan.tiers.iter().all(|tier| tier.used_bytes == tier.given_bytes));
@@ -31,7 +31,7 @@ fn a_tier_holds_as_many_blocks_as_fit() {
 fn padding_has_a_cause() {
     let plan = Plan::new(&request("deepseek_v32-defaults")).unwrap();
     let disk = plan.tiers.iter().find(|tier| tier.kind == TierKind::Disk).unwrap();
-    // Latents: 61 · 18,432 = 1,124,352 bytes of a block, which is 274.5 pages. Keys: 128,832 bytes, 31.45 pages.
+    // Latents: a block is 61 · 18,432 = 1,124,352 bytes, which is 274.5 pages. Keys: 128,832 bytes, 31.45 pages.
     assert_eq!(disk.groups[0].block_stride, 275 * 4096);
     assert_eq!(disk.groups[1].block_stride, 32 * 4096);
     let lost = 275 * 4096 - 1_124_352 + 32 * 4096 - 128_832;
@@ -50,7 +50,7 @@ fn users_need_their_windows_and_their_states() {
     (gpt_oss.context, gpt_oss.users) = (Some(131_072), Some(64));
     let plan = Plan::new(&gpt_oss).unwrap();
     let demand = plan.demand.as_ref().unwrap();
-    // Half of the layers keep all tokens, the others 128 and the rest of a block. 2 · 8 · 64 · 2 bytes a layer.
+    // Half of the layers keep all tokens. The others keep 128 and the rest of a block. 2 · 8 · 64 · 2 bytes a layer.
     let layer = 2 * 8 * 64 * 2;
     assert_eq!(demand.bytes_per_user, 12 * layer * (131_072 + 128 + 16));
     assert_eq!(plan.tiers[1].users, Some((256 << 30) / demand.bytes_per_user));
@@ -82,7 +82,7 @@ fn ranks_share_the_host_and_the_disk() {
     assert!(plan.engines[0].command.contains("--kv-offloading-size 256"));
     assert!(plan.engines[1].command.contains("--hicache-size 34"), "{:?}", plan.engines);
 
-    // Each rank has all latents; one copy is enough.
+    // Each rank has all latents, but one copy is sufficient.
     let mut latents = self::request("deepseek-v3");
     latents.tensor_parallel = 8;
     let plan = Plan::new(&latents).unwrap();
@@ -112,7 +112,7 @@ fn sizes_below_a_unit_of_an_engine_are_not_zero() {
     assert!(small[0].command.ends_with("--kv-offloading-size 0.5"), "{small:?}");
     assert!(!small[1].command.contains("hierarchical"), "{small:?}");
     assert!(small[1].notes[0].contains("a rank has 512 MiB; plan with --host 1GB"), "{small:?}");
-    // 1.5 GB are 1 GB for each of one rank, and nothing for each of two.
+    // 1.5 GB are 1 GB for one rank, and less than 1 GB for each of two ranks.
     request.host = Some(ByteCount::new(1_500_000_000));
     let large = engines(&request);
     assert!(large[1].command.contains("--hicache-size 1 "), "{large:?}");
@@ -169,7 +169,7 @@ fn huge_pages_that_are_free_are_used_and_those_in_use_are_kept() {
         Plan::new(&request).unwrap()
     };
     let sysctl = |plan: &Plan| plan.host.as_ref().unwrap().sysctl.clone();
-    // The tier takes 131,072 pages, which are all of the 256 GiB.
+    // The tier uses 131,072 pages, all of the 256 GiB.
     let enough = plan(Some(140_000), Some(131_072));
     assert_eq!(enough.limits, []);
     assert!(sysctl(&enough).ends_with("=140000"), "{}", sysctl(&enough));
@@ -223,7 +223,7 @@ fn every_limit_is_reported_with_its_remedy() {
         (2, "host memory that is available"),
         (3, "free space in /cache: 2 TiB needed, 1 GiB available"),
         (4, "free huge pages of 2 MiB: 131072 needed, 7 available; sudo sysctl"),
-        // Three pages are in use.
+        // Three pages are already in use.
         (4, "vm.nr_hugepages=131075;"),
         (5, "memlock of a process, for RDMA only: 256 GiB needed, 8 MiB available"),
         (6, "free space in /dev/shm, for vLLM's native offloading only: 256 GiB needed, 64 MiB"),
@@ -290,7 +290,7 @@ fn wrong_numbers_are_refused() {
         change(&mut request);
         Plan::new(&request).unwrap_err().to_string()
     };
-    assert!(refused(|r| r.block_tokens = 0).contains("block size is 0; give 1 to 65,536"));
+    assert!(refused(|r| r.block_tokens = 0).contains("block size is 0; pass 1 to 65,536"));
     assert!(refused(|r| r.chunk_tokens = 100).contains("multiple of the block size"));
     assert!(refused(|r| r.users = Some(3)).contains("without the context"));
     assert!(refused(|r| r.context = Some(0)).contains("the context is 0"));

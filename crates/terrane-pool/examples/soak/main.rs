@@ -1,4 +1,5 @@
-//! Random sizes, threads, trims and faults for a while, then exact accounts.
+//! Runs random sizes, threads, trims and faults for a while, and then checks that the accounts are
+//! exact.
 //!
 //! `cargo xtask soak --seconds 60`, or `cargo run --release -p terrane-pool --example soak --
 //! --seconds 60 --seed 1`.
@@ -10,7 +11,7 @@
     clippy::print_stdout,
     clippy::disallowed_methods,
     clippy::panic,
-    reason = "a tool for people, which stops at the first thing that is wrong"
+    reason = "a tool for people, which stops at the first error"
 )]
 
 mod pools;
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     let (mut of_pools, mut of_stacks) = (0, 0);
-    // Each policy runs repeatedly for a short time, so pools are made and dropped as well.
+    // Each policy runs repeatedly for a short time, so pools are created and dropped as well.
     let started = Instant::now();
     let mut round = plan.seed;
     while started.elapsed() < Duration::from_secs(plan.seconds) {

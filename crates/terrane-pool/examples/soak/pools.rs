@@ -28,7 +28,7 @@ pub fn soak(classes: SizeClasses, seed: u64, threads: u64, duration: Duration) -
         ..PoolOptions::default()
     };
     let pool = Pool::with_fences(upstream.clone(), options, Arc::new(streams.clone()))
-        .expect("the options are good")
+        .expect("the options are valid")
         .on_exhaustion(|_, _| Retry::Again);
     let passed: Mutex<Vec<Block>> = Mutex::default();
     let (ended, acquired) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -45,7 +45,7 @@ pub fn soak(seed: u64, threads: u64, duration: Duration) -> u64 {
         largest_class: ByteCount::mib(1),
         ..PoolOptions::default()
     };
-    let pool = Pool::new(below, options).expect("the options are good");
+    let pool = Pool::new(below, options).expect("the options are valid");
     let guard = pool.guarded();
     let found = guard.log().clone();
     let stack = guard
@@ -83,7 +83,7 @@ pub fn soak(seed: u64, threads: u64, duration: Duration) -> u64 {
     assert_eq!((live_blocks(&held), live_blocks(&live)), (0, 0));
     assert_eq!(node.live(), ByteCount::ZERO);
     assert_eq!((found.found(), heap.live_blocks()), (0, 0), "{:?}", found.violations());
-    let log = sink.finish().expect("memory can be written").expect("it was not taken before");
+    let log = sink.finish().expect("memory can be written").expect("it was not finished before");
     assert_every_block_is_freed(&log);
     served
 }
@@ -109,7 +109,7 @@ fn live_blocks(table: &LiveBlocks) -> u64 {
     Snapshot::of(&[table]).blocks.len().try_into().expect("a count")
 }
 
-/// Writes a byte into each block, and checks at the end that it is still there.
+/// Writes a byte into each block, and checks at the end that the byte has not changed.
 fn work<A: Allocate>(
     stack: &A,
     passed: &Mutex<Vec<(u8, A::Memory)>>,
@@ -146,10 +146,12 @@ fn check((byte, memory): (u8, impl Memory)) {
     ends(&memory, |end| assert_eq!(*end, byte, "another owner wrote to {memory:?}"));
 }
 
-/// Shows the first and the last byte.
+/// Calls `show` with the first and the last byte.
 fn ends(memory: &(impl Memory + ?Sized), mut show: impl FnMut(&mut u8)) {
     let length = memory.length().to_usize();
-    let Location::Host(address) = memory.location() else { unreachable!("it is the host's") };
+    let Location::Host(address) = memory.location() else {
+        unreachable!("the memory is in the host's address space")
+    };
     for offset in [0, length.saturating_sub(1)].into_iter().filter(|&offset| offset < length) {
         // SAFETY: the caller owns the block, and the offset is within its length.
         let byte = unsafe { address.as_ptr().add(offset) };

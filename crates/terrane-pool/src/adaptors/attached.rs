@@ -4,11 +4,11 @@ use std::fmt;
 
 use terrane_core::Memory;
 
-/// Memory of an upstream together with what an adaptor attached to it.
+/// Memory of an upstream, together with values that an adaptor attached to it.
 ///
 /// It behaves as the upstream's memory in every respect. On drop, `Before` drops first, then the
-/// memory, then `After`. So a log says "free" before the address can be reused, and a budget counts
-/// bytes until they are really freed.
+/// memory, then `After`. So a log records "free" before the address can be reused, and a budget
+/// counts bytes until they are freed.
 pub struct Attached<M, Before, After = ()> {
     // Fields drop in this order.
     _before: Before,
@@ -42,7 +42,8 @@ impl<M, Before, After> Attached<M, Before, After> {
     }
 }
 
-// SAFETY: every method asks the memory, which is neither moved nor dropped before `self`.
+// SAFETY: every method returns the memory's value. The memory is neither moved nor dropped before
+// `self`.
 unsafe impl<M, Before, After> Memory for Attached<M, Before, After>
 where
     M: Memory,

@@ -1,4 +1,4 @@
-//! Adaptors: each takes an upstream, adds one thing, and is an [`Allocate`] itself.
+//! Adaptors: each wraps an upstream, adds one property, and is an [`Allocate`] itself.
 //!
 //! They compose in any order. When memory drops, each adaptor undoes what it did at the allocation.
 //! [`Adapt`] builds a stack from the upstream outwards:
@@ -21,7 +21,7 @@
 //! # Ok::<(), terrane_core::AllocateError>(())
 //! ```
 //!
-//! | adaptor | what it adds |
+//! | adaptor | added property |
 //! |---|---|
 //! | [`Limit`] | a budget, alone or in a tree that tiers share |
 //! | [`Statistics`] | counts, peaks and measurement windows |

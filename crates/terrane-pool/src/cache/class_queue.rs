@@ -11,13 +11,13 @@ use crate::cache::thread_cache::{BATCH, Batch};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering};
 use terrane_core::convert::to_u64;
 
-/// The shared queue of a class: blocks behind a lock that is held for a few instructions. The
-/// latest freed block is taken first, because its record is still in a CPU cache. The oldest is
-/// evicted first.
+/// The shared queue of a class: blocks behind a lock that is held for a few instructions. The block
+/// that was freed last is returned first, because its record is still in a CPU cache. The oldest
+/// block is evicted first.
 #[derive(Debug)]
 pub(crate) struct ClassQueue<B> {
     queue: Mutex<Queue<B>>,
-    /// The number of blocks in the queue; written under its lock, and read without.
+    /// The number of blocks in the queue. It is written under the lock, and read without it.
     count: AtomicUsize,
     class: usize,
     size: u64,
@@ -32,12 +32,12 @@ pub(crate) struct ClassQueue<B> {
 #[derive(Debug)]
 struct Queue<B> {
     blocks: VecDeque<B>,
-    /// The queue accepts no more blocks.
+    /// Whether the queue refuses further blocks.
     is_closed: bool,
 }
 
 impl<B> ClassQueue<B> {
-    /// Makes a queue of at most `most` blocks, of `size` bytes each.
+    /// Creates a queue of at most `most` blocks, of `size` bytes each.
     pub(crate) fn new(class: usize, size: u64, most: usize, occupied: Arc<Occupied>) -> Self {
         Self {
             queue: Mutex::new(Queue { blocks: VecDeque::new(), is_closed: false }),
@@ -64,20 +64,20 @@ impl<B> ClassQueue<B> {
         result
     }
 
-    /// Takes the block that was freed last. `now` is the time.
+    /// Removes the block that was freed last. `now` is the time.
     pub(crate) fn take_one(&self, now: u64) -> Option<B> {
         let block = self.with_blocks(VecDeque::pop_back)?;
         self.touch(now);
         Some(block)
     }
 
-    /// Takes the blocks that were freed last, at most `count`.
+    /// Removes the blocks that were freed last, at most `count`.
     pub(crate) fn take(&self, count: usize, now: u64) -> Option<Batch<B>> {
         let taken = self.with_blocks(|blocks| {
             let mut taken = Batch::new();
             for _ in 0..count.min(BATCH) {
                 let Some(block) = blocks.pop_back() else { break };
-                // A batch has room for its own length.
+                // A batch has capacity for its own length.
                 let _ = taken.push(block);
             }
             (taken.len() > 0).then_some(taken)
@@ -86,26 +86,26 @@ impl<B> ClassQueue<B> {
         Some(taken)
     }
 
-    /// Takes the blocks that were freed first, at most `count` and at most a batch. An eviction
+    /// Removes the blocks that were freed first, at most `count` and at most a batch. An eviction
     /// does not count as a use.
     pub(crate) fn take_oldest(&self, count: usize) -> Option<Batch<B>> {
         self.with_blocks(|blocks| {
             let mut taken = Batch::new();
             for _ in 0..count.min(BATCH) {
                 let Some(block) = blocks.pop_front() else { break };
-                // A batch has room for its own length.
+                // A batch has capacity for its own length.
                 let _ = taken.push(block);
             }
             (taken.len() > 0).then_some(taken)
         })
     }
 
-    /// Takes all blocks, the earliest freed first.
+    /// Removes all blocks, the earliest freed first.
     pub(crate) fn take_all(&self) -> VecDeque<B> {
         self.with_blocks(|blocks| Some(std::mem::take(blocks))).unwrap_or_default()
     }
 
-    /// Takes all blocks, and closes the queue to others.
+    /// Removes all blocks, and refuses further blocks.
     pub(crate) fn close(&self) -> VecDeque<B> {
         self.queue.lock().is_closed = true;
         self.take_all()
@@ -118,7 +118,7 @@ impl<B> ClassQueue<B> {
         }
     }
 
-    /// Inserts the blocks of `next`, until it has no more or there is no room.
+    /// Inserts the blocks of `next`, until it returns `None` or the queue is full.
     pub(crate) fn put(&self, mut next: impl FnMut() -> Option<B>, now: u64) {
         let mut queue = self.queue.lock();
         while !queue.is_closed
@@ -135,7 +135,7 @@ impl<B> ClassQueue<B> {
         self.touch(now);
     }
 
-    /// Returns whether there is no block. If so, the class is no longer occupied.
+    /// Returns whether the queue is empty. If so, the class is no longer marked as occupied.
     pub(crate) fn is_empty(&self) -> bool {
         let is_empty = self.blocks() == 0;
         if is_empty {
@@ -147,7 +147,7 @@ impl<B> ClassQueue<B> {
         is_empty
     }
 
-    /// Calls `visit`, which must be code of this crate, with every block, under the lock.
+    /// Calls `visit` with every block, under the lock. `visit` must be code of this crate.
     pub(crate) fn for_each(&self, visit: impl FnMut(&B)) {
         self.queue.lock().blocks.iter().for_each(visit);
     }
@@ -170,8 +170,8 @@ impl<B> ClassQueue<B> {
     }
 }
 
-/// The classes that may have a block in their queues; every class that has one is included. Written
-/// under the lock of the class, and only to change.
+/// The classes that may have a block in their queues. A class with a block is always included. The
+/// set is written under the lock of the class, and only if it changes.
 #[derive(Debug)]
 pub(crate) struct Occupied(Box<[Word]>);
 
@@ -214,10 +214,10 @@ impl Occupied {
 
 /// The limit on cached bytes, by reservation. Bytes are reserved before a block is cached, and
 /// released after it has left the cache. So cached bytes never exceed the limit. A thread reserves
-/// for several blocks at a time and keeps the rest as credit, so a hit reserves nothing.
+/// bytes for several blocks at a time and keeps the rest as credit, so a hit reserves nothing.
 #[derive(Debug)]
 pub(crate) struct CacheLimit {
-    /// On a cache line of its own: data that every hit reads must not share the line.
+    /// On its own cache line, which no data that every hit reads may share.
     reserved: CachePadded<AtomicU64>,
     limit: u64,
 }
@@ -227,15 +227,15 @@ impl CacheLimit {
         Self { reserved: CachePadded::new(AtomicU64::new(0)), limit }
     }
 
-    /// Reserves `bytes` completely or not at all. A refusal never makes a concurrent request fail
-    /// that fits, because a refused reservation is never added.
+    /// Reserves `bytes` completely or not at all. A refused reservation is never added, so it
+    /// cannot make a concurrent request fail that fits.
     #[inline]
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
         let within = |reserved: u64| reserved.checked_add(bytes).filter(|&sum| sum <= self.limit);
         self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
     }
 
-    /// Returns the reserved bytes: those of cached blocks, and the credit of all threads.
+    /// Returns the reserved bytes: the bytes of cached blocks, and the credit of all threads.
     #[inline]
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Relaxed)

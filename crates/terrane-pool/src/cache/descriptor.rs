@@ -1,9 +1,9 @@
 //! The data that a block in use carries with it.
 //!
-//! When a block returns, its record is rarely in a CPU cache, and reading its class there takes
-//! longer than the rest of the release. So a block in use carries, beside its record, a reference
-//! to a descriptor. The pool has one set of descriptors for each class and label. They are in a CPU
-//! cache, and two words move in registers.
+//! When a block returns, its record is rarely in a CPU cache. Reading its class from the record
+//! takes longer than the rest of the release. So a block in use has a reference to a
+//! descriptor in addition to its record. The pool has one set of descriptors for each class and label. They
+//! are in a CPU cache, and two words are passed in registers.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -18,9 +18,9 @@ use crate::tags::{TAGS, Tag};
 /// How a block is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockUse {
-    /// By the host alone. The record holds the bytes requested.
+    /// The host alone uses the block. The record has the bytes requested.
     Plain,
-    /// By the host alone, all of the block's bytes. The record is not even written.
+    /// The host alone uses the block, with all of its bytes. The record is not even written.
     Whole,
     /// Streams may use the block, as its record lists, or the block is not pooled.
     Listed,
@@ -51,7 +51,7 @@ unsafe impl<M: Memory> Send for BlockDescriptor<M> {}
 // SAFETY: as for `Send`.
 unsafe impl<M: Memory> Sync for BlockDescriptor<M> {}
 
-/// A reference to a [`BlockDescriptor`] that is valid as long as its shared cache is.
+/// A reference to a [`BlockDescriptor`] that is valid as long as its shared cache.
 pub(crate) struct DescriptorRef<M: Memory>(NonNull<BlockDescriptor<M>>);
 
 impl<M: Memory> Clone for DescriptorRef<M> {
@@ -62,7 +62,8 @@ impl<M: Memory> Clone for DescriptorRef<M> {
 
 impl<M: Memory> Copy for DescriptorRef<M> {}
 
-// SAFETY: it is a shared reference except for its lifetime, and all threads may use a descriptor.
+// SAFETY: the value is a shared reference except for its lifetime, and all threads may use a
+// descriptor.
 unsafe impl<M: Memory> Send for DescriptorRef<M> {}
 
 // SAFETY: as for `Send`.
@@ -73,16 +74,16 @@ impl<M: Memory> DescriptorRef<M> {
     ///
     /// # Safety
     ///
-    /// The shared cache that it came from is alive.
+    /// The shared cache of the descriptor must be alive.
     #[inline]
     pub(crate) unsafe fn get(self) -> BlockDescriptor<M> {
         // SAFETY: the shared cache owns the descriptor and does not move it. The caller promises
-        // that it is alive.
+        // that the cache is alive.
         unsafe { *self.0.as_ref() }
     }
 }
 
-/// The descriptors of a shared cache. Those of a label are made when it is first used.
+/// The descriptors of a shared cache. The descriptors of a label are created when it is first used.
 pub(crate) struct Descriptors<M: Memory>(Box<[OnceLock<ClassDescriptors<M>>]>);
 
 /// Three descriptors for each class, and three for blocks that are not pooled.
@@ -93,8 +94,8 @@ impl<M: Memory> Descriptors<M> {
         Self((0..TAGS).map(|_| OnceLock::new()).collect())
     }
 
-    /// Returns the descriptor of a block of `class`, or of one that is not pooled. These must be
-    /// the descriptors of `cache`.
+    /// Returns the descriptor of a block of `class`, or of a block that is not pooled. `self` must
+    /// be the descriptors of `cache`.
     #[inline]
     pub(crate) fn get(
         &self,

@@ -1,12 +1,12 @@
-//! An asymmetric pair of barriers: the frequent side costs nothing, the rare side pays for both.
+//! An asymmetric pair of barriers: the frequent side is free, and the rare side pays for both.
 //!
 //! The owner of a magazine stores "I am inside" and then loads the gate. A sweeper stores "closed"
 //! in the gate and then loads whether the owner is inside. At least one of them must see the
-//! other's store, so neither load may be reordered before the store of its side. The usual price is
-//! a locked instruction on each side. The owner's side is the pool's hit path. On an AMD EPYC of
-//! family 26, a locked instruction takes 5.0 ns each time, and the plain store 0.6 ns. Linux's
-//! `membarrier` lets the sweeper run a barrier on every core that runs a thread of this process.
-//! Then [`light`] must only stop the compiler from reordering.
+//! other's store, so neither load may be reordered before the store of its side. Usually, each side
+//! needs a locked instruction. The owner's side is the pool's hit path. On an AMD EPYC of family
+//! 26, a locked instruction takes 5.0 ns, and a plain store 0.6 ns. Linux's `membarrier` lets the
+//! sweeper run a barrier on every core that runs a thread of this process. Then [`light`] must only
+//! stop the compiler from reordering.
 //!
 //! If the kernel refuses `membarrier` (older than 4.14, or a sandbox), both sides are full
 //! barriers. A sandbox may start after the first pool. The first refusal then switches the process
@@ -45,14 +45,15 @@ pub(crate) fn report() {
     }
 }
 
-/// Detects the support of the kernel. Every pool does so before its first hit.
+/// Detects whether the kernel supports it. Every pool calls this before its first hit.
 #[cfg(not(loom))]
 pub(crate) fn prepare() {
     linux::MODE.prepare(linux::register);
 }
 
 // The model checker supports only symmetric fences. They forbid every reordering that the
-// asymmetric pair forbids. So an algorithm that is correct with the pair is correct with these.
+// asymmetric pair forbids. So an algorithm that is correct with the pair is correct with symmetric
+// fences.
 #[cfg(loom)]
 pub(crate) fn light() {
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
@@ -74,18 +75,19 @@ mod linux {
 
     /// Both sides run full barriers.
     const SYMMETRIC: u8 = 0;
-    /// The light side runs full barriers from now on, but a thread may not have read this mode yet.
+    /// The light side runs full barriers from now on, but some threads may not have read this mode
+    /// yet.
     const SWITCHING: u8 = 1;
     /// The light side only stops the compiler from reordering.
     const ASYMMETRIC: u8 = 2;
 
-    /// After this time every store has left its core's buffer, and every core reads the new mode.
+    /// After this time, every store has left its core's buffer, and every core reads the new mode.
     const COLLECT_INTERVAL: Duration = Duration::from_millis(10);
 
     /// The barriers that the two sides run.
     pub(super) struct Mode {
         mode: AtomicU8,
-        /// A switch that no thread has reported yet.
+        /// Whether a switch of the mode is not yet reported.
         unreported: AtomicBool,
         prepared: Once,
     }
@@ -113,8 +115,8 @@ mod linux {
             });
         }
 
-        /// Runs a barrier everywhere through `expedited`, unless full barriers on both sides have
-        /// made it unnecessary. A refusal switches to full barriers.
+        /// Runs a barrier on all cores through `expedited`, unless both sides already run full
+        /// barriers. A refusal switches to full barriers.
         pub(super) fn barrier_everywhere(&self, expedited: impl FnOnce() -> bool) {
             if self.mode.load(Ordering::SeqCst) == SYMMETRIC || expedited() {
                 return;
@@ -126,7 +128,7 @@ mod linux {
             }
         }
 
-        /// Returns whether a switch is not yet reported; `true` once.
+        /// Returns whether a switch is not yet reported, and marks it as reported.
         pub(super) fn take_report(&self) -> bool {
             self.unreported.load(Ordering::Relaxed)
                 && self.unreported.swap(false, Ordering::Relaxed)
@@ -139,7 +141,7 @@ mod linux {
     }
 
     /// Runs a barrier on every core that runs a thread of this process. Returns whether the kernel
-    /// did.
+    /// did so.
     pub(super) fn expedited() -> bool {
         membarrier(PRIVATE_EXPEDITED)
     }
@@ -215,8 +217,8 @@ mod tests {
         assert!(mode.is_asymmetric() && !mode.take_report());
         mode.barrier_everywhere(|| false);
         assert!(!mode.is_asymmetric());
-        // Another sweep neither asks the kernel nor sleeps.
-        mode.barrier_everywhere(|| unreachable!("the kernel was asked again"));
+        // Another sweep neither calls the kernel nor sleeps.
+        mode.barrier_everywhere(|| unreachable!("the kernel was called again"));
         assert!(mode.take_report());
         assert!(!mode.take_report());
     }
@@ -225,7 +227,7 @@ mod tests {
     fn where_the_kernel_refuses_at_once_nothing_is_reported() {
         let mode = Mode::new();
         mode.prepare(|| false);
-        mode.barrier_everywhere(|| unreachable!("the kernel was asked again"));
+        mode.barrier_everywhere(|| unreachable!("the kernel was called again"));
         assert!(!mode.is_asymmetric() && !mode.take_report());
     }
 
@@ -238,7 +240,7 @@ mod tests {
             eprintln!("skipped: the_kernel_offers_it: membarrier is refused here");
             return;
         }
-        // A registered process does not fail here.
+        // The call cannot fail in a registered process.
         assert!((0..100).all(|_| super::linux::expedited()));
     }
 }

@@ -1,6 +1,6 @@
-//! Returns blocks to the shared cache. A block goes into the thread's magazine if possible, else
-//! into the shared queue of its class or to the pending frees. Without room, it goes to the
-//! upstream.
+//! Returns blocks to the shared cache. A block is stored in the thread's magazine if possible.
+//! Otherwise it is stored in the shared queue of its class or in the pending frees. If these are
+//! full, it is freed to the upstream.
 
 use std::sync::Arc;
 
@@ -16,8 +16,7 @@ use crate::pool::record::{Block, Record, UNPOOLED};
 use crate::tags::Tag;
 
 impl<M: Memory> SharedCache<M> {
-    /// Takes a block back from its user. The descriptor must belong to the record's
-    /// shared cache.
+    /// Returns a block from its user. The descriptor must belong to the record's shared cache.
     #[inline]
     pub(crate) fn release(record: Block<M>, descriptor: DescriptorRef<M>) {
         // SAFETY: the record keeps its shared cache alive, and this function owns the record.
@@ -26,8 +25,8 @@ impl<M: Memory> SharedCache<M> {
             return Self::release_listed(record, descriptor);
         }
         let mut record = Some(record);
-        // SAFETY: as above, while `record` holds the block. If the block has moved into a magazine
-        // of this thread, the thread has registered there, and keeps the shared cache alive.
+        // SAFETY: as above, while `record` owns the block. If the block is now in a magazine of
+        // this thread, the thread has registered there, and keeps the shared cache alive.
         let cache = unsafe { descriptor.cache.as_ref() };
         let BlockDescriptor { class, weight, tag, .. } = descriptor;
         let work = |magazines: &mut ThreadMagazines<Block<M>>| {
@@ -39,7 +38,7 @@ impl<M: Memory> SharedCache<M> {
         }
     }
 
-    /// Takes back a block that is not pooled, or that streams may use.
+    /// Returns a block that is not pooled, or that streams may use.
     fn release_listed(record: Block<M>, descriptor: BlockDescriptor<M>) {
         let BlockDescriptor { class, weight, tag, .. } = descriptor;
         if class != UNPOOLED && record.uses.is_free() {
@@ -72,8 +71,8 @@ impl<M: Memory> SharedCache<M> {
         cache.defer([record]);
     }
 
-    /// Prepares the thread's stream magazines for the next block like this one. They have no credit
-    /// yet, or serve another stream.
+    /// Prepares the thread's stream magazines for the next block of this class and stream. They
+    /// have no credit yet, or serve another stream.
     fn prepare_stream_magazines(&self, record: &Record<M>) {
         let Some(stream) = record.uses.only_own() else { return };
         if record.class == UNPOOLED || self.is_closed() {
@@ -101,8 +100,8 @@ impl<M: Memory> SharedCache<M> {
         self.free_pending_if_closed();
     }
 
-    /// Frees the pending blocks if the pool is closed: `close` may have missed a block that was
-    /// added later.
+    /// Frees the pending blocks if the pool is closed, because `close` may have missed a block that
+    /// was added later.
     pub(super) fn free_pending_if_closed(&self) {
         // `close` sets `closed`, runs a heavy barrier, and then frees the pending blocks.
         membarrier::light();
@@ -116,9 +115,9 @@ impl<M: Memory> SharedCache<M> {
     #[cold]
     fn release_slowly(record: Block<M>, descriptor: BlockDescriptor<M>, refusal: Option<Refusal>) {
         let BlockDescriptor { class, weight, tag, .. } = descriptor;
-        // SAFETY: until the block is stored somewhere, it keeps its shared cache alive. Afterwards
-        // `kept` does, or this thread does, because it has registered there. Foreign code may end
-        // that, but the thread runs none before the last use of the cache.
+        // SAFETY: until the block is stored, it keeps its shared cache alive. Afterwards `kept`
+        // does, or this thread does, because it has registered there. Foreign code may end that
+        // registration, but the thread runs none before the last use of the cache.
         let cache = unsafe { descriptor.cache.as_ref() };
         let mut kept = None;
         if !cache.is_registered() {
@@ -130,7 +129,7 @@ impl<M: Memory> SharedCache<M> {
     }
 
     /// [`release_slowly`](Self::release_slowly), on a thread that keeps the cache alive. Blocks
-    /// that do not fit drop last.
+    /// that no place can store drop last.
     fn release_registered(
         &self,
         record: Block<M>,
@@ -145,7 +144,7 @@ impl<M: Memory> SharedCache<M> {
         if !self.has_magazine(class) || self.passes_magazines() {
             return self.release_shared(class, tag, record);
         }
-        // Making room runs foreign code. After it, the thread may no longer keep the cache alive.
+        // `make_room` runs foreign code. After it, the thread may no longer keep the cache alive.
         let mut kept = None;
         // The blocks that a full magazine spills keep their reservation.
         let reserved = if refusal == Some(Refusal::Full) {
@@ -181,8 +180,8 @@ impl<M: Memory> SharedCache<M> {
         drop(kept);
     }
 
-    /// Reserves credit for a full magazine if there is as much, to save later calls. Otherwise
-    /// reserves credit for one block.
+    /// Reserves credit for a full magazine if possible, to save later calls. Otherwise reserves
+    /// credit for one block.
     fn reserve_credit(&self, class: usize, weight: u64) -> Option<u64> {
         let most = weight * to_u64(self.depth(class).max(1));
         if self.limit.reserve(most) {
@@ -192,7 +191,7 @@ impl<M: Memory> SharedCache<M> {
         }
     }
 
-    /// Takes a block back without a magazine. A block that does not fit drops last.
+    /// Returns a block without a magazine. A block that no place can store drops last.
     pub(crate) fn release_shared(&self, class: usize, tag: Tag, record: Block<M>) {
         let weight = self.weight(class);
         self.count(tag, weight, false);
@@ -211,8 +210,8 @@ impl<M: Memory> SharedCache<M> {
         drop(kept);
     }
 
-    /// Puts a free block of `class`, which already counts to the limit, into the shared queue. If
-    /// the queue is full or the pool is closed, returns the block, which then no longer counts.
+    /// Adds a free block of `class`, which already counts to the limit, to the shared queue. If the
+    /// queue is full or the pool is closed, returns the block, which then no longer counts.
     pub(crate) fn enqueue(&self, class: usize, record: Block<M>) -> Option<Block<M>> {
         let mut record = Some(record);
         self.queues.get(class)?.put(|| record.take(), self.now());
@@ -223,7 +222,7 @@ impl<M: Memory> SharedCache<M> {
         record
     }
 
-    /// Puts new blocks, which do not yet count to the limit, into the shared queue.
+    /// Adds new blocks, which do not yet count to the limit, to the shared queue.
     pub(crate) fn add_new(&self, records: impl IntoIterator<Item = Block<M>>) {
         for record in records {
             if self.limit.reserve(self.weight(record.class)) {

@@ -1,9 +1,9 @@
-//! The shared part of a pool: every place that blocks return to, without the upstream.
+//! The shared part of a pool: every place that stores free blocks, without the upstream.
 //!
-//! A free block is in one of three places. It is in a thread's magazine ([`ThreadCache`]) or in the
-//! shared queue of its class ([`ClassQueue`]). While streams may still use it, it is in
-//! [`PendingFrees`]. Blocks in use keep the shared cache alive, so it may outlive its pool. Free
-//! blocks would keep it alive too, so a pool closes its shared cache when it is dropped.
+//! A free block is in one of three places: a thread's magazine ([`ThreadCache`]), the shared queue
+//! of its class ([`ClassQueue`]) or, while streams may still use it, [`PendingFrees`]. Blocks in
+//! use keep the shared cache alive, so it may outlive its pool. Free blocks would keep it alive
+//! too, so a pool closes its shared cache when the pool is dropped.
 
 use std::sync::{Arc, OnceLock};
 
@@ -34,10 +34,10 @@ pub(crate) struct SharedCache<M: Memory> {
     pub(crate) occupied: Arc<Occupied>,
     pub(crate) limit: CacheLimit,
     pub(crate) threads: Box<[ThreadSlot<M>]>,
-    /// Held while gates are closed and while a thread's cache is made.
+    /// Held while gates are closed and while a thread's cache is created.
     pub(crate) sweeping: Mutex<()>,
     pub(crate) closed: AtomicBool,
-    /// Live bytes by tag that no thread's cache could count.
+    /// Live bytes by tag, from threads without a cache.
     unregistered_tally: Mutex<Tally>,
     /// The depth of each class's magazines.
     depths: Box<[usize]>,
@@ -52,14 +52,15 @@ pub(crate) struct SharedCache<M: Memory> {
     pressure: CachePadded<AtomicU64>,
 }
 
-/// A thread keeps a block for a stream, however large, up to this fraction of the limit on cached
-/// bytes. Without it, every use of a large block would go through the pending frees.
+/// The maximum size of a block that a thread keeps for a stream, as a fraction of the limit on
+/// cached bytes. If threads kept no large blocks, every use of a large block would go through the
+/// pending frees.
 const STREAM_SHARE: u64 = 64;
 
 /// The number of releases after an exhaustion that bypass the magazines.
 const PRESSURE: u64 = 256;
 
-/// The place of one thread. Its cache is made when the thread registers.
+/// The cache of one thread. It is created when the thread registers.
 type ThreadSlot<M> = OnceLock<Box<CachePadded<ThreadCache<Block<M>>>>>;
 
 impl<M: Memory> SharedCache<M> {
@@ -112,7 +113,7 @@ impl<M: Memory> SharedCache<M> {
         self.descriptors.get(self, class, tag, is)
     }
 
-    /// Returns the weight of a block of the class: the bytes that it counts to the limit.
+    /// Returns the weight of a block of the class: the bytes that the block counts to the limit.
     #[inline]
     pub(crate) fn weight(&self, class: usize) -> u64 {
         self.table.size(class)
@@ -130,8 +131,8 @@ impl<M: Memory> SharedCache<M> {
         self.depth(class) > 0
     }
 
-    /// Returns the time: the number of times that the pool has asked the upstream, or reached its
-    /// limit on cached bytes.
+    /// Returns the time: the number of requests to the upstream and of times that the limit on
+    /// cached bytes was reached.
     pub(crate) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
     }
@@ -145,7 +146,7 @@ impl<M: Memory> SharedCache<M> {
         self.pressure.load(Ordering::Relaxed) > 0
     }
 
-    /// Counts a release that bypasses the magazines. Returns whether it does.
+    /// Counts a release that may bypass the magazines, and returns whether it must.
     pub(super) fn passes_magazines(&self) -> bool {
         let has_pressure = self.has_pressure();
         if has_pressure {
@@ -163,7 +164,7 @@ impl<M: Memory> SharedCache<M> {
             return false;
         }
         let queues = self.occupied.iter().filter_map(|class| self.queues.get(class));
-        // A block that moves meanwhile changes the reservation.
+        // If a block moves meanwhile, the reservation changes.
         reserved > queues.map(|queue| queue.bytes()).sum() || reserved != self.limit.reserved()
     }
 
@@ -174,21 +175,21 @@ impl<M: Memory> SharedCache<M> {
 
     // ---- allocation
 
-    /// Takes a free block from the thread's magazine.
+    /// Removes a free block from the thread's magazine.
     #[inline]
     pub(crate) fn take(&self, class: usize, tag: Tag) -> Option<Block<M>> {
         let weight = self.weight(class);
         self.enter(|magazines| magazines.take(class, weight, tag))?
     }
 
-    /// Takes a block that this thread released on `stream`.
+    /// Removes a block that this thread released on `stream`.
     #[inline]
     pub(crate) fn take_on(&self, class: usize, tag: Tag, stream: StreamId) -> Option<Block<M>> {
         let weight = self.weight(class);
         self.enter(|magazines| magazines.take_on(stream, class, weight, tag))?
     }
 
-    /// Takes a free block from the shared queue, and more blocks for the magazine.
+    /// Removes a free block from the shared queue, and more blocks for the magazine.
     pub(crate) fn take_shared(self: &Arc<Self>, class: usize, tag: Tag) -> Option<Block<M>> {
         let queue = self.queues.get(class)?;
         if queue.blocks() == 0 {
@@ -203,11 +204,11 @@ impl<M: Memory> SharedCache<M> {
             return Some(record);
         }
         self.register_thread();
-        // At least one, because the class has magazines.
+        // At least one block, because the class has magazines.
         let extra = self.depth(class).div_ceil(2);
         let (record, surplus, counted) = self.without_sweep(|magazines| {
-            // A sweep may have kept the thread out of a magazine that has blocks, so only as many
-            // are taken as there is room for.
+            // A sweep may have excluded the thread from a magazine that has blocks, so the number
+            // of blocks is limited to the free capacity.
             let room = magazines.as_ref().map_or(0, |magazines| magazines.room(class));
             let mut batch = queue.take(1 + room.min(extra - 1), self.now())?;
             let record = batch.pop()?;
@@ -246,7 +247,7 @@ impl<M: Memory> SharedCache<M> {
         })
     }
 
-    // ---- both ways
+    // ---- allocation and release
 
     /// Runs `work` while no sweep runs: inside the thread's gate, with its magazines, or under the
     /// sweepers' lock. Blocks move between a magazine and a shared queue only here, so a sweep
@@ -293,7 +294,7 @@ impl<M: Memory> SharedCache<M> {
         work: impl FnOnce(&mut ThreadMagazines<Block<M>>) -> R,
     ) -> Option<R> {
         let thread_cache = self.threads.get(thread_index::current())?.get()?;
-        // SAFETY: the index is this thread's own. No `work` enters again, because the closures of
+        // SAFETY: the index belongs to this thread. No `work` enters again, because the closures of
         // this module and of its siblings only move blocks and count.
         unsafe { thread_cache.enter(work) }
     }
@@ -304,16 +305,16 @@ impl<M: Memory> SharedCache<M> {
         thread_cache.is_some_and(|thread_cache| thread_cache.is_registered())
     }
 
-    /// Makes a cache for the calling thread, if it has none and there is a place for its index.
-    /// During a sweep, the thread continues without one.
+    /// Creates a cache for the calling thread, if it has none and there is a slot for its index.
+    /// During a sweep, the thread continues without a cache.
     pub(super) fn register_thread(self: &Arc<Self>) {
-        // There may be more threads than places.
+        // There may be more threads than slots.
         let index = thread_index::current();
         if self.is_registered() || (index != thread_index::NO_INDEX && index >= self.threads.len())
         {
             return;
         }
-        // A sweeper must find the same threads at the end whose gates it closed at the beginning.
+        // At its end, a sweep must find the same threads whose gates it closed at the beginning.
         let Some(sweeping) = self.sweeping.try_lock() else { return };
         if self.is_closed() {
             return;
@@ -406,7 +407,7 @@ mod tests {
             drop(pool.allocate_bytes(ByteCount::kib(4)).unwrap());
             Arc::strong_count(&pool.cache)
         };
-        // This thread may hold the shared cache once, and so does its cached block.
+        // This thread may own one reference to the shared cache, and its cached block owns another.
         let first = holders();
         for _ in 0..100 {
             assert_eq!(holders(), first);
@@ -425,7 +426,8 @@ mod tests {
             let before = pool.snapshot();
             let class = before.classes.iter().position(|class| class.size == SIZE).unwrap();
             assert!(before.classes[class].in_magazines > MAGAZINE / 2, "it is nearly full");
-            // A request gets here with blocks in its magazine if a sweep has kept it out of there.
+            // If a sweep has excluded a thread from its magazine, its request gets here although
+            // the magazine has blocks.
             let record = pool.cache.take_shared(class, Tag::NONE).unwrap();
             let after = pool.snapshot();
             assert_eq!((after.live, after.held), (SIZE, before.held), "{after:?}");

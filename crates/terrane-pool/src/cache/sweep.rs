@@ -1,11 +1,10 @@
-//! Takes blocks out of the magazines of all threads: trim, clear, close, and making room.
+//! Removes blocks from the magazines of all threads, to trim, clear or close, or to make room.
 //!
-//! A sweep closes every gate, runs one heavy barrier and waits until the owners are out (a few
+//! A sweep closes every gate, runs one heavy barrier and waits until the owners have left (a few
 //! instructions). Then it has exclusive access to all magazines and shared queues. A thread that
 //! finds its gate closed waits for the sweepers' lock for microseconds, because blocks are dropped
-//! after the gates are open again. No block is between a magazine and a queue meanwhile. So there
-//! is an instant at which a clear holds every block that was cached. It takes effect at that
-//! instant.
+//! after the gates are open again. No block is between a magazine and a queue meanwhile. So at one
+//! instant a clear has every block that was cached. It takes effect at that instant.
 
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
@@ -27,11 +26,11 @@ use crate::tags::Tag;
 /// A class counts as idle after this many accesses of other classes to the upstream or the limit.
 const IDLE: u64 = 64;
 
-/// Caches up to this size are left alone: 64 MiB.
+/// Caches up to this size, 64 MiB, are never trimmed by a miss.
 const ALWAYS_CACHED: u64 = 64 << 20;
 
 /// The number of such accesses between two sweeps for unused credit, so that a full pool does not
-/// sweep at each release.
+/// sweep on each release.
 const COLLECT_INTERVAL: u64 = 256;
 
 type Thread<M> = CachePadded<ThreadCache<Block<M>>>;
@@ -40,7 +39,7 @@ type Thread<M> = CachePadded<ThreadCache<Block<M>>>;
 pub(crate) struct SweepGuard<'cache, M: Memory> {
     cache: &'cache SharedCache<M>,
     reopens: bool,
-    // Fields drop in this order: the report is made after the lock is released.
+    // Fields drop in this order, so the lock is released before the report.
     _sweeping: MutexGuard<'cache, ()>,
     _report: Report,
 }
@@ -79,12 +78,12 @@ impl<'cache, M: Memory> SweepGuard<'cache, M> {
     /// Runs `work` on the magazines of each thread in turn.
     pub(crate) fn for_each(&mut self, mut work: impl FnMut(&mut ThreadMagazines<Block<M>>)) {
         for thread_cache in self.threads() {
-            // SAFETY: the lock is held, every gate is closed, and the owners were waited for.
+            // SAFETY: the lock is held, every gate is closed, and the owners have left.
             unsafe { thread_cache.sweep(&mut work) };
         }
     }
 
-    /// Releases the credit that threads have not used to the limit.
+    /// Returns unused credit of threads to the limit.
     fn collect_credit(&mut self) {
         let mut credit = 0;
         self.for_each(|magazines| credit += std::mem::take(&mut magazines.credit));
@@ -125,7 +124,7 @@ impl<M: Memory> Drop for SweepGuard<'_, M> {
 
 impl<M: Memory> SharedCache<M> {
     /// Drops cached blocks until at most `to` bytes are cached, and returns the bytes freed. Blocks
-    /// of the least recently used class are dropped first, and those in magazines last.
+    /// of the least recently used class are dropped first, and blocks in magazines last.
     ///
     /// Slabs are dropped whole or not at all.
     pub(crate) fn trim(&self, to: u64) -> u64 {
@@ -176,8 +175,8 @@ impl<M: Memory> SharedCache<M> {
         self.drop_all(evicted)
     }
 
-    /// Frees `wanted` bytes of the blocks in shared queues, if there are as many. Returns the bytes
-    /// freed. No thread is stopped.
+    /// Frees `wanted` bytes of the blocks in shared queues, or all if there are fewer. Returns the
+    /// bytes freed. No thread is stopped.
     pub(crate) fn evict(&self, wanted: u64) -> u64 {
         if self.table.blocks_per_slab().is_some() {
             return 0;
@@ -192,8 +191,8 @@ impl<M: Memory> SharedCache<M> {
         freed
     }
 
-    /// Moves the blocks that threads keep for their streams to the pending frees, where others find
-    /// them.
+    /// Moves the blocks that threads keep for their streams to the pending frees, so that other
+    /// threads can use them.
     pub(crate) fn flush_stream_magazines(&self) {
         if let Some(pending) = &self.pending {
             let mut sweep = SweepGuard::new(self);
@@ -201,12 +200,12 @@ impl<M: Memory> SharedCache<M> {
         }
     }
 
-    /// Called before `bytes` more are requested from the upstream. If that would raise the peak of
-    /// held bytes, frees cached blocks, as many as the peak would rise by. Stops when the cache is
-    /// at most `percent` of the held bytes.
+    /// Called before a request of `bytes` more from the upstream. If the request would raise the
+    /// peak of held bytes, frees as many cached bytes as the peak would rise by. Stops when the
+    /// cache is at most `percent` of the held bytes.
     pub(crate) fn limit_peak(&self, bytes: u64, percent: u8) {
         if self.table.blocks_per_slab().is_some() {
-            // A slab is held until all of its blocks are dropped.
+            // A slab is kept until all of its blocks are dropped.
             return;
         }
         let (held, peak) = (self.account.held(), self.account.peak());
@@ -220,8 +219,8 @@ impl<M: Memory> SharedCache<M> {
         }
     }
 
-    /// Refuses requests from now on, and drops all cached blocks. Gates stay closed, so that late
-    /// releases go to the upstream.
+    /// Refuses requests from now on, and drops all cached blocks. Gates stay closed, so late
+    /// releases free their blocks to the upstream.
     pub(crate) fn close(&self) {
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
@@ -261,8 +260,8 @@ impl<M: Memory> SharedCache<M> {
         }
     }
 
-    /// Takes a block of the smallest of `classes` that has one, from a shared queue or another
-    /// thread.
+    /// Removes a block from the smallest of `classes` that has one, from a shared queue or another
+    /// thread's magazines.
     ///
     /// Threads are stopped only if they have blocks or credit.
     pub(crate) fn take_anywhere(
@@ -292,15 +291,15 @@ impl<M: Memory> SharedCache<M> {
         Some(record)
     }
 
-    /// Takes a block of the shared queue of `class`.
+    /// Removes a block from the shared queue of `class`.
     fn take_queued(&self, class: usize) -> Option<Block<M>> {
         let record = self.queues.get(class)?.take_one(0)?;
         self.unreserve(class, 1);
         Some(record)
     }
 
-    /// Takes the oldest blocks of the least recently used class, for `wanted` bytes. With `other`,
-    /// takes only from classes other than that one, and only if they are idle.
+    /// Removes the oldest blocks of the least recently used class, for `wanted` bytes. With
+    /// `other`, considers only classes other than that one, and only if they are idle.
     fn evict_oldest(&self, other: Option<(usize, u64)>, wanted: u64) -> Option<Batch<Block<M>>> {
         let take = |queue: &ClassQueue<Block<M>>| {
             let count = wanted.div_ceil(self.table.size(queue.class()));
@@ -315,13 +314,13 @@ impl<M: Memory> SharedCache<M> {
             other.is_none_or(idle) && !queue.is_empty()
         });
         let oldest = candidates.clone().min_by_key(|queue| queue.last_used())?;
-        // Another thread may take the last block of that class. Other classes may still have
+        // Another thread may remove the last block of that class. Other classes may still have
         // blocks.
         take(oldest).or_else(|| candidates.find_map(|queue| take(queue)))
     }
 
-    /// Drops blocks of a class, and returns their bytes. All are released from the limit before the
-    /// first drops, because the upstream may panic when it frees one.
+    /// Drops blocks of a class, and returns their bytes. All bytes are released from the limit
+    /// before the first block drops, because the upstream may panic when it frees a block.
     fn drop_evicted(&self, evicted: Batch<Block<M>>) -> u64 {
         let Some(class) = evicted.iter().next().map(|record| record.class) else { return 0 };
         self.unreserve(class, evicted.len());

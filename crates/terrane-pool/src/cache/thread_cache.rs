@@ -1,8 +1,8 @@
-//! One thread's part of one pool. It has a magazine of free blocks for every class, and a second set
-//! of magazines for the blocks of one stream.
+//! One thread's part of one pool. It has a magazine of free blocks for every class, and a second
+//! set of magazines for the blocks of one stream.
 //!
 //! The owner enters its cache with plain stores and loads. A sweeper, which may be any thread,
-//! closes the gate first and then waits until the owner is out:
+//! closes the gate first and then waits until the owner has left:
 //!
 //! | owner | sweeper |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | magazines | magazines |
 //! | `inside = false` (release) | `gate = OPEN` (release) |
 //!
-//! The barriers make at least one of the two see the other's store (Dekker), so they are never in
-//! the magazines at the same time.
+//! The barriers ensure that at least one of the two sees the other's store (Dekker), so they never
+//! access the magazines at the same time.
 
 use std::sync::Arc;
 
@@ -26,7 +26,8 @@ use crate::streams::fence::StreamId;
 use crate::sync::{AtomicBool, AtomicUsize, Cell, Ordering, yield_now};
 use crate::tags::{Tag, Tally};
 
-/// The most blocks in a magazine: with its counters it fills four cache lines.
+/// The maximum number of blocks in a magazine. With its counters, a magazine then fills four cache
+/// lines.
 pub(crate) const MAGAZINE: usize = 28;
 /// The most blocks that move between a magazine and the shared queue at a time. It is half a
 /// magazine, so a run of allocations or of releases does not access the queue each time.
@@ -41,24 +42,24 @@ pub(crate) struct ThreadCache<B> {
     inside: AtomicBool,
     gate: AtomicUsize,
     magazines: Cell<ThreadMagazines<B>>,
-    /// The tally of the magazines, readable from outside the gate.
+    /// The tally of the magazines, which other threads can read without the gate.
     pub(crate) tally: Arc<Tally>,
 }
 
 /// The owner may enter.
 const OPEN: usize = 0;
-/// A sweeper is at work, or the pool is closed.
+/// A sweeper is active, or the pool is closed.
 const CLOSED: usize = 1;
 /// The owner has ended, and no other thread has registered under its index.
 const UNREGISTERED: usize = 2;
 
 // SAFETY: the owner accesses the magazines inside the gate, and a sweeper accesses them behind the
-// closed gate, never at the same time. All that they hold is `Send`.
+// closed gate, never at the same time. All of their contents are `Send`.
 unsafe impl<B: Send> Sync for ThreadCache<B> {}
 
 impl<B> ThreadCache<B> {
-    /// Makes an unregistered cache of empty magazines with the depths `depths`. The magazines for a
-    /// stream have the depths `stream_depths`, if any.
+    /// Creates an unregistered cache of empty magazines with the depths `depths`. The magazines for
+    /// a stream have the depths `stream_depths`, if any.
     pub(crate) fn new(
         depths: impl Iterator<Item = usize>,
         stream_depths: impl Iterator<Item = usize>,
@@ -110,7 +111,7 @@ impl<B> ThreadCache<B> {
         self.gate.load(Ordering::Relaxed) != UNREGISTERED
     }
 
-    /// Marks that the owner has ended. The caller is the owner and holds the sweeping lock.
+    /// Records that the owner has ended. The caller is the owner and holds the sweeping lock.
     pub(crate) fn unregister(&self) {
         self.gate.store(UNREGISTERED, Ordering::Release);
     }
@@ -123,14 +124,14 @@ impl<B> ThreadCache<B> {
         }
     }
 
-    /// Waits until the owner is out.
+    /// Waits until the owner has left.
     pub(crate) fn wait(&self) {
         while self.inside.load(Ordering::Acquire) {
             yield_now();
         }
     }
 
-    /// Opens the gate again, if a sweeper closed it. The caller holds the sweeping lock.
+    /// Reopens the gate, if a sweeper closed it. The caller holds the sweeping lock.
     pub(crate) fn open(&self) {
         if self.gate.load(Ordering::Relaxed) == CLOSED {
             self.gate.store(OPEN, Ordering::Release);
@@ -141,12 +142,11 @@ impl<B> ThreadCache<B> {
     ///
     /// # Safety
     ///
-    /// The caller holds the pool's sweeping lock. It has [closed](Self::close) the gate, then
-    /// called
+    /// The caller holds the pool's sweeping lock. It has called [`close`](Self::close), then
     /// [`membarrier::heavy`], then [`wait`](Self::wait).
     pub(crate) unsafe fn sweep<R>(&self, work: impl FnOnce(&mut ThreadMagazines<B>) -> R) -> R {
         self.magazines.with_mut(|magazines| {
-            // SAFETY: the caller promises that the owner is out and stays out.
+            // SAFETY: the caller promises that the owner has left and cannot enter.
             work(unsafe { &mut *magazines })
         })
     }
@@ -155,29 +155,31 @@ impl<B> ThreadCache<B> {
 /// A thread's magazines and counters.
 #[derive(Debug)]
 pub(crate) struct ThreadMagazines<B> {
-    /// Bytes reserved from the pool's limit and not yet used. Blocks of as many bytes may still be
-    /// cached here.
+    /// Bytes that are reserved from the pool's limit and not yet used. Blocks with that many bytes
+    /// may still be cached here.
     pub(crate) credit: u64,
-    /// Live bytes by tag: allocated here less released here, so any one may be negative.
+    /// Live bytes by tag: bytes allocated here minus bytes released here, so a value may be
+    /// negative.
     pub(crate) tally: Arc<Tally>,
-    /// The last label that this thread requested with, to save a look-up.
+    /// The label of this thread's last request, to save a look-up.
     pub(crate) label: Option<(Label, Tag)>,
     pub(crate) classes: Box<[Magazine<B>]>,
     pub(crate) stream: StreamMagazines<B>,
 }
 
-/// The blocks that a thread keeps for one stream. It released them there and no other stream uses
-/// them, so that stream can reuse them at once. For all others they are pending.
+/// The blocks that a thread keeps for one stream. The thread released them on that stream and no
+/// other stream uses them, so the stream can reuse them at once. For all other streams they are
+/// pending.
 #[derive(Debug)]
 pub(crate) struct StreamMagazines<B> {
     id: Option<StreamId>,
     /// The number of blocks of other streams since the last block of this stream.
     other_streams: u32,
-    /// Empty, if the pool was made without streams.
+    /// Empty, if the pool was created without streams.
     pub(crate) classes: Box<[Magazine<B>]>,
 }
 
-/// After this many blocks of other streams, the stream magazines change to one of them.
+/// After this many blocks of other streams, the stream magazines switch to another stream.
 const OTHER_STREAMS: u32 = 16;
 
 /// The free blocks of one class in one thread.
@@ -199,7 +201,7 @@ pub(crate) enum Refusal {
 }
 
 impl<B> Magazine<B> {
-    /// Takes a block, and adds its weight to the credit.
+    /// Removes a block, and adds its weight to the credit.
     #[inline]
     fn take(&mut self, credit: &mut u64, weight: u64) -> Option<B> {
         let block = self.blocks.pop()?;
@@ -208,7 +210,8 @@ impl<B> Magazine<B> {
         Some(block)
     }
 
-    /// Inserts the block, and takes its weight from the credit. A refused block stays in `block`.
+    /// Inserts the block, and subtracts its weight from the credit. A refused block stays in
+    /// `block`.
     #[inline]
     fn put(&mut self, credit: &mut u64, weight: u64, block: &mut Option<B>) -> Result<(), Refusal> {
         if self.blocks.len() >= self.depth {
@@ -245,7 +248,7 @@ impl<B> ThreadMagazines<B> {
         }
     }
 
-    /// Takes a block of `class`, each of which counts `weight` bytes of the limit.
+    /// Removes a block of `class`. Each block counts `weight` bytes to the limit.
     #[inline]
     pub(crate) fn take(&mut self, class: usize, weight: u64, tag: Tag) -> Option<B> {
         let block = self.classes.get_mut(class)?.take(&mut self.credit, weight)?;
@@ -253,8 +256,8 @@ impl<B> ThreadMagazines<B> {
         Some(block)
     }
 
-    /// Inserts a block of `class`, which counts `weight` bytes of the limit, into its magazine, if
-    /// there is room and credit.
+    /// Inserts a block of `class`, which counts `weight` bytes to the limit, into its magazine, if
+    /// there is capacity and credit.
     #[inline]
     pub(crate) fn put(
         &mut self,
@@ -269,7 +272,7 @@ impl<B> ThreadMagazines<B> {
         Ok(())
     }
 
-    /// Takes a block of `class` that was released on `stream`.
+    /// Removes a block of `class` that was released on `stream`.
     #[inline]
     pub(crate) fn take_on(
         &mut self,
@@ -287,7 +290,7 @@ impl<B> ThreadMagazines<B> {
     }
 
     /// Inserts a block that was released on `stream`, and that no other stream uses. The stream
-    /// magazines must belong to that stream, and have room and credit.
+    /// magazines must belong to that stream, and have capacity and credit.
     #[inline]
     pub(crate) fn put_on(
         &mut self,
@@ -307,8 +310,8 @@ impl<B> ThreadMagazines<B> {
         }
     }
 
-    /// Assigns the stream magazines to `stream`, if they have no stream, or if theirs has not been
-    /// used for long. Moves their blocks into `flushed`, and returns the blocks' weight.
+    /// Assigns the stream magazines to `stream`, if they have no stream, or if their stream has not
+    /// been used for long. Moves their blocks into `flushed`, and returns the blocks' weight.
     pub(crate) fn assign_stream(
         &mut self,
         stream: StreamId,
@@ -326,7 +329,7 @@ impl<B> ThreadMagazines<B> {
         credit
     }
 
-    /// Takes all blocks out of the stream magazines, and returns their weight.
+    /// Removes all blocks from the stream magazines, and returns their weight.
     pub(crate) fn drain_stream_into(
         &mut self,
         records: &mut Vec<B>,
@@ -340,8 +343,8 @@ impl<B> ThreadMagazines<B> {
         credit
     }
 
-    /// Takes about half of a full magazine for the shared queue. They need not be the oldest
-    /// blocks.
+    /// Removes about half of a full magazine for the shared queue. The removed blocks need not be
+    /// the oldest.
     pub(crate) fn spill(&mut self, class: usize) -> Option<Batch<B>> {
         let magazine = self.classes.get_mut(class)?;
         if magazine.depth == 0 || magazine.blocks.len() < magazine.depth {
@@ -350,32 +353,32 @@ impl<B> ThreadMagazines<B> {
         let count = magazine.depth.div_ceil(2).min(BATCH);
         let mut batch = Batch::new();
         for block in magazine.blocks.by_ref().take(count) {
-            // A batch has room for its own length.
+            // A batch has capacity for its own length.
             let _ = batch.push(block);
         }
         Some(batch)
     }
 
-    /// Returns the number of blocks that the magazine of `class` still has room for.
+    /// Returns the number of blocks that fit into the magazine of `class`.
     pub(crate) fn room(&self, class: usize) -> usize {
         let magazine = self.classes.get(class);
         magazine.map_or(0, |magazine| magazine.depth.saturating_sub(magazine.blocks.len()))
     }
 
     /// Moves all blocks of a batch, which already count to the limit, into the magazine of `class`.
-    /// The magazine must have [`room`](Self::room) for them.
+    /// The magazine must have enough [`room`](Self::room).
     pub(crate) fn refill(&mut self, class: usize, batch: &mut Batch<B>) {
         let Some(magazine) = self.classes.get_mut(class) else { return };
         magazine.shared_hits += 1;
         while magazine.blocks.len() < magazine.depth
             && let Some(block) = batch.pop()
         {
-            // The loop condition checked that there is room.
+            // The loop condition checked the capacity.
             let _ = magazine.blocks.push(block);
         }
     }
 
-    /// Takes the credit that exceeds the need of the largest magazine of `class`.
+    /// Removes the credit that exceeds the need of the largest magazine of `class`.
     pub(crate) fn surplus(&mut self, class: usize, weight: u64) -> u64 {
         let depths = [&self.classes, &self.stream.classes].map(|all| all.get(class));
         let depth = depths.into_iter().flatten().map(|magazine| magazine.depth).max().unwrap_or(0);
@@ -385,7 +388,7 @@ impl<B> ThreadMagazines<B> {
         surplus
     }
 
-    /// Takes all blocks, and returns the credit.
+    /// Removes all blocks, and returns the credit.
     pub(crate) fn drain_into(&mut self, blocks: &mut Vec<B>) -> u64 {
         for magazine in &mut self.classes {
             blocks.extend(&mut magazine.blocks);
@@ -393,7 +396,7 @@ impl<B> ThreadMagazines<B> {
         std::mem::take(&mut self.credit)
     }
 
-    /// Counts bytes of `tag` that became live here, or stopped being live.
+    /// Counts bytes of `tag` that became live here, or are no longer live.
     #[inline]
     pub(crate) fn count(&mut self, tag: Tag, bytes: u64, live: bool) {
         if tag != Tag::NONE {

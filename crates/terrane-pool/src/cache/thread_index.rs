@@ -1,8 +1,8 @@
-//! A small number for every thread, by which each pool finds the thread's magazines.
+//! A small number for every thread, which each pool uses as the index of the thread's magazines.
 //!
-//! An index belongs to one thread at a time. It passes to another thread when its thread has ended
-//! and has unregistered from every pool. A thread keeps the pools that it has registered with
-//! alive, so no pool drops while the thread is inside it.
+//! An index belongs to one thread at a time. After the thread has ended and has unregistered from
+//! every pool, another thread can get the index. A thread keeps the pools that it has registered
+//! with alive, so no pool drops while the thread is inside it.
 
 use std::sync::Arc;
 
@@ -14,19 +14,18 @@ pub(crate) use threads::{current, register};
 /// No index: the thread has not registered yet, or is ending. No pool has this many threads.
 pub(crate) const NO_INDEX: usize = usize::MAX;
 
-/// The shared part of a pool, as a thread that ends uses it.
+/// The shared part of a pool, as a trait for threads that end.
 pub(crate) trait ThreadExit: Send + Sync {
-    /// Takes back the blocks that the calling thread, which is ending, keeps under `index`.
+    /// Returns the blocks that the calling thread, which is ending, keeps under `index`.
     fn unregister(&self, index: usize);
 
-    /// Returns whether the thread need not keep this alive any longer, because it cannot enter
-    /// again.
+    /// Returns whether the thread may drop its reference, because it cannot enter the pool again.
     fn is_closed(&self) -> bool;
 }
 
 type Pools = Vec<Arc<dyn ThreadExit>>;
 
-/// Adds `pool`, and takes out the closed pools.
+/// Adds `pool`, and removes the closed pools.
 fn replace_closed(pools: &mut Pools, pool: Arc<dyn ThreadExit>) -> Pools {
     let closed = pools.extract_if(.., |pool| pool.is_closed()).collect();
     pools.push(pool);
@@ -44,7 +43,7 @@ mod threads {
     use super::{NO_INDEX, Pools, ThreadExit, replace_closed};
 
     thread_local! {
-        // Needs no destructor, so reading it is one load.
+        // It has no destructor, so reading it is one load.
         static INDEX: Cell<usize> = const { Cell::new(NO_INDEX) };
         static REGISTERED: Registered = const { Registered { pools: RefCell::new(Vec::new()) } };
     }
@@ -65,7 +64,7 @@ mod threads {
     }
 
     /// Makes the calling thread keep `pool` alive until the thread ends and unregisters. Returns
-    /// the index, and the closed pools that the thread no longer keeps; `None` if the thread is
+    /// the index, and the closed pools that the thread no longer keeps. `None` if the thread is
     /// ending.
     ///
     /// Dropping a closed pool runs foreign code, so the caller must drop it without a lock.
@@ -107,7 +106,7 @@ mod threads {
     }
 }
 
-/// Threads of the model are not threads of the system. They take indexes and do not return them.
+/// Threads of the model are not threads of the system. They get indexes and never return them.
 #[cfg(loom)]
 mod model {
     use std::cell::RefCell;

@@ -22,7 +22,7 @@ use crate::sync::Mutex;
 /// compile. [`export`](Self::export) turns it into a number, for interfaces that cannot carry an
 /// owned value.
 pub struct TrackedBlock<M: Memory> {
-    /// Taken only on drop and on export.
+    /// `None` only during drop and export.
     memory: Option<ManagedMemory<M>>,
     block: ManagedBlock,
     span: Span,
@@ -31,8 +31,8 @@ pub struct TrackedBlock<M: Memory> {
 
 /// A manager's data on a live block, independent of the memory's type.
 ///
-/// Code with a view of a block's memory, such as a [`Region`](terrane_core::Region), finds it
-/// [here](Self::of), and can record the streams that use the memory.
+/// Code with a view of a block's memory, such as a [`Region`](terrane_core::Region), gets it with
+/// [`of`](Self::of), and can record the streams that use the memory.
 pub struct ManagedBlock {
     handle: BlockHandle,
     uses: Uses,
@@ -48,7 +48,7 @@ pub(super) trait Identify: Send + Sync {
 }
 
 impl ManagedBlock {
-    /// Returns the block that `memory` is, or is a part of, if a manager keeps it.
+    /// Returns the managed block that contains `memory`. `None` if no manager allocated it.
     #[must_use]
     pub fn of(memory: &(impl Memory + ?Sized)) -> Option<&Self> {
         memory.managed_block()?.downcast_ref()
@@ -66,14 +66,14 @@ impl ManagedBlock {
         self.manager.identity(self.handle)
     }
 
-    /// Records that work that uses the block has been, or is about to be, submitted to `stream`.
+    /// Records a use of the block by work that has been, or is about to be, submitted to `stream`.
     ///
     /// The block is freed only after that stream has passed the point where the block was dropped.
-    /// One entry is kept for each stream, the strongest.
+    /// Each stream has one entry, with the strongest access.
     ///
     /// # Errors
     ///
-    /// [`ManagedError::NoFences`] if the manager was made without fences.
+    /// [`ManagedError::NoFences`] if the manager was created without fences.
     pub fn record_use(&self, stream: StreamId, access: Access) -> Result<(), ManagedError> {
         if !self.manager.knows_streams() {
             return Err(ManagedError::NoFences);
@@ -82,7 +82,7 @@ impl ManagedBlock {
         Ok(())
     }
 
-    /// Returns the streams that use the block, and how, one entry for each.
+    /// Returns the streams that use the block and their accesses, one entry for each stream.
     #[must_use]
     pub fn uses(&self) -> Vec<(StreamId, Access)> {
         self.uses.list()
@@ -137,17 +137,17 @@ impl<M: Memory> TrackedBlock<M> {
         self.identity().map(|identity| identity.tag).unwrap_or_default()
     }
 
-    /// Records that work that uses the block has been, or is about to be, submitted to `stream`, as
-    /// [`ManagedBlock::record_use`] does.
+    /// Records a use of the block by work that has been, or is about to be, submitted to `stream`,
+    /// like [`ManagedBlock::record_use`].
     ///
     /// # Errors
     ///
-    /// [`ManagedError::NoFences`] if the manager was made without fences.
+    /// [`ManagedError::NoFences`] if the manager was created without fences.
     pub fn record_use(&self, stream: StreamId, access: Access) -> Result<(), ManagedError> {
         self.block.record_use(stream, access)
     }
 
-    /// Returns the streams that use the block, and how, one entry for each.
+    /// Returns the streams that use the block and their accesses, one entry for each stream.
     #[must_use]
     pub fn uses(&self) -> Vec<(StreamId, Access)> {
         self.block.uses()
@@ -155,7 +155,7 @@ impl<M: Memory> TrackedBlock<M> {
 
     /// Moves the block into its manager, and returns its handle.
     /// [`import`](super::MemoryManager::import) moves the block out again, once.
-    #[must_use = "the handle is all that is left of the block"]
+    #[must_use = "without the handle, the block cannot be imported"]
     pub fn export(mut self) -> BlockHandle {
         if let Some(parts) = self.take() {
             self.shared.export(self.block.handle, parts);
@@ -176,8 +176,8 @@ impl<M: Memory> Drop for TrackedBlock<M> {
     }
 }
 
-// SAFETY: the span is that of the memory. The memory is owned until `self` drops or is exported,
-// and does not move its bytes.
+// SAFETY: the span is the memory's span. The value owns the memory until it drops or is exported,
+// and a move of the value does not move the bytes.
 unsafe impl<M: Memory> Memory for TrackedBlock<M> {
     fn kind(&self) -> StorageKind {
         self.span.kind

@@ -28,18 +28,18 @@ pub enum ManagedError {
         /// The state of the block.
         state: Lifecycle,
     },
-    /// The block was freed, and another block has its place in the table.
+    /// The block was freed, and another block uses its entry in the table.
     #[error(
-        "use after free: block {handle} was freed, and generation {current} has its place; \
+        "use after free: block {handle} was freed, and generation {current} uses its entry; \
          drop handles together with their blocks"
     )]
     Stale {
         /// The handle used.
         handle: BlockHandle,
-        /// The generation of the block that has the place now.
+        /// The generation of the block that uses the entry now.
         current: u32,
     },
-    /// No block ever had this handle.
+    /// The handle belongs to no block of this manager, live or freed.
     #[error(
         "{handle} is not a block of this manager; check that it is complete and from this manager"
     )]
@@ -64,7 +64,7 @@ pub enum ManagedError {
         /// The length of the block in bytes.
         block_length: ByteCount,
     },
-    /// The block is not exported, or was already imported.
+    /// The block is not exported, or has already been imported.
     #[error("block {handle} has an owner; export it before it is imported")]
     NotExported {
         /// The handle used.
@@ -75,7 +75,7 @@ pub enum ManagedError {
     PartialElement {
         /// The number of bytes.
         bytes: ByteCount,
-        /// The size of an element. No bytes divide into elements of size zero.
+        /// The size of an element. Zero bytes are zero elements, even of size zero.
         element: usize,
     },
     /// The address is not aligned for the elements.

@@ -1,4 +1,4 @@
-//! Handles: they distinguish each block from every other, earlier ones at its address included.
+//! Handles that distinguish each block from every other, including earlier blocks at its address.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use crate::streams::fence::StreamId;
 
 /// A block as a number, for an FFI boundary, a message or a log.
 ///
-/// It holds a place in the manager's table and the generation of that place. So a handle to a freed
-/// block differs from the handle to the next block in its place. It owns nothing.
+/// It consists of an index into the manager's table and the generation of that entry. So a handle
+/// to a freed block differs from the handle to the next block with the same entry. It owns nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHandle(u64);
 
@@ -18,8 +18,8 @@ impl BlockHandle {
         Self(u64::from(generation) << 32 | u64::from(slot))
     }
 
-    /// Makes a handle from the number that [`to_raw`](Self::to_raw) returned. Any number is valid
-    /// here; the manager detects the wrong ones. Zero is never a block.
+    /// Creates a handle from the number that [`to_raw`](Self::to_raw) returned. Any number is
+    /// accepted here; the manager detects invalid numbers. Zero is never a block.
     #[must_use]
     pub const fn from_raw(raw: u64) -> Self {
         Self(raw)
@@ -66,7 +66,7 @@ pub struct BlockIdentity {
     /// The length in bytes.
     pub length: ByteCount,
     /// The bytes requested.
-    pub asked: ByteCount,
+    pub requested: ByteCount,
     /// The stream in whose order the block is allocated and freed.
     pub stream: Option<StreamId>,
     /// The label of the request.

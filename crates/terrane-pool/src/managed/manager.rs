@@ -25,7 +25,7 @@ use crate::streams::deferred::{DeferredFrees, Marks};
 use crate::streams::fence::{FenceSource, StreamId};
 use crate::sync::Mutex;
 
-/// The memory of a manager's blocks: the upstream's, counted and within the budget.
+/// The memory of a manager's blocks: the upstream's memory, counted and within the budget.
 pub type ManagedMemory<M> = Counted<Limited<M>>;
 
 /// The options of a [`MemoryManager`].
@@ -33,10 +33,10 @@ pub type ManagedMemory<M> = Counted<Limited<M>>;
 pub struct ManagerOptions {
     /// The source of fences. Without one, no stream may use a block.
     pub fences: Option<Arc<dyn FenceSource>>,
-    /// Whether the upstream reuses a freed block only in the order of the stream that it was
-    /// allocated on, as a driver's stream-ordered allocator does. If not, the manager waits for
-    /// that stream as for any other. A [`Pool`](crate::Pool) does not, because a manager requests
-    /// blocks from it without a stream. Default: no.
+    /// Whether the upstream reuses a freed block only in the order of the stream of its allocation,
+    /// like a driver's stream-ordered allocator. If not, the manager waits for that stream like for
+    /// any other. A [`Pool`](crate::Pool) does not, because a manager requests blocks from it
+    /// without a stream. Default: no.
     pub upstream_is_stream_ordered: bool,
     /// The longest time that a manager waits for streams to pass freed blocks, when it is exhausted
     /// or dropped. Blocks that streams still use after the wait on drop are leaked. Default: 1 s.
@@ -58,7 +58,7 @@ pub struct MemoryManager<A: Allocate> {
     shared: Arc<Shared<A::Memory>>,
 }
 
-/// The state that outlives the manager while there are blocks.
+/// The state that outlives the manager while blocks exist.
 pub(super) struct Shared<M: Memory> {
     registry: Mutex<Registry<Parts<M>>>,
     /// Blocks that were dropped while streams may still use them.
@@ -67,7 +67,7 @@ pub(super) struct Shared<M: Memory> {
 }
 
 impl<A: Allocate> MemoryManager<A> {
-    /// Makes a manager of memory of `upstream`, within `budget`.
+    /// Creates a manager of memory of `upstream`, within `budget`.
     #[must_use]
     pub fn new(upstream: A, budget: Budget, options: ManagerOptions) -> Self {
         let ManagerOptions { fences, upstream_is_stream_ordered, pending_wait } = options;
@@ -150,14 +150,15 @@ impl<A: Allocate> MemoryManager<A> {
     /// # Errors
     ///
     /// [`ManagedError::UseAfterFree`] or [`ManagedError::Stale`] for a freed block,
-    /// [`ManagedError::NotExported`] for one that has an owner, and [`ManagedError::Unknown`] for a
-    /// number that was never a block.
+    /// [`ManagedError::NotExported`] for a block that has an owner, and [`ManagedError::Unknown`]
+    /// for a number that was never a block.
     pub fn import(&self, handle: BlockHandle) -> Result<TrackedBlock<A::Memory>, ManagedError> {
         let parts = self.shared.registry.lock().import(handle)?;
         Ok(TrackedBlock::new(parts, handle, Arc::clone(&self.shared)))
     }
 
-    /// Returns the identity of a block. A freed block is known until another block takes its place.
+    /// Returns the identity of a block. The identity of a freed block is available until another
+    /// block uses its entry.
     ///
     /// # Errors
     ///
@@ -166,7 +167,7 @@ impl<A: Allocate> MemoryManager<A> {
         self.shared.identity(handle)
     }
 
-    /// Returns the location of `length` bytes at `offset` in a live block, by its handle alone.
+    /// Returns the location of `length` bytes at `offset` in a live block, from its handle.
     ///
     /// # Errors
     ///
@@ -182,7 +183,7 @@ impl<A: Allocate> MemoryManager<A> {
     }
 
     /// Frees dropped blocks that no stream uses any more, and returns their number. Never waits. An
-    /// exhausted manager does this before it refuses a request.
+    /// exhausted manager calls this before it refuses a request.
     pub fn reap(&self) -> usize {
         let Some(deferred) = &self.shared.deferred else { return 0 };
         deferred.reap(|(handle, parts)| self.shared.free(handle, parts))
@@ -200,14 +201,14 @@ impl<A: Allocate> MemoryManager<A> {
         ByteCount::new(self.counters().totals().current.bytes)
     }
 
-    /// Returns the most bytes allocated at once, since the manager was made or since the last
+    /// Returns the most bytes allocated at once, since the manager was created or since the last
     /// [`reset_peak`](Self::reset_peak).
     #[must_use]
     pub fn peak(&self) -> ByteCount {
         ByteCount::new(self.counters().totals().peak.bytes)
     }
 
-    /// Resets the peak to the bytes that are allocated.
+    /// Resets the peak to the bytes that are allocated now.
     pub fn reset_peak(&self) {
         self.counters().reset_peak();
     }
@@ -225,7 +226,7 @@ impl<A: Allocate> MemoryManager<A> {
         self.budget().remaining()
     }
 
-    /// Checks whether the budget would grant `bytes` now, without asking the upstream.
+    /// Checks whether the budget would grant `bytes` now, without a request to the upstream.
     ///
     /// # Errors
     ///
@@ -261,7 +262,7 @@ impl<A: Allocate> MemoryManager<A> {
     }
 }
 
-// SAFETY: the block is memory of the upstream, and goes to one caller.
+// SAFETY: the block is memory of the upstream, and is returned to one caller.
 unsafe impl<A: Allocate> Allocate for MemoryManager<A> {
     type Memory = TrackedBlock<A::Memory>;
 
@@ -298,7 +299,7 @@ impl<A: Allocate> Inspect for MemoryManager<A> {
             };
             visit(BlockRecord {
                 span: Span { kind, location, length },
-                asked: identity.asked,
+                requested: identity.requested,
                 tag: identity.tag,
                 state,
                 sequence: 0,
@@ -371,7 +372,7 @@ impl<M: Memory> Identify for Shared<M> {
 
 impl<M: Memory> Drop for Shared<M> {
     fn drop(&mut self) {
-        // Exported blocks that were never imported: no handle can reach them any more.
+        // Exported blocks that were never imported. Their handles are useless without the manager.
         let exported: Vec<_> = self.registry.lock().drain_exported().collect();
         for (handle, parts) in exported {
             self.release(handle, parts);

@@ -1,9 +1,9 @@
 //! Managed memory: typed and raw allocations under a budget, each with an identity.
 //!
 //! A [`MemoryManager`] allocates from any upstream: system memory, a pool, a device. It returns
-//! [`TrackedSlice`]s of plain data and raw [`TrackedBlock`]s, which are freed on drop. If streams
-//! outside the upstream's own order may still use them, they are freed after those streams have
-//! passed the drop.
+//! [`TrackedSlice`]s of plain data and raw [`TrackedBlock`]s, which are freed on drop. Streams
+//! other than the upstream's own may still use a dropped block. It is then freed after those
+//! streams have passed the drop.
 //!
 //! ```
 //! use terrane_core::ByteCount;

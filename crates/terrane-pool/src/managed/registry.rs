@@ -7,14 +7,14 @@ use super::error::ManagedError;
 use super::identity::{BlockHandle, BlockIdentity, Lifecycle};
 use crate::streams::fence::StreamId;
 
-/// Every block of a manager by its handle. `P` is the part of an exported block that is kept here.
+/// Every block of a manager by its handle. `P` is the stored part of an exported block.
 ///
-/// A freed block's entry stays until its place is reused. Until then, an error for a stale handle
-/// can give the block's label.
+/// A freed block's entry stays until it is reused. Until then, an error for a stale handle contains
+/// the block's label.
 #[derive(Debug)]
 pub(super) struct Registry<P> {
     slots: Vec<Slot<P>>,
-    /// Places whose blocks were freed.
+    /// Entries whose blocks were freed.
     free: Vec<u32>,
 }
 
@@ -36,11 +36,19 @@ impl<P> Registry<P> {
         stream: Option<StreamId>,
     ) -> Result<BlockHandle, ManagedError> {
         let Span { kind, location, length } = span;
-        let (asked, tag, state) = (request.bytes, request.label.clone(), Lifecycle::Live);
-        let identity =
-            |handle| BlockIdentity { handle, kind, location, length, asked, stream, tag, state };
+        let (requested, tag, state) = (request.bytes, request.label.clone(), Lifecycle::Live);
+        let identity = |handle| BlockIdentity {
+            handle,
+            kind,
+            location,
+            length,
+            requested,
+            stream,
+            tag,
+            state,
+        };
         let place = self.free.pop().and_then(|index| {
-            // A place without further generations is dropped from the list.
+            // An entry without further generations is removed from the list.
             let slot = self.slots.get_mut(to_index(index))?;
             Some((slot.identity.handle.generation().checked_add(1)?, index, slot))
         });
@@ -118,7 +126,7 @@ impl<P> Registry<P> {
             .ok_or(ManagedError::NotExported { handle })
     }
 
-    /// Takes out all exported blocks.
+    /// Removes all exported blocks.
     pub(super) fn drain_exported(&mut self) -> impl Iterator<Item = (BlockHandle, P)> {
         self.slots.iter_mut().filter_map(|slot| Some((slot.identity.handle, slot.exported.take()?)))
     }

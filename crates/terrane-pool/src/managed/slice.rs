@@ -20,7 +20,7 @@ pub struct TrackedSlice<T, M: Memory> {
 
 impl<T: Pod, M: Memory> TrackedSlice<T, M> {
     /// The manager has requested the bytes and the alignment that `len` elements need. This checks
-    /// again that they were granted.
+    /// that they were granted.
     pub(super) fn new(block: TrackedBlock<M>, len: usize) -> Result<Self, ManagedError> {
         let length = ByteCount::from_usize(size_of::<T>()).checked_mul("elements", to_u64(len))?;
         view_of::<T>(block.location(), length)?;
@@ -114,8 +114,8 @@ impl<T: Pod, M: Memory> TrackedSlice<T, M> {
     ///
     /// # Safety
     ///
-    /// For as long as the slice is borrowed, nothing else accesses the elements. No work of a
-    /// stream that uses them is in flight, and no code accesses them through their location.
+    /// While the slice is borrowed, nothing else may access the elements. No work of a stream that
+    /// uses them may be in flight, and no code may access them through their location.
     ///
     /// # Errors
     ///
@@ -125,9 +125,9 @@ impl<T: Pod, M: Memory> TrackedSlice<T, M> {
         let Location::Host(address) = self.location() else {
             return Err(ManagedError::NotHost { kind });
         };
-        // SAFETY: `new` checked the size and the alignment of the elements. They are in memory that
-        // is valid and initialised for as long as the block lives. Every pattern of bits is a `T`.
-        // The caller promises that nothing else accesses them.
+        // SAFETY: `new` checked the size and the alignment of the elements. Their memory is valid
+        // and initialised while the block lives. Every bit pattern is a valid `T`. The caller
+        // promises that nothing else accesses them.
         Ok(unsafe { slice::from_raw_parts_mut(address.as_ptr().cast(), self.len) })
     }
 }
@@ -138,8 +138,8 @@ impl<T, M: Memory> fmt::Debug for TrackedSlice<T, M> {
     }
 }
 
-/// The location of `len` elements of a type in a block that it borrows. Their size and alignment
-/// were checked.
+/// The location of `len` elements of a type in a borrowed block. Their size and alignment were
+/// checked.
 #[derive(Clone, Copy, Debug)]
 pub struct TypedView<'slice, T> {
     location: Location,

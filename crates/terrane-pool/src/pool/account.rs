@@ -6,10 +6,10 @@ use terrane_core::Memory;
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Memory obtained from the upstream, on the pool's account until it is freed.
+/// Memory obtained from the upstream. It counts to the pool's account until it is freed.
 #[derive(Debug)]
 pub(crate) struct Held<M> {
-    // Fields drop in this order: memory leaves the account only after it is freed.
+    // Fields drop in this order, so memory is freed before it leaves the account.
     memory: M,
     _charge: Charge,
 }
@@ -38,8 +38,8 @@ impl Drop for Charge {
     }
 }
 
-/// The bytes that a pool holds of its upstream. Written when blocks are allocated or freed there,
-/// never on a hit.
+/// The bytes that a pool holds of its upstream. They change when blocks are allocated from the
+/// upstream or freed to it, never on a hit.
 #[derive(Debug)]
 pub(crate) struct Account {
     held: AtomicU64,

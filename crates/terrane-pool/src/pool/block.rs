@@ -23,14 +23,14 @@ use crate::streams::fence::{Access, StreamId};
 /// neither `Copy` nor `Clone`, so releasing a block twice, or to another pool, does not compile.
 ///
 /// Its [length](Memory::length) is the granted size, which is at least the size
-/// [requested](Self::asked).
+/// [requested](Self::requested).
 pub struct PoolBlock<M: Memory> {
     record: ManuallyDrop<Block<M>>,
     descriptor: DescriptorRef<M>,
 }
 
 impl<M: Memory> PoolBlock<M> {
-    /// Makes the block of a record, with the descriptor of its class. No stream uses it.
+    /// Creates a block in use from a record, with the descriptor of its class. No stream uses it.
     #[inline]
     pub(crate) fn new(record: Block<M>, descriptor: DescriptorRef<M>) -> Self {
         Self { record: ManuallyDrop::new(record), descriptor }
@@ -51,19 +51,19 @@ impl<M: Memory> PoolBlock<M> {
 
     /// Marks the block as used by streams; its record lists them.
     fn set_listed(&mut self) {
-        self.record.asked = self.asked().get();
+        self.record.requested = self.requested().get();
         let BlockDescriptor { class, tag, .. } = self.descriptor();
         self.descriptor = self.record.cache.descriptor(class, tag, BlockUse::Listed);
     }
 
     /// Returns the bytes requested.
     #[must_use]
-    pub fn asked(&self) -> ByteCount {
+    pub fn requested(&self) -> ByteCount {
         let descriptor = self.descriptor();
         ByteCount::new(if descriptor.is == BlockUse::Whole {
             descriptor.weight
         } else {
-            self.record.asked
+            self.record.requested
         })
     }
 
@@ -79,7 +79,7 @@ impl<M: Memory> PoolBlock<M> {
         self.record.uses.own
     }
 
-    /// Records that work that uses the block has been, or is about to be, submitted to `stream`.
+    /// Records a use of the block by work that has been, or is about to be, submitted to `stream`.
     ///
     /// The block is not reused until that stream has passed the point where the block was dropped.
     /// For several uses on one stream, only the strongest is kept. Uses on the block's own stream
@@ -87,7 +87,7 @@ impl<M: Memory> PoolBlock<M> {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoFences`] if the pool was made without streams.
+    /// [`PoolError::NoFences`] if the pool was created without streams.
     pub fn record_use(&mut self, stream: StreamId, access: Access) -> Result<(), PoolError> {
         if !self.record.cache.knows_streams() {
             return Err(PoolError::NoFences);
@@ -97,18 +97,18 @@ impl<M: Memory> PoolBlock<M> {
         Ok(())
     }
 
-    /// Returns the streams other than the block's own that use it, and how.
+    /// Returns the streams other than the block's own that use it, and their accesses.
     #[must_use]
     pub fn uses(&self) -> &[(StreamId, Access)] {
         self.record.uses.others()
     }
 
-    /// Releases the block on `stream`. That stream can reuse it at once. Others can reuse it only
-    /// after that stream, and every other stream that uses the block, has passed this point.
+    /// Releases the block on `stream`. That stream can reuse it at once. Other streams can reuse it
+    /// only after that stream, and every other stream that uses the block, has passed this point.
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoFences`], with the unchanged block, if the pool was made without streams.
+    /// [`PoolError::NoFences`], with the unchanged block, if the pool was created without streams.
     #[expect(clippy::result_large_err, reason = "the error contains the block")]
     pub fn release_on(mut self, stream: StreamId) -> Result<(), (Self, PoolError)> {
         if !self.record.cache.knows_streams() {
@@ -124,7 +124,7 @@ impl<M: Memory> PoolBlock<M> {
         Ok(())
     }
 
-    /// Returns a view of the first `count` elements of the block as `T`s. The view holds their
+    /// Returns a view of the first `count` elements of the block as `T`s. The view contains their
     /// location, and proves that they fit the requested bytes and are aligned.
     ///
     /// # Errors
@@ -134,13 +134,13 @@ impl<M: Memory> PoolBlock<M> {
         let location = self.location();
         let (element, alignment) = (size_of::<T>(), align_of::<T>());
         let bytes = count.checked_mul(element).map(ByteCount::from_usize);
-        let fits = bytes.is_some_and(|bytes| bytes <= self.asked());
+        let fits = bytes.is_some_and(|bytes| bytes <= self.requested());
         if !fits || location.alignment().get() < to_u64(alignment) {
             return Err(PoolError::ViewDoesNotFit {
                 count,
                 element,
                 alignment,
-                asked: self.asked(),
+                requested: self.requested(),
                 available: location.alignment(),
             });
         }
@@ -158,7 +158,7 @@ impl<M: Memory> Drop for PoolBlock<M> {
 }
 
 // SAFETY: the record owns its memory, or a part of a slab that it keeps alive. Neither moves, and
-// the record's answers never change. A block has one owner at a time.
+// the record always returns the same values. A block has one owner at a time.
 unsafe impl<M: Memory> Memory for PoolBlock<M> {
     fn kind(&self) -> StorageKind {
         self.record.kind
@@ -196,7 +196,7 @@ unsafe impl<M: Memory> Memory for PoolBlock<M> {
 impl<M: Memory> fmt::Debug for PoolBlock<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PoolBlock")
-            .field("asked", &self.asked())
+            .field("requested", &self.requested())
             .field("granted", &self.granted())
             .field("location", &self.location())
             .field("stream", &self.stream())
@@ -204,7 +204,7 @@ impl<M: Memory> fmt::Debug for PoolBlock<M> {
     }
 }
 
-/// The location of `count` elements of a type in a block. Their size and alignment were checked.
+/// The location of `count` elements of a type in a block, with checked size and alignment.
 ///
 /// It borrows the block, so it cannot outlive it.
 #[derive(Debug)]
@@ -227,16 +227,16 @@ impl<T> TypedSpan<'_, T> {
         self.location
     }
 
-    /// Returns a pointer to the first element in host memory; `None` for other memory. Access
-    /// through it is the caller's responsibility: the bytes are initialised, but a device may be
-    /// using them.
+    /// Returns a pointer to the first element in host memory; `None` for other memory. The caller
+    /// is responsible for accesses through it: the bytes are initialised, but a device may be using
+    /// them.
     #[must_use]
     pub fn host_pointer(&self) -> Option<NonNull<T>> {
         NonNull::new(self.location.as_host()?.as_ptr().cast())
     }
 }
 
-/// Checks the documented promise that blocks can move to other threads.
+/// Checks that blocks can be sent to other threads, as documented.
 const _: fn() = || {
     fn shared<T: Send + Sync>() {}
     shared::<PoolBlock<Arc<dyn Memory>>>();

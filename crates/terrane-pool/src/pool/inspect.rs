@@ -1,4 +1,4 @@
-//! Every free block of a pool, one by one.
+//! Lists every free block of a pool.
 
 use terrane_core::{Allocate, ByteCount, Label, Memory, Span};
 
@@ -31,12 +31,13 @@ use crate::cache::sweep::SweepGuard;
 /// # }
 /// ```
 ///
-/// Each source is listed at an instant of its own. A block that moves between the two meanwhile may
-/// be in both or in neither.
+/// Each source is listed at its own instant. A block that moves between the two meanwhile may be in
+/// both or in neither.
 impl<A: Allocate> Inspect for Pool<A> {
     fn inspect(&self, show: &mut dyn FnMut(BlockRecord)) {
         let cache = &self.cache;
-        // Called after other threads can continue: `show` may take long, use the pool, or panic.
+        // `show` is called after the gates are open again: it may take long, use the pool, or
+        // panic.
         let mut found = Vec::new();
         let mut visit = |block| found.push(block);
         let mut sweep = SweepGuard::new(cache);
@@ -62,7 +63,7 @@ fn shown<M: Memory>(record: &Record<M>, state: BlockState) -> BlockRecord {
     let (kind, location) = (record.kind, record.location);
     BlockRecord {
         span: Span { kind, location, length: ByteCount::new(record.granted) },
-        asked: ByteCount::ZERO,
+        requested: ByteCount::ZERO,
         tag: Label::default(),
         state,
         sequence: 0,

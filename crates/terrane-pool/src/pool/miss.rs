@@ -1,4 +1,4 @@
-//! Finds a block for a miss: one that streams have finished with, or one of the upstream.
+//! Finds a block for a miss: a block that streams have finished with, or a block of the upstream.
 
 use std::sync::Arc;
 
@@ -94,16 +94,16 @@ impl<A: Allocate> Pool<A> {
         Ok(Record::whole(&self.cache, held, UNPOOLED, length))
     }
 
-    /// Allocates upstream memory, and checks that it holds the request. Safe code may implement
-    /// `Allocate` wrongly, and a block's views rely on its length.
+    /// Allocates upstream memory, and checks that it fits the request. An `Allocate` may be wrong,
+    /// and a block's views rely on its length.
     fn allocate_fitting(&self, request: &RegionRequest) -> Result<A::Memory, AllocateError> {
         let memory = self.source.upstream.allocate(request)?;
-        let (asked, granted) = (request.bytes, memory.length());
+        let (requested, granted) = (request.bytes, memory.length());
         let (alignment, available) = (request.alignment, memory.location().alignment());
-        if asked.is_zero() || (granted >= asked && available >= alignment) {
+        if requested.is_zero() || (granted >= requested && available >= alignment) {
             return Ok(memory);
         }
-        let unfit = PoolError::UnfitUpstream { asked, granted, alignment, available };
+        let unfit = PoolError::UnfitUpstream { requested, granted, alignment, available };
         Err(self.backend_error(request, Some(Box::new(unfit))))
     }
 
@@ -123,10 +123,10 @@ impl<A: Allocate> Pool<A> {
 }
 
 impl<M: Memory> SharedCache<M> {
-    /// Keeps a block that its streams have finished with, if it has a class and there is room.
+    /// Caches a block that its streams have finished with, if it has a class and there is capacity.
     pub(crate) fn keep_freed(self: &Arc<Self>, record: Block<M>) {
         if record.class != UNPOOLED {
-            // It was counted as released when it became pending.
+            // The block was counted as released when it became pending.
             self.release_shared(record.class, Tag::NONE, record);
         }
     }

@@ -2,9 +2,9 @@
 //!
 //! # Why it is built this way
 //!
-//! Allocating and releasing a cached block must cost at most 10 ns a pair on each thread, whatever
-//! other threads do. The table was measured on two cores of an AMD EPYC (family 26). It gives ns
-//! per pair for the bookkeeping of one magazine alone:
+//! Allocating and releasing a cached block must take at most 10 ns together on each thread,
+//! whatever other threads do. The table was measured on two cores of an AMD EPYC (family 26). It
+//! shows ns per pair for the bookkeeping of one magazine alone:
 //!
 //! | how the owner of a magazine keeps a sweeper out | ns |
 //! |---|---|
@@ -14,9 +14,9 @@
 //! | compare and swap at each operation | 10.4 |
 //! | `std::sync::Mutex` | 19.7 |
 //!
-//! So the pool owns the magazines, not the thread, and can empty them under pressure. Their threads
-//! enter them with plain stores. The decisions, with the figures for the whole pool:
-//! `docs/decisions/0020-magazines-belong-to-the-pool.md` and the two after it.
+//! So the pool, not the thread, owns the magazines, and can empty them under pressure. Their
+//! threads enter them with plain stores. `docs/decisions/0020-magazines-belong-to-the-pool.md` and
+//! the two decisions after it have the figures for the whole pool.
 //!
 //! [`miss`] serves a request without a cached block, and [`reclaim`] serves a request when the
 //! upstream is exhausted.
@@ -81,7 +81,7 @@ pub struct Pool<A: Allocate> {
     pub(crate) callback: Option<Callback>,
 }
 
-/// The part that all handles of a pool share, beside the cache. The last handle closes the pool.
+/// The part that all handles of a pool share, except the cache. The last handle closes the pool.
 pub(crate) struct Source<A: Allocate> {
     cache: Arc<SharedCache<A::Memory>>,
     pub(crate) upstream: A,
@@ -101,7 +101,7 @@ impl<A: Allocate> Clone for Pool<A> {
 }
 
 impl<A: Allocate> Pool<A> {
-    /// Makes a pool of blocks that no stream uses.
+    /// Creates a pool of blocks that no stream uses.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl<A: Allocate> Pool<A> {
         Self::make(upstream, options, None)
     }
 
-    /// Makes a pool whose blocks are used on the streams of `fences`.
+    /// Creates a pool whose blocks are used on the streams of `fences`.
     ///
     /// # Errors
     ///
@@ -132,8 +132,7 @@ impl<A: Allocate> Pool<A> {
         if !matches!(options.classes, SizeClasses::ExactSlab { .. }) {
             // Each block is a region of the upstream, so it has the alignment of a region.
             options.alignment = options.alignment.max(upstream.limits().alignment);
-            // A smaller block would still cost a granule of the upstream, and would count as less
-            // here.
+            // A smaller block would still need a granule of the upstream, but would count as less.
             let granule = ByteCount::new(upstream.limits().granule.get());
             if granule <= options.largest_class {
                 options.smallest_class = options.smallest_class.max(granule);
@@ -211,9 +210,9 @@ impl<A: Allocate> Pool<A> {
         self.allocate_slowly(&RegionRequest::new(bytes), tag, None)
     }
 
-    /// Allocates a block that work on `stream` uses. A block that was released on that stream is
-    /// ready at once, whatever the stream is doing. The new block is released on the same stream
-    /// when dropped.
+    /// Allocates a block for work on `stream`. A block that was released on that stream is
+    /// available at once, even if its earlier work still runs. When the new block drops, it is
+    /// released on the same stream.
     ///
     /// # Errors
     ///
@@ -234,8 +233,8 @@ impl<A: Allocate> Pool<A> {
         {
             return Ok(self.make_block(record, request.bytes, tag).on_stream(stream));
         }
-        // A block taken here is free for this stream alone. It is always returned, even if the
-        // pool closes meanwhile, and never dropped.
+        // A block found here is free for this stream alone. It is always returned to the caller,
+        // even if the pool closes meanwhile, and never dropped.
         let open = class.filter(|_| !self.cache.is_closed());
         let block = match open.and_then(|class| pending.take_on(class, stream)) {
             Some(record) => {
@@ -250,14 +249,14 @@ impl<A: Allocate> Pool<A> {
         block.map(|block| block.on_stream(stream))
     }
 
-    /// Returns the tag of a label, to allocate under it without a look-up. The pool distinguishes
-    /// 62 labels. Later ones share [`Tag::OTHER`].
+    /// Returns the tag of a label, to allocate with it without a look-up. The pool distinguishes 62
+    /// labels. All further labels share [`Tag::OTHER`].
     pub fn tag(&self, label: &Label) -> Tag {
         self.cache.tag(label)
     }
 
-    /// Returns cached blocks to the upstream until at most `to` bytes are cached. Returns the
-    /// number of bytes freed. Blocks that are released meanwhile may be kept.
+    /// Frees cached blocks to the upstream until at most `to` bytes are cached. Returns the number
+    /// of bytes freed. Blocks that are released meanwhile may stay cached.
     pub fn trim(&self, to: ByteCount) -> ByteCount {
         self.cache.flush_stream_magazines();
         self.reap();
@@ -266,22 +265,22 @@ impl<A: Allocate> Pool<A> {
         freed
     }
 
-    /// Returns every cached block to the upstream. This includes every block that was released
-    /// before the call and not allocated again. Blocks that streams still use stay pending.
+    /// Frees every cached block to the upstream. This includes every block that was released before
+    /// the call and not allocated again. Blocks that streams still use stay pending.
     pub fn clear(&self) -> ByteCount {
         self.trim(ByteCount::ZERO)
     }
 
-    /// Refuses requests from now on, and returns every free block to the upstream. Blocks in use go
-    /// there when they are released. Waits at most [`pending_wait`](PoolOptions::pending_wait) for
-    /// blocks that streams still use.
+    /// Refuses requests from now on, and frees every free block to the upstream. Blocks in use are
+    /// freed to the upstream when they are released. Waits at most
+    /// [`pending_wait`](PoolOptions::pending_wait) for blocks that streams still use.
     pub fn close(&self) {
         self.cache.close();
     }
 
-    /// Checks the fences of freed blocks, and makes the blocks that streams have finished with free
-    /// for all. Never waits. A miss does the same. Blocks that a thread keeps for one stream stay
-    /// with the thread. Only [`trim`](Self::trim) and exhaustion reach those.
+    /// Checks the fences of freed blocks, and caches the blocks that streams have finished with.
+    /// Never waits. A miss does the same. Blocks that a thread keeps for one stream stay with the
+    /// thread; only [`trim`](Self::trim) and exhaustion move them.
     pub fn reap(&self) {
         let Some(pending) = &self.cache.pending else { return };
         if pending.bytes() == 0 {
@@ -292,7 +291,7 @@ impl<A: Allocate> Pool<A> {
         }
     }
 
-    /// Returns the state of the pool and its counters since it was made.
+    /// Returns the state of the pool, and its counters since its creation.
     pub fn snapshot(&self) -> PoolSnapshot {
         PoolSnapshot::new(&self.cache, &self.source.reclaim_counts)
     }
@@ -303,12 +302,12 @@ impl<A: Allocate> Pool<A> {
     }
 
     /// Returns the options in effect. The alignment is that of the upstream's regions if that is
-    /// stricter. The smallest class is the upstream's granule if that is larger, except for slabs.
+    /// stricter. Except for slabs, the smallest class is the upstream's granule if that is larger.
     pub fn options(&self) -> &PoolOptions {
         &self.options
     }
 
-    /// Returns the class that serves a request; `None` if the request goes to the upstream.
+    /// Returns the class that serves a request; `None` if the request is passed to the upstream.
     fn class_of(&self, request: &RegionRequest) -> Option<usize> {
         if request.alignment > self.options.alignment {
             return None;
@@ -349,7 +348,7 @@ impl<A: Allocate> Pool<A> {
         Some(self.block(record, class, bytes, tag))
     }
 
-    /// Makes a block in use of a block of the class.
+    /// Creates a block in use from a block of the class.
     #[inline]
     fn block(
         &self,
@@ -361,15 +360,15 @@ impl<A: Allocate> Pool<A> {
         let is = if bytes.get() == self.cache.weight(class) {
             BlockUse::Whole
         } else {
-            // The CPU may have this field in no cache. A store does not wait for it, but a load
+            // The cache line may be in no CPU cache. A store does not wait for it, but a load
             // would.
-            record.asked = bytes.get();
+            record.requested = bytes.get();
             BlockUse::Plain
         };
         PoolBlock::new(record, self.cache.descriptor(class, tag, is))
     }
 
-    /// Makes a block in use of a block of any class, or of none.
+    /// Creates a block in use from a block of any class, or of none.
     fn make_block(
         &self,
         mut record: Block<A::Memory>,
@@ -380,7 +379,7 @@ impl<A: Allocate> Pool<A> {
         if class != UNPOOLED {
             return self.block(record, class, bytes, tag);
         }
-        record.asked = bytes.get();
+        record.requested = bytes.get();
         PoolBlock::new(record, self.cache.descriptor(class, tag, BlockUse::Listed))
     }
 }
@@ -394,8 +393,8 @@ unsafe impl<A: Allocate> Allocate for Pool<A> {
         self.source.upstream.kind()
     }
 
-    /// The upstream's limits, because requests that are not pooled go there. Any length is served,
-    /// and every block is aligned like a pooled one.
+    /// The upstream's limits, because requests that are not pooled are passed to it. Any length is
+    /// served, and every block is aligned like a pooled one.
     fn limits(&self) -> Limits {
         let largest_region = self.source.upstream.limits().largest_region;
         Limits { alignment: self.options.alignment, granule: Alignment::BYTE, largest_region }

@@ -3,16 +3,17 @@
 //! When the upstream is exhausted, a pool tries these steps, the cheapest first:
 //!
 //! 1. It waits for freed blocks that streams still use.
-//! 2. It takes a cached block of its own class or of a larger one, if no more than
-//!    [`larger_class_waste`](crate::PoolOptions::larger_class_waste) is wasted.
-//! 3. It returns cached blocks to the upstream and asks it again: first the bytes needed, then all.
-//! 4. It makes the upstream return its own reserves.
+//! 2. It takes a cached block of its own class, or of a larger class within
+//!    [`larger_class_waste`](crate::PoolOptions::larger_class_waste).
+//! 3. It frees cached blocks to the upstream and repeats the request: first the bytes needed, then
+//!    all.
+//! 4. It makes the upstream free its own reserves.
 //! 5. It calls the caller's callback, a bounded number of times.
 //! 6. It takes a block of any larger class.
 //!
-//! Each step also finds blocks that another thread releases meanwhile. The error of a pool that
-//! refuses contains the pool's state. A step without anything to work on costs nothing, because
-//! callers that evict on a refusal come here often.
+//! Each step also finds blocks that another thread releases meanwhile. If the pool refuses, the
+//! error contains the pool's state. A step with nothing to do costs nothing, because callers that
+//! evict on a refusal reach this code often.
 
 use std::sync::Arc;
 
@@ -57,8 +58,8 @@ pub(crate) type Callback = Arc<dyn Fn(&Exhausted, ByteCount) -> Retry + Send + S
 type Found<A> = Result<Block<<A as Allocate>::Memory>, AllocateError>;
 
 impl<A: Allocate> Pool<A> {
-    /// Returns the block that `fetch` returns, counted as live, or the result of the reclaim if
-    /// the upstream is exhausted.
+    /// Returns the result of `fetch`, counted as live. If the upstream is exhausted, returns the
+    /// result of the reclaim instead.
     pub(crate) fn or_reclaim(
         &self,
         request: &RegionRequest,
@@ -95,7 +96,8 @@ impl<A: Allocate> Pool<A> {
             return self.served(ReclaimStage::Larger, record);
         }
         let wanted = class.map_or(request.bytes.get(), |class| self.cache.table.size(class));
-        // The upstream may lack fewer bytes than `wanted`, so any eviction is worth another try.
+        // The upstream may lack fewer bytes than `wanted`, so any eviction justifies another
+        // request.
         if self.cache.evict(wanted) > 0
             && let Some(record) = ask_again(&fetch, &mut refusal)?
         {
@@ -154,7 +156,7 @@ impl<A: Allocate> Pool<A> {
 
     /// Takes a block that streams have finished with, after a wait if necessary.
     ///
-    /// With no class, no pooled block serves the request, but freed blocks may make room for it.
+    /// Without a class, no pooled block serves the request, but freed blocks may make room for it.
     /// The pool then waits until nothing is pending.
     fn wait_for_pending(
         &self,
@@ -180,14 +182,14 @@ impl<A: Allocate> Pool<A> {
         class.and_then(|class| self.cache.take_shared(class, tag))
     }
 
-    /// Takes a cached block of the class, or of a larger one that wastes little.
+    /// Takes a cached block of the class, or of a larger class within the accepted waste.
     fn similar(
         &self,
         class: Option<usize>,
-        asked: ByteCount,
+        requested: ByteCount,
         tag: Tag,
     ) -> Option<Block<A::Memory>> {
-        let last = self.cache.table.last_within(class?, asked, self.options.larger_class_waste);
+        let last = self.cache.table.last_within(class?, requested, self.options.larger_class_waste);
         self.cache.take_anywhere(class?..=last, tag)
     }
 
@@ -195,11 +197,11 @@ impl<A: Allocate> Pool<A> {
     fn released(
         &self,
         class: Option<usize>,
-        asked: ByteCount,
+        requested: ByteCount,
         tag: Tag,
         stream: Option<StreamId>,
     ) -> Option<Block<A::Memory>> {
-        self.take_pending(class?, tag, stream).or_else(|| self.similar(class, asked, tag))
+        self.take_pending(class?, tag, stream).or_else(|| self.similar(class, requested, tag))
     }
 
     /// Takes a freed block of any class that is large enough.

@@ -1,4 +1,4 @@
-//! A pool's data on a block, in one allocation that moves with the block as a pointer.
+//! A pool's data on a block, in one allocation. The block moves as a pointer to it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::pool::account::Held;
 use crate::streams::pending::PendingBlock;
 use crate::streams::uses::StreamUses;
 
-/// The class of a block that is not pooled, and is freed straight to the upstream.
+/// The class of a block that is not pooled, and is freed directly to the upstream.
 pub(crate) const UNPOOLED: usize = usize::MAX;
 
 /// A free block, or the record behind a block in use. The owner of the box owns the block.
@@ -23,12 +23,12 @@ pub(crate) struct Record<M: Memory> {
     pub(crate) cache: Arc<SharedCache<M>>,
     pub(crate) class: usize,
     pub(crate) granted: u64,
-    pub(crate) asked: u64,
+    pub(crate) requested: u64,
     /// The streams that the block waits for. Empty, unless streams use the block, or it is pending
     /// or kept for a stream.
     pub(crate) uses: StreamUses,
     pub(crate) location: Location,
-    /// A copy of the memory's answer, so that the memory is not asked under a lock.
+    /// A copy of the memory's kind, so that the memory is not called under a lock.
     pub(crate) kind: StorageKind,
     backing: Backing<M>,
 }
@@ -39,7 +39,7 @@ enum Backing<M> {
 }
 
 impl<M: Memory> Record<M> {
-    /// Makes a block of the whole of `memory`.
+    /// Creates the block of the whole of `memory`.
     pub(crate) fn whole(
         cache: &Arc<SharedCache<M>>,
         memory: Held<M>,
@@ -50,8 +50,8 @@ impl<M: Memory> Record<M> {
         Self::new(cache, Backing::Whole(memory), (location, kind), class, granted)
     }
 
-    /// Makes the block at `offset` of a slab. Returns `None` if the offset leaves the address
-    /// space, which does not happen for a correct `Memory`.
+    /// Creates the block at `offset` of a slab. Returns `None` if the offset exceeds the address
+    /// space, which cannot happen with a correct `Memory`.
     pub(crate) fn part(
         cache: &Arc<SharedCache<M>>,
         slab: &Arc<Held<M>>,
@@ -75,7 +75,7 @@ impl<M: Memory> Record<M> {
         Box::new(Self {
             class,
             granted,
-            asked: granted,
+            requested: granted,
             uses: StreamUses::default(),
             cache: Arc::clone(cache),
             location,

@@ -25,7 +25,7 @@ struct Area<A: Allocate> {
 }
 
 impl<A: Allocate> StagingArea<A> {
-    /// Makes an area over `upstream`, whose buffers are used on the streams of `fences`. The area
+    /// Creates an area over `upstream`, whose buffers are used on the streams of `fences`. The area
     /// waits for the streams for at most `pending_wait`, when it is exhausted and when it drops.
     #[must_use]
     pub fn new(upstream: A, fences: Arc<dyn FenceSource>, pending_wait: Duration) -> Self {
@@ -33,7 +33,7 @@ impl<A: Allocate> StagingArea<A> {
         Self(Arc::new(Area { deferred, upstream, knows_streams: true }))
     }
 
-    /// Makes an area whose buffers no stream uses: copies are complete when they are submitted.
+    /// Creates an area whose buffers no stream uses: copies are complete when they are submitted.
     #[must_use]
     pub fn without_streams(upstream: A) -> Self {
         let deferred = DeferredFrees::new(Arc::new(NoStreams), Duration::ZERO);
@@ -41,7 +41,7 @@ impl<A: Allocate> StagingArea<A> {
     }
 
     /// Frees the buffers that no stream uses any more, and returns the number of their tables.
-    /// Never waits. An exhausted area does this before it refuses a request.
+    /// Never waits. An exhausted area calls this before it refuses a request.
     pub fn reap(&self) -> usize {
         self.0.deferred.reap(drop)
     }
@@ -89,7 +89,7 @@ impl<A: Allocate> fmt::Debug for StagingArea<A> {
     }
 }
 
-/// The fence source of an area without streams. The area never requests a fence of it.
+/// The fence source of an area without streams. The area never creates a fence with it.
 #[derive(Debug)]
 struct NoStreams;
 

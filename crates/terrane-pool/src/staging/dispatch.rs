@@ -30,7 +30,7 @@ enum Parameters {
 }
 
 impl<A: Allocate> StagingArea<A> {
-    /// Makes an empty dispatch set.
+    /// Creates an empty dispatch set.
     #[must_use]
     pub fn dispatch_set(&self) -> DispatchSet<A> {
         DispatchSet::new(self.clone())
@@ -54,7 +54,7 @@ impl<A: Allocate> DispatchSet<A> {
         try_reserve(&mut self.allocations, additional)
     }
 
-    /// Allocates one more allocation. Zero bytes allocate nothing.
+    /// Adds an allocation. Zero bytes allocate nothing.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl<A: Allocate> DispatchSet<A> {
     ///
     /// # Errors
     ///
-    /// [`StagingError::ParametersTaken`] if there is one; otherwise as for
+    /// [`StagingError::ParametersTaken`] if the set has one; otherwise as for
     /// [`allocate`](Self::allocate).
     pub fn parameters(&mut self, bytes: ByteCount) -> Result<(), StagingError> {
         if matches!(self.parameters, Parameters::Buffer(_)) {
@@ -116,7 +116,7 @@ pub struct Launched<A: Allocate> {
 }
 
 impl<A: Allocate> Launched<A> {
-    /// Returns the location of an allocation; `None` for one of zero bytes.
+    /// Returns the location of an allocation; `None` for an allocation of zero bytes.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl<A: Allocate> Launched<A> {
         }
     }
 
-    /// Declares that all the work has been submitted. Dropping a launched set declares the same.
+    /// Declares that all the work has been submitted. Dropping a launched set does the same.
     #[must_use]
     pub fn submitted(mut self) -> PendingDispatch<A> {
         self.set.lease.submitted();

@@ -31,10 +31,10 @@ pub enum StagingError {
         kind: StorageKind,
     },
     /// The upstream returned less than requested.
-    #[error("the upstream returned {granted} for a request of {asked}; fix the upstream")]
+    #[error("the upstream returned {granted} for a request of {requested}; fix the upstream")]
     Short {
         /// The bytes requested.
-        asked: ByteCount,
+        requested: ByteCount,
         /// The bytes returned.
         granted: ByteCount,
     },
@@ -47,10 +47,12 @@ pub enum StagingError {
         padded: ByteCount,
     },
     /// A stream was named, but the area has no fences.
-    #[error("the staging area has no fence source; make it with `StagingArea::new` to use streams")]
+    #[error(
+        "the staging area has no fence source; create it with `StagingArea::new` to use streams"
+    )]
     NoFences,
     /// The dispatch set already has a parameter buffer.
-    #[error("the dispatch set already has its one parameter buffer")]
+    #[error("the dispatch set already has a parameter buffer, and can have only one")]
     ParametersTaken,
     /// The entry belongs to another table or to the other direction.
     #[error("entry {index} is not an output of this table, which has {entries} entries")]
@@ -84,7 +86,7 @@ pub enum StagingError {
         output: ByteCount,
     },
     /// The number of slices differs from the number of outputs.
-    #[error("{given} slices were given for {outputs} outputs")]
+    #[error("{given} slices were passed for {outputs} outputs; pass one for each")]
     WrongCount {
         /// The number of outputs.
         outputs: usize,
@@ -112,7 +114,7 @@ pub enum StagingError {
     Fence(#[from] FenceError),
 }
 
-/// The error of a wait: the unchanged object that was waited for, and the cause.
+/// The error of a wait: the unchanged dispatch or table, and the cause.
 #[derive(Debug)]
 pub struct NotFinished<P> {
     /// The unfinished object. When dropped, its buffers are freed once the streams are done.

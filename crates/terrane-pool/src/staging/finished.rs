@@ -11,7 +11,7 @@ use super::transfer::{Direction, Entry, EntryId, TransferTable};
 /// A table whose copies are complete. Its outputs can be read in place or copied into the caller's
 /// memory.
 ///
-/// A call that fails leaves its destination unchanged. Dropping the table frees its buffers.
+/// A call that fails does not change its destination. Dropping the table frees its buffers.
 #[derive(Debug)]
 pub struct FinishedTransfer<A: Allocate> {
     table: TransferTable<A>,
@@ -81,8 +81,8 @@ impl<A: Allocate> FinishedTransfer<A> {
         Ok(())
     }
 
-    /// Copies each output into one vector, in order. Afterwards there are as many vectors as
-    /// outputs. Existing vectors keep their capacity.
+    /// Copies each output into one vector, in order. Afterwards `outputs` has one vector for each
+    /// output. Existing vectors keep their capacity.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl<A: Allocate> FinishedTransfer<A> {
     pub fn collect(&self, outputs: &mut Vec<Vec<u8>>) -> Result<(), StagingError> {
         let found: Vec<&[u8]> =
             self.output_entries().map(|output| self.bytes(output)).collect::<Result<_, _>>()?;
-        // First every step that can fail; none of them changes the content of the vectors.
+        // The steps that can fail come first. None of them changes the content of the vectors.
         for (bytes, output) in found.iter().zip(outputs.iter_mut()) {
             let more = bytes.len().saturating_sub(output.len());
             try_reserve(output, more)?;
@@ -147,9 +147,9 @@ impl<A: Allocate> FinishedTransfer<A> {
         };
         let address =
             buffer.location().as_host().ok_or(StagingError::NotHost { kind: buffer.kind() })?;
-        // SAFETY: the buffer holds at least this many bytes, which was checked when it was
-        // allocated. Host memory is initialised. No code writes to it, because every stream that was
-        // to use it has passed the end of the work.
+        // SAFETY: the buffer has at least this many bytes, which was checked when it was allocated.
+        // Host memory is initialised. No code writes to it, because every stream that uses it has
+        // passed the end of the work.
         Ok(unsafe { slice::from_raw_parts(address.as_ptr(), entry.length.to_usize()) })
     }
 }

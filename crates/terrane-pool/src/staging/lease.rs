@@ -37,7 +37,7 @@ impl<A: Allocate> Lease<A> {
         try_reserve(&mut self.buffers, additional)
     }
 
-    /// Allocates one more buffer, and returns its index. Zero bytes allocate nothing.
+    /// Allocates a further buffer, and returns its index. Zero bytes allocate nothing.
     pub(super) fn allocate_buffer(
         &mut self,
         request: &RegionRequest,
@@ -47,9 +47,9 @@ impl<A: Allocate> Lease<A> {
         }
         self.try_reserve(1)?;
         let buffer = self.area.allocate_buffer(request)?;
-        let (asked, granted) = (request.bytes, buffer.length());
-        if granted < asked {
-            return Err(StagingError::Short { asked, granted });
+        let (requested, granted) = (request.bytes, buffer.length());
+        if granted < requested {
+            return Err(StagingError::Short { requested, granted });
         }
         self.buffers.push(buffer);
         Ok(Some(self.buffers.len() - 1))

@@ -1,13 +1,14 @@
 //! Staging: sets of buffers that are used together, and freed together when the device is done.
 //!
-//! A [`StagingArea`] stands over any upstream, usually a pool. It makes
+//! A [`StagingArea`] allocates from any upstream, usually a pool. It creates
 //!
-//! - [`TransferTable`]s over host memory: the data to upload, room for the data to read back, and
+//! - [`TransferTable`]s over host memory: the data to upload, space for the data to read back, and
+//!   afterwards the outputs;
 //!   afterwards the outputs;
 //! - [`DispatchSet`]s over device memory: the allocations and the parameter buffer of one dispatch.
 //!
-//! Both pass through the same states. While a table is being *filled*, no other code knows its
-//! buffers. [`begin`](TransferTable::begin) names the streams that will use them and gives their
+//! Both have the same states. While a table is being *filled*, no other code knows its buffers.
+//! [`begin`](TransferTable::begin) names the streams that will use the buffers, and returns their
 //! locations. [`submitted`](Copying::submitted) declares that all work has been submitted. Only
 //! when the streams have passed that point are outputs readable and buffers freed. Dropping a table
 //! at any time keeps this order: no buffer is freed under a running copy.

@@ -14,9 +14,9 @@ use crate::streams::fence::StreamId;
 
 /// Transfers in preparation, in host memory.
 ///
-/// Uploads are copied in at once, so the caller may reuse its bytes. Outputs are room for data that
-/// the device will write. Entries of zero bytes allocate nothing and are never copied, but keep
-/// their index. An error leaves the table unchanged.
+/// Uploads are copied at once, so the caller may reuse its bytes. Outputs are space for data that
+/// the device will write. Entries of zero bytes allocate nothing and are never copied, but have an
+/// index. An error does not change the table.
 pub struct TransferTable<A: Allocate> {
     pub(super) lease: Lease<A>,
     pub(super) entries: Vec<Entry>,
@@ -33,7 +33,7 @@ pub(super) struct Entry {
     pub(super) length: ByteCount,
     /// The bytes to copy, with padding.
     padded: ByteCount,
-    /// `None` if there are none.
+    /// `None` if the entry has zero bytes.
     pub(super) buffer: Option<usize>,
 }
 
@@ -57,12 +57,12 @@ pub struct HostCopy {
     pub host: Span,
     /// The number of bytes to copy, padding included; never zero.
     pub length: ByteCount,
-    /// The address by which the device accesses the host side, if it can.
+    /// The address with which the device accesses the host side, if it can.
     pub device_alias: Option<DeviceAddress>,
 }
 
 impl<A: Allocate> StagingArea<A> {
-    /// Makes an empty table of transfers.
+    /// Creates an empty transfer table.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl<A: Allocate> TransferTable<A> {
         try_reserve(&mut self.entries, additional)
     }
 
-    /// Copies `bytes` in, for upload to the device.
+    /// Copies `bytes` into the table, for upload to the device.
     ///
     /// # Errors
     ///
@@ -101,7 +101,8 @@ impl<A: Allocate> TransferTable<A> {
         self.upload_padded(bytes, ByteCount::from_usize(bytes.len()))
     }
 
-    /// Copies `bytes` in, followed by zeros up to `padded` bytes, for upload to the device.
+    /// Copies `bytes` into the table, followed by zeros up to `padded` bytes, for upload to the
+    /// device.
     ///
     /// # Errors
     ///
@@ -120,7 +121,7 @@ impl<A: Allocate> TransferTable<A> {
         Ok(self.push(entry))
     }
 
-    /// Copies `words` in with their layout in memory, for upload to the device.
+    /// Copies `words` into the table in native byte order, for upload to the device.
     ///
     /// # Errors
     ///
@@ -129,7 +130,7 @@ impl<A: Allocate> TransferTable<A> {
         self.upload(bytemuck::cast_slice(words))
     }
 
-    /// Allocates room for an output of `length` bytes.
+    /// Allocates space for an output of `length` bytes.
     ///
     /// # Errors
     ///
@@ -138,7 +139,7 @@ impl<A: Allocate> TransferTable<A> {
         self.output_padded(length, length)
     }
 
-    /// Allocates room for `padded` bytes to read back. The first `length` are the output.
+    /// Allocates space for `padded` bytes to read back. The first `length` bytes are the output.
     ///
     /// # Errors
     ///
@@ -179,7 +180,7 @@ impl<A: Allocate> TransferTable<A> {
         }
     }
 
-    /// Makes an entry, and reserves space for it in the table, without adding it yet.
+    /// Creates an entry, and reserves space for it in the table, without adding it yet.
     fn allocate_buffer(
         &mut self,
         direction: Direction,
@@ -211,7 +212,7 @@ fn write(buffer: &impl Memory, bytes: &[u8], padded: ByteCount) -> Result<(), St
         buffer.location().as_host().ok_or(StagingError::NotHost { kind: buffer.kind() })?;
     let start = address.as_ptr();
     // SAFETY: the buffer is valid for `padded` bytes, which is at least the length of `bytes`. This
-    // table allocated the buffer and has shown it to no other code, so it does not overlap `bytes`.
+    // table allocated the buffer and no other code knows it, so it does not overlap `bytes`.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
     let tail = padded.to_usize() - bytes.len();
     // SAFETY: from the end of the bytes to the end of the padding, within the buffer.
@@ -240,7 +241,7 @@ impl<A: Allocate> Copying<A> {
         })
     }
 
-    /// Declares that all the copies have been submitted. Dropping the table here declares the same.
+    /// Declares that all the copies have been submitted. Dropping the table does the same.
     #[must_use]
     pub fn submitted(mut self) -> PendingTransfer<A> {
         self.table.lease.submitted();

@@ -11,7 +11,7 @@ use terrane_core::AllocateError;
 use crate::streams::fence::{Fence, FenceError, FenceSource, StreamId, deadline_after};
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
-/// Fences that are made once and recorded repeatedly.
+/// Fences that are created once and recorded repeatedly.
 #[derive(Debug)]
 pub(crate) struct FencePool {
     source: Arc<dyn FenceSource>,
@@ -38,7 +38,7 @@ impl FencePool {
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     fences: SmallVec<[Arc<dyn Fence>; 2]>,
-    /// Streams without a mark, because recording failed. A later mark proves the same and more.
+    /// Streams without a mark, because recording failed. A later mark proves at least as much.
     unmarked: SmallVec<[StreamId; 2]>,
 }
 
@@ -90,15 +90,15 @@ impl Marks {
 
 /// Items that some stream may still use.
 ///
-/// No lock is held while a fence is queried or waited for. The drop waits for the remaining items.
-/// An item that a stream still uses after the wait is leaked, because freeing it would invalidate
-/// memory under the stream's work.
+/// No lock is held while a fence is queried or waited for. On drop, it waits for the remaining
+/// items. An item that a stream still uses after the wait is leaked, because freeing it would
+/// invalidate memory under the stream's work.
 #[derive(Debug)]
 pub(crate) struct DeferredFrees<T> {
     fences: FencePool,
     waiting: Mutex<VecDeque<Waiting<T>>>,
-    /// The number of items that threads have taken out to query, to wait for or to free. It
-    /// increases under the lock. It decreases under the lock for items that are put back.
+    /// The number of items that threads have removed to query, to wait for or to free. It increases
+    /// under the lock. It decreases under the lock for items that are put back.
     in_progress: AtomicUsize,
     /// The number of items freed so far.
     freed: AtomicUsize,
@@ -115,12 +115,12 @@ impl Drop for InProgress<'_> {
     }
 }
 
-/// An item with its marks. Only an item that has passed them is taken out, and dropped. If a fence
-/// panics, the item is leaked.
+/// An item with its marks. It is taken out and dropped only after its streams have passed the
+/// marks. If a fence panics, the item is leaked.
 type Waiting<T> = (Marks, ManuallyDrop<T>);
 
 impl<T> DeferredFrees<T> {
-    /// Makes an empty collection. Its drop waits for at most `pending_wait` in all.
+    /// Creates an empty collection. On drop, it waits for at most `pending_wait` in all.
     pub(crate) fn new(source: Arc<dyn FenceSource>, pending_wait: Duration) -> Self {
         let waiting = Mutex::new(VecDeque::new());
         let (in_progress, freed) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -170,12 +170,12 @@ impl<T> DeferredFrees<T> {
 
     fn free(&self, (progress, item): (InProgress<'_>, T), free: impl FnOnce(T)) {
         free(item);
-        // In this order, others never see zero items left before the free is counted.
+        // In this order, other threads never see zero items before the free is counted.
         self.freed.fetch_add(1, Ordering::SeqCst);
         drop(progress);
     }
 
-    /// Waits for the oldest item until `deadline`, and takes it out.
+    /// Waits for the oldest item until `deadline`, and removes it.
     fn wait_for_one(&self, deadline: Instant) -> Option<(InProgress<'_>, T)> {
         let (progress, (mut marks, item)) = self.pop()?;
         match marks.wait(&self.fences, deadline) {
@@ -187,20 +187,21 @@ impl<T> DeferredFrees<T> {
         }
     }
 
-    /// Allocates, after a check of a few items, so that items do not accumulate if memory is never
-    /// exhausted. If the request is refused for exhaustion, it is repeated after items have been
-    /// freed. First come the items that need no wait, then one after the other until the wait has
-    /// run out.
+    /// Checks a few items, and then calls `allocate`. The check prevents items from accumulating if
+    /// memory is never exhausted. If the request is refused for exhaustion, it is repeated after
+    /// items have been freed: first the items that need no wait, then the others one by one until
+    /// the wait ends.
     pub(crate) fn allocate_or_reclaim<M>(
         &self,
         mut allocate: impl FnMut() -> Result<M, AllocateError>,
         mut free: impl FnMut(T),
     ) -> Result<M, AllocateError> {
-        // More than the one item that each allocation can leave behind.
+        // More than the one item that each allocation can leave.
         const LOOKS: usize = 2;
-        /// The time between two checks for items that other threads have taken out.
+        /// The time between two checks for items that other threads have removed.
         const SLICE: Duration = Duration::from_micros(100);
-        // Read before the request: if others free items meanwhile, another request may succeed.
+        // Read before the request: if other threads free items meanwhile, another request may
+        // succeed.
         let is_hopeful = self.len() > 0;
         if is_hopeful {
             self.reap_of(LOOKS, &mut free);
@@ -213,7 +214,7 @@ impl<T> DeferredFrees<T> {
         let deadline = deadline_after(self.pending_wait);
         self.reap(&mut free);
         loop {
-            // Until this thread or another has freed an item.
+            // Until a thread has freed an item.
             while self.freed.load(Ordering::SeqCst) == freed {
                 match self.wait_for_one(deadline) {
                     Some(passed) => self.free(passed, &mut free),
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn items_come_back_when_their_stream_has_passed_and_fences_are_reused() {
+    fn items_are_reused_after_their_stream_and_so_are_fences() {
         let (deferred, streams) = deferred(Duration::ZERO);
         for _ in 0..5 {
             streams.submit(STREAM, || {});
@@ -308,7 +309,7 @@ mod tests {
         };
         streams.submit(STREAM, || {});
         deferred.keep(Marks::new(deferred.fences(), [STREAM]), Arc::new(()));
-        // The one item makes room for two.
+        // The one item makes room for both requests.
         let allocate = || match free.load(Ordering::SeqCst) {
             0 => Err(exhausted()),
             _ => Ok(()),

@@ -1,4 +1,4 @@
-//! The interface to streams: what a pool must know of a device's queues of work.
+//! The interface to streams: the fences that a pool needs of a device's queues of work.
 //!
 //! A *stream* is a queue whose work runs in order. A *fence* is a mark in a stream that reports
 //! whether all work before it has run. CUDA's streams and events are the model.
@@ -12,15 +12,16 @@ use terrane_core::BoxedCause;
 /// The identity of a stream: a number that the [`FenceSource`] defines (a driver's handle, an
 /// index).
 ///
-/// A pool takes one number as one stream. It reuses at once the blocks that were freed on it, and
-/// may record a fence in it long after a block was freed. So a stream must live as long as the
-/// pools that know it, or until they have been trimmed and no block is pending. Its number may pass
-/// to another stream, as drivers do with handles, only when all of its work has run.
+/// A pool treats equal numbers as one stream. It immediately reuses blocks that were freed on the
+/// stream, and may record a fence in it long after a block was freed. So a stream must live as long
+/// as the pools that know it, or until they have been trimmed and no block is pending. Another
+/// stream may get the same number, as drivers do with handles, only when all work of the first has
+/// run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(u64);
 
 impl StreamId {
-    /// Makes the identity from its number.
+    /// Creates the identity from its number.
     #[must_use]
     pub const fn new(id: u64) -> Self {
         Self(id)
@@ -50,37 +51,38 @@ pub enum Access {
 
 /// A source of fences: the queues of one device, or a simulation of them.
 ///
-/// A pool calls a source and its fences without holding a lock, so they may use the pool.
+/// A pool calls a source and its fences without a lock, so they may use the pool.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not make fences",
     label = "it does not implement `FenceSource`",
     note = "`CudaStreams` of `terrane-cuda` makes the fences of a device; a pool over memory that no stream uses needs none"
 )]
 pub trait FenceSource: Send + Sync + fmt::Debug {
-    /// Makes a fence. It counts as complete until it is recorded.
+    /// Creates a fence. It is complete until it is recorded.
     ///
     /// A pool keeps its fences and records them repeatedly.
     ///
     /// # Errors
     ///
-    /// [`FenceError`], if the driver cannot make a fence.
+    /// [`FenceError`], if the driver cannot create a fence.
     fn create(&self) -> Result<Arc<dyn Fence>, FenceError>;
 }
 
 /// A mark in a stream.
 pub trait Fence: Send + Sync + fmt::Debug {
-    /// Moves the mark behind all work that has been submitted to `stream` so far.
+    /// Moves the mark after all work that has been submitted to `stream` so far.
     ///
     /// # Errors
     ///
-    /// [`FenceError`]. After it, the fence proves nothing until it is recorded again.
+    /// [`FenceError`]. The fence then proves nothing until it is recorded again.
     fn record(&self, stream: StreamId) -> Result<(), FenceError>;
 
     /// Returns whether all work before the mark has run. Never blocks.
     ///
     /// # Errors
     ///
-    /// [`FenceError`], if the driver cannot tell. The caller must assume that the work is running.
+    /// [`FenceError`], if the driver cannot determine it. The caller must assume that the work is
+    /// running.
     fn is_complete(&self) -> Result<bool, FenceError>;
 
     /// Blocks until all work before the mark has run, or `timeout` has passed. Returns whether the
@@ -96,15 +98,15 @@ pub trait Fence: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// [`FenceError`]. After it, nothing has been ordered.
+    /// [`FenceError`]. In that case, nothing has been ordered.
     fn delay(&self, stream: StreamId) -> Result<bool, FenceError> {
         let _ = stream;
         Ok(false)
     }
 }
 
-/// Returns the instant when a wait of `wait` ends. If no clock can represent it, returns a century
-/// from now, which is as good as never.
+/// Returns the instant when a wait of `wait` ends. If no clock can represent it, returns an instant
+/// in a hundred years.
 pub(crate) fn deadline_after(wait: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     let now = Instant::now();

@@ -1,7 +1,7 @@
 //! The order of streams: fences, the streams that use a block, and frees that wait for them.
 //!
-//! [`pending`] holds the freed blocks of a pool, by class and stream, so that a stream finds its
-//! own again at once. [`deferred`] holds any other items until their streams have finished.
+//! [`pending`] stores the freed blocks of a pool by class and stream, so that a stream finds its
+//! own blocks at once. [`deferred`] stores other items until their streams have finished.
 
 pub(crate) mod deferred;
 pub(crate) mod fence;

@@ -1,4 +1,4 @@
-//! Streams that are made once and leased.
+//! Streams that are created once and leased.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -16,21 +16,20 @@ use crate::sync::{AtomicUsize, Mutex, Ordering};
     note = "`CudaStreams` of `terrane-cuda` makes the streams of a device"
 )]
 pub trait StreamSource: Send + Sync + fmt::Debug {
-    /// Makes a stream.
+    /// Creates a stream.
     ///
     /// # Errors
     ///
-    /// [`StreamError`], if the driver cannot make a stream.
+    /// [`StreamError`], if the driver cannot create a stream.
     fn create(&self) -> Result<StreamId, StreamError>;
 
-    /// Destroys a stream that [`create`](Self::create) made. Work that was submitted to it still
-    /// runs.
+    /// Destroys a stream from [`create`](Self::create). Work that was submitted to it still runs.
     fn destroy(&self, stream: StreamId);
 }
 
-/// The error of a stream that could not be made.
+/// The error of a stream that could not be created.
 #[derive(Debug, thiserror::Error)]
-#[error("stream {index} of a pool of {count} could not be made; request fewer streams")]
+#[error("stream {index} of a pool of {count} could not be created; request fewer streams")]
 pub struct StreamError {
     /// The index of the stream, from 0.
     pub index: usize,
@@ -41,11 +40,12 @@ pub struct StreamError {
     pub source: BoxedCause,
 }
 
-/// A fixed number of streams, made at once and destroyed with the pool.
+/// A fixed number of streams, which are created with the pool and destroyed with it.
 ///
-/// Work that must only run beside other work takes [`any`](Self::any) stream in turn. Work that
-/// must not queue behind other work [leases](Self::lease) a stream. Do not mix the two: `any` may
-/// return a leased stream. Cloning returns another handle to the same pool.
+/// For work that must only run concurrently with other work, use [`any`](Self::any), which returns
+/// the streams in turn. For work that must not queue behind other work, [lease](Self::lease) a
+/// stream. Do not mix the two, because `any` may return a leased stream. Cloning returns another
+/// handle to the same pool.
 #[derive(Clone, Debug)]
 pub struct StreamPool(Arc<Streams>);
 
@@ -60,11 +60,11 @@ struct Streams {
 }
 
 impl StreamPool {
-    /// Makes a pool of `count` streams.
+    /// Creates a pool of `count` streams.
     ///
     /// # Errors
     ///
-    /// [`StreamError`] for the first stream that could not be made. The streams made before it have
+    /// [`StreamError`] for the first stream that could not be created. The streams before it have
     /// been destroyed.
     pub fn new(source: Arc<dyn StreamSource>, count: NonZeroUsize) -> Result<Self, StreamError> {
         let (next, free) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -81,15 +81,15 @@ impl StreamPool {
         Ok(Self(Arc::new(streams)))
     }
 
-    /// Returns the next stream, each in turn. Takes no lock.
+    /// Returns the streams in turn, without a lock.
     #[must_use]
     pub fn any(&self) -> StreamId {
         let turn = self.0.next.fetch_add(1, Ordering::Relaxed) % self.0.all.len();
         self.0.all.get(turn).copied().unwrap_or(StreamId::new(0))
     }
 
-    /// Leases a stream exclusively; `None` if all are leased. The stream returns when the lease
-    /// drops. Work submitted by then still runs, before the work of its next owner.
+    /// Leases a stream exclusively; `None` if all are leased. The stream returns to the pool when
+    /// the lease drops. Earlier work on it runs before the work of its next owner.
     #[must_use]
     pub fn lease(&self) -> Option<StreamLease> {
         let stream = self.0.free.lock().pop()?;
@@ -136,7 +136,7 @@ impl Drop for StreamLease {
 mod tests {
     use super::*;
 
-    /// Numbers its streams, and makes at most this many.
+    /// Numbers its streams, and creates at most this many.
     #[derive(Debug)]
     struct Numbered {
         most: usize,
@@ -167,7 +167,7 @@ mod tests {
     const THREE: NonZeroUsize = NonZeroUsize::new(3).unwrap();
 
     #[test]
-    fn streams_are_taken_in_turn_or_leased_and_destroyed_with_the_last_handle() {
+    fn streams_rotate_or_are_leased_and_are_destroyed_with_the_last_handle() {
         let source = source(3);
         let pool = StreamPool::new(Arc::clone(&source) as _, THREE).unwrap();
         let turns: Vec<_> = (0..4).map(|_| pool.any().get()).collect();

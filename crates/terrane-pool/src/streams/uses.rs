@@ -8,7 +8,7 @@ use crate::streams::fence::{Access, StreamId};
 #[derive(Debug, Default)]
 pub(crate) struct StreamUses {
     pub(crate) own: Option<StreamId>,
-    /// Boxed, because few blocks have any: the first cache line of a record stays short.
+    /// Boxed, because few blocks have uses: the first cache line of a record stays short.
     uses: Option<Box<Uses>>,
 }
 
@@ -48,12 +48,12 @@ impl StreamUses {
         }
     }
 
-    /// Returns the streams other than the own stream that use the block, and how.
+    /// Returns the streams other than the own stream that use the block, and their accesses.
     pub(crate) fn others(&self) -> &[(StreamId, Access)] {
         self.uses.as_ref().map_or(&[], |uses| uses.as_slice())
     }
 
-    /// Iterates over every stream of the order, once.
+    /// Iterates over the streams, each once.
     pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + '_ {
         self.own.into_iter().chain(self.others().iter().map(|&(stream, _)| stream))
     }

@@ -1,4 +1,4 @@
-//! A block has one owner.
+//! A block cannot be copied, because it has one owner.
 
 use terrane_core::Memory;
 use terrane_pool::PoolBlock;

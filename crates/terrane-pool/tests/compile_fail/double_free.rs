@@ -1,4 +1,4 @@
-//! A block is released once.
+//! A block cannot be released twice.
 
 use terrane_core::{Allocate, ByteCount};
 use terrane_pool::Pool;

@@ -22,13 +22,13 @@ fn a_released_block_is_the_next_one_acquired() {
     let upstream = Counted::unlimited();
     let pool = Pool::new(upstream.clone(), powers_of_two()).unwrap();
     let block = pool.allocate_bytes(ByteCount::new(5000)).unwrap();
-    assert_eq!((block.asked().get(), block.granted().get()), (5000, 8192));
+    assert_eq!((block.requested().get(), block.granted().get()), (5000, 8192));
     assert_eq!(block.length(), block.granted());
     let first = address(&block);
     drop(block);
     let block = pool.allocate_bytes(ByteCount::new(8000)).unwrap();
     assert_eq!(address(&block), first);
-    assert_eq!(block.asked().get(), 8000);
+    assert_eq!(block.requested().get(), 8000);
     assert_eq!(upstream.allocations(), 1);
     let seen = pool.snapshot();
     assert_eq!((seen.live.get(), seen.cached.get(), seen.held.get()), (8192, 0, 8192));
@@ -54,7 +54,7 @@ fn pinned_memory_is_pooled_by_the_same_code() {
 }
 
 #[test]
-fn what_is_not_pooled_goes_straight_to_the_upstream() {
+fn unpooled_sizes_are_allocated_from_the_upstream() {
     let upstream = Counted::unlimited();
     let options = PoolOptions { largest_class: ByteCount::mib(1), ..PoolOptions::default() };
     let pool = Pool::new(upstream.clone(), options).unwrap();
@@ -118,7 +118,7 @@ fn memory_that_does_not_hold_the_block_is_refused() {
                 Fault::Unaligned => PoolOptions { alignment, ..options },
             };
             let pool = Pool::new(Careless(upstream.clone(), fault), options).unwrap();
-            // Pooled, and too large to be pooled.
+            // A size that is pooled, and a size that is too large.
             for bytes in [stride, ByteCount::gib(2)] {
                 let request = RegionRequest::new(bytes).aligned_to(alignment);
                 let request =
@@ -244,7 +244,7 @@ fn an_idle_class_makes_room_for_a_busy_one() {
         drop(pool.allocate_bytes(ByteCount::kib(4)).unwrap());
     }
     let seen = pool.snapshot();
-    assert_eq!(seen.cached, ByteCount::kib(4), "the idle block has gone, the busy one is there");
+    assert_eq!(seen.cached, ByteCount::kib(4), "the idle block was freed, the busy one is cached");
     drop(pool);
     upstream.assert_empty();
 }
@@ -333,7 +333,7 @@ fn a_pool_over_a_pool() {
     upstream.assert_empty();
 }
 
-/// A block below the upstream's granule costs a granule, and is counted as one.
+/// A block below the upstream's granule occupies a granule, and is counted as one.
 #[test]
 fn no_class_is_smaller_than_the_granule_of_the_upstream() {
     let limits = Limits { granule: Alignment::PAGE, ..Limits::NONE };

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use terrane_core::ByteCount;
 use terrane_pool::adaptors::{Budget, Reservation};
 
-/// The parents of the budgets of a tree, each before its children; the first is the root.
+/// The parent of each budget of a tree. Parents come before their children; the first is the root.
 const PARENTS: [Option<usize>; 7] = [None, Some(0), Some(0), Some(1), Some(1), Some(3), Some(2)];
 
 fn tree(limits: &[u64; 7]) -> Vec<Budget> {
@@ -44,9 +44,10 @@ fn operation() -> impl Strategy<Value = Operation> {
 }
 
 proptest! {
-    /// One thread: granted if and only if it fits at every level, and counted at every level.
+    /// One thread: a request is granted if and only if it fits at every level, and counted at every
+    /// level.
     #[test]
-    fn a_tree_does_as_its_model(
+    fn a_tree_agrees_with_its_model(
         limits in prop::array::uniform7(0..200_u64),
         operations in prop::collection::vec(operation(), 0..100),
     ) {
@@ -105,15 +106,14 @@ proptest! {
 }
 
 proptest! {
-    // Each thread runs in each case. With few processors, a case lasts for many of their time
-    // slices.
+    // Each thread must run in each case. With few processors, a case lasts for many time slices.
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Several threads: some request too much for a level above their own. A thread within its
-    /// share is never refused.
+    /// Several threads: some request more than a level above theirs has. A thread within its share
+    /// is never refused.
     #[test]
     fn refusals_never_make_a_fitting_request_fail(share in 1..50_u64, hogs in 1..3_usize) {
-        // Two threads stay within one share each. The root has room for both and no more.
+        // Two threads stay within one share each. The root has capacity for exactly both.
         let root = Budget::new("root", ByteCount::new(2 * share));
         let parts = [root.child("a", ByteCount::new(1000)), root.child("b", ByteCount::new(1000))];
         let nested = parts[0].child("nested", ByteCount::new(1000));

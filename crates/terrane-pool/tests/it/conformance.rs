@@ -1,5 +1,5 @@
-//! The testkit's conformance suite over every upstream and every stack of adaptors. Beyond the
-//! suite: typed exhaustion that leaves nothing behind, use by several threads, and a leak count
+//! Runs the testkit's conformance suite over every upstream and every stack of adaptors. It also
+//! tests typed exhaustion that leaks nothing, use by several threads, and the absence of leaks
 //! after each rule.
 
 use std::collections::HashMap;
@@ -57,16 +57,16 @@ impl<A: Allocate, F: Fn() -> Fixture<A>> AllocatorFixture for Suite<'_, F> {
     }
 }
 
-/// Host memory as it is, and bytes for a simulated device, which has addresses and no memory.
+/// Host memory, and bytes for a simulated device, which has addresses but no memory.
 #[derive(Default)]
 struct Imagined(Mutex<HashMap<u64, Box<[u8; PAGE]>>>);
 
-/// The bytes that an [`Imagined`] has under one key.
+/// The size of the parts of an [`Imagined`] device.
 const PAGE: usize = 4096;
 
 impl Imagined {
-    /// Calls `on_part` with each part of `length` bytes at `address` that lies in one page: the bytes of
-    /// the page, and where they are in the whole.
+    /// Calls `on_part` with each part of `length` bytes at `address` that is in one page: the bytes
+    /// of the page, and their position in the whole.
     fn each_part(
         &self,
         address: u64,
@@ -128,7 +128,7 @@ fn refusals_leave_nothing_behind<A: Allocate>(name: &str, fixture: Fixture<A>) {
         assert!(error.is_exhaustion(), "{name}: {error}");
         assert!(!error.to_string().is_empty());
     }
-    assert_eq!(live_blocks(), before, "{name}: a refusal left something behind");
+    assert_eq!(live_blocks(), before, "{name}: a refusal leaked memory");
     assert!(source.allocate(&request(64)).is_ok(), "{name}: exhausted by refusals");
     drop(held);
     assert!(source.allocate(&request(64)).is_ok(), "{name}");

@@ -1,6 +1,6 @@
-//! Foreign code that a pool or an adaptor calls, and that uses the pool or the adaptor meanwhile.
+//! Foreign code that a pool or an adaptor calls, and that uses the same pool or adaptor.
 //!
-//! If it were called under a lock, it would wait for that lock without end.
+//! If it were called under a lock, it would deadlock.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,10 +23,10 @@ const PAGE: ByteCount = ByteCount::kib(4);
 const A: StreamId = StreamId::new(1);
 const B: StreamId = StreamId::new(2);
 
-/// Runs `work` on a thread of its own, and panics if it panics or does not end.
+/// Runs `work` on a new thread, and panics if `work` panics or does not end.
 fn ends(work: impl FnOnce() + Send + 'static) {
     let thread = thread::Builder::new().name("test".into()).spawn(work).unwrap();
-    assert!(comes_true(|| thread.is_finished()), "a thread waits for a lock that it has");
+    assert!(comes_true(|| thread.is_finished()), "a thread deadlocked");
     thread.join().unwrap();
 }
 
@@ -41,7 +41,7 @@ fn park(pool: &Pool<Counted>) {
     drop(block);
 }
 
-/// A source of fences that holds a block of another pool.
+/// A source of fences that owns a block of another pool.
 #[derive(Debug)]
 struct Holder(SimulatedStreams, #[expect(dead_code, reason = "it is dropped")] Block);
 
@@ -62,7 +62,7 @@ fn a_closed_pool_that_holds_a_block_of_the_pool_a_thread_settles_in_is_dropped_w
         let fences = Arc::new(Holder(SimulatedStreams::new(1), acquired));
         let first =
             Pool::with_fences(Counted::unlimited(), PoolOptions::default(), fences).unwrap();
-        // This thread registers with the first pool, and is the last to keep it alive.
+        // This thread registers with the first pool, and is its last owner.
         drop(first.allocate_bytes(PAGE).unwrap());
         drop(first);
         drop(second.allocate_bytes(PAGE).unwrap());
@@ -90,22 +90,21 @@ impl Subscriber for Curious {
 }
 
 #[test]
-fn a_subscriber_may_ask_the_pool_whatever_it_is_told() {
+fn a_subscriber_may_use_the_pool() {
     ends(|| {
         let (upstream, streams) = (Counted::new(PAGE), SimulatedStreams::new(1));
         let pending_wait = Duration::from_millis(1);
         let options = PoolOptions { pending_wait, order_streams: true, ..PoolOptions::default() };
         let fences = Arc::new(streams.clone());
         let pool = Arc::new(Pool::with_fences(upstream, options, fences).unwrap());
-        let asked = Arc::downgrade(&pool);
-        let ask = move || asked.upgrade().map_or((), |pool| drop(pool.snapshot()));
-        with_default(Curious(Box::new(ask)), || {
+        let weak = Arc::downgrade(&pool);
+        let query = move || weak.upgrade().map_or((), |pool| drop(pool.snapshot()));
+        with_default(Curious(Box::new(query)), || {
             for failures in 1..8 {
                 streams.submit(A, || {});
                 park(&pool);
                 streams.fail_next(failures);
-                // A fence that cannot be created, recorded, queried, waited for or ordered is
-                // reported.
+                // Failures to create, record, query, wait for or order a fence are reported.
                 let _ = pool.allocate_on(A, &request()).map(drop);
                 let _ = pool.allocate_bytes(PAGE).map(drop);
                 streams.fail_next(0);
@@ -134,12 +133,12 @@ fn a_subscriber_may_ask_the_guard_what_it_has_found() {
     });
 }
 
-/// Streams whose fences use the pool whenever they are called.
+/// Streams whose fences use the pool on every call.
 #[derive(Debug, Default)]
 struct Users {
     streams: SimulatedStreams,
     pool: OnceLock<Weak<Pool<Counted>>>,
-    /// Set while the pool is used: a use may call fences again.
+    /// Set while the pool is used, because this use may call fences again.
     is_using: AtomicBool,
 }
 
@@ -193,7 +192,7 @@ impl Drop for User {
 }
 
 #[test]
-fn a_fence_may_use_the_pool_whatever_it_is_asked() {
+fn a_fence_may_use_the_pool() {
     ends(|| {
         let users = Arc::new(Users::default());
         let source = Arc::new(Source(Arc::clone(&users)));
@@ -217,7 +216,7 @@ fn a_fence_may_use_the_pool_whatever_it_is_asked() {
     });
 }
 
-/// A writer that allocates traced memory whenever it is called.
+/// A writer that allocates traced memory on every call.
 struct Recursive(Arc<OnceLock<Trace<Simulated, Recursive>>>, Arc<Mutex<u64>>);
 
 impl Write for Recursive {
@@ -250,7 +249,7 @@ fn the_writer_of_a_trace_may_use_traced_memory() {
 }
 
 #[test]
-fn what_is_shown_of_live_blocks_may_be_freed_meanwhile() {
+fn live_blocks_may_be_freed_while_they_are_listed() {
     ends(|| {
         let table = LiveBlocks::new();
         let source = Tags::new(Simulated::new(SimulatedOptions::default()), table.clone());

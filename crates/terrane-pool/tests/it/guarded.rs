@@ -60,7 +60,7 @@ fn writes_out_of_bounds_are_found_on_both_sides_with_their_distance() {
 
 /// Every length within a granule, over an upstream that rounds up to the granule.
 #[test]
-fn the_first_byte_behind_what_was_asked_for_is_watched() {
+fn the_first_byte_after_the_request_is_guarded() {
     for granule in [Alignment::BYTE, Alignment::SECTOR, Alignment::PAGE] {
         let limits = Limits { granule, ..Limits::NONE };
         for upstream in [HeapAllocator::system(), HeapAllocator::pinned()] {
@@ -83,7 +83,7 @@ fn overrun_is_found<A: Allocate>(guard: &Guard<A>, request: &RegionRequest) {
     // SAFETY: the whole of the block, which this test owns.
     unsafe { address(&block).write_bytes(0, block.length().to_usize()) };
     assert_eq!(guard.verify(), 0, "within bounds: {request:?}");
-    // SAFETY: within the memory that the guard obtained, behind the block.
+    // SAFETY: within the memory that the guard obtained, after the block.
     unsafe { address(&block).wrapping_add(request.bytes.to_usize()).write(0) };
     drop(block);
     assert_eq!(guard.log().found(), before + 1, "{request:?}");
@@ -94,7 +94,7 @@ fn overrun_is_found<A: Allocate>(guard: &Guard<A>, request: &RegionRequest) {
     assert_eq!((*side, *distance), (OverwrittenSide::After, 0), "{request:?}");
 }
 
-/// Accesses host memory, and queries the guard's log in between, as a subscriber of traces may.
+/// Accesses host memory, and queries the guard's log in between, as a subscriber of traces may do.
 #[derive(Debug, Default)]
 struct Curious {
     log: OnceLock<GuardLog>,
@@ -138,14 +138,14 @@ impl Fill for Curious {
 }
 
 #[test]
-fn what_reaches_the_canaries_may_ask_the_guard() {
+fn a_fill_may_call_the_guard() {
     let fill = Arc::new(Curious::default());
     let guard = Guard::ordered(heap(), Arc::clone(&fill), StreamId::new(0));
     fill.log.set(guard.log().clone()).unwrap();
     let request = RegionRequest::new(ByteCount::new(64));
     let blocks = [(); 2].map(|()| guard.allocate(&request).unwrap());
     assert_eq!(guard.verify(), 0);
-    // SAFETY: within the memory that the guard obtained, behind the block.
+    // SAFETY: within the memory that the guard obtained, after the block.
     unsafe { address(&blocks[0]).wrapping_add(64).write(0) };
     assert_eq!(guard.verify(), 1);
     drop(blocks);
@@ -179,7 +179,7 @@ fn a_subscriber_of_traces_may_ask_the_guard() {
     let guard = Guard::new(heap());
     with_default(Subscribed(guard.log().clone()), || {
         let block = guard.allocate(&RegionRequest::new(ByteCount::new(64))).unwrap();
-        // SAFETY: within the memory that the guard obtained, behind the block.
+        // SAFETY: within the memory that the guard obtained, after the block.
         unsafe { address(&block).wrapping_add(64).write(0) };
         assert_eq!(guard.verify(), 1);
         drop(block);
@@ -201,7 +201,7 @@ fn writes_within_bounds_are_not_found() {
 #[test]
 fn memory_is_poisoned_when_new_and_when_freed() {
     let heap = heap();
-    // It keeps the memory long enough to check the poison bytes.
+    // The delayed upstream keeps the memory long enough to check the poison bytes.
     let delayed = terrane_testkit::delayed::Delayed::new(heap.clone(), 1);
     let poison = Poison::on_host(&delayed);
     let block = poison.allocate(&RegionRequest::new(ByteCount::new(16))).unwrap();
@@ -209,7 +209,7 @@ fn memory_is_poisoned_when_new_and_when_freed() {
     // SAFETY: the block is live, and initialised.
     assert_eq!(unsafe { pointer.cast::<[u8; 16]>().read() }, [0xFF; 16]);
     drop(block);
-    // SAFETY: the delayed upstream still holds the block.
+    // SAFETY: the delayed upstream has not freed the block yet.
     assert_eq!(unsafe { pointer.cast::<[u8; 16]>().read() }, [0xDE; 16]);
     assert_eq!((poison.report().filled, poison.report().failed), (2, 0));
     drop(poison);

@@ -1,4 +1,4 @@
-//! Host memory from the global allocator, counted.
+//! Host memory from the global allocator, with a count of live bytes.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -12,8 +12,8 @@ use terrane_core::{
 
 use crate::support::comes_true;
 
-/// An upstream of zeroed host memory with a capacity. When the last clone drops, all memory must
-/// have been freed: a leak count after each test.
+/// An upstream of zeroed host memory with a capacity. When the last clone drops, it checks that all
+/// memory has been freed.
 #[derive(Clone, Debug)]
 pub struct Heap {
     capacity: u64,
@@ -59,7 +59,7 @@ impl Heap {
     }
 }
 
-// SAFETY: each region is an allocation of its own.
+// SAFETY: each region is a separate allocation.
 unsafe impl Allocate for Heap {
     type Memory = HeapMemory;
 
@@ -110,7 +110,7 @@ pub struct HeapMemory {
     live: Option<Arc<Live>>,
 }
 
-// SAFETY: the pointer is owned, and only given out as an address.
+// SAFETY: the value owns the memory, and exposes the pointer only as an address.
 unsafe impl Send for HeapMemory {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for HeapMemory {}
@@ -126,14 +126,14 @@ unsafe impl Memory for HeapMemory {
     fn length(&self) -> ByteCount {
         ByteCount::from_usize(self.layout.size())
     }
-    /// As if all memory were locked in stretches of [`STRETCH`].
+    /// The value for memory that is registered in stretches of [`STRETCH`].
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
         let left = self.length().checked_sub(offset)?;
         Some(to_end_of_stretch(self.location(), offset).min(left))
     }
 }
 
-/// The length of a stretch, by address. No request of a device crosses the end of a stretch.
+/// The length of a stretch, by address. No request of a device may cross the end of a stretch.
 pub const STRETCH: u64 = 1000;
 
 /// Returns the number of bytes from an offset to the end of its stretch.
@@ -146,7 +146,7 @@ pub fn to_end_of_stretch(location: Location, offset: ByteCount) -> ByteCount {
 impl Drop for HeapMemory {
     fn drop(&mut self) {
         if let Some(live) = &self.live {
-            // SAFETY: it was allocated with this layout, and is freed once.
+            // SAFETY: the memory was allocated with this layout, and is freed once.
             unsafe { dealloc(self.base.as_ptr(), self.layout) };
             live.blocks.fetch_sub(1, Ordering::Release);
             live.bytes

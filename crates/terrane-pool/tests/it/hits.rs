@@ -22,7 +22,7 @@ impl Listener {
 }
 
 impl Subscriber for Listener {
-    /// Called for every call site of the program, on the thread that reaches it first. Only this
+    /// Called for every call site of the program, on the first thread that reaches it. Only this
     /// thread reports the events that are enabled.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
@@ -70,21 +70,21 @@ fn a_miss_returns_cached_blocks_only_to_stay_below_the_peak() {
 }
 
 #[test]
-fn what_was_asked_for_is_known_whoever_uses_the_block() {
+fn blocks_know_their_requested_size() {
     let streams = SimulatedStreams::new(1);
     let stream = StreamId::new(1);
     let fences = Arc::new(streams.clone());
     let pool = Pool::with_fences(Counted::unlimited(), PoolOptions::default(), fences).unwrap();
-    // Less than the class, all of it, and more than the largest class.
+    // Less than the class, exactly the class, and more than the largest class.
     for bytes in [4000, 4096, (1 << 30) + 1].map(ByteCount::new) {
         for _ in 0..3 {
             let mut block = pool.allocate_bytes(bytes).unwrap();
-            assert_eq!(block.asked(), bytes);
+            assert_eq!(block.requested(), bytes);
             block.record_use(stream, Access::Write).unwrap();
-            assert_eq!(block.asked(), bytes);
+            assert_eq!(block.requested(), bytes);
             drop(block);
             let block = pool.allocate_on(stream, &RegionRequest::new(bytes)).unwrap();
-            assert_eq!((block.asked(), block.stream()), (bytes, Some(stream)));
+            assert_eq!((block.requested(), block.stream()), (bytes, Some(stream)));
             drop(block);
             streams.run_all();
             pool.reap();
@@ -104,16 +104,16 @@ fn a_hit_traces_nothing_and_asks_the_upstream_for_nothing() {
     let request = RegionRequest::new(ByteCount::kib(4)).labelled("kv");
     drop(pool.allocate(&request).unwrap());
     drop(pool.allocate_bytes(ByteCount::kib(64)).unwrap());
-    let (heard, asked) = (Arc::new(AtomicU64::new(0)), upstream.allocations());
+    let (heard, allocations) = (Arc::new(AtomicU64::new(0)), upstream.allocations());
     with_default(Listener(Arc::clone(&heard)), || {
         for _ in 0..1000 {
             drop(pool.allocate(&request).unwrap());
             drop(pool.allocate_bytes(ByteCount::kib(64)).unwrap());
         }
         assert_eq!(heard.load(Ordering::Relaxed), 0, "a hit was traced");
-        // The subscriber is active.
+        // Checks that the subscriber is active.
         pool.clear();
     });
     assert!(heard.load(Ordering::Relaxed) > 0, "a trim is traced");
-    assert_eq!(upstream.allocations(), asked);
+    assert_eq!(upstream.allocations(), allocations);
 }

@@ -6,7 +6,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::missing_errors_doc,
-    reason = "a test says what it expects by panicking"
+    reason = "a failed expectation panics"
 )]
 
 mod basics;

@@ -84,11 +84,11 @@ fn accounts_count_what_was_obtained() {
 }
 
 #[test]
-fn nothing_is_a_legal_amount() {
+fn zero_bytes_are_a_valid_size() {
     let (manager, heap) = on_heap(0);
     let mut nothing = manager.allocate_slice::<u64>(0).unwrap();
     assert!(nothing.is_empty() && nothing.as_bytes().is_empty());
-    // SAFETY: there is nothing to access.
+    // SAFETY: the slice has no elements.
     assert_eq!(unsafe { nothing.host_slice() }.unwrap(), &[0_u64; 0]);
     assert_eq!(manager.allocate_slice::<()>(usize::MAX).unwrap().len(), usize::MAX);
     assert_eq!(heap.live_blocks(), 0);
@@ -116,7 +116,7 @@ fn slices_are_reinterpreted_in_both_directions_and_checked() {
 
 #[test]
 fn a_misaligned_reinterpretation_is_refused() {
-    // Simulated addresses are allocated byte by byte.
+    // Simulated addresses have no alignment.
     let (manager, ..) = on_device(1000);
     let _odd = manager.allocate_slice::<u8>(1).unwrap();
     let bytes = manager.allocate_slice::<u8>(8).unwrap();
@@ -130,7 +130,7 @@ fn a_misaligned_reinterpretation_is_refused() {
 }
 
 #[test]
-fn identities_change_their_state_and_stale_ones_are_told() {
+fn identities_change_their_state_and_stale_ones_are_refused() {
     let (manager, device, streams) = on_device(1 << 20);
     let block = manager
         .allocate_block(&RegionRequest::new(bytes(64)).labelled("kv"), Some(COMPUTE))
@@ -238,13 +238,13 @@ fn a_stream_ordered_upstream_gets_blocks_back_at_once() {
     streams.submit(COPY, || {});
     shared.block().record_use(COPY, Access::Read).unwrap();
     drop(shared);
-    assert_eq!(manager.pending(), 1, "another stream is waited for");
+    assert_eq!(manager.pending(), 1, "a block waits for another stream");
     assert!(streams.step(COPY));
     assert_eq!(manager.reap(), 1);
 }
 
 #[test]
-fn exported_blocks_come_back_once() {
+fn exported_blocks_are_imported_once() {
     let (manager, heap) = on_heap(1000);
     let handle = manager.allocate_bytes(bytes(16), "ffi").unwrap().export();
     let handle = terrane_pool::managed::BlockHandle::from_raw(handle.to_raw());
@@ -260,7 +260,7 @@ fn exported_blocks_come_back_once() {
     drop(manager);
     assert_eq!(outlives.length(), bytes(16));
     drop(outlives);
-    assert_eq!(heap.live_blocks(), 0, "an exported block goes with its manager");
+    assert_eq!(heap.live_blocks(), 0, "the manager frees exported blocks");
 }
 
 #[test]

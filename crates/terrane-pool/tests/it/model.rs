@@ -1,4 +1,4 @@
-//! Random steps of one thread against a model that knows only counts.
+//! Random steps of one thread against a model that counts blocks and bytes.
 
 use proptest::prelude::*;
 use terrane_core::{ByteCount, Memory as _, Span};
@@ -65,13 +65,13 @@ proptest! {
                     match pool.allocate_bytes(ByteCount::new(bytes)) {
                         Ok(block) => {
                             prop_assert!(block.granted().get() >= bytes);
-                            prop_assert_eq!(block.asked().get(), bytes);
+                            prop_assert_eq!(block.requested().get(), bytes);
                             let span = Span::of(&block);
                             prop_assert!(!live.iter().any(|other| span.overlaps(&Span::of(other))));
                             live.push(block);
                         }
                         Err(error) if error.is_exhaustion() => {
-                            // No cached block is left to free, except in slabs in use.
+                            // All cached blocks have been freed, except in slabs that are in use.
                             prop_assert!(slabs || pool.snapshot().cached == ByteCount::ZERO);
                         }
                         Err(_) => prop_assert!(upstream.bytes() <= before),

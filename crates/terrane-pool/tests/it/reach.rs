@@ -1,4 +1,4 @@
-//! Wrappers report the same facts as the memory that they wrap.
+//! Wrappers report the same values as the memory that they wrap.
 
 use terrane_core::{Allocate, ByteCount, Memory, Region, RegionRequest};
 use terrane_pool::adaptors::{Budget, Either, Guard};
@@ -30,7 +30,7 @@ fn wrappers_say_how_far_a_copy_may_reach() {
     check("a guarded block", &Guard::new(heap.clone()).allocate(&request).unwrap());
     check("a block that is freed late", &Delayed::new(heap.clone(), 1).allocate(&request).unwrap());
     let either: Either<_, HeapMemory> = Either::First(heap.allocate(&request).unwrap());
-    check("one of two", &either);
+    check("either of two", &either);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn wrappers_name_the_managed_block_that_they_are_a_part_of() {
 
     assert!(named(&Guard::new(&manager).allocate(&request).unwrap()).is_some());
     assert!(named(&Delayed::new(&manager, 1).allocate(&request).unwrap()).is_some());
-    // A pool gives its blocks to other users while the managed block below stays the same.
+    // A pool allocates its blocks to several users, while the managed block below stays the same.
     let pool = Pool::new(&manager, PoolOptions::default()).unwrap();
     assert_eq!(named(&pool.allocate_bytes(request.bytes).unwrap()), None);
     assert_eq!(named(&heap.allocate(&request).unwrap()), None);

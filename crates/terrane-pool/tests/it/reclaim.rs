@@ -61,7 +61,7 @@ fn a_cached_block_smaller_than_the_request_makes_room_for_it() {
     drop(pool.allocate_bytes(PAGE).unwrap());
     let whole = pool.allocate_bytes(ByteCount::kib(8)).unwrap();
     drop(whole);
-    // From now on blocks are released to the shared queues.
+    // From now on, blocks are released to the shared queues.
     let first = pool.allocate_bytes(PAGE).unwrap();
     assert!(pool.allocate_bytes(ByteCount::kib(8)).is_err());
     drop(first);
@@ -83,7 +83,7 @@ fn a_block_that_wastes_much_serves_before_a_refusal() {
     let upstream = Counted::new(ByteCount::mib(4));
     let spare: Arc<Mutex<Option<Block>>> = Arc::default();
     let given = Arc::clone(&spare);
-    // The block is released to the pool after the pool has returned its cached blocks.
+    // The block is released to the pool after the pool has freed its cached blocks.
     let pool = Pool::new(upstream, PoolOptions::default()).unwrap().with_upstream_trim(move |_| {
         drop(given.lock().unwrap().take());
         ByteCount::ZERO
@@ -94,7 +94,7 @@ fn a_block_that_wastes_much_serves_before_a_refusal() {
     assert_eq!(pool.snapshot().reclaim.larger, 1);
 }
 
-/// Equal numbers below a bound in each run (Knuth's linear congruential generator).
+/// Numbers below a bound, equal in each run (Knuth's linear congruential generator).
 fn random() -> impl FnMut(usize) -> usize {
     let mut state = 1_u64;
     move |below| {
@@ -106,11 +106,11 @@ fn random() -> impl FnMut(usize) -> usize {
 
 /// The sizes of Mooncake's allocator benchmark: 70 % of 4 KiB, 20 % of 256 KiB, 10 % of 3.12 MiB.
 #[test]
-fn a_full_pool_of_mixed_sizes_holds_at_most_a_quarter_more_than_was_asked_for() {
+fn a_full_pool_of_mixed_sizes_holds_at_most_a_quarter_more_than_requested() {
     let upstream = Counted::new(ByteCount::mib(256));
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
     let mut random = random();
-    let (mut live, mut asked): (Vec<Block>, u64) = (Vec::new(), 0);
+    let (mut live, mut requested): (Vec<Block>, u64) = (Vec::new(), 0);
     let (mut refusals, mut worst) = (0, 0);
     while refusals < 3_000 {
         let bytes = match random(10) {
@@ -120,27 +120,27 @@ fn a_full_pool_of_mixed_sizes_holds_at_most_a_quarter_more_than_was_asked_for() 
         };
         match pool.allocate_bytes(ByteCount::new(bytes)) {
             Ok(block) => {
-                asked += bytes;
+                requested += bytes;
                 live.push(block);
             }
             Err(error) => {
                 assert!(error.is_exhaustion(), "{error}");
                 refusals += 1;
-                worst = worst.max(upstream.bytes().get() * 100 / asked);
+                worst = worst.max(upstream.bytes().get() * 100 / requested);
                 let index = random(live.len());
-                asked -= live.swap_remove(index).asked().get();
+                requested -= live.swap_remove(index).requested().get();
             }
         }
     }
-    assert!(worst <= 125, "{worst} % of what was asked for is held");
+    assert!(worst <= 125, "{worst} % of the requested bytes are held");
 }
 
-/// Counts its requests.
+/// An upstream that counts its requests.
 #[derive(Clone, Debug)]
-struct Asked(Counted, Arc<AtomicU32>);
+struct CountingUpstream(Counted, Arc<AtomicU32>);
 
 // SAFETY: blocks are those of the inner allocator.
-unsafe impl Allocate for Asked {
+unsafe impl Allocate for CountingUpstream {
     type Memory = <Counted as Allocate>::Memory;
 
     fn kind(&self) -> StorageKind {
@@ -159,7 +159,7 @@ unsafe impl Allocate for Asked {
 
 #[test]
 fn a_refusal_of_a_pool_that_caches_nothing_asks_the_upstream_once() {
-    let upstream = Asked(Counted::new(ByteCount::kib(8)), Arc::default());
+    let upstream = CountingUpstream(Counted::new(ByteCount::kib(8)), Arc::default());
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
     let mut blocks = [PAGE; 2].map(|bytes| Some(pool.allocate_bytes(bytes).unwrap()));
     assert!(pool.allocate_bytes(PAGE).is_err());
@@ -167,7 +167,7 @@ fn a_refusal_of_a_pool_that_caches_nothing_asks_the_upstream_once() {
         upstream.1.store(0, Ordering::Relaxed);
         assert!(pool.allocate_bytes(PAGE).is_err());
         assert_eq!(upstream.1.load(Ordering::Relaxed), 1);
-        // The pool finds the blocks that the caller evicts without asking the upstream.
+        // The pool finds the blocks that the caller evicts without a request to the upstream.
         for block in &mut blocks {
             drop(block.take());
             *block = Some(pool.allocate_bytes(PAGE).unwrap());
@@ -177,7 +177,7 @@ fn a_refusal_of_a_pool_that_caches_nothing_asks_the_upstream_once() {
 }
 
 #[test]
-fn what_is_released_while_the_upstream_is_exhausted_is_in_no_thread() {
+fn blocks_released_during_exhaustion_are_in_no_magazine() {
     let upstream = Counted::new(ByteCount::kib(8));
     let pool = Pool::new(upstream, PoolOptions::default()).unwrap();
     let blocks = [PAGE; 2].map(|bytes| pool.allocate_bytes(bytes).unwrap());
@@ -200,7 +200,7 @@ fn own_classes_are_trimmed_for_a_larger_request() {
 }
 
 #[test]
-fn the_upstream_is_trimmed_then_the_callback_asked_and_no_more_than_allowed() {
+fn the_upstream_is_trimmed_before_the_callback_is_called() {
     let upstream = Counted::new(PAGE);
     let (trims, calls) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let (trimmed, called) = (Arc::clone(&trims), Arc::clone(&calls));

@@ -69,7 +69,7 @@ fn check_usage(source: &Slabs<Counted>, live: &[Block]) -> Result<(), TestCaseEr
     }
     let held: u64 = slabs.iter().map(|&(_, length)| length).sum();
     let usage = source.usage();
-    // A slab without a block in use was freed.
+    // Slabs without blocks in use were freed.
     prop_assert_eq!(usage.slabs, ByteCount::from_usize(slabs.len()).get());
     prop_assert_eq!(usage.held.get(), held);
     prop_assert_eq!(usage.blocks, blocks);
@@ -159,7 +159,7 @@ fn a_failure_that_is_no_exhaustion_is_returned_and_leaves_nothing() {
     upstream.fail_next(1);
     let error = source.allocate(&request(4096)).unwrap_err();
     assert!(matches!(error, AllocateError::Backend { .. }), "{error}");
-    assert_eq!(upstream.allocations(), 0, "it was asked again");
+    assert_eq!(upstream.allocations(), 0, "the request was repeated");
     assert_eq!(source.usage().slabs, 0);
     assert!(source.allocate(&request(4096)).is_ok());
 }
@@ -179,7 +179,7 @@ fn each_slab_is_as_long_as_those_before_it_up_to_the_largest() {
 }
 
 #[test]
-fn trimming_a_pool_gives_back_the_slabs_whose_blocks_are_all_free() {
+fn trimming_a_pool_frees_fully_free_slabs() {
     let upstream = Counted::unlimited();
     let budget = Budget::new("slabs", ByteCount::gib(1));
     let (above, options) = (Budget::new("blocks", ByteCount::gib(1)), PoolOptions::default());
@@ -251,7 +251,7 @@ fn a_forked_process_is_refused_and_does_not_hang() {
     });
 }
 
-/// Base pages, touched when they are first used.
+/// Base pages, populated on first use.
 fn lean() -> SystemOptions {
     SystemOptions {
         huge_pages: HugePages::None,
@@ -278,7 +278,7 @@ fn small_blocks_of_system_memory_need_few_mappings() {
         assert!(mappings() - before < 2_000, "{} mappings", mappings() - before);
         assert_eq!(pool.upstream().usage().blocks, 200_000);
 
-        // Every other block is dropped. If each were a mapping, 100,000 mappings would stay.
+        // Drops every second block. If each block were a mapping, 100,000 mappings would stay.
         let (even, odd): (Vec<_>, Vec<_>) =
             blocks.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
         drop(odd);
@@ -292,7 +292,7 @@ fn small_blocks_of_system_memory_need_few_mappings() {
         pool.clear();
         let usage = pool.upstream().usage();
         assert_eq!((usage.slabs, usage.held), (0, ByteCount::ZERO));
-        // The rest is the test's own memory.
+        // The tolerance is for the test's own memory.
         assert!(mappings() < before + 50, "{} mappings stay", mappings() - before);
     });
 }

@@ -62,7 +62,7 @@ fn the_free_parts_of_a_slab_are_cached() {
 }
 
 #[test]
-fn what_other_threads_keep_and_streams_use_is_shown_too() {
+fn snapshots_include_blocks_of_threads_and_streams() {
     let streams = SimulatedStreams::new(7);
     let options = PoolOptions { magazine_depth: 4, ..PoolOptions::default() };
     let device = Simulated::new(SimulatedOptions::default());
@@ -70,7 +70,7 @@ fn what_other_threads_keep_and_streams_use_is_shown_too() {
     let stream = StreamId::new(1);
     streams.submit(stream, || {});
     let request = RegionRequest::new(ByteCount::kib(1));
-    // More than fit in a magazine, so some are in the shared queue.
+    // More blocks than fit in a magazine, so some are in the shared queue.
     let blocks: Vec<_> = (0..20).map(|_| pool.allocate_bytes(request.bytes).unwrap()).collect();
     let on_a_stream: Vec<_> = (0..3).map(|_| pool.allocate_on(stream, &request).unwrap()).collect();
     drop(blocks);
@@ -92,7 +92,7 @@ fn what_other_threads_keep_and_streams_use_is_shown_too() {
 }
 
 #[test]
-fn whoever_lists_a_pool_may_use_it() {
+fn a_pool_may_be_used_while_it_is_listed() {
     let upstream = Counted::unlimited();
     // One block in the magazine, the others in the queue.
     let options = PoolOptions { magazine_depth: 1, ..PoolOptions::default() };

@@ -147,7 +147,7 @@ fn stacks_in_several_orders() {
         }),
     );
     check(
-        "everything, the other way round",
+        "everything, in the opposite order",
         on_heap(|heap| {
             heap.on_failure(RETRIES, |_| Retry::Again)
                 .tagged(LiveBlocks::new())

@@ -43,7 +43,7 @@ fn read(at: HostAddress, length: usize) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(at.as_ptr(), length) }.to_vec()
 }
 
-/// Submits work that writes the bytes of a device, as it fills the output at `index`.
+/// Submits work that writes the device's bytes into the output at `index`.
 fn submit_outputs(streams: &SimulatedStreams, copies: &[(Direction, HostAddress, usize)]) {
     let outputs = copies.iter().filter(|copy| copy.0 == Direction::FromDevice);
     for (index, &(_, at, length)) in outputs.enumerate() {
@@ -66,7 +66,7 @@ fn device_bytes(output: usize, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn uploads_lie_as_they_were_given_with_zeroed_tails() {
+fn uploads_are_stored_in_order_with_zeroed_tails() {
     let (area, heap, _) = area();
     let mut table = area.transfer_table().unwrap();
     table.try_reserve(5).unwrap();
@@ -75,7 +75,7 @@ fn uploads_lie_as_they_were_given_with_zeroed_tails() {
     table.upload_words(&[0x0102_0304, 5]).unwrap();
     table.upload(&[]).unwrap();
     table.upload_padded(&[], bytes(4)).unwrap();
-    assert_eq!((table.len(), heap.live_blocks()), (5, 4), "nothing is acquired for nothing");
+    assert_eq!((table.len(), heap.live_blocks()), (5, 4), "zero bytes allocate nothing");
     let error = table.upload_padded(&[1; 5], bytes(4)).unwrap_err();
     assert!(matches!(error, StagingError::PaddingTooShort { .. }), "{error}");
 
@@ -116,7 +116,7 @@ fn outputs_are_read_when_their_stream_is_done_and_not_before() {
     assert_eq!(part, device_bytes(0, 10)[6..]);
     let error = finished.read_into(first, bytes(7), &mut part).unwrap_err();
     assert!(matches!(error, StagingError::OutOfBounds { .. }), "{error}");
-    assert_eq!(part, device_bytes(0, 10)[6..], "an error leaves the output as it was");
+    assert_eq!(part, device_bytes(0, 10)[6..], "an error does not change the output");
     drop(finished);
     assert_eq!(heap.live_blocks(), 0);
 }
@@ -147,7 +147,7 @@ fn collections_keep_their_capacity_and_errors_change_nothing() {
     assert!(matches!(error, StagingError::WrongCount { outputs: 3, given: 2 }), "{error}");
     let error = finished.collect_into(&mut [&mut a, &mut b, &mut c[..69]]).unwrap_err();
     assert!(matches!(error, StagingError::WrongLength { position: 2, .. }), "{error}");
-    assert_eq!((a, c), ([1; 5], [3; 70]), "an error leaves the outputs as they were");
+    assert_eq!((a, c), ([1; 5], [3; 70]), "an error does not change the outputs");
     finished.collect_into(&mut [&mut a, &mut b, &mut c]).unwrap();
     assert_eq!((a.to_vec(), c.to_vec()), (device_bytes(0, 5), device_bytes(1, 70)));
 }
@@ -188,7 +188,7 @@ fn the_end_of_an_area_waits_and_leaks_rather_than_free_under_a_copy() {
         submit_outputs(&streams, &host(&copying));
         drop((copying, area));
         assert_eq!(heap.live_blocks(), u64::from(!runs));
-        // The buffer is still there for the work that writes it.
+        // The buffer still exists for the work that writes it.
         streams.run_all();
     }
 }
@@ -212,7 +212,7 @@ fn a_fence_that_fails_proves_nothing_and_is_tried_again() {
     assert_eq!(finished.output(output).unwrap(), device_bytes(0, 8));
     drop(finished);
 
-    // The same after the owner has dropped.
+    // The same, after the owner has dropped the table.
     let mut table = area.transfer_table().unwrap();
     table.output(bytes(8)).unwrap();
     let copying = begin(table);
@@ -278,7 +278,7 @@ fn streams_need_fences_and_tables_need_host_memory() {
 }
 
 #[test]
-fn a_dispatch_set_goes_back_together() {
+fn a_dispatch_set_is_released_as_a_whole() {
     let device = Arc::new(Simulated::new(SimulatedOptions::default()));
     let streams = SimulatedStreams::new(5);
     let area = StagingArea::new(Arc::clone(&device), Arc::new(streams.clone()), PATIENCE);
@@ -346,7 +346,7 @@ proptest! {
         submit_outputs(&streams, &copies);
         streams.run_all();
 
-        // The expectation of the model: every entry that is copied, and every output by its entry.
+        // The model's expectation: every entry that is copied, and every output by its entry.
         let copied = entries.iter().filter(|&&(_, length, padding)| length + padding > 0);
         for (&(is_output, length, padding), &(direction, at, whole)) in copied.zip(&copies) {
             prop_assert_eq!(is_output, direction == Direction::FromDevice);

@@ -43,7 +43,7 @@ fn the_same_stream_reuses_at_once_and_without_a_fence() {
 }
 
 /// By default, this includes a block too large for a magazine, up to a 64th of the cached bytes. It
-/// includes no larger one, and none if threads may keep nothing.
+/// excludes larger blocks, and all blocks if threads may keep nothing.
 #[test]
 fn a_thread_keeps_a_large_block_of_its_stream() {
     let hits = |bytes: ByteCount, options: PoolOptions| {
@@ -58,8 +58,8 @@ fn a_thread_keeps_a_large_block_of_its_stream() {
         streams.run_all();
         class.magazine_hits
     };
-    // After the first two, for which the thread has no stream magazines yet, no block becomes
-    // pending.
+    // For the first two blocks, the thread has no stream magazines yet. After them, no block
+    // becomes pending.
     let (mib, default) = (ByteCount::mib, PoolOptions::default);
     let small = PoolOptions { cached_bytes: mib(512), ..default() };
     let none = PoolOptions { magazine_bytes: ByteCount::ZERO, ..default() };
@@ -89,12 +89,12 @@ fn another_stream_waits_for_the_fence() {
 }
 
 #[test]
-fn what_a_thread_keeps_of_a_stream_is_found_in_need() {
+fn an_exhausted_pool_reclaims_stream_magazines() {
     let upstream = Counted::new(PAGE);
     let streams = SimulatedStreams::new(3);
     let fences = Arc::new(streams.clone());
     let pool = Pool::with_fences(upstream.clone(), PoolOptions::default(), fences).unwrap();
-    // The second time, the thread has stream magazines with credit.
+    // Before the second block, the thread has stream magazines with credit.
     drop(on(&pool, A));
     drop(on(&pool, A));
     let block = on(&pool, B);
@@ -145,7 +145,7 @@ fn one_stream_can_be_ordered_after_another() {
 
 #[test]
 fn fences_are_recorded_once_for_many_frees_and_kept() {
-    // More than the stream magazines hold, which need no fences.
+    // More blocks than the stream magazines can store; those need no fences.
     let options = PoolOptions { magazine_depth: 0, ..PoolOptions::default() };
     let (pool, upstream, streams) = pool(options);
     for _ in 0..20 {
@@ -194,16 +194,16 @@ fn a_block_of_a_stream_that_never_ends_is_abandoned_rather_than_freed() {
 #[test]
 fn a_late_release_has_a_wait_of_its_own() {
     // On a busy machine, the wait of a late release can end before its stream has run. That proves
-    // nothing, so the test repeats with a longer wait.
+    // nothing, so the test is repeated with a longer wait.
     let waits = [100, 1_000, 10_000, 100_000].map(Duration::from_millis);
     let Some((abandoned, held)) = waits.into_iter().find_map(release_late) else {
-        panic!("nothing was in time within {waits:?}");
+        panic!("the stream did not run in time within {waits:?}");
     };
     assert_eq!((abandoned, held), (PAGE, PAGE));
 }
 
 /// Releases a block during the close of its pool, which waits for another block, and runs its
-/// stream after the close. Returns the abandoned bytes and the live bytes of the upstream; `None`
+/// stream after the close. Returns the abandoned bytes and the live bytes of the upstream. `None`
 /// if the wait of the release was too short.
 fn release_late(wait: Duration) -> Option<(ByteCount, ByteCount)> {
     let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
@@ -241,7 +241,7 @@ fn a_late_release_on_a_stream_waits_for_it() {
 }
 
 #[test]
-fn a_closing_pool_that_is_asked_frees_nothing_that_a_stream_still_uses() {
+fn requests_during_a_close_free_no_block_in_use() {
     let (upstream, streams) = (Counted::unlimited(), SimulatedStreams::new(3));
     // The close is still waiting during the request.
     let options = PoolOptions { pending_wait: Duration::from_secs(60), ..PoolOptions::default() };
@@ -326,10 +326,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Stream 0 stands for the host. The model keeps, for each address, the position that each
-    /// stream must reach before another user may have the block.
+    /// Stream 0 represents the host. For each address, the model stores the position that each
+    /// stream must reach before another user may get the block.
     #[test]
-    fn nobody_gets_a_block_that_a_stream_still_uses(steps in steps(), depth in 0..4_usize) {
+    fn blocks_in_use_by_a_stream_are_not_reused(steps in steps(), depth in 0..4_usize) {
         let options = PoolOptions { magazine_depth: depth, ..PoolOptions::default() };
         let (pool, upstream, streams) = pool(options);
         let mut live: Vec<(Block, Vec<u64>)> = Vec::new();

@@ -9,8 +9,7 @@ use terrane_core::{
     Memory, RegionRequest, Span, StorageKind,
 };
 
-/// Clones share the account. When the last clone drops, all memory must have been freed: a leak
-/// count after each test.
+/// Clones share the account. When the last clone drops, it checks that all memory has been freed.
 #[derive(Clone, Debug)]
 pub struct Counted {
     account: Shared,
@@ -102,8 +101,8 @@ impl Counted {
     }
 }
 
-/// Waits for `condition`, and returns whether it holds. A thread that ends may free memory after
-/// the end of its scope. Only a failure takes the whole time.
+/// Waits for `condition`, and returns whether it holds. A thread may free memory after the end of
+/// its scope. Only a failure waits for the whole time.
 pub fn comes_true(condition: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {

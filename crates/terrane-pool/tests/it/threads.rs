@@ -27,14 +27,14 @@ fn magazines_are_given_back_when_a_thread_ends() {
             thread.join().unwrap();
         });
     }
-    assert_eq!(upstream.allocations(), 5, "every thread found the blocks of the one before");
+    assert_eq!(upstream.allocations(), 5, "every thread reused the blocks of the previous one");
     let seen = pool.snapshot();
     let class = seen.classes.iter().find(|class| class.size == PAGE).unwrap();
     assert_eq!((class.in_magazines, class.in_queue), (0, 5));
 }
 
 #[test]
-fn what_one_thread_releases_another_finds() {
+fn blocks_released_by_one_thread_serve_another() {
     let upstream = Counted::unlimited();
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
     let (sender, receiver) = std::sync::mpsc::sync_channel::<Block>(64);
@@ -49,7 +49,7 @@ fn what_one_thread_releases_another_finds() {
         }
         drop(sender);
     });
-    // In flight, in two magazines, and a few batches on their way.
+    // In flight, in two magazines, and in a few batches between them.
     assert!(upstream.allocations() < 200, "{}", upstream.allocations());
 }
 
@@ -74,7 +74,7 @@ fn a_sweep_reaches_idle_threads() {
 }
 
 #[test]
-fn no_block_is_handed_out_twice_while_others_trim() {
+fn no_block_is_allocated_twice_during_trims() {
     let upstream = Counted::unlimited();
     let options = PoolOptions { cached_bytes: ByteCount::kib(256), ..PoolOptions::default() };
     let pool = Pool::new(upstream.clone(), options).unwrap();

@@ -1,4 +1,4 @@
-//! The unit of a request: the length of the blocks that the region is divided into.
+//! The unit of a request: the length of the blocks in the region.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,16 +9,16 @@ use terrane_testkit::memory::HeapAllocator;
 
 /// The units of the requests.
 #[derive(Clone, Default)]
-struct Asked(Arc<Mutex<Vec<ByteCount>>>);
+struct RecordingUpstream(Arc<Mutex<Vec<ByteCount>>>);
 
-impl Asked {
-    fn taken(&self) -> Vec<ByteCount> {
+impl RecordingUpstream {
+    fn take_units(&self) -> Vec<ByteCount> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
 
 // SAFETY: the memory is the heap's.
-unsafe impl Allocate for Asked {
+unsafe impl Allocate for RecordingUpstream {
     type Memory = <HeapAllocator as Allocate>::Memory;
 
     fn kind(&self) -> StorageKind {
@@ -37,29 +37,33 @@ unsafe impl Allocate for Asked {
 
 #[test]
 fn a_pool_names_the_size_of_its_blocks_and_what_it_passes_on_keeps_its_unit() {
-    let asked = Asked::default();
+    let upstream = RecordingUpstream::default();
     let kib = ByteCount::kib;
     let classes = SizeClasses::PowerOfTwo;
     let options = PoolOptions { classes, largest_class: kib(64), ..PoolOptions::default() };
-    let pool = Pool::new(asked.clone(), options).unwrap();
+    let pool = Pool::new(upstream.clone(), options).unwrap();
     let request = |bytes| RegionRequest::new(bytes).in_units_of(kib(3));
     drop([pool.allocate(&request(kib(30))).unwrap(), pool.allocate(&request(kib(300))).unwrap()]);
-    assert_eq!(asked.taken(), [kib(32), kib(3)]);
+    assert_eq!(upstream.take_units(), [kib(32), kib(3)]);
 
     let classes = SizeClasses::ExactSlab { stride: kib(36), count: 4 };
     let options = PoolOptions { classes, ..PoolOptions::default() };
-    let pool = Pool::new(asked.clone(), options).unwrap();
+    let pool = Pool::new(upstream.clone(), options).unwrap();
     drop(pool.allocate(&request(kib(36))).unwrap());
-    assert_eq!(asked.taken(), [kib(36)], "of a slab of four");
+    assert_eq!(upstream.take_units(), [kib(36)], "of a slab of four");
 }
 
 #[test]
 fn canaries_move_the_pieces_so_that_no_unit_is_named() {
-    let asked = Asked::default();
+    let upstream = RecordingUpstream::default();
     let request = RegionRequest::new(ByteCount::kib(30)).in_units_of(ByteCount::kib(3));
-    drop(asked.clone().guarded().allocate(&request).unwrap());
+    drop(upstream.clone().guarded().allocate(&request).unwrap());
     drop(
-        asked.clone().limited(Budget::new("units", ByteCount::mib(1))).allocate(&request).unwrap(),
+        upstream
+            .clone()
+            .limited(Budget::new("units", ByteCount::mib(1)))
+            .allocate(&request)
+            .unwrap(),
     );
-    assert_eq!(asked.taken(), [ByteCount::ZERO, ByteCount::kib(3)]);
+    assert_eq!(upstream.take_units(), [ByteCount::ZERO, ByteCount::kib(3)]);
 }

@@ -9,7 +9,7 @@ fn bytes(count: u64) -> ByteCount {
 }
 
 #[test]
-fn of_two_that_want_the_last_byte_one_gets_it() {
+fn one_of_two_requests_gets_the_last_byte() {
     loom::model(|| {
         let budget = Budget::new("all", bytes(1));
         let other = {
@@ -31,7 +31,8 @@ fn a_refusal_above_never_refuses_what_fits() {
         let root = Budget::new("root", bytes(4));
         let branch = root.child("branch", bytes(6));
         let leaf = branch.child("leaf", bytes(6));
-        // Fits the leaf, the branch unless the other has its bytes, and never the root.
+        // Fits the leaf. Fits the branch, unless the other thread reserves its bytes. Never fits
+        // the root.
         let hog = {
             let leaf = leaf.clone();
             thread::spawn(move || {
@@ -39,7 +40,7 @@ fn a_refusal_above_never_refuses_what_fits() {
                 assert_ne!(refused.budget.as_str(), "leaf");
             })
         };
-        // Fits, whatever the hog does: 2 + 5 would not fit the branch for an instant.
+        // Fits whatever the hog does, although 2 + 5 would briefly exceed the branch.
         let fits = {
             let branch = branch.clone();
             thread::spawn(move || branch.reserve(bytes(2)).unwrap())
@@ -53,7 +54,7 @@ fn a_refusal_above_never_refuses_what_fits() {
 }
 
 #[test]
-fn what_is_released_is_free_at_every_level_at_once() {
+fn released_bytes_are_free_at_every_level_at_once() {
     loom::model(|| {
         let root = Budget::new("root", bytes(100));
         let branch = root.child("branch", bytes(2));
@@ -62,7 +63,7 @@ fn what_is_released_is_free_at_every_level_at_once() {
         let other = {
             let (branch, leaf) = (branch.clone(), leaf.clone());
             thread::spawn(move || {
-                // Room seen at the leaf is room at the branch.
+                // If the leaf has room, the branch has room.
                 if leaf.reserve(bytes(1)).is_ok() {
                     drop(branch.reserve(bytes(2)).unwrap());
                 }

@@ -1,7 +1,7 @@
-"""A block store for KV caches: bounded, checksummed, and still there after a restart.
+"""A block store for KV caches, with a limited capacity and checksums. Its blocks survive a restart.
 
-`Store` keeps blocks of bytes by key on disk. `terrane_kv.vllm`, `terrane_kv.lmcache` and `terrane_kv.sglang`
-put it behind those engines. Importing this package needs neither NumPy nor PyTorch.
+`Store` stores blocks of bytes by key on disk. `terrane_kv.vllm`, `terrane_kv.lmcache` and `terrane_kv.sglang` connect
+it to those engines. Importing this package needs neither NumPy nor PyTorch.
 """
 
 from terrane_kv._native import (

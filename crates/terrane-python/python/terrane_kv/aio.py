@@ -2,15 +2,15 @@
 
 import asyncio
 
-# For each event loop and descriptor that is watched: the event that it sets, and the number of tasks that wait. A loop
-# keeps one callback for a descriptor, and several tasks may await one job.
+# The watched descriptors of each event loop: the event that the callback sets, and the number of waiting tasks. A loop
+# has one callback for a descriptor, and several tasks may await one job.
 _watched = {}
 
 
 async def ended(completion):
     """Waits for a `Completion` without blocking the event loop, and returns its `Outcome`.
 
-    Several tasks of one event loop may wait for the same job, and threads beside them.
+    Several tasks of one event loop, and other threads, may wait for the same job.
     """
     if not completion.has_ended():
         loop = asyncio.get_running_loop()
@@ -26,7 +26,7 @@ async def ended(completion):
             await watched[0].wait()
         finally:
             watched[1] -= 1
-            # The job is in use here until the last task has ended, so its descriptor is no other job's.
+            # The job is referenced until the last task has ended, so no other job has this descriptor.
             if watched[1] == 0:
                 loop.remove_reader(descriptor)
                 del _watched[loop, descriptor]

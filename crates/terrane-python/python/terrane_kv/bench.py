@@ -1,14 +1,15 @@
-"""Reads and writes of chunks through a `Store`, beside one file a chunk as engines' own tiers keep them.
+"""Measures reads and writes of chunks through a `Store`, and compares them with one file for each chunk.
 
 usage: python -m terrane_kv.bench DIRECTORY [--chunk BYTES] [--chunks N] [--requests N …] [--rounds N] [--rivals] [--huge-pages] [--json]
 
-Two baselines are written again after the methods of the engines' own tiers, with one file a chunk and one thread a
-request. `direct` is that of vLLM's fs tier: direct I/O where the file system has it, a new name, one blocking call a
-chunk. `buffered` is that of LMCache's fs backend and SGLang's file backend: the page cache. Neither has a checksum or
-waits until the data is durable. All run in turn in each round. Figures of other machines or days are not comparable.
+Two baselines reimplement the methods of the engines' own tiers, with one file for each chunk and one thread for each
+request. `direct` is the method of vLLM's fs tier: direct I/O if the file system supports it, a new file name, and one
+blocking call for each chunk. `buffered` is the method of LMCache's fs backend and SGLang's file backend: the page
+cache. Neither computes a checksum or waits until the data is durable. In each round, all methods run in turn. Do not
+compare figures from different machines or days.
 
-Processor time is that of all threads of this process, in user mode and in the kernel. The kernel's own threads, which
-write the page cache to disk later, are not in it.
+The processor time covers all threads of this process, in user mode and in the kernel. It excludes the kernel's own
+threads, which write the page cache to disk later.
 """
 
 import argparse
@@ -26,12 +27,12 @@ import time
 from terrane_kv import _native
 from terrane_kv._native import Region, Store
 
-# The backends with direct I/O. `vllm` has it where the file system does.
+# The backends with direct I/O. `vllm` uses it if the file system supports it.
 DIRECT = {"direct", "vllm", "lmcache-direct"}
 
 
 def settle(folder):
-    """Writes the page cache of a folder to disk and empties it, so that reads come from the disk."""
+    """Writes the page cache of a folder to disk and drops it, so that reads come from the disk."""
     for where, _, names in os.walk(folder):
         for name in names:
             file = os.open(os.path.join(where, name), os.O_RDONLY)
@@ -41,7 +42,7 @@ def settle(folder):
 
 
 class Files:
-    """One file a chunk."""
+    """One file for each chunk."""
 
     def __init__(self, folder, view, chunk, flags=0):
         self.folder, self.view, self.chunk, self.flags = folder, view, chunk, flags
@@ -87,7 +88,7 @@ class Terrane:
 
 
 def backends(with_rivals):
-    """For each name a function of folder, view and chunk."""
+    """The backends by name. Each is a function of folder, view and chunk."""
     made = {
         "buffered": Files,
         "direct": lambda *arguments: Files(*arguments, os.O_DIRECT),
@@ -104,7 +105,8 @@ def backends(with_rivals):
 
 
 def seconds(backend, is_write, chunks, requests):
-    """The time of all chunks in so many requests at once, and its processor time in user mode and in the kernel."""
+    """The time for all chunks with this number of concurrent requests, and the processor time in user mode and the
+    kernel."""
     parts = [list(range(start, chunks, requests)) for start in range(requests)]
     with concurrent.futures.ThreadPoolExecutor(requests) as threads:
         started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
@@ -114,8 +116,8 @@ def seconds(backend, is_write, chunks, requests):
 
 
 def allocated(chunk, chunks, has_huge_pages):
-    """Memory of chunks with random bytes."""
-    # Shared memory has huge pages only where the administrator has turned them on.
+    """Memory for chunks, filled with random bytes."""
+    # Shared memory has huge pages only if the administrator has enabled them.
     kind = mmap.MAP_PRIVATE if has_huge_pages else mmap.MAP_SHARED
     memory = mmap.mmap(-1, chunk * chunks, flags=kind | mmap.MAP_ANONYMOUS)
     if has_huge_pages:
@@ -125,7 +127,7 @@ def allocated(chunk, chunks, has_huge_pages):
 
 
 def measure(directory, chunk, chunks, requests, made, has_huge_pages=False):
-    """One round: for each backend and direction the results of `seconds`."""
+    """Runs one round: for each backend and direction, the results of `seconds`."""
     found = {}
     for name, make in made.items():
         folder = tempfile.mkdtemp(dir=directory)
@@ -143,7 +145,7 @@ def measure(directory, chunk, chunks, requests, made, has_huge_pages=False):
 
 
 def checksum_seconds(chunk, chunks, rounds):
-    """The processor time of the store's checksum of a gigabyte: read from memory, and from the processor's cache."""
+    """The processor time of the store's checksum per gigabyte, for bytes in memory and in the processor's cache."""
 
     def taken(blocks, times):
         used = time.process_time()
@@ -158,7 +160,7 @@ def checksum_seconds(chunk, chunks, rounds):
 
 
 def lookup_seconds(directory, chunk):
-    """The time of the presence of a stored key, of an absent one, and of 1,000 keys of which 16 are stored."""
+    """The time to look up a stored key, an absent key, and 1,000 keys of which 16 are stored."""
     folder = tempfile.mkdtemp(dir=directory)
     store = Store(folder, 64 * chunk, groups=[("kv", chunk)], namespace="bench")
     try:
@@ -176,7 +178,7 @@ def lookup_seconds(directory, chunk):
 
         hit, miss, many = [], [], []
         for _ in range(50):
-            # As many calls, so that both medians are equally sure.
+            # The number of calls is equal, so both medians are equally reliable.
             hit.append(each(stored * (len(absent) // len(stored))))
             miss.append(each(absent))
             started = time.perf_counter()
@@ -189,7 +191,7 @@ def lookup_seconds(directory, chunk):
 
 
 def summary(rounds, direction, requests, gigabytes, checksum):
-    """The rates, the processor time a gigabyte, and the ratios of a case."""
+    """The rates, the processor time per gigabyte, and the ratios of a case."""
     case = {"case": direction, "requests": requests}
     names = list(dict.fromkeys(name for name, _ in rounds[0]))
     for name in names:

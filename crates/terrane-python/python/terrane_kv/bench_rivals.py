@@ -1,7 +1,7 @@
-"""The engines' own disk backends for `python -m terrane_kv.bench --rivals`, as far as their packages are installed.
+"""The engines' own disk backends for `python -m terrane_kv.bench --rivals`, if their packages are installed.
 
-Each backend moves the chunks of one request at a time, as its engine does: vLLM's fs tier and SGLang's file backend on one
-thread, LMCache's native file client on its own threads.
+Each backend moves the chunks of one request at a time, as in its engine: vLLM's fs tier and SGLang's file backend on
+one thread, LMCache's native file client on its own threads.
 """
 
 import os
@@ -50,7 +50,7 @@ class LmcacheFs:
 
 
 class Page:
-    """A page for SGLang's file backend where PyTorch is not installed: the methods of a tensor of bytes that it calls."""
+    """A page for SGLang's file backend without PyTorch: it has the tensor methods that the backend calls."""
 
     def __init__(self, view, numpy):
         self.array = numpy.frombuffer(view, dtype=numpy.uint8)
@@ -72,7 +72,7 @@ class Page:
 
 
 class SglangFile:
-    """SGLang's file backend, which has no zero-copy calls: pages as tensors of host memory."""
+    """SGLang's file backend, which has no zero-copy calls. Pages are tensors in host memory."""
 
     def __init__(self, folder, view, chunk, module, page):
         self.view, self.chunk, self.page = view, chunk, page
@@ -94,7 +94,7 @@ class SglangFile:
 
 
 def sglang():
-    """A function of folder, view and chunk that makes SGLang's backend."""
+    """Returns a function of folder, view and chunk that creates SGLang's backend."""
     try:
         import torch
 
@@ -102,7 +102,7 @@ def sglang():
     except ImportError:
         import numpy
 
-        # The backend's module names this one type.
+        # The backend's module uses only this type of PyTorch.
         sys.modules["torch"] = types.SimpleNamespace(uint8=numpy.uint8)
         page = lambda view: Page(view, numpy)
     from sglang.srt.mem_cache import hicache_storage
@@ -111,7 +111,8 @@ def sglang():
 
 
 def found():
-    """The backends that can be used here: for each name a function of folder, view and chunk; and the reasons of others."""
+    """The available backends by name, each a function of folder, view and chunk; and the reasons why others are
+    missing."""
     backends, missing = {}, {}
     try:
         from vllm.v1.kv_offload.tiering.fs import io

@@ -18,7 +18,7 @@ _UNITS = {
     "b": 1,
     **{f"{letter}ib": 1 << 10 * power for power, letter in enumerate("kmgtp", 1)},
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", 1)},
-    # The usual abbreviation in settings of containers.
+    # The usual abbreviation in container settings.
     "gi": 1 << 30,
 }
 
@@ -26,13 +26,14 @@ _UNITS = {
 def capacity_bytes(capacity: int | str) -> int:
     """A capacity in bytes: a number, or a text such as "500GiB" (units of 1,024) or "500GB" (units of 1,000).
 
-    The units are those of Terrane's command line. Raises `ValueError` if it is neither, or not positive.
+    The units are those of Terrane's command line. Raises `ValueError` for any other text, and for numbers that are not
+    positive.
     """
     if isinstance(capacity, str):
         found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", capacity)
         unit = _UNITS.get(found[2].lower()) if found else None
         if unit is None:
-            raise ValueError(f"the capacity {capacity!r} is no size; write for example 500GiB or 500GB")
+            raise ValueError(f"the capacity {capacity!r} is not a size; write for example 500GiB or 500GB")
         capacity = int(decimal.Decimal(found[1]) * unit)
     if capacity <= 0:
         raise ValueError(f"the capacity is {capacity} bytes; it must be positive")
@@ -55,15 +56,15 @@ def open_rank(
 ) -> Store:
     """Opens `directory/rank-R-of-N` with an equal share of the capacity.
 
-    Each process needs its own folder, because a store has one owner. `fields` are what else must agree before one
-    process may read what another has written. `groups` are names and block sizes in bytes. `memory` is the size of a tier
-    of host memory above the disk, in equal shares as well; 0 for none.
+    Each process needs its own folder, because one process owns a store. `fields` are the values that must match before
+    a process may read blocks that another process has written. `groups` are names and block sizes in bytes. `memory` is
+    the size of a tier of host memory above the disk, which is also divided into equal shares; 0 for no tier.
 
     Raises `ValueError` if `rank` is not below `ranks`.
     """
     if not 0 <= rank < ranks:
         raise ValueError(
-            f"this is process {rank} (from 0) of {ranks} that share {directory}; state the number of processes that "
+            f"this is process {rank} (from 0) of {ranks} that share {directory}; set the number of processes that "
             "share it"
         )
     share = capacity_bytes(capacity) // ranks
@@ -99,7 +100,7 @@ def rank_folder(directory: str, rank: int, ranks: int) -> str:
 
 
 def namespace_name(engine: str, model: str) -> str:
-    """The name of the namespace of a model: its name as a file name."""
+    """The namespace of a model: its name, converted to a file name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{engine}-{model}").strip("-.") or engine
 
 

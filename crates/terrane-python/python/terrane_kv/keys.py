@@ -1,7 +1,7 @@
-"""Whether an engine's keys are the same in the next process.
+"""Checks whether an engine's keys are the same in the next process.
 
-A key is a hash of tokens that starts from a seed. If the seed is random, a block that was stored before a restart
-never hits again, and a persistent store only takes space.
+A key is a hash of tokens that starts from a seed. If the seed is random, a block that was stored before a restart never
+hits again, and only wastes space in a persistent store.
 """
 
 import importlib.util
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KeySeed:
-    """Where an engine's keys start.
+    """The seed of an engine's keys.
 
-    `algorithm` and `seed` are part of the namespace. `remedy` is None if keys are reproducible; otherwise it says
-    which setting makes them so.
+    `algorithm` and `seed` are part of the namespace. `remedy` is None if keys are reproducible. Otherwise it names the
+    setting that makes them reproducible.
     """
 
     algorithm: str
@@ -50,12 +50,12 @@ def vllm_random(algorithm: str) -> KeySeed:
 
 def lmcache(algorithm: str = "blake3") -> KeySeed:
     """The seed of LMCache's chunk hashes. `algorithm` is the value of its `--hash-algorithm`."""
-    # For Python's own hash, "random" is the same as no seed. (vLLM takes it for a seed like any other text.)
+    # For Python's own hash, "random" means no seed. (vLLM uses it as a seed, like any other text.)
     stated = os.environ.get("PYTHONHASHSEED")
     if stated in ("", "random"):
         stated = None
     if algorithm == "blake3":
-        # LMCache's own function; it has no seed.
+        # This is LMCache's own function, without a seed.
         return KeySeed(algorithm, "none")
     if stated is not None:
         return KeySeed(algorithm, stated)

@@ -1,4 +1,4 @@
-"""LMCache: a native connector for its `native_plugin` adapter.
+"""A native connector for LMCache's `native_plugin` adapter.
 
     --l2-adapter '{"type": "native_plugin", "module_path": "terrane_kv.lmcache", "class_name": "Connector",
                    "adapter_params": {"directory": "/nvme/kv", "capacity": "500GiB", "chunk_bytes": 33554432,
@@ -26,13 +26,12 @@ class Connector:
     """The connector that LMCache's adapter calls. No method waits for I/O, except `close`.
 
     - `directory`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB".
-    - `chunk_bytes`: the size of LMCache's largest object in bytes, or a list of sizes. A list keeps objects of
-      different sizes apart, so that small ones take little space. Tails are shorter and take a slot of the smallest
-      size that fits.
-    - `kv_dtype`: the type of the cache's elements, such as "bfloat16" or "fp8_e4m3". LMCache's keys do not have it.
-    - `layout`, `rope_scaling`: state them if they may change: LMCache's keys do not have them either.
+    - `chunk_bytes`: the size of LMCache's largest object in bytes, or a list of sizes. With a list, small objects use
+      small slots. A shorter object at the end of a sequence uses a slot of the smallest size that fits.
+    - `kv_dtype`: the type of the cache's elements, such as "bfloat16" or "fp8_e4m3". LMCache's keys do not contain it.
+    - `layout`, `rope_scaling`: set them if they may change, because LMCache's keys do not contain them.
     - `hash_algorithm`: the value of LMCache's `--hash-algorithm`.
-    - `model`, `revision`: LMCache's keys have the model's name; state more if two models share it.
+    - `model`, `revision`: LMCache's keys contain the model's name; set these if two models share a name.
     - `load_timeout_s`: a load that takes longer fails.
     - `rank`, `ranks`: for several servers with one directory. Each gets its own folder, and an equal share.
     """
@@ -54,7 +53,7 @@ class Connector:
     ):
         sizes = sorted({chunk_bytes} if isinstance(chunk_bytes, int) else set(chunk_bytes))
         if not sizes or sizes[0] <= 0:
-            raise ValueError(f"chunk_bytes is {chunk_bytes!r}; state one positive size or more")
+            raise ValueError(f"chunk_bytes is {chunk_bytes!r}; pass one positive size or more")
         self._sizes = sizes
         self._load_timeout_s = load_timeout_s
         self._store = open_rank(
@@ -75,8 +74,8 @@ class Connector:
             ranks=ranks,
         )
         self._queue = CompletionQueue(MAX_JOBS)
-        # Jobs of a batch go to the store's queue; answers that need no I/O go to `_ready` and its descriptor. LMCache
-        # polls one descriptor that covers both.
+        # The outcomes of jobs are in the store's queue. Results that need no I/O are in `_ready`, with its own
+        # descriptor. LMCache polls one descriptor that covers both.
         self._ready_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._both = select.epoll()
         self._both.register(self._queue.fileno(), select.EPOLLIN)
@@ -84,7 +83,7 @@ class Connector:
         self._lock = threading.Lock()
         self._next_id = 1
         self._ready = []
-        # Batches in flight: for each number the jobs that have not ended, and the results by key.
+        # Batches in flight: for each number, the jobs that have not ended, and the results by key.
         self._batches = {}
         self._is_closed = False
 
@@ -103,7 +102,7 @@ class Connector:
         )
 
     def submit_batch_exists(self, keys: list[str]) -> int:
-        """Asks which keys can be loaded."""
+        """Checks which keys can be loaded."""
         found = [False] * len(keys)
         for group in range(len(self._sizes)):
             for at, presence in enumerate(self._store.presences(keys, group=group)):
@@ -111,7 +110,7 @@ class Connector:
         return self._answer(True, "", found)
 
     def submit_batch_delete(self, keys: list[str]) -> int:
-        """Removes keys. The completion comes after the removal is durable, with the keys that were there."""
+        """Removes keys. The completion reports the keys that existed, once the removal is durable."""
         found = [False] * len(keys)
         if not keys:
             return self._answer(True, "", found)
@@ -148,7 +147,7 @@ class Connector:
                 blocks = Blocks.of([bufs[at] for at in ats])
                 verb([keys[at] for at in ats], blocks, group=group, queue=self._queue, tag=tag, **options)
             except Exception as error:
-                # Also memory that is read-only or has gaps: the batch completes, with its error.
+                # The memory may also be read-only or have gaps. The batch then completes with its error.
                 self._end(tag, ats, [False] * len(ats), _told(error))
         if too_large:
             largest = max(memoryview(bufs[at]).nbytes for at in too_large)
@@ -165,7 +164,7 @@ class Connector:
         return self._next_id - 1
 
     def _end(self, tag, ats, done, error):
-        """Records the end of one job of a batch; the last one answers."""
+        """Records the end of one job of a batch. The last one completes the batch."""
         with self._lock:
             batch = self._batches[tag]
             if isinstance(batch, tuple):
@@ -193,9 +192,10 @@ class Connector:
             os.eventfd_write(self._ready_event, 1)
 
     def drain_completions(self) -> list[tuple[int, bool, str, list[bool] | None]]:
-        """All completions since the last call: (number, whether all keys succeeded, error, result of each key)."""
+        """Returns the completions since the last call: (number, whether all keys succeeded, error, result of each
+        key)."""
         for outcome in self._queue.drain():
-            # A removal that failed has removed nothing for sure; other jobs know their own keys.
+            # If a removal failed, no key is certain to be removed. Other jobs have a result for each key.
             failed = range(len(outcome.done)) if outcome.error else ()
             self._end(outcome.tag, failed, outcome.done, outcome.error or "")
         with self._lock:
@@ -216,5 +216,5 @@ class Connector:
 
 
 def _told(error):
-    """The text of an error. Those of the store explain themselves; others need their type."""
+    """The text of an error. A `StoreError` explains itself; for other errors the text includes the type."""
     return str(error) if isinstance(error, StoreError) else repr(error)

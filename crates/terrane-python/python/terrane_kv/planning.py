@@ -9,12 +9,12 @@ from terrane_kv import _native
 
 
 def _number(name, number, bits=64):
-    """An integer that the native module takes."""
+    """An integer in the range of the native module."""
     if number is None:
         return None
     number = operator.index(number)
     if not 0 <= number < 1 << bits:
-        raise ValueError(f"{name}={number}; state a number from 0 to {(1 << bits) - 1}")
+        raise ValueError(f"{name}={number}; pass a number from 0 to {(1 << bits) - 1}")
     return number
 
 
@@ -40,17 +40,18 @@ def plan(
     users: int | None = None,
     machine: str | None = None,
 ) -> dict:
-    """Computes the memory that a model's KV cache needs, and the tokens that fit. It reads only the config.
+    """Computes the memory that a model's KV cache needs, and the tokens that fit. It reads only the model's config.
 
-    - `model`: the name of a published model (`terrane plan --list`), a folder or a file with a `config.json`, or a
+    - `model`: the name of a published model (`terrane plan --list`), the path of a `config.json` or of its folder, or a
       mapping with its content, such as `config.to_dict()` of transformers.
-    - `tensor_parallel`: ranks on this machine. `kv_dtype`: "fp8", "bf16", "fp16", "fp32", "mxfp4", "mxfp8" or "nvfp4",
-      if it is not the model's type.
+    - `tensor_parallel`: the number of ranks on this machine. `kv_dtype`: "fp8", "bf16", "fp16", "fp32", "mxfp4",
+      "mxfp8" or "nvfp4", if it is not the model's type.
     - `gpu_memory` (of each GPU), `host`, `disks` (a size for each directory): bytes, or texts such as "64GiB".
-    - `context`, `users`: tokens of a user's context, and users. `machine`: the name of a profile, for predicted times.
+    - `context`, `users`: the tokens of a user's context, and the number of users. `machine`: the name of a profile, for
+      predicted times.
 
-    Returns the dictionary that `terrane plan --json` prints: `groups` with their bytes a token and a block, `tiers`
-    with their blocks and tokens, `host_needs`, `limits`, and more.
+    Returns the dictionary that `terrane plan --json` prints: `groups` with bytes per token and per block, `tiers` with
+    blocks and tokens, `host_needs`, `limits`, and more.
 
     Raises `ValueError` if the model or a size is not valid, and `OSError` if a file cannot be read.
     """

@@ -1,10 +1,10 @@
-"""The functions that engines call at their start, by the package's entry points."""
+"""The functions that engines call when they start, by the package's entry points."""
 
 
 def register_vllm() -> None:
-    """Registers the tier `terrane` and the spec `TerraneOffloadingSpec` with vLLM, by its factories.
+    """Registers the tier `terrane` and the spec `TerraneOffloadingSpec` with vLLM's factories.
 
-    vLLM may call it several times, in several processes. A vLLM without secondary tiers is left alone.
+    vLLM may call it several times, in several processes. For a vLLM without secondary tiers, it does nothing.
     """
     try:
         from vllm.v1.kv_offload.factory import OffloadingSpecFactory

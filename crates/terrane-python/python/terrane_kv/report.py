@@ -1,4 +1,4 @@
-"""The problems of this process's stores, as sentences with a remedy."""
+"""Reports the problems of this process's stores, as sentences with a remedy."""
 
 import weakref
 
@@ -13,11 +13,11 @@ def note_store(store, engine, directory, seed) -> None:
 
 
 def doctor() -> dict:
-    """Reports the package, and each store that an adapter has opened in this process.
+    """Reports the package version, and each store that an adapter has opened in this process.
 
-    Returns a dictionary with `version`, `python_hash_seed`, and `stores`: for each one its engine, folder,
+    Returns a dictionary with `version`, `python_hash_seed`, and `stores`. Each store has its engine, folder and
     namespace, whether it survives a restart, `problems` (a list of sentences with the remedy), the counters of
-    `Store.snapshot()` and what its recovery found.
+    `Store.snapshot()`, and the results of its recovery.
     """
     import os
 
@@ -29,7 +29,7 @@ def doctor() -> dict:
             found |= {"namespace": store.namespace, "recovery": store.recovery}
             found["snapshot"] = snapshot = store.snapshot()
             if snapshot["disk_read_only"]:
-                problems.append(f"the disk tier takes no more blocks: {snapshot['disk_read_only']}")
+                problems.append(f"the disk tier is read-only: {snapshot['disk_read_only']}")
             if snapshot["corrupt"]:
                 problems.append(f"{snapshot['corrupt']} blocks were damaged on disk; check the drive")
         except _native.StoreError as error:
@@ -43,7 +43,7 @@ def doctor() -> dict:
 
 
 def why(store, key, group: int = 0) -> str:
-    """Why a key is, or is not, in a store; with the reason if keys change with each process."""
+    """Explains why a key is, or is not, in a store, also if keys change with each process."""
     text = store.why(key, group=group)
     noted = _stores.get(store)
     if noted is not None and not noted[2].is_reproducible:

@@ -1,4 +1,4 @@
-"""SGLang: a HiCache storage backend.
+"""A HiCache storage backend for SGLang.
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name": "terrane",
       "module_path": "terrane_kv.sglang", "class_name": "TerraneHiCacheStorage", "interface_v1": 1,
@@ -31,29 +31,29 @@ OPTIONS = (
     "root_dir", "capacity", "memory", "engines", "engine", "dp_groups", "revision", "rope_scaling", "timeout_s"
 )
 READY = 2
-# A rank that cannot reach rank 0 for so long says so.
+# The time after which a rank that cannot connect to rank 0 logs a warning.
 PATIENCE_S = 60.0
 
 
 class TerraneHiCacheStorage(HiCacheStorage):
-    """A HiCache backend over one `terrane_kv.Store` a rank, with one group of blocks for each host pool.
+    """A HiCache backend with one `terrane_kv.Store` for each rank, and one group of blocks for each host pool.
 
     Keys of `extra_config`:
 
     - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all ranks together.
     - `memory`: bytes of host memory above the disk, for all ranks together (default 0; 1 GiB if ranks share a store).
-    - `engines`: the number of SGLang servers, or replicas of `--dp-size`, that share `root_dir`. Each takes a folder
-      that no other process owns; `engine`, its number, makes it take that one only.
-    - `dp_groups`: the groups of dp attention, if SGLang does not state them.
-    - `revision`, `rope_scaling`: state them if two models of one name differ by them.
+    - `engines`: the number of SGLang servers, or replicas of `--dp-size`, that share `root_dir`. Each opens a folder
+      that no other process owns. `engine`, the number of this server, selects one folder.
+    - `dp_groups`: the number of groups of dp attention, if SGLang does not pass it.
+    - `revision`, `rope_scaling`: set them if two models of the same name differ in them.
     - `timeout_s`: a page that takes longer is a miss (default 30).
 
-    A cache of multi-head latent attention is alike on its tensor-parallel ranks, and SGLang writes it from one of them.
-    There rank 0 opens the store, and the other ranks of the machine reach it by a socket in `root_dir`. Pages that
-    differ between ranks have the rank in their keys.
+    With multi-head latent attention, all tensor-parallel ranks have the same cache, and SGLang writes it from one rank.
+    Rank 0 then opens the store, and the other ranks of the machine connect to it by a socket in `root_dir`. The keys of
+    pages that differ between ranks contain the rank.
 
-    Calls wait for their I/O, with the GIL released. No call raises in a step of the engine: a page that fails is
-    False, and logged.
+    Calls wait for their I/O, with the GIL released. No call raises an exception in a step of the engine: if a page
+    fails, its result is False, and the error is logged.
     """
 
     def __init__(self, storage_config, kwargs=None):
@@ -64,8 +64,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
         for name in extra:
             near = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
             if near and name not in OPTIONS:
-                logger.warning("the extra config has %r, which is no option; did you mean %r?", name, near[0])
-        # SGLang's older releases open the store with the first page. What cannot be is an error at the start.
+                logger.warning("the extra config has %r, which is not an option; did you mean %r?", name, near[0])
+        # Older releases of SGLang open the store with the first page. Invalid options are reported at the start.
         capacity_bytes(extra["capacity"])
         if extra.get("memory"):
             capacity_bytes(extra["memory"])
@@ -74,7 +74,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         self._timeout_s = float(extra.get("timeout_s", 30.0))
         self.registered_pools = {}
         self._lock = threading.Lock()
-        # A cache that is alike on several ranks lies in the store of rank 0.
+        # If several ranks have the same cache, it is in the store of rank 0.
         self._is_shared = bool(storage_config.is_mla_model) and storage_config.tp_size > 1
         self._store = None
         self._server = None
@@ -84,7 +84,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         # The group of each pool, once the store is open.
         self._groups = {}
 
-    # Host pools: the store opens once all of them are known.
+    # Host pools: the store is opened once all of them are known.
 
     def register_mem_pool_host(self, mem_pool_host):
         super().register_mem_pool_host(mem_pool_host)
@@ -110,7 +110,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             return self._store
 
     def _rank_store(self, pools):
-        """The store of this rank, or that of rank 0 by its socket."""
+        """The store of this rank, or a connection to the store of rank 0."""
         config = self._config
         group, groups, engines, numbers = self._engines()
         # With dp attention, tp_rank counts within the attention group.
@@ -130,7 +130,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             "layout": getattr(self.mem_pool_host, "layout", None),
             "parallel": sizes,
             "context_parallel_decoding": [
-                # Ranks that share a store have it in their keys.
+                # If ranks share a store, their keys contain the rank.
                 0 if self._is_shared else getattr(config, "dcp_rank", 0),
                 getattr(config, "dcp_size", 1),
                 getattr(config, "logical_page_size", None),
@@ -143,7 +143,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         ranks *= engines
         if self._is_shared:
             folder = rank_folder(root, numbers[0] * ranks // engines + rank, ranks)
-            # Short, because the kernel limits the name of a socket.
+            # The name is short, because the kernel limits the length of a socket's path.
             name = hashlib.sha256(namespace_name("sglang", model).encode()).hexdigest()[:12]
             path, identity = f"{folder}-{name}.socket", {"model": model, **fields}
             if config.tp_rank != 0:
@@ -151,7 +151,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 return Client(path, identity, max(pools.values(), default=0))
         memory = self._extra.get("memory")
         if memory is None:
-            # Ranks load the same pages, and read the disk once.
+            # The ranks load the same pages, and should read each page from disk once.
             memory = max(1 << 30, 16 * ranks * sum(pools.values())) if self._is_shared else 0
         store = open_unowned(
             [number * (ranks // engines) + rank for number in numbers],
@@ -174,19 +174,19 @@ class TerraneHiCacheStorage(HiCacheStorage):
         return store
 
     def _opened(self):
-        """The store, or None if it cannot be opened. That is logged once, and each page is then a miss."""
+        """The store, or None if it cannot be opened. The failure is logged once, and each page is then a miss."""
         try:
             return None if self._is_refused else self._open()
         except Exception as error:
             self._is_refused = True
-            # The text of these says what to do.
+            # The texts of these errors contain a remedy.
             is_known = isinstance(error, (StoreError, ValueError, OSError))
             logger.error("the store cannot be opened; no page is stored or loaded: %s", error, exc_info=not is_known)
             return None
 
     def _engines(self):
         """The group of dp attention, the number of groups, the number of engines, and the numbers that this engine may
-        take, the preferred one first."""
+        use, the preferred number first."""
         group = getattr(self._config, "dp_rank", 0) or 0
         groups = int(self._extra.get("dp_groups") or _parallel("attn_dp_size") or 1)
         if group >= groups:
@@ -197,7 +197,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         replicas = max(1, (_parallel("num_dp_ranks") or groups) // groups)
         engines = int(self._extra.get("engines", replicas))
         if engines < 1:
-            raise ValueError(f"the extra config has {engines} engines; state 1 or more")
+            raise ValueError(f"the extra config has {engines} engines; set 1 or more")
         if "engine" in self._extra:
             return group, groups, engines, [int(self._extra["engine"])]
         replica = _parallel("dp_rank") if groups == 1 else None
@@ -227,7 +227,8 @@ class TerraneHiCacheStorage(HiCacheStorage):
             return [False] * len(keys)
 
     def _rank_keys(self, keys, pool):
-        """The keys in the store. They have the rank if ranks share the store, and differ in these pages."""
+        """The keys in the store. They contain the rank if ranks share the store and these pages differ between
+        ranks."""
         if not self._is_shared:
             return keys
         config = self._config
@@ -277,7 +278,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
                     if all(ready[max(0, length - window) : length])
                 }
             else:
-                # Such a pool never shortens the prefix; without a report of it, SGLang computes it.
+                # Such a pool never shortens the prefix. If the report omits it, SGLang computes it.
                 continue
             if lengths:
                 hits[transfer.name] = max(lengths)
@@ -309,7 +310,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
         return self._run(verb, pool, keys, lambda: (*memory.get_page_buffer_meta(host_indices), memory))
 
     def _run(self, verb, pool, keys, memory):
-        """Runs a job over the pointers and sizes that `memory` returns, with their owner, and waits for it."""
+        """Runs a job on the pointers and sizes that `memory` returns with their owner, and waits for it."""
         store = self._opened()
         if store is None:
             return [False] * len(keys)
@@ -338,7 +339,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
             logger.warning("%s: %s", verb, error)
         return done
 
-    # The older interface: one tensor a page
+    # The older interface: one tensor for each page.
 
     def get(self, key, target_location=None, target_sizes=None):
         return self.batch_get([key], [target_location])[0]
@@ -371,13 +372,13 @@ class TerraneHiCacheStorage(HiCacheStorage):
 
 
 def _parallel(name):
-    """A rank or a size that SGLang states for this process, or None."""
+    """A rank or a size from SGLang's context of this process, or None."""
     try:
         from sglang.srt.runtime_context import get_parallel
 
         value = getattr(get_parallel(), name)
     except Exception:
-        # Its context raises errors of several types for a name that it does not know, or before its start.
+        # The context raises errors of several types for an unknown name, or before SGLang has started.
         return None
     return value if isinstance(value, int) else None
 
@@ -387,7 +388,7 @@ def _leading(flags):
 
 
 def _is_logical(pool):
-    """A pool that only counts pages; its memory is in other pools."""
+    """Whether a pool only counts pages, with its memory in other pools."""
     return getattr(pool, "kv_buffer", False) is None
 
 
@@ -399,7 +400,7 @@ def _page_bytes(pool):
         try:
             return sum(meta(torch.arange(page_size))[1])
         except (NotImplementedError, ValueError):
-            # This layout of the pool has no zero-copy form; pages are then copied one by one.
+            # This pool layout has no zero-copy form, so pages are copied one by one.
             pass
     page = pool.get_dummy_flat_data_page()
     return page.numel() * page.element_size()
@@ -414,7 +415,7 @@ def _memory(tensors):
 
 
 def _spans(pointers, sizes, count):
-    """For each page its pairs of an address and a size."""
+    """For each page, a list of pairs of address and size."""
     each = len(pointers) // count
     if each * count != len(pointers) or len(sizes) != len(pointers):
         raise ValueError(f"{len(pointers)} pointers and {len(sizes)} sizes for {count} pages")
@@ -423,5 +424,5 @@ def _spans(pointers, sizes, count):
 
 
 def _is_sharded(pool):
-    """A pool of attention heads, of which each tensor-parallel rank has others."""
+    """Whether each tensor-parallel rank has different attention heads in this pool."""
     return any("MHA" in base.__name__ for base in type(pool).__mro__)

@@ -1,11 +1,11 @@
 """One store for several processes of a machine: its owner serves the others over a Unix socket.
 
-A store has one owner. `Server` runs in the owner's process, and `Client` in each other one. Blocks pass through memory
-that the client shares with the server (a `memfd`): the server's jobs read from disk straight to it.
+One process owns a store. `Server` runs in the owner's process, and `Client` in each other process. Blocks pass through
+memory that the client shares with the server (a `memfd`): the server's jobs read from disk directly into it.
 
-A message is a length in 4 bytes, big-endian, and a JSON object. A client sends its identity and the memory first. The
-server refuses it if the identities differ. Then each request gets one answer. If either process ends, the other sees the end
-of the connection: the client's pages are then misses.
+A message is a length in 4 bytes, big-endian, and a JSON object. A client first sends its identity and the memory. If
+the identities differ, the server refuses the client. Then the server answers each request. If either process ends, the
+other sees the end of the connection, and the client's pages are misses.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ from terrane_kv._native import Blocks, ClosedError, StoreError
 
 logger = logging.getLogger("terrane_kv")
 
-# The memory of a connection: blocks of one request. Larger jobs take several requests.
+# The memory of a connection: the blocks of one request. Larger jobs are split into several requests.
 WINDOW = 64 << 20
-# Blocks start at multiples of it, as direct I/O needs.
+# Direct I/O needs blocks at multiples of this.
 ALIGNMENT = 4096
-# The largest message. 128 keys of 64 bytes take 9 KiB.
+# The maximum length of a message. 128 keys of 64 bytes take 9 KiB.
 LONGEST = 16 << 20
-# A server must answer within the timeout of the job and these seconds.
+# A server must answer within the timeout of the job plus this time.
 PATIENCE_S = 10.0
 
 _copy = ctypes.CDLL(None).memcpy
@@ -39,19 +39,19 @@ _copy.restype = ctypes.c_void_p
 def run(store, verb, keys, blocks, options):
     """Runs a job of a shared store, and waits for it.
 
-    Several processes get the same blocks. So a get copies them to the store's tier of memory first, if it has one: the
-    drive reads them once.
+    Several processes get the same blocks. So a get first copies the blocks to the store's memory tier, if it has one,
+    and the drive reads each block once.
     """
     if verb == "put":
         return store.put(keys, blocks, **options).wait()
     if len(store.snapshot()["tiers"]) > 1:
-        # Without room there, the get reads the disk.
+        # If the memory tier is full, the get reads the disk.
         store.promote(keys, **options).wait()
     return store.get(keys, blocks, **options).wait()
 
 
 class RefusedError(StoreError):
-    """The server has another identity than the client."""
+    """The server's identity differs from the client's."""
 
 
 def _aligned(size):
@@ -66,7 +66,7 @@ def _send(connection, message, descriptors=()):
 
 
 def _receive(connection, descriptors=0):
-    """A message, and the descriptors that came with it. Raises `ConnectionError` at the end of the connection."""
+    """Receives a message and its descriptors. Raises `ConnectionError` at the end of the connection."""
     head, found = b"", []
     while len(head) < 4:
         part, received, _, _ = socket.recv_fds(connection, 4 - len(head), descriptors)
@@ -87,7 +87,7 @@ def _receive(connection, descriptors=0):
 
 
 class _Place:
-    """The name of a socket in a folder. It is short for the kernel even where the folder's name is not."""
+    """The path of a socket in a folder. It is within the kernel's limit even if the folder's path is not."""
 
     def __init__(self, path):
         folder, self.name = os.path.split(os.path.abspath(path))
@@ -101,14 +101,14 @@ class _Place:
 
 
 class _Window:
-    """Memory that both processes map. It is unmapped when no job uses it any more."""
+    """Memory that both processes map. It is unmapped once no job uses it."""
 
     def __init__(self, descriptor, size):
         self.memory = mmap.mmap(descriptor, size)
         self.start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
     def blocks(self, sizes):
-        """Blocks of these sizes, each at the next aligned place."""
+        """Blocks of these sizes, each at the next aligned offset."""
         pointers, at = [], self.start
         for size in sizes:
             pointers.append(at)
@@ -121,7 +121,7 @@ class _Window:
 class Server:
     """Serves a store to the processes that connect to `path` with an equal `identity`, on daemon threads.
 
-    The owner of the store calls it, so that an old socket at `path` is that of a process that has ended.
+    The owner of the store creates it, so an old socket at `path` belongs to a process that has ended.
     """
 
     def __init__(self, store, path, identity):
@@ -132,7 +132,7 @@ class Server:
             with _Place(path) as place:
                 if os.path.lexists(place):
                     os.unlink(place)
-                # Until the mode is set, nothing listens.
+                # Nothing listens until the mode is set.
                 self._socket.bind(place)
                 os.chmod(place, 0o600)
             self._socket.listen(64)
@@ -160,7 +160,7 @@ class Server:
             try:
                 theirs = json.dumps(hello.get("identity"), sort_keys=True)
                 if theirs != self._identity:
-                    _send(connection, {"refused": f"this process has {self._identity}, and that one {theirs}"})
+                    _send(connection, {"refused": f"the server's identity is {self._identity}, and the client's is {theirs}"})
                     return
                 window = _Window(descriptors[0], os.fstat(descriptors[0]).st_size) if descriptors else None
             finally:
@@ -175,7 +175,7 @@ class Server:
                     answer = {"failed": repr(error)}
                 _send(connection, answer)
         except (OSError, ValueError) as error:
-            logger.debug("a process that shares %s has left: %r", self._path, error)
+            logger.debug("a client of %s has disconnected: %r", self._path, error)
         finally:
             with self._lock:
                 self._connections.discard(connection)
@@ -189,7 +189,7 @@ class Server:
             self._store.clear()
             return {}
         if verb not in ("get", "put"):
-            raise ValueError(f"no request is named {verb!r}")
+            raise ValueError(f"there is no request {verb!r}")
         if window is None:
             raise ValueError(f"a {verb} over a connection without memory")
         _, blocks = window.blocks(request["sizes"])
@@ -198,7 +198,7 @@ class Server:
         return {"done": outcome.done, "error": outcome.error}
 
     def close(self):
-        """Ends all connections. Call it while this process still owns the store."""
+        """Closes all connections. Call it while this process still owns the store."""
         with self._lock:
             if self._is_closed:
                 return
@@ -210,7 +210,7 @@ class Server:
             pass
         for one in (self._socket, *connections):
             try:
-                # Wakes the thread that waits in it.
+                # Wakes the thread that waits on the connection.
                 one.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
@@ -218,7 +218,7 @@ class Server:
 
 
 class _Connection:
-    """One connection to a server, used by one thread at a time."""
+    """A connection to a server, used by one thread at a time."""
 
     def __init__(self, path, identity, window_bytes):
         self.window = None
@@ -233,7 +233,7 @@ class _Connection:
             try:
                 if descriptors:
                     os.ftruncate(descriptors[0], window_bytes)
-                    # The server reads and writes it: it must not become shorter.
+                    # The server reads and writes the memory, so it must not shrink.
                     fcntl.fcntl(descriptors[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
                     self.window = _Window(descriptors[0], window_bytes)
                 _send(self.socket, {"identity": identity}, descriptors)
@@ -254,20 +254,20 @@ class _Connection:
 
 
 class Client:
-    """The store of another process. Threads may call it at the same time: each call has a connection of its own.
+    """The store of another process. Threads may call it concurrently: each call uses its own connection.
 
-    Calls raise `OSError` if no server answers, and `RefusedError` if its identity differs. The next call tries again.
+    Calls raise `OSError` if no server answers, and `RefusedError` if the identities differ. The next call tries again.
     """
 
     def __init__(self, path, identity, block_bytes):
         self._path, self._identity = path, identity
         self._window_bytes = max(WINDOW, _aligned(block_bytes))
         self._lock, self._is_closed = threading.Lock(), False
-        # Connections that no call uses: without memory, and with it.
+        # Connections that no call uses: without memory, and with memory.
         self._idle = {False: [], True: []}
 
     def _ask(self, needs_window, use):
-        """Calls `use` with a connection, which is used again unless that fails."""
+        """Calls `use` with a connection, which is reused unless the call fails."""
         while True:
             with self._lock:
                 if self._is_closed:
@@ -280,10 +280,10 @@ class Client:
             try:
                 answer = use(connection)
             except BaseException as error:
-                # A late answer, or a job that still writes the memory, must not meet the next request.
+                # A late answer, or a job that still writes the memory, must not affect the next request.
                 connection.socket.close()
                 if was_idle and isinstance(error, ConnectionError):
-                    # Its server has ended meanwhile. There may be another.
+                    # The server has ended meanwhile. Another one may have started.
                     continue
                 raise
             break
@@ -304,9 +304,9 @@ class Client:
         self._ask(False, lambda it: it.ask({"verb": "clear"}, PATIENCE_S))
 
     def run(self, verb, keys, memory, group, timeout):
-        """Gets or puts blocks. `memory` has for each key the list of its spans: pairs of an address and a size.
+        """Gets or puts blocks. For each key, `memory` has a list of spans, which are pairs of address and size.
 
-        Returns for each key whether it is done, and the first error or None.
+        Returns for each key whether it succeeded, and the first error or None.
         """
         done, error = [], None
         for keys, memory in self._parts(keys, memory):
@@ -316,7 +316,7 @@ class Client:
         return done, error
 
     def _parts(self, keys, memory):
-        """Keys and memory in parts that fit in a window."""
+        """Splits keys and memory into parts that fit in a window."""
         start, used = 0, 0
         for at, spans in enumerate(memory):
             size = _aligned(sum(size for _, size in spans))

@@ -1,4 +1,4 @@
-"""vLLM: a disk tier below its host memory, and a manager that waits for room.
+"""A disk tier for vLLM below its host memory, and a manager that waits for free host memory.
 
     "kv_connector_extra_config": {
         "spec_name": "TerraneOffloadingSpec",
@@ -6,7 +6,7 @@
         "secondary_tiers": [{"type": "terrane", "root_dir": "/nvme/kv", "capacity": "500GiB"}]
     }
 
-`"spec_name": "TieringOffloadingSpec"` uses the tier alone.
+With `"spec_name": "TieringOffloadingSpec"`, vLLM uses only the tier.
 """
 
 import logging
@@ -32,25 +32,25 @@ from terrane_kv.folders import open_rank
 
 logger = logging.getLogger("terrane_kv")
 
-# The values that Store.presence returns for a key.
+# The return values of Store.presence.
 ABSENT, WRITING, READY = 0, 1, 2
 
-# The jobs of one engine that may be in flight; vLLM has one a request and step.
+# The maximum number of jobs in flight of one engine. vLLM submits one for each request and step.
 MAX_JOBS = 65_536
 
 
 class TerraneTier(SecondaryTierManager):
-    """A secondary tier over a `terrane_kv.Store`.
+    """A secondary tier with a `terrane_kv.Store`.
 
     Keys of the tier's configuration:
 
-    - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all
-      data-parallel engines of this machine together.
-    - `engines`: the value of `--data-parallel-size`. vLLM does not tell it to the tier for dense models.
+    - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all data-parallel
+      engines of this machine together.
+    - `engines`: the value of `--data-parallel-size`. For dense models, vLLM does not pass it to the tier.
     - `load_timeout_s`: a load that takes longer is a miss (default 30).
-    - `hash_algorithm`: the value of `--prefix-caching-hash-algo`, if it is stated (default "sha256").
-    - `revision`, `rope_scaling`: what vLLM does not tell the tier about the model; state them if two models of one
-      name differ by them.
+    - `hash_algorithm`: the value of `--prefix-caching-hash-algo` (default "sha256").
+    - `revision`, `rope_scaling`: set them if two models of the same name differ in them, because vLLM does not pass
+      them to the tier.
     - `enable_kv_events`, `locality`: as for vLLM's own tiers.
     """
 
@@ -82,7 +82,7 @@ class TerraneTier(SecondaryTierManager):
         config = offloading_spec.config
         parallel = config.parallel
         row_bytes = primary_kv_view.strides[0]
-        # Each engine of a dense model is told that it is the only one, with its number among all.
+        # vLLM tells each engine of a dense model that it is the only one, but passes its number among all engines.
         engine = parallel.data_parallel_index
         engines = parallel.data_parallel_size if engines is None else int(engines)
         if engine >= engines:
@@ -115,16 +115,17 @@ class TerraneTier(SecondaryTierManager):
         )
         self._queue = CompletionQueue(MAX_JOBS)
         self._region = Region(primary_kv_view, row_bytes)
-        # Jobs in flight: the keys, whether it is a load, and the request.
+        # Jobs in flight: the keys, whether the job is a load, and the request.
         self._jobs = {}
         self._finished = []
-        # Keys whose load failed, for each request: they are misses, or vLLM would load them again each step.
+        # Keys whose load failed, for each request. They are misses, because vLLM would otherwise load them again in
+        # each step.
         self._failed = {}
-        # Requests that have begun and not finished: a load may end after its request, and then concerns no lookup.
+        # Requests in progress. A load may end after its request, and then affects no lookup.
         self._live = set()
         wants_events = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events = self._store.events(MAX_JOBS) if wants_events else None
-        # The keys of each ended store job, until vLLM takes them as events.
+        # The keys of each completed store job, until vLLM takes them as events.
         self._stored = []
 
     def lookup(self, key, req_context):
@@ -189,7 +190,7 @@ class TerraneTier(SecondaryTierManager):
         stored, self._stored = self._stored, []
         yield from (self._event(job_keys, False) for job_keys in stored)
         changes = self._events.drain() if self._events is not None else ()
-        # A key that is back by now has been announced as stored.
+        # If a key is stored again by now, it has been announced as stored.
         removed = [
             key
             for kind, key in changes
@@ -215,9 +216,9 @@ class TerraneTier(SecondaryTierManager):
         self._failed.pop(req_context.req_id, None)
 
     def _check_seed(self):
-        """Empties the store if vLLM's seed turns out to be random.
+        """Empties the store if vLLM's seed is random.
 
-        The seed is known once vLLM has made its first hash, which is after the tier was made.
+        The seed is known once vLLM has computed its first hash, which is after it has created the tier.
         """
         used = kv_cache_utils.get_none_hash_seed()
         expected = self._seed.seed
@@ -234,7 +235,7 @@ class TerraneTier(SecondaryTierManager):
             logger.warning("the blocks of earlier sessions, which never hit, stay: %s", error)
 
     def drain_jobs(self):
-        # Interrupted each second, so that a signal is seen.
+        # The wait ends each second, so that Python can handle signals.
         while self._jobs:
             started = time.monotonic()
             outcome = self._queue.wait(timeout=1.0)
@@ -258,23 +259,23 @@ class TerraneTier(SecondaryTierManager):
 
 
 class WaitingTieringManager(TieringOffloadingManager):
-    """vLLM's tiering manager, which answers RETRY instead of MISS while host memory has no room for a promotion.
+    """vLLM's tiering manager, with RETRY instead of MISS while host memory is too full for a promotion.
 
-    A block that is on disk is then loaded a little later instead of being computed again. `room_wait_s` seconds after
-    it first lacked room, the request computes what is not in host memory. A request that was preempted waits again.
+    A block on disk is then loaded a little later, instead of being computed again. Each request waits for at most
+    `room_wait_s` seconds, and then vLLM computes the missing blocks. After a preemption, the request waits again.
     """
 
     def __init__(self, *arguments, room_wait_s, **options):
         super().__init__(*arguments, **options)
         self._room_wait_s = room_wait_s
-        # When each waiting request stops waiting for room.
+        # The time at which each waiting request stops waiting.
         self._room_deadlines = {}
         self._has_lacked_room = False
 
     def _initiate_promotion(self, tier_idx, key, req_context):
         deadline = self._room_deadlines.get(req_context.req_id)
         if deadline is not None and time.monotonic() >= deadline:
-            # No promotion either: chunks of one request could otherwise evict each other without end.
+            # No promotion either, because chunks of one request could evict each other endlessly.
             return False
         is_promoted = super()._initiate_promotion(tier_idx, key, req_context)
         if not is_promoted:
@@ -291,7 +292,7 @@ class WaitingTieringManager(TieringOffloadingManager):
 
     def on_schedule_end(self, context):
         super().on_schedule_end(context)
-        # Not after each promotion: chunks of one request that evict each other would then wait without end.
+        # Not after each promotion, because chunks of one request that evict each other would then wait endlessly.
         for request in (*context.new_req_ids, *context.preempted_req_ids):
             self._room_deadlines.pop(request, None)
 
@@ -303,7 +304,7 @@ class WaitingTieringManager(TieringOffloadingManager):
 class TerraneOffloadingSpec(TieringOffloadingSpec):
     """vLLM's tiering spec with `WaitingTieringManager`.
 
-    `room_wait_s` in `kv_connector_extra_config` is how long a request waits for room (default 5 s).
+    `room_wait_s` in `kv_connector_extra_config` is the time that a request waits for free host memory (default 5 s).
     """
 
     def get_manager(self):
@@ -311,7 +312,7 @@ class TerraneOffloadingSpec(TieringOffloadingSpec):
             options = {}
             interval = getattr(self, "tier_poll_interval_s", None)
             if interval is not None:
-                # The manager made by super() is used for its tiers only, and starts no thread.
+                # The manager that super() creates is used only for its tiers, and starts no thread.
                 self.tier_poll_interval_s = 0.0
                 options["tier_poll_interval_s"] = interval
             plain = super().get_manager()

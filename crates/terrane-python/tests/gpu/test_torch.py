@@ -1,4 +1,4 @@
-"""PyTorch's CUDA tensors: to pinned memory, to disk and back, ordered by PyTorch's streams alone."""
+"""PyTorch's CUDA tensors: to pinned memory, to disk and back, ordered only by PyTorch's streams."""
 
 import asyncio
 import gc
@@ -39,7 +39,7 @@ def options(form):
 
 
 def blocks_of(form, tensor, blocks):
-    """A copy of these blocks, as bits: some random values are NaN."""
+    """A copy of these blocks as bits, because some random values are NaN."""
     if form == VLLM:
         chosen = tensor[:, blocks]
     elif form == APART:
@@ -67,7 +67,7 @@ def open_store(opened, cache, **changes):
 
 
 def in_parts(call, keys, cache, blocks, **options):
-    """Jobs of 32 blocks: a job has no more blocks than the pinned tier."""
+    """Splits keys into jobs of 32 blocks, because a job may have at most as many blocks as the pinned tier."""
     parts = range(0, len(keys), 32)
     jobs = [call(keys[at : at + 32], cache.blocks(blocks[at : at + 32]), **options) for at in parts]
     outcomes = [job.wait(60) for job in jobs]
@@ -82,7 +82,7 @@ def permutations(form, count):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("is_stated", [False, True])
 def test_a_cache_goes_to_disk_and_comes_back_in_the_order_of_a_stream(opened, form, is_stated):
-    """Nothing here waits for the device before the last comparison."""
+    """The test does not wait for the device before the last comparison."""
     chosen, back = permutations(form, BLOCKS // 2)
     keys = [f"{block}" for block in chosen]
     stream = torch.cuda.Stream()
@@ -162,7 +162,8 @@ def test_a_manager_copies_to_host_memory_and_back(form, memory):
 
 @pytest.mark.parametrize("count", [1, 64])
 def test_tensors_of_a_device_that_is_not_current(opened, count):
-    """PyTorch's current device stays the first one. Nothing here waits for the second before the last comparison."""
+    """PyTorch's current device stays the first one. The test does not wait for the second device before the
+    comparison."""
     if torch.cuda.device_count() < 2:
         pytest.skip("PyTorch sees one CUDA device")
     there, stream = torch.device("cuda", 1), torch.cuda.Stream(device=1)
@@ -172,7 +173,7 @@ def test_tensors_of_a_device_that_is_not_current(opened, count):
         tensors = random_tensors(VLLM)
         before = [blocks_of(VLLM, tensor, chosen) for tensor in tensors]
         assert tensors[0].device == there
-        # The stream stays the current one of the second device.
+        # The stream stays the current stream of the second device.
         with torch.cuda.device(0):
             cache = terrane_kv.KvCache(tensors, VLLM)
             assert cache.device == 1

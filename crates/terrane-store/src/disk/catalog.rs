@@ -135,6 +135,7 @@ impl Catalog {
             dropped: found.merged.dropped,
             superblock_repaired: loaded.repaired,
             bytes: found.bytes,
+            journals: found.journals,
             took: start.elapsed(),
         };
         let catalog = Self {

@@ -89,6 +89,8 @@ pub struct Recovered {
     pub superblock_repaired: bool,
     /// The bytes of the journals and the checkpoint.
     pub bytes: u64,
+    /// The number of the journals: each session begins one, and a checkpoint replaces all of them.
+    pub journals: u64,
     /// The time that the opening took.
     pub took: Duration,
 }

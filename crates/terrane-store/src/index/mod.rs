@@ -1,16 +1,19 @@
 //! The blocks of one tier, by the hash of their key.
 
+mod buckets;
+mod shard;
 mod slot_table;
+mod table_memory;
 
 use std::fmt;
-use std::num::NonZeroUsize;
-use std::thread;
 
 use crossbeam_utils::CachePadded;
-use hashbrown::HashTable;
+use terrane_core::convert::to_usize;
 
 use crate::KeyHash;
-use crate::sync::{RwLock, read, write};
+use crate::sync::read;
+use buckets::{Buckets, Found, Home, SHARDS};
+use shard::Shard;
 use slot_table::SlotTable;
 
 /// A block that a tier has.
@@ -22,8 +25,6 @@ pub struct StoredBlock {
     pub length: u32,
     /// The CRC-64/NVME of its bytes in canonical order.
     pub checksum: u64,
-    /// The sequence number of the record that stored it.
-    pub sequence: u64,
 }
 
 /// The state of the slot of a block that left the index.
@@ -38,27 +39,27 @@ pub enum Freed {
 
 /// The blocks of one tier: from the hash of a key to a slot, length and checksum.
 ///
-/// Each of 64 shards has a hash table of slots under a lock of its own, and the blocks are in one
-/// array by slot. So a block takes 40 bytes, and 6 to 12 of the tables.
+/// Slots are in a hash table of 64 shards, each with a lock of its own, and the blocks are in one
+/// array by slot. So a block takes 32 bytes there, and 12 of the table.
 ///
 /// A pinned block is not evicted. If it is removed or replaced, its slot is freed with its last pin.
 pub struct TierIndex {
-    shards: Box<[CachePadded<RwLock<HashTable<u32>>>]>,
+    shards: Box<[CachePadded<Shard>]>,
+    buckets: Buckets,
     slots: SlotTable,
 }
 
-/// Enough that threads rarely meet. The upper bits of a hash select the shard.
-const SHARDS: usize = 64;
-const SHARD_BITS: u32 = SHARDS.trailing_zeros();
+/// Blocks that are added together.
+const BATCH: usize = 64;
 
 impl TierIndex {
     /// An empty index for a tier of this many slots.
     #[must_use]
     pub fn new(slots: u32) -> Self {
         let slots = SlotTable::new(slots);
-        let of_shard = slots.len().div_ceil(SHARDS);
-        let shard = || CachePadded::new(RwLock::new(HashTable::with_capacity(of_shard)));
-        Self { shards: (0..SHARDS).map(|_| shard()).collect(), slots }
+        let buckets = Buckets::new(slots.len());
+        let shards = (0..SHARDS).map(|_| CachePadded::new(Shard::new())).collect();
+        Self { shards, buckets, slots }
     }
 
     /// The number of slots, with and without a block.
@@ -70,7 +71,7 @@ impl TierIndex {
     /// The number of blocks.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| read(shard).len()).sum()
+        self.shards.iter().map(|shard| *read(&shard.blocks)).sum()
     }
 
     /// Whether there are no blocks.
@@ -79,17 +80,32 @@ impl TierIndex {
         self.len() == 0
     }
 
+    /// Loads what [`get`](Self::get) reads of these keys into the cache, so that the misses of many
+    /// keys overlap.
+    #[inline]
+    pub fn prefetch(&self, keys: impl Iterator<Item = KeyHash> + Clone) {
+        keys.clone().for_each(|key| self.buckets.prefetch(self.home(key)));
+        let slots = keys.filter_map(|key| self.buckets.guess(self.home(key)));
+        slots.for_each(|slot| self.slots.prefetch(slot));
+    }
+
     /// The block of a key.
     #[must_use]
     pub fn get(&self, key: KeyHash) -> Option<StoredBlock> {
-        let shard = read(self.shard(key)?);
-        self.slots.block(self.find(&shard, key)?)
+        let home = self.home(key);
+        let shard = self.shards.get(home.shard)?;
+        let look = || self.slots.block(self.find(home, key)?.slot);
+        shard.read_unlocked(look).unwrap_or_else(|| {
+            let _blocks = read(&shard.blocks);
+            look()
+        })
     }
 
     /// Pins the block of a key, and returns it. Each pin needs one [`unpin`](Self::unpin).
     pub fn pin(&self, key: KeyHash) -> Option<StoredBlock> {
-        let shard = read(self.shard(key)?);
-        let slot = self.find(&shard, key)?;
+        let home = self.home(key);
+        let _blocks = read(&self.shards.get(home.shard)?.blocks);
+        let slot = self.find(home, key)?.slot;
         // Under the shard's lock, which eviction takes for writing.
         self.slots.pin(slot);
         self.slots.block(slot)
@@ -104,56 +120,65 @@ impl TierIndex {
 
     /// Adds a block, and returns the state of the slot of the block that it replaces.
     ///
-    /// The slot of `block` is free before, and belongs to the index from here on.
+    /// The slot of `block` is free before, and belongs to the index from here on. If the shard of the
+    /// key is full, the block is not added and its slot is returned as free. Keyed hashes do not fill
+    /// a shard.
     pub fn insert(&self, key: KeyHash, block: &StoredBlock) -> Option<Freed> {
-        let mut shard = write(self.shard(key)?);
+        let home = self.home(key);
+        let mut shard = self.shards.get(home.shard)?.write();
+        let found = self.find(home, key).filter(|found| found.slot != block.slot);
         if !self.slots.set(key, block) {
             return None;
         }
-        let Self { slots, .. } = self;
-        let is_key = |&slot: &u32| slot != block.slot && slots.has_key(slot, key);
-        match shard.find_mut(key.low(), is_key) {
-            Some(slot) => {
-                let replaced = std::mem::replace(slot, block.slot);
-                Some(self.freed(replaced))
+        match found {
+            Some(found) => {
+                self.buckets.replace(home, &found, block.slot);
+                Some(self.freed(found.slot))
             }
-            None => {
-                shard.insert_unique(key.low(), block.slot, |&slot| slots.low(slot));
+            None if self.buckets.add(home, block.slot) => {
+                *shard.count += 1;
                 None
             }
+            None => Some(Freed::Now(block.slot)),
         }
     }
 
     /// Removes the block of a key, and returns it and the state of its slot.
     pub fn remove(&self, key: KeyHash) -> Option<(StoredBlock, Freed)> {
-        let mut shard = write(self.shard(key)?);
-        let found = shard.find_entry(key.low(), |&slot| self.slots.has_key(slot, key)).ok()?;
-        let (slot, _) = found.remove();
-        Some((self.slots.block(slot)?, self.freed(slot)))
+        let home = self.home(key);
+        let mut shard = self.shards.get(home.shard)?.write();
+        let found = self.find(home, key)?;
+        self.buckets.remove(home, &found);
+        *shard.count -= 1;
+        Some((self.slots.block(found.slot)?, self.freed(found.slot)))
     }
 
     /// Removes the block in `slot` if it is not pinned, and returns its key. The slot is free then.
     pub fn evict(&self, slot: u32) -> Option<KeyHash> {
         // Without the lock this may be a mixture of two keys; the search below then fails.
         let guess = self.slots.key(slot)?;
-        let mut shard = write(self.shard(guess)?);
-        let found = shard.find_entry(guess.low(), |&other| other == slot).ok()?;
+        let home = self.home(guess);
+        let mut shard = self.shards.get(home.shard)?.write();
+        let found = self.buckets.find(home, |other| other == slot)?;
         if !self.slots.has_key(slot, guess) || self.slots.is_pinned(slot) {
             return None;
         }
-        found.remove();
+        self.buckets.remove(home, &found);
+        *shard.count -= 1;
         Some(guess)
     }
 
     /// Calls `each` with every block, a shard at a time. Blocks that come or go meanwhile may be
     /// missed.
     pub fn for_each(&self, mut each: impl FnMut(KeyHash, StoredBlock)) {
-        for shard in &self.shards {
-            let slots: Vec<u32> = read(shard).iter().copied().collect();
+        for (number, shard) in self.shards.iter().enumerate() {
+            let slots: Vec<u32> = {
+                let _blocks = read(&shard.blocks);
+                self.buckets.slots(number).collect()
+            };
             for slot in slots {
                 // `each` may write to disk, so it runs without the lock.
-                let found = self.block_in(&read(shard), slot);
-                if let Some((key, block)) = found {
+                if let Some((key, block)) = self.block_in(number, slot) {
                     each(key, block);
                 }
             }
@@ -161,59 +186,63 @@ impl TierIndex {
     }
 
     /// The block in a slot, if it is of this shard. The slot may have one of another shard by now.
-    fn block_in(&self, shard: &HashTable<u32>, slot: u32) -> Option<(KeyHash, StoredBlock)> {
+    fn block_in(&self, shard: usize, slot: u32) -> Option<(KeyHash, StoredBlock)> {
+        let _blocks = read(&self.shards.get(shard)?.blocks);
         let key = self.slots.key(slot)?;
-        shard.find(key.low(), |&other| other == slot)?;
+        let home = self.home(key);
+        self.buckets.find(home, |other| other == slot).filter(|_| home.shard == shard)?;
         Some((key, self.slots.block(slot)?))
     }
 
-    /// Fills an empty index with the blocks that were found on a disk, on `threads` threads. Each key
-    /// and each slot comes once.
-    pub fn load(&self, blocks: &[(KeyHash, StoredBlock)], threads: NonZeroUsize) {
-        let threads = threads.get().min(SHARDS);
-        let load_shards = |first: usize| {
-            for (key, block) in blocks.iter().filter(|(key, _)| shard_of(*key) % threads == first) {
-                // An empty index has no block to replace.
+    /// Adds blocks as [`insert`](Self::insert) does, with overlapping cache misses. The index has none of
+    /// the keys, and each slot comes once.
+    pub fn insert_all(&self, blocks: &[(KeyHash, StoredBlock)]) {
+        for blocks in blocks.chunks(BATCH) {
+            for (key, block) in blocks {
+                self.buckets.prefetch(self.home(*key));
+                self.slots.prefetch(block.slot);
+            }
+            for (key, block) in blocks {
+                // There is no block to replace.
                 let _ = self.insert(*key, block);
             }
-        };
-        thread::scope(|scope| {
-            let mut left = Vec::from([0]);
-            for first in 1..threads {
-                let thread = thread::Builder::new().name(String::from("terrane-load"));
-                if let Err(error) = thread.spawn_scoped(scope, move || load_shards(first)) {
-                    tracing::debug!(%error, "the index is loaded on fewer threads");
-                    left.push(first);
+        }
+    }
+
+    /// Calls `each` with every slot that has a block, and its key, in the order of the slots.
+    pub(crate) fn for_each_slot(&self, mut each: impl FnMut(u32, KeyHash)) {
+        let mut is_used = vec![false; self.capacity()];
+        for (number, shard) in self.shards.iter().enumerate() {
+            let _blocks = read(&shard.blocks);
+            for slot in self.buckets.slots(number) {
+                if let Some(is_used) = is_used.get_mut(to_usize(slot.into())) {
+                    *is_used = true;
                 }
             }
-            // This thread does its own part, and those of the threads that did not start.
-            left.into_iter().for_each(load_shards);
-        });
+        }
+        for (slot, _) in (0..).zip(is_used).filter(|(_, is_used)| *is_used) {
+            self.slots.key(slot).into_iter().for_each(|key| each(slot, key));
+        }
     }
 
     /// The bytes of memory that the index owns, for all its slots.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        let tables = self.shards.iter().map(|shard| read(shard).allocation_size());
-        let fixed = self.shards.len() * size_of::<CachePadded<RwLock<HashTable<u32>>>>();
-        tables.sum::<usize>() + fixed + self.slots.len() * SlotTable::bytes_a_slot()
+        let fixed = size_of_val(&*self.shards);
+        self.buckets.bytes() + fixed + self.slots.len() * SlotTable::bytes_a_slot()
     }
 
     fn freed(&self, slot: u32) -> Freed {
         if self.slots.leave(slot) { Freed::Now(slot) } else { Freed::WithLastPin }
     }
 
-    fn find(&self, shard: &HashTable<u32>, key: KeyHash) -> Option<u32> {
-        shard.find(key.low(), |&slot| self.slots.has_key(slot, key)).copied()
+    fn home(&self, key: KeyHash) -> Home {
+        self.buckets.home(key)
     }
 
-    fn shard(&self, key: KeyHash) -> Option<&RwLock<HashTable<u32>>> {
-        self.shards.get(shard_of(key)).map(|shard| &**shard)
+    fn find(&self, home: Home, key: KeyHash) -> Option<Found> {
+        self.buckets.find(home, |slot| self.slots.has_key(slot, key))
     }
-}
-
-fn shard_of(key: KeyHash) -> usize {
-    usize::try_from(key.high() >> (u64::BITS - SHARD_BITS)).unwrap_or(0)
 }
 
 impl fmt::Debug for TierIndex {

@@ -1,20 +1,22 @@
 //! The block in each slot, in one array.
 
 use super::StoredBlock;
+use super::table_memory::{filled, prefetch};
 use crate::KeyHash;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The block of each slot: 40 bytes a slot.
+/// The block of each slot: 32 bytes a slot.
 ///
-/// A slot's block is written and read under the lock of its key's shard. The fields are atomic so
-/// that this needs no unsafe code; the lock orders them, so that every access is relaxed.
+/// A slot's block is written under the lock of its key's shard, and read under it or between two looks at
+/// the shard's count of changes. The fields are atomic so that this needs no unsafe code. Lock and
+/// count order them, so that every access is relaxed.
 pub(super) struct SlotTable {
     slots: Box<[SlotEntry]>,
 }
 
-/// In the order of the C ABI: a query reads the first 24 bytes, which straddle fewer cache lines than 36.
+/// Two of them fill a cache line, so that a query reads one.
 #[derive(Default)]
-#[repr(C)]
+#[repr(align(32))]
 struct SlotEntry {
     high: AtomicU64,
     low: AtomicU64,
@@ -22,7 +24,6 @@ struct SlotEntry {
     /// The number of pins, and [`REMOVED`].
     pins: AtomicU32,
     checksum: AtomicU64,
-    sequence: AtomicU64,
 }
 
 /// Set in a slot's pins when its block has left the index: the last pin frees the slot.
@@ -30,7 +31,7 @@ const REMOVED: u32 = 1 << 31;
 
 impl SlotTable {
     pub(super) fn new(slots: u32) -> Self {
-        Self { slots: (0..slots).map(|_| SlotEntry::default()).collect() }
+        Self { slots: filled(usize::try_from(slots).unwrap_or(usize::MAX)) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -56,9 +57,9 @@ impl SlotTable {
         self.key(slot) == Some(key)
     }
 
-    /// The lower half of the key of a slot, by which the shard's table finds it.
-    pub(super) fn low(&self, slot: u32) -> u64 {
-        self.entry(slot).map_or(0, |entry| entry.low.load(Ordering::Relaxed))
+    /// Loads the entry of a slot into the cache.
+    pub(super) fn prefetch(&self, slot: u32) {
+        self.entry(slot).into_iter().for_each(prefetch);
     }
 
     pub(super) fn block(&self, slot: u32) -> Option<StoredBlock> {
@@ -67,7 +68,6 @@ impl SlotTable {
             slot,
             length: entry.length.load(Ordering::Relaxed),
             checksum: entry.checksum.load(Ordering::Relaxed),
-            sequence: entry.sequence.load(Ordering::Relaxed),
         })
     }
 
@@ -77,7 +77,6 @@ impl SlotTable {
         entry.high.store(key.high(), Ordering::Relaxed);
         entry.low.store(key.low(), Ordering::Relaxed);
         entry.checksum.store(block.checksum, Ordering::Relaxed);
-        entry.sequence.store(block.sequence, Ordering::Relaxed);
         entry.length.store(block.length, Ordering::Relaxed);
         entry.pins.store(0, Ordering::Relaxed);
         true

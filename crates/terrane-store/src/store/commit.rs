@@ -117,10 +117,10 @@ impl StoreCore {
         for place in places {
             let Some(tier) = self.tiers.get(place.tier.index()) else { continue };
             let Some(room) = tier.room(block.group) else { continue };
-            let Some(slot) = place.taken.keep(place.at) else { continue };
+            let Some(slot) = place.taken.keep(place.at, block.key) else { continue };
             place.slot = Some(slot);
             let &WrittenBlock { length, checksum, .. } = block;
-            let stored = StoredBlock { slot, length, checksum, sequence: 0 };
+            let stored = StoredBlock { slot, length, checksum };
             place.pin = room.insert(block.key, &stored, block.is_dirty, place.keeps_pin);
             if let (true, Some(disk)) = (tier.is_disk(), &self.disk) {
                 disk.catalog.append_puts(&[PutRecord {

@@ -59,6 +59,15 @@ impl Plan {
         }
     }
 
+    /// Puts the blocks in the order of the keys.
+    fn reverse(&mut self) {
+        self.from_disk.reverse();
+        self.on_thread.reverse();
+        self.by_engine.reverse();
+        self.relayed.reverse();
+        self.waits.reverse();
+    }
+
     fn count_hit(&mut self, tier: TierId) {
         let index = tier.index();
         if self.hits.len() <= index {
@@ -95,8 +104,7 @@ pub(crate) async fn run(
     keys: &Keys,
     destination: &Arc<Payload>,
 ) -> Vec<BlockResult> {
-    let mut results = SmallVec::new();
-    results.resize(keys.len(), None);
+    let results = keys.hashes.iter().map(|_| None).collect();
     let mut get = Get { task, keys, destination, results };
     let mut pending: SmallVec<[usize; 4]> = (0..keys.len()).collect();
     while !pending.is_empty() {
@@ -156,7 +164,8 @@ impl Get<'_> {
 
     fn plan(&mut self, pending: &[usize]) -> Plan {
         let mut plan = Plan::new();
-        for &index in pending {
+        // The head of a prefix is used last, so that its tail is evicted first.
+        for &index in pending.iter().rev() {
             match self.locate(index) {
                 Located::Pinned(pin) => self.add(&mut plan, index, pin),
                 Located::Writing(claim) => plan.waits.push((index, claim)),
@@ -165,6 +174,9 @@ impl Get<'_> {
                     self.set(index, BlockResult::Absent);
                 }
             }
+        }
+        if pending.len() > 1 {
+            plan.reverse();
         }
         for (tier, &hits) in self.task.core.tiers.iter().zip(&plan.hits) {
             if hits > 0 {

@@ -46,6 +46,7 @@ pub(crate) mod outcome;
 pub(crate) mod presence;
 pub(crate) mod put;
 pub(crate) mod queries;
+pub(crate) mod reload;
 pub(crate) mod removal;
 pub(crate) mod request;
 pub(crate) mod result;
@@ -91,6 +92,17 @@ use crate::store::why::Why;
 ///
 /// The guard of a job should not own the last clone of its store: its drop would close the store on the
 /// store's own thread, and cancel the other jobs.
+///
+/// # Prefixes
+///
+/// A block of a prefix is useless without the blocks before it. So list the keys of a job in the order of
+/// their prefix, its head first. The last key of a `put`, `get` or `touch` counts as the first one that
+/// was used, and the blocks of a put enter the eviction policy in that order when all of them are
+/// written. So the tail of a prefix is evicted before its head.
+///
+/// The order counts within a job only. The blocks of a later put are newer than the prefix that they
+/// continue, until a job names both. A removal, a damage or a lease changes nothing for the other blocks
+/// of the prefix. The order is not on disk: the blocks of an earlier session have none.
 ///
 /// # After `fork`
 ///

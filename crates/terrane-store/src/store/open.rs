@@ -12,11 +12,9 @@ use terrane_core::sync::lock;
 use terrane_core::{Alignment, ByteCount, OwnerProcess};
 use terrane_transfer::{Endpoint, Slots, TransferManager};
 
-use crate::KeyHash;
 use crate::disk::{Catalog, CatalogOptions, Directory, GroupSlots, LiveRecords, Recovered};
 use crate::error::StoreError;
 use crate::eviction::{EvictionPolicy, Lru, S3Fifo};
-use crate::index::StoredBlock;
 use crate::key::KeyHasher;
 use crate::slab::{SlabOptions, Slabs};
 use crate::store::Store;
@@ -31,6 +29,7 @@ use crate::store::group::{EndpointFacts, GroupInfo};
 use crate::store::key_order::KeyOrder;
 use crate::store::maintenance::Maintenance;
 use crate::store::presence::TierId;
+use crate::store::reload::reload;
 use crate::store::room::{DirtyBlocks, Room};
 use crate::store::shared::{JobTable, StoreCore};
 use crate::store::tier::{DiskParts, Tier, TierBlocks};
@@ -38,6 +37,10 @@ use crate::store::tier_counters::TierCounters;
 
 const MOST_GROUPS: usize = 64;
 const MOST_MEMORY_TIERS: usize = 8;
+
+/// A store that has more journals writes a checkpoint when it is opened. Each session leaves one, and an
+/// opening reads all of them.
+const MOST_JOURNALS: u64 = 16;
 
 /// Slots on disk are multiples of this.
 const DISK_ALIGNMENT: u64 = 4096;
@@ -110,13 +113,12 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
         None => random_secret()?,
     };
     let live = recovered.as_mut().map(|recovered| std::mem::take(&mut recovered.live));
-    let blocks = live.map(|live| by_group(live, groups.len(), &names)).unwrap_or_default();
     let core = Arc::new_cyclic(|core| {
         let make = |(number, plan)| tier(number, plan, builder.eviction, core);
         let tiers: Vec<Tier> = (0_u8..).zip(plans).map(make).collect();
-        if let Some(tier) = tiers.last().filter(|tier| tier.is_disk()) {
+        if let Some((tier, live)) = tiers.last().filter(|tier| tier.is_disk()).zip(live) {
             let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-            tier.rooms.iter().zip(&blocks).for_each(|(room, blocks)| room.load(blocks, threads));
+            reload(&tier.rooms, live, &names, threads);
         }
         StoreCore {
             owner: OwnerProcess::current(),
@@ -146,6 +148,10 @@ fn assemble(builder: StoreBuilder) -> Result<(Arc<StoreCore>, Recovery), StoreEr
             is_reported_read_only: AtomicBool::new(false),
         }
     });
+    let journals = recovered.map_or(0, |recovered| recovered.journals);
+    if journals > MOST_JOURNALS && core.disk.as_ref().is_some_and(|disk| !disk.is_read_only) {
+        core.maintenance.request_checkpoint();
+    }
     Ok((core, Recovery { took: begun.elapsed(), ..recovery }))
 }
 
@@ -334,31 +340,6 @@ fn recovery_of(recovered: &Recovered) -> Recovery {
         bytes: ByteCount::new(recovered.bytes),
         took: recovered.took,
     }
-}
-
-/// The blocks of a recovery by their group, and the names of their keys.
-fn by_group(
-    live: LiveRecords,
-    groups: usize,
-    names: &KeyNames,
-) -> Vec<Vec<(KeyHash, StoredBlock)>> {
-    let mut blocks: Vec<Vec<(KeyHash, StoredBlock)>> = (0..groups).map(|_| Vec::new()).collect();
-    for record in live {
-        let length = u32::try_from(record.length).ok();
-        let (Some(length), Some(blocks)) = (length, blocks.get_mut(usize::from(record.group)))
-        else {
-            continue;
-        };
-        if let (true, Some(key)) = (names.keeps_all, &record.key)
-            && !key.is_empty()
-        {
-            names.insert(record.key_hash, key);
-        }
-        let (slot, checksum) = (record.slot, record.checksum);
-        let block = StoredBlock { slot, length, checksum, sequence: record.sequence };
-        blocks.push((record.key_hash, block));
-    }
-    blocks
 }
 
 fn tier(number: u8, plan: TierPlan, eviction: EvictionKind, core: &Weak<StoreCore>) -> Tier {

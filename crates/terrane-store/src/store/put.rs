@@ -65,13 +65,16 @@ impl Put<'_> {
                 return self.set_all(&pending, &stopped.into());
             }
             let (mut own, mut others) = (Vec::new(), Vec::new());
-            for index in std::mem::take(&mut pending) {
+            // The head of a prefix is used last, so that its tail is evicted first.
+            for index in std::mem::take(&mut pending).into_iter().rev() {
                 match self.claim(index) {
                     Claimed::Stored => self.set(index, BlockResult::AlreadyStored),
                     Claimed::Own(claim) => own.push(OwnKey { index, claim }),
                     Claimed::Other(claim) => others.push((index, claim)),
                 }
             }
+            own.reverse();
+            others.reverse();
             // Claims end with the write, so that no job waits for another one's while it has some.
             if !own.is_empty() {
                 self.write(own).await;
@@ -305,7 +308,7 @@ impl Put<'_> {
             };
             self.set(key.index, result);
         }
-        drop(taken);
+        drop((taken, spare));
         if has_slower && task.core.policy == WritePolicy::Through {
             let done = |&index: &usize| {
                 matches!(self.results.get(index), Some(Some(BlockResult::Done { .. })))

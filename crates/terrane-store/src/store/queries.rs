@@ -22,7 +22,7 @@ use crate::store::snapshot::{Misses, StoreSnapshot, TierSnapshot};
 use crate::store::tier::{Tier, count};
 use crate::store::why::Why;
 
-/// Keys whose hashes are computed together: the cache misses of their look-ups overlap.
+/// Keys that are looked up together: their cache misses overlap.
 const BATCH: usize = 64;
 
 impl StoreCore {
@@ -31,20 +31,41 @@ impl StoreCore {
             out.fill(Presence::Absent);
             return;
         }
+        if keys.len() == 1 {
+            // Without the arrays of a batch.
+            return self.presence_of_batch::<1, K>(group, keys, out);
+        }
         for (keys, out) in keys.chunks(BATCH).zip(out.chunks_mut(BATCH)) {
-            self.presence_of_batch(group, keys, out);
+            self.presence_of_batch::<BATCH, K>(group, keys, out);
         }
     }
 
-    fn presence_of_batch<K: AsRef<[u8]>>(&self, group: u16, keys: &[K], out: &mut [Presence]) {
+    fn presence_of_batch<const MOST: usize, K: AsRef<[u8]>>(
+        &self,
+        group: u16,
+        keys: &[K],
+        out: &mut [Presence],
+    ) {
         // Before the look-ups: a put that begins later is later than this query.
         let has_claims = self.claims.len() > 0;
-        let mut hashes = [None; BATCH];
+        let mut hashes = [None; MOST];
         for (hash, key) in hashes.iter_mut().zip(keys) {
             *hash = self.hasher.hash_in_group(group, key.as_ref()).ok();
         }
-        for (out, hash) in out.iter_mut().zip(hashes) {
-            *out = hash.map_or(Presence::Absent, |hash| self.ready(group, hash));
+        out.fill(Presence::Absent);
+        for tier in &self.tiers {
+            let Some(room) = tier.room(group) else { continue };
+            if MOST > 1 {
+                let left = out.iter().zip(hashes).filter(|(out, _)| **out == Presence::Absent);
+                room.index.prefetch(left.filter_map(|(_, hash)| hash));
+            }
+            for (out, hash) in out.iter_mut().zip(hashes) {
+                if *out == Presence::Absent
+                    && let Some(block) = hash.and_then(|hash| room.index.get(hash))
+                {
+                    *out = Presence::Ready { tier: tier.id, length: block.length };
+                }
+            }
         }
         if !has_claims {
             return;
@@ -87,7 +108,7 @@ impl StoreCore {
         let mut ready = 0;
         let mut out = [Presence::Absent; BATCH];
         for keys in keys.chunks(BATCH) {
-            self.presence_of_batch(group, keys, &mut out);
+            self.presence_of_batch::<BATCH, K>(group, keys, &mut out);
             let leading = out.iter().take(keys.len()).take_while(|found| found.is_ready()).count();
             ready += leading;
             if leading < keys.len() {
@@ -128,7 +149,8 @@ impl StoreCore {
         if !self.owner.is_current() {
             return;
         }
-        for key in keys {
+        // As a get of the keys.
+        for key in keys.iter().rev() {
             if let Ok(hash) = self.hasher.hash_in_group(group, key.as_ref()) {
                 self.touch_stored(group, hash);
             }

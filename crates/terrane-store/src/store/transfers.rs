@@ -63,6 +63,17 @@ impl<K> CopyList<K> {
         copies.to.push(to);
         copies.keeps.push(keeps);
     }
+
+    /// Reverses the order of the blocks.
+    pub(crate) fn reverse(&mut self) {
+        for copies in &mut self.0 {
+            copies.indices.reverse();
+            copies.from.reverse();
+            copies.to.reverse();
+            copies.keeps.reverse();
+        }
+        self.0.reverse();
+    }
 }
 
 impl<K> IntoIterator for CopyList<K> {

@@ -1,7 +1,6 @@
 //! The index against a map, pins against evictions, and its memory.
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
@@ -13,7 +12,7 @@ fn hash(key: u32) -> KeyHash {
 }
 
 fn block(slot: u32, sequence: u64) -> StoredBlock {
-    StoredBlock { slot, length: 7 + slot, checksum: u64::from(slot) << 40 | sequence, sequence }
+    StoredBlock { slot, length: 7 + slot, checksum: u64::from(slot) << 40 | sequence }
 }
 
 #[derive(Clone, Debug)]
@@ -161,7 +160,7 @@ fn an_index_of_a_million_blocks_takes_at_most_64_bytes_a_block() {
     let count = 1_000_000;
     let blocks: Vec<_> = (0..count).map(|key| (hash(key), block(key, key.into()))).collect();
     let index = TierIndex::new(count);
-    index.load(&blocks, NonZeroUsize::new(2).unwrap());
+    index.insert_all(&blocks);
     assert_eq!(index.len(), blocks.len());
     assert!(blocks.iter().all(|(key, block)| index.get(*key) == Some(*block)));
     let of_each = index.memory_bytes() / blocks.len();
@@ -175,4 +174,24 @@ fn a_slot_beyond_the_tier_is_not_inserted() {
     assert_eq!(index.get(hash(1)), None);
     assert_eq!(index.evict(9), None);
     assert_eq!(TierIndex::new(0).len(), 0);
+}
+
+#[test]
+fn a_block_whose_shard_is_full_is_not_inserted_and_its_slot_is_free() {
+    let index = TierIndex::new(10_000);
+    // All of one place, which keyed hashes never are.
+    let key = |slot: u32| KeyHash::new(u128::from(slot) << 64 | u128::from(slot));
+    let insert = |slot: u32| index.insert(key(slot), &block(slot, 1));
+    let stored = (0..10_000).find(|&slot| insert(slot).is_some()).unwrap();
+    assert!(stored > 10_000 / 64, "{stored} blocks");
+    for slot in stored..stored + 10 {
+        assert_eq!(insert(slot), Some(Freed::Now(slot)));
+        assert_eq!((index.get(key(slot)), index.evict(slot)), (None, None));
+    }
+    assert_eq!(index.len(), usize::try_from(stored).unwrap());
+    assert!((0..stored).all(|slot| index.get(key(slot)) == Some(block(slot, 1))));
+    // It has room again.
+    assert_eq!(index.evict(3), Some(key(3)));
+    assert_eq!(insert(stored), None);
+    assert_eq!(index.get(key(stored)), Some(block(stored, 1)));
 }

@@ -352,7 +352,8 @@ impl LoopNest {
             && self.block == other.block
     }
 
-    /// Joins loops whose iterations are adjacent at both ends, and sorts the others.
+    /// Joins loops whose iterations are adjacent at both ends, and sorts the others. Joins two loops if the
+    /// outer one continues the inner one at both ends.
     fn join(&mut self, layers: bool) {
         while let Some(found) = self.inner.iter().position(|level| level.step.is_step_of(self.unit))
         {
@@ -370,6 +371,16 @@ impl LoopNest {
             std::cmp::Reverse((at.region, at.offset))
         };
         self.inner.sort_by_key(key);
+        let is_continued = |levels: &[Loop]| match levels {
+            [outer, inner] => outer.step == inner.step.times(inner.count),
+            _ => false,
+        };
+        while let Some(found) = self.inner.windows(2).position(is_continued) {
+            let outer = self.inner.remove(found);
+            if let Some(inner) = self.inner.get_mut(found) {
+                inner.count *= outer.count;
+            }
+        }
     }
 
     /// The number of times that a run covers the blocks of its segment.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use terrane_core::ByteCount;
-use terrane_layout::{Geometry, RegionOffset};
+use terrane_layout::formats::{paged, vllm};
+use terrane_layout::{ElementFormat, Geometry, LayoutConfig, RegionOffset, TokenOrder};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::formats::{
     Tried, convert_all, endpoint, geometries, is_of_files, selections, shapes, transfer,
@@ -171,4 +172,24 @@ fn formats_of_other_shapes_are_refused() {
         }
     }
     assert!(refused > 300, "{refused}");
+}
+
+/// Heads and elements continue each other at both ends, so they are one loop. An engine then reads the
+/// one end and writes the other in long rows.
+#[test]
+fn loops_that_continue_each_other_are_one() {
+    let config = LayoutConfig::builder().num_blocks(4).num_layers(3).outer_dim(2).page_size(16);
+    let config = config.inner_dim(1024).num_heads(8).token_order(TokenOrder::TokenMajor);
+    let config = config.element(ElementFormat::Width(2)).build().unwrap();
+    let token_major = vllm::nhd(&config).unwrap();
+    let paged = paged::vllm_v0(&config, 8).unwrap();
+    let counts = |from, to| {
+        let [source, destination] = [from, to].map(|end| endpoint(end, &HeapAllocator::system()));
+        let transfer = Transfer::new(&source, &destination).blocks(&[0, 1], &[2, 3]);
+        let grids = Planner::new().plan(&transfer).unwrap().grids().unwrap();
+        grids.iter().map(|grid| [grid.outers, grid.rows, grid.columns]).collect::<Vec<_>>()
+    };
+    // K in pieces of eight elements, and V in single elements.
+    assert_eq!(counts(&token_major, &paged), [[1, 128, 16], [1, 1024, 16]]);
+    assert_eq!(counts(&paged, &token_major), [[1, 16, 128], [1, 16, 1024]]);
 }

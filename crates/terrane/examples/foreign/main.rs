@@ -1,5 +1,5 @@
-//! Blocks that travel between Terrane and a process that uses NIXL without it, here in Python: what a
-//! serving engine's own connector does. `peer.py` is the other process.
+//! Moves blocks between Terrane and a process that uses NIXL without Terrane, as the connector of a
+//! serving engine does. The other process is `peer.py`, in Python.
 //!
 //! ```text
 //! pip install nixl-cu12==1.5.1 numpy
@@ -39,20 +39,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         .build()?;
     let geometry = layout.geometry().clone();
     let length = geometry.region_bytes(0);
-    let ours = agent.nixl_metadata(&layout)?;
+    let own_metadata = agent.nixl_metadata(&layout)?;
     let blocks = Endpoint::new(layout)?;
     let computed = Pattern::new(1);
     computed.fill(&blocks)?;
     let engine = NixlEngine::new(&agent, NixlEngineOptions::default())?;
     let manager = TransferManager::new([Arc::new(engine) as _]);
 
-    // The other process says how to reach its memory; both know its strides.
+    // The other process sends the address of its memory. Both processes know its strides.
     let block_bytes = length.get() / u64::from(config.num_blocks());
     let mut python = start(block_bytes, config.num_blocks())?;
     let mut output = BufReader::new(python.stdout.take().ok_or("no output")?);
-    let theirs = receive(&mut output)?;
-    let metadata = bytes_of(theirs["metadata"].as_str().ok_or("no metadata")?)?;
-    let address = theirs["address"].as_u64().ok_or("no address")?;
+    let peer_message = receive(&mut output)?;
+    let metadata = bytes_of(peer_message["metadata"].as_str().ok_or("no metadata")?)?;
+    let address = peer_message["address"].as_u64().ok_or("no address")?;
     let remote = agent.import_foreign(&ForeignLayout {
         geometry,
         storage: StorageKind::System,
@@ -61,28 +61,30 @@ fn main() -> Result<(), Box<dyn Error>> {
         regions: vec![RegionDescriptor::new(RemoteSpace::Host, address, length, [])],
     })?;
 
-    // And it learns how to reach ours: NIXL's metadata, and the address of the blocks.
-    let pieces = ours.pieces().map(hexadecimal);
-    let told = json!({"metadata": pieces, "address": ours.regions[0].address(), "block": 3});
+    // Send NIXL's metadata and the address of the blocks, so that the other process can reach them.
+    let pieces = own_metadata.pieces().map(hexadecimal);
+    let message =
+        json!({"metadata": pieces, "address": own_metadata.regions[0].address(), "block": 3});
     let mut input = python.stdin.take().ok_or("no input")?;
-    writeln!(input, "{told}")?;
+    writeln!(input, "{message}")?;
 
-    // Block 0 goes to its block 5, which it is told of, and comes back to block 2.
+    // Write block 0 to the other process's block 5, with a notification, and read it back into
+    // block 2.
     let write = Transfer::new(&blocks, remote.endpoint()).blocks(&[0], &[5]).notify(*b"5");
     manager.submit(write, ())?.wait().result?;
     let read = Transfer::new(remote.endpoint(), &blocks).blocks(&[5], &[2]);
     manager.submit(read, ())?.wait().result?;
 
-    // The other process writes the block to block 3, and says so.
-    let told = agent.wait_for_notifications(Instant::now() + Duration::from_secs(60))?;
-    let told = told.first().ok_or("the other process has written nothing")?;
-    let seen = computed.verify_blocks(&blocks, &[2, 3], &[0, 0], 0..config.num_layers())?;
+    // The other process writes the block to block 3, and sends a notification.
+    let notifications = agent.wait_for_notifications(Instant::now() + Duration::from_secs(60))?;
+    let notification = notifications.first().ok_or("the other process has written nothing")?;
+    let verified = computed.verify_blocks(&blocks, &[2, 3], &[0, 0], 0..config.num_layers())?;
     drop(input);
     python.wait()?;
-    if seen.mismatches > 0 {
-        return Err(format!("{} B of {} are wrong", seen.mismatches, seen.bytes).into());
+    if verified.mismatches > 0 {
+        return Err(format!("{} B of {} are wrong", verified.mismatches, verified.bytes).into());
     }
-    Ok(writeln!(io::stdout(), "{} verified, and told by {}", seen.bytes, told.from)?)
+    Ok(writeln!(io::stdout(), "{} verified, notified by {}", verified.bytes, notification.from)?)
 }
 
 fn start(block_bytes: u64, blocks: u32) -> io::Result<Child> {
@@ -94,7 +96,7 @@ fn start(block_bytes: u64, blocks: u32) -> io::Result<Child> {
         .spawn()
 }
 
-/// The next message: NIXL and UCX write other lines.
+/// Reads the next message. NIXL and UCX print other lines, which are skipped.
 fn receive(from: &mut impl BufRead) -> Result<Value, Box<dyn Error>> {
     let is_message = |line: &io::Result<String>| line.as_ref().is_ok_and(|l| l.starts_with('{'));
     let line = from.lines().find(is_message).ok_or("the other process has ended")??;
@@ -110,7 +112,7 @@ fn bytes_of(text: &str) -> Result<Vec<u8>, Box<dyn Error>> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
-/// NIXL where the dynamic linker finds it, or else in the file that the environment names.
+/// Uses the NIXL that the dynamic linker finds, or the file in the environment variable.
 #[expect(clippy::disallowed_methods, reason = "the ban is for libraries; this is a program")]
 fn find_nixl() -> Result<(), Box<dyn Error>> {
     match std::env::var_os("NIXL_CAPI_LIBRARY") {

@@ -1,7 +1,7 @@
 """The other process of the example: an agent of NIXL that does not use Terrane.
 
 It registers memory for a few blocks, sends its metadata, and waits until a block has been written
-there. Then it writes this block to memory of the process that started it.
+to this memory. Then it writes the block to memory of the process that started it.
 """
 
 import json
@@ -23,10 +23,10 @@ def send(message):
     print(json.dumps(message), flush=True)
 
 
-# NIXL writes to standard output as well, so a message has a line that begins with `{`.
+# NIXL also prints to standard output, so each message is a line that begins with `{`.
 send({"metadata": agent.get_agent_metadata().hex(), "address": address})
-theirs = json.loads(sys.stdin.readline())
-for piece in theirs["metadata"]:
+message = json.loads(sys.stdin.readline())
+for piece in message["metadata"]:
     name = agent.add_remote_agent(bytes.fromhex(piece)).decode()
 
 arrived = None
@@ -35,12 +35,12 @@ while arrived is None:
         arrived = int(message)
 
 here = agent.get_xfer_descs([(address + arrived * BLOCK, BLOCK, 0)], "DRAM")
-there = agent.get_xfer_descs([(theirs["address"] + theirs["block"] * BLOCK, BLOCK, 0)], "DRAM")
+there = agent.get_xfer_descs([(message["address"] + message["block"] * BLOCK, BLOCK, 0)], "DRAM")
 request = agent.initialize_xfer("WRITE", here, there, name, b"written")
 state = agent.transfer(request)
 while state == "PROC":
     state = agent.check_xfer_state(request)
 agent.release_xfer_handle(request)
 
-# The memory has to stay until the other process closes the connection.
+# The memory must stay registered until the other process closes the connection.
 sys.stdin.read()

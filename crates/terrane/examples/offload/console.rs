@@ -9,13 +9,13 @@ use serde::Serialize;
 
 use crate::job::Hop;
 
-/// The way to standard output and standard error.
+/// Standard output and standard error.
 pub struct Console {
     json: bool,
     verbose: bool,
 }
 
-/// A hop as programs read it.
+/// The JSON form of a hop.
 #[derive(Serialize)]
 struct Line<'a> {
     hop: &'a str,
@@ -32,12 +32,13 @@ impl Console {
         Self { json, verbose }
     }
 
-    /// A line for people. With `--json` standard output is for programs, so it is left out there.
+    /// Prints a line for people. With `--json` it is omitted, because standard output is for
+    /// programs.
     pub fn note(&self, line: impl Display) -> io::Result<()> {
         if self.json { Ok(()) } else { writeln!(io::stdout().lock(), "{line}") }
     }
 
-    /// A line for people who asked for more; with `--json` on standard error.
+    /// Prints a line of `--verbose`. With `--json` it goes to standard error.
     pub fn detail(&self, line: impl Display) -> io::Result<()> {
         match (self.verbose, self.json) {
             (false, _) => Ok(()),
@@ -46,12 +47,12 @@ impl Console {
         }
     }
 
-    /// A line that is always shown.
+    /// Prints a line in every mode.
     pub fn warn(&self, line: impl Display) -> io::Result<()> {
         writeln!(io::stderr().lock(), "{line}")
     }
 
-    /// A hop is over; programs hear of it at once.
+    /// Prints a JSON line as soon as a hop has ended.
     pub fn hop(&self, hop: &Hop) -> io::Result<()> {
         if !self.json {
             return Ok(());
@@ -70,7 +71,7 @@ impl Console {
         writeln!(output)
     }
 
-    /// All hops, for people.
+    /// Prints the table of all hops.
     pub fn table(&self, hops: &[Hop]) -> io::Result<()> {
         let header = ["hop", "path", "bytes", "time", "GB/s", "limit GB/s", "share", "verified"];
         let mut table = Table::new();
@@ -101,7 +102,7 @@ impl Console {
         )
     }
 
-    /// The error and what caused it.
+    /// Prints the error and its causes.
     pub fn fail(&self, failure: &dyn Error) {
         let mut text = format!("error: {failure}\n");
         let mut cause = failure.source();

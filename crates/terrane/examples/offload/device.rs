@@ -1,5 +1,5 @@
-//! The device, where there is one: its tier and pinned memory beside it, and how the processor
-//! looks at its bytes.
+//! The device, if there is one: its tier, pinned memory, and access by the processor to the
+//! device's bytes.
 
 use terrane::core::convert::to_u64;
 use terrane::core::{Allocate, BoxedCause, ByteCount, DeviceId, Location, Memory, RegionRequest};
@@ -22,14 +22,14 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The device; or why the job is done without one, for people.
+    /// Finds the device, or returns a text with the reason why the example runs without one.
     pub fn find(
         options: &Options,
         system: &SystemOptions,
         progress: &Progress,
     ) -> Result<Result<Self, String>, Failure> {
         if options.without == Some(Part::Gpu) {
-            return Ok(Err("as asked for by --without gpu".to_owned()));
+            return Ok(Err("as requested by --without gpu".to_owned()));
         }
         match Self::open(system, progress) {
             Ok(gpu) => Ok(Ok(gpu)),
@@ -53,7 +53,7 @@ impl Gpu {
         DeviceEngine::new(&self.context, DeviceEngineOptions::default()).map_err(Failure::Device)
     }
 
-    /// The device in a line.
+    /// Describes the device in one line.
     pub fn describe(&self) -> String {
         let device = self.context.device();
         let (major, minor) = device.compute_capability;
@@ -61,14 +61,14 @@ impl Gpu {
     }
 }
 
-/// A copy of a tier of the device in host memory, through which the processor writes and reads it:
-/// all of it travels by plain copies, apart from the engine whose work is verified.
+/// A copy of a device tier in host memory, through which the processor accesses it. Plain driver
+/// copies transfer the whole tier, so the engine under test is not involved.
 pub struct Image {
     stream: Stream,
     parts: Vec<Copied>,
 }
 
-/// A region of the device and its copy.
+/// A region of the device, and its copy in host memory.
 struct Copied {
     on_device: Location,
     begin: u64,
@@ -91,12 +91,12 @@ impl Image {
         Ok(Self { stream: Stream::new(&gpu.context).map_err(Failure::Device)?, parts })
     }
 
-    /// Fetches all of the tier; no transfer may be writing it.
+    /// Copies the whole tier to the host. No transfer may write to the tier meanwhile.
     pub fn fetch(&self) -> Result<(), Failure> {
         self.copy_all(|part| (part.on_device, part.copy.location()))
     }
 
-    /// Puts all of the tier back; no transfer may be using it.
+    /// Copies the whole tier back to the device. No transfer may use the tier meanwhile.
     pub fn put(&self) -> Result<(), Failure> {
         self.copy_all(|part| (part.copy.location(), part.on_device))
     }
@@ -104,14 +104,15 @@ impl Image {
     fn copy_all(&self, ends: impl Fn(&Copied) -> (Location, Location)) -> Result<(), Failure> {
         for part in &self.parts {
             let (from, to) = ends(part);
-            // SAFETY: the endpoint owns the region, and this value owns its copy. No other code uses
-            // them before the stream has been waited for: the steps of the job are sequential.
+            // SAFETY: the endpoint owns the region, and this value owns its copy. No other code
+            // uses them until the synchronisation of the stream: the steps of the job are
+            // sequential.
             unsafe { self.stream.copy(from, to, part.length) }.map_err(Failure::Device)?;
         }
         self.stream.synchronize().map_err(Failure::Device)
     }
 
-    /// Where the copy has what is there on the device.
+    /// The location in the copy of the bytes at this location of the device.
     fn find(&self, at: Location, bytes: usize) -> Result<Location, BoxedCause> {
         let Location::Device { address, .. } = at else { return Ok(at) };
         let bytes = to_u64(bytes);
@@ -121,15 +122,15 @@ impl Image {
             let inside = end <= part.length.get();
             inside.then(|| part.copy.location().checked_add(ByteCount::new(offset)))?
         });
-        found.ok_or_else(|| format!("{at} is not of this tier").into())
+        found.ok_or_else(|| format!("{at} is not in this tier").into())
     }
 }
 
 impl PieceAccess for Image {
     unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause> {
         let at = self.find(at, bytes.len())?;
-        // SAFETY: the span lies in the copy, whose pieces are as far apart as those on the device.
-        // The caller promised that no code writes those.
+        // SAFETY: the span is in the copy, whose pieces are as far apart as those on the device.
+        // The caller promised that no code writes to the pieces on the device.
         unsafe { InProcess.read(at, bytes) }
     }
 
@@ -140,7 +141,7 @@ impl PieceAccess for Image {
     }
 }
 
-/// Contiguous memory on both sides, for the limit of the wire.
+/// Contiguous memory on both sides, to measure the limit of the bus.
 pub struct Wire {
     stream: Stream,
     on_device: <DeviceAllocator as Allocate>::Memory,
@@ -165,8 +166,8 @@ impl Wire {
             true => (self.pinned.location(), self.on_device.location()),
             false => (self.on_device.location(), self.pinned.location()),
         };
-        // SAFETY: this value owns both, and no other code uses them before the stream has been
-        // waited for.
+        // SAFETY: this value owns both, and no other code uses them until the synchronisation of
+        // the stream.
         unsafe { self.stream.copy(from, to, self.bytes) }.map_err(Failure::Device)?;
         self.stream.synchronize().map_err(Failure::Device)
     }

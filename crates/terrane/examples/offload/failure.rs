@@ -1,4 +1,4 @@
-//! The errors of the program, each with its exit code.
+//! The errors of the example, each with its exit code.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use terrane::storage::StorageError;
 use terrane::transfer::{BytesInUse, Rejected, TransferError};
 use terrane_testkit::pattern::PatternError;
 
-/// Why the program ends early, or in the end says that it failed.
+/// The reason why the example ends early or reports a failure at its end.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("{failed} of {hops} hops produced wrong bytes; see the notes above")]
@@ -20,7 +20,7 @@ pub enum Failure {
              config.json, or one of {known}"
     )]
     UnknownModel { name: String, known: String },
-    #[error("cannot read {path:?}; give the path of a model's config.json")]
+    #[error("cannot read {path:?}; pass the path of a model's config.json")]
     ModelFile {
         path: PathBuf,
         #[source]
@@ -61,7 +61,7 @@ pub enum Failure {
     },
     #[error("a GPU is required, but none can be used")]
     NoGpu(#[source] CudaError),
-    #[error("the device failed; `--without gpu` needs none")]
+    #[error("the device failed; use `--without gpu` to run without a device")]
     Device(#[source] CudaError),
     #[error("cannot start the copy threads")]
     Threads(#[source] OsError),
@@ -78,7 +78,8 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// 1: bytes are wrong, or a transfer failed; 2: the options; 3: the machine.
+    /// 1: bytes are wrong, or a transfer failed; 2: invalid options; 3: a missing resource of the
+    /// machine.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::UnknownModel { .. } | Self::ModelFile { .. } | Self::Model { .. } => 2,

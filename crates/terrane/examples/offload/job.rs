@@ -24,14 +24,14 @@ use crate::models::Model;
 use crate::progress;
 use crate::tiers::{Patterns, Tier};
 
-/// The amount that is moved by default.
+/// The number of bytes that are moved by default.
 const DEFAULT_MOVED: ByteCount = ByteCount::mib(256);
 
-/// Engines hold K and V of a layer in one tensor each: outer first.
+/// Engines have one tensor for K and V of each layer: outer first.
 const ON_COMPUTE: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
-/// A hop that was made: medians over the rounds.
+/// The result of a hop: medians over the rounds.
 pub struct Hop {
     pub name: String,
     pub path: String,
@@ -50,13 +50,13 @@ impl Hop {
         self.bytes.get() as f64 / self.limit_seconds / 1e9
     }
 
-    /// 1 is as fast as the limit.
+    /// The rate as a share of the limit's rate.
     pub fn share(&self) -> f64 {
         self.limit_seconds / self.seconds
     }
 }
 
-/// Everything that the groups of the model share.
+/// The state that all groups of the model share.
 pub struct Job<'a> {
     options: &'a Options,
     model: &'a Model,
@@ -71,13 +71,15 @@ pub struct Job<'a> {
     disk_options: DiskEngineOptions,
 }
 
-/// How many blocks there are: those that are moved, and those of each tier.
+/// The numbers of blocks: those that are moved, and the size of each tier.
 #[derive(Clone, Copy)]
 struct Counts {
     moved: u32,
-    /// Room for the blocks in two places, and some that stay as they are.
+    /// A tier in memory has space for the blocks in two places, and for some blocks that are not
+    /// moved.
     in_memory: u32,
-    /// Room for the blocks in one place, and some that stay as they are.
+    /// A tier on disk has space for the blocks in one place, and for some blocks that are not
+    /// moved.
     on_disk: u32,
 }
 
@@ -96,15 +98,14 @@ impl Counts {
         ByteCount::new(self.moved.into()).to_usize()
     }
 
-    /// The blocks' worth of memory that is held at once: two tiers, and two buffers for the
-    /// limits.
-    fn held(self) -> u64 {
+    /// The peak number of blocks in memory: two tiers, and two buffers for the limits.
+    fn peak_in_memory(self) -> u64 {
         u64::from(self.in_memory) * 2 + u64::from(self.moved) * 2
     }
 }
 
 impl<'a> Job<'a> {
-    /// Decides on everything, says what that was, and finds out whether the machine can do it.
+    /// Chooses the sizes and the tiers, prints them, and checks that the machine has the resources.
     pub fn prepare(
         options: &'a Options,
         model: &'a Model,
@@ -174,7 +175,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Makes all hops with all groups of the model, one group after the other.
+    /// Runs all hops with all groups of the model, one group after the other.
     pub fn run(&self, console: &Console) -> Result<Vec<Hop>, Failure> {
         let groups = self.model.geometry.groups();
         let mut hops = Vec::new();
@@ -218,7 +219,8 @@ impl<'a> Job<'a> {
         Ok(hops)
     }
 
-    /// Everything that a group needs: first the disk, which is quick to say no.
+    /// Allocates the tiers of a group. The disk tier is first, because its allocation fails
+    /// quickly.
     fn allocate(&self, group: &CacheGroup, console: &Console) -> Result<Stage, Failure> {
         let Counts { moved, in_memory, on_disk } = self.counts;
         let config = group
@@ -249,7 +251,7 @@ impl<'a> Job<'a> {
             let (compute, host) = match &self.gpu {
                 Some(gpu) => (
                     Tier::allocate("device", &config, in_memory, ON_COMPUTE, &gpu.memory)?
-                        .seen_through_a_copy(gpu, memory)?,
+                        .with_host_copy(gpu, memory)?,
                     Tier::allocate("pinned", &config, in_memory, contiguous, &gpu.pinned)?,
                 ),
                 None => (
@@ -263,19 +265,19 @@ impl<'a> Job<'a> {
             console.note(format_args!("  {}", tier.describe()))?;
         }
         console.note(format_args!(
-            "  {moved} blocks are moved, {}; the others must stay as they are",
+            "  {moved} blocks are moved, {}; the others must not change",
             config.total_bytes()
         ))?;
         Ok(stage)
     }
 
-    /// Poison everywhere, and the computed blocks among it.
+    /// Writes poison everywhere, and then the computed blocks.
     fn fill(&self, stage: &mut Stage, random: &mut Seeded) -> Result<(), Failure> {
         let Stage { compute, host, disk, .. } = stage;
         compute.poison(&self.patterns)?;
         host.poison(&self.patterns)?;
-        // To the disk the poison goes as blocks will: this is the pass that comes first over
-        // blocks which the file system has only reserved.
+        // Poison is written to the disk by the same transfers as blocks. This is the first pass
+        // over blocks that the file system has only reserved.
         let all: Vec<u32> = (0..self.counts.on_disk).collect();
         let transfer = Transfer::new(&host.endpoint, &disk.endpoint).blocks(&all, &all);
         let submitted = Instant::now();
@@ -332,8 +334,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// A transfer of no blocks yet. Nothing computes on the device here, and what was copied to it has
-/// been waited for.
+/// A transfer without blocks. No kernel runs on the device here, and all earlier copies to it have
+/// completed.
 fn transfer(from: &Endpoint, to: &Endpoint) -> Transfer {
     let transfer = Transfer::new(from, to);
     let is_device = |end: &Endpoint| matches!(end.kind(), StorageKind::Device(_));
@@ -343,7 +345,7 @@ fn transfer(from: &Endpoint, to: &Endpoint) -> Transfer {
     }
 }
 
-/// The endpoints and patterns of a group while it is moved.
+/// The endpoints and patterns of the group that is moved.
 struct Stage {
     compute: Tier,
     host: Tier,
@@ -351,7 +353,7 @@ struct Stage {
     limits: Limits,
 }
 
-/// As many blocks as the user asked for, or as are moved in a few seconds; never more than fit.
+/// The requested number of blocks, or as many as take a few seconds; never more than fit.
 fn count_blocks(options: &Options, model: &Model) -> Result<Counts, Failure> {
     let (mut largest, mut all) = (1, 0_u64);
     for group in model.geometry.groups() {
@@ -361,14 +363,15 @@ fn count_blocks(options: &Options, model: &Model) -> Result<Counts, Failure> {
         all = ByteCount::new(all).checked_add(config.block_bytes())?.get();
     }
     let available = machine::available_memory();
-    // 7 blocks' worth of memory for each block that is moved, rounded up.
+    // Each moved block needs memory of 7 blocks, rounded up.
     let fitting = available.map_or(u64::MAX, |bytes| bytes.get() / largest / 7);
     let moved = options.blocks.unwrap_or_else(|| {
         let few_seconds = DEFAULT_MOVED.get() / all.max(1);
         u32::try_from(few_seconds.min(fitting / 4).max(1)).unwrap_or(u32::MAX)
     });
     let counts = Counts::new(moved)?;
-    let needed = ByteCount::product(&[("blocks", counts.held()), ("bytes a block", largest)])?;
+    let needed =
+        ByteCount::product(&[("blocks", counts.peak_in_memory()), ("bytes a block", largest)])?;
     match available {
         Some(available) if needed > available => {
             Err(Failure::TooManyBlocks { blocks: moved, needed, available, fitting })
@@ -377,7 +380,7 @@ fn count_blocks(options: &Options, model: &Model) -> Result<Counts, Failure> {
     }
 }
 
-/// The measured time beside the prediction.
+/// Describes the measured time and the prediction.
 fn actual(report: &Report) -> String {
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
     format!(

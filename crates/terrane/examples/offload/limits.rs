@@ -1,4 +1,4 @@
-//! The machine's best rates, measured beside the hops.
+//! The machine's best rates, measured in the same run as the hops.
 
 use std::path::Path;
 use std::slice;
@@ -15,9 +15,10 @@ use terrane::storage::{
 use crate::device::Wire;
 use crate::failure::Failure;
 
-/// Two contiguous buffers and a file, each as large as what a hop moves.
+/// Two contiguous buffers and a file, each as large as the bytes of a hop.
 pub struct Limits {
-    // Drops first, and waits for what is still in flight after an error.
+    // The first field, so that it drops first: it then waits for requests that are in flight after
+    // an error.
     queue: IoQueue,
     from: SystemMemory,
     to: SystemMemory,
@@ -27,7 +28,7 @@ pub struct Limits {
     wire: Option<Wire>,
 }
 
-/// Which way the limit of a hop lies.
+/// The kind and direction of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     Memory,
@@ -37,7 +38,7 @@ pub enum Limit {
     ToDevice,
 }
 
-/// How the engines that the limits stand beside are set up.
+/// The options of the engines whose limits are measured.
 pub struct Setup<'a> {
     pub threads: usize,
     pub queue: &'a IoQueueOptions,
@@ -62,13 +63,13 @@ impl Limits {
             Ok(Self { queue, from, to, file, request, threads, wire: None })
         };
         let mut limits = make().map_err(Failure::Limit)?;
-        // The first pass over blocks that were only reserved does not count.
+        // The first pass, over blocks that are only reserved, does not count.
         limits.measure(Limit::DiskWrite)?;
         limits.wire = setup.wire;
         Ok(limits)
     }
 
-    /// One pass over all the bytes.
+    /// Measures one pass over all bytes.
     pub fn measure(&mut self, limit: Limit) -> Result<Duration, Failure> {
         match limit {
             Limit::Memory => Ok(self.copy()),
@@ -83,7 +84,8 @@ impl Limits {
         }
     }
 
-    /// A plain copy, each thread its share; from the first that begins to the last that ends.
+    /// A plain copy by threads with equal shares, from the start of the first thread to the end of
+    /// the last.
     fn copy(&mut self) -> Duration {
         let share = self.from.length().to_usize().div_ceil(self.threads).max(1);
         let (from, to) = (&self.from, &mut self.to);
@@ -99,7 +101,7 @@ impl Limits {
                     (begin, Instant::now())
                 })
             });
-            // All of them are started before the first is waited for.
+            // All threads are started before the first is joined.
             let copies: Vec<_> = copies.collect();
             copies.into_iter().filter_map(|copy| copy.join().ok()).collect()
         });
@@ -108,7 +110,7 @@ impl Limits {
         begin.zip(end).map_or(Duration::ZERO, |(begin, end)| end - begin)
     }
 
-    /// The whole file by requests of one size, in order.
+    /// Reads or writes the whole file in order, by requests of one size.
     fn transfer(&mut self, limit: Limit) -> Result<Duration, StorageError> {
         let handle = self.file.handle();
         let target = IoFile::direct(&handle).unwrap_or(IoFile::buffered(&handle));
@@ -124,9 +126,10 @@ impl Limits {
                     Limit::DiskRead => IoRequest::read(offset, target, place, &buffer),
                     _ => IoRequest::write(offset, target, place, &buffer),
                 };
-                // SAFETY: this call returns when nothing is in flight, or with an error that ends the
-                // program. Then the queue drops, and waits, before buffers and file do. No other
-                // code has this value meanwhile, and each part of the buffer has one request.
+                // SAFETY: this call returns when nothing is in flight, or with an error that ends
+                // the program. In that case the queue drops first, and waits, before the buffers
+                // and the file drop. No other code uses this value meanwhile, and each part of the
+                // buffer has one request.
                 unsafe { self.queue.submit(&request) }?;
                 offset += size;
             }
@@ -138,7 +141,8 @@ impl Limits {
         Ok(begin.elapsed())
     }
 
-    /// A part of the buffer; none if it had no address, which memory of the host always has.
+    /// A part of the buffer. It is empty if the memory has no host address, which cannot happen for
+    /// host memory.
     fn buffer(&self, offset: u64, size: u64) -> Vec<IoBuffer> {
         let base = self.from.location().as_host();
         let address = base.and_then(|base| base.checked_add(ByteCount::new(offset)));
@@ -149,8 +153,8 @@ impl Limits {
 
 fn bytes(memory: &SystemMemory) -> &[u8] {
     match memory.location().as_host() {
-        // SAFETY: the kernel has zeroed the bytes, the memory is borrowed as long as they are, and no
-        // code writes them meanwhile.
+        // SAFETY: the kernel has zeroed the bytes, the memory is borrowed as long as the slice, and
+        // no code writes the bytes meanwhile.
         Some(address) => unsafe {
             slice::from_raw_parts(address.as_ptr(), memory.length().to_usize())
         },
@@ -160,7 +164,7 @@ fn bytes(memory: &SystemMemory) -> &[u8] {
 
 fn bytes_mut(memory: &mut SystemMemory) -> &mut [u8] {
     match memory.location().as_host() {
-        // SAFETY: as above, and the memory is borrowed for this alone.
+        // SAFETY: as above, and the memory is mutably borrowed by this call alone.
         Some(address) => unsafe {
             slice::from_raw_parts_mut(address.as_ptr(), memory.length().to_usize())
         },

@@ -1,11 +1,11 @@
-//! The memory of the machine, and its directories on real disks.
+//! The available memory of the machine, and its directories on disks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use terrane::core::ByteCount;
 
-/// The memory that can still be had without swapping; `None` where the kernel does not say.
+/// The memory that is available without swapping. `None` if the kernel does not report it.
 pub fn available_memory() -> Option<ByteCount> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -13,23 +13,23 @@ pub fn available_memory() -> Option<ByteCount> {
     kib.checked_mul(1024).map(ByteCount::new)
 }
 
-/// Where the disk tier is to be, and on what.
+/// The directory of the disk tier, and its file system.
 pub struct Disk {
     pub directory: PathBuf,
-    /// As `/proc/self/mountinfo` calls it: `ext4`.
+    /// The name of the file system's type in `/proc/self/mountinfo`, such as `ext4`.
     pub file_system: String,
 }
 
 impl Disk {
-    /// Whether its files are memory in truth.
+    /// Whether the file system is in memory.
     pub fn is_memory(&self) -> bool {
         matches!(self.file_system.as_str(), "tmpfs" | "ramfs")
     }
 }
 
 /// The directory that the user named, or a temporary one that is not in memory.
-pub fn choose_disk(wished: Option<&Path>) -> Disk {
-    let candidates = match wished {
+pub fn choose_disk(requested: Option<&Path>) -> Disk {
+    let candidates = match requested {
         Some(directory) => vec![directory.to_owned()],
         None => vec![std::env::temp_dir(), PathBuf::from("/var/tmp"), PathBuf::from(".")],
     };
@@ -42,7 +42,7 @@ pub fn choose_disk(wished: Option<&Path>) -> Disk {
     disks.swap_remove(on_disk.unwrap_or(0))
 }
 
-/// The type of the file system whose mount point is the nearest above `directory`.
+/// The type of the file system whose mount point is the nearest ancestor of `directory`.
 fn file_system_of(directory: &Path, mounts: &str) -> String {
     let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
     let mounts = mounts.lines().filter_map(|line| {

@@ -1,9 +1,9 @@
-//! KV blocks of a real model, offloaded from the compute tier to host memory and to disk, brought
-//! back to other block ids, and verified byte for byte; with the bandwidth of each hop beside the
-//! machine's own limit. Where there is a GPU, the compute tier is its memory, and the host's is
-//! pinned for it.
+//! Offloads KV blocks of a real model from the compute tier to host memory and to disk, and
+//! restores them to other block ids. Every byte is verified. The output has the rate of each hop
+//! and the machine's own limit. With a GPU, the compute tier is its memory, and the host tier is
+//! pinned memory.
 //!
-//! `cargo run --release --example offload`, or with `-- --help` for the options.
+//! `cargo run --release --example offload`; `-- --help` lists the options.
 
 mod cli;
 mod console;
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     let mut console = Console::new(options.json, options.verbose);
     match run(&options, &mut console) {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of the output has read enough: `offload | head`.
+        // The reader of the output has closed the pipe, as in `offload | head`.
         Err(failure) if failure.is_closed_pipe() => ExitCode::FAILURE,
         Err(failure) => {
             console.fail(&failure);

@@ -1,4 +1,4 @@
-//! The models that are built in, and those that the user brings.
+//! Built-in models, and models from a file.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use terrane::layout::model::{ModelGeometry, ModelOptions};
 
 use crate::failure::Failure;
 
-/// Published `config.json` files, cut to the fields that say something about the cache.
+/// Published `config.json` files, reduced to the fields that determine the cache.
 pub const BUILT_IN: [(&str, &str); 6] = [
     ("llama-3.1-8b", include_str!("models/llama-3.1-8b.json")),
     ("llama-3.1-70b", include_str!("models/llama-3.1-70b.json")),
@@ -17,14 +17,14 @@ pub const BUILT_IN: [(&str, &str); 6] = [
     ("gpt-oss-20b", include_str!("models/gpt-oss-20b.json")),
 ];
 
-/// A model, and what one rank caches of it.
+/// A model, and the cache of one of its ranks.
 pub struct Model {
     pub name: String,
     pub tensor_parallel: u32,
     pub geometry: ModelGeometry,
 }
 
-/// The model of this name, or of the `config.json` at this path.
+/// Loads the built-in model of this name, or the `config.json` at this path.
 pub fn load(name: &str, tensor_parallel: u32) -> Result<Model, Failure> {
     let json = match BUILT_IN.iter().find(|(known, _)| *known == name) {
         Some((_, json)) => (*json).to_owned(),

@@ -1,4 +1,4 @@
-//! Progress bars on standard error; without a terminal there are none.
+//! Progress bars on standard error, if it is a terminal.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use terrane::core::ByteCount;
 use terrane::storage::Progress;
 use terrane::transfer::{Completion, Outcome};
 
-/// How often a bar is drawn again.
+/// The interval between updates of a bar.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Shows how much memory is ready while `work` allocates it.
@@ -24,7 +24,7 @@ pub fn while_allocating<T: Send>(
             let (touched, total) = (progress.touched(), progress.total());
             bar.set_length(total.get());
             bar.set_position(touched.get());
-            // Pinned memory has its pages before it is locked, and is ready after.
+            // Pinned memory is populated first, then locked, and then ready.
             let is_locked = touched == total && progress.ready() < touched;
             bar.set_message(if is_locked { "memory is locked" } else { message });
             thread::sleep(TICK);
@@ -35,8 +35,7 @@ pub fn while_allocating<T: Send>(
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Waits for a transfer, and shows how much of it is done. Also says how long that took from
-/// `begin` on.
+/// Waits for a transfer and shows its progress. Also returns the time since `begin`.
 pub fn wait<G>(
     message: String,
     bytes: ByteCount,

@@ -1,8 +1,8 @@
 //! The tiers: a layout for each, and the expected content of each block.
 //!
-//! A block of a tier holds either computed bytes or poison, which is a pattern of another seed. So a
-//! byte that strays into an unwritten block is found. The expected content follows the blocks through
-//! the transfers, and a tier is verified as a whole.
+//! A block of a tier contains either computed bytes or poison, which is a pattern of another seed.
+//! So the check finds a byte that was written to the wrong block. The expected content is updated
+//! with each transfer, and the check covers the whole tier.
 
 use terrane::core::{Allocate, ByteCount};
 use terrane::layout::{LayoutBuilder, LayoutConfig, LayoutKind};
@@ -14,34 +14,34 @@ use terrane_testkit::random::Seeded;
 use crate::device::{Gpu, Image};
 use crate::failure::Failure;
 
-/// The two patterns that a block can hold.
+/// The two patterns that a block can contain.
 #[derive(Clone, Copy)]
 pub struct Patterns {
     pub data: Pattern,
     pub poison: Pattern,
 }
 
-/// The content of a block: a pattern, and the number of the block that the pattern is for.
+/// The expected content of a block: a pattern, and the number of the block that the pattern is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
+enum Content {
     Data(u32),
     Poison(u32),
 }
 
-/// Memory of one kind, the blocks in it, and what they hold.
+/// Memory of one kind, its blocks, and their expected contents.
 pub struct Tier {
     pub name: &'static str,
     pub endpoint: Endpoint,
-    /// How the processor reaches the bytes where it cannot do so itself.
+    /// A host copy through which the processor accesses the bytes, if it cannot do so directly.
     image: Option<Image>,
-    ledger: Vec<Held>,
-    /// Where the blocks that were computed are now, in their order.
+    ledger: Vec<Content>,
+    /// The current ids of the computed blocks, in their order.
     current: Vec<u32>,
 }
 
 impl Tier {
-    /// Brings up a tier of so many blocks from any allocator: the system's, the disk's, or a
-    /// device's. What its bytes are is unknown yet.
+    /// Allocates a tier of this many blocks from any allocator: the system's, the disk's, or a
+    /// device's. The content of its bytes is still unknown.
     pub fn allocate<A: Allocate>(
         name: &'static str,
         config: &LayoutConfig,
@@ -54,18 +54,18 @@ impl Tier {
             LayoutBuilder::new(config).kind(kind).allocate(allocator).unregistered().build()
         };
         let layout = build().map_err(|source| Failure::Tier { tier: name, source })?;
-        let ledger = (0..blocks).map(Held::Poison).collect();
+        let ledger = (0..blocks).map(Content::Poison).collect();
         let endpoint = Endpoint::new(layout)?;
         Ok(Self { name, endpoint, image: None, ledger, current: Vec::new() })
     }
 
-    /// The same tier, of a device, whose bytes the processor reaches through a copy.
-    pub fn seen_through_a_copy(self, gpu: &Gpu, memory: &SystemAllocator) -> Result<Self, Failure> {
+    /// The same device tier, which the processor accesses through a host copy.
+    pub fn with_host_copy(self, gpu: &Gpu, memory: &SystemAllocator) -> Result<Self, Failure> {
         let image = Some(Image::new(gpu, &self.endpoint, memory)?);
         Ok(Self { image, ..self })
     }
 
-    /// Fills in blocks, by the processor.
+    /// Fills blocks from the processor.
     fn fill(&self, pattern: &Pattern, blocks: &[u32]) -> Result<(), Failure> {
         match &self.image {
             None => Ok(pattern.fill_with(&self.endpoint, blocks, &InProcess)?),
@@ -77,8 +77,8 @@ impl Tier {
         }
     }
 
-    /// Looks at blocks that the processor can read, here or in the copy that was fetched.
-    fn look(
+    /// Verifies blocks that the processor can read, directly or in the host copy.
+    fn verify_blocks(
         &self,
         pattern: &Pattern,
         blocks: &[u32],
@@ -92,13 +92,13 @@ impl Tier {
         })
     }
 
-    /// Poisons all blocks, by the processor.
+    /// Poisons all blocks from the processor.
     pub fn poison(&mut self, patterns: &Patterns) -> Result<(), Failure> {
         let all: Vec<u32> = (0..self.endpoint.layout().geometry().num_blocks()).collect();
         self.fill(&patterns.poison, &all)
     }
 
-    /// Computes so many blocks: fills them with data. Which ones they are is drawn.
+    /// Fills this many random blocks with data, as if they were computed.
     pub fn compute(
         &mut self,
         blocks: usize,
@@ -107,87 +107,93 @@ impl Tier {
     ) -> Result<(), Failure> {
         let chosen = self.choose(blocks, random);
         self.fill(&patterns.data, &chosen)?;
-        self.enter(&chosen, &chosen.iter().copied().map(Held::Data).collect::<Vec<_>>());
+        self.enter(&chosen, &chosen.iter().copied().map(Content::Data).collect::<Vec<_>>());
         self.current = chosen;
         Ok(())
     }
 
-    /// Where the computed blocks are.
+    /// The ids of the computed blocks.
     pub fn current(&self) -> &[u32] {
         &self.current
     }
 
-    /// Draws so many blocks, in no order; others than the computed ones are in now, if there are
-    /// enough of them.
+    /// Draws this many random block ids. If there are enough other blocks, they are not those of
+    /// the computed blocks.
     pub fn choose(&self, blocks: usize, random: &mut Seeded) -> Vec<u32> {
-        let is_taken = self.taken();
-        let mut free: Vec<u32> =
-            (0_u32..).zip(&is_taken).filter(|(_, taken)| !**taken).map(|(id, _)| id).collect();
+        let is_computed = self.is_computed();
+        let mut free: Vec<u32> = (0_u32..)
+            .zip(&is_computed)
+            .filter(|(_, is_computed)| !**is_computed)
+            .map(|(id, _)| id)
+            .collect();
         if free.len() < blocks {
-            free = (0_u32..).zip(&is_taken).map(|(id, _)| id).collect();
+            free = (0_u32..).zip(&is_computed).map(|(id, _)| id).collect();
         }
         random.shuffle(&mut free);
         free.truncate(blocks);
         free
     }
 
-    fn taken(&self) -> Vec<bool> {
-        let mut taken = vec![false; self.ledger.len()];
+    fn is_computed(&self) -> Vec<bool> {
+        let mut is_computed = vec![false; self.ledger.len()];
         for &block in &self.current {
-            if let Some(entry) = taken.get_mut(index(block)) {
+            if let Some(entry) = is_computed.get_mut(index(block)) {
                 *entry = true;
             }
         }
-        taken
+        is_computed
     }
 
-    /// Notes that the computed blocks of `source` are now in these blocks too.
+    /// Records that the computed blocks of `source` were copied to these blocks.
     pub fn received(&mut self, source: &Self, blocks: Vec<u32>) {
-        self.enter(&blocks, &source.held(&source.current));
+        self.enter(&blocks, &source.contents(&source.current));
         self.current = blocks;
     }
 
-    /// Notes that these blocks hold what those of `source` do, poison as it is.
+    /// Records that these blocks have the contents of the blocks of `source`, including poison.
     pub fn received_poison(&mut self, source: &Self, blocks: &[u32]) {
-        self.enter(blocks, &source.held(blocks));
+        self.enter(blocks, &source.contents(blocks));
     }
 
-    fn held(&self, blocks: &[u32]) -> Vec<Held> {
+    fn contents(&self, blocks: &[u32]) -> Vec<Content> {
         blocks.iter().filter_map(|&block| self.ledger.get(index(block)).copied()).collect()
     }
 
-    fn enter(&mut self, blocks: &[u32], held: &[Held]) {
-        for (&block, &held) in blocks.iter().zip(held) {
+    fn enter(&mut self, blocks: &[u32], contents: &[Content]) {
+        for (&block, &content) in blocks.iter().zip(contents) {
             if let Some(entry) = self.ledger.get_mut(index(block)) {
-                *entry = held;
+                *entry = content;
             }
         }
     }
 
-    /// Looks at every byte of every block: those that were written, and those that were not.
-    /// Answers with what was found among the data and among the poison.
+    /// Verifies every byte of every block, written or not. Returns the results for data and for
+    /// poison.
     pub fn verify(&self, patterns: &Patterns) -> Result<[Verification; 2], Failure> {
         if let Some(image) = &self.image {
             image.fetch()?;
         }
-        let held_as = |select: fn(Held) -> Option<u32>| -> (Vec<u32>, Vec<u32>) {
-            (0_u32..).zip(&self.ledger).filter_map(|(id, &held)| Some((id, select(held)?))).unzip()
+        let blocks_with = |select: fn(Content) -> Option<u32>| -> (Vec<u32>, Vec<u32>) {
+            (0_u32..)
+                .zip(&self.ledger)
+                .filter_map(|(id, &content)| Some((id, select(content)?)))
+                .unzip()
         };
-        let (data, data_of) = held_as(|held| match held {
-            Held::Data(of) => Some(of),
-            Held::Poison(_) => None,
+        let (data, data_of) = blocks_with(|content| match content {
+            Content::Data(of) => Some(of),
+            Content::Poison(_) => None,
         });
-        let (poison, poison_of) = held_as(|held| match held {
-            Held::Data(_) => None,
-            Held::Poison(of) => Some(of),
+        let (poison, poison_of) = blocks_with(|content| match content {
+            Content::Data(_) => None,
+            Content::Poison(of) => Some(of),
         });
         Ok([
-            self.look(&patterns.data, &data, &data_of)?,
-            self.look(&patterns.poison, &poison, &poison_of)?,
+            self.verify_blocks(&patterns.data, &data, &data_of)?,
+            self.verify_blocks(&patterns.poison, &poison, &poison_of)?,
         ])
     }
 
-    /// A line about the layout: its kind, its size, its padding, what the machine granted.
+    /// Describes the layout in one line: kind, size, padding, and capabilities.
     pub fn describe(&self) -> String {
         let layout = self.endpoint.layout();
         let padding = layout.padding();

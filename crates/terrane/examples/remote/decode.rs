@@ -1,4 +1,4 @@
-//! The process that goes on with the blocks: it offers room or takes them, and looks at every byte.
+//! The decode process: it exports its memory or reads prefill's blocks, and verifies every byte.
 
 use std::io;
 
@@ -14,13 +14,13 @@ use crate::tier::Side;
 /// The result of decode's check.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Verdict {
-    pub looked_at: u64,
+    pub checked_bytes: u64,
     pub mismatches: u64,
-    /// If it was decode that moved.
+    /// The measurement, if decode executed the transfer.
     pub measured: Option<Measured>,
 }
 
-/// Serves prefill, which started this process.
+/// Runs decode for prefill, which started this process.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let model = models::load(&options.model, options.tensor_parallel)?;
     let mut channel = Channel::new(io::stdin().lock(), io::stdout().lock());
@@ -31,7 +31,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         let measured = match options.mode {
             Mode::Write => {
                 channel.send(&side.agent.export(tier.endpoint.layout())?)?;
-                job.arrived(options, &side)?;
+                job.wait_for_arrival(options, &side)?;
                 None
             }
             Mode::Read => {
@@ -41,16 +41,16 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         };
         let (moved, layers) = (0..job.layers, job.config.num_layers());
         let arrived = tier.verify(&job.computed, &job.destination, &job.source, moved)?;
-        // Layers that were not asked for, and blocks that no process wrote to.
+        // Layers that were not requested, and blocks that no process wrote to.
         let (to, rest) = (&job.destination, job.layers..layers);
         let untouched = [
             tier.verify(&job.poison, to, to, rest)?,
             tier.verify(&job.poison, &job.others, &job.others, 0..layers)?,
         ];
         let all = || untouched.iter().chain([&arrived]);
-        channel.tell(&Verdict {
-            looked_at: all().map(|seen| seen.bytes.get()).sum(),
-            mismatches: all().map(|seen| seen.mismatches).sum(),
+        channel.send_json(&Verdict {
+            checked_bytes: all().map(|check| check.bytes.get()).sum(),
+            mismatches: all().map(|check| check.mismatches).sum(),
             measured,
         })?;
     }

@@ -1,4 +1,4 @@
-//! The errors of the program, each with its exit code.
+//! The errors of the example, each with its exit code.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use terrane::nixl::{ExportError, ImportError, NixlError};
 use terrane::transfer::{BytesInUse, Rejected, TransferError};
 use terrane_testkit::pattern::PatternError;
 
-/// Why the program ends early, or in the end says that it failed.
+/// The reason why the example ends early or reports a failure at its end.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("{mismatches} of {bytes} bytes that decode checked are wrong")]
@@ -33,17 +33,17 @@ pub enum Failure {
         #[source]
         source: LayoutError,
     },
-    #[error("cannot move {asked} layers, as there are {layers}; use fewer `--layers`")]
-    TooManyLayers { asked: u32, layers: u32 },
+    #[error("cannot move {requested} layers, because the model has {layers}; use fewer `--layers`")]
+    TooManyLayers { requested: u32, layers: u32 },
     #[error("{blocks} blocks are too many, because each needs two ids of 32 bits; use fewer")]
     TooManyIds { blocks: u32 },
     #[error(
-        "NIXL cannot be used here; in its repository `cargo xtask nixl` fetches it, and docs/nixl.md says more"
+        "NIXL cannot be loaded; in the repository, `cargo xtask nixl` downloads it (see docs/nixl.md)"
     )]
     Nixl(#[source] NixlError),
-    #[error("no GPU is available; `--tier system` needs none")]
+    #[error("no GPU is available; use `--tier system`")]
     NoGpu(#[source] CudaError),
-    #[error("the device failed; `--tier system` needs none")]
+    #[error("the device failed; use `--tier system` to run without a device")]
     Device(#[source] CudaError),
     #[error("cannot allocate and register the memory of the blocks; use fewer `--blocks`")]
     Tier(#[source] LayoutError),
@@ -72,7 +72,8 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// 1: bytes are wrong, or a transfer failed; 2: the options; 3: the machine.
+    /// 1: bytes are wrong, or a transfer failed; 2: invalid options; 3: a missing resource of the
+    /// machine.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::UnknownModel { .. }
@@ -82,7 +83,7 @@ impl Failure {
             | Self::TooManyIds { .. }
             | Self::Size(_) => 2,
             Self::Nixl(_) | Self::NoGpu(_) | Self::Device(_) | Self::Tier(_) | Self::Start(_) => 3,
-            // The exit code of the other process is that of this one.
+            // The exit code of the other process becomes the exit code of this one.
             Self::PeerEnded(status) => {
                 status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1).max(1)
             }
@@ -90,13 +91,13 @@ impl Failure {
         }
     }
 
-    /// Whether the failure has been printed already, or no reader of the output is left.
-    pub fn is_said_already(&self) -> bool {
+    /// Whether the other process has printed the failure already, or the output has no reader.
+    pub fn is_already_printed(&self) -> bool {
         match self {
             Self::Output(error) => error.kind() == io::ErrorKind::BrokenPipe,
-            // It said why on the same terminal, unless it was killed.
+            // The other process printed the reason to the same terminal, unless it was killed.
             Self::PeerEnded(status) => status.code().is_some(),
-            // Then the other process has ended, and says why if it was its own fault.
+            // The other process has ended, and printed the reason if it failed.
             Self::Channel(error) => error.kind() == io::ErrorKind::UnexpectedEof,
             _ => false,
         }

@@ -1,7 +1,7 @@
-//! KV blocks of a real model that go from one process to another: prefill has computed them, decode
-//! goes on with them. Both processes are started here; every byte is verified where it arrives.
+//! Moves KV blocks of a real model from a prefill process to a decode process. This program starts
+//! both. Every byte is verified in the process that receives it.
 //!
-//! `cargo run --release --features nixl --example remote`, or with `-- --help` for the options.
+//! `cargo run --release --features nixl --example remote`; `-- --help` lists the options.
 
 mod channel;
 mod cli;
@@ -32,16 +32,16 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            if !failure.is_said_already() {
-                say(who, &failure);
+            if !failure.is_already_printed() {
+                print_error(who, &failure);
             }
             ExitCode::from(failure.exit_code())
         }
     }
 }
 
-/// The error and what caused it.
-fn say(who: &str, failure: &Failure) {
+/// Prints the error and its causes.
+fn print_error(who: &str, failure: &Failure) {
     let mut text = format!("error: {who}{failure}\n");
     let mut cause = failure.source();
     while let Some(error) = cause {

@@ -1,4 +1,4 @@
-//! The moved blocks of a group of layers. Both processes draw the same ones.
+//! The blocks of a group of layers that are moved. Both processes compute the same random ids.
 
 use std::time::{Duration, Instant};
 
@@ -15,22 +15,22 @@ use crate::failure::Failure;
 use crate::models::Model;
 use crate::tier::Side;
 
-/// The amount that is moved by default.
+/// The number of bytes that are moved by default.
 const DEFAULT_BYTES: u64 = 128 << 20;
-/// A serving engine's allocator hands out blocks next to one another as long as it can.
-const NEIGHBOURS: usize = 4;
-/// How long one process waits for the other before it gives up.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// A serving engine's allocator returns adjacent blocks as long as possible.
+const ADJACENT_BLOCKS: usize = 4;
+/// The maximum time that one process waits for the other.
+pub const PEER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The blocks of one group of layers, and where they go.
+/// The blocks of one group of layers, and their destinations.
 pub struct Move {
     pub name: String,
-    /// The name, and which rank's blocks they are.
+    /// The model's name and the rank.
     pub model: String,
     pub config: LayoutConfig,
     pub source: Vec<u32>,
     pub destination: Vec<u32>,
-    /// The blocks of decode that no process writes to.
+    /// The blocks of decode that no process writes.
     pub others: Vec<u32>,
     pub layers: u32,
     pub computed: Pattern,
@@ -43,12 +43,12 @@ pub struct Move {
 pub struct Measured {
     pub path: String,
     pub bytes: u64,
-    /// Before neighbours were joined, and after.
+    /// The number of pieces, before adjacent ones were joined.
     pub pieces: u64,
     pub descriptors: u64,
     pub seconds: f64,
     pub predicted_seconds: f64,
-    /// As NIXL measured it, from its first request to the end of the last.
+    /// The time that NIXL measured, from its first request to the end of the last.
     pub nixl_seconds: Option<f64>,
     pub requests: Option<u64>,
 }
@@ -74,18 +74,18 @@ impl Move {
         let a_block = config(1)?.block_bytes().get();
         let default = u32::try_from((DEFAULT_BYTES / a_block).max(1)).unwrap_or(u32::MAX / 4);
         let blocks = options.blocks.unwrap_or(default);
-        // Room for others, which have to stay as they are.
+        // Space for other blocks, which must not change.
         let all = blocks.checked_add(blocks.div_ceil(4)).ok_or(Failure::TooManyIds { blocks })?;
         let config = config(all)?;
         let layers = options.layers.unwrap_or(config.num_layers());
         if layers > config.num_layers() {
-            let (asked, layers) = (layers, config.num_layers());
-            return Err(Failure::TooManyLayers { asked, layers });
+            let (requested, layers) = (layers, config.num_layers());
+            return Err(Failure::TooManyLayers { requested, layers });
         }
         let mut random = Seeded::new(options.seed);
         let mut draw = || -> Vec<u32> {
             let ids: Vec<u32> = (0..all).collect();
-            let mut runs: Vec<&[u32]> = ids.chunks(NEIGHBOURS).collect();
+            let mut runs: Vec<&[u32]> = ids.chunks(ADJACENT_BLOCKS).collect();
             random.shuffle(&mut runs);
             runs.concat()
         };
@@ -111,7 +111,7 @@ impl Move {
         })
     }
 
-    /// Makes the move as often as was asked, each time with a notification.
+    /// Executes the requested number of transfers, each with a notification.
     pub fn make(
         &self,
         options: &Options,
@@ -149,9 +149,9 @@ impl Move {
         })
     }
 
-    /// Waits until the other process has said of each round that its bytes are there.
-    pub fn arrived(&self, options: &Options, side: &Side) -> Result<(), Failure> {
-        let deadline = Instant::now() + PATIENCE;
+    /// Waits until the other process has notified this one of the end of each round.
+    pub fn wait_for_arrival(&self, options: &Options, side: &Side) -> Result<(), Failure> {
+        let deadline = Instant::now() + PEER_TIMEOUT;
         let mut missing: Vec<Vec<u8>> =
             (0..options.rounds).map(|round| message(&self.name, round)).collect();
         while !missing.is_empty() {

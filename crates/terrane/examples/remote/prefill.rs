@@ -1,4 +1,4 @@
-//! The process that has computed the blocks; it starts the other one, and reports.
+//! The prefill process, which has computed the blocks. It starts decode, and prints the report.
 
 use std::env;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -12,7 +12,7 @@ use crate::moves::{Measured, Move};
 use crate::report::{self, Line};
 use crate::tier::Side;
 
-/// Starts decode, moves the blocks of each group of the model, and prints what came of it.
+/// Starts decode, moves the blocks of each group of the model, and prints the results.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let model = models::load(&options.model, options.tensor_parallel)?;
     let jobs = Move::all(options, &model)?;
@@ -21,14 +21,14 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let moved = jobs.iter().map(|job| move_blocks(options, job, &side, &mut decode.channel));
     let lines: Vec<Line> = match moved.collect() {
         Ok(lines) => lines,
-        // If the other process has ended, its reason is the reason.
-        Err(failure) => return Err(decode.ended().unwrap_or(failure)),
+        // If the other process has ended, its failure is the cause.
+        Err(failure) => return Err(decode.failure().unwrap_or(failure)),
     };
     decode.finish()?;
     report::print(options, &lines).map_err(Failure::Output)?;
     let (mismatches, bytes) = lines
         .iter()
-        .fold((0, 0), |(wrong, all), line| (wrong + line.mismatches, all + line.looked_at));
+        .fold((0, 0), |(wrong, all), line| (wrong + line.mismatches, all + line.checked_bytes));
     if mismatches > 0 { Err(Failure::Mismatch { mismatches, bytes }) } else { Ok(()) }
 }
 
@@ -47,12 +47,12 @@ fn move_blocks(
         }
         Mode::Read => {
             channel.send(&side.agent.export(tier.endpoint.layout())?)?;
-            // Until then the blocks may not be used for anything else.
-            job.arrived(options, side)?;
+            // The blocks must not be used for anything else until then.
+            job.wait_for_arrival(options, side)?;
             None
         }
     };
-    let verdict: Verdict = channel.hear()?;
+    let verdict: Verdict = channel.receive_json()?;
     let measured: Option<Measured> = mine.or(verdict.measured);
     let measured =
         measured.ok_or_else(|| Failure::Channel(std::io::ErrorKind::InvalidData.into()))?;
@@ -62,19 +62,19 @@ fn move_blocks(
         blocks: job.source.len(),
         layers: job.layers,
         measured,
-        looked_at: verdict.looked_at,
+        checked_bytes: verdict.looked_at,
         mismatches: verdict.mismatches,
     })
 }
 
-/// The other process. Dropping it ends it.
+/// The decode process. Drop kills it.
 struct Decode {
     child: Child,
     channel: Channel<ChildStdout, ChildStdin>,
 }
 
 impl Decode {
-    /// This program again, with the same options and the other role.
+    /// Starts this program again, with the same options and the other role.
     fn start() -> Result<Self, Failure> {
         let program = env::current_exe().map_err(Failure::Start)?;
         let mut child = Command::new(program)
@@ -90,9 +90,9 @@ impl Decode {
         Ok(Self { child, channel: Channel::new(output, input) })
     }
 
-    /// How it ended, if it has ended badly.
-    fn ended(&mut self) -> Option<Failure> {
-        // It ends right after its last word, if it does: a moment is enough for that.
+    /// The failure of the process, if it has ended with one.
+    fn failure(&mut self) -> Option<Failure> {
+        // The process ends right after its last message, so a short wait is enough.
         let status = (0..100).find_map(|_| {
             let status = self.child.try_wait().ok()?;
             if status.is_none() {
@@ -111,7 +111,7 @@ impl Decode {
 
 impl Drop for Decode {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -9,15 +9,15 @@ use terrane::core::ByteCount;
 use crate::cli::{Mode, Options};
 use crate::moves::Measured;
 
-/// A transfer of one group's blocks.
+/// The transfer of one group's blocks.
 pub struct Line {
     pub name: String,
-    /// The model, with its ranks.
+    /// The model's name and the rank.
     pub model: String,
     pub blocks: usize,
     pub layers: u32,
     pub measured: Measured,
-    pub looked_at: u64,
+    pub checked_bytes: u64,
     pub mismatches: u64,
 }
 
@@ -27,7 +27,7 @@ impl Line {
     }
 
     const fn verified(&self) -> bool {
-        self.mismatches == 0 && self.looked_at > 0
+        self.mismatches == 0 && self.checked_bytes > 0
     }
 }
 
@@ -53,7 +53,7 @@ pub fn print(options: &Options, lines: &[Line]) -> io::Result<()> {
         writeln!(
             output,
             "{other} was notified of {rounds}; decode looked at {}, {} bytes of them wrong",
-            ByteCount::new(line.looked_at),
+            ByteCount::new(line.checked_bytes),
             line.mismatches,
         )?;
     }

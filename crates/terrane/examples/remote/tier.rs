@@ -1,5 +1,5 @@
-//! The blocks of one process: a layout that is registered with its agent, filled with a pattern, and
-//! verified against it.
+//! The blocks of one process: a layout that is registered with the process's agent, filled with a
+//! pattern, and verified.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use terrane_testkit::pattern::{InProcess, Pattern, Verification};
 use crate::cli::{MemoryTier, Options, Role};
 use crate::failure::Failure;
 
-/// Engines hold K and V of a layer in one tensor each: outer first.
+/// Engines have one tensor for K and V of each layer: outer first.
 const KIND: LayoutKind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
-/// One process's part of NIXL, and the device where its blocks are to be there.
+/// The NIXL agent of one process, and the device of its blocks, if it has one.
 pub struct Side {
     pub agent: Agent,
     tier: MemoryTier,
@@ -30,18 +30,18 @@ pub struct Side {
 /// The blocks.
 pub struct Tier {
     pub endpoint: Endpoint,
-    /// For memory of a device: how the processor sees it.
+    /// For device memory: a host copy through which the processor accesses it.
     image: Option<Image>,
 }
 
-/// Memory of the host in the same layout, and what copies between both.
+/// Host memory in the same layout, and the engine that copies between the two.
 struct Image {
     endpoint: Endpoint,
     manager: TransferManager,
 }
 
 impl Side {
-    /// An agent of this process's, whose transfers are timed by NIXL as well.
+    /// Creates the agent of this process. NIXL also measures the times of its transfers.
     pub fn new(options: &Options) -> Result<Self, Failure> {
         find_nixl()?;
         let gpu = match options.tier {
@@ -61,7 +61,7 @@ impl Side {
         Ok(Self { agent, tier: options.tier, gpu })
     }
 
-    /// Blocks of this shape, registered.
+    /// Allocates and registers blocks of this shape.
     pub fn allocate(&self, config: LayoutConfig) -> Result<Tier, Failure> {
         let system = || SystemAllocator::new(SystemOptions::default());
         let builder = LayoutBuilder::new(config).kind(KIND);
@@ -85,7 +85,7 @@ impl Side {
 }
 
 impl Tier {
-    /// Fills in all blocks.
+    /// Fills all blocks.
     pub fn fill(&self, pattern: &Pattern) -> Result<(), Failure> {
         let Some(image) = &self.image else {
             return Ok(pattern.fill(&self.endpoint)?);
@@ -94,7 +94,7 @@ impl Tier {
         image.copy(&image.endpoint, &self.endpoint)
     }
 
-    /// Looks at these blocks, in these layers.
+    /// Verifies these blocks, in these layers.
     pub fn verify(
         &self,
         pattern: &Pattern,
@@ -125,7 +125,7 @@ impl Image {
         })
     }
 
-    /// Copies all blocks; each step of this program waits for the one before.
+    /// Copies all blocks, and waits for the copy.
     fn copy(&self, from: &Endpoint, to: &Endpoint) -> Result<(), Failure> {
         let all: Vec<u32> = (0..from.layout().geometry().num_blocks()).collect();
         let copy = Transfer::new(from, to)
@@ -136,8 +136,9 @@ impl Image {
     }
 }
 
-/// NIXL where the dynamic linker finds it, or else in the file that the environment names: this
-/// repository's configuration of cargo names what `cargo xtask nixl` has fetched.
+/// Uses the NIXL that the dynamic linker finds, or the file in the environment variable. This
+/// repository's cargo configuration sets the variable to the file that `cargo xtask nixl` has
+/// downloaded.
 #[expect(clippy::disallowed_methods, reason = "the ban is for libraries; this is a program")]
 fn find_nixl() -> Result<(), Failure> {
     let Err(missing) = probe() else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! The cache of a serving engine, in system memory: one region a layer, as engines have.
+//! The cache of a serving engine, in system memory: one region for each layer, as in real engines.
 
 use std::error::Error;
 
@@ -7,14 +7,14 @@ use terrane::layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig
 use terrane::storage::{SystemAllocator, SystemOptions};
 use terrane::transfer::Endpoint;
 
-/// The blocks that requests compute on.
+/// The blocks that requests compute.
 pub(crate) struct Engine {
     endpoint: Endpoint,
 }
 
 impl Engine {
-    /// A cache of this many blocks of Llama 3.1 8B: 32 layers, K and V, 16 tokens, 8 heads of 128
-    /// elements of 2 bytes.
+    /// Allocates a cache of this many blocks of Llama 3.1 8B: 32 layers, K and V, 16 tokens, 8
+    /// heads of 128 elements of 2 bytes.
     pub(crate) fn new(blocks: u32) -> Result<Self, Box<dyn Error>> {
         let config = LayoutConfig::builder()
             .num_blocks(blocks)
@@ -51,7 +51,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a block has the bytes of its key, all of them.
+    /// Whether all bytes of a block are those of its key.
     pub(crate) fn is_right(&self, block: u32, key: &str) -> Result<bool, Box<dyn Error>> {
         let mut words = Words::new(key);
         let mut is_right = true;
@@ -64,29 +64,29 @@ impl Engine {
         Ok(is_right)
     }
 
-    /// Overwrites a block, so that old bytes are not taken for new ones.
+    /// Overwrites a block, so that the check cannot accept old bytes.
     pub(crate) fn wipe(&self, block: u32) -> Result<(), Box<dyn Error>> {
         let _hold = self.endpoint.hold_for_write(&[block])?;
         self.each_span(block, |span| span.fill(0xee));
         Ok(())
     }
 
-    /// Calls `each` with the memory of a block, whose write hold the caller has.
+    /// Calls `each` with the memory of a block. The caller must have a write hold on the block.
     fn each_span(&self, block: u32, mut each: impl FnMut(&mut [u8])) {
         let layout = self.endpoint.layout();
         layout.geometry().canonical_spans(block, u32::MAX, &mut |at, bytes| {
             let start = layout.location_at(at).and_then(|location| location.as_host());
             if let Some(start) = start {
                 let bytes = ByteCount::new(bytes).to_usize();
-                // SAFETY: the span is within the layout's memory. The write hold keeps transfers
-                // away, and this program has one thread that uses the endpoint.
+                // SAFETY: the span is within the layout's memory. The write hold excludes
+                // transfers, and this program has one thread that uses the endpoint.
                 each(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) });
             }
         });
     }
 }
 
-/// Words that follow from a key, by SplitMix64.
+/// Words derived from a key with SplitMix64.
 struct Words(u64);
 
 impl Words {

@@ -1,8 +1,9 @@
-//! Conversations of several turns over a store of KV blocks, in the shape of Llama 3.1 8B: a tier of
-//! host memory and a tier on disk. Half-way the process is killed, and another one goes on with the
-//! blocks that it finds. Every block that comes back is verified byte for byte.
+//! Conversations of several turns over a store of KV blocks, with the shape of Llama 3.1 8B. The
+//! store has a tier in host memory and a tier on disk. Half-way the process is killed, and another
+//! process continues with the blocks on disk. Every block that a get returns is verified byte for
+//! byte.
 //!
-//! `cargo run --release --example store`, or with `-- --help` for the options.
+//! `cargo run --release --example store`; `-- --help` lists the options.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints what it finds")]
 
@@ -24,37 +25,37 @@ use terrane::store::{BlockGroup, DiskTier, Recovery, Store};
 use engine::Engine;
 use report::{Report, TurnReport};
 
-/// Conversations over a store of KV blocks, with a kill and a restart half-way.
+/// Runs conversations over a store of KV blocks, with a kill and a restart half-way
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct Options {
-    /// The conversations.
+    /// The number of conversations
     #[arg(long, default_value_t = 6)]
     sessions: u32,
-    /// The turns of each conversation.
+    /// The number of turns of each conversation
     #[arg(long, default_value_t = 6)]
     turns: u32,
-    /// The blocks that each turn adds: 16 tokens, 2 MiB each.
+    /// The number of blocks that each turn adds: 16 tokens, 2 MiB each
     #[arg(long, default_value_t = 6)]
     blocks: u32,
-    /// The blocks of the system prompt, which all conversations share.
+    /// The number of blocks of the system prompt, which all conversations share
     #[arg(long, default_value_t = 8)]
     shared: u32,
-    /// The blocks of the tier of host memory.
+    /// The number of blocks of the tier in host memory
     #[arg(long, default_value_t = 64)]
     host_blocks: u32,
-    /// The blocks of the disk tier.
+    /// The number of blocks of the disk tier
     #[arg(long, default_value_t = 160)]
     disk_blocks: u32,
-    /// The directory of the disk tier; a temporary one by default.
+    /// The directory of the disk tier; a temporary one by default
     #[arg(long)]
     directory: Option<PathBuf>,
-    /// A file of metrics that is written five times a second, for `terrane top`.
+    /// A file for metrics, which `terrane top` reads; it is written five times a second
     #[arg(long)]
     metrics: Option<PathBuf>,
-    /// One JSON object instead of tables.
+    /// Prints one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// Runs the first half of the turns, and reports each on a line: for the process that is killed.
+    /// Internal: runs the first half of the turns, and prints a line after each
     #[arg(long, hide = true)]
     is_first_half: bool,
 }
@@ -80,7 +81,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         let directory = options.directory.as_deref().ok_or("the first half needs a directory")?;
         return first_half(options, directory);
     }
-    // Beside the build's files: a temporary directory is often in memory.
+    // A folder next to the build's files, because a temporary directory is often in memory.
     let temporary = match &options.directory {
         Some(_) => None,
         None => {
@@ -113,7 +114,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 impl Options {
-    /// The turns of all conversations.
+    /// The number of turns of all conversations.
     const fn all_turns(&self) -> u32 {
         self.sessions * self.turns
     }
@@ -122,7 +123,7 @@ impl Options {
         self.all_turns() / 2
     }
 
-    /// The blocks of the longest prompt.
+    /// The number of blocks of the longest prompt.
     const fn most_blocks(&self) -> u32 {
         self.shared + self.turns * self.blocks
     }
@@ -153,7 +154,7 @@ fn open(
 fn first_half(options: &Options, directory: &Path) -> Result<(), Box<dyn Error>> {
     let engine = Engine::new(options.most_blocks())?;
     let (store, _) = open(options, &engine, directory)?;
-    // It never ends by itself: after its half it goes on until it is killed.
+    // This function never returns: after its half, it continues until the process is killed.
     turns::run(options, (&store, &engine), 0..options.all_turns(), |turn| {
         println!("{}", serde_json::to_string(&turn)?);
         Ok(())
@@ -187,7 +188,7 @@ struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -207,7 +208,7 @@ impl Options {
     }
 }
 
-/// Bytes a second in gigabytes, or zero without time.
+/// The rate in gigabytes per second, or zero if no time has passed.
 pub(crate) fn gigabytes(bytes: ByteCount, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { bytes.get() as f64 / time.as_secs_f64() / 1e9 }
 }

@@ -15,17 +15,17 @@ use crate::{Options, gigabytes};
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct TurnReport {
     pub(crate) number: u32,
-    /// The blocks of the prompt.
+    /// The number of blocks of the prompt.
     pub(crate) blocks: usize,
     pub(crate) host: Loaded,
     pub(crate) disk: Loaded,
-    /// The blocks whose bytes were compared.
+    /// The number of blocks whose bytes were compared.
     pub(crate) verified: usize,
     pub(crate) put_bytes: u64,
     pub(crate) put_seconds: f64,
 }
 
-/// The blocks that came from one tier.
+/// The blocks that were loaded from one tier.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Loaded {
     pub(crate) blocks: usize,
@@ -41,7 +41,7 @@ pub(crate) struct Report {
     pub(crate) recovery: Option<Recovery>,
 }
 
-/// The sums of a half.
+/// The sums over one half.
 struct Half {
     turns: usize,
     blocks: usize,
@@ -153,7 +153,7 @@ impl Report {
         for (name, count) in names.zip(evictions) {
             println!("The second process evicted {count} blocks from the tier {name:?}.");
         }
-        println!("All blocks that came back had the right bytes.");
+        println!("All blocks that were loaded had the right bytes.");
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use crate::Options;
 use crate::engine::Engine;
 use crate::report::TurnReport;
 
-/// Runs some turns. The n-th turn of all belongs to session n modulo the sessions.
+/// Runs some turns. Turn n belongs to session n modulo the number of sessions.
 pub(crate) fn run(
     options: &Options,
     (store, engine): (&Store, &Engine),
@@ -20,7 +20,7 @@ pub(crate) fn run(
     for number in turns {
         let keys = keys_of(options, number);
         let mut turn = TurnReport { number, blocks: keys.len(), ..TurnReport::default() };
-        // A lease keeps the hits until they have been read.
+        // The lease prevents the eviction of the hits until they have been read.
         let lease = store.acquire(0, &keys, Duration::from_secs(60));
         let hits = lease.prefix();
         let (known, new) = keys.split_at(hits);
@@ -44,11 +44,11 @@ pub(crate) fn run(
         drop(lease);
         for (id, key) in (0..).zip(known) {
             if !engine.is_right(id, key)? {
-                return Err(format!("block {key} came back with wrong bytes").into());
+                return Err(format!("block {key} was loaded with wrong bytes").into());
             }
             turn.verified += 1;
         }
-        // The next session's blocks travel to host memory while this one computes.
+        // Load the next session's blocks into host memory during the computation of this one.
         let next = keys_of(options, number + 1);
         let prefetch = JobOptions::new().priority(Priority::Low);
         let prefetch = store.promote(&next, TierId::new(0), prefetch)?;
@@ -70,7 +70,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Gets blocks of one tier into the engine's cache.
+/// Loads blocks of one tier into the engine's cache.
 fn load(
     blocks: &[(u32, &String)],
     (store, engine): (&Store, &Engine),
@@ -98,7 +98,7 @@ fn load(
     Ok(())
 }
 
-/// The keys of the prompt of a turn: the system prompt, and what the session said so far.
+/// The keys of the prompt of a turn: the system prompt, and the earlier turns of the session.
 fn keys_of(options: &Options, number: u32) -> Vec<String> {
     let (session, turn) = (number % options.sessions, number / options.sessions);
     let shared = (0..options.shared).map(|block| format!("system {block}"));

@@ -7,7 +7,7 @@ use terrane::storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOption
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
-/// Device and pinned memory are simulated; system memory, which is pooled, and disk are real.
+/// Device and pinned memory are simulated. Pooled system memory and the disk are real.
 #[test]
 fn device_pinned_system_and_disk_share_one_budget() {
     let node = Budget::new("node", ByteCount::mib(8));
@@ -28,7 +28,7 @@ fn device_pinned_system_and_disk_share_one_budget() {
 
     let kept = [pinned.allocate(&of(4)).unwrap(), system.allocate(&of(2)).unwrap()];
     assert_eq!(host.live(), ByteCount::mib(6));
-    // The host's share is used up, and the node's is not.
+    // The host's budget is used up, but the node's is not.
     let refused = system.allocate(&of(1)).unwrap_err();
     assert!(refused.is_exhaustion(), "{refused}");
     let file = disk.allocate(&of(1)).unwrap();

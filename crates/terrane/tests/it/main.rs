@@ -1,4 +1,4 @@
-//! Integration tests of the facade: its paths, and its example as a user runs it.
+//! Integration tests of the facade: its paths, and its examples as a user runs them.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -6,7 +6,7 @@
     clippy::print_stderr,
     missing_docs,
     clippy::missing_errors_doc,
-    reason = "a test says what it expects by unwrapping it, and what it skipped by printing"
+    reason = "a test unwraps the results that it expects, and prints why it is skipped"
 )]
 
 mod budgets;

@@ -1,4 +1,4 @@
-//! The example does its job, and says so to programs and to people.
+//! The example `offload` succeeds, and prints results for programs and for people.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,12 +10,12 @@ use crate::run::{errors, files, offload, on_simulated_device, output};
 const FIELDS: [&str; 7] =
     ["hop", "path", "bytes", "seconds", "gb_per_s", "limit_gb_per_s", "verified"];
 
-/// The hops of a run without a device that is to succeed.
+/// The hops of a run without a device. The run must succeed.
 fn hops(arguments: &[&str]) -> Vec<Value> {
     hops_of(offload(&["--without", "gpu"]), arguments)
 }
 
-/// The hops of a run that is to succeed, with these arguments besides those that `command` has.
+/// The hops of a run with these arguments and those of `command`. The run must succeed.
 fn hops_of(mut command: Command, arguments: &[&str]) -> Vec<Value> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
@@ -115,7 +115,7 @@ fn people_get_a_table_and_the_reasons() {
     for said in [
         "llama-3.1-8b (llama)",
         "131072 bytes a token",
-        "compute tier: system memory (as asked for by --without gpu)",
+        "compute tier: system memory (as requested by --without gpu)",
         "direct I/O: ",
         "io_uring: ",
         "of padding",
@@ -126,7 +126,7 @@ fn people_get_a_table_and_the_reasons() {
         "| verified |",
         "| yes ",
     ] {
-        assert!(text.contains(said), "nothing is said of {said:?}:\n{text}");
+        assert!(text.contains(said), "the output lacks {said:?}:\n{text}");
     }
     assert!(!text.contains("| NO "), "{text}");
 }
@@ -162,12 +162,12 @@ fn people_hear_of_the_device() {
     for said in
         ["device tier: ", "compute capability", "by cuda (", "| device to pinned ", "| yes "]
     {
-        assert!(text.contains(said), "nothing is said of {said:?}:\n{text}");
+        assert!(text.contains(said), "the output lacks {said:?}:\n{text}");
     }
     assert!(!text.contains("| NO "), "{text}");
 }
 
-/// The simulated driver would be a device as any other.
+/// The simulated driver could be used here, but `--without gpu` ignores it.
 #[test]
 fn without_a_gpu_means_without_one() {
     let name = "without_a_gpu_means_without_one";

@@ -1,4 +1,4 @@
-//! The errors of the example, and the files that it leaves, when it cannot do its job.
+//! The errors of the example when it cannot run, and the files that it leaves.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use crate::run::{errors, files, offload, output, without_a_driver};
 
-/// The run fails with this code, and says these things on standard error and nothing elsewhere.
+/// The run exits with this code. Standard error contains these texts, and standard output is empty.
 fn fails(arguments: &[&str], code: i32, says: &[&str]) {
     let output = output(&[arguments, &["--json"]].concat());
     let text = errors(&output);
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
     for said in says {
-        assert!(text.contains(said), "{arguments:?} does not say {said:?}: {text}");
+        assert!(text.contains(said), "{arguments:?} does not print {said:?}: {text}");
     }
     assert!(output.stdout.is_empty(), "{arguments:?}");
 }
@@ -32,7 +32,7 @@ fn options_that_make_no_sense() {
     fails(&["--frobnicate"], 2, &["--frobnicate"]);
 }
 
-/// The reason is typed: no library, too old a driver, or no device.
+/// The reason is typed: a missing library, an old driver, or no device.
 #[test]
 fn a_gpu_that_is_required_and_missing() {
     let run = |arguments: &[&str]| without_a_driver(arguments).output().unwrap();
@@ -82,11 +82,11 @@ fn directories_that_cannot_be_used() {
     let file = directory.path().join("file");
     fs::write(&file, "").unwrap();
     fails(&["--disk-path", file.to_str().unwrap()], 3, &["cannot hold the disk tier"]);
-    // Root may write everywhere but where the kernel itself says no.
+    // Root may write everywhere except where the kernel refuses it.
     fails(&["--disk-path", "/proc"], 3, &["cannot hold the disk tier", "/proc"]);
 }
 
-/// The reader of the output may stop reading.
+/// The reader of the output may close the pipe.
 #[test]
 fn a_closed_pipe_is_no_panic() {
     let (reader, writer) = std::io::pipe().unwrap();
@@ -106,10 +106,10 @@ fn a_kill_in_the_middle_leaves_no_file() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // Once both are made, the tier's and that of the limits: where no file can be made without a
-    // name, one has a name for a moment.
+    // Wait until both files exist: the tier's file and the limits' file. If the file system has no
+    // unnamed files, a file has a name for a moment.
     while nameless_files(child.id(), directory.path()) < 2 {
-        assert_eq!(child.try_wait().unwrap(), None, "it ended by itself");
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before the kill");
         std::thread::sleep(Duration::from_millis(5));
     }
     child.kill().unwrap();
@@ -117,7 +117,7 @@ fn a_kill_in_the_middle_leaves_no_file() {
     assert_eq!(files(directory.path()), [] as [PathBuf; 0]);
 }
 
-/// How many files in `directory` a process has open that have no name any more.
+/// The number of files in `directory` that a process has open and that have no name any more.
 fn nameless_files(process: u32, directory: &Path) -> usize {
     let targets = open_files(process, directory).into_iter();
     let targets = targets.filter_map(|path| fs::read_link(path).ok());
@@ -125,7 +125,8 @@ fn nameless_files(process: u32, directory: &Path) -> usize {
     nameless.collect::<BTreeSet<_>>().len()
 }
 
-/// The files in `directory` that a process has open, named or not, as paths that open them again.
+/// The files in `directory` that a process has open, with or without a name, as paths that open
+/// them again.
 fn open_files(process: u32, directory: &Path) -> Vec<PathBuf> {
     let descriptors = Path::new("/proc").join(process.to_string()).join("fd");
     let Ok(entries) = fs::read_dir(descriptors) else { return Vec::new() };
@@ -138,7 +139,8 @@ fn open_files(process: u32, directory: &Path) -> Vec<PathBuf> {
 /// Another thread overwrites the scratch files during the run. The run reports wrong bytes and fails.
 #[test]
 fn wrong_bytes_are_found() {
-    // On a busy machine a run can end before it reads an overwritten byte. Then a longer one runs.
+    // On a busy machine, a run can end before it reads an overwritten byte. Then a run with more
+    // rounds is started.
     let mut outputs = ["40", "200", "1000"].into_iter().map(scribbled_into);
     let output = outputs.find(|output| !output.status.success());
     let output = output.expect("no run found any wrong byte");
@@ -166,7 +168,7 @@ fn scribbled_into(rounds: &str) -> Output {
         scope.spawn(|| {
             while !ended.load(Ordering::Relaxed) {
                 for path in open_files(process, directory.path()) {
-                    // Descriptors close while we look; then there is nothing to scribble into.
+                    // Descriptors close meanwhile, and then the file cannot be opened.
                     if let Ok(file) = fs::OpenOptions::new().write(true).open(path) {
                         let _ = file.write_at(&[0x5A; 4096], 3 << 20);
                     }
@@ -180,7 +182,7 @@ fn scribbled_into(rounds: &str) -> Output {
     })
 }
 
-/// A tmpfs of 8 MiB takes neither the blocks nor, at first, more than its size.
+/// A tmpfs of 8 MiB can store neither the blocks nor, at first, more than its size.
 #[test]
 fn a_full_disk_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
@@ -201,7 +203,7 @@ fn a_full_disk_is_an_error() {
 
     assert_eq!(full.status.code(), Some(3), "{}", errors(&full));
     for said in ["cannot allocate the disk tier", "free space or choose another directory"] {
-        assert!(errors(&full).contains(said), "{said:?} is not said: {}", errors(&full));
+        assert!(errors(&full).contains(said), "{said:?} is not printed: {}", errors(&full));
     }
     assert!(fits.status.success(), "{}", errors(&fits));
     assert_eq!(left, [] as [PathBuf; 0]);

@@ -1,4 +1,4 @@
-//! The tests that `docs/parity.md` names exist.
+//! Checks that the tests in `docs/parity.md` exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,8 +12,8 @@ fn page() -> String {
     fs::read_to_string(crates().join("../docs/parity.md")).unwrap()
 }
 
-/// The tests that a text names: `crate/path/file.rs::function` between backticks, or the same of a
-/// file of Python's.
+/// The tests in a text: `crate/path/file.rs::function` between backticks, or the same for a Python
+/// file.
 fn named_tests(text: &str) -> Vec<(&str, &str)> {
     let names = text.split('`').filter_map(|code| code.split_once("::"));
     names.filter(|(file, _)| file.ends_with(".rs") || file.ends_with(".py")).collect()
@@ -54,8 +54,8 @@ fn every_row_is_there_once_and_proved_or_open() {
         let is_proved = !named_tests(line).is_empty();
         let is_partly = line.contains("*partly*");
         assert!(is_open || is_proved, "{row} names no test and is not open");
-        assert_eq!(is_open && is_proved, is_partly, "{row} has to say what is open");
-        assert!(found.insert(row.clone()), "{row} is there twice");
+        assert_eq!(is_open && is_proved, is_partly, "{row} must state what is open");
+        assert!(found.insert(row.clone()), "{row} occurs twice");
     }
     assert_eq!(found, expected);
 }

@@ -1,4 +1,4 @@
-//! Every path that the facade promises, named once; a path that moves does not compile.
+//! Uses every public path of the facade once. If a path moves, this file does not compile.
 
 use std::path::Path;
 
@@ -108,7 +108,7 @@ fn transfer() {
     let _: fn(terrane::transfer::TransferError) = drop;
 }
 
-/// All of the prelude, from a config to a completion.
+/// Uses all of the prelude, from a config to a completion.
 #[test]
 fn prelude() {
     use terrane::prelude::*;

@@ -1,4 +1,4 @@
-//! Runs examples as a user would.
+//! Runs examples as a user does.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,8 +12,8 @@ pub fn example() -> &'static Path {
 
 /// The binary of an example.
 ///
-/// `cargo test` builds examples beside the tests. Told to build some tests only, it does not, and
-/// the example is built here, unless an earlier build has left it.
+/// `cargo test` builds examples with the tests. If only some tests are built, the example is
+/// missing, so this function builds it, unless an earlier build has left it.
 pub fn binary(example: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/it-HASH");
@@ -32,21 +32,23 @@ pub fn binary(example: &str) -> PathBuf {
     target.join("debug/examples").join(example)
 }
 
-/// The example with these arguments.
+/// The command of the example with these arguments.
 pub fn offload(arguments: &[&str]) -> Command {
     let mut command = Command::new(example());
     command.args(arguments);
     command
 }
 
-/// The example with these arguments, for which the simulated driver is CUDA's; `None` after having
-/// said that it has not been built.
+/// The command of the example with these arguments and the simulated driver instead of CUDA's.
+/// `None`, with a printed skip, if the simulated driver is not built.
 pub fn on_simulated_device(test: &str, arguments: &[&str]) -> Option<Command> {
     let binary = std::env::current_exe().unwrap();
     let target = binary.ancestors().nth(3).expect("target/PROFILE/deps/it-HASH");
     let folder = target.join("simulated-cuda");
     if !folder.join("libcuda.so.1").is_file() {
-        eprintln!("skipped: {test}: the simulated driver is not built; `cargo xtask test` does so");
+        eprintln!(
+            "skipped: {test}: the simulated driver is not built; `cargo xtask test` builds it"
+        );
         return None;
     }
     let mut command = offload(arguments);
@@ -54,15 +56,15 @@ pub fn on_simulated_device(test: &str, arguments: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-/// The example with these arguments, on a machine whose linker finds no driver.
+/// The command of the example on a machine whose linker finds no driver.
 pub fn without_a_driver(arguments: &[&str]) -> Command {
     let mut command = offload(arguments);
-    // No device is visible even where a driver is.
+    // Hide all devices even if a driver is found.
     command.env("CUDA_VISIBLE_DEVICES", "").env_remove("LD_LIBRARY_PATH");
     command
 }
 
-/// The output with these arguments.
+/// The output of a run with these arguments.
 pub fn output(arguments: &[&str]) -> Output {
     offload(arguments).output().unwrap()
 }

@@ -1,4 +1,4 @@
-//! The example `store`, as a user would run it.
+//! The example `store`, as a user runs it.
 
 use std::process::Command;
 

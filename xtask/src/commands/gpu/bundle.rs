@@ -1,4 +1,4 @@
-//! Building, stripping and collecting what goes to a GPU machine.
+//! Builds, strips and collects the files for a GPU machine.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use crate::commands::python;
 use crate::commands::simulated::{GPU_TESTS, with_gpu_tests};
 use crate::workspace::Workspace;
 
-/// The crate, the flag and the name of each program beside the tests, and what the bundle calls it.
+/// The crate, the cargo flag and the name of each program, and its name in the bundle.
 const PROGRAMS: [(&str, &str, &str, &str); 7] = [
     ("terrane-bench", "--bin", "gpu", "bench"),
     ("terrane-bench", "--bin", "nixl", "bench-nixl"),
@@ -25,12 +25,12 @@ const PROGRAMS: [(&str, &str, &str, &str); 7] = [
     ("terrane-cli", "--bin", "terrane", "terrane"),
 ];
 
-/// A packed bundle travels to machines over slow lines.
+/// The maximum size of a packed bundle, because it is copied over slow connections.
 const MOST_PACKED_BYTES: u64 = 48 << 20;
 
 const RUN: &str = include_str!("run.sh");
 
-/// Left in each bundle, so that only a bundle is ever replaced.
+/// The file that marks a folder as a bundle, so that only bundles are ever replaced.
 const MARK: &str = "VERSION";
 
 /// Builds everything and collects it in `folder`.
@@ -77,7 +77,7 @@ pub fn make(workspace: &Workspace, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Packs the folder, as `gpu-bundle`, into one file of the target folder.
+/// Packs the folder into one file of the target folder, under the name `gpu-bundle`.
 fn pack(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
     let packed = workspace.target().join("gpu-bundle.tar.gz");
     Tool::new(workspace, "tar")
@@ -87,8 +87,8 @@ fn pack(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
     Ok(packed)
 }
 
-/// Puts the library of the interop tests into the folder, and those of the tests that need PyTorch
-/// with CUDA.
+/// Copies the library of the interop tests into the folder, and the tests that need PyTorch with
+/// CUDA.
 fn pack_interop(workspace: &Workspace, folder: &Path) -> Result<()> {
     let artifacts = build(workspace, &["build", "--package", interop::CRATE])?;
     let mut files = artifacts.iter().flat_map(|artifact| &artifact.filenames);
@@ -107,8 +107,8 @@ fn pack_interop(workspace: &Workspace, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts the Python package, its tests and pytest into the folder as `python.tar.gz`, which `run.sh`
-/// unpacks. Packed, they take a quarter of the room.
+/// Copies the Python package, its tests and pytest into the folder as `python.tar.gz`, which
+/// `run.sh` unpacks. The archive is a quarter of their size.
 fn pack_python(workspace: &Workspace, folder: &Path) -> Result<()> {
     let stage = workspace.target().join("python-bundle");
     if stage.exists() {
@@ -122,9 +122,9 @@ fn pack_python(workspace: &Workspace, folder: &Path) -> Result<()> {
     fs::remove_dir_all(&stage).with_context(|| format!("cannot remove {}", stage.display()))
 }
 
-/// Puts NIXL into the folder as `nixl.tar.gz`, which `run.sh` unpacks: with the plugins for memory
-/// and files, and UCX without the modules for networks that its test machines have not. Packed, it
-/// takes a sixth of the room.
+/// Copies NIXL into the folder as `nixl.tar.gz`, which `run.sh` unpacks. It includes the plugins
+/// for memory and files, and UCX without the modules for networks that the test machines lack. The
+/// archive is a sixth of the size.
 fn pack_nixl(workspace: &Workspace, folder: &Path) -> Result<()> {
     let nixl = nixl::provide(workspace)?;
     let stage = workspace.target().join("nixl-bundle");
@@ -133,7 +133,9 @@ fn pack_nixl(workspace: &Workspace, folder: &Path) -> Result<()> {
     }
     let wanted = |module: &str| nixl::is_transport(module) && !module.starts_with("libuct_ib");
     for library in nixl.loaded(workspace, wanted)? {
-        let name = library.strip_prefix(nixl.folder()).context("a library lies elsewhere")?;
+        let name = library
+            .strip_prefix(nixl.folder())
+            .context("a library is outside the folder of NIXL")?;
         let to = stage.join(name);
         let parent = to.parent().unwrap_or(&stage);
         fs::create_dir_all(parent)
@@ -159,7 +161,7 @@ fn strip(workspace: &Workspace, how: &str, from: &Path, to: &Path) -> Result<()>
         .context("cannot strip; install binutils")
 }
 
-/// Every test binary called `gpu`, under the name of its crate.
+/// Returns every test binary called `gpu`, under the name of its crate.
 fn built_tests(workspace: &Workspace) -> Result<Vec<(PathBuf, PathBuf)>> {
     let packages = with_gpu_tests(workspace);
     if packages.is_empty() {
@@ -182,7 +184,7 @@ fn built_tests(workspace: &Workspace) -> Result<Vec<(PathBuf, PathBuf)>> {
     Ok(files)
 }
 
-/// Runs cargo in release mode, and gives what it built.
+/// Runs cargo in release mode, and returns the built artifacts.
 fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<Artifact>> {
     let output = with_nixl(workspace, Tool::cargo(workspace))?
         .args(arguments)
@@ -204,7 +206,7 @@ fn executables(artifacts: &[Artifact]) -> impl Iterator<Item = (&Target, PathBuf
     })
 }
 
-/// Makes room; a folder that is no bundle is left alone.
+/// Empties the folder. Fails if it is not empty and not a bundle.
 fn clear(folder: &Path) -> Result<()> {
     let mut entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -219,7 +221,7 @@ fn clear(folder: &Path) -> Result<()> {
     fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
-/// The commit that was built, where git knows it.
+/// Returns the commit of the build, if git knows it.
 fn version(workspace: &Workspace) -> String {
     let described = Tool::new(workspace, "git")
         .args(["describe", "--always", "--dirty", "--abbrev=12"])

@@ -1,4 +1,4 @@
-//! `gpu`: what needs a GPU, as a folder that runs on a machine without Rust.
+//! `gpu`: GPU tests and benchmarks, as a folder for machines without Rust.
 
 mod bundle;
 #[cfg(test)]
@@ -22,13 +22,13 @@ pub struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Builds all that needs a GPU into one folder with a `run.sh`, 48 MiB packed at most
+    /// Builds all GPU tests and benchmarks into one folder with a `run.sh`, at most 48 MiB packed
     ///
-    /// The folder has, in release mode and stripped: every test binary named `gpu`, the benchmark
-    /// suites `gpu` and `nixl`, the calibration, the kernel rates, the examples `offload` and
-    /// `remote`, the command `terrane`, and NIXL itself, which is fetched if necessary. Copy the
+    /// The folder has release builds of every test binary named `gpu`, and of the benchmark suites
+    /// `gpu` and `nixl`. It also has the calibration, the kernel rates, the examples `offload` and
+    /// `remote`, and the command `terrane`. NIXL is included and fetched if necessary. Copy the
     /// folder, or `target/gpu-bundle.tar.gz` with the same content, to a machine with an NVIDIA
-    /// driver and run `./run.sh` there. `./run.sh --help` lists its options. It needs a POSIX shell
+    /// driver. Run `./run.sh` there; `./run.sh --help` lists its options. It needs a POSIX shell
     /// and awk, but no Rust and no CUDA toolkit.
     Bundle {
         /// The folder; an earlier bundle in it is replaced [default: target/gpu-bundle]
@@ -37,7 +37,7 @@ enum Action {
     },
     /// Builds the bundle and runs it here, for machines with Rust and a GPU
     ///
-    /// Without a GPU everything is skipped, with the reason.
+    /// Without a GPU, skips all tests and prints the reason.
     Test {
         /// The arguments of `run.sh`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]

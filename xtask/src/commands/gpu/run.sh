@@ -1,32 +1,31 @@
 #!/bin/sh
-# Runs what needs a GPU: tests, the example, the calibration, benchmarks, the sanitizer.
-# Made by `cargo xtask gpu bundle`; needs no Rust, only a POSIX shell and awk. `./run.sh --help`.
+# Runs tests, the example, the calibration, benchmarks and the sanitizer on a GPU.
+# `cargo xtask gpu bundle` builds the bundle. It needs no Rust, only a POSIX shell and awk. See `./run.sh --help`.
 set -u
 
 usage() {
     cat <<'END'
 usage: run.sh [OPTIONS] [-- ARGUMENTS OF THE BENCHMARKS]
 
-Without options: every test binary one test at a time, tensors to and from PyTorch, the examples, and
+Without options, runs every test binary one test at a time, the tests with PyTorch, the examples, and
 the calibration.
 
-  --bench          also the benchmarks, those of NIXL included, the rates of the kernels, and the
-                   ways to copy blocks, beside those of PyTorch
-  --sanitize       also compute-sanitizer (memcheck, racecheck) over the tests of the kernels
-  --only PART      only one of tests, interop, python, example, remote, calibrate, bench, bench-nixl,
+  --bench          also runs the benchmarks, including those of NIXL, the rates of the kernels, and
+                   `terrane bench movers` with PyTorch
+  --sanitize       also runs compute-sanitizer (memcheck, racecheck) on the tests of the kernels
+  --only PART      runs only one of tests, interop, python, example, remote, calibrate, bench, bench-nixl,
                    kernel-rates, movers, sanitize
-  --filter TEXT    only tests whose name contains TEXT
-  --json FILE      writes what bench and bench-nixl measure to FILE, one JSON object a line
-  --timeout N      ends a test binary, or a benchmark, after N seconds (default 300; 1500 for
+  --filter TEXT    runs only tests whose name contains TEXT
+  --json FILE      writes the results of bench and bench-nixl to FILE, one JSON object per line
+  --timeout N      kills a test binary or a benchmark after N seconds (default 300; 1500 for
                    a benchmark)
-  --logs DIRECTORY keeps the whole output of everything there (default: a new temporary one)
+  --logs DIRECTORY writes the full output of every program there (default: a new temporary directory)
 
-The arguments after -- go to bench and to bench-nixl. Both know --filter TEXT, --check, --smoke,
---warm-up N and --repeats N; what only one of them knows (its --help lists it) goes to that one, with
---only.
+The arguments after -- are passed to bench and bench-nixl. Both accept --filter TEXT, --check, --smoke,
+--warm-up N and --repeats N. Their --help lists the other options; select the program with --only.
 
-What cannot run here is counted as skipped, and named with its reason. The last line is
-`N passed, N failed, N skipped`; the exit status is 0 if nothing failed.
+A part that cannot run is counted as skipped, with its reason. The last line is
+`N passed, N failed, N skipped`. The exit status is 0 if nothing failed.
 END
 }
 
@@ -78,11 +77,11 @@ wants() {
 
 skip() { echo "skipped: $1: $2" | tee -a "$skips"; }
 
-# limited SECONDS COMMAND...: ends it after so many seconds (status 124, or 137 if it would not).
+# limited SECONDS COMMAND...: ends the command after this time (status 124, or 137 if it had to be killed).
 if command -v timeout >/dev/null 2>&1; then
     limited() { timeout --kill-after=10 "$@"; }
 else
-    echo "there is no \`timeout\` here: what hangs is not ended"
+    echo "\`timeout\` is not installed: programs that hang are not ended"
     limited() { shift; "$@"; }
 fi
 
@@ -95,20 +94,20 @@ machine() {
         fields=index,name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current
         nvidia-smi --query-gpu=$fields --format=csv 2>&1
     else
-        echo "device: there is no nvidia-smi here"
+        echo "device: nvidia-smi is not installed"
     fi
     if [ -r "$here/VERSION" ]; then echo "bundle: $(cat "$here/VERSION")"; fi
     echo "logs: $logs"
 }
 
-# Reads the output of libtest (one thread, nothing captured). For each test one line goes to
-# RESULTS: `passed NAME`, `failed NAME`, or `skipped NAME`. The skips' reasons go to SKIPS. The
-# output of tests that failed is shown.
+# Reads the output of libtest (one thread, without capture). Writes one line for each test to RESULTS:
+# `passed NAME`, `failed NAME`, or `skipped NAME`. Writes the reasons of skips to SKIPS. Prints the
+# output of failed tests.
 #
-# A test's block is all that follows its `test NAME ... `; its result is the block's last line that
-# ends with one. Where the binary was ended, or crashed, the test that was running has failed.
-# The awk program has no apostrophe in it, and its variables come from the environment: awk would
-# read escapes in what -v gives it.
+# The block of a test is the text after its `test NAME ... `. Its result is at the end of the last line
+# of the block that ends with a result. If the binary was ended or crashed, the running test failed.
+# The awk program has no apostrophe, and its variables are from the environment, because awk would
+# interpret escapes in values of -v.
 read_results='
 function finish(   i, result, text) {
     if (name == "") return
@@ -157,17 +156,17 @@ END { last = 1; finish() }
 lines() { awk 'END {print NR}' "$1"; }
 count() { awk -v what="$1" '$1 == what {n++} END {print n + 0}' "$2"; }
 
-# suite LABEL LOG FILTER COMMAND...: a test binary, perhaps behind a tool.
+# suite LABEL LOG FILTER COMMAND...: runs a test binary, directly or under a tool.
 suite() {
     label=$1 log=$2 FILTER=$3
     export FILTER
     shift 3
-    # In scratch files of this suite: the names still to run, what they gave.
+    # Scratch files of this suite: the names of the remaining tests, and their results.
     NAMES=$logs/names RESULTS=$logs/results SKIPS=$skips output=$logs/output
     export NAMES RESULTS SKIPS
     : >"$log"
     : >"$RESULTS"
-    # The last argument is the binary, which is asked without the tool what it has.
+    # The last argument is the binary. It lists its tests without the tool.
     for binary; do :; done
     if ! "$binary" --list --format terse >"$output" 2>&1; then
         cat "$output"
@@ -183,7 +182,7 @@ suite() {
     fi
     begin=$(date +%s)
     while [ -s "$NAMES" ]; do
-        # What is named exactly runs, also after a test that took the binary down with it.
+        # Runs tests by their exact names, so that the remaining tests run after a crash.
         # shellcheck disable=SC2046 # Names of tests have no spaces.
         limited "${limit:-300}" "$@" --exact --test-threads=1 --nocapture \
             $(cat "$NAMES") >"$output" 2>&1
@@ -199,8 +198,8 @@ suite() {
         fi
         case $status in
             0 | 101) ;;
-            # Ended, crashed, or the sanitizer's own verdict (99), though each test may have passed.
-            *) echo "$label: status $status; going on with the tests that are left" ;;
+            # Ended, crashed, or the error status of the sanitizer (99), even if each test passed.
+            *) echo "$label: status $status; continuing with the remaining tests" ;;
         esac
         awk 'FILENAME == ENVIRON["RESULTS"] {done[$2] = 1; next} !($0 in done)' \
             "$RESULTS" "$NAMES" >"$NAMES.left"
@@ -227,7 +226,7 @@ run_tests() {
     cat "$logs"/cufile*.log 2>/dev/null | awk '/ ERROR / {sub(/.* ERROR */, ""); if (!seen[$0]++) print "cufile: " $0}'
 }
 
-# add_up LABEL STATUS: the results of Python tests, which report to the log of this label as libtest does.
+# add_up LABEL STATUS: counts the results of Python tests. Their log has libtest's format.
 add_up() {
     log=$logs/$1.log
     counts=$(sed -n 's/^test result: [a-zA-Z]*\. \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log")
@@ -240,7 +239,7 @@ add_up() {
     echo "$1: $p passed, $f failed"
 }
 
-# Tensors to and from PyTorch, where there is one: Python tests that report as libtest does.
+# Tensors to and from PyTorch, if it is installed. The Python tests report in libtest's format.
 run_interop() {
     echo "== interop"
     if [ ! -d "$here/interop" ]; then
@@ -248,7 +247,7 @@ run_interop() {
         return
     fi
     if ! python3 -c 'import torch' >/dev/null 2>&1; then
-        skip interop "there is no python3 with PyTorch here"
+        skip interop "no python3 with PyTorch is installed"
         return
     fi
     limited "${limit:-900}" env LD_LIBRARY_PATH="$own_path" \
@@ -258,7 +257,7 @@ run_interop() {
     add_up interop $status
 }
 
-# The Python package over PyTorch's CUDA tensors and over the driver, by the bundle's own pytest.
+# The tests of the Python package with PyTorch's CUDA tensors and with the driver, by the bundle's pytest.
 run_python() {
     echo "== python"
     if [ ! -r "$here/python.tar.gz" ]; then
@@ -266,7 +265,7 @@ run_python() {
         return
     fi
     if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
-        skip python "there is no python3 of 3.11 or newer here"
+        skip python "no python3 of version 3.11 or newer is installed"
         return
     fi
     package=$logs/python
@@ -280,7 +279,7 @@ run_python() {
         python3 -m pytest --report-lines -p no:cacheprovider -p no:terminal -k "$filter" \
         "$package/tests" >"$logs/python.log" 2>&1
     status=$?
-    # 5: no test has such a name.
+    # 5: the filter matches no test.
     if [ $status -eq 5 ]; then status=0; fi
     add_up python $status
 }
@@ -293,12 +292,12 @@ run_sanitizer() {
     fi
     for tool in memcheck racecheck; do
         if [ -z "$sanitizer" ]; then
-            skip "sanitize/$tool" "there is no compute-sanitizer here"
+            skip "sanitize/$tool" "compute-sanitizer is not installed"
             continue
         fi
         for binary in "$here"/tests/*; do
             [ -x "$binary" ] || continue
-            # Only some binaries have such tests.
+            # Only some binaries have tests of kernels.
             "$binary" --list --format terse 2>/dev/null | grep -q "kernels::" || continue
             suite "sanitize/$tool/${binary##*/}" "$logs/$tool-${binary##*/}.log" \
                 "${filter:-kernels::}" \
@@ -307,9 +306,9 @@ run_sanitizer() {
     done
 }
 
-# program LABEL LOG OUT SECONDS COMMAND...: passed if it ends with 0 and has printed something, skipped
-# if with 3 (what the machine cannot do), and also if it measured nothing. Standard output is written
-# to OUT while it runs, behind what the file of --json has already, and is in LOG.out afterwards.
+# program LABEL LOG OUT SECONDS COMMAND...: runs a program. It passed if its status is 0 and it printed
+# something. It is skipped if its status is 3 (the machine lacks a requirement) or if it measured nothing.
+# Standard output is appended to OUT while the program runs, and is in LOG.out afterwards.
 program() {
     label=$1 log=$2 out=$3
     shift 3
@@ -334,10 +333,10 @@ program() {
             elif grep -q '^skipped: ' "$log.err"; then
                 echo "$label: skipped"
             else
-                skip "$label" "it measured nothing, as none of its cases was asked for"
+                skip "$label" "it measured nothing, because no case was selected"
             fi ;;
         3)
-            # The first line says what is missing; a cause may follow it.
+            # The first line has the missing requirement. A cause may follow.
             skip "$label" "$(awk '{sub(/^(error|  caused by): /, ""); printf "%s%s", (NR > 1 ? ": " : ""), $0}' "$log.err")" ;;
         *)
             failed=$((failed + 1))
@@ -345,7 +344,7 @@ program() {
     esac
 }
 
-# benchmark NAME ARGUMENTS...: a suite of the benchmarks, and with --json the targets that it missed.
+# benchmark NAME ARGUMENTS...: runs a benchmark suite. With --json, prints the missed targets.
 benchmark() {
     name=$1
     shift
@@ -361,8 +360,8 @@ benchmark() {
         sed 's/.*"case":"\([^"]*\)".*"ratio":\([^,]*\),"target":\([^,]*\),.*/missed: \1: ratio \2 of \3/'
 }
 
-# The ways to copy blocks, of the command `terrane`. PyTorch's ways are a result of their own: what was
-# not measured is in the JSON, with its reason.
+# `terrane bench movers`: methods to copy blocks. PyTorch's methods are a separate result. The JSON has the
+# reason of each method that was not measured.
 run_movers() {
     echo "== movers"
     limited "${limit:-300}" "$here/terrane" doctor --require gpu >"$logs/doctor.log" 2>&1
@@ -395,10 +394,10 @@ run_movers() {
     esac
 }
 
-# What the machine says; PyTorch brings libraries of its own, and is to have them.
+# The library path of the machine, for PyTorch, which has its own libraries.
 own_path=${LD_LIBRARY_PATH-}
 
-# NIXL, for what runs below, with the libraries of the CUDA toolkit that it needs besides the driver.
+# NIXL, for the parts below, with the libraries of the CUDA toolkit that it needs.
 unpack_nixl() {
     [ -r "$here/nixl.tar.gz" ] || return
     nixl=$logs/nixl
@@ -408,8 +407,8 @@ unpack_nixl() {
     fi
     LD_LIBRARY_PATH=$nixl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     export LD_LIBRARY_PATH
-    # GDS without the kernel module nvidia-fs goes through the host, if it is told to. Then each I/O
-    # of a batch has a bounce buffer, and a submit for which too few are free never returns.
+    # Without the kernel module nvidia-fs, GDS can copy through the host if configured. Then each I/O of
+    # a batch needs a bounce buffer, and a submit with too few free buffers never returns.
     if [ -z "${CUFILE_ENV_PATH_JSON-}" ] && [ ! -e /proc/driver/nvidia-fs ]; then
         CUFILE_ENV_PATH_JSON=$logs/cufile.json CUFILE_FORCE_COMPAT_MODE=true
         printf '{"logging": {"dir": "%s", "level": "INFO"},\n "properties": {%s}}\n' "$logs" \
@@ -434,7 +433,7 @@ if wants example; then
     program example "$logs/example.log" "$logs/example.out" "${limit:-300}" \
         "$here/offload" --require gpu
 fi
-# Two processes of one device, and of one host.
+# Two processes with one device, and two with host memory.
 if wants remote && [ -x "$here/remote" ]; then
     echo "== remote"
     for tier in device pinned; do

@@ -1,4 +1,4 @@
-//! `run.sh` over programs that answer as libtest, the benchmarks and the example do.
+//! Tests of `run.sh` over scripts with the output of libtest, the benchmarks and the example.
 
 use std::fs;
 use std::io::Write;
@@ -22,8 +22,8 @@ impl Bundle {
         self.0.path()
     }
 
-    /// Writes a program by way of a process of its own. Were it written here, then another test's
-    /// process that begins meanwhile would have it open for a moment, in which it cannot be run.
+    /// Writes a program from a separate process. If this process wrote it, a process that another
+    /// test starts could inherit the open file for a moment, and an open file cannot be executed.
     fn program(&self, name: &str, text: &str) -> &Self {
         let mut writer = Command::new("sh")
             .args(["-c", "cat >\"$0\" && chmod 755 \"$0\""])
@@ -36,17 +36,17 @@ impl Bundle {
         self
     }
 
-    /// A test binary: for each test its name and the script that is its body. A body that sets
-    /// `result` to something else than `ok` fails; one that exits ends the binary.
+    /// Writes a test binary. Each test has a name and a script as its body. A body that sets
+    /// `result` to a value other than `ok` fails. A body that exits ends the binary.
     fn tests(&self, name: &str, tests: &[(&str, &str)]) -> &Self {
         let mut text = String::from("#!/bin/sh\nif [ \"$1\" = --list ]; then\n");
         for (test, _) in tests {
             text.push_str(&format!("echo '{test}: test'\n"));
         }
-        text.push_str("exit\nfi\nasked=\" $* \"\nstatus=0\nprintf '\\nrunning tests\\n'\n");
+        text.push_str("exit\nfi\nselected=\" $* \"\nstatus=0\nprintf '\\nrunning tests\\n'\n");
         for (test, body) in tests {
             text.push_str(&format!(
-                "case $asked in *' {test} '*) printf 'test {test} ... '; result=ok\n{body}\n\
+                "case $selected in *' {test} '*) printf 'test {test} ... '; result=ok\n{body}\n\
                  echo \"$result\"; if [ \"$result\" = FAILED ]; then status=101; fi ;; esac\n"
             ));
         }
@@ -76,7 +76,7 @@ fn last_line(text: &str) -> &str {
 }
 
 #[test]
-fn passes_failures_and_skips_are_told_apart() {
+fn passes_failures_and_skips_are_distinguished() {
     let bundle = Bundle::new();
     bundle.tests(
         "first",
@@ -122,7 +122,7 @@ fn after_a_crash_the_other_tests_run() {
         &[
             ("before", ":"),
             ("crash", "echo 'all is ok'; kill -SEGV $$"),
-            // The script sees this when `timeout` kills a program.
+            // The script sees this status when `timeout` kills a program.
             ("hang", "exit 124"),
             ("after", ":"),
         ],
@@ -134,7 +134,7 @@ fn after_a_crash_the_other_tests_run() {
 }
 
 #[test]
-fn what_hangs_is_ended() {
+fn a_test_that_hangs_is_killed() {
     let bundle = Bundle::new();
     bundle.tests("hanging", &[("hang", "exec sleep 100000")]);
     let (text, code) = bundle.run(&["--only", "tests", "--timeout", "1"]);
@@ -186,7 +186,8 @@ fn programs_pass_fail_or_are_skipped() {
     bundle.tests("t", &[("t", ":")]);
     bundle.program("offload", NO_DEVICE).program("calibrate", "#!/bin/sh\necho fast\n");
     let (text, code) = bundle.run(&[]);
-    // The example, and the tests of PyTorch and of the package, which only a whole bundle has.
+    // The example, and the tests of PyTorch and of the Python package, which only a complete bundle
+    // has.
     assert_eq!((last_line(&text), code), ("2 passed, 0 failed, 3 skipped", 0), "{text}");
     let reason = "skipped: example: a GPU is required: there is no driver\n";
     assert!(text.contains(reason), "{text}");
@@ -219,7 +220,7 @@ fn benchmarks_write_json_and_take_arguments() {
     assert_eq!(measured, "{\"arguments\":\"--json --filter one block\"}\n");
     assert!(text.contains("bench: missed 0 of 0 targets\n"), "{text}");
 
-    // As the suites write it.
+    // The form of a suite's output.
     let line = r#"{"suite":"gpu","case":"a, b","value":1.0,"unit":"GB/s","baseline":2.0,"baseline_name":"c","ratio":0.5,"target":0.97,"ok":false}"#;
     bundle.program("bench", &format!("#!/bin/sh\necho '{line}'\n"));
     let (text, code) = bundle.run(&["--only", "bench", "--json", json.to_str().unwrap()]);
@@ -233,7 +234,7 @@ fn benchmarks_write_json_and_take_arguments() {
     assert_eq!(last_line(&text), "0 passed, 0 failed, 1 skipped", "{text}");
 }
 
-/// The output of a suite for a missed target.
+/// Returns the output of a suite for a missed target.
 fn missed(suite: &str, case: &str) -> String {
     format!(
         r#"{{"suite":"{suite}","case":"{case}","value":1.0,"unit":"ms","baseline":0.5,"baseline_name":"c","ratio":0.5,"target":0.98,"ok":false}}"#
@@ -241,15 +242,15 @@ fn missed(suite: &str, case: &str) -> String {
 }
 
 #[test]
-fn both_benchmarks_write_json_take_arguments_and_own_up() {
+fn both_benchmarks_write_json_take_arguments_and_report_missed_targets() {
     let bundle = Bundle::new();
     let [ours, nixl] = [missed("gpu", "a, b"), missed("nixl", "64 MiB, read")];
     let program = |line| format!("#!/bin/sh\necho \"$*\" >\"$0.arguments\"\necho '{line}'\n");
     bundle.program("bench", &program(&ours)).program("bench-nixl", &program(&nixl));
     bundle.program("kernel-rates", "#!/bin/sh\necho 'contiguous: 1 on the device'\n");
     let json = bundle.path().join("measured.json");
-    let asked = ["--json", json.to_str().unwrap(), "--", "--filter", "a b"];
-    let (text, code) = bundle.run(&[&["--only", "bench-nixl"], &asked[..]].concat());
+    let options = ["--json", json.to_str().unwrap(), "--", "--filter", "a b"];
+    let (text, code) = bundle.run(&[&["--only", "bench-nixl"], &options[..]].concat());
     assert_eq!((last_line(&text), code), ("1 passed, 0 failed, 0 skipped", 0), "{text}");
     assert_eq!(fs::read_to_string(&json).unwrap(), format!("{nixl}\n"));
     let said = "bench-nixl: missed 1 of 1 targets\nmissed: 64 MiB, read: ratio 0.5 of 0.98\n";
@@ -257,7 +258,7 @@ fn both_benchmarks_write_json_take_arguments_and_own_up() {
 
     // Together, each reports its own missed targets.
     bundle.program("offload", NO_DEVICE).program("calibrate", NO_DEVICE);
-    let (text, code) = bundle.run(&[&["--bench"], &asked[..]].concat());
+    let (text, code) = bundle.run(&[&["--bench"], &options[..]].concat());
     assert_eq!((last_line(&text), code), ("3 passed, 0 failed, 4 skipped", 0), "{text}");
     assert_eq!(fs::read_to_string(&json).unwrap(), format!("{ours}\n{nixl}\n"));
     assert!(text.contains("bench: missed 1 of 1 targets\nmissed: a, b: "), "{text}");
@@ -269,13 +270,13 @@ fn both_benchmarks_write_json_take_arguments_and_own_up() {
 
     // The filter may match the other suite.
     bundle.program("bench-nixl", "#!/bin/sh\n");
-    let (text, code) = bundle.run(&[&["--only", "bench-nixl"], &asked[..]].concat());
+    let (text, code) = bundle.run(&[&["--only", "bench-nixl"], &options[..]].concat());
     assert_eq!((last_line(&text), code), ("0 passed, 0 failed, 1 skipped", 0), "{text}");
     assert!(text.contains("skipped: bench-nixl: it measured nothing, "), "{text}");
 }
 
 #[test]
-fn rates_of_the_kernels_are_shown_when_asked_for() {
+fn rates_of_the_kernels_are_shown_on_request() {
     let bundle = Bundle::new();
     let said = "contiguous: 1300 on the device";
     bundle.program("kernel-rates", &format!("#!/bin/sh\necho '{said}'\n"));
@@ -291,7 +292,7 @@ fn rates_of_the_kernels_are_shown_when_asked_for() {
 }
 
 #[test]
-fn the_ways_of_pytorch_are_a_result_of_their_own() {
+fn the_copies_by_pytorch_are_a_separate_result() {
     let bundle = Bundle::new();
     let run = |doctor: u8, json: &str, status: u8| {
         let text = format!(
@@ -306,7 +307,7 @@ fn the_ways_of_pytorch_are_a_result_of_their_own() {
         assert_eq!((last.as_str(), code), (expected, i32::from(!expected.contains("0 failed"))));
         assert!(text.contains(said), "nothing is said of {said:?}:\n{text}");
     };
-    // As the command writes it.
+    // The form of the command's output.
     let missing = |reason: &str| {
         let case = "full attention: PyTorch";
         format!(
@@ -336,7 +337,7 @@ fn the_sanitizer_judges_only_the_kernels() {
     let bundle = Bundle::new();
     bundle.tests("t", &[("kernels::copy", ":"), ("other", "result=FAILED")]);
     let (text, code) = bundle.run(&["--only", "sanitize"]);
-    // Where it is installed it judges shell scripts, which have no kernels.
+    // An installed sanitizer runs shell scripts, which have no kernels.
     let sums = ["0 passed, 0 failed, 2 skipped", "2 passed, 0 failed, 0 skipped"];
     assert!(sums.contains(&last_line(&text)), "{text}");
     assert_eq!(code, 0);

@@ -1,4 +1,4 @@
-//! `kernels`: CUDA C compiled to the PTX that is committed, without a GPU and without a toolkit.
+//! `kernels`: compiles CUDA C to the committed PTX, without a GPU and without the CUDA toolkit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,22 +14,23 @@ use crate::workspace::Workspace;
 /// The actions on the kernels.
 #[derive(Debug, clap::Subcommand)]
 pub enum Action {
-    /// Compiles every `.cu` file to a `.ptx` file beside it
+    /// Compiles every `.cu` file to a `.ptx` file in the same folder
     ///
-    /// NVRTC comes from its package on PyPI (23 MB, checked by its hash) and is kept under
-    /// `target/tools`; that needs `python3` with pip on x86-64, and no GPU. The same source always gives the
-    /// same file.
+    /// NVRTC is from its package on PyPI (23 MB, checked by hash) and is stored under
+    /// `target/tools`. The command needs `python3` with pip on x86-64, and no GPU. The same source
+    /// always compiles to the same file.
     Build,
-    /// Checks that every `.ptx` file was made of the `.cu` file beside it; needs no compiler
+    /// Checks that every `.ptx` file was compiled from the `.cu` file in its folder; needs no
+    /// compiler
     Check,
 }
 
-/// The release of NVRTC, as its package is versioned.
+/// The version of NVRTC's package.
 ///
-/// The oldest of CUDA 12: a driver takes the PTX of its own release and of older ones.
+/// The oldest version of CUDA 12, because a driver loads the PTX of its own and of older versions.
 const NVRTC: &str = "12.0.140";
 
-/// Its package, with the hash of its only wheel, which is for x86-64.
+/// The package, with the hash of its only wheel, which is for x86-64.
 const WHEELS: Wheels = Wheels {
     name: "NVRTC",
     requirements: "nvidia-cuda-nvrtc-cu12==12.0.140 \
@@ -38,7 +39,7 @@ const WHEELS: Wheels = Wheels {
     revision: 1,
 };
 
-/// The oldest architecture that the kernels run on, and every newer one.
+/// The oldest architecture that the kernels support. They run on all newer ones.
 const ARCHITECTURE: &str = "compute_80";
 
 /// Builds or checks.
@@ -73,8 +74,7 @@ fn build(workspace: &Workspace, library: &Path, source: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The PTX without the constants of `nv/target`, which this release of NVRTC puts in front of
-/// everything, and which nothing uses.
+/// Removes the unused constants of `nv/target`, which this release of NVRTC adds to every file.
 fn without_unused(ptx: &str) -> String {
     let is_used = |line: &&str| !(line.starts_with(".global") && line.contains("nv6target"));
     ptx.lines().filter(is_used).flat_map(|line| [line, "\n"]).collect()
@@ -92,7 +92,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The library, fetched if it is not there yet.
+/// Returns the library, and fetches it if necessary.
 fn provision(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.target().join("tools").join(format!("nvrtc-{NVRTC}"));
     pypi::provide(workspace, &WHEELS, &folder, |_| Ok(()))?;

@@ -1,7 +1,6 @@
-"""Compiles one CUDA C file to PTX with NVRTC, which needs no GPU: LIBRARY SOURCE ARCHITECTURE.
-
-The PTX goes to standard output, what the compiler says to standard error.
-"""
+"""Compiles one CUDA C file to PTX with NVRTC, which needs no GPU: LIBRARY SOURCE
+ARCHITECTURE.\n\nThe PTX goes to standard output, and the compiler's messages to standard
+error.\n"""
 
 import ctypes
 import sys

@@ -1,7 +1,8 @@
-//! `nixl --bindings`: checks `terrane-nixl` with the lowest and the highest release of its bindings.
+//! `nixl --bindings`: checks `terrane-nixl` with the lowest and the highest supported release of
+//! `nixl-sys`.
 //!
-//! `nixl-sys` links a native library, so a build has one copy of it. A program whose other crates use
-//! another release can use Terrane only if the requirement is a range.
+//! `nixl-sys` links a native library, so a build has only one version of it. If another crate of a
+//! program needs another release, both crates must accept a range.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +16,8 @@ use crate::workspace::Workspace;
 /// The bounds of the range. A test compares them with the root manifest.
 const RELEASES: [&str; 2] = ["1.5.0", "1.5.2"];
 
-/// Checks `terrane-nixl` with each of the two, in a workspace of its own below `target/bindings`.
+/// Checks `terrane-nixl` with each of the two releases, in a separate workspace below
+/// `target/bindings`.
 pub fn check(workspace: &Workspace) -> Result<()> {
     for release in RELEASES {
         let folder = workspace.target().join("bindings").join(release);
@@ -42,7 +44,7 @@ fn generate(workspace: &Workspace, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder.join("src"))?;
     fs::write(folder.join("Cargo.toml"), manifest(workspace.root()))?;
     fs::write(folder.join("src/lib.rs"), "//! Generated.\npub use terrane_nixl::NixlEngine;\n")?;
-    // All other dependencies keep the releases that the workspace is tested with.
+    // All other dependencies have the releases that the workspace is tested with.
     fs::copy(workspace.root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
     Ok(())
 }

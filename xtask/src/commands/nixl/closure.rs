@@ -1,4 +1,4 @@
-//! Shared libraries with all that they need, of what lies beside them.
+//! The dependencies of shared libraries, within some folders.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use crate::command::Tool;
 use crate::workspace::Workspace;
 
-/// The `roots` and all that they need, directly or not, as far as it is in one of `folders`; what
-/// is in none of them is the machine's own.
+/// Returns the `roots` and all their direct and indirect dependencies that are in `folders`. The
+/// machine provides the other dependencies.
 pub fn closure(
     workspace: &Workspace,
     folders: &[PathBuf],
@@ -25,18 +25,18 @@ pub fn closure(
             .context("cannot ask what a library needs; install binutils")?;
         found.append(&mut left);
         left = needed(&names)
-            .filter_map(|name| beside(folders, name))
+            .filter_map(|name| find(folders, name))
             .filter(|library| !found.contains(library))
             .collect();
     }
     Ok(found)
 }
 
-fn beside(folders: &[PathBuf], name: &str) -> Option<PathBuf> {
+fn find(folders: &[PathBuf], name: &str) -> Option<PathBuf> {
     folders.iter().map(|folder| folder.join(name)).find(|library| Path::is_file(library))
 }
 
-/// The text in brackets in the lines of readelf that name a needed library.
+/// Returns the names of needed libraries from readelf's output: the text in brackets.
 fn needed(text: &str) -> impl Iterator<Item = &str> {
     let lines = text.lines().filter(|line| line.contains("(NEEDED)"));
     lines.filter_map(|line| line.split_once('[')?.1.strip_suffix(']'))
@@ -56,12 +56,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_lies_beside_is_found() {
+    fn only_libraries_in_the_folders_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("liba.so");
         std::fs::write(&library, "").unwrap();
         let folders = [PathBuf::from("/nowhere"), folder.path().to_owned()];
-        assert_eq!(beside(&folders, "liba.so"), Some(library));
-        assert_eq!(beside(&folders, "libc.so.6"), None);
+        assert_eq!(find(&folders, "liba.so"), Some(library));
+        assert_eq!(find(&folders, "libc.so.6"), None);
     }
 }

@@ -1,7 +1,8 @@
-//! `nixl`: the NIXL that Terrane is tested with, and libclang, which its bindings need to build.
+//! `nixl`: the NIXL that Terrane is tested with, and libclang, which the bindings need to build.
 //!
-//! Both come from their wheels on PyPI and lie under `target/nixl`. Every command that builds or
-//! runs what uses NIXL has its environment from here, and fetches them if they are not there yet.
+//! Both are from their wheels on PyPI and are unpacked under `target/nixl`. Every command that
+//! builds or runs code with NIXL uses this module's environment, and fetches the wheels if
+//! necessary.
 
 pub mod bindings;
 mod closure;
@@ -26,10 +27,10 @@ pub struct Arguments {
     /// Prints only the lines that set the variables, for `eval "$(cargo xtask nixl --print-env)"`
     #[arg(long)]
     print_env: bool,
-    /// Runs the tests of NIXL with the RDMA libraries of the packages that are unpacked in DIR
+    /// Runs the tests of NIXL with the RDMA libraries of the unpacked packages in DIR
     #[arg(long, value_name = "DIR", conflicts_with = "print_env")]
     pub with_verbs: Option<PathBuf>,
-    /// Checks `terrane-nixl` with the lowest and the highest release of its bindings
+    /// Checks `terrane-nixl` with the lowest and the highest supported release of its bindings
     #[arg(long, conflicts_with_all = ["print_env", "with_verbs"])]
     pub bindings: bool,
 }
@@ -53,7 +54,7 @@ const WHEELS: Wheels = Wheels {
         --hash=sha256:54dda940a4a0491a9d1532bf071ea3ef26e6dbaf03b5000ed94dd7174e8f9592\n",
     members: &[
         IN_WHEEL,
-        // The libraries that those need, whose own path names this folder.
+        // Dependencies of these libraries, whose run path names this folder.
         "nixl_cu12.libs/lib",
         "nixl_cu12.libs/ucx/lib",
         CUDA_IN_WHEELS[0],
@@ -64,36 +65,36 @@ const WHEELS: Wheels = Wheels {
     revision: 5,
 };
 
-/// Where the wheel has the libraries and, below them, the plugins.
+/// The folder of the wheel with the libraries and, below it, the plugins.
 const IN_WHEEL: &str = ".nixl_cu12.mesonpy.libs/";
-/// The libraries of the CUDA toolkit that UCX and GDS need. Without the first, UCX cannot watch allocations, and takes
-/// most device memory for the host's.
+/// The libraries of the CUDA toolkit that UCX and GDS need. Without libcudart, UCX cannot observe
+/// allocations and treats most device memory as host memory.
 const CUDA_IN_WHEELS: [&str; 2] =
     ["nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cufile/lib/libcufile.so.0"];
-/// Where the wheel has libclang.
+/// The folder of the wheel with libclang.
 const CLANG_IN_WHEEL: &str = "libclang-18.1.1.data/platlib/clang/native/";
 
-/// The file by which a probe knows the release of the library.
+/// The file from which a probe reads the release of the library.
 pub const RELEASE: &str = "nixl_cu12-1.5.1.dist-info/METADATA";
 
-/// The crate that is the bindings.
+/// The crate with the bindings.
 const BINDINGS: &str = "nixl-sys";
 
 /// The crate that uses the bindings.
 const CRATE: &str = "terrane-nixl";
 
-/// The library that the bindings look for.
+/// The library that the bindings load.
 const LIBRARY: &str = "libnixl_capi.so";
 
-/// The libraries of libnl: how the wheel's files begin, and the names that programs of the machine
-/// load them by.
+/// The libraries of libnl: the prefix of the wheel's files, and the name that programs of the
+/// machine load.
 const NETLINK: [(&str, &str); 2] =
     [("libnl-3-", "libnl-3.so.200"), ("libnl-route-3-", "libnl-route-3.so.200")];
 
-/// The plugins that Terrane has a use for; the others want object stores and special networks.
+/// The plugins that Terrane uses. The others need object stores and special networks.
 const PLUGINS: [&str; 4] = ["UCX", "POSIX", "GDS", "GDS_MT"];
 
-/// With this value of the variable, what the machine has is used, and nothing is fetched.
+/// With this value of the variable, commands use the machine's NIXL and fetch nothing.
 const CHOICE: (&str, &str) = ("TERRANE_NIXL", "system");
 
 /// The files that `cargo xtask nixl` provided.
@@ -101,7 +102,7 @@ pub struct Nixl {
     folder: PathBuf,
 }
 
-/// Provides both, and prints how to use them outside `cargo xtask`.
+/// Provides both, and prints the variables for use outside `cargo xtask`.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let nixl = provide(workspace)?;
     if !arguments.print_env {
@@ -118,7 +119,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 
 /// Sets the variables by which `tool` finds libclang in builds, and its programs find NIXL.
 ///
-/// With `TERRANE_NIXL=system`, the machine's own NIXL is used and nothing changes.
+/// With `TERRANE_NIXL=system`, the machine's NIXL is used and nothing changes.
 pub fn with_nixl(workspace: &Workspace, tool: Tool) -> Result<Tool> {
     if environment(CHOICE.0).as_deref() == Some(CHOICE.1) {
         return Ok(tool);
@@ -128,7 +129,7 @@ pub fn with_nixl(workspace: &Workspace, tool: Tool) -> Result<Tool> {
     Ok(tool.library_path(&nixl.libraries()))
 }
 
-/// The same, if one of `packages` can use NIXL.
+/// Does the same if one of `packages` can use NIXL.
 pub fn with_nixl_for(workspace: &Workspace, tool: Tool, packages: &[&Package]) -> Result<Tool> {
     if packages.iter().any(|package| workspace.reaches(package, BINDINGS)) {
         return with_nixl(workspace, tool);
@@ -136,12 +137,13 @@ pub fn with_nixl_for(workspace: &Workspace, tool: Tool, packages: &[&Package]) -
     Ok(tool)
 }
 
-/// Where both lie. Cargo's configuration cannot follow `CARGO_TARGET_DIR`, so this does not either.
+/// The folder of both. It does not depend on `CARGO_TARGET_DIR`, because Cargo's configuration
+/// cannot.
 fn folder(workspace: &Workspace) -> PathBuf {
     workspace.root().join("target/nixl")
 }
 
-/// Fetches both unless they are there.
+/// Fetches both if necessary.
 pub fn provide(workspace: &Workspace) -> Result<Nixl> {
     let folder = folder(workspace);
     pypi::provide(workspace, &WHEELS, &folder, |folder| arrange(workspace, folder))?;
@@ -151,23 +153,24 @@ pub fn provide(workspace: &Workspace) -> Result<Nixl> {
 }
 
 impl Nixl {
-    /// Where the library lies; its plugins lie in `plugins` below.
+    /// The folder of the library. Its plugins are in the folder `plugins` below.
     pub fn libraries(&self) -> PathBuf {
         self.folder.join("lib")
     }
 
-    /// Where all of it lies; what is loaded is below, and finds the rest by its own place.
+    /// The folder of all files. Loaded libraries find the others by relative paths.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The folders with libraries: NIXL's, its plugins, what those need, and UCX's modules.
+    /// The folders with libraries: NIXL, its plugins, their dependencies, and UCX's modules.
     fn places(&self) -> [PathBuf; 4] {
         let (own, others) = (self.libraries(), self.folder.join("nixl_cu12.libs"));
         [own.clone(), own.join("plugins"), others.clone(), others.join("ucx")]
     }
 
-    /// All that is loaded when Terrane uses NIXL with the modules of UCX that `with_module` takes.
+    /// Returns all files that are loaded when Terrane uses NIXL with the modules of UCX that
+    /// `with_module` selects.
     pub fn loaded(
         &self,
         workspace: &Workspace,
@@ -187,8 +190,8 @@ impl Nixl {
         closure(workspace, &[own, others], roots)
     }
 
-    /// The variables for the build of the bindings: libclang, and a compiler for its headers, which
-    /// the wheel of libclang lacks.
+    /// Returns the variables for the build of the bindings: libclang, and a compiler for its
+    /// headers, which the wheel of libclang lacks.
     fn variables(&self) -> [(&'static str, PathBuf); 2] {
         [("LIBCLANG_PATH", self.folder.join("clang")), ("CLANG_PATH", self.compiler())]
     }
@@ -197,7 +200,7 @@ impl Nixl {
         self.folder.join("clang/c++")
     }
 
-    /// Links the machine's compiler to a fixed place, which `.cargo/config.toml` names.
+    /// Links the machine's compiler to the fixed path in `.cargo/config.toml`.
     fn link_compiler(&self) -> Result<()> {
         let link = self.compiler();
         if link.exists() {
@@ -208,7 +211,7 @@ impl Nixl {
         let compiler = found
             .find(|program| program.is_file())
             .context("the bindings of NIXL need g++; install it (`apt-get install g++`)")?;
-        // The link may be there and lead nowhere, and another process may make it as well.
+        // The link may exist and be dangling, and another process may create it at the same time.
         let fresh = link.with_extension(std::process::id().to_string());
         symlink(&compiler, &fresh)
             .and_then(|()| fs::rename(&fresh, &link))
@@ -216,13 +219,13 @@ impl Nixl {
     }
 }
 
-/// Gives what was unpacked short names, and removes what none of the plugins needs.
+/// Gives the unpacked files short names, and removes the files that no plugin needs.
 fn arrange(workspace: &Workspace, folder: &Path) -> Result<()> {
     for (from, to) in [(IN_WHEEL, &folder.join("lib")), (CLANG_IN_WHEEL, &folder.join("clang"))] {
         let from = folder.join(from.trim_end_matches('/'));
         fs::rename(&from, to).with_context(|| format!("the wheels hold no {}", from.display()))?;
     }
-    // In NIXL's own folder, where the plugins find them.
+    // In NIXL's folder, where the plugins search for them.
     for library in CUDA_IN_WHEELS.map(|library| folder.join(library)) {
         let name = library.file_name().context("a library has a name")?;
         let to = folder.join("lib").join(name);
@@ -236,7 +239,7 @@ fn arrange(workspace: &Workspace, folder: &Path) -> Result<()> {
             fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))?;
         }
     }
-    // For UCX's modules, which look beside UCX, where nothing says where NIXL is.
+    // For UCX's modules. They search UCX's folder, and have no path to NIXL's.
     let runtime = "libcudart.so.12";
     let link = folder.join("nixl_cu12.libs").join(runtime);
     symlink(Path::new("../lib").join(runtime), &link)
@@ -249,11 +252,12 @@ fn arrange(workspace: &Workspace, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Gives the wheel's libnl the names that the machine's own has, where the loader looks first.
+/// Links the wheel's libnl under the names of the machine's libnl, in a folder that the loader
+/// searches first.
 ///
-/// UCX's module for EFA loads the machine's verbs, which load libnl by these names. A second libnl
-/// in the process takes functions of the first one, and crashes as the process exits. So the loader
-/// finds the one that is loaded already.
+/// UCX's module for EFA loads the machine's verbs library, which loads libnl by these names. A
+/// second libnl in the process would call functions of the first one and crash at exit. With the
+/// links, the loader finds the libnl that is already loaded.
 fn link_netlink(folder: &Path) -> Result<()> {
     let libraries = files(&folder.join("nixl_cu12.libs"))?;
     for (prefix, name) in NETLINK {
@@ -268,12 +272,12 @@ fn link_netlink(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file is a module of UCX that moves bytes; others measure or describe.
+/// Whether a file is a module of UCX that transfers bytes. Other modules measure or describe.
 pub fn is_transport(name: &str) -> bool {
     (name.starts_with("libuct_") || name.starts_with("libucm_")) && name.contains(".so")
 }
 
-/// The files of a folder, without what is below.
+/// Returns the files of a folder, without its subfolders.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries =
         fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
@@ -281,7 +285,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths.into_iter().filter(|path| path.is_file()).collect())
 }
 
-/// For a POSIX shell.
+/// Quotes text for a POSIX shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
@@ -301,7 +305,7 @@ mod tests {
         assert!(RELEASE.contains(&format!("-{VERSION}.")));
     }
 
-    /// Cargo's configuration names the same places, so that plain cargo builds the bindings, too.
+    /// Cargo's configuration has the same paths, so that plain cargo also builds the bindings.
     #[test]
     fn cargo_is_configured_as_the_commands_are() {
         let workspace = Workspace::load().unwrap();
@@ -352,13 +356,13 @@ mod tests {
     }
 
     #[test]
-    fn values_pass_a_shell_as_they_are() {
+    fn quoted_values_are_unchanged_by_a_shell() {
         assert_eq!(quoted("/a b"), "'/a b'");
         assert_eq!(quoted("it's"), r"'it'\''s'");
     }
 
     #[test]
-    fn modules_are_told_from_tools() {
+    fn modules_are_distinguished_from_tools() {
         assert!(is_transport("libuct_cuda.so.0.0.0") && is_transport("libucm_cuda.so.0.0.0"));
         assert!(!is_transport("libucx_perftest_cuda.so.0.0.0") && !is_transport("libuct_cuda.la"));
     }

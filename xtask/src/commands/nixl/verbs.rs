@@ -1,7 +1,7 @@
-//! The tests of NIXL with RDMA libraries of packages that are unpacked, and not installed.
+//! The tests of NIXL with RDMA libraries from unpacked packages that are not installed.
 //!
-//! Where the machine has such packages, UCX loads them beside those of NIXL's wheel. The gate runs
-//! in the state that the machine has; this is for the other one.
+//! If such packages are installed, UCX loads them together with the libraries of NIXL's wheel. The
+//! gate tests the state of the machine. This command tests the state with the packages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,14 +26,14 @@ const LIBRARIES: [&str; 4] =
 /// The Debian packages with these libraries.
 const PACKAGES: &str = "libibverbs1 ibverbs-providers libnl-3-200 libnl-route-3-200";
 
-/// Runs the tests of NIXL as if the packages that are unpacked in `packages` were installed.
+/// Runs the tests of NIXL as if the unpacked packages in `packages` were installed.
 pub fn test(workspace: &Workspace, packages: &Path, tally: &mut Tally) -> Result<()> {
     let packages = std::path::absolute(packages).context("the folder of packages has no path")?;
     let mut cargo = Tool::cargo(workspace).default_env("PROPTEST_RNG_SEED", PROPTEST_SEED);
     for folder in folders(&packages)? {
         cargo = cargo.library_path(&folder);
     }
-    // NIXL's own folder comes first, as it does before those where the machine's libraries lie.
+    // NIXL's folder precedes the folders of the machine's libraries.
     let package = workspace.member(CRATE);
     let package = package.with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
     let cargo = with_python(workspace, with_nixl(workspace, cargo)?, &[package])?
@@ -42,7 +42,7 @@ pub fn test(workspace: &Workspace, packages: &Path, tally: &mut Tally) -> Result
     run_counted(workspace, cargo, "nixl-with-verbs", tally)
 }
 
-/// The folders below `packages` that have the libraries.
+/// Returns the folders below `packages` with the libraries.
 fn folders(packages: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut missing = BTreeSet::from(LIBRARIES);
     let (mut found, mut left) = (BTreeSet::new(), vec![packages.to_owned()]);
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_folders_of_the_libraries_are_found_and_what_is_missing_is_named() {
+    fn the_folders_of_the_libraries_are_found_and_missing_ones_are_named() {
         let packages = tempfile::tempdir().unwrap();
         let [first, second] = ["usr/lib/here", "lib/there"].map(|name| packages.path().join(name));
         fs::create_dir_all(&first).unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// The groups of nodes that all reach each other, the largest first; single nodes are left out.
+/// Returns the groups of nodes that all reach each other, the largest first, without single nodes.
 pub fn cycles(nodes: usize, edges: &[(usize, usize)]) -> Vec<Vec<usize>> {
     let reached: Vec<BTreeSet<usize>> = (0..nodes).map(|node| reach(node, edges)).collect();
     let mut seen: BTreeSet<usize> = BTreeSet::new();
@@ -21,7 +21,7 @@ pub fn cycles(nodes: usize, edges: &[(usize, usize)]) -> Vec<Vec<usize>> {
     cycles
 }
 
-/// The nodes that edges lead to from a node.
+/// Returns the nodes that a node reaches by its edges.
 fn reach(node: usize, edges: &[(usize, usize)]) -> BTreeSet<usize> {
     let mut reached = BTreeSet::new();
     let mut left = vec![node];

@@ -1,7 +1,7 @@
-//! Files of a crate that import each other in a circle cannot be read one after the other.
+//! Files of a crate that import each other in a cycle cannot be read one after the other.
 //!
-//! An import is followed to the file that defines the name. A cycle is a group of files that all reach
-//! each other.
+//! Each import is followed to the file that defines the name. A cycle is a group of files that all
+//! reach each other.
 
 mod graph;
 mod modules;
@@ -16,10 +16,10 @@ use super::Problem;
 use crate::workspace::crate_folder;
 use modules::Modules;
 
-/// The most files of a cycle: a type, its parts and their error.
+/// The maximum number of files in a cycle: a type, its parts and their error.
 const MOST_FILES: usize = 3;
 
-/// Finds the cycles of a crate that are too large.
+/// Finds the cycles of a crate with too many files.
 pub fn check(package: &Package) -> Result<Vec<Problem>> {
     let path = package.manifest_path.as_std_path();
     let problem = |cycle: Vec<String>| {
@@ -34,8 +34,8 @@ pub fn check(package: &Package) -> Result<Vec<Problem>> {
     Ok(find(package)?.into_iter().map(problem).collect())
 }
 
-/// The files of each cycle of the library that is too large, by their paths within the sources.
-/// Programs are left out: their files share what the main one reads from the command line.
+/// Returns the files of each such cycle of the library, as paths within the sources. Programs are
+/// omitted, because their files share the parsed command line of the main file.
 fn find(package: &Package) -> Result<Vec<Vec<String>>> {
     let mut found = Vec::new();
     let is_library = |target: &&Target| target.is_lib() || target.is_cdylib();
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// The edges of a crate of these files, by their names.
+    /// Returns the edges of a crate with these files, by their names.
     fn crate_of(files: &[(&str, &str)]) -> Vec<(String, String)> {
         let folder = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -95,14 +95,14 @@ mod tests {
                         pub fn make<T>() { assert!(matches!(crate::b::C, super::C)) }",
             ),
         ]);
-        // `B` is defined in `a.rs` itself, so that it is no edge.
+        // `a.rs` itself defines `B`, so that import is not an edge.
         assert!(has(&edges, "a.rs", "b/c.rs"), "{edges:?}");
         assert!(has(&edges, "b/c.rs", "b/d.rs") && has(&edges, "b/d.rs", "b/c.rs"), "{edges:?}");
         assert_eq!(edges.len(), 3, "{edges:?}");
     }
 
     #[test]
-    fn a_module_is_needed_for_what_is_named_of_it() {
+    fn a_used_item_of_a_module_is_an_edge() {
         let edges = crate_of(&[
             ("lib.rs", "mod a; mod b; mod c; pub use b::b; fn f() { a::a() }"),
             ("a.rs", "use super::{b, c}; pub fn a() { b::b(c::inner::C) }"),

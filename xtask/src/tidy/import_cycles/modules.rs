@@ -1,4 +1,4 @@
-//! The modules of a crate: what each defines and imports, and which paths its code names.
+//! The modules of a crate: their definitions and imports, and the paths in their code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +17,7 @@ use crate::tidy::tokens::mentions;
 pub struct Modules {
     /// The files, each once.
     pub files: Vec<PathBuf>,
-    /// The modules; those in braces are in the file that they stand in.
+    /// The modules. Inline modules belong to the file that contains them.
     pub all: Vec<Module>,
 }
 
@@ -49,14 +49,14 @@ pub struct Import {
 }
 
 impl Modules {
-    /// Reads the modules of the crate whose root is this file. Code of tests is left out.
+    /// Reads the modules of the crate with this root file. Test code is omitted.
     pub fn read(root: &Path) -> Result<Self> {
         let mut modules = Self::default();
         modules.add_file(root, None)?;
         Ok(modules)
     }
 
-    /// Adds the module of a file, and all below it.
+    /// Adds the module of a file and all its descendants.
     fn add_file(&mut self, file: &Path, parent: Option<usize>) -> Result<usize> {
         let text =
             fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -119,7 +119,7 @@ impl Modules {
     }
 }
 
-/// Imports within functions, which count as their module's.
+/// Imports within functions, which count as imports of their module.
 struct NestedImports<'a> {
     modules: &'a mut Modules,
     index: usize,
@@ -131,7 +131,7 @@ impl<'ast> Visit<'ast> for NestedImports<'_> {
     }
 }
 
-/// Where the file modules of a file's module are.
+/// Returns the folder with the file modules of a file's module.
 fn folder_below(file: &Path) -> PathBuf {
     let is_own =
         file.file_stem().is_some_and(|stem| ["lib", "main", "mod"].iter().any(|own| stem == *own));
@@ -171,7 +171,7 @@ fn flatten(
     }
 }
 
-/// Adds the paths of more than one segment, those within macros included.
+/// Adds the paths of more than one segment, including those within macros.
 fn add_paths(stream: &TokenStream, paths: &mut BTreeSet<Vec<String>>) {
     let tokens: Vec<TokenTree> = stream.clone().into_iter().collect();
     let is_separator = |at: usize| {
@@ -200,7 +200,7 @@ fn add_paths(stream: &TokenStream, paths: &mut BTreeSet<Vec<String>>) {
     }
 }
 
-/// Whether the item is compiled for tests alone.
+/// Whether the item is compiled only for tests.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let tokens = attribute.meta.to_token_stream();

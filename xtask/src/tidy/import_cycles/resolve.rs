@@ -1,30 +1,30 @@
-//! Which file a path leads to. An import that others may use is followed to the definition.
+//! Resolves paths to files. Re-exports are followed to the definition.
 
 use super::modules::{Import, Modules};
 
-/// The most imports that are followed for one name: some import themselves.
+/// The maximum number of imports that are followed for one name, because some import themselves.
 const MOST_STEPS: usize = 32;
 
-/// Where a path leads to.
+/// The target of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A module itself.
     Module(usize),
-    /// Something that this module defines.
+    /// An item that this module defines.
     Item(usize),
 }
 
 impl Modules {
-    /// The files that each file names something of, except itself.
+    /// Returns pairs of files: a file, and another file with an item that the first one names.
     pub fn edges(&self) -> Vec<(usize, usize)> {
         let mut edges = Vec::new();
         for (index, module) in self.all.iter().enumerate() {
-            // A re-export alone needs nothing of the file that it names.
+            // A re-export alone does not use the file that it names.
             let imports = module.imports.iter().filter(|import| !import.is_reexport);
             let imported = imports.filter_map(|import| {
                 match (self.resolve(index, &import.path, MOST_STEPS)?, &import.name) {
                     (Target::Item(found), _) | (Target::Module(found), None) => Some(found),
-                    // The paths that begin with it name its items.
+                    // The paths that begin with the module name its items.
                     (Target::Module(_), Some(_)) => None,
                 }
             });
@@ -42,7 +42,7 @@ impl Modules {
         edges
     }
 
-    /// Where a path in the code of a module leads to; `None` if that is another crate.
+    /// Resolves a path in the code of a module. `None` if it leads to another crate.
     fn resolve(&self, from: usize, path: &[String], steps: usize) -> Option<Target> {
         let steps = steps.checked_sub(1)?;
         let (first, mut rest) = path.split_first()?;
@@ -56,7 +56,7 @@ impl Modules {
             rest = after;
             here = match next.as_str() {
                 "super" => Target::Module(self.all[module].parent?),
-                // An item that a macro or another crate defines counts as that module's.
+                // An item from a macro or another crate counts as that module's.
                 name => {
                     let unseen = rest.is_empty().then_some(Target::Item(module));
                     self.look_up(module, name, rest.is_empty(), steps).or(unseen)?
@@ -66,8 +66,8 @@ impl Modules {
         Some(here)
     }
 
-    /// The target of a name in a module. A module and an item may have the same name. At the end of a
-    /// path, the item is meant.
+    /// Resolves a name in a module. A module and an item may have the same name. At the end of a
+    /// path, the name is the item.
     fn look_up(&self, module: usize, name: &str, is_last: bool, steps: usize) -> Option<Target> {
         let here = &self.all[module];
         let child = || here.children.get(name).map(|child| Target::Module(*child));

@@ -26,7 +26,7 @@ fn import(
     spoil(&mut array);
     // SAFETY: the array's callback may be called once, after any move and on any thread.
     let array = unsafe { Owned::new(array) };
-    // SAFETY: no driver is asked about the memory, and the host memory exists.
+    // SAFETY: no driver checks the memory, and the host memory exists.
     (unsafe { import_device_array(&DataType::Utf8, array) }, releases)
 }
 

@@ -35,7 +35,7 @@ fn parts(data_type: DataType, length: u64, buffers: Vec<Option<Region>>) -> Colu
 }
 
 fn arrow(column: &Column) -> Result<arrow_data::ArrayData, ExportError> {
-    // SAFETY: no test writes a column after it was made.
+    // SAFETY: no test writes a column after its creation.
     unsafe { to_arrow(column) }
 }
 
@@ -76,7 +76,7 @@ fn regions_of_no_whole_number_of_values_leave() {
             assert_eq!(array.len(), 2, "{data_type} and {more} bytes");
         }
     }
-    // Without rows, no offset is needed, however many bytes there are.
+    // Without rows, no offset is needed, for any number of bytes.
     let none = parts(DataType::Utf8, 0, vec![None, Some(region(&[1, 2, 3])), Some(region(b"x"))]);
     let none = make_array(arrow(&Column::from_parts(none).unwrap()).unwrap());
     assert_eq!(none.as_ref(), &StringArray::from(Vec::<&str>::new()) as &dyn Array);
@@ -103,7 +103,7 @@ fn lists_of_values_that_take_no_memory_leave_without_memory() {
         let validity = region(&vec![0x55; 1 << 17]);
         let lists =
             ColumnParts { children: vec![inner], ..parts(list, ROWS, vec![Some(validity)]) };
-        // A bit for each value would take 2^48 bytes, which would abort the process.
+        // A bit for each value would need 2^48 bytes, which would abort the process.
         let data = arrow(&Column::from_parts(lists).unwrap()).unwrap();
         assert_eq!(data.null_count(), 1 << 19);
     }
@@ -164,14 +164,14 @@ fn more_rows_than_arrow_counts_are_refused() {
     assert!(matches!(error, ColumnError::TooMany { what: "rows", .. }), "{error}");
 }
 
-/// A struct with one field twice.
+/// A struct that contains a field twice.
 fn doubled(data_type: &DataType) -> DataType {
     let field = Arc::new(Field::new("a", data_type.clone(), true));
     DataType::Struct(vec![Arc::clone(&field), field].into())
 }
 
 #[test]
-fn what_is_nested_too_deeply_or_shared_too_often_is_refused() {
+fn too_deep_or_too_large_types_are_refused() {
     let leaf = Column::new(DataType::Int8, 1, region(&[0])).unwrap();
     for times in [1, 2] {
         let (mut column, mut data_type) = (leaf.clone(), DataType::Int8);
@@ -192,7 +192,7 @@ fn what_is_nested_too_deeply_or_shared_too_often_is_refused() {
         let what = if times == 1 { "levels of nesting" } else { "fields" };
         assert!(matches!(error, ColumnError::TooMany { what: is, .. } if is == what), "{error}");
     }
-    // Forty levels of two are a tree of 2^40, which no program can walk.
+    // Forty levels of two are a tree of 2^40 nodes, which no program can walk.
     let data_type = (0..40).fold(DataType::Int8, |inner, _| doubled(&inner));
     let field = Field::new("a", data_type.clone(), true);
     let schema = Arc::new(Schema::new(vec![field.clone()]));

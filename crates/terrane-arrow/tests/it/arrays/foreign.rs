@@ -22,7 +22,7 @@ impl Releases {
 struct Private {
     releases: Releases,
     is_top: bool,
-    /// Each as numbers of 64 bits, so that all are aligned.
+    /// Stored as numbers of 64 bits, so that all are aligned.
     _values: Vec<Vec<u64>>,
     buffers: Vec<*const c_void>,
     children: Vec<*mut ArrowArray>,
@@ -39,7 +39,7 @@ pub fn array(data_type: &DataType, releases: &Releases) -> ArrowArray {
     made(data_type, releases, true)
 }
 
-/// As [`array`], owned.
+/// Like [`array`], owned.
 pub fn owned(array: ArrowArray) -> Owned<ArrowArray> {
     // SAFETY: `release` may be called once, after any move and on any thread.
     unsafe { Owned::new(array) }
@@ -84,7 +84,7 @@ fn made(data_type: &DataType, releases: &Releases, is_top: bool) -> ArrowArray {
         dictionary: dictionary.as_ref().map_or(ptr::null_mut(), boxed),
     });
     ArrowArray {
-        // Enough for lists of three below.
+        // Enough for lists of three values.
         length: if is_top { ROWS } else { 5 * ROWS },
         null_count: 0,
         offset: 0,
@@ -100,7 +100,7 @@ fn made(data_type: &DataType, releases: &Releases, is_top: bool) -> ArrowArray {
 
 /// # Safety
 ///
-/// The array was made here, or moved from one that was.
+/// The array was created here, or moved from such an array.
 unsafe extern "C" fn release(array: *mut ArrowArray) {
     // SAFETY: the caller owns the array during its release.
     let array = unsafe { &mut *array };
@@ -123,7 +123,7 @@ unsafe extern "C" fn release(array: *mut ArrowArray) {
     }
 }
 
-/// A child of an array that was made here.
+/// A child of an array of this module.
 pub fn child(array: &mut ArrowArray, index: usize) -> &mut ArrowArray {
     // SAFETY: the array has that many children.
     let child = unsafe { *array.children.wrapping_add(index) };

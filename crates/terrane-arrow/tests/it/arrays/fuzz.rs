@@ -11,8 +11,8 @@ use terrane_arrow::arrays::{DeviceType, ImportError, import_array, import_device
 use super::foreign::{Releases, array, child, get_buffer, owned, set_buffer, types};
 use super::generated::data_type;
 
-/// A change to an array. Pointers become null or misaligned, never wild: no code can check their
-/// targets. Numbers are so small that the buffers have as many rows, or too large for any memory.
+/// A change to an array. Pointers become null or misaligned, never wild, because no code can check
+/// their targets. Numbers are small enough for the buffers, or too large for any memory.
 #[derive(Clone, Copy, Debug)]
 enum Spoil {
     Length(i64),
@@ -86,7 +86,7 @@ fn apply(array: &mut ArrowArray, spoil: Spoil, is_top: bool) {
                 unsafe { pointer.wrapping_add(at).write_unaligned(value) };
             }
         }
-        // At the top level, the array would not be released at all, as it states.
+        // At the top level, the array would never be released, as this flag states.
         Spoil::NotReleasable if !is_top => {
             // SAFETY: it is moved out, and released here.
             drop(unsafe { Owned::take(array) });
@@ -115,7 +115,7 @@ proptest! {
                 apply(&mut array, spoil, true);
             }
         }
-        // SAFETY: pointers are null or point to the producer's buffers, whose size is enough for
+        // SAFETY: pointers are null or point to the producer's buffers, which are large enough for
         // rows counted by numbers below a thousand. Larger numbers are refused before they are
         // used.
         let column = unsafe { import_array(&data_type, owned(array)) };
@@ -161,8 +161,8 @@ proptest! {
         let releases = Releases::default();
         let mut array = array(&data_type, &releases);
         spoils.into_iter().for_each(|spoil| apply(&mut array, spoil, true));
-        // No handle, half of the time. Otherwise one that no code passes to the driver, a null one,
-        // or a misaligned one.
+        // Half of the time there is no handle. Otherwise there is one that is not passed to the
+        // driver, a null handle, or a misaligned one.
         let handles: [*mut c_void; 2] = [ptr::dangling_mut(), ptr::null_mut()];
         let place = |index: usize| handles.as_ptr().wrapping_add(index).cast_mut().cast::<c_void>();
         let sync_event = match event {
@@ -187,7 +187,7 @@ proptest! {
                     prop_assert_eq!(releases.count(), u32::from(column.kind().is_none()));
                 }
                 Err(ImportError::NotReady) => prop_assert!(!is_ready),
-                // Its offsets are read only now.
+                // The offsets are read only now.
                 Err(_) => prop_assert!(is_ready),
             }
         }

@@ -1,5 +1,5 @@
-//! Columns of random types over regions of random lengths. Each is a column or a typed error, and
-//! each column is exported or refused.
+//! Columns of random types over regions of random lengths. Each one is a column or a typed error,
+//! and each column is exported or refused.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use terrane_testkit::memory::HeapAllocator;
 
 use super::{exported, exported_with_device};
 
-/// Numbers that decide what is built, one after the other. After the last one they are zeros, which
-/// make the simplest column.
+/// A sequence of numbers that determine the generated value. After the last number come zeros,
+/// which result in the simplest column.
 struct Tape {
     numbers: std::vec::IntoIter<u16>,
 }
@@ -29,7 +29,7 @@ impl Tape {
         self.numbers.next().unwrap_or(0) % limit
     }
 
-    /// True once in so many times.
+    /// True with probability one in `times`.
     fn one_in(&mut self, times: u16) -> bool {
         self.below(times) == times - 1
     }
@@ -231,7 +231,7 @@ fn column(data_type: &DataType, length: u64, tape: &mut Tape) -> Result<Column, 
     })
 }
 
-/// Exports a column in every way.
+/// Exports a column with every interface.
 fn leaves(column: &Column) {
     // SAFETY: no code writes the column.
     if let Ok(data) = unsafe { to_arrow(column) } {

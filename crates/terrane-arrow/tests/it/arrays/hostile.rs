@@ -28,7 +28,7 @@ macro_rules! assert_refused {
 }
 
 #[test]
-fn what_is_well_formed_is_taken_and_released_with_its_last_user() {
+fn valid_arrays_are_imported_and_released_with_their_last_user() {
     for data_type in types() {
         let releases = Releases::default();
         let array = array(&data_type, &releases);
@@ -37,7 +37,7 @@ fn what_is_well_formed_is_taken_and_released_with_its_last_user() {
         assert_eq!(column.len(), u64::try_from(ROWS).unwrap());
         let part = column.slice(3, 4).unwrap();
         drop(column);
-        // A type without buffers has nothing that keeps the array.
+        // A type without buffers keeps no array alive.
         let users = u32::from(data_type == DataType::Null);
         assert_eq!(releases.count(), users, "{data_type}");
         std::thread::scope(|scope| {
@@ -103,7 +103,7 @@ fn every_pointer_is_checked() {
         ImportError::Null { what: "children", .. }
     );
     let dictionary = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
-    // The dictionary is released by the array's private data, which still has its pointer.
+    // The array's private data still has the dictionary's pointer, and releases it.
     assert_refused!(dictionary, |a| a.dictionary = ptr::null_mut(), ImportError::Null { .. });
     // The pointer is only compared with null.
     let with_dictionary = |a: &mut ArrowArray| a.dictionary = ptr::from_mut(a);
@@ -162,7 +162,7 @@ fn offsets_have_to_run_forward_and_within_their_child() {
         // SAFETY: as above.
         unsafe { get_buffer(a, 2).cast_mut().cast::<i64>().write(-1) };
     };
-    // No data, so no sizes: the buffer is not read.
+    // Without data there are no sizes, so the buffer is not read.
     let releases = Releases::default();
     let mut array = array(&DataType::Utf8View, &releases);
     views(&mut array);

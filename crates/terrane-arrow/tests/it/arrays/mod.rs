@@ -20,7 +20,7 @@ fn exported(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
     unsafe { export_array(column) }
 }
 
-/// As [`exported`], with the device.
+/// Like [`exported`], with the device.
 fn exported_with_device(column: &Column) -> Result<Owned<ArrowDeviceArray>, ExportError> {
     // SAFETY: as above.
     unsafe { export_device_array(column, Ready::Now, ReleaseOrder::AtRelease) }

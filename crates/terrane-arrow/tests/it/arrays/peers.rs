@@ -1,4 +1,4 @@
-//! Arrays of arrow-rs, by its own types and by its implementation of the C interface.
+//! Arrays of arrow-rs, with its own types and its implementation of the C interface.
 
 use std::mem;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ fn arrays_become_columns_and_arrays_again_without_a_copy() {
     }
 }
 
-/// This crate's structures as arrow-rs's, which have the same layout.
+/// Converts this crate's structures to arrow-rs's, which have the same layout.
 fn theirs(array: Owned<ArrowArray>, schema: Owned<ArrowSchema>) -> ArrayRef {
     // SAFETY: both types have the same fields in the same order, as the specification requires.
     let array = unsafe {
@@ -103,20 +103,20 @@ fn theirs(array: Owned<ArrowArray>, schema: Owned<ArrowSchema>) -> ArrayRef {
     let schema = unsafe {
         mem::transmute::<ArrowSchema, arrow_array::ffi::FFI_ArrowSchema>(schema.into_inner())
     };
-    // SAFETY: made by this crate's exports, over memory that no code writes.
+    // SAFETY: this crate's exports created them, over memory that no code writes.
     make_array(unsafe { arrow_array::ffi::from_ffi(array, &schema) }.unwrap())
 }
 
 #[test]
-fn arrow_rs_takes_what_is_handed_out_and_hands_out_what_is_taken() {
+fn arrow_rs_imports_exports_and_exports_imports() {
     for array in arrays() {
         let (mut out, mut schema) = arrow_array::ffi::to_ffi(&array.to_data()).unwrap();
-        // SAFETY: arrow-rs made it.
+        // SAFETY: arrow-rs created it.
         let field = unsafe { import_field((&raw mut schema).cast()) }.unwrap();
         assert_eq!(field.data_type(), array.data_type());
-        // SAFETY: arrow-rs made it, and no other code releases it.
+        // SAFETY: arrow-rs created it, and no other code releases it.
         let taken = unsafe { Owned::<ArrowArray>::take((&raw mut out).cast()) }.unwrap();
-        // SAFETY: arrow-rs made it.
+        // SAFETY: arrow-rs created it.
         let column = unsafe { import_array(field.data_type(), taken) }.unwrap();
         let back = theirs(exported(&column).unwrap(), export_field(&field).unwrap());
         assert_eq!(&back, &array, "{}", array.data_type());
@@ -131,7 +131,7 @@ fn our_memory_is_an_array_of_arrow_rs_until_that_drops() {
     let Location::Host(address) = terrane_core::Memory::location(&region) else { unreachable!() };
     for number in 0..10_u8 {
         let at = address.as_ptr().wrapping_add(4 * usize::from(number)).cast::<i32>();
-        // SAFETY: 40 bytes, aligned, and no other code's.
+        // SAFETY: the memory has 40 bytes, is aligned, and no other code uses it.
         unsafe { at.write(i32::from(number)) };
     }
     let column = Column::new(DataType::Int32, 10, region).unwrap();
@@ -145,7 +145,7 @@ fn our_memory_is_an_array_of_arrow_rs_until_that_drops() {
     assert_eq!(batch.column(0), &expected);
     let values = batch.column(0).to_data().buffers()[0].as_ptr().addr();
     assert_eq!(values, address.as_ptr().addr() + 2 * 4);
-    // Converted to a column, and back to the memory that was kept.
+    // Converted to a column, which is over the original memory.
     let data = StructArray::from(batch).into_data();
     let column = from_arrow(&data).unwrap();
     assert_eq!(column.children()[0].origin(), Origin::Owned, "recognised");
@@ -167,23 +167,23 @@ fn memory_of_ours_that_another_library_hands_over_is_ours() {
     let array = theirs(exported(&column).unwrap(), export_field(&field).unwrap());
     let (part, _) = arrow_array::ffi::to_ffi(&array.slice(3, 4).to_data()).unwrap();
     let mut part = mem::ManuallyDrop::new(part);
-    // SAFETY: arrow-rs made it, and no other code releases it.
+    // SAFETY: arrow-rs created it, and no other code releases it.
     let part = unsafe { Owned::<ArrowArray>::take((&raw mut *part).cast()) }.unwrap();
-    // SAFETY: arrow-rs made it.
+    // SAFETY: arrow-rs created it.
     let back = unsafe { import_array(&DataType::Int32, part) }.unwrap();
     let values = |column: &Column| column.buffers()[1].clone().unwrap();
     assert_eq!((back.origin(), back.len()), (Origin::Owned, 4));
     assert!(values(&back).same_memory(&values(&column)));
     assert!(
         values(&back).region().is_err(),
-        "arrow-rs still has it, and relies on it not to change"
+        "arrow-rs still uses it, and expects it not to change"
     );
     drop((column, array));
     assert_eq!(allocator.live(), 1);
-    // SAFETY: no other code has it any more.
+    // SAFETY: no other code uses it any more.
     let back = unsafe { back.into_writable() };
     assert!(values(&back).region().is_ok() && back.origin() == Origin::Owned);
-    // Nothing is exported any more, so the address may belong to other code.
+    // No memory is exported any more, so other memory may get the address.
     drop(back);
     allocator.assert_all_freed();
 }
@@ -196,7 +196,7 @@ fn values_that_break_the_rules_of_their_type_are_no_array() {
         let request = RegionRequest::new(count).aligned_to(terrane_core::Alignment::of(8));
         let region = Region::new(allocator.allocate(&request).unwrap());
         let Location::Host(to) = terrane_core::Memory::location(&region) else { unreachable!() };
-        // SAFETY: as many bytes, and no other code's.
+        // SAFETY: the memory has as many bytes, and no other code uses it.
         unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Some(region.into())
     };
@@ -238,7 +238,7 @@ fn memory_at_the_place_of_one_that_has_gone_is_recognised_when_it_goes_out_again
     let request = RegionRequest::new(ByteCount::new(40)).aligned_to(terrane_core::Alignment::of(8));
     let memory = Region::new(allocator.allocate(&request).unwrap());
     let column = || {
-        // SAFETY: the allocation is kept, and no code uses its bytes.
+        // SAFETY: the allocation is kept alive, and no code uses its bytes.
         let same = unsafe { ForeignMemory::new(memory.span(), memory.clone()) };
         Column::new(DataType::Int32, 10, Region::new(same)).unwrap()
     };

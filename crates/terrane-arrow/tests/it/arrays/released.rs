@@ -1,4 +1,4 @@
-//! Exported memory is kept until it is released, and recognised when it comes back.
+//! Exported memory lives until it is released, and is recognised when it is imported again.
 
 use std::sync::Arc;
 use std::thread;
@@ -21,7 +21,7 @@ fn region(allocator: &HeapAllocator, bytes: u64) -> Region {
     Region::new(allocator.allocate(&request).unwrap())
 }
 
-/// A struct of numbers and of keys into texts, each buffer an allocation.
+/// A struct of numbers and of dictionary keys, with an allocation for each buffer.
 fn nested(allocator: &HeapAllocator) -> Column {
     let parts = |data_type, buffers, children, dictionary| ColumnParts {
         data_type,
@@ -65,7 +65,7 @@ fn a_panic_of_an_owner_ends_at_the_release_and_keeps_nothing() {
     let allocator = HeapAllocator::system();
     let bytes = region(&allocator, 80);
     let span = bytes.span();
-    // SAFETY: the allocation is kept, and no code uses its bytes.
+    // SAFETY: the allocation is kept alive, and no code uses its bytes.
     let memory = unsafe { ForeignMemory::new(span, (Panics, bytes)) };
     let panics = Column::new(DataType::Int64, 10, Region::new(memory)).unwrap();
     let other = Column::new(DataType::Int64, 10, region(&allocator, 80)).unwrap();
@@ -91,7 +91,7 @@ fn a_second_release_is_harmless() {
     let mut array = exported(&nested(&allocator)).unwrap().into_inner();
     let release = array.release.unwrap();
     for _ in 0..2 {
-        // SAFETY: the array is alive, and the callback accepts a released one.
+        // SAFETY: the array is alive, and the callback accepts a released array.
         unsafe { release(&raw mut array) };
         assert!(array.is_released());
         allocator.assert_all_freed();
@@ -121,7 +121,7 @@ fn a_structure_that_was_moved_is_released_where_it_is() {
     let mut destination = ArrowArray::EMPTY;
     // SAFETY: a structure of this crate, moved as the specification permits.
     let moved = unsafe { Owned::take(&raw mut source) }.unwrap();
-    // SAFETY: the place is writable.
+    // SAFETY: the destination is writable.
     unsafe { moved.give(&raw mut destination) };
     assert!(source.is_released() && !destination.is_released());
     // SAFETY: as above.
@@ -130,7 +130,7 @@ fn a_structure_that_was_moved_is_released_where_it_is() {
 }
 
 #[test]
-fn what_comes_back_is_the_very_same_column() {
+fn a_reimported_array_is_the_same_column() {
     let allocator = HeapAllocator::system();
     come_back(&nested(&allocator));
     allocator.assert_all_freed();
@@ -138,7 +138,7 @@ fn what_comes_back_is_the_very_same_column() {
 
 fn come_back(column: &Column) {
     let array = exported(column).unwrap();
-    // SAFETY: this crate made the array.
+    // SAFETY: this crate created the array.
     let back = unsafe { import_array(column.data_type(), array) }.unwrap();
     assert!(back.is_same(column) && back.origin() == Origin::Owned);
     let array = exported_with_device(column).unwrap();
@@ -146,19 +146,19 @@ fn come_back(column: &Column) {
     let back = unsafe { terrane_arrow::arrays::import_device_array(column.data_type(), array) };
     let back = back.unwrap().into_host().unwrap();
     assert!(back.is_same(column));
-    // A child, moved out.
+    // A child that is moved out.
     let array = exported(column).unwrap();
     // SAFETY: there are two children.
     let first = unsafe { *array.get().children };
     // SAFETY: a child may be moved.
     let child = unsafe { Owned::take(first) }.unwrap();
-    // SAFETY: this crate made the array.
+    // SAFETY: this crate created the array.
     let back = unsafe { import_array(&DataType::Int64, child) }.unwrap();
     assert!(back.is_same(&column.children()[0]));
 }
 
 #[test]
-fn what_comes_back_is_for_reading_only_while_others_have_its_memory() {
+fn a_reimported_array_is_read_only_while_its_memory_is_shared() {
     let allocator = HeapAllocator::system();
     let column = nested(&allocator);
     let is_writable = |column: &Column| {
@@ -167,7 +167,7 @@ fn what_comes_back_is_for_reading_only_while_others_have_its_memory() {
         (numbers, keys)
     };
     let back = |array| {
-        // SAFETY: this crate made the array.
+        // SAFETY: this crate created the array.
         let back = unsafe { import_array(column.data_type(), array) }.unwrap();
         assert!(back.is_same(&column) && back.origin() == Origin::Owned);
         back
@@ -180,14 +180,14 @@ fn what_comes_back_is_for_reading_only_while_others_have_its_memory() {
     assert_eq!(is_writable(&back(exported(&column).unwrap())), (true, true));
     let (with_device, other) = (exported_with_device(&column).unwrap(), exported(&column).unwrap());
     let import = terrane_arrow::arrays::import_device_array;
-    // SAFETY: this crate made the array.
+    // SAFETY: this crate created the array.
     let imported = unsafe { import(column.data_type(), with_device) }.unwrap();
     assert_eq!(is_writable(&imported.into_host().unwrap()), (false, false));
     drop(other);
 }
 
 #[test]
-fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
+fn changed_arrays_and_other_types_are_refused() {
     let allocator = HeapAllocator::system();
     let column = nested(&allocator);
     for spoil in [
@@ -208,12 +208,12 @@ fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
         spoil(&mut array);
         // SAFETY: its callback reads no changed field.
         let array = unsafe { Owned::new(array) };
-        // SAFETY: this crate made the array.
+        // SAFETY: this crate created the array.
         let error = unsafe { import_array(column.data_type(), array) }.unwrap_err();
         assert!(matches!(error, ImportError::Changed { .. }), "{error}");
     }
     let array = exported(&column).unwrap();
-    // SAFETY: this crate made the array.
+    // SAFETY: this crate created the array.
     let error = unsafe { import_array(&DataType::Int64, array) }.unwrap_err();
     assert!(matches!(error, ImportError::WrongType { .. }), "{error}");
     drop(column);
@@ -246,7 +246,7 @@ fn ten_thousand_rounds_on_four_threads_leave_nothing() {
             let body = move || {
                 for _ in 0..2500 {
                     let array = exported(&column).unwrap();
-                    // SAFETY: this crate made the array.
+                    // SAFETY: this crate created the array.
                     let back = unsafe { import_array(column.data_type(), array) }.unwrap();
                     assert!(back.is_same(&column));
                     drop(exported(&back).unwrap());
@@ -283,7 +283,7 @@ unsafe impl Memory for Talkative {
 }
 
 #[test]
-fn memory_is_not_asked_anything_under_a_lock() {
+fn memory_is_not_called_under_a_lock() {
     let allocator = HeapAllocator::system();
     let other = Column::new(DataType::Int64, 4, region(&allocator, 32)).unwrap();
     let memory = Talkative { memory: region(&allocator, 32), other };
@@ -291,7 +291,7 @@ fn memory_is_not_asked_anything_under_a_lock() {
     let array = exported(&column).unwrap();
     // SAFETY: no code writes the column.
     drop(unsafe { to_arrow(&column) }.unwrap());
-    // SAFETY: this crate made the array.
+    // SAFETY: this crate created the array.
     let back = unsafe { import_array(&DataType::Int64, array) }.unwrap();
     assert!(back.is_same(&column));
     drop((back, column));

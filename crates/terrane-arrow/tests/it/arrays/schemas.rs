@@ -15,12 +15,12 @@ use terrane_arrow::arrays::{
 use super::foreign::types;
 
 #[test]
-fn what_goes_out_comes_back() {
+fn exported_fields_are_imported_unchanged() {
     for data_type in types() {
         let metadata: HashMap<_, _> = [(String::from("unit"), String::from("tokens"))].into();
         let field = Field::new("values", data_type, true).with_metadata(metadata);
         let mut schema = export_field(&field).unwrap().into_inner();
-        // SAFETY: arrow-rs made it.
+        // SAFETY: arrow-rs created it.
         let back = unsafe { import_field(&raw mut schema) }.unwrap();
         assert_eq!(back, field);
         assert!(schema.is_released(), "moved away");
@@ -31,15 +31,15 @@ fn what_goes_out_comes_back() {
     let fields: Vec<_> = types().into_iter().map(|t| Field::new("a", t, false)).collect();
     let schema = Schema::new(fields);
     let mut exported = export_schema(&schema).unwrap().into_inner();
-    // SAFETY: arrow-rs made it.
+    // SAFETY: arrow-rs created it.
     assert_eq!(unsafe { import_schema(&raw mut exported) }.unwrap(), schema);
     let mut exported = export_field(&Field::new("a", DataType::Int8, false)).unwrap().into_inner();
-    // SAFETY: arrow-rs made it.
+    // SAFETY: arrow-rs created it.
     let error = unsafe { import_schema(&raw mut exported) }.unwrap_err();
     assert!(matches!(error, ImportError::WrongType { .. }), "{error}");
 }
 
-/// A schema of the test: its texts, and the number of its releases.
+/// A schema of a test: its texts, and the number of its releases.
 struct Made {
     schema: ArrowSchema,
     _texts: [CString; 2],
@@ -51,7 +51,7 @@ struct Made {
 fn made(format: &[u8]) -> Box<Made> {
     /// # Safety
     ///
-    /// The structure was made here, or moved from one that was.
+    /// The structure was created here, or moved from such a structure.
     unsafe extern "C" fn release(schema: *mut ArrowSchema) {
         // SAFETY: the caller owns the structure during its release.
         let schema = unsafe { &mut *schema };
@@ -155,8 +155,8 @@ fn schemas_that_never_end_are_refused() {
         made.children = vec![own; times];
         made.schema.n_children = i64::try_from(times).unwrap();
         made.schema.children = made.children.as_mut_ptr();
-        // The structure is its own child, so it must stay at its address: it is checked as the
-        // child of another.
+        // The structure is its own child, so it must stay at its address. It is checked as the
+        // child of another structure.
         let mut top = self::made(b"+l");
         top.children = vec![own];
         top.schema.n_children = 1;
@@ -166,8 +166,8 @@ fn schemas_that_never_end_are_refused() {
     }
 }
 
-/// A few structures, each a child of another many times. The amount read grows with the number of
-/// paths, not of structures.
+/// A few structures, each of which is a child of another one many times. The text that is read
+/// grows with the number of paths, not of structures.
 #[test]
 fn text_that_is_read_again_and_again_has_a_limit() {
     let with_children = |times: usize| {

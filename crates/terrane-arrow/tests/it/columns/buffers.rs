@@ -63,7 +63,7 @@ fn over<A: Allocate>(allocator: &A) {
     }
 }
 
-/// No two buffers of any column share a byte, and all have Arrow's alignment.
+/// Checks that no two buffers of any column share a byte, and that all have Arrow's alignment.
 fn assert_apart(buffer: &ColumnarBuffer) {
     fn spans(column: &Column, into: &mut Vec<terrane_core::Span>) {
         into.extend(column.buffers().iter().flatten().map(|buffer| buffer.span()));
@@ -80,7 +80,7 @@ fn assert_apart(buffer: &ColumnarBuffer) {
 }
 
 #[test]
-fn buffers_stand_over_any_allocator() {
+fn buffers_use_any_allocator() {
     let system = SystemAllocator::new(SystemOptions::default());
     over(&system);
     over(&Pool::new(&system, PoolOptions::default()).unwrap());
@@ -104,7 +104,7 @@ fn a_budget_that_is_too_small_refuses_and_keeps_nothing() {
 
 proptest! {
     #[test]
-    fn the_estimate_is_what_is_allocated(
+    fn the_estimate_is_the_allocated_size(
         capacity in 0_u64..100_000,
         text in 0_u64..100,
         alignment in 0_u32..12,
@@ -139,7 +139,7 @@ fn a_count_is_stale_until_it_is_read_again() {
         let kernel = |rows: u64| {
             let bytes = rows.to_le_bytes();
             let bytes = bytes.get(..width.bytes().to_usize()).unwrap();
-            // SAFETY: as a kernel does; no other code uses the count.
+            // SAFETY: no other code uses the count. A kernel would do the same.
             unsafe { HostOrder.write(bytes, buffer.row_count().location()) }.unwrap();
         };
         kernel(60);
@@ -170,7 +170,7 @@ fn fill(buffer: &mut ColumnarBuffer, values: std::ops::Range<u32>) {
 }
 
 #[test]
-fn what_grows_keeps_its_rows_and_what_is_fixed_is_refused() {
+fn growable_columns_keep_their_rows_and_fixed_ones_refuse_growth() {
     let allocator = HeapAllocator::system();
     let step = NonZeroU64::new(64).unwrap();
     for (growth, capacity) in
@@ -256,7 +256,7 @@ fn columns_that_there_are_make_a_buffer_if_they_fit_the_schema() {
 }
 
 #[test]
-fn what_cannot_be_planned_is_refused_before_there_is_memory() {
+fn invalid_plans_are_refused_before_allocation() {
     let plan = |data_type, capacity| {
         let schema = Arc::new(Schema::new(vec![Field::new("a", data_type, false)]));
         ColumnarPlan::new(schema, capacity, ColumnarOptions::default())
@@ -277,7 +277,7 @@ fn what_cannot_be_planned_is_refused_before_there_is_memory() {
     assert!(matches!(error, ColumnError::ShortMemory { .. }), "{error}");
 }
 
-/// An order that can access nothing.
+/// An order that can access no memory.
 #[derive(Debug)]
 struct Nowhere;
 

@@ -1,5 +1,5 @@
-//! Columns from tensors with any shape, strides and element type. Each is refused with a typed
-//! error, or is over the tensor's own bytes.
+//! Columns from tensors with any shape, strides and element type. Each one is refused with a typed
+//! error, or uses the tensor's own bytes.
 
 use std::ptr;
 
@@ -10,7 +10,8 @@ use terrane_interop::dlpack::ffi::{
 };
 use terrane_interop::dlpack::{ImportedTensor, Importer};
 
-/// The column has the tensor's bytes, is writable if the tensor is, and has a foreign origin.
+/// Checks that the column has the tensor's bytes and a foreign origin, and is writable if the
+/// tensor is.
 fn check(tensor: &ImportedTensor) {
     let (shape, element) = (tensor.shape(), tensor.shape().element());
     match Column::from_tensor(tensor) {
@@ -36,7 +37,7 @@ fn check(tensor: &ImportedTensor) {
     }
 }
 
-/// The most numbers that a tensor of the generated rank may read.
+/// The maximum number of sizes or strides that are read from a generated tensor.
 const MOST: usize = 6;
 
 fn any_axis() -> impl Strategy<Value = i64> {

@@ -101,7 +101,7 @@ fn slices_share_the_memory_and_stay_within() {
 }
 
 #[test]
-fn what_is_for_reading_only_gives_no_region_to_safe_code() {
+fn read_only_tensors_have_no_safe_region() {
     let region = region(8);
     let buffer = ColumnBuffer::read_only(region.clone());
     let error = buffer.region().unwrap_err();

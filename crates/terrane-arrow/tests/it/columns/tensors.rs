@@ -17,14 +17,14 @@ fn region(allocator: &HeapAllocator, bytes: u64) -> Region {
     Region::new(allocator.allocate(&request).unwrap())
 }
 
-/// The tensor that a consumer imports.
+/// Imports the tensor as a consumer does.
 fn taken(export: TensorExport) -> ImportedTensor {
     let pointer = export.into_versioned().unwrap().into_raw();
-    // SAFETY: this crate made the tensor, and it is passed on once.
+    // SAFETY: this crate created the tensor, and it is passed on once.
     unsafe { Importer::new().versioned(pointer.as_ptr()) }.unwrap()
 }
 
-/// A tensor of memory that is not in any column.
+/// A tensor over memory that no column has exported.
 fn foreign(shape: TensorShape, read_only: bool) -> ImportedTensor {
     let region = region(&HeapAllocator::system(), shape.bytes().get());
     // SAFETY: no code uses the memory.
@@ -37,7 +37,7 @@ fn compact(element: ElementType, sizes: &[u64]) -> TensorShape {
 }
 
 #[test]
-fn a_column_that_comes_back_as_a_tensor_is_the_same_memory() {
+fn a_column_reimported_as_a_tensor_is_the_same_memory() {
     let allocator = HeapAllocator::system();
     let column = Column::new(DataType::Int32, 10, region(&allocator, 40)).unwrap();
     let part = column.slice(2, 5).unwrap();
@@ -74,7 +74,7 @@ fn foreign_tensors_are_kept_and_written_only_if_they_may_be() {
 }
 
 #[test]
-fn what_comes_back_is_whose_it_was_and_for_reading_only() {
+fn reimported_columns_keep_their_origin_and_are_read_only() {
     for read_only in [false, true] {
         let theirs = Column::from_tensor(&foreign(compact(ElementType::F32, &[6]), read_only));
         let theirs = theirs.unwrap();

@@ -8,13 +8,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::setup::Pages;
 
-/// How fio makes its requests.
+/// The mode in which fio submits its requests.
 #[derive(Clone, Copy, Debug)]
 pub enum Method {
-    /// As many threads as requests in flight, each with blocking calls in a part of the file.
+    /// One thread for each request in flight. Each thread makes blocking calls in its own part of
+    /// the file.
     Threads,
     IoUring,
-    /// io_uring, with buffers and the file registered.
+    /// io_uring, with registered buffers and a registered file.
     Registered,
 }
 
@@ -38,20 +39,20 @@ pub struct Pass<'a> {
     pub path: &'a Path,
     pub is_write: bool,
     pub block: u64,
-    /// A multiple of the block times the depth.
+    /// A multiple of the block size times the depth.
     pub bytes: u64,
     pub depth: u32,
     pub pages: Pages,
 }
 
-/// Why fio cannot be run, if it cannot.
+/// Returns the reason why fio cannot run, or `None` if it can.
 pub fn reason_against() -> Option<String> {
     let error = Command::new("fio").arg("--version").output().err()?;
     Some(format!("fio, the baseline, cannot be run: {error}"))
 }
 
 impl Pass<'_> {
-    /// Runs fio; its rate in GB/s.
+    /// Runs fio and returns its rate in GB/s.
     pub fn run(&self, method: Method) -> Result<f64> {
         let Self { path, is_write, block, bytes, depth, pages } = *self;
         let direction = if is_write { "write" } else { "read" };

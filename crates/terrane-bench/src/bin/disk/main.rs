@@ -1,8 +1,9 @@
-//! Copies between host memory and files, beside the best that fio does with the same requests.
+//! Copies between host memory and files, compared with the best rate of fio for the same requests.
 //!
-//! Both sides use the same file, the same depth and buffers on the same pages: a request of 1 MiB
-//! has one segment in huge pages and 256 in small ones, and a disk pays for segments. fio runs in
-//! three ways, and the one that leaves the engine the lowest ratio is the baseline.
+//! Both programs use the same file, the same depth and buffers on pages of the same size. The page
+//! size matters: a request of 1 MiB has one segment in huge pages and 256 in small pages, and each
+//! segment costs the disk time. fio runs in three modes. The baseline is the mode with the lowest
+//! ratio of engine to fio.
 
 #![forbid(unsafe_code)]
 
@@ -26,18 +27,18 @@ use setup::{Pages, Setup};
 struct Arguments {
     #[command(flatten)]
     settings: Settings,
-    /// The directory of the file; the disk that it is on is measured
+    /// The directory of the file; its disk is measured
     #[arg(long, default_value = "target")]
     directory: PathBuf,
-    /// How much is moved in each case, in MiB
+    /// The size of the copies of each case, in MiB
     #[arg(long, default_value_t = 1024)]
     size_mib: u32,
-    /// How many requests are in flight
+    /// The number of requests in flight
     #[arg(long, default_value_t = 32)]
     depth: u32,
 }
 
-/// One shape of blocks and requests.
+/// The shape of the blocks of a case.
 struct Case {
     name: &'static str,
     layers: u32,
@@ -51,8 +52,9 @@ impl Case {
     }
 }
 
-/// A block is one request: of 1 MiB and 4 MiB in one piece, and of the 61 pieces of a block of a
-/// model with latent attention, which lie apart in memory and together in the file.
+/// Each block is one request. The blocks of 1 MiB and 4 MiB have one piece. The third case has the
+/// 61 pieces of a block of a model with latent attention. These pieces are apart in memory and
+/// adjacent in the file.
 const CASES: [Case; 3] = [
     Case { name: "blocks of 1 MiB", layers: 1, piece: 1 << 20, kind: LayoutKind::FullyContiguous },
     Case { name: "blocks of 4 MiB", layers: 1, piece: 4 << 20, kind: LayoutKind::FullyContiguous },
@@ -64,7 +66,7 @@ const CASES: [Case; 3] = [
     },
 ];
 
-/// The least share of fio's rate.
+/// The minimum share of fio's rate.
 const TARGET: f64 = 0.95;
 
 fn main() -> ExitCode {
@@ -106,8 +108,8 @@ fn measure<W: Write>(
         directions.iter().for_each(|&write| reporter.skip(&name(write), reason));
         return Ok(());
     }
-    // The first pass writes what was only reserved, and does not count; nor do those in which the
-    // engine measures which way is faster.
+    // The passes of this loop are not measured. The first pass writes the reserved disk blocks for
+    // the first time, and in the others the engine measures which method is faster.
     for is_write in [true, false, true, false, true, false, true, false] {
         setup.pass(is_write)?;
     }
@@ -119,15 +121,15 @@ fn measure<W: Write>(
         };
         let share = report("", compared.ratio, "of fio");
         let best = format!("fio, {}", compared.method);
-        reporter.report(&share.beside(best.as_str(), 1.0).at_least(TARGET))?;
-        let rate =
-            report(": rate", compared.terrane, "GB/s").beside(best, compared.baseline.median);
+        reporter.report(&share.with_baseline(best.as_str(), 1.0).at_least(TARGET))?;
+        let rate = report(": rate", compared.terrane, "GB/s")
+            .with_baseline(best, compared.baseline.median);
         reporter.report(&rate.without_target("the rates behind the share of fio"))?;
     }
     Ok(())
 }
 
-/// The engine beside the fio that leaves it the lowest ratio.
+/// The rates of the engine and of the fio mode with the lowest ratio.
 struct Compared {
     method: Method,
     ratio: Spread,
@@ -136,7 +138,8 @@ struct Compared {
 }
 
 impl Compared {
-    /// Pairs of passes, one of the engine and one of fio, whose order alternates: disks remember.
+    /// Measures pairs of passes, one by the engine and one by fio. Their order alternates, because
+    /// a pass changes the state of the disk for the next one.
     fn measure(setup: &Setup, is_write: bool, pairs: u32) -> Result<Self> {
         let mut passes = Method::ALL.map(|method| (method, Vec::new(), Vec::new()));
         for round in 0..pairs {

@@ -1,4 +1,4 @@
-//! A file and memory of the same blocks, and what moves them.
+//! A file and memory with the same blocks, and the engine that copies between them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use terrane_transfer::{Endpoint, Transfer, TransferManager};
 use crate::fio::{Method, Pass};
 use crate::{Arguments, Case};
 
-/// The pages of the memory on both sides.
+/// The size of the memory pages of both programs.
 #[derive(Clone, Copy, Debug)]
 pub enum Pages {
     Small,
@@ -40,7 +40,7 @@ impl Pages {
         }
     }
 
-    /// Why fio's buffers cannot be on these pages, if they cannot.
+    /// Returns the reason why fio's buffers cannot be on these pages, or `None` if they can.
     pub fn reason_against(self) -> Option<String> {
         let path = "/sys/kernel/mm/transparent_hugepage/enabled";
         let switch = std::fs::read_to_string(path).unwrap_or_else(|_| "[never]".to_owned());
@@ -71,7 +71,7 @@ impl Drop for TemporaryFile {
     }
 }
 
-/// A file and memory of the same blocks, and what moves them.
+/// A file and memory with the same blocks, and the engine that copies between them.
 #[derive(Debug)]
 pub struct Setup {
     manager: TransferManager,
@@ -87,7 +87,7 @@ pub struct Setup {
 impl Setup {
     pub fn new(case: &Case, pages: Pages, arguments: &Arguments) -> Result<Self> {
         let (block, depth) = (case.block(), arguments.depth.max(1));
-        // Each of fio's threads takes the same number of blocks.
+        // Each thread of fio copies the same number of blocks.
         let blocks = u32::try_from(ByteCount::mib(arguments.size_mib).get() / block)?;
         let blocks = blocks / depth * depth;
         ensure!(blocks > 0, "--size-mib has to be at least {depth} blocks of {block} bytes");
@@ -135,7 +135,7 @@ impl Setup {
         self.disk.layout().geometry().total_bytes().get()
     }
 
-    /// The blocks in memory are in reverse, so that one request is one block.
+    /// The blocks are in reverse order in memory, so that each request is one block.
     fn transfer(&self, is_write: bool) -> Transfer {
         let backwards: Vec<u32> = self.ids.iter().rev().copied().collect();
         if is_write {
@@ -145,7 +145,7 @@ impl Setup {
         }
     }
 
-    /// One pass over the file by the engine; GB/s.
+    /// Copies the file's blocks once with the engine. Returns GB/s.
     pub fn pass(&self, is_write: bool) -> Result<f64> {
         let begun = Instant::now();
         let submitted = self.manager.submit(self.transfer(is_write), ());
@@ -154,7 +154,7 @@ impl Setup {
         Ok(self.bytes() as f64 / begun.elapsed().as_secs_f64() / 1e9)
     }
 
-    /// The same pass by fio; GB/s.
+    /// Copies the same blocks once with fio. Returns GB/s.
     pub fn fio(&self, method: Method, is_write: bool) -> Result<f64> {
         let Self { path: TemporaryFile(path), block, depth, pages, .. } = self;
         let (block, depth, pages) = (*block, *depth, *pages);

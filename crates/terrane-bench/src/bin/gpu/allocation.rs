@@ -1,4 +1,4 @@
-//! Bringing pinned memory up, beside the driver's own allocation.
+//! The allocation of pinned memory, compared with the driver's own allocation.
 
 use std::io::Write;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use terrane_core::{ByteCount, RegionRequest};
 
 use crate::setup::Setup;
 
-/// How many times as fast as `cuMemHostAlloc`.
+/// The minimum speedup over `cuMemHostAlloc`.
 const LEAST_TIMES: f64 = 6.0;
 
 pub fn report<W: Write>(
@@ -39,7 +39,7 @@ pub fn report<W: Write>(
     let rate =
         |seconds: &[f64]| Spread::of(seconds).unwrap_or(Spread::single(f64::NAN)).rate(gigabytes);
     let measured = Measurement::new(case, rate(&terrane), "GB/s", Direction::HigherIsBetter)
-        .beside("cuMemHostAlloc", rate(&driver).median)
+        .with_baseline("cuMemHostAlloc", rate(&driver).median)
         .at_least(LEAST_TIMES);
     Ok(reporter.report(&measured)?)
 }

@@ -1,7 +1,7 @@
-//! The driver's own calls, as a program without Terrane makes them: what Terrane is measured
-//! against. Found by name, so that a missing one is a skipped case.
+//! The calls of the driver that a program without Terrane would make: the baseline of the suite.
+//! Functions are looked up by name, so that a missing function skips a case.
 
-#![allow(non_snake_case, reason = "the names are the driver's, as its documentation has them")]
+#![allow(non_snake_case, reason = "the names of the driver's documentation")]
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
@@ -16,7 +16,7 @@ macro_rules! calls {
     ($(fn $name:ident($($argument:ty),*);)*) => {
         struct Calls {
             $($name: Option<unsafe extern "C" fn($($argument),*) -> u32>,)*
-            /// The library of the functions.
+            /// Keeps the library loaded, because the functions are in it.
             _library: Library,
         }
 
@@ -24,7 +24,7 @@ macro_rules! calls {
             fn find(library: Library) -> Self {
                 $(
                     // SAFETY: this is the declaration of the driver's function of that name, and
-                    // the library is kept beside it.
+                    // the library is stored in the same value.
                     let $name = unsafe { library.get(stringify!($name)) };
                     let $name = $name.ok().map(|symbol| *symbol);
                 )*
@@ -68,7 +68,7 @@ calls! {
     );
 }
 
-/// `CUmemcpyAttributes`: the order in which the source is read, hints at both places, flags.
+/// `CUmemcpyAttributes`: the order of reads of the source, location hints and flags.
 #[repr(C)]
 #[derive(Default)]
 struct CopyAttributes {
@@ -85,7 +85,7 @@ pub struct Bindings {
     context: *mut c_void,
 }
 
-// SAFETY: the context is a handle, which the driver takes on any thread; nothing in it changes.
+// SAFETY: the context is a handle that the driver accepts on any thread, and nothing changes it.
 unsafe impl Sync for Bindings {}
 
 fn need<T>(call: Option<T>, name: &str) -> Result<T> {
@@ -100,9 +100,9 @@ fn check(name: &str, code: u32) -> Result<()> {
 }
 
 impl Bindings {
-    /// Opens the driver, which Terrane has loaded and initialised.
+    /// Opens the driver. Terrane has already loaded and initialised it.
     pub fn open(device: DeviceId) -> Result<Self> {
-        // SAFETY: it is loaded already, so that nothing of it runs now.
+        // SAFETY: the library is already loaded, so no initialiser runs.
         let library = unsafe { Library::new("libcuda.so.1") }
             .or_else(|_| {
                 // SAFETY: as above.
@@ -127,11 +127,11 @@ impl Bindings {
         check("cuCtxSetCurrent", unsafe { call(self.context) })
     }
 
-    /// Lets this device reach the memory of another.
+    /// Enables access from this device to the memory of another one.
     pub fn enable_peer(&self, other: &Self) -> Result<()> {
         let call = need(self.calls.cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess")?;
         self.make_current()?;
-        // SAFETY: the other's context is retained.
+        // SAFETY: the context of the other device is retained.
         match unsafe { call(other.context, 0) } {
             // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
             704 => Ok(()),
@@ -143,11 +143,11 @@ impl Bindings {
     ///
     /// # Safety
     ///
-    /// As for `Stream::copy`.
+    /// See `Stream::copy`.
     pub unsafe fn copy(&self, stream: &Stream, to: u64, from: u64, bytes: u64) -> Result<()> {
         let call = need(self.calls.cuMemcpyAsync, "cuMemcpyAsync")?;
         let bytes = ByteCount::new(bytes).to_usize();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises it.
         check("cuMemcpyAsync", unsafe { call(to, from, bytes, stream.handle()) })
     }
 
@@ -155,7 +155,7 @@ impl Bindings {
     ///
     /// # Safety
     ///
-    /// As for `Stream::copy`, of each.
+    /// See `Stream::copy`, for each copy.
     pub unsafe fn copy_batch(&self, stream: &Stream, pieces: &mut Pieces) -> Result<()> {
         let count = pieces.to.len();
         // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
@@ -166,8 +166,8 @@ impl Bindings {
         let (first, stream) = (&raw mut first_of_attributes, stream.handle());
         let code = match (self.calls.cuMemcpyBatchAsync_v2, self.calls.cuMemcpyBatchAsync) {
             (Some(call), _) => {
-                // SAFETY: the lists have `count` entries each, and there is one set of attributes;
-                // of the copies the caller promised it.
+                // SAFETY: the lists have `count` entries each, and there is one set of attributes.
+                // The caller promises that the copies are valid.
                 unsafe { call(to, from, sizes, count, attributes, first, 1, stream) }
             }
             (None, Some(call)) => {
@@ -181,12 +181,12 @@ impl Bindings {
         check("cuMemcpyBatchAsync", code)
     }
 
-    /// Whether the driver copies in batches.
+    /// Whether the driver has batched copies.
     pub fn has_batches(&self) -> bool {
         self.calls.cuMemcpyBatchAsync_v2.is_some() || self.calls.cuMemcpyBatchAsync.is_some()
     }
 
-    /// Lets the device's default pool keep all that is freed.
+    /// Makes the device's default pool keep all freed memory.
     pub fn keep_default_pool(&self) -> Result<()> {
         let find = need(self.calls.cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool")?;
         let set = need(self.calls.cuMemPoolSetAttribute, "cuMemPoolSetAttribute")?;
@@ -195,12 +195,12 @@ impl Bindings {
         check("cuDeviceGetDefaultMemPool", unsafe { find(&raw mut pool, self.device) })?;
         let mut threshold = u64::MAX;
         // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        // SAFETY: the attribute is eight bytes, which are read.
+        // SAFETY: the attribute has eight bytes, and the driver only reads them.
         let code = unsafe { set(pool, 4, (&raw mut threshold).cast()) };
         check("cuMemPoolSetAttribute", code)
     }
 
-    /// Allocates on a stream and frees there at once.
+    /// Allocates on a stream and frees on it at once.
     pub fn allocate_and_free(&self, stream: &Stream, bytes: ByteCount) -> Result<()> {
         let allocate = need(self.calls.cuMemAllocAsync, "cuMemAllocAsync")?;
         let free = need(self.calls.cuMemFreeAsync, "cuMemFreeAsync")?;
@@ -208,12 +208,12 @@ impl Bindings {
         // SAFETY: one address is written.
         let code = unsafe { allocate(&raw mut address, bytes.to_usize(), stream.handle()) };
         check("cuMemAllocAsync", code)?;
-        // SAFETY: it was allocated just now, and no other code has its address.
+        // SAFETY: this function allocated the memory, and no other code has its address.
         check("cuMemFreeAsync", unsafe { free(address, stream.handle()) })
     }
 
-    /// Pinned memory as the driver allocates it, freed at once; answers with the seconds that the
-    /// allocation took.
+    /// Allocates pinned memory with the driver and frees it at once. Returns the time of the
+    /// allocation in seconds.
     pub fn host_alloc(&self, bytes: ByteCount) -> Result<f64> {
         let allocate = need(self.calls.cuMemHostAlloc, "cuMemHostAlloc")?;
         let free = need(self.calls.cuMemFreeHost, "cuMemFreeHost")?;
@@ -223,12 +223,12 @@ impl Bindings {
         let code = unsafe { allocate(&raw mut address, bytes.to_usize(), PORTABLE_AND_MAPPED) };
         check("cuMemHostAlloc", code)?;
         let took = begin.elapsed().as_secs_f64();
-        // SAFETY: it was allocated just now, and no other code has its address.
+        // SAFETY: this function allocated the memory, and no other code has its address.
         check("cuMemFreeHost", unsafe { free(address) })?;
         Ok(took)
     }
 
-    /// An event that is asked, and for which no thread sleeps.
+    /// Creates an event for queries, without blocking waits.
     pub fn event(&self) -> Result<Mark<'_>> {
         /// `CU_EVENT_DISABLE_TIMING`.
         const DISABLE_TIMING: c_uint = 2;
@@ -239,14 +239,14 @@ impl Bindings {
         Ok(Mark { bindings: self, event })
     }
 
-    /// Asks whether a stream has anything left to do.
+    /// Whether all work of a stream has completed.
     pub fn is_idle(&self, stream: &Stream) -> Result<bool> {
         let query = need(self.calls.cuStreamQuery, "cuStreamQuery")?;
         // SAFETY: the stream is alive.
         is_ready("cuStreamQuery", unsafe { query(stream.handle()) })
     }
 
-    /// Compiles a module and finds its one kernel.
+    /// Compiles a module and looks up its only kernel.
     pub fn kernel(&self, ptx: &CStr, name: &CStr) -> Result<Kernel<'_>> {
         let load = need(self.calls.cuModuleLoadData, "cuModuleLoadData")?;
         let find = need(self.calls.cuModuleGetFunction, "cuModuleGetFunction")?;
@@ -269,7 +269,7 @@ fn is_ready(name: &str, code: u32) -> Result<bool> {
     check(name, code).map(|()| true)
 }
 
-/// An event of the driver's.
+/// An event of the driver.
 pub struct Mark<'bindings> {
     bindings: &'bindings Bindings,
     event: *mut c_void,
@@ -278,11 +278,11 @@ pub struct Mark<'bindings> {
 impl Mark<'_> {
     pub fn record(&self, stream: &Stream) -> Result<()> {
         let record = need(self.bindings.calls.cuEventRecord, "cuEventRecord")?;
-        // SAFETY: event and stream are alive, and of the context that is current.
+        // SAFETY: the event and the stream are alive and belong to the current context.
         check("cuEventRecord", unsafe { record(self.event, stream.handle()) })
     }
 
-    /// Makes what a stream is given from now on run after the event.
+    /// Delays the later work of a stream until the event has occurred.
     pub fn delay(&self, stream: &Stream) -> Result<()> {
         let wait = need(self.bindings.calls.cuStreamWaitEvent, "cuStreamWaitEvent")?;
         // SAFETY: as above.
@@ -299,7 +299,7 @@ impl Mark<'_> {
 impl Drop for Mark<'_> {
     fn drop(&mut self) {
         if let Some(destroy) = self.bindings.calls.cuEventDestroy_v2 {
-            // SAFETY: it was created by this value, and nothing uses it any more.
+            // SAFETY: this value created the event, and nothing uses it any more.
             unsafe { destroy(self.event) };
         }
     }
@@ -311,22 +311,22 @@ const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
 impl Drop for Bindings {
     fn drop(&mut self) {
         if let Some(release) = self.calls.cuDevicePrimaryCtxRelease_v2 {
-            // SAFETY: it was retained once, when this value was made. A failure is ignored,
-            // because the process ends soon.
+            // SAFETY: `open` retained the context once. A failure is ignored, because the process
+            // ends soon.
             unsafe { release(self.device) };
         }
     }
 }
 
-/// A kernel of the benchmark's own.
+/// A kernel of the benchmark.
 pub struct Kernel<'bindings> {
     bindings: &'bindings Bindings,
     module: *mut c_void,
     function: *mut c_void,
 }
 
-// SAFETY: the module and the function are handles, which the driver takes on any thread; nothing in
-// it changes.
+// SAFETY: the module and the function are handles that the driver accepts on any thread, and
+// nothing changes them.
 unsafe impl Sync for Kernel<'_> {}
 
 impl Kernel<'_> {
@@ -334,8 +334,8 @@ impl Kernel<'_> {
     ///
     /// # Safety
     ///
-    /// The parameters are those of the kernel. The memory that it reads and writes stays valid until
-    /// the launch has completed.
+    /// The parameters match the kernel's. The memory that the kernel reads and writes stays valid
+    /// until the launch has completed.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -347,7 +347,7 @@ impl Kernel<'_> {
         let ([gx, gy], [bx, by]) = (grid, block);
         let parameters = parameters.as_mut_ptr();
         let (stream, none) = (stream.handle(), ptr::null_mut());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises it.
         let code =
             unsafe { launch(self.function, gx, gy, 1, bx, by, 1, 0, stream, parameters, none) };
         check("cuLaunchKernel", code)
@@ -357,7 +357,7 @@ impl Kernel<'_> {
 impl Drop for Kernel<'_> {
     fn drop(&mut self) {
         if let Some(unload) = self.bindings.calls.cuModuleUnload {
-            // SAFETY: it was loaded by this value, whose launches have been waited for.
+            // SAFETY: this value loaded the module, and its launches have completed.
             unsafe { unload(self.module) };
         }
     }
@@ -378,14 +378,14 @@ impl Pieces {
         self.sizes.push(bytes.to_usize());
     }
 
-    /// One call of the driver for each.
+    /// Makes one call of the driver for each copy.
     ///
     /// # Safety
     ///
-    /// As for [`Bindings::copy`], of each.
+    /// See [`Bindings::copy`], for each copy.
     pub unsafe fn copy_each(&self, bindings: &Bindings, stream: &Stream) -> Result<()> {
         for ((&to, &from), &size) in self.to.iter().zip(&self.from).zip(&self.sizes) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises it.
             unsafe { bindings.copy(stream, to, from, to_u64(size)) }?;
         }
         Ok(())

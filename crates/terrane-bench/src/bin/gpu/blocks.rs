@@ -1,5 +1,5 @@
-//! Many blocks between a layer-separate device layout and pinned memory: against one contiguous
-//! copy, and against the raw methods that move the same blocks.
+//! Copies of many blocks between a layer-separate device layout and pinned memory. They are
+//! compared with one contiguous copy, and with the raw methods for the same blocks.
 
 use std::io::Write;
 use std::ops::Range;
@@ -16,15 +16,15 @@ use crate::methods::{Methods, NAMES};
 use crate::setup::{Setup, address, explain, interleaved, shuffled, submit, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
 
-/// The target, as a share of the rate of one contiguous copy: the blocks are out of order on the
+/// The target, as a share of the rate of one contiguous copy. The blocks are out of order on the
 /// device and in order on the host.
 const LEAST_SHARE: f64 = 0.97;
-/// The same with the blocks out of order on both sides.
+/// The same target with blocks out of order on both sides.
 const LEAST_SCATTERED: f64 = 0.93;
-/// Both directions at once, of what two contiguous copies reach together.
+/// The target for both directions at once, as a share of the total rate of two contiguous copies.
 const LEAST_BOTH: f64 = 0.95;
 
-/// A direction of the wire.
+/// The direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     ToHost,
@@ -42,7 +42,7 @@ impl Way {
     }
 }
 
-/// Both ends of one shape's transfers, with room for the blocks twice.
+/// Both ends of the transfers of one shape, with twice as many blocks as a transfer copies.
 struct Cell<'setup> {
     setup: &'setup Setup,
     device: Endpoint,
@@ -74,14 +74,14 @@ pub fn report<W: Write>(
 fn cases(shape: &Shape) -> Vec<String> {
     let title = shape.title();
     let both = format!("{title}, both directions at once");
-    let mut cases = vec![format!("{both}, beside kernels at once"), both];
+    let mut cases = vec![format!("{both}, compared with kernels at once"), both];
     for way in Way::ALL {
         let case = format!("{title}, {}", way.name());
         cases.extend(NAMES.map(|name| format!("{case}, raw {name}")));
         cases.extend([
-            format!("{case}, beside the best raw method"),
+            format!("{case}, compared with the best raw method"),
             format!("{case}, both sides scattered"),
-            format!("{case}, both sides scattered, beside the best raw method"),
+            format!("{case}, both sides scattered, compared with the best raw method"),
             case,
         ]);
     }
@@ -102,7 +102,8 @@ impl<'setup> Cell<'setup> {
         })
     }
 
-    /// Half of the device's blocks, out of order: the first half of the shuffled ids, or the other.
+    /// Half of the device's block ids, out of order: the first or the second half of the shuffled
+    /// ids.
     fn on_device(&self, half: Range<u32>) -> Vec<u32> {
         let all = shuffled(0..self.blocks * 2, 3);
         let index = |number: u32| ByteCount::new(number.into()).to_usize();
@@ -117,7 +118,7 @@ impl<'setup> Cell<'setup> {
         self.blocks..self.blocks * 2
     }
 
-    /// Blocks go to the device and come back to other places; every byte of them is looked at.
+    /// Copies blocks to the device and back to other blocks, and checks every byte of them.
     fn verify(&self) -> Result<()> {
         let (device, host) = (self.on_device(self.first()), self.first().collect::<Vec<_>>());
         let back: Vec<u32> = self.second().collect();
@@ -131,7 +132,8 @@ impl<'setup> Cell<'setup> {
         Ok(())
     }
 
-    /// One contiguous copy of as many bytes, between the flat memory and the pinned blocks.
+    /// Makes one contiguous copy of the same number of bytes between the flat memory and the pinned
+    /// blocks.
     fn contiguous(&self, way: Way, half: usize, wait: bool) -> Result<()> {
         let region = self.host.layout().regions().first();
         let region = region.ok_or_else(|| anyhow::anyhow!("no region"))?;
@@ -144,8 +146,8 @@ impl<'setup> Cell<'setup> {
             Way::ToHost => (host, device),
             Way::ToDevice => (device, host),
         };
-        // SAFETY: both spans live in this value, and the stream is waited for before anything else
-        // uses them.
+        // SAFETY: this value owns both spans, and nothing else uses them before the stream has been
+        // waited for.
         unsafe { self.setup.bindings.copy(stream, to, from, self.bytes.get()) }?;
         if wait {
             stream.synchronize()?;
@@ -199,7 +201,7 @@ impl<'setup> Cell<'setup> {
         let limit = self.rate(contiguous).median;
         let beside_limit = |case: String, spread: Spread| {
             Measurement::new(case, self.rate(spread), "GB/s", Direction::HigherIsBetter)
-                .beside("contiguous DMA", limit)
+                .with_baseline("contiguous DMA", limit)
         };
         reporter.report(&beside_limit(case.clone(), terrane).at_least(LEAST_SHARE))?;
         let name = format!("{case}, both sides scattered");
@@ -215,11 +217,12 @@ impl<'setup> Cell<'setup> {
                 None => reporter.skip(&case, "the driver has no cuMemcpyBatchAsync"),
             }
         }
-        self.beside_best(&case, terrane, &explanation.path(), direct, reporter)?;
-        self.beside_best(&name, scattered, &scattered_path, raw_of_scattered, reporter)
+        self.compare_with_best(&case, terrane, &explanation.path(), direct, reporter)?;
+        self.compare_with_best(&name, scattered, &scattered_path, raw_of_scattered, reporter)
     }
 
-    /// The raw methods' times, as [`NAMES`] has them: copies take so long that few are enough.
+    /// Adds the times of the raw methods, in the order of [`NAMES`]. Few repeats are enough,
+    /// because the copies take long.
     fn with_copies(
         &self,
         kernel: Spread,
@@ -235,7 +238,7 @@ impl<'setup> Cell<'setup> {
         Ok([each.first().copied(), batched.first().copied(), Some(kernel)])
     }
 
-    fn beside_best<W: Write>(
+    fn compare_with_best<W: Write>(
         &self,
         case: &str,
         terrane: Spread,
@@ -248,11 +251,11 @@ impl<'setup> Cell<'setup> {
         let Some((name, rate)) = rates.max_by(|one, other| one.1.total_cmp(&other.1)) else {
             return Ok(());
         };
-        let case = format!("{case}, beside the best raw method");
+        let case = format!("{case}, compared with the best raw method");
         let measured =
             Measurement::new(case, self.rate(terrane), "GB/s", Direction::HigherIsBetter);
         let name = format!("{name}; terrane: {path}");
-        Ok(reporter.report(&measured.beside(name, rate).at_least(1.0))?)
+        Ok(reporter.report(&measured.with_baseline(name, rate).at_least(1.0))?)
     }
 
     fn both_ways<W: Write>(
@@ -293,10 +296,12 @@ impl<'setup> Cell<'setup> {
         let case = format!("{}, both directions at once", shape.title());
         let measured =
             |case| Measurement::new(case, sum(terrane), "GB/s", Direction::HigherIsBetter);
-        let beside_limit = measured(case.clone()).beside("contiguous DMAs", sum(contiguous).median);
+        let beside_limit =
+            measured(case.clone()).with_baseline("contiguous DMAs", sum(contiguous).median);
         reporter.report(&beside_limit.at_least(LEAST_BOTH))?;
-        let case = format!("{case}, beside kernels at once");
-        Ok(reporter.report(&measured(case).beside("kernels", sum(kernels).median).at_least(1.0))?)
+        let case = format!("{case}, compared with kernels at once");
+        Ok(reporter
+            .report(&measured(case).with_baseline("kernels", sum(kernels).median).at_least(1.0))?)
     }
 
     fn rate(&self, seconds: Spread) -> Spread {

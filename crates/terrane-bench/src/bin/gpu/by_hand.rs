@@ -1,5 +1,4 @@
-//! The calls of the driver that submit some blocks, as a program makes them that has prepared all of
-//! their arguments: what a submit is measured against.
+//! The driver calls that submit some blocks, with all arguments prepared: the baseline of a submit.
 
 use anyhow::{Result, anyhow};
 use terrane_core::ByteCount;
@@ -12,39 +11,40 @@ use crate::blocks::Way;
 use crate::methods::{Methods, THREAD_BLOCKS};
 use crate::setup::{Setup, address};
 
-/// A buffer of the staged path, and the parts of a transfer that does not fit into one.
+/// The size of a buffer of the staged path. A larger transfer is split into parts of this size.
 const BUFFER: u64 = 32 << 20;
 const FIRST_TO_HOST: u64 = 8 << 20;
-/// Thread blocks that pack a part with nothing beside it, and one beside copies.
+/// The thread blocks of the packing kernel when it runs alone. The next constant is for a kernel
+/// that runs during copies.
 const PACK_ALONE: u32 = 72;
-const PACK_BESIDE: u32 = 24;
+const PACK_DURING_COPIES: u32 = 24;
 
-/// The calls for one transfer.
+/// The driver calls of one transfer.
 pub struct ByHand<'setup> {
     way: Way,
     grid: GridLaunch,
     thread_blocks: u32,
-    /// The copies between the buffer and the host. `None` if the kernel copies all.
+    /// The copies between the buffer and the host. `None` if the kernel copies everything.
     copies: Option<Pieces>,
-    /// Whether copies and kernel are on a stream each, with an event between them.
+    /// The event between copies and kernel, if they are on two streams.
     hand_over: Option<Mark<'setup>>,
     end: Mark<'setup>,
-    /// A stream that is asked first whether it is idle.
-    asked: bool,
+    /// Whether the first call queries if the stream is idle.
+    queries_idle: bool,
     _methods: Methods,
     _buffer: DeviceMemory,
 }
 
 impl<'setup> ByHand<'setup> {
-    /// The calls of the path that a transfer takes. For a transfer in several parts, the calls of the
-    /// first part, because the submitting thread makes no others.
+    /// Prepares the calls of the path that a transfer uses. For a transfer in several parts, these
+    /// are the calls of the first part, because the submitting thread makes no others.
     pub fn new(
         setup: &'setup Setup,
         way: Way,
         path: &str,
         (device, on_device): (&Endpoint, &[u32]),
         (host, on_host): (&Endpoint, &[u32]),
-        asked: bool,
+        queries_idle: bool,
     ) -> Result<Self> {
         let block = host.layout().geometry().block_bytes().get();
         let buffer = setup.flat(ByteCount::new(BUFFER))?;
@@ -53,7 +53,7 @@ impl<'setup> ByHand<'setup> {
         let is_staged = path == "staged";
         let mut in_parts = false;
         if is_staged {
-            // In the order of the host, and as many as the first part has.
+            // In the order of the host blocks, and only the blocks of the first part.
             pairs.sort_unstable();
             let bytes = block * to_u64(pairs.len());
             in_parts = bytes > BUFFER;
@@ -72,7 +72,7 @@ impl<'setup> ByHand<'setup> {
         let thread_blocks = match (is_staged, in_parts && way == Way::ToDevice) {
             (false, _) => THREAD_BLOCKS,
             (true, false) => PACK_ALONE,
-            (true, true) => PACK_BESIDE,
+            (true, true) => PACK_DURING_COPIES,
         };
         let copies = if is_staged {
             let (near, far) = match way {
@@ -110,7 +110,7 @@ impl<'setup> ByHand<'setup> {
             copies,
             hand_over,
             end,
-            asked,
+            queries_idle,
             _methods: methods,
             _buffer: buffer,
         })
@@ -119,11 +119,11 @@ impl<'setup> ByHand<'setup> {
     /// Makes the calls.
     pub fn submit(&mut self, setup: &Setup) -> Result<()> {
         let (first, second) = (&setup.second_stream, &setup.third_stream);
-        if self.asked {
+        if self.queries_idle {
             setup.bindings.is_idle(&setup.stream)?;
         }
-        // SAFETY: the addresses are those of live layouts and of the buffer, which no other code accesses
-        // before the end has been passed.
+        // SAFETY: the addresses are those of live layouts and of the buffer. No other code accesses
+        // them before the end has been passed.
         let launch =
             |stream: &Stream| unsafe { setup.kernels.copy(stream, &self.grid, self.thread_blocks) };
         let Some(copies) = &mut self.copies else {
@@ -161,7 +161,7 @@ impl<'setup> ByHand<'setup> {
     }
 }
 
-/// The copies of blocks that lie whole in the host's memory, neighbours as one.
+/// Returns the copies of blocks that are contiguous on the host. Adjacent blocks become one copy.
 fn stretches(way: Way, host: &Endpoint, ids: &[u32], block: u64, buffer: u64) -> Result<Pieces> {
     let mut stretches: Vec<(u64, u64, u64)> = Vec::new();
     let mut at = buffer;

@@ -1,4 +1,4 @@
-//! The cost of checksums that the device computes: transfers with them beside the same without.
+//! The cost of checksums that the device computes: transfers with and without checksums.
 
 use std::io::Write;
 
@@ -12,25 +12,27 @@ use crate::blocks::Way;
 use crate::setup::{Setup, interleaved, shuffled, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
 
-/// The targets, as shares of the rate without checksums.
+/// The targets are shares of the rate without checksums.
 ///
-/// To the host, the sums are computed while the wire is busy. To the device, those of the last chunk
-/// come after it. Both are a few microseconds of a large transfer.
+/// In transfers to the host, the device computes checksums while the bus is busy. In transfers to
+/// the device, the checksums of the last chunk follow the chunk. Both take a few microseconds of a
+/// large transfer.
 const LEAST_LARGE: f64 = 0.97;
-/// Sixteen blocks are on the wire for some hundred microseconds. The tables, the first kernel and
-/// the sums take some fifteen.
+/// Sixteen blocks occupy the bus for some hundred microseconds. The tables, the first kernel and
+/// the checksums take about fifteen.
 const LEAST_SIXTEEN: f64 = 0.90;
-/// One block is on the wire for seven to forty microseconds, and the same fifteen come after it if it
-/// goes to the device.
+/// One block occupies the bus for seven to forty microseconds. In a transfer to the device, the
+/// same fifteen microseconds follow.
 const LEAST_ONE: f64 = 0.45;
-/// Within the device, a copy reads and writes at the rate of the memory, and a kernel that computes
-/// sums reads at half of that rate at most.
+/// Within the device, a copy reads and writes at the rate of the memory. A kernel that computes
+/// checksums reads at half of that rate at most.
 const LEAST_WITHIN: f64 = 0.40;
 
-/// More than over the wire: at the rate of the device, less is over before it has begun.
+/// Larger than the copies over the bus, because a small copy within the device is too short to
+/// measure.
 const TIMES_MOVED: u64 = 4;
 
-/// How much is copied.
+/// The number of copied blocks.
 #[derive(Clone, Copy)]
 enum Amount {
     Blocks(u32),
@@ -103,7 +105,7 @@ fn over_the_wire<W: Write>(
             Way::ToHost => [(&device, on_device), (&host, &on_host[..])],
             Way::ToDevice => [(&host, &on_host[..]), (&device, on_device)],
         };
-        // The device has what the host has, and both find the same sums.
+        // The device has the same bytes as the host, so both directions have the same checksums.
         transfer(&setup.manager, (&host, &on_host), (&device, on_device))?;
         let [there, back] = [ends, [ends[1], ends[0]]].map(|ends| sums(&setup.manager, ends));
         ensure!(there? == back?, "{case}: the checksums of both ways differ");
@@ -132,7 +134,7 @@ fn within_the_device<W: Write>(
     measure(setup, settings, reporter, (case, LEAST_WITHIN), ends)
 }
 
-/// The rate with checksums beside the rate without, alternately.
+/// Measures the rates with and without checksums alternately.
 fn measure<W: Write>(
     setup: &Setup,
     settings: &Settings,
@@ -153,7 +155,7 @@ fn measure<W: Write>(
     let [with, without] = spreads.as_slice() else { return Ok(()) };
     let rate = with.rate(gigabytes);
     let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter)
-        .beside("without checksums", without.rate(gigabytes).median)
+        .with_baseline("without checksums", without.rate(gigabytes).median)
         .at_least(least);
     Ok(reporter.report(&measured)?)
 }

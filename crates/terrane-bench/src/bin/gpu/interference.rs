@@ -1,4 +1,4 @@
-//! Interference: how much a transfer slows down a large matrix product on the same device.
+//! Interference: the slowdown of a large matrix product during a transfer on the same device.
 
 use std::io::Write;
 use std::path::Path;
@@ -17,10 +17,10 @@ use crate::product::Product;
 use crate::setup::{Setup, shuffled, submit};
 use crate::shapes::{ON_DEVICE, ON_HOST, USUAL};
 
-/// The direct kernel slows the product down at least this many times as much as staging does.
+/// The minimum ratio of the slowdown by the direct kernel to the slowdown by staging.
 const LEAST_TIMES: f64 = 3.0;
 
-/// Slower by less than this share is not told from noise.
+/// A smaller slowdown cannot be distinguished from noise.
 pub const LEAST_SEEN: f64 = 0.001;
 
 pub fn report<W: Write>(
@@ -43,8 +43,8 @@ pub fn report<W: Write>(
     };
     for way in Way::ALL {
         let alone = timed(setup, &product, settings)?;
-        let beside = |path| beside_transfers(setup, &product, way, path, settings);
-        let (staged, direct) = (beside(CopyPath::Staged)?, beside(CopyPath::Direct)?);
+        let slowed = |path| during_transfers(setup, &product, way, path, settings);
+        let (staged, direct) = (slowed(CopyPath::Staged)?, slowed(CopyPath::Direct)?);
         let slowdown = |with: Spread| {
             let share = |seconds: f64| (seconds / alone.median - 1.0).max(LEAST_SEEN) * 100.0;
             Spread { median: share(with.median), min: share(with.min), max: share(with.max) }
@@ -52,14 +52,14 @@ pub fn report<W: Write>(
         let lower = Direction::LowerIsBetter;
         let case = format!("{} ({})", case(way), product.name());
         let measured = Measurement::new(case, slowdown(staged), "%", lower)
-            .beside("direct kernel", slowdown(direct).median)
+            .with_baseline("direct kernel", slowdown(direct).median)
             .at_least(LEAST_TIMES);
         reporter.report(&measured)?;
     }
     Ok(())
 }
 
-/// Seconds that one product takes on the device.
+/// Measures the seconds of one product on the device.
 fn timed(setup: &Setup, product: &Product<'_>, settings: &Settings) -> Result<Spread> {
     const PRODUCTS: u32 = 8;
     let [begin, end] =
@@ -79,8 +79,8 @@ fn timed(setup: &Setup, product: &Product<'_>, settings: &Settings) -> Result<Sp
     Ok(Spread::of(&seconds).unwrap_or(Spread::single(f64::NAN)))
 }
 
-/// The same, while blocks move all the time by one path.
-fn beside_transfers(
+/// Measures a product while a thread copies blocks all the time by one path.
+fn during_transfers(
     setup: &Setup,
     product: &Product<'_>,
     way: Way,
@@ -99,7 +99,8 @@ fn beside_transfers(
     let (began, begun) = mpsc::channel();
     thread::scope(|scope| {
         let mover = scope.spawn(|| move_on(&manager, &device, &host, way, halves, &stop, &began));
-        // Nothing is measured before blocks move; an error of the mover is told below.
+        // The measurement starts after the first transfer has started. An error of the copying
+        // thread is reported after `join`.
         let measured =
             begun.recv().context("nothing moved").and_then(|()| timed(setup, product, settings));
         stop.store(true, Ordering::Relaxed);
@@ -108,7 +109,7 @@ fn beside_transfers(
     })
 }
 
-/// Moves blocks, two transfers at a time, until `stop` is set.
+/// Copies blocks, with two transfers in flight, until `stop` is set.
 fn move_on(
     manager: &TransferManager,
     device: &Endpoint,
@@ -130,7 +131,7 @@ fn move_on(
         in_flight.wait().result?;
         in_flight = following;
         std::mem::swap(&mut next, &mut last);
-        // The receiver is gone once one has ended.
+        // The receiver is dropped once one transfer has ended.
         let _ = began.send(());
     }
     in_flight.wait().result?;

@@ -1,4 +1,4 @@
-//! Few blocks: how long one waits for them, and how long the caller is held up.
+//! Transfers of few blocks: their latency, and the time that a submit takes the caller.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -13,13 +13,14 @@ use crate::methods::{Methods, NAMES};
 use crate::setup::{Setup, explain, interleaved, shuffled, submit_after, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
 
-/// A transfer may take this many times as long as the best raw method.
+/// The maximum ratio of a transfer's time to the time of the best raw method.
 const MOST_TIMES: f64 = 1.15;
 
-/// A submit of 16 blocks may take this many times as long as the same calls of the driver by hand.
+/// The maximum ratio of the time of a submit of 16 blocks to the time of the same driver calls by
+/// hand.
 const MOST_TIMES_BY_HAND: f64 = 1.5;
 
-/// There are this many blocks to choose from.
+/// The number of blocks of each layout.
 const BLOCKS: u32 = 32;
 
 pub fn report<W: Write>(
@@ -87,20 +88,19 @@ fn waited_for<W: Write>(
     let Some((name, best)) = best else { return Ok(()) };
     setup.predictions.report(&case, explanation.predicted, *terrane, reporter)?;
     let measured = Measurement::new(case, terrane.scaled(1e6), "us", Direction::LowerIsBetter)
-        .beside(format!("{name}; terrane: {path}"), best.median * 1e6)
+        .with_baseline(format!("{name}; terrane: {path}"), best.median * 1e6)
         .at_least(1.0 / MOST_TIMES);
     Ok(reporter.report(&measured)?)
 }
 
-/// The submitter.
+/// The state of the submitting thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Caller {
-    /// A thread that does not sleep while its transfers are under way, as one that schedules the
-    /// steps of a model does not.
+    /// A thread that does not sleep during its transfers, such as the scheduler of a model's steps.
     Awake,
-    /// The same; the transfer runs after a stream, which has nothing left to do.
+    /// The same thread. The transfer waits for a stream whose work has completed.
     OfStream,
-    /// A thread that has slept until the transfer before had ended.
+    /// A thread that slept until the previous transfer had ended.
     Slept,
 }
 
@@ -114,7 +114,7 @@ impl Caller {
     }
 }
 
-/// How long the calling thread is in `submit` for 16 blocks.
+/// Measures the time of the calling thread in `submit` for 16 blocks.
 fn submitted<W: Write>(
     setup: &Setup,
     shape: &Shape,
@@ -143,9 +143,9 @@ fn submitted<W: Write>(
         DeviceOrder::AlreadySynchronised
     };
     let path = explain(&setup.manager, from, to)?.path().into_owned();
-    let asked = caller == Caller::OfStream;
+    let queries_idle = caller == Caller::OfStream;
     let ends = ((&device, &*on_device), (&host, &*on_host));
-    let mut by_hand = ByHand::new(setup, way, &path, ends.0, ends.1, asked)?;
+    let mut by_hand = ByHand::new(setup, way, &path, ends.0, ends.1, queries_idle)?;
     let (mut terrane, mut baseline) = (Vec::new(), Vec::new());
     for round in 0..settings.warm_up + settings.repeats.max(1) {
         let order = order.clone();
@@ -169,7 +169,7 @@ fn submitted<W: Write>(
     }
     let spread = |all: &[f64]| Spread::of(all).unwrap_or(Spread::single(f64::NAN)).scaled(1e6);
     let measured = Measurement::new(case, spread(&terrane), "us", Direction::LowerIsBetter)
-        .beside(format!("the same calls by hand; {path}"), spread(&baseline).median);
+        .with_baseline(format!("the same calls by hand; {path}"), spread(&baseline).median);
     let measured = match caller {
         Caller::Awake | Caller::OfStream => measured.at_least(1.0 / MOST_TIMES_BY_HAND),
         Caller::Slept => measured.without_target(
@@ -179,7 +179,7 @@ fn submitted<W: Write>(
     Ok(reporter.report(&measured)?)
 }
 
-/// A thread that is awake looks for its transfer's end as often.
+/// The pause between two completion checks of a thread that does not sleep.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(20);
 
 fn spin_for(time: Duration) {

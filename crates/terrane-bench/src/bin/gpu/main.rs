@@ -1,5 +1,5 @@
-//! Blocks between a GPU and pinned memory, beside what the driver itself reaches on the same
-//! machine in the same run.
+//! Copies of blocks between a GPU and pinned memory, compared with the driver's own rate on the
+//! same machine in the same run.
 
 mod allocation;
 mod bindings;
@@ -36,19 +36,19 @@ struct Arguments {
     /// The device, by its ordinal
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
-    /// How much is moved in each case, in MiB
+    /// The size of the copies of each case, in MiB
     #[arg(long, value_name = "N", default_value_t = 256)]
     moved_mib: u32,
     /// A saved calibration; measured now if not given
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
-    /// cuBLAS, for the matrix product; looked for where it usually is if not given
+    /// The cuBLAS library, for the matrix product; searched in the usual directories if not given
     #[arg(long, value_name = "LIBRARY")]
     cublas: Option<PathBuf>,
-    /// Where the file of the relayed transfers is; the disk that it is on is measured
+    /// The directory of the file for relayed transfers; its disk is measured
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     directory: PathBuf,
-    /// Moves little, a few times: whether everything still runs, not how fast
+    /// Copies a few MiB a few times, to test the suite without a useful measurement
     #[arg(long)]
     smoke: bool,
 }

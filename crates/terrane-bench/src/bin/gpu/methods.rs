@@ -1,5 +1,5 @@
-//! The raw methods that move the same blocks as a transfer: a copy for each piece, one batch of
-//! copies, one kernel.
+//! The raw methods that copy the same blocks as a transfer: one copy for each piece, one batch of
+//! copies, and one kernel.
 
 use anyhow::{Context as _, Result};
 use terrane_core::{Allocate, ByteCount, HostAddress, Location, Memory, RegionRequest};
@@ -9,7 +9,8 @@ use terrane_transfer::{DeviceOrder, Endpoint, GridEnd, Planner, Transfer};
 use crate::bindings::Pieces;
 use crate::setup::{Setup, address, device_address};
 
-/// How many thread blocks the kernel has, as the engine's own: enough to fill the wire.
+/// The number of thread blocks of the kernel, the same as of the engine's kernel: enough to
+/// saturate the bus.
 pub const THREAD_BLOCKS: u32 = 32;
 
 /// The raw methods for one transfer.
@@ -17,7 +18,7 @@ pub struct Methods {
     pieces: Pieces,
     batch: Pieces,
     pub grid: GridLaunch,
-    /// The memory of the grid's tables and lists.
+    /// Keeps the tables and lists of the grid allocated.
     _tables: Vec<DeviceMemory>,
 }
 
@@ -54,10 +55,10 @@ impl Methods {
         Self::kernels_at_once(setup, &[(self, &setup.stream)])
     }
 
-    /// The kernels of several transfers, each on a stream of its own.
+    /// Runs the kernels of several transfers, each on a separate stream.
     pub fn kernels_at_once(setup: &Setup, all: &[(&Self, &Stream)]) -> Result<()> {
         for (methods, stream) in all {
-            // SAFETY: as above; tables and lists live in these values.
+            // SAFETY: as above; `all` owns the tables and lists.
             unsafe { setup.kernels.copy(stream, &methods.grid, THREAD_BLOCKS) }?;
         }
         for (_, stream) in all {
@@ -67,7 +68,7 @@ impl Methods {
     }
 }
 
-/// The pieces of a transfer, one for each layer and outer of a block.
+/// Returns the pieces of a transfer, one for each layer and outer index of a block.
 pub fn pieces(
     (source, from): (&Endpoint, &[u32]),
     (destination, to): (&Endpoint, &[u32]),
@@ -88,7 +89,7 @@ pub fn pieces(
     Ok(pieces)
 }
 
-/// The transfer as the kernel's argument, with tables and lists in device memory.
+/// Returns the transfer as the kernel's argument, with tables and lists in device memory.
 fn grid(
     setup: &Setup,
     (source, from): (&Endpoint, &[u32]),
@@ -131,7 +132,7 @@ fn grid(
             block_ids: BlockIds::Listed,
             first_inline: 0,
             block_stride: end.block_stride,
-            // With a region for each layer, the table says where it is.
+            // With a region for each layer, the table has the address of each layer.
             layer_stride: if end.regions_per_layer == 0 { end.layer_stride } else { 0 },
             outer_stride: end.outer_stride,
             row_stride: end.row_stride,
@@ -151,7 +152,7 @@ fn grid(
     })
 }
 
-/// Puts bytes into device memory.
+/// Copies bytes into new device memory.
 pub fn put(setup: &Setup, bytes: &[u8]) -> Result<DeviceMemory> {
     let length = ByteCount::from_usize(bytes.len());
     let memory = setup.device.allocate(&RegionRequest::new(length).labelled("table"))?;

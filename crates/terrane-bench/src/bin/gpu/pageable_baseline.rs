@@ -1,5 +1,5 @@
-//! How Rust engines offload today: a pageable tensor on the host for each tensor of the device, a
-//! copy for each block, a synchronise for each tensor.
+//! The usual pattern of offloading in Rust engines: a pageable host tensor for each device tensor,
+//! a copy for each block, and a synchronisation for each tensor.
 
 use std::io::Write;
 
@@ -15,7 +15,7 @@ use crate::setup::{Setup, address, interleaved, shuffled, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, shapes};
 use terrane_cuda::Stream;
 
-/// How many times as fast as that pattern: a copy for each block is in none of its calls.
+/// The minimum speedup over that pattern. Terrane makes no call for a single block.
 const LEAST_TIMES: f64 = 5.0;
 
 pub fn report<W: Write>(
@@ -26,7 +26,7 @@ pub fn report<W: Write>(
     let settings = setup.few(settings);
     for shape in shapes(setup.smoke) {
         for way in Way::ALL {
-            let case = format!("{}, {}, beside today's pattern", shape.title(), way.name());
+            let case = format!("{}, {}, compared with today's pattern", shape.title(), way.name());
             if !reporter.wants(&case) {
                 continue;
             }
@@ -53,14 +53,14 @@ pub fn report<W: Write>(
             let rate = terrane.rate(gigabytes);
             let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter);
             let name = "pageable, a copy a block, a synchronise a tensor";
-            let measured = measured.beside(name, baseline.rate(gigabytes).median);
+            let measured = measured.with_baseline(name, baseline.rate(gigabytes).median);
             reporter.report(&measured.at_least(LEAST_TIMES))?;
         }
     }
     Ok(())
 }
 
-/// One tensor after the other: its blocks, then a wait.
+/// Copies the blocks of one tensor, waits, and continues with the next tensor.
 fn today(
     bindings: &Bindings,
     stream: &Stream,
@@ -82,8 +82,8 @@ fn today(
                     Way::ToHost => (host, device),
                     Way::ToDevice => (device, host),
                 };
-                // SAFETY: both spans live until the stream has completed, and no other code
-                // uses them.
+                // SAFETY: both spans live until the stream has completed, and no other code uses
+                // them.
                 unsafe { bindings.copy(stream, to, from, piece.get()) }?;
             }
             stream.synchronize()?;

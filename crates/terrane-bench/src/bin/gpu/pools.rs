@@ -1,5 +1,5 @@
-//! Memory of the device that comes and goes with a stream's work: a pool's hit, beside the
-//! driver's own stream-ordered allocation.
+//! Device memory that is allocated and freed in the order of a stream: a pool's hit, compared with
+//! the driver's stream-ordered allocation.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use terrane_pool::{Fence, FenceError, FenceSource, Pool, PoolOptions};
 
 use crate::setup::{Setup, interleaved};
 
-/// A hit may take this share of the driver's pair of calls.
+/// The minimum speedup of a hit over the driver's two calls.
 const LEAST_TIMES: f64 = 10.0;
 
-/// How often memory is taken and given back in one measured call.
+/// The number of pairs of allocation and release in one measured call.
 const PAIRS: u32 = 1000;
 
-/// Fences that are counted when they are made: each holds an event.
+/// Counts the fences that it creates. Each of them has an event.
 #[derive(Debug)]
 struct Counted {
     streams: CudaStreams,
@@ -54,7 +54,7 @@ pub fn report<W: Write>(
         )?;
         let request = RegionRequest::new(bytes);
         setup.bindings.keep_default_pool()?;
-        // The first one is a miss.
+        // The first allocation is a miss.
         drop(pool.allocate_on(stream, &request)?);
         let before = fences.made.load(Ordering::Relaxed);
         let spreads = interleaved(
@@ -79,7 +79,7 @@ pub fn report<W: Write>(
         let nanoseconds = |spread: Spread| spread.scaled(1e9 / f64::from(PAIRS));
         let lower = Direction::LowerIsBetter;
         let measured = Measurement::new(case, nanoseconds(*terrane), "ns", lower)
-            .beside("cuMemAllocAsync and cuMemFreeAsync", nanoseconds(*driver).median)
+            .with_baseline("cuMemAllocAsync and cuMemFreeAsync", nanoseconds(*driver).median)
             .at_least(LEAST_TIMES);
         reporter.report(&measured)?;
         let hits = f64::from(PAIRS) * f64::from(settings.warm_up + settings.repeats.max(1));

@@ -1,4 +1,4 @@
-//! How long transfers took, beside how long they should have taken.
+//! The predicted times of transfers, compared with the measured times.
 
 use std::cell::RefCell;
 use std::io::Write;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::Result;
 use terrane_bench::{Direction, Measurement, Reporter, Spread};
 
-/// The predictions of all cases so far: case, and predicted over actual.
+/// The predictions of all cases so far: the case, and predicted time over measured time.
 #[derive(Default)]
 pub struct Predictions(RefCell<Vec<(String, f64)>>);
 
 impl Predictions {
-    /// Reports how long the transfer of a case was predicted to take, by the calibration and what
-    /// had been learned by then, beside how long it took.
+    /// Reports the predicted time of a case's transfer and the measured time. The prediction is
+    /// from the calibration and the learned corrections.
     pub fn report<W: Write>(
         &self,
         case: &str,
@@ -26,12 +26,12 @@ impl Predictions {
         let case = format!("{case}, predicted");
         let lower = Direction::LowerIsBetter;
         let measured = Measurement::new(case, Spread::single(predicted), "us", lower);
-        let measured = measured.beside("took", took);
+        let measured = measured.with_baseline("took", took);
         Ok(reporter.report(&measured.without_target("it explains which path is taken"))?)
     }
 
-    /// Reports by what factor predictions were wrong, too long or too short: half of them, and the
-    /// worst.
+    /// Reports the error factor of the predictions: the median and the maximum. A factor of 2 is a
+    /// prediction twice as long or half as long.
     pub fn conclude<W: Write>(&self, reporter: &mut Reporter<W>) -> Result<()> {
         let mut factors: Vec<(String, f64)> = self.0.take();
         factors.iter_mut().for_each(|(_, ratio)| *ratio = ratio.max(1.0 / *ratio));

@@ -1,4 +1,4 @@
-//! A large matrix product, by cuBLAS where it is installed, else by a plain kernel.
+//! A large matrix product, by cuBLAS if it is installed, otherwise by a plain kernel.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fs;
@@ -12,9 +12,9 @@ use terrane_cuda::{DeviceAllocator, DeviceMemory, Stream};
 
 use crate::bindings::{Bindings, Kernel};
 
-/// C = A · B in whole numbers, a thread for each element: the loads of a warp are of one row of B.
-/// Two loads an element keep the multiprocessors as busy as they would with other numbers, and the
-/// simulated driver, which does no floating-point arithmetic, runs it as well.
+/// C = A · B in integers, with one thread for each element. The loads of a warp are in one row of
+/// B. Two loads per element keep the multiprocessors as busy as a floating-point product would. The
+/// simulated driver has no floating-point arithmetic and can run this kernel too.
 const PTX: &CStr = c"
 .version 7.0
 .target sm_70
@@ -61,7 +61,7 @@ LOOP:
 }
 ";
 
-/// Square matrices, and what multiplies them.
+/// Square matrices and the implementation that multiplies them.
 pub struct Product<'setup> {
     matrices: [DeviceMemory; 3],
     size: u32,
@@ -74,8 +74,9 @@ enum By<'setup> {
 }
 
 impl<'setup> Product<'setup> {
-    /// Matrices of `size` rows and columns, a multiple of 32, on the device of `raw`, which becomes
-    /// the thread's current one. `library` is cuBLAS's, if the user named one.
+    /// Allocates matrices of `size` rows and columns, a multiple of 32, on the device of `raw`, and
+    /// makes that device current on this thread. `library` is the path of cuBLAS, if the user gave
+    /// one.
     pub fn new(
         bindings: &'setup Bindings,
         device: &DeviceAllocator,
@@ -102,7 +103,7 @@ impl<'setup> Product<'setup> {
         Ok(Self { matrices, size, by })
     }
 
-    /// The implementation.
+    /// The name of the implementation.
     pub fn name(&self) -> &'static str {
         match self.by {
             By::Cublas(_) => "cuBLAS, bf16",
@@ -126,8 +127,9 @@ impl<'setup> Product<'setup> {
                     (&raw mut size).cast::<c_void>(),
                 ];
                 let grid = [size.div_ceil(32), size.div_ceil(8)];
-                // SAFETY: three addresses and a number, as the kernel takes them, of matrices that
-                // this value holds; the size is a multiple of the block's.
+                // SAFETY: the parameters are three addresses and a number, as the kernel declares
+                // them. This value owns the matrices, and their size is a multiple of the thread
+                // block's.
                 unsafe { kernel.launch(stream, grid, [32, 8], &mut parameters) }
             }
         }
@@ -169,7 +171,7 @@ struct Cublas {
     set_stream: SetStream,
     gemm: Gemm,
     destroy: OnHandle,
-    /// The library of the functions.
+    /// Keeps the library loaded, because the functions are in it.
     _library: Library,
 }
 
@@ -177,11 +179,12 @@ impl Cublas {
     fn open(named: Option<&Path>) -> Result<Self> {
         let candidates = named.map_or_else(places, |path| vec![path.to_owned()]);
         let library = candidates.iter().find_map(|path| {
-            // SAFETY: it is NVIDIA's library, whose initialisers are made for this.
+            // SAFETY: this is NVIDIA's library, whose initialisers may run in any process.
             unsafe { Library::new(path) }.ok()
         });
         let library = library.with_context(|| format!("no cuBLAS among {candidates:?}"))?;
-        // SAFETY: the declaration is that of cublas_api.h, and the library is kept beside it.
+        // SAFETY: the declaration is that of cublas_api.h, and the library is stored in the same
+        // value.
         let create: Create = *unsafe { library.get("cublasCreate_v2") }?;
         // SAFETY: as above.
         let destroy: OnHandle = *unsafe { library.get("cublasDestroy_v2") }?;
@@ -204,8 +207,9 @@ impl Cublas {
         let matrix = |address: u64| -> *mut c_void {
             ptr::with_exposed_provenance_mut(ByteCount::new(address).to_usize())
         };
-        // SAFETY: three matrices of n by n elements of two bytes at least, whose memory the caller
-        // holds until the stream has been waited for; the factors are read before this returns.
+        // SAFETY: the three matrices have at least n by n elements of two bytes. The caller keeps
+        // their memory until the stream has been waited for. cuBLAS reads the factors before it
+        // returns.
         let status = unsafe {
             (self.gemm)(
                 self.handle,
@@ -235,7 +239,7 @@ impl Cublas {
 
 impl Drop for Cublas {
     fn drop(&mut self) {
-        // SAFETY: it was created once, and its work has been waited for.
+        // SAFETY: `open` created the handle once, and its work has completed.
         unsafe { (self.destroy)(self.handle) };
     }
 }
@@ -247,7 +251,8 @@ fn check(name: &str, status: c_int) -> Result<()> {
     Ok(())
 }
 
-/// Where cuBLAS may be: where the linker looks, beside the toolkit, in Python's packages.
+/// The possible paths of cuBLAS: the linker's search path, the directories of the toolkit, and
+/// Python's packages.
 fn places() -> Vec<PathBuf> {
     const NAMES: [&str; 3] = ["libcublas.so.13", "libcublas.so.12", "libcublas.so"];
     let mut folders = vec![PathBuf::new(), PathBuf::from("/usr/local/cuda/lib64")];

@@ -1,4 +1,5 @@
-//! Blocks from one layout of a device to another, beside a plain copy of as many bytes.
+//! Copies of blocks from one layout of a device to another, compared with a plain copy of the same
+//! number of bytes.
 
 use std::io::Write;
 
@@ -15,10 +16,11 @@ use crate::shapes::{BLOCK_FIRST, ON_DEVICE, ON_HOST, Shape, shapes};
 /// The target, as a share of the rate of a plain copy within the device.
 const LEAST_SHARE: f64 = 0.90;
 
-/// More than over the wire: at the rate of the device, less is over before it has begun.
+/// Larger than the copies over the bus, because a small copy within the device is too short to
+/// measure.
 const TIMES_MOVED: u64 = 8;
 
-/// How blocks lie in memory, and their tokens and heads within a piece, if that is stated.
+/// The layout kind of blocks, and the order of tokens and heads within a piece if it is stated.
 type Form = (LayoutKind, Option<TokenOrder>);
 
 const fn whole(kind: LayoutKind) -> Form {
@@ -46,7 +48,7 @@ pub fn report<W: Write>(
         ("head-major to token-major", (ON_HOST, Some(HeadMajor)), (ON_DEVICE, Some(TokenMajor))),
     ];
     let (free, _) = setup.context.memory()?;
-    // Two layouts and two flat buffers, and room for others.
+    // Two layouts and two flat buffers, with memory left for other allocations.
     let most = free.get() / 8;
     let bytes = if setup.smoke {
         setup.moved
@@ -76,7 +78,7 @@ pub fn report<W: Write>(
                 &mut [
                     &mut || transfer(&setup.manager, (&source, &read), (&destination, &written)),
                     &mut || {
-                        // SAFETY: both spans live in `flat`, and the stream is waited for.
+                        // SAFETY: `flat` owns both spans, and the stream is waited for.
                         unsafe {
                             setup.bindings.copy(&setup.stream, *flat_to, *flat_from, bytes.get())
                         }?;
@@ -89,7 +91,7 @@ pub fn report<W: Write>(
             setup.predictions.report(&case, explanation.predicted, *terrane, reporter)?;
             let rate = terrane.rate(gigabytes);
             let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter)
-                .beside("device copy", copy.rate(gigabytes).median)
+                .with_baseline("device copy", copy.rate(gigabytes).median)
                 .at_least(LEAST_SHARE);
             reporter.report(&measured)?;
         }

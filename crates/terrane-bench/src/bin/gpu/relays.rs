@@ -1,6 +1,7 @@
-//! Blocks between the device and what it does not reach, by way of pinned memory: files, and system
-//! memory. A relay stands beside its two hops at once, each of as many bytes and without waiting for
-//! the other: what it loses against that, it loses itself.
+//! Copies of blocks between the device and memory that the device cannot access (files and system
+//! memory), through pinned memory. The baseline of a relay is both of its hops at once. Each hop
+//! copies the same number of bytes without waiting for the other. The difference is the overhead of
+//! the relay.
 
 use std::io::Write;
 use std::path::Path;
@@ -19,10 +20,10 @@ use terrane_transfer::{Completion, CopyEngine, Endpoint, Transfer, TransferManag
 use crate::setup::{Setup, endpoint, interleaved};
 use crate::shapes::{ON_DEVICE, ON_HOST, USUAL};
 
-/// The share of the rate of both hops at once that a relay has to reach.
+/// The minimum share of the rate of both hops at once.
 const LEAST_SHARE: f64 = 0.95;
 
-/// The memory on the far side of the pinned memory.
+/// The memory that the device cannot access.
 #[derive(Clone, Copy)]
 enum Far {
     System,
@@ -55,15 +56,15 @@ pub fn report<W: Write>(
     Ok(())
 }
 
-/// Both ends and the memory between them, and what moves the blocks.
+/// Both ends, the pinned memory between them, and the transfer managers.
 struct Relay<'setup> {
     relayed: TransferManager,
-    /// Between the device and pinned memory.
+    /// Copies between the device and pinned memory.
     near_hop: &'setup TransferManager,
-    /// Between pinned memory and the far end.
+    /// Copies between pinned memory and the far end.
     far_hop: TransferManager,
     device: Endpoint,
-    /// Laid out as the relay's slots are: one for each hop.
+    /// Pinned memory with the layout of the relay's slots, one for each hop.
     pinned: [Endpoint; 2],
     far: Endpoint,
     ids: Vec<u32>,
@@ -120,7 +121,8 @@ impl<'setup> Relay<'setup> {
         let ended = |completion: Completion<()>| -> Result<()> {
             completion.wait().result.context("the transfer failed").map(drop)
         };
-        // Reserved disk blocks get written, and the engines learn which way is faster.
+        // These passes write the reserved disk blocks for the first time, and the engines learn
+        // which method is faster.
         for _ in 0..3 {
             ended(far_hop()?)?;
             ended(relayed()?)?;
@@ -142,18 +144,18 @@ impl<'setup> Relay<'setup> {
         let (both, near, far) = (rate(*both), rate(*near), rate(*far));
         let higher = Direction::HigherIsBetter;
         let measured = Measurement::new(case, rate(*relayed), "GB/s", higher);
-        let measured = measured.beside("both hops at once", both.median);
+        let measured = measured.with_baseline("both hops at once", both.median);
         reporter.report(&measured.at_least(LEAST_SHARE))?;
         let (name, slower) = match near.median < far.median {
             true => ("the device's hop alone", near.median),
             false => ("the other hop alone", far.median),
         };
         let measured = Measurement::new(format!("{case}, both hops at once"), both, "GB/s", higher);
-        let measured = measured.beside(name, slower);
+        let measured = measured.with_baseline(name, slower);
         Ok(reporter.report(&measured.without_target("the baseline of the relay"))?)
     }
 
-    /// Submits a transfer of all blocks from the nearer end to the farther one, or back.
+    /// Submits a transfer of all blocks from `nearer` to `farther` if `is_out`, otherwise back.
     fn submit(
         &self,
         manager: &TransferManager,

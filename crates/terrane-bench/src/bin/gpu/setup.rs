@@ -22,7 +22,7 @@ use crate::bindings::Bindings;
 use crate::predictions::Predictions;
 use crate::shapes::Shape;
 
-/// One device, ready to be measured.
+/// The device of the measurements.
 pub struct Setup {
     pub bindings: Bindings,
     pub kernels: Kernels,
@@ -32,7 +32,7 @@ pub struct Setup {
     pub device: DeviceAllocator,
     pub pinned: PinnedAllocator,
     calibration: Calibration,
-    /// Over the engine as users get it.
+    /// A manager over the engine with its default options.
     pub manager: TransferManager,
     pub predictions: Predictions,
     pub moved: ByteCount,
@@ -68,18 +68,18 @@ impl Setup {
         })
     }
 
-    /// An engine as users get it, of its own.
+    /// Creates a new engine with its default options.
     pub fn engine(&self) -> Result<Arc<dyn CopyEngine>> {
         engine(&self.context, &self.calibration, None)
     }
 
-    /// A manager over the engines of this device and of another one of its model.
-    pub fn beside(&self, other: &Context) -> Result<TransferManager> {
+    /// Creates a manager over the engines of this device and of another one of its model.
+    pub fn manager_with(&self, other: &Context) -> Result<TransferManager> {
         let other = engine(other, &self.calibration, None)?;
         Ok(TransferManager::new([self.engine()?, other]))
     }
 
-    /// A manager over an engine that takes one path for everything.
+    /// Creates a manager over an engine that uses one path for all transfers.
     pub fn forced(&self, path: CopyPath) -> Result<TransferManager> {
         manager(&self.context, &self.calibration, Some(path))
     }
@@ -92,18 +92,18 @@ impl Setup {
         endpoint(shape, blocks, kind, &self.pinned)
     }
 
-    /// Contiguous memory of the device.
+    /// Allocates contiguous device memory.
     pub fn flat(&self, bytes: ByteCount) -> Result<DeviceMemory> {
         Ok(self.device.allocate(&RegionRequest::new(bytes).labelled("contiguous"))?)
     }
 
-    /// Repeats for what takes microseconds.
+    /// The repeats of calls that take microseconds.
     pub fn many(&self, settings: &Settings) -> Settings {
         let (warm_up, repeats) = if self.smoke { (0, 1) } else { (20, settings.repeats.max(101)) };
         Settings { warm_up, repeats, ..settings.clone() }
     }
 
-    /// Repeats for what takes a good part of a second.
+    /// The repeats of calls that take a large part of a second.
     pub fn few(&self, settings: &Settings) -> Settings {
         let warm_up = settings.warm_up.min(1);
         Settings { warm_up, repeats: settings.repeats.min(3), ..settings.clone() }
@@ -155,8 +155,8 @@ pub fn endpoint_of(
     Ok(Endpoint::new(layout.unregistered().build()?)?)
 }
 
-/// Seconds that each of the calls takes, all of them once a round: a machine that slows down, or
-/// a neighbour that wakes up, meets all alike.
+/// Measures the seconds of each call, with every call once in each round. A slower clock or another
+/// program then affects all calls equally.
 pub fn interleaved(
     settings: &Settings,
     calls: &mut [&mut dyn FnMut() -> Result<()>],
@@ -175,7 +175,7 @@ pub fn interleaved(
     Ok(seconds.iter().map(|all| Spread::of(all).unwrap_or(Spread::single(f64::NAN))).collect())
 }
 
-/// Submits a transfer of blocks that no other code accesses.
+/// Submits a transfer. No other code accesses its blocks.
 pub fn submit(
     manager: &TransferManager,
     source: (&Endpoint, &[u32]),
@@ -184,7 +184,7 @@ pub fn submit(
     submit_after(DeviceOrder::AlreadySynchronised, manager, source, destination)
 }
 
-/// Submits a transfer of blocks that only the work before it accesses.
+/// Submits a transfer after a stream's work. Only that work accesses the blocks.
 pub fn submit_after(
     order: DeviceOrder,
     manager: &TransferManager,
@@ -205,7 +205,7 @@ pub fn transfer(
     Ok(())
 }
 
-/// How a transfer of so many blocks would be made, and how long it should take.
+/// Returns the planned path of a transfer of `blocks` blocks, and its predicted time.
 pub fn explain(
     manager: &TransferManager,
     (source, from): (&Endpoint, &[u32]),
@@ -217,14 +217,14 @@ pub fn explain(
     Ok(manager.explain(&transfer)?)
 }
 
-/// The ids of a range, out of order.
+/// Returns the ids of a range, out of order.
 pub fn shuffled(ids: Range<u32>, seed: u64) -> Vec<u32> {
     let mut ids: Vec<u32> = ids.collect();
     Seeded::new(seed).shuffle(&mut ids);
     ids
 }
 
-/// Where the driver finds something.
+/// Returns the address that the driver uses for a location.
 pub fn address(location: Location) -> Result<u64> {
     match location {
         Location::Host(address) => Ok(address.get()),
@@ -233,7 +233,7 @@ pub fn address(location: Location) -> Result<u64> {
     }
 }
 
-/// Where a kernel finds a region.
+/// Returns the address that a kernel uses for a region.
 pub fn device_address(region: &Region) -> Result<u64> {
     let memory = region.memory();
     match memory.location() {
@@ -245,7 +245,7 @@ pub fn device_address(region: &Region) -> Result<u64> {
     }
 }
 
-/// The first device, or why there is none.
+/// Opens the first device, or returns the reason why there is none.
 pub fn first_device(ordinal: u32) -> Result<Context, terrane_cuda::CudaError> {
     Context::primary(DeviceId::new(ordinal))
 }

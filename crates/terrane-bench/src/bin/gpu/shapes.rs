@@ -1,26 +1,28 @@
-//! The caches that are moved: models as they are served, on one rank of a tensor-parallel group.
+//! The shapes of the copied caches: models in usual deployments, one rank of a tensor-parallel
+//! group each.
 
 use anyhow::Result;
 use terrane_core::ByteCount;
 use terrane_layout::{BlockDimension, ElementFormat, LayoutConfig, LayoutKind, TokenOrder};
 
-/// A cache of one model.
+/// The cache of one model.
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub name: &'static str,
     layers: u32,
     outer: u32,
     tokens: u32,
-    /// The bytes of one token, layer and outer.
+    /// The bytes of one token, layer and outer index.
     row_bytes: u32,
-    /// In a row; one that is no heads' counts as one.
+    /// The heads in a row; 1 for a row without heads.
     heads: u32,
 }
 
-/// The shape for the slowdown of the product: pieces of a usual length.
+/// The shape of the measurements of slowdown, with pieces of a usual length.
 pub const USUAL: Shape = SHAPES[2];
 
-/// By the length of their pieces: one of K or V of a layer for the tokens of a block.
+/// The shapes, ordered by the length of their pieces. A piece is K or V of a layer for the tokens
+/// of a block.
 const SHAPES: [Shape; 6] = [
     Shape { name: "GLM-4.6 fp8 TP8", layers: 92, outer: 2, tokens: 16, row_bytes: 128, heads: 1 },
     Shape { name: "Qwen3-235B TP4", layers: 94, outer: 2, tokens: 16, row_bytes: 256, heads: 1 },
@@ -44,20 +46,20 @@ const SHAPES: [Shape; 6] = [
     },
 ];
 
-/// Blocks that are one long piece at both ends.
+/// Blocks that have one long piece at both ends.
 pub const BLOCK_IS_PIECE: Shape =
     Shape { name: "one layer", layers: 1, outer: 1, tokens: 64, row_bytes: 32 << 10, heads: 1 };
 
-/// All shapes; where only little is to be moved, one with K and V and one without.
+/// All shapes. In a smoke run, one shape with K and V and one without.
 pub fn shapes(is_smoke: bool) -> impl Iterator<Item = &'static Shape> {
     let all = if is_smoke { 0 } else { SHAPES.len() };
     SHAPES.iter().enumerate().filter(move |(n, _)| *n < all || [0, 3].contains(n)).map(|(_, s)| s)
 }
 
-/// K and V of a layer in one tensor each, as most engines have them.
+/// One tensor for each layer, with K and V, as in most engines.
 pub const ON_DEVICE: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
-/// A block in one piece.
+/// Each block in one piece.
 pub const ON_HOST: LayoutKind = LayoutKind::FullyContiguous;
 /// K and V of a block and layer side by side.
 pub const BLOCK_FIRST: LayoutKind =
@@ -78,17 +80,18 @@ impl Shape {
         ByteCount::new(self.piece_bytes().get() * pieces)
     }
 
-    /// As many blocks as have at least so many bytes.
+    /// The smallest number of blocks with at least this number of bytes.
     pub fn blocks_of(&self, bytes: ByteCount) -> Result<u32> {
         Ok(u32::try_from(bytes.get().div_ceil(self.block_bytes().get()).max(1))?)
     }
 
-    /// Whether the order of tokens and heads makes a difference.
+    /// Whether the order of tokens and heads changes the layout.
     pub const fn has_heads(&self) -> bool {
         self.heads > 1
     }
 
-    /// The blocks with their heads stated, which lie one after the other if tokens do not.
+    /// The layout with its heads in this order. With `HeadMajor`, the tokens of a head are
+    /// adjacent.
     pub fn in_order(&self, blocks: u32, order: TokenOrder) -> Result<LayoutConfig> {
         let config = LayoutConfig::builder()
             .num_blocks(blocks)

@@ -1,5 +1,4 @@
-//! The arithmetic of layouts: how long an address and a plan take, and what a layout holds beyond
-//! its blocks.
+//! The arithmetic of layouts: the times of an address and of a plan, and the overhead in memory.
 
 #![forbid(unsafe_code)]
 
@@ -26,23 +25,25 @@ struct Arguments {
     settings: Settings,
 }
 
-/// A model of 80 layers, keys and values apart, in pages of 16 tokens of 128 16-bit elements.
+/// A model of 80 layers with separate keys and values, in pages of 16 tokens of 128 16-bit
+/// elements.
 const BLOCKS: u32 = 64;
 const LAYERS: u32 = 80;
 const OUTER: u32 = 2;
 const PAGE: u32 = 16;
 const INNER: u32 = 128;
 
-/// Addresses a measured call: enough to hide the clock, few enough for the indices to stay cached.
+/// The number of addresses per measured call: enough to hide the clock, and few enough for the
+/// indices to stay cached.
 const ADDRESSES: u32 = 4096;
 
-/// The longest that an address may take.
+/// The maximum time of an address.
 const MOST_NANOSECONDS: f64 = 2.0;
 
-/// Why a row that shows the baseline of a limited case has no target.
+/// The reason why a row that shows the baseline of a limited case has no target.
 const LIMITED_ABOVE: &str = "the same case has a limit in the row before";
 
-/// The most memory that a block-contiguous layout may hold for each byte of its blocks.
+/// The maximum memory of a block-contiguous layout for each byte of its blocks.
 const MOST_HELD: f64 = 1.001;
 
 fn main() -> ExitCode {
@@ -71,8 +72,8 @@ fn config() -> Result<LayoutConfig> {
     Ok(builder.build()?)
 }
 
-/// One address of (block, layer, outer), checked indices and all, against the limit and against
-/// the same arithmetic written by hand.
+/// Measures the address of (block, layer, outer) with checked indices. The limit is fixed, and the
+/// second row has the same arithmetic written by hand.
 fn addresses<W: Write>(
     name: &str,
     kind: LayoutKind,
@@ -103,14 +104,14 @@ fn addresses<W: Write>(
     let measured =
         |case: String| Measurement::new(case, nanoseconds(terrane), "ns", Direction::LowerIsBetter);
     reporter.report(&measured(format!("address, {name}")).within(MOST_NANOSECONDS))?;
-    let beside = measured(format!("address beside arithmetic by hand, {name}"));
-    let beside = beside.beside("by hand", nanoseconds(baseline).median);
-    reporter.report(&beside.without_target(LIMITED_ABOVE))?;
+    let compared = measured(format!("address compared with arithmetic by hand, {name}"));
+    let compared = compared.with_baseline("by hand", nanoseconds(baseline).median);
+    reporter.report(&compared.without_target(LIMITED_ABOVE))?;
     Ok(())
 }
 
-/// The formula of the kind with its strides in variables: what one would write for one layout. It
-/// checks no index but the layer's.
+/// The formula of the layout kind with its strides in variables, as written by hand for one layout.
+/// It checks only the layer index.
 struct ByHand {
     bases: Vec<u64>,
     block_stride: u64,
@@ -139,7 +140,7 @@ impl ByHand {
 
 /// (block, layer, outer) triples in an order that no stride predicts.
 fn indices() -> Vec<(u32, u32, u32)> {
-    /// A prime that does not divide the number of pieces, so that no piece comes twice.
+    /// A prime that does not divide the number of pieces, so that no piece repeats.
     const STEP: u32 = 7919;
     (0..ADDRESSES)
         .map(|number| number * STEP % (BLOCKS * LAYERS * OUTER))
@@ -147,8 +148,9 @@ fn indices() -> Vec<(u32, u32, u32)> {
         .collect()
 }
 
-/// Memory held for each byte of the blocks: 4,000 blocks of a model with latent attention (61
-/// layers, pieces of 18,432 bytes, 4.5 GB in all) in huge pages, so that little divides evenly.
+/// Measures the memory for each byte of blocks. The layout has 4,000 blocks of a model with latent
+/// attention (61 layers, pieces of 18,432 bytes, 4.5 GB in all) in huge pages. Few of these sizes
+/// divide evenly.
 fn held_memory<W: Write>(reporter: &mut Reporter<W>) -> Result<()> {
     let limits =
         Limits { alignment: Alignment::PAGE, granule: Alignment::HUGE_PAGE, ..Limits::NONE };

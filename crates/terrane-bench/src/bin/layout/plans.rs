@@ -1,4 +1,4 @@
-//! How long it takes to plan a transfer, beside asking the layouts for every span.
+//! The time to plan a transfer, compared with a look-up of every span in the layouts.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -14,13 +14,13 @@ use crate::LIMITED_ABOVE;
 
 const LAYERS: u32 = 64;
 
-/// The longest that the plan of a small transfer may take: 16 blocks in 64 regions.
+/// The maximum time to plan a small transfer of 16 blocks in 64 regions.
 const MOST_MICROSECONDS: f64 = 3.0;
 
-/// The longest that a span of a large transfer may take.
+/// The maximum time per span of a large transfer.
 const MOST_NANOSECONDS_A_SPAN: f64 = 3.0;
 
-/// Calls a measured repeat, so that the clock is hidden.
+/// The number of calls of a measured repeat, enough to hide the clock.
 const CALLS: u32 = 64;
 
 pub fn measure<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
@@ -45,8 +45,8 @@ fn case<W: Write>(
 ) -> Result<()> {
     let case = |what: &str| format!("{what}, {blocks} blocks of {LAYERS} layers, {name}");
     let planned = if blocks == 16 { case("plan") } else { case("plan a span") };
-    let beside = case("plan beside naive");
-    if !reporter.wants(&planned) && !reporter.wants(&beside) {
+    let compared = case("plan compared with naive");
+    if !reporter.wants(&planned) && !reporter.wants(&compared) {
         return Ok(());
     }
     let [source, destination] = [endpoint(kinds[0], blocks)?, endpoint(kinds[1], blocks)?];
@@ -74,9 +74,9 @@ fn case<W: Write>(
         let span = Measurement::new(planned, terrane.scaled(1e9 * a_span), "ns", lower);
         reporter.report(&span.within(MOST_NANOSECONDS_A_SPAN))?;
     }
-    let beside = Measurement::new(beside, terrane.scaled(1e6 * a_call), "us", lower);
-    let beside = beside.beside("a look-up a span", naive.scaled(1e6 * a_call).median);
-    reporter.report(&beside.without_target(LIMITED_ABOVE))?;
+    let compared = Measurement::new(compared, terrane.scaled(1e6 * a_call), "us", lower);
+    let compared = compared.with_baseline("a look-up a span", naive.scaled(1e6 * a_call).median);
+    reporter.report(&compared.without_target(LIMITED_ABOVE))?;
     Ok(())
 }
 
@@ -95,7 +95,7 @@ fn endpoint(kind: LayoutKind, blocks: u32) -> Result<Endpoint> {
     )?)
 }
 
-/// Every other block, in an order in which no two neighbours can be joined.
+/// Selects every other block, in an order in which no two neighbours can be joined.
 fn scattered(source: &Endpoint, destination: &Endpoint, blocks: u32) -> Transfer {
     let (from, to) = ids(blocks);
     Transfer::new(source, destination).blocks(&from, &to)
@@ -107,7 +107,7 @@ fn ids(blocks: u32) -> (Vec<u32>, Vec<u32>) {
     (from, to)
 }
 
-/// The baseline without a planner: asks both layouts for every span.
+/// The baseline without a planner: looks up every span in both layouts.
 fn every_span(source: &Endpoint, destination: &Endpoint, blocks: u32) -> Vec<(Span, Span)> {
     let (from, to) = ids(blocks);
     let pairs = from.iter().zip(&to);

@@ -1,4 +1,4 @@
-//! Which agents a case is measured with: set up alike on both sides, and several sets of them.
+//! The agents of a case: the same settings on both sides, and several sets of agents.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use terrane_bench::Spread;
 
 use crate::processors::Processors;
 
-/// How the agents of both sides are set up, and how many sets of them there are.
+/// The settings of the agents of both sides, and the number of sets.
 ///
-/// The addresses and processors that agents get change a transfer's time by a few percent, and stay the
-/// same while the agents live. So each case is measured with several sets of agents, and the
-/// [median over the sets](over_sets) counts.
+/// The addresses and processors of agents change the time of a transfer by a few percent. They stay
+/// the same as long as the agents live. So each case is measured with several sets of agents. The
+/// result is the [median over the sets](over_sets).
 #[derive(Debug, Clone, Copy)]
 pub struct Agents {
     pub progress: Progress,
     pub sets: u32,
-    /// Where threads run, unless that is left to the system.
+    /// The processors of the threads. `None` leaves the choice to the system.
     pub processors: Option<Processors>,
 }
 
@@ -49,13 +49,13 @@ impl First {
 }
 
 impl Agents {
-    /// The side that comes first in each set: both alternate.
+    /// The first side of each set. The two sides alternate.
     pub fn sets(self) -> impl Iterator<Item = First> {
         let first = |set| if set % 2 == 0 { First::Terrane } else { First::Bindings };
         (0..self.sets.max(1)).map(first)
     }
 
-    /// Starts agents, and engines, where their threads are to run.
+    /// Starts agents or engines on the processor of their threads.
     pub fn start<T>(self, agents: impl FnOnce() -> Result<T>) -> Result<T> {
         match self.processors {
             Some(processors) => processors.start(agents),
@@ -63,27 +63,28 @@ impl Agents {
         }
     }
 
-    /// For agents that answer others: without a progress thread the others would wait forever.
+    /// For agents that respond to others. Without a progress thread, the others would wait forever.
     pub fn answering(self) -> Self {
         let rest = self.progress.0.unwrap_or(Duration::from_millis(1));
         Self { progress: Progress(Some(rest)), ..self }
     }
 
-    /// The same with a quarter of the sets.
+    /// The same settings with a quarter of the sets.
     pub fn fewer(self) -> Self {
         Self { sets: self.sets.div_ceil(4), ..self }
     }
 }
 
-/// Seconds of one set: medians of Terrane, and of each way to use the bindings.
+/// The medians of one set in seconds: of Terrane, and of each alternative with the bindings.
 #[derive(Debug, Clone, Copy)]
 pub struct Times<const WAYS: usize> {
     pub terrane: f64,
     pub bindings: [f64; WAYS],
 }
 
-/// The time of Terrane over all sets, and of each way to use the bindings: from the median of the
-/// ratios within the sets, because differences between sets affect both sides.
+/// The time of Terrane over all sets, and the time of each alternative with the bindings. They are
+/// computed from the median of the ratios within the sets, because differences between sets affect
+/// both sides.
 pub fn over_sets<const WAYS: usize>(sets: &[Times<WAYS>]) -> Result<(Spread, [f64; WAYS])> {
     let median = |figures: &[f64]| Spread::of(figures).context("there is a set of agents");
     let terrane = median(&sets.iter().map(|set| set.terrane).collect::<Vec<_>>())?;
@@ -96,7 +97,8 @@ pub fn over_sets<const WAYS: usize>(sets: &[Times<WAYS>]) -> Result<(Spread, [f6
     Ok((terrane, bindings))
 }
 
-/// How long agents' progress threads rest; `None` for no such thread where the agent begins transfers.
+/// The pause of the agents' progress threads. `None` for no such thread in agents that start
+/// transfers.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress(pub Option<Duration>);
 

@@ -1,5 +1,4 @@
-//! The same transfers through the bindings alone, as a program would write them that uses nothing
-//! else.
+//! The same transfers with the bindings alone, as a program without Terrane would write them.
 
 use anyhow::{Context as _, Result, bail};
 use nixl_sys::{
@@ -11,10 +10,10 @@ use terrane_core::{ByteCount, Location, Memory};
 use crate::agents::Agents;
 use crate::terrane::Way;
 
-/// The backend through which all is moved.
+/// The backend of all transfers.
 pub const UCX: &str = "UCX";
 
-/// One piece: where it begins on either side, and how long it is.
+/// A piece: its offset on either side, and its length.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
     pub local: usize,
@@ -22,14 +21,14 @@ pub struct Piece {
     pub bytes: usize,
 }
 
-/// Two agents of this process, each with memory that is registered; one of them knows the other.
+/// Two agents of this process with registered memory each. The first knows the second.
 pub struct Pair {
     local: Side,
     remote: Side,
 }
 
 struct Side {
-    // The registration goes first, and the agent after all that is its own.
+    // The registration drops first, and the agent after everything that belongs to it.
     _registration: RegistrationHandle,
     bare: Bare,
     span: Span,
@@ -43,7 +42,7 @@ pub struct Bare {
     name: String,
 }
 
-/// A span of memory, as the bindings take it.
+/// A span of memory for the bindings.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     memory: MemType,
@@ -53,12 +52,12 @@ pub struct Span {
 }
 
 impl Span {
-    /// The span of this memory, which stays where it is for as long as the span is registered.
+    /// Returns the span of this memory. The memory must not move while the span is registered.
     pub fn of(memory: &dyn Memory) -> Result<Self> {
         Self::at(memory.location(), memory.length())
     }
 
-    /// The span of the registration that this memory lies in.
+    /// Returns the registered span that contains this memory.
     pub fn registered(memory: &dyn Memory) -> Result<Self> {
         let mut found = None;
         memory.visit_registrations(&mut |record| found = Some(record.span));
@@ -78,14 +77,15 @@ impl Span {
         Ok(Self { memory: kind, device, address, bytes })
     }
 
-    /// Its first bytes.
+    /// Returns the first `bytes` bytes of the span.
     pub fn first(self, bytes: usize) -> Result<Self> {
         Ok(Self { bytes: Some(bytes).filter(|n| *n <= self.bytes).context("too short")?, ..self })
     }
 }
 
 impl MemoryRegion for Span {
-    // SAFETY: as the trait asks, it is where the memory begins; nothing here follows it.
+    // SAFETY: the trait requires the start of the memory. This function does not dereference the
+    // address.
     unsafe fn as_ptr(&self) -> *const u8 {
         std::ptr::with_exposed_provenance(self.address)
     }
@@ -115,14 +115,14 @@ impl Way {
 }
 
 impl Pair {
-    /// These agents with this memory each.
+    /// Connects two agents and registers this memory with them.
     pub fn new([local, remote]: [Bare; 2], here: Span, there: Span) -> Result<Self> {
         let (local, remote) = (local.with(here)?, remote.with(there)?);
         local.bare.load(&remote.bare, &remote.bare.metadata()?)?;
         Ok(Self { local, remote })
     }
 
-    /// Describes the pieces, asks for their transfer and waits for its end.
+    /// Describes the pieces, starts their transfer and waits for its end.
     pub fn transfer(&self, way: Way, pieces: &[Piece]) -> Result<()> {
         let Self { local, remote } = self;
         let mut here = XferDescList::new(MemType::Dram)?;
@@ -137,7 +137,7 @@ impl Pair {
         self.finish(&request)
     }
 
-    /// Both sides cut into pieces of `bytes`, once for many transfers.
+    /// Divides both sides into pieces of `bytes`, once for many transfers.
     pub fn prepare(&self, bytes: usize) -> Result<Prepared<'_>> {
         let Bare { agent, options, .. } = &self.local.bare;
         let list = |side: &Side, name: &str| -> Result<XferDlistHandle> {
@@ -167,7 +167,7 @@ impl Pair {
     }
 }
 
-/// Descriptors that are prepared once; a transfer names them by number.
+/// Descriptors that are prepared once. A transfer selects them by number.
 pub struct Prepared<'a> {
     local: XferDlistHandle,
     remote: XferDlistHandle,
@@ -175,7 +175,7 @@ pub struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// Asks for the transfer of the pieces of these numbers, and waits for its end.
+    /// Starts the transfer of the pieces with these numbers, and waits for its end.
     pub fn transfer(&self, way: Way, local: &[i32], remote: &[i32]) -> Result<()> {
         let Bare { agent, options, .. } = &self.pair.local.bare;
         let (here, there) = (&self.local, &self.remote);
@@ -185,14 +185,15 @@ impl Prepared<'_> {
     }
 }
 
-/// The agents of both sides of the pair of this name.
+/// Creates the agents of both sides of the pair `name`.
 pub fn pair(name: &str, agents: Agents) -> Result<[Bare; 2]> {
     let [local, remote] = ["local", "remote"].map(|side| format!("raw-{name}-{side}"));
     Ok([Bare::new(&local, UCX, agents)?, Bare::new(&remote, UCX, agents.answering())?])
 }
 
 impl Bare {
-    /// Set up as Terrane's: with the backend's own parameters, but for the one that those have as well.
+    /// Creates an agent with Terrane's settings: the backend's own parameters and the one parameter
+    /// that Terrane sets.
     pub fn new(name: &str, backend: &str, agents: Agents) -> Result<Self> {
         let rest = agents.progress.0;
         let config = AgentConfig {
@@ -212,24 +213,24 @@ impl Bare {
         Ok(Self { options, _backend: backend, agent, name: name.to_owned() })
     }
 
-    /// Registers memory, until the handle drops.
+    /// Registers memory until the handle drops.
     pub fn register(&self, span: &Span) -> Result<RegistrationHandle> {
         Ok(self.agent.register_memory(span, Some(&self.options))?)
     }
 
-    /// How to connect to it, with the keys of all that is registered.
+    /// Returns the addresses of the agent and the keys of all its registered memory.
     pub fn metadata(&self) -> Result<Vec<u8>> {
         Ok(self.agent.get_local_md()?)
     }
 
-    /// The keys of what has been registered as this span.
+    /// Returns the keys of the memory that was registered as this span.
     pub fn keys(&self, span: &Span) -> Result<Vec<u8>> {
         let mut list = RegDescList::new(span.memory)?;
         list.add_desc(span.address, span.bytes, span.device);
         Ok(self.agent.get_local_partial_md(&list, Some(&self.options))?)
     }
 
-    /// Takes metadata of another agent.
+    /// Loads metadata of another agent.
     pub fn load(&self, other: &Self, metadata: &[u8]) -> Result<()> {
         let loaded = self.agent.load_remote_md(metadata)?;
         if loaded != other.name {
@@ -238,7 +239,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Has NIXL forget another agent, and disconnect from it.
+    /// Makes NIXL forget another agent and disconnect from it.
     pub fn forget(&self, other: &Self) -> Result<()> {
         Ok(self.agent.invalidate_remote_md(&other.name)?)
     }

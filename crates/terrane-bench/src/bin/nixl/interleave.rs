@@ -10,7 +10,8 @@ use crate::agents::First;
 /// A call that returns its measured time. Its other work is not measured.
 pub type Turn<'a> = &'a mut dyn FnMut() -> Result<Duration>;
 
-/// The medians of these calls, in seconds, in their order; they are made in it, or the other way round.
+/// Returns the medians of these calls in seconds. Rounds alternate between the order of the calls
+/// and the reverse order.
 pub fn interleaved<const N: usize>(
     settings: &Settings,
     first: First,

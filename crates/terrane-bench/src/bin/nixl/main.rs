@@ -1,5 +1,5 @@
-//! Transfers, registrations and descriptions through Terrane, beside the same through the bindings of
-//! NIXL alone: two agents of one process, over UCX, between the same memory.
+//! Transfers, registrations and descriptions by Terrane, compared with NIXL's bindings alone. Both
+//! use two agents of one process over UCX, and the same memory.
 
 mod agents;
 mod bindings;
@@ -52,7 +52,7 @@ const MOST_TIME: f64 = 1.02;
 /// The amount in the smaller cases.
 const SMALL: ByteCount = ByteCount::mib(64);
 
-/// The amount in a smoke run, once: eight pieces of the longest, as many as it takes to scatter them.
+/// The amount in a smoke run. The longest pieces need it: scattering takes at least eight pieces.
 const SMOKE: ByteCount = ByteCount::mib(16);
 
 fn main() -> ExitCode {
@@ -69,17 +69,17 @@ fn main() -> ExitCode {
     run("nixl", &arguments.settings, |settings, reporter| {
         let processors = if arguments.unpinned { None } else { processors_apart() };
         let agents = Agents { progress: arguments.progress, sets: arguments.sets, processors };
-        // Without it the bindings would end the process at their first call.
+        // Without NIXL, the bindings would end the process at their first call.
         terrane_nixl::probe()?;
-        // Each set of agents has a part of what other suites repeat.
+        // Each set of agents has a part of the repeats of other suites.
         let of_set = Settings { repeats: settings.repeats.div_ceil(3), ..settings.clone() };
-        // A short one takes microseconds.
+        // More repeats for calls of microseconds.
         let often = Settings { repeats: settings.repeats * 4, ..settings.clone() };
         transfers::measure(Amount::BLOCK, agents, &often, reporter)?;
         transfers::measure(Amount::LONE_BLOCK, agents, settings, reporter)?;
         transfers::measure(Amount::of(small), agents, &of_set, reporter)?;
         if large != small {
-            // Long copies differ less from one another, and take their time.
+            // Long copies vary less and take longer, so fewer repeats are enough.
             let [warm_up, repeats] = [of_set.warm_up, of_set.repeats].map(|n| n.div_ceil(2));
             let of_set = Settings { warm_up, repeats, ..of_set.clone() };
             transfers::measure(Amount::of(large), agents.fewer(), &of_set, reporter)?;
@@ -89,19 +89,20 @@ fn main() -> ExitCode {
     })
 }
 
-/// Processors for threads, or a word on why these have none.
+/// Selects processors for the threads, or reports why that is not possible.
 #[expect(clippy::print_stderr, reason = "people read this; standard output is for figures")]
 fn processors_apart() -> Option<Processors> {
     Processors::apart().inspect_err(|why| eprintln!("threads are not pinned: {why:#}")).ok()
 }
 
-/// Has UCX write what it has to say on standard error, unless the user has it elsewhere: by default it
-/// writes on standard output, where the figures are.
+/// Redirects the log of UCX to standard error, unless the user has set another file. By default UCX
+/// logs to standard output, where the figures are.
 #[expect(clippy::disallowed_methods, reason = "UCX is configured by its variables alone")]
 fn keep_ucx_off_standard_output() {
     const LOG: &str = "UCX_LOG_FILE";
     if std::env::var_os(LOG).is_none() {
-        // SAFETY: this is the first that runs here, so that no other thread looks at the environment.
+        // SAFETY: this is the first statement of the program, so no other thread reads the
+        // environment.
         unsafe { std::env::set_var(LOG, "stderr") };
     }
 }

@@ -1,4 +1,4 @@
-//! Layouts as bytes, and from bytes.
+//! Export and import of layouts.
 
 use std::io::Write;
 
@@ -44,14 +44,15 @@ pub fn measure<W: Write>(
     settings: &Settings,
     reporter: &mut Reporter<W>,
 ) -> Result<()> {
-    let beside = |case| format!("{case}, beside NIXL");
-    let (connecting, new_keys) = (beside(CONNECTING), beside(NEW_KEYS));
+    let compared = |case| format!("{case}, compared with NIXL");
+    let (connecting, new_keys) = (compared(CONNECTING), compared(NEW_KEYS));
     let cases = [EXPORT, FIRST, CONNECTING, &connecting, NEW_KEYS, &new_keys, KNOWN];
     if !cases.into_iter().any(|case| reporter.wants(case)) {
         return Ok(());
     }
     let mut sets = Sets::default();
-    // Each connection that is closed leaves a descriptor open with NIXL 1.5.1; they go with the set's agents.
+    // With NIXL 1.5.1, each closed connection leaves a descriptor open. The descriptors are closed
+    // with the agents of the set.
     for first in agents.sets() {
         let setup = Setup::new(agents, first, settings)?;
         sets.export.push(setup.export(settings)?);
@@ -79,24 +80,24 @@ pub fn measure<W: Write>(
     ] {
         reporter.report(&row(case, value).within(MOST_MILLISECONDS))?;
     }
-    // NIXL takes longer than any limit here.
-    let first = row(FIRST, first).beside("nixl-sys", raw_first * 1e3);
+    // The bindings alone take longer than the limit, so their time is the baseline.
+    let first = row(FIRST, first).with_baseline("nixl-sys", raw_first * 1e3);
     reporter.report(&first.at_least(1.0 / MOST_TIME))?;
     for (case, value, bindings) in
         [(CONNECTING, connecting, raw_connecting), (NEW_KEYS, new_keys, raw_new_keys)]
     {
-        let row = row(&beside(case), value).beside("nixl-sys", bindings * 1e3);
+        let row = row(&compared(case), value).with_baseline("nixl-sys", bindings * 1e3);
         reporter.report(&row.without_target("the same case has a limit in the row before"))?;
     }
     Ok(())
 }
 
-/// A set of agents, and layouts whose owners have described them to the others.
+/// A set of agents, and layouts that their owners have exported.
 struct Setup {
-    // Registrations with the bindings go before the memory, and the memory before its agent.
+    // The registrations with the bindings drop before the memory, and the memory before its agent.
     bindings: Bindings,
     here: Agent,
-    /// As many as there are rounds, and one that is imported already when their turn comes.
+    /// One for each round, and one that is already imported when a round begins.
     exported: Vec<Vec<u8>>,
     layouts: Vec<PhysicalLayout>,
     there: Agent,
@@ -106,7 +107,7 @@ struct Setup {
 /// The same memory for the bindings.
 struct Bindings {
     here: Bare,
-    /// How to connect to the agent over there, with the keys of the first layout.
+    /// The addresses of the remote agent, and the keys of the first layout.
     connecting: Vec<u8>,
     /// The keys of each layout after that.
     keys: Vec<Vec<u8>>,
@@ -161,7 +162,8 @@ impl Setup {
         Ok(median)
     }
 
-    /// Before each turn NIXL forgets the peer, which is not counted.
+    /// Measures imports that connect. Before each import, NIXL forgets the peer; that time is not
+    /// counted.
     fn connecting(&self, settings: &Settings) -> Result<Times<1>> {
         let (_, exported) = self.first_layout()?;
         let Bindings { here, there, connecting, .. } = &self.bindings;
@@ -185,8 +187,8 @@ impl Setup {
         Ok(Times { terrane, bindings: [bindings] })
     }
 
-    /// Each turn imports a layout that lies in a registration of its own, of a peer of which another one
-    /// is imported and stays so, as those of earlier turns do.
+    /// Measures imports of a layout with a separate registration, from a connected peer. Another
+    /// layout of that peer stays imported, as do those of earlier rounds.
     fn new_keys(&self, settings: &Settings) -> Result<Times<1>> {
         let Bindings { here, there, connecting, keys, .. } = &self.bindings;
         let (_, exported) = self.first_layout()?;
@@ -216,8 +218,8 @@ impl Setup {
         Ok(Times { terrane, bindings: [bindings] })
     }
 
-    /// The import drops at once, and the peer ends with it. NIXL still knows the peer, so that the next
-    /// import needs no call of NIXL.
+    /// Measures imports without any call of NIXL. Each import drops at once, and its peer with it,
+    /// but NIXL still knows the peer.
     fn known(&self, settings: &Settings) -> Result<f64> {
         let (_, exported) = self.first_layout()?;
         drop(self.here.import(exported)?);
@@ -233,7 +235,8 @@ impl Setup {
         Ok(median)
     }
 
-    /// Closes the one connection that there is: had there been none, nothing would have been connected to.
+    /// Closes the only connection. Fails if there was none, because then the import had not
+    /// connected.
     fn disconnect(&self) -> Result<()> {
         let closed = self.here.disconnect();
         ensure!(closed == 1, "{closed} connections were closed, not the one to the peer");
@@ -245,11 +248,11 @@ impl Bindings {
     fn new((here, there): (Bare, Bare), layouts: &[PhysicalLayout]) -> Result<Self> {
         let (mut connecting, mut keys, mut registered) = (None, Vec::new(), Vec::new());
         for layout in layouts {
-            // One for all regions.
+            // One registration for all regions.
             let span =
                 Span::registered(layout.regions().first().context("a layout has a region")?)?;
             registered.push(there.register(&span)?);
-            // Only the first layout is registered yet.
+            // Only the first layout is registered at this point.
             match connecting {
                 Some(_) => keys.push(there.keys(&span)?),
                 None => connecting = Some(there.metadata()?),

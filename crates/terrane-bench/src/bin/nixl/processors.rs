@@ -1,16 +1,16 @@
-//! On which processors threads run.
+//! The processors of threads.
 
 use std::fs;
 
 use anyhow::{Context as _, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Two processors that share no core: one for the thread that transfers, and one for those that agents
-/// start.
+/// Two processors that share no core: one for the thread that transfers, and one for the threads of
+/// agents.
 ///
-/// NIXL's threads share locks, and maybe the core and its caches, with the thread that transfers. Where
-/// the scheduler puts them decides over a tenth of a transfer's time for as long as they live, by
-/// chance; this way it is the same for all agents that are compared.
+/// NIXL's threads share locks, and possibly the core and its caches, with the thread that
+/// transfers. The scheduler's choice of processors changes the time of a transfer by a tenth as
+/// long as the threads live. With fixed processors, all compared agents have the same conditions.
 #[derive(Debug, Clone, Copy)]
 pub struct Processors {
     transfers: CpuSet,
@@ -18,10 +18,10 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// The first one that this process may use, and the next one of the same package, or else of
-    /// another.
+    /// Selects the first processor that this process may use, and the next one on another core,
+    /// preferably of the same package.
     ///
-    /// Fails where there is no other core, and where threads cannot be put on a processor.
+    /// Fails if there is no other core, or if threads cannot be pinned.
     pub fn apart() -> Result<Self> {
         let allowed = sched_getaffinity(None).context("asking which processors may be used")?;
         let mut usable = (0..CpuSet::MAX_CPU).filter(|number| allowed.is_set(*number));
@@ -32,15 +32,15 @@ impl Processors {
         let second = others.iter().find(is_near).or(others.first());
         let &second = second.context("no processor of a second core may be used")?;
         let apart = Self { transfers: only(first), agents: only(second) };
-        // Some sandboxes forbid it. That is found out before anything is measured, not at the first agents.
+        // Some sandboxes forbid it. The check happens before any measurement.
         for processors in [&apart.agents, &apart.transfers, &allowed] {
             sched_setaffinity(None, processors).context("putting a thread on a processor")?;
         }
         Ok(apart)
     }
 
-    /// Runs `agents` on the agents' processor, where the threads that it starts stay. This thread then
-    /// moves to the other processor.
+    /// Runs `agents` on the agents' processor, where its new threads stay. This thread then moves
+    /// to the other processor.
     pub fn start<T>(&self, agents: impl FnOnce() -> Result<T>) -> Result<T> {
         sched_setaffinity(None, &self.agents)?;
         let agents = agents();
@@ -57,7 +57,8 @@ struct Core {
 }
 
 impl Core {
-    /// That of a processor, by its number; one of its own, where the system does not say.
+    /// Returns the core of a processor. If the system reports none, returns a core of its own for
+    /// each processor.
     fn of(processor: usize) -> Self {
         let read = |what| {
             fs::read_to_string(format!("/sys/devices/system/cpu/cpu{processor}/topology/{what}"))

@@ -1,4 +1,4 @@
-//! Memory that is registered.
+//! Registration of memory.
 
 use std::io::Write;
 
@@ -13,8 +13,9 @@ use crate::bindings::{Bare, Span, UCX};
 use crate::interleave::{interleaved, timed};
 use crate::terrane;
 
-/// How many microseconds longer than the bindings alone a registration may take. Terrane's part does not
-/// depend on how much is registered, and a registration takes the bindings a few microseconds.
+/// The maximum extra time of a registration over the bindings alone, in microseconds. Terrane's
+/// part does not depend on the size of the memory. A registration with the bindings alone takes a
+/// few microseconds.
 const MOST_MORE: f64 = 1.0;
 
 /// The registered memory, and the backend.
@@ -63,8 +64,8 @@ impl Kind {
     }
 }
 
-/// Registers the same memory through Terrane and through the bindings. A case that needs a device, or a
-/// backend that the machine lacks, is skipped with the reason.
+/// Registers the same memory by Terrane and by the bindings. If a case needs a device or a backend
+/// that the machine lacks, the case is skipped with the reason.
 pub fn measure<W: Write>(
     bytes: ByteCount,
     agents: Agents,
@@ -86,7 +87,7 @@ pub fn measure<W: Write>(
         };
         reporter.report(
             &Measurement::new(case, terrane.scaled(1e6), "us", Direction::LowerIsBetter)
-                .beside("nixl-sys and 1 us", bindings * 1e6 + MOST_MORE)
+                .with_baseline("nixl-sys and 1 us", bindings * 1e6 + MOST_MORE)
                 .at_least(1.0),
         )?;
     }
@@ -99,7 +100,7 @@ fn of_sets(
     agents: Agents,
     settings: &Settings,
 ) -> Result<Vec<Times<1>>> {
-    // Each takes microseconds: many rounds cost nothing.
+    // Each call takes microseconds, so many rounds are cheap.
     let often = Settings { repeats: 20 * settings.repeats.max(1), ..settings.clone() };
     let mut memory = kind.allocate(bytes)?;
     let mut medians = Vec::new();
@@ -117,7 +118,7 @@ fn of_sets(
     Ok(medians)
 }
 
-/// The interleaved medians of both. Deregistrations are not counted.
+/// Returns the interleaved medians of both. The time of deregistrations is not counted.
 fn registered(
     memory: Box<dyn Memory>,
     terrane: &impl Register,
@@ -132,8 +133,8 @@ fn registered(
         first,
         [
             &mut || {
-                let given = memory.take().context("the memory was not given back")?;
-                let registering = || terrane.register(given).map_err(|failed| anyhow!("{failed}"));
+                let owned = memory.take().context("the memory was not returned")?;
+                let registering = || terrane.register(owned).map_err(|failed| anyhow!("{failed}"));
                 let (taken, registered) = timed(registering)?;
                 memory = Some(registered.into_memory());
                 Ok(taken)
@@ -144,6 +145,6 @@ fn registered(
             },
         ],
     )?;
-    let memory = memory.context("the memory was not given back")?;
+    let memory = memory.context("the memory was not returned")?;
     Ok((memory, Times { terrane, bindings: [bindings] }))
 }

@@ -1,4 +1,4 @@
-//! The same memory for Terrane and for the bindings, and the blocks that are moved within it.
+//! The same memory for Terrane and for the bindings, and the copied blocks.
 
 use std::thread;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::transfers::Amount;
 
 /// A set of agents, and memory that they know.
 pub struct Setup {
-    // Dropped before the layouts free the memory. Two pairs, so that neither way to use the bindings
-    // finds its agents' memory warmer than the other, or Terrane, does.
+    // Drops before the layouts free the memory. There are two pairs, so that both alternatives with
+    // the bindings and Terrane have equally warm memory.
     bindings: [Pair; 2],
     ends: Ends,
     bytes: ByteCount,
@@ -28,7 +28,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Both sides have so many bytes, of blocks of one piece each.
+    /// Allocates this amount on both sides, in blocks of one piece each.
     pub fn new(amount: Amount, piece: ByteCount, agents: Agents, first: First) -> Result<Self> {
         let Amount { bytes, idle, .. } = amount;
         let blocks = u32::try_from(bytes.get() / piece.get())?;
@@ -43,8 +43,8 @@ impl Setup {
         })
     }
 
-    /// Every piece is a descriptor, because neighbours on one side are far apart on the other. The
-    /// baselines are descriptors that are listed for each transfer, and prepared descriptors.
+    /// Transfers in which every piece is a descriptor, because neighbours on one side are far apart
+    /// on the other. The baselines list descriptors for each transfer, or use prepared descriptors.
     pub fn scattered(&self, way: Way, settings: &Settings) -> Result<Times<2>> {
         let (local, remote) = (self.strewn(5, 8), self.strewn(3, 8));
         let runs = self.ends.transfer(way, &local, &remote)?;
@@ -65,8 +65,8 @@ impl Setup {
         )
     }
 
-    /// All pieces lie behind one another on both sides. Beside Terrane, the bindings with a descriptor
-    /// for each piece, and with the one that a program can make of them.
+    /// Transfers of pieces that are adjacent on both sides. The baselines use one descriptor for
+    /// each piece, or the one descriptor that a program can join them to.
     pub fn neighbours(&self, way: Way, settings: &Settings) -> Result<Times<2>> {
         let ids: Vec<u32> = (0..self.blocks).collect();
         let runs = self.ends.transfer(way, &ids, &ids)?;
@@ -91,7 +91,7 @@ impl Setup {
         Ok(Times { terrane, bindings })
     }
 
-    /// The time of a call after the requested idle time.
+    /// Returns the time of a call after the idle time of the case.
     fn alone<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<Duration> {
         if !self.idle.is_zero() {
             thread::sleep(self.idle);
@@ -100,8 +100,8 @@ impl Setup {
         Ok(taken)
     }
 
-    /// All blocks, in steps of about `part` of `of` of them: odd steps through a power of two come by
-    /// each block once.
+    /// All blocks, in steps of about `part / of` of their number. An odd step through a power of
+    /// two visits each block once.
     fn strewn(&self, part: u32, of: u32) -> Vec<u32> {
         let step = u64::from((self.blocks / of * part) | 1);
         let blocks = u64::from(self.blocks);
@@ -120,7 +120,7 @@ impl Setup {
     }
 }
 
-/// The one region of a contiguous layout.
+/// The span of the only region of a contiguous layout.
 fn span(layout: &PhysicalLayout) -> Result<Span> {
     let region = layout.regions().first().context("a layout has a region")?;
     Span::of(region)?.first(layout.geometry().region_bytes(0).to_usize())

@@ -1,4 +1,4 @@
-//! Two agents of Terrane's, and layouts that are registered with them.
+//! Two agents of Terrane, and layouts that are registered with them.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
 use crate::agents::Agents;
 use crate::bindings::UCX;
 
-/// Both ends as Terrane has them, and the engine between them.
+/// Both ends of Terrane's transfers, and the engine between them.
 pub struct Ends {
     pub local: Endpoint,
     pub remote: Endpoint,
     manager: TransferManager,
-    // The layout that the remote end describes: its memory.
+    // The layout of the remote end's memory.
     pub target: PhysicalLayout,
 }
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     Write,
@@ -39,18 +39,18 @@ impl Way {
     }
 }
 
-/// An agent with one backend.
+/// Creates an agent with one backend.
 pub fn agent(name: &str, backend: &str, agents: Agents) -> Result<Agent> {
     let builder = AgentBuilder::new(name).progress_thread(agents.progress.0);
     Ok(builder.backend(BackendConfig::new(backend)).build()?)
 }
 
-/// The agents of both ends.
+/// Creates the agents of both ends.
 pub fn pair(agents: Agents) -> Result<[Agent; 2]> {
     Ok([agent("terrane-local", UCX, agents)?, agent("terrane-remote", UCX, agents.answering())?])
 }
 
-/// Blocks of one piece each.
+/// A layout of blocks with one piece each.
 pub fn pieces(blocks: u32, piece: ByteCount) -> Result<LayoutConfig> {
     const TOKENS: u32 = 16;
     let inner = u32::try_from(piece.get() / u64::from(TOKENS) / 2)?;
@@ -64,14 +64,15 @@ pub fn pieces(blocks: u32, piece: ByteCount) -> Result<LayoutConfig> {
         .build()?)
 }
 
-/// A layout of system memory that is registered with the agent.
+/// Allocates a layout of system memory and registers it with the agent.
 pub fn layout(agent: &Agent, config: LayoutConfig, kind: LayoutKind) -> Result<PhysicalLayout> {
     let memory = SystemAllocator::new(SystemOptions::default());
     Ok(LayoutBuilder::new(config).kind(kind).allocate(&memory).register(agent).build()?)
 }
 
 impl Ends {
-    /// Memory of these blocks for each of two agents, of which the first knows the other.
+    /// Allocates memory for these blocks at both agents. The first agent imports the layout of the
+    /// second.
     pub fn new(config: LayoutConfig, [here, there]: [Agent; 2]) -> Result<Self> {
         let kind = LayoutKind::FullyContiguous;
         let (local, target) = (layout(&here, config, kind)?, layout(&there, config, kind)?);
@@ -81,7 +82,7 @@ impl Ends {
         Ok(Self { local: Endpoint::new(local)?, remote, manager, target })
     }
 
-    /// Moves blocks, and answers with how many descriptors that took.
+    /// Copies blocks and returns the number of descriptors.
     pub fn transfer(&self, way: Way, local: &[u32], remote: &[u32]) -> Result<u64> {
         let transfer = match way {
             Way::Write => Transfer::new(&self.local, &self.remote).blocks(local, remote),

@@ -1,4 +1,4 @@
-//! Blocks between the memory of two agents.
+//! Copies of blocks between the memory of two agents.
 
 use std::io::Write;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use crate::agents::{Agents, Times, over_sets};
 use crate::setup::Setup;
 use crate::terrane::Way;
 
-/// The amounts.
+/// The amount of a case.
 #[derive(Debug, Clone, Copy)]
 pub struct Amount {
     pub bytes: ByteCount,
-    /// How long everything rests before each call.
+    /// The idle time before each call.
     pub idle: Duration,
-    /// In pieces of each of these sizes.
+    /// The sizes of the pieces, with their names.
     pub pieces: &'static [(ByteCount, &'static str)],
-    /// Whether there is a target for how long it takes.
+    /// Whether the time of the transfer has a target.
     pub has_target: bool,
 }
 
@@ -35,19 +35,19 @@ const PIECES: [(ByteCount, &str); 4] = [
 /// The bytes of K or V of one layer of a block of Llama 3.1 8B.
 const OF_A_LAYER: (ByteCount, &str) = (ByteCount::kib(32), "32 KiB");
 
-/// In pieces of so many bytes a transfer takes longer for its descriptors than for its bytes.
+/// For pieces of this size, a transfer takes longer for its descriptors than for its bytes.
 const SHORT: ByteCount = ByteCount::kib(4);
 
-/// So many times as fast are such pieces where they are joined, at least. It is never the factor by which
-/// descriptors become fewer: the bytes are copied all the same.
+/// The minimum speedup of joined pieces of that size. The speedup is below the reduction in
+/// descriptors, because the number of bytes stays the same.
 const FASTER: f64 = 2.0;
 
-/// Why a block by itself has no target.
-const ONE_BLOCK: &str = "what a call costs whatever it moves; the larger amounts have the targets";
+/// Why the case of one block has no target.
+const ONE_BLOCK: &str = "the fixed cost of a call; the larger amounts have the targets";
 
 impl Amount {
-    /// One block of Llama 3.1 8B: what a transfer costs whatever it moves shows here. Less than a
-    /// millisecond lies between two submits, so that the engine's thread lingers and is not woken.
+    /// One block of Llama 3.1 8B, which shows the fixed cost of a transfer. The time between two
+    /// submits is below a millisecond, so the engine's thread still polls and needs no wake-up.
     pub const BLOCK: Self = Self {
         bytes: ByteCount::mib(2),
         idle: Duration::ZERO,
@@ -55,23 +55,23 @@ impl Amount {
         has_target: false,
     };
 
-    /// The same block by itself: the engine's thread sleeps by then, and so does the processor.
+    /// The same block after an idle time, when the engine's thread and the processor sleep.
     pub const LONE_BLOCK: Self = Self { idle: Duration::from_millis(3), ..Self::BLOCK };
 
-    /// So many bytes, in pieces of all sizes.
+    /// An amount of `bytes`, in pieces of all sizes.
     pub const fn of(bytes: ByteCount) -> Self {
         Self { bytes, idle: Duration::ZERO, pieces: &PIECES, has_target: true }
     }
 }
 
-/// Whether each piece is a descriptor, or all can be joined.
+/// Whether each piece is a descriptor, or all pieces can be joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     Scattered,
     Neighbours,
 }
 
-/// Blocks that are moved one way, and what that took with each set of agents.
+/// The transfers in one direction, with their times for each set of agents.
 struct Case {
     name: String,
     way: Way,
@@ -80,8 +80,8 @@ struct Case {
     times: Vec<Times<2>>,
 }
 
-/// Moves it in pieces of each size: scattered, so that each piece is a descriptor, and in order, so that
-/// all can be joined.
+/// Measures pieces of each size in two orders: scattered, so that each piece is a descriptor, and
+/// adjacent, so that all can be joined.
 pub fn measure<W: Write>(
     amount: Amount,
     agents: Agents,
@@ -128,9 +128,9 @@ fn cases(what: &str, has_target: bool) -> Vec<Case> {
 }
 
 impl Case {
-    /// The targets are what the bindings reach where the program that uses them does its best: in scattered
-    /// pieces either way to use them, in order the descriptor that a program can join by hand. And what
-    /// is joined saves something over a descriptor for each.
+    /// Reports both orders. The baselines are the best programs with the bindings alone: both
+    /// alternatives for scattered pieces, and one joined descriptor for adjacent pieces. Joining
+    /// must also be faster than one descriptor for each piece.
     fn report<W: Write>(
         self,
         bytes: ByteCount,
@@ -143,7 +143,7 @@ impl Case {
         let mut report = |case: String, beside: &str, time: f64, least: f64| {
             let value = terrane.scaled(1e3);
             let row = Measurement::new(case, value, "ms", Direction::LowerIsBetter)
-                .beside(beside, time * 1e3);
+                .with_baseline(beside, time * 1e3);
             let row = if has_target { row.at_least(least) } else { row.without_target(ONE_BLOCK) };
             reporter.report(&row)
         };

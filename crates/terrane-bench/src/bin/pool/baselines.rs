@@ -1,7 +1,7 @@
-//! The designs that pools are measured beside, behind one trait.
+//! The designs that pools are compared with, behind one trait.
 //!
-//! All of them but malloc take their memory from an [`Upstream`] and return it there. They keep the
-//! same counters as a pool, and cache at most the same [`Limit`].
+//! All except malloc allocate from an [`Upstream`] and free there. They have the same counters as a
+//! pool, and cache at most the same [`Limit`].
 
 use std::hint::black_box;
 use std::mem::MaybeUninit;
@@ -16,7 +16,7 @@ use terrane_pool::{Pool, PoolBlock, PoolOptions};
 
 use terrane_testkit::priced::{PricedDevice as Upstream, PricedRegion as Region};
 
-/// Something that blocks come from and go back to.
+/// An allocator of blocks.
 pub trait Source: Sync {
     /// A block in use.
     type Block: Send;
@@ -40,7 +40,7 @@ impl<A: Allocate + Send + Sync> Source for Pool<A> {
     }
 }
 
-/// The upstream by itself.
+/// The upstream without a cache.
 impl Source for Upstream {
     type Block = Region;
 
@@ -104,19 +104,19 @@ impl Account {
         self.hits[index(class)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a block that came from the upstream.
+    /// Counts a block from the upstream.
     fn obtain(&self, bytes: u64) {
         self.misses.fetch_add(1, Ordering::Relaxed);
         let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(held, Ordering::Relaxed);
     }
 
-    /// Counts a block that is about to go back there.
+    /// Counts a block that is about to be freed in the upstream.
     fn give_back(&self, bytes: u64) {
         self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Counts bytes as cached, if they may be.
+    /// Counts bytes as cached if the limit allows it.
     fn cache(&self, bytes: u64) -> bool {
         let add = |cached: u64| cached.checked_add(bytes).filter(|&sum| sum <= self.most);
         self.cached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
@@ -127,7 +127,7 @@ impl Account {
     }
 }
 
-/// A block of a baseline: its memory, with its class.
+/// A block of a baseline: its memory and its class.
 pub struct Block {
     region: Region,
     class: u32,
@@ -139,7 +139,7 @@ impl Block {
     }
 }
 
-/// No class is below 512 bytes, as by default.
+/// The class of a size. As in a pool by default, no class is below 512 bytes.
 fn class_of(bytes: u64) -> u32 {
     bytes.max(512).next_power_of_two().trailing_zeros()
 }
@@ -148,8 +148,8 @@ fn index(class: u32) -> usize {
     usize::try_from(class).unwrap_or(0) % CLASSES
 }
 
-/// Powers of two in a DashMap of ArrayQueues, the cached bytes in one counter that is moved by
-/// compare and swap: the pool of the system that is replaced.
+/// Powers of two in a DashMap of ArrayQueues. One counter has the cached bytes and is changed by
+/// compare and swap. This is the design that the pool replaces.
 pub struct DashMapOfQueues<'u> {
     upstream: &'u Upstream,
     account: Account,
@@ -263,7 +263,7 @@ impl Source for Malloc {
     type Block = Box<[MaybeUninit<u8>]>;
 
     fn acquire(&self, bytes: u64) -> Self::Block {
-        // As malloc, it leaves the bytes alone.
+        // Leaves the bytes uninitialised, as malloc does.
         black_box(Box::new_uninit_slice(ByteCount::new(bytes).to_usize()))
     }
 
@@ -272,9 +272,9 @@ impl Source for Malloc {
     }
 }
 
-/// The crate `offset-allocator`, in units of 256 bytes, behind a mutex: it is for one thread. It
-/// cuts blocks out of [arenas](ARENA), and gives an arena back that is empty if the free bytes of
-/// all are more than may be cached.
+/// The crate `offset-allocator`, in units of 256 bytes, behind a mutex because it is for one
+/// thread. It allocates blocks from [arenas](ARENA). It frees an empty arena if the free bytes of
+/// all arenas are above the cache limit.
 pub struct Offsets<'u> {
     upstream: &'u Upstream,
     account: Account,
@@ -284,11 +284,11 @@ pub struct Offsets<'u> {
 struct Arena {
     allocator: offset_allocator::Allocator<u32>,
     free: u64,
-    #[expect(dead_code, reason = "it goes back when it drops")]
+    #[expect(dead_code, reason = "its drop frees the memory")]
     region: Region,
 }
 
-/// A block of `offset-allocator`: an offset in an arena, or a region of the upstream that is larger
+/// A block of `offset-allocator`: an offset in an arena, or a separate allocation if it is larger
 /// than an arena.
 pub enum Cut {
     Piece { arena: usize, allocation: offset_allocator::Allocation<u32>, bytes: u64 },
@@ -344,7 +344,7 @@ impl Source for Offsets<'_> {
         }
         let mut arena = self.arena();
         let Some(allocation) = arena.allocator.allocate(units) else {
-            unreachable!("an empty arena has room for what is no larger");
+            unreachable!("an empty arena has room for a block that is no larger");
         };
         arena.free -= bytes;
         self.account.cached.fetch_add(ARENA - bytes, Ordering::Relaxed);

@@ -13,13 +13,13 @@ use crate::pairing::side_by_side;
 
 const PAIRS: u32 = 10_000;
 
-/// Rounds to each repetition: many short ones, see [`crate::pairing`].
+/// The rounds of each repetition: many short ones, see [`crate::pairing`].
 const ROUNDS: u32 = 8;
 
-/// The baseline of budgets: an addition and a subtraction. A limit that only did this would refuse
+/// The baseline of budgets: an addition and a subtraction. A real limit of this kind would refuse
 /// requests that fit while a larger one fails.
 const COUNTER: &str = "a shared counter";
-const REASON: &str = "the counter refuses nothing; it shows what the lines in memory cost";
+const REASON: &str = "the counter refuses nothing; it shows the cost of the shared cache lines";
 
 pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
     let root = Budget::new("all", ByteCount::gib(16));
@@ -37,17 +37,17 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
         let [alone, together] = both(settings, &|| reserve(budget));
         let case = format!("budget/{name}, 1 thread");
         let alone = Measurement::new(case, alone, "ns", lower);
-        let alone = alone.beside(COUNTER, counted_alone.median);
+        let alone = alone.with_baseline(COUNTER, counted_alone.median);
         reporter.report(&alone.without_target(REASON))?;
         let case = format!("budget/{name}, 2 threads, each");
         let together = Measurement::new(case, together, "ns", lower);
-        let together = together.beside(COUNTER, counted_together.median);
+        let together = together.with_baseline(COUNTER, counted_together.median);
         reporter.report(&together.without_target(REASON))?;
     }
     Ok(())
 }
 
-/// Nanoseconds a pair, alone and beside another thread that does the same.
+/// Nanoseconds per pair, of one thread alone and of one of two threads.
 fn both(settings: &Settings, work: &(impl Fn() + Sync)) -> [Spread; 2] {
     let timed = || {
         let started = Instant::now();
@@ -60,7 +60,7 @@ fn both(settings: &Settings, work: &(impl Fn() + Sync)) -> [Spread; 2] {
     [alone, together].map(|times| Spread::of(&times).unwrap_or(Spread::single(f64::NAN)))
 }
 
-/// Reserves and releases. Every request fits, so none may be refused.
+/// Reserves and releases. Every request fits, so a refusal is a bug.
 fn reserve(budget: &Budget) {
     for _ in 0..PAIRS {
         match budget.reserve(black_box(ByteCount::mib(1))) {

@@ -1,4 +1,4 @@
-//! Mooncake's mixed sizes in a full pool whose caller evicts when it is refused.
+//! Mooncake's mixed sizes in a full pool. The caller frees a block after each refusal.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -22,7 +22,8 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
         ("4 steps", SizeClasses::Steps4),
     ];
     for (policy, classes) in policies {
-        let cases = ["held over asked", "a refusal"].map(|what| format!("full/{policy}/{what}"));
+        let cases =
+            ["held over requested", "a refusal"].map(|what| format!("full/{policy}/{what}"));
         if !cases.iter().any(|case| reporter.wants(case)) {
             continue;
         }
@@ -48,13 +49,13 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
     Ok(())
 }
 
-/// The median time of a refusal in nanoseconds, and the mean ratio of held to requested bytes
-/// at refusals.
+/// Returns the median time of a refusal in nanoseconds, and the mean ratio of held to requested
+/// bytes at refusals.
 fn fill(classes: SizeClasses) -> anyhow::Result<(f64, f64)> {
     let upstream = Upstream::with_capacity(Duration::ZERO, CAPACITY);
     let pool = Pool::new(&upstream, PoolOptions { classes, ..PoolOptions::default() })?;
     let mut random = Seeded::new(3);
-    let (mut live, mut asked) = (Vec::new(), 0);
+    let (mut live, mut requested) = (Vec::new(), 0);
     let (mut times, mut ratio) = (Vec::with_capacity(REFUSALS), 0.0);
     while times.len() < REFUSALS {
         let bytes = mooncake_size(&mut random);
@@ -63,14 +64,14 @@ fn fill(classes: SizeClasses) -> anyhow::Result<(f64, f64)> {
             let result = pool.allocate_bytes(ByteCount::new(bytes));
             let time = before.elapsed();
             if let Ok(block) = result {
-                asked += bytes;
+                requested += bytes;
                 live.push(block);
                 break;
             }
             times.push(time.as_secs_f64() * 1e9);
-            ratio += upstream.live() as f64 / asked as f64;
+            ratio += upstream.live() as f64 / requested as f64;
             let victim = live.swap_remove(random.below(live.len()));
-            asked -= victim.asked().get();
+            requested -= victim.requested().get();
         }
     }
     let ratio = ratio / times.len() as f64;

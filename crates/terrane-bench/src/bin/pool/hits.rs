@@ -1,4 +1,4 @@
-//! The time of a hit: one thread, two threads, a producer and a consumer, a stream.
+//! The time of a hit: by one thread, by two threads, by a producer and a consumer, and on a stream.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -17,10 +17,10 @@ use terrane_testkit::simulated::SimulatedStreams;
 /// Pairs in one measured round.
 const PAIRS: u32 = 10_000;
 
-/// Rounds to each repetition: many short ones, see [`crate::pairing`].
+/// The rounds of each repetition: many short ones, see [`crate::pairing`].
 const ROUNDS: u32 = 12;
 
-/// 4 to 512 KiB: what staging and scratch ask for.
+/// The sizes of staging and scratch memory, 4 to 512 KiB.
 const SIZES: [u64; 8] =
     [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10];
 
@@ -61,28 +61,28 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
     let lower = Direction::LowerIsBetter;
     reporter.report(&Measurement::new("hit/1 thread", one, "ns", lower).within(10.0))?;
     for (name, other) in names.iter().zip(&others) {
-        let case = format!("hit/1 thread beside {name}");
-        let row = Measurement::new(case, one, "ns", lower).beside(*name, other.median);
+        let case = format!("hit/1 thread compared with {name}");
+        let row = Measurement::new(case, one, "ns", lower).with_baseline(*name, other.median);
         reporter.report(&row.without_target("`hit/1 thread` has the target"))?;
     }
     let scaling = Measurement::new("hit/2 threads, each", two, "ns", lower)
-        .beside("1 thread", one.median)
+        .with_baseline("1 thread", one.median)
         .at_least(1.0 / 1.3);
     reporter.report(&scaling)?;
     for (name, other) in names.iter().zip(&others_of_two) {
-        let case = format!("hit/2 threads beside {name}");
-        let beside = Measurement::new(case, two, "ns", lower).beside(*name, other.median);
-        let beside = if *name == DASHMAP {
-            beside.at_least(15.0)
+        let case = format!("hit/2 threads compared with {name}");
+        let compared = Measurement::new(case, two, "ns", lower).with_baseline(*name, other.median);
+        let compared = if *name == DASHMAP {
+            compared.at_least(15.0)
         } else {
-            beside.without_target("the design that is replaced has the target")
+            compared.without_target("the design that is replaced has the target")
         };
-        reporter.report(&beside)?;
+        reporter.report(&compared)?;
     }
     labelled(settings, reporter, &terrane)
 }
 
-/// Nanoseconds a pair, by the source, for each round.
+/// The nanoseconds per pair of each allocator, for each round.
 #[derive(Default)]
 struct Rounds([Vec<f64>; 5]);
 
@@ -104,7 +104,7 @@ impl Rounds {
     }
 }
 
-/// Nanoseconds that a pair takes one thread.
+/// The nanoseconds per pair of one thread.
 fn pairs<S: Source>(source: &S) -> f64 {
     let started = Instant::now();
     let mut sizes = SIZES.iter().cycle();
@@ -115,7 +115,7 @@ fn pairs<S: Source>(source: &S) -> f64 {
     started.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS)
 }
 
-/// Nanoseconds that a pair takes one of two threads that do the same, for each round.
+/// The nanoseconds per pair of one of two threads, for each round.
 fn by_two<S: Source>(source: &S) -> Vec<f64> {
     let other = || {
         black_box(pairs(source));
@@ -136,11 +136,12 @@ fn labelled<W: Write>(
     });
     let case = "hit/1 thread, labelled request";
     let measured = Measurement::new(case, time.scaled(1e9), "ns", Direction::LowerIsBetter);
-    reporter.report(&measured.without_target("the look-up of a label, beside `hit/1 thread`"))?;
+    reporter
+        .report(&measured.without_target("the cost of a label, in addition to `hit/1 thread`"))?;
     Ok(())
 }
 
-/// An allocator that does nothing, to measure the channel alone.
+/// An allocator without any work, to measure the channel alone.
 struct Nothing;
 
 impl Source for Nothing {
@@ -155,10 +156,10 @@ impl Source for Nothing {
     }
 }
 
-/// Loads that are handed over in one measured round.
+/// The number of loads of one measured round.
 const HANDED_OVER: usize = 64;
 
-/// Nanoseconds a block, acquired here and released by another thread, for each round.
+/// The nanoseconds per block that this thread acquires and another one releases, for each round.
 fn handed_over<S: Source>(source: &S) -> Vec<f64> {
     let bytes = 64 << 10;
     let ring = Ring::new();
@@ -182,7 +183,7 @@ fn handed_over<S: Source>(source: &S) -> Vec<f64> {
     side_by_side(ROUNDS, send, receive)
 }
 
-/// Blocks acquired by one thread and released by another.
+/// Measures blocks that one thread acquires and another one releases.
 pub fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
     let (upstream, options) = (Upstream::new(Duration::ZERO), PoolOptions::default());
     let limit = Limit::of(&options);
@@ -207,16 +208,16 @@ pub fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> an
     let channel = Measurement::new("handover/the channel alone", channel, "ns", lower);
     reporter.report(&channel.without_target("part of every other row of this group"))?;
     let case = |name: &str| {
-        let case = format!("handover/beside {name}");
+        let case = format!("handover/compared with {name}");
         Measurement::new(case, time, "ns", Direction::LowerIsBetter)
     };
-    reporter.report(&case(DASHMAP).beside(DASHMAP, dashmap.median).at_least(2.0))?;
-    let row = case("mutexed table").beside("mutexed table", table.median);
+    reporter.report(&case(DASHMAP).with_baseline(DASHMAP, dashmap.median).at_least(2.0))?;
+    let row = case("mutexed table").with_baseline("mutexed table", table.median);
     reporter.report(&row.without_target("the design that is replaced has the target"))?;
-    let row = case("glibc malloc").beside("glibc malloc", malloc.median);
+    let row = case("glibc malloc").with_baseline("glibc malloc", malloc.median);
     reporter.report(&row.without_target("the design that is replaced has the target"))?;
-    // The least that must be there: what is on its way. Beside it, two magazines and what is in
-    // the shared queue between them.
+    // The minimum is the number of blocks in transit. The pool adds two magazines and the shared
+    // queue between them.
     let way = LOAD * (LOADS + 2);
     let blocks = terrane.snapshot().peak_held.get() / (64 << 10);
     let peak = Spread::single(blocks as f64);
@@ -227,7 +228,7 @@ pub fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> an
     Ok(())
 }
 
-/// A block acquired on a stream and released there, while the stream is busy.
+/// Measures a block that is acquired and released on a stream while the stream is busy.
 pub fn stream<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
     let streams = SimulatedStreams::new(1);
     let stream = StreamId::new(1);
@@ -241,7 +242,7 @@ pub fn stream<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyh
             let _ = black_box(pool.allocate_on(stream, black_box(&request)));
         }
     });
-    // A tenth of what the driver's own pool takes on an H200, 0.66 µs.
+    // A tenth of the time of the driver's pool on an H200, which is 0.66 µs.
     let case = "stream/hit on the same stream";
     let measured = Measurement::new(case, time.scaled(1e9), "ns", Direction::LowerIsBetter);
     reporter.report(&measured.within(66.0))?;

@@ -1,4 +1,4 @@
-//! `cargo xtask bench pool`: pools beside the designs that they replace.
+//! `cargo xtask bench pool`: pools, compared with the designs that they replace.
 //!
 //! - `hit/…`: acquire and release of cached blocks of 4 to 512 KiB, by one thread and by two;
 //! - `handover/…`: blocks acquired by one thread and released by another;
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use terrane_bench::Settings;
 
-/// Pools beside a DashMap of ArrayQueues, a mutexed table, malloc and offset-allocator.
+/// Compares pools with a DashMap of ArrayQueues, a mutexed table, malloc and offset-allocator.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// How the names of all cases begin.
+/// The prefixes of the names of all cases.
 const GROUPS: [&str; 6] = ["full/", "hit/", "handover/", "stream/", "budget/", "replay/"];
 
 /// Whether the filter may select a case of `group`. A filter that names another group does not.

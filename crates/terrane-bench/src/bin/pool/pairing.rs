@@ -1,9 +1,8 @@
-//! Two threads that are on their processors at the same time, and a channel between them.
+//! Two threads that run at the same time on two processors, and a channel between them.
 //!
-//! Rounds are short, some hundred microseconds. They begin when both threads are seen to run, and
-//! one in which the scheduler took either off its processor does not count: it would measure the
-//! scheduler. So a machine that is busy with other things gives fewer rounds, and much the same
-//! median.
+//! Rounds are short, some hundred microseconds. A round begins when both threads are running. It
+//! does not count if the scheduler preempted either thread, because it would then measure the
+//! scheduler. A busy machine therefore has fewer valid rounds, and almost the same median.
 
 use std::fs;
 use std::hint;
@@ -15,12 +14,12 @@ use std::time::{Duration, Instant};
 use crossbeam_utils::CachePadded;
 use terrane_core::sync::lock;
 
-/// Two threads that answer one another within this time are both running: a line goes to another
-/// processor and back in less than a microsecond.
+/// Two threads that respond to each other within this time are both running. A cache line takes
+/// less than a microsecond to another processor and back.
 const PROMPT: Duration = Duration::from_micros(2);
 
-/// Runs `lead` and `follow` at the same time on two threads, `rounds` times, and answers what
-/// `lead` came to in the rounds that were not disturbed; in all of them, if all were.
+/// Runs `lead` and `follow` at the same time on two threads, `rounds` times. Returns the results of
+/// `lead` from the undisturbed rounds, or from all rounds if all were disturbed.
 pub fn side_by_side<T: Send>(
     rounds: u32,
     mut lead: impl FnMut() -> T,
@@ -42,7 +41,7 @@ pub fn side_by_side<T: Send>(
     })
 }
 
-/// Meets the other thread, twice, and works; answers whether the scheduler left this one alone.
+/// Meets the other thread before and after the work. Returns whether this thread was not preempted.
 fn undisturbed<T>(meet: impl Fn(), work: impl FnOnce() -> T) -> (T, bool) {
     meet();
     let before = preemptions();
@@ -51,25 +50,25 @@ fn undisturbed<T>(meet: impl Fn(), work: impl FnOnce() -> T) -> (T, bool) {
     (value, preemptions() == before)
 }
 
-/// How often the calling thread was taken off its processor; 0 where the kernel does not say.
+/// The number of preemptions of the calling thread; 0 if the kernel does not report it.
 fn preemptions() -> u64 {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
     line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Where two threads meet, over and over.
+/// A rendezvous of two threads, for repeated use.
 #[derive(Default)]
 struct Meeting {
     call: CachePadded<AtomicU32>,
     answer: CachePadded<AtomicU32>,
 }
 
-/// Said in a call: off we go.
+/// The bit of a call that ends the rendezvous.
 const GO: u32 = 1;
 
 impl Meeting {
-    /// Calls until the other answers at once.
+    /// Calls until the other thread responds at once.
     fn lead(&self) {
         let mut call = self.call.load(Ordering::Relaxed) & !GO;
         loop {
@@ -84,13 +83,13 @@ impl Meeting {
             }
         }
         self.call.store(call | GO, Ordering::Release);
-        // The next call must not overtake this one.
+        // The next call must not overwrite this one.
         while self.answer.load(Ordering::Acquire) != call | GO {
             hint::spin_loop();
         }
     }
 
-    /// Answers until it goes off.
+    /// Responds until the call that ends the rendezvous.
     fn follow(&self) {
         loop {
             let call = self.call.load(Ordering::Acquire);
@@ -105,14 +104,14 @@ impl Meeting {
     }
 }
 
-/// How many values go over at a time: the channel, which is not what is measured, costs each of
-/// them a part of a line.
+/// The number of values in one load. A load spreads the channel's cost over its values, because the
+/// channel is not the subject of the measurement.
 pub const LOAD: usize = 64;
-/// How many loads may be on their way.
+/// The maximum number of loads in transit.
 pub const LOADS: usize = 8;
 
-/// A ring from one thread to another. The locks keep this free of unsafe code. No thread ever waits
-/// for one.
+/// A ring from one thread to another. The locks make it possible without unsafe code. No thread
+/// ever waits for a lock.
 pub struct Ring<T> {
     slots: [CachePadded<Slot<T>>; LOADS],
 }
@@ -131,17 +130,17 @@ impl<T> Ring<T> {
         Self { slots: std::array::from_fn(slot) }
     }
 
-    /// Lets `fill` push the next load.
+    /// Waits for an empty slot and calls `fill` to write the load `number`.
     pub fn send(&self, number: usize, fill: impl FnOnce(&mut Vec<T>)) {
         self.pass(number, false, fill);
     }
 
-    /// Lets `empty` take the next load out.
+    /// Waits for the load `number` and calls `empty` to drain it.
     pub fn receive(&self, number: usize, empty: impl FnOnce(&mut Vec<T>)) {
         self.pass(number, true, empty);
     }
 
-    /// Waits until every load has been taken out, and what was in it dealt with.
+    /// Waits until every load has been drained and its values processed.
     pub fn wait_until_empty(&self) {
         for slot in &self.slots {
             while slot.full.load(Ordering::Acquire) {

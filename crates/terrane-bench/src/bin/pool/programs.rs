@@ -1,4 +1,4 @@
-//! The sequences that are replayed.
+//! The replayed sequences of allocations.
 
 use terrane_bench::recorded;
 use terrane_bench::replay::{Program, RandomRules, ReplayError, ServingRules};
@@ -8,13 +8,13 @@ use terrane_pool::SizeClasses;
 use terrane_pool::adaptors::{TraceAction, TraceEvent, TraceTime};
 use terrane_testkit::random::Seeded;
 
-/// A KV block of 16 tokens, latent attention of 576 values of two bytes, and 8 layers.
+/// A KV block: 16 tokens, latent attention of 576 values of two bytes, and 8 layers.
 const KV_BLOCK: ByteCount = ByteCount::kib(144);
 
-/// 64 blocks of that to a slab: 9 MiB.
+/// Slabs of 64 such blocks: 9 MiB.
 pub const KV_SLABS: SizeClasses = SizeClasses::ExactSlab { stride: KV_BLOCK, count: 64 };
 
-/// All programs but [`kv_blocks`], with their names.
+/// All programs except [`kv_blocks`], with their names.
 pub fn of_mixed_sizes() -> Result<Vec<(String, Program)>, ReplayError> {
     let random = [1, 4, 64].map(|mib| {
         // RMM's rules with N = 10,000.
@@ -34,7 +34,8 @@ pub fn of_mixed_sizes() -> Result<Vec<(String, Program)>, ReplayError> {
     Ok(programs)
 }
 
-/// A size of Mooncake's allocator benchmark: 70 % of 4 KiB, 20 % of 256 KiB, 10 % of 3.12 MiB.
+/// Returns a size of Mooncake's allocator benchmark: 70 % of 4 KiB, 20 % of 256 KiB, 10 % of 3.12
+/// MiB.
 pub fn mooncake_size(random: &mut Seeded) -> u64 {
     match random.below(10) {
         0..7 => 4 << 10,
@@ -43,8 +44,8 @@ pub fn mooncake_size(random: &mut Seeded) -> u64 {
     }
 }
 
-/// Mooncake's mixed sizes: allocations until 1 GiB is live, and then a free of random blocks before
-/// each allocation that would exceed it.
+/// Mooncake's mixed sizes: allocations until 1 GiB is live. Then random blocks are freed before
+/// each allocation that would exceed 1 GiB.
 fn mooncake() -> Result<Program, ReplayError> {
     let mut random = Seeded::new(7);
     let mut trace = Trace::default();
@@ -62,8 +63,8 @@ fn mooncake() -> Result<Program, ReplayError> {
     Program::from_events(trace.0.into_iter().map(Ok))
 }
 
-/// Requests that take KV blocks as they grow, and give all of them back at their end; at most
-/// 16 GiB of them at once.
+/// Requests that allocate KV blocks as they grow and free all of them at their end, with at most 16
+/// GiB live.
 pub fn kv_blocks() -> Result<Program, ReplayError> {
     let most = (16 << 30) / KV_BLOCK.get();
     let mut random = Seeded::new(11);
@@ -83,7 +84,7 @@ pub fn kv_blocks() -> Result<Program, ReplayError> {
     Program::from_events(trace.0.into_iter().map(Ok))
 }
 
-/// Events as a tracing adaptor would have recorded them.
+/// The events that a tracing adaptor would record.
 #[derive(Default)]
 struct Trace(Vec<TraceEvent>);
 

@@ -1,9 +1,9 @@
-//! Sequences of allocations for every policy, beside the other designs.
+//! Sequences of allocations for every policy, compared with the other designs.
 //!
-//! All sides get their memory from the same kind of [`Upstream`], once at the price of a driver and
-//! once free, and may cache as much. A mean is that of a whole run; the first run, which finds
-//! nothing cached, counts like the others. The percentiles are of steps that were timed one by one,
-//! and include a reading of the clock, which is reported as a case of its own.
+//! All designs allocate from the same kind of [`Upstream`], once with the cost of a driver and once
+//! without cost. They have the same cache limit. A mean covers whole runs, including the first run
+//! with an empty cache. The percentiles are of individually timed steps. They include a reading of
+//! the clock, which is a separate case.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use terrane_testkit::priced::{DRIVER, PricedDevice as Upstream};
 /// The target of the default classes: at most 0.8 of the time of the best other design.
 const TARGET: f64 = 1.25;
 
-/// The maximum time of the timed hits, in nanoseconds.
+/// The maximum of the timed hits, in nanoseconds.
 const HITS: f64 = 2_000.0;
 
 pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
@@ -42,7 +42,7 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
     held(reporter, "kv blocks/exact slabs", &program, programs::KV_SLABS, Some(1.001))
 }
 
-/// Nanoseconds a step, for each round, of the pool and of everything beside it.
+/// The nanoseconds per step for each round, of the pool and of the other designs.
 type Means = [Vec<f64>; 5];
 
 const DESIGNS: [&str; 4] =
@@ -69,9 +69,12 @@ fn beside_others<W: Write>(
             };
             let [dashmap, offsets, malloc, _] = others;
             let best = dashmap.median.min(offsets.median).min(malloc.median);
-            reporter.report(&row("beside the best").beside("the best", best).at_least(TARGET))?;
+            reporter.report(
+                &row("compared with the best").with_baseline("the best", best).at_least(TARGET),
+            )?;
             for (design, other) in DESIGNS.iter().zip(others) {
-                let row = row(&format!("beside {design}")).beside(*design, other.median);
+                let row =
+                    row(&format!("compared with {design}")).with_baseline(*design, other.median);
                 reporter.report(&row.without_target("the best of them has the target"))?;
             }
         }
@@ -108,7 +111,7 @@ fn means(
     Ok(means)
 }
 
-/// Nanoseconds a step of the whole program, run by each of one or two threads.
+/// The nanoseconds per step of whole runs, by each of one or two threads.
 fn mean<S: Source>(program: &Program, source: &S, threads: u32) -> Vec<f64> {
     let once = || time(program, source);
     if threads == 1 {
@@ -143,7 +146,7 @@ fn time<S: Source>(program: &Program, source: &S) -> f64 {
     time
 }
 
-/// Percentiles of the steps that did not go to the upstream, and of all.
+/// Reports percentiles of the steps without a call of the upstream, and of all steps.
 fn percentiles<W: Write>(
     reporter: &mut Reporter<W>,
     name: &str,
@@ -152,7 +155,7 @@ fn percentiles<W: Write>(
 ) -> anyhow::Result<()> {
     let upstream = Upstream::new(DRIVER);
     let terrane = pool(&upstream, PoolOptions { classes, ..PoolOptions::default() })?;
-    // The second run finds blocks cached.
+    // The second run has cached blocks.
     time(program, &terrane);
     let (mut hits, mut all) = timed(program, &terrane, &upstream);
     let lower = Direction::LowerIsBetter;
@@ -171,7 +174,7 @@ fn percentiles<W: Write>(
     Ok(())
 }
 
-/// Nanoseconds of each step that left the upstream alone, and of each step.
+/// Returns the nanoseconds of each step without a call of the upstream, and of each step.
 fn timed(
     program: &Program,
     terrane: &Pool<&Upstream>,
@@ -203,9 +206,9 @@ fn held<W: Write>(
 ) -> anyhow::Result<()> {
     let upstream = Upstream::new(Duration::ZERO);
     let terrane = pool(&upstream, PoolOptions { classes, ..PoolOptions::default() })?;
-    let asked = program.replay(&terrane).run().peak_asked;
-    let ratio = Spread::single(terrane.snapshot().peak_held.get() as f64 / asked.get() as f64);
-    let case = format!("replay/{name}/peak held over peak asked");
+    let requested = program.replay(&terrane).run().peak_requested;
+    let ratio = Spread::single(terrane.snapshot().peak_held.get() as f64 / requested.get() as f64);
+    let case = format!("replay/{name}/peak held over peak requested");
     let row = Measurement::new(case, ratio, "×", Direction::LowerIsBetter);
     reporter.report(&match most {
         Some(most) => row.within(most),

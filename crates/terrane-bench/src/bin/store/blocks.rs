@@ -1,4 +1,4 @@
-//! One get, and one put, of 64 blocks.
+//! A get and a put of 64 blocks.
 
 use std::io::Write;
 use std::path::Path;
@@ -17,10 +17,10 @@ use crate::file_tier::FileTier;
 use crate::memory::{self, JOB};
 use crate::{Arguments, fio};
 
-/// The least share of the disk engine's rate.
+/// The minimum share of the disk engine's rate.
 const TARGET: f64 = 0.98;
 
-/// How many jobs fit in the store, and in the file of the baselines.
+/// The capacity of the store and of the baselines' file, in jobs.
 const JOBS: u32 = 4;
 
 pub fn measure<W: Write>(
@@ -38,7 +38,8 @@ pub fn measure<W: Write>(
     }
     let folder = tempfile::tempdir_in(&arguments.directory)?;
     let mut setup = Setup::new(folder.path(), block)?;
-    // The first passes write what was only reserved; then the engine measures which way is faster.
+    // The first passes write the reserved disk blocks for the first time. Then the engine measures
+    // which method is faster.
     for _ in 0..2 * JOBS {
         for way in Way::ALL {
             setup.pass(way, true)?;
@@ -53,7 +54,7 @@ pub fn measure<W: Write>(
     Ok(())
 }
 
-/// The code that moves the blocks.
+/// The implementation that copies the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Store,
@@ -65,7 +66,7 @@ enum Way {
 impl Way {
     const ALL: [Self; 4] = [Self::Store, Self::Engine, Self::Queue, Self::FileTier];
 
-    /// Its place in [`ALL`](Self::ALL).
+    /// The index in [`ALL`](Self::ALL).
     const fn index(self) -> usize {
         match self {
             Self::Store => 0,
@@ -89,8 +90,8 @@ struct Setup {
     file_tier: FileTier,
     path: std::path::PathBuf,
     block: u32,
-    /// The part of the file that each way wrote last. Reads are of written blocks: the others are
-    /// zeros that no disk delivers.
+    /// The part of the file that each implementation wrote last. Reads need written blocks, because
+    /// a disk does not read the others: they are zeros.
     parts: [u32; Way::ALL.len()],
 }
 
@@ -119,7 +120,7 @@ impl Setup {
         u64::from(self.block) * u64::from(JOB)
     }
 
-    /// One job; its time in seconds.
+    /// Runs one job and returns its time in seconds.
     fn pass(&mut self, way: Way, is_write: bool) -> Result<f64> {
         let part = &mut self.parts[way.index()];
         *part = (*part + u32::from(is_write)) % JOBS;
@@ -168,7 +169,8 @@ impl Setup {
     ) -> Result<()> {
         let mut seconds = [const { Vec::new() }; Way::ALL.len()];
         for round in 0..usize::try_from(settings.repeats.max(1))? {
-            // In turns, and the first of each turn by turns: disks remember.
+            // The order rotates from round to round, because a pass changes the state of the disk
+            // for the next one.
             for index in 0..Way::ALL.len() {
                 let index = (index + round) % Way::ALL.len();
                 seconds[index].push(self.pass(Way::ALL[index], is_write)?);
@@ -179,7 +181,8 @@ impl Setup {
         let rate = |seconds: &[f64]| {
             Spread::of(seconds).unwrap_or(Spread::single(f64::NAN)).rate(gigabytes)
         };
-        // The median of the ratios of neighbours in time: the disk's rate changes meanwhile.
+        // The median of the ratios of consecutive passes, because the rate of the disk changes over
+        // time.
         let share = |theirs: &[f64]| {
             let ratios: Vec<f64> = theirs.iter().zip(ours).map(|(a, b)| a / b).collect();
             Spread::of(&ratios).unwrap_or(Spread::single(f64::NAN))
@@ -189,17 +192,17 @@ impl Setup {
             Measurement::new(case, value, unit, Direction::HigherIsBetter)
         };
         let [engine, queue, tier] = others;
-        let first = row("", share(engine), "of the engine").beside("disk engine alone", 1.0);
+        let first = row("", share(engine), "of the engine").with_baseline("disk engine alone", 1.0);
         reporter.report(&first.at_least(TARGET))?;
         for (suffix, seconds, baseline) in [
             (": rate", engine, "disk engine alone"),
-            (": rate beside the queue", queue, "queue of requests alone"),
-            (": rate beside a file tier", tier, "file a block, thread a request"),
+            (": rate compared with the queue", queue, "queue of requests alone"),
+            (": rate compared with a file tier", tier, "file a block, thread a request"),
         ] {
-            let row = row(suffix, rate(ours), "GB/s").beside(baseline, rate(seconds).median);
+            let row = row(suffix, rate(ours), "GB/s").with_baseline(baseline, rate(seconds).median);
             reporter.report(&row.without_target("the rates behind the share of the engine"))?;
         }
-        let suffix = ": rate beside fio";
+        let suffix = ": rate compared with fio";
         if let Some(reason) = fio::reason_against() {
             reporter.skip(&format!("{name}{suffix}"), &reason);
             return Ok(());
@@ -207,14 +210,14 @@ impl Setup {
         let passes: Result<Vec<f64>> =
             (0..3).map(|_| fio::pass(&self.path, is_write, self.block, self.bytes())).collect();
         let fio = Spread::of(&passes?).context("fio was not run")?;
-        let row = row(suffix, rate(ours), "GB/s").beside("fio, io_uring", fio.median);
+        let row = row(suffix, rate(ours), "GB/s").with_baseline("fio, io_uring", fio.median);
         Ok(reporter.report(&row.without_target("the rates behind the share of the engine"))?)
     }
 }
 
-/// Requests of one block each through the queue, and nothing else.
+/// A queue with one request for each block, and no other layer.
 struct RawQueue {
-    /// Drops before what it uses.
+    /// Drops before the memory and the file of its requests.
     queue: IoQueue,
     file: DiskFile,
     memory: Endpoint,
@@ -247,7 +250,7 @@ impl RawQueue {
                 } else {
                     IoRequest::read(next.into(), file, offset, &buffers)
                 };
-                // SAFETY: the endpoint keeps the memory, nothing else uses it during this pass, and
+                // SAFETY: the endpoint owns the memory, nothing else uses it during this pass, and
                 // the loop ends when all requests have completed.
                 unsafe { self.queue.submit(&request) }?;
                 next += 1;

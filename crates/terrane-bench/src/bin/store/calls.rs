@@ -1,4 +1,4 @@
-//! The time of calls: spans against blocks, and a hit in the host tier.
+//! The time of calls: a submit of spans compared with blocks, and a hit in the host tier.
 
 use std::io::Write;
 use std::ptr::NonNull;
@@ -12,11 +12,11 @@ use terrane_transfer::{Endpoint, Transfer};
 
 use crate::{Arguments, memory};
 
-/// The blocks of a job.
+/// The number of blocks of a job.
 const BLOCKS: u32 = 128;
 const BLOCK: u32 = 64 << 10;
 
-/// A call may take so many times as long as its baseline.
+/// The maximum ratio of the time of a call to its baseline.
 const AT_MOST: f64 = 1.2;
 
 pub fn measure<W: Write>(
@@ -32,10 +32,10 @@ pub fn measure<W: Write>(
     let memory = memory::memory(BLOCKS, BLOCK)?;
     let keys = memory::keys(1, BLOCKS);
     let ids: Vec<u32> = (0..BLOCKS).collect();
-    // Jobs are short, so many are measured for each repeat.
+    // Jobs are short, so each repeat measures many of them.
     let repeats = settings.repeats.max(1) * 20;
     if reporter.wants(&spans) {
-        // Gets from disk: their submission copies nothing.
+        // Gets from disk, because their submission copies nothing.
         let folder = tempfile::tempdir_in(&arguments.directory)?;
         let store = memory::disk_store(folder.path(), &memory, BLOCKS)?;
         memory::put(&store, &keys, &memory, &ids)?;
@@ -92,10 +92,10 @@ fn report<W: Write>(
     let ours = micros(ours).context("nothing was measured")?;
     let theirs = micros(theirs).context("nothing was measured")?;
     let row = Measurement::new(case, ours, "us", Direction::LowerIsBetter);
-    Ok(reporter.report(&row.beside(baseline, theirs.median).at_least(1.0 / AT_MOST))?)
+    Ok(reporter.report(&row.with_baseline(baseline, theirs.median).at_least(1.0 / AT_MOST))?)
 }
 
-/// The memory of all blocks as one span each.
+/// Returns the memory of all blocks as one span for each block.
 #[expect(unsafe_code, reason = "the spans are memory of the endpoint")]
 fn spans_of(memory: &Endpoint) -> Result<Blocks> {
     let base = memory.bases().first().and_then(|base| base.as_host());
@@ -106,6 +106,6 @@ fn spans_of(memory: &Endpoint) -> Result<Blocks> {
         let start = NonNull::new(base.wrapping_add(index * bytes));
         spans.add(start.context("outside memory")?, bytes);
     }
-    // SAFETY: the endpoint outlives the job, and only this job uses its memory meanwhile.
+    // SAFETY: the endpoint outlives the job, and only this job uses its memory during the job.
     Ok(unsafe { Blocks::spans(spans) })
 }

@@ -1,6 +1,7 @@
-//! A tier of one file for each block and one thread for each request.
+//! A tier with one file for each block and one thread for each request.
 //!
-//! It writes a block to a new file and renames that, and reads it with one call, around the page cache.
+//! It writes a block to a new file and renames the file. It reads a block with one call and direct
+//! I/O.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,7 +13,7 @@ use terrane_core::{Alignment, Allocate};
 use terrane_core::{ByteCount, Memory, RegionRequest};
 use terrane_storage::{SystemAllocator, SystemMemory, SystemOptions};
 
-/// The threads, as many as the pool of vLLM's tier has at most.
+/// The number of threads, the maximum of the pool of vLLM's tier.
 const THREADS: usize = 64;
 
 pub struct FileTier {
@@ -32,7 +33,7 @@ impl FileTier {
         Ok(Self { folder: folder.to_owned(), memory, block, count })
     }
 
-    /// Writes or reads all blocks, each by a thread.
+    /// Writes or reads all blocks, each with one thread.
     pub fn pass(&mut self, is_write: bool) -> Result<()> {
         let (folder, block, count) = (self.folder.clone(), self.block, self.count);
         let bytes = self.bytes()?;

@@ -6,13 +6,14 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Why fio cannot be run, if it cannot.
+/// Returns the reason why fio cannot run, or `None` if it can.
 pub fn reason_against() -> Option<String> {
     let error = Command::new("fio").arg("--version").output().err()?;
     Some(format!("fio, a baseline, cannot be run: {error}"))
 }
 
-/// The rate in GB/s of one pass over `bytes` bytes of a file, with 32 requests in flight.
+/// Runs one pass over `bytes` bytes of a file, with 32 requests in flight. Returns the rate in
+/// GB/s.
 pub fn pass(path: &Path, is_write: bool, block: u32, bytes: u64) -> Result<f64> {
     let direction = if is_write { "write" } else { "read" };
     let mut command = start();
@@ -20,32 +21,33 @@ pub fn pass(path: &Path, is_write: bool, block: u32, bytes: u64) -> Result<f64> 
         .args(["--name=pass", "--overwrite=1", "--iodepth=32", &format!("--rw={direction}")])
         .args([format!("--bs={block}"), format!("--filename={}", path.display())])
         .arg(format!("--size={bytes}"))
-        // The allocator puts fio's buffers on huge pages, as those of the store.
+        // Puts fio's buffers on huge pages, as in the store.
         .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
     let report = report(&mut command)?;
     let rate = report["jobs"][0][direction]["bw_bytes"].as_f64();
     Ok(rate.context("fio's report has no rate")? / 1e9)
 }
 
-/// Loads and stores of the same rates as the store's.
+/// Loads and stores with the rates of the store.
 pub struct Mix<'a> {
     pub path: &'a Path,
-    /// The bytes of a load.
+    /// The size of a load, in bytes.
     pub load: u64,
     pub loads_a_second: f64,
-    /// The bytes of a request of a store.
+    /// The size of a request of a store, in bytes.
     pub store: u64,
-    /// Bytes a second.
+    /// In bytes per second.
     pub store_rate: f64,
-    /// The requests of stores in flight.
+    /// The number of store requests in flight.
     pub store_depth: usize,
-    /// Loads are read from the first half of the file, and stores written to the second.
+    /// The middle of the file. Loads are read from the first half, and stores are written to the
+    /// second.
     pub half: u64,
     pub seconds: u32,
 }
 
 impl Mix<'_> {
-    /// The 99th percentile of the loads in seconds, and the rate of the stores in GB/s.
+    /// Returns the 99th percentile of the loads in seconds, and the rate of the stores in GB/s.
     pub fn run(&self) -> Result<(f64, f64)> {
         let Self { path, load, loads_a_second, store, store_rate, store_depth, half, seconds } =
             self;

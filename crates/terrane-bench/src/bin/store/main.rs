@@ -1,8 +1,8 @@
-//! The block store, beside what it is built on and beside what others do.
+//! The block store, compared with its layers and with other designs.
 //!
-//! Gets and puts run from one caller over one directory. They are compared with the disk engine alone,
-//! with the queue of requests alone, with fio, and with a tier that keeps one file for each block and
-//! uses one thread for each request, as the file tiers of serving engines do.
+//! One caller runs gets and puts over one directory. The baselines are the disk engine alone, the
+//! I/O queue alone, and fio. Another baseline is a tier with one file for each block and one thread
+//! for each request, the design of file tiers in serving engines.
 
 #![deny(unsafe_code)]
 
@@ -26,16 +26,16 @@ use terrane_bench::{Settings, run};
 struct Arguments {
     #[command(flatten)]
     settings: Settings,
-    /// The directory of the store; the disk that it is on is measured
+    /// The directory of the store; its disk is measured
     #[arg(long, default_value = "target")]
     directory: PathBuf,
-    /// The resident keys of the queries
+    /// The number of resident keys in the queries
     #[arg(long, default_value_t = 1_000_000)]
     keys: u32,
-    /// The blocks of the store that is opened again, of 4 KiB each on disk
+    /// The number of blocks in the store that is opened again, of 4 KiB each on disk
     #[arg(long, default_value_t = 500_000)]
     blocks: u32,
-    /// The seconds in which loads run under stores
+    /// The duration of loads during stores, in seconds
     #[arg(long, default_value_t = 5)]
     seconds: u32,
 }

@@ -1,4 +1,4 @@
-//! Endpoints, stores and keys of the measurements.
+//! The endpoints, stores and keys of the measurements.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use terrane_store::{BlockGroup, Blocks, DiskTier, Job, JobOptions, JobOutcome, R
 use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
 use terrane_transfer::{Endpoint, TransferManager};
 
-/// The blocks of a job.
+/// The number of blocks of a job.
 pub const JOB: u32 = 64;
 
-/// Blocks of so many bytes: one layer, one piece.
+/// A layout of blocks of `block` bytes: one layer and one piece.
 pub fn layout(blocks: u32, block: u32) -> Result<LayoutConfig> {
     Ok(LayoutConfig::builder()
         .num_blocks(blocks)
@@ -27,14 +27,14 @@ pub fn layout(blocks: u32, block: u32) -> Result<LayoutConfig> {
         .build()?)
 }
 
-/// Blocks in system memory.
+/// Allocates blocks in system memory.
 pub fn memory(blocks: u32, block: u32) -> Result<Endpoint> {
     let allocator = SystemAllocator::new(SystemOptions::default());
     let builder = LayoutBuilder::new(layout(blocks, block)?).fully_contiguous();
     Ok(Endpoint::new(builder.allocate(&allocator).unregistered().build()?)?)
 }
 
-/// Blocks in a new file.
+/// Creates blocks in a new file.
 pub fn file(path: &Path, blocks: u32, block: u32) -> Result<Endpoint> {
     let config = layout(blocks, block)?;
     let size = config.total_bytes();
@@ -45,14 +45,14 @@ pub fn file(path: &Path, blocks: u32, block: u32) -> Result<Endpoint> {
     Ok(Endpoint::new(builder.unregistered().build()?)?)
 }
 
-/// The engines of the baselines: the same as the store's.
+/// A manager with the store's engines, for the baselines.
 pub fn manager() -> Result<TransferManager> {
     let disk = DiskEngine::new(&DiskEngineOptions::default())?;
     let host = HostEngine::new(HostEngineOptions::default())?;
     Ok(TransferManager::new([Arc::new(disk) as _, Arc::new(host) as _]))
 }
 
-/// A store of `slots` blocks of the shape of `memory`, on disk alone.
+/// Opens a store of `slots` blocks with the layout of `memory`, on disk alone.
 pub fn disk_store(directory: &Path, memory: &Endpoint, slots: u32) -> Result<Store> {
     let group = BlockGroup::of_layout("kv", memory.layout());
     let block = memory.layout().geometry().block_bytes();
@@ -69,7 +69,8 @@ pub fn namespace() -> Result<Namespace> {
     Ok(Namespace::new("bench", [("model", "bench")])?)
 }
 
-/// `count` keys of 36 bytes, as a serving engine makes them. Those of another `generation` differ.
+/// Returns `count` keys of 36 bytes, in the form of a serving engine's keys. Different generations
+/// have different keys.
 pub fn keys(generation: u64, count: u32) -> Vec<[u8; 36]> {
     let mut random = terrane_testkit::random::Seeded::new(generation);
     (0..count)
@@ -84,7 +85,7 @@ pub fn keys(generation: u64, count: u32) -> Vec<[u8; 36]> {
         .collect()
 }
 
-/// Waits for a job, all of whose blocks must have come.
+/// Waits for a job. Fails if a block failed.
 pub fn finish<G>(job: Result<Job, Refused<G>>) -> Result<JobOutcome> {
     let outcome = job.map_err(|refused| anyhow!(refused.cause))?.wait();
     let first = outcome.results.iter().find(|result| !result.is_ok());

@@ -1,4 +1,4 @@
-//! Loads under stores.
+//! Loads during stores.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -15,19 +15,19 @@ use crate::{Arguments, memory};
 
 const BLOCK: u32 = 1 << 20;
 
-/// The blocks of a load, and of a store.
+/// The number of blocks of a load and of a store.
 const BLOCKS: u32 = 16;
 
-/// The loads that the store has resident.
+/// The number of resident loads.
 const LOADS: u32 = 32;
 
-/// The puts that are submitted at once.
+/// The number of puts in flight.
 const PUTS: usize = 4;
 
-/// The 99th percentile may be so many times that of fio.
+/// The maximum ratio of the 99th percentile to that of fio.
 const AT_MOST: f64 = 1.2;
 
-/// The least share of the rate of stores alone.
+/// The minimum share of the rate of stores alone.
 const STORES: f64 = 0.4;
 
 pub fn measure<W: Write>(arguments: &Arguments, reporter: &mut Reporter<W>) -> Result<()> {
@@ -54,13 +54,13 @@ pub fn measure<W: Write>(arguments: &Arguments, reporter: &mut Reporter<W>) -> R
     let p99 = Measurement::new(loads, Spread::single(p99), "ms", Direction::LowerIsBetter);
     match fio::reason_against() {
         Some(reason) => {
-            reporter.skip("loads under stores beside fio", &reason);
+            reporter.skip("loads under stores compared with fio", &reason);
             reporter.report(&p99.without_target("fio, the baseline, is not installed"))?;
         }
         None => {
             let path = folder.path().join("file");
             let half = u64::from(BLOCK) * u64::from(LOADS * BLOCKS);
-            // It is written before fio reads it.
+            // Writes the file before fio reads it.
             let _file = memory::file(&path, 2 * LOADS * BLOCKS, BLOCK)?;
             fio::pass(&path, true, BLOCK, 2 * half)?;
             let mix = Mix {
@@ -74,21 +74,22 @@ pub fn measure<W: Write>(arguments: &Arguments, reporter: &mut Reporter<W>) -> R
                 seconds: arguments.seconds.max(1),
             };
             let (fio, fio_stores) = mix.run()?;
-            reporter
-                .report(&p99.beside("fio, the same rates", fio * 1e3).at_least(1.0 / AT_MOST))?;
-            let case = format!("{stores}: rate beside fio");
+            reporter.report(
+                &p99.with_baseline("fio, the same rates", fio * 1e3).at_least(1.0 / AT_MOST),
+            )?;
+            let case = format!("{stores}: rate compared with fio");
             let row =
                 Measurement::new(case, Spread::single(mixed), "GB/s", Direction::HigherIsBetter);
-            let row = row.beside("fio, the same rates", fio_stores);
+            let row = row.with_baseline("fio, the same rates", fio_stores);
             reporter.report(&row.without_target("says whether fio reached the rate"))?;
         }
     }
     let row = Measurement::new(stores, Spread::single(mixed), "GB/s", Direction::HigherIsBetter);
-    reporter.report(&row.beside("stores alone", alone).at_least(STORES))?;
+    reporter.report(&row.with_baseline("stores alone", alone).at_least(STORES))?;
     let half = percentile(&latencies, 0.5).context("no load was measured")? * 1e3;
     let case = "loads under stores, median";
     let row = Measurement::new(case, Spread::single(half), "ms", Direction::LowerIsBetter);
-    let row = row.beside("loads alone", 1e3 / idle);
+    let row = row.with_baseline("loads alone", 1e3 / idle);
     Ok(reporter.report(&row.without_target("explains the 99th percentile"))?)
 }
 
@@ -120,7 +121,7 @@ impl Setup {
         Ok(setup)
     }
 
-    /// Loads one after the other; how many a second.
+    /// Runs loads one after the other. Returns loads per second.
     fn idle(&self, window: Duration) -> Result<f64> {
         let (begun, mut count) = (Instant::now(), 0.0);
         while begun.elapsed() < window {
@@ -138,7 +139,7 @@ impl Setup {
         memory::get(&self.store, keys, &self.target, &ids)
     }
 
-    /// Loads at a rate; the sorted times in seconds.
+    /// Runs loads at a rate. Returns their sorted times in seconds.
     fn loads(&self, rate: f64, until: Instant) -> Result<Vec<f64>> {
         let (begun, mut latencies) = (Instant::now(), Vec::new());
         let mut number = 0.0;
@@ -154,7 +155,8 @@ impl Setup {
         Ok(latencies)
     }
 
-    /// Puts as fast as they are accepted; GB/s. The keys of the loads are leased, so that they stay.
+    /// Puts blocks as fast as the store accepts them. Returns GB/s. Leases keep the keys of the
+    /// loads resident.
     fn stores(&self, until: Instant) -> Result<f64> {
         let _lease = self.store.acquire(0, &self.keys, Duration::from_secs(600));
         let (begun, mut bytes) = (Instant::now(), 0.0);

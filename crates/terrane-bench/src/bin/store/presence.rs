@@ -12,24 +12,24 @@ use terrane_testkit::random::Seeded;
 
 use crate::{Arguments, memory};
 
-/// The nanoseconds for a key in batches of 64.
+/// The maximum nanoseconds per key in batches of 64.
 const BATCHED_NS: f64 = 150.0;
 
-/// The nanoseconds for a key alone.
+/// The maximum nanoseconds per key without a batch.
 const ALONE_NS: f64 = 400.0;
 
-/// The bytes of a block of the index.
+/// The maximum bytes per block in the index.
 const INDEX_BYTES: f64 = 96.0;
 
 const BATCH: usize = 64;
 
-/// The bytes of a block: the queries never read them.
+/// The size of a block. Queries never read blocks.
 const BLOCK: u32 = 64;
 
-/// The bytes between two blocks of a host tier: blocks begin at pages.
+/// The distance between two blocks of a host tier, because blocks begin on page boundaries.
 const STRIDE: u64 = 4096;
 
-/// The keys of one measured call.
+/// The number of keys of one measured call.
 const QUERIES: u32 = 64 * 1024;
 
 pub fn measure<W: Write>(
@@ -51,7 +51,7 @@ pub fn measure<W: Write>(
     let resident = store.prefix(0, &keys);
     ensure!(resident == keys.len(), "{resident} of {} keys are resident", keys.len());
     let mut random = Seeded::new(5);
-    let asked: Vec<[u8; 36]> = (0..QUERIES).map(|_| keys[random.below(keys.len())]).collect();
+    let looked_up: Vec<[u8; 36]> = (0..QUERIES).map(|_| keys[random.below(keys.len())]).collect();
     let mut found = vec![Presence::Absent; BATCH];
     let mut ready = 0;
     for (name, size, limit) in [(&batched, BATCH, BATCHED_NS), (&alone, 1, ALONE_NS)] {
@@ -59,7 +59,7 @@ pub fn measure<W: Write>(
             continue;
         }
         let spread = settings.time_batch(QUERIES, || {
-            for keys in asked.chunks(size) {
+            for keys in looked_up.chunks(size) {
                 store.presence(0, keys, &mut found[..keys.len()]);
                 ready += black_box(&found)[..keys.len()].iter().filter(|p| p.is_ready()).count();
             }
@@ -70,7 +70,8 @@ pub fn measure<W: Write>(
     }
     ensure!(ready.is_multiple_of(usize::try_from(QUERIES)?), "a resident key was not found");
     if reporter.wants(index) {
-        // The memory of the blocks is known: it is touched when it is allocated.
+        // The resident memory of the blocks is exact, because the store touches it when it
+        // allocates it.
         let tiers = store.snapshot().tiers;
         let blocks = tiers.first().context("the store has no tier")?.capacity.get();
         let each = (resident_bytes()? - before - blocks as f64) / f64::from(arguments.keys);
@@ -81,7 +82,7 @@ pub fn measure<W: Write>(
     Ok(())
 }
 
-/// The resident bytes of the process.
+/// Returns the resident memory of the process, in bytes.
 fn resident_bytes() -> Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,4 +1,4 @@
-//! Opening a store again, and the metadata that it writes.
+//! The time to open a store again, and the size of its metadata writes.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,13 +12,13 @@ use terrane_store::{BlockGroup, Blocks, DiskTier, JobOptions, Recovery, Spans, S
 
 use crate::{Arguments, memory};
 
-/// The seconds for 500,000 blocks, and for ten million.
+/// The maximum seconds for 500,000 blocks and for ten million.
 const LIMITS: [(u32, f64); 2] = [(500_000, 0.1), (10_000_000, 2.0)];
 
-/// The largest share of the payload that metadata takes, in percent.
+/// The maximum share of metadata in the written payload, in percent.
 const METADATA_PERCENT: f64 = 1.0;
 
-/// The blocks behind the share of metadata.
+/// The size of the blocks for the share of metadata.
 const LARGE: u32 = 256 << 10;
 
 pub fn measure<W: Write>(
@@ -54,7 +54,7 @@ pub fn measure<W: Write>(
         let folder = tempfile::tempdir_in(&arguments.directory)?;
         let slots = 1024;
         let (store, _) = open(folder.path(), slots, LARGE)?;
-        // Blocks replace each other, so that checkpoints are written too.
+        // Blocks replace each other, so the store also writes checkpoints.
         let rounds = 8;
         let before = written()?;
         for round in 0..rounds {
@@ -78,7 +78,7 @@ fn open(folder: &Path, slots: u32, block: u32) -> Result<(Store, Recovery)> {
     Ok(Store::builder().group(group).disk(tier).namespace(memory::namespace()?).open()?)
 }
 
-/// The bytes that this process caused to be written to devices.
+/// Returns the bytes that this process has written to devices.
 fn written() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/self/io")?;
     let line = text.lines().find_map(|line| line.strip_prefix("write_bytes:"));

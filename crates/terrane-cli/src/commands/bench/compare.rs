@@ -3,7 +3,7 @@
 use super::report::{Case, Report};
 use crate::table::{table, wrap};
 
-/// The cases that both reports have, and the names of the others.
+/// The cases that both reports have, and the names of the other cases.
 pub(crate) fn render(before: &Report, after: &Report) -> String {
     let mut rows = Vec::new();
     let mut alone = Vec::new();
@@ -40,7 +40,7 @@ fn row(before: &Case, after: &Case) -> Vec<String> {
     let more_is_better = after.unit != "us";
     let (a, b) = (before.value.median, after.value.median);
     let gain = if more_is_better { b / a - 1.0 } else { a / b - 1.0 };
-    // The medians are apart by less than the passes of one report are.
+    // The medians differ by less than the ranges of the passes.
     let overlaps = before.value.min <= after.value.max && after.value.min <= before.value.max;
     let mark = if overlaps { "~" } else { "" };
     vec![

@@ -33,12 +33,12 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Suite {
-    /// Copies within host memory, beside memcpy
+    /// Copies within host memory, compared with memcpy
     Host {
         #[command(flatten)]
         options: Options,
     },
-    /// Copies between host memory and a file, beside a raw loop and fio
+    /// Copies between host memory and a file, compared with a raw loop and fio
     Disk {
         /// The directory of the file
         directory: PathBuf,
@@ -48,23 +48,24 @@ enum Suite {
         #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
         depth: u32,
     },
-    /// Copies between a GPU and pinned memory, beside one contiguous copy
+    /// Copies between a GPU and pinned memory, compared with one contiguous copy
     Gpu {
         #[command(flatten)]
         options: Options,
     },
-    /// Puts and gets of a store, beside a raw loop over the same blocks
+    /// Puts and gets of a store, compared with a raw loop over the same blocks
     Store {
         /// The directory of the store
         directory: PathBuf,
         #[command(flatten)]
         options: Options,
     },
-    /// Each way of copying between a GPU and pinned memory, beside ours
+    /// Methods of copying between a GPU and pinned memory, compared with Terrane's
     Movers {
         #[command(flatten)]
         options: Options,
-        /// The Python that runs PyTorch's ways [default: python3, or the one that runs this command]
+        /// The Python interpreter for the PyTorch methods [default: python3; the current interpreter in the Python
+        /// package]
         #[arg(long, value_name = "PROGRAM")]
         python: Option<OsString>,
     },
@@ -78,13 +79,13 @@ struct Options {
     /// Bytes of each case
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size)]
     size: ByteCount,
-    /// Measured passes; the median counts
+    /// Measured passes; the report has the median
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     passes: u32,
     /// Prints JSON
     #[arg(long)]
     json: bool,
-    /// Writes a page with a plot; it needs no other file
+    /// Writes a self-contained page with a plot
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -99,7 +100,7 @@ pub(crate) fn run(
         return Ok(ExitStatus::Success);
     }
     let Some(suite) = &arguments.suite else {
-        let text = "no suite is given; use host, disk DIR, store DIR, gpu or movers, or --compare A.json B.json";
+        let text = "no suite was named; use host, disk DIR, store DIR, gpu or movers, or --compare A.json B.json";
         return Err(Failure::Usage(text.to_owned()));
     };
     let options = suite.options();

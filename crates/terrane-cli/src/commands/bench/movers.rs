@@ -1,4 +1,4 @@
-//! The suite `movers`: the ways to copy blocks between a device and pinned memory.
+//! The suite `movers`: methods to copy blocks between a device and pinned memory.
 
 use std::ffi::OsStr;
 
@@ -10,9 +10,9 @@ use super::report::{Case, NotMeasured, Report};
 use super::suites::{Progress, report, shapes};
 use crate::error::Failure;
 use crate::measure::bus::Bus;
-use crate::measure::{Shape, pytorch, times_beside};
+use crate::measure::{Shape, pytorch, times_interleaved};
 
-/// The ways that engines use, by name and path; ours is no fixed path.
+/// The methods of engines, each with its path. Terrane's own method has no fixed path.
 const MOVERS: [(&str, Option<CopyPath>); 5] = [
     ("a copy for each run", Some(CopyPath::CopyEach)),
     ("batched copies", Some(CopyPath::Batched)),
@@ -36,7 +36,7 @@ pub(super) fn movers(
         for (mover, path) in MOVERS {
             let bus = Bus::new(&shape, path)?;
             report.subject = bus.device_name().to_owned();
-            // The limit has to be free to copy in one piece, whatever the mover's path is.
+            // The limit is one contiguous copy, on any path that the engine chooses.
             let limit_bus = if path.is_some() { Some(Bus::new(&shape, None)?) } else { None };
             let limit = limit_bus.as_ref().unwrap_or(&bus);
             for to_host in [true, false] {
@@ -49,7 +49,7 @@ pub(super) fn movers(
                 }
                 let ours = || bus.pass(to_host);
                 let (time, limit) =
-                    times_beside(options.passes, ours, || limit.contiguous(to_host))?;
+                    times_interleaved(options.passes, ours, || limit.contiguous(to_host))?;
                 report.cases.push(Case::rate(case, bus.bytes(), time, ("one copy", limit)));
             }
         }
@@ -59,8 +59,8 @@ pub(super) fn movers(
     Ok(report)
 }
 
-/// The reason why a path cannot be measured: a driver without batched copies, or without kernels. Other errors are the
-/// suite's.
+/// The reason why a path is not available: a driver without batched copies, or without kernels. Other errors end the
+/// suite.
 fn not_available(error: Failure) -> Result<String, Failure> {
     match error {
         Failure::Transfer(error @ TransferError::NoEngine { .. }) => {
@@ -70,7 +70,8 @@ fn not_available(error: Failure) -> Result<String, Failure> {
     }
 }
 
-/// PyTorch's ways, in a process of their own with their own limit. The memory of the other movers is free by now.
+/// Adds the PyTorch methods. They run in a separate process with its own limit. The memory of the other methods is
+/// free by now.
 fn add_pytorch(report: &mut Report, group: &str, shape: &Shape, python: &OsStr) {
     let measured = match pytorch::run(python, shape, report.passes, "cuda:0") {
         Ok(measured) => measured,
@@ -82,7 +83,7 @@ fn add_pytorch(report: &mut Report, group: &str, shape: &Shape, python: &OsStr) 
     for row in measured.rows {
         let (time, limit) = row.times();
         let case = format!("{group}, {}: {}", direction(row.to_host), row.name);
-        report.cases.push(Case::rate(case, shape.bytes(), time, ("one copy by it", limit)));
+        report.cases.push(Case::rate(case, shape.bytes(), time, ("one copy", limit)));
     }
     let note = format!("PyTorch {}; each layer has one tensor of blocks", measured.version);
     if !report.notes.contains(&note) {

@@ -54,7 +54,7 @@ fn bars(cases: &[&Case]) -> Result<String, Failure> {
     let count = u32::try_from(cases.len()).unwrap_or(1);
     let largest =
         cases.iter().map(|case| case.value.max.max(case.limit)).fold(0.0, f64::max) * 1.05;
-    // Two pixels, whatever the limit is.
+    // The mark is two pixels wide, for any limit.
     let mark = largest / 650.0;
     let mut svg = String::new();
     {
@@ -99,7 +99,7 @@ fn bars(cases: &[&Case]) -> Result<String, Failure> {
     Ok(format!("{svg}\n"))
 }
 
-/// The end of a long name says more than its beginning, which is the group.
+/// Keeps the end of a long name: the beginning is the group, which is less important.
 fn label(name: &str) -> String {
     const MOST: usize = 46;
     let count = name.chars().count();

@@ -21,14 +21,14 @@ pub(crate) struct Report {
     pub subject: String,
     pub passes: u32,
     pub cases: Vec<Case>,
-    /// The cases that this machine cannot run.
+    /// The cases that cannot run on this machine.
     #[serde(default)]
     pub not_measured: Vec<NotMeasured>,
     /// Remarks, such as the paths of engines.
     pub notes: Vec<String>,
 }
 
-/// A case without a value.
+/// A case that was not measured, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NotMeasured {
@@ -36,24 +36,24 @@ pub(crate) struct NotMeasured {
     pub reason: String,
 }
 
-/// A measured case beside its limit of the same run.
+/// A measured case, with a limit from the same run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Case {
     pub case: String,
     pub bytes: u64,
-    /// `GB/s`, where more is better, or `us`, where less is.
+    /// `GB/s` (higher is better), or `us` (lower is better).
     pub unit: String,
     pub value: Spread,
     /// The limit's name and its median in the same unit.
     pub limit_name: String,
     pub limit: f64,
-    /// The value as a share of the limit: 1 is as good.
+    /// The value as a share of the limit. 1 means that the case reaches the limit.
     pub ratio: f64,
 }
 
 impl Case {
-    /// A rate from seconds.
+    /// Creates a case with a rate, from seconds.
     pub(crate) fn rate(
         case: impl Into<String>,
         bytes: u64,
@@ -73,7 +73,7 @@ impl Case {
         }
     }
 
-    /// A time.
+    /// Creates a case with a time.
     pub(crate) fn time(
         case: impl Into<String>,
         bytes: u64,
@@ -126,7 +126,7 @@ impl Report {
     }
 }
 
-/// Reads a report that `--json` wrote.
+/// Reads a report that was written with `--json`.
 pub(crate) fn read(path: &Path) -> Result<Report, Failure> {
     serde_json::from_slice(&files::read(path)?).map_err(|source| Failure::Report {
         path: path.to_owned(),

@@ -12,9 +12,9 @@ use crate::measure::bus::Bus;
 use crate::measure::disk::DiskCase;
 use crate::measure::host::{Filled, HostCase, touch_once};
 use crate::measure::store::StoreCase;
-use crate::measure::{Shape, Spread, times, times_beside};
+use crate::measure::{Shape, Spread, times, times_interleaved};
 
-/// A bar on standard error, if that is a terminal.
+/// A progress bar on standard error, if it is a terminal.
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
@@ -41,7 +41,7 @@ impl Progress {
     }
 }
 
-/// The groups of the model with the blocks that a number of bytes holds.
+/// The groups of the model, each with as many blocks as fit in a number of bytes.
 pub(super) fn shapes(options: &Options) -> Result<(String, Vec<(GroupPlan, Shape)>), Failure> {
     let request = options.model.request()?;
     let plan = Plan::new(&request)?;
@@ -81,12 +81,12 @@ pub(super) fn host(options: &Options, progress: &mut Progress) -> Result<Report,
         let mut case = HostCase::new(&shape)?;
         report.subject = format!("system memory, {} threads", case.threads());
         let bytes = case.bytes();
-        let (stored, limit) = beside(options, &mut case, HostCase::store, HostCase::memcpy)?;
+        let (stored, limit) = compare(options, &mut case, HostCase::store, HostCase::memcpy)?;
         report.cases.push(Case::rate(name("layers to blocks"), bytes, stored, ("memcpy", limit)));
-        let (loaded, limit) = beside(options, &mut case, HostCase::load, HostCase::memcpy)?;
+        let (loaded, limit) = compare(options, &mut case, HostCase::load, HostCase::memcpy)?;
         report.cases.push(Case::rate(name("blocks to layers"), bytes, loaded, ("memcpy", limit)));
         let (one, limit) =
-            beside(options, &mut case, HostCase::one_block, HostCase::memcpy_of_one_block)?;
+            compare(options, &mut case, HostCase::one_block, HostCase::memcpy_of_one_block)?;
         report.cases.push(Case::time(
             name("one block"),
             case.block_bytes(),
@@ -97,7 +97,8 @@ pub(super) fn host(options: &Options, progress: &mut Progress) -> Result<Report,
     progress.case("first touch");
     let passes = options.passes.min(5);
     let mut filled = Filled::new(options.size);
-    let (touched, limit) = times_beside(passes, || touch_once(options.size), || filled.fill())?;
+    let (touched, limit) =
+        times_interleaved(passes, || touch_once(options.size), || filled.fill())?;
     let name = "first touch of system memory";
     report.cases.push(Case::rate(name, options.size.get(), touched, ("memset", limit)));
     Ok(report)
@@ -105,14 +106,14 @@ pub(super) fn host(options: &Options, progress: &mut Progress) -> Result<Report,
 
 type HostPass = fn(&mut HostCase) -> Result<f64, Failure>;
 
-fn beside(
+fn compare(
     options: &Options,
     case: &mut HostCase,
     ours: HostPass,
     limit: HostPass,
 ) -> Result<(Spread, Spread), Failure> {
     let shared = std::cell::RefCell::new(case);
-    times_beside(
+    times_interleaved(
         options.passes,
         || ours(&mut shared.borrow_mut()),
         || limit(&mut shared.borrow_mut()),
@@ -132,7 +133,7 @@ pub(super) fn disk(
         progress.case(&format!("{}: writing the file", group.kind));
         let mut case = DiskCase::new(&shape, directory, depth)?;
         report.notes.push(format!("{}: {}", group.kind, case.engine_path()?));
-        // These passes write blocks that are only reserved, and let the engine measure its paths.
+        // The first passes write blocks that are only reserved, and let the engine measure its paths.
         for is_write in [true, false, true, false] {
             case.pass(is_write)?;
         }
@@ -143,8 +144,8 @@ pub(super) fn disk(
             let shared = std::cell::RefCell::new(&mut case);
             let ours = || shared.borrow_mut().pass(is_write);
             let raw = || shared.borrow().raw(is_write);
-            let (ours, raw) = times_beside(options.passes, ours, raw)?;
-            // fio takes a second to start, so a few passes have to do.
+            let (ours, raw) = times_interleaved(options.passes, ours, raw)?;
+            // fio needs a second to start, so only a few passes are run.
             let fio = (0..options.passes.min(3)).map(|_| shared.borrow().fio(is_write));
             let fio = fio.collect::<Result<Vec<f64>, String>>();
             let missing = fio.as_ref().err().map(|reason| format!("raw loop ({reason})"));
@@ -152,8 +153,8 @@ pub(super) fn disk(
             report.cases.push(Case::rate(&name, bytes, ours, (limit_name, raw)));
             if let Ok(rates) = fio {
                 let limit = Spread::of(rates.iter().map(|rate| bytes as f64 / rate).collect());
-                let beside = format!("{name}, beside fio");
-                report.cases.push(Case::rate(beside, bytes, ours, ("fio", limit)));
+                let compared = format!("{name}, compared with fio");
+                report.cases.push(Case::rate(compared, bytes, ours, ("fio", limit)));
             }
             let one = times(options.passes, || shared.borrow_mut().one_block(is_write))?;
             let (block, limit) =
@@ -169,7 +170,7 @@ pub(super) fn disk(
     Ok(report)
 }
 
-/// The share of one block in the raw loop's time.
+/// The time of one block as a share of the raw loop's time.
 fn scaled_limit(raw: Spread, case: &DiskCase) -> Spread {
     raw.scaled(case.block_bytes() as f64 / case.bytes() as f64)
 }
@@ -185,15 +186,15 @@ pub(super) fn store(
         let name = |what: &str| format!("{}: {what}", group.kind);
         progress.case(&name("puts"));
         let mut raw = DiskCase::new(&shape, directory, 32)?;
-        // Blocks that are only reserved are slower to write the first time.
+        // The first write to reserved blocks is slower.
         raw.pass(true)?;
         let mut case = StoreCase::new(&shape, directory)?;
         let bytes = raw.bytes();
-        let (put, limit) = times_beside(options.passes, || case.put(), || raw.raw(true))?;
+        let (put, limit) = times_interleaved(options.passes, || case.put(), || raw.raw(true))?;
         report.cases.push(Case::rate(name("put"), bytes, put, ("raw loop", limit)));
         progress.case(&name("gets"));
         case.put_all()?;
-        let (get, limit) = times_beside(options.passes, || case.get(), || raw.raw(false))?;
+        let (get, limit) = times_interleaved(options.passes, || case.get(), || raw.raw(false))?;
         report.cases.push(Case::rate(name("get"), bytes, get, ("raw loop", limit)));
         let one = times(options.passes, || case.get_one())?;
         let limit = scaled_limit(limit, &raw);
@@ -219,8 +220,11 @@ pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, 
         for (to_host, word) in [(true, "device to pinned"), (false, "pinned to device")] {
             let name = format!("{}: {word}", group.kind);
             progress.case(&name);
-            let (ours, limit) =
-                times_beside(options.passes, || bus.pass(to_host), || bus.contiguous(to_host))?;
+            let (ours, limit) = times_interleaved(
+                options.passes,
+                || bus.pass(to_host),
+                || bus.contiguous(to_host),
+            )?;
             report.cases.push(Case::rate(&name, bus.bytes(), ours, ("one copy", limit)));
             report.notes.push(format!("{name}: {}", bus.explained(to_host)?));
             let one = times(options.passes, || bus.one_block(to_host))?;
@@ -233,7 +237,7 @@ pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, 
             ));
         }
         let contiguous = || Ok(bus.contiguous(true)? + bus.contiguous(false)?);
-        let (both, limit) = times_beside(options.passes, || bus.both(), contiguous)?;
+        let (both, limit) = times_interleaved(options.passes, || bus.both(), contiguous)?;
         let case = format!("{}: both ways at once", group.kind);
         report.cases.push(Case::rate(case, bus.bytes() * 2, both, ("one after the other", limit)));
         if number == 0 {
@@ -241,7 +245,7 @@ pub(super) fn gpu(options: &Options, progress: &mut Progress) -> Result<Report, 
             let passes = options.passes.min(5);
             let size = options.size;
             let (pinned, touched) =
-                times_beside(passes, || bus.bring_up(size), || touch_once(size))?;
+                times_interleaved(passes, || bus.bring_up(size), || touch_once(size))?;
             let bytes = options.size.get();
             report.cases.push(Case::rate(
                 "bring-up of pinned memory",

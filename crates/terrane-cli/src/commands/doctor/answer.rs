@@ -1,4 +1,4 @@
-//! The answers of probes that run in child processes.
+//! The results of probes in child processes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::child;
 use crate::restart::Restart;
 use crate::table::duration;
 
-/// The answer of a child.
+/// The result of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub findings: Vec<Finding>,
@@ -21,26 +21,26 @@ pub(crate) struct Answer {
     /// The time that the driver, or NIXL, took to start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_seconds: Option<f64>,
-    /// Rates, if they were asked for.
+    /// Rates, if they were requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Measured>,
 }
 
-/// A rate, or why it could not be measured.
+/// A rate, or the reason why it was not measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub key: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// The bytes of the measurement, the larger one if there were two sizes.
+    /// The number of bytes that were measured. With two sizes, the larger one.
     pub bytes: u64,
     /// Its median time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
-    /// The rate beside the fixed time.
+    /// The rate without the fixed time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<f64>,
-    /// The time that does not depend on the bytes.
+    /// The part of the time that does not depend on the number of bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed_seconds: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,7 +48,7 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// A row without a rate yet.
+    /// A row without a rate.
     pub(crate) fn of(key: &str, subject: Option<&str>) -> Self {
         Self {
             key: key.to_owned(),
@@ -86,10 +86,10 @@ impl std::fmt::Display for Measured {
     }
 }
 
-/// The time that a probe in a child process has.
+/// The time limit of a probe in a child process.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The answer of a probe, from a child process that ends within the timeout.
+/// Runs a probe in a child process with a time limit.
 pub(crate) fn ask(restart: &Restart, probe: &str) -> Answer {
     ask_within(restart, &[probe], TIMEOUT)
 }

@@ -16,7 +16,7 @@ pub(crate) fn findings(directory: &Path) -> Vec<Finding> {
         Err(error) => vec![Finding::refused(
             "directory",
             error,
-            "create the directory, make it writable, make room in it, or give another one",
+            "create the directory, make it writable, free space in it, or use another one",
         )],
     };
     findings.into_iter().map(|finding| finding.about(&subject)).collect()
@@ -25,9 +25,9 @@ pub(crate) fn findings(directory: &Path) -> Vec<Finding> {
 fn probe(directory: &Path) -> Result<Vec<Finding>, String> {
     let allocator =
         DiskAllocator::new(directory, DiskOptions::default()).map_err(|e| e.to_string())?;
-    // The first file has one byte; a larger one shows whether blocks are reserved.
+    // The first file has one byte. A larger file shows whether blocks are reserved.
     let request = RegionRequest::new(ByteCount::mib(1)).labelled("probe");
-    // The cause names the limit; the error itself would suggest another tier.
+    // The cause names the limit. The error itself would suggest another tier.
     let file = allocator
         .allocate(&request)
         .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))?;

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 use terrane_core::{CapabilityReport, CapabilityStatus};
 
-/// One thing that the machine offers, or why it does not.
+/// A capability of the machine, or the reason why it is missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Finding {
-    /// A stable name, which `--require` takes.
+    /// A stable name, which `--require` accepts.
     pub key: String,
     /// Its subject: a directory, a device.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -25,7 +25,7 @@ pub(crate) struct Finding {
 pub(crate) enum Status {
     /// Granted in full.
     Granted,
-    /// Granted in part: it works, and is slower or smaller than it could be.
+    /// Granted in part: the capability works, but is slower or smaller than possible.
     Partial,
     /// Not granted.
     Refused,
@@ -60,7 +60,7 @@ impl Finding {
         Self { subject: Some(subject.into()), ..self }
     }
 
-    /// The findings of a report of capabilities. `names` has a key and a remedy for each that is of interest.
+    /// The findings from a report of capabilities. `names` has the keys and remedies of the relevant ones.
     pub(crate) fn of_report(
         report: &CapabilityReport,
         name: impl Fn(&terrane_core::Capability) -> Option<(&'static str, &'static str)>,

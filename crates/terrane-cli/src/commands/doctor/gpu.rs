@@ -1,4 +1,4 @@
-//! The driver and its devices. Runs in a child process: a driver may hang or crash.
+//! Examines the driver and its devices. It runs in a child process, because a driver may hang or crash.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,8 @@ use terrane_storage::NumaTopology;
 use super::answer::Answer;
 use super::finding::{Finding, Status};
 
-/// Probes the driver. With `contexts`, also what needs a context on each device: kernels and pinned memory.
+/// Probes the driver. With `contexts`, also probes features that need a context on each device: kernels and pinned
+/// memory.
 pub(crate) fn probe(contexts: bool) -> Answer {
     let begun = Instant::now();
     let found = match terrane_cuda::probe() {
@@ -64,7 +65,7 @@ fn describe(device: &Device, topology: &NumaTopology) -> Finding {
     Finding::granted("device", detail).about(format!("{}", device.id))
 }
 
-/// The negotiated PCIe link beside the fastest that both ends have.
+/// The negotiated PCIe link, and the fastest link that both ends support.
 fn link(device: &Device) -> Option<Finding> {
     let address = device.pci_address?;
     let folder = format!("/sys/bus/pci/devices/{address}");
@@ -103,7 +104,7 @@ fn link(device: &Device) -> Option<Finding> {
     Some(finding.about(subject))
 }
 
-/// The generation of PCIe with this speed, as the kernel writes it: `32.0 GT/s PCIe`.
+/// The generation of PCIe with this speed, in the kernel's notation: `32.0 GT/s PCIe`.
 fn generation(speed: &str) -> Option<u8> {
     Some(match speed.split_whitespace().next()?.trim_end_matches(".0") {
         "2.5" => 1,
@@ -116,7 +117,7 @@ fn generation(speed: &str) -> Option<u8> {
     })
 }
 
-/// The findings that need a context: kernels, and pinned memory.
+/// Findings that need a context: kernels and pinned memory.
 fn used(device: &Device) -> Result<Vec<Finding>, CudaError> {
     let context = Context::primary(device.id)?;
     let engine = DeviceEngine::new(&context, DeviceEngineOptions::default())?;

@@ -1,4 +1,4 @@
-//! This machine, as plans describe machines.
+//! Describes this machine in the form that plans use.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -9,7 +9,7 @@ use super::answer::ask;
 use super::host;
 use crate::restart::Restart;
 
-/// The facts of this machine. Directories that do not exist have no free space that is known.
+/// The facts about this machine. The free space of directories that do not exist is unknown.
 pub(crate) fn machine(restart: &Restart, directories: &[PathBuf]) -> Machine {
     let gpu = ask(restart, "gpu-facts");
     Machine {

@@ -129,7 +129,7 @@ fn locked_memory() -> Finding {
     }
 }
 
-/// `RLIMIT_MEMLOCK` in bytes; the inner value is none if it is unlimited.
+/// `RLIMIT_MEMLOCK` in bytes. The inner value is `None` if it is unlimited.
 fn memlock() -> Option<Option<u64>> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find(|line| line.starts_with("Max locked memory"))?;
@@ -142,10 +142,10 @@ fn processors() -> Finding {
     Finding::granted("processors", format!("{count} that this process may use"))
 }
 
-/// The limits of the container, or of the service: less memory or time than the machine has.
+/// The limits of the container or service, if it has less memory or processor time than the machine.
 fn control_group() -> Finding {
     let limits = ControlGroupLimits::read();
-    // The kernel's list of processors, which a limit of their time does not change.
+    // The kernel's list of processors, which a limit on processor time does not change.
     let processors = NumaTopology::read().nodes().iter().map(|node| node.cpus.len()).sum();
     let memory = meminfo("MemTotal:").unwrap_or(u64::MAX);
     control_group_of((limits.memory, limits.processors), memory, processors)
@@ -214,7 +214,7 @@ fn number_at(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The bytes that are free for this user in the file system of a directory.
+/// The free bytes for this user in the file system of a directory.
 pub(crate) fn free_bytes(directory: &Path) -> Option<u64> {
     let facts = rustix::fs::statvfs(directory).ok()?;
     facts.f_bavail.checked_mul(facts.f_frsize)

@@ -15,19 +15,19 @@ use crate::error::Failure;
 use crate::measure::bus::Bus;
 use crate::measure::disk::DiskCase;
 use crate::measure::host::{HostCase, touch_once};
-use crate::measure::{Shape, Spread, times, times_beside};
+use crate::measure::{Shape, Spread, times, times_interleaved};
 use crate::restart::Restart;
 
-/// Passes of each case. The median counts.
+/// Passes of each case. The report has the median.
 const PASSES: u32 = 3;
 
 /// The requests in flight to a disk.
 const DEPTH: u32 = 32;
 
-/// The time that the child has for the bus: contexts take a second or two.
+/// The time limit of the child process that measures the bus. Creating contexts takes a second or two.
 const BUS_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Blocks of 2 MiB in 32 layers, K and V: those of Llama 3.1 8B.
+/// Blocks of 2 MiB in 32 layers with K and V, as in Llama 3.1 8B.
 fn shape(bytes: ByteCount) -> Result<Shape, Failure> {
     let config = LayoutConfig::builder()
         .num_blocks(1)
@@ -40,7 +40,7 @@ fn shape(bytes: ByteCount) -> Result<Shape, Failure> {
     Shape::of_config(&config, bytes)
 }
 
-/// Measures everything. A failure is a row, not an end.
+/// Measures everything. A failure becomes a row of the result.
 pub(crate) fn all(directories: &[PathBuf], size: ByteCount, restart: &Restart) -> Vec<Measured> {
     let mut rows = row("memory-copy", None, || {
         let mut case = HostCase::new(&shape(size)?)?;
@@ -74,7 +74,7 @@ pub(crate) fn all(directories: &[PathBuf], size: ByteCount, restart: &Restart) -
     rows
 }
 
-/// The bus, in the child process.
+/// Measures the bus, in the child process.
 pub(crate) fn device(size: ByteCount) -> Answer {
     if let Err(error) = terrane_cuda::probe() {
         let findings = vec![Finding::refused("gpu", error.to_string(), "plan without it")];
@@ -114,14 +114,14 @@ struct Cost {
 }
 
 impl Cost {
-    /// One measurement: all of its time counts as its rate's.
+    /// The cost from one measurement, with a fixed time of zero.
     fn of_one((bytes, spread): (u64, Spread)) -> Self {
         let seconds = spread.median;
         Self { bytes, seconds, rate: bytes as f64 / seconds, fixed: 0.0 }
     }
 
-    /// The line through a few bytes and many. The fixed part is at most a share of the larger time. If many took no
-    /// longer than few, there is no line.
+    /// The cost from two measurements. The fixed part is at most a share of the larger time. If the larger
+    /// measurement was not slower than the smaller one, its whole time counts as the rate.
     fn of_two(few: (u64, Spread), many: (u64, Spread), largest_share: f64) -> Self {
         let one = Self::of_one(many);
         let slope = (one.seconds - few.1.median) / many.0.saturating_sub(few.0) as f64;
@@ -134,16 +134,16 @@ impl Cost {
     }
 }
 
-/// The cost of copies: all blocks, beside a quarter of them with as many requests in flight. A quarter of fewer blocks
-/// than `least` leaves requests unused, and is not compared.
+/// The cost of copies: of all blocks, and of a quarter of them with the same number of requests in flight. If a
+/// quarter of the blocks is fewer than `least`, requests would be unused, and only all blocks are measured.
 fn copies(
     blocks: u32,
     block_bytes: u64,
     least: u32,
     pass: impl FnMut(u32) -> Result<f64, Failure>,
 ) -> Result<Cost, Failure> {
-    /// Two times of few passes are noisy. With this limit, the rate is at most 5 % above the bytes per second of all
-    /// blocks, and predictions for more blocks are at most 5 % below.
+    /// Times of few passes are noisy. With this limit, the rate is at most 5 % above the bytes per second of all
+    /// blocks. Predictions for more blocks are at most 5 % too low.
     const LARGEST_SHARE: f64 = 1.0 / 21.0;
     let bytes = |blocks: u32| u64::from(blocks).saturating_mul(block_bytes);
     let pass = RefCell::new(pass);
@@ -152,21 +152,21 @@ fn copies(
     if quarter < least.max(1) {
         return Ok(Cost::of_one((bytes(blocks), times(PASSES, || run(blocks))?)));
     }
-    let (all, few) = times_beside(PASSES, || run(blocks), || run(quarter))?;
+    let (all, few) = times_interleaved(PASSES, || run(blocks), || run(quarter))?;
     Ok(Cost::of_two((bytes(quarter), few), (bytes(blocks), all), LARGEST_SHARE))
 }
 
-/// The cost of preparing memory. The fixed part is a large share of a short preparation, so a second size, of two to
-/// eight times the bytes, separates it from the rate.
+/// The cost of preparing memory. The fixed part is a large share of a short preparation. So a second size, of two to
+/// eight times the bytes, separates the fixed part from the rate.
 fn preparation(
     size: ByteCount,
     left: Option<ByteCount>,
     seconds: impl Fn(ByteCount) -> Result<f64, Failure>,
 ) -> Result<Cost, Failure> {
-    /// The time of one pass with the larger size.
+    /// The time for one pass with the larger size, in seconds.
     const BUDGET: f64 = 0.4;
     const LARGEST: u64 = 8;
-    /// A driver's fixed part can be as long as the rest. More of the time is noise, and no rate.
+    /// A driver's fixed part can be as long as the rest. A larger share is noise.
     const LARGEST_SHARE: f64 = 0.5;
     let few = (size.get(), times(PASSES, || seconds(size))?);
     let in_time = (1..=LARGEST).rev().find(|&factor| few.1.median * factor as f64 <= BUDGET);
@@ -176,9 +176,9 @@ fn preparation(
         return Ok(Cost::of_one(few));
     }
     let many = size.get().saturating_mul(factor);
-    // No pass is left out: the first one with the smaller size was.
+    // No further pass is discarded: the first pass with the smaller size was.
     let passes = (0..PASSES).map(|_| seconds(ByteCount::new(many)));
-    // The limit of the larger size may be unknown, such as that of locked memory. The smaller one is measured.
+    // The larger size may exceed an unknown limit, such as that of locked memory. Then only the smaller size counts.
     Ok(match passes.collect::<Result<Vec<f64>, Failure>>() {
         Ok(passes) => Cost::of_two(few, (many, Spread::of(passes)), LARGEST_SHARE),
         Err(_) => Cost::of_one(few),
@@ -203,7 +203,7 @@ fn row(
     vec![row]
 }
 
-/// The rates of a plan. The first of several directories counts.
+/// The rates for a plan. If several directories were measured, the first is used.
 pub(crate) fn rates(measured: &[Measured]) -> Option<Rates> {
     let find =
         |key: &str| measured.iter().find(|row| row.key == key && row.bytes_per_second.is_some());
@@ -243,14 +243,14 @@ mod tests {
     #[test]
     fn a_second_size_is_at_least_twice_the_first() {
         let size = ByteCount::mib(256);
-        // Noise between two sizes that are almost equal would be a rate of terabytes.
+        // If the sizes were almost equal, noise would be measured as a rate of terabytes.
         let seconds = |size: ByteCount| Ok(0.05 + (size.get() >> 20) as f64 * 1e-9);
         for (left, bytes) in [(1100, 256), (2047, 256), (2048, 512), (3100, 768)] {
             let cost = preparation(size, Some(ByteCount::mib(left)), seconds).unwrap();
             assert_eq!(cost.bytes, bytes << 20, "{left}");
             assert!(cost.rate <= cost.bytes as f64 / cost.seconds * 2.001, "{}", cost.rate);
         }
-        // A slow preparation has a second size too.
+        // A slow preparation also has a second size.
         let slow = preparation(size, None, |size| Ok(size.get() as f64 / 1e8)).unwrap();
         assert_eq!(slow.bytes, 512 << 20);
     }
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn a_rate_is_at_most_a_little_above_what_the_larger_pass_reached() {
         const BLOCK: u64 = 2 << 20;
-        // A disk that answers one request in 6 ms, and 16 of a queue in 12 ms.
+        // A disk that serves one request in 6 ms, and 16 queued requests in 12 ms.
         let disk = |blocks: u32| Ok(0.006 + f64::from(blocks - 1) * 0.0004);
         let noise = |blocks: u32| Ok(if blocks == 128 { 0.096 } else { 0.094 });
         let line = |blocks: u32| Ok(0.0005 + f64::from(blocks) * 0.0007);
@@ -290,7 +290,7 @@ mod tests {
         // 16 blocks are fewer than the requests in flight, so no other number of blocks is comparable.
         let few = copies(16, BLOCK, DEPTH, disk).unwrap();
         assert_eq!((few.rate, few.fixed), ((16 * BLOCK) as f64 / 0.012, 0.0));
-        // The fixed part of a true line is found.
+        // If the times are on a line, its fixed part is found.
         let many = copies(128, BLOCK, DEPTH, line).unwrap();
         assert!((many.fixed - 0.0005).abs() < 1e-9, "{}", many.fixed);
         for times in [1_u32, 2, 4, 8] {

@@ -39,18 +39,18 @@ pub(crate) struct Arguments {
     /// Bytes of each case of --measure
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size)]
     size: ByteCount,
-    /// Exits with 3 if one of these is not granted
+    /// Exits with 3 if any of these capabilities is not granted
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     require: Vec<Requirement>,
     /// Writes a description of this machine for `terrane plan --machine`
     #[arg(long, value_name = "FILE")]
     machine_file: Option<PathBuf>,
-    /// A probe of a child process
+    /// Internal: the probe of a child process
     #[arg(long, hide = true)]
     probe: Option<String>,
 }
 
-/// The names that `--require` takes: the keys of findings.
+/// The names that `--require` accepts: the keys of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Requirement {
     Gpu,
@@ -71,14 +71,14 @@ enum Requirement {
     ControlGroup,
 }
 
-/// The findings, as JSON.
+/// The report as JSON.
 #[derive(Debug, Serialize)]
 struct Report {
     schema: &'static str,
     findings: Vec<Finding>,
-    /// The time that the driver took to start, if it did.
+    /// The time that the driver needed to start, if it started.
     driver_start_seconds: Option<f64>,
-    /// The time that NIXL took to start, if it did.
+    /// The time that NIXL needed to start, if it started.
     nixl_start_seconds: Option<f64>,
     /// The time of all probes.
     seconds: f64,
@@ -118,7 +118,7 @@ pub(crate) fn run(
 
 fn examine(arguments: &Arguments, restart: &Restart) -> Report {
     let begun = Instant::now();
-    // The driver and NIXL take most of the time, so they start first and side by side.
+    // The driver and NIXL take most of the time, so they start first and run in parallel.
     let (gpu, nixl, mut findings) = thread::scope(|scope| {
         let gpu = scope.spawn(|| ask(restart, "gpu"));
         let nixl = scope
@@ -143,7 +143,7 @@ fn examine(arguments: &Arguments, restart: &Restart) -> Report {
     }
 }
 
-/// The answer of a probe, in this process.
+/// Runs a probe in this process.
 fn answer(probe: &str, size: ByteCount) -> Result<Answer, Failure> {
     match probe {
         "gpu" => Ok(gpu::probe(true)),
@@ -173,7 +173,7 @@ fn text(report: &Report) -> String {
             finding.subject.as_ref().map_or_else(String::new, |subject| format!(" {subject}"));
         let line =
             format!("{:<8} {}{subject}: {}", finding.status.word(), finding.key, finding.detail);
-        // Runs of spaces are kept by the first word's width, so that the names are in one column.
+        // `wrap` keeps runs of spaces, so the names are aligned in a column.
         text.push_str(&wrap(&line, "         "));
         if let Some(remedy) = &finding.remedy {
             text.push_str(&wrap(&format!("         do: {remedy}"), "             "));
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(missing(&[Requirement::Gpu], &findings), [""; 0]);
         assert_eq!(missing(&[Requirement::DirectIo], &findings), ["direct-io"]);
         assert_eq!(missing(&[Requirement::DirectIo], &findings[..1]), [""; 0]);
-        // Nothing was found, for want of a directory.
+        // Without a directory, there is no finding.
         assert_eq!(
             missing(&[Requirement::DirectIo, Requirement::IoUring], &[]),
             ["direct-io", "io_uring"]

@@ -1,4 +1,4 @@
-//! NIXL and its plugins. Runs in a child process: a plugin may hang or crash.
+//! Examines NIXL and its plugins. It runs in a child process, because a plugin may hang or crash.
 
 use super::answer::Answer;
 
@@ -38,7 +38,7 @@ pub(crate) fn probe() -> Answer {
     Answer { findings, start_seconds: Some(begun.elapsed().as_secs_f64()), ..Answer::default() }
 }
 
-/// Says that this program is built without NIXL.
+/// Reports that this program is built without NIXL.
 #[cfg(not(feature = "nixl"))]
 pub(crate) fn probe() -> Answer {
     use super::finding::Finding;

@@ -87,7 +87,7 @@ fn needs(body: &mut String, plan: &Plan) {
     }
 }
 
-/// Bars whose lengths are the bytes of the tiers, with padding in another shade.
+/// Bars in proportion to the bytes of the tiers, with padding in another shade.
 fn scale(plan: &Plan) -> String {
     const WIDTH: f64 = 700.0;
     let largest = plan.tiers.iter().map(|tier| tier.given_bytes).max().unwrap_or(1).max(1) as f64;
@@ -116,7 +116,7 @@ fn scale(plan: &Plan) -> String {
     svg
 }
 
-/// The end of a long path.
+/// Keeps the end of a long path.
 fn shortened(name: &str) -> String {
     let count = name.chars().count();
     if count <= 16 {
@@ -126,7 +126,7 @@ fn shortened(name: &str) -> String {
     }
 }
 
-/// Block 0 of each group in each kind of tier, among four blocks.
+/// Draws block 0 of each group in each kind of tier, in layouts of four blocks.
 fn pictures(body: &mut String, request: &PlanRequest, plan: &Plan) -> Result<(), Failure> {
     let mut kinds: Vec<TierKind> = plan.tiers.iter().map(|tier| tier.kind).collect();
     kinds.dedup();

@@ -28,43 +28,43 @@ pub(crate) struct Arguments {
     /// Tokens of a chunk, the unit that a cache shares; 256 if not set
     #[arg(long, value_name = "TOKENS")]
     chunk: Option<u32>,
-    /// The memory of each GPU that is left for the cache
+    /// The memory of each GPU for the cache, after weights and activations
     #[arg(long, value_name = "SIZE", value_parser = size)]
     gpu_mem: Option<ByteCount>,
-    /// Host memory for the cache, of all ranks together
+    /// Host memory for the cache, a total of all ranks
     #[arg(long, value_name = "SIZE", value_parser = size)]
     host: Option<ByteCount>,
-    /// Disk space for the cache, of all ranks together; several are several tiers
+    /// Disk space for the cache, a total of all ranks; repeat the option for several tiers
     #[arg(long, value_name = "DIR:SIZE", value_parser = disk)]
     disk: Vec<DiskSpace>,
-    /// Tokens of a user's context: 32768 or 32k
+    /// Tokens of a user's context, such as 32768 or 32k
     #[arg(long, value_name = "TOKENS", value_parser = count)]
     context: Option<u64>,
-    /// Users with such a context
+    /// Number of users, each with one context
     #[arg(long, value_name = "N", value_parser = count)]
     users: Option<u64>,
     /// A machine's profile, or a file that describes one
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "here")]
     machine: Option<String>,
-    /// This machine, as `terrane doctor` finds it
+    /// Uses this machine, with the facts of `terrane doctor`
     #[arg(long)]
     here: bool,
-    /// A trace of keys: the keys of a request on each line, or JSON with `hash_ids`
+    /// A trace of keys: each line has the keys of a request, or JSON with `hash_ids`
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Prints JSON
     #[arg(long)]
     json: bool,
-    /// Writes a page with pictures; it needs no other file
+    /// Writes a self-contained page with pictures
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Exits with 4 if a limit of the machine would be hit
+    /// Exits with 4 if the plan exceeds a limit of the machine
     #[arg(long)]
     check: bool,
     /// Lists the published models and the profiles of machines
     #[arg(long, conflicts_with_all = ["model", "html", "json"])]
     list: bool,
-    /// Prints a profile, as a pattern for your own
+    /// Prints a profile, as a template for your own
     #[arg(long, value_name = "NAME", conflicts_with_all = ["model", "html", "list"])]
     show_machine: Option<String>,
 }
@@ -119,7 +119,7 @@ fn request(arguments: &Arguments, restart: &Restart) -> Result<PlanRequest, Fail
     Ok(request)
 }
 
-/// A file is taken before a profile.
+/// Loads a file if it exists, else a profile.
 fn machine(name: &str) -> Result<Machine, Failure> {
     let path = Path::new(name);
     if path.is_file() || name.ends_with(".json") {

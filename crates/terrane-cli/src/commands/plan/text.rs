@@ -32,7 +32,8 @@ pub(super) fn ranks(count: u32) -> String {
     if count == 1 { "1 rank".to_owned() } else { format!("{count} tensor-parallel ranks") }
 }
 
-/// The command of an engine, an option on each line. A backslash ends a line, so that a shell reads one command.
+/// The command of an engine, with an option on each line. Lines end with a backslash, so that a shell reads one
+/// command.
 pub(super) fn command(options: &EngineOptions) -> String {
     options.command.replace(" --", " \\\n    --")
 }
@@ -104,7 +105,10 @@ pub(super) fn tier_rows(plan: &Plan) -> Vec<Vec<String>> {
 
 fn tiers(plan: &Plan) -> String {
     if plan.tiers.is_empty() {
-        return wrap("No tier is given: add --gpu-mem, --host or --disk to see what fits.", "");
+        return wrap(
+            "The request has no tier: add --gpu-mem, --host or --disk to see what fits.",
+            "",
+        );
     }
     let table = table(&TIER_HEADER, &tier_rows(plan), &[]);
     let note = "TOKENS: every group keeps every token. USERS: whole contexts in this tier alone.";
@@ -138,7 +142,7 @@ fn padding(plan: &Plan) -> String {
         return String::new();
     }
     let table = table(&PADDING_HEADER, &padding_rows(plan), &[]);
-    let note = "POWERS OF 2: what size classes of powers of two would lose for the same blocks.";
+    let note = "POWERS OF 2: padding with size classes of powers of two, for the same blocks.";
     format!("{table}{}", wrap(note, ""))
 }
 
@@ -179,10 +183,10 @@ fn limits(plan: &Plan) -> String {
         return String::new();
     }
     if plan.limits.is_empty() {
-        return "LIMITS: none of the known ones would be hit.\n".to_owned();
+        return "LIMITS: the plan exceeds none of the known limits.\n".to_owned();
     }
     let lines = plan.limits.iter().map(|limit| wrap(&format!("  {limit}"), "    "));
-    format!("LIMITS that would be hit\n{}", lines.collect::<String>())
+    format!("LIMITS that the plan exceeds\n{}", lines.collect::<String>())
 }
 
 pub(super) fn prediction_rows(plan: &Plan) -> Vec<Vec<String>> {

@@ -7,7 +7,7 @@ use terrane_store::tools::stat;
 
 use crate::error::Failure;
 
-/// The namespace that was given, or the only one in the directory.
+/// The namespace from the arguments, or the only one in the directory.
 pub(super) fn namespace(directory: &Path, given: Option<&str>) -> Result<String, Failure> {
     if let Some(name) = given {
         return Ok(name.to_owned());
@@ -25,7 +25,7 @@ pub(super) fn namespace(directory: &Path, given: Option<&str>) -> Result<String,
     match names.as_slice() {
         [] => {
             let text =
-                format!("{} has no store; give the directory of a disk tier", directory.display());
+                format!("{} has no store; pass the directory of a disk tier", directory.display());
             Err(Failure::Usage(text))
         }
         [name] => Ok(name.clone()),
@@ -40,7 +40,7 @@ pub(super) fn namespace(directory: &Path, given: Option<&str>) -> Result<String,
     }
 }
 
-/// All directories of the tier, in their order.
+/// All directories of the tier, in the order in which it was created.
 pub(super) fn directories(first: &Path, others: &[PathBuf]) -> Vec<PathBuf> {
     [first.to_owned()].into_iter().chain(others.iter().cloned()).collect()
 }

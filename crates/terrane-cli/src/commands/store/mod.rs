@@ -1,4 +1,4 @@
-//! `terrane store`: a store's directory, beside the process that has it open or without one.
+//! `terrane store`: examines a store's directory, whether or not a process has it open.
 
 mod find;
 mod wear;
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Blocks by their records
+    /// Lists blocks from their records
     Ls {
         #[command(flatten)]
         target: Target,
@@ -37,24 +37,24 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = 1000)]
         most: usize,
     },
-    /// Numbers of a store, and its bytes written a day
+    /// Prints the numbers of a store, and the bytes written per day
     Stat {
         #[command(flatten)]
         target: Target,
-        /// Watches the store for so many seconds, and prints its bytes written a day
+        /// Reads the records twice, this many seconds apart, and prints the bytes written per day
         #[arg(long, value_name = "SECONDS")]
         over: Option<f64>,
-        /// The bytes that the drive's maker allows to be written, such as 600TB
+        /// The drive's rated endurance in bytes written, such as 600TB
         #[arg(long, value_name = "SIZE", value_parser = size, requires = "over")]
         drive_tbw: Option<ByteCount>,
     },
-    /// Whether a key is stored, and where
+    /// Prints whether a key is stored, and where
     Why {
         #[command(flatten)]
         target: Target,
         /// The key: text, or 0x and hexadecimal digits
         key: String,
-        /// Its group
+        /// The key's group
         #[arg(long, value_name = "N", default_value_t = 0)]
         group: u16,
     },
@@ -62,15 +62,15 @@ enum Command {
     Verify {
         #[command(flatten)]
         target: Target,
-        /// The most bytes a second
+        /// The maximum read rate in bytes per second
         #[arg(long, value_name = "SIZE", value_parser = size)]
         rate: Option<ByteCount>,
     },
-    /// As verify, and removes damaged blocks; no process may have the store open
+    /// Like verify, and removes damaged blocks; no process may have the store open
     Scrub {
         #[command(flatten)]
         target: Target,
-        /// The most bytes a second
+        /// The maximum read rate in bytes per second
         #[arg(long, value_name = "SIZE", value_parser = size)]
         rate: Option<ByteCount>,
     },
@@ -78,7 +78,7 @@ enum Command {
     Clear {
         #[command(flatten)]
         target: Target,
-        /// Confirms it
+        /// Confirms the removal
         #[arg(long)]
         yes: bool,
     },
@@ -89,10 +89,10 @@ enum Command {
 struct Target {
     /// The directory of the disk tier
     directory: PathBuf,
-    /// The store's namespace; needed if the directory has several
+    /// The store's namespace; required if the directory has several
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
-    /// Further directories of the tier, in their order
+    /// Further directories of the tier, in the order in which it was created
     #[arg(long, value_name = "DIR")]
     also_in: Vec<PathBuf>,
     /// Prints JSON
@@ -161,7 +161,7 @@ fn block_row(block: &ListedBlock) -> Vec<String> {
     ]
 }
 
-/// The beginning of a long key; `--json` has all of it.
+/// Shortens a long key. `--json` prints the whole key.
 fn shortened(key: &KeyName) -> String {
     const MOST: usize = 24;
     let text = key.to_string();
@@ -325,7 +325,7 @@ fn print_why(
     Ok(ExitStatus::Success)
 }
 
-/// Text as it is; hexadecimal digits after `0x`.
+/// Uses text directly, and decodes hexadecimal digits after `0x`.
 fn key_bytes(key: &str) -> Result<Vec<u8>, Failure> {
     let Some(digits) = key.strip_prefix("0x") else { return Ok(key.as_bytes().to_vec()) };
     let refused = || {
@@ -382,7 +382,7 @@ fn print_report(
         }
         output.text(&text)?;
     }
-    // A scrub has removed what was damaged, and still reports that there was damage.
+    // A scrub has removed the damaged blocks, and still reports them.
     Ok(if report.damaged.is_empty() { ExitStatus::Success } else { ExitStatus::Damaged })
 }
 

@@ -1,4 +1,4 @@
-//! The bytes that a store writes in a day, from two readings of its records.
+//! The bytes that a store writes per day, from two readings of its records.
 
 use std::path::Path;
 use std::thread;
@@ -18,8 +18,8 @@ pub(super) struct Watched {
 
 const DAY: f64 = 86_400.0;
 
-/// Reads the records twice. A block that was written and removed in between does not count, so the result is at least
-/// this much.
+/// Reads the records twice. A block that was written and removed in between does not count, so the result is a lower
+/// bound.
 pub(super) fn watch(directory: &Path, name: &str, time: Duration) -> Result<Watched, Failure> {
     let begun = Instant::now();
     let before = list(directory, name)?.as_of;
@@ -35,7 +35,7 @@ impl Watched {
         self.bytes as f64 / self.seconds * DAY
     }
 
-    /// The years in which the drive's total is written; none if nothing is.
+    /// The years until the drive's endurance is used up; `None` if nothing was written.
     pub(super) fn years(&self, drive: ByteCount) -> Option<f64> {
         (self.bytes > 0).then(|| drive.get() as f64 / self.bytes_a_day() / 365.25)
     }
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_drive_lasts_as_long_as_its_bytes() {
-        // 1 GB in 1 s is 86.4 TB a day; 600 TB last a week.
+        // 1 GB in 1 s is 86.4 TB a day, so 600 TB last a week.
         let watched = Watched { bytes: 1_000_000_000, seconds: 1.0 };
         let years = watched.years(ByteCount::new(600_000_000_000_000)).unwrap();
         assert!((years * 365.25 - 6.944).abs() < 0.001, "{years}");

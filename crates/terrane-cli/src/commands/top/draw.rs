@@ -1,4 +1,4 @@
-//! The tables in a terminal, or as text.
+//! Draws the tables in a terminal, or as text.
 
 use ratatui::Frame;
 use ratatui::backend::TestBackend;
@@ -11,7 +11,7 @@ use super::view::{Readings, Section};
 use crate::error::Failure;
 use crate::table::WIDTH;
 
-/// Draws all tables, below one line about the source.
+/// Draws all tables, below a line with the source.
 pub(super) fn frame(frame: &mut Frame<'_>, title: &str, readings: &Readings) {
     let sections = readings.sections();
     let heights = [Constraint::Length(2)]
@@ -27,7 +27,7 @@ pub(super) fn frame(frame: &mut Frame<'_>, title: &str, readings: &Readings) {
     }
 }
 
-/// The rows, the header, and an empty line.
+/// The number of lines: the rows, the header, and an empty line.
 fn height(section: &Section) -> u16 {
     u16::try_from(section.rows.len()).unwrap_or(u16::MAX - 2) + 2
 }
@@ -55,7 +55,7 @@ fn table(section: &Section) -> Table<'_> {
         .column_spacing(2)
 }
 
-/// The same as text of 80 columns.
+/// Renders the same view as text of 80 columns.
 pub(super) fn text(title: &str, readings: &Readings) -> Result<String, Failure> {
     let rows: u16 = readings.sections().iter().map(height).fold(3, u16::saturating_add);
     let failed = |error: &dyn std::fmt::Display| Failure::Plot(error.to_string());

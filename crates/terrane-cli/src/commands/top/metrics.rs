@@ -1,4 +1,4 @@
-//! OpenMetrics text, as `Store::export_metrics` writes it.
+//! Parses OpenMetrics text, as `Store::export_metrics` writes it.
 
 /// One line of metrics.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,15 +14,15 @@ impl Sample {
     }
 }
 
-/// Why a text is not metrics.
+/// A text that is not metrics.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} is not a metric: {text:?}; give a file of `export_metrics`, or an endpoint")]
+#[error("line {line} is not a metric: {text:?}; pass a file of `export_metrics`, or an endpoint")]
 pub(crate) struct NoMetric {
     line: usize,
     text: String,
 }
 
-/// Reads all samples. Comments are skipped, and so are timestamps and exemplars.
+/// Parses all samples. Comments, timestamps and exemplars are skipped.
 pub(super) fn parse(text: &str) -> Result<Vec<Sample>, NoMetric> {
     let mut samples = Vec::new();
     for (number, line) in text.lines().enumerate() {

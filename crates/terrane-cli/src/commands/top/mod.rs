@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     /// Seconds between two readings
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
-    /// Prints one view as text, and ends; with --interval, its rates are of that time
+    /// Prints one view as text and exits; with --interval, the rates cover that time
     #[arg(long)]
     once: bool,
     /// Prints totals, not rates, with --once
@@ -51,14 +51,14 @@ pub(crate) fn run(arguments: &Arguments, output: &mut Output<'_>) -> Result<Exit
         return Ok(ExitStatus::Success);
     }
     let mut terminal = ratatui::try_init().map_err(|error| {
-        Failure::Usage(format!("this is no terminal: {error}; use --once for text"))
+        Failure::Usage(format!("standard output is not a terminal: {error}; use --once for text"))
     })?;
     let ended = live(arguments, &source, readings, &mut terminal, interval);
     ratatui::restore();
     ended
 }
 
-/// Draws until the user quits. A reading that fails is shown, and repeated.
+/// Draws until the user quits. If a reading fails, shows the error and tries again.
 fn live(
     arguments: &Arguments,
     source: &Source,
@@ -125,7 +125,8 @@ mod tests {
         write(1000);
         read(&source, &mut readings).unwrap();
         let rate: f64 = readings.sections()[0].rows[0][2].parse().unwrap();
-        // 1,000 hits in 200 ms or a little more. Since the failed attempt it would be a million a second.
+        // 1,000 hits in 200 ms or slightly more. If measured since the failed attempt, the rate would be a million
+        // per second.
         assert!(rate > 0.0 && rate <= 1000.0 / 0.2, "{rate}");
     }
 }

@@ -1,4 +1,4 @@
-//! Where the metrics come from: a file, or an HTTP endpoint.
+//! The source of the metrics: a file, or an HTTP endpoint.
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -19,10 +19,10 @@ pub(super) enum Source {
     },
 }
 
-/// The time of each step of a request.
+/// The time limit of each step of a request.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The most bytes of an answer.
+/// The maximum length of a response.
 const MOST: u64 = 16 << 20;
 
 impl Source {
@@ -40,7 +40,7 @@ impl Source {
         Ok(Self::Http { authority, path: format!("/{path}") })
     }
 
-    /// All of the text.
+    /// Reads the whole text.
     pub(super) fn read(&self) -> Result<String, Failure> {
         match self {
             Self::File(path) => files::read_text(path),
@@ -51,7 +51,7 @@ impl Source {
     }
 }
 
-/// A request of HTTP/1.0, whose answer ends with the connection.
+/// Sends an HTTP/1.0 request. The response ends when the server closes the connection.
 fn get(authority: &str, path: &str) -> Result<String, String> {
     let text = |error: std::io::Error| {
         format!("{error}; check the host, the port, and that it serves metrics")
@@ -69,12 +69,12 @@ fn get(authority: &str, path: &str) -> Result<String, String> {
     stream.take(MOST).read_to_string(&mut answer).map_err(text)?;
     let (head, body) = answer
         .split_once("\r\n\r\n")
-        .ok_or("the answer is not HTTP; give the endpoint of metrics")?;
+        .ok_or("the response is not HTTP; pass an endpoint of metrics")?;
     let status = head.lines().next().unwrap_or_default();
     if status.split_whitespace().nth(1) == Some("200") {
         Ok(body.to_owned())
     } else {
-        Err(format!("the answer is {status:?}; give the path of the metrics"))
+        Err(format!("the status is {status:?}; pass the path of the metrics"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The tables of `terrane top`: rates between two readings, and totals before there are two.
+//! The tables of `terrane top`: rates between two readings, and totals after the first.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ pub(super) struct Readings {
     now: Vec<Sample>,
     /// The time of `now`.
     at: Option<Instant>,
-    /// The reading before it, and the time between the two.
+    /// The previous reading, and the time between the two.
     before: Option<(Vec<Sample>, Duration)>,
 }
 
@@ -24,8 +24,8 @@ pub(super) struct Section {
 const STORE: &str = "terrane_store_";
 
 impl Readings {
-    /// Adds a reading of this time. Rates are of the time since the last reading that was added, so that attempts that
-    /// fail between two readings do not shorten it.
+    /// Adds a reading of this time. Rates cover the time since the previous successful reading, so failed attempts in
+    /// between do not shorten it.
     pub(super) fn add(&mut self, samples: Vec<Sample>, at: Instant) {
         let before = std::mem::replace(&mut self.now, samples);
         if let Some(last) = self.at.replace(at)
@@ -35,7 +35,7 @@ impl Readings {
         }
     }
 
-    /// The tables, in their order. Tables without rows are left out.
+    /// The tables, in their order. Tables without rows are omitted.
     pub(super) fn sections(&self) -> Vec<Section> {
         let sections = [self.tiers(), self.groups(), self.misses(), self.jobs(), self.others()];
         sections.into_iter().filter(|section| !section.rows.is_empty()).collect()
@@ -46,11 +46,11 @@ impl Readings {
         self.before.is_some()
     }
 
-    /// A counter's rate a second, or its total before there are two readings.
+    /// A counter's rate per second, or its total before the second reading.
     fn count(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let total = sum(&self.now, name, labels);
         let Some((before, since)) = &self.before else { return total };
-        // A store that was opened again counts from zero.
+        // After a store is opened again, its counters start at zero.
         (total - sum(before, name, labels)).max(0.0) / since.as_secs_f64().max(1e-3)
     }
 
@@ -168,7 +168,7 @@ impl Readings {
         Section { header: header.to_vec(), rows: if is_store { rows } else { Vec::new() } }
     }
 
-    /// Metrics of other parts, such as bandwidths of paths and depths of queues.
+    /// Metrics that are not the store's, such as bandwidths of paths and depths of queues.
     fn others(&self) -> Section {
         let others = self.now.iter().filter(|sample| !sample.name.starts_with(STORE));
         let rows = others.map(|sample| {
@@ -195,7 +195,7 @@ fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
         sample.name == name
             && labels.iter().all(|(label, value)| sample.label(label) == Some(value))
     };
-    // The sum of no floating-point numbers is -0.
+    // The sum of an empty list of floating-point numbers is -0.
     samples.iter().filter(has).map(|sample| sample.value).sum::<f64>() + 0.0
 }
 
@@ -242,7 +242,7 @@ mod tests {
         let second = readings.sections();
         assert_eq!(second[0].rows[0][2..4], ["10", "100.0 %"]);
         assert_eq!(second[0].header[2], "HITS/s");
-        // The process was started again.
+        // The process was restarted.
         readings.add(parse(&text(1, 0)).unwrap(), begun + Duration::from_secs(3));
         assert_eq!(readings.sections()[0].rows[0][2], "0");
     }

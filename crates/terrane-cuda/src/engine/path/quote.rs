@@ -177,7 +177,10 @@ impl DeviceEngine {
         let pairs = to_u64(plan.destination_blocks().len());
         let cells_of = |grid: &CopyGrid| {
             // Within the device, the cells of a piece cost no more than one cell with as many bytes.
-            let is_one = direction == Direction::WithinDevice && grid.bytes >= SECTOR;
+            let is_transposed = grid.source.row_stride == grid.bytes.get()
+                && grid.destination.column_stride == grid.bytes.get();
+            let is_one =
+                direction == Direction::WithinDevice && (grid.bytes >= SECTOR || is_transposed);
             let [rows, columns] = if is_one { [1, 1] } else { [grid.rows, grid.columns] };
             let factors = [grid.layers, grid.outers, rows, columns];
             factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()))

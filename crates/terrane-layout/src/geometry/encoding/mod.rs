@@ -1,4 +1,4 @@
-//! The encoding of a geometry. It is unique; fingerprints hash it, and descriptions contain it.
+//! The unique encoding of a geometry, for fingerprints and descriptions.
 //!
 //! All numbers are little-endian and have a fixed length.
 //!
@@ -65,7 +65,7 @@ impl Geometry {
         encoded
     }
 
-    /// Reads the output of [`encode`](Self::encode), and nothing else.
+    /// Decodes the output of [`encode`](Self::encode). Any other input is an error.
     ///
     /// No byte is trusted. Counts are compared with `limits` and with the remaining input. The
     /// strides pass the same proof as those of [`from_sections_in`](Self::from_sections_in).
@@ -106,9 +106,9 @@ fn within(claim: Claim, count: u64, limit: u32) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// The length of the name (1) and the name, the bytes of an element (4), whether heads are stated
-/// (1), the first region (4), the offset (8), and the steps of each axis. The steps are regions (4),
-/// outer count (4) and stride (8), inner count (4) and stride (8).
+/// Writes the length of the name (1 byte), the name, and the bytes of an element (4). Then come
+/// whether heads are stated (1), the first region (4), the offset (8), and the steps of each axis.
+/// The steps are regions (4), outer count (4) and stride (8), inner count (4) and stride (8).
 fn write_section(section: &Section, encoded: &mut Vec<u8>) {
     let name = section.name();
     let name = name.as_str();
@@ -120,7 +120,7 @@ fn write_section(section: &Section, encoded: &mut Vec<u8>) {
     encoded.extend(section.first_region().to_le_bytes());
     encoded.extend(section.offset().to_le_bytes());
     for axis in Axis::ALL {
-        // Strides without a meaning would give one layout several encodings.
+        // Strides without meaning are normalised, so that a layout has one encoding.
         let steps = section.steps(axis).normal();
         encoded.extend(steps.regions().to_le_bytes());
         for step in [steps.outer(), steps.inner()] {
@@ -133,7 +133,7 @@ fn write_section(section: &Section, encoded: &mut Vec<u8>) {
 /// The remaining input.
 struct Input<'a> {
     bytes: &'a [u8],
-    /// The position of the rest.
+    /// The position of the remaining input.
     offset: usize,
 }
 

@@ -20,7 +20,7 @@ fn geometry(layers: u32, kind: LayoutKind) -> Geometry {
 }
 
 #[test]
-fn every_kind_comes_back() {
+fn every_kind_is_decoded_unchanged() {
     for kind in LayoutKind::ALL {
         for layers in [1, 3] {
             let geometry = geometry(layers, kind);
@@ -83,8 +83,8 @@ fn version_1_is_refused_by_name() {
 #[test]
 fn hostile_strides_fail_the_proof() {
     let bytes = geometry(1, LayoutKind::FullyContiguous).encode();
-    // The position of the head stride: after the counts, the position of the section, and two axes
-    // come regions, outer part and inner count.
+    // The position of the head stride: after the counts, the position of the section, and two axes.
+    // Then follow regions, outer part and inner count.
     let head_stride = 3 + 19 + 2 * AXIS_BYTES + 20;
     assert_eq!(bytes[head_stride..head_stride + 8], 8_u64.to_le_bytes());
     for stride in [0, 1, 7, u64::MAX, 1 << 63, (-8_i64).cast_unsigned()] {
@@ -99,7 +99,7 @@ fn hostile_strides_fail_the_proof() {
 }
 
 proptest! {
-    /// Any change of the bytes is refused, or gives the encoding of another geometry.
+    /// A change of the bytes is refused, or gives the encoding of another geometry.
     #[test]
     fn any_change_is_refused_or_another_geometry(
         kind in prop::sample::select(LayoutKind::ALL.to_vec()),

@@ -2,14 +2,14 @@
 //!
 //! # How a reservation takes effect at one instant
 //!
-//! A refused request must never make a concurrent request fail that fits. To add first and check
-//! afterwards breaks this at one level. To reserve level by level with a rollback breaks it in a
-//! tree, because the child counts the bytes until the parent has decided.
+//! A refused request must never make a concurrent request fail that fits. Adding first and checking
+//! afterwards breaks this rule at one level. Reserving level by level with a rollback breaks it in
+//! a tree, because the child counts the bytes until the parent has decided.
 //!
 //! Here no reservation is rolled back. The root changes only by compare-and-swap. All levels below
 //! one child of the root, a *branch*, change under the lock of that branch. The lock is held for a
 //! few loads and stores. Every level below the root is checked, then the root decides by its
-//! compare-and-swap, and only then are the bytes entered below. Other branches can see only the
+//! compare-and-swap, and only then are the levels below updated. Other branches can see only the
 //! root. The same branch sees no intermediate state. Tiers that share a budget are separate
 //! branches and never wait for one another.
 //!
@@ -49,8 +49,8 @@ pub struct Budget(Arc<Node>);
 struct Node {
     label: Label,
     limit: AtomicU64,
-    /// Bytes reserved here and below. The root's changes by compare-and-swap. Those of other levels
-    /// change only under the branch's lock.
+    /// Bytes reserved here and below. The root's value changes by compare-and-swap. The values of
+    /// other levels change only under the branch's lock.
     live: AtomicU64,
     peak: AtomicU64,
     /// `None` for the root.
@@ -64,14 +64,15 @@ struct Up {
 }
 
 impl Budget {
-    /// Makes a root budget of `limit` bytes. `u64::MAX` limits nothing and still counts.
+    /// Creates a root budget of `limit` bytes. `u64::MAX` limits nothing, but the bytes are
+    /// counted.
     #[must_use]
     pub fn new(label: impl Into<Label>, limit: ByteCount) -> Self {
         Self(Arc::new(Node::new(label.into(), limit, None)))
     }
 
-    /// Makes a part of this budget. Bytes reserved from the part count here too. The limit of a
-    /// part may exceed the limit of this budget, and so may the limits of several parts together.
+    /// Creates a part of this budget. Bytes reserved from the part count here too. The limit of a
+    /// part may exceed the limit of this budget, and so may the sum of the limits of several parts.
     #[must_use]
     pub fn child(&self, label: impl Into<Label>, limit: ByteCount) -> Self {
         let branch = match &self.0.up {
@@ -127,7 +128,7 @@ impl Budget {
         ByteCount::new(self.0.live.load(Ordering::Relaxed))
     }
 
-    /// Returns the most bytes that were reserved at once since the budget was made, or since the
+    /// Returns the most bytes that were reserved at once since the budget was created, or since the
     /// last [`reset_peak`](Self::reset_peak).
     #[must_use]
     pub fn peak(&self) -> ByteCount {
@@ -138,8 +139,8 @@ impl Budget {
     pub fn reset_peak(&self) {
         let node = &self.0;
         node.peak.store(node.live.load(Ordering::Relaxed), Ordering::Relaxed);
-        // The store may overwrite the peak of a reservation that came in between, so the live bytes
-        // are entered once more. Adding zero reads the latest value. It also orders the store above
+        // The store may overwrite the peak of a concurrent reservation, so the live bytes are
+        // entered once more. Adding zero reads the latest value. It also orders the store above
         // before every later reservation's access to the peak.
         node.peak.fetch_max(node.live.fetch_add(0, Ordering::AcqRel), Ordering::Relaxed);
     }
@@ -314,7 +315,7 @@ impl Drop for Reservation {
      free some or raise the limit"
 )]
 pub struct OverBudget {
-    /// The budget that refused: the one asked, or one that it is a part of.
+    /// The budget that refused: this budget, or one that contains it.
     pub budget: Label,
     /// The bytes requested.
     pub requested: ByteCount,

@@ -7,9 +7,9 @@ use crate::adaptors::attached::Attached;
 
 /// An upstream within a [`Budget`].
 ///
-/// The bytes are reserved before the upstream is asked, rounded up to its granule. If the upstream
-/// returns more, the rest is reserved too, or the memory is freed. So the budget counts the bytes
-/// obtained. The bytes are released after the memory has been freed.
+/// The bytes, rounded up to the upstream's granule, are reserved before the request to the
+/// upstream. If the upstream returns more, the rest is reserved too, or the memory is freed. So the
+/// budget counts the bytes obtained. The bytes are released after the memory has been freed.
 #[derive(Debug)]
 pub struct Limit<A> {
     upstream: A,
@@ -39,7 +39,7 @@ impl<A: Allocate> Limit<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate> Allocate for Limit<A> {
     type Memory = Limited<A::Memory>;
 
@@ -95,7 +95,11 @@ mod tests {
         assert_eq!((name.as_str(), label.as_str()), ("pages", "weights"));
         assert!(error.to_string().contains("budget pages of"), "{error}");
         assert!(error.is_exhaustion());
-        assert_eq!(upstream.usage().allocations, 1, "the upstream was asked in vain");
+        assert_eq!(
+            upstream.usage().allocations,
+            1,
+            "the refused request did not reach the upstream"
+        );
         drop(page);
         assert_eq!(budget.live(), ByteCount::ZERO);
     }

@@ -6,7 +6,7 @@ use terrane_core::{ByteCount, Label, Span};
 
 /// Every block of some sources, each source at one instant.
 ///
-/// With the feature `serde` it serialises. `to_json` documents the format.
+/// With the feature `serde` it can be serialised. `to_json` documents the format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The blocks, source by source.
@@ -19,7 +19,7 @@ pub struct BlockRecord {
     /// The kind, location and length.
     pub span: Span,
     /// The bytes requested; zero for a cached block.
-    pub asked: ByteCount,
+    pub requested: ByteCount,
     /// The label of the owner.
     pub tag: Label,
     /// The state of the block.
@@ -59,7 +59,7 @@ impl BlockState {
     note = "a `Pool` lists its free blocks; the `LiveBlocks` of a `Tags` list the blocks in use"
 )]
 pub trait Inspect {
-    /// Calls `visit` with every block, as of one instant. It holds no lock during the calls.
+    /// Calls `visit` with every block, as of one instant, without a lock.
     fn inspect(&self, visit: &mut dyn FnMut(BlockRecord));
 }
 
@@ -71,12 +71,13 @@ pub struct TagTotal {
     /// The length of the blocks in bytes.
     pub bytes: u64,
     /// The bytes requested.
-    pub asked: u64,
+    pub requested: u64,
 }
 
 impl Snapshot {
-    /// Takes the blocks of all `sources`, one source after the other. A [`Pool`](crate::Pool) lists
-    /// its free blocks. The table of a [`Tags`](crate::adaptors::Tags) around it lists those in use.
+    /// Collects the blocks of all `sources`, one source after another. A [`Pool`](crate::Pool)
+    /// lists its free blocks. The table of a [`Tags`](crate::adaptors::Tags) around it lists the
+    /// blocks in use.
     #[must_use]
     pub fn of(sources: &[&dyn Inspect]) -> Self {
         let mut blocks = Vec::new();
@@ -95,7 +96,7 @@ impl Snapshot {
             total.blocks += 1;
             // Disjoint spans of one machine do not add up to 2^64 bytes.
             total.bytes = total.bytes.wrapping_add(block.span.length.get());
-            total.asked = total.asked.wrapping_add(block.asked.get());
+            total.requested = total.requested.wrapping_add(block.requested.get());
         }
         let mut totals: Vec<_> =
             totals.into_iter().map(|(tag, total)| (tag.clone(), total)).collect();
@@ -115,7 +116,7 @@ mod json {
     impl Snapshot {
         /// Returns the snapshot as JSON:
         /// `{"version": 1, "blocks": [{"kind": "device 0", "address": "0x…", "bytes": 512,
-        /// "asked": 300, "tag": "kv", "state": "live", "sequence": 7}, …]}`.
+        /// "asked": 300, "tag": "kv", "state": "live", "sequence": 7}, …]}`. `asked` is the requested bytes.
         ///
         /// Addresses are strings, because many readers of JSON lose the low bits of large numbers.
         ///
@@ -143,7 +144,7 @@ mod json {
             block.serialize_field("kind", &self.span.kind.to_string())?;
             block.serialize_field("address", &format!("{address:#x}"))?;
             block.serialize_field("bytes", &self.span.length.get())?;
-            block.serialize_field("asked", &self.asked.get())?;
+            block.serialize_field("asked", &self.requested.get())?;
             block.serialize_field("tag", self.tag.as_str())?;
             block.serialize_field("state", self.state.as_str())?;
             block.serialize_field("sequence", &self.sequence)?;

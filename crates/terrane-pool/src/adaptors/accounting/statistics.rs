@@ -43,7 +43,7 @@ impl<A: Allocate> Statistics<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate> Allocate for Statistics<A> {
     type Memory = Counted<A::Memory>;
 
@@ -80,7 +80,7 @@ pub struct Counters(Arc<Mutex<Ledger>>);
 #[derive(Debug, Default)]
 struct Ledger {
     since_start: Totals,
-    /// The open windows. The slot of a closed one is reused.
+    /// The open windows. The slot of a closed window is reused.
     windows: Vec<Option<Totals>>,
 }
 
@@ -120,19 +120,19 @@ impl fmt::Display for Totals {
 }
 
 impl Counters {
-    /// Makes counters that are zero.
+    /// Creates counters that are zero.
     #[must_use]
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new(Ledger::default())))
     }
 
-    /// Returns the counts since the counters were made.
+    /// Returns the counts since the counters were created.
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.0.lock().since_start
     }
 
-    /// Resets the peaks of all time to the live bytes and blocks. Windows keep their peaks.
+    /// Resets the peaks since creation to the live bytes and blocks. Windows keep their peaks.
     pub fn reset_peak(&self) {
         let totals = &mut self.0.lock().since_start;
         totals.peak = totals.current;
@@ -221,7 +221,7 @@ impl Drop for Window {
     }
 }
 
-/// The entry of one live block; it leaves the counters on drop.
+/// The entry of one live block. It is removed from the counters on drop.
 #[derive(Debug)]
 pub struct Count {
     counters: Counters,

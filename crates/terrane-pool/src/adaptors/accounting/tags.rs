@@ -46,7 +46,7 @@ impl<A: Allocate> Tags<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate> Allocate for Tags<A> {
     type Memory = Tagged<A::Memory>;
 
@@ -80,11 +80,11 @@ impl LiveBlocks {
         table.blocks.len() - table.free.len()
     }
 
-    fn enter(&self, span: Span, asked: ByteCount, tag: &Label) -> TagEntry {
+    fn enter(&self, span: Span, requested: ByteCount, tag: &Label) -> TagEntry {
         let mut table = self.0.lock();
         table.sequence += 1;
         let (state, sequence) = (BlockState::Live, table.sequence);
-        let record = BlockRecord { span, asked, tag: tag.clone(), state, sequence };
+        let record = BlockRecord { span, requested, tag: tag.clone(), state, sequence };
         let slot = table.free.pop().unwrap_or(table.blocks.len());
         match table.blocks.get_mut(slot) {
             Some(free) => *free = Some(record),
@@ -107,7 +107,7 @@ impl Inspect for LiveBlocks {
     }
 }
 
-/// The entry of a live block. It leaves the table on drop.
+/// The entry of a live block. It is removed from the table on drop.
 #[derive(Debug)]
 pub struct TagEntry {
     table: LiveBlocks,
@@ -150,8 +150,8 @@ mod tests {
         assert_eq!(
             snapshot.by_tag(BlockState::Live),
             [
-                (Label::from("kv"), TagTotal { blocks: 2, bytes: 1536, asked: 700 }),
-                (Label::from("scratch"), TagTotal { blocks: 1, bytes: 512, asked: 1 }),
+                (Label::from("kv"), TagTotal { blocks: 2, bytes: 1536, requested: 700 }),
+                (Label::from("scratch"), TagTotal { blocks: 1, bytes: 512, requested: 1 }),
             ]
         );
         assert_eq!(snapshot.by_tag(BlockState::Cached), []);

@@ -21,8 +21,8 @@ impl<A: Allocate> Binning<A> {
         Self { bins: Vec::new(), rest }
     }
 
-    /// Sends requests of at most `largest` bytes to `upstream`, unless a smaller bin takes them. A
-    /// bin of the same size is replaced.
+    /// Sends requests of at most `largest` bytes to `upstream`, unless a smaller bin accepts them.
+    /// A bin of the same size is replaced.
     ///
     /// # Errors
     ///
@@ -47,7 +47,7 @@ impl<A: Allocate> Binning<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate> Allocate for Binning<A> {
     type Memory = A::Memory;
 

@@ -7,7 +7,7 @@ use terrane_core::{
     RegistrationRecord, StorageKind,
 };
 
-/// Memory from one of two upstreams. It records which one.
+/// Memory from one of two upstreams, and which one.
 #[derive(Debug)]
 pub enum Either<A, B> {
     /// From the first.
@@ -31,8 +31,8 @@ impl<A: Memory, B: Memory> Either<A, B> {
     }
 }
 
-// SAFETY: every method asks the inner memory. It stays the same one, lives as long as `self`, and
-// does not move its bytes when `self` moves.
+// SAFETY: every method returns the inner memory's value. The inner memory does not change, lives as
+// long as `self`, and does not move its bytes when `self` moves.
 unsafe impl<A: Memory, B: Memory> Memory for Either<A, B> {
     fn kind(&self) -> StorageKind {
         self.inner().kind()
@@ -87,8 +87,8 @@ impl MixedKinds {
     }
 }
 
-/// Returns limits within which one upstream or the other serves every request. Each is the stricter
-/// of the two, except that the largest region is the larger one.
+/// Returns limits within which one upstream or the other serves every request. Each limit is the
+/// stricter of the two, except that the largest region is the larger of the two.
 pub(super) fn limits_of_either(first: Limits, second: Limits) -> Limits {
     let largest_region = match (first.largest_region, second.largest_region) {
         (Some(a), Some(b)) => Some(a.max(b)),

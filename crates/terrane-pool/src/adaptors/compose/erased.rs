@@ -20,7 +20,7 @@ impl<A: Allocate + Send + Sync + 'static> Erased<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate> Allocate for Erased<A> {
     type Memory = Region;
 

@@ -16,7 +16,7 @@ pub struct Fallback<A, B> {
 }
 
 impl<A: Allocate, B: Allocate> Fallback<A, B> {
-    /// Makes a fallback from `first` to `second`.
+    /// Creates a fallback from `first` to `second`.
     ///
     /// # Errors
     ///
@@ -27,7 +27,7 @@ impl<A: Allocate, B: Allocate> Fallback<A, B> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate, B: Allocate> Allocate for Fallback<A, B> {
     type Memory = Either<A::Memory, B::Memory>;
 

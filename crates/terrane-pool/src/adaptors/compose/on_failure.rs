@@ -1,4 +1,4 @@
-//! Asks the caller to make room when an upstream is exhausted.
+//! Calls back when an upstream is exhausted, so that the caller can free memory.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -7,18 +7,17 @@ use terrane_core::{Allocate, AllocateError, Limits, RegionRequest, StorageKind};
 
 use crate::pool::reclaim::Retry;
 
-/// An upstream that calls back when it is exhausted, and tries again if the callback says so.
+/// An upstream that calls back when it is exhausted, and tries again if the callback requests it.
 ///
-/// Errors other than exhaustion ([`AllocateError::is_exhaustion`]) go straight to the caller,
-/// because freeing memory does not help against them. The callback runs on the allocating thread,
-/// with no lock held.
+/// Errors other than exhaustion ([`AllocateError::is_exhaustion`]) are returned at once, because
+/// freeing memory does not help. The callback runs on the allocating thread, without a lock.
 pub struct OnFailure<A, F> {
     upstream: A,
     retries: NonZeroU32,
     callback: F,
 }
 
-/// A refused request, as the callback of [`OnFailure`] gets it.
+/// A refused request, the argument of the callback of [`OnFailure`].
 #[derive(Debug)]
 pub struct RefusedRequest<'r> {
     /// The request.
@@ -41,7 +40,7 @@ where
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A, F> Allocate for OnFailure<A, F>
 where
     A: Allocate,

@@ -52,7 +52,7 @@ impl DebugOptions {
         Self::from_variables(std::env::var_os)
     }
 
-    /// Like [`from_env`](Self::from_env), with another environment than that of the process.
+    /// Like [`from_env`](Self::from_env), with other variables than those of the process.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl DebugOptions {
     }
 
     /// Puts the chosen adaptors around `upstream`. They write through `fill`, in the order of
-    /// `stream`. The guard goes around the poison. So it writes its canaries after the fill on
+    /// `stream`. The guard is outside the poison. So it writes its canaries after the fill on
     /// allocation, and checks them before the fill on free.
     #[must_use]
     pub fn around<A>(&self, upstream: A, fill: impl Fill, stream: StreamId) -> Debugged
@@ -132,7 +132,7 @@ impl Debugged {
     }
 }
 
-// SAFETY: the memory is that of the inner stack of adaptors.
+// SAFETY: the memory comes from the inner stack of adaptors.
 unsafe impl Allocate for Debugged {
     type Memory = Region;
 
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_is_refused_by_name_and_value() {
+    fn invalid_variables_are_refused_by_name_and_value() {
         for (guard, poison, wrong) in [
             ("yes", "", DebugOptions::GUARD),
             ("", "ff", DebugOptions::POISON),

@@ -12,7 +12,7 @@ use terrane_core::{
 use crate::streams::fence::StreamId;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Fills memory with a byte in the order of a stream, and writes and reads single bytes of it. A
+/// Fills memory with a byte in the order of a stream, and writes and reads parts of it. A
 /// [`Poison`] and a [`Guard`](crate::adaptors::Guard) access memory through it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not fill memory",
@@ -31,7 +31,7 @@ pub trait Fill: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     ///
-    /// The driver's error, or [`CannotFill`] for a kind of memory that it does not know.
+    /// The driver's error, or [`CannotFill`] for an unsupported kind of memory.
     unsafe fn fill(
         &self,
         memory: &dyn Memory,
@@ -39,7 +39,8 @@ pub trait Fill: Send + Sync + fmt::Debug + 'static {
         stream: StreamId,
     ) -> Result<(), BoxedCause>;
 
-    /// Returns whether this can write and read memory of this kind. By default, only host memory.
+    /// Returns whether this can write and read memory of this kind. The default supports only host
+    /// memory.
     fn reaches(&self, kind: StorageKind) -> bool {
         kind.is_host()
     }
@@ -139,7 +140,7 @@ impl Fill for FillHost {
     }
 }
 
-/// The error for memory of a kind that a [`Fill`] does not know.
+/// The error for a kind of memory that a [`Fill`] does not support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this `Fill` cannot fill {kind} memory; use one that supports it")]
 pub struct CannotFill {
@@ -147,11 +148,11 @@ pub struct CannotFill {
     pub kind: StorageKind,
 }
 
-/// The error for a place that a [`Fill`] cannot reach.
+/// The error for a location that a [`Fill`] cannot access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this `Fill` cannot access {location}; use one that supports its memory")]
 pub struct CannotReach {
-    /// The place.
+    /// The location.
     pub location: Location,
 }
 
@@ -172,8 +173,8 @@ impl Default for PoisonBytes {
 
 /// An upstream whose memory is filled with a pattern when it is allocated and when it is freed.
 ///
-/// A fill that fails refuses no memory. [`report`](Self::report) gives the number of failures and
-/// the last cause.
+/// If a fill fails, the allocation still succeeds. [`report`](Self::report) contains the number of
+/// failures and the last cause.
 #[derive(Debug)]
 pub struct Poison<A> {
     upstream: A,
@@ -196,7 +197,7 @@ struct Painter {
 pub struct PoisonReport {
     /// Fills that were carried out, or submitted to the stream.
     pub filled: u64,
-    /// Fills that failed, so that memory kept its content.
+    /// Fills that failed, so the memory kept its content.
     pub failed: u64,
     /// The cause of the last failure.
     pub last_failure: Option<Arc<dyn std::error::Error + Send + Sync>>,
@@ -259,7 +260,7 @@ impl Painter {
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate> Allocate for Poison<A> {
     type Memory = Poisoned<A::Memory>;
 
@@ -273,8 +274,8 @@ unsafe impl<A: Allocate> Allocate for Poison<A> {
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let memory = self.upstream.allocate(request)?;
-        // SAFETY: only this function has the memory. After that, the caller uses the memory in the
-        // order of the stream.
+        // SAFETY: only this function can access the memory. After it, the caller uses the memory in
+        // the order of the stream.
         unsafe { self.painter.paint(&memory, self.painter.bytes.allocated) };
         Ok(Poisoned { memory, painter: Arc::clone(&self.painter) })
     }
@@ -288,13 +289,14 @@ pub struct Poisoned<M: Memory> {
 
 impl<M: Memory> Drop for Poisoned<M> {
     fn drop(&mut self) {
-        // SAFETY: its owner is dropping it, so no code uses it any more, except earlier work on the
-        // stream. It is freed after this.
+        // SAFETY: the owner is dropping the memory, so no code uses it, except earlier work on the
+        // stream. The memory is freed after this call.
         unsafe { self.painter.paint(&self.memory, self.painter.bytes.freed) };
     }
 }
 
-// SAFETY: every method asks the memory, which is neither moved nor dropped before `self`.
+// SAFETY: every method returns the memory's value. The memory is neither moved nor dropped before
+// `self`.
 unsafe impl<M: Memory> Memory for Poisoned<M> {
     terrane_core::delegate_memory!(self, self.memory);
 }
@@ -312,7 +314,7 @@ mod tests {
     use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
     #[test]
-    fn what_cannot_be_filled_is_reported_and_not_refused() {
+    fn failed_fills_are_reported_and_not_refused() {
         let source = Poison::on_host(Simulated::new(SimulatedOptions::default()));
         drop(source.allocate(&RegionRequest::new(ByteCount::new(8))).unwrap());
         drop(source.allocate(&RegionRequest::new(ByteCount::ZERO)).unwrap());

@@ -1,15 +1,15 @@
 //! Freed blocks that streams may still be using.
 //!
 //! Every stream numbers its frees with *epochs*. All frees since the last fence share the open
-//! epoch. Recording a fence closes it. When the fence completes, that epoch and all before it are
-//! done. A block waits for one epoch per stream that used it. So a fence is recorded only for a
-//! request that needs a block of the open epoch, and one fence serves all frees before it. For
-//! several uses on one stream, only the latest counts.
+//! epoch. Recording a fence closes it. When the fence completes, that epoch and all earlier ones
+//! are done. A block waits for one epoch of each stream that used it. So a fence is recorded only
+//! for a request that needs a block of the open epoch, and one fence covers all frees before it.
+//! For several uses on one stream, only the latest counts.
 //!
-//! A request on the block's last stream needs no fence: its work runs after the earlier work of
-//! that stream.
+//! A request on the block's last stream needs no fence, because its work runs after the earlier
+//! work of that stream.
 //!
-//! Fences are foreign code: they are made, recorded, queried and waited for without the lock.
+//! Fences are foreign code: they are created, recorded, queried and waited for without the lock.
 
 mod table;
 
@@ -60,8 +60,7 @@ impl<B: PendingBlock> PendingFrees<B> {
         self.bytes.load(Ordering::SeqCst)
     }
 
-    /// Returns the bytes that were never freed, because it was unknown when their streams would
-    /// end.
+    /// Returns the bytes that were never freed, because their streams did not finish.
     pub(crate) fn abandoned(&self) -> u64 {
         self.abandoned.load(Ordering::Relaxed)
     }
@@ -71,7 +70,7 @@ impl<B: PendingBlock> PendingFrees<B> {
         self.table.lock().counts()
     }
 
-    /// Calls `visit`, which must be code of this crate, with every pending block, under the lock.
+    /// Calls `visit` with every pending block, under the lock. `visit` must be code of this crate.
     pub(crate) fn for_each(&self, visit: impl FnMut(&B)) {
         self.table.lock().blocks().for_each(visit);
     }
@@ -83,24 +82,24 @@ impl<B: PendingBlock> PendingFrees<B> {
         table.insert(block);
     }
 
-    /// Takes a block of `class` that was freed on `stream` and can be reused there at once.
+    /// Removes a block of `class` that was freed on `stream` and can be reused there at once.
     pub(crate) fn take_on(&self, class: usize, stream: StreamId) -> Option<B> {
         let entry = self.table.lock().take_latest_on(class, stream)?;
         Some(self.remove(entry))
     }
 
-    /// Takes any pending block of `class` that is ready for `stream`, or for the host if `None`.
+    /// Removes a pending block of `class` that is ready for `stream`, or for the host if `None`.
     pub(crate) fn take_ready(&self, class: usize, stream: Option<StreamId>) -> Option<B> {
         let entry = self.table.lock().take_any(class, stream)?;
         Some(self.remove(entry))
     }
 
-    /// Takes a pending block of `class` for `stream`, after making `stream` wait for the other
+    /// Removes a pending block of `class` for `stream`, after ordering `stream` behind the other
     /// streams that use the block.
     ///
     /// # Errors
     ///
-    /// [`FenceError`]. After it, the stream may wait for more work than necessary.
+    /// [`FenceError`]. In that case, the stream may wait for more work than necessary.
     pub(crate) fn take_after(
         &self,
         class: usize,
@@ -117,7 +116,7 @@ impl<B: PendingBlock> PendingFrees<B> {
         Ok(entry.map(|entry| self.remove(entry)))
     }
 
-    /// Makes `stream` wait until `other` is done with `epoch`. Returns whether it can.
+    /// Makes `stream` wait until `other` has completed `epoch`. Returns whether this is possible.
     fn delay(&self, stream: StreamId, other: StreamId, epoch: u64) -> Result<bool, FenceError> {
         let open = {
             let mut table = self.table.lock();
@@ -133,8 +132,8 @@ impl<B: PendingBlock> PendingFrees<B> {
         fence.map_or(Ok(false), |fence| fence.delay(stream))
     }
 
-    /// Checks which fences have completed, and records those that are wanted. Returns all blocks
-    /// that are free for any stream now. Never blocks.
+    /// Checks which fences have completed, and records the fences that are wanted. Returns all
+    /// blocks that are free for any stream now. Never blocks.
     pub(crate) fn reap(&self) -> Vec<B> {
         self.poll();
         if self.record_wanted() {
@@ -150,9 +149,9 @@ impl<B: PendingBlock> PendingFrees<B> {
 
     /// Queries the recorded fences, the oldest of each stream first, and marks the completed ones.
     fn poll(&self) {
-        let asked = self.table.lock().fences();
+        let all_fences = self.table.lock().fences();
         let mut done = SmallVec::<[(StreamId, u64); 8]>::new();
-        for (id, fences) in &asked {
+        for (id, fences) in &all_fences {
             for (epoch, fence) in fences {
                 match fence.is_complete() {
                     Ok(true) => done.push((*id, *epoch)),
@@ -165,21 +164,21 @@ impl<B: PendingBlock> PendingFrees<B> {
             }
         }
         let completed = self.table.lock().complete(&done);
-        drop(asked);
-        // A waiter may still hold a fence. That fence is dropped here, or by the waiter. For the
-        // others this is the only owner.
+        drop(all_fences);
+        // A waiter may still own a fence, which is then dropped here or by the waiter. The other
+        // fences have no other owner.
         let idle = completed.into_iter().filter(|fence| Arc::strong_count(fence) == 1);
         let idle: SmallVec<[_; 8]> = idle.collect();
         self.table.lock().keep_idle(idle);
     }
 
-    /// Records a fence on each stream whose open epoch is wanted, if no other fence of it is in
-    /// flight. Returns whether there was one to record.
+    /// Records a fence on each stream whose open epoch is wanted, if the stream has no other fence
+    /// in flight. Returns whether it recorded any.
     fn record_wanted(&self) -> bool {
         let wanted = self.table.lock().close_wanted();
         for &(id, epoch) in &wanted {
             let Err(error) = self.record(id, epoch) else { continue };
-            // Each miss tries again, and most failures are permanent, so only the first is
+            // Each miss tries again, and most failures are permanent, so only the first failure is
             // reported.
             if self.table.lock().should_report(id) {
                 tracing::warn!(
@@ -192,7 +191,7 @@ impl<B: PendingBlock> PendingFrees<B> {
         !wanted.is_empty()
     }
 
-    /// Records a fence for an epoch of a stream that was closed for it.
+    /// Records a fence for an epoch that the caller closed for it.
     fn record(&self, id: StreamId, epoch: u64) -> Result<(), FenceError> {
         self.recording.fetch_add(1, Ordering::SeqCst);
         let _recording = Recording(&self.recording);
@@ -222,7 +221,7 @@ impl<B: PendingBlock> PendingFrees<B> {
     }
 
     /// Waits, without the lock, until a fence has completed or `deadline` has passed. Returns
-    /// whether there is still something to wait for, and time left.
+    /// whether there are more fences to wait for, and time left.
     pub(crate) fn wait(&self, deadline: Instant) -> bool {
         let [mut slice, longest] = WAIT_SLICES;
         loop {
@@ -240,13 +239,13 @@ impl<B: PendingBlock> PendingFrees<B> {
             for fence in fences {
                 let left = deadline.saturating_duration_since(Instant::now());
                 match fence.wait(slice.min(left)) {
-                    // Other threads may free blocks as fast as fences complete, so the deadline
-                    // counts here too.
+                    // Other threads may free blocks as fast as fences complete, so this case checks
+                    // the deadline too.
                     Ok(true) => return !left.is_zero(),
                     Ok(false) => {}
                     Err(error) => {
                         tracing::warn!(%error, "a wait for a fence failed");
-                        // A driver may fail at once, so sleep instead of looping busily.
+                        // A driver may fail at once, so the thread sleeps instead of busy-waiting.
                         std::thread::sleep(slice.min(left));
                     }
                 }
@@ -291,7 +290,7 @@ impl<B: PendingBlock> PendingFrees<B> {
     }
 }
 
-/// One of the fences being recorded, until it is recorded or the source panics.
+/// A fence that is being recorded, until this is done or the source panics.
 struct Recording<'pending>(&'pending AtomicUsize);
 
 impl Drop for Recording<'_> {

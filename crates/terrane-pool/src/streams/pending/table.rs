@@ -11,8 +11,8 @@ use terrane_core::Location;
 use crate::streams::fence::{Fence, StreamId};
 use crate::streams::uses::StreamUses;
 
-/// The number of blocks freed last on a stream that are searched for one to reuse there at once.
-/// Only blocks that other streams also use fail the search.
+/// The number of blocks, the latest of a stream, that are searched for one to reuse there at once.
+/// The search skips only blocks that other streams also use.
 const LOOK_BACK: usize = 4;
 
 /// The class of the blocks in a queue, and the stream that they were released on.
@@ -39,10 +39,10 @@ pub(crate) trait PendingBlock {
 }
 
 pub(super) struct PendingTable<B> {
-    /// Streams with epochs that are not done, and others until the next reap.
+    /// Streams with epochs that are not done, and further streams until the next reap.
     pub(super) streams: FxHashMap<StreamId, Stream>,
-    /// The first epoch of a stream that is added. It is above the epochs of all removed streams,
-    /// and those are done.
+    /// The first epoch of a stream that is added. It is above all epochs of removed streams, which
+    /// are done.
     first_epoch: u64,
     queues: FxHashMap<QueueKey, VecDeque<Entry<B>>>,
     /// Fences that can be recorded again.
@@ -56,7 +56,7 @@ pub(super) struct Stream {
     done: u64,
     /// The epoch of the next free.
     open: u64,
-    /// Whether a block waits for the open epoch, or for one whose fence could not be recorded.
+    /// Whether a block waits for the open epoch, or for an epoch whose fence could not be recorded.
     wanted: bool,
     /// The fences of epochs that are not done, in the order of the epochs.
     fences: VecDeque<(u64, Arc<dyn Fence>)>,
@@ -72,7 +72,7 @@ pub(super) struct Entry<B> {
 }
 
 impl Stream {
-    /// Makes a stream whose epochs begin with this number.
+    /// Creates a stream whose epochs begin with this number.
     fn beginning(first: u64) -> Self {
         let fences = VecDeque::new();
         Self { done: first, open: first, wanted: false, fences, is_reported: false }
@@ -135,7 +135,7 @@ impl<B: PendingBlock> PendingTable<B> {
         self.queues.values().flatten().map(|entry| &entry.block)
     }
 
-    /// Takes one of the latest blocks of `class` that were released on `stream` and that no other
+    /// Removes one of the latest blocks of `class` that were released on `stream` and that no other
     /// stream uses.
     pub(super) fn take_latest_on(&mut self, class: usize, stream: StreamId) -> Option<Entry<B>> {
         let queue = self.queues.get_mut(&(class, Some(stream)))?;
@@ -146,7 +146,7 @@ impl<B: PendingBlock> PendingTable<B> {
         queue.remove(at)
     }
 
-    /// Takes a block of `class` that every stream except `own` is done with.
+    /// Removes a block of `class` that every stream except `own` is done with.
     pub(super) fn take_any(&mut self, class: usize, own: Option<StreamId>) -> Option<Entry<B>> {
         let queues = self.queues.iter_mut().filter(|((of, _), _)| *of == class);
         for (_, queue) in queues {
@@ -157,7 +157,7 @@ impl<B: PendingBlock> PendingTable<B> {
         None
     }
 
-    /// Takes all blocks that every stream is done with.
+    /// Removes all blocks that every stream is done with.
     pub(super) fn take_ready(&mut self) -> Vec<Entry<B>> {
         let mut ready = Vec::new();
         for queue in self.queues.values_mut() {
@@ -174,7 +174,7 @@ impl<B: PendingBlock> PendingTable<B> {
         ready
     }
 
-    /// Takes all blocks up to this sequence number, ready or not.
+    /// Removes all blocks up to this sequence number, ready or not.
     pub(super) fn take_up_to(&mut self, sequence: u64) -> Vec<Entry<B>> {
         let mut taken = Vec::new();
         for queue in self.queues.values_mut() {
@@ -194,7 +194,7 @@ impl<B: PendingBlock> PendingTable<B> {
         })
     }
 
-    /// Takes a block by its sequence, if it is still there.
+    /// Removes a block by its sequence number, if it is still in the table.
     pub(super) fn take(&mut self, key: QueueKey, sequence: u64) -> Option<Entry<B>> {
         let queue = self.queues.get_mut(&key)?;
         let at = queue.iter().position(|entry| entry.sequence == sequence)?;
@@ -239,7 +239,7 @@ impl<B: PendingBlock> PendingTable<B> {
         oldest.map(|(_, fence)| Arc::clone(fence)).collect()
     }
 
-    /// Marks epochs as done, and takes out the fences that have completed thereby.
+    /// Marks epochs as done, and removes the fences that this completes.
     pub(super) fn complete(&mut self, done: &[(StreamId, u64)]) -> Vec<Arc<dyn Fence>> {
         let mut completed = Vec::new();
         for &(id, epoch) in done {
@@ -280,7 +280,7 @@ impl<B: PendingBlock> PendingTable<B> {
         None
     }
 
-    /// Marks that no fence could be recorded. A later fence proves the same and more.
+    /// Records that no fence could be recorded. A later fence proves at least as much.
     pub(super) fn mark_unrecorded(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.wanted = true;
@@ -299,7 +299,7 @@ impl<B: PendingBlock> PendingTable<B> {
         !std::mem::replace(&mut stream.is_reported, true)
     }
 
-    /// Returns whether a block waits for a stream. The blocks that did may be taken by now.
+    /// Returns whether a block waits for a stream. The block may have been removed meanwhile.
     fn is_awaited(&self, id: StreamId) -> bool {
         let done = self.streams.get(&id).map_or(self.first_epoch, |stream| stream.done);
         let mut entries = self.queues.values().flatten();
@@ -308,7 +308,7 @@ impl<B: PendingBlock> PendingTable<B> {
 
     /// Removes the streams that no block waits for, because their numbers may never be used again.
     /// Blocks that other streams still use may have epochs of a removed stream. If its number is
-    /// used again, its epochs start above those, so those stay done.
+    /// used again, the new epochs are higher, so the old epochs stay done.
     pub(super) fn forget_idle(&mut self) {
         let first_epoch = &mut self.first_epoch;
         self.streams.retain(|_, stream| {

@@ -1,5 +1,5 @@
-//! Streams that come and go, and fences that report wrong results.
-#![allow(clippy::unwrap_used, reason = "a test says what it expects by panicking")]
+//! Streams that are created and destroyed, and fences that report wrong results.
+#![allow(clippy::unwrap_used, reason = "a failed expectation panics")]
 
 use std::sync::atomic::AtomicU32;
 
@@ -10,8 +10,8 @@ use crate::{Pool, PoolOptions};
 use terrane_core::RegionRequest;
 use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
-/// Streams whose fences contradict themselves: a wait reports completion or fails at once, and a
-/// query never reports completion.
+/// Streams with contradictory fences: a wait reports completion or fails at once, and a query never
+/// reports completion.
 #[derive(Clone, Debug)]
 struct Contradictory {
     waits_fail: bool,
@@ -58,14 +58,14 @@ fn waits_end_and_do_not_spin_whatever_fences_say() {
     }
 }
 
-/// Makes a pool over streams that the test runs.
+/// Creates a pool over streams that the test runs.
 fn pool_over(streams: &SimulatedStreams) -> Pool<Simulated> {
     let upstream = SimulatedOptions { capacity: ByteCount::mib(4), ..Default::default() };
     let options = PoolOptions { pending_wait: Duration::ZERO, ..PoolOptions::default() };
     Pool::with_fences(Simulated::new(upstream), options, Arc::new(streams.clone())).unwrap()
 }
 
-/// Returns the number of streams that the pool remembers.
+/// Returns the number of streams in the pool's table.
 fn remembered(pool: &Pool<Simulated>) -> usize {
     pool.cache.pending.as_ref().unwrap().table.lock().streams.len()
 }
@@ -110,7 +110,7 @@ fn a_forgotten_stream_that_comes_again_holds_up_no_block_of_before() {
         pool.reap();
     }
     assert_eq!((pending(&pool), remembered(&pool)), (before, 1), "the quick one is done");
-    // Its epochs start again, and a block is pending on it.
+    // The epochs of the stream start again, and a block is pending on it.
     streams.submit(quick, || {});
     release(&pool, quick, StreamId::new(3));
     assert_eq!(pending(&pool), 2 * before);
@@ -122,7 +122,7 @@ fn a_forgotten_stream_that_comes_again_holds_up_no_block_of_before() {
     assert_eq!((pending(&pool), remembered(&pool)), (0, 0));
 }
 
-/// Streams that the source does not know any more.
+/// Streams that the source no longer knows.
 #[derive(Debug, Default)]
 struct Gone {
     records: Arc<AtomicU32>,

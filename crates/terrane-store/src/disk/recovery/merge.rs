@@ -2,6 +2,8 @@
 
 use std::sync::Mutex;
 
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use terrane_core::convert::to_u64;
 use terrane_core::sync::lock;
 
@@ -14,7 +16,8 @@ use crate::key::KeyHash;
 /// All findings for the keys of one part.
 #[derive(Debug, Default)]
 struct Part {
-    puts: Vec<LiveRecord>,
+    /// Those of each thread.
+    puts: Vec<Vec<LiveRecord>>,
     removes: Vec<(KeyHash, u64)>,
 }
 
@@ -41,7 +44,7 @@ pub(crate) fn merge(
             let next = lock(&parts).pop();
             let Some(part) = next else { return Ok(merged) };
             let (live, dropped) = merge_part(part, slots, first_kept);
-            merged.parts.push(live);
+            merged.parts.extend(live);
             merged.dropped += dropped;
         }
     };
@@ -59,45 +62,61 @@ fn gather(found: Vec<Scanned>) -> Vec<Part> {
         parts.resize_with(parts.len().max(scanned.puts.len()), Part::default);
         let findings = scanned.puts.into_iter().zip(scanned.removes);
         for (part, (puts, removes)) in parts.iter_mut().zip(findings) {
-            if part.puts.is_empty() {
-                part.puts = puts;
-            } else {
-                part.puts.extend(puts);
-            }
+            part.puts.push(puts);
             part.removes.extend(removes);
         }
     }
     parts
 }
 
-fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<LiveRecord>, u64) {
+fn merge_part(mut part: Part, slots: &Slots, first_kept: u64) -> (Vec<Vec<LiveRecord>>, u64) {
     part.removes.sort_unstable();
-    // Hashes with the places of their records: the records themselves do not move.
-    let mut order: Vec<(KeyHash, usize)> =
-        part.puts.iter().enumerate().map(|(at, put)| (put.key_hash, at)).collect();
-    order.sort_unstable();
-    let mut is_live = vec![false; part.puts.len()];
+    let puts: Vec<&LiveRecord> = part.puts.iter().flatten().collect();
+    let mut is_live = latest_of_each_key(&puts);
     let mut dropped = 0;
-    for same in order.chunk_by(|left, right| left.0 == right.0) {
-        let sequence = |at: usize| part.puts.get(at).map(|put| put.sequence);
-        let Some(&(key_hash, latest)) = same.iter().max_by_key(|(_, at)| sequence(*at)) else {
-            continue;
-        };
-        let Some(put) = part.puts.get(latest) else { continue };
-        if removed_at(&part.removes, key_hash) > Some(put.sequence) {
+    for (put, is_live) in puts.into_iter().zip(&mut is_live).filter(|(_, is_live)| **is_live) {
+        *is_live = false;
+        if removed_at(&part.removes, put.key_hash) > Some(put.sequence) {
             continue;
         }
         if put.sequence < first_kept {
             dropped += 1;
-        } else if slots.claim(put.group, put.slot, put.sequence)
-            && let Some(is_live) = is_live.get_mut(latest)
-        {
-            *is_live = true;
+        } else {
+            *is_live = slots.claim(put.group, put.slot, put.sequence);
         }
     }
     let mut flags = is_live.into_iter();
-    part.puts.retain(|_| flags.next().unwrap_or(false));
+    part.puts.iter_mut().for_each(|puts| puts.retain(|_| flags.next().unwrap_or(false)));
     (part.puts, dropped)
+}
+
+/// For each record whether it is the latest of its key.
+fn latest_of_each_key(puts: &[&LiveRecord]) -> Vec<bool> {
+    let mut is_latest = vec![true; puts.len()];
+    let key = |at: usize| puts.get(at).map_or(KeyHash::new(0), |put| put.key_hash);
+    let mut latest: HashTable<usize> = HashTable::with_capacity(puts.len());
+    for (at, put) in puts.iter().enumerate() {
+        let is_key = |&other: &usize| key(other) == put.key_hash;
+        match latest.entry(spread(put.key_hash), is_key, |&other| spread(key(other))) {
+            Entry::Vacant(place) => {
+                place.insert(at);
+            }
+            Entry::Occupied(mut place) => {
+                let other = *place.get();
+                let is_later = puts.get(other).is_none_or(|other| other.sequence <= put.sequence);
+                let older = if is_later { std::mem::replace(place.get_mut(), at) } else { at };
+                if let Some(is_latest) = is_latest.get_mut(older) {
+                    *is_latest = false;
+                }
+            }
+        }
+    }
+    is_latest
+}
+
+/// The keys of a part have equal low bits.
+fn spread(key: KeyHash) -> u64 {
+    (key.high() ^ key.low()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(u64::BITS / 2)
 }
 
 /// The number of the last removal of a key.

@@ -32,6 +32,7 @@ pub(crate) struct State {
     pub torn: u64,
     pub damaged: u64,
     pub bytes: u64,
+    pub journals: u64,
     /// The number of the next record.
     pub next_sequence: u64,
     /// The tombstones of this epoch.
@@ -103,11 +104,13 @@ fn state_of(
     let mut merged = merge::merge(found, &slots, verdict.first_kept)?;
     merged.dropped += without_slot;
     let records: u64 = sources.sources.iter().map(|source| source.records).sum();
+    let journals = sources.sources.iter().filter(|source| source.kind.is_journal()).count();
     Ok(State {
         merged,
         torn: verdict.torn,
         damaged: sources.damaged + verdict.damaged,
         bytes: records.saturating_mul(to_u64(RECORD)),
+        journals: to_u64(journals),
         next_sequence: sources.next_sequence,
         tombstones: verdict.tombstones,
         last_number: sources.last_number,

@@ -84,8 +84,8 @@ pub(crate) enum DirtyBlocks {
 
 /// The store of a room. It is called without a lock.
 pub(crate) trait RoomOwner: Send + Sync {
-    /// The room evicted the blocks of these keys.
-    fn after_eviction(&self, room: &Room, keys: &[KeyHash]);
+    /// The room evicted the blocks of these keys from these slots.
+    fn after_eviction(&self, room: &Room, evicted: &[(KeyHash, u32)]);
 
     /// Slots beyond the limit of a smaller tier became free.
     fn after_retiring(&self, tier: TierId);
@@ -129,7 +129,7 @@ pub(crate) enum Shortage {
 /// The work that is left for after the room's lock was released.
 #[derive(Default)]
 struct Aftermath {
-    evicted: Vec<KeyHash>,
+    evicted: Vec<(KeyHash, u32)>,
     woken: Vec<Waker>,
     /// The slots that a waiter lacks because blocks are dirty.
     lacks: usize,
@@ -174,18 +174,17 @@ impl Room {
         }
     }
 
-    /// Fills an empty room with the blocks of a recovery, each key and each slot once.
-    pub(crate) fn load(&self, blocks: &[(KeyHash, StoredBlock)], threads: std::num::NonZeroUsize) {
-        self.index.load(blocks, threads);
-        let mut state = lock(&self.state);
-        let mut is_used = vec![false; self.index.capacity()];
-        for (key, block) in blocks {
-            if let Some(used) = is_used.get_mut(to_usize(block.slot.into())) {
-                *used = true;
+    /// Takes note of the blocks of a recovery, which were added to the index of an empty room.
+    pub(crate) fn after_recovery(&self) {
+        let mut is_free = vec![true; self.index.capacity()];
+        self.index.for_each_slot(|slot, key| {
+            if let Some(is_free) = is_free.get_mut(to_usize(slot.into())) {
+                *is_free = false;
             }
-            self.policy.insert(block.slot, *key);
-        }
-        state.free.retain(|&slot| !is_used.get(to_usize(slot.into())).copied().unwrap_or(true));
+            self.policy.insert(slot, key);
+        });
+        let is_free = |slot: &u32| is_free.get(to_usize((*slot).into())).copied().unwrap_or(false);
+        lock(&self.state).free.retain(is_free);
     }
 
     /// Takes slots if there are enough now, or can be after evictions.
@@ -286,7 +285,7 @@ impl Room {
                 }
                 return Err(Shortage::Now);
             };
-            after.evicted.extend(key);
+            after.evicted.extend(key.map(|key| (key, slot)));
             self.put_back(state, slot);
         }
         let rest = state.free.len() - count;
@@ -374,9 +373,8 @@ impl Room {
         self.put_back(&mut lock(&self.state), slot);
     }
 
-    /// Adds a block to the index. Its slot belongs to the index from here on. The caller
-    /// [tries again](Self::retry_for_waiters) without a lock: the block can be evicted, unless it is
-    /// to be pinned.
+    /// Adds a block to the index. Its slot belongs to the index from here on. The block is not evicted
+    /// before the [`TakenSlots`] drop that its slot is of.
     pub(crate) fn insert(
         self: &Arc<Self>,
         key: KeyHash,
@@ -387,9 +385,7 @@ impl Room {
         self.set_mark(&self.uses, block.slot, 0);
         self.set_mark(&self.dirty, block.slot, if is_dirty { self.dirty_mark } else { CLEAN });
         let replaced = self.index.insert(key, block);
-        // Before the policy knows the slot, so that it is not evicted first.
         let pin = if pins { self.pin(key) } else { None };
-        self.policy.insert(block.slot, key);
         if is_dirty && self.dirty_mark == KEPT {
             self.push_dirty(&mut lock(&self.state), (block.slot, key));
         }
@@ -399,6 +395,18 @@ impl Room {
             self.free_quietly(slot);
         }
         pin
+    }
+
+    /// Tells the policy of new blocks. No lock may be held.
+    fn make_evictable(&self, blocks: impl Iterator<Item = (KeyHash, u32)>) {
+        for (key, slot) in blocks {
+            // It may have left already. If it leaves just now, its slot cannot be evicted, and the next
+            // block there enters the policy again.
+            if self.index.get(key).is_some_and(|block| block.slot == slot) {
+                self.policy.insert(slot, key);
+            }
+        }
+        self.retry_for_waiters();
     }
 
     /// Removes the block of a key. The slot becomes free, with its last pin at the latest. The caller

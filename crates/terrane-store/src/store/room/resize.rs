@@ -51,7 +51,7 @@ impl Room {
         if let Some(key) = self.index.evict(slot) {
             self.policy.remove(slot);
             self.put_back(&mut lock(&self.state), slot);
-            self.settle(Aftermath { evicted: vec![key], ..Aftermath::default() });
+            self.settle(Aftermath { evicted: vec![(key, slot)], ..Aftermath::default() });
         }
     }
 
@@ -96,5 +96,10 @@ impl Room {
 
     pub(crate) fn limit(&self) -> u32 {
         lock(&self.state).limit
+    }
+
+    /// Whether a slot is beyond the limit now. It takes no lock.
+    pub(crate) fn is_beyond(&self, slot: u32) -> bool {
+        slot >= self.limit.load(Ordering::SeqCst)
     }
 }

@@ -1,19 +1,28 @@
 //! Slots in use: by a job that fills them, a reader, or a lease.
 
+use std::cmp::Reverse;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use terrane_core::sync::lock;
 
+use crate::KeyHash;
 use crate::index::StoredBlock;
 use crate::store::room::Room;
 
 /// Slots that a job fills. Slots that it does not keep are freed on drop.
 ///
 /// After a panic in the job's task they are freed with the last request that uses them.
+///
+/// On drop the kept ones become evictable, the last one first: keys of a job are those of a prefix from
+/// its head on, and a block is useless without those before it.
 pub(crate) struct TakenSlots {
     shared: Arc<SharedSlots>,
+    kept: Vec<KeptSlot>,
 }
+
+/// A slot whose block is in the index. Its first field is its place among the slots of the job.
+type KeptSlot = (usize, KeyHash, u32);
 
 /// The slots of a job, which its requests share.
 pub(crate) struct SharedSlots {
@@ -24,7 +33,8 @@ pub(crate) struct SharedSlots {
 impl TakenSlots {
     pub(super) fn new(room: &Arc<Room>, slots: Vec<u32>) -> Self {
         let slots = Mutex::new(slots.into_iter().map(Some).collect());
-        Self { shared: Arc::new(SharedSlots { room: Arc::clone(room), slots }) }
+        let shared = Arc::new(SharedSlots { room: Arc::clone(room), slots });
+        Self { shared, kept: Vec::new() }
     }
 
     pub(crate) fn slot(&self, index: usize) -> Option<u32> {
@@ -33,7 +43,7 @@ impl TakenSlots {
 
     /// Gives a slot back.
     pub(crate) fn free(&mut self, index: usize) {
-        if let Some(slot) = self.keep(index) {
+        if let Some(slot) = self.shared.take(index) {
             self.shared.room.free([slot]);
         }
     }
@@ -44,13 +54,20 @@ impl TakenSlots {
     }
 
     /// The slot belongs to the index from here on.
-    pub(crate) fn keep(&mut self, index: usize) -> Option<u32> {
-        lock(&self.shared.slots).get_mut(index).and_then(Option::take)
+    pub(crate) fn keep(&mut self, index: usize, key: KeyHash) -> Option<u32> {
+        let slot = self.shared.take(index)?;
+        self.kept.push((index, key, slot));
+        Some(slot)
     }
 }
 
 impl Drop for TakenSlots {
     fn drop(&mut self) {
+        if !self.kept.is_empty() {
+            self.kept.sort_unstable_by_key(|(index, ..)| Reverse(*index));
+            let kept = self.kept.iter().map(|(_, key, slot)| (*key, *slot));
+            self.shared.room.make_evictable(kept);
+        }
         // Without a panic, the requests of the job have ended.
         if !thread::panicking() {
             self.shared.free_all();
@@ -59,6 +76,10 @@ impl Drop for TakenSlots {
 }
 
 impl SharedSlots {
+    fn take(&self, index: usize) -> Option<u32> {
+        lock(&self.slots).get_mut(index).and_then(Option::take)
+    }
+
     fn free_all(&self) {
         let slots: Vec<u32> = lock(&self.slots).iter_mut().filter_map(Option::take).collect();
         if !slots.is_empty() {

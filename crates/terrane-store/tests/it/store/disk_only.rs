@@ -399,3 +399,29 @@ fn syncs_and_durable_puts_end() {
     assert!(catalog.durable + 1 >= catalog.next_sequence - 1, "{catalog:?}");
     assert!(store.sync().unwrap().wait().is_ok());
 }
+
+#[test]
+fn short_sessions_do_not_leave_journals_without_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let journals = || {
+        let names = std::fs::read_dir(directory.path().join("model")).unwrap();
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+        names.map(name).filter(|name| name.to_string_lossy().starts_with("journal")).count()
+    };
+    for session in 0..17 {
+        let store = open(directory.path(), 4096, 32);
+        put_ok(&store, &[key(session)], 4096);
+        drop(store);
+        assert_eq!(journals(), session + 1);
+    }
+    let store = open(directory.path(), 4096, 32);
+    let until = soon();
+    while journals() > 1 {
+        assert!(Instant::now() < until, "{} journals", journals());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(store);
+    let store = open(directory.path(), 4096, 32);
+    assert_eq!(found(&store, &keys(0..18), 4096), [vec![true; 17], vec![false]].concat());
+    assert_eq!(journals(), 2);
+}

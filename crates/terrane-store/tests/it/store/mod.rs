@@ -6,6 +6,7 @@ mod faults;
 mod harness;
 mod memory_tiers;
 mod panics;
+mod prefixes;
 mod quarantine;
 mod random;
 mod read_only;

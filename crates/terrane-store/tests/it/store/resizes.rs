@@ -130,3 +130,39 @@ fn a_tier_that_is_written_back_shrinks_while_jobs_use_its_slots() {
 fn a_tier_that_writes_used_blocks_shrinks_while_jobs_use_its_slots() {
     shrink_while_jobs_run(WritePolicy::AfterUses(2), EvictionKind::S3Fifo);
 }
+
+#[test]
+fn blocks_that_a_smaller_disk_tier_evicted_are_absent_at_the_old_size() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || builder(directory.path(), 8192, 16).open().unwrap();
+    let (store, _) = open();
+    put_ok(&store, &keys(0..16), BLOCK);
+    let only_tier = TierId::new(0);
+    let lease = store.acquire(0, &keys(14..15), Duration::from_secs(600));
+    store.resize(only_tier, slots(4)).unwrap();
+    // It leaves with its last pin.
+    drop(lease);
+    assert_fits_disk(&store, 4);
+    let before = found(&store, &keys(0..16), BLOCK);
+    assert_eq!(before.iter().filter(|&&found| found).count(), 4);
+    assert_at_rest(&store);
+    drop(store);
+
+    let (store, recovery) = open();
+    assert_eq!((recovery.found, recovery.damaged), (4, 0));
+    assert_eq!(found(&store, &keys(0..16), BLOCK), before);
+    assert_eq!(store.snapshot().misses.corrupt, 0);
+    // The tier has its old size again.
+    put_ok(&store, &keys(100..112), BLOCK);
+    assert_eq!(found(&store, &keys(0..16), BLOCK), before);
+}
+
+/// Waits until a store of one tier has no block beyond this number of slots.
+#[track_caller]
+fn assert_fits_disk(store: &Store, limit: usize) {
+    let until = soon();
+    while store.snapshot().tiers[0].groups[0].blocks > limit {
+        assert!(Instant::now() < until, "{:#?}", store.snapshot());
+        thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,5 +1,6 @@
-//! Blocks from one device to another: beside a plain kernel that copies the same pieces, and beside
-//! one contiguous copy; and how much a matrix product on either device slows down meanwhile.
+//! Copies of blocks from one device to another, compared with a plain kernel that copies the same
+//! pieces and with one contiguous copy. Also the slowdown of a matrix product on either device
+//! during these copies.
 
 mod plain;
 mod products;
@@ -20,10 +21,10 @@ use plain::{Plain, PlainCopy, THREAD_BLOCKS};
 
 const CASE: &str = "from one device to another";
 
-/// The target, as a share of the plain kernel's rate with its better number of thread blocks.
+/// The target, as a share of the rate of the plain kernel with its better number of thread blocks.
 const LEAST_SHARE: f64 = 0.98;
 
-/// More than over the wire to the host, which is slower.
+/// Larger than the copies over the bus to the host, which is slower.
 const TIMES_MOVED: u64 = 2;
 
 pub fn report<W: Write>(
@@ -65,13 +66,13 @@ fn all_shapes(setup: &Setup) -> impl Iterator<Item = &'static Shape> + use<> {
     shapes(setup.smoke).chain([&BLOCK_IS_PIECE])
 }
 
-/// The other device. Each reaches the memory of the other.
+/// The other device. Each device has access to the memory of the other.
 struct Peer {
     context: Context,
     bindings: Bindings,
     stream: Stream,
     device: DeviceAllocator,
-    /// Over the engines of both devices.
+    /// A manager over the engines of both devices.
     manager: TransferManager,
 }
 
@@ -85,12 +86,13 @@ impl Peer {
         setup.bindings.make_current()?;
         both?;
         let (stream, device) = (Stream::new(&context)?, DeviceAllocator::new(&context));
-        let manager = setup.beside(&context)?;
+        let manager = setup.manager_with(&context)?;
         Ok(Self { context, bindings, stream, device, manager })
     }
 }
 
-/// Blocks of one shape in order on neither device: layer separate here, whole on the other.
+/// Blocks of one shape, out of order on both devices: layer separate on this device, contiguous on
+/// the other.
 struct Ends {
     source: Endpoint,
     destination: Endpoint,
@@ -100,7 +102,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// As many blocks as are moved at once, out of `room` times as many.
+    /// Allocates `room` times as many blocks as a transfer copies.
     fn new(setup: &Setup, peer: &Peer, shape: &Shape, room: u32) -> Result<Self> {
         let moved = if setup.smoke { setup.moved.get() } else { setup.moved.get() * TIMES_MOVED };
         let blocks = shape.blocks_of(ByteCount::new(moved))?;
@@ -162,10 +164,10 @@ fn measure<W: Write>(
         let higher = Direction::HigherIsBetter;
         let measured = |case| Measurement::new(case, *terrane, "GB/s", higher);
         let best = few.median.max(many.median);
-        let row = measured(case(shape)).beside("plain kernel", best).at_least(LEAST_SHARE);
+        let row = measured(case(shape)).with_baseline("plain kernel", best).at_least(LEAST_SHARE);
         reporter.report(&row)?;
-        let row = measured(format!("{}, beside a contiguous copy", case(shape)))
-            .beside("contiguous copy", contiguous.median);
+        let row = measured(format!("{}, compared with a contiguous copy", case(shape)))
+            .with_baseline("contiguous copy", contiguous.median);
         reporter.report(&row.without_target("no kernel reaches it, the plain one neither"))?;
     }
     Ok(())

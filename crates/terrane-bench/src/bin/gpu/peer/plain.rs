@@ -1,4 +1,4 @@
-//! The kernel that anybody would write to copy pieces from one device to another: the baseline.
+//! A straightforward kernel that copies pieces from one device to another: the baseline.
 
 use std::ffi::{CStr, c_void};
 
@@ -10,15 +10,15 @@ use crate::bindings::Kernel;
 use crate::methods::{pieces, put};
 use crate::setup::Setup;
 
-/// How many thread blocks it has: one or two for each multiprocessor of an H100 or H200.
+/// The numbers of thread blocks: one or two for each multiprocessor of an H100 or H200.
 pub const THREAD_BLOCKS: [u32; 2] = [132, 264];
 
-/// The threads of a block.
+/// The threads of a thread block.
 const THREADS: u32 = 512;
-/// The bytes that a thread copies at once.
+/// The bytes that a thread copies with one load and one store.
 const WORD: usize = 16;
 
-/// A thread block copies a piece, and then the piece as many further on as there are thread blocks.
+/// A thread block copies every n-th piece, where n is the number of thread blocks.
 const PTX: &CStr = c"
 .version 7.0
 .target sm_70
@@ -67,14 +67,14 @@ END:
 }
 ";
 
-/// The kernel, on the device of the setup.
+/// The kernel, loaded on the device of the setup.
 pub struct Plain<'setup>(Kernel<'setup>);
 
-/// Pieces of equal length, with the lists of their addresses in the memory of that device.
+/// Pieces of equal length, with the lists of their addresses in the memory of the device.
 pub struct PlainCopy {
     sources: DeviceMemory,
     destinations: DeviceMemory,
-    /// The words of a piece.
+    /// The number of words of a piece.
     words: u32,
     pieces: u32,
 }
@@ -105,7 +105,7 @@ impl<'setup> Plain<'setup> {
         Ok(Self(setup.bindings.kernel(PTX, c"plain_copy")?))
     }
 
-    /// Submits a copy. No other code may access its ends until the stream has passed it.
+    /// Submits a copy. No other code may access its ends before the stream has completed it.
     pub fn submit(&self, stream: &Stream, copy: &PlainCopy, thread_blocks: u32) -> Result<()> {
         let (mut sources, mut destinations) =
             (copy.sources.address().get(), copy.destinations.address().get());
@@ -116,8 +116,9 @@ impl<'setup> Plain<'setup> {
             (&raw mut words).cast(),
             (&raw mut pieces).cast(),
         ];
-        // SAFETY: two lists and two numbers, as the kernel takes them. The lists live in `copy`, and
-        // name pieces of layouts that the caller keeps until the stream has been waited for.
+        // SAFETY: the parameters are two lists and two numbers, as the kernel declares them. The
+        // lists are stored in `copy`. They name pieces of layouts that the caller keeps until the
+        // stream has been waited for.
         unsafe { self.0.launch(stream, [thread_blocks, 1], [THREADS, 1], &mut parameters) }
     }
 }

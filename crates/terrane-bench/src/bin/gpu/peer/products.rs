@@ -1,5 +1,5 @@
-//! Interference of copies between devices: how much they slow down a matrix product on each of the
-//! two devices.
+//! Interference of copies between devices: their slowdown of a matrix product on each of the two
+//! devices.
 
 use std::io::Write;
 use std::path::Path;
@@ -21,13 +21,13 @@ use crate::product::Product;
 use crate::setup::{Setup, submit};
 use crate::shapes::USUAL;
 
-/// How often what is compared takes its turn.
+/// The number of interleaved rounds.
 const ROUNDS: usize = 3;
 
-/// The products between two marks.
+/// The number of products between two events.
 const PRODUCTS: u32 = 8;
 
-/// The devices, as the cases name them.
+/// The names of the devices in the cases.
 const DEVICES: [&str; 2] = ["source", "destination"];
 
 pub fn cases() -> impl Iterator<Item = String> {
@@ -43,23 +43,23 @@ fn worst() -> String {
 }
 
 fn rate() -> String {
-    format!("{}, {CASE}, beside matrix products", USUAL.title())
+    format!("{}, {CASE}, during matrix products", USUAL.title())
 }
 
-/// The copies that run beside the products.
+/// The copies that run at the same time as the products.
 #[derive(Clone, Copy)]
-enum Beside {
+enum Copies {
     Nothing,
-    /// By the plain kernel, with so many thread blocks.
+    /// By the plain kernel, with this number of thread blocks.
     Plain(u32),
     Terrane,
 }
 
-const BESIDE: [Beside; 4] = [
-    Beside::Nothing,
-    Beside::Plain(THREAD_BLOCKS[0]),
-    Beside::Plain(THREAD_BLOCKS[1]),
-    Beside::Terrane,
+const COPIES: [Copies; 4] = [
+    Copies::Nothing,
+    Copies::Plain(THREAD_BLOCKS[0]),
+    Copies::Plain(THREAD_BLOCKS[1]),
+    Copies::Terrane,
 ];
 
 pub fn report<W: Write>(
@@ -88,14 +88,14 @@ pub fn report<W: Write>(
         }
     };
     let mover = Mover::new(setup, peer)?;
-    let mut found = BESIDE.map(|_| Found::default());
+    let mut results = COPIES.map(|_| Results::default());
     for _ in 0..ROUNDS {
-        for (beside, found) in BESIDE.into_iter().zip(&mut found) {
-            mover.beside(beside, found, || time(&[here, there], &products, settings))?;
+        for (copies, results) in COPIES.into_iter().zip(&mut results) {
+            mover.during(copies, results, || time(&[here, there], &products, settings))?;
         }
     }
     let name = products.first().map_or("", |product| product.name());
-    let reported = report_found(&found, name, reporter);
+    let reported = report_found(&results, name, reporter);
     let [own, others] = products;
     drop(own);
     peer.bindings.make_current()?;
@@ -104,16 +104,16 @@ pub fn report<W: Write>(
 }
 
 fn report_found<W: Write>(
-    [alone, few, many, terrane]: &[Found; 4],
+    [alone, few, many, terrane]: &[Results; 4],
     name: &str,
     reporter: &mut Reporter<W>,
 ) -> Result<()> {
     let row = |case: String, slowdown, least| {
         let case = format!("{case} ({name})");
         Measurement::new(case, slowdown, "%", Direction::LowerIsBetter)
-            .beside("plain kernel", least)
+            .with_baseline("plain kernel", least)
     };
-    let slowdowns = [few, many, terrane].map(|found| found.slowdowns(alone));
+    let slowdowns = [few, many, terrane].map(|results| results.slowdowns(alone));
     let [few_slowed, many_slowed, ours_slowed] = slowdowns;
     let (few_slowed, many_slowed, ours_slowed) = (few_slowed?, many_slowed?, ours_slowed?);
     let plain =
@@ -124,14 +124,14 @@ fn report_found<W: Write>(
     }
     let least = slower(few_slowed).median.min(slower(many_slowed).median);
     reporter.report(&row(worst(), slower(ours_slowed), least).at_least(1.0))?;
-    let rate_of = |found: &Found| Spread::of(&found.rates).context("nothing was moved");
+    let rate_of = |results: &Results| Spread::of(&results.rates).context("nothing was moved");
     let best = rate_of(few)?.median.max(rate_of(many)?.median);
     let measured = Measurement::new(rate(), rate_of(terrane)?, "GB/s", Direction::HigherIsBetter);
-    let measured = measured.beside("plain kernel", best);
+    let measured = measured.with_baseline("plain kernel", best);
     Ok(reporter.report(&measured.without_target("it explains the slowdown"))?)
 }
 
-/// Where a product runs.
+/// A device that runs products.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     bindings: &'a Bindings,
@@ -139,17 +139,17 @@ struct Place<'a> {
     stream: &'a Stream,
 }
 
-/// The measurements beside one kind of copies.
+/// The measurements during one kind of copies.
 #[derive(Default)]
-struct Found {
-    /// That a product took, on each device.
+struct Results {
+    /// The seconds of a product on each device.
     seconds: [Vec<f64>; 2],
-    /// At which blocks moved meanwhile, in GB/s.
+    /// The rates of the copies at the same time, in GB/s.
     rates: Vec<f64>,
 }
 
-impl Found {
-    /// By how many per cent a product took longer than alone, on each device.
+impl Results {
+    /// The slowdown of a product on each device, in percent of its time without copies.
     fn slowdowns(&self, alone: &Self) -> Result<[Spread; 2]> {
         let [own, others] = &self.seconds;
         let [own_alone, others_alone] = &alone.seconds;
@@ -164,12 +164,12 @@ fn slowdown(seconds: &[f64], alone: &[f64]) -> Result<Spread> {
     Ok(Spread { median: share(median), min: share(min), max: share(max) })
 }
 
-/// The slowdown of the device that is slowed down more.
+/// The larger slowdown of the two devices.
 fn slower([own, others]: [Spread; 2]) -> Spread {
     if own.median > others.median { own } else { others }
 }
 
-/// The seconds of a product on both devices at once.
+/// Measures the seconds of a product, on both devices at once.
 fn time(
     places: &[Place<'_>; 2],
     products: &[Product<'_>; 2],
@@ -200,7 +200,7 @@ fn time(
     Ok(seconds)
 }
 
-/// Moves blocks to the other device without a pause, two transfers at a time.
+/// Copies blocks to the other device all the time, with two transfers in flight.
 struct Mover<'setup> {
     manager: &'setup TransferManager,
     bindings: &'setup Bindings,
@@ -227,11 +227,11 @@ impl<'setup> Mover<'setup> {
         })
     }
 
-    /// Measures something while blocks move.
-    fn beside(
+    /// Measures something while blocks are copied.
+    fn during(
         &self,
-        beside: Beside,
-        found: &mut Found,
+        copies: Copies,
+        results: &mut Results,
         measure: impl FnOnce() -> Result<[Vec<f64>; 2]>,
     ) -> Result<()> {
         let stop = AtomicBool::new(false);
@@ -241,32 +241,33 @@ impl<'setup> Mover<'setup> {
                 let (begin, mut ended) = (Instant::now(), 0_u32);
                 let until = || {
                     ended += 1;
-                    // The receiver is gone once one has ended.
+                    // The receiver is dropped once one transfer has ended.
                     let _ = began.send(());
                     stop.load(Ordering::Relaxed)
                 };
-                match beside {
-                    Beside::Nothing => drop(began.send(())),
-                    Beside::Plain(thread_blocks) => self.by_plain_kernel(thread_blocks, until)?,
-                    Beside::Terrane => self.by_transfers(until)?,
+                match copies {
+                    Copies::Nothing => drop(began.send(())),
+                    Copies::Plain(thread_blocks) => self.by_plain_kernel(thread_blocks, until)?,
+                    Copies::Terrane => self.by_transfers(until)?,
                 }
                 let bytes = self.ends.bytes.get() as f64 * f64::from(ended);
                 anyhow::Ok(bytes * 1e-9 / begin.elapsed().as_secs_f64())
             });
-            // Nothing is measured before blocks move; an error of the mover is told below.
+            // The measurement starts after the first copy has started. An error of the copying
+            // thread is reported after `join`.
             let measured = begun.recv().context("nothing moved").and_then(|()| measure());
             stop.store(true, Ordering::Relaxed);
             (measured, mover.join())
         });
         let rate = rate.map_err(|_| anyhow!("the thread that moves blocks panicked"))??;
-        for (all, new) in found.seconds.iter_mut().zip(measured?) {
+        for (all, new) in results.seconds.iter_mut().zip(measured?) {
             all.extend(new);
         }
-        found.rates.push(rate);
+        results.rates.push(rate);
         Ok(())
     }
 
-    /// Asks after each transfer whether to stop.
+    /// Copies by transfers. Calls `until` after each transfer and stops when it returns true.
     fn by_transfers(&self, mut until: impl FnMut() -> bool) -> Result<()> {
         let Ends { source, destination, .. } = &self.ends;
         let start = |(read, written)| submit(self.manager, (source, read), (destination, written));
@@ -284,7 +285,7 @@ impl<'setup> Mover<'setup> {
         }
     }
 
-    /// Asks after each launch whether to stop.
+    /// Copies by the plain kernel. Calls `until` after each launch and stops when it returns true.
     fn by_plain_kernel(&self, thread_blocks: u32, mut until: impl FnMut() -> bool) -> Result<()> {
         self.bindings.make_current()?;
         let streams = [Stream::new(self.context)?, Stream::new(self.context)?];
@@ -308,7 +309,7 @@ impl<'setup> Mover<'setup> {
 }
 
 impl Ends {
-    /// The blocks that each of two transfers reads, and those that it writes.
+    /// Returns the source and destination blocks of each of two transfers.
     fn halves(&self) -> [(&[u32], &[u32]); 2] {
         let (first, second) = self.read.split_at(self.read.len() / 2);
         let (third, fourth) = self.written.split_at(self.written.len() / 2);

@@ -23,7 +23,7 @@ pub use sink::TraceSink;
 
 /// An upstream whose allocations and frees are written to a [`TraceSink`].
 ///
-/// A failure to write the log refuses no memory. The sink keeps the error.
+/// If writing the log fails, the allocation still succeeds. The sink keeps the error.
 #[derive(Debug)]
 pub struct Trace<A, W: Write> {
     upstream: A,
@@ -48,7 +48,7 @@ impl<A: Allocate, W: Write + Send + 'static> Trace<A, W> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate, W: Write + Send + 'static> Allocate for Trace<A, W> {
     type Memory = Traced<A::Memory, W>;
 
@@ -99,7 +99,7 @@ mod tests {
     use terrane_testkit::simulated::{Simulated, SimulatedOptions};
 
     #[test]
-    fn a_log_reads_back_as_it_was_written() {
+    fn a_written_log_is_read_unchanged() {
         let capacity = ByteCount::new(100);
         let upstream = Simulated::new(SimulatedOptions { capacity, ..SimulatedOptions::default() });
         let sink = TraceSink::new(Vec::new());

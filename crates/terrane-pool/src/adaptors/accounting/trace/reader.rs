@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_rmm_writes_is_understood() {
+    fn logs_of_rmm_are_read() {
         let log = "Thread,Time,Action,Pointer,Size,Stream\n\
                    2342727,15:47:02.841961,allocate,0x10012400000,1048576,0x7f8a38001020\n\
                    2342727,15:47:02.841970,allocate failure,(nil),99,0\n\

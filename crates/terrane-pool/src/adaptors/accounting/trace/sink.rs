@@ -1,4 +1,4 @@
-//! The log that the rows of a trace are written to.
+//! The log that contains the rows of a trace.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use crate::sync::{Mutex, yield_now};
 
 /// A log that several upstreams may share. Cloning returns another handle to it.
 ///
-/// Rows are buffered. [`flush`](Self::flush) and [`finish`](Self::finish) write them out and report
+/// Rows are buffered. [`flush`](Self::flush) and [`finish`](Self::finish) write them and report
 /// lost rows. The writer is called without a lock, because it may use memory that is traced.
 pub struct TraceSink<W: Write>(Arc<Mutex<Log<W>>>);
 
@@ -24,18 +24,18 @@ struct Log<W: Write> {
     /// `None` while a thread writes with it.
     writer: Option<W>,
     lost_rows: u64,
-    /// The first failure that was not reported yet.
+    /// The first failure that has not been reported yet.
     failure: Option<io::Error>,
 }
 
-/// The writer and the rows that a thread takes out of a log, to write them without the lock.
+/// The writer and the rows that a thread takes out of a log, to write the rows without the lock.
 struct Chunk<W> {
     writer: W,
     rows: Vec<u8>,
     count: u64,
 }
 
-/// A writer that is returned to the log when the thread has written, even after a panic.
+/// A writer that is returned to the log after the write, even after a panic.
 struct Lent<'log, W: Write> {
     log: &'log Mutex<Log<W>>,
     writer: Option<W>,
@@ -60,7 +60,7 @@ impl<W: Write> Log<W> {
 const CHUNK: usize = 1 << 16;
 
 impl<W: Write> TraceSink<W> {
-    /// Makes a log that is written to `writer`, beginning with the line of columns.
+    /// Creates a log that is written to `writer`. It begins with the line of columns.
     #[must_use]
     pub fn new(writer: W) -> Self {
         let rows = format!("{}\n", COLUMNS.join(",")).into_bytes();
@@ -124,8 +124,8 @@ impl<W: Write> TraceSink<W> {
         self.0.lock().lost_rows
     }
 
-    /// Writes out all buffered rows. Returns the writer if this is the last handle: no upstream
-    /// traces to it any more, and no memory of one is live.
+    /// Writes all buffered rows. Returns the writer if this is the last handle: no upstream traces
+    /// to it, and no memory of such an upstream is live.
     ///
     /// # Errors
     ///
@@ -150,12 +150,12 @@ impl<W: Write> fmt::Debug for TraceSink<W> {
 
 /// Returns a number for this thread, from 1 on in the order of the first rows.
 ///
-/// The standard library does not give the system's number of a thread.
+/// The standard library does not expose the system's number of a thread.
 fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
         static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
     }
-    // The thread-local number of an ending thread may be destroyed already.
+    // While a thread ends, its thread-local number may already be destroyed.
     NUMBER.try_with(|number| *number).unwrap_or(0)
 }

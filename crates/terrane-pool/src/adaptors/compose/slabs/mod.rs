@@ -67,17 +67,18 @@ impl Default for SlabOptions {
 /// # }
 /// ```
 ///
-/// A slab holds blocks of one length. The oldest slab with a free block serves a request. A slab is
-/// freed when its last block drops, whether a pool trims it or a user drops it. One block in use
-/// keeps a whole slab: [`usage`](Self::usage) gives the cost in bytes. If the upstream is too
-/// exhausted for a slab, it is asked for a single block.
+/// A slab has blocks of one length. The oldest slab with a free block serves a request. A slab is
+/// freed when its last block drops, whether a pool trims the block or a user drops it. One block in
+/// use keeps a whole slab: [`usage`](Self::usage) shows the cost in bytes. If the upstream is too
+/// exhausted for a slab, the request is repeated for a single block.
 ///
 /// A budget below counts slabs, and a budget above counts blocks. A slab has the label of the
-/// request that it was made for. Its blocks share pages, so a registrar that locks pages belongs
-/// below this adaptor.
+/// request that caused its allocation. Its blocks share pages, so a registrar that locks pages
+/// belongs below this adaptor.
 ///
 /// A lock is held for a few instructions when a block is allocated or freed. The upstream is called
-/// without it. In a forked child process, requests are refused, and dropped blocks are not freed.
+/// without the lock. In a forked child process, requests are refused, and dropped blocks are not
+/// freed.
 #[derive(Debug)]
 pub struct Slabs<A: Allocate> {
     upstream: A,
@@ -88,7 +89,7 @@ pub struct Slabs<A: Allocate> {
 /// Memory from [`Slabs`]: a region of the upstream, or a block of a slab.
 pub type SlabMemory<M> = Either<M, SlabBlock<M>>;
 
-/// The usage of a [`Slabs`]. Regions that went through it unchanged do not count.
+/// The usage of a [`Slabs`]. Regions that it passed through unchanged do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SlabUsage {
@@ -180,7 +181,7 @@ impl<A: Allocate> Slabs<A> {
         Ok(is_small.then_some(Stride { bytes: bytes.get(), alignment }))
     }
 
-    /// Adds a slab of as many blocks as the upstream gives, and returns its first block.
+    /// Adds a slab of as many blocks as the upstream allocates, and returns its first block.
     fn slab(
         &self,
         stride: Stride,
@@ -211,21 +212,21 @@ impl<A: Allocate> Slabs<A> {
         request: &RegionRequest,
     ) -> Result<Slab<A::Memory>, AllocateError> {
         let unit = ByteCount::new(stride.bytes);
-        let asked = unit
+        let requested = unit
             .checked_mul("blocks", count)
             .map_err(|overflow| AllocateError::size_overflow(self.kind(), request, overflow))?;
         let slab = RegionRequest {
             alignment: stride.alignment,
             label: request.label.clone(),
             unit,
-            ..RegionRequest::new(asked)
+            ..RegionRequest::new(requested)
         };
         let memory = self.upstream.allocate(&slab)?;
         let (granted, available) = (memory.length(), memory.location().alignment());
         let end = memory.location().checked_add(granted);
-        if granted < asked || available < stride.alignment || end.is_none() {
+        if granted < requested || available < stride.alignment || end.is_none() {
             let alignment = stride.alignment;
-            let unfit = PoolError::UnfitUpstream { asked, granted, alignment, available };
+            let unfit = PoolError::UnfitUpstream { requested, granted, alignment, available };
             return Err(self.backend_error(request, unfit.into()));
         }
         // The upstream may have rounded up to more blocks than requested.
@@ -233,7 +234,7 @@ impl<A: Allocate> Slabs<A> {
         Ok(Slab { memory: Held::new(memory, &self.shared.account), stride, blocks })
     }
 
-    /// Makes the block of this number.
+    /// Creates the block with this number.
     fn block(
         &self,
         slab: Arc<Slab<A::Memory>>,
@@ -241,7 +242,8 @@ impl<A: Allocate> Slabs<A> {
     ) -> SlabBlock<A::Memory> {
         let offset = ByteCount::new(slab.stride.bytes * u64::from(index));
         let start = slab.memory.memory().location();
-        // `obtain` checked that the end of the slab can be computed, so this can too.
+        // `obtain` checked that the address of the slab's end does not overflow, so this address
+        // does not either.
         let location = start.checked_add(offset).unwrap_or(start);
         let shared = Arc::clone(&self.shared);
         SlabBlock { location, number, index, slab, shared }
@@ -262,8 +264,8 @@ unsafe impl<A: Allocate> Allocate for Slabs<A> {
         self.upstream.kind()
     }
 
-    /// The alignment and the granule are those of blocks. The upstream serves larger requests with
-    /// its own.
+    /// The alignment and the granule are the values for blocks. The upstream serves larger requests
+    /// with its own values.
     fn limits(&self) -> Limits {
         let (alignment, granule) = (self.options.alignment, self.options.alignment);
         Limits { alignment, granule, largest_region: self.upstream.limits().largest_region }
@@ -301,7 +303,7 @@ impl<M: Memory> Shared<M> {
     }
 }
 
-/// Memory of the upstream that blocks of one length are cut from.
+/// Memory of the upstream that is cut into blocks of one length.
 #[derive(Debug)]
 struct Slab<M: Memory> {
     memory: Held<M>,
@@ -309,13 +311,14 @@ struct Slab<M: Memory> {
     blocks: u32,
 }
 
-/// A block of a slab. Dropping it makes it free. Dropping the last block of a slab frees the slab.
+/// A block of a slab. Dropping it frees the block. Dropping the last block of a slab frees the
+/// slab.
 #[derive(Debug)]
 pub struct SlabBlock<M: Memory> {
     location: Location,
-    /// The number of the slab among those of its stride.
+    /// The number of the slab among all slabs of its stride.
     number: u64,
-    /// The block's place in the slab.
+    /// The block's index in the slab.
     index: u32,
     slab: Arc<Slab<M>>,
     shared: Arc<Shared<M>>,
@@ -346,8 +349,8 @@ impl<M: Memory> Drop for SlabBlock<M> {
     }
 }
 
-// SAFETY: the span is a part of the slab's. The slab is kept alive, does not move, and its answers
-// never change. The table gives the block to one owner at a time.
+// SAFETY: the span is a part of the slab's span. The slab is kept alive, does not move, and always
+// returns the same values. The table returns the block to one owner at a time.
 unsafe impl<M: Memory> Memory for SlabBlock<M> {
     fn kind(&self) -> StorageKind {
         self.slab().kind()

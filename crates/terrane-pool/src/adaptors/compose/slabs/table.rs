@@ -16,7 +16,7 @@ pub(super) struct Stride {
     pub(super) alignment: Alignment,
 }
 
-/// The number of a slab among those of its stride, and of a block in the slab.
+/// The number of a slab among all slabs of its stride, and the index of a block in the slab.
 pub(super) type Place = (u64, u32);
 
 /// The slabs that have a block in use.
@@ -42,7 +42,7 @@ struct Family<M: Memory> {
 #[derive(Debug)]
 struct Entry<M: Memory> {
     slab: Arc<Slab<M>>,
-    /// The free blocks. The last one is taken first.
+    /// The free blocks, used as a stack.
     free: Vec<u32>,
 }
 
@@ -83,7 +83,7 @@ impl<M: Memory> Table<M> {
         self.strides.get(&stride).map_or(0, |family| family.held)
     }
 
-    /// Takes a free block of the oldest slab that has one, so that younger slabs become empty.
+    /// Removes a free block from the oldest slab that has one, so that younger slabs become empty.
     pub(super) fn take(&mut self, stride: Stride) -> Option<(Arc<Slab<M>>, Place)> {
         let family = self.strides.get_mut(&stride)?;
         let number = *family.open.first()?;
@@ -97,7 +97,7 @@ impl<M: Memory> Table<M> {
         Some((Arc::clone(&entry.slab), (number, index)))
     }
 
-    /// Adds a slab, and takes its first block.
+    /// Adds a slab, and returns its first block.
     pub(super) fn add(&mut self, slab: &Arc<Slab<M>>) -> Place {
         let stride = slab.stride;
         let family = self.strides.entry(stride).or_insert_with(Family::new);
@@ -115,7 +115,7 @@ impl<M: Memory> Table<M> {
         (number, 0)
     }
 
-    /// Makes a block free. If all blocks of its slab are free, removes the slab and returns it.
+    /// Frees a block. If all blocks of its slab are free, removes the slab and returns it.
     pub(super) fn free(&mut self, stride: Stride, number: u64, index: u32) -> Option<Arc<Slab<M>>> {
         let family = self.strides.get_mut(&stride)?;
         let entry = family.slabs.get_mut(&number)?;

@@ -29,9 +29,9 @@ impl Reach {
 /// The layout of a block with canaries in the memory that it is cut from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
-    /// The start of the block. One canary lies just before it.
+    /// The start of the block. One canary is directly before it.
     pub(super) offset: ByteCount,
-    /// The length of the block. The other canary lies just behind it.
+    /// The length of the block. The other canary is directly after it.
     pub(super) length: ByteCount,
     /// The bytes of memory needed.
     pub(super) whole: ByteCount,
@@ -58,12 +58,13 @@ impl Frame {
 
 /// The canaries of one live block, by their addresses.
 ///
-/// The owner must keep the memory alive whenever the methods run.
+/// The owner must keep the memory alive while the methods run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Canaries {
     before: Location,
     after: Location,
-    /// The seed of the bytes, so that a neighbour's canary does not match this one's.
+    /// The seed of the bytes. It differs between blocks, so that a neighbour's canary does not
+    /// match this block's canary.
     seed: u64,
 }
 
@@ -91,7 +92,7 @@ impl Canaries {
     ///
     /// # Errors
     ///
-    /// The cause, if they could not be written.
+    /// The cause, if the canaries could not be written.
     ///
     /// # Safety
     ///
@@ -106,8 +107,8 @@ impl Canaries {
         let Some(canaries) = Self::around(memory, frame, seed) else { return Ok(None) };
         let bytes = canaries.bytes();
         for at in [canaries.before, canaries.after] {
-            // SAFETY: both are `WIDTH` bytes within the memory, which `whole` spans. The caller
-            // promises that no other code accesses them.
+            // SAFETY: both canaries are `WIDTH` bytes within the memory, which `whole` spans. The
+            // caller promises that no other code accesses them.
             unsafe { reach.fill.write(at, &bytes, reach.stream) }?;
         }
         Ok(Some(canaries))
@@ -127,15 +128,15 @@ impl Canaries {
     }
 
     /// Returns the overwritten sides, each with the distance from the block of the nearest byte
-    /// that changed. The distance is 0 for the neighbour of its first or last byte.
+    /// that changed. The distance of the byte next to the block is 0.
     ///
     /// # Errors
     ///
-    /// The cause, if they could not be read.
+    /// The cause, if the canaries could not be read.
     ///
     /// # Safety
     ///
-    /// The memory is alive.
+    /// The memory must be alive.
     pub(super) unsafe fn overwritten(
         &self,
         reach: &Reach,
@@ -156,7 +157,7 @@ impl Canaries {
         Ok(below.into_iter().chain(above))
     }
 
-    /// Returns a pattern that is never a run of equal bytes, and never zeros.
+    /// Returns a pattern without runs of equal bytes and without zeros.
     fn bytes(&self) -> [u8; WIDTH] {
         let mut bytes = [0; WIDTH];
         let seed = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();

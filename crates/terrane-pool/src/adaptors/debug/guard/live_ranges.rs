@@ -6,7 +6,7 @@ use terrane_core::{Location, Position, Span};
 
 /// Live spans that do not overlap, each with a value.
 ///
-/// Spans of no bytes have no particular place and are not entered.
+/// Empty spans have no position and are not entered.
 #[derive(Debug)]
 pub(crate) struct LiveRanges<T> {
     ranges: BTreeMap<Position, (Span, T)>,

@@ -17,7 +17,8 @@ pub struct GuardLog(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     state: Mutex<State>,
-    /// The guard calls neither this nor a subscriber of traces under the lock of the state.
+    /// Foreign code. The guard calls it without the lock of the state, and calls subscribers of
+    /// traces likewise.
     reach: Reach,
 }
 
@@ -36,12 +37,12 @@ struct Watched {
     block: Span,
     generation: u64,
     label: Label,
-    /// Set once the canaries are written. A thread reads them while it holds a reference to this.
-    /// The block's entry waits for such references before the memory drops.
+    /// Set once the canaries are written. A thread that reads them holds a reference to this value.
+    /// On drop, the block's entry waits for such references before the memory drops.
     canaries: OnceLock<Canaries>,
 }
 
-/// The most violations that are kept; further ones are only counted.
+/// The most violations that are kept. Further violations are only counted.
 const KEPT_VIOLATIONS: usize = 1024;
 
 impl GuardLog {
@@ -70,7 +71,7 @@ impl GuardLog {
         self.0.state.lock().live.len()
     }
 
-    /// Records a violation, and traces it.
+    /// Records a violation, and traces it as an error.
     pub(super) fn report(&self, violation: GuardViolation) {
         let text = violation.to_string();
         {
@@ -107,7 +108,7 @@ impl GuardLog {
     pub(super) fn verify(&self) -> usize {
         let live: Vec<_> =
             self.0.state.lock().live.iter().map(|(_, watched)| Arc::clone(watched)).collect();
-        // The references end before any report: a subscriber of traces may drop a block.
+        // The references end before any report, because a subscriber of traces may drop a block.
         let read = |watched: Arc<Watched>| {
             // SAFETY: the entry waits for this reference before its memory drops.
             unsafe { watched.read(&self.0.reach) }
@@ -120,7 +121,7 @@ impl GuardLog {
         count
     }
 
-    /// Checks that `length` bytes at `location` lie within the live block of this generation.
+    /// Checks that `length` bytes at `location` are within the live block of this generation.
     ///
     /// # Errors
     ///
@@ -164,13 +165,13 @@ impl GuardLog {
         label: &Label,
     ) -> Result<Entry, Box<GuardViolation>> {
         let granted = Span::of(memory);
-        // A statement of its own, so that the lock is released here.
+        // A separate statement, so that the lock is released here.
         let watched = self.0.state.lock().watch(granted, block, label);
         let watched = watched.inspect_err(|violation| self.report((**violation).clone()))?;
         let entry = Entry { log: self.clone(), granted, watched };
         if let Some(frame) = frame {
             let seed = entry.watched.generation;
-            // SAFETY: the memory has not been given to a caller, and overlaps no live block. The
+            // SAFETY: the memory has not been returned to a caller, and overlaps no live block. The
             // caller will get only the block between the canaries.
             match unsafe { Canaries::write(memory, frame, seed, &self.0.reach) } {
                 Ok(Some(written)) => {
@@ -235,7 +236,7 @@ struct Reading {
     overwritten: Result<Vec<(OverwrittenSide, usize)>, BoxedCause>,
 }
 
-/// The entry of a live block. On drop, it checks the canaries and leaves the table.
+/// The entry of a live block. On drop, it checks the canaries and is removed from the table.
 pub(super) struct Entry {
     log: GuardLog,
     granted: Span,
@@ -254,7 +255,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // A statement of its own, so that the lock is released here.
+        // A separate statement, so that the lock is released here.
         let left = self.log.0.state.lock().live.remove(&self.granted);
         drop(left);
         while Arc::get_mut(&mut self.watched).is_none() {

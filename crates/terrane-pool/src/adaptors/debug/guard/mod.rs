@@ -27,14 +27,14 @@ pub use violation::{GuardViolation, StaleReference};
 
 /// An upstream whose blocks are checked.
 ///
-/// - A block that overlaps a live one is not returned. The request fails, and the guard keeps the
+/// - A block that overlaps a live block is not returned. The request fails, and the guard keeps the
 ///   block until it drops, because freeing the block might free the other.
-/// - Host memory lies between canaries of 64 bytes, and so does memory that the guard can
-///   [reach](Self::ordered). Canaries are checked when the block drops and on
-///   [`verify`](Self::verify). Such a block is exactly as long as its request, whatever the
-///   upstream rounds up to. The first byte behind it belongs to the canary.
+/// - Host memory is between canaries of 64 bytes, and so is memory that the guard can
+///   [access in the order of a stream](Self::ordered). Canaries are checked when the block drops
+///   and on [`verify`](Self::verify). Such a block is exactly as long as its request, even if the
+///   upstream rounds up. The first byte after it belongs to the canary.
 /// - Each block has a generation. [`check`](Self::check) uses it to detect a stale reference to an
-///   earlier block at the same place.
+///   earlier block at the same address.
 ///
 /// Violations are recorded in a [`GuardLog`] and traced as errors.
 pub struct Guard<A: Allocate> {
@@ -52,7 +52,7 @@ impl<A: Allocate> Guard<A> {
         Self::ordered(upstream, FillHost, StreamId::new(0))
     }
 
-    /// Checks the blocks of `upstream`, with canaries that `fill` writes and reads, in the order of
+    /// Checks the blocks of `upstream`. `fill` writes and reads the canaries, in the order of
     /// `stream`. A write out of bounds on another stream is missed if it runs after the block
     /// drops. Synchronise with such streams before the drop.
     #[must_use]
@@ -73,7 +73,7 @@ impl<A: Allocate> Guard<A> {
         self.log.verify()
     }
 
-    /// Checks that `length` bytes at `location` lie within the live block of this generation.
+    /// Checks that `length` bytes at `location` are within the live block of this generation.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl<A: Allocate> Guard<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which gives it to no other caller.
+// SAFETY: the memory is the upstream's, which returns it to no other caller.
 unsafe impl<A: Allocate> Allocate for Guard<A> {
     type Memory = Guarded<A::Memory>;
 
@@ -107,8 +107,8 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
         self.upstream.kind()
     }
 
-    /// The upstream's limits. Canaries take their part of the largest region, and lengths between
-    /// canaries are not rounded up.
+    /// The upstream's limits. Canaries reduce the largest region, and lengths between canaries are
+    /// not rounded up.
     fn limits(&self) -> Limits {
         let limits = self.upstream.limits();
         let canaries = Frame::new(ByteCount::ZERO, limits.alignment)
@@ -124,13 +124,13 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let frame = self.frame(request)?;
-        let asked = RegionRequest {
+        let requested = RegionRequest {
             bytes: frame.map_or(request.bytes, |frame| frame.whole),
-            // A frame shifts the block, and so the position that pieces count from.
+            // A frame shifts the block, and so the position from which pieces are counted.
             unit: if frame.is_some() { ByteCount::ZERO } else { request.unit },
             ..request.clone()
         };
-        let memory = self.upstream.allocate(&asked)?;
+        let memory = self.upstream.allocate(&requested)?;
         let broken_promise = |violation: Box<GuardViolation>| AllocateError::Backend {
             kind: self.kind(),
             requested: request.bytes,
@@ -142,11 +142,11 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
             None => Some(granted),
             Some(frame) => frame.cut(&granted),
         };
-        let is_fit = granted.length >= asked.bytes
-            && granted.location.alignment() >= asked.alignment
+        let is_fit = granted.length >= requested.bytes
+            && granted.location.alignment() >= requested.alignment
             && granted.kind == self.kind();
         let Some(block) = block.filter(|_| is_fit) else {
-            let violation = GuardViolation::Unfit { granted, asked };
+            let violation = GuardViolation::Unfit { granted, requested };
             self.log.report(violation.clone());
             return Err(broken_promise(Box::new(violation)));
         };
@@ -182,7 +182,7 @@ pub struct Guarded<M> {
 }
 
 impl<M> Guarded<M> {
-    /// Returns the block's generation. No other block of this guard has the same one.
+    /// Returns the block's generation, which is unique among the blocks of this guard.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.entry.generation()
@@ -190,7 +190,7 @@ impl<M> Guarded<M> {
 }
 
 // SAFETY: the block is the memory, or the part of it between its canaries. `allocate` has checked
-// that the part lies within the memory. Every other method asks the memory.
+// that the part is within the memory. Every other method returns the memory's value.
 unsafe impl<M: Memory> Memory for Guarded<M> {
     fn kind(&self) -> StorageKind {
         self.memory.kind()
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_references_are_told_from_live_ones() {
+    fn stale_references_are_distinguished_from_live_ones() {
         let guard = Guard::new(Confused(Simulated::new(SimulatedOptions::default())));
         let first = guard.allocate(&request(64)).unwrap();
         let (location, generation) = (first.location(), first.generation());

@@ -24,18 +24,19 @@ pub enum GuardViolation {
         /// The label of the live block.
         existing_label: Label,
     },
-    /// The upstream returned less memory than was requested, or other memory.
+    /// The upstream returned less memory than was requested, or memory of another kind or
+    /// alignment.
     #[error(
         "the upstream returned {} bytes of {} memory at {} for {}, which requested {} aligned to {}; \
          fix the upstream",
         .granted.length.get(), .granted.kind, .granted.location,
-        .asked.label, .asked.bytes, .asked.alignment
+        .requested.label, .requested.bytes, .requested.alignment
     )]
     Unfit {
         /// The memory returned, which was freed.
         granted: Span,
         /// The bytes requested.
-        asked: RegionRequest,
+        requested: RegionRequest,
     },
     /// A write outside a block.
     #[error(
@@ -50,10 +51,12 @@ pub enum GuardViolation {
         label: Label,
         /// The side of the block.
         side: OverwrittenSide,
-        /// The distance in bytes from the block to the nearest changed byte; 0 for its neighbour.
+        /// The distance in bytes from the block to the nearest changed byte. It is 0 for the byte
+        /// next to the block.
         distance: usize,
     },
-    /// The canaries of a block could not be written or read, so writes outside it are unknown.
+    /// The canaries of a block could not be written or read, so writes out of bounds are not
+    /// detected.
     #[error(
         "{label}: the bytes around the block of {} at {} could not be accessed, so writes out of \
          bounds are not detected; the log has the reason",

@@ -1,0 +1,144 @@
+//! The schedule of a transposition: a copy of single words whose rows are contiguous at the source, and
+//! whose columns are contiguous at the destination.
+//!
+//! Paged attention keeps V as `[block, head, element, token]`, for example. Without tiles in shared
+//! memory, either the reads or the writes of such a copy touch one word in each sector of memory.
+
+use std::mem::offset_of;
+
+use crate::kernels::arguments::GridLaunch;
+use crate::kernels::schedule::{Divisor, MOST, MOST_BLOCKS};
+use crate::kernels::width::CopyWidth;
+
+/// The logarithm of the words of a tile, for words of less than 16 bytes.
+const TILE_BITS: u32 = 12;
+/// The same for words of 16 bytes. copy.cu has as much shared memory.
+const WIDE_TILE_BITS: u32 = 11;
+/// The columns of a tile, if there are as many rows: 128 bytes of the shortest usual elements.
+const COLUMN_BITS: u32 = 6;
+/// The fewest rows of a tile. copy.cu pads the tile for as many columns as this allows.
+const LEAST_ROW_BITS: u32 = 3;
+
+/// The second parameter of `terrane_transposed_copy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct TransposeSchedule {
+    tiles: u32,
+    /// The logarithm of the rows of a tile.
+    row_bits: u32,
+    /// The logarithm of the columns of a tile.
+    column_bits: u32,
+    tiles_per_piece: Divisor,
+    tiles_per_row: Divisor,
+    outers: Divisor,
+    layers: Divisor,
+}
+
+// copy.cu asserts the same size.
+const _: () = assert!(size_of::<TransposeSchedule>() == 60 && align_of::<TransposeSchedule>() == 4);
+const _: () = assert!(offset_of!(TransposeSchedule, tiles_per_piece) == 12);
+const _: () = assert!(offset_of!(TransposeSchedule, layers) == 48);
+
+impl TransposeSchedule {
+    /// The schedule of a copy in words of this width. `None` if it is no transposition, or if its
+    /// pieces do not fill a tile: the threads without a word would then cost more than the tile saves.
+    pub(super) fn of(grid: &GridLaunch, width: CopyWidth) -> Option<Self> {
+        if !is_transposed(grid) || grid.bytes != u64::from(width.bytes()) {
+            return None;
+        }
+        let most = if width == CopyWidth::Sixteen { WIDE_TILE_BITS } else { TILE_BITS };
+        let (rows, columns) = (bits(grid.rows), bits(grid.columns));
+        let row_bits = rows.min(most - columns.min(COLUMN_BITS));
+        let column_bits = columns.min(most - row_bits);
+        if row_bits < LEAST_ROW_BITS || row_bits + column_bits < most {
+            return None;
+        }
+        let [down, across] = [(grid.rows, row_bits), (grid.columns, column_bits)]
+            .map(|(count, bits)| count.div_ceil(1 << bits));
+        let tiles_per_piece = down.checked_mul(across)?;
+        let counts = [grid.pairs, grid.layers, grid.outers, tiles_per_piece];
+        let tiles = counts.iter().try_fold(1, |tiles: u32, &count| tiles.checked_mul(count))?;
+        (1..=MOST).contains(&tiles).then(|| Self {
+            tiles,
+            row_bits,
+            column_bits,
+            tiles_per_piece: Divisor::new(tiles_per_piece),
+            tiles_per_row: Divisor::new(across),
+            outers: Divisor::new(grid.outers),
+            layers: Divisor::new(grid.layers),
+        })
+    }
+
+    /// The number of blocks to launch, at most `most`, and no more than there is work for.
+    pub(super) fn blocks(&self, most: u32) -> u32 {
+        most.min(MOST_BLOCKS).min(self.tiles)
+    }
+}
+
+/// Whether neighbouring rows are adjacent at the source, and neighbouring columns at the destination.
+fn is_transposed(grid: &GridLaunch) -> bool {
+    grid.source.row_stride == grid.bytes
+        && grid.destination.column_stride == grid.bytes
+        && grid.source.column_stride != grid.bytes
+}
+
+/// The logarithm of the smallest power of two that is at least `count`.
+fn bits(count: u32) -> u32 {
+    u32::BITS - count.saturating_sub(1).leading_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::arguments::LaunchEnd;
+
+    /// One piece of a token-major source and an element-major destination.
+    fn transposed(rows: u32, columns: u32, bytes: u64) -> GridLaunch {
+        let end = |row_stride, column_stride| LaunchEnd {
+            row_stride,
+            column_stride,
+            ..LaunchEnd::default()
+        };
+        GridLaunch {
+            pairs: 3,
+            rows,
+            columns,
+            bytes,
+            source: end(bytes, u64::from(rows) * bytes),
+            destination: end(u64::from(columns) * bytes, bytes),
+            ..GridLaunch::EMPTY
+        }
+    }
+
+    fn tile(rows: u32, columns: u32, width: CopyWidth) -> Option<(u32, u32, u32)> {
+        let grid = transposed(rows, columns, width.bytes().into());
+        let found = TransposeSchedule::of(&grid, width)?;
+        Some((found.row_bits, found.column_bits, found.tiles))
+    }
+
+    #[test]
+    fn tiles_are_as_long_as_the_shorter_axis_allows() {
+        // 16 tokens of 8 heads of 128 elements, in both directions.
+        assert_eq!(tile(1024, 16, CopyWidth::Two), Some((8, 4, 3 * 4)));
+        assert_eq!(tile(16, 1024, CopyWidth::Two), Some((4, 8, 3 * 4)));
+        assert_eq!(tile(1000, 1000, CopyWidth::One), Some((6, 6, 3 * 16 * 16)));
+        assert_eq!(tile(300, 20, CopyWidth::Eight), Some((7, 5, 3 * 3)));
+        assert_eq!(tile(128, 16, CopyWidth::Sixteen), Some((7, 4, 3)));
+    }
+
+    #[test]
+    fn copies_that_fill_no_tile_are_not_transposed() {
+        assert_eq!(tile(64, 16, CopyWidth::Eight), None);
+        assert_eq!(tile(4, 4096, CopyWidth::Two), None, "too few rows for the padding");
+        let mut plain = transposed(1024, 16, 2);
+        plain.source.row_stride = 4;
+        assert_eq!(TransposeSchedule::of(&plain, CopyWidth::Two), None);
+        let long = transposed(1024, 16, 4);
+        assert_eq!(TransposeSchedule::of(&long, CopyWidth::Two), None, "cells of two words");
+        let mut many = transposed(1024, 16, 2);
+        (many.pairs, many.layers) = (1 << 20, 1 << 20);
+        assert_eq!(TransposeSchedule::of(&many, CopyWidth::Two), None);
+        many.pairs = 0;
+        assert_eq!(TransposeSchedule::of(&many, CopyWidth::Two), None);
+    }
+}

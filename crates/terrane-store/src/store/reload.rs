@@ -1,0 +1,67 @@
+//! The blocks of earlier sessions, on their way from the catalog into the index.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use terrane_core::sync::lock;
+
+use crate::KeyHash;
+use crate::disk::{LiveRecord, LiveRecords};
+use crate::index::StoredBlock;
+use crate::store::counters::KeyNames;
+use crate::store::room::Room;
+
+/// Fills the empty rooms of the disk tier, on `threads` threads, this one included.
+pub(crate) fn reload(
+    rooms: &[Arc<Room>],
+    live: LiveRecords,
+    names: &KeyNames,
+    threads: NonZeroUsize,
+) {
+    let parts = live.into_parts();
+    let threads = threads.get().min(parts.len());
+    let parts = Mutex::new(parts);
+    let work = || {
+        let mut blocks: Vec<Vec<(KeyHash, StoredBlock)>> = vec![Vec::new(); rooms.len()];
+        loop {
+            // The guard ends with the statement.
+            let next = lock(&parts).pop();
+            let Some(part) = next else { return };
+            add_part(&part, &mut blocks, names);
+            for (room, blocks) in rooms.iter().zip(&mut blocks) {
+                room.index.insert_all(blocks);
+                blocks.clear();
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            let thread = thread::Builder::new().name(String::from("terrane-load"));
+            if let Err(error) = thread.spawn_scoped(scope, work) {
+                tracing::debug!(%error, "the index is filled on fewer threads");
+                break;
+            }
+        }
+        work();
+    });
+    rooms.iter().for_each(|room| room.after_recovery());
+}
+
+/// Adds the blocks of a part to those of their group, and the names of their keys.
+fn add_part(part: &[LiveRecord], blocks: &mut [Vec<(KeyHash, StoredBlock)>], names: &KeyNames) {
+    for record in part {
+        let length = u32::try_from(record.length).ok();
+        let (Some(length), Some(blocks)) = (length, blocks.get_mut(usize::from(record.group)))
+        else {
+            continue;
+        };
+        if let (true, Some(key)) = (names.keeps_all, &record.key)
+            && !key.is_empty()
+        {
+            names.insert(record.key_hash, key);
+        }
+        let (slot, checksum) = (record.slot, record.checksum);
+        blocks.push((record.key_hash, StoredBlock { slot, length, checksum }));
+    }
+}
