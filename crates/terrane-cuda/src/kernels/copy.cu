@@ -1,8 +1,8 @@
 // Kernels that copy many cells or runs. Each end is device memory, or pinned host memory at its
 // device address. `cargo xtask kernels build` compiles this file to copy.ptx.
 //
-// arguments.rs documents the parameters and the kernels. schedule.rs splits the work. No thread
-// waits for another thread block, so any number of thread blocks completes the work.
+// arguments.rs documents the parameters and the kernels. schedule.rs and transpose.rs split the
+// work. No thread waits for another thread block, so any number of thread blocks completes the work.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -303,8 +303,8 @@ __device__ __forceinline__ void copy_grid(const GridCopy &grid, const GridSchedu
 }
 
 // Cells of one word. Rows are contiguous at the source, columns at the destination. When a thread
-// block reads a tile, adjacent threads read adjacent rows. When it writes the tile, adjacent threads
-// write adjacent columns.
+// block reads a tile, adjacent threads read adjacent rows. When it writes the tile, adjacent
+// threads write adjacent columns.
 template <typename Word>
 __device__ __forceinline__ void copy_transposed(const GridCopy &grid,
                                                 const TransposeSchedule &schedule) {

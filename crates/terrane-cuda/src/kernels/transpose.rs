@@ -1,8 +1,8 @@
 //! The schedule of a transposition. It copies single words; rows are contiguous at the source, and
 //! columns at the destination.
 //!
-//! For example, paged attention stores V as `[block, head, element, token]`. Without tiles in shared
-//! memory, either the reads or the writes of such a copy access one word per memory sector.
+//! For example, paged attention stores V as `[block, head, element, token]`. Without tiles in
+//! shared memory, either the reads or the writes of such a copy access one word per memory sector.
 
 use std::mem::offset_of;
 

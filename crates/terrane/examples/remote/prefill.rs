@@ -62,7 +62,7 @@ fn move_blocks(
         blocks: job.source.len(),
         layers: job.layers,
         measured,
-        checked_bytes: verdict.looked_at,
+        checked_bytes: verdict.checked_bytes,
         mismatches: verdict.mismatches,
     })
 }
