@@ -49,9 +49,9 @@
 //!
 //! # Repeating a run
 //!
-//! All random choices use the seed. A program with several threads still calls in any order. After
-//! half a millisecond without a call (10 ms under [`Policy::Lazy`]), a background thread runs the
-//! next steps, so a program that only polls memory makes progress. `background=off` disables this
+//! All random choices use the seed. A program with several threads still calls in any order. A
+//! program that only polls memory also makes progress. After half a millisecond without a call
+//! (10 ms under [`Policy::Lazy`]), a background thread runs the next steps. `background=off` disables this
 //! thread. A single-threaded program then repeats exactly.
 
 mod arena;

@@ -53,7 +53,7 @@ use crate::runtime::stream::Stream;
 ///         .arg(&length)
 ///         .launch(LaunchConfig::for_num_elems(length))
 /// }?;
-/// // It goes back when the stream has come past the kernel.
+/// // The block returns to the manager when the stream has passed the kernel.
 /// drop(scores);
 /// # Ok(())
 /// # }

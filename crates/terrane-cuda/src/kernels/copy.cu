@@ -1,8 +1,8 @@
 // Kernels that copy many cells or runs. Each end is device memory, or pinned host memory at its
 // device address. `cargo xtask kernels build` compiles this file to copy.ptx.
 //
-// arguments.rs documents the parameters and the kernels. schedule.rs and transpose.rs split the work.
-// No thread waits for another block's threads, so any number of thread blocks completes the work.
+// arguments.rs documents the parameters and the kernels. schedule.rs and transpose.rs split the
+// work. No thread waits for another thread block, so any number of thread blocks completes the work.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -302,16 +302,16 @@ __device__ __forceinline__ void copy_grid(const GridCopy &grid, const GridSchedu
     }
 }
 
-// Cells of one word. Rows are contiguous at the source, columns at the destination. A block reads a
-// tile with neighbouring threads in neighbouring rows, and writes it with neighbouring threads in
-// neighbouring columns.
+// Cells of one word. Rows are contiguous at the source, columns at the destination. When a thread
+// block reads a tile, adjacent threads read adjacent rows. When it writes the tile, adjacent
+// threads write adjacent columns.
 template <typename Word>
 __device__ __forceinline__ void copy_transposed(const GridCopy &grid,
                                                 const TransposeSchedule &schedule) {
     // 48 KiB of shared memory are available without a request.
     constexpr u32 WORDS = sizeof(Word) == 16 ? 2048 : 4096;
     constexpr u32 EACH = WORDS / BLOCK_THREADS;
-    // One word more for each column, so that a row's words are in different banks.
+    // One padding word per column, so that the words of a row are in different banks.
     __shared__ Word words[WORDS + WORDS / 8];
     u32 rows = 1u << schedule.row_bits;
     u32 columns = 1u << schedule.column_bits;

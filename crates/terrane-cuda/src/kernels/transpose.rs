@@ -1,8 +1,8 @@
-//! The schedule of a transposition: a copy of single words whose rows are contiguous at the source, and
-//! whose columns are contiguous at the destination.
+//! The schedule of a transposition. It copies single words; rows are contiguous at the source, and
+//! columns at the destination.
 //!
-//! Paged attention keeps V as `[block, head, element, token]`, for example. Without tiles in shared
-//! memory, either the reads or the writes of such a copy touch one word in each sector of memory.
+//! For example, paged attention stores V as `[block, head, element, token]`. Without tiles in
+//! shared memory, either the reads or the writes of such a copy access one word per memory sector.
 
 use std::mem::offset_of;
 
@@ -10,14 +10,16 @@ use crate::kernels::arguments::GridLaunch;
 use crate::kernels::schedule::{Divisor, MOST, MOST_BLOCKS};
 use crate::kernels::width::CopyWidth;
 
-/// The logarithm of the words of a tile, for words of less than 16 bytes.
+/// The binary logarithm of the words of a tile, for words of less than 16 bytes.
 const TILE_BITS: u32 = 12;
 /// The same for words of 16 bytes. copy.cu has as much shared memory.
 const WIDE_TILE_BITS: u32 = 11;
-/// The columns of a tile, if there are as many rows: 128 bytes of the shortest usual elements.
+/// The binary logarithm of the columns of a tile with at least as many rows: 128 bytes of the
+/// shortest usual elements.
 const COLUMN_BITS: u32 = 6;
-/// The fewest rows of a tile. copy.cu pads the tile for as many columns as this allows.
-const LEAST_ROW_BITS: u32 = 3;
+/// The binary logarithm of the minimum number of rows of a tile. copy.cu pads the tile for the
+/// maximum number of columns that this permits.
+const MIN_ROW_BITS: u32 = 3;
 
 /// The second parameter of `terrane_transposed_copy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +42,9 @@ const _: () = assert!(offset_of!(TransposeSchedule, tiles_per_piece) == 12);
 const _: () = assert!(offset_of!(TransposeSchedule, layers) == 48);
 
 impl TransposeSchedule {
-    /// The schedule of a copy in words of this width. `None` if it is no transposition, or if its
-    /// pieces do not fill a tile: the threads without a word would then cost more than the tile saves.
+    /// The schedule of a copy in words of this width. `None` if the copy is no transposition. Also
+    /// `None` if its pieces do not fill a tile, because idle threads then cost more than the tile
+    /// saves.
     pub(super) fn of(grid: &GridLaunch, width: CopyWidth) -> Option<Self> {
         if !is_transposed(grid) || grid.bytes != u64::from(width.bytes()) {
             return None;
@@ -50,7 +53,7 @@ impl TransposeSchedule {
         let (rows, columns) = (bits(grid.rows), bits(grid.columns));
         let row_bits = rows.min(most - columns.min(COLUMN_BITS));
         let column_bits = columns.min(most - row_bits);
-        if row_bits < LEAST_ROW_BITS || row_bits + column_bits < most {
+        if row_bits < MIN_ROW_BITS || row_bits + column_bits < most {
             return None;
         }
         let [down, across] = [(grid.rows, row_bits), (grid.columns, column_bits)]
@@ -69,13 +72,13 @@ impl TransposeSchedule {
         })
     }
 
-    /// The number of blocks to launch, at most `most`, and no more than there is work for.
+    /// The number of thread blocks to launch: at most `most`, and at most one per tile.
     pub(super) fn blocks(&self, most: u32) -> u32 {
         most.min(MOST_BLOCKS).min(self.tiles)
     }
 }
 
-/// Whether neighbouring rows are adjacent at the source, and neighbouring columns at the destination.
+/// Whether consecutive rows are adjacent at the source, and consecutive columns at the destination.
 fn is_transposed(grid: &GridLaunch) -> bool {
     grid.source.row_stride == grid.bytes
         && grid.destination.column_stride == grid.bytes
@@ -112,8 +115,8 @@ mod tests {
 
     fn tile(rows: u32, columns: u32, width: CopyWidth) -> Option<(u32, u32, u32)> {
         let grid = transposed(rows, columns, width.bytes().into());
-        let found = TransposeSchedule::of(&grid, width)?;
-        Some((found.row_bits, found.column_bits, found.tiles))
+        let schedule = TransposeSchedule::of(&grid, width)?;
+        Some((schedule.row_bits, schedule.column_bits, schedule.tiles))
     }
 
     #[test]

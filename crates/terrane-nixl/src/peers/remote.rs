@@ -82,10 +82,10 @@ impl RemoteLayout {
         // SAFETY: only `Agent::import` creates endpoints of a peer's memory. It creates none of
         // bytes that another live endpoint has: not in the same agent (`LoadedPeer::overlap`), and
         // not in another agent of this process (the claim in the lease). The exception is an
-        // endpoint of a peer that has ended: no transfer with it is in flight or begins. If the
-        // bytes are memory of this process, exported by one of its agents, the exporter and the
-        // peer agree on when each of them uses a block (`Agent::export`). The memory belongs to no
-        // file that this process opens.
+        // endpoint of a peer that has ended: no transfer with it is in flight or begins. An
+        // agent of this process may have exported the bytes. Then the exporter and the peer agree
+        // on when each of them uses a block (`Agent::export`). The memory belongs to no file that
+        // this process opens.
         let endpoint = unsafe { Endpoint::sharing(layout) };
         Ok(Self { endpoint, peer, described })
     }

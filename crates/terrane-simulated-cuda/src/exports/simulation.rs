@@ -100,9 +100,9 @@ exports! {
         count.set(calls_of(name))
     }
 
-    /// The number of resources of one kind: 0 contexts, 1 created streams, 2 events, 3 allocations
-    /// of device memory, 4 spans of pinned memory, 5 created pools, 6 modules, 7 operations that
-    /// have not run.
+    /// The number of resources of one kind. The kinds are 0 contexts, 1 created streams, 2 events,
+    /// 3 allocations of device memory and 4 spans of pinned memory. Further kinds are 5 created
+    /// pools, 6 modules and 7 operations that have not run.
     fn terraneSimulatedCount(sort: u32, count: Out<u64>) |simulator, _caller| {
         count.set(simulator.with(|state| count_of(state, sort))?)
     }

@@ -21,7 +21,7 @@ pub trait WaiterProgress: Send + Sync {
     /// that other threads wait for.
     ///
     /// Callers' threads call this often, several at once, and recursively: finishing a job may run
-    /// code that polls another. So a call takes about a microsecond and never blocks. If another
+    /// code that polls another. A call therefore takes about a microsecond, and never blocks. If another
     /// thread is inside, the call returns. As whenever a job is finished, the engine must not hold
     /// a lock that it needs to accept a job.
     fn poll(&self);

@@ -34,8 +34,9 @@ fn end(heads: u32, order: TokenOrder, kind: LayoutKind) -> Endpoint {
     end
 }
 
-/// From a page of 8 heads to 4 ranks, from these to another page, from there to 2 ranks, and back
-/// into a page like the first. Every hop equals the model, and the last page equals the first.
+/// A page of 8 heads is copied to 4 ranks, and from the ranks to a second page. The second page is
+/// copied to 2 ranks, and from them to a third page. Every copy equals the model, and the last page
+/// equals the first.
 #[test]
 fn pages_do_not_depend_on_the_number_of_ranks() {
     let host = HostEngine::new(HostEngineOptions::default()).unwrap();

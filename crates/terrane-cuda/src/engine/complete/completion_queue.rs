@@ -108,11 +108,10 @@ pub(crate) struct CompletionQueue {
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
+    /// The number of threads without a task.
+    idle: usize,
     /// Whether there is an attendant. The flag is false while that thread may run foreign code,
     /// which may block forever. Another free thread then becomes the attendant.
-    idle: usize,
-    /// Whether there is an attendant. It is false while that thread may run foreign code, which may
-    /// not return. Another thread that returns meanwhile takes its place.
     is_attended: bool,
     /// The number of task sources.
     senders: usize,

@@ -198,9 +198,9 @@ impl DeviceEngine {
     }
 }
 
-/// The smallest cell that a kernel within the device copies at the rate of long ones: a sector of the
-/// device's cache. On an H100, re-layouts of 2 GiB in cells of 32 to 256 bytes reached 0.83 to 0.97 of
-/// a contiguous copy, and cells of 16 bytes 0.26 to 0.93.
+/// The smallest cell that a kernel within the device copies at the rate of long cells: a sector of
+/// the device's cache. An H100 re-laid out 2 GiB in cells of 32 to 256 bytes at 0.83 to 0.97 of the
+/// rate of a contiguous copy. In cells of 16 bytes it reached 0.26 to 0.93.
 const SECTOR: ByteCount = ByteCount::new(32);
 
 /// Whether the chunks of a path complete blocks one after the other.

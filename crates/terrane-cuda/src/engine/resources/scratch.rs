@@ -99,7 +99,7 @@ impl ScratchAllocation {
 /// The buffers of one direction. They are allocated on first use, and kept. If memory is short,
 /// there are as many as fit.
 ///
-/// A buffer comes back as soon as its work has been submitted, with the event after that work. The
+/// A buffer returns once its work has been submitted, with the event after that work. The
 /// next user checks whether the event is complete, so no thread has to watch it.
 ///
 /// The pool is behind a lock, so no event and no buffer is dropped here: if the driver refuses such

@@ -25,7 +25,7 @@ struct State {
     is_woken: bool,
     /// The engine has dropped.
     is_closed: bool,
-    /// The engine's thread has ended, and takes no more jobs.
+    /// The engine's thread has ended, and accepts no more jobs.
     has_stopped: bool,
     /// The time at which the sleeping engine's thread wakes by itself.
     wakes_at: Option<Instant>,
@@ -79,7 +79,7 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// The engine's thread takes no more jobs.
+    /// The engine's thread accepts no more jobs.
     fn stop(&self) {
         let mut state = self.lock();
         state.has_stopped = true;

@@ -1,9 +1,9 @@
 //! Parses the metadata of NIXL agents.
 //!
-//! NIXL's own reader trusts its input. A length that wraps moves it back, a count that is too large
-//! keeps it busy, and a name that is not UTF-8 makes the bindings panic. So this crate first parses
-//! a peer's metadata and checks everything: tags, lengths, counts, the agent's name, and the memory
-//! of each backend.
+//! NIXL's own reader trusts its input. A length that wraps moves the reader back, and a count that
+//! is too large keeps it busy. A name that is not UTF-8 makes the bindings panic. This crate
+//! therefore first parses a peer's metadata. It checks tags, lengths, counts, the agent's name, and
+//! the memory of each backend.
 //!
 //! A backend's connection data and memory keys are opaque, and are not parsed.
 //!

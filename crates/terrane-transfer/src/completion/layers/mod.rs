@@ -55,7 +55,7 @@ pub enum LayerState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The transfer failed before the layer was done. The completion's outcome says why.
+    /// The transfer failed before the layer was done. The completion's outcome has the reason.
     #[error(
         "the transfer failed before layer {layer} was done; the outcome of its completion has the cause"
     )]

@@ -7,7 +7,7 @@ use terrane_core::{
 use terrane_storage::{SystemAllocator, SystemMemory, SystemOptions};
 
 /// The largest buffer. With larger buffers, the disk idles longer at the start and the end of a
-/// copy, and data is evicted from the processor's cache before it is used again.
+/// copy. The processor's cache also evicts their data before the second use.
 const LARGEST: ByteCount = ByteCount::mib(1);
 
 /// Some buffers of one size, allocated when the first is requested.

@@ -1,4 +1,4 @@
-//! The guard belongs to the transfer until it comes back with the outcome.
+//! The transfer owns the guard until the outcome returns it.
 
 use terrane_transfer::{Transfer, TransferManager};
 

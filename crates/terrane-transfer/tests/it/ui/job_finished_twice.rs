@@ -1,4 +1,4 @@
-//! An engine says once how a job ended.
+//! An engine can finish a job only once.
 
 use terrane_transfer::CopyJob;
 
