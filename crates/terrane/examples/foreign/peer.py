@@ -31,8 +31,8 @@ for piece in message["metadata"]:
 
 arrived = None
 while arrived is None:
-    for message in agent.get_new_notifs().get(name, []):
-        arrived = int(message)
+    for notification in agent.get_new_notifs().get(name, []):
+        arrived = int(notification)
 
 here = agent.get_xfer_descs([(address + arrived * BLOCK, BLOCK, 0)], "DRAM")
 there = agent.get_xfer_descs([(message["address"] + message["block"] * BLOCK, BLOCK, 0)], "DRAM")
