@@ -9,6 +9,7 @@ mod file_head;
 mod file_length;
 mod import_cycles;
 mod leftovers;
+mod markdown;
 mod ownership;
 mod package_metadata;
 mod self_contained;
@@ -94,6 +95,7 @@ fn check(workspace: &Workspace) -> Result<Vec<Problem>> {
     for file in source::load(workspace.root())? {
         problems.extend(self_contained::check(&file));
         problems.extend(doc_examples::check(&file));
+        problems.extend(markdown::check(&file));
         problems.extend(compiled_kernels::check(&file));
         if file.is_rust() {
             problems.extend(check_rust(&file));
