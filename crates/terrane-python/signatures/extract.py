@@ -50,8 +50,8 @@ def download(engine, file):
 
 
 def provide(engine, source, folder):
-    """The path of a source, downloaded once and checked each time."""
     """The path of a source, which is downloaded once and verified each time."""
+    path = os.path.join(folder, source["file"])
     if not os.path.exists(path):
         print(f"downloading {source['file']}", file=sys.stderr, flush=True)
         content = download(engine, source["file"])
