@@ -63,12 +63,13 @@ enum Task {
     /// - Every crate has its README, CHANGELOG and licences, and inherits the workspace's lints.
     ///   Published crates have the metadata of a package.
     /// - No page names an issue by its number alone, or a path of one machine.
+    /// - Headings, tables and code blocks of Markdown files are complete.
     /// - The PTX of every kernel matches its source.
     /// - No import cycle has more than three files.
     Tidy,
     /// Formats the workspace, or with --check only lists the files that are not formatted
     Fmt(commands::lint::FmtArguments),
-    /// Runs clippy on all targets, with default and with all features, warnings denied
+    /// Lints all targets with clippy, with default and with all features, and the Python files with ruff
     Lint,
     /// Lints each library crate alone: without features, with the default ones, with each, with all
     Features,
@@ -189,7 +190,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Miri => return summed(|tally| commands::miri::run(&workspace, tally)),
         Task::Tidy => tidy::run(&workspace)?,
         Task::Fmt(arguments) => commands::lint::fmt(&workspace, arguments)?,
-        Task::Lint => commands::lint::clippy(&workspace)?,
+        Task::Lint => commands::lint::lint(&workspace)?,
         Task::Features => commands::features::run(&workspace)?,
         Task::Compose => commands::compose::run(&workspace)?,
         Task::Doc(arguments) => commands::doc::run(&workspace, arguments)?,

@@ -4,9 +4,6 @@
 A test that is not listed fails the run.
 """
 
-import importlib
-import sys
-
 import pytest
 
 FILES = "vLLM's files of one block each, which this test reads or damages"

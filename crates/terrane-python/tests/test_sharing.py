@@ -281,10 +281,10 @@ def test_an_invalid_request_is_an_error_and_ends_nothing(served):
         Client(path, {"model": "other"}, BLOCK).presences(["k"], 0)
     nested = b"[" * 100_000
     contents = [b"\0\0\0\x02{}", b"\xff\xff\xff\xff", b"\0\0\0\x03abc", b"\0\0", b"\0\0\0\x02[]"]
-    for content in (*contents, struct.pack(">I", len(nested)) + nested):
+    for message in (*contents, struct.pack(">I", len(nested)) + nested):
         with socket.socket(socket.AF_UNIX) as other:
             other.connect(path)
-            other.sendall(content)
+            other.sendall(message)
             other.shutdown(socket.SHUT_WR)
             other.settimeout(10)
             while other.recv(1000):
@@ -337,10 +337,10 @@ def test_a_client_that_stops_within_a_message_is_disconnected(served, monkeypatc
     monkeypatch.setattr("terrane_kv.sharing.PATIENCE_S", 0.2)
     before = descriptors()
     hello = json.dumps({"identity": {"model": "m"}}).encode()
-    for content in (b"", b"\0\0\0", struct.pack(">I", len(hello)) + hello + b"\0\0"):
+    for message in (b"", b"\0\0\0", struct.pack(">I", len(hello)) + hello + b"\0\0"):
         with socket.socket(socket.AF_UNIX) as other:
             other.connect(path)
-            other.sendall(content)
+            other.sendall(message)
             other.settimeout(10)
             while other.recv(1000):
                 pass

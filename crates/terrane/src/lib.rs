@@ -11,6 +11,8 @@
 //! - `wire` (on by default): layouts as bytes for peers (module `wire`). `nixl` needs it.
 //! - `arrow` (off by default): Arrow arrays and columns (module `arrow`). It enables `cuda` and
 //!   `interop`.
+//! - `metrics` (off by default): publishes snapshots of transfers and of the store through the
+//!   `metrics` crate.
 //! - `model-config` (off by default): converts a model hub's `config.json` to layout configurations
 #![cfg_attr(feature = "model-config", doc = "  ([`layout::model`]).")]
 #![cfg_attr(not(feature = "model-config"), doc = "  (module `layout::model`).")]

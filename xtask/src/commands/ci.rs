@@ -52,7 +52,7 @@ const STEPS: [Step; 18] = [
     first("fmt", "fmt --check", |workspace, _| lint::check_format(workspace)),
     first("tidy", "tidy", |workspace, _| tidy::run(workspace)),
     first("nixl", "nixl", |workspace, _| nixl::provide(workspace).map(drop)),
-    first("lint", "lint", |workspace, _| lint::clippy(workspace)),
+    first("lint", "lint", |workspace, _| lint::lint(workspace)),
     then("features", |workspace, _| features::run(workspace)),
     then("test", |workspace, tally| test::run(workspace, &test::Arguments::default(), tally)),
     then("interop", |workspace, tally| {

@@ -1,9 +1,10 @@
-//! `fmt` and `lint`: rustfmt and clippy over the whole workspace.
+//! `fmt` and `lint`: rustfmt, clippy and ruff over the whole workspace.
 
 use anyhow::Result;
 
 use crate::command::Tool;
 use crate::commands::nixl::with_nixl;
+use crate::site;
 use crate::workspace::Workspace;
 
 /// The options of `cargo xtask fmt`.
@@ -27,9 +28,26 @@ pub fn check_format(workspace: &Workspace) -> Result<()> {
     Tool::cargo(workspace).args(["fmt", "--all", "--check"]).run()
 }
 
+/// Lints the Python files, then the Rust code.
+pub fn lint(workspace: &Workspace) -> Result<()> {
+    ruff(workspace)?;
+    clippy(workspace)
+}
+
+/// Finds names that no statement defines, unused imports and syntax errors in the Python files.
+///
+/// Many of them run only with an engine or on a device, so no other step would notice.
+fn ruff(workspace: &Workspace) -> Result<()> {
+    let requirements = workspace.root().join("xtask/src/commands/ruff.txt");
+    let tools = site::provide(workspace, &workspace.target().join("ruff"), &requirements)?;
+    Tool::new(workspace, tools.join("bin/ruff"))
+        .args(["check", "--quiet", "--isolated", "--no-cache", "--select", "E9,F"])
+        .run()
+}
+
 /// Lints every target twice, with default and with all features, because a feature may hide code or
 /// add it.
-pub fn clippy(workspace: &Workspace) -> Result<()> {
+fn clippy(workspace: &Workspace) -> Result<()> {
     for features in [&[][..], &["--all-features"][..]] {
         with_nixl(workspace, Tool::cargo(workspace))?
             .args(["clippy", "--workspace", "--all-targets"])

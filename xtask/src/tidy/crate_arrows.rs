@@ -14,7 +14,7 @@ enum Level {
     Tool,
 }
 
-/// All crates, including planned ones, as in the diagram of `docs/architecture.md`.
+/// All crates, as in `docs/architecture.md`.
 const LEVELS: [(&str, Level); 21] = [
     ("terrane-core", Level::Library(0)),
     ("terrane-layout", Level::Library(1)),

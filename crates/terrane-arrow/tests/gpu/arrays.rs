@@ -151,8 +151,8 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
 }
 
 #[test]
-fn an_array_is_let_go_of_when_the_consumers_stream_has_run() {
-    let name = "arrays::an_array_is_let_go_of_when_the_consumers_stream_has_run";
+fn an_array_is_released_when_the_consumers_stream_has_run() {
+    let name = "arrays::an_array_is_released_when_the_consumers_stream_has_run";
     terrane_testkit::process::in_child(name, || {
         let Some(context) = device(name, LITTLE) else { return };
         let stream = Stream::new(&context).unwrap();

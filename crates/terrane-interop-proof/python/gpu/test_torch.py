@@ -135,4 +135,3 @@ class Tensors(TorchTest):
 
         self.assert_no_growth(10_000, body)
         self.assertLess(free - torch.cuda.mem_get_info()[0], 64 << 20)
-        del source, body

@@ -41,7 +41,7 @@ class TerraneHiCacheStorage(HiCacheStorage):
     Keys of `extra_config`:
 
     - `root_dir`: a folder on a local drive; `capacity`: bytes, or a text such as "500GiB", for all ranks together.
-    - `memory`: bytes of host memory above the disk, for all ranks together (default 0; 1 GiB if ranks share a store).
+    - `memory`: bytes of host memory above the disk, for all ranks together (default 0; at least 1 GiB if ranks share a store).
     - `engines`: the number of SGLang servers, or replicas of `--dp-size`, that share `root_dir`. Each opens a folder
       that no other process owns. `engine`, the number of this server, selects one folder.
     - `dp_groups`: the number of groups of dp attention, if SGLang does not pass it.
