@@ -6,7 +6,7 @@ mod module;
 pub(crate) mod schedule;
 pub(crate) mod sum_arguments;
 mod sums;
-mod transpose;
+pub(crate) mod transpose;
 pub(crate) mod width;
 
 use std::ffi::{CStr, c_int, c_void};

@@ -6,6 +6,8 @@
 
 use std::mem::offset_of;
 
+use terrane_transfer::CopyGrid;
+
 use crate::kernels::arguments::GridLaunch;
 use crate::kernels::schedule::{Divisor, MOST, MOST_BLOCKS};
 use crate::kernels::width::CopyWidth;
@@ -46,16 +48,12 @@ impl TransposeSchedule {
     /// `None` if its pieces do not fill a tile, because idle threads then cost more than the tile
     /// saves.
     pub(super) fn of(grid: &GridLaunch, width: CopyWidth) -> Option<Self> {
-        if !is_transposed(grid) || grid.bytes != u64::from(width.bytes()) {
+        let source = [grid.source.row_stride, grid.source.column_stride];
+        let is_transposed = is_transposed(grid.bytes, source, grid.destination.column_stride);
+        if !is_transposed || grid.bytes != u64::from(width.bytes()) {
             return None;
         }
-        let most = if width == CopyWidth::Sixteen { WIDE_TILE_BITS } else { TILE_BITS };
-        let (rows, columns) = (bits(grid.rows), bits(grid.columns));
-        let row_bits = rows.min(most - columns.min(COLUMN_BITS));
-        let column_bits = columns.min(most - row_bits);
-        if row_bits < MIN_ROW_BITS || row_bits + column_bits < most {
-            return None;
-        }
+        let [row_bits, column_bits] = tile_bits(grid.rows, grid.columns, grid.bytes)?;
         let [down, across] = [(grid.rows, row_bits), (grid.columns, column_bits)]
             .map(|(count, bits)| count.div_ceil(1 << bits));
         let tiles_per_piece = down.checked_mul(across)?;
@@ -78,11 +76,29 @@ impl TransposeSchedule {
     }
 }
 
+/// Whether tiles copy a grid whose addresses permit words as long as its cells.
+pub(crate) fn copies_by_tiles(grid: &CopyGrid) -> bool {
+    let bytes = grid.bytes.get();
+    let (source, destination) = (&grid.source, &grid.destination);
+    is_transposed(bytes, [source.row_stride, source.column_stride], destination.column_stride)
+        && matches!(bytes, 1 | 2 | 4 | 8 | 16)
+        && tile_bits(grid.rows, grid.columns, bytes).is_some()
+}
+
+/// The logarithms of the rows and columns of a tile, for words of this many bytes. `None` if the
+/// pieces do not fill a tile.
+fn tile_bits(rows: u32, columns: u32, bytes: u64) -> Option<[u32; 2]> {
+    let most =
+        if bytes == u64::from(CopyWidth::Sixteen.bytes()) { WIDE_TILE_BITS } else { TILE_BITS };
+    let (rows, columns) = (bits(rows), bits(columns));
+    let row_bits = rows.min(most - columns.min(COLUMN_BITS));
+    let column_bits = columns.min(most - row_bits);
+    (row_bits >= MIN_ROW_BITS && row_bits + column_bits >= most).then_some([row_bits, column_bits])
+}
+
 /// Whether consecutive rows are adjacent at the source, and consecutive columns at the destination.
-fn is_transposed(grid: &GridLaunch) -> bool {
-    grid.source.row_stride == grid.bytes
-        && grid.destination.column_stride == grid.bytes
-        && grid.source.column_stride != grid.bytes
+fn is_transposed(bytes: u64, source: [u64; 2], destination_column: u64) -> bool {
+    source[0] == bytes && destination_column == bytes && source[1] != bytes
 }
 
 /// The logarithm of the smallest power of two that is at least `count`.

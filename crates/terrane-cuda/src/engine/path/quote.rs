@@ -18,6 +18,7 @@ use crate::engine::geometry::packing::{PackingOrder, packing_for, runs_are_block
 use crate::engine::path::choice::{Choice, ChoiceReason, Shape};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::error::CudaError;
+use crate::kernels::transpose::copies_by_tiles;
 
 /// How the engine copies a plan.
 #[derive(Clone, Debug)]
@@ -176,11 +177,9 @@ impl DeviceEngine {
         });
         let pairs = to_u64(plan.destination_blocks().len());
         let cells_of = |grid: &CopyGrid| {
-            // Within the device, the cells of a piece cost no more than one cell with as many bytes.
-            let is_transposed = grid.source.row_stride == grid.bytes.get()
-                && grid.destination.column_stride == grid.bytes.get();
-            let is_one =
-                direction == Direction::WithinDevice && (grid.bytes >= SECTOR || is_transposed);
+            // Within the device, these cells of a piece cost no more than one cell with as many bytes.
+            let is_one = direction == Direction::WithinDevice
+                && (grid.bytes >= SECTOR || copies_by_tiles(grid));
             let [rows, columns] = if is_one { [1, 1] } else { [grid.rows, grid.columns] };
             let factors = [grid.layers, grid.outers, rows, columns];
             factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()))

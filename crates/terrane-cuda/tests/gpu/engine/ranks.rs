@@ -47,11 +47,11 @@ fn end(fixture: &Fixture, name: &str, config: LayoutConfig, kind: LayoutKind) ->
 }
 
 /// A kernel within the device copies cells of at least 32 bytes as fast as whole pieces, and transposes
-/// shorter ones in tiles. Waiting threads sleep until shortly before the predicted end, so a prediction
-/// by cells delays them.
+/// shorter ones in tiles if a piece fills a tile. Waiting threads sleep until shortly before the
+/// predicted end, so a prediction by cells delays them.
 #[test]
-fn predictions_within_the_device_count_pieces() {
-    let name = "predictions_within_the_device_count_pieces";
+fn predictions_within_the_device_count_pieces_unless_short_cells_fill_no_tile() {
+    let name = "predictions_within_the_device_count_pieces_unless_short_cells_fill_no_tile";
     let Some(context) = device(name, ROOM) else { return };
     let cost = PathCost {
         fixed: Duration::from_micros(5),
@@ -69,24 +69,23 @@ fn predictions_within_the_device_count_pieces() {
     };
     let fixture = Fixture::new(&context, options, &ALL);
     let manager = fixture.manager();
-    let predicted = |elements, from, to| {
-        let from = end(&fixture, APART, config_with_head_size(8, elements, from), OUTER_FIRST);
-        let to = end(
-            &fixture,
-            DEVICE,
-            config_with_head_size(8, elements, to),
-            LayoutKind::FullyContiguous,
-        );
+    let predicted = |heads, elements, from, to| {
+        let config = |order| config_with_head_size(heads, elements, order);
+        let from = end(&fixture, APART, config(from), OUTER_FIRST);
+        let to = end(&fixture, DEVICE, config(to), LayoutKind::FullyContiguous);
         let transfer = Transfer::new(&from, &to).blocks(&[7, 0, 4], &[1, 9, 2]);
         manager.explain(&ordered(transfer, &from, &to)).unwrap().predicted
     };
     let pieces = 3 * 3 * 2;
-    for elements in [8, 16, 64] {
-        let bytes = pieces * 16 * 8 * u64::from(elements) * 2;
+    for (heads, elements) in [(8, 64), (8, 16), (128, 8)] {
+        let bytes = pieces * 16 * u64::from(heads * elements) * 2;
         let expected = Duration::from_secs_f64(cost.predict(bytes, pieces));
-        assert_eq!(predicted(elements, TokenMajor, TokenMajor), expected);
-        assert_eq!(predicted(elements, TokenMajor, HeadMajor), expected);
+        assert_eq!(predicted(heads, elements, TokenMajor, TokenMajor), expected);
+        assert_eq!(predicted(heads, elements, TokenMajor, HeadMajor), expected);
     }
+    let cells = pieces * 16 * 8;
+    let expected = Duration::from_secs_f64(cost.predict(cells * 16, cells));
+    assert_eq!(predicted(8, 8, TokenMajor, HeadMajor), expected);
 }
 
 /// Token-major to head-major and back: from the device, to it and within it.
