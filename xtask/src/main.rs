@@ -188,6 +188,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Asan => return summed(|tally| commands::asan::run(&workspace, tally)),
         Task::Loom => return summed(|tally| commands::loom::run(&workspace, tally)),
         Task::Miri => return summed(|tally| commands::miri::run(&workspace, tally)),
+        Task::Remote => return summed(|tally| commands::remote::run(&workspace, tally)),
         Task::Tidy => tidy::run(&workspace)?,
         Task::Fmt(arguments) => commands::lint::fmt(&workspace, arguments)?,
         Task::Lint => commands::lint::lint(&workspace)?,
@@ -205,7 +206,6 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         },
         Task::Deny => commands::deny::run(&workspace)?,
         Task::Offload => commands::offload::run(&workspace)?,
-        Task::Remote => commands::remote::run(&workspace)?,
         Task::Soak(arguments) => commands::soak::run(&workspace, arguments)?,
     }
     Ok(ExitCode::SUCCESS)

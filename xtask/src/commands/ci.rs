@@ -46,8 +46,8 @@ type Body = fn(&Workspace, &mut Tally) -> Result<()>;
 /// The gate. Cheap steps come first, so that most mistakes show within two minutes.
 ///
 /// The other steps often leave one of two cores idle while they link, download, or wait for one
-/// test. So two steps run at a time. Steps of [`Run::Concurrent`] use separate target folders, because
-/// cargo locks a target folder for one process.
+/// test. So two steps run at a time. Most steps of [`Run::Concurrent`] build in a folder or profile of
+/// their own, because cargo locks a profile's folder for one process.
 const STEPS: [Step; 18] = [
     first("fmt", "fmt --check", |workspace, _| lint::check_format(workspace)),
     first("tidy", "tidy", |workspace, _| tidy::run(workspace)),

@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use crate::commands::examples::example;
 use crate::commands::offload::verified;
 use crate::commands::peers;
+use crate::tally::Tally;
 use crate::workspace::Workspace;
 
 const EXAMPLE: &str = "remote";
@@ -21,7 +22,7 @@ const SMALL: [&str; 7] = ["--json", "--blocks", "24", "--layers", "5", "--rounds
 
 /// Runs the examples. `remote` runs with `--json` in both directions, and every byte must be
 /// verified.
-pub fn run(workspace: &Workspace) -> Result<()> {
+pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     two_processes(workspace)?;
     for mode in ["write", "read"] {
         let output = example(workspace, EXAMPLE)?.args(["--mode", mode]).args(SMALL).stdout()?;
@@ -29,7 +30,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
         check(&output, mode)?;
     }
     println!("blocks were written to another process and read from one, verified");
-    foreign(workspace)
+    foreign(workspace, tally)
 }
 
 /// Runs the short example. It fails if a byte differs.
@@ -43,9 +44,9 @@ fn two_processes(workspace: &Workspace) -> Result<()> {
 }
 
 /// Runs the example with a NIXL agent in Python.
-fn foreign(workspace: &Workspace) -> Result<()> {
+fn foreign(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     let Some(site) = peers::python(workspace)? else {
-        println!("skipped: {FOREIGN}: no wheels are pinned for this version of Python");
+        tally.skip(FOREIGN, "no wheels are pinned for this version of Python");
         return Ok(());
     };
     let output = example(workspace, FOREIGN)?.env("PYTHONPATH", &site).stdout()?;
