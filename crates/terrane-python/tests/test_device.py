@@ -141,7 +141,7 @@ def test_tensors_are_adopted_by_their_addresses(opened, tensors, stream):
     )
     store = with_pinned(opened, cache)
     content = fill(tensors, stream)
-    with pytest.raises(ValueError, match="state stream="):
+    with pytest.raises(ValueError, match="pass stream="):
         store.put(["a"], cache.blocks([1]))
     assert store.put(["a"], cache.blocks([1]), stream=stream.handle.value).wait(30).ok
     # 0 and 1 are the legacy default stream, and 2 is the default stream of this thread.

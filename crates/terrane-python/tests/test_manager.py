@@ -91,7 +91,7 @@ def test_arrays_are_adopted_by_their_addresses(opened):
     assert all((array[:, 0] == old).all() for array, old in zip(arrays, before))
     with pytest.raises(ValueError, match="no stream orders"):
         store.put(["x"], at.blocks([4]), stream=0)
-    with pytest.raises(ValueError, match="the memory"):
+    with pytest.raises(ValueError, match="there is no memory"):
         terrane_kv.KvCache.at([1], AXES, arrays[0].shape, element_bytes=2, keep=None, memory="disk")
 
 

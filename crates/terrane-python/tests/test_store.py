@@ -110,7 +110,7 @@ def test_pointers_with_sizes(opened):
     assert len(blocks) == 1 and store.put(["k"], blocks).wait(10).ok
     memory = bytearray(4096)
     assert store.get(["k"], [memory]).wait(10).ok and memory == array.tobytes()
-    with pytest.raises(ValueError, match="equally many"):
+    with pytest.raises(ValueError, match="pass the same number"):
         terrane_kv.Blocks.at(pointers, [1, 2], 3, keep=array)
     with pytest.raises(ValueError, match="a pointer is 0"):
         terrane_kv.Blocks.at([0], [1], 1, keep=array)
