@@ -6,6 +6,8 @@ import resource
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -409,6 +411,90 @@ def test_a_get_by_the_memory_tier_ends_by_its_timeout():
 
     assert run(Slow(), "get", ["k"], None, {"timeout": 0.4}) == "outcome"
     assert timeouts[0] == 0.4 and 0 <= timeouts[1] <= 0.1
+
+
+# Servers in other processes.
+
+OWNER = f"""
+import os, sys
+import terrane_kv
+from terrane_kv.sharing import Client, Server
+path = sys.argv[1] + "/a.socket"
+store = terrane_kv.Store(sys.argv[1], {64 * BLOCK}, groups=[("kv", {BLOCK})], namespace="n")
+server = Server(store, path, {{"model": "m"}})
+"""
+
+
+def owner(directory, text):
+    """Starts a process with a server. It runs `text`, and then waits for the end of its standard input."""
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    command = [sys.executable, "-c", f"{OWNER}{text}\nprint('ready', flush=True)\nsys.stdin.read()", directory]
+    return subprocess.Popen(command, text=True, **pipes)
+
+
+def expect(process, *lines):
+    """Reads these lines. An error in the process is the failure's text."""
+    for line in lines:
+        found = process.stdout.readline().strip()
+        assert found == line, found or process.communicate(timeout=30)[1]
+
+
+def test_a_forked_child_shares_no_connection(directory):
+    text = f"""
+import ctypes
+client = Client(path, {{"model": "m"}}, {BLOCK})
+page = bytearray(b"a" * {BLOCK})
+spans = [[(ctypes.addressof(ctypes.c_char.from_buffer(page)), len(page))]]
+assert client.run("put", ["k"], spans, 0, 30.0) == ([True], None) and client.presences(["k"], 0)[0] >= 2
+child = os.fork()
+if child == 0:
+    told = 0
+    for call in (
+        lambda: client.presences(["k"], 0), lambda: client.run("get", ["k"], spans, 0, 30.0), client.clear,
+    ):
+        try:
+            call()
+        except terrane_kv.ForkedError:
+            told += 1
+    client.close()
+    server.close()
+    numbers = os.listdir("/proc/self/fd")
+    links = [os.readlink(f"/proc/self/fd/{{it}}") for it in numbers if os.path.lexists(f"/proc/self/fd/{{it}}")]
+    sockets = sum(link.startswith("socket:") for link in links)
+    os._exit(told * 10 + sockets)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.path.exists(path), flush=True)
+page[:] = bytes(len(page))
+print(client.run("get", ["k"], spans, 0, 30.0) == ([True], None) and page == b"a" * {BLOCK}, flush=True)
+"""
+    with owner(directory, text) as process:
+        expect(process, "30 True", "True", "ready")
+        process.stdin.close()
+
+
+def test_the_end_of_an_owner_is_seen_while_its_forked_helper_lives(directory):
+    text = """
+ready, of_helper = os.pipe()
+helper = os.fork()
+if helper == 0:
+    os.write(of_helper, b"1")
+    sys.stdin.read()
+    os._exit(0)
+os.read(ready, 1)
+"""
+    process = owner(directory, text)
+    try:
+        expect(process, "ready")
+        client = Client(os.path.join(directory, "a.socket"), {"model": "m"}, BLOCK)
+        assert client.presences(["k"], 0) == b"\0"
+        process.kill()
+        process.wait(30)
+        # The helper still reads the standard input. An open socket would be an end without an answer, a `TimeoutError`.
+        with pytest.raises(ConnectionError):
+            client.presences(["k"], 0)
+        client.close()
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
 
 
 def test_only_the_same_user_may_connect(served):

@@ -6,6 +6,8 @@ memory that the client shares with the server (a `memfd`): the server's jobs rea
 A message is a length in 4 bytes, big-endian, and a JSON object. A client first sends its identity and the memory. If
 the identities differ, the server refuses the client. Then the server answers each request. If either process ends, the
 other sees the end of the connection, and the client's pages are misses.
+
+Servers and clients belong to the process that created them. A forked child closes its copies of their sockets.
 """
 
 import ctypes
@@ -18,8 +20,9 @@ import socket
 import struct
 import threading
 import time
+import weakref
 
-from terrane_kv._native import Blocks, ClosedError, StoreError
+from terrane_kv._native import Blocks, ClosedError, ForkedError, StoreError
 
 logger = logging.getLogger("terrane_kv")
 
@@ -33,6 +36,20 @@ LONGEST = 16 << 20
 PATIENCE_S = 10.0
 # The pause after a connection that could not be accepted, for example without free descriptors.
 PAUSE_S = 0.1
+
+# The sockets of this process. A forked child closes its copies. Otherwise the parent's end would not be seen.
+_sockets = weakref.WeakSet()
+
+
+def _close_inherited():
+    for one in list(_sockets):
+        try:
+            one.close()
+        except OSError:
+            pass
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 _copy = ctypes.CDLL(None).memcpy
 _copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -154,7 +171,9 @@ class Server:
     def __init__(self, store, path, identity):
         self._store, self._path, self._identity = store, path, json.dumps(identity, sort_keys=True)
         self._lock, self._connections, self._is_closed = threading.Lock(), set(), False
+        self._process = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _sockets.add(self._socket)
         try:
             with _Place(path) as place:
                 if os.path.lexists(place):
@@ -173,6 +192,7 @@ class Server:
             connection = None
             try:
                 connection, _ = self._socket.accept()
+                _sockets.add(connection)
                 with self._lock:
                     if self._is_closed:
                         connection.close()
@@ -240,7 +260,9 @@ class Server:
         return {"done": outcome.done, "error": outcome.error}
 
     def close(self):
-        """Closes all connections. Call it while this process still owns the store."""
+        """Closes all connections. Call it while this process still owns the store. In a forked child it does nothing."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if self._is_closed:
                 return
@@ -265,6 +287,7 @@ class _Connection:
     def __init__(self, path, identity, window_bytes):
         self.window = None
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _sockets.add(self.socket)
         try:
             self.socket.settimeout(PATIENCE_S)
             with _Place(path) as place:
@@ -299,17 +322,21 @@ class Client:
     """The store of another process. Threads may call it concurrently: each call uses its own connection.
 
     Calls raise `OSError` if no server answers, and `RefusedError` if the identities differ. The next call tries again.
+    In a forked child, calls raise `ForkedError`.
     """
 
     def __init__(self, path, identity, block_bytes):
         self._path, self._identity = path, identity
         self._window_bytes = max(WINDOW, _aligned(block_bytes))
-        self._lock, self._is_closed = threading.Lock(), False
+        self._lock, self._is_closed, self._process = threading.Lock(), False, os.getpid()
         # Connections that no call uses: without memory, and with memory.
         self._idle = {False: [], True: []}
 
     def _ask(self, needs_window, use):
         """Calls `use` with a connection, which is reused unless the call fails."""
+        # Another thread may have held the lock at the fork.
+        if os.getpid() != self._process:
+            raise ForkedError("the client belongs to the parent of this process; create a client after the fork")
         while True:
             with self._lock:
                 if self._is_closed:
@@ -391,6 +418,9 @@ class Client:
         return answer
 
     def close(self):
+        """Closes the connections that no call uses. In a forked child it does nothing."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._is_closed = True
             idle = self._idle[False] + self._idle[True]
