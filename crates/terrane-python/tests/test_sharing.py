@@ -497,5 +497,51 @@ os.read(ready, 1)
         process.communicate(timeout=30)
 
 
+def test_a_server_that_cannot_receive_memory_refuses_the_connection_until_it_can(directory):
+    with owner(directory, "") as process:
+        expect(process, "ready")
+        client = Client(os.path.join(directory, "a.socket"), {"model": "m"}, BLOCK)
+        assert client.presences(["k"], 0) == b"\0"
+        used = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+        _, second, *_ = (number for number in range(max(used) + 3) if number not in used)
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        page = content(1)
+        # The next connection gets the only free number, and the memory gets none.
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (second, limits[1]))
+        with pytest.raises(OSError, match="limit of open files"):
+            client.run("put", ["k"], spans(page), 0, 30.0)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        assert client.run("put", ["k"], spans(page), 0, 30.0) == ([True], None)
+        client.close()
+        process.stdin.close()
+
+
+def test_a_hello_without_its_memory_is_refused(served):
+    _, path = served
+    hello = json.dumps({"identity": {"model": "m"}, "memory": True}).encode()
+    memory = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    before = descriptors()
+    for sent in ([], [memory, memory]):
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(path)
+            socket.send_fds(other, [struct.pack(">I", len(hello)) + hello], sent)
+            other.settimeout(10)
+            assert b"did not arrive" in other.recv(1000)
+            assert other.recv(1000) == b""
+    assert becomes(before)
+    os.close(memory)
+
+
+def test_a_connection_whose_request_has_failed_is_not_used_again(served):
+    _, path = served
+    client = Client(path, {"model": "m"}, BLOCK)
+    assert client.presences(["k"], 0) == b"\0" and len(client._idle[False]) == 1
+    with pytest.raises(terrane_kv.StoreError):
+        client.presences(["k"], 9)
+    assert client._idle[False] == []
+    assert client.presences(["k"], 0) == b"\0" and len(client._idle[False]) == 1
+    client.close()
+
+
 def test_only_the_same_user_may_connect(served):
     assert os.stat(served[1]).st_mode & 0o777 == 0o600

@@ -3,9 +3,9 @@
 One process owns a store. `Server` runs in the owner's process, and `Client` in each other process. Blocks pass through
 memory that the client shares with the server (a `memfd`): the server's jobs read from disk directly into it.
 
-A message is a length in 4 bytes, big-endian, and a JSON object. A client first sends its identity and the memory. If
-the identities differ, the server refuses the client. Then the server answers each request. If either process ends, the
-other sees the end of the connection, and the client's pages are misses.
+A message is a length in 4 bytes, big-endian, and a JSON object. A client first sends its identity, and the memory if it
+moves blocks. If the identities differ or the memory is lost, the server refuses the client. Then it answers each
+request. If either process ends, the other sees the end of the connection, and the client's pages are misses.
 
 Servers and clients belong to the process that created them. A forked child closes its copies of their sockets.
 """
@@ -90,16 +90,19 @@ def _send(connection, message, descriptors=()):
 def _receive(connection, patience, descriptors=0, may_wait=False):
     """Receives a message and its descriptors within `patience` seconds. With `may_wait`, the time starts at the first byte.
 
+    Descriptors are lost if the other process sends more, or if this process may have no more. The third value states it.
+
     Raises `ConnectionError` at the end of the connection and for an invalid message, and `TimeoutError`.
     """
     end = None if may_wait else time.monotonic() + patience
-    found = []
+    found, is_cut = [], False
 
     def part_of(length):
-        nonlocal end
+        nonlocal end, is_cut
         connection.settimeout(None if end is None else max(end - time.monotonic(), 0.001))
-        part, received, _, _ = socket.recv_fds(connection, length, descriptors)
+        part, received, flags, _ = socket.recv_fds(connection, length, descriptors)
         found.extend(received)
+        is_cut = is_cut or bool(flags & socket.MSG_CTRUNC)
         if not part:
             raise ConnectionError("the other process has closed the connection")
         end = time.monotonic() + patience if end is None else end
@@ -123,7 +126,7 @@ def _receive(connection, patience, descriptors=0, may_wait=False):
             raise ConnectionError(f"a message that is not JSON: {error}") from None
         if not isinstance(message, dict):
             raise ConnectionError(f"a message of type {type(message).__name__}; an object is needed")
-        return message, found
+        return message, found, is_cut
     except BaseException:
         for descriptor in found:
             os.close(descriptor)
@@ -212,11 +215,14 @@ class Server:
 
     def _serve(self, connection):
         try:
-            hello, descriptors = _receive(connection, PATIENCE_S, descriptors=1)
+            hello, descriptors, is_cut = _receive(connection, PATIENCE_S, descriptors=1)
             try:
                 theirs = json.dumps(hello.get("identity"), sort_keys=True)
                 if theirs != self._identity:
                     _send(connection, {"refused": f"the server's identity is {self._identity}, and the client's is {theirs}"})
+                    return
+                if is_cut or (hello.get("memory") and not descriptors):
+                    _send(connection, {"failed": "the client's memory did not arrive; raise the server's limit of open files"})
                     return
                 window = None
                 if descriptors:
@@ -230,7 +236,7 @@ class Server:
                     os.close(descriptor)
             _send(connection, {"accepted": os.getpid()})
             while True:
-                request, _ = _receive(connection, PATIENCE_S, may_wait=True)
+                request = _receive(connection, PATIENCE_S, may_wait=True)[0]
                 try:
                     answer = self._answer(request, window)
                 except (StoreError, ValueError, KeyError, TypeError) as error:
@@ -301,21 +307,27 @@ class _Connection:
                     # The server reads and writes the memory, so it must not shrink.
                     fcntl.fcntl(descriptors[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
                     self.window = _Window(descriptors[0], window_bytes)
-                _send(self.socket, {"identity": identity}, descriptors)
+                _send(self.socket, {"identity": identity, "memory": bool(descriptors)}, descriptors)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
-            answer, _ = _receive(self.socket, PATIENCE_S)
+            answer = _receive(self.socket, PATIENCE_S)[0]
             if "refused" in answer:
                 raise RefusedError(answer["refused"])
+            if "failed" in answer:
+                raise OSError(answer["failed"])
         except BaseException:
             self.socket.close()
             raise
 
     def ask(self, request, patience):
+        """The server's answer. Raises `StoreError` if the request has failed."""
         self.socket.settimeout(patience)
         _send(self.socket, request)
-        return _receive(self.socket, patience)[0]
+        answer = _receive(self.socket, patience)[0]
+        if "failed" in answer:
+            raise StoreError(answer["failed"])
+        return answer
 
 
 class Client:
@@ -361,8 +373,6 @@ class Client:
                 connection.socket.close()
             else:
                 self._idle[needs_window].append(connection)
-        if "failed" in answer:
-            raise StoreError(answer["failed"])
         return answer
 
     def presences(self, keys, group):
