@@ -543,5 +543,46 @@ def test_a_connection_whose_request_has_failed_is_not_used_again(served):
     client.close()
 
 
+def test_a_server_that_does_not_answer_is_left_alone_for_a_time(directory, monkeypatch):
+    with owner(directory, "") as process:
+        expect(process, "ready")
+        client = Client(os.path.join(directory, "a.socket"), {"model": "m"}, BLOCK)
+        assert client.presences(["k"], 0) == b"\0"
+        process.send_signal(signal.SIGSTOP)
+        try:
+            with monkeypatch.context() as short:
+                short.setattr("terrane_kv.sharing.PATIENCE_S", 0.2)
+                with pytest.raises(TimeoutError):
+                    client.presences(["k"], 0)
+                # The next calls send nothing.
+                short.setattr("terrane_kv.sharing._send", lambda *_: pytest.fail("a request was sent"))
+                for _ in range(3):
+                    with pytest.raises(TimeoutError, match="after 30 seconds"):
+                        client.presences(["k"], 0)
+                    with pytest.raises(TimeoutError, match="after 30 seconds"):
+                        client.run("get", ["k"], spans(content(1)), 0, 30.0)
+            # Later, one call tries again. The others still miss at once.
+            client._rests_until = 0.0
+            calls = []
+
+            def late(*_):
+                with pytest.raises(TimeoutError, match="after 30 seconds"):
+                    client.presences(["k"], 0)
+                calls.append(1)
+                raise TimeoutError("late")
+
+            with monkeypatch.context() as short:
+                short.setattr("terrane_kv.sharing._send", late)
+                with pytest.raises(TimeoutError, match="late"):
+                    client.presences(["k"], 0)
+            assert calls == [1]
+        finally:
+            process.send_signal(signal.SIGCONT)
+        client._rests_until = 0.0
+        assert client.presences(["k"], 0) == b"\0" and client._rests_until is None
+        client.close()
+        process.stdin.close()
+
+
 def test_only_the_same_user_may_connect(served):
     assert os.stat(served[1]).st_mode & 0o777 == 0o600

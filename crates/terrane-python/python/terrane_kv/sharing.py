@@ -34,6 +34,8 @@ ALIGNMENT = 4096
 LONGEST = 16 << 20
 # A server must answer within the timeout of the job plus this time. A message that has begun must end within it.
 PATIENCE_S = 10.0
+# After a request without an answer, a client sends no other for this time, and its pages are misses.
+REST_S = 30.0
 # The pause after a connection that could not be accepted, for example without free descriptors.
 PAUSE_S = 0.1
 
@@ -334,6 +336,7 @@ class Client:
     """The store of another process. Threads may call it concurrently: each call uses its own connection.
 
     Calls raise `OSError` if no server answers, and `RefusedError` if the identities differ. The next call tries again.
+    After a `TimeoutError`, calls raise it at once for `REST_S` seconds. Then one call tries again.
     In a forked child, calls raise `ForkedError`.
     """
 
@@ -341,14 +344,38 @@ class Client:
         self._path, self._identity = path, identity
         self._window_bytes = max(WINDOW, _aligned(block_bytes))
         self._lock, self._is_closed, self._process = threading.Lock(), False, os.getpid()
+        # The time at which a call tries again after a `TimeoutError`.
+        self._rests_until = None
         # Connections that no call uses: without memory, and with memory.
         self._idle = {False: [], True: []}
 
     def _ask(self, needs_window, use):
-        """Calls `use` with a connection, which is reused unless the call fails."""
+        """Calls `use` with a connection, unless the server has not answered a short time ago."""
         # Another thread may have held the lock at the fork.
         if os.getpid() != self._process:
             raise ForkedError("the client belongs to the parent of this process; create a client after the fork")
+        with self._lock:
+            if self._rests_until is not None:
+                now = time.monotonic()
+                if now < self._rests_until:
+                    raise TimeoutError(f"the server did not answer; requests are sent again after {REST_S:g} seconds")
+                # Only this call tries again. The others wait for its result as misses.
+                self._rests_until = now + REST_S
+        try:
+            answer = self._ask_now(needs_window, use)
+        except TimeoutError:
+            with self._lock:
+                self._rests_until = time.monotonic() + REST_S
+            raise
+        except BaseException:
+            # A server that has ended needs no rest, because its clients see that at once.
+            self._rests_until = None
+            raise
+        self._rests_until = None
+        return answer
+
+    def _ask_now(self, needs_window, use):
+        """Calls `use` with a connection, which is reused unless the call fails."""
         while True:
             with self._lock:
                 if self._is_closed:
