@@ -271,14 +271,19 @@ def test_threads_of_a_client_do_not_wait_for_each_other_and_leave_no_connection(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_invalid_request_is_an_error_and_ends_nothing(served):
+def test_an_invalid_request_is_an_error_and_ends_nothing(served, monkeypatch):
     _, path = served
+    ended = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
     client = Client(path, {"model": "m"}, BLOCK)
-    for verb, group, page in (("erase", 0, BLOCK), ("get", 9, BLOCK), ("get", 0, 1 << 40)):
+    for changes in (
+        {"verb": "erase"}, {"group": 9}, {"group": -1}, {"group": 70_000}, {"group": 1 << 70}, {"group": None},
+        {"sizes": [1 << 40]}, {"sizes": [-1]}, {"sizes": [1 << 70]}, {"sizes": 7}, {"keys": 7}, {"keys": [None]},
+        {"timeout": -1.0}, {"timeout": float("nan")}, {"timeout": "soon"}, {"priority": 7}, {"verb": "presences", "group": -1},
+    ):
+        request = {"verb": "get", "keys": ["k"], "group": 0, "sizes": [BLOCK], "priority": "high", "timeout": 1.0}
         with pytest.raises(terrane_kv.StoreError):
-            client._ask(True, lambda it: it.ask(
-                {"verb": verb, "keys": ["k"], "group": group, "sizes": [page], "priority": "high", "timeout": 1.0}, 10.0
-            ))
+            client._ask(True, lambda it: it.ask({**request, **changes}, 10.0))
     with pytest.raises(RefusedError, match="other"):
         Client(path, {"model": "other"}, BLOCK).presences(["k"], 0)
     nested = b"[" * 100_000
@@ -293,6 +298,7 @@ def test_an_invalid_request_is_an_error_and_ends_nothing(served):
                 pass
     assert client.presences(["k"], 0) == b"\0"
     client.close()
+    assert ended == [], "no thread of the server ends with an exception"
 
 
 def descriptors():

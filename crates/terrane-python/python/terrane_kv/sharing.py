@@ -241,10 +241,11 @@ class Server:
                 request = _receive(connection, PATIENCE_S, may_wait=True)[0]
                 try:
                     answer = self._answer(request, window)
-                except (StoreError, ValueError, KeyError, TypeError) as error:
+                except Exception as error:
+                    # Numbers and keys in a request may be of any size and type.
                     answer = {"failed": repr(error)}
                 _send(connection, answer)
-        except (OSError, ValueError) as error:
+        except Exception as error:
             logger.debug("a client of %s has disconnected: %r", self._path, error)
         finally:
             with self._lock:
