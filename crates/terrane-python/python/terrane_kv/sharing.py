@@ -38,6 +38,8 @@ PATIENCE_S = 10.0
 REST_S = 30.0
 # The pause after a connection that could not be accepted, for example without free descriptors.
 PAUSE_S = 0.1
+# A failure that repeats is logged once in this time.
+QUIET_S = 60.0
 
 # The sockets of this process. A forked child closes its copies. Otherwise the parent's end would not be seen.
 _sockets = weakref.WeakSet()
@@ -72,6 +74,20 @@ def run(store, verb, keys, blocks, options):
         store.promote(keys, **options).wait()
         options = {**options, "timeout": max(end - time.monotonic(), 0.0)}
     return store.get(keys, blocks, **options).wait()
+
+
+class Seldom:
+    """Decides whether a failure that may repeat is logged: the first time, and then at most once in `QUIET_S`."""
+
+    def __init__(self):
+        self.next = 0.0
+
+    def is_due(self):
+        now = time.monotonic()
+        if now < self.next:
+            return False
+        self.next = now + QUIET_S
+        return True
 
 
 class RefusedError(StoreError):
@@ -193,6 +209,7 @@ class Server:
         threading.Thread(target=self._accept, name="terrane-share", daemon=True).start()
 
     def _accept(self):
+        warnings = Seldom()
         while True:
             connection = None
             try:
@@ -212,7 +229,8 @@ class Server:
                     self._connections.discard(connection)
                 if connection is not None:
                     connection.close()
-                logger.warning("a connection to %s cannot be accepted: %s", self._path, error)
+                if warnings.is_due():
+                    logger.warning("a connection to %s cannot be accepted: %s", self._path, error)
                 time.sleep(PAUSE_S)
 
     def _serve(self, connection):
