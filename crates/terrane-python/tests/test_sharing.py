@@ -402,30 +402,63 @@ def test_a_server_without_descriptors_serves_again_once_it_has_some(served, capl
     client.close()
 
 
+class SlowJob:
+    done, error = [True, True], None
+
+    def __init__(self, told, timeout):
+        self.told, self.timeout = told, timeout
+
+    def wait(self):
+        self.told.append(self.timeout)
+        time.sleep(self.timeout)
+        return self
+
+
+class SlowStore:
+    """A store with two slots of memory for each part. Each job takes its whole timeout."""
+
+    def __init__(self):
+        self.promotes, self.gets = [], []
+
+    def snapshot(self):
+        return {"tiers": [{"group_slots": [0, 4]}, {"group_slots": [64, 64]}]}
+
+    def promote(self, keys, group, timeout):
+        return SlowJob(self.promotes, timeout)
+
+    def get(self, keys, blocks, group, timeout):
+        return SlowJob(self.gets, timeout)
+
+
 def test_a_get_by_the_memory_tier_ends_by_its_timeout():
-    timeouts = []
+    store = SlowStore()
+    assert run(store, "get", ["k", "l"], lambda *_: None, {"group": 1, "timeout": 0.4}) == ([True, True], None)
+    # The copy to memory leaves half of the time, less the time that this thread did not run.
+    assert store.promotes == [0.2] and len(store.gets) == 1 and 0 <= store.gets[0] <= 0.2
+    # The copies of all parts together get half of the time.
+    store = SlowStore()
+    done, _ = run(store, "get", ["k"] * 6, lambda *_: None, {"group": 1, "timeout": 0.4})
+    assert done == [True] * 6 and sum(store.promotes) <= 0.2 and len(store.gets) == 3
+    assert sum(store.promotes) + sum(store.gets) <= 0.4 + 1e-6
+    # A group without slots of memory is read from disk.
+    store = SlowStore()
+    run(store, "get", ["k", "l"], lambda *_: None, {"group": 0, "timeout": 0.1})
+    assert store.promotes == [] and store.gets == [0.1]
 
-    class Job:
-        def __init__(self, timeout):
-            self.timeout = timeout
 
-        def wait(self):
-            timeouts.append(self.timeout)
-            time.sleep(min(self.timeout, 0.3))
-            return "outcome"
-
-    class Slow:
-        def snapshot(self):
-            return {"tiers": ["memory", "disk"]}
-
-        def promote(self, keys, timeout):
-            return Job(timeout)
-
-        def get(self, keys, blocks, timeout):
-            return Job(timeout)
-
-    assert run(Slow(), "get", ["k"], None, {"timeout": 0.4}) == "outcome"
-    assert timeouts[0] == 0.4 and 0 <= timeouts[1] <= 0.1
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_with_more_pages_than_the_memory_tier_reads_each_page_once(module, directory, rank):
+    numbers = list(range(1, 16))
+    first = opened(module, directory, 0)
+    assert first.store(numbers)
+    first.close()
+    ranks = [opened(module, directory, it, memory=4 * BLOCK) for it in range(2)]
+    memory = ranks[0].storage._store.snapshot()["tiers"][0]
+    assert memory["group_slots"] == [memory["slots"]] and memory["slots"] < len(numbers)
+    assert ranks[rank].load(numbers) == [True] * len(numbers)
+    disk = ranks[0].storage._store.snapshot()["tiers"][-1]
+    assert disk["read_bytes"] == len(numbers) * BLOCK
+    close(ranks)
 
 
 # Servers in other processes.

@@ -326,12 +326,13 @@ class TerraneHiCacheStorage(HiCacheStorage):
                 self._unreachable_since = None
             else:
                 options = {"group": group, "timeout": self._timeout_s, "priority": "low" if verb == "put" else "high"}
-                blocks = Blocks.at(pointers, sizes, len(keys), keep=owner)
                 if self._is_shared:
-                    outcome = sharing.run(store, verb, names, blocks, options)
+                    blocks = _parts(pointers, sizes, len(keys), owner)
+                    done, error = sharing.run(store, verb, names, blocks, options)
                 else:
+                    blocks = Blocks.at(pointers, sizes, len(keys), keep=owner)
                     outcome = (store.put if verb == "put" else store.get)(names, blocks, **options).wait()
-                done, error = outcome.done, outcome.error
+                    done, error = outcome.done, outcome.error
         except Exception as error:
             self._failed(f"{verb} of {len(keys)} pages was refused", error)
             return [False] * len(keys)
@@ -414,11 +415,27 @@ def _memory(tensors):
     return [tensor.data_ptr() for tensor in tensors], sizes, tensors
 
 
-def _spans(pointers, sizes, count):
-    """For each page, a list of pairs of address and size."""
+def _spans_of_page(pointers, sizes, count):
     each = len(pointers) // count
     if each * count != len(pointers) or len(sizes) != len(pointers):
         raise ValueError(f"{len(pointers)} pointers and {len(sizes)} sizes for {count} pages")
+    return each
+
+
+def _parts(pointers, sizes, count, owner):
+    """A function that returns the blocks from one page to another one."""
+    each = _spans_of_page(pointers, sizes, count)
+
+    def blocks(start, end):
+        of_part = slice(start * each, end * each)
+        return Blocks.at(pointers[of_part], sizes[of_part], end - start, keep=owner)
+
+    return blocks
+
+
+def _spans(pointers, sizes, count):
+    """For each page, a list of pairs of address and size."""
+    each = _spans_of_page(pointers, sizes, count)
     pairs = [(int(pointer), int(size)) for pointer, size in zip(pointers, sizes)]
     return [pairs[at * each : (at + 1) * each] for at in range(count)]
 

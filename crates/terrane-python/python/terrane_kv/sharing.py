@@ -61,19 +61,35 @@ _copy.restype = ctypes.c_void_p
 
 
 def run(store, verb, keys, blocks, options):
-    """Runs a job of a shared store, and waits for it.
+    """Runs a job of a shared store, and waits for it. `blocks(start, end)` returns the blocks of these keys.
 
     Several processes get the same blocks. So a get first copies the blocks to the store's memory tier, if it has one,
-    and the drive reads each block once.
+    and the drive reads each block once. A part of the keys takes at most half of the tier. Otherwise a block could leave
+    the tier before the get reads it.
+
+    Returns for each key whether it succeeded, and the first error or None.
     """
-    if verb == "put":
-        return store.put(keys, blocks, **options).wait()
-    if len(store.snapshot()["tiers"]) > 1:
-        end = time.monotonic() + options["timeout"]
-        # If the memory tier is full, the get reads the disk.
-        store.promote(keys, **options).wait()
-        options = {**options, "timeout": max(end - time.monotonic(), 0.0)}
-    return store.get(keys, blocks, **options).wait()
+    tiers = store.snapshot()["tiers"]
+    slots = tiers[0]["group_slots"][options["group"]] if verb == "get" and len(tiers) > 1 else 0
+    if slots == 0:
+        outcome = (store.put if verb == "put" else store.get)(keys, blocks(0, len(keys)), **options).wait()
+        return outcome.done, outcome.error
+    done, error = [], None
+    part = max(1, slots // 2)
+    end = time.monotonic() + options["timeout"]
+    # If the memory tier is full, the gets read the disk, and need time for it.
+    copying = options["timeout"] / 2
+    for start in range(0, len(keys), part):
+        some = keys[start : start + part]
+        if copying > 0:
+            before = time.monotonic()
+            store.promote(some, **{**options, "timeout": copying}).wait()
+            copying -= time.monotonic() - before
+        left = max(end - time.monotonic(), 0.0)
+        outcome = store.get(some, blocks(start, start + len(some)), **{**options, "timeout": left}).wait()
+        done += outcome.done
+        error = error or outcome.error
+    return done, error
 
 
 class Seldom:
@@ -172,15 +188,20 @@ class _Window:
         self.memory = mmap.mmap(descriptor, size)
         self.start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
-    def blocks(self, sizes):
-        """Blocks of these sizes, each at the next aligned offset."""
+    def places(self, sizes):
+        """The addresses of blocks of these sizes, each at the next aligned offset."""
         pointers, at = [], self.start
         for size in sizes:
             pointers.append(at)
             at += _aligned(size)
         if min(sizes, default=0) < 0 or at > self.start + len(self.memory):
             raise ValueError(f"blocks of {at - self.start} bytes in a window of {len(self.memory)}")
-        return pointers, Blocks.at(pointers, sizes, len(sizes), keep=self)
+        return pointers
+
+    def blocks(self, sizes):
+        """A function that returns the blocks from one number to another one."""
+        pointers = self.places(sizes)
+        return lambda start, end: Blocks.at(pointers[start:end], sizes[start:end], end - start, keep=self)
 
 
 class Server:
@@ -281,10 +302,12 @@ class Server:
             raise ValueError(f"there is no request {verb!r}")
         if window is None:
             raise ValueError(f"a {verb} over a connection without memory")
-        _, blocks = window.blocks(request["sizes"])
+        sizes = request["sizes"]
+        if len(sizes) != len(keys):
+            raise ValueError(f"{len(sizes)} sizes for {len(keys)} keys")
         options = {"group": group, "priority": request["priority"], "timeout": request["timeout"]}
-        outcome = run(self._store, verb, keys, blocks, options)
-        return {"done": outcome.done, "error": outcome.error}
+        done, error = run(self._store, verb, keys, window.blocks(sizes), options)
+        return {"done": done, "error": error}
 
     def close(self):
         """Closes all connections. Call it while this process still owns the store. In a forked child it does nothing."""
@@ -457,7 +480,7 @@ class Client:
     @staticmethod
     def _move(connection, verb, keys, memory, group, timeout):
         sizes = [sum(size for _, size in spans) for spans in memory]
-        places, _ = connection.window.blocks(sizes)
+        places = connection.window.places(sizes)
         if verb == "put":
             for place, spans in zip(places, memory):
                 for address, size in spans:
